@@ -1,5 +1,5 @@
-//! A model's tokenizer and chat template as the files that a Hugging Face folder has, in a ZIP archive: for who turns
-//! text into this model's tokens elsewhere. Knows nothing of who asks.
+//! A model's tokenizer and chat template as the files of a Hugging Face folder, in a ZIP archive: for programs that
+//! make this model's tokens elsewhere. Knows nothing of who asks.
 
 use crate::error::{Error, Result};
 use crate::small_files::read_bytes;
@@ -8,7 +8,7 @@ use crate::{Checkpoint, Weights};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// What a folder may have of these, in the order of the archive.
+/// The files that a folder may have, in the order of the archive.
 const FILES: [&str; 8] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -28,7 +28,7 @@ pub struct TextBundle {
 }
 
 impl Checkpoint {
-    /// Of a folder its own files; of a GGUF, what the files would be.
+    /// A folder's own files; for a GGUF, the files that its metadata stands for.
     pub fn text_bundle(&self) -> Result<TextBundle> {
         let files = match &self.weights {
             Weights::Folder(_) => self.files_of_folder()?,
@@ -71,7 +71,7 @@ fn bytes(json: &Value) -> Vec<u8> {
     json.to_string().into_bytes()
 }
 
-/// A ZIP archive whose entries are stored as they are. None where an offset has no room in its 32 bits.
+/// A ZIP archive whose entries are stored uncompressed. None where an offset exceeds its 32 bits.
 ///
 /// `[header, name, bytes] for each file · [entry, name] for each file · end`
 fn stored(files: &[(&str, Vec<u8>)]) -> Option<Vec<u8>> {
@@ -93,9 +93,10 @@ fn stored(files: &[(&str, Vec<u8>)]) -> Option<Vec<u8>> {
     Some(archive)
 }
 
-/// What a header and a directory's entry both say: version, flags, method, time, date, checksum, sizes, name, extra.
+/// The fields that a header and a directory entry share: version, flags, method, time, date, checksum, sizes, name,
+/// extra.
 fn common(name: &str, bytes: &[u8]) -> Option<Vec<u8>> {
-    // The first of January 1980: the same files make the same archive.
+    // The first of January 1980, so that the same files make the same archive.
     const DATE: u16 = 1 << 5 | 1;
     let size = u32::try_from(bytes.len()).ok()?.to_le_bytes();
     let name = u16::try_from(name.len()).ok()?.to_le_bytes();
@@ -103,7 +104,7 @@ fn common(name: &str, bytes: &[u8]) -> Option<Vec<u8>> {
     Some([&head[..], &crc32(bytes).to_le_bytes(), &size, &size, &name, &[0; 2]].concat())
 }
 
-/// As ZIP has it: reflected, with the polynomial 0xEDB88320.
+/// ZIP's checksum: reflected, with the polynomial 0xEDB88320.
 fn crc32(bytes: &[u8]) -> u32 {
     const TABLE: [u32; 256] = table();
     !bytes.iter().fold(!0, |crc: u32, byte| crc >> 8 ^ TABLE[((crc ^ u32::from(*byte)) & 0xff) as usize])
@@ -140,7 +141,7 @@ mod tests {
         assert_eq!(crc32(b""), 0);
     }
 
-    /// The files of an archive, by its directory.
+    /// Reads the files of an archive by its directory.
     fn unpacked(zip: &[u8]) -> Vec<(String, Vec<u8>)> {
         let number = |at: usize, n: usize| (0..n).rev().fold(0, |all, i| all << 8 | usize::from(zip[at + i]));
         let end = zip.len() - 22;

@@ -1,7 +1,7 @@
-//! What a model is, in numbers: from a GGUF's metadata or a folder's `config.json`. Knows no tensor's bytes.
+//! A model's hyperparameters: from a GGUF's metadata or a folder's `config.json`. Knows no tensor's bytes.
 //!
-//! `json.rs` and `gguf.rs` each have one table that says what a family's numbers are called and mean. What the numbers
-//! must satisfy is checked here, for both.
+//! `json.rs` and `gguf.rs` each have one table of the names and meanings of a family's values. The rules that the
+//! values must satisfy are checked here, for both.
 
 mod gguf;
 mod json;
@@ -9,7 +9,7 @@ mod json;
 use crate::error::Fault;
 use types::{KvLayout, LayerGroups, Token};
 
-/// An architecture: which table of names it has, and which form of decoder (`form` in the model crate).
+/// An architecture: selects a table of names, and a form of decoder (`form` in the model crate).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     Llama,
@@ -26,7 +26,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// As its makers write it.
+    /// The name as its makers write it.
     pub fn name(self) -> &'static str {
         match self {
             Family::Llama => "Llama",
@@ -47,7 +47,7 @@ impl Family {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
     pub family: Family,
-    /// What the file calls itself, or the file's name. For people: nothing depends on it.
+    /// The model's name in its file, or the file's name. For people: nothing depends on it.
     pub name: String,
     pub hidden: u32,
     pub n_layers: u32,
@@ -58,22 +58,22 @@ pub struct ModelSpec {
     pub inner: u32,
     /// Rows of the embedding. The tokenizer may know fewer.
     pub vocab: u32,
-    /// The positions that the model was made for.
+    /// The context length that the model was trained for.
     pub context: u32,
     pub norm_eps: f32,
-    /// What is added to a norm's weights before they are used: 1 where the file holds what is left of them.
+    /// Added to a norm's weights before use: 1 where the file holds them less one.
     pub norm_offset: f32,
     pub attention: AttentionSpec,
-    /// Of the layers that say so in `layers`.
+    /// The experts of layers with `has_experts`.
     pub experts: Option<ExpertsSpec>,
-    /// What a layer has that others may not have; one entry per layer.
+    /// What differs between layers; one entry per layer.
     pub layers: Vec<LayerSpec>,
     pub rope: RopeSpec,
-    /// Of layers that look only at what is near, where they have a rope of their own.
+    /// The rope of layers with a window, if it differs.
     pub local_rope: Option<RopeSpec>,
     /// Logits become `cap * tanh(logit / cap)`.
     pub logits_cap: Option<f32>,
-    /// The head is the embedding; there is no `lm_head.weight`.
+    /// The head is the embedding matrix; there is no `lm_head.weight`.
     pub tied_embeddings: bool,
     pub bos: Option<Token>,
     /// Tokens that end an answer, the main one first.
@@ -82,57 +82,57 @@ pub struct ModelSpec {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionSpec {
-    /// What a product of query and key is multiplied by.
+    /// The factor for the product of query and key.
     pub scale: f32,
     /// Scores become `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
     /// Q, K and V have a bias.
     pub has_bias: bool,
-    /// Heads of Q and K are normed, each with the same weights.
+    /// Heads of Q and K are normed, all heads with the same weights.
     pub has_head_norms: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertsSpec {
     pub n: u32,
-    /// How many of them a token meets.
+    /// How many of them a token uses.
     pub n_used: u32,
-    /// The width of one.
+    /// The width of one expert.
     pub inner: u32,
-    /// The weights of those that are met are made to sum to one.
+    /// The weights of the used experts are scaled to sum to one.
     pub normalized: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerSpec {
-    /// Sees its own position and those before it, so many in all. None: all.
+    /// A query attends to this many positions, its own among them. None: to all.
     pub window: Option<u32>,
     pub positions: Positions,
     /// Its MLP is a mixture of experts.
     pub has_experts: bool,
 }
 
-/// How a layer learns where tokens stand.
+/// How positions enter a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Positions {
     Rope,
     LocalRope,
-    /// From the embedding, or not at all.
+    /// Only through the embedding, or not at all.
     None,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
     pub theta: f32,
-    /// The first so many numbers of a head are turned.
+    /// How many numbers at the front of a head are rotated.
     pub dim: u32,
-    /// Number `2i` is turned with `2i + 1` (a GGUF's Llama, whose Q and K rows are permuted for it); otherwise `i` with
-    /// `i + dim / 2`.
+    /// Number `2i` is rotated with `2i + 1` (a GGUF's Llama, whose Q and K rows are permuted for it); otherwise `i`
+    /// with `i + dim / 2`.
     pub pairs: bool,
     pub scaling: RopeScaling,
 }
 
-/// What is done to the frequencies `theta^(-2i / dim)`.
+/// How the frequencies `theta^(-2i / dim)` are scaled.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     None,
@@ -147,10 +147,10 @@ pub enum RopeScaling {
         high_freq_factor: f32,
         original_context: u32,
     },
-    /// As above with a ramp over the index, and what is turned also grows by `magnitude`.
+    /// Like Llama3 with a ramp over the index, and the rotated numbers are also multiplied by `magnitude`.
     Yarn {
         factor: f32,
-        /// Turns within the original context from which on a frequency is kept, and up to which it is divided.
+        /// Frequencies with at least `beta_fast` turns in the original context are kept; up to `beta_slow`, divided.
         beta_fast: f32,
         beta_slow: f32,
         original_context: u32,
@@ -169,7 +169,7 @@ pub enum RopeScaling {
     Divisors(Vec<f32>),
 }
 
-/// How the model's makers would sample, where they say so.
+/// The sampling that the model's makers recommend, if any.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Defaults {
     pub temperature: Option<f32>,
@@ -179,14 +179,14 @@ pub struct Defaults {
     pub repetition_penalty: Option<f32>,
 }
 
-/// More than any model has, and little enough that no product of two overflows.
+/// Larger than in any model, and small enough that no product of two overflows.
 const LENGTH_MAX: u64 = 1 << 24;
 const LAYERS_MAX: u64 = 4096;
 const EXPERTS_MAX: u32 = 2048;
 const EOS_MAX: usize = 64;
 
 impl ModelSpec {
-    /// What each layer keeps of the positions behind it. A window that no context outgrows is none.
+    /// What each layer keeps of earlier positions. A window at least as long as the context counts as none.
     pub fn cache_groups(&self) -> LayerGroups {
         let heads = KvLayout::heads(self.n_kv_heads, self.head_dim);
         let layout = |layer: &LayerSpec| match layer.window.filter(|window| *window < self.context) {
@@ -196,7 +196,7 @@ impl ModelSpec {
         LayerGroups::of(self.layers.iter().map(layout))
     }
 
-    /// Numbers that agree with each other, or a refusal that names those which do not.
+    /// Checks that the values agree with each other; the refusal names those that do not.
     fn checked(self) -> Result<ModelSpec, Fault> {
         let lengths = [
             ("hidden size", self.hidden),
@@ -241,7 +241,7 @@ impl ModelSpec {
 }
 
 impl ModelSpec {
-    /// What not every family has.
+    /// Checks what only some families have.
     fn check_families(&self) -> Result<(), Fault> {
         if self.layers.len() != self.n_layers as usize {
             return Fault::malformed(format!(
@@ -317,7 +317,7 @@ impl RopeScaling {
     }
 }
 
-/// How much what is turned grows under YaRN.
+/// The factor for rotated numbers under YaRN.
 fn yarn_magnitude(factor: f32, scale: f32) -> f32 {
     if factor <= 1.0 { 1.0 } else { (0.1 * f64::from(scale) * libm::log(f64::from(factor)) + 1.0) as f32 }
 }

@@ -1,4 +1,4 @@
-//! What can be wrong with a model on disk, and on its way there.
+//! What can be wrong with a model on disk or while it is fetched.
 
 use std::path::{Path, PathBuf};
 
@@ -12,13 +12,13 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// It is not what it was when it was opened: cut short, written to or replaced while it was read.
+    /// The file differs from when it was opened: cut short, written to or replaced while it was read.
     #[error("{} has changed while it was read: {what}", path.display())]
     Changed { path: PathBuf, what: String },
     /// The bytes contradict their own format, or each other.
     #[error("{}: {what}", path.display())]
     Malformed { path: PathBuf, what: String },
-    /// Sound, but nothing here serves it.
+    /// Sound, but not supported here.
     #[error("{}: {what} is not supported", path.display())]
     Unsupported { path: PathBuf, what: String },
     #[error("{}: there is no tensor {name}", path.display())]
@@ -48,7 +48,7 @@ impl Error {
     }
 }
 
-/// What a parser of bytes says, before anybody adds which file it was.
+/// A parser's error, before the file's name is added.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     Malformed(String),

@@ -1,7 +1,7 @@
-//! A file that is read at places, and that must stay as it is meanwhile. Knows nothing of what its bytes mean.
+//! A file that is read at given positions, and must not change meanwhile. Knows nothing of what its bytes mean.
 //!
-//! Nothing is mapped: a map of a file that somebody cuts short ends the process where a page is missing. A read says
-//! that it came short, and `unchanged`, asked when everything has been read, that the file is another by now.
+//! Nothing is mapped: if somebody cuts a mapped file short, the process ends at the missing page. A read reports that
+//! it came short, and `unchanged`, called when everything was read, that the file is another by now.
 
 use crate::error::{Error, Result};
 use std::fs::{File, Metadata};
@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// What is different when a file is: cut short or longer, written to, replaced.
+/// Properties that change when a file is cut short, extended, written to or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     n_bytes: u64,
@@ -32,7 +32,7 @@ impl Stamp {
         self.n_bytes
     }
 
-    /// What has happened since `self`, if anything has.
+    /// What has changed since `self`, if anything.
     fn difference(&self, now: &Stamp) -> Option<String> {
         if self.place != now.place {
             return Some("another file has taken its place".into());
@@ -44,7 +44,7 @@ impl Stamp {
     }
 }
 
-/// An open file, as it was when it was opened.
+/// An open file, and its stamp at that time.
 #[derive(Debug)]
 pub struct SourceFile {
     path: PathBuf,
@@ -53,7 +53,7 @@ pub struct SourceFile {
 }
 
 impl SourceFile {
-    /// Opens a file that ends: not a pipe, which would wait for a writer, nor a device.
+    /// Opens a regular file: not a pipe, which would wait for a writer, nor a device.
     pub fn open(path: &Path) -> Result<SourceFile> {
         if !std::fs::metadata(path).map_err(Error::io(path))?.is_file() {
             return Err(Error::Malformed { path: path.to_owned(), what: "not a file".into() });
@@ -63,7 +63,7 @@ impl SourceFile {
         Ok(SourceFile { path: path.to_owned(), file, stamp })
     }
 
-    /// The same, refused if it is not what it was when it had this stamp.
+    /// Opens it again; refuses a file that no longer has this stamp.
     pub fn open_again(path: &Path, stamp: &Stamp) -> Result<SourceFile> {
         let again = SourceFile::open(path)?;
         match stamp.difference(&again.stamp) {
@@ -72,7 +72,7 @@ impl SourceFile {
         }
     }
 
-    /// One that has bytes, so that no parser needs to think of an empty one.
+    /// Opens a file that has bytes, so that no parser has to handle an empty one.
     pub(crate) fn open_filled(path: &Path) -> Result<SourceFile> {
         let opened = SourceFile::open(path)?;
         match opened.n_bytes() {
@@ -85,7 +85,7 @@ impl SourceFile {
         &self.path
     }
 
-    /// As many as there were when it was opened.
+    /// The length when it was opened.
     pub fn n_bytes(&self) -> u64 {
         self.stamp.n_bytes
     }
@@ -94,7 +94,7 @@ impl SourceFile {
         self.stamp
     }
 
-    /// Fills `to` with what stands from `at` on. Who asks knows that the file had so many bytes.
+    /// Fills `to` from position `at` on. The caller knows that the file had these bytes.
     pub fn read_at(&self, at: u64, to: &mut [u8]) -> Result<()> {
         match self.file.read_exact_at(to, at) {
             Ok(()) => Ok(()),
@@ -105,7 +105,7 @@ impl SourceFile {
         }
     }
 
-    /// Whether all that was read is of one file: call it when everything has been.
+    /// Checks that all that was read belongs to one state of the file: call it when everything was read.
     pub fn unchanged(&self) -> Result<()> {
         let at_path = |error: io::Error| match error.kind() {
             ErrorKind::NotFound => self.changed("it is gone".into()),

@@ -3,9 +3,9 @@
 //! ```text
 //! magic · version · n_tensors · n_keys │ keys, values │ tensor names, dimensions, types, offsets │ pad │ tensor bytes
 //! ```
-//! Nothing that the file says is believed: each count, length and offset is checked against the bytes that are there
-//! before anything is read or reserved for it. Of the file the header alone is read, in pieces that grow: nobody knows
-//! how long it is before its end.
+//! Nothing in the file is trusted: each count, length and offset is checked against the bytes that exist before
+//! anything is read or reserved for it. Only the file's header is read, in growing pieces, because its length is
+//! unknown before its end.
 
 use crate::error::{Error, Fault};
 use crate::file::SourceFile;
@@ -24,11 +24,11 @@ pub use tensors::TensorEntry;
 const MAGIC: &[u8; 4] = b"GGUF";
 /// What is read of a file at first: most headers, vocabulary and all.
 const HEADER_BYTES: u64 = 2 << 20;
-/// Each piece is so many times as long as what there is.
+/// Each further read makes the loaded part this many times as long.
 const HEADER_GROWTH: u64 = 4;
 /// The longest header; a vocabulary takes tens of megabytes at most.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
-/// Tensors that say how positions turn. They are of the spec, not of the weights, and short.
+/// Tensors of rope factors. They are part of the spec, not of the weights, and short.
 const FACTORS: [&str; 3] = ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
 const FACTORS_BYTES_MAX: usize = 64 << 10;
 
@@ -43,15 +43,15 @@ pub struct Gguf {
     n_bytes: usize,
 }
 
-/// Why the beginning of a file is no header.
+/// Why the beginning of a file is no valid header.
 enum Stop {
     Fault(Fault),
-    /// It goes on behind what was read, to here at least.
+    /// The header goes on behind what was read, at least up to here.
     Short(u64),
 }
 
 impl Gguf {
-    /// The header of a whole file.
+    /// Parses the header of a whole file.
     pub fn parse(bytes: &[u8]) -> Result<Gguf, Fault> {
         let mut gguf = Gguf::parse_start(bytes, bytes.len() as u64).map_err(|stop| match stop {
             Stop::Fault(fault) => fault,
@@ -63,7 +63,7 @@ impl Gguf {
         Ok(gguf)
     }
 
-    /// Reads a file's header, and no tensor but the spec's. The bytes are what ranges of the header point into.
+    /// Reads a file's header, and of the tensors only `FACTORS`. Ranges of the header point into the returned bytes.
     pub(crate) fn read(file: &SourceFile) -> Result<(Gguf, Vec<u8>), Error> {
         let (mut bytes, mut n_wanted) = (Vec::new(), HEADER_BYTES);
         let mut gguf = loop {
@@ -84,7 +84,7 @@ impl Gguf {
         Ok((gguf, bytes))
     }
 
-    /// From the first bytes of a file of `n_bytes`.
+    /// Parses the first bytes of a file of `n_bytes`.
     fn parse_start(bytes: &[u8], n_bytes: u64) -> Result<Gguf, Stop> {
         let mut cursor = Cursor { bytes, at: 0, n_bytes, short_of: None };
         Gguf::parse_header(&mut cursor).map_err(|fault| cursor.short_of.map_or(Stop::Fault(fault), Stop::Short))
@@ -119,12 +119,12 @@ impl Gguf {
         FACTORS.iter().filter_map(range).filter(|(_, range)| range.len() <= FACTORS_BYTES_MAX).collect()
     }
 
-    /// The bytes of such a tensor, if the first file has it.
+    /// The bytes of a tensor of `FACTORS`, if the first part has it.
     pub(crate) fn factors(&self, name: &str) -> Option<&[u8]> {
         self.factors.get(name).map(Vec::as_slice)
     }
 
-    /// Adds the tensors of the next part; metadata is the first part's.
+    /// Adds the tensors of the next part; the metadata comes from the first.
     pub(crate) fn join(&mut self, part: Gguf, file: usize) -> Result<(), Fault> {
         if file == 0 {
             (self.values, self.factors) = (part.values, part.factors);
@@ -235,7 +235,7 @@ impl Gguf {
     }
 }
 
-/// Reads on to so many bytes from the file's beginning, or to its end.
+/// Reads on until `n_wanted` bytes from the file's beginning are there, or to its end.
 fn read_on(file: &SourceFile, bytes: &mut Vec<u8>, n_wanted: u64) -> Result<(), Error> {
     let (n_had, n) = (bytes.len(), n_wanted.min(HEADER_BYTES_MAX).min(file.n_bytes()) as usize);
     if n <= n_had && n_had > 0 {

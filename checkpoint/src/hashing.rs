@@ -1,5 +1,5 @@
-//! The hashes of a model's bytes where nobody loads it: of all weights, or of what a rank once read. Knows pieces, and
-//! not who holds them.
+//! Hashes a model's bytes without loading it: all weights, or those that a rank once read. Knows pieces, and not who
+//! holds them.
 
 use crate::error::Error;
 use crate::tensor::Tensor;
@@ -8,7 +8,7 @@ use crate::{Checkpoint, Result, WeightPieces, Window, names};
 use std::ops::Range;
 use types::{PieceHash, PieceRun};
 
-/// What follows a weight's name in that of its scales.
+/// The suffix of a weight's name for its scales.
 const SCALES: &str = "_scale";
 /// Pieces of one weight that are to be hashed.
 struct PieceRange<'a> {
@@ -17,7 +17,7 @@ struct PieceRange<'a> {
 }
 
 impl Checkpoint {
-    /// Where the weight of this Hugging Face name is cut.
+    /// The pieces of the weight with this Hugging Face name.
     pub fn pieces(&self, name: &str) -> Result<WeightPieces> {
         Ok(self.pieces_of(name, &self.tensor(name)?))
     }
@@ -27,13 +27,13 @@ impl Checkpoint {
         WeightPieces::of(&self.spec, cut_by, tensor)
     }
 
-    /// The scales of a weight, hashed as what they are read: in one.
+    /// The hash of a weight's scales, which are read as one piece.
     pub fn scales_run(name: &str, bytes: &[u8]) -> PieceRun {
         let hashes = vec![PieceHash::of_parts([blake3::hash(bytes).into()])];
         PieceRun { weight: format!("{name}{SCALES}"), n_pieces: 1, first: 0, hashes }
     }
 
-    /// All bytes of all weights, in ascending order of their names. Reads every file to its end.
+    /// The hashes of all weights, in ascending order of their names. Reads every file to its end.
     pub fn hashes(&self) -> Result<Vec<PieceRun>> {
         let mut names: Vec<String> = names::expected(&self.spec).into_iter().map(|expected| expected.name).collect();
         let scaled = names.iter().filter(|name| self.find(name).is_some_and(|tensor| tensor.scales.is_some()));
@@ -48,8 +48,8 @@ impl Checkpoint {
         self.hash_all(&wanted.collect::<Vec<_>>(), &|| false)
     }
 
-    /// The first weight whose bytes are not those that were read once; None where all are the same. It stops reading
-    /// when `is_over` says so, and its answer means nothing then.
+    /// The first weight whose bytes differ from `read`; None if none does. Stops when `is_over` is true, and the result
+    /// then means nothing.
     pub fn differs_from(&self, read: &[PieceRun], is_over: IsOver<'_>) -> Result<Option<String>> {
         let pieces = |run: &PieceRun| run.first as usize..run.first as usize + run.hashes.len();
         let wanted: Vec<_> = read.iter().map(|run| PieceRange { weight: &run.weight, pieces: pieces(run) }).collect();
@@ -57,7 +57,7 @@ impl Checkpoint {
         Ok(read.iter().zip(&now).find(|(before, now)| before != now).map(|(before, _)| before.weight.clone()))
     }
 
-    /// In the order in which they are asked for; those that are reached before it is over.
+    /// In the order in which they are asked for; stops when `is_over` is true.
     fn hash_all(&self, wanted: &[PieceRange<'_>], is_over: IsOver<'_>) -> Result<Vec<PieceRun>> {
         let hashed = in_threads(wanted, is_over, |wanted| self.hash(wanted));
         let runs = hashed.into_iter().flatten().collect::<Result<Vec<_>>>()?;

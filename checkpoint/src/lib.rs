@@ -50,7 +50,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use types::Dtype;
 
-/// An opened model. Of its weights nothing is read before somebody wants it.
+/// An opened model. No weight is read before somebody wants it.
 pub struct Checkpoint {
     path: PathBuf,
     spec: ModelSpec,
@@ -66,9 +66,8 @@ enum Weights {
 }
 
 impl Checkpoint {
-    /// A `.gguf` file (of a split model: any of its parts), or a folder with `config.json` and safetensors.
-    /// Every tensor that the model needs is there and
-    /// has the right shape and a type that is served, or this says which has not.
+    /// Opens a `.gguf` file (any part of a split model), or a folder with `config.json` and safetensors. Fails with the
+    /// tensor's name unless every tensor of the model exists with the right shape and a supported type.
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let checkpoint = if path.is_dir() { Checkpoint::open_folder(path)? } else { Checkpoint::open_gguf(path)? };
         checkpoint.check_tensors()?;
@@ -112,17 +111,17 @@ impl Checkpoint {
         &self.spec
     }
 
-    /// How the model's makers would sample, where they say so.
+    /// The sampling that the model's makers recommend, if any.
     pub fn defaults(&self) -> &Defaults {
         &self.defaults
     }
 
-    /// Whether there is a tensor of this Hugging Face name.
+    /// Whether there is a tensor with this Hugging Face name.
     pub fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
     }
 
-    /// The tensor of this Hugging Face name, whatever the file calls it.
+    /// The tensor with this Hugging Face name, whatever its name in the file.
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
         self.find(name).ok_or_else(|| Error::NoTensor { path: self.path.clone(), name: name.to_owned() })
     }
@@ -134,7 +133,7 @@ impl Checkpoint {
         whole.part(source.before, source.shape)
     }
 
-    /// A tensor as the file has it, by the file's name.
+    /// A tensor by its name in the file.
     fn in_file(&self, name: &str) -> Option<Tensor<'_>> {
         match &self.weights {
             Weights::Folder(shards) => in_folder(name).into_iter().find_map(|name| shards.tensor(name)),
@@ -188,7 +187,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The types of the model's matrices, those that weigh most first. Vectors are left out: they are never packed.
+    /// The types of the model's matrices, by descending size. Vectors are left out: they are never packed.
     pub fn quantization(&self) -> Vec<Dtype> {
         let mut weights: Vec<(Dtype, usize)> = Vec::new();
         for expected in names::expected(&self.spec).iter().filter(|expected| expected.shape[0] > 1) {
@@ -202,12 +201,12 @@ impl Checkpoint {
         weights.into_iter().map(|(dtype, _)| dtype).collect()
     }
 
-    /// What the parts of the model weigh in the file.
+    /// The bytes of the model's parts in the file.
     pub fn sizes(&self) -> Sizes {
         Sizes::of(self)
     }
 
-    /// The tokenizer: `tokenizer.json` of a folder, or the vocabulary that a GGUF carries.
+    /// The tokenizer: a folder's `tokenizer.json`, or a GGUF's vocabulary.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.weights {
             Weights::Gguf(parts) => Tokenizer::from_gguf(&parts.header, &parts.bytes, &self.path),
@@ -236,14 +235,14 @@ impl Checkpoint {
 }
 
 impl ModelSpec {
-    /// What a `config.json` alone says: a model's shape, without weights or tokenizer.
+    /// Opens a `config.json` alone: a model's shape, without weights or tokenizer.
     pub fn open(config_path: &Path) -> Result<ModelSpec> {
         let name = config_path.parent().map_or_else(String::new, catalogue::name_of);
         let config = read_json(config_path)?;
         ModelSpec::from_config(&config, &Value::Null, &Value::Null, &name).map_err(Error::fault(config_path))
     }
 
-    /// The same from what is read already; the name stands where the file's path would.
+    /// The same from parsed JSON; `name` takes the place of the file's path.
     pub fn of_config(config: &Value, name: &str) -> Result<ModelSpec> {
         let fault = Error::fault(Path::new(name));
         ModelSpec::from_config(config, &Value::Null, &Value::Null, name).map_err(fault)

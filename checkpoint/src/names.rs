@@ -1,14 +1,14 @@
-//! What the tensors of a family are called, in a Hugging Face folder and in a GGUF, which shape they have, and which
-//! part of a file's tensor each is. One table per kind of layer, from which everything else follows.
+//! The names of a family's tensors in a Hugging Face folder and in a GGUF, their shapes, and which part of a file's
+//! tensor each is. One table per kind of layer, from which everything else follows.
 //!
-//! The model asks for the names on the left, which are Llama's and what others add to them. A file may call a tensor
-//! something else, keep several in one, or keep it with rows and columns exchanged.
+//! The model asks by the names on the left, which are Llama's and what other families add to them. A file may use
+//! another name for a tensor, store several in one, or store it transposed.
 
 use crate::config::{ExpertsSpec, Family, LayerSpec, ModelSpec};
 use crate::pieces::CutBy;
 use std::collections::HashMap;
 
-/// A length that the spec knows.
+/// A length that the spec determines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dim {
     One,
@@ -25,7 +25,7 @@ enum Dim {
 
 use Dim::{Context, ExpertInner, Experts, Heads, Hidden, Inner, KvHeads, One, OneHead, Vocab};
 
-/// What we call it, the folder's name, the GGUF's name, `[rows, cols]`.
+/// Our name, the folder's name, the GGUF's name, `[rows, cols]`.
 struct Row {
     name: &'static str,
     dims: [Dim; 2],
@@ -33,7 +33,7 @@ struct Row {
     gguf: Place,
 }
 
-/// Where a format keeps it. `{e}` is the expert.
+/// Where a format stores it. `{e}` is the expert's index.
 #[derive(Clone, Copy)]
 struct Place {
     file: &'static str,
@@ -44,12 +44,12 @@ struct Place {
 #[derive(Clone, Copy)]
 enum Cut {
     Whole,
-    /// Some of the rows (of a vector: of the elements): those after `before`, of `all`.
+    /// A range of the rows (of a vector: of the elements): those after `before`, of `all`.
     Rows {
         before: &'static [Dim],
         all: &'static [Dim],
     },
-    /// One of the experts' matrices, which follow each other.
+    /// One of the experts' matrices, which are stored one after another.
     Expert,
 }
 
@@ -69,7 +69,7 @@ const fn stacked(file: &'static str) -> Place {
     Place { file, cut: Cut::Expert, is_turned: false }
 }
 
-/// The same name in a folder as here.
+/// A tensor with the same name in a folder as here.
 const fn row(name: &'static str, dims: [Dim; 2], gguf: &'static str) -> Row {
     Row { name, dims, folder: at(name), gguf: at(gguf) }
 }
@@ -166,7 +166,7 @@ const fn fused(name: &'static str, dims: [Dim; 2], files: [&'static str; 2], bef
 }
 
 const QKV_FILES: [&str; 2] = ["self_attn.qkv_proj.weight", "attn_qkv.weight"];
-/// Phi-3's converter keeps both halves under the name of one.
+/// Phi-3's converter stores both halves under the name of one.
 const GATE_UP_FILES: [&str; 2] = ["mlp.gate_up_proj.weight", "ffn_up.weight"];
 
 const PHI3: &[Row] = &[
@@ -183,7 +183,7 @@ const fn gpt2(name: &'static str, dims: [Dim; 2], folder: Place, gguf: &'static 
     Row { name, dims, folder, gguf: Place { file: gguf, is_turned: false, ..folder } }
 }
 
-/// Its matrices are stored with rows and columns exchanged, but not in a GGUF.
+/// GPT-2's matrices are stored transposed in a folder, but not in a GGUF.
 const GPT2: &[Row] = &[
     gpt2("input_layernorm.weight", [One, Hidden], at("ln_1.weight"), "attn_norm.weight"),
     gpt2("input_layernorm.bias", [One, Hidden], at("ln_1.bias"), "attn_norm.bias"),
@@ -258,31 +258,31 @@ fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> Vec<&'static [Row]> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
     pub name: String,
-    /// None for what belongs to no layer: the embedding, the last norm, the head.
+    /// None for tensors outside the layers: the embedding, the last norm, the head.
     pub layer: Option<u32>,
     pub shape: [usize; 2],
 }
 
-/// Which of the two kinds of file.
+/// The two formats of model files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileKind {
     Folder,
     Gguf,
 }
 
-/// Where a file keeps a tensor.
+/// Where a file stores a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredTensor {
     /// The file's name for the tensor that it is in.
     pub file: String,
-    /// Of the tensor that was asked for.
+    /// The shape of the requested tensor.
     pub shape: [usize; 2],
-    /// Rows (of a vector: elements) before it in the file's tensor, and of all of them.
+    /// How many rows (of a vector: elements) of the file's tensor come before it, and how many there are.
     pub before: usize,
     pub all: usize,
-    /// The file has rows and columns exchanged.
+    /// Whether the file stores it transposed.
     pub is_turned: bool,
-    /// By what ranks divide rows and columns among them.
+    /// The units by which ranks divide its rows and columns.
     pub cut_by: [Option<CutBy>; 2],
 }
 
@@ -362,7 +362,7 @@ fn one(
     (Expected { name: in_layer("model.layers", row.name), layer, shape }, source)
 }
 
-/// A vector is read whole by everybody, and so is an expert by whoever has it.
+/// Every rank reads a vector whole, and the rank that has an expert reads that whole.
 fn cut_by(dims: [Dim; 2]) -> [Option<CutBy>; 2] {
     let of_dim = |dim| match dim {
         Dim::Heads => Some(CutBy::Heads),

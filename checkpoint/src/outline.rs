@@ -1,5 +1,5 @@
-//! Which model is meant, before it is read: its shape, and of each weight the name, the type and a sample of its bytes.
-//! Proves nothing of the bytes in between; the hashes of what has been read do (`hashing.rs`).
+//! Identifies a model before it is read: its shape, and for each weight the name, the type and a sample of its bytes.
+//! Proves nothing of the bytes in between; the hashes of what was read do (`hashing.rs`).
 
 use crate::safetensors::SCALES;
 use crate::tensor::Tensor;
@@ -7,16 +7,16 @@ use crate::{Checkpoint, ModelSpec, Result, Weights, names};
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 
-/// Of the first bytes of a weight, and of its last.
+/// How many of a weight's first bytes are sampled, and of its last.
 const SAMPLE_BYTES: usize = 4096;
 
 impl Checkpoint {
-    /// Says which model is meant: what tells two models of one shape apart (a training step, a fine-tune, another
-    /// quantization) changes each matrix that it touches from end to end.
+    /// Identifies the model: the differences between models of one shape (a training step, a fine-tune, another
+    /// quantization) change each matrix from end to end.
     ///
-    /// Hashes the spec, and of each tensor that the model uses its name, type, shape and the first and last 4 KiB, and
-    /// its scales' where it has some: a start must not read a model twice. Damage in between is found where the bytes
-    /// are read.
+    /// Hashes the spec, and for each tensor of the model its name, type, shape, and first and last 4 KiB, and the same
+    /// of its scales if it has some: a start must not read a model twice. Damage in between is found when the bytes are
+    /// read.
     pub fn fingerprint(&self) -> Result<[u8; 32]> {
         let mut hasher = Sha256::new();
         // The name is for people: two folders with the same weights are the same model.
@@ -26,7 +26,7 @@ impl Checkpoint {
             let Some(source) = self.sources.get(&expected.name) else { continue };
             let Some(tensor) = self.in_file(&source.file) else { continue };
             hasher.update(format!("{} {} {:?}\n", expected.name, tensor.dtype.name(), expected.shape));
-            // Several may be in one.
+            // Several may share one tensor of the file.
             if sampled.insert(&source.file) {
                 sample(&mut hasher, &tensor)?;
             }
@@ -34,7 +34,7 @@ impl Checkpoint {
         Ok(hasher.finalize().into())
     }
 
-    /// The files' names for the tensors that no rank of any grid reads: their bytes are of no weight.
+    /// The file's names of tensors that no rank of any grid reads.
     pub fn unread(&self) -> Vec<String> {
         let used: HashSet<&str> = self.sources.values().flat_map(|source| crate::in_folder(&source.file)).collect();
         let is_used = |name: &str| {

@@ -1,5 +1,5 @@
-//! Where a weight is cut into pieces, of which each has a hash of its own. From the model's shapes and the type as
-//! stored, never from a grid: no rank of any grid or device reads a part of a piece.
+//! Where a weight is cut into pieces, each with its own hash. Follows from the model's shapes and the stored type,
+//! never from a grid: no rank of any grid or device reads part of a piece.
 //!
 //! ```text
 //! cut among rows       [ r0 .. r1 )[ r1 .. r2 ) ..      heads of a projection, columns of an MLP's input
@@ -11,10 +11,10 @@ use crate::tensor::Tensor;
 use std::ops::Range;
 use types::{DeviceClass, Dtype, Leaves};
 
-/// Rows of a vocabulary that are one piece: a share may end at any row, and then its rank reads the piece to its end.
+/// Rows of a vocabulary per piece: a share may end at any row, and its rank then reads the piece to its end.
 const VOCABULARY_ROWS: usize = 64;
 
-/// What ranks divide among them, that a dimension of a weight counts.
+/// The unit by which ranks divide a dimension of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CutBy {
     Heads,
@@ -34,7 +34,7 @@ pub struct WeightPieces {
 
 impl CutBy {
     fn bounds(self, spec: &ModelSpec, n: usize) -> Vec<usize> {
-        // Leaves are a device's own: a piece ends wherever one of any device does.
+        // Leaves differ between devices: a piece ends wherever a leaf of any device does.
         let of_leaves = |leaves: fn(DeviceClass, &ModelSpec) -> Leaves| {
             let of_class = |class| leaves(class, spec).bounds().iter().map(|bound| *bound as usize).collect::<Vec<_>>();
             ascending([DeviceClass::Cpu, DeviceClass::Cuda].into_iter().flat_map(of_class).collect())
@@ -49,7 +49,7 @@ impl CutBy {
 }
 
 impl WeightPieces {
-    /// Of a tensor whose rows and columns are cut by these.
+    /// The pieces of a tensor whose rows and columns are divided by these units.
     pub(crate) fn of(spec: &ModelSpec, [rows, cols]: [Option<CutBy>; 2], tensor: &Tensor<'_>) -> WeightPieces {
         let strips = cols.map(|by| in_bytes(&by.bounds(spec, tensor.cols()), tensor.dtype));
         WeightPieces {
@@ -66,12 +66,12 @@ impl WeightPieces {
         self.strips.len() - 1
     }
 
-    /// The runs that have these rows.
+    /// The runs that contain these rows.
     pub(crate) fn runs_with(&self, rows: &Range<usize>) -> Range<usize> {
         covering(&self.rows, rows)
     }
 
-    /// The strips that have these bytes of a row.
+    /// The strips that contain these bytes of a row.
     pub(crate) fn strips_with(&self, bytes: &Range<usize>) -> Range<usize> {
         covering(&self.strips, bytes)
     }
@@ -90,7 +90,7 @@ fn steps(n: usize, step: usize) -> Vec<usize> {
     (0..n).step_by(step.max(1)).chain([n]).collect()
 }
 
-/// The bounds of the stored blocks that the elements' bounds fall between or into.
+/// The bounds, in bytes, of the stored blocks in or between which the elements' bounds fall.
 fn in_bytes(bounds: &[usize], dtype: Dtype) -> Vec<usize> {
     let (block, block_bytes) = (dtype.block(), dtype.block_bytes());
     let of_bound = |bound: &usize| [bound / block * block_bytes, bound.div_ceil(block) * block_bytes];
@@ -103,7 +103,7 @@ fn ascending(mut bounds: Vec<usize>) -> Vec<usize> {
     bounds
 }
 
-/// Which of the intervals between `bounds` have a part in `wanted`.
+/// The intervals between `bounds` that overlap `wanted`.
 fn covering(bounds: &[usize], wanted: &Range<usize>) -> Range<usize> {
     if wanted.is_empty() {
         return 0..0;

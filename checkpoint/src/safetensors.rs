@@ -15,13 +15,12 @@ use types::{Dtype, Scales};
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const SHARDS_MAX: usize = 4096;
-/// The header's length, before the header.
+/// The bytes of the header's length, which precedes the header.
 const LENGTH_BYTES: usize = 8;
-/// As the format has it.
+/// The format's own limit.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// What follows a matrix's name in that of its scales. DeepSeek's sounds as if one divided by it; all of them are what
-/// to multiply by.
+/// The suffixes of a matrix's name for its scales. DeepSeek's suggests division; with all of them one multiplies.
 pub(crate) const SCALES: [&str; 2] = ["_scale", "_scale_inv"];
 
 /// All shards, open.
@@ -62,13 +61,13 @@ impl Shards {
 
     pub fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let entry = self.tensors.get(name)?;
-        // Who opened the files has looked whether all scales are there.
+        // Opening the files has checked that all scales exist.
         let scales = self.scales(name, entry).ok().flatten();
         let file = &self.shards[entry.shard];
         Some(Tensor { scales, ..Tensor::new(file, entry.bytes.start, entry.dtype, entry.shape) })
     }
 
-    /// Whether all is there that its tensors need besides themselves, of these.
+    /// Checks that everything exists that these tensors need besides themselves.
     pub fn check(&self, names: &[&str]) -> std::result::Result<(), Fault> {
         let found = names.iter().find_map(|name| Some((name, self.tensors.get(*name)?)));
         let Some((name, entry)) = found else { return Ok(()) };
@@ -139,7 +138,7 @@ fn index_files(index: &Value) -> std::result::Result<BTreeSet<String>, Fault> {
     if files.is_empty() { Fault::malformed("the index names no file") } else { Ok(files) }
 }
 
-/// Where the tensors' bytes begin, and what the header says of them. Nothing else is read.
+/// Reads the header only: where the tensors' bytes begin, and what it says of them.
 pub(crate) fn read_metadata(file: &SourceFile) -> Result<(usize, Metadata)> {
     let malformed = |what: String| Error::Malformed { path: file.path().to_owned(), what };
     let mut length = [0; LENGTH_BYTES];
@@ -153,7 +152,7 @@ pub(crate) fn read_metadata(file: &SourceFile) -> Result<(usize, Metadata)> {
     }
     let mut header = vec![0; length as usize];
     file.read_at(LENGTH_BYTES as u64, &mut header)?;
-    // It looks whether the tensors follow each other without a gap, each as long as its shape says.
+    // Checks that the tensors follow each other without a gap, each as long as its shape says.
     let header: Metadata =
         serde_json::from_slice(&header).map_err(|error| malformed(format!("not safetensors: {error}")))?;
     let data = LENGTH_BYTES + length as usize;
@@ -192,7 +191,7 @@ fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, Entry)>> 
 
 fn shape_of(name: &str, dims: &[u64]) -> std::result::Result<[usize; 2], Fault> {
     match dims {
-        // One number may have no dimensions.
+        // A single number may have no dimensions.
         [] => Ok([1, 1]),
         dims if dims.contains(&0) => Fault::malformed(format!("the tensor {name} has a dimension of zero")),
         dims => rows_and_cols(dims),

@@ -1,24 +1,24 @@
-//! Weights of eight bits in a folder: what `quantization_config` says of them, and which scale is whose. Knows no
-//! model.
+//! Eight-bit weights in a folder: what `quantization_config` says of them, and which scale belongs to which numbers.
+//! Knows no model.
 //!
-//! How activations were rounded when the model was made (`input_scale`, `activation_scheme`) is read by nobody: here
-//! they are wider, or each row has a scale of its own. Nor are scales for a KV cache of eight bits, which there is not.
+//! How activations were rounded when the model was made (`input_scale`, `activation_scheme`) is ignored: here they are
+//! wider, or each row has its own scale. Scales for an eight-bit KV cache are ignored too, as there is none.
 
 use crate::error::Fault;
 use serde_json::Value;
 
-/// Columns that a device has one scale for, at least.
+/// A device keeps one scale for at least this many columns.
 const COLUMNS: usize = 32;
 
-/// How scales lie over a matrix.
+/// Which numbers of a matrix share a scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Scaling {
-    /// Rows and columns with one scale, where the config names them; otherwise a matrix or a row has one.
+    /// Rows and columns that share a scale, if the config names them; otherwise one scale per matrix or row.
     block: Option<[usize; 2]>,
 }
 
 impl Scaling {
-    /// What is in no config is not quantized, or a tensor's type says so.
+    /// Without a `quantization_config`, nothing is quantized unless a tensor's type says so.
     pub fn from_config(config: &Value) -> Result<Scaling, Fault> {
         let Some(quantized) = config.get("quantization_config").filter(|value| !value.is_null()) else {
             return Ok(Scaling::default());
@@ -40,7 +40,7 @@ impl Scaling {
         }
     }
 
-    /// All groups have the same.
+    /// The scaling that all groups share.
     fn of_groups(quantized: &Value) -> Result<Scaling, Fault> {
         if !matches!(
             quantized.get("format").and_then(Value::as_str),
@@ -89,7 +89,7 @@ impl Scaling {
         }
     }
 
-    /// The rows and columns that share a scale, of a matrix with so many scales.
+    /// The rows and columns that share a scale, for a matrix with this shape of scales.
     pub fn block_of(self, [rows, columns]: [usize; 2], scales: [usize; 2]) -> Result<[usize; 2], Fault> {
         let fits = |block: &[usize; 2]| [rows.div_ceil(block[0]), columns.div_ceil(block[1])] == scales;
         let n = scales[0].saturating_mul(scales[1]);

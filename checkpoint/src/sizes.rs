@@ -1,4 +1,4 @@
-//! Bytes of each part of a model as stored, by how ranks may divide it: what a shard table is made of. Knows no ranks.
+//! The stored bytes of each part of a model, by how ranks may divide it: the basis of a shard table. Knows no ranks.
 
 use crate::names::Expected;
 use crate::{Checkpoint, ModelSpec, names};
@@ -8,25 +8,25 @@ use types::Dtype;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     pub embedding: u64,
-    /// By layer, in order.
+    /// One entry per layer, in order.
     pub layers: Vec<LayerSizes>,
     pub norm: u64,
-    /// Zero where the head is the embedding.
+    /// Zero if the head is the embedding.
     pub head: u64,
 }
 
 /// A layer's bytes, or those of several layers together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerSizes {
-    /// What is cut by query heads: `q_proj` and `o_proj`.
+    /// Divided by query heads: `q_proj` and `o_proj`.
     pub heads: u64,
-    /// What is cut by KV heads: `k_proj` and `v_proj`.
+    /// Divided by KV heads: `k_proj` and `v_proj`.
     pub kv_heads: u64,
-    /// What is cut by the MLP's columns, shared experts among it.
+    /// Divided by the MLP's columns; includes shared experts.
     pub mlp: u64,
-    /// What is cut by experts: all of them together.
+    /// Divided by experts: all of them together.
     pub experts: u64,
-    /// What every rank of a stage holds: norms, a router, and whatever has no known cut.
+    /// Held by every rank of a stage: norms, a router, and whatever has no known cut.
     pub replicated: u64,
 }
 
@@ -36,12 +36,12 @@ impl Sizes {
             let dtype = checkpoint.find(&expected.name).map(|tensor| tensor.dtype);
             let n = (expected.shape[0] * expected.shape[1]) as u64;
             let bytes = dtype.and_then(|dtype| dtype.bytes_of(n)).unwrap_or(0);
-            // Devices keep an f32 for each thirty-two numbers, however few scales the file has.
+            // Devices keep an f32 for every 32 numbers, however few scales the file has.
             if dtype == Some(Dtype::F8E4M3) { bytes + n / 8 } else { bytes }
         })
     }
 
-    /// Of a model of this shape whose tensors weigh what `bytes_of` says.
+    /// The sizes of a model of this shape, with the bytes of each tensor from `bytes_of`.
     pub fn measured(spec: &ModelSpec, bytes_of: impl Fn(&Expected) -> u64) -> Sizes {
         let no_layers = vec![LayerSizes::default(); spec.n_layers as usize];
         let mut sizes = Sizes { layers: no_layers, ..Sizes::default() };
@@ -63,7 +63,7 @@ impl Sizes {
 }
 
 impl LayerSizes {
-    /// Where a tensor of this Hugging Face name counts.
+    /// The field that counts the tensor with this Hugging Face name.
     fn cut_of(&mut self, name: &str) -> &mut u64 {
         let is_of = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
         if is_of(&[".experts."]) {

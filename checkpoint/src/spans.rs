@@ -1,5 +1,5 @@
-//! Where a model's bytes lie: its files, and the run of each tensor in them. For whoever copies parts of a model from
-//! one machine to another; knows nothing of how a tensor is read.
+//! Where a model's bytes lie: its files, and the byte range of each tensor in them. For copying parts of a model
+//! between machines; knows nothing of how a tensor is read.
 
 use crate::error::{Error, Result};
 use crate::file::{SourceFile, Stamp};
@@ -16,21 +16,21 @@ const FILES_MAX: usize = 8192;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSpans {
     pub path: PathBuf,
-    /// As it was when its spans were read.
+    /// The file's stamp when its spans were read.
     pub stamp: Stamp,
-    /// Of tensors, in the order in which they lie; what is between them is header or nothing.
+    /// One per tensor, in the order of the file; bytes between them are header or padding.
     pub spans: Vec<Span>,
 }
 
 /// The bytes of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// None: it is of no layer, as embedding and head are.
+    /// None for tensors outside the layers, such as embedding and head.
     pub layer: Option<u32>,
     pub bytes: Range<u64>,
 }
 
-/// The files that make the model at `path`, which is what `Checkpoint::open` takes.
+/// The files of the model at `path`, as `Checkpoint::open` takes it.
 pub fn of_model(path: &Path) -> Result<Vec<FileSpans>> {
     let files = if path.is_dir() { folder_files(path)? } else { gguf_files(path) };
     if files.len() > FILES_MAX {
@@ -69,7 +69,7 @@ fn wide(range: &Range<usize>) -> Range<u64> {
     range.start as u64..range.end as u64
 }
 
-/// `blk.7.attn_q.weight` and `model.layers.7.self_attn.q_proj.weight` are both of layer 7, and so is GPT-2's
+/// `blk.7.attn_q.weight` and `model.layers.7.self_attn.q_proj.weight` both belong to layer 7, and so does GPT-2's
 /// `h.7.ln_1.weight`.
 fn layer_of(name: &str) -> Option<u32> {
     let mut parts = name.split('.');
@@ -77,7 +77,7 @@ fn layer_of(name: &str) -> Option<u32> {
     parts.next()?.parse().ok()
 }
 
-/// A file, or all the parts that its name says it is one of.
+/// The file itself, or all parts of the split model that its name belongs to.
 fn gguf_files(path: &Path) -> Vec<PathBuf> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let parts = || {
@@ -89,7 +89,7 @@ fn gguf_files(path: &Path) -> Vec<PathBuf> {
     parts().unwrap_or_else(|| vec![path.to_owned()])
 }
 
-/// Weights, and the texts that say how to read them.
+/// The weights, and the text files that describe them.
 fn folder_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder))? {
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(gguf_files(Path::new("a/m.gguf")), [Path::new("a/m.gguf")]);
     }
 
-    /// The bytes that a span names are the tensor's.
+    /// A span's bytes are the tensor's.
     #[test]
     fn spans_are_where_the_tensors_are() {
         for name in ["llama-f32-tied", "llama-f16-sharded"] {

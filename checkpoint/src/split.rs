@@ -5,14 +5,14 @@ use crate::file::SourceFile;
 use crate::gguf::Gguf;
 use std::path::Path;
 
-/// The parts of one model that are believed.
+/// The most parts that one model may have.
 const PARTS_MAX: u32 = 4096;
 
-/// What the name of a part says.
+/// The content of a part's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GgufPart<'a> {
     pub stem: &'a str,
-    /// From one.
+    /// Counted from one.
     pub number: u32,
     pub count: u32,
 }
@@ -37,11 +37,11 @@ fn five_digits(text: &str) -> Option<u32> {
     if plain { text.parse().ok() } else { None }
 }
 
-/// What the parts of a model are, together.
+/// The parts of a model, joined.
 pub(crate) struct Parts {
-    /// Of all of them; its metadata is the first part's.
+    /// Covers all parts; the metadata comes from the first.
     pub header: Gguf,
-    /// The first part's header, which the metadata points into.
+    /// The first part's header bytes, which the metadata points into.
     pub bytes: Vec<u8>,
     pub files: Vec<SourceFile>,
 }

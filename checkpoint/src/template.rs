@@ -1,4 +1,5 @@
-//! A chat to a prompt, by the template that comes with the model. Knows Jinja as transformers runs it, and no tokens.
+//! Renders a chat to a prompt by the template that comes with the model. Knows Jinja as transformers runs it, and no
+//! tokens.
 
 use crate::error::{Error, Fault, Result};
 use crate::gguf::Gguf;
@@ -10,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 const TEMPLATE_BYTES_MAX: usize = 1 << 20;
-/// Instructions that one rendering may take: a chat of thousands of messages takes a small part of it.
+/// The most instructions of one rendering: a chat of thousands of messages needs a small part of them.
 const FUEL: u64 = 50_000_000;
 
 /// One message of a chat.
@@ -30,7 +31,7 @@ pub struct ChatTemplate {
 const NAME: &str = "chat";
 
 impl ChatTemplate {
-    /// Compiles a template. `bos` and `eos` are the texts that it knows as `bos_token` and `eos_token`.
+    /// Compiles a template. `bos` and `eos` are its variables `bos_token` and `eos_token`.
     pub fn new(source: &str, bos: Option<String>, eos: Option<String>) -> Result<ChatTemplate> {
         if source.len() > TEMPLATE_BYTES_MAX {
             let n = source.len();
@@ -53,7 +54,7 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, bos, eos })
     }
 
-    /// The prompt. With `add_generation_prompt` it ends where the answer begins.
+    /// Renders the prompt. With `add_generation_prompt` it ends where the answer begins.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         let template = self.environment.get_template(NAME).map_err(failed)?;
         let messages = messages
@@ -71,8 +72,8 @@ impl ChatTemplate {
     }
 }
 
-/// What the engine says, with its panics as errors: it has some, as where it turns an empty string around. It is given
-/// everything anew each time, so nothing of it is left half done.
+/// Runs the engine with its panics turned into errors: it has some, for example when it reverses an empty string. All
+/// input is passed anew each time, so a panic leaves no broken state.
 fn sound<T>(work: impl FnOnce() -> std::result::Result<T, minijinja::Error>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => done.map_err(failed),
@@ -109,7 +110,7 @@ fn text_or_undefined(text: &Option<String>) -> Value {
     text.as_deref().map_or(Value::UNDEFINED, Value::from)
 }
 
-/// One template, or of several the one that is called `default`.
+/// A single template, or among several the one named `default`.
 fn named_template(value: &serde_json::Value) -> Option<String> {
     let of_list = |list: &Vec<serde_json::Value>| {
         let default = list.iter().find(|entry| entry["name"] == "default").or(list.first())?;
@@ -118,13 +119,13 @@ fn named_template(value: &serde_json::Value) -> Option<String> {
     value.as_str().map(str::to_owned).or_else(|| value.as_array().and_then(of_list))
 }
 
-/// A token is written as its text, or as an object that holds it.
+/// A token is written as its text, or as an object with the text.
 pub(crate) fn token_text(value: &serde_json::Value) -> Option<String> {
     value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned)
 }
 
-/// `{% generation %}` marks what a training loss looks at. A condition that is always true keeps the whitespace
-/// control.
+/// `{% generation %}` marks what a training loss covers. Replaced by a condition that is always true, which keeps the
+/// whitespace control.
 fn without_generation_marks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -167,7 +168,7 @@ fn python_method(
     }
 }
 
-/// As Python's: a word begins after whatever is no letter.
+/// Like Python's `title`: a word begins after any character that is not a letter.
 fn title(text: &str) -> String {
     let mut titled = String::with_capacity(text.len());
     let mut in_word = false;
@@ -191,7 +192,7 @@ fn strftime_now(format: &str) -> std::result::Result<String, minijinja::Error> {
     date::format(format, now.as_secs()).map_err(|what| minijinja::Error::new(ErrorKind::InvalidOperation, what))
 }
 
-/// Python's `json.dumps(value, ensure_ascii=False)`, which is what templates were written for.
+/// Like Python's `json.dumps(value, ensure_ascii=False)`, for which templates were written.
 fn to_json(value: &Value, options: Kwargs) -> std::result::Result<Value, minijinja::Error> {
     let indent: Option<usize> = options.get("indent")?;
     let sort: Option<bool> = options.get("sort_keys")?;
@@ -204,15 +205,15 @@ fn to_json(value: &Value, options: Kwargs) -> std::result::Result<Value, minijin
     Ok(Value::from_safe_string(out))
 }
 
-/// Filters that make as much as a number in the template says: the number has a limit. Fuel does not see them, because
-/// each is one instruction.
+/// Filters whose output is as large as a number in the template says: the number has a limit. Fuel does not catch them,
+/// because each is one instruction.
 mod bounded {
     use minijinja::value::{Kwargs, Rest, StringInput, Value, ValueOrKwargs};
     use minijinja::{Error, ErrorKind, State, filters};
 
-    /// Of spaces, of pieces, of places in a pattern.
+    /// The limit for spaces, pieces, and fields of a pattern.
     const COUNT_MAX: usize = 10_000;
-    /// Of a number in a pattern, which is a width or a precision.
+    /// The limit for the digits of a width or precision in a pattern.
     const WIDTH_DIGITS_MAX: usize = 4;
 
     pub fn too_many() -> Error {
@@ -252,7 +253,7 @@ mod bounded {
         filters::format(state, pattern, args)
     }
 
-    /// Whether a pattern has a number of more digits than any width needs.
+    /// Whether a pattern has a number with more digits than any width needs.
     pub fn is_wide(pattern: &str) -> bool {
         let numbers = pattern.split(|c: char| !c.is_ascii_digit());
         numbers.map(str::len).max().is_some_and(|digits| digits > WIDTH_DIGITS_MAX)

@@ -1,5 +1,5 @@
-//! One tensor: what it is, and where in which file; its bytes are read when somebody wants them. Knows nothing of what
-//! a model does with it.
+//! One tensor: its type and shape, and where in which file it is; its bytes are read on demand. Knows nothing of what a
+//! model does with it.
 
 use crate::error::{Fault, Result};
 use crate::file::SourceFile;
@@ -17,19 +17,19 @@ pub struct ScaleBytes<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
     pub dtype: Dtype,
-    /// `[rows, cols]`, row after row; a vector is one row.
+    /// `[rows, cols]`, row-major; a vector is one row.
     pub shape: [usize; 2],
-    /// Of F8_E4M3.
+    /// Present only for F8_E4M3.
     pub scales: Option<Scales<ScaleBytes<'a>>>,
     pub(crate) place: Location<'a>,
 }
 
-/// Where bytes are.
+/// A position in a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Location<'a> {
     file: &'a SourceFile,
     start: u64,
-    /// The file has rows and columns exchanged, and so many bytes from one of its rows to the next.
+    /// Present if the file stores it transposed: the bytes from one of the file's rows to the next.
     turned: Option<u64>,
 }
 
@@ -45,7 +45,7 @@ impl Location<'_> {
 }
 
 impl<'a> ScaleBytes<'a> {
-    /// Of a whole tensor, which is a file's bytes from `start` on.
+    /// The scales of a whole tensor, from `start` on in the file.
     pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> ScaleBytes<'a> {
         let place = Location { file, start: start as u64, turned: None };
         ScaleBytes { n_bytes: shape[0] * dtype.row_bytes(shape[1]), place }
@@ -55,12 +55,12 @@ impl<'a> ScaleBytes<'a> {
         self.n_bytes
     }
 
-    /// The first bytes and the last.
+    /// The first and the last `n` bytes.
     pub(crate) fn ends(&self, n: usize) -> Result<Vec<u8>> {
         self.place.ends(self.n_bytes, n)
     }
 
-    /// All of them.
+    /// Reads all scales.
     pub fn read(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.n_bytes];
         self.place.file.read_at(self.place.start, &mut bytes)?;
@@ -69,7 +69,7 @@ impl<'a> ScaleBytes<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    /// A file's bytes from `start` on.
+    /// A tensor from `start` on in the file.
     pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> Tensor<'a> {
         Tensor { dtype, shape, scales: None, place: Location { file, start: start as u64, turned: None } }
     }
@@ -90,10 +90,10 @@ impl<'a> Tensor<'a> {
         self.rows() * self.row_bytes()
     }
 
-    /// So many rows from `before` on; of a vector, so many elements.
+    /// A range of rows after `before`; of a vector, of elements.
     pub(crate) fn part(&self, before: usize, shape: [usize; 2]) -> Option<Tensor<'a>> {
         let row_bytes = self.dtype.bytes_of(shape[1] as u64)?;
-        // What rows begin with in the file, if it has columns there.
+        // The bytes between our rows in the file, which stores them as columns if transposed.
         let step = if self.place.turned.is_some() { self.dtype.block_bytes() as u64 } else { row_bytes };
         let start = match shape[0] {
             1 => self.dtype.bytes_of(before as u64)?,
@@ -108,26 +108,26 @@ impl<'a> Tensor<'a> {
         is_within.then_some(Tensor { dtype: self.dtype, shape, scales, place })
     }
 
-    /// With rows and columns exchanged, of a type that has no blocks.
+    /// The transposed tensor, of a type that has no blocks.
     pub(crate) fn turned(&self) -> Tensor<'a> {
         let [rows, cols] = self.shape;
         let turned = Some(self.row_bytes() as u64);
         Tensor { shape: [cols, rows], place: Location { turned, ..self.place }, ..*self }
     }
 
-    /// The first bytes and the last, of a tensor as the file has it.
+    /// The first and the last `n` bytes of a tensor as the file has it.
     pub(crate) fn ends(&self, n: usize) -> Result<Vec<u8>> {
         self.place.ends(self.n_bytes(), n)
     }
 
-    /// All rows.
+    /// Reads all rows.
     pub fn read(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.n_bytes()];
         self.read_rows(0..self.rows(), &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Some rows, one after another. Not aligned for anything but a byte.
+    /// Reads some rows, one after another. Needs no alignment.
     pub fn read_rows(&self, rows: Range<usize>, to: &mut [u8]) -> Result<()> {
         assert!(rows.end <= self.rows() && to.len() == rows.len() * self.row_bytes(), "rows that it has, and room");
         match self.place.turned {
@@ -136,7 +136,7 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// Each of the file's rows has one number for each of ours.
+    /// Each row of the file has one number for each of our rows.
     fn read_turned(&self, rows: Range<usize>, stride: u64, to: &mut [u8]) -> Result<()> {
         let (size, cols) = (self.dtype.block_bytes(), self.cols());
         let mut column = vec![0; rows.len() * size];
@@ -151,12 +151,12 @@ impl<'a> Tensor<'a> {
         Ok(())
     }
 
-    /// All numbers as f32: for norms and other vectors, which are never quantized. Matrices are the device's to read.
+    /// All numbers as f32: for norms and other vectors, which are never quantized. Matrices are unpacked by devices.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         Ok(self.numbers(&self.read()?))
     }
 
-    /// The same of bytes that have been read of it.
+    /// The same from bytes that were read already.
     pub fn numbers(&self, bytes: &[u8]) -> Vec<f32> {
         let (halves, floats) = (bytes.as_chunks::<2>().0.iter(), bytes.as_chunks::<4>().0.iter());
         match self.dtype {
@@ -168,7 +168,7 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// `[rows, cols]` of dimensions in order from the slowest; more than two are flattened into the rows.
+/// `[rows, cols]` from dimensions in order from the slowest; more than two are flattened into the rows.
 pub(crate) fn rows_and_cols(dims: &[u64]) -> std::result::Result<[usize; 2], Fault> {
     let Some((cols, slower)) = dims.split_last() else {
         return Fault::malformed("a tensor without dimensions");

@@ -1,5 +1,5 @@
-//! Models small enough to write down, whole and damaged in every way: read right, or refused with a word, never a
-//! panic.
+//! Models small enough to write down, whole and damaged in every way: they are read right or refused with a reason, and
+//! never cause a panic.
 
 use super::*;
 use crate::error::Fault;
@@ -187,7 +187,7 @@ impl Drop for Temporary {
     }
 }
 
-/// Everything that opening a GGUF does, on bytes.
+/// Does everything that opening a GGUF does, on bytes.
 fn read(bytes: &[u8]) -> std::result::Result<ModelSpec, Fault> {
     ModelSpec::from_gguf(&Gguf::parse(bytes)?, bytes, "file")
 }

@@ -1,11 +1,11 @@
-//! What one rank reads of a matrix, in bands of rows that several threads may read and hash at once. Knows nothing of
-//! ranks.
+//! The part of a matrix that one rank reads, in bands of rows that several threads may read and hash at once. Knows
+//! nothing of ranks.
 //!
 //! ```text
 //! of rows      [ r0 ............. r1 )  whole rows            bands follow each other in the file
 //! of columns   all rows, [ c0 .. c1 )   whole stored blocks   rows are read whole, and what is not wanted left out
 //! ```
-//! What is read are whole pieces of the weight, which may begin before what is wanted, and end after it.
+//! Whole pieces of the weight are read, which may begin before the wanted part and end after it.
 
 use crate::error::Result;
 use crate::pieces::WeightPieces;
@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 use std::ops::Range;
 use types::{PieceHash, PieceRun};
 
-/// Rows that are read at once have about so many bytes in the file. A piece's hash depends on it.
+/// The approximate bytes of the file that a band of rows has. A piece's hash depends on it.
 const BAND_BYTES: usize = 128 << 10;
 
 pub struct Window<'a> {
@@ -21,7 +21,7 @@ pub struct Window<'a> {
     pieces: WeightPieces,
     /// The rows that were asked for.
     wanted: Range<usize>,
-    /// Of the pieces, in numbers.
+    /// The indices of the pieces' runs and strips that are read.
     runs: Range<usize>,
     strips: Range<usize>,
     bands: Vec<Band>,
@@ -37,19 +37,19 @@ struct Band {
 pub type BandHashes = Vec<[u8; 32]>;
 
 impl<'a> Window<'a> {
-    /// All of it.
+    /// The whole matrix.
     pub fn whole(tensor: Tensor<'a>, pieces: WeightPieces) -> Window<'a> {
         let rows = 0..tensor.rows();
         Window::of_rows(tensor, pieces, rows)
     }
 
-    /// A run of rows; it may be empty.
+    /// A range of rows; it may be empty.
     pub fn of_rows(tensor: Tensor<'a>, pieces: WeightPieces, rows: Range<usize>) -> Window<'a> {
         let (runs, strips) = (pieces.runs_with(&rows), 0..pieces.n_strips());
         Window::new(tensor, pieces, rows, [runs, strips])
     }
 
-    /// All rows of a run of columns, widened to whole blocks of the tensor's type; it may be empty.
+    /// All rows of a range of columns, widened to whole blocks of the tensor's type; it may be empty.
     pub fn of_columns(tensor: Tensor<'a>, pieces: WeightPieces, columns: Range<usize>) -> Window<'a> {
         let dtype = tensor.dtype;
         let bytes = dtype.row_bytes(columns.start / dtype.block() * dtype.block())..dtype.row_bytes(columns.end);
@@ -89,12 +89,12 @@ impl<'a> Window<'a> {
         &self.tensor
     }
 
-    /// The rows that are wanted.
+    /// The wanted rows.
     pub fn rows(&self) -> Range<usize> {
         self.wanted.clone()
     }
 
-    /// The columns that are read, which begin and end between blocks of the type.
+    /// The columns that are read; their bounds lie between blocks of the type.
     pub fn columns(&self) -> Range<usize> {
         let (block, block_bytes) = (self.tensor.dtype.block(), self.tensor.dtype.block_bytes());
         let bytes = self.bytes_of_row();
@@ -117,13 +117,13 @@ impl<'a> Window<'a> {
         self.bands.iter().map(|band| band.rows.len()).sum::<usize>() * self.bytes_of_row().len()
     }
 
-    /// Of everything that was read, the rows that are wanted.
+    /// The wanted rows from everything that was read.
     pub fn wanted<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
         let row_bytes = self.bytes_of_row().len();
         &bytes[(self.wanted.start - self.first_row()) * row_bytes..][..self.wanted.len() * row_bytes]
     }
 
-    /// Memory for all of it, cut into one part for each band.
+    /// Splits memory for the whole window into one part per band.
     pub fn bands_of<'b>(&self, mut to: &'b mut [u8]) -> Vec<&'b mut [u8]> {
         let row_bytes = self.bytes_of_row().len();
         let mut bands = Vec::with_capacity(self.bands.len());
@@ -150,7 +150,7 @@ impl<'a> Window<'a> {
         Ok(self.hashes(to))
     }
 
-    /// What all of it hashes to, with one band in memory at a time.
+    /// The hashes of the whole window, with one band in memory at a time.
     pub(crate) fn hashed(&self, weight: &str) -> Result<PieceRun> {
         let (row_bytes, mut bytes) = (self.bytes_of_row().len(), Vec::new());
         let hashes = self.bands.iter().enumerate().map(|(i, band)| {
@@ -169,7 +169,7 @@ impl<'a> Window<'a> {
             if end - start == columns.len() {
                 return blake3::hash(band).into();
             }
-            // In one run: the hash goes over many blocks at once.
+            // Gathered into one run, because hashing many blocks at once is faster.
             gathered.clear();
             for row in band.chunks_exact(columns.len()) {
                 gathered.extend_from_slice(&row[start - columns.start..end - columns.start]);
@@ -179,7 +179,7 @@ impl<'a> Window<'a> {
         self.strips.clone().map(of_strip).collect()
     }
 
-    /// What was read, from the hashes of all bands in order.
+    /// The hashes of what was read, from those of all bands in order.
     pub fn run(&self, weight: &str, bands: &[BandHashes]) -> PieceRun {
         let (mut rest, mut hashes) = (bands, Vec::new());
         for run in self.bands.chunk_by(|a, b| a.run == b.run) {

@@ -1,4 +1,4 @@
-//! A replica's name, held by one coordinator until a later claim. Knows not where it is written down.
+//! A replica's name, held by one coordinator until a later claim. Does not know where it is stored.
 
 use crate::memory::MemoryStore;
 use crate::state::Registration;
@@ -8,15 +8,15 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::DropGuard;
 
-/// For the store to take the entry away; it goes by itself when its lease ends.
+/// How long a release waits for the store to delete the entry; otherwise it lapses with its lease.
 const RELEASE_MAX: Duration = Duration::from_secs(3);
 
-/// Somebody has claimed the replica later: whatever this process does under its own epochs is refused.
+/// Another coordinator has claimed the replica later: whatever this process does under its own epochs is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("claim lost: {by} has claimed replica {replica:?} later, as incarnation {theirs}; this one was {ours}")]
 pub struct ClaimLost {
     pub replica: String,
-    /// Where the later one is reached.
+    /// The address of the later claim.
     pub by: String,
     pub ours: u64,
     pub theirs: u64,
@@ -32,7 +32,7 @@ pub struct Claim {
 #[derive(Debug)]
 enum Holds {
     Memory(Hold),
-    /// Whoever keeps it in a store elsewhere.
+    /// The entry is kept in an external store by a keeper's task.
     Kept(Kept),
 }
 
@@ -51,7 +51,7 @@ impl Drop for Hold {
     }
 }
 
-/// The side of a keeper's task that the claim has.
+/// A claim's handle to its keeper's task.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub says: watch::Sender<Registration>,
@@ -70,12 +70,13 @@ impl Claim {
         Claim { incarnation, holds: Holds::Kept(kept) }
     }
 
-    /// Of all epochs under this claim. Later claims have higher ones, and a lease that is made anew keeps it.
+    /// The incarnation of all epochs under this claim. Later claims have higher ones; a lease that is made anew keeps
+    /// it.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
 
-    /// Changes what the others read, unless the claim is lost.
+    /// Changes the registration that others read, unless the claim is lost.
     pub fn say(&mut self, change: impl FnOnce(&mut Registration)) {
         match &mut self.holds {
             Holds::Memory(hold) => {
@@ -107,13 +108,13 @@ impl Claim {
         }
     }
 
-    /// Takes the entry away and waits until that is done, or for so long as may be waited for it.
+    /// Deletes the entry and waits until that is done, for at most `RELEASE_MAX`.
     pub async fn release(self) {
         match self.holds {
             Holds::Memory(hold) => drop(hold),
             Holds::Kept(Kept { keeper, end, .. }) => {
                 end.disarm().cancel();
-                // Late: it goes with its lease.
+                // Too late: the entry lapses with its lease.
                 let _late = timeout(RELEASE_MAX, keeper).await;
             }
         }

@@ -34,7 +34,7 @@ pub enum Error {
 
 pub const NAME_BYTES_MAX: usize = 253;
 
-/// A name becomes a part of a key, and people read it in logs.
+/// A name becomes part of a key, and people read it in logs.
 fn check_name(name: &str) -> Result<(), Error> {
     let is_good = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic() && b != b'/');
     if is_good { Ok(()) } else { Err(Error::Name(name.into())) }

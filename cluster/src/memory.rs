@@ -1,5 +1,4 @@
-//! A store inside one process. Every change has a revision, and a claim's revision is the incarnation of whoever made
-//! it.
+//! A store inside one process. Every change has a revision, and a claim's revision is the incarnation of its holder.
 
 use crate::claim::{Claim, ClaimLost};
 use crate::state::{ClaimHolder, Member, Members, Registration, State, Watch};
@@ -9,7 +8,7 @@ use tokio::sync::watch;
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     state: Arc<watch::Sender<State>>,
-    /// What is known of it here: the same, or of a store from afar what its last look has found.
+    /// What this clone sees: the state itself, or for a store from afar what its last `look` found.
     seen: Arc<watch::Sender<State>>,
 }
 
@@ -25,13 +24,13 @@ impl MemoryStore {
         MemoryStore { seen: state.clone(), state }
     }
 
-    /// The same store over a line that may be slow or cut: what is said here goes there, and of what is there nothing
-    /// is known but what the last `look` has found.
+    /// The same store over a connection that may be slow or cut: what is written here arrives there, but reads see only
+    /// what the last `look` found.
     pub fn from_afar(&self) -> MemoryStore {
         MemoryStore { state: self.state.clone(), seen: Arc::new(watch::Sender::new(State::default())) }
     }
 
-    /// Of a store from afar: learns what is there by now, but for entries whose lease `has_lapsed`.
+    /// For a store from afar: reads what is there by now, except entries whose lease `has_lapsed`.
     pub fn look(&self, has_lapsed: impl Fn(&Member) -> bool) {
         let mut state = self.state.borrow().clone();
         state.members.retain(|_, member| !has_lapsed(member));
@@ -44,7 +43,7 @@ impl MemoryStore {
         });
     }
 
-    /// Takes a replica, from whoever held it: their epoch is older from now on.
+    /// Takes a replica from its holder, whose epoch is older from now on.
     pub fn claim(&self, replica: &str, address: &str) -> Claim {
         self.claim_as(replica, Registration { address: address.into(), ..Registration::default() })
     }
@@ -93,7 +92,7 @@ impl MemoryStore {
 
     pub(crate) fn release(&self, replica: &str, incarnation: u64) {
         self.state.send_if_modified(|state| {
-            // Whoever took the replica over keeps it.
+            // A coordinator that took the replica over keeps it.
             let is_ours = state.members.get(replica).is_some_and(|member| member.incarnation == incarnation);
             if is_ours {
                 state.members.remove(replica);

@@ -1,5 +1,5 @@
-//! What a store knows at one moment, and how others follow it: as the difference to what they were told. Whoever reads
-//! slowly misses steps and no outcome, so nothing piles up.
+//! What a store knows at one moment, and how others follow it: as the difference to what they were told. A slow reader
+//! misses intermediate states but no outcome, so nothing piles up.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -27,33 +27,33 @@ pub struct Member {
     pub registration: Registration,
 }
 
-/// By name.
+/// Members by name.
 pub type Members = BTreeMap<String, Member>;
 
-/// Who holds a replica's name, there or not.
+/// The holder of a replica's name, present or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClaimHolder {
     pub incarnation: u64,
-    /// Tells claims of one incarnation apart, which only a store that lost its memory could give twice.
+    /// Tells claims of one incarnation apart, which only a store that lost its data could give twice.
     pub holder: String,
     pub address: String,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
-    /// Of the last change.
+    /// The revision of the last change.
     pub revision: u64,
-    /// How often it was read as a whole. Afterwards the revision may be lower: a store can lose its memory.
+    /// How often it was read as a whole. The revision may then be lower: a store can lose its data.
     pub listings: u64,
     pub members: Members,
     pub held: BTreeMap<String, ClaimHolder>,
 }
 
-/// Whether the store is there. Where it is not, nobody joins or leaves, and all else goes on.
+/// Whether the store can be reached. If not, nobody joins or leaves, and all else goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
     pub since: SystemTime,
-    /// Why it is away.
+    /// Why it cannot be reached.
     pub away: Option<String>,
 }
 
@@ -69,13 +69,13 @@ impl Health {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It is new, or another than before.
+    /// A member is new or has changed.
     Is(String, Member),
     /// A suspicion, not a death.
     Gone(String),
 }
 
-/// Follows the members: first those that are there, then each change.
+/// Follows the members: first those that exist, then each change.
 pub struct Watch {
     state: watch::Receiver<State>,
     told: Members,
@@ -88,14 +88,14 @@ impl Watch {
         Watch { state, told: Members::new(), due: VecDeque::new(), has_looked: false }
     }
 
-    /// Of members that never change, in this order.
+    /// A watch of members that never change, in this order.
     pub(crate) fn given(members: Vec<(String, Member)>) -> Watch {
         let told = members.iter().cloned().collect();
         let due = members.into_iter().map(|(name, member)| Change::Is(name, member)).collect();
         Watch { state: watch::channel(State::default()).1, told, due, has_looked: true }
     }
 
-    /// The changes that are there already.
+    /// The changes that are already available.
     pub fn now(&mut self) -> Vec<Change> {
         if !self.has_looked || self.state.has_changed().unwrap_or(false) {
             self.look();
@@ -119,7 +119,7 @@ impl Watch {
     fn look(&mut self) {
         self.has_looked = true;
         let members = self.state.borrow_and_update().members.clone();
-        // What is due already counts as told.
+        // Changes that are due already count as told.
         self.due.extend(changes(&self.told, &members));
         self.told = members;
     }
@@ -129,7 +129,7 @@ fn changes(told: &Members, now: &Members) -> VecDeque<Change> {
     let gone = told.keys().filter(|name| !now.contains_key(*name));
     let gone = gone.map(|name| Change::Gone(name.clone()));
     let mut news: Vec<_> = now.iter().filter(|(name, member)| told.get(*name) != Some(*member)).collect();
-    // As they came.
+    // In the order in which they were claimed.
     news.sort_by_key(|(_, member)| member.incarnation);
     gone.chain(news.into_iter().map(|(name, member)| Change::Is(name.clone(), member.clone()))).collect()
 }

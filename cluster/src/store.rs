@@ -1,4 +1,4 @@
-//! The stores behind one door: memory within a process, addresses that were given as flags, etcd.
+//! The kinds of store behind one type: memory within a process, addresses that were given as flags, etcd.
 
 use crate::addresses::Addresses;
 use crate::claim::Claim;
@@ -8,11 +8,11 @@ use crate::state::{Health, Member, Registration, Watch};
 use crate::{Error, check_name};
 use tokio::sync::watch;
 
-/// Clones are the same store.
+/// Clones share one store.
 #[derive(Clone, Debug)]
 pub enum Store {
     Memory(MemoryStore),
-    /// Members that were given and never change, named by their addresses. A claim here is known to nobody else.
+    /// Members given as flags, which never change, named by their addresses. No other process sees a claim made here.
     Static {
         given: Addresses,
         own: MemoryStore,
@@ -21,7 +21,7 @@ pub enum Store {
 }
 
 impl Store {
-    /// Members that are given; claims of this process have later incarnations than `revision`.
+    /// A store of given members; claims of this process have later incarnations than `revision`.
     pub fn fixed(given: Addresses, revision: u64) -> Store {
         Store::Static { given, own: MemoryStore::starting_at(revision) }
     }
@@ -34,7 +34,7 @@ impl Store {
         }
     }
 
-    /// Takes a replica's name from whoever held it. Waits while the store is away; whoever waits may drop it.
+    /// Takes a replica's name from its holder. Waits while the store is away; safe to drop at any point.
     pub async fn claim(&self, replica: &str, registration: Registration) -> Result<Claim, Error> {
         check_name(replica)?;
         match self {
@@ -53,7 +53,7 @@ impl Store {
         }
     }
 
-    /// What is here or given is always there.
+    /// Memory and given members are always reachable.
     pub fn health(&self) -> watch::Receiver<Health> {
         match self {
             Store::Memory(_) | Store::Static { .. } => watch::channel(Health::connected()).1,
@@ -62,7 +62,7 @@ impl Store {
     }
 }
 
-/// Nobody knows the incarnation of who answers there: none is too old.
+/// The incarnation of a given address is unknown, so no epoch counts as too old.
 fn given(address: &str) -> (String, Member) {
     let registration = Registration { address: address.to_owned(), ..Registration::default() };
     (address.to_owned(), Member { incarnation: 0, registration })
@@ -77,7 +77,7 @@ mod tests {
     async fn given_members_are_there_and_stay() {
         let store = Store::fixed("b:1,a:2".parse().unwrap(), 7);
         let mut watch = store.watch();
-        // In their order, by which of equals the first is chosen.
+        // The order of the flags is kept: among equals the first is chosen.
         for expect in ["b:1", "a:2"] {
             let Change::Is(name, member) = watch.next().await else { panic!("a given member is gone") };
             assert_eq!((name.as_str(), member.registration.address.as_str()), (expect, expect));

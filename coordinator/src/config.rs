@@ -1,4 +1,4 @@
-//! What a coordinator is told at its start. Declared once, resolved by the binary, passed whole.
+//! A coordinator's settings. Declared once, resolved by the binary, passed whole.
 
 use crate::placement::{Blueprint, ModelShape, Policy};
 use std::path::PathBuf;
@@ -11,26 +11,26 @@ pub struct Config {
     pub replica: String,
     /// The name that clients call the model by.
     pub model: String,
-    /// Where the workers' machines find it.
+    /// The model's path on the workers' machines.
     pub model_path: PathBuf,
     pub shape: ModelShape,
     pub policy: Policy,
-    /// What every rank must compute under, by the fingerprint of the model that is meant. None: what the first that is
-    /// ready computes under, where no model is.
+    /// The parts of the policy digest under which every rank must compute. None: the digest of the first rank that is
+    /// ready; used where there is no model.
     pub policy_digest: Option<DigestOf>,
     pub prefix_cache: bool,
-    /// Ranks clear what a sequence lets go before anybody else has it. Then no two share a block, whatever
+    /// Ranks clear a sequence's blocks before another sequence gets them. Then no two share a block, whatever
     /// `prefix_cache` says.
     pub zero_kv: bool,
-    /// The cluster's secret at the root of every block hash.
+    /// The secret at the root of every block hash, derived from the cluster's.
     pub salt: [u8; 16],
-    /// From which every epoch's secret is derived, with which its ranks know each other.
+    /// Every epoch's secret, by which its ranks know each other, is derived from this.
     pub mesh_seed: [u8; 32],
     pub limits: Limits,
     pub waits: Waits,
 }
 
-/// Of what a policy digest is made, beside the policy's types and the device.
+/// What a policy digest is made of, beside the policy's types and the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DigestOf {
     /// The model's fingerprint.
@@ -38,18 +38,18 @@ pub struct DigestOf {
     pub mode: Mode,
 }
 
-/// Every queue and every size has its limit here.
+/// Limits of every queue and every size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub waiting_max: u32,
     pub waiting_tokens_max: u64,
     pub batch_tokens_max: u32,
     pub chunk_tokens_max: u32,
-    /// With one stage; every further stage adds one.
+    /// For one stage; every further stage adds one.
     pub steps_in_flight_max: u32,
-    /// Events that wait for the loop; whoever sends more waits.
+    /// Events that wait for the loop; a sender waits while the queue is full.
     pub events_max: usize,
-    /// Frames that wait for one router. One that leaves more unread is cut off, so that nobody waits for it.
+    /// Frames that wait for one router. A router that leaves more unread is cut off, so that nobody waits for it.
     pub router_frames_max: usize,
     /// Frames that wait for one rank: more than are ever in flight.
     pub rank_frames_max: usize,
@@ -72,32 +72,34 @@ impl Default for Limits {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waits {
-    /// How often a rank is expected to say that it lives, and the loop to look at its timers.
+    /// The interval at which a rank sends a heartbeat and the loop looks at its timers.
     pub beat_every: Duration,
-    /// A rank that was silent for so many of them is lost.
+    /// A rank that misses this many heartbeats is lost.
     pub beats_missed_max: u32,
     pub state_every: Duration,
-    /// For a peer's first frame.
+    /// The time limit for a peer's first frame.
     pub hello_max: Duration,
-    /// For a rank to load what it is to hold.
+    /// The time limit for a rank to load its part of the model.
     pub load_max: Duration,
-    /// For ranks that have loaded to meet each other.
+    /// The time limit for ranks that have loaded to meet each other.
     pub meet_max: Duration,
-    /// A rank whose computing thread hangs goes on beating. A step that is not answered within `hang_factor` times what
-    /// such steps took lately has one that hangs; never before the first of these, always after the second.
+    /// A rank whose computing thread hangs still sends heartbeats. It counts as hung if a step is not answered within
+    /// `hang_factor` times the recent duration of such steps; never before `hang_min`, always after `step_max`.
     pub hang_min: Duration,
     pub step_max: Duration,
     pub hang_factor: u32,
-    /// For the first step after a load.
+    /// The time limit for the first step after a load.
     pub step_first_max: Duration,
-    /// For one operation among ranks. Longer than a step, because the coordinator hears of all ranks and they do not.
+    /// The time limit for one collective operation. Longer than a step's: the coordinator hears of all ranks, a rank
+    /// does not.
     pub exchange_max: Duration,
-    /// For the computing thread of a rank that its peers blame to move, once it has a place again.
+    /// How long the computing thread of a rank that its peers blame may stand still, once it has a rank again.
     pub suspect_max: Duration,
-    /// Between placements that end because ranks do not reach each other: doubles from the first to the second.
+    /// The pause between placements that end because ranks do not reach each other: doubles from the first to the
+    /// second.
     pub replace_min: Duration,
     pub replace_max: Duration,
-    /// For how long one of two workers that do not reach each other is left out; doubles each time, up to 64 times.
+    /// How long one of two workers that do not reach each other is left out; doubles each time, up to 64 times.
     pub apart_min: Duration,
     /// How long a lost rank's place is kept for another worker, before fewer ranks carry the model.
     pub replan_after: Duration,
@@ -105,9 +107,9 @@ pub struct Waits {
     pub regrow_after: Duration,
     /// How long the requests of a router that vanished go on.
     pub router_grace: Duration,
-    /// What still runs so long after a drain began is left to the routers, who may go on with it elsewhere.
+    /// Requests that still run this long after a drain began are left to the routers, which may move them elsewhere.
     pub drain_max: Duration,
-    /// For connections to close at the end.
+    /// The time limit for connections to close at the end.
     pub close_max: Duration,
 }
 
@@ -143,7 +145,7 @@ pub(crate) fn micros(duration: Duration) -> u64 {
 }
 
 impl Config {
-    /// Known to the ranks of one epoch and to nobody else, not even to those of another.
+    /// The secret of one epoch's ranks: no one else knows it, not even the ranks of another epoch.
     pub(crate) fn mesh_secret(&self, epoch: Epoch) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new_keyed(&self.mesh_seed);
         hasher.update(&epoch.incarnation.to_le_bytes());
@@ -151,7 +153,7 @@ impl Config {
         *hasher.finalize().as_bytes()
     }
 
-    /// Requests that begin alike have the same blocks there.
+    /// Whether requests with a common prefix share its blocks.
     pub(crate) fn shares_blocks(&self) -> bool {
         self.prefix_cache && !self.zero_kv
     }
@@ -160,7 +162,7 @@ impl Config {
         self.policy_digest.map_or(Mode::default(), |of| of.mode)
     }
 
-    /// Under which ranks on such a device compute, where a model says so.
+    /// The policy digest on this device, if there is a model.
     pub(crate) fn digest_on(&self, device: &DeviceKind) -> Option<PolicyDigest> {
         self.policy_digest.map(|of| self.digest_of(device, of))
     }
@@ -170,12 +172,12 @@ impl Config {
         Numerics::plain(device, mode, activations, kv_dtype, weights).digest()
     }
 
-    /// Each stage has a step of its own.
+    /// Every stage beyond the first adds a step.
     pub(crate) fn steps_in_flight_max(&self, grid: Grid) -> u32 {
         self.limits.steps_in_flight_max + u32::from(grid.pp).saturating_sub(1)
     }
 
-    /// What the planner of a replica that is laid out so is given.
+    /// The scheduler's config for a replica with this blueprint.
     pub fn scheduler(&self, blueprint: &Blueprint, policy: PolicyDigest) -> scheduler::Config {
         let (limits, context) = (&self.limits, blueprint.context);
         scheduler::Config {
@@ -186,7 +188,7 @@ impl Config {
             // A prompt that fits the context must fit an empty queue.
             waiting_tokens_max: limits.waiting_tokens_max.max(context.into()),
             batch_tokens_max: limits.batch_tokens_max,
-            // What pools were made for.
+            // The pools were sized for slices of at most `slice_max`.
             chunk_tokens_max: limits.chunk_tokens_max.min(self.policy.slice_max),
             n_stages: blueprint.grid.pp.into(),
             steps_in_flight_max: self.steps_in_flight_max(blueprint.grid),

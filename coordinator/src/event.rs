@@ -1,4 +1,4 @@
-//! Everything that can happen to a replica. The set is closed, and one loop takes them in order.
+//! Every event that a replica handles. The set is closed, and one loop takes them in order.
 
 use crate::WorkerId;
 use crate::outbound::Outbound;
@@ -8,10 +8,10 @@ use tokio::sync::oneshot;
 use tonic::Status;
 use types::{Grid, PieceRun, RequestId, StepDone};
 
-/// Who has asked for a change, and waits for the answer.
+/// Answers an operator who has asked for a change and waits.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Status>>;
 
-/// What the model's path means.
+/// What the model's path holds now: its fingerprint and the hashes of its pieces.
 #[derive(Debug)]
 pub(crate) struct FoundModel {
     pub fingerprint: [u8; 32],
@@ -21,7 +21,7 @@ pub(crate) struct FoundModel {
 pub(crate) enum Event {
     RouterAttached {
         router: u32,
-        /// Its number before, if it had one.
+        /// The router's former number, if it had one.
         former: Option<wire::FormerNumber>,
         frames: Outbound<wire::ReplicaFrame>,
     },
@@ -34,7 +34,7 @@ pub(crate) enum Event {
         router: u32,
         of: RequestId,
         request: Box<wire::Request>,
-        /// Tokens that the client has, with what stands beside them.
+        /// How many tokens the client has, complete with their logprobs.
         n_had: u32,
     },
     Cancel {
@@ -42,7 +42,7 @@ pub(crate) enum Event {
         id: RequestId,
         stopped: bool,
     },
-    /// It has missed names of cached blocks.
+    /// The router has missed names of cached blocks.
     Recite {
         router: u32,
     },
@@ -71,12 +71,12 @@ pub(crate) enum Event {
         worker: WorkerId,
         beat: wire::Heartbeat,
     },
-    /// It cannot go on in its epoch, and may know whose fault that is.
+    /// The rank cannot go on in its epoch; the frame may name the peer at fault.
     RankFailed {
         worker: WorkerId,
         failed: wire::Failed,
     },
-    /// It was told to end.
+    /// The worker was told to end.
     WorkerLeaves {
         worker: WorkerId,
     },

@@ -1,4 +1,4 @@
-//! Owns a replica: who serves it, what runs next, whose output goes where. Knows nothing of tensors or text.
+//! Owns a replica: its ranks, what runs next, and whose output goes where. Knows nothing of tensors or text.
 //!
 //! One loop (`replica`) owns all state. Everything that happens is an `Event` on one bounded queue, and what it decides
 //! leaves through one bounded queue per peer.

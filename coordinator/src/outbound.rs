@@ -1,4 +1,4 @@
-//! The bounded queue of frames to one peer, and how it ends: after the last frame, with a status that says why.
+//! The bounded queue of frames to one peer. It ends after the last frame, with a status that says why.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -21,7 +21,7 @@ pub(crate) struct OutboundStream<T> {
     end: Option<oneshot::Receiver<Status>>,
 }
 
-/// A queue of at most so many frames, its stream, and what is cancelled when the loop lets go of it.
+/// A queue of at most `frames_max` frames, its stream, and a token that is cancelled when the loop drops the queue.
 pub(crate) fn outbound<T>(frames_max: usize) -> (Outbound<T>, OutboundStream<T>, CancellationToken) {
     let (frames, queue) = mpsc::channel(frames_max);
     let (end, ended) = oneshot::channel();
@@ -36,7 +36,7 @@ impl<T> Outbound<T> {
         self.frames.try_send(frame).is_ok()
     }
 
-    /// True: it leaves too much unread. A peer that is gone is no such peer; its reader says so.
+    /// True: the peer leaves too much unread. False for a peer that is gone; its reader reports that.
     pub fn is_full_for(&self, frame: T) -> bool {
         matches!(self.frames.try_send(frame), Err(TrySendError::Full(_)))
     }

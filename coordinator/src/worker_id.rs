@@ -1,4 +1,4 @@
-//! What a worker's connection is called by.
+//! The id of a worker's connection.
 
 use std::fmt;
 

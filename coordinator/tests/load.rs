@@ -10,7 +10,7 @@ use types::{Finish, Request, RequestId};
 use worker::sim::Sim;
 
 const N_REQUESTS: usize = 10_000;
-/// More than can run and wait together, so that some are told to come again.
+/// More than can run and wait together, so that some are refused and retry.
 const OUTSTANDING_MAX: usize = 160;
 
 /// One router's traffic.
@@ -19,9 +19,9 @@ struct Traffic {
     router: Router,
     sim: Sim,
     to_submit: VecDeque<Request>,
-    /// After how many tokens a request is cancelled.
+    /// The number of tokens after which a request is cancelled.
     cancel_after: HashMap<RequestId, usize>,
-    /// Somebody was told to come again, and nobody has ended since.
+    /// A request was refused as the queue was full, and none has ended since.
     is_full: bool,
     n_requests: usize,
     n_ended: usize,
@@ -74,7 +74,7 @@ impl Traffic {
                 assert!(refused.retry_after_ms > 0);
                 self.n_full += 1;
                 self.is_full = true;
-                // Whoever is to come again does so behind all others.
+                // A refused request is submitted again behind all others.
                 self.to_submit.push_front(*request);
             }
         }

@@ -13,7 +13,7 @@ pub mod cluster {
     tonic::include_proto!("lockstep.cluster.v1");
 }
 
-/// What gateways speak to engines.
+/// The gRPC protocol that gateways use towards vLLM.
 pub mod vllm {
     #![allow(clippy::all, clippy::allow_attributes_without_reason, reason = "generated")]
     tonic::include_proto!("vllm.grpc.engine");

@@ -1,4 +1,4 @@
-//! Which bytes a rank has read, to the wire and back. Knows nothing of who sends.
+//! Conversions of the hashes that a rank has read, to the wire and back. Knows nothing of who sends.
 
 use crate::cluster as wire;
 use crate::malformed::{Malformed, out_of_range};
@@ -33,7 +33,7 @@ impl TryFrom<&wire::PieceRun> for PieceRun {
 }
 
 impl wire::Loaded {
-    /// The bytes that the rank holds.
+    /// The runs of pieces that the rank holds.
     pub fn runs(&self) -> Result<Vec<PieceRun>, Malformed> {
         self.weights.iter().map(PieceRun::try_from).collect()
     }

@@ -1,4 +1,4 @@
-//! What a router is told at its start. Every limit of the router has its name here.
+//! The router's settings. Every limit of the router has its name here.
 
 use crate::board::pick::PickPolicy;
 use crate::front::resume::ResumeKey;
@@ -9,27 +9,26 @@ use std::time::Duration;
 
 #[derive(Clone)]
 pub struct Config {
-    /// Names that clients may call the model by; the first is the one that replies carry. Where there is none, the
-    /// replica's own.
+    /// Names that clients may call the model by; the first is the one that replies carry. If empty, the replica's own
+    /// name.
     pub names: Vec<String>,
-    /// Names behind which several versions stand, with their weights. The caller may read them again while requests
-    /// run.
+    /// Names behind which several versions stand, with their weights. The caller may reload them while requests run.
     pub routes: ModelRoutes,
-    /// By what rule one of several replicas gets a request.
+    /// The rule by which one of several replicas gets a request.
     pub policy: PickPolicy,
     pub limits: RouterLimits,
     pub timeouts: Timeouts,
-    /// Who may ask. Without keys, anybody may.
+    /// The API keys. Without any, anybody may ask.
     pub keys: ApiKeys,
-    /// The key that all routers of the cluster share: so they go on with each other's streams.
+    /// The key that all routers of the cluster share, so that they can resume each other's streams.
     pub resume_key: ResumeKey,
     /// What `/metrics` answers.
     pub metrics: Render,
-    /// The files that gateways get that tokenize themselves. None where there are none to give.
+    /// The tokenizer files for gateways that tokenize themselves. None if there are none.
     pub text_files: Option<ReadTextFiles>,
 }
 
-/// Reads the model's tokenizer and the files beside it, when a gateway first asks.
+/// Reads the model's tokenizer files when a gateway first asks for them.
 pub type ReadTextFiles = Arc<dyn Fn() -> checkpoint::Result<checkpoint::TextBundle> + Send + Sync>;
 
 /// Renders a page when it is asked for.
@@ -37,16 +36,16 @@ pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
 
 #[derive(Clone, Debug)]
 pub struct RouterLimits {
-    /// Requests that were let in and have no token yet. A request beyond these is refused with a 429.
+    /// Requests that were let in and have no token yet. Further requests are refused with a 429.
     pub requests_waiting_max: usize,
-    /// Tokens of their prompts together. A single request may have more.
+    /// The tokens of their prompts together. A single request may have more.
     pub waiting_tokens_max: usize,
     /// Requests under way, waiting or not.
     pub requests_max: usize,
-    /// A stream whose reader leaves so many steps unread, those of all its choices together, is cut, and its request is
-    /// cancelled: tokens keep coming and have to be kept somewhere.
+    /// A stream whose reader leaves this many steps unread, over all its choices, is cut and its request cancelled:
+    /// tokens keep coming and have to be kept somewhere.
     pub outputs_unread_max: usize,
-    /// A request whose replica was lost so often before it said a token is not given to another: it may be the cause.
+    /// A request whose replica was lost this often before its first token is not given to another: it may be the cause.
     pub losses_max: u32,
     pub body_bytes_max: usize,
     /// Bytes of all bodies that are read at the same time.
@@ -56,26 +55,26 @@ pub struct RouterLimits {
     pub body_discarded_max: usize,
     /// How many long texts are read, rendered or tokenized at the same time, each on a thread of its own.
     pub long_texts_max: usize,
-    /// Choices of one prompt, `n`.
+    /// The most choices of one prompt, `n`.
     pub choices_max: u32,
-    /// Choices of one stream, those of all its prompts together, with which a stream can be resumed: each event says
-    /// how far each choice is.
+    /// A stream can be resumed only with at most this many choices over all its prompts: each event carries the
+    /// position of every choice.
     pub choices_resumed_max: usize,
-    /// Prompts of one request.
+    /// The most prompts of one request.
     pub prompts_max: usize,
-    /// Inputs of one request for embeddings, and how many of them are under way at the same time.
+    /// The most inputs of one request for embeddings, and how many of them run at the same time.
     pub embeddings_max: usize,
     pub embeddings_at_once_max: usize,
-    /// Connections of the HTTP API, and as many of gRPC. A connection beyond these is closed; over HTTP it is told why.
+    /// Connections of the HTTP API, and as many of gRPC. Further ones are closed; over HTTP with a reason.
     pub connections_max: usize,
     pub stop_strings_max: usize,
-    /// Bytes of all stop strings of one request together.
+    /// The bytes of all stop strings of one request together.
     pub stop_bytes_max: usize,
-    /// Tokens whose logits one request may change.
+    /// The most tokens whose logits one request may change.
     pub logit_bias_max: usize,
-    /// Bytes that the prompts and the sampling's lists of one request take, times the answers that each prompt gets.
+    /// The bytes of a request's prompts and sampling lists, times the answers that each prompt gets.
     pub copies_bytes_max: usize,
-    /// Likely tokens that may be reported beside each token.
+    /// The most likely tokens that may be reported beside each token.
     pub logprobs_max: u32,
 }
 
@@ -112,31 +111,31 @@ pub struct Timeouts {
     pub headers_max: Duration,
     /// A body that has not arrived by then is refused.
     pub body_max: Duration,
-    /// A client is cut that takes nothing for so long while something is there for it: its connection, where not a byte
-    /// can be written, and its stream, where it does not ask for the next reply.
+    /// A client that takes nothing for this long while something is there for it is cut: its connection, if not a byte
+    /// can be written, and its stream, if it does not ask for the next reply.
     pub unread_max: Duration,
-    /// How long a request may take from its arrival, whatever its own deadline. None: as long as it needs.
+    /// How long a request may take from its arrival, whatever its own deadline. None: no limit.
     pub request_max: Option<Duration>,
     /// How long a replica's first answer is awaited before a stream is opened. Until then a refusal can still be an
     /// HTTP status.
     pub first_answer_max: Duration,
-    /// A comment is sent on an SSE stream that was silent for so long, so that proxies keep it open.
+    /// A comment is sent on an SSE stream that was silent for this long, so that proxies keep it open.
     pub sse_silence_max: Duration,
-    /// The time between attempts to attach to a coordinator: doubles from the first to the second.
+    /// The pause between attempts to attach to a coordinator: doubles from the first to the second.
     pub reattach_min: Duration,
     pub reattach_max: Duration,
     pub attach_max: Duration,
-    /// A coordinator that is silent for the time of so many of its beats is suspected: its streams move to other
-    /// replicas where these can go on with them at once.
+    /// A coordinator that is silent for this many of its beats is suspected: its streams move to other replicas that
+    /// can continue them at once.
     pub beats_missed_max: u32,
-    /// A coordinator that is silent for so long counts as lost.
+    /// A coordinator that is silent for this long counts as lost.
     pub replica_silence_max: Duration,
-    /// The time between looks at which replicas are slow or break often.
+    /// The interval between looks for replicas that are slow or break often.
     pub judge_every: Duration,
-    /// How long streams of a lost coordinator wait for a replica that can go on with them: the same one come back, or
+    /// How long streams of a lost coordinator wait for a replica that can continue them: the same one, back again, or
     /// another.
     pub replica_absence_max: Duration,
-    /// When a replica has been without its ranks for so long, its streams move to another one that is ready.
+    /// When a replica has been without its ranks for this long, its streams move to another one that is ready.
     pub recovery_max: Duration,
     /// How long streams may still run after the stop signal.
     pub drain_max: Duration,

@@ -1,4 +1,4 @@
-//! The outside of a cluster: text, HTTP and gRPC to clients; one stream of tokens to each replica's coordinator.
+//! The outside of a cluster: text, HTTP and gRPC for clients; one stream of tokens to each replica's coordinator.
 //!
 //! Knows no tensor, no schedule and no worker. The caller owns sockets and the stop signal.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
@@ -40,11 +40,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::server::Connected;
 
-/// How long the last words of streams may be on their way when all streams have ended.
+/// How long the last output of streams may be on its way after all streams have ended.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
-/// Serves HTTP and gRPC until `shutdown`, and then until the streams that run have ended or `drain_max` has passed. New
-/// requests are refused from `shutdown` on. The replicas have to outlive this: they finish the streams that run.
+/// Serves HTTP and gRPC until `shutdown`, and then until the running streams have ended or `drain_max` has passed. New
+/// requests are refused from `shutdown` on. The replicas have to outlive this: they finish the running streams.
 pub async fn serve(
     config: Config,
     members: impl Into<Membership>,
@@ -61,7 +61,7 @@ pub async fn serve(
     serve_faces(config, members.into(), texts.into(), shutdown, faces).await
 }
 
-/// The same over gRPC alone, on the connections that come.
+/// The same over gRPC alone, on incoming connections.
 pub async fn serve_grpc<IO, E>(
     config: Config,
     members: impl Into<Membership>,
@@ -107,8 +107,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
         nonce,
     });
     let roster = tokio::spawn(roster.run());
-    // Connections are accepted while streams end: a client that comes is told that this router drains, and readiness
-    // says so.
+    // Connections are accepted while streams end: a new client is told that this router drains, and readiness says so.
     let served = drain(faces(front, shutdown.clone(), end.clone()), &shutdown, &streams, drain_max, &end).await;
     end.cancel();
     attends.abort();
@@ -118,8 +117,8 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     served
 }
 
-/// Runs the faces to their end. After `shutdown` they have until no stream runs, but no longer than `drain_max`; then
-/// `end` ends what is left. A health watch or an idle connection holds nothing up.
+/// Runs the faces to their end. After `shutdown` they have until no stream runs, but at most `drain_max`; then `end`
+/// ends what is left. A health watch or an idle connection holds nothing up.
 async fn drain(
     faces: impl Future<Output = Result<(), Error>>,
     shutdown: &CancellationToken,

@@ -1,5 +1,5 @@
-//! Why a request is not served, or not to its end, in the one type that all rooms share. Knows neither HTTP nor gRPC;
-//! each face says it in its own words.
+//! Why a request is not served, or not to its end, in the one type that all folders share. Knows neither HTTP nor gRPC;
+//! each face words it differently.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -83,7 +83,7 @@ pub enum NoResume {
 }
 
 impl NoResume {
-    /// One of a few words, for programs.
+    /// From a small closed set, for programs.
     pub fn label(self) -> &'static str {
         match self {
             NoResume::Garbled => "resume_garbled",
@@ -95,7 +95,7 @@ impl NoResume {
     }
 }
 
-/// The reason behind a refusal; empty where none is known.
+/// The reason behind a refusal; empty if none is known.
 fn because(why: &str) -> String {
     if why.is_empty() { String::new() } else { format!(": {why}") }
 }
@@ -127,7 +127,7 @@ impl Refusal {
         Refusal::Failed { message: message.into() }
     }
 
-    /// The same refusal, with the field named as one face of the router names it.
+    /// The same refusal, with the field's name in one face.
     pub fn renamed(self, names: &[(&str, &'static str)]) -> Refusal {
         match self {
             Refusal::Invalid { field, message } => {
@@ -150,7 +150,7 @@ impl Refusal {
         }
     }
 
-    /// One of a few words, for a metric's label.
+    /// From a small closed set, for a metric's label.
     pub fn label(&self) -> &'static str {
         match self {
             Refusal::Invalid { .. } => "invalid",

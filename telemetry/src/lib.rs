@@ -1,4 +1,5 @@
-//! What people watch: logs, and the name of every metric and span in one place. Knows nothing of who measures or why.
+//! What operators watch: logs, and the name of every metric and span in one place. Knows nothing of who measures or
+//! why.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 pub mod exporter;
@@ -11,7 +12,7 @@ mod usage;
 pub use otlp::{Carried, Collector, Headers, Protocol, flush};
 pub use usage::TokenUsage;
 
-/// What cannot be set up.
+/// Why telemetry cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{filter:?} is no log filter: {source}")]

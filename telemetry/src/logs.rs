@@ -1,5 +1,5 @@
-//! Logs on stderr: stdout belongs to answers. A collector, if one is named, gets them too, and spans, which are in no
-//! log. Who logs waits for neither: lines go into a queue with a limit, and a thread of their own writes them.
+//! Logs on stderr, because stdout belongs to answers; and to a collector, if one is named, which gets spans too. Code
+//! that logs waits for neither: lines go into a queue with a limit, and a thread of their own writes them.
 
 mod queue;
 mod stderr;
@@ -25,17 +25,17 @@ pub enum Format {
     Json,
 }
 
-/// What a process tells of itself besides its metrics.
+/// What a process logs and sends, besides its metrics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Telling<'a> {
     pub format: Format,
-    /// Reads as `info` or `router=debug,info`.
+    /// The form is `info` or `router=debug,info`.
     pub filter: &'a str,
-    /// None: nothing is sent.
+    /// None sends nothing.
     pub collector: Option<&'a Collector>,
 }
 
-/// Sets up the process's log, and its spans if there is a collector for them. Once in a process, whose panics are told
+/// Sets up the process's log, and its spans if there is a collector for them. Call once per process; panics are logged
 /// the same way from then on.
 pub fn init(telling: Telling<'_>) -> Result<(), Error> {
     let queue = Arc::new(LogQueue::default());
@@ -56,9 +56,9 @@ where
     S: tracing::Subscriber + for<'span> LookupSpan<'span>,
 {
     let log = tracing_subscriber::fmt::layer().with_writer(queue).with_ansi(std::io::stderr().is_terminal());
-    // It would complain to stderr itself, and wait for who reads that.
+    // It would write to stderr itself, and wait for its reader.
     let log = log.log_internal_errors(false);
-    // Where nothing wants spans, none is made.
+    // Where nothing wants spans, none are made.
     let filter = filter(telling.filter, &[NO_SPANS])?;
     Ok(match telling.format {
         Format::Text => log.with_filter(filter).boxed(),
@@ -66,7 +66,8 @@ where
     })
 }
 
-/// Of the log, what is sent: all but what sending itself says, which would never end; in the spans that there are.
+/// The filter for what is sent: all of the log but what sending itself logs, which would never end; and the wanted
+/// spans.
 fn sent(wanted: &str, spans: Level) -> Result<EnvFilter, Error> {
     let within = format!("{}={spans}", spans::TARGET);
     filter(

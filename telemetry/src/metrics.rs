@@ -1,15 +1,15 @@
-//! Every metric: its name, the name that dashboards made for vLLM know it by, and the typed function that sets it.
+//! Every metric: its name, the name that dashboards made for vLLM use, and the typed function that sets it.
 
 use crate::usage::{PROVIDER, TokenUsage};
 use metrics::{Histogram, Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A name of ours and, where people's dashboards have some, theirs.
+/// A metric's own name, and vLLM's name if it has one.
 struct Metric {
     ours: &'static str,
     theirs: &'static [&'static str],
-    /// What OpenTelemetry's conventions call it, and its unit; `ours` is how Prometheus writes that.
+    /// The name in OpenTelemetry's conventions, and its unit; `ours` is how Prometheus writes that.
     conventional: Option<(&'static str, &'static str)>,
     help: &'static str,
 }
@@ -223,7 +223,7 @@ const HISTOGRAMS: [(&Metric, &[f64]); 12] = [
 const SECONDS: [f64; 17] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0];
 
-/// As the conventions ask for: powers of four.
+/// Powers of four, as the conventions ask for.
 const TOKENS: [f64; 14] = [
     1.0,
     4.0,
@@ -246,7 +246,7 @@ const AI_FIRST_TOKEN_SECONDS: [f64; 16] =
     [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
 const AI_PER_TOKEN_SECONDS: [f64; 13] = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
 
-/// A label as Prometheus writes it, and as the conventions do.
+/// Pairs of a label's Prometheus name and its name in the conventions.
 const LABELS: [(&str, &str); 6] = [
     ("gen_ai_operation_name", "gen_ai.operation.name"),
     ("gen_ai_provider_name", "gen_ai.provider.name"),
@@ -256,7 +256,7 @@ const LABELS: [(&str, &str); 6] = [
     ("error_type", "error.type"),
 ];
 
-/// What OpenTelemetry calls a metric or label of the page, and a metric's unit: most names are the same.
+/// OpenTelemetry's name of a metric or label of the page, and a metric's unit: most names are the same.
 pub(crate) fn convention(name: &str) -> (&str, &'static str) {
     let metric = HISTOGRAMS.iter().find(|(metric, _)| metric.ours == name);
     if let Some(told) = metric.and_then(|(metric, _)| metric.conventional) {
@@ -279,7 +279,7 @@ impl Metric {
         self.names().for_each(|name| counter!(name, labels.iter()).increment(n));
     }
 
-    /// For what is counted elsewhere and only grows.
+    /// Sets a counter that is counted elsewhere and only grows.
     fn total(&self, total: u64, labels: &[Label]) {
         self.names().for_each(|name| counter!(name, labels.iter()).absolute(total));
     }
@@ -288,7 +288,7 @@ impl Metric {
         self.record(took.as_secs_f64(), labels);
     }
 
-    /// For what is observed so often that its names are looked up before.
+    /// Looks up the histograms of a value that is observed often.
     fn histograms(&self, labels: &[Label]) -> Vec<Histogram> {
         self.names().map(|name| histogram!(name, labels.iter())).collect()
     }
@@ -331,7 +331,7 @@ pub(crate) fn describe() {
 
 // -- the coordinator's
 
-/// Which replica a figure is of: a process may have several.
+/// The replica that a metric belongs to: a process may have several.
 #[derive(Clone, Debug)]
 pub struct ReplicaLabel(Arc<str>);
 
@@ -345,7 +345,7 @@ impl ReplicaLabel {
     }
 }
 
-/// The planner's load.
+/// The scheduler's load.
 pub fn load(of: &ReplicaLabel, n_running: u32, n_waiting: u32, blocks_used: u32, blocks_total: u32) {
     let labels = [of.label()];
     RUNNING.set(n_running.into(), &labels);
@@ -363,7 +363,7 @@ pub struct Cache {
     pub prefix_caching: bool,
 }
 
-/// The cache is as `now`, and no longer as `before`.
+/// Replaces the layout `before` by `now`.
 pub fn cache(of: &ReplicaLabel, before: Option<&Cache>, now: &Cache) {
     for (cache, is_so) in before.into_iter().map(|cache| (cache, 0.0)).chain([(now, 1.0)]) {
         let labels = [
@@ -377,7 +377,7 @@ pub fn cache(of: &ReplicaLabel, before: Option<&Cache>, now: &Cache) {
     }
 }
 
-/// What the planner has counted since it began.
+/// The scheduler's counts since it began.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlannerCounts {
     pub steps: u64,
@@ -400,7 +400,7 @@ pub fn planned(of: &ReplicaLabel, planned: PlannerCounts) {
     STEPS_EARLY.total(planned.steps_early, &labels);
 }
 
-/// A request was taken; `looks_up` says that it may read the prefix cache.
+/// A request was accepted; `looks_up` says that it may read the prefix cache.
 pub fn taken(of: &ReplicaLabel, n_prompt: usize, looks_up: bool) {
     let labels = [of.label()];
     PROMPT_TOKENS.add(n_prompt as u64, &labels);
@@ -413,7 +413,7 @@ pub fn refused(of: &ReplicaLabel, reason: &'static str) {
     REFUSED.add(1, &[of.label(), Label::from_static_parts("reason", reason)]);
 }
 
-/// Named `finished_reason` as vLLM does.
+/// The label is `finished_reason`, as in vLLM.
 pub fn finished(of: &ReplicaLabel, reason: &'static str) {
     FINISHED.add(1, &[of.label(), Label::from_static_parts("finished_reason", reason)]);
 }
@@ -424,7 +424,7 @@ pub fn epoch(of: &ReplicaLabel, n: u32, n_ranks_ready: u32) {
     RANKS_READY.set(n_ranks_ready.into(), &labels);
 }
 
-/// There are as many ranks as the largest grid has, and no more.
+/// The label `rank` has few values: as many as the largest grid has ranks.
 pub fn rank_lost(of: &ReplicaLabel, rank: u16, cause: &'static str) {
     let labels = [&of_rank(of, rank)[..], &[Label::from_static_parts("cause", cause)]].concat();
     RANKS_LOST.add(1, &labels);
@@ -440,7 +440,7 @@ pub fn rank_slow(of: &ReplicaLabel, rank: u16, is_slow: bool) {
     RANK_SLOW.set(f64::from(u8::from(is_slow)), &of_rank(of, rank));
 }
 
-/// What a rank's own counters have grown by.
+/// Adds the growth of a rank's own counters.
 pub fn rank(of: &ReplicaLabel, rank: u16, compute_micros: u64, wait_micros: u64, idle_micros: u64) {
     let labels = of_rank(of, rank);
     RANK_COMPUTE.add(compute_micros, &labels);
@@ -448,7 +448,7 @@ pub fn rank(of: &ReplicaLabel, rank: u16, compute_micros: u64, wait_micros: u64,
     RANK_IDLE.add(idle_micros, &labels);
 }
 
-/// Of the time in which steps were in flight, what this rank did not compute in.
+/// Adds the time in which steps were in flight and this rank did not compute.
 pub fn bubble(of: &ReplicaLabel, rank: u16, micros: u64) {
     RANK_BUBBLE.add(micros, &of_rank(of, rank));
 }
@@ -463,14 +463,14 @@ pub fn step(of: &ReplicaLabel, took: Duration) {
 
 // -- of a worker
 
-/// What a GPU's passes have grown by.
+/// Adds the growth of a GPU's counts of passes.
 pub fn cuda_passes(way: &'static str, n: u64) {
     PASSES.add(n, &[Label::from_static_parts("way", way)]);
 }
 
 // -- of both
 
-/// Whether the store behind membership is there, and since when that is so, as Unix time.
+/// Whether the membership store is reachable, and since when, as Unix time.
 pub fn store(is_connected: bool, since: Duration) {
     STORE_CONNECTED.set(f64::from(u8::from(is_connected)), &[]);
     STORE_SINCE.set(since.as_secs_f64().floor(), &[]);
@@ -478,7 +478,7 @@ pub fn store(is_connected: bool, since: Duration) {
 
 // -- the router's
 
-/// Gives it nothing new from now on, and why; or does again.
+/// Sets why the replica gets no new requests, or that it gets them again.
 pub fn replica_shunned(name: &str, cause: Option<&'static str>) {
     let replica = Label::new("replica", name.to_owned());
     REPLICA_SHUNNED.set(f64::from(u8::from(cause.is_some())), std::slice::from_ref(&replica));
@@ -495,7 +495,7 @@ fn tenant(label: &Arc<str>) -> Label {
     Label::new("tenant", label.clone())
 }
 
-/// A tenant is told by the name of its key; the router sees to it that there are few.
+/// The label is the name of the tenant's key; the router sees to it that there are few.
 pub fn tenant_request(label: &Arc<str>) {
     TENANT_REQUESTS.add(1, &[tenant(label)]);
 }
@@ -513,7 +513,7 @@ pub fn tenant_waited(label: &Arc<str>, took: Duration) {
     TENANT_WAIT.observe(took, &[tenant(label)]);
 }
 
-/// Instead of the page's own, where a router serves several models; it sees to it that there are few names.
+/// Overrides the page's own label where a router serves several models; the router sees to it that there are few.
 fn model_name(label: Option<&Arc<str>>) -> impl Iterator<Item = Label> {
     label.map(|label| Label::new("model_name", label.clone())).into_iter()
 }
@@ -522,7 +522,7 @@ pub fn first_token(model: Option<&Arc<str>>, after: Duration) {
     FIRST_TOKEN.observe(after, &model_name(model).collect::<Vec<_>>());
 }
 
-/// From one token of a stream to the next: looked up once, and not for each token.
+/// Histograms of the time between two tokens of a stream: looked up once, and not for each token.
 #[derive(Debug)]
 pub struct BetweenTokens(Vec<Histogram>);
 
@@ -544,15 +544,15 @@ pub fn request(model: Option<&Arc<str>>, face: &'static str, outcome: &'static s
     REQUEST_SECONDS.observe(took, &model_name(model).collect::<Vec<_>>());
 }
 
-/// A request of which it is known what it asks for.
+/// A request that has been read.
 #[derive(Clone, Debug, Default)]
 pub struct Answer<'a> {
     pub operation: &'static str,
-    /// Where there are several models.
+    /// Set where there are several models.
     pub label: Option<&'a Arc<str>>,
-    /// As it is served; none where the request named another.
+    /// The model's served name; None if the request named an unknown one.
     pub model: Option<&'a str>,
-    /// As its replicas call it, where that may be another name.
+    /// The name that the replicas use, if it may differ.
     pub version: Option<&'a str>,
     pub outcome: &'static str,
     pub took: Duration,
@@ -562,7 +562,7 @@ pub struct Answer<'a> {
     pub usage: TokenUsage,
 }
 
-/// Its end, as OpenTelemetry's conventions count.
+/// Counts the end of a request, as OpenTelemetry's conventions do.
 pub fn answered(answer: &Answer<'_>) {
     let mut labels = vec![
         Label::from_static_parts("gen_ai_operation_name", answer.operation),
@@ -589,7 +589,7 @@ pub fn answered(answer: &Answer<'_>) {
     REQUEST_OUTPUT.record(n_output as f64, &[]);
     let Some(first) = answer.first_token else { return };
     AI_FIRST_TOKEN.observe(first, &labels);
-    // Choices are written side by side, each with a first token of its own.
+    // Choices are generated in parallel, each with its own first token.
     let n_behind = n_output.saturating_sub(answer.n_choices);
     if let (Some(last), true) = (answer.last_token, n_behind > 0) {
         let apart = last.saturating_sub(first).as_secs_f64() * answer.n_choices as f64 / n_behind as f64;

@@ -1,8 +1,8 @@
 //! Every span: its name, its fields, and the typed functions that set them. Knows nothing of who records them.
 //!
-//! A request's spans (`request`, `prepare`, `sequence`) are made where a collector is named; those of steps (`step` at
-//! the coordinator, `pass` at each rank), of which there are hundreds a second, only where they are asked for too.
-//! Where they are not, making one costs a look at a flag.
+//! A request's spans (`request`, `prepare`, `sequence`) are made if a collector is named; those of steps (`step` at the
+//! coordinator, `pass` at each rank), of which there are hundreds a second, only if they are asked for too. Otherwise a
+//! span costs one look at a flag.
 
 use crate::otlp::{self, Carried, context};
 use crate::usage::{PROVIDER, TokenUsage};
@@ -10,9 +10,9 @@ use std::time::Duration;
 use tracing::field::Empty;
 use tracing::{Level, Span};
 
-/// What the spans of all roles have as their target, so that one filter names them.
+/// The target of all roles' spans, so that one filter names them.
 pub(crate) const TARGET: &str = "span";
-/// Of spans that are there whenever a collector is, and of those of steps.
+/// The level of spans that exist whenever a collector does, and below it that of steps.
 pub(crate) const REQUESTS: Level = Level::INFO;
 pub(crate) const STEPS: Level = Level::DEBUG;
 
@@ -20,7 +20,7 @@ pub(crate) const STEPS: Level = Level::DEBUG;
 #[derive(Clone, Debug)]
 pub struct Traced(Span);
 
-/// One that nobody records.
+/// The default is a span that is not recorded.
 impl Default for Traced {
     fn default() -> Traced {
         Traced(Span::none())
@@ -28,27 +28,27 @@ impl Default for Traced {
 }
 
 impl Traced {
-    /// Whether anybody records it.
+    /// Whether it is recorded.
     pub fn is_recorded(&self) -> bool {
         !self.0.is_disabled()
     }
 
-    /// As W3C Trace Context writes it, for the other side of a wire; empty where nobody records it.
+    /// The span's W3C Trace Context, for the other side of a wire; empty if it is not recorded.
     pub fn carried(&self) -> Carried {
         if self.is_recorded() { context::carried(&self.0) } else { Carried::default() }
     }
 
-    /// What `say` logs is said in this span.
+    /// Logs within this span.
     pub fn tell(&self, say: impl FnOnce()) {
         self.0.in_scope(say);
     }
 
-    /// Whether prompts and answers belong into it: only where an operator has asked for that.
+    /// Whether it is to contain prompts and answers: only if an operator has asked for that.
     pub fn wants_content(&self) -> bool {
         self.is_recorded() && otlp::wants_content()
     }
 
-    /// Also a part of what `other` waits for.
+    /// Links this span to `other`, which it also serves.
     pub fn link(&self, other: &Traced) {
         if self.is_recorded() && other.is_recorded() {
             context::link(&self.0, &other.0);
@@ -68,17 +68,17 @@ impl Traced {
     }
 }
 
-/// OTLP knows no numbers but signed ones; others would arrive as text.
+/// OTLP has only signed numbers; others would arrive as text.
 fn whole(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// What a request asks for, in the words of OpenTelemetry's conventions. None is what the request does not say.
+/// What a request asks for, in the words of OpenTelemetry's conventions. None if the request does not say.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestAttributes {
     /// `chat`, `text_completion` or `embeddings`.
     pub operation: &'static str,
-    /// As the client names it; may be empty.
+    /// The client's name for it; may be empty.
     pub model: String,
     pub n_choices: u64,
     pub max_tokens: Option<u64>,
@@ -150,7 +150,7 @@ impl Traced {
         }
     }
 
-    /// It goes to a replica.
+    /// Called when the request goes to a replica.
     pub fn begun(&self, id: &str, operation: &str, model: &str) {
         if !self.is_recorded() {
             return;
@@ -166,7 +166,7 @@ impl Traced {
         self.0.record("gen_ai.response.time_to_first_chunk", after.as_secs_f64());
     }
 
-    /// Prompts and answers, as the conventions write messages. For those that `wants_content` only.
+    /// Sets prompts and answers, in the conventions' form of messages. Only for spans that `wants_content`.
     pub fn content(&self, input: &str, output: &str) {
         for (name, text) in [("gen_ai.input.messages", input), ("gen_ai.output.messages", output)] {
             if !text.is_empty() {
@@ -188,18 +188,18 @@ impl Traced {
         }
     }
 
-    /// The router's: template and tokenizer.
+    /// The router's span over template and tokenizer.
     pub fn prepare(&self) -> Traced {
         Traced(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "prepare", otel.kind = "internal"))
     }
 
-    /// The router's: from tokens until the request is on its way to a replica.
+    /// The router's span from tokens until the request is on its way to a replica.
     pub fn place(&self) -> Traced {
         Traced(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "place", otel.kind = "internal"))
     }
 }
 
-/// The coordinator's: one choice of a request, from its submission to its end.
+/// The coordinator's span of one choice of a request, from its submission to its end.
 pub fn sequence(traceparent: &str, tracestate: &str, id: u64, n_prompt: u64, n_output: u64) -> Traced {
     let span = tracing::span!(
         target: TARGET,
@@ -221,7 +221,7 @@ pub fn sequence(traceparent: &str, tracestate: &str, id: u64, n_prompt: u64, n_o
 }
 
 impl Traced {
-    /// The coordinator's: from a sequence's submission until it first has a part of a step.
+    /// The coordinator's span from a sequence's submission until its first slice in a step.
     pub fn queue(&self) -> Traced {
         Traced(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "queue", otel.kind = "internal"))
     }
@@ -240,7 +240,7 @@ impl Traced {
     }
 }
 
-/// The coordinator's: from the sending of a step to its answer.
+/// The coordinator's span from the sending of a step to its answer.
 pub fn step(id: u64, epoch: u32, n_slices: u64, n_positions: u64) -> Traced {
     Traced(tracing::span!(
         target: TARGET,
@@ -255,7 +255,7 @@ pub fn step(id: u64, epoch: u32, n_slices: u64, n_positions: u64) -> Traced {
     ))
 }
 
-/// The coordinator's: from the end of an epoch until the replica serves again.
+/// The coordinator's span from the end of an epoch until the replica serves again.
 pub fn recovery(epoch: u32) -> Traced {
     Traced(tracing::span!(
         target: TARGET,
@@ -274,7 +274,7 @@ pub fn recovery(epoch: u32) -> Traced {
 }
 
 impl Traced {
-    /// Of a recovery: why the epoch ended, and who was lost if somebody was.
+    /// For a recovery: why the epoch ended, and which rank was lost, if any.
     pub fn recovered_from(&self, cause: &'static str, lost: Option<(u16, &str)>) {
         self.0.record("lockstep.cause", cause);
         if let Some((rank, host)) = lost {
@@ -283,7 +283,7 @@ impl Traced {
         }
     }
 
-    /// Of a recovery: what the replica serves on now, and what it computes again.
+    /// For a recovery: the grid that serves now, and how many tokens it computes again.
     pub fn recovered_on(&self, tp: u16, pp: u16, n_tokens_replayed: u64) {
         self.0.record("lockstep.tp", i64::from(tp));
         self.0.record("lockstep.pp", i64::from(pp));
@@ -291,7 +291,7 @@ impl Traced {
     }
 }
 
-/// A rank's: its pass over a step.
+/// A rank's span over its pass of a step.
 pub fn pass(traceparent: &str, step: u64, rank: u16) -> Traced {
     let span = tracing::span!(
         target: TARGET,
@@ -307,7 +307,7 @@ pub fn pass(traceparent: &str, step: u64, rank: u16) -> Traced {
 }
 
 impl Traced {
-    /// Of a pass: how long it waited for other ranks.
+    /// For a pass: how long it waited for other ranks.
     pub fn waited(&self, waited: Duration) {
         if self.is_recorded() {
             self.0.record("lockstep.wait_micros", i64::try_from(waited.as_micros()).unwrap_or(i64::MAX));

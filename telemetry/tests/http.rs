@@ -1,5 +1,5 @@
-//! A collector over HTTP that is busy at first, refuses a part, lies, and at last says nothing: nobody who makes spans
-//! waits for it, and what it does not have is counted.
+//! A collector over HTTP that is busy at first, refuses a part, lies, and at last says nothing: code that makes spans
+//! does not wait for it, and what it does not receive is counted.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -11,11 +11,11 @@ use telemetry::Protocol;
 use telemetry::logs::Telling;
 use telemetry::spans::{self, RequestAttributes};
 
-/// In the order of the batches of spans that it gets.
+/// Answers in the order in which batches of spans arrive.
 fn moody(path: &str, n_before: usize) -> Answer {
     let said = |status, body: &[u8]| Answer { status, body: body.to_vec() };
     match (path, n_before) {
-        // The same batch comes again.
+        // The same batch is sent again.
         ("/v1/traces", 0) => said("503 Service Unavailable", b"busy"),
         ("/v1/traces", 1) => said("200 OK", &partly("one of you is too long")),
         ("/v1/traces", 2) => said("200 OK", b"\xff\xff\xff no protobuf"),
@@ -61,7 +61,7 @@ fn whatever_a_collector_does_is_counted_and_waited_for_by_nobody() {
     };
     let refused = "lockstep:otlp_dropped_total{signal=\"traces\",reason=\"refused\"}";
     let sent = "lockstep:otlp_sent_total{signal=\"traces\"}";
-    // One at a time: how many come together in a batch is a matter of luck.
+    // One at a time, because the number of spans per batch depends on timing.
     for (n, name) in [(1, "first"), (2, "second"), (3, "third")] {
         spans(1, name);
         until(refused, n);
@@ -78,7 +78,7 @@ fn whatever_a_collector_does_is_counted_and_waited_for_by_nobody() {
     assert_eq!((value(&page, sent), value(&page, refused)), (1, 3));
     let heard = collector.spans();
     let first: Vec<_> = heard.iter().filter(|span| span.name == "chat first").collect();
-    // Once refused for a while, and once taken.
+    // Sent twice: first refused as busy, then taken.
     assert_eq!(first.len(), 2);
     let content = common::attribute(first[0], "gen_ai.input.messages");
     assert_eq!(content, common::text("[\"question\"]"));

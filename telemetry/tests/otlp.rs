@@ -16,7 +16,7 @@ use telemetry::metrics::{self, ReplicaLabel};
 use telemetry::spans::{self, RequestAttributes};
 
 const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-/// Of somebody who records nothing.
+/// The header of a caller that records nothing.
 const UNSAMPLED: &str = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
 
 /// What router, coordinator and rank do with one request.
@@ -54,7 +54,7 @@ fn one_request() {
     request.ended("ok", TokenUsage { n_prompt: 5, n_cached: 4, n_output: 6 }, &["stop", "length"]);
 }
 
-/// One whose caller is not recorded leaves nothing, at this side of the wire and at the other.
+/// A request whose caller is not sampled leaves no spans on either side of the wire.
 fn one_unsampled() {
     let request = spans::request("http", UNSAMPLED, "");
     request.begun("chatcmpl-2", "chat", "toy-1");
@@ -87,7 +87,7 @@ fn check_tree(collector: &Collector) {
         ("gen_ai.request.seed", Some(Value::IntValue(7))),
         ("gen_ai.request.choice.count", Some(Value::IntValue(2))),
         ("gen_ai.request.max_tokens", None),
-        // Nobody has asked for content.
+        // Content was not asked for.
         ("gen_ai.request.stop_sequences", None),
         ("gen_ai.usage.output_tokens", Some(Value::IntValue(6))),
         ("gen_ai.response.time_to_first_chunk", Some(Value::DoubleValue(0.003))),
@@ -113,7 +113,7 @@ fn check_tree(collector: &Collector) {
     assert_eq!(["sequence", "step", "pass"].map(n_of), [1, 1, 1]);
 }
 
-/// What was said in a request has its trace and span; what sending says of itself is not sent.
+/// A log line within a request has its trace and span; what sending itself logs is not sent.
 fn check_logs(collector: &Collector) {
     let request = collector.spans().into_iter().find(|span| span.name == "chat toy-1").unwrap();
     let records = collector.records();
@@ -127,7 +127,7 @@ fn check_logs(collector: &Collector) {
     assert!(find_by("too quiet").is_none() && find_by("of sending itself").is_none());
 }
 
-/// What is sent is what the page says.
+/// What is sent equals the page.
 fn check_metrics(collector: &Collector, page: &str) {
     let metrics = collector.last_metrics();
     let named = |name: &str| metrics.iter().find(|metric| metric.name == name).unwrap_or_else(|| panic!("no {name}"));

@@ -1,5 +1,5 @@
-//! What a process says on stderr, in a process of its own: a panic is read before the process ends, and where nobody
-//! reads, neither who logs nor who panics nor the end waits for long.
+//! What a process says on stderr, in a process of its own: a panic is read before the process ends, and if nobody
+//! reads, neither logging nor panicking nor the end waits for long.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -9,12 +9,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 use telemetry::logs::{self, Telling};
 
-/// Says to the process that it is one, and what to do there.
+/// Tells the process that it is the child, and what to do.
 const CHILD: &str = "TEST_OF_STDERR";
 /// More than a pipe and the queue hold.
 const N_LINES: usize = 20_000;
 const N_PANICS: usize = 50;
-/// For what would take for ever, and takes about a second.
+/// The limit for what would otherwise take for ever, and takes about a second.
 const SOON: Duration = Duration::from_secs(10);
 
 fn child(what: &str) -> Command {
@@ -29,7 +29,7 @@ fn panic_once() {
     thread.spawn(|| panic!("of {}", "bad luck")).unwrap().join().unwrap_err();
 }
 
-/// Does nothing but where the other tests start it.
+/// Does nothing unless another test starts it.
 #[test]
 fn in_a_process_of_its_own() {
     let Ok(what) = std::env::var(CHILD) else { return };

@@ -1,4 +1,4 @@
-//! The name of a full block's content: a chain from a root that says whose it is and under which policy.
+//! The name of a full block's content: a chain of hashes whose root says the tenant and the policy.
 //!
 //! Keyed and wide, because a collision would show one tenant another's context.
 
@@ -9,7 +9,7 @@ use core::fmt;
 pub struct BlockHash(pub [u8; 16]);
 
 impl BlockHash {
-    /// The secret at the root of every name, from one that a cluster has.
+    /// Derives the salt of every block's name from the cluster's secret.
     pub fn salt(secret: &[u8]) -> [u8; 16] {
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 block hash salt");
         hasher.update(secret);
@@ -22,7 +22,7 @@ impl BlockHash {
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 block hash root");
         hasher.update(&policy.0);
         hasher.update(&tenant.0.to_le_bytes());
-        // Of no adapter: the names of blocks stay what they are when there are some.
+        // Stands for "no adapter": block names stay the same when adapters are added.
         hasher.update(&u64::MAX.to_le_bytes());
         hasher.update(salt);
         BlockHash::first_half(&hasher.finalize())
@@ -44,7 +44,7 @@ impl BlockHash {
         BlockHash::first_half(&blake3::keyed_hash(&key, &bytes))
     }
 
-    /// The first 64 bits: enough to guess by who has a block, and never to share one by.
+    /// The first 64 bits: enough to guess which replica has a block, and never enough to share one.
     pub fn short(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])

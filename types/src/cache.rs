@@ -4,7 +4,7 @@ use crate::{BLOCK_TOKENS, KvLayout, Sharding, Unsupported};
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// Of one pool: nobody keeps books of more.
+/// The most blocks that one pool may have; nobody keeps books of more.
 pub const BLOCKS_MAX: u32 = 1 << 24;
 
 /// Layers that share block tables. A model declares its groups; a step carries one run of blocks per group.
@@ -15,21 +15,21 @@ pub struct CacheGroup {
 }
 
 impl CacheGroup {
-    /// Everything is kept, of one head with one number: where nobody asks for bytes.
+    /// One head with one number, and no window: for those who never ask for bytes.
     pub const FULL: CacheGroup = CacheGroup::of(KvLayout::heads(1, 1));
 
-    /// Heads are what ranks divide.
+    /// A group whose ranks divide the heads.
     pub const fn of(layout: KvLayout) -> CacheGroup {
         CacheGroup { layout, sharding: Sharding::Heads }
     }
 
-    /// The same, of which a query reads so many positions.
+    /// The same group with a window: a query reads so many positions.
     #[must_use]
     pub const fn within(self, positions: u32) -> CacheGroup {
         CacheGroup { layout: self.layout.within(positions), sharding: self.sharding }
     }
 
-    /// What a rank keeps whose query heads read so many KV heads.
+    /// What a rank keeps whose query heads read this many KV heads.
     #[must_use]
     pub const fn share(&self, n_kv_heads: u32) -> KvLayout {
         self.layout.share(self.sharding, n_kv_heads)
@@ -46,7 +46,7 @@ impl CacheGroup {
         self.layout.window().map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
-    /// No block is ever behind what a query reads.
+    /// True without a window: then every block stays readable.
     pub fn keeps_all(&self) -> bool {
         self.layout.window().is_none()
     }
@@ -60,7 +60,7 @@ impl CacheGroup {
     /// `slice_max`.
     pub fn n_held_max(&self, n_tokens: u32, slice_max: u32) -> u32 {
         match self.layout.window() {
-            // What the slice's first query reads and what the slice writes; neither begins or ends with a block.
+            // What the slice's first query reads, and what the slice writes. Neither end need be a block's boundary.
             Some(window) => {
                 let span = (window - 1).saturating_add(slice_max);
                 (blocks_for(span).saturating_add(1)).min(blocks_for(n_tokens))
@@ -77,12 +77,12 @@ impl CacheGroup {
     }
 }
 
-/// The cache groups of a model, and to which each of its layers belongs: the same for all who read it, so that a rank
-/// and its coordinator mean the same runs of blocks.
+/// The cache groups of a model, and the group that each layer belongs to. The same for all who read the model, so that
+/// a rank and its coordinator mean the same runs of blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerGroups {
     groups: Vec<CacheGroup>,
-    /// By layer, its place in `groups`.
+    /// For each layer, the index of its group in `groups`.
     of_layers: Vec<usize>,
 }
 
@@ -101,7 +101,7 @@ impl LayerGroups {
         LayerGroups { groups, of_layers }
     }
 
-    /// All layers keep the same.
+    /// One group for all layers, which keep the same.
     pub fn alike(n_layers: u32, layout: KvLayout) -> LayerGroups {
         LayerGroups::of((0..n_layers).map(|_| layout))
     }
@@ -110,13 +110,13 @@ impl LayerGroups {
         &self.groups
     }
 
-    /// Of each group, how many of these layers belong to it: none where a stage has no layer of it.
+    /// For each group, how many of these layers belong to it; zero where a stage has none.
     pub fn n_layers(&self, layers: &Range<u32>) -> impl Iterator<Item = usize> {
         let of_layers = &self.of_layers[layers.start as usize..layers.end as usize];
         (0..self.groups.len()).map(|group| of_layers.iter().filter(|of| **of == group).count())
     }
 
-    /// Where a rank that has `layers` keeps one of them: the group, and the layer's number among those of the group.
+    /// Where a rank that has `layers` keeps one of them: the group's index, and the layer's number within that group.
     pub fn place(&self, layers: &Range<u32>, layer: u32) -> (usize, usize) {
         let group = self.of_layers[layer as usize];
         let before = &self.of_layers[layers.start as usize..layer as usize];

@@ -1,5 +1,5 @@
 //! How the numbers of a matrix are stored: the types that files hold and devices pack, and how many bytes they take.
-//! Said here once, for who reads files, who measures them and who packs them. Reads no bytes itself.
+//! Said here once, for those who read files, measure them and pack them. Reads no bytes itself.
 
 /// Within a block, `d` is a scale and `m` a minimum, both f16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,12 +31,12 @@ pub enum Dtype {
     IQ4NL,
     /// Blocks of 32: an exponent, nibbles that are numbers of four bits.
     MXFP4,
-    /// Blocks of 32, as devices cut it there: numbers of eight bits, which are a sign, four bits of exponent and three
-    /// of fraction, without infinities. What they are multiplied by stands elsewhere: `Scales`.
+    /// Blocks of 32, as devices cut it: numbers of eight bits, which are a sign, four bits of exponent and three of
+    /// fraction, without infinities. Their scales are stored elsewhere: `Scales`.
     F8E4M3,
 }
 
-/// Numbers that a cut of columns may not part: each run has a scale of its own within its block.
+/// The numbers that a cut of columns keeps together: each such run has its own scale within its block.
 const SUB_BLOCK: usize = 32;
 
 impl Dtype {
@@ -59,7 +59,7 @@ impl Dtype {
         Dtype::F8E4M3,
     ];
 
-    /// As a GGUF calls it (or safetensors), numbers per block, bytes per block.
+    /// The name in GGUF (or safetensors), numbers per block, bytes per block.
     const fn row(self) -> (&'static str, usize, usize) {
         match self {
             Dtype::F32 => ("F32", 1, 4),
@@ -99,42 +99,42 @@ impl Dtype {
         if self.block() < SUB_BLOCK { self.block() } else { SUB_BLOCK }
     }
 
-    /// The blocks that hold `k` numbers. Saturates, so that a size from a hostile file is refused where its bytes are
-    /// looked for.
+    /// The bytes of the blocks that hold `k` numbers. Saturates, so that a size from a hostile file is refused where
+    /// its bytes are looked for.
     pub const fn row_bytes(self, k: usize) -> usize {
         k.div_ceil(self.block()).saturating_mul(self.block_bytes())
     }
 
-    /// Bytes of so many numbers, if they are whole blocks and the count is not absurd.
+    /// The bytes of `n` numbers, if they fill whole blocks and the count is not absurd.
     pub const fn bytes_of(self, n: u64) -> Option<u64> {
         let block = self.block() as u64;
         if n.is_multiple_of(block) { (n / block).checked_mul(self.block_bytes() as u64) } else { None }
     }
 }
 
-/// What the numbers of a matrix are multiplied by, where that does not stand in their blocks: one scale for some rows
-/// and columns together. `B` is where their bytes are: in a file, or in memory.
+/// The scales of a matrix, where they are not stored in its blocks: one for some rows and columns together. `B` is
+/// where their bytes are: in a file, or in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Scales<B> {
     /// F32, F16 or BF16.
     pub dtype: Dtype,
     pub bytes: B,
-    /// Rows and columns that share one; the columns are whole units.
+    /// How many rows and columns share one scale; the columns are whole units.
     pub block: [usize; 2],
-    /// Scales in a row of them.
+    /// Scales per row of the scale matrix.
     pub per_row: usize,
-    /// The row and the column, among those that the scales are of, where the matrix begins.
+    /// The row and column of the scaled matrix at which this part begins.
     pub first: [usize; 2],
 }
 
 impl<B> Scales<B> {
-    /// Which of them is that of a number.
+    /// The index of a number's scale.
     pub fn index(&self, row: usize, column: usize) -> Option<usize> {
         let of = |at: usize, axis: usize| self.first[axis].checked_add(at)?.checked_div(self.block[axis]);
         of(row, 0)?.checked_mul(self.per_row)?.checked_add(of(column, 1)?)
     }
 
-    /// Bytes that hold one for each number of a matrix of this shape; None where its columns are cut within a unit.
+    /// The bytes of the scales that a matrix of this shape needs; None where its columns are cut within a unit.
     pub fn bytes_for(&self, rows: usize, k: usize) -> Option<usize> {
         let unit = Dtype::F8E4M3.unit();
         let are_whole = self.block[1].is_multiple_of(unit) && self.first[1].is_multiple_of(unit);
@@ -142,14 +142,14 @@ impl<B> Scales<B> {
         last.checked_add(1)?.checked_mul(self.dtype.block_bytes())
     }
 
-    /// Those of a part of the matrix, which begins at this row and column of it.
+    /// The scales of a part of the matrix that begins at this row and column of it.
     #[must_use]
     pub fn from(self, row: usize, column: usize) -> Scales<B> {
         let first = [self.first[0].saturating_add(row), self.first[1].saturating_add(column)];
         Scales { first, ..self }
     }
 
-    /// The same, with their bytes elsewhere.
+    /// The same scales with their bytes elsewhere.
     pub fn with<C>(&self, bytes: C) -> Scales<C> {
         Scales { dtype: self.dtype, bytes, block: self.block, per_row: self.per_row, first: self.first }
     }

@@ -64,14 +64,14 @@ impl BlockId {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u16);
 
-/// Whose prefix cache a request may share. Zero is everybody without a key.
+/// The tenant whose prefix cache a request may share. Zero is everybody without a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u64);
 
-/// Which life of a replica this is. A frame of an older epoch is refused wherever it arrives.
+/// A span of a replica's life between two losses. A frame of an older epoch is refused wherever it arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch {
-    /// From the cluster store's revision: grows with each coordinator that takes the replica.
+    /// From the cluster store's revision: grows with each coordinator that claims the replica.
     pub incarnation: u64,
     /// Grows with each new placement under one coordinator.
     pub n: u32,

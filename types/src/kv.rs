@@ -1,35 +1,35 @@
-//! What a layer keeps of the positions behind it, how the ranks of a stage divide that, and the bytes that follow. A
-//! page is what one layer keeps of a block's positions.
+//! What a layer keeps of earlier positions, how the ranks of a stage divide it, and the bytes that follow. A page is
+//! what one layer keeps of a block's positions.
 
 use crate::KvDtype;
 
 /// Positions per block. Sixteen blocks make one tile of attention.
 pub const BLOCK_TOKENS: u32 = 16;
 
-/// Of every position, as far back as it is read.
+/// What is kept of every position, for as long as it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvLayout {
-    /// `n` heads, each with `k` numbers of K and `v` of V. A query reads its own position and those before it, as many
-    /// as the window has in all; without one, all of them.
+    /// `n` heads, each with `k` numbers of K and `v` of V. A query reads `window` positions, its own among them;
+    /// without a window, all of them.
     Heads { n: u32, k: u32, v: u32, window: Option<u32> },
 }
 
 /// How the ranks of a stage divide a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sharding {
-    /// Each has the KV heads that its query heads read: one that a boundary cuts is held on both sides.
+    /// Each rank has the KV heads that its query heads read: a head that a boundary cuts is held on both sides.
     Heads,
-    /// Each has all of it.
+    /// Each rank has all of it.
     Replicated,
 }
 
 impl KvLayout {
-    /// Of heads whose K and V are equally wide.
+    /// A layout whose K and V are equally wide, without a window.
     pub const fn heads(n: u32, dim: u32) -> KvLayout {
         KvLayout::Heads { n, k: dim, v: dim, window: None }
     }
 
-    /// The same, of which a query reads so many positions.
+    /// The same layout with a window: a query reads so many positions.
     #[must_use]
     pub const fn within(self, positions: u32) -> KvLayout {
         let KvLayout::Heads { n, k, v, .. } = self;
@@ -41,7 +41,7 @@ impl KvLayout {
         window
     }
 
-    /// What a rank keeps whose query heads read so many KV heads.
+    /// What a rank keeps whose query heads read this many KV heads.
     #[must_use]
     pub const fn share(self, sharding: Sharding, n_kv_heads: u32) -> KvLayout {
         let KvLayout::Heads { n, k, v, window } = self;
@@ -51,14 +51,14 @@ impl KvLayout {
         }
     }
 
-    /// With every K and V as wide as a device wants it, which is a multiple of `grain`.
+    /// The same layout with every K and V padded to a multiple of `grain`, as a device wants it.
     #[must_use]
     pub const fn padded(self, grain: u32) -> KvLayout {
         let KvLayout::Heads { n, k, v, window } = self;
         KvLayout::Heads { n, k: k.next_multiple_of(grain), v: v.next_multiple_of(grain), window }
     }
 
-    /// Of a block in one layer. Saturates, so that an absurd shape is refused where its memory is looked for.
+    /// The bytes of a page. Saturates, so that an absurd shape is refused where its memory is looked for.
     pub const fn page_bytes(self, dtype: KvDtype) -> u64 {
         let KvLayout::Heads { n, k, v, .. } = self;
         let width = (k as u64 + v as u64) * BLOCK_TOKENS as u64 * dtype.bytes() as u64;

@@ -13,10 +13,10 @@ use crate::{Rank, Unsupported};
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// How the ranks of a stage divide whatever has units: rank i has the units between its two bounds.
+/// How the ranks of a stage divide whatever has units: rank i has the units between bounds i and i + 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shares {
-    /// One more than there are ranks: ascending from 0 to `WHOLE`.
+    /// One more entry than there are ranks, ascending from 0 to `WHOLE`.
     bounds: Vec<u32>,
 }
 
@@ -54,7 +54,7 @@ impl Shares {
         }
     }
 
-    /// The same for each of `n` ranks, of which there is at least one.
+    /// Equal shares for each of `n` ranks, of which there is at least one.
     pub fn even(n: u16) -> Shares {
         let n = u32::from(n.max(1));
         Shares { bounds: (0..=n).map(|i| Shares::WHOLE / n * i + Shares::WHOLE % n * i / n).collect() }
@@ -68,11 +68,11 @@ impl Shares {
         (self.bounds.len() - 1) as u16
     }
 
-    /// The units of `n` that rank `tp` of the stage owns; none, if there are too few for all.
+    /// The units of `n` that rank `tp` of the stage owns; an empty range if there are too few units for all.
     pub fn of(&self, tp: u16, n: u32) -> Range<u32> {
         let cut = |i: usize| {
             let scaled = u64::from(n) * u64::from(self.bounds[i]);
-            // To the nearest, so that even shares of what divides evenly are even.
+            // Rounds to the nearest, so that even shares of what divides evenly are even.
             ((scaled + u64::from(Shares::WHOLE) / 2) / u64::from(Shares::WHOLE)) as u32
         };
         cut(tp.into())..cut(usize::from(tp) + 1)
@@ -85,7 +85,7 @@ impl Shares {
 }
 
 impl Layout {
-    /// Stages of consecutive layers from layer 0 on, all with as many ranks.
+    /// Takes stages of consecutive layers from layer 0 on, all with equally many ranks.
     pub fn new(stages: Vec<Stage>) -> Result<Layout, Unsupported> {
         let Some(first) = stages.first() else { return Err(Unsupported("a grid without stages")) };
         let n_ranks = first.shares.n_ranks();
@@ -110,7 +110,7 @@ impl Layout {
         Layout { stages: [Stage { layers: 0..n_layers, shares: Shares::even(1) }].into() }
     }
 
-    /// Equal shares, and layers that differ by at most one.
+    /// Equal shares, and stages whose layers differ by at most one.
     pub fn even(grid: Grid, n_layers: u32) -> Result<Layout, Unsupported> {
         let pp = u32::from(grid.pp);
         if pp == 0 || grid.tp == 0 || pp > n_layers {
@@ -144,17 +144,17 @@ impl Layout {
 }
 
 impl Part {
-    /// It embeds the tokens.
+    /// True if this rank embeds the tokens.
     pub fn is_first(&self) -> bool {
         self.place.stage == 0
     }
 
-    /// It makes the logits.
+    /// True if this rank makes the logits.
     pub fn is_last(&self) -> bool {
         self.place.stage + 1 == self.n_stages
     }
 
-    /// It draws, and answers for all.
+    /// True for the one rank that draws and answers for all.
     pub fn is_sampler(&self) -> bool {
         self.is_last() && self.place.tp == 0
     }

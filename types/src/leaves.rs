@@ -1,5 +1,5 @@
-//! Where a sum over K is cut, and in which order the pieces are added. From the model's shapes, never from the
-//! topology: plan, loader and kernels all ask here.
+//! Where a sum over K is cut, and in which order the pieces are added. Follows from the model's shapes, never from the
+//! topology: planner, loader and kernels all ask here.
 //!
 //! ```text
 //! leaves      0   1   2   3   4   5   6   7   8
@@ -13,7 +13,7 @@
 //!                                    sum
 //! ```
 //! A rank owns a contiguous run of leaves, reduces the largest aligned power-of-two runs that it owns whole
-//! (`aligned_runs`), and the runs of all ranks are merged by the same tree (`Fold`). So the bits do not know who
+//! (`aligned_runs`), and the runs of all ranks are merged by the same tree (`Fold`). So the bits do not depend on who
 //! owned what.
 
 use crate::DeviceClass;
@@ -34,7 +34,7 @@ impl Leaves {
     const DOWN_MAX: u32 = 64;
     const CUDA: u32 = 8;
 
-    /// One leaf: everything that is not row-parallel.
+    /// One leaf, as everything has that is not row-parallel.
     pub fn whole(k: u32) -> Leaves {
         Leaves { bounds: [0, k].into() }
     }
@@ -67,7 +67,7 @@ impl Leaves {
         Leaves { bounds }
     }
 
-    /// So many runs of these leaves as leaves, or these if there are not more.
+    /// Merges these leaves into `n` runs; returns them as they are if there are not more than `n`.
     fn in_runs(&self, n: u32) -> Leaves {
         let (n_leaves, n) = (self.len(), self.len().min(n as usize));
         Leaves { bounds: (0..=n).map(|i| self.bounds[i * n_leaves / n]).collect() }
@@ -82,7 +82,7 @@ impl Leaves {
         Leaves::on_grain(k, n)
     }
 
-    /// So many leaves that differ by at most one grain, or one per grain if there are fewer.
+    /// Cuts `k` into `n` leaves that differ by at most one grain, or one leaf per grain if there are fewer grains.
     pub fn on_grain(k: u32, n: u32) -> Leaves {
         let grains = u64::from(k.div_ceil(Leaves::GRAIN));
         let n = u64::from(n).min(grains).max(1);
@@ -112,7 +112,7 @@ impl Leaves {
         self.bounds[run.start as usize]..self.bounds[run.end as usize]
     }
 
-    /// The ends of the leaves: what a kernel walks.
+    /// The bounds of the leaves: what a kernel walks.
     pub fn bounds(&self) -> &[u32] {
         &self.bounds
     }
@@ -162,13 +162,13 @@ impl Fold {
         filled.trailing_zeros()
     }
 
-    /// When all are pushed: merge what is left from the top down, `depth - 1` times.
+    /// Once all are pushed: merge what is left from the top down, `depth - 1` times.
     pub fn n_last(depth: usize) -> usize {
         depth.saturating_sub(1)
     }
 }
 
-/// The tree on plain numbers: the reference for every kernel that has it inside.
+/// The tree on plain numbers: the reference for every kernel that implements it.
 pub fn sum_runs(runs: &[(Range<u32>, f32)]) -> f32 {
     let mut stack: Vec<f32> = Vec::new();
     let mut fold = Fold::default();
@@ -230,7 +230,7 @@ mod tests {
         }
     }
 
-    /// A run is summed by the tree with its own first leaf as zero, because runs are aligned.
+    /// Sums a run by the tree, counting from the run's own first leaf: allowed because runs are aligned.
     fn sum_within(run: &Range<u32>, leaf: impl Fn(u32) -> f32) -> f32 {
         let inner: Vec<_> = run.clone().map(|i| (i - run.start..i - run.start + 1, leaf(i))).collect();
         sum_runs(&inner)

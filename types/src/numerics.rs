@@ -1,5 +1,5 @@
-//! The choices of the numeric policy, each a closed set of words: what meets a weight, what K and V are kept in, what
-//! may choose the order of a sum, what computes. A word that is not among them is refused wherever it comes from.
+//! The choices of the numeric policy, each a closed set of words: the type of activations, the type of K and V, what
+//! may choose the order of a sum, the device. Any other word is refused wherever it comes from.
 
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -7,12 +7,12 @@ use alloc::string::String;
 use core::fmt;
 use core::str::FromStr;
 
-/// A word that is none of a closed set.
+/// A word that is not in a closed set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{word:?} is no {of}: use {known}")]
 pub struct UnknownWord {
     pub word: String,
-    /// What was asked for.
+    /// The name of the set.
     pub of: &'static str,
     pub known: &'static str,
 }
@@ -22,13 +22,13 @@ fn named<T: Copy>(all: &[T], name: fn(T) -> &'static str, word: &str) -> Option<
     all.iter().copied().find(|member| name(*member) == word)
 }
 
-/// What meets a weight.
+/// The type of activations when they are multiplied by a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activations {
-    /// Where the weight is quantized; otherwise f32.
+    /// Int8 where the weight is quantized; otherwise f32.
     Int8,
     F32,
-    /// On CUDA.
+    /// Only on CUDA.
     Bf16,
 }
 
@@ -64,14 +64,14 @@ impl FromStr for Activations {
 pub enum KvDtype {
     F16,
     F32,
-    /// On CUDA.
+    /// Only on CUDA.
     Bf16,
-    /// No device computes with it yet: a datacenter is simulated with it, to see what it would save.
+    /// No device computes with it yet; a simulated datacenter uses it to show what it would save.
     Fp8,
 }
 
 impl KvDtype {
-    /// Those that some device computes with. The rest has no word to be asked for by.
+    /// The types that some device computes with. No word asks for any other.
     pub const ALL: &[KvDtype] = &[KvDtype::F16, KvDtype::F32, KvDtype::Bf16];
 
     pub const fn name(self) -> &'static str {
@@ -83,7 +83,7 @@ impl KvDtype {
         }
     }
 
-    /// Of one element.
+    /// The bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
             KvDtype::Fp8 => 1,
@@ -144,12 +144,13 @@ impl FromStr for Mode {
     }
 }
 
-/// Devices that compute by one contract. Those of a class agree in every bit, GPUs if their architecture is one too.
+/// Devices that compute by one contract. Two devices of a class agree in every bit; GPUs only if their architecture is
+/// equal too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceClass {
     Cpu,
     Cuda,
-    /// No model at all: tokens from the request's hash.
+    /// No model at all: tokens come from the request's hash.
     Sim,
 }
 
@@ -165,7 +166,7 @@ impl DeviceClass {
     }
 }
 
-/// What a worker computes on, as it says: `cpu`, `sim`, or `cuda/sm_90` with the architecture.
+/// What a worker says that it computes on: `cpu`, `sim`, or `cuda/sm_90` with the architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceKind {
     class: DeviceClass,
@@ -182,7 +183,7 @@ impl DeviceKind {
         self.class
     }
 
-    /// Of a GPU. Processors have none that could change a bit.
+    /// A GPU's architecture. Empty for processors: none of theirs could change a bit.
     pub fn architecture(&self) -> &str {
         match self.class {
             DeviceClass::Cuda => self.said.split_once('/').map_or("", |(_, architecture)| architecture),
@@ -206,7 +207,7 @@ impl fmt::Display for DeviceKind {
 impl FromStr for DeviceKind {
     type Err = UnknownWord;
 
-    /// A worker of an older version says nothing, and computes on its processor.
+    /// A worker of an older version says no device, and computes on its processor.
     fn from_str(said: &str) -> Result<DeviceKind, UnknownWord> {
         let word = said.split_once('/').map_or(said, |(class, _)| class);
         let class = match said.is_empty() {

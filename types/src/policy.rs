@@ -11,15 +11,15 @@ pub struct PolicyDigest(pub [u8; 32]);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Numerics<'a> {
     pub device_class: DeviceClass,
-    /// Of a GPU (`sm_90`): what a tensor core adds up inside one instruction is its own. Empty elsewhere.
+    /// A GPU's architecture (`sm_90`): its tensor cores have their own order of sums within an instruction. Else empty.
     pub architecture: &'a str,
     pub mode: Mode,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
-    /// The fingerprint of the model that is meant, with every hyperparameter that shapes the pass. Which bytes were
-    /// loaded is for the root to say (`PolicyDigest::loaded`).
+    /// The fingerprint of the model that was asked for, with every hyperparameter that shapes the pass. Which bytes
+    /// were loaded is covered by the root (`PolicyDigest::loaded`).
     pub weights: [u8; 32],
-    /// What the loader makes of them, where it changes them (`none`, `q8_0`, ..).
+    /// The type that the loader converts weights to (`none`, `q8_0`, ..).
     pub quantization: &'a str,
     pub adapter: Option<[u8; 32]>,
 }
@@ -28,7 +28,7 @@ impl Numerics<'_> {
     /// Grows with every change to the numeric policy that can change a bit.
     pub const VERSION: u32 = 1;
 
-    /// Weights as they are stored, and nothing beside them; on what a worker says that it computes on.
+    /// The policy for weights as they are stored, without an adapter, on the device that a worker named.
     pub fn plain(
         device: &DeviceKind,
         mode: Mode,
@@ -50,7 +50,7 @@ impl Numerics<'_> {
         };
         let (activations, kv_dtype) = (self.activations.name(), self.kv_dtype.name());
         [self.device_class.name(), activations, kv_dtype, self.quantization].into_iter().for_each(&mut add);
-        // Processors have neither, and their digests are what they were before there were any.
+        // Processors have neither, and their digests stay what they were before these fields existed.
         if self.device_class == DeviceClass::Cuda {
             [self.architecture, self.mode.name()].into_iter().for_each(&mut add);
         }
@@ -63,7 +63,7 @@ impl Numerics<'_> {
 }
 
 impl PolicyDigest {
-    /// Of a policy whose model has been read: `self` says what is meant, the root which bytes of it there were.
+    /// The digest of a policy whose model has been read: `self` covers what was asked for, the root which bytes it had.
     #[must_use]
     pub fn loaded(self, root: &WeightsRoot) -> PolicyDigest {
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 policy over the bytes of the weights");
@@ -102,7 +102,7 @@ mod tests {
             digest("sim", Mode::Lockstep),
         ];
         assert!((1..all.len()).all(|i| !all[..i].contains(&all[i])), "{all:?}");
-        // Processors are one class, and have one way to compute.
+        // Processors are one class and have one mode.
         assert_eq!(digest("cpu/zen4", Mode::Fast), digest("cpu", Mode::Lockstep));
     }
 
@@ -113,7 +113,7 @@ mod tests {
         assert!(a != b && a != meant && a != PolicyDigest([4; 32]).loaded(&WeightsRoot([2; 32])));
     }
 
-    /// Streams move by these bytes, also between releases: who changes one of them ends what is under way.
+    /// Streams move between replicas and releases by these bytes: changing one of them ends every running request.
     #[test]
     fn digests_are_what_they_were() {
         let digest = |device: &str, mode, activations: &str, kv_dtype: &str| {

@@ -3,10 +3,10 @@
 use crate::sampling::TOKEN_BYTES;
 use crate::{Micros, RequestId, Sampling, TenantId, Token, Tokens};
 
-/// In a frame: all that is no list.
+/// All fields of a request in a frame that are not lists.
 const SCALARS_BYTES: usize = 1024;
 
-/// Everything that a stream is a function of, besides the model and the numeric policy.
+/// Everything that a stream is a function of, beside the model and the numeric policy.
 ///
 /// `prompt ++ output` is the token log, and positions count from its start. A request that is resubmitted after a loss
 /// carries what it had already said in `output`, and goes on from there. What was output never moves into the prompt:
@@ -15,7 +15,7 @@ const SCALARS_BYTES: usize = 1024;
 pub struct Request {
     pub id: RequestId,
     pub tenant: TenantId,
-    /// Of its tenant, among all that want more than there is. The stream does not depend on it.
+    /// The tenant's share when there is more work than capacity. The stream does not depend on it.
     pub weight: Weight,
     pub prompt: Tokens,
     pub output: Tokens,
@@ -43,7 +43,7 @@ pub enum Goal {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority(pub i8);
 
-/// How much a tenant gets beside others: in proportion. Zero counts as one.
+/// A tenant's share beside other tenants, in proportion. Zero counts as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Weight(pub u16);
 
@@ -58,7 +58,7 @@ impl Request {
         self.prompt.len() + self.output.len()
     }
 
-    /// What it takes in a frame, at most.
+    /// The most bytes that it takes in a frame.
     pub fn frame_bytes_max(&self) -> usize {
         self.n_tokens() * TOKEN_BYTES + self.sampling.lists_bytes() + SCALARS_BYTES
     }

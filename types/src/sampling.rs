@@ -3,7 +3,7 @@
 use crate::{Token, Tokens};
 use alloc::vec::Vec;
 
-/// What is left at its default changes nothing. In which order these are applied is written beside the sampler.
+/// A field at its default changes nothing. The order in which they are applied is documented beside the sampler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Zero is greedy: the largest logit, ties to the lower id.
@@ -22,9 +22,9 @@ pub struct Sampling {
     pub xtc: Xtc,
     pub penalties: Penalties,
     pub dry: Dry,
-    /// Added to logits.
+    /// Values that are added to logits.
     pub bias: Vec<(Token, f32)>,
-    /// Nothing else is drawn; empty is no restriction.
+    /// If not empty, only these tokens are drawn.
     pub allowed: Tokens,
     /// Sequences that the output may not contain.
     pub bad_words: Vec<Tokens>,
@@ -38,11 +38,11 @@ pub struct Sampling {
     /// Generation ends with one of these, which is part of the output. The model's own end tokens are among them
     /// unless the client asked to ignore them.
     pub stop: Tokens,
-    /// The logprob of the drawn token, and of so many of the most likely beside it.
+    /// Asks for the logprob of the drawn token and of this many of the most likely ones beside it.
     pub logprobs: Option<u8>,
 }
 
-/// Exclude top choices: of the tokens that are at least as likely as `threshold`, with `probability` all but the last.
+/// Exclude top choices: with `probability`, drops all but the least likely of the tokens that reach `threshold`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Xtc {
     /// Zero: never.
@@ -50,14 +50,15 @@ pub struct Xtc {
     pub threshold: f32,
 }
 
-/// Against saying again what is in the log.
+/// Penalties for tokens that the log already has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Penalties {
-    /// Subtracted once from what the output has.
+    /// Subtracted once from each token that the output has.
     pub presence: f32,
-    /// Subtracted as often as the output has it.
+    /// Subtracted as often as the output has the token.
     pub frequency: f32,
-    /// Divides the positive logits of what prompt or output has, and multiplies the negative ones; one changes nothing.
+    /// Divides the positive logits of tokens in the prompt or output, and multiplies the negative ones; one changes
+    /// nothing.
     pub repetition: f32,
 }
 
@@ -68,9 +69,9 @@ pub struct Dry {
     /// Zero: never.
     pub multiplier: f32,
     pub base: f32,
-    /// The shortest repetition that costs something to go on with.
+    /// The shortest repetition that is penalised.
     pub length_allowed: u32,
-    /// No repetition reaches over one of these.
+    /// No repetition reaches across one of these.
     pub breakers: Vec<Tokens>,
 }
 
@@ -117,13 +118,13 @@ impl Default for Dry {
     }
 }
 
-/// What an entry of a list takes in a frame, at most: a number of 32 bits, and what stands before it.
+/// The most bytes that an entry of a list takes in a frame: a number of 32 bits and its prefix.
 pub(crate) const TOKEN_BYTES: usize = 5;
 const BIAS_BYTES: usize = 16;
 const RUN_BYTES: usize = 32;
 
 impl Sampling {
-    /// What the lists take in a frame, at most, and about as much in memory. They are as long as a client likes.
+    /// The most bytes that the lists take in a frame, and about as much in memory. A client chooses their length.
     pub fn lists_bytes(&self) -> usize {
         let runs = self.bad_words.iter().chain(&self.dry.breakers);
         let in_runs: usize = runs.map(|run| RUN_BYTES + run.len() * TOKEN_BYTES).sum();

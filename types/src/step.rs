@@ -48,7 +48,7 @@ impl Step {
         self.slices.iter().map(|slice| slice.range.len()).sum()
     }
 
-    /// What a step can say and nothing serves yet, refused by name.
+    /// Refuses by name what the frame can say and no rank serves yet.
     pub fn supported(&self) -> Result<(), Unsupported> {
         if !self.copies.is_empty() {
             return Err(Unsupported("block copies"));
@@ -69,7 +69,7 @@ impl Step {
 pub struct Slice {
     pub id: RequestId,
     pub range: Range<u32>,
-    /// How many of the range's last tokens are guesses, to be verified.
+    /// How many of the range's last tokens are drafts to be verified.
     pub n_draft: u16,
     pub want: Want,
 }
@@ -90,17 +90,17 @@ pub enum Want {
     Nothing,
     /// The token after the range.
     Last,
-    /// Logprobs of the tokens at `range.start + 1 ..= range.end`, as far as they are the prompt's; and, where the range
-    /// ends the log, the token after it.
+    /// Logprobs of the prompt's tokens at `range.start + 1 ..= range.end`; and, where the range ends the log, the token
+    /// after it.
     All { top_n: u8 },
     /// The hidden states of the range, pooled.
     Pool,
 }
 
-/// Rows of one step that are scored. The memory for logits is made for so many beside those that draw.
+/// The most rows of one step that are scored. Memory for logits is made for so many beside the rows that draw.
 pub const SCORED_ROWS_MAX: u32 = 64;
 
-/// Copy a page before the step runs: copy-on-write, or a page that comes back from a slower memory, whose ids begin
+/// Copies a page before the step runs: copy-on-write, or a page that comes back from a slower memory, whose ids begin
 /// where the pool's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
@@ -113,13 +113,13 @@ pub struct BlockCopy {
 pub struct StepDone {
     pub id: StepId,
     pub epoch: Epoch,
-    /// As many as the step had, in its order.
+    /// As many as the step had, in the step's order.
     pub slices: Vec<SliceDone>,
     /// Time of the pass on the device, for metrics only.
     pub micros: u32,
 }
 
-/// What one slice gave: nothing for a chunk, one token, or as many as a verified draft allows.
+/// The outcome of one slice: no token for a chunk, one token, or as many as a verified draft allows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SliceDone {
     /// `tokens[i]` is the token of position `range.end - n_draft + i`.
@@ -135,7 +135,7 @@ pub struct SliceDone {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenOut {
     pub token: Token,
-    /// Present if the request asked: the drawn token's, before temperature and filters, by our own log-sum-exp.
+    /// Present if the request asked: the drawn token's logprob before temperature and filters, by our own log-sum-exp.
     pub logprob: Option<f32>,
     pub top: Vec<TokenLogprob>,
 }
@@ -157,6 +157,6 @@ pub enum Finish {
     Deadline,
     /// This request could not be computed.
     Failed,
-    /// Its log has become longer than the ranks hold at present. More of them could go on with it.
+    /// Its log has become longer than the present ranks can hold. More ranks could go on with it.
     Outgrown,
 }

@@ -30,7 +30,7 @@ impl Grid {
         Place { stage: rank.0 / self.tp, tp, ep: tp % self.ep }
     }
 
-    /// The rank that samples and answers: the first of the last stage.
+    /// The rank that samples and answers: rank 0 of the last stage.
     pub fn sampler(&self) -> Rank {
         Rank((self.pp - 1) * self.tp)
     }

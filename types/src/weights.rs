@@ -12,7 +12,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// Of the bytes of one piece, as they are stored.
+/// A hash of the bytes of one piece as they are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PieceHash(pub [u8; 32]);
 
@@ -20,7 +20,7 @@ pub struct PieceHash(pub [u8; 32]);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PieceRun {
     pub weight: String,
-    /// Of the whole weight.
+    /// The number of pieces of the whole weight.
     pub n_pieces: u32,
     pub first: u32,
     pub hashes: Vec<PieceHash>,
@@ -31,7 +31,8 @@ pub struct PieceRun {
 pub struct WeightsRoot(pub [u8; 32]);
 
 impl PieceHash {
-    /// Of a piece that was read in parts, from their hashes in order. Where the parts end depends on the weight alone.
+    /// The hash of a piece that was read in parts, from their hashes in order. Where the parts end depends on the
+    /// weight alone.
     pub fn of_parts(parts: impl IntoIterator<Item = [u8; 32]>) -> PieceHash {
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 piece of a weight");
         for part in parts {
@@ -42,7 +43,7 @@ impl PieceHash {
 }
 
 impl WeightsRoot {
-    /// Of whole weights, each with the hashes of all of its pieces. Call with ascending names.
+    /// The root over whole weights, each with the hashes of all of its pieces. Call with ascending names.
     pub fn of<'a>(weights: impl IntoIterator<Item = (&'a str, &'a [PieceHash])>) -> WeightsRoot {
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 all bytes of the weights");
         for (name, hashes) in weights {

@@ -13,7 +13,7 @@ use tonic::transport::server::Connected;
 pub enum Connection {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
-    /// Within the process: there is nobody to prove anything to.
+    /// A pipe within the process: no proof is needed.
     Pipe(DuplexStream),
 }
 

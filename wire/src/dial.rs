@@ -24,19 +24,19 @@ pub fn channel(address: &str, trust: Trust) -> Channel {
     channel_to_where(move || Ok((address.clone(), trust.clone())))
 }
 
-/// The same to a role that may move: asked again for each connection where it is, and whom to trust there.
+/// The same to a role that may move: its address and trust are asked for anew for each connection.
 pub fn channel_to_where(peer: impl Fn() -> Result<(String, Trust), String> + Send + Sync + 'static) -> Channel {
     let connector = Connector { peer: Arc::new(peer), reason: Arc::new(Mutex::new(String::new())) };
     with_limits(Endpoint::from_static("http://lockstep.cluster")).connect_with_connector_lazy(connector)
 }
 
-/// Where to dial, and whom to trust there.
+/// Returns the address to dial, and whom to trust there.
 type Peer = dyn Fn() -> Result<(String, Trust), String> + Send + Sync;
 
 #[derive(Clone)]
 struct Connector {
     peer: Arc<Peer>,
-    /// Why there was no connection the last time: the same is not logged again and again.
+    /// Why the last attempt failed, so that the same reason is not logged again and again.
     reason: Arc<Mutex<String>>,
 }
 
@@ -73,12 +73,12 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// A channel to `host:port` that proves nothing, as clients of the outside use it.
+/// A channel to `host:port` without TLS or token, as outside clients use it.
 pub fn tcp(address: &str) -> Result<Channel, tonic::transport::Error> {
     Ok(with_limits(Endpoint::from_shared(format!("http://{address}"))?).connect_lazy())
 }
 
-/// The same over connections that somebody else makes.
+/// A channel over connections that `connector` makes.
 pub fn over<C, IO>(connector: C) -> Channel
 where
     C: Service<Uri, Response = TokioIo<IO>, Error = io::Error> + Send + 'static,

@@ -10,8 +10,8 @@
 //!          ← verdict
 //! ```
 //! A dialler that finds the listener's proof wrong answers with zeros.
-//! So a token is never sent, what was overheard cannot be sent again, and whoever is refused is told why before a
-//! single frame of HTTP.
+//! So a token is never sent, what was overheard cannot be sent again, and a dialler that is refused is told why before
+//! a single frame of HTTP.
 
 use crate::connection::Connection;
 use crate::refused::{Refused, Unconnected};
@@ -22,14 +22,14 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// TLS and the greeting together.
+/// The limit for TLS and the greeting together.
 pub(crate) const PROOF_MAX: Duration = Duration::from_secs(5);
 pub(crate) const MAGIC: [u8; 8] = *b"LOCKSTP1";
 pub(crate) const PROOF_BYTES: usize = 32;
 const HELLO_BYTES: usize = MAGIC.len() + 1 + NONCE_BYTES;
 pub(crate) const REPLY_BYTES: usize = MAGIC.len() + 1 + NONCE_BYTES + PROOF_BYTES;
 
-/// What a role shows of itself, and asks of its peers.
+/// What a role uses to prove itself, and what it asks of its peers.
 #[derive(Clone, Debug, Default)]
 pub struct Trust {
     pub token: Option<JoinToken>,
@@ -124,7 +124,7 @@ async fn greet_dialler(peer: &mut Connection, token: Option<&JoinToken>) -> Resu
         _ => Verdict::Welcome,
     };
     let told = say(peer, &[verdict as u8]).await;
-    // Who was refused need not have stayed to hear it.
+    // A dialler that was refused need not have stayed to hear it.
     verdict.accept()?;
     Ok(told?)
 }
@@ -142,7 +142,7 @@ async fn greet_listener(peer: &mut Connection, token: Option<&JoinToken>) -> Res
     let listener = nonce_at(&reply, MAGIC.len() + 1);
     let theirs = blake3::Hash::from_bytes(nonce_at(&reply, REPLY_BYTES - PROOF_BYTES));
     let is_ours = token.is_none_or(|token| token.proof("listener", &dialler, &listener) == theirs);
-    // To a listener of another token nothing is proved; that this is no proof tells it why.
+    // A listener with another token gets no proof; the zeros in its place tell it why.
     let answer = match token {
         Some(token) if is_ours => *token.proof("dialler", &dialler, &listener).as_bytes(),
         _ => [0; PROOF_BYTES],
@@ -161,7 +161,7 @@ async fn say(peer: &mut Connection, message: &[u8]) -> io::Result<()> {
     peer.flush().await
 }
 
-/// Fills a message that begins with the magic. The first bytes are looked at first: what begins otherwise may be
+/// Reads a message that begins with the magic. The magic is checked first: a message that begins otherwise may be
 /// shorter.
 async fn read_magic(
     peer: &mut Connection,
@@ -185,7 +185,7 @@ async fn read_magic(
     peer.read_exact(rest).await.map(drop).map_err(hung_up)
 }
 
-/// Who hangs up on a greeting is none of ours; who was lost is not there.
+/// A peer that hangs up on a greeting is no role of Lockstep; other errors are those of TLS or the connection.
 fn hung_up(error: io::Error) -> Unconnected {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => Refused::Garbage.into(),

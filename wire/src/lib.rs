@@ -1,5 +1,5 @@
-//! Who speaks to whom: how roles prove that they belong to the cluster, TLS, dialling and listening. Knows nothing of
-//! what is said.
+//! Connections between roles: how they prove that they belong to the cluster, TLS, dialling and listening. Knows
+//! nothing of what is said.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod connection;

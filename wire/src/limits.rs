@@ -7,15 +7,15 @@ const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// Calls under way on one connection; more wait at the client.
 pub const STREAMS_MAX: u32 = 256;
-/// Streams of one connection that were opened and reset before anybody looked at them. Who resets more is hung up on:
-/// it costs a client nothing, and a server the work.
+/// Streams of one connection that were opened and reset before they were looked at. A client that resets more is
+/// disconnected: it costs a client nothing, and a server the work.
 pub const RESETS_PENDING_MAX: usize = 20;
-/// Streams that this side had to reset, for what was wrong with them.
+/// Streams that this side had to reset because of errors in them.
 pub const RESETS_OWN_MAX: usize = 1024;
-/// Of one request's headers together.
+/// The bytes of one request's headers together.
 pub const HEADERS_BYTES_MAX: u32 = 16 << 10;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// A peer that does not answer a ping for so long has lost its connection.
+/// A peer that does not answer a ping for this long has lost its connection.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -1,4 +1,4 @@
-//! Listening: who dials proves itself before anything else is heard of it.
+//! Listening: a peer that dials proves itself before anything else is read from it.
 
 use crate::connection::Connection;
 use crate::greeting::{PROOF_MAX, Trust};
@@ -15,15 +15,15 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpIncoming;
 
-/// Peers that prove themselves at once; more wait in the listener's queue.
+/// The most peers that prove themselves at once; more wait in the listener's queue.
 const PROVING_MAX: usize = 64;
-/// Connections that have proved themselves and were not yet taken.
+/// The most connections that have proved themselves and were not yet taken.
 const PROVED_MAX: usize = 64;
-/// After the listener failed, as when the process has no descriptors left.
+/// The pause after the listener failed, as when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The connections of a listener that have proved themselves. Who does not is told why, and is named in the log, once a
-/// second.
+/// The connections of a listener that have proved themselves. A peer that does not is told why, and is named in the
+/// log, once a second.
 pub fn incoming(listener: TcpListener, trust: Trust) -> impl Stream<Item = io::Result<Connection>> + Send {
     let (proved, connections) = mpsc::channel(PROVED_MAX);
     tokio::spawn(listen(listener, trust, proved));

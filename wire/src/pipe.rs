@@ -1,4 +1,4 @@
-//! Pipes in memory, for roles within one process: the same frames as between machines, and nobody to prove anything to.
+//! Pipes in memory, for roles within one process: the same frames as between machines, without TLS or token.
 
 use crate::dial::over;
 use hyper_util::rt::TokioIo;
@@ -11,12 +11,12 @@ use tokio_stream::Stream;
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Uri};
 
-/// Bytes on their way in each direction of a pipe.
+/// The most bytes under way in each direction of a pipe.
 const PIPE_BYTES_MAX: usize = 256 << 10;
-/// Connections that were dialled and not yet accepted.
+/// The most connections that were dialled and not yet accepted.
 const PIPES_WAITING_MAX: usize = 64;
 
-/// Both ends of a place to meet within this process.
+/// Both ends of an in-memory listener: one dials, the other accepts.
 pub fn in_memory() -> (Dialer, Pipes) {
     let (dialled, pipes) = mpsc::channel(PIPES_WAITING_MAX);
     (Dialer { dialled }, Pipes { pipes })

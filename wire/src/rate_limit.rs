@@ -1,22 +1,22 @@
-//! How often the same is logged of the same peer: whoever knocks often must not fill the log. Knows no clock, and no
-//! log.
+//! Limits how often the same thing is logged of one peer: a peer that dials often must not fill the log. Knows no
+//! clock, and no log.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use types::Micros;
 
-/// From one line about an address to the next.
+/// Microseconds between two lines about one address.
 const EVERY: u64 = 1_000_000;
-/// Addresses of the last second that are told apart; all others share one line a second.
+/// The most addresses of the last second that are told apart; all others share one line a second.
 const ADDRESSES_MAX: usize = 256;
 
-/// One line a second for each address that does something to be logged. `K` tells addresses apart.
+/// Allows one line a second for each address. `K` tells addresses apart.
 #[derive(Debug)]
 pub struct RateLimit<K> {
     every: u64,
     addresses_max: usize,
     addresses: BTreeMap<K, PerAddress>,
-    /// Of all for which there is no room.
+    /// Shared by all addresses for which there is no room.
     others: PerAddress,
 }
 
@@ -26,16 +26,16 @@ struct PerAddress {
     unsaid: Unsaid,
 }
 
-/// What was not logged since the last line.
+/// What was left out of the log since the last line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unsaid {
     pub n: u64,
-    /// The last of it.
+    /// The text of the last one.
     pub last: Option<String>,
 }
 
 impl Unsaid {
-    /// None where nothing was left out.
+    /// None if nothing was left out.
     pub fn count(&self) -> Option<u64> {
         (self.n > 0).then_some(self.n)
     }
@@ -52,7 +52,7 @@ impl<K: Ord> RateLimit<K> {
         RateLimit { every, addresses_max, addresses: BTreeMap::new(), others: PerAddress::default() }
     }
 
-    /// None: what happened `n` times is not to be logged, and is counted. Otherwise it is, with what was not before it.
+    /// Returns what was left out before, if this is to be logged now. None: it is not, and its `n` events are counted.
     pub fn admit(&mut self, address: K, n: u64, what: &impl fmt::Display, now: Micros) -> Option<Unsaid> {
         if self.addresses.len() >= self.addresses_max && !self.addresses.contains_key(&address) {
             self.forget_quiet(now);
@@ -68,7 +68,7 @@ impl<K: Ord> RateLimit<K> {
         None
     }
 
-    /// Makes room. What was not said of them is said with the others' next line.
+    /// Makes room. What was left out about them is reported with the next line of `others`.
     fn forget_quiet(&mut self, now: Micros) {
         let (every, others) = (self.every, &mut self.others.unsaid);
         self.addresses.retain(|_, address| {
@@ -83,7 +83,7 @@ impl<K: Ord> RateLimit<K> {
 }
 
 impl PerAddress {
-    /// Nothing was logged of it for so long that something may be.
+    /// True if the last line about it is so long ago that the next may be logged.
     fn is_quiet(&self, every: u64, now: Micros) -> bool {
         self.logged.is_none_or(|logged| now >= logged.plus(every))
     }
@@ -103,7 +103,7 @@ mod tests {
         let mut admit = |address, what: &str, now| limit.admit(address, 1, &what, Micros(now));
         assert_eq!(admit(1, "a", 5), unsaid(0, ""));
         assert_eq!([admit(1, "b", 5), admit(1, "c", 14)], [None, None]);
-        // Another address has a second of its own.
+        // Another address has its own second.
         assert_eq!(admit(2, "d", 14), unsaid(0, ""));
         assert_eq!(admit(1, "e", 15), unsaid(2, "c"));
         assert_eq!(admit(1, "f", 24), None);
@@ -117,13 +117,13 @@ mod tests {
         let mut admit = |address, now| limit.admit(address, 1, &address, Micros(now));
         assert_eq!([admit(1, 0), admit(2, 0), admit(3, 0)], [(); 3].map(|()| unsaid(0, "")));
         assert_eq!([admit(4, 0), admit(5, 0), admit(1, 1)], [None, None, None]);
-        // The first two are quiet, and make room for two others; what one of them did not say is not lost.
+        // The first two are quiet and make room for two others; what one of them had left out is not lost.
         assert_eq!([admit(6, 10), admit(7, 10)], [unsaid(0, ""), unsaid(0, "")]);
         assert_eq!(admit(8, 10), unsaid(3, "1"));
         assert_eq!(limit.addresses.len(), 2);
     }
 
-    /// However many addresses an attacker has.
+    /// The map stays small, however many addresses an attacker has.
     #[test]
     fn lines_and_memory_have_a_bound() {
         let mut limit = RateLimit::default();

@@ -1,5 +1,5 @@
-//! Who was refused at a listener, for the log: each address once a second, however often it comes. Knows nothing of why
-//! anybody is refused.
+//! Peers that were refused at a listener, for the log: each address once a second, however often it dials. Knows
+//! nothing of why anybody is refused.
 
 use crate::rate_limit::{RateLimit, Unsaid};
 use std::fmt::Display;
@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use tokio::time::Instant;
 use types::Micros;
 
-/// Those of one listener.
+/// The refused peers of one listener.
 #[derive(Debug)]
 pub struct Refusals {
     began: Instant,
@@ -22,10 +22,10 @@ impl Default for Refusals {
 }
 
 impl Refusals {
-    /// What the line about these `n` has to say of those that had none; or none, if these have none either.
+    /// Returns what the line about these `n` must add about earlier ones without a line. None: these have none either.
     pub fn admit(&self, peer: SocketAddr, n: u64, why: &impl Display) -> Option<Unsaid> {
         let now = Micros(self.began.elapsed().as_micros() as u64);
-        // Whoever knocks chooses the port anew each time.
+        // A client gets a new port for each connection.
         let address = peer.ip().to_canonical();
         self.limit.lock().unwrap_or_else(PoisonError::into_inner).admit(address, n, why, now)
     }

@@ -37,13 +37,13 @@ pub enum Unconnected {
     Late,
     #[error(transparent)]
     NoRandomness(#[from] NoRandomness),
-    /// Nobody could be dialled.
+    /// There was no address to dial.
     #[error("{0}")]
     Nowhere(String),
 }
 
 impl Refused {
-    /// What refused a connection, if something on the way to this error did.
+    /// The refusal in an error's chain of causes, if there is one.
     pub fn cause_of<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Refused> {
         let mut next = Some(error);
         while let Some(error) = next {
@@ -58,7 +58,7 @@ impl Refused {
         None
     }
 
-    /// Another attempt would only repeat it; what is garbage may be a stranger who holds the port for a while.
+    /// True if another attempt would fail alike. Garbage may come from a stranger who holds the port for a while.
     pub fn is_final(&self) -> bool {
         *self != Refused::Garbage
     }

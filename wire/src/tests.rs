@@ -1,4 +1,4 @@
-//! Two sides over loopback: who belongs is let in, and who does not is told why.
+//! Two sides over loopback: a peer that belongs is let in, and one that does not is told why.
 
 use crate::dial::dial;
 use crate::greeting::{MAGIC, PROOF_BYTES, REPLY_BYTES, Verdict};
@@ -40,7 +40,7 @@ async fn both_sides_have_the_token_or_are_told_why_not() {
     check(None, Some(token('b')), Err(Refused::TokenUnwanted)).await;
 }
 
-/// Whatever is said, and wherever it stops, the next peer is served.
+/// Whatever a peer sends, and wherever it stops, the next one is served.
 #[tokio::test]
 async fn garbage_ends_its_own_connection() {
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -61,7 +61,7 @@ async fn garbage_ends_its_own_connection() {
     tls.write_all(&[22, 3, 1, 2, 0]).await.unwrap();
     dial(&address, &trust).await.unwrap();
     assert!(incoming.next().await.unwrap().is_ok());
-    // What overhears a proof cannot use it: the listener's nonce is new.
+    // An overheard proof cannot be used again: the listener's nonce is new.
     let mut replay = TcpStream::connect(&address).await.unwrap();
     let mut hello = MAGIC.to_vec();
     hello.extend([1; 1 + NONCE_BYTES]);

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
-/// The name in every role's certificate: machines come and go, the cluster is what is proved.
+/// The name in every role's certificate: machines come and go, so what is proved is the cluster.
 pub const SERVER_NAME: &str = "lockstep.cluster";
 
-/// How a record of TLS begins: one with an alert, and one with the first message of a handshake.
+/// The first bytes of a TLS record: of an alert, and of the first message of a handshake.
 pub(crate) const TLS_ALERT: [u8; 2] = [21, 3];
 pub(crate) const TLS_HANDSHAKE: [u8; 2] = [22, 3];
 
-/// Both ask the peer for a certificate of the cluster.
+/// Both sides ask the peer for a certificate of the cluster.
 #[derive(Clone, Debug)]
 pub struct Tls {
     pub server: Arc<ServerConfig>,
@@ -35,7 +35,7 @@ impl Tls {
     }
 }
 
-/// What rustls says is wrapped as an error of the stream.
+/// Unwraps the rustls error that a stream's error contains, if it does.
 pub(crate) fn of_tls(error: io::Error) -> Unconnected {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).map(refused);
     tls.map_or(Unconnected::Io(error), Unconnected::Refused)

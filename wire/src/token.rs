@@ -1,17 +1,17 @@
-//! The join token: what the machines of a cluster know and nobody else does, and what proves that one knows it. Knows
-//! nothing of connections.
+//! The join token: a secret that only the machines of a cluster know, and the proof of knowing it. Knows nothing of
+//! connections.
 
 use std::fmt;
 
-/// Below it a token could be guessed by whoever has seen one greeting.
+/// A shorter token could be guessed by anyone who has seen one greeting.
 pub const TOKEN_CHARS_MIN: usize = 32;
 pub const TOKEN_CHARS_MAX: usize = 4096;
 
-/// Of what one side has made up for one greeting.
+/// The length of the random number that each side makes up for one greeting.
 pub(crate) const NONCE_BYTES: usize = 32;
 const TOKEN_PURPOSE: &str = "lockstep 2026 join token greeting";
 
-/// What the machines of a cluster know and nobody else does.
+/// A secret that only the machines of a cluster know.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinToken(String);
 
@@ -29,7 +29,7 @@ impl JoinToken {
         Ok(JoinToken(secret.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
-    /// For the file or pipe that hands it on.
+    /// The token's text, for the file or pipe that hands it on.
     pub fn expose(&self) -> &str {
         &self.0
     }

@@ -19,7 +19,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 const FILE_MAX: Duration = Duration::from_secs(24 * 3600);
 const LIST_BYTES_MAX: u64 = 16 << 20;
 const FILES_MAX: usize = 4096;
-/// How long another process that fetches the same file may stand still before nobody waits for it any more.
+/// A process that fetches the same file is no longer waited for when it has stood still this long.
 const STANDSTILL_MAX: Duration = Duration::from_secs(600);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -46,7 +46,7 @@ pub fn pull_entry(
     fetch(&remote, path, sources, progress)
 }
 
-/// One GGUF into the repository's folder, or all files of a safetensors model, the folder getting its name at the end.
+/// Fetches one GGUF into the repository's folder, or all files of a safetensors model, whose folder gets its name last.
 pub fn pull(id: HubId<'_>, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
     progress(Progress { what: id.repo, done: 0, total: None });
     let files = list(id, sources)?;
@@ -57,7 +57,7 @@ pub fn pull(id: HubId<'_>, sources: &Sources, progress: &mut dyn FnMut(Progress<
     let safetensors = has("model.safetensors") || has("model.safetensors.index.json");
     if id.variant.is_none() && has("config.json") && safetensors {
         return match fetch_folder(&files, &folder, sources, progress) {
-            // Another process has given it its name while this one waited for it.
+            // Another process has renamed it while this one waited.
             Err(_) if folder.exists() => Ok(Located { name, path: folder }),
             fetched => fetched.map(|()| Located { name, path: folder }),
         };
@@ -109,7 +109,7 @@ fn file_url(sources: &Sources, repo: &str, revision: &str, file: &str) -> String
     format!("{}/{repo}/resolve/{revision}/{file}", sources.hub_endpoint.trim_end_matches('/'))
 }
 
-/// The files of a repository's top folder. A name that would not stay in ours is left out with its file.
+/// The files of a repository's top folder. Leaves out a file whose name would not stay in our folder.
 fn list(id: HubId<'_>, sources: &Sources) -> Result<Vec<Remote>> {
     let url = format!("{}/api/models/{}/tree/main", sources.hub_endpoint.trim_end_matches('/'), id.repo);
     let failed = |why: String| Error::Fetch { what: id.repo.to_owned(), why };
@@ -141,7 +141,7 @@ fn get(url: &str, from: u64, sources: &Sources) -> std::result::Result<ureq::htt
         .build()
         .into();
     let mut request = agent.get(url);
-    // The client keeps the token from other hosts that a redirect leads to.
+    // The client does not send the token to other hosts after a redirect.
     if let Some(token) = &sources.hub_token {
         request = request.header("authorization", format!("Bearer {token}"));
     }
@@ -169,13 +169,13 @@ fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut
         let failed = |why: String| Error::Fetch { what: file.name.clone(), why };
         let response = get(&file.url, done, sources).map_err(|why| {
             if done == 0 {
-                // Nothing to go on with. If it stays all the same, it is an empty file.
+                // There is nothing to resume. If the removal fails, an empty file is left.
                 let _ = std::fs::remove_file(&part);
             }
             failed(why)
         })?;
         if done > 0 && response.status().as_u16() != 206 {
-            // The server begins from the start, and so does the file.
+            // The server begins from the start, so the file does too.
             out.set_len(0).map_err(Error::io(&part))?;
             (hasher, done) = (Sha256::new(), 0);
         }
@@ -184,7 +184,7 @@ fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut
     finish(file, &part, path, done, hasher)
 }
 
-/// The part of a file, as this process's alone; none if another process has fetched all of it meanwhile.
+/// Opens the part file for this process alone; None if another process has fetched all of it meanwhile.
 fn own_part(file: &Remote, path: &Path, part: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Option<File>> {
     let failed = |why: String| Error::Fetch { what: file.name.clone(), why };
     let (mut seen, mut since) = (None, Instant::now());
@@ -196,7 +196,7 @@ fn own_part(file: &Remote, path: &Path, part: &Path, progress: &mut dyn FnMut(Pr
                 return Ok(None);
             }
             Ok(()) if is_at(&out, part) => return Ok(Some(out)),
-            // Who had it has renamed or dropped it since it was opened.
+            // The process that had it has renamed or dropped it since it was opened.
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let done = out.metadata().map_err(Error::io(part))?.len();
@@ -252,7 +252,7 @@ fn copy(
     }
 }
 
-/// Gives the file its name if it is the one that was meant, and drops it if it is not.
+/// Renames the file if its checksum is right, and deletes it otherwise.
 fn finish(file: &Remote, part: &Path, path: &Path, done: u64, hasher: Sha256) -> Result<()> {
     if let Some(bytes) = file.bytes.filter(|bytes| done < *bytes) {
         let why = format!("it ended after {done} of {bytes} bytes; another try goes on from there");
@@ -266,7 +266,7 @@ fn finish(file: &Remote, part: &Path, path: &Path, done: u64, hasher: Sha256) ->
     std::fs::rename(part, path).map_err(Error::io(path))
 }
 
-/// The checksum of a model: of its file, or of the lines that `sha256sum` says of several, in the order of their names.
+/// The checksum of a model: of its file, or of `sha256sum`'s lines for several, in the order of their names.
 pub fn sha256_of(files: &[PathBuf]) -> Result<String> {
     let one = |path: &PathBuf| {
         let mut hasher = Sha256::new();

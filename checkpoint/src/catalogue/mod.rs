@@ -1,4 +1,4 @@
-//! What a model's name means: a path, a catalogue entry or a hub id, and where its files are on this machine. Knows no
+//! Resolves a model's name: a path, a catalogue entry or a hub id, and where its files are on this machine. Knows no
 //! file's content.
 
 mod files;
@@ -33,7 +33,7 @@ pub fn locate(model: &str, sources: &Sources) -> Result<Located> {
     }
 }
 
-/// Fetches a model that is not here yet, with its checksum checked, and says where it is.
+/// Fetches a model that is not here yet, checks its checksum, and returns where it is.
 pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
     match read_name(model, sources)? {
         Named::Path(path) => Ok(Located { name: name_of(path), path: path.to_owned() }),
@@ -49,7 +49,7 @@ pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_
     }
 }
 
-/// The models that are here: those that `pull` has fetched, and those of others' caches.
+/// The models on this machine: those that `pull` has fetched, and those in other programs' caches.
 pub fn list(sources: &Sources) -> Vec<Listed> {
     let llama_cpp = others::list_llama_cpp(sources).into_iter();
     let llama_cpp = llama_cpp.map(|path| Listed { model: path.display().to_string(), path, origin: Origin::LlamaCpp });
@@ -58,13 +58,13 @@ pub fn list(sources: &Sources) -> Vec<Listed> {
     store::list(sources).into_iter().chain(store::list_hub(sources)).chain(llama_cpp).chain(ollama).collect()
 }
 
-/// How many bytes a model has on disk, all its files together.
+/// The bytes of a model on disk, all its files together.
 pub fn bytes_of(path: &Path) -> u64 {
     files::files_of(path).iter().filter_map(|file| std::fs::metadata(file).ok()).map(|file| file.len()).sum()
 }
 
-/// Reads a model whole and compares it with a checksum: its file's, or what `sha256sum * | sha256sum` says in its
-/// folder (or of the parts of a split one).
+/// Reads a model whole and compares it with a checksum: of its file, or of the output of `sha256sum * | sha256sum` in
+/// its folder (or over the parts of a split one).
 pub fn verify(path: &Path, sha256: &str) -> Result<()> {
     let mut files = files::files_of(path);
     // As a shell's `*` has them.
@@ -96,7 +96,7 @@ fn not_here(model: &str) -> Error {
     Error::NotFound { model: model.to_owned(), why: format!("it has not been fetched: `lockstep pull {model}`") }
 }
 
-/// What there is wins: a path that exists is that path, whatever it looks like.
+/// A path that exists is that path, whatever its name looks like.
 fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
     let path = Path::new(model);
     if !model.is_empty() && path.exists() {
@@ -118,7 +118,7 @@ fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
 
 /// What a model at this path is called.
 pub(crate) fn name_of(path: &Path) -> String {
-    // `.` and `..` have no name of their own.
+    // `.` and `..` have no file name of their own.
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let part = whole.file_name().and_then(|name| name.to_str()).and_then(GgufPart::of);
     if let Some(part) = part.filter(|part| !part.stem.is_empty()) {

@@ -1,4 +1,4 @@
-//! Models that other programs have fetched: Ollama's store and llama.cpp's cache. Reads them where they are and writes
+//! Models that other programs have fetched: Ollama's store and llama.cpp's cache. Reads them in place and writes
 //! nothing there.
 //!
 //! Ollama: `manifests/registry.ollama.ai/library/<name>/<tag>` is JSON whose layer of the type `..image.model` names a
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 
 const OLLAMA_LIBRARY: &str = "manifests/registry.ollama.ai/library";
 const OLLAMA_WEIGHTS: &str = "application/vnd.ollama.image.model";
-/// A manifest is a few hundred bytes.
+/// The most bytes of a manifest; usual ones have a few hundred.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 
-/// `name` or `name:tag`, as Ollama has it; without a tag it is `latest`.
+/// Finds `name` or `name:tag` as Ollama does; without a tag it is `latest`.
 pub fn find_ollama(model: &str, sources: &Sources) -> Option<PathBuf> {
     let store = sources.ollama.as_ref()?;
     let (name, tag) = model.split_once(':').unwrap_or((model, "latest"));
@@ -51,7 +51,7 @@ fn weights(store: &Path, manifest: &Path) -> Option<PathBuf> {
     (is_digest && path.is_file()).then_some(path)
 }
 
-/// The file of a hub id in llama.cpp's cache, if there is one and only one that fits.
+/// The file of a hub id in llama.cpp's cache, if exactly one fits.
 pub fn find_llama_cpp(id: HubId<'_>, sources: &Sources) -> Option<PathBuf> {
     let folder = sources.llama_cpp.as_ref()?;
     let prefix = format!("{}_", id.repo.replace('/', "_"));
@@ -67,7 +67,7 @@ pub fn find_llama_cpp(id: HubId<'_>, sources: &Sources) -> Option<PathBuf> {
     }
 }
 
-/// Every GGUF of llama.cpp's cache; of a split one the first part.
+/// Every GGUF in llama.cpp's cache; for a split one, the first part.
 pub fn list_llama_cpp(sources: &Sources) -> Vec<PathBuf> {
     let Some(folder) = &sources.llama_cpp else { return Vec::new() };
     let files = file_names(folder).unwrap_or_default();

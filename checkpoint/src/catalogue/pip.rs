@@ -34,7 +34,7 @@ pub fn pull(entry: &CatalogueEntry, path: &Path, python: &str, progress: &mut dy
     std::fs::rename(&file, path).map_err(Error::io(path))
 }
 
-/// A folder that goes when this does.
+/// A folder that is deleted on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -47,7 +47,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed now is in a cache, where nothing looks for it.
+        // What cannot be deleted now stays in a cache, where nothing looks for it.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -62,7 +62,7 @@ fn run(mut command: Command, entry: &CatalogueEntry, time_max: Duration) -> Resu
             Some(status) if status.success() => return Ok(()),
             Some(status) => return Err(failed(format!("{command:?} ended with {status}"))),
             None if start.elapsed() > time_max => {
-                // Both may fail only because it has just ended.
+                // Both fail only if it has just ended.
                 let _ = child.kill();
                 let _ = child.wait();
                 return Err(failed(format!("{command:?} took more than {} s", time_max.as_secs())));

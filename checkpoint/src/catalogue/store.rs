@@ -15,7 +15,7 @@ pub fn find_entry(entry: &CatalogueEntry, sources: &Sources) -> Option<Located> 
     Some(Located { name: entry.name.to_owned(), path })
 }
 
-/// A folder that holds a whole model, or the one GGUF of the variant that is asked for.
+/// Finds a folder with a whole model, or the one GGUF of the requested variant.
 pub fn find_hub(id: HubId<'_>, sources: &Sources) -> Result<Option<Located>> {
     let folders = std::iter::once(sources.folder(&id.folder_name())).chain(snapshots(id.repo, sources));
     for folder in folders.filter(|folder| folder.is_dir()) {
@@ -52,7 +52,7 @@ fn snapshots(repo: &str, sources: &Sources) -> Vec<PathBuf> {
 
 pub fn list(sources: &Sources) -> Vec<Listed> {
     let folders = file_names(&sources.cache.join("models")).unwrap_or_default();
-    // What is still being fetched is no model.
+    // An unfinished fetch is not a model.
     folders.iter().filter(|name| !name.ends_with(".part")).flat_map(|folder| list_folder(folder, sources)).collect()
 }
 
@@ -66,7 +66,7 @@ fn list_folder(name: &str, sources: &Sources) -> Vec<Listed> {
     list_in(&sources.folder(name), &format!("{org}/{repo}"), Origin::Pulled)
 }
 
-/// The models of the Hugging Face cache, each in the revision that its name finds.
+/// The models of the Hugging Face cache, each in the revision that its name resolves to.
 pub fn list_hub(sources: &Sources) -> Vec<Listed> {
     let Some(cache) = &sources.hub_cache else { return Vec::new() };
     let folders = file_names(cache).unwrap_or_default().into_iter();
@@ -75,7 +75,7 @@ pub fn list_hub(sources: &Sources) -> Vec<Listed> {
     newest.flat_map(|(folder, repo)| list_in(&folder, &repo, Origin::HuggingFace)).collect()
 }
 
-/// What a folder of a repository holds: the whole model, or each of its GGUFs.
+/// The models in a repository's folder: the whole model, or each of its GGUFs.
 fn list_in(folder: &Path, repo: &str, origin: Origin) -> Vec<Listed> {
     let whole = HubId { repo, variant: None };
     if let Ok(Some(path)) = find_in(folder, whole) {
@@ -93,7 +93,7 @@ fn list_in(folder: &Path, repo: &str, origin: Origin) -> Vec<Listed> {
     files.iter().filter_map(of_variant).collect()
 }
 
-/// `Q4_K_M` of `model-Q4_K_M.gguf`: what stands behind the last separator that is no part of it.
+/// `Q4_K_M` of `model-Q4_K_M.gguf`: what follows the last separator that is not part of the variant.
 fn variant_of(file: &str) -> Option<&str> {
     let stem = GgufPart::of(file).map_or(file.strip_suffix(".gguf")?, |part| part.stem);
     let variant = stem.rsplit(['-', '.']).next()?;

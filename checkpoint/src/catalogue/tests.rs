@@ -1,4 +1,4 @@
-//! A hub of one thread on the loopback, and a cache in a temporary folder.
+//! A single-threaded hub on the loopback, and a cache in a temporary folder.
 
 use super::*;
 use sha2::{Digest, Sha256};
@@ -140,7 +140,7 @@ fn goes_on_with_a_part() {
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 
-/// Pulls while another process has the part, which does something with it as soon as it is waited for.
+/// Pulls while another process holds the part, and runs `other` on it as soon as that is waited for.
 fn pull_behind_another(name: &str, other: impl FnOnce(std::fs::File, &Path)) -> Vec<String> {
     let hub = hub(one_gguf(&hub::hex(&Sha256::digest(FILE))));
     let sources = sources(name, &hub);

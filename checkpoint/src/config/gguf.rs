@@ -1,4 +1,4 @@
-//! A spec from a GGUF's metadata, as llama.cpp's converter writes it.
+//! Reads a spec from a GGUF's metadata, as llama.cpp's converter writes it.
 
 use super::{
     AttentionSpec, ExpertsSpec, Family, LayerSpec, ModelSpec, Positions, RopeScaling, RopeSpec, distinct, length,
@@ -23,7 +23,7 @@ const END_TEXTS: [&str; 12] = [
     "_<EOT>",
 ];
 
-/// The architecture's name, its family, and whether a rope turns pairs: then the converter has permuted Q and K for it.
+/// The architecture's name, its family, and whether its rope rotates pairs: then the converter has permuted Q and K.
 const TABLES: [(&str, Family, bool); 9] = [
     ("llama", Family::Llama, true),
     ("smollm3", Family::SmolLm3, true),
@@ -63,7 +63,7 @@ impl ModelSpec {
             vocab: gguf_vocab(gguf)?,
             context: keys.length("context_length")?,
             norm_eps: keys.float(eps_key(family))?.unwrap_or(1e-5),
-            // The converter has added the one to Gemma's norms.
+            // The converter has already added one to Gemma's norms.
             norm_offset: 0.0,
             attention: attention(&keys, family, (hidden, n_layers), (n_heads, head_dim))?,
             layers: layers(&keys, family, n_layers, experts.is_some())?,
@@ -116,7 +116,7 @@ fn attention(
     (hidden, n_layers): (u32, u32),
     (n_heads, head_dim): (u32, u32),
 ) -> Result<AttentionSpec, Fault> {
-    // The metadata does not say what a query is divided by: the largest of each is known by its layers.
+    // The metadata does not have the divisor of queries: the largest model of each family is known by its layers.
     let is_largest_gemma = matches!((family, n_layers), (Family::Gemma2, 46) | (Family::Gemma3, 62));
     let scaled_by = if is_largest_gemma { hidden / n_heads.max(1) } else { head_dim };
     Ok(AttentionSpec {
@@ -190,7 +190,7 @@ fn scaling(keys: &GgufKeys<'_>, dim: u32) -> Result<RopeScaling, Fault> {
     }
 }
 
-/// Keys `<prefix>.<key>`.
+/// Reads keys `<prefix>.<key>`.
 struct GgufKeys<'a> {
     gguf: &'a Gguf,
     bytes: &'a [u8],
@@ -214,7 +214,7 @@ impl GgufKeys<'_> {
         }
     }
 
-    /// A tensor of one number for each pair that a rope turns.
+    /// A tensor with one number for each pair that a rope rotates.
     fn factors(&self, name: &str, dim: u32) -> Result<Option<Vec<f32>>, Fault> {
         let Some(entry) = self.gguf.tensor(name) else { return Ok(None) };
         let n = u64::from(dim / 2);
@@ -244,7 +244,7 @@ fn gguf_vocab(gguf: &Gguf) -> Result<u32, Fault> {
 
 fn token(gguf: &Gguf, which: &str) -> Result<Option<Token>, Fault> {
     let key = format!("tokenizer.ggml.{which}_token_id");
-    // Some files say "none" with all bits set.
+    // Some files write "none" as all bits set.
     let number = gguf.unsigned(&key)?.filter(|number| *number != u64::from(u32::MAX));
     number.map(|number| length(&key, number)).transpose()
 }

@@ -1,4 +1,4 @@
-//! A spec from `config.json`, and from `generation_config.json` and `tokenizer_config.json` where they are.
+//! Reads a spec from `config.json`, and from `generation_config.json` and `tokenizer_config.json` if they exist.
 
 use super::{
     AttentionSpec, Defaults, ExpertsSpec, Family, LayerSpec, ModelSpec, Positions, RopeScaling, RopeSpec, distinct,
@@ -9,14 +9,14 @@ use crate::scaling::Scaling;
 use serde_json::Value;
 use types::Token;
 
-/// What a family's config calls things, and what it means by leaving them out.
+/// The names in a family's config, and the meaning of absent ones.
 struct Table {
     family: Family,
     architecture: &'static str,
     model_type: &'static str,
     /// The names of hidden size, layers, heads, context, MLP width, epsilon and activation.
     names: &'static Names,
-    /// Those that it may name and that are computed.
+    /// The activations that it may name and that are implemented.
     activations: &'static [&'static str],
     eps: f32,
     theta: f32,
@@ -135,7 +135,7 @@ fn table_of(keys: &JsonKeys<'_>) -> Result<&'static Table, Fault> {
     found.map_or_else(|| Fault::unsupported(format!("the architecture {name}")), Ok)
 }
 
-/// What a config can ask for and nothing computes.
+/// Refuses what a config can ask for and nothing computes.
 fn refuse_unserved(keys: &JsonKeys<'_>, table: &Table) -> Result<(), Fault> {
     const SWITCHES: [&str; 5] = [
         "attention_bias",
@@ -189,7 +189,7 @@ fn experts(keys: &JsonKeys<'_>, family: Family) -> Result<Option<ExpertsSpec>, F
             normalized: true,
         })),
         Family::Qwen3Moe => Ok(Some(ExpertsSpec {
-            // Newer files have Mixtral's name for it.
+            // Newer files use Mixtral's name for it.
             n: keys.optional("num_experts")?.map_or_else(|| keys.length("num_local_experts"), Ok)?,
             n_used: n_used()?,
             inner: keys.length("moe_intermediate_size")?,
@@ -225,7 +225,7 @@ fn layers(keys: &JsonKeys<'_>, family: Family, n_layers: u32, has_experts: bool)
     (0..n_layers).map(layer).collect()
 }
 
-/// How far layers see that do not see all.
+/// The window of layers that do not attend to all positions.
 fn window(keys: &JsonKeys<'_>, family: Family) -> Result<Option<u32>, Fault> {
     let is_used = match family {
         Family::Mistral | Family::Mixtral | Family::Phi3 | Family::Gemma2 | Family::Gemma3 => true,
@@ -241,7 +241,7 @@ fn window(keys: &JsonKeys<'_>, family: Family) -> Result<Option<u32>, Fault> {
     }
 }
 
-/// Whether a layer looks only at what is near, where no list says so.
+/// Whether a layer has a window, if no list says so.
 fn is_local(keys: &JsonKeys<'_>, family: Family, layer: u32) -> Result<bool, Fault> {
     let every = |period: u32| Ok(period == 0 || !(layer + 1).is_multiple_of(period));
     match family {
@@ -259,7 +259,7 @@ fn positions(keys: &JsonKeys<'_>, family: Family, layer: u32, is_local: bool) ->
         Family::Gpt2 => Ok(Positions::None),
         Family::Gemma3 if is_local => Ok(Positions::LocalRope),
         Family::SmolLm3 => {
-            // One says that a layer has a rope, whatever the list is called.
+            // In this list, one means that a layer has a rope, despite the list's name.
             let has_rope = match keys.lengths("no_rope_layers")? {
                 Some(list) => list.get(layer as usize).is_none_or(|flag| *flag != 0),
                 None => !(layer + 1).is_multiple_of(keys.optional("no_rope_layer_interval")?.unwrap_or(4).max(1)),
@@ -290,7 +290,7 @@ fn rope(keys: &JsonKeys<'_>, table: &Table, layers: &str, head_dim: u32, context
     Ok(RopeSpec { theta, dim, pairs: false, scaling: scaling(keys, &own, table.family, context)? })
 }
 
-/// Gemma 3's local layers turn faster.
+/// The rope of Gemma 3's local layers, with a smaller theta.
 fn local_rope(keys: &JsonKeys<'_>, table: &Table, head_dim: u32, context: u32) -> Result<Option<RopeSpec>, Fault> {
     if table.family != Family::Gemma3 {
         return Ok(None);
@@ -321,7 +321,7 @@ fn scaling(keys: &JsonKeys<'_>, own: &JsonKeys<'_>, family: Family, context: u32
             high_freq_factor: need("high_freq_factor")?,
             original_context: own.length("original_max_position_embeddings")?,
         }),
-        // Phi-3's first files had other names for it.
+        // Phi-3's first files used other names for it.
         Some("longrope" | "su") => long_rope(own, original_context()?, context),
         Some("yarn") if family == Family::Phi3 => long_rope(own, original_context()?, context),
         Some("yarn") => yarn(own, original_context()?, context),
@@ -359,7 +359,7 @@ fn yarn(own: &JsonKeys<'_>, original_context: u32, context: u32) -> Result<RopeS
     })
 }
 
-/// Keys of a JSON object; null is absence.
+/// Keys of a JSON object; null counts as absent.
 struct JsonKeys<'a>(&'a Value);
 
 impl<'a> JsonKeys<'a> {
@@ -441,7 +441,7 @@ fn token_list(object: &Value, key: &str) -> Vec<Token> {
     }
 }
 
-/// What generation is told to stop at comes first, then what the model and the tokenizer are told.
+/// The stop tokens for generation come first, then those of the model and the tokenizer.
 fn config_eos(config: &Value, generation: &Value, tokenizer: &Value) -> Result<Vec<Token>, Fault> {
     let mut eos = token_list(generation, "eos_token_id");
     eos.extend(token_list(config, "eos_token_id"));
@@ -457,7 +457,7 @@ fn config_eos(config: &Value, generation: &Value, tokenizer: &Value) -> Result<V
 impl Defaults {
     pub(crate) fn from_generation_config(generation: &Value) -> Defaults {
         let number = |key: &str| generation.get(key).and_then(Value::as_f64).map(|number| number as f32);
-        // Without do_sample the other fields are there but not in force.
+        // Without `do_sample` the other fields are not in force.
         if generation.get("do_sample").and_then(Value::as_bool) != Some(true) {
             return Defaults::default();
         }

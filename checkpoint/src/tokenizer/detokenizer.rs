@@ -1,9 +1,9 @@
-//! Tokens to text as they come. Knows only bytes and where a character ends.
+//! Turns tokens into text as they come. Knows only bytes and where a character ends.
 
 use crate::tokenizer::Tokenizer;
 use types::Token;
 
-/// One answer. `pending` is the beginning of a character whose end has not come: at most three bytes between pushes.
+/// The text of one answer. `pending` is an incomplete character: at most three bytes between pushes.
 #[derive(Clone)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
@@ -17,8 +17,8 @@ impl Detokenizer {
         Detokenizer { tokenizer, skip_special, pending: Vec::new(), text: String::new() }
     }
 
-    /// The characters that this token completes. Only bytes that can be no character become U+FFFD, and all pushes
-    /// together are what `decode` gives.
+    /// Returns the characters that this token completes. Only invalid bytes become U+FFFD, and all pushes together
+    /// equal what `decode` gives.
     pub fn push(&mut self, token: Token) -> &str {
         self.text.clear();
         if !(self.skip_special && self.tokenizer.is_special(token)) {
@@ -28,7 +28,7 @@ impl Detokenizer {
         &self.text
     }
 
-    /// What is left when no token follows: nothing, or one U+FFFD for a character that was begun.
+    /// Returns the rest when no token follows: nothing, or one U+FFFD for an incomplete character.
     pub fn finish(&mut self) -> &str {
         self.text.clear();
         self.text.push_str(&String::from_utf8_lossy(&self.pending));
@@ -53,7 +53,7 @@ impl Detokenizer {
     }
 }
 
-/// Whether bytes are the beginning of a character, and no more.
+/// Whether the bytes are an incomplete character that may go on.
 fn may_go_on(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }

@@ -1,4 +1,4 @@
-//! A tokenizer from the vocabulary that a GGUF carries: byte-level or SentencePiece.
+//! Makes a tokenizer from a GGUF's vocabulary: byte-level or SentencePiece.
 
 use crate::error::{Error, Fault, Result};
 use crate::gguf::Gguf;
@@ -26,23 +26,23 @@ impl Tokenizer {
     }
 }
 
-/// What the keys of `tokenizer.ggml` say.
+/// The content of the keys `tokenizer.ggml.*`.
 pub(super) struct Vocabulary<'a> {
     pub tokens: Vec<&'a str>,
-    /// As many as there are tokens.
+    /// One entry per token.
     kinds: Vec<i64>,
-    /// A text's id; the lower one where two tokens have the same text.
+    /// A text's id; the lower one if two tokens have the same text.
     ids: HashMap<&'a str, Token>,
     pub merging: Merging<'a>,
     pub before: Tokens,
     pub after: Tokens,
 }
 
-/// `tokenizer.ggml.model`.
+/// How tokens are merged, by `tokenizer.ggml.model`.
 pub(super) enum Merging<'a> {
-    /// `gpt2`: bytes, merged in the order of a list.
+    /// `gpt2`: bytes are merged in the order of a list.
     ByteLevel { recipe: Recipe, merges: Vec<(&'a str, &'a str)> },
-    /// `llama`: characters, merged in the order of scores, bytes for those that are unknown.
+    /// `llama`: characters are merged in the order of scores; unknown ones fall back to bytes.
     SentencePiece { scores: Vec<f64>, add_space_prefix: bool },
 }
 
@@ -129,7 +129,7 @@ impl<'a> Vocabulary<'a> {
         AddedToken::from(self.tokens[id], self.kinds[id] != KIND_USER_DEFINED).normalized(false)
     }
 
-    /// The tokens that merging may give.
+    /// The tokens that merging may produce.
     fn merged_tokens(&self) -> impl Iterator<Item = (String, Token)> {
         let used = |id: Token| self.kinds[id as usize] != KIND_UNUSED;
         self.ids.iter().filter(move |(_, id)| used(**id)).map(|(text, id)| ((*text).to_owned(), *id))
@@ -166,7 +166,7 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// Words begin with `▁`, which stands for the space before them; the first of a text has none, and may be given one.
+/// Words begin with `▁`, which stands for the space before them; the first word of a text may be given one.
 fn spaces_to_words(add_space_prefix: bool) -> tokenizers::Result<Vec<PipelineNormalizer>> {
     let prefix = add_space_prefix.then(|| PipelineNormalizer::Prepend(Prepend::new("▁".to_owned())));
     let spaces = PipelineNormalizer::Replace(Replace::new(" ", "▁")?);
@@ -185,7 +185,7 @@ fn read_scores<'a>(gguf: &Gguf, bytes: &[u8], n_vocab: usize) -> std::result::Re
 fn read_recipe(gguf: &Gguf, bytes: &[u8]) -> std::result::Result<Recipe, Fault> {
     let key = "tokenizer.ggml.pre";
     let Some(pre) = gguf.text(bytes, key)? else {
-        // Guessing one would give other tokens than the model was trained on, and nobody would see it.
+        // A guess would give other tokens than the model was trained on, and nobody would notice.
         return Fault::unsupported(format!("a vocabulary without the name of its pre-tokenizer ({key})"));
     };
     match recipe(pre) {
@@ -194,7 +194,7 @@ fn read_recipe(gguf: &Gguf, bytes: &[u8]) -> std::result::Result<Recipe, Fault> 
     }
 }
 
-/// Pairs of tokens, each of which makes a token: what the merging relies on.
+/// Pairs of tokens that each join to a token, which merging relies on.
 fn read_merges<'a>(
     gguf: &Gguf,
     bytes: &'a [u8],

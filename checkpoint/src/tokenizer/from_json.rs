@@ -1,5 +1,5 @@
-//! A tokenizer from `tokenizer.json`. The format is the `tokenizers` crate's; here is what it must be told before it
-//! believes a file, and the table of bytes.
+//! Makes a tokenizer from `tokenizer.json`. The `tokenizers` crate reads the format; here are the checks that a file
+//! has to pass first, and the table of bytes.
 
 use crate::error::{Error, Fault, Result};
 use crate::small_files::read_json;
@@ -75,7 +75,7 @@ impl Table {
     }
 }
 
-/// Texts and ids: an object of them, or a list of pairs of text and score.
+/// Texts and ids: from an object, or from a list of pairs of text and score.
 fn model_tokens(model: &Value) -> std::result::Result<Vec<(&str, u64)>, Fault> {
     match &model["vocab"] {
         Value::Object(vocab) => vocab
@@ -108,7 +108,7 @@ fn spelling(json: &Value) -> std::result::Result<Spelling, Fault> {
     }
 }
 
-/// Whether all that decoding does is what the table of bytes does.
+/// Checks that decoding does exactly what the table of bytes does.
 fn decoder_is_sentence_piece(decoder: &Value) -> std::result::Result<(), Fault> {
     match decoder["type"].as_str() {
         Some("Sequence") => {
@@ -122,7 +122,7 @@ fn decoder_is_sentence_piece(decoder: &Value) -> std::result::Result<(), Fault> 
     }
 }
 
-/// Each merge joins two tokens to a token, and no affix is put on any: what the merging relies on.
+/// Checks that each merge joins two tokens to a token and no affix is added, which merging relies on.
 fn check_merges(json: &Value) -> std::result::Result<(), Fault> {
     let model = &json["model"];
     for affix in ["continuing_subword_prefix", "end_of_word_suffix"] {

@@ -1,6 +1,6 @@
 //! Text to token ids and back. Knows nothing of models or chats.
 //!
-//! Encoding is the `tokenizers` crate's. Decoding is a table of each token's bytes: a token costs a copy, whatever came
+//! The `tokenizers` crate encodes. Decoding is a table of each token's bytes: a token costs a copy, whatever came
 //! before it.
 
 mod detokenizer;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use tokenizers::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTokenizer};
 use types::{Token, Tokens};
 
-/// A GGUF's token kinds that matter: what is matched in a text as a whole, and what is not text at all.
+/// The token kinds of a GGUF that matter: tokens that are matched as a whole, and tokens that are not text.
 pub(crate) const KIND_CONTROL: i64 = 3;
 const KIND_UNKNOWN: i64 = 2;
 const KIND_USER_DEFINED: i64 = 4;
@@ -29,7 +29,7 @@ const KIND_BYTE: i64 = 6;
 /// Longer texts are refused: no context holds them, and their offsets are 32 bits wide.
 pub const TEXT_BYTES_MAX: usize = 64 << 20;
 
-/// More than any vocabulary has: an id sizes the tables.
+/// Larger than any vocabulary: an id determines the size of tables.
 const VOCAB_MAX: usize = 1 << 22;
 
 /// Cheap to clone; all clones share one vocabulary.
@@ -39,7 +39,7 @@ pub struct Tokenizer(Arc<Parts>);
 struct Parts {
     pipeline: PipelineTokenizer,
     pieces: Pieces,
-    /// What `add_special` puts around a text where the pipeline does not.
+    /// The tokens that `add_special` puts before a text if the pipeline does not.
     before: Tokens,
     after: Tokens,
 }
@@ -47,13 +47,13 @@ struct Parts {
 impl Tokenizer {
     fn new(pipeline: PipelineTokenizer, pieces: Pieces, before: Tokens, after: Tokens) -> Result<Tokenizer> {
         let tokenizer = Tokenizer(Arc::new(Parts { pipeline, pieces, before, after }));
-        // A part that cannot run says so now, and not to the first client.
+        // A part that cannot run fails here, and not at the first client.
         tokenizer.encode("It's 2026, naïve  😀\n", true)?;
         Ok(tokenizer)
     }
 
-    /// The ids of a text. Control tokens that are spelled out in it become themselves; `add_special` puts around it
-    /// what the model expects around a text (not around a rendered chat, whose template has done that).
+    /// The ids of a text. Control tokens that are spelled out in it are recognised; `add_special` adds what the model
+    /// expects around a text (not around a rendered chat, whose template has done that).
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Tokens> {
         if text.len() > TEXT_BYTES_MAX {
             let n = text.len();
@@ -67,7 +67,7 @@ impl Tokenizer {
         };
         let mut ids = Vec::new();
         self.0.pipeline.encode_into(text, &options, &mut ids).map_err(|error| Error::Tokenizer(error.to_string()))?;
-        // A byte that the vocabulary lacks has an id behind it.
+        // A byte that the vocabulary lacks has an id behind the last.
         let ids: Tokens =
             PipelineToken::cast_slice(&ids).iter().copied().filter(|id| (*id as usize) < self.n_vocab()).collect();
         let (mut before, after): (&[Token], &[Token]) =
@@ -79,17 +79,17 @@ impl Tokenizer {
         Ok([before, &ids, after].concat())
     }
 
-    /// One more than the largest id.
+    /// The largest id plus one.
     pub fn n_vocab(&self) -> usize {
         self.0.pieces.len()
     }
 
-    /// What a token adds to a text; a part of a character, maybe. Nothing for an id that there is not.
+    /// The bytes that a token adds to a text, perhaps part of a character. Empty for an unknown id.
     pub fn token_bytes(&self, id: Token) -> &[u8] {
         self.0.pieces.bytes(id)
     }
 
-    /// Whether it is a control token, which is not part of what a model says.
+    /// Whether it is a control token, which is no part of the visible text.
     pub fn is_special(&self, id: Token) -> bool {
         self.0.pieces.is_special(id)
     }
@@ -99,7 +99,7 @@ impl Tokenizer {
         self.0.pipeline.get_added_vocabulary().token_to_id(text)
     }
 
-    /// The text of a whole answer. Bytes that are no character become U+FFFD.
+    /// The text of a whole answer. Invalid bytes become U+FFFD.
     pub fn decode(&self, tokens: &[Token], skip_special: bool) -> String {
         let mut bytes = Vec::new();
         for token in tokens {
@@ -110,18 +110,18 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The text of an answer as it comes, control tokens left out.
+    /// The text of an answer as it comes, without control tokens.
     pub fn stream(&self) -> Detokenizer {
         Detokenizer::new(self.clone(), true)
     }
 
-    /// The text of an answer as it comes, control tokens spelled out.
+    /// The text of an answer as it comes, with control tokens spelled out.
     pub fn stream_with_special(&self) -> Detokenizer {
         Detokenizer::new(self.clone(), false)
     }
 }
 
-/// What a byte-level vocabulary calls each byte.
+/// The spelling of each byte in a byte-level vocabulary.
 #[cfg(test)]
 pub(crate) fn test_alphabet() -> Vec<String> {
     pieces::missing_bytes(|_| false)

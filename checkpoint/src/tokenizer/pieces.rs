@@ -1,9 +1,9 @@
-//! What each token is in bytes, and which are control tokens. Knows the two alphabets that vocabularies are written in.
+//! The bytes of each token, and which are control tokens. Knows the two alphabets in which vocabularies are written.
 
 use crate::error::Fault;
 use types::Token;
 
-/// One run of bytes for all tokens: `bytes[starts[id]..starts[id + 1]]` is token `id`.
+/// The bytes of all tokens in one run: `bytes[starts[id]..starts[id + 1]]` is token `id`.
 pub(super) struct Pieces {
     bytes: Vec<u8>,
     starts: Vec<u32>,
@@ -13,14 +13,14 @@ pub(super) struct Pieces {
 /// The alphabet of a vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
-    /// A printable character for each byte, as GPT-2 has it.
+    /// A printable character for each byte, as in GPT-2.
     ByteLevel,
-    /// Text with `▁` for a space, and `<0x0A>` for a byte that is no token's text.
+    /// Text with `▁` for a space, and `<0x0A>` for a byte that has no text.
     SentencePiece,
 }
 
 impl Pieces {
-    /// Takes the tokens in order of their ids.
+    /// Takes the tokens in the order of their ids.
     pub fn collect(tokens: impl Iterator<Item = (Vec<u8>, bool)>) -> Result<Pieces, Fault> {
         let mut pieces = Pieces { bytes: Vec::new(), starts: vec![0], special: Vec::new() };
         for (bytes, special) in tokens {
@@ -69,7 +69,7 @@ impl Spelling {
     }
 }
 
-/// The byte that `<0x0A>` names.
+/// The byte that a token such as `<0x0A>` names.
 fn byte_token(token: &str) -> Option<u8> {
     let hex = token.strip_prefix("<0x")?.strip_suffix('>')?;
     if hex.len() == 2 { u8::from_str_radix(hex, 16).ok() } else { None }
@@ -90,7 +90,7 @@ fn byte_of(character: char) -> Option<u8> {
     }
 }
 
-/// The other way: what a byte-level vocabulary calls a byte.
+/// The inverse: the spelling of a byte.
 fn character_of(byte: u8) -> char {
     let code = match byte {
         0..=0x20 => 0x100 + u32::from(byte),
@@ -101,8 +101,8 @@ fn character_of(byte: u8) -> char {
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// The bytes that a byte-level vocabulary has no token for, as it would spell them. Some small models lack a few
-/// control characters. The merging wants all 256, so these get ids behind the last, and are dropped from what it gives.
+/// The bytes without a token in a byte-level vocabulary, as it would spell them. Some small models lack a few control
+/// characters. Merging wants all 256, so these get ids behind the last, which are dropped from its output.
 pub(super) fn missing_bytes(known: impl Fn(&str) -> bool) -> Vec<String> {
     (0..=255).map(|byte| character_of(byte).to_string()).filter(|text| !known(text)).collect()
 }

@@ -1,5 +1,5 @@
-//! The named pre-tokenizers of byte-level vocabularies: how a text is cut before it is merged. A name that is not here
-//! is refused, because a guess would give other ids.
+//! The named pre-tokenizers of byte-level vocabularies: how a text is cut before merging. An unknown name is refused,
+//! because a guess would give other ids.
 
 use serde_json::{Value, json};
 use tokenizers::SplitDelimiterBehavior;
@@ -39,24 +39,24 @@ const DEEPSEEK_LETTERS: &str = concat!(
 );
 const FINNISH: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
-/// One cut after another, each of what the last left whole.
+/// A step of cutting, applied to each piece that the step before left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
-    /// Each digit stands alone.
+    /// Each digit becomes a piece.
     Digits,
-    /// Each match stands alone, and so does what lies between two.
+    /// Each match becomes a piece, and so does the text between two.
     Regex(&'static str),
 }
 
-/// How a text is cut, and what else goes with the name.
+/// How a text is cut, and what else the name implies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Recipe {
     cuts: &'static [Cut],
-    /// Equal characters are spelled equally first.
+    /// Characters are first normalised to NFC.
     pub nfc: bool,
-    /// A piece that is a token is not merged.
+    /// A piece that is itself a token is not merged.
     pub ignore_merges: bool,
-    /// Where the file does not say.
+    /// The default if the file does not say.
     pub add_bos: bool,
 }
 
@@ -64,7 +64,7 @@ const fn plain(cuts: &'static [Cut]) -> Recipe {
     Recipe { cuts, nfc: false, ignore_merges: false, add_bos: false }
 }
 
-/// `tokenizer.ggml.pre`.
+/// The recipe of a value of `tokenizer.ggml.pre`.
 pub(super) fn recipe(pre: &str) -> Option<Recipe> {
     use Cut::{Digits, Regex};
     const DIGITS: &[Cut] = &[Digits, Regex(GPT2)];
@@ -102,7 +102,7 @@ pub(super) fn recipe(pre: &str) -> Option<Recipe> {
 }
 
 impl Recipe {
-    /// As a `tokenizer.json` has them.
+    /// The cuts in the form of `tokenizer.json`.
     pub fn cuts_as_json(self) -> Vec<Value> {
         let cut = |cut: &Cut| match cut {
             Cut::Digits => json!({ "type": "Digits", "individual_digits": true }),

@@ -1,13 +1,13 @@
-//! SentencePiece's merging, told to the `tokenizers` crate as merges in order: two neighbours become one token in the
-//! order of that token's score.
+//! SentencePiece's merging, expressed as the ordered merges of the `tokenizers` crate: two neighbours become one token
+//! in the order of that token's score.
 
 use std::collections::HashMap;
 use types::Token;
 
-/// Longer tokens are not made by merging: every way of parting one is looked up.
+/// Longer tokens are not produced by merging: every split of one is looked up.
 const PIECE_CHARS_MAX: usize = 256;
 
-/// Every pair of tokens that makes a token, best first. Of the ways to make one token, those with lower ids.
+/// Every pair of tokens that makes a token, best first. Among pairs for one token, those with lower ids first.
 pub(super) fn merges(tokens: &[&str], scores: &[f64], ids: &HashMap<&str, Token>) -> Vec<(String, String)> {
     let mut merges = Vec::new();
     for (id, token) in tokens.iter().enumerate().filter(|(_, token)| token.chars().count() <= PIECE_CHARS_MAX) {

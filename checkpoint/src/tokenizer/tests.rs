@@ -1,5 +1,5 @@
-//! A megabyte of mixed text through every kind of tokenizer: the ids are those of transformers, whether the vocabulary
-//! comes from a `tokenizer.json` or from a GGUF. `tests/reference/make_tokenizers.py` made the expectations.
+//! A megabyte of mixed text through every kind of tokenizer: the ids equal those of transformers, whether the
+//! vocabulary comes from a `tokenizer.json` or from a GGUF. `tests/reference/make_tokenizers.py` made the expectations.
 
 use super::Tokenizer;
 use crate::gguf::Gguf;
@@ -19,7 +19,7 @@ fn json(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(path(name)).unwrap()).unwrap()
 }
 
-/// As the script makes them.
+/// The same documents as the script makes.
 fn documents() -> Vec<String> {
     let snippets: Vec<String> = serde_json::from_value(json("corpus.json")).unwrap();
     let mut random = Random(2026);
@@ -62,7 +62,7 @@ fn from_gguf(bytes: &[u8]) -> Tokenizer {
     Tokenizer::from_gguf(&Gguf::parse(bytes).unwrap(), bytes, Path::new("t.gguf")).unwrap()
 }
 
-/// The same vocabulary as a GGUF has it.
+/// The same vocabulary as a GGUF stores it.
 fn byte_level_gguf(base: &Value, pre: &str) -> Vec<u8> {
     let vocab = base["model"]["vocab"].as_object().unwrap();
     let added = base["added_tokens"].as_array().unwrap();
@@ -94,7 +94,7 @@ fn from_written_json(folder: &Temporary, gguf: &[u8]) -> crate::Result<Tokenizer
     Tokenizer::from_file(&folder.write("written.json", json.to_string().as_bytes()))
 }
 
-/// Whose `tokenizer.json` is cut by regexes that the reader of that file has no automaton for, and refuses.
+/// Models whose `tokenizer.json` has regexes that its reader has no automaton for, and refuses.
 const ONLY_FROM_GGUF: [&str; 5] = ["deepseek-llm", "deepseek-coder", "falcon", "bloom", "viking"];
 
 #[test]
@@ -171,7 +171,7 @@ fn a_sentence_piece_vocabulary_from_a_gguf() {
     assert_eq!(tokenizer.added_token("<tool>"), Some(3));
 }
 
-/// Bytes flipped, cut out, doubled and put elsewhere: an error or another tokenizer, and never a panic.
+/// Bytes are flipped, cut out, doubled and moved: the result is an error or another tokenizer, and never a panic.
 #[test]
 fn a_damaged_vocabulary_is_an_error_or_another() {
     let folder = Temporary::folder("ids-damaged");

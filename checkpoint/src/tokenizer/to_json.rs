@@ -1,4 +1,4 @@
-//! A GGUF's vocabulary as the `tokenizer.json` that says the same, for those who read nothing else. Knows the format,
+//! Writes a GGUF's vocabulary as an equivalent `tokenizer.json`, for programs that read nothing else. Knows the format,
 //! and no file.
 
 use crate::error::{Error, Result};
@@ -57,7 +57,7 @@ impl Vocabulary<'_> {
 
     fn model(&self, bpe: BpeConfig) -> Value {
         let mut vocab: Vec<(String, Token)> = bpe.vocab.into_iter().collect();
-        // Ids behind the vocabulary stand for bytes that it lacks, and no model knows them.
+        // Ids behind the vocabulary stand for bytes that it lacks; no model knows them.
         vocab.retain(|(_, id)| (*id as usize) < self.tokens.len());
         vocab.sort_unstable_by_key(|(_, id)| *id);
         json!({
@@ -74,7 +74,7 @@ impl Vocabulary<'_> {
         })
     }
 
-    /// What stands around a text, and around each of two.
+    /// The special tokens around a single text, and around a pair.
     fn surroundings(&self) -> Value {
         let around: Vec<Token> = self.before.iter().chain(&self.after).copied().collect();
         if around.is_empty() {

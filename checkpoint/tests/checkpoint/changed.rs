@@ -5,11 +5,11 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// A copy of a model that goes when this does.
+/// A copy of a model that is deleted on drop.
 struct Copy {
     folder: PathBuf,
     model: PathBuf,
-    /// What holds its weights.
+    /// The file with its weights.
     file: PathBuf,
 }
 
@@ -49,7 +49,7 @@ impl Drop for Copy {
     }
 }
 
-/// Reads every tensor, and at its end looks whether all of it was of one file.
+/// Reads every tensor, and then checks that all of them came from one state of the file.
 fn read_all(checkpoint: &Checkpoint, mut between: impl FnMut(usize)) -> Result<(), Error> {
     for (i, expected) in checkpoint::names::expected(checkpoint.spec()).iter().enumerate() {
         between(i);
@@ -71,7 +71,7 @@ fn what_stays_as_it_is_is_read() {
     }
 }
 
-/// With a map of the file, this ended the process by SIGBUS.
+/// With a memory map, this ended the process by SIGBUS.
 #[test]
 fn a_file_that_is_cut_short_after_it_was_opened_is_refused() {
     for copy in Copy::both("cut") {
@@ -95,7 +95,7 @@ fn and_so_is_one_that_is_cut_short_while_tensors_are_read() {
     }
 }
 
-/// Nothing that is read is missing, and it is another file all the same.
+/// Nothing is missing from what is read, and yet the file is another.
 #[test]
 fn a_file_that_grows_is_written_to_or_is_replaced_is_refused() {
     for copy in Copy::both("grows") {

@@ -1,5 +1,5 @@
-//! Files that nobody meant: each opens as some model or is refused with a word. No panic, no hang, no memory that a
-//! number in the file made up.
+//! Damaged files: each opens as some model or is refused with a reason. No panic, no hang, and no memory of a size that
+//! the file made up.
 
 mod gguf;
 mod safetensors;
@@ -9,14 +9,14 @@ mod tokenizer;
 use checkpoint::{Checkpoint, Message, Tokenizer};
 use std::path::{Path, PathBuf};
 
-/// Text with what tokenizers treat apart: words, digits, spaces, several scripts, control tokens.
+/// Text with what tokenizers handle specially: words, digits, spaces, several scripts, control tokens.
 const TEXT: &str = "It's 12345 hello\n\n  wörld 漢字 😀👨‍👩‍👧 <|im_start|><s> \u{301}\u{0}don't   \t<unk>▁x";
 
 fn reference(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference").join(path)
 }
 
-/// A folder that goes when this does.
+/// A folder that is deleted on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -47,7 +47,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Everything that is ever done with a model's file. The result says whether it was one.
+/// Does everything that is ever done with a model's file. Returns whether it opened.
 fn use_up(path: &Path) -> bool {
     let checkpoint = match Checkpoint::open(path) {
         Ok(checkpoint) => checkpoint,
@@ -58,7 +58,7 @@ fn use_up(path: &Path) -> bool {
     };
     checkpoint.fingerprint().unwrap();
     checkpoint.quantization();
-    // Where each tensor lies is found without reading it; one is read.
+    // The spans of tensors are found without reading them; one tensor is read.
     let sizes = checkpoint.sizes();
     assert!(sizes.total() > 0);
     assert!(!checkpoint.tensor("model.norm.weight").unwrap().to_f32().unwrap().is_empty());
@@ -76,7 +76,7 @@ fn use_up(path: &Path) -> bool {
     true
 }
 
-/// What it gives stays within its own vocabulary, and any ids have some text.
+/// Ids that it gives are within its vocabulary, and any ids have some text.
 fn tokenize(tokenizer: &Tokenizer) {
     for text in ["", TEXT] {
         let Ok(ids) = tokenizer.encode(text, true) else { continue };

@@ -1,4 +1,4 @@
-//! Files that change while they are read, and bytes that nobody meant.
+//! Files that change while they are read, and damaged files.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../../../tests/fuzz/harness.rs"]

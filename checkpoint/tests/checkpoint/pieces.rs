@@ -1,4 +1,4 @@
-//! What a model's hashes know of its bytes: every byte of every weight, by the weight's name, and no other.
+//! A model's hashes cover every byte of every weight, by the weight's name, and no other byte.
 
 use checkpoint::{Checkpoint, spans};
 use std::fs::File;
@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use types::{PieceRun, WeightsRoot};
 
-/// A copy of a model that goes when this does.
+/// A copy of a model that is deleted on drop.
 struct Copy {
     folder: PathBuf,
     model: PathBuf,
@@ -35,7 +35,7 @@ impl Drop for Copy {
     }
 }
 
-/// All that are committed, each by its name.
+/// All committed models, by name.
 fn models() -> Vec<(String, PathBuf)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference");
     let model = |path: PathBuf| {
@@ -75,7 +75,7 @@ impl Random {
     }
 }
 
-/// Every weight of every committed model has a byte of it inverted, somewhere.
+/// Inverts one byte in every weight of every committed model.
 #[test]
 fn a_byte_of_any_weight_changes_the_root() {
     let mut random = Random(2_026);
@@ -93,7 +93,8 @@ fn a_byte_of_any_weight_changes_the_root() {
                 let after = copy.hashes();
                 assert_ne!(root(&after), root(&before), "{name}: byte {at} of {}", file.path.display());
                 let differ = before.iter().zip(&after).filter(|(before, after)| before != after).count();
-                // What one tensor of a file is several weights of is in one of them; scales are read with each.
+                // A tensor in the file may be several weights, and the byte is in one of them; scales are read with
+                // each.
                 assert!((1..=3).contains(&differ), "{name}: {differ} weights differ by byte {at}");
                 let checkpoint = Checkpoint::open(&copy.model).unwrap();
                 assert!(checkpoint.differs_from(&before, &|| false).unwrap().is_some());
@@ -107,7 +108,7 @@ fn a_byte_of_any_weight_changes_the_root() {
     assert!(n_bytes > 500, "{n_bytes}");
 }
 
-/// Headers, texts and what lies between tensors is not of a weight.
+/// Headers, texts and the bytes between tensors belong to no weight.
 #[test]
 fn a_byte_of_no_weight_changes_nothing() {
     for (name, path) in models() {
@@ -124,7 +125,7 @@ fn a_byte_of_no_weight_changes_nothing() {
     }
 }
 
-/// The same weights in one file or in several, and in any order, have one root.
+/// The same weights in one file or in several, in any order, have one root.
 #[test]
 fn a_root_knows_no_files() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference");

@@ -28,7 +28,7 @@ impl Follower {
                     is_told = false;
                     let began = Instant::now();
                     let why = self.follow(stream).await;
-                    // Perhaps it is only one of the members: etcd is away when nobody answers.
+                    // Perhaps only this member is down: etcd counts as away when no member answers.
                     tracing::debug!(why, "the watch is lost");
                     if began.elapsed() > self.line.waits.retry_max {
                         pause.reset();
@@ -78,7 +78,7 @@ impl Follower {
 
     fn apply(&self, state: &mut State, event: &Event) {
         let Some(entry) = event.kv() else { return };
-        // The header's revision may be ahead of the events that have come.
+        // The header's revision may be ahead of the events that have arrived.
         state.revision = entry.mod_revision().unsigned_abs();
         match event.event_type() {
             EventType::Put => self.put(state, entry),
@@ -122,7 +122,7 @@ impl Follower {
         });
     }
 
-    /// Told once: the reason may change with the member that is asked.
+    /// Logs it once: the reason may change with the member that is asked.
     fn away(&self, failed: Failed, is_told: &mut bool) {
         let why = match failed {
             Failed::Refused(why) => format!("it refuses this user: {why}"),

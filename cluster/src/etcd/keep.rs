@@ -15,9 +15,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
 use tokio_util::sync::CancellationToken;
 
-/// Each round of a registration that does not succeed has found another claim, which is rare.
+/// A round fails only if it has found another claim, which is rare.
 const ROUNDS_MAX: usize = 8;
-/// Somebody keeps deleting what is written: not faster than this.
+/// Somebody may keep deleting the registration: it is not rewritten faster than this.
 const AGAIN_MIN: Duration = Duration::from_millis(200);
 
 /// A name that was taken.
@@ -25,7 +25,7 @@ pub(super) struct Taken {
     pub incarnation: u64,
     holder: String,
     address: String,
-    /// What stands under the claim's key.
+    /// The value that was written under the claim's key.
     record: Vec<u8>,
 }
 
@@ -37,7 +37,7 @@ pub(super) async fn take(line: &Line, replica: &str, address: &str) -> Result<Ta
     loop {
         match try_take(line, replica, address, &holder).await {
             Ok(Some(taken)) => return Ok(taken),
-            // Somebody else was faster.
+            // Another coordinator was faster.
             Ok(None) => {}
             Err(Failed::Refused(why)) => return Err(Error::Refused(why)),
             Err(failed) if !std::mem::replace(&mut is_told, true) => {
@@ -57,7 +57,7 @@ async fn try_take(line: &Line, replica: &str, address: &str, holder: &str) -> Re
         Some(entry) => {
             let held = read_claim(entry.value(), entry.mod_revision());
             if held.holder == holder {
-                // An attempt that had no answer has succeeded.
+                // An earlier attempt succeeded, although its answer was lost.
                 return Ok(Some(taken(held.incarnation, holder, address, entry.value().to_vec())));
             }
             (entry.mod_revision(), held.incarnation)
@@ -78,7 +78,7 @@ fn taken(incarnation: u64, holder: &str, address: &str, record: Vec<u8>) -> Take
     Taken { incarnation, holder: holder.into(), address: address.into(), record }
 }
 
-/// Unlike any other.
+/// Makes a unique name for this claim.
 fn new_holder() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     format!("{:x}-{:016x}", since.as_micros(), RandomState::new().build_hasher().finish())
@@ -105,18 +105,18 @@ pub(super) struct Keeper {
     taken: Taken,
     lease: Option<i64>,
     written: Written,
-    /// That it is not kept.
+    /// Whether the log already says that the claim is not kept.
     is_told: bool,
 }
 
-/// Where etcd stood when the registration was written: what is older tells nothing of it.
+/// Etcd's revision when the registration was written: older events say nothing about it.
 #[derive(Clone, Copy, Default)]
 struct Written {
     revision: u64,
     listings: u64,
 }
 
-/// Why a registration does not stand.
+/// Why a registration no longer stands.
 enum Ended {
     Lost(ClaimLost),
     Failed(Failed),
@@ -131,7 +131,7 @@ impl From<Failed> for Ended {
 enum Next {
     Beat,
     Write,
-    /// Etcd shows something else than what was written.
+    /// Etcd shows something other than what was written.
     Amiss,
 }
 
@@ -148,14 +148,14 @@ impl Keeper {
         Keeper { line, state, says, lost, replica, taken, lease: None, written, is_told: false }
     }
 
-    /// Until `end` or a later claim; then it takes its entry away.
+    /// Runs until `end` or a later claim; then deletes its entry.
     pub async fn run(mut self, end: CancellationToken) {
         if let Some(lost) = end.run_until_cancelled(self.keep()).await {
             tracing::error!(replica = self.replica, by = lost.by, ours = lost.ours, theirs = lost.theirs, "claim lost");
             self.lost.send_replace(Some(lost));
         }
         if let Some(lease) = self.lease {
-            // Away: the entry goes with its lease.
+            // If etcd is away, the entry lapses with its lease.
             let _away = self.line.call(|mut client| async move { client.lease_revoke(lease).await }).await;
         }
     }
@@ -177,7 +177,7 @@ impl Keeper {
         }
     }
 
-    /// Registers, and keeps that up until it fails.
+    /// Registers, and keeps the registration up until that fails.
     async fn hold(&mut self, pause: &mut Pause) -> Ended {
         let failed = async {
             let lease = self.lease().await?;
@@ -227,11 +227,11 @@ impl Keeper {
     }
 
     async fn beat(&self, lease: i64) -> Result<(), Failed> {
-        // A stream for each: there is none to be lost.
+        // Opens a stream for each sign of life, so that there is none to be lost.
         self.line.call(|mut client| async move { client.lease_keep_alive(lease).await.map(drop) }).await
     }
 
-    /// Writes what is said, in one transaction with a look at who holds the claim.
+    /// Writes the registration, in a transaction that checks who holds the claim.
     async fn register(&mut self, lease: i64) -> Result<(), Ended> {
         let (claim, member) = (self.line.keys.claim(&self.replica), self.line.keys.member(&self.replica));
         for _ in 0..ROUNDS_MAX {
@@ -251,8 +251,8 @@ impl Keeper {
         Err(Ended::Failed(Failed::Away("the claim changes all the time".into())))
     }
 
-    /// The claim's key does not say what was written there. A later claim ends this one; where there is none, etcd has
-    /// forgotten, and is told again.
+    /// The claim's key does not have the value that was written there. A later claim ends this one; if there is none,
+    /// etcd has lost it, and it is written again.
     async fn contest(&mut self, key: &str, found: Option<KeyValue>) -> Result<(), Ended> {
         let held = found.as_ref().map(|entry| read_claim(entry.value(), entry.mod_revision()));
         let Taken { incarnation: ours, holder, address, .. } = &self.taken;

@@ -1,32 +1,32 @@
-//! Which keys there are, and what stands in them: JSON, so that `etcdctl get --prefix` tells people something.
+//! The keys and their values: JSON, so that `etcdctl get --prefix` is readable.
 
 use crate::state::{ClaimHolder, Member, Registration};
 use crate::{addresses, check_name};
 use serde::{Deserialize, Serialize};
 
-/// A value that is longer is nobody's registration.
+/// A longer value is no registration.
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
-    /// With a slash at its end.
+    /// Ends with a slash.
     pub root: String,
 }
 
-/// Which entry a key is of.
+/// The entry that a key belongs to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Entry<'a> {
     Claim(&'a str),
     Member(&'a str),
 }
 
-/// A claim's incarnation is the revision at which it was written, but later than that of the claim before it, also
-/// where etcd has lost its memory and counts from the start.
+/// A claim's incarnation is the revision at which it was written, but higher than that of the claim before it, even if
+/// etcd has lost its data and counts from the start.
 #[derive(Debug, Serialize, Deserialize)]
 struct ClaimRecord {
     holder: String,
     address: String,
-    /// The incarnation is higher.
+    /// The incarnation is higher than this.
     floor: u64,
 }
 
@@ -50,7 +50,7 @@ impl Keys {
         format!("{}members/{replica}", self.root)
     }
 
-    /// None for what others may have put there.
+    /// None for keys that others may have put there.
     pub fn entry<'a>(&self, key: &'a [u8]) -> Option<Entry<'a>> {
         let key = std::str::from_utf8(key).ok()?.strip_prefix(&self.root)?;
         let (kind, name) = key.split_once('/')?;
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!((first.incarnation, first.holder.as_str()), (40, "a"));
         let second = read_claim(&claim_value("b", "h:2", first.incarnation), 3);
         assert_eq!(second.incarnation, 41);
-        // What was restored keeps its number.
+        // A restored claim keeps its incarnation.
         assert_eq!(read_claim(&claim_value("a", "h:1", 39), 5).incarnation, 40);
         assert_eq!(read_claim(b"nonsense", 7).incarnation, 7);
     }

@@ -1,4 +1,4 @@
-//! Calls to etcd, each with a deadline and told apart by what their failure means. Knows no keys' meaning.
+//! Calls to etcd, each with a deadline; failures are told apart by what to do about them. Does not know what keys mean.
 
 use super::config::{EtcdConfig, EtcdTls, EtcdWaits};
 use super::keys::Keys;
@@ -11,17 +11,17 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 
-/// A connection on which nothing is said is asked so often whether it lives. etcd forbids more than every five seconds.
+/// How often an idle connection is pinged. etcd forbids more than every five seconds.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_MAX: Duration = Duration::from_secs(5);
 const CONNECT_MAX: Duration = Duration::from_secs(2);
-/// Before another member is asked.
+/// The pause before another member is asked.
 const NEXT_MEMBER: Duration = Duration::from_millis(50);
 
-/// Why a call has failed, by what is to be done.
+/// Why a call failed, by what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Failed {
-    /// It would only be so again.
+    /// Another attempt would be refused too.
     Refused(String),
     Away(String),
     /// A new lease is needed.
@@ -38,7 +38,7 @@ impl From<Failed> for Error {
     }
 }
 
-/// Before anything was heard.
+/// The health before anything was heard.
 pub(super) fn not_yet() -> Health {
     Health { since: SystemTime::now(), away: Some("it was not reached yet".into()) }
 }
@@ -48,7 +48,7 @@ pub(super) struct Line {
     pub waits: EtcdWaits,
     endpoints: Vec<String>,
     options: ConnectOptions,
-    /// With a user, making it asks etcd for a token.
+    /// If there is a user, connecting asks etcd for a token.
     client: Mutex<Option<Client>>,
 }
 
@@ -65,13 +65,13 @@ impl Line {
         let options = ConnectOptions::new()
             .with_keep_alive(PING_EVERY, PING_MAX)
             .with_connect_timeout(CONNECT_MAX)
-            // A member that has lost the others says so, in place of a silence without end.
+            // A member that has lost the others then says so, instead of staying silent for ever.
             .with_require_leader(true);
         let options = match &config.tls {
             Some(tls) => options.with_tls(tls_options(tls)),
             None => options,
         };
-        // Without a user nobody is asked: it only reads addresses and certificates.
+        // Without a user nothing is sent: it only parses addresses and certificates.
         let checked = Client::connect(endpoints, Some(options.clone())).await;
         checked.map_err(|error| Error::Endpoint(endpoints.join(","), reason(&error)))?;
         let options = match config.user {
@@ -82,7 +82,7 @@ impl Line {
         Ok(Line { keys, waits: config.waits, endpoints: config.endpoints, options, client })
     }
 
-    /// One of the members may be down, and which is asked is left to chance: so each has its turn before etcd is away.
+    /// Tries every member in turn before etcd counts as away: one may be down, and which is asked is random.
     pub async fn call<T, F>(&self, ask: impl Fn(Client) -> F) -> Result<T, Failed>
     where
         F: Future<Output = Result<T, etcd_client::Error>>,
@@ -120,7 +120,7 @@ impl Line {
     }
 }
 
-/// Doubles up to its limit.
+/// A pause that doubles up to its limit.
 pub(super) struct Pause {
     next: Duration,
     waits: EtcdWaits,
@@ -141,7 +141,7 @@ impl Pause {
     }
 }
 
-/// Why it can never be an endpoint.
+/// Why it cannot be an endpoint.
 fn unfit(endpoint: &str, has_tls: bool) -> Option<&'static str> {
     let (scheme, address) = endpoint.split_once("://").map_or((None, endpoint), |(s, rest)| (Some(s), rest));
     match scheme {
@@ -161,7 +161,7 @@ fn tls_options(tls: &EtcdTls) -> TlsOptions {
 }
 
 pub(super) fn failed(error: &etcd_client::Error) -> Failed {
-    // Of tonic's codes: this crate sees no tonic but through the client.
+    // Codes of tonic, which this crate only uses through the client.
     const NOT_FOUND: i32 = 5;
     const PERMISSION_DENIED: i32 = 7;
     const UNAUTHENTICATED: i32 = 16;
@@ -171,7 +171,7 @@ pub(super) fn failed(error: &etcd_client::Error) -> Failed {
         etcd_client::Error::GRpcStatus(status) => match i32::from(status.code()) {
             NOT_FOUND if status.message().contains("lease") => Failed::LeaseGone,
             PERMISSION_DENIED | UNAUTHENTICATED => Failed::Refused(why),
-            // A wrong password, no user where etcd asks for one, and a user where it asks for none.
+            // A wrong password, a missing user, or a user that etcd does not ask for.
             _ if ["authentication", "user name is empty"].iter().any(|part| status.message().contains(part)) => {
                 Failed::Refused(why)
             }
@@ -181,7 +181,7 @@ pub(super) fn failed(error: &etcd_client::Error) -> Failed {
     }
 }
 
-/// The whole chain, each part once: what is outermost often says least.
+/// The whole chain of causes, each text once: the outermost often says least.
 fn reason(error: &etcd_client::Error) -> String {
     let (first, source): (String, Option<&dyn std::error::Error>) = match error {
         etcd_client::Error::GRpcStatus(status) => (status.message().to_owned(), status.source()),

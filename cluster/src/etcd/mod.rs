@@ -4,8 +4,8 @@
 //! PREFIX/claims/NAME    who holds the name; stays, so that a claim that was lost never comes back     no lease
 //! PREFIX/members/NAME   what the holder registers; written only while the claim stands               its lease
 //! ```
-//! etcd may be away for as long as it likes: then nobody joins or leaves, and nothing here ends. What is lost, a
-//! stream, a lease, a leader, is made anew.
+//! etcd may be away for as long as it likes: then nobody joins or leaves, and nothing here ends. A lost stream, lease
+//! or leader is replaced.
 
 mod config;
 mod follow;
@@ -53,7 +53,7 @@ impl fmt::Debug for EtcdStore {
 }
 
 impl EtcdStore {
-    /// Reaches nobody yet: refuses what could never work, and begins to follow.
+    /// Dials nobody yet: refuses a config that could never work, and begins to follow.
     pub async fn open(config: EtcdConfig) -> Result<EtcdStore, Error> {
         let line = Arc::new(Line::new(config).await?);
         let (state, health) = (watch::Sender::new(State::default()), watch::Sender::new(line::not_yet()));
@@ -66,7 +66,7 @@ impl EtcdStore {
         self.shared.health.clone()
     }
 
-    /// Lasts as long as the store.
+    /// The watch lasts as long as the store.
     pub fn watch(&self) -> Watch {
         Watch::new(self.shared.state.clone())
     }

@@ -1,6 +1,6 @@
 //! The suite: each case gets two sides of one store, as two processes would have them. Where members are given, claims
-//! are known to their process alone and nobody follows them: such a store has what it says of claims, and of who is
-//! there.
+//! are known only to their own process and nobody follows them: such a store passes the cases about claims, and the one
+//! about given members.
 
 use super::{at, claim, gone, is, is_silent, next, open, until, within};
 use crate::etcd::Etcd;
@@ -9,7 +9,7 @@ use std::pin::Pin;
 
 type Case = fn(Store, Store) -> Pin<Box<dyn Future<Output = ()>>>;
 
-/// Of every store.
+/// Cases for every store.
 const CLAIMS: &[(&str, Case)] = &[
     ("fence", |one, other| Box::pin(a_second_claim_ends_the_first(one, other))),
     ("race", |one, other| Box::pin(async move { drop(of_many_claims_each_is_later(&one, &other).await) })),
@@ -17,7 +17,7 @@ const CLAIMS: &[(&str, Case)] = &[
     ("health", |one, other| Box::pin(what_is_there_is_connected(one, other))),
 ];
 
-/// Of those that tell of claims.
+/// Cases for stores that tell others of claims.
 const TOLD: &[(&str, Case)] = &[
     ("claim", |one, other| Box::pin(a_claim_is_seen_until_it_is_released(one, other))),
     ("told-fence", |one, other| Box::pin(a_second_claim_fences_the_first(one, other))),
@@ -72,7 +72,7 @@ async fn a_claim_is_seen_until_it_is_released(one: Store, other: Store) {
     let again = claim(&other, "a", "h:2").await;
     assert!(again.incarnation() > before);
     assert_eq!(next(&mut watches[0]).await, is("a", "h:2", &again));
-    // Not released but dropped, as at the end of a process that has no time.
+    // Dropped without a release, as at the end of a process that has no time.
     drop(again);
     assert_eq!(next(&mut watches[0]).await, gone("a"));
 }
@@ -111,7 +111,7 @@ async fn changes_come_in_order(one: Store, other: Store) {
         a.say(|registration| registration.address.clone_from(&address));
         assert_eq!(next(&mut watch).await, is("a", &address, &a));
     }
-    // What is said again is no change.
+    // A registration that is repeated is no change.
     a.say(|registration| registration.address = "h:7".into());
     is_silent(&mut watch).await;
     b.release().await;
@@ -124,11 +124,11 @@ async fn who_comes_late_is_told_what_is_there(one: Store, other: Store) {
     let first = claim(&one, "z", "h:1").await;
     let second = claim(&one, "a", "h:2").await;
     let mut seen = other.watch();
-    // Two writes, and who looks between them sees the first alone: either way each comes once.
+    // Two writes; a reader between them sees only the first. Either way each comes once.
     let mut both = vec![next(&mut seen).await, next(&mut seen).await];
     both.sort();
     assert_eq!(both, [is("a", "h:2", &second), is("z", "h:1", &first)]);
-    // By then all is there, and comes in the order of the claims.
+    // By then all are there, and come in the order of the claims.
     let mut late = other.watch();
     assert_eq!(next(&mut late).await, is("z", "h:1", &first));
     assert_eq!(next(&mut late).await, is("a", "h:2", &second));
@@ -158,7 +158,7 @@ async fn what_is_there_is_connected(one: Store, other: Store) {
     }
 }
 
-/// In the order in which they are given, to whoever looks, and none besides.
+/// Given members come in their order to every watch, and no others.
 async fn given_members_are_there_whoever_claims(one: Store, other: Store) {
     let given = |address: &str| (address.to_owned(), Some((address.to_owned(), 0)));
     let mut early = other.watch();
@@ -171,7 +171,7 @@ async fn given_members_are_there_whoever_claims(one: Store, other: Store) {
     }
 }
 
-/// The last of them.
+/// Returns the last of the claims.
 async fn of_many_claims_each_is_later(one: &Store, other: &Store) -> Claim {
     const N: usize = 8;
     let mut claims = Vec::new();

@@ -1,5 +1,5 @@
-//! etcd as it fails: leases that lapse, connections that are cut, members that die, memories that are lost. What was
-//! claimed keeps its incarnation unless somebody else has claimed it.
+//! etcd as it fails: leases that lapse, connections that are cut, members that die, data that is lost. What was claimed
+//! keeps its incarnation unless somebody else has claimed it.
 
 use super::proxy::Proxy;
 use super::{LEASE, claim, config, gone, is, is_silent, next, open, until, within};
@@ -10,12 +10,12 @@ use std::time::Duration;
 
 const PREFIX: &str = "/faults";
 
-/// A client of the test's own, of one member.
+/// The test's own client of one member.
 async fn client(etcd: &Etcd, i: usize) -> Client {
     Client::connect([etcd.endpoint(i)], None).await.unwrap()
 }
 
-/// Now and, if etcd is not there yet, again.
+/// Asks again until etcd is there.
 async fn retried<T, F: Future<Output = Result<T, etcd_client::Error>>>(what: &str, ask: impl Fn() -> F) -> T {
     within(what, async {
         loop {
@@ -60,7 +60,7 @@ async fn etcd_that_dies_and_comes_back_is_a_pause() {
         let away = until(store, false).await;
         assert!(away.away.is_some_and(|why| !why.is_empty()));
     }
-    // Who is there stays, and who comes waits.
+    // Members that are there stay, and a new one waits.
     is_silent(&mut watch).await;
     let joins = coordinator.clone();
     let joins = tokio::spawn(async move { claim(&joins, "b", "h:2").await });
@@ -104,7 +104,7 @@ async fn a_watch_that_missed_a_compaction_tells_the_outcome() {
     assert_eq!(next(&mut watch).await, is("c", "h:4", &c));
 }
 
-/// What etcd had written until now is not to be had from it any more, but for the outcome.
+/// Makes etcd forget all older revisions.
 async fn compact(etcd: &Etcd) {
     let direct = client(etcd, 0).await;
     let now = retried("a revision", || {
@@ -119,8 +119,8 @@ async fn compact(etcd: &Etcd) {
     .await;
 }
 
-/// Who follows has read everything, and asks for the changes behind that when etcd has forgotten them: the watch is
-/// refused over a line that is well, and all is read again.
+/// A follower has read everything, and asks for later changes when etcd has compacted them: the watch is refused over a
+/// healthy connection, and all is read again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_that_etcd_refuses_for_a_compaction_begins_again() {
     const ROUNDS: u32 = 10;
@@ -147,7 +147,7 @@ async fn a_watch_that_etcd_refuses_for_a_compaction_begins_again() {
         compact(&etcd).await;
         proxy.let_on();
         while next(&mut watch).await != is("a", &format!("h:{round}2"), &held) {}
-        // On a machine that is busy the line may have been given up meanwhile; otherwise it was the refusal.
+        // On a busy machine the connection may have been given up meanwhile; otherwise it was the refusal.
         if proxy.n_connections() == n_connections {
             return;
         }
@@ -203,7 +203,7 @@ async fn what_etcd_forgot_is_told_again() {
     while next(&mut watch).await != is("a", "h:1", &held) {}
     etcd.kill(0);
     etcd.start_empty(0);
-    // It is gone for as long as nobody knows it.
+    // The member is gone until its coordinator registers it again.
     let mut seen = next(&mut watch).await;
     if seen == gone("a") {
         seen = next(&mut watch).await;
@@ -242,7 +242,7 @@ async fn a_leader_that_dies_is_a_pause() {
     while next(&mut watch).await != is("a", "h:3", &held) {}
 }
 
-/// The member that the others follow.
+/// The index of the leader.
 async fn leader(etcd: &Etcd) -> usize {
     within("a leader", async {
         loop {

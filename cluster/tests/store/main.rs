@@ -1,4 +1,4 @@
-//! What every store must do, in memory and in etcd; and what etcd's must do when etcd itself is lost.
+//! What every store must do, in memory and in etcd; and what etcd's must do when etcd itself fails.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod conformance;
@@ -12,7 +12,7 @@ use cluster::{Change, Claim, EtcdConfig, EtcdStore, EtcdWaits, Health, Registrat
 use std::future::Future;
 use std::time::Duration;
 
-/// For anything that must come; far beyond what it needs on a busy machine.
+/// The limit for anything that must come; far beyond what it needs on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// As short as etcd allows.
 const LEASE: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! etcd that asks who is there: certificates on both sides, a user and a password.
+//! etcd with authentication: certificates on both sides, a user and a password.
 
 use super::{PATIENCE, claim, config, is, next, open, within};
 use crate::etcd::{Etcd, Tls};
@@ -68,7 +68,7 @@ async fn certificates_on_both_sides() {
     let store = Store::Etcd(with(proven(), &authority).await.unwrap());
     let held = claim(&store, "a", "h:1").await;
     assert_eq!(next(&mut store.watch()).await, is("a", "h:1", &held));
-    // Without a certificate, and with an authority that has not signed etcd's: nobody is there, and it says why.
+    // Without a certificate, or with an authority that has not signed etcd's: the store is away, and says why.
     let (stranger, _, _) = certificates();
     for (store, expect) in
         [(with(None, &authority).await, "ertificate"), (with(proven(), &stranger).await, "ertificate")]
@@ -85,7 +85,7 @@ async fn certificates_on_both_sides() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_and_a_password() {
     let etcd = Etcd::start(1);
-    // Until it answers; then it asks everybody.
+    // Etcd asks everybody for a user once it answers.
     let store = open(etcd.endpoints(), "/auth").await;
     super::until(&store, true).await;
     drop(store);
@@ -106,7 +106,7 @@ async fn a_user_and_a_password() {
     let store = Store::Etcd(with(Some(("lockstep", "word")), "/auth").await.unwrap());
     let held = claim(&store, "a", "h:1").await;
     assert_eq!(next(&mut store.watch()).await, is("a", "h:1", &held));
-    // Beyond its prefix, with another password, without a user.
+    // Another prefix, another password, no user.
     let cases = [(Some(("lockstep", "word")), "/else"), (Some(("lockstep", "wrong")), "/auth"), (None, "/auth")];
     for (user, prefix) in cases {
         let store = with(user, prefix).await.unwrap();

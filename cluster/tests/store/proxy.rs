@@ -1,5 +1,5 @@
-//! A connection to etcd that a test can cut: all that goes through it ends, and nothing new comes through. Or what its
-//! client says is held from some words on, while answers still come.
+//! A connection to etcd that a test can cut: everything through it ends, and nothing new comes through. Or it holds
+//! back what its client says from some words on, while answers still come.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -44,7 +44,7 @@ impl Proxy {
         self.state.send_modify(|state| state.is_cut = false);
     }
 
-    /// So many times the words pass, and what has them next is held.
+    /// Lets the words pass `n_passing` times, and holds the next piece that has them.
     pub fn hold_behind(&self, words: &'static str, n_passing: u32) {
         self.state.send_modify(|state| state.hold = Some(Hold { words, n_passing, is_reached: false }));
     }
@@ -58,7 +58,7 @@ impl Proxy {
         self.state.send_modify(|state| state.hold = None);
     }
 
-    /// That came through so far.
+    /// How many connections came through so far.
     pub fn n_connections(&self) -> u32 {
         self.state.borrow().n_connections
     }
@@ -100,7 +100,7 @@ async fn say(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &watch::Sen
 }
 
 impl Hold {
-    /// Whether this is held.
+    /// Whether this piece is held.
     fn hears(&mut self, piece: &[u8]) -> bool {
         let has_words = piece.windows(self.words.len()).any(|bytes| bytes == self.words.as_bytes());
         match self.n_passing {

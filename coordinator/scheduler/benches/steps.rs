@@ -1,4 +1,4 @@
-//! What the planner costs: a step with 1,024 sequences that decode, and the prefix cache's look-ups. A table.
+//! Measures the scheduler: a step with 1,024 decoding sequences, and the prefix cache's look-ups. Prints a table.
 //!
 //! `cargo bench --workspace --bench steps -- [ROUNDS]`
 #![expect(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
@@ -41,10 +41,10 @@ static ALLOCATOR: Counting = Counting;
 const N_SEQUENCES: u64 = 1024;
 /// Steps of one round, and tokens of one answer: no sequence ends.
 const N_STEPS: usize = 1000;
-/// Of a long prompt that is asked again and again.
+/// The length of a long prompt that is requested again and again.
 const N_PROMPT: u32 = 32_768;
 const N_LOOKS: usize = 40;
-/// While the one decodes that leaves no room: it says 60 tokens.
+/// Look-ups while the decoding sequence leaves no room: it generates 60 tokens.
 const N_LOOKS_IN_VAIN: usize = 30;
 
 fn main() {
@@ -94,7 +94,7 @@ fn answer(step: &Step, done: &mut StepDone) {
     }
 }
 
-/// Times of planning a step and applying another; gives what was allocated meanwhile.
+/// Times planning a step and applying another; returns how much was allocated meanwhile.
 fn steps(n_stages: u32, spent: &mut Vec<Duration>) -> u64 {
     let n_output = 64 + N_STEPS as u32;
     let config = Config {
@@ -107,7 +107,7 @@ fn steps(n_stages: u32, spent: &mut Vec<Duration>) -> u64 {
         ..Config::default()
     };
     let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
-    // Of all lengths, so that in each step as many blocks become full and get their names.
+    // Prompts of all lengths, so that the same number of blocks becomes full and named in each step.
     let prompt = |id: u64| 20 + (id % u64::from(BLOCK_TOKENS)) as u32;
     (0..N_SEQUENCES).for_each(|id| scheduler.submit(request(id, prompt(id), n_output), Micros(0)).unwrap());
     let (mut done, mut out) = (StepDone::default(), Vec::with_capacity(N_SEQUENCES as usize));
@@ -136,8 +136,8 @@ fn steps(n_stages: u32, spent: &mut Vec<Duration>) -> u64 {
     n_allocations
 }
 
-/// A prompt that the cache has whole. It waits first, because another one runs alone, and is looked up each time that
-/// a step is planned: the first time its blocks get their names as well.
+/// A prompt that is wholly cached. It waits first, because another sequence runs alone, and is looked up at every step:
+/// the first time its blocks get their names as well.
 fn look_ups(first: &mut Vec<Duration>, again: &mut Vec<Duration>) {
     let n_blocks = N_PROMPT / BLOCK_TOKENS;
     let config = Config {
@@ -145,7 +145,7 @@ fn look_ups(first: &mut Vec<Duration>, again: &mut Vec<Duration>) {
         running_max: 2,
         batch_tokens_max: 2048,
         chunk_tokens_max: 2048,
-        // Room for one that runs, and not for another beside it but for what they share.
+        // Room for one running sequence, and for another only if they share blocks.
         n_blocks: vec![n_blocks + 4],
         ..Config::default()
     };
@@ -177,7 +177,7 @@ fn run_alone(
     }
 }
 
-/// One decodes that holds the shared prompt; another waits behind it that shares all but its end and finds no room for
+/// A sequence that holds the shared prompt decodes; another waits that shares all but its end and finds no room for
 /// that, so that each step looks it up in vain.
 fn look_again(
     scheduler: &mut Scheduler,
@@ -198,7 +198,7 @@ fn look_again(
     let mut waiting = Request { id: RequestId(1001), ..request(1, N_PROMPT, 1) };
     waiting.prompt.extend(0..62);
     scheduler.submit(waiting, Micros(0)).unwrap();
-    // The first look gives its blocks their names.
+    // The first look-up names its blocks.
     plan(scheduler);
     for _ in 0..N_LOOKS_IN_VAIN {
         let took = plan(scheduler);

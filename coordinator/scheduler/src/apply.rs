@@ -1,4 +1,4 @@
-//! Takes the answer to the oldest step in flight.
+//! Applies the answer to the oldest step in flight.
 
 use crate::Stale;
 use crate::in_flight::Planned;
@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use types::{BLOCK_TOKENS, Finish, SliceDone, StepDone, Token};
 
 impl Scheduler {
-    /// Steps come back in the order in which they were planned; anything else changes nothing.
+    /// Answers come in the order in which steps were planned; any other answer is refused and changes nothing.
     pub fn apply(&mut self, done: &StepDone, out: &mut Vec<Output>) -> Result<(), Stale> {
         self.matches_oldest(done)?;
         let Some(step) = self.in_flight.pop_oldest() else { return Ok(()) };
@@ -89,8 +89,9 @@ impl Scheduler {
         }
     }
 
-    /// Gives back what is behind the windows of all that is not planned yet. Slices in flight may still read it: later
-    /// steps may write it at once, because each rank runs steps in order. It is computed and has its name by now.
+    /// Releases the blocks behind the windows of all positions that are not planned yet. Slices in flight may still
+    /// read them: later steps may write them at once, because each rank runs steps in order. They are computed and
+    /// named by now.
     fn release_passed_blocks(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
         let (position, n_full) = (sequence.n_computed, sequence.n_applied / BLOCK_TOKENS);
@@ -120,7 +121,7 @@ impl Scheduler {
     }
 }
 
-/// What a slice gave, as an `Output` tells it.
+/// The result of a slice, as it goes into an `Output`.
 #[derive(Clone, Copy)]
 struct Said {
     position: u32,

@@ -25,7 +25,7 @@ impl BlockPool {
         BlockPool {
             group,
             refs: vec![0; n_blocks as usize],
-            // The lowest is taken first.
+            // The lowest id is taken first.
             free: (0..n_blocks).rev().map(BlockId).collect(),
             cached: Lru::new(n_blocks),
             index: PrefixIndex::new(n_blocks),
@@ -90,7 +90,7 @@ impl BlockPool {
         self.index.names(blocks, out)
     }
 
-    /// An empty block for one holder; the least recently used content goes if nothing is free.
+    /// Takes an empty block for one holder; evicts the least recently used content if no block is free.
     pub fn take(&mut self) -> Option<BlockId> {
         let block = match self.free.pop() {
             Some(block) => block,
@@ -108,7 +108,7 @@ impl BlockPool {
         Some(block)
     }
 
-    /// One more holder of a block that has a name.
+    /// Adds a holder to a block that has a name.
     pub fn share(&mut self, block: BlockId) {
         debug_assert!(self.name_of(block).is_some());
         if self.refs[block.0 as usize] == 0 {
@@ -117,7 +117,7 @@ impl BlockPool {
         self.refs[block.0 as usize] += 1;
     }
 
-    /// Names a block that is full and computed, unless another of the same content has the name.
+    /// Names a block that is full and computed, unless another block with the same content has the name.
     pub fn name(&mut self, block: BlockId, name: BlockHash) {
         debug_assert!(self.refs[block.0 as usize] > 0);
         if self.name_of(block).is_none() && self.find(&name).is_none() {
@@ -125,15 +125,15 @@ impl BlockPool {
         }
     }
 
-    /// Gives all blocks of a table back, the last first: of a chain whose holders are gone the end is evicted before
-    /// what it stands on.
+    /// Releases all blocks of a table, the last first: of a chain without holders the end is evicted before the blocks
+    /// that it builds on.
     pub fn release(&mut self, table: &mut Table) {
         table.held().iter().rev().for_each(|&block| self.let_go(block));
         table.clear();
     }
 
-    /// Gives back what no query from `position` on reads, of the first `n_full` blocks: the first first, because it is
-    /// the least recently used. Gives how many.
+    /// Releases those of the first `n_full` blocks that no query from `position` on reads, the first first, because it
+    /// is the least recently used. Returns how many.
     pub fn release_passed(&mut self, table: &mut Table, position: u32, n_full: u32) -> u32 {
         let passed = table.n_passed..self.group.n_passed(position).min(n_full).max(table.n_passed);
         for entry in &mut table.blocks[passed.start as usize..passed.end as usize] {

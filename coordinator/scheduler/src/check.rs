@@ -1,4 +1,4 @@
-//! The planner's invariants, for tests and simulations: called each tick, it panics at the first that does not hold.
+//! The scheduler's invariants, for tests and simulations: called each tick, it panics at the first that does not hold.
 
 use crate::blocks::BlockPool;
 use crate::scheduler::Scheduler;
@@ -19,7 +19,7 @@ impl Scheduler {
         self.check_ends();
     }
 
-    /// Each sequence is where it says it is, and nowhere else.
+    /// Each sequence is in the list that it names, and in no other.
     fn check_places(&self) {
         let count = |place| self.sequences.iter().filter(|(_, sequence)| sequence.state == place).count();
         assert_eq!(count(SequenceState::Waiting), self.waiting.len());
@@ -40,7 +40,7 @@ impl Scheduler {
         self.check_tenants();
     }
 
-    /// A tenant has what its sequences say, each by itself.
+    /// A tenant's counts equal those of its sequences.
     fn check_tenants(&self) {
         self.tenants.check(self.waiting.len(), self.running.len(), self.waiting.n_tokens());
         for (_, sequence) in self.sequences.iter() {
@@ -58,7 +58,7 @@ impl Scheduler {
     fn check_limits(&self) {
         assert!(self.running.len() <= self.config.running_max as usize);
         assert!(self.in_flight.len() <= self.config.steps_in_flight_max as usize);
-        // Those that ran before came back without asking.
+        // Sequences that ran before came back without asking.
         let new = self.waiting.iter().map(|idx| &self.sequences[idx]).filter(|sequence| !sequence.admitted);
         assert!(new.clone().count() <= self.config.waiting_max as usize);
         assert!(new.map(|sequence| u64::from(sequence.n_known())).sum::<u64>() <= self.config.waiting_tokens_max);
@@ -97,7 +97,7 @@ impl Scheduler {
         }
     }
 
-    /// An entry for every position that is planned, in each group; held are those that a query may still read, and
+    /// Each group's table has an entry for every planned position; held are the blocks that a query may still read, and
     /// those that wait for their name.
     fn check_tables(&self, sequence: &Sequence) {
         assert_eq!(sequence.tables.len(), self.pools.len());
@@ -112,7 +112,7 @@ impl Scheduler {
         }
     }
 
-    /// What a sequence believes to be in flight is what the steps in flight say.
+    /// A sequence's counts in flight equal those of the steps in flight.
     fn check_in_flight(&self) {
         let first = self.in_flight.oldest().map_or(0, |step| step.id.0);
         assert!(self.in_flight.iter().zip(first..).all(|(step, id)| step.id.0 == id), "steps without gaps");
@@ -131,7 +131,7 @@ impl Scheduler {
         }
     }
 
-    /// No two suspects can be lost together, and what is lost is the one step in flight.
+    /// At most one suspect runs, and a single step is in flight then: no two can be lost together.
     fn check_suspects(&self) {
         let live = self.by_id.values().map(|&idx| &self.sequences[idx]);
         assert_eq!(live.filter(|sequence| sequence.is_suspect()).count() as u32, self.n_suspects);

@@ -1,55 +1,55 @@
-//! Every limit of the planner, named and checked once.
+//! Every limit of the scheduler, named and checked once.
 
 use alloc::vec;
 use alloc::vec::Vec;
 use types::{CacheGroup, PolicyDigest, Unsupported};
 
-/// Deeper than any pipeline; what is in flight is allocated ahead.
+/// Deeper than any pipeline; memory for steps in flight is allocated ahead.
 const STEPS_IN_FLIGHT_LIMIT: u32 = 64;
 
-/// All of them are looked at in each step.
+/// All tenants are visited in each step.
 const TENANTS_LIMIT: u32 = 1024;
 
-/// No model has more than three.
+/// No model has more than three cache groups.
 pub(crate) const GROUPS_MAX: usize = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Blocks of each group's pool, on every rank that has layers of the group.
+    /// The blocks of each group's pool, on every rank that has layers of the group.
     pub n_blocks: Vec<u32>,
-    /// Tokens of one sequence, prompt and output.
+    /// The most tokens of one sequence, prompt and output.
     pub context_max: u32,
-    /// Sequences that hold blocks at the same time.
+    /// The most sequences that hold blocks at the same time.
     pub running_max: u32,
-    /// Requests that wait: for their first admission, or to begin again.
+    /// The most requests that wait: for their first admission, or to begin again.
     pub waiting_max: u32,
-    /// Tokens of the logs of all that wait.
+    /// The most tokens in the logs of all waiting requests.
     pub waiting_tokens_max: u64,
-    /// Tenants between which is divided by weight, at the same time. More share one tenant's part.
+    /// The most tenants that get shares by weight at the same time. Further ones share one tenant's part.
     pub tenants_max: u32,
-    /// Tokens of one step, all slices together.
+    /// The most tokens of one step, all slices together.
     pub batch_tokens_max: u32,
-    /// Of a step's frame, what the requests may take that it starts. A request that takes more is refused.
+    /// The bytes of a step's frame for requests that it starts. A request that needs more is refused.
     pub starts_bytes_max: usize,
-    /// Tokens of one slice.
+    /// The most tokens of one slice.
     pub chunk_tokens_max: u32,
-    /// A prompt is not cut smaller than this only to keep stages busy: each chunk reads all weights again.
+    /// Prompts are not cut smaller than this only to keep stages busy: each chunk reads all weights again.
     pub chunk_tokens_min: u32,
-    /// Stages of the pipeline: so many steps run at once, and so a sequence has its turn in every so manieth step.
+    /// Pipeline stages: as many steps run at once, and a sequence has a slice in every `n_stages`-th step.
     pub n_stages: u32,
-    /// Steps planned and not yet applied. One more than there are stages keeps all of them busy: the first has its
-    /// next step while the last still computes. More only wait.
+    /// Steps planned and not yet applied. One more than there are stages keeps all of them busy: the first has its next
+    /// step while the last still computes. Further steps would only wait.
     pub steps_in_flight_max: u32,
     /// Slices of a sequence planned before the token that they compute is known here: none or one.
     pub slices_ahead_max: u32,
-    /// A request that is suspected so much is not tried again: the weights of the losses that it was in, since it said
-    /// a token last. Three that were reported, or six that nobody explained.
+    /// A request with this much suspicion is not tried again. Suspicion is the sum of the weights of the losses that it
+    /// was in since its last token: three that were reported, or six that nobody explained.
     pub suspicion_max: u32,
-    /// Waiting so long is worth one level of priority, so that the least important request runs in the end.
+    /// Waiting this long is worth one level of priority, so that the least important request runs in the end.
     pub aging_micros: u64,
-    /// Full blocks keep their name after their sequence ends and serve the next that begins alike.
+    /// Full blocks keep their name after their sequence ends, and serve later requests with the same prefix.
     pub prefix_cache: bool,
-    /// Tables and blocks are each group's own; a position is computed in all of them at once.
+    /// Each group has its own tables and blocks; a position is computed in all of them at once.
     pub groups: Vec<CacheGroup>,
     /// The root of every block hash.
     pub policy: PolicyDigest,
@@ -85,19 +85,19 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The size of the first pool that is too small for a log of such length, even with nothing else in it.
+    /// The size of the first pool that is too small for a log of this length, even if nothing else is in it.
     pub(crate) fn too_small_pool(&self, length_max: u32) -> Option<u32> {
         let needed = |group: &CacheGroup| group.n_held_max(length_max - 1, self.slice_max());
         let mut pools = self.groups.iter().zip(&self.n_blocks);
         pools.find(|(group, n_blocks)| needed(group) > **n_blocks).map(|(_, &n_blocks)| n_blocks)
     }
 
-    /// No slice is longer.
+    /// The most tokens of any slice.
     pub(crate) fn slice_max(&self) -> u32 {
         self.chunk_tokens_max.min(self.batch_tokens_max)
     }
 
-    /// What could never plan a step, or would starve somebody, is refused by name.
+    /// Refuses by name what could never plan a step, or would starve a request.
     pub fn supported(&self) -> Result<(), Unsupported> {
         self.groups.iter().try_for_each(CacheGroup::supported)?;
         let refusals = [

@@ -1,4 +1,4 @@
-//! Ends requests: by a cancel, by a deadline, or because they have said everything.
+//! Ends requests: by a cancel, by a deadline, or because they are complete.
 
 use crate::scheduler::{Output, Scheduler};
 use crate::sequence::{SequenceIdx, SequenceState};
@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use types::{Finish, Micros, RequestId};
 
 impl Scheduler {
-    /// Ends a request that its client no longer wants. One that is not here has ended before: nothing happens.
+    /// Ends a request that its client no longer wants. If it has already ended, nothing happens.
     pub fn cancel(&mut self, id: RequestId, out: &mut Vec<Output>) {
         if let Some(&idx) = self.by_id.get(&id) {
             self.end_early(idx, Finish::Cancelled, out);
@@ -38,7 +38,7 @@ impl Scheduler {
         self.end(idx);
     }
 
-    /// From here on nothing is planned for it, so the next step can tell the ranks to forget it.
+    /// Nothing more is planned for it, so the next step can tell the ranks to forget it.
     pub(crate) fn end(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
         let (id, tenant, key, n_known) = (sequence.id, sequence.tenant, sequence.key, sequence.n_known());
@@ -67,7 +67,7 @@ impl Scheduler {
         self.forget_if_landed(idx);
     }
 
-    /// The blocks of an ended sequence are free when its last slice in flight has come back.
+    /// Frees the blocks of an ended sequence once its last slice in flight has come back.
     pub(crate) fn forget_if_landed(&mut self, idx: SequenceIdx) {
         if self.sequences[idx].n_slices_in_flight == 0 {
             self.release(idx);
@@ -75,7 +75,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives all blocks of a sequence back.
+    /// Releases all blocks of a sequence.
     pub(crate) fn release(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
         for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {

@@ -1,4 +1,4 @@
-//! Steps that are planned and not yet applied, oldest first. Keeps its memory.
+//! Steps that are planned and not yet applied, oldest first. Reuses its memory.
 
 use crate::sequence::SequenceIdx;
 use alloc::collections::VecDeque;
@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use types::StepId;
 
-/// For whom a slice was planned, so that its result finds the way back or is dropped.
+/// The sequence that a slice was planned for, so that its result is assigned or dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
     pub sequence: SequenceIdx,
@@ -22,7 +22,7 @@ pub(crate) struct StepInFlight {
 
 pub(crate) struct InFlight {
     steps: VecDeque<StepInFlight>,
-    /// Emptied lists, as many as there are places for steps not in use.
+    /// Emptied lists for reuse, one for each unused place.
     spare: Vec<Vec<Planned>>,
 }
 
@@ -34,14 +34,14 @@ impl InFlight {
         }
     }
 
-    /// For so many steps, in memory taken now.
+    /// Allocates memory for `steps_max` steps now.
     pub fn make_room(&mut self, steps_max: u32, slices_max: u32) {
         let steps_max = steps_max as usize;
         self.steps.reserve(steps_max.saturating_sub(self.steps.len()));
         self.spare.resize_with(steps_max, || Vec::with_capacity(slices_max as usize));
     }
 
-    /// An empty list, for the slices of a step that comes next.
+    /// An empty list for the slices of a new step.
     pub fn list(&mut self) -> Vec<Planned> {
         self.spare.pop().unwrap_or_default()
     }

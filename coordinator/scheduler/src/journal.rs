@@ -1,12 +1,12 @@
-//! What has changed among the names of blocks since somebody looked, in memory of a fixed size: whoever looks too
-//! seldom is told so, and reads all names instead. Knows no blocks.
+//! The changes among the names of blocks since the last look, in memory of a fixed size: a reader that looks too seldom
+//! is told so, and reads all names instead. Knows no blocks.
 
 use alloc::vec::Vec;
 
 /// More than some steps can name and drop together.
 const CHANGES_MAX: usize = 4096;
 
-/// A block's name, cut short, that came or went.
+/// A block's shortened name that was added or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NameChange {
     pub name: u64,
@@ -15,7 +15,7 @@ pub struct NameChange {
 
 pub(crate) struct Journal {
     changes: Vec<NameChange>,
-    /// It has not been looked at from the beginning, or for too long.
+    /// Changes are missing: nobody has looked from the beginning, or for too long.
     is_torn: bool,
 }
 
@@ -36,7 +36,7 @@ impl Journal {
         self.changes.push(NameChange { name, is_added });
     }
 
-    /// What has changed since the last look, in order. False: not everything is known, and from now on it is again.
+    /// The changes since the last look, in order. False: some are missing; from now on they are complete again.
     pub fn take(&mut self, out: &mut Vec<NameChange>) -> bool {
         out.clear();
         out.append(&mut self.changes);

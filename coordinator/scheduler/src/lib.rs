@@ -1,9 +1,9 @@
 //! Plans steps. Knows nothing of time, sockets, devices, random sources or text: time is an argument, and the same
 //! calls give the same steps.
 //!
-//! There is no prefill and no decode: a sequence has so many tokens planned (`n_computed`) and so many in its log, and
-//! a step lets the first catch up with the second. Chunks, prefix hits, recompute after a preemption and replay after a
-//! loss are that one rule.
+//! There is no prefill and no decode: a sequence has planned tokens (`n_computed`) and tokens in its log, and a step
+//! lets the first catch up with the second. Chunks, prefix hits, recompute after a preemption and replay after a loss
+//! are that one rule.
 //!
 //! ```text
 //! submit -> waiting -> (admitted by next_step) -> running -> (finished by apply, cancel, expire) -> ending -> gone

@@ -1,4 +1,4 @@
-//! Blocks in the order in which they were last used: a list through arrays, so that it never allocates.
+//! Blocks in the order of their last use: a linked list in arrays, so that it never allocates.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -7,7 +7,7 @@ use types::BlockId;
 const NONE: u32 = u32::MAX;
 
 pub(crate) struct Lru {
-    /// Towards the oldest, and towards the newest; the last entry is the list's own head and tail.
+    /// Links to the next older and the next newer block; the last entry is the list's own head and tail.
     older: Vec<u32>,
     newer: Vec<u32>,
     len: u32,

@@ -1,11 +1,10 @@
-//! Plans the next step: what runs goes on, best first, then what waits is admitted into the room that is left. Between
-//! tenants both are divided by weight (`shares.rs`).
+//! Plans the next step: running sequences go on, best first, then waiting ones are admitted into the room that is left.
+//! Between tenants both are divided by weight (`shares.rs`).
 //!
-//! Blocks are given out in the order of the running, so that whoever must be preempted for them has nothing in this
-//! step yet. Tokens are given out to decoding sequences first, because a prompt's chunk can be any length and they
-//! cannot.
-//! Which of them have a slice in a step is in `turns.rs`; chunks of one prompt may be in flight in every stage at once,
-//! because each stage computes positions in order.
+//! Blocks are given out in the order of the running sequences, so that one that must be preempted for them has nothing
+//! in this step yet. Tokens are given out to decoding sequences first, because a prompt's chunk can have any length and
+//! they cannot. Which sequences have a slice in a step is in `turns.rs`; chunks of one prompt may be in flight in every
+//! stage at once, because each stage computes positions in order.
 
 use crate::blocks::BlockPool;
 use crate::config::GROUPS_MAX;
@@ -16,31 +15,31 @@ use crate::stats::Counters;
 use types::cache::blocks_for;
 use types::{BLOCK_TOKENS, BlockId, CacheGroup, Micros, SCORED_ROWS_MAX, Slice, Step, StepId};
 
-/// What the running sequences left of a step.
+/// What the running sequences leave of a step.
 pub(crate) struct Left {
     pub n_tokens: u32,
     /// Rows that may still be scored.
     pub n_scores: u32,
-    /// Of the frame, for requests that start.
+    /// Bytes of the frame for requests that start.
     pub start_bytes: usize,
-    /// Somebody was preempted or got no blocks: whoever were admitted now would be preempted soon.
+    /// A sequence was preempted or got no blocks: a newly admitted one would soon be preempted.
     pub short: bool,
 }
 
-/// Blocks of each group that the running will take until their logs are computed.
+/// For each group, the blocks that running sequences will take until their logs are computed.
 pub(crate) type Promised = [u32; GROUPS_MAX];
 
 impl Scheduler {
-    /// Fills `step` with the next step, if there is anything to say and not enough in flight.
+    /// Fills `step` with the next step, if there is work and not enough in flight.
     pub fn next_step(&mut self, now: Micros, step: &mut Step) -> bool {
         step.clear();
         if self.in_flight.len() >= self.n_steps_allowed() as usize {
             return false;
         }
         let n_turns = self.n_turns();
-        // A sequence that decodes is planned as many steps behind its last draw as there are stages. If that leaves the
+        // A decoding sequence is planned as many steps behind its last draw as there are stages. If that leaves the
         // step empty, a shorter distance will do: a step that waits at the first stage begins sooner than one that
-        // waits for this planner.
+        // waits for this scheduler.
         let distance = (1..=n_turns).rev().find(|&distance| self.plan_slices(distance, now, step));
         if distance.is_none() && self.ends.is_empty() {
             self.note_starved();
@@ -51,8 +50,8 @@ impl Scheduler {
         true
     }
 
-    /// Plans slices for which whoever awaits a token is so many steps behind its last one. Without any, nothing has
-    /// changed but that somebody may be preempted.
+    /// Plans slices; a sequence that awaits a draw gets one only if it is `distance` steps behind it. Returns whether
+    /// there are any. If not, nothing has changed, except that a sequence may have been preempted.
     fn plan_slices(&mut self, distance: u32, now: Micros, step: &mut Step) -> bool {
         self.rank();
         let mut left = self.plan_running(distance);
@@ -72,7 +71,7 @@ impl Scheduler {
         }
     }
 
-    /// How many steps may be in flight. Beside a suspect one, so that it is known which step was lost.
+    /// How many steps may be in flight: one while there is a suspect, so that it is known which step was lost.
     pub(crate) fn n_steps_allowed(&self) -> u32 {
         if self.n_suspects > 0 { 1 } else { self.config.steps_in_flight_max }
     }
@@ -100,7 +99,7 @@ impl Scheduler {
             } else {
                 u32::from(sequence.has_turn)
             };
-            // Most of those that decode have room left in their last block.
+            // Most decoding sequences have room left in their last block.
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + n_wished);
             let n_planned = if n_blocks == 0 || self.make_room(at, n_blocks) { n_wished } else { 0 };
             self.sequences[idx].n_planned = n_planned;
@@ -118,8 +117,8 @@ impl Scheduler {
         left
     }
 
-    /// Gives the running sequence `at` so many blocks. Those behind it make room; it waits if there is nobody behind
-    /// it, or its own slices in flight make room.
+    /// Gives the running sequence `at` `n_blocks` of each group, and preempts later ones for them. False if there is no
+    /// later one, or its own slices in flight will free enough: then it waits.
     fn make_room(&mut self, at: usize, n_blocks: u32) -> bool {
         let idx = self.running[at];
         while self.n_blocks_available() < n_blocks {
@@ -132,8 +131,8 @@ impl Scheduler {
         true
     }
 
-    /// Whether there are so many blocks of each group when its slices in flight have landed and their windows have
-    /// moved on. Nobody is preempted for what comes anyway.
+    /// Whether `n_blocks` of each group are available once its slices in flight have landed and their windows have
+    /// moved on. Nothing is preempted for blocks that come anyway.
     fn gives_back(&self, idx: SequenceIdx, n_blocks: u32) -> bool {
         let sequence = &self.sequences[idx];
         let mut groups = self.pools.iter().zip(&sequence.tables);
@@ -143,12 +142,12 @@ impl Scheduler {
         })
     }
 
-    /// Blocks that can be taken now of every group.
+    /// Blocks that every group can give now.
     pub(crate) fn n_blocks_available(&self) -> u32 {
         self.pools.iter().map(BlockPool::n_available).min().unwrap_or(0)
     }
 
-    /// Takes so many blocks of each group.
+    /// Takes `n_blocks` of each group.
     pub(crate) fn take_blocks(&mut self, idx: SequenceIdx, n_blocks: u32) {
         let sequence = &mut self.sequences[idx];
         for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
@@ -161,15 +160,15 @@ impl Scheduler {
         sequence.has_entries(sequence.n_entries() + n_blocks);
     }
 
-    /// A running sequence gives its blocks back and will begin again from its log. Later steps may write the blocks at
-    /// once: ranks run steps in order. Says how many tokens the step had for it.
+    /// Preempts a running sequence: it releases its blocks and will begin again from its log. Later steps may write the
+    /// blocks at once: ranks run steps in order. Returns how many tokens the step had for it.
     pub(crate) fn preempt(&mut self, at: usize) -> u32 {
         let idx = self.running.remove(at);
         self.release(idx);
         let sequence = &mut self.sequences[idx];
         let (tenant, n_planned) = (sequence.tenant, sequence.n_planned);
         sequence.rewind();
-        // The ranks forget it, so that they never hold more than may run; the start brings its log back.
+        // The ranks forget it, so that they never hold more than may run; its next start brings the log back.
         sequence.held = false;
         self.ends.push(sequence.id);
         self.wait(idx);
@@ -180,7 +179,7 @@ impl Scheduler {
         n_planned
     }
 
-    /// Starts those that wait, in their order, while there is room. The first that does not fit holds up the rest, so
+    /// Starts waiting sequences, in their order, while there is room. The first that does not fit holds up the rest, so
     /// that a long prompt is not overtaken for ever.
     fn admit(&mut self, now: Micros, left: &mut Left, step: &mut Step) {
         if self.waiting.is_empty() {
@@ -202,7 +201,7 @@ impl Scheduler {
                 return;
             }
             self.start(idx, n_hits, step);
-            // A log that has outgrown what was taken goes alone.
+            // A log that has outgrown the limit goes alone.
             left.start_bytes = left.start_bytes.saturating_sub(n_bytes);
             let sequence = &mut self.sequences[idx];
             let n_missing = sequence.n_missing(self.config.slices_ahead_max);
@@ -220,7 +219,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether somebody might be admitted: into a slot that is free, or into that of a tenant with more than its share.
+    /// Whether a sequence might be admitted: into a free slot, or into that of a tenant above its share.
     fn may_admit(&self, left: &Left) -> bool {
         left.n_tokens > 0 && ((!left.short && self.has_free_slot()) || self.tenants.are_many())
     }
@@ -245,15 +244,15 @@ impl Scheduler {
         }
     }
 
-    /// Blocks of a group that a sequence needs to go on from `start` until so many positions are computed.
+    /// Blocks of a group that a sequence needs to go on from `start` until `n_tokens` positions are computed.
     fn n_needed(&self, group: CacheGroup, n_tokens: u32, start: u32) -> u32 {
         let slice_max = n_tokens.saturating_sub(start).clamp(1, self.config.slice_max());
         group.n_held_max(n_tokens, slice_max)
     }
 
-    /// The first that waits and may still run. One past its deadline is reported by `expire`. Of the suspects it is the
-    /// least suspicious one that may; beside one that runs they are all passed over, and as soon as it has said a
-    /// token, the next of them holds up the rest again.
+    /// The first waiting sequence that may run. One past its deadline is reported by `expire`. Among suspects it is the
+    /// least suspicious one; while a suspect runs all of them are passed over, and once that one gets a token, the next
+    /// of them holds up the rest again.
     fn first_waiting(&mut self, now: Micros, beside_suspect: bool) -> Option<SequenceIdx> {
         let is_in_time =
             |idx: &SequenceIdx| self.sequences[*idx].request.deadline.is_none_or(|deadline| now < deadline);
@@ -274,7 +273,7 @@ impl Scheduler {
             return 0;
         }
         let sequence = &mut self.sequences[idx];
-        // Of each group, how many blocks in a row the pool has up to here.
+        // For each group, how many consecutive blocks up to here its pool has.
         let mut n_in_row = [0; GROUPS_MAX];
         let mut n_hits = 0;
         for n_blocks in 1..=sequence.n_sharable() {
@@ -294,8 +293,8 @@ impl Scheduler {
         n_hits
     }
 
-    /// Whether each pool has blocks for its whole log, beside those that the running need for theirs and one more for
-    /// each.
+    /// Whether each pool has blocks for its whole log, beside those that running sequences need for theirs and one more
+    /// for each.
     pub(crate) fn fits(&self, idx: SequenceIdx, n_hits: u32, promised: &Promised) -> bool {
         let sequence = &self.sequences[idx];
         let start = n_hits * BLOCK_TOKENS;
@@ -308,7 +307,7 @@ impl Scheduler {
         })
     }
 
-    /// Takes what others have computed: `[0, n_passed) NONE · [n_passed, n_hits) shared`, in each group.
+    /// Shares blocks that others have computed: `[0, n_passed) NONE · [n_passed, n_hits) shared`, in each group.
     fn share_prefix(&mut self, idx: SequenceIdx, n_hits: u32) {
         let sequence = &mut self.sequences[idx];
         for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
@@ -337,12 +336,12 @@ impl Scheduler {
         sequence.generation = self.n_generations;
         sequence.n_computed = n_hits * BLOCK_TOKENS;
         sequence.n_applied = sequence.n_computed;
-        // A prompt is cut for all stages, so that it fills them and none has the whole of it at once.
+        // A prompt is cut for all stages, so that it keeps them busy and none has the whole of it at once.
         let share = (sequence.n_known() - sequence.n_computed).div_ceil(self.config.n_stages);
         sequence.chunk_max = share.max(self.config.chunk_tokens_min).min(self.config.chunk_tokens_max);
         sequence.starting = true;
         sequence.held = true;
-        // Hits are told once, as look-ups are: what a preempted sequence finds again is its own.
+        // Hits are reported once, as look-ups are: what a preempted sequence finds again is its own.
         if !sequence.admitted {
             sequence.n_cached = sequence.n_computed;
             self.counters.prefix_hit_tokens += u64::from(sequence.n_computed);
@@ -350,7 +349,7 @@ impl Scheduler {
         sequence.admitted = true;
         self.counters.admissions += 1;
         step.starts.push(types::Request { deadline: None, ..(*sequence.request).clone() });
-        // An id that comes back in the step that would have ended it: the start replaces what the ranks hold.
+        // The id comes back in the step that would have ended it: the start replaces what the ranks hold.
         let (id, key) = (sequence.id, sequence.key);
         if !self.ends.is_empty() {
             self.ends.retain(|&ended| ended != id);
@@ -361,7 +360,7 @@ impl Scheduler {
         self.counters.running_peak = self.counters.running_peak.max(self.running.len() as u32);
     }
 
-    /// Writes what is planned into the step: decoding sequences first, then chunks.
+    /// Writes the planned slices into the step: decoding sequences first, then chunks.
     fn write(&mut self, step: &mut Step) {
         step.id = StepId(self.n_steps);
         step.epoch = self.epoch;
@@ -379,7 +378,7 @@ impl Scheduler {
                 _ => is_chunk_planned = true,
             }
         }
-        // What is written has nothing planned any more.
+        // A sequence that was written has nothing planned any more.
         for &idx in if is_chunk_planned { &self.running[..] } else { &[] } {
             let sequence = &mut self.sequences[idx];
             if sequence.n_planned > 0 {

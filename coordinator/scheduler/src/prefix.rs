@@ -1,4 +1,4 @@
-//! Full blocks by the name of their content. A table of a fixed size, so that naming a block never allocates.
+//! Maps the name of a full block's content to its block. A hash table of a fixed size, so that naming never allocates.
 
 use crate::journal::Journal;
 use alloc::vec;
@@ -8,7 +8,7 @@ use types::{BlockHash, BlockId};
 const NONE: u32 = u32::MAX;
 
 pub(crate) struct PrefixIndex {
-    /// The first block of each chain. A name is a cryptographic hash already: its first bits choose the chain.
+    /// The first block of each chain. A name is a cryptographic hash already: its first bits select the chain.
     buckets: Vec<u32>,
     /// The next block of the same chain.
     next: Vec<u32>,
@@ -75,7 +75,7 @@ impl PrefixIndex {
         self.next[at] = after;
     }
 
-    /// The names of the blocks from one on, of so many blocks. False: these were the last.
+    /// The names of the blocks in this range. False: there are no blocks behind it.
     pub fn names(&self, blocks: core::ops::Range<u32>, out: &mut Vec<u64>) -> bool {
         let end = (blocks.end as usize).min(self.names.len());
         let start = (blocks.start as usize).min(end);

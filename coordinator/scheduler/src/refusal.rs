@@ -1,8 +1,8 @@
-//! What is refused, and why.
+//! Refusals and their reasons.
 
 use types::{Epoch, Finish, StepId};
 
-/// A request that was not taken. Nothing has changed.
+/// A request that was not accepted. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Rejected {
     #[error("the queue is full: {limit} is {max}; try again later")]
@@ -17,7 +17,7 @@ pub enum Rejected {
     TooLarge { needed: usize, available: usize },
     #[error("the request has no tokens")]
     Empty,
-    /// A request that is resubmitted after it had said everything.
+    /// A request that is resubmitted after it was complete.
     #[error("the request has nothing left to generate ({0:?})")]
     Finished(Finish),
     #[error("a request of this id is here already")]

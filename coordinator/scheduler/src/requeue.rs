@@ -1,17 +1,17 @@
-//! The workers were lost: everything begins again from its log, in a new epoch.
+//! The workers were lost: every sequence begins again from its log, in a new epoch.
 //!
-//! Maybe they broke on a request. It must not break the next workers for ever, and its neighbours must not end for it:
+//! Maybe a request broke them. It must not break the next workers for ever, and its neighbours must not end for it:
 //!
-//! 1. Whoever has a slice in the oldest step in flight becomes a suspect: answers come in order, so that step is lost.
-//! 2. Whoever says a token is none any more. What breaks the ranks never says another.
+//! 1. A sequence with a slice in the oldest step in flight becomes a suspect: answers come in order, so that is lost.
+//! 2. A sequence that gets a token is cleared. One that breaks the ranks never gets another.
 //! 3. One suspect runs at a time, the least suspicious first. So a neighbour that was lost beside the culprit never
-//!    meets it again until it is cleared, and whoever runs alone when workers are lost for another reason, three times
-//!    in a row, is not the same each time.
+//!    meets it again until it is cleared, and if workers are lost for another reason three times in a row, the sequence
+//!    that runs alone is not the same each time.
 //! 4. While there is a suspect, one step is in flight. Stages run different steps at once, and a later one may break
 //!    first; alone in flight, the oldest step is the one that was lost.
 //!
 //! Rule 1 may accuse a neighbour once for a later step, before there are suspects, and once more beside a culprit that
-//! is none yet. From then on only the culprit is counted, so a limit above two losses ends the culprit alone.
+//! is none yet. From then on only the culprit is accused, so a limit above two losses ends the culprit alone.
 
 use crate::Config;
 use crate::scheduler::{Output, Scheduler, pools};
@@ -20,10 +20,10 @@ use crate::sequence::{Sequence, SequenceIdx, SequenceState};
 use alloc::vec::Vec;
 use types::{Epoch, Finish, Unsupported};
 
-/// Why the workers are gone, which says how likely it is that a request broke them.
+/// Why the workers are gone: determines how likely it is that a request broke them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// Somebody wanted it: no request is to blame.
+    /// An operator or a scale-up wanted it: no request is to blame.
     Planned,
     /// They died, hang or cannot be reached. Machines do that; so does a request now and then.
     Unexplained,
@@ -32,7 +32,7 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// What it adds to the suspicion against whoever was in the lost step.
+    /// How much the loss adds to the suspicion of each sequence in the lost step.
     pub const fn weight(self) -> u32 {
         match self {
             Loss::Planned => 0,
@@ -43,16 +43,15 @@ impl Loss {
 }
 
 impl Scheduler {
-    /// All that ran waits again, with its log and its place in the order. The caches of the workers are gone, so no
-    /// block has a name; what was in flight will not come back; steps are counted from zero.
+    /// All running sequences wait again, with their logs and their places in the order. The caches of the workers are
+    /// gone, so no block has a name; steps in flight will not come back; steps are counted from zero.
     pub fn requeue_all(&mut self, epoch: Epoch, loss: Loss, out: &mut Vec<Output>) {
         let n_blocks = self.config.n_blocks.clone();
         self.requeue_into(epoch, &n_blocks, loss, out);
     }
 
-    /// The same with workers that have so many blocks of each group. What might outgrow them ends with
-    /// `Finish::Failed`, so whoever places the workers gives them blocks for a full context where it can. So does what
-    /// is suspected too much.
+    /// The same for workers with `n_blocks` of each group. Requests that might outgrow them end with `Finish::Failed`,
+    /// so placement should give them blocks for a full context if it can. So do those above the limit of suspicion.
     pub fn requeue_into(&mut self, epoch: Epoch, n_blocks: &[u32], loss: Loss, out: &mut Vec<Output>) {
         assert_eq!(n_blocks.len(), self.config.groups.len(), "one pool for each cache group");
         debug_assert!(epoch > self.epoch, "step ids begin again, so an answer of the old epoch must be known by it");
@@ -71,7 +70,7 @@ impl Scheduler {
         self.fail_what_is_suspected_too_much(out);
     }
 
-    /// From now on there are so many stages, and so many steps at once. Between one epoch and the next.
+    /// Sets the number of stages and of steps in flight. Call between two epochs.
     pub fn reshape(&mut self, n_stages: u32, steps_in_flight_max: u32) -> Result<(), Unsupported> {
         assert!(self.in_flight.is_empty(), "no step is on its way through stages that are no more");
         let config = Config { n_stages, steps_in_flight_max, ..self.config.clone() };
@@ -81,9 +80,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// From now on the workers hold so many tokens of a log, of a context that was promised longer. What fits goes on;
-    /// a log that comes to the end of the room, and not to its own, ends with `Finish::Outgrown`. Before
-    /// `requeue_into`.
+    /// Sets how many tokens of a log the workers hold, if that is less than the promised context. Logs that fit go on;
+    /// one that reaches this limit before its own ends with `Finish::Outgrown`. Call before `requeue_into`.
     pub fn narrow(&mut self, room: u32) {
         self.room = room.min(self.config.context_max);
         for sequence in self.sequences.iter_mut() {
@@ -91,7 +89,7 @@ impl Scheduler {
         }
     }
 
-    /// What ends already will not be run again.
+    /// A sequence that is ending will not run again, and is not accused.
     fn accuse_oldest_step(&mut self, weight: u32) {
         let Some(step) = self.in_flight.pop_oldest() else { return };
         for planned in &step.slices {

@@ -1,4 +1,4 @@
-//! The planner's state, and the nouns that its verbs share. The verbs are in the files named after them.
+//! The scheduler's state, and the types that its verbs share. The verbs are in the files named after them.
 
 use crate::blocks::BlockPool;
 use crate::in_flight::InFlight;
@@ -14,25 +14,25 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use types::{CacheGroup, Epoch, Finish, Micros, Request, RequestId, Unsupported};
 
-/// What happened to a request: it said a token, or it ended, or both.
+/// An event of a request: it got a token, or it ended, or both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
     pub id: RequestId,
-    /// Of the first token, counted from the end of the prompt; of the token that would have come next if there is none.
+    /// The first token's position, counted from the end of the prompt; without a token, the position of the next one.
     pub position: u32,
     /// The tokens are `done.slices[slice].tokens[..n_tokens]`.
     pub slice: usize,
     pub n_tokens: u32,
-    /// What else the slice gave (its scores, its pooled states) begins at this position of the log; zero: nothing.
+    /// The slice's other results (scores, pooled states) begin at this position of the log; zero if there are none.
     pub scored_position: u32,
-    /// Tokens that the prefix cache spared the request when it was first admitted.
+    /// Tokens of the prompt that the prefix cache had when the request was first admitted.
     pub n_cached: u32,
     pub finish: Option<Finish>,
 }
 
 pub struct Scheduler {
     pub(crate) config: Config,
-    /// How long a log may become with the workers that there are: the context, or less.
+    /// How long a log may become with the present workers: the context, or less.
     pub(crate) room: u32,
     pub(crate) epoch: Epoch,
     pub(crate) n_steps: u64,
@@ -42,24 +42,24 @@ pub struct Scheduler {
     pub(crate) deadlines: BTreeSet<(Micros, RequestId)>,
     pub(crate) waiting: Waiting,
     pub(crate) tenants: Tenants,
-    /// Who gave up its place in the queue, until it is asked for.
+    /// Requests that lost their places in the queue, until they are read.
     pub(crate) displaced: Vec<RequestId>,
     /// In the order of their ranks and keys: the first is served first, the last is preempted first.
     pub(crate) running: Vec<SequenceIdx>,
-    /// Nobody has come or gone since the ranks were given.
+    /// No sequence has come or gone since the ranks were computed.
     pub(crate) is_ranked: bool,
-    /// How many of those that wait or run are suspects.
+    /// How many waiting or running sequences are suspects.
     pub(crate) n_suspects: u32,
     /// Of each cache group.
     pub(crate) pools: Vec<BlockPool>,
     /// Some group gives blocks back while its sequences run.
     pub(crate) has_windows: bool,
     pub(crate) in_flight: InFlight,
-    /// Who asks for a turn in the step that is being planned. Kept for its memory.
+    /// Sequences that ask for a turn in the step being planned. Reused for its memory.
     pub(crate) turns: Vec<Turn>,
-    /// Since the last step or answer a step was asked for, and all that run were in flight.
+    /// Whether all running sequences were in flight when a step was asked for, since the last step or answer.
     pub(crate) is_starved: bool,
-    /// What the ranks may forget, to be said in the next step.
+    /// Sequences that the ranks may forget, to be sent in the next step.
     pub(crate) ends: Vec<RequestId>,
     pub(crate) draining: bool,
     /// The latest time seen at `submit`, so that a clock that goes backwards cannot overtake.
@@ -108,23 +108,23 @@ impl Scheduler {
         self.epoch
     }
 
-    /// From now on nothing new is taken; what is here runs to its end.
+    /// Nothing new is accepted from now on; running requests finish.
     pub fn drain(&mut self) {
         self.draining = true;
     }
 
-    /// Nothing waits, runs or is in flight, and the ranks hold nothing.
+    /// True if nothing waits, runs or is in flight, and the ranks hold nothing.
     pub fn is_idle(&self) -> bool {
         self.sequences.is_empty() && self.in_flight.is_empty() && self.ends.is_empty()
     }
 
-    /// A request that has not ended, with what it has said so far.
+    /// A request that has not ended, with its output so far.
     pub fn request(&self, id: RequestId) -> Option<&Request> {
         self.by_id.get(&id).map(|&idx| &*self.sequences[idx].request)
     }
 
-    /// Tokens to be computed before one more request could begin: of those that wait all, and of those that run what is
-    /// known and not computed.
+    /// Tokens to compute before one more request could begin: the logs of waiting sequences, and the known but not
+    /// computed tokens of running ones.
     pub fn backlog_tokens(&self) -> u64 {
         let missing = |idx: &SequenceIdx| {
             let sequence = &self.sequences[*idx];
@@ -133,19 +133,19 @@ impl Scheduler {
         self.waiting.n_tokens() + self.running.iter().map(missing).sum::<u64>()
     }
 
-    /// Of the logs of all that run.
+    /// The tokens in the logs of all running sequences.
     pub fn running_tokens(&self) -> u64 {
         self.running.iter().map(|&idx| u64::from(self.sequences[idx].n_known())).sum()
     }
 
-    /// What has changed among the names of full blocks since the last call, in order. False: that is not known, and
-    /// `names` says what there is. Of the group by which a prefix is found: a full one, where there is one.
+    /// The changes among the names of full blocks since the last call, in order. False: some are missing, and `names`
+    /// gives all. Covers the group by which prefixes are found: a full one, if there is one.
     pub fn name_changes(&mut self, out: &mut Vec<NameChange>) -> bool {
         let group = self.told_group();
         self.pools[group].name_changes(out)
     }
 
-    /// The names of blocks that are full and computed, of these blocks of the same group. False: there are none behind.
+    /// The names of full and computed blocks in this range, in the same group. False: there are no blocks behind it.
     pub fn names(&self, blocks: Range<u32>, out: &mut Vec<u64>) -> bool {
         self.pools[self.told_group()].names(blocks, out)
     }

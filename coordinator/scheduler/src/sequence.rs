@@ -1,4 +1,4 @@
-//! One request on its way: its log, how far it is computed and planned, and which blocks it holds.
+//! A sequence: its log, how far it is computed and planned, and which blocks it holds.
 
 use crate::tenants::TenantIdx;
 use crate::waiting::QueueKey;
@@ -21,24 +21,24 @@ pub(crate) enum SequenceState {
 
 /// `[0, n_applied) computed · [n_applied, n_computed) in flight · [n_computed, n_known) to plan · n_drawing in flight`
 ///
-/// A step goes through all that run, several times. What it reads of each stands together at the front, in the order of
-/// the fields; what it does not is behind pointers.
+/// A step visits all running sequences, several times. The fields that it reads stand together at the front, in this
+/// order; the others are behind pointers.
 #[repr(C, align(64))]
 pub(crate) struct Sequence {
-    /// Tokens of the log.
+    /// The tokens of the log.
     n_known: u32,
     n_prompt: u32,
-    /// The log never grows beyond: its whole length, or what the ranks have room for.
+    /// The log never grows beyond this: its whole length, or what the ranks have room for.
     pub length_max: u32,
-    /// Planned so far, or found in the prefix cache.
+    /// Positions planned so far, or found in the prefix cache.
     pub n_computed: u32,
     /// Tokens that slices in flight will draw.
     pub n_drawing: u32,
-    /// Entries of each of its tables.
+    /// The entries of each of its tables.
     n_entries: u32,
     /// The length of its slice in the step that is being planned, zero between steps.
     pub n_planned: u32,
-    /// No slice of it is longer in this life.
+    /// The longest slice since its last start.
     pub chunk_max: u32,
     pub n_slices_in_flight: u32,
     pub n_applied: u32,
@@ -47,29 +47,29 @@ pub(crate) struct Sequence {
     pub state: SequenceState,
     /// It may have a slice of one token in the step that is being planned.
     pub has_turn: bool,
-    /// The step that is being planned carries its start.
+    /// Whether the step being planned carries its start.
     pub starting: bool,
-    /// Some token may end it before its log is full.
+    /// Whether some token may end it before its log is full.
     has_stops: bool,
-    /// The step of its last slice in this life.
+    /// The step of its last slice since its last start.
     pub last_step: u64,
-    /// A number of its own for each admission; zero while it waits. What was planned for another is dropped.
+    /// A new number for each admission; zero while it waits. Results planned for another number are dropped.
     pub generation: u64,
     pub id: RequestId,
     pub n_cached: u32,
     /// The longest log that the request may reach.
     length_whole: u32,
-    /// The weights of the lost steps that it was in since it last said a token.
+    /// The weights of the lost steps that it was in since its last token.
     pub suspicion: u32,
-    /// The ranks hold it: a step has carried its start and none its end.
+    /// Whether the ranks hold it: a step has carried its start and none its end.
     pub held: bool,
-    /// It was admitted at least once.
+    /// Whether it was ever admitted.
     pub admitted: bool,
     /// Its output grows: `prompt ++ output` is the log.
     pub request: Box<Request>,
-    /// Of each cache group. All have as many entries.
+    /// One table per cache group. All have equally many entries.
     pub tables: Vec<Table>,
-    /// Of the first full blocks of the log, each hashed once; never more than the log has.
+    /// The hashes of the first full blocks of the log, each computed once; never more than the log has.
     pub hashes: Vec<BlockHash>,
     root: BlockHash,
     pub key: QueueKey,
@@ -77,7 +77,7 @@ pub(crate) struct Sequence {
     pub rank: u64,
 }
 
-/// One group's blocks of one sequence: entry i is of positions `[i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS)`.
+/// A sequence's block table in one group: entry i is for positions `[i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS)`.
 ///
 /// `[0, n_passed) behind the window, NONE · [n_passed, len) held`
 #[derive(Clone, Default)]
@@ -140,29 +140,29 @@ impl Sequence {
         }
     }
 
-    /// It was in a step that was lost and has not said a token since: it may be what the ranks broke on.
+    /// Whether it was in a lost step and has got no token since: it may be what broke the ranks.
     #[inline]
     pub fn is_suspect(&self) -> bool {
         self.suspicion > 0
     }
 
-    /// It has said nothing and never ran, here or elsewhere: nobody has a part of its answer.
+    /// Whether it has no output and never ran, here or elsewhere: no client has part of its answer.
     pub fn is_untouched(&self) -> bool {
         !self.admitted && self.n_output() == 0
     }
 
-    /// Tokens of the log.
+    /// The tokens of the log.
     #[inline]
     pub fn n_known(&self) -> u32 {
         self.n_known
     }
 
-    /// The ranks hold so many tokens of a log, and not more of this one.
+    /// The ranks hold only `room` tokens of a log, so this one may not grow beyond.
     pub fn narrow(&mut self, room: u32) {
         self.length_max = self.length_whole.min(room);
     }
 
-    /// It could become longer with more ranks.
+    /// Whether it could become longer with more ranks.
     #[inline]
     pub fn is_narrowed(&self) -> bool {
         self.length_max < self.length_whole
@@ -182,7 +182,7 @@ impl Sequence {
         self.request.output.push(token);
     }
 
-    /// Whether this token, which the log ends with, is one at which it may stop.
+    /// Whether it may stop at this token, the last of its log.
     #[inline]
     pub fn stops_at(&self, token: Token) -> bool {
         self.has_stops && {
@@ -198,27 +198,27 @@ impl Sequence {
         n_ready.min(self.length_max - 1).saturating_sub(self.n_computed)
     }
 
-    /// Whether it says a token in each of its steps, or will after the one that is missing or in flight. What has its
-    /// last slice in flight does not.
+    /// Whether it draws a token in each of its steps, or will after the one that is missing or in flight. False once
+    /// its last slice is in flight.
     #[inline]
     pub fn is_decoding(&self, slices_ahead_max: u32) -> bool {
         self.n_missing(slices_ahead_max) <= 1 && self.n_computed < self.length_max - 1
     }
 
-    /// Its next position is that of a token that a step in flight draws.
+    /// Whether its next position is that of a token that a step in flight draws.
     #[inline]
     pub fn awaits_draw(&self) -> bool {
         self.n_computed >= self.n_known()
     }
 
-    /// It could have a slice of one token in the step that comes next, `distance` steps behind the draw of that token.
+    /// Whether it could have a slice of one token in the next step, `distance` steps behind the draw of that token.
     #[inline]
     pub fn asks_for_turn(&self, slices_ahead_max: u32, n_steps: u64, distance: u32) -> bool {
         let is_near = || self.awaits_draw() && n_steps - self.last_step < u64::from(distance);
         self.n_missing(slices_ahead_max) == 1 && !is_near()
     }
 
-    /// Whether a slice that ends there draws: it ends with the last token that is known or being drawn.
+    /// Whether a slice with this end draws: it ends with the last token that is known or being drawn.
     #[inline]
     pub fn draws_at(&self, end: u32) -> bool {
         self.goal != Goal::Pool && end == self.n_known() + self.n_drawing
@@ -241,26 +241,26 @@ impl Sequence {
         }
     }
 
-    /// All that it was for is done, and no token will be.
+    /// Whether it was pooled: all that it was for is done, and no token follows.
     #[inline]
     pub fn is_pooled(&self) -> bool {
         self.goal == Goal::Pool && self.n_applied >= self.n_known()
     }
 
-    /// Entries of each of its tables.
+    /// The entries of each of its tables.
     #[inline]
     pub fn n_entries(&self) -> u32 {
         self.n_entries
     }
 
-    /// Its tables have grown to so many entries.
+    /// Its tables have grown to `n_entries`.
     #[inline]
     pub fn has_entries(&mut self, n_entries: u32) {
         debug_assert!(self.tables.iter().all(|table| table.blocks.len() as u32 == n_entries));
         self.n_entries = n_entries;
     }
 
-    /// Blocks that it needs of each group to have so many positions computed, beside those that it has.
+    /// Blocks of each group that it lacks to have `n_tokens` positions computed.
     #[inline]
     pub fn n_blocks_missing(&self, n_tokens: u32) -> u32 {
         blocks_for(n_tokens).saturating_sub(self.n_entries)
@@ -283,7 +283,7 @@ impl Sequence {
         self.hashes[i as usize]
     }
 
-    /// Takes the memory of its whole life, so that its steps take none.
+    /// Allocates the memory of its whole life, so that its steps allocate none.
     pub fn reserve(&mut self) {
         let n_blocks_max = blocks_for(self.length_max - 1) as usize;
         for table in &mut self.tables {
@@ -293,7 +293,7 @@ impl Sequence {
         self.request.output.reserve_exact((self.length_max - self.n_known()) as usize);
     }
 
-    /// Forgets all that was planned: it waits and will begin again from its log. Its tables are empty by now.
+    /// Forgets everything planned: it waits and will begin again from its log. Its tables are empty by now.
     pub fn rewind(&mut self) {
         debug_assert!(self.tables.iter().all(|table| table.blocks.is_empty() && table.n_passed == 0));
         self.state = SequenceState::Waiting;
@@ -310,7 +310,7 @@ impl Sequence {
     }
 }
 
-/// Of the log, those at these positions: `[start, n_prompt) of the prompt · [n_prompt, end) of the output`.
+/// The tokens at these positions: `[start, n_prompt) of the prompt · [n_prompt, end) of the output`.
 fn tokens(request: &Request, positions: Range<usize>) -> impl Iterator<Item = Token> + '_ {
     let Request { prompt, output, .. } = request;
     let n_prompt = prompt.len();
@@ -319,7 +319,7 @@ fn tokens(request: &Request, positions: Range<usize>) -> impl Iterator<Item = To
     of_prompt.iter().chain(of_output).copied()
 }
 
-/// Sequences by index; an index is used again after its sequence is gone.
+/// Sequences by index; an index is reused after its sequence is gone.
 #[derive(Default)]
 pub(crate) struct SequenceSlab {
     slots: Vec<Option<Sequence>>,

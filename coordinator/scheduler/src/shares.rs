@@ -1,5 +1,5 @@
-//! What tenants get of a step beside one another: the order of the running, chunks of prompts, and slots. Where one
-//! tenant is alone, nothing here changes a step.
+//! Divides a step between tenants: the order of running sequences, chunks of prompts, and slots. With a single tenant,
+//! nothing here changes a step.
 
 use crate::plan::{Left, Promised};
 use crate::scheduler::Scheduler;
@@ -27,7 +27,7 @@ impl Scheduler {
         }
     }
 
-    /// Divides so many tokens between tenants that have prompts to compute, or one to begin. Alone, one may have all.
+    /// Divides `n_tokens` between tenants that have a prompt to compute, or one to begin. A single tenant may have all.
     pub(crate) fn divide(&mut self, n_tokens: u32) {
         if !self.tenants.are_many() {
             return self.tenants.want(n_tokens);
@@ -48,14 +48,14 @@ impl Scheduler {
         self.tenants.divide(n_tokens);
     }
 
-    /// Makes room for the first that waits at the cost of whoever runs the most, as long as that keeps as much as the
-    /// other then has. False: it has to wait for its turn like everybody.
+    /// Makes room for the first waiting sequence by preempting those of the tenant furthest above its share, as long as
+    /// that keeps as much as the other then has. False: it has to wait for its turn.
     pub(crate) fn make_way(&mut self, idx: SequenceIdx, n_hits: u32, promised: &mut Promised, left: &mut Left) -> bool {
         let tenant = self.sequences[idx].tenant;
         let mut above_share = self.tenants.above_share(tenant);
         let is_behind = above_share.is_some();
         while is_behind && !(self.has_free_slot() && self.fits(idx, n_hits, promised)) {
-            // What begins in this step cannot be taken back any more: the step says so already.
+            // A sequence that starts in this step cannot be preempted: the step already has its start.
             let may_give = |&at: &usize| {
                 let sequence = &self.sequences[self.running[at]];
                 Some(sequence.tenant) == above_share && !sequence.starting
@@ -69,7 +69,7 @@ impl Scheduler {
         is_behind
     }
 
-    /// What was kept for somebody who did not take it goes to the chunks of others, as far as blocks are free.
+    /// Gives tokens that were kept for a tenant and not used to the chunks of others, as far as blocks are free.
     pub(crate) fn spread(&mut self, left: Left) {
         let mut n_tokens = left.n_tokens;
         for at in 0..self.running.len() {

@@ -1,4 +1,4 @@
-//! What the planner has done, for metrics and tests.
+//! The scheduler's load and counters, for metrics and tests.
 
 use core::ops::Deref;
 
@@ -8,34 +8,34 @@ pub struct Stats {
     pub n_running: u32,
     pub n_steps_in_flight: u32,
     pub waiting_tokens: u64,
-    /// Of all cache groups together, as are the next two.
+    /// Summed over all cache groups, as are the next two.
     pub blocks_total: u32,
     /// Blocks that some sequence holds.
     pub blocks_used: u32,
-    /// Blocks that nobody holds and that still have a name.
+    /// Blocks that no sequence holds and that still have a name.
     pub blocks_cached: u32,
     pub counters: Counters,
 }
 
-/// Since the beginning; they only grow.
+/// Counters since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     pub steps: u64,
     pub slices: u64,
     /// Positions planned to be computed.
     pub tokens_computed: u64,
-    /// Tokens that went out.
+    /// Tokens that were sent to clients.
     pub tokens_drawn: u64,
-    /// Tokens that came back for a sequence that had ended: planned past a stop, or cancelled.
+    /// Tokens that came back for an ended sequence: planned past a stop, or cancelled.
     pub tokens_discarded: u64,
-    /// Tokens that came back for a sequence that had been preempted; they are drawn again.
+    /// Tokens that came back for a preempted sequence; they are drawn again.
     pub tokens_redrawn: u64,
     pub slices_ahead: u64,
-    /// Steps in which a sequence computes a token that one of the `n_stages - 1` steps before draws: on their way some
-    /// stage waits, because fewer sequences decode than there are stages or they have just bunched.
+    /// Steps in which a sequence computes a token that one of the `n_stages - 1` steps before draws: then some stage
+    /// has to wait, because fewer sequences decode than there are stages or they have just bunched.
     pub steps_early: u64,
-    /// Times that there was room in flight and nothing to plan, because all that ran was in flight. Asking again before
-    /// anything has changed is the same time.
+    /// How often there was room in flight and nothing to plan, because all running sequences were in flight. Asking
+    /// again before anything has changed does not count.
     pub starved: u64,
     pub admissions: u64,
     pub preemptions: u64,
@@ -44,7 +44,7 @@ pub struct Counters {
     /// Positions that these had computed, and compute again.
     pub tokens_requeued: u64,
     pub prefix_hit_tokens: u64,
-    /// Blocks that a sequence that went on gave back, because they lay behind the window of their group.
+    /// Blocks that a running sequence released because they lay behind the window of their group.
     pub blocks_passed: u64,
     /// Blocks that lost their name because their room was needed.
     pub evictions: u64,

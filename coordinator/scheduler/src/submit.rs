@@ -1,4 +1,4 @@
-//! Takes a request or says why not. Where the queue is full, whoever fills it most gives way.
+//! Accepts or refuses requests. If the queue is full, the tenant that fills it most gives up a place.
 
 use crate::Rejected;
 use crate::scheduler::Scheduler;
@@ -30,8 +30,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Who was taken and gave its place in the queue to another tenant since this was asked last. It has ended without
-    /// an output: whoever asked for it is to be told that the queue is full.
+    /// A request that was accepted and has lost its place in the queue to another tenant, or None. It has ended without
+    /// an output: its client is to be told that the queue is full.
     pub fn displaced(&mut self) -> Option<RequestId> {
         self.displaced.pop()
     }
@@ -43,7 +43,7 @@ impl Scheduler {
         self.tenants.waits(tenant, n_tokens);
     }
 
-    /// How long the request's log may become, if it can be taken.
+    /// How long the request's log may become, if it can be accepted.
     fn acceptable(&self, request: &Request, now: Micros) -> Result<u32, Rejected> {
         if self.draining {
             return Err(Rejected::Draining);
@@ -61,8 +61,8 @@ impl Scheduler {
         self.length_whole(request)
     }
 
-    /// The longest log that the request may reach, if that fits the context, and as much of it as there is room for the
-    /// pool.
+    /// The longest log that the request may reach, if that fits the context, and as much of it as the pool has room
+    /// for.
     fn length_whole(&self, request: &Request) -> Result<u32, Rejected> {
         if request.prompt.is_empty() {
             return Err(Rejected::Empty);
@@ -82,7 +82,7 @@ impl Scheduler {
         if n_tokens >= room {
             return Err(Rejected::Outgrown { n_tokens, room });
         }
-        // What is pooled says nothing: room for one token is room for its prompt.
+        // A pooled request draws no token: room for one token is room for its prompt.
         let tokens_max = if request.goal == Goal::Pool { 1 } else { request.sampling.tokens_max };
         let wished = request.prompt.len() as u64 + u64::from(tokens_max);
         let length_whole = wished.min(context_max) as u32;
@@ -94,8 +94,8 @@ impl Scheduler {
         Ok(length_whole)
     }
 
-    /// Who has to give way so that a request can wait: of the tenant with the most in the queue for its weight the
-    /// last, as long as that has no less than whoever asks. Nobody, where there is room.
+    /// The waiting sequences that have to give up their places for this request: the last of the tenant with the most
+    /// in the queue for its weight, as long as that keeps no less than the asking tenant has. Empty if there is room.
     fn room_to_wait(&self, request: &Request) -> Result<Vec<SequenceIdx>, Rejected> {
         let mut displaced = Vec::new();
         let (mut n, mut n_tokens) = (self.waiting.len() as u64, self.waiting.n_tokens() + request.n_tokens() as u64);
@@ -131,7 +131,7 @@ impl Scheduler {
     }
 }
 
-/// Why a request that carries an output has nothing left to say.
+/// Why a request that carries an output has nothing left to generate.
 fn finished(request: &Request) -> Option<Finish> {
     let n_output = request.output.len() as u64;
     let stopped = request.output.last().is_some_and(|&token| request.sampling.is_stop(token));

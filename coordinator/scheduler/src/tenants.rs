@@ -1,9 +1,8 @@
-//! Whose request is next: start-time fair queueing between tenants, in integers. Knows tokens and weights; no request,
-//! no clock.
+//! Start-time fair queueing between tenants, in integers. Knows tokens and weights; no request, no clock.
 //!
-//! Each tenant has a tag: the tokens that were planned for it, divided by its weight. Who is behind is served first, so
-//! tenants that always want more get tokens in proportion to their weights. Who comes back after it wanted nothing does
-//! not bring what it left unused: its tag is moved to that of whoever was admitted last.
+//! Each tenant has a tag: the tokens that were planned for it, divided by its weight. The lowest tag is served first,
+//! so tenants that always want more get tokens in proportion to their weights. A tenant that was idle does not keep its
+//! unused share: its tag is moved to that of the tenant that was admitted last.
 //!
 //! ```text
 //! tags   heavy ........|...........    admitted at 20, since then it got more
@@ -14,28 +13,28 @@ use alloc::vec::Vec;
 use core::cmp::Ordering;
 use types::{TenantId, Weight};
 
-/// What a token moves the tag of a tenant of weight one: finer than the largest weight, so that nothing is free.
+/// How far a token moves the tag of a tenant of weight one: finer than the largest weight, so that nothing is free.
 const TOKEN: u64 = 1 << 20;
 
-/// Those that found no place of their own share this one, as one tenant.
+/// The index of the tenants that found no place of their own, which count as one.
 const COMMON: TenantIdx = 0;
 
 pub(crate) type TenantIdx = u32;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Tenant {
-    /// None is nobody's: the common place, which holds whoever is there.
+    /// None for the common place.
     id: Option<TenantId>,
     weight: Weight,
     tag: u64,
     pub n_waiting: u32,
     pub waiting_tokens: u64,
     pub n_running: u32,
-    /// Tokens that the step that is being planned has for it.
+    /// Tokens that the step being planned has for it.
     n_planned: u32,
-    /// What the step that is being planned has for its prompts.
+    /// Tokens that the step being planned has for its prompts.
     pub for_chunks: u32,
-    /// How many of its own stand before the next that is given a rank.
+    /// How many of its sequences were ranked so far.
     n_ranked: u32,
 }
 
@@ -58,24 +57,24 @@ impl Tenant {
         self.n_waiting + self.n_running > 0
     }
 
-    /// Its tag behind the step that is being planned.
+    /// Its tag after the step being planned.
     fn tag_planned(&self) -> u64 {
         self.tag.saturating_add(u64::from(self.n_planned) * TOKEN / u64::from(self.weight.0))
     }
 }
 
 pub(crate) struct Tenants {
-    /// A place stays with its tenant until somebody else needs it.
+    /// A tenant keeps its place until another needs it.
     all: Vec<Tenant>,
     places_max: u32,
     n_present: u32,
-    /// The tag at which somebody was admitted last.
+    /// The tag of the tenant that was admitted last.
     latest: u64,
-    /// Kept for its memory.
+    /// Reused for its memory.
     order: Vec<TenantIdx>,
 }
 
-/// Less for its weight, without dividing.
+/// Compares `a` and `b` per weight, without dividing.
 fn by_weight((a, of_a): (u64, Weight), (b, of_b): (u64, Weight)) -> Ordering {
     (u128::from(a) * u128::from(of_b.0)).cmp(&(u128::from(b) * u128::from(of_a.0)))
 }
@@ -87,7 +86,7 @@ impl Tenants {
         Tenants { all, places_max, n_present: 0, latest: 0, order: Vec::with_capacity(places_max as usize + 1) }
     }
 
-    /// More than one has requests here.
+    /// Whether more than one tenant has requests here.
     pub fn are_many(&self) -> bool {
         self.n_present > 1
     }
@@ -111,7 +110,7 @@ impl Tenants {
         self.indices().find(|&idx| self.get(idx).id == Some(id))
     }
 
-    /// The place of a tenant: its own, a new one, one that nobody needs any more, or else the common one.
+    /// The place of a tenant: its own, a new one, an unused one, or else the common one.
     pub fn place(&mut self, id: TenantId, weight: Weight) -> TenantIdx {
         let weight = Weight(weight.0.max(1));
         if let Some(idx) = self.find(id) {
@@ -132,14 +131,14 @@ impl Tenants {
         }
     }
 
-    /// Who is ahead of the others keeps its place, or it would get rid of its tag by waiting for a crowd.
+    /// A tenant that is ahead of the others keeps its place; otherwise it could reset its tag by waiting for a crowd.
     fn left_place(&self) -> Option<TenantIdx> {
         let is_left = |&idx: &TenantIdx| !self.get(idx).is_present() && self.get(idx).tag <= self.latest;
         self.indices().skip(1).find(is_left)
     }
 
-    /// Where a tenant's requests are: in a place of its own, or in the common one where there is no other. None, where
-    /// it would get a new one.
+    /// The place of a tenant's requests: its own, or the common one if there is no other. None if it would get a new
+    /// one.
     pub fn known(&self, id: TenantId) -> Option<TenantIdx> {
         let has_room = self.all.len() <= self.places_max as usize || self.left_place().is_some();
         self.find(id).or((!has_room).then_some(COMMON))
@@ -164,7 +163,7 @@ impl Tenants {
         self.leaves_if_done(idx);
     }
 
-    /// What waited begins to run: it is here all the while.
+    /// A waiting sequence begins to run; the tenant stays present.
     pub fn begins(&mut self, idx: TenantIdx, n_tokens: u32) {
         self.latest = self.latest.max(self.get(idx).tag);
         self.at(idx).n_running += 1;
@@ -179,12 +178,12 @@ impl Tenants {
     fn leaves_if_done(&mut self, idx: TenantIdx) {
         self.n_present -= u32::from(!self.get(idx).is_present());
         if self.n_present == 0 {
-            // Nobody is owed anything: whoever comes next begins where all have got to.
+            // No tenant is owed anything: the next one begins at the highest tag.
             self.latest = self.all.iter().map(|tenant| tenant.tag).max().unwrap_or(0).max(self.latest);
         }
     }
 
-    /// From here on nothing is planned for anybody.
+    /// A new step: nothing is planned yet for any tenant.
     pub fn begin_step(&mut self) {
         self.all.iter_mut().for_each(|tenant| tenant.n_planned = 0);
     }
@@ -198,7 +197,7 @@ impl Tenants {
         self.at(idx).n_planned -= n_tokens;
     }
 
-    /// What was planned is done.
+    /// Charges tenants for what was planned.
     pub fn charge(&mut self) {
         for tenant in &mut self.all {
             tenant.tag = tenant.tag_planned();
@@ -206,7 +205,7 @@ impl Tenants {
         }
     }
 
-    /// Those with requests that wait, the next first: who is behind; of those that are alike who runs less.
+    /// Tenants with waiting requests, the next first: the lowest tag; among equals the one that runs less.
     pub fn order(&mut self) -> &[TenantIdx] {
         let mut order = core::mem::take(&mut self.order);
         order.clear();
@@ -224,7 +223,7 @@ impl Tenants {
         tags.then_with(|| by_weight(first.running(), second.running())).then(a.cmp(&b))
     }
 
-    /// Divides what a step has for prompts: who is behind takes what it wants, `wants` told for each by its place.
+    /// Divides a step's tokens for prompts: in the order of their tags, tenants take what they want (`for_chunks`).
     pub fn divide(&mut self, n_tokens: u32) {
         let mut order = core::mem::take(&mut self.order);
         order.clear();
@@ -239,7 +238,7 @@ impl Tenants {
         self.order = order;
     }
 
-    /// Before `divide`: nobody wants anything, or whoever is alone may have all.
+    /// Before `divide`: sets what every tenant wants, zero or, for a single one, everything.
     pub fn want(&mut self, n_tokens: u32) {
         self.all.iter_mut().for_each(|tenant| tenant.for_chunks = n_tokens);
     }
@@ -254,8 +253,8 @@ impl Tenants {
         self.at(idx).for_chunks -= n_tokens;
     }
 
-    /// Who runs the most for its weight, and would still run as much as `idx` if it gave up one for it. So nothing goes
-    /// to and fro.
+    /// The tenant that runs the most for its weight, if it would still run as much as `idx` after giving up one for it.
+    /// So sequences do not go back and forth.
     pub fn above_share(&self, idx: TenantIdx) -> Option<TenantIdx> {
         let (n, weight) = self.get(idx).running();
         let most = self.heaviest(idx, Tenant::running)?;
@@ -264,26 +263,26 @@ impl Tenants {
         (gives && n_of_most > 0).then_some(most)
     }
 
-    /// Of all others, who has the most for its weight.
+    /// Among all others, the tenant with the most for its weight.
     pub fn heaviest(&self, idx: TenantIdx, load: impl Fn(&Tenant) -> (u64, Weight)) -> Option<TenantIdx> {
         let others = self.indices().filter(|&other| other != idx);
         others.max_by(|&a, &b| by_weight(load(self.get(a)), load(self.get(b))).then(b.cmp(&a)))
     }
 
-    /// Ranks are given anew, to each tenant's from its first.
+    /// Begins to rank anew, each tenant's sequences from its first.
     pub fn begin_ranks(&mut self) {
         self.all.iter_mut().for_each(|tenant| tenant.n_ranked = 0);
     }
 
-    /// Of the next of a tenant's, in the order of their keys: less is sooner. The more of its own stand before it, for
-    /// its weight, the later it is.
+    /// The rank of a tenant's next sequence, in the order of their keys; the lowest is served first. It grows with the
+    /// number of its earlier ones, divided by its weight.
     pub fn rank(&mut self, idx: TenantIdx) -> u64 {
         let tenant = self.at(idx);
         tenant.n_ranked += 1;
         u64::from(tenant.n_ranked) * TOKEN / u64::from(tenant.weight.0)
     }
 
-    /// Whether `own` is no more, for its weight, than what another would be left with.
+    /// Whether `own` is no more, for its weight, than what the other would keep.
     pub fn is_lighter(&self, own: (u64, Weight), other: TenantIdx, left: u64) -> bool {
         by_weight(own, (left, self.get(other).weight)).is_le()
     }

@@ -1,20 +1,20 @@
-//! Whose turn it is. With several stages, as many steps run at once, and a sequence has one position at a time: so
-//! those that decode are spread over the steps evenly, and each has its turn in every `n_turns`-th.
+//! Which decoding sequences are in a step. With several stages, as many steps run at once, and a sequence has one
+//! position at a time: so they are spread evenly over the steps, and each has its turn in every `n_turns`-th.
 //!
 //! ```text
 //! five sequences, two stages:  a b c | d e | a b c | d e | ..    stage 1 draws for d e while stage 0 runs a b c
 //! ```
 //!
-//! Nobody is bound to a group. Whoever has waited longest goes first and a step takes no more than its share, so groups
-//! come about, and even out again when sequences come and go. With one stage every step is everybody's turn.
+//! No sequence is bound to a group. The one that has waited longest goes first and a step takes no more than its share,
+//! so groups arise, and even out again when sequences come and go. With one stage every step is every sequence's turn.
 
 use crate::scheduler::Scheduler;
 
-/// One that asks for a turn; less is sooner.
+/// A sequence that asks for a turn; the lowest goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn {
-    /// It needs a block, there is none, and nobody runs behind it who could be preempted. Its turn would come to
-    /// nothing, so whoever can use one goes first; otherwise all could wait for blocks that only others can give back.
+    /// It needs a block, there is none, and no later running sequence could be preempted. Its turn would be wasted, so
+    /// others go first; otherwise all could wait for blocks that only others can release.
     is_stuck: bool,
     n_slices_in_flight: u32,
     last_step: u64,
@@ -23,18 +23,18 @@ pub(crate) struct Turn {
 }
 
 impl Scheduler {
-    /// In so many steps everybody has had a turn: one for each stage, as far as steps may be in flight.
+    /// The number of steps in which each sequence has one turn: one per stage, as far as steps may be in flight.
     pub(crate) fn n_turns(&self) -> u32 {
         self.config.n_stages.min(self.n_steps_allowed())
     }
 
-    /// Marks those that may have a slice of one token in this step, and counts them. A token that is being drawn can be
-    /// computed `distance` steps behind its draw.
+    /// Marks the sequences that may have a slice of one token in this step, and counts them. A token that is being
+    /// drawn can be computed `distance` steps behind its draw.
     pub(crate) fn give_turns(&mut self, distance: u32) -> u32 {
         if self.n_turns() == 1 { self.give_all_a_turn(distance) } else { self.give_some_a_turn(distance) }
     }
 
-    /// With one stage nobody waits for another's turn.
+    /// With one stage no sequence waits for another's turn.
     fn give_all_a_turn(&mut self, distance: u32) -> u32 {
         let (ahead_max, n_steps) = (self.config.slices_ahead_max, self.n_steps);
         let mut n_given = 0;
@@ -73,7 +73,7 @@ impl Scheduler {
         self.turns.len() as u32
     }
 
-    /// This step's share of so many: any `n_turns` steps together have all, and two steps differ by one at most.
+    /// This step's share: any `n_turns` steps together have all of them, and two steps differ by one at most.
     fn n_turns_of_step(&self, n_decoding: u32) -> u32 {
         let n_turns = self.n_turns();
         let has_one_more = self.n_steps % u64::from(n_turns) < u64::from(n_decoding % n_turns);

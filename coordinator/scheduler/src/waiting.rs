@@ -1,11 +1,11 @@
-//! Who waits, of each tenant in the order in which they are admitted.
+//! Waiting sequences, for each tenant in the order of admission.
 
 use crate::sequence::SequenceIdx;
 use crate::tenants::TenantIdx;
 use alloc::collections::BTreeMap;
 use types::{Micros, Priority};
 
-/// A request's place among all others of its tenant, waiting or running, for its whole life: less is sooner.
+/// A request's order among all others of its tenant, waiting or running, for its whole life: the lowest goes first.
 ///
 /// `due` is the time of arrival, later by `aging_micros` for each level of priority. Comparing it is comparing
 /// priorities that improve by one level in every `aging_micros` of waiting, and needs no clock.
@@ -48,7 +48,7 @@ impl Waiting {
         self.order.values().copied()
     }
 
-    /// Of one tenant.
+    /// The waiting sequences of one tenant.
     pub fn of(&self, tenant: TenantIdx) -> impl DoubleEndedIterator<Item = SequenceIdx> + Clone {
         self.order.range((tenant, QueueKey::FIRST)..=(tenant, QueueKey::LAST)).map(|(_, &idx)| idx)
     }
@@ -61,7 +61,7 @@ impl Waiting {
         self.order.len()
     }
 
-    /// Tokens of the logs of all that wait.
+    /// Tokens in the logs of all waiting sequences.
     pub fn n_tokens(&self) -> u64 {
         self.n_tokens
     }
@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn an_old_request_of_low_priority_overtakes_a_new_one_of_high_priority() {
         let aging = 1000;
-        // (priority, arrived) of the first and of the second, and whether the first is sooner
+        // (priority, arrived) of the first and of the second, and whether the first goes first
         let cases = [
             ((0, 0), (0, 0), true),
             ((0, 5), (0, 9), true),

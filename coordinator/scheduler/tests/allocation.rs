@@ -1,4 +1,4 @@
-//! A steady step allocates nothing: neither planning nor applying, over block boundaries and with names given.
+//! A steady step allocates nothing: neither planning nor applying, across block boundaries and with names assigned.
 #![expect(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -11,7 +11,7 @@ use types::{CacheGroup, Epoch, Micros, Request, RequestId, Sampling, Step, StepD
 struct Counting;
 
 thread_local! {
-    /// Of this thread: the test harness has its own.
+    /// Counts only this thread: the test harness has its own.
     static N_ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -50,7 +50,7 @@ fn request(i: u64) -> Request {
     Request { id: RequestId(i), prompt, sampling, ..Request::default() }
 }
 
-/// Answers a step with one token for each slice that wants one, in memory that is kept.
+/// Answers a step with one token for each slice that wants one, in reused memory.
 fn answer(step: &Step, done: &mut StepDone) {
     (done.id, done.epoch) = (step.id, step.epoch);
     done.slices.resize_with(step.slices.len(), Default::default);
@@ -93,7 +93,7 @@ fn check_steady_steps(n_stages: u32) {
     for step in steps.iter_mut().skip(1) {
         assert!(scheduler.next_step(Micros(0), step));
     }
-    // Whoever tells of names looks now and then; from the first look on they are noted.
+    // Names are recorded from the first look on.
     let mut changes = Vec::with_capacity(4096);
     scheduler.name_changes(&mut changes);
     run_steps(&mut scheduler, 40 * u64::from(n_stages), &mut steps, &mut done, &mut out);

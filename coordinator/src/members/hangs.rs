@@ -1,30 +1,30 @@
-//! Who hangs, when a step has been awaited for too long: read from what the ranks say of themselves. Knows no time.
+//! Finds the rank that hangs when a step takes too long, from the ranks' own reports. Knows no time.
 
 use crate::WorkerId;
 use types::Rank;
 
-/// What a rank said last.
+/// A rank's last report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RankReport {
     pub worker: WorkerId,
     pub rank: Rank,
-    /// Done since it took its rank.
+    /// Steps done since it got its rank.
     pub n_steps: u64,
     pub in_step: bool,
     pub waits_for: Option<Rank>,
-    /// It has to answer the coordinator.
+    /// Whether it answers steps to the coordinator.
     pub is_sampler: bool,
 }
 
-/// Those of whom one hangs. One alone hangs for certain; where they are several, nothing that they say tells them
-/// apart.
+/// The workers of which one hangs. A single one hangs for certain; several cannot be told apart by what they report.
 ///
-/// A rank that hangs is in a step and waits for nobody. Who waits says so. Of several that compute, those that have
-/// done the fewest steps hold up the others.
+/// A rank that hangs is in a step and waits for no other rank; a rank that waits reports for whom. Of several that
+/// compute, those with the fewest steps done hold up the others.
 pub(crate) fn suspects(ranks: &[RankReport]) -> Vec<WorkerId> {
     let computing = |rank: &&RankReport| rank.in_step && rank.waits_for.is_none();
     let idle = |rank: &&RankReport| !rank.in_step && is_waited_for(ranks, rank);
-    // Where nobody computes: one that others wait for and that has not got its step; then a wire, with its two ends.
+    // If none computes: an idle rank that others wait for, which has not got its step; then the two ends of a broken
+    // link.
     let mut found = furthest_behind(ranks.iter().filter(computing));
     if found.is_empty() {
         found = furthest_behind(ranks.iter().filter(idle));
@@ -32,7 +32,7 @@ pub(crate) fn suspects(ranks: &[RankReport]) -> Vec<WorkerId> {
     if found.is_empty() {
         found = ends_of_wires(ranks);
     }
-    // All have done all, and the answer has not come.
+    // All steps are done, and the answer has not come.
     if found.is_empty() {
         found = furthest_behind(ranks.iter());
         let sampler = ranks.iter().find(|rank| rank.is_sampler && found.contains(&rank.worker));
@@ -41,12 +41,12 @@ pub(crate) fn suspects(ranks: &[RankReport]) -> Vec<WorkerId> {
     found
 }
 
-/// By one that is in the step that it has not done.
+/// Whether a rank that has done as many steps or more waits for it.
 fn is_waited_for(ranks: &[RankReport], rank: &RankReport) -> bool {
     ranks.iter().any(|other| other.waits_for == Some(rank.rank) && other.n_steps >= rank.n_steps)
 }
 
-/// Of those that wait and are furthest behind, and whom they wait for.
+/// The waiting ranks with the fewest steps done, and the ranks that they wait for.
 fn ends_of_wires(ranks: &[RankReport]) -> Vec<WorkerId> {
     let behind = furthest_behind(ranks.iter().filter(|rank| rank.in_step));
     let waits_for = |rank: &RankReport| {
@@ -72,7 +72,7 @@ mod tests {
         (true, Some(rank))
     }
 
-    /// Ranks by their steps and what they do; the last samples. Those of whom one hangs.
+    /// `ranks` by steps done and activity, in order; the last one samples. Expects these suspects.
     fn check(ranks: &[(u64, (bool, Option<u16>))], expect: &[u64]) {
         let n = ranks.len();
         let report = |(i, &(n_steps, (in_step, waits_for))): (usize, &(u64, (bool, Option<u16>)))| RankReport {
@@ -86,7 +86,7 @@ mod tests {
         let mut told: Vec<RankReport> = ranks.iter().enumerate().map(report).collect();
         let expect: Vec<WorkerId> = expect.iter().copied().map(WorkerId).collect();
         assert_eq!(suspects(&told), expect, "{ranks:?}");
-        // In whatever order they are asked.
+        // The order of the reports does not matter.
         told.reverse();
         let mut found = suspects(&told);
         found.sort_unstable();
@@ -96,10 +96,10 @@ mod tests {
     #[test]
     fn who_computes_hangs_and_who_waits_does_not() {
         check(&[(5, COMPUTES)], &[0]);
-        // All have done as many steps: what they do tells.
+        // All have done as many steps: their activity decides.
         check(&[(5, waits(1)), (5, COMPUTES)], &[1]);
         check(&[(5, COMPUTES), (5, waits(0))], &[0]);
-        // Two stages of two: the second's first hangs, the first has gone on and waits for tokens.
+        // Two stages of two: the second stage's rank 0 hangs; the first stage has gone on and waits for tokens.
         check(&[(7, waits(2)), (7, waits(2)), (6, COMPUTES), (6, waits(2))], &[2]);
         // Two compute: the one that is behind holds up the other.
         check(&[(7, COMPUTES), (6, COMPUTES)], &[1]);
@@ -107,12 +107,12 @@ mod tests {
 
     #[test]
     fn where_nobody_computes_who_is_waited_for_is_asked() {
-        // It has not got its step.
+        // Rank 1 has not got its step.
         check(&[(5, waits(1)), (5, IDLE)], &[1]);
-        // Two wait for each other: the wire between them.
+        // Two wait for each other: the link between them.
         check(&[(5, waits(1)), (5, waits(0))], &[0, 1]);
         check(&[(6, IDLE), (5, waits(2)), (5, waits(1))], &[1, 2]);
-        // One waits for what another says that it has sent.
+        // One waits for what the other reports as sent.
         check(&[(6, IDLE), (5, waits(0))], &[0, 1]);
         // Nobody is in a step: the sampler has not answered.
         check(&[(6, IDLE), (6, IDLE)], &[1]);

@@ -1,5 +1,5 @@
-//! The workers: who is there, what each says of itself, and what follows from it of who hangs, is slow or is not
-//! reached. Knows no requests.
+//! The workers: which have joined, what each reports, and which of them hang, are slow or cannot be reached. Knows no
+//! requests.
 
 mod distrusted;
 pub mod hangs;

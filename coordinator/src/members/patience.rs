@@ -1,20 +1,20 @@
-//! How long a step may take before whoever computes it is taken for hung: a bounded memory of how long recent ones
-//! took. Knows no clock and no rank; time is told to it.
+//! How long a step may take before its ranks count as hung, from a bounded memory of recent steps' durations. Knows no
+//! clock and no rank; the caller passes the time.
 
 use crate::Waits;
 use crate::config::micros;
 use std::collections::VecDeque;
 use types::{Micros, Step};
 
-/// Enough for a p99 that means something; old enough ones say nothing of now.
+/// Enough for a meaningful p99; older steps say nothing about now.
 const STEPS_REMEMBERED: usize = 512;
-/// Looking at so many positions behind it counts as much as a token itself. No model pays so much for them, so that a
-/// context that grows is given time and not blame.
+/// Attending to this many earlier positions counts as much as a token itself. No model pays so much for them, so that a
+/// growing context gets more time and no blame.
 const POSITIONS_PER_TOKEN: u64 = 1024;
-/// A step that has at least this part of another's work tells how long that may take.
+/// A step counts as comparable if it has at least this part of another's work.
 const COMPARABLE: u64 = 2;
 
-/// What a step asks of the ranks, in tokens.
+/// The work of a step, in tokens.
 pub(crate) fn work(step: &Step) -> u64 {
     let of_slice = |range: &std::ops::Range<u32>| {
         let n_tokens = u64::from(range.end - range.start);
@@ -23,7 +23,7 @@ pub(crate) fn work(step: &Step) -> u64 {
     step.slices.iter().map(|slice| of_slice(&slice.range)).sum::<u64>().max(1)
 }
 
-/// The steps in flight, for how long the oldest has been awaited, and what those before it took.
+/// The steps in flight, how long the oldest has been awaited, and the durations of those before it.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
     took: VecDeque<StepTime>,
@@ -40,7 +40,7 @@ struct StepTime {
 }
 
 impl Patience {
-    /// Of an epoch that begins now.
+    /// For an epoch that begins now.
     pub fn starting(now: Micros) -> Patience {
         Patience { ticked: now, ..Patience::default() }
     }
@@ -52,7 +52,7 @@ impl Patience {
         self.in_flight.push_back(work);
     }
 
-    /// The oldest step was answered, so long after the answer before it.
+    /// The oldest step was answered, `micros` after the answer before it.
     pub fn answered(&mut self, micros: u64) {
         self.awaited_micros = 0;
         let Some(work) = self.in_flight.pop_front() else { return };
@@ -62,7 +62,7 @@ impl Patience {
         self.took.push_back(StepTime { work, micros });
     }
 
-    /// Call once per beat. No tick counts for much more than a beat, so that a loop that stood still blames nobody.
+    /// Call once per beat. No tick counts for much more than a beat, so that a loop that stood still blames no rank.
     pub fn tick(&mut self, now: Micros, beat_micros: u64) {
         let since = now.since(self.ticked).0.min(2 * beat_micros);
         self.ticked = now;
@@ -73,7 +73,7 @@ impl Patience {
 
     /// Whether a step has been awaited for longer than it may take.
     pub fn is_over(&self, waits: &Waits) -> bool {
-        // Stages that share a machine slow each other down: the oldest step may wait for what is behind it.
+        // Stages that share a machine slow each other down: the oldest step may wait for those behind it.
         let work = self.in_flight.iter().sum();
         !self.in_flight.is_empty() && self.awaited_micros > self.allowed(work, waits)
     }
@@ -82,15 +82,15 @@ impl Patience {
         self.awaited_micros
     }
 
-    /// Before anything is known it is generous: the first step finds everything cold.
+    /// Generous before anything is known: the first step finds everything cold.
     fn allowed(&self, work: u64, waits: &Waits) -> u64 {
         let Some(expected) = self.expected(work) else { return micros(waits.step_first_max) };
         let expected = expected.saturating_mul(waits.hang_factor.into());
         expected.clamp(micros(waits.hang_min), micros(waits.step_max).max(micros(waits.hang_min)))
     }
 
-    /// What all but the slowest hundredth of such steps take: never less than of all that were seen, and for a step
-    /// that has more work than those, so much longer in proportion.
+    /// The p99 of comparable steps: never less than that of all steps, and proportionally more for a step that has more
+    /// work than any of them.
     fn expected(&self, work: u64) -> Option<u64> {
         let of_all = p99(self.took.iter().map(|took| took.micros))?;
         let scaled = |took: &StepTime| took.micros.saturating_mul(work.max(took.work)) / took.work;
@@ -100,7 +100,7 @@ impl Patience {
     }
 }
 
-/// The greatest, where there are fewer than a hundred.
+/// The maximum if there are fewer than a hundred values.
 fn p99(values: impl Iterator<Item = u64>) -> Option<u64> {
     let mut sorted: Vec<u64> = values.collect();
     sorted.sort_unstable();
@@ -120,7 +120,7 @@ mod tests {
         Waits { hang_min: Duration::from_secs(3), step_first_max: Duration::from_secs(120), ..Waits::default() }
     }
 
-    /// One after the other, each of so much work and so many microseconds.
+    /// Steps one after the other, each as (work, microseconds).
     fn seen(steps: impl IntoIterator<Item = (u64, u64)>) -> Patience {
         let mut patience = Patience::default();
         for (work, micros) in steps {
@@ -164,9 +164,9 @@ mod tests {
         let mixed = seen((0..300).map(|i| if i % 50 == 0 { (512, 1000 * MILLI) } else { (1, 20 * MILLI) }));
         assert_eq!(allowed(&mixed, 512), 8 * 1000);
         assert_eq!(allowed(&mixed, 1024), 8 * 2000);
-        // A short step is given what the long ones took: it may stand behind one.
+        // A short step gets as long as the long ones took: it may queue behind one.
         assert_eq!(allowed(&mixed, 1), 8 * 1000);
-        // And there is an end to it.
+        // The limit has a maximum.
         assert_eq!(allowed(&fast, u64::MAX / 2), 600_000);
     }
 
@@ -179,7 +179,7 @@ mod tests {
             patience.answered(MILLI);
         }
         assert_eq!((patience.took.len(), patience.allowed(1, &waits())), (STEPS_REMEMBERED, 3000 * MILLI));
-        // Other ranks, or other parts of the model: what was measured says nothing any more.
+        // Other ranks or another cut of the model: older measurements mean nothing.
         let patience = Patience::starting(Micros(0));
         assert_eq!(patience.allowed(1, &waits()), 120_000 * MILLI);
     }
@@ -190,7 +190,7 @@ mod tests {
         let mut patience = seen([(1, MILLI)]);
         patience.tick(Micros(1), BEAT);
         patience.sent(1);
-        // The loop stood still for a minute: nobody's fault.
+        // The loop stood still for a minute: no rank is blamed.
         patience.tick(Micros(60_000_000), BEAT);
         assert!(!patience.is_over(&waits) && patience.awaited_micros() == 2 * BEAT);
         let ticks = |patience: &mut Patience, n: u64| {

@@ -1,4 +1,4 @@
-//! Who holds which rank in one epoch, and how far each is on its way to being ready. It ends with its epoch.
+//! Which worker holds which rank in one epoch, and how far each has come to being ready. Dropped with its epoch.
 
 use crate::WorkerId;
 use std::collections::BTreeMap;
@@ -14,9 +14,9 @@ pub(crate) struct RankHolders {
 struct Holder {
     rank: Rank,
     readiness: Readiness,
-    /// Why it has not read the model again, if it was to.
+    /// Why it has not read the model again, if it was told to.
     unread: String,
-    /// Steps that it had done when it became ready.
+    /// Its count of steps when it became ready.
     steps_before: u64,
 }
 
@@ -34,14 +34,14 @@ pub(crate) enum Readiness {
     Ready(Facts),
 }
 
-/// What a rank said when it had loaded.
+/// What a rank reported when it had loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub policy: PolicyDigest,
     pub weight_bytes: u64,
 }
 
-/// For how long a rank may be on its way to being ready.
+/// How long a rank may take to become ready.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Allowed {
     pub load_micros: u64,
@@ -84,12 +84,12 @@ impl RankHolders {
         self.holders.get(&worker).map_or(0, |holder| holder.steps_before)
     }
 
-    /// Why it has not read the model again, if it was to.
+    /// Why it has not read the model again, if it was told to.
     pub fn unread(&self, worker: WorkerId) -> Option<&str> {
         self.holders.get(&worker).map(|holder| holder.unread.as_str()).filter(|why| !why.is_empty())
     }
 
-    /// Who takes too long to become ready, and at what.
+    /// The workers that take too long to become ready, each with what it is at.
     pub fn overdue(&self, now: Micros, allowed: Allowed) -> Vec<(WorkerId, &'static str)> {
         let overdue = |holder: &Holder| match holder.readiness {
             Readiness::Loading { since } if now.since(since).0 > allowed.load_micros => Some("to load"),
@@ -114,7 +114,7 @@ impl RankHolders {
         self.holders.values().all(|holder| matches!(holder.readiness, Readiness::Loaded(_)))
     }
 
-    /// One that has loaded is told to meet the others.
+    /// A rank that has loaded is told to meet the others.
     pub fn meets(&mut self, worker: WorkerId, now: Micros) {
         if let Some(holder) = self.holders.get_mut(&worker)
             && let Readiness::Loaded(facts) = holder.readiness
@@ -123,7 +123,7 @@ impl RankHolders {
         }
     }
 
-    /// Only who meets can become ready. It has done so many steps, in whichever epochs.
+    /// Only a rank that meets can become ready. `steps_done` counts over all epochs.
     pub fn ready(&mut self, worker: WorkerId, steps_done: u64) {
         if let Some(holder) = self.holders.get_mut(&worker)
             && let Readiness::Meeting { facts, .. } = holder.readiness

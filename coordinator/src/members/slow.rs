@@ -1,19 +1,19 @@
-//! Which ranks are slow: they compute, and for much longer than the others do over the same work. Such a one is named
-//! and stays. Knows times as it is told them.
+//! Finds slow ranks: they compute for much longer than the others do for the same work. A slow rank is named and stays.
+//! The caller passes the times.
 
 use std::collections::BTreeMap;
 use types::Rank;
 
-/// Of what the others take for a step.
+/// A slow rank takes this many times as long for a step as the others.
 const SLOW_FACTOR: f64 = 2.0;
-/// And at least so much more: below it, nobody waits long for anybody.
+/// And at least this much longer: a smaller difference holds nobody up.
 const SLOW_MICROS: f64 = 1000.0;
 /// Looks in a row until a rank is called slow, or is no longer.
 const LOOKS: u32 = 5;
-/// A look at fewer steps tells nothing.
+/// A look with fewer steps does not count.
 const STEPS_MIN: u64 = 5;
 
-/// Of one rank, between two looks.
+/// One rank's time between two looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RankTime {
     pub rank: Rank,
@@ -36,16 +36,16 @@ pub(crate) struct Slowness {
 #[derive(Clone, Copy, Debug, Default)]
 struct JudgedRank {
     is_slow: bool,
-    /// Looks in a row that said otherwise.
+    /// How many looks in a row disagreed with the present verdict.
     n_contrary: u32,
 }
 
-/// A rank that has become slow, or is no longer.
+/// A rank that has become slow, or no longer is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SlownessChange {
     pub rank: Rank,
     pub is_slow: bool,
-    /// What it takes for a step, and what the others take.
+    /// Its time per step, and that of the others.
     pub micros: f64,
     pub others_micros: f64,
 }
@@ -78,7 +78,7 @@ impl Slowness {
     }
 }
 
-/// The median of the other ranks of its stage, which do the same work; of all others, where it is alone in its stage.
+/// The median of the other ranks of its stage, which do the same work; of all other ranks, if it is alone in its stage.
 fn others(time: &RankTime, times: &[RankTime]) -> Option<f64> {
     let of = |is_meant: &dyn Fn(&RankTime) -> bool| {
         let others = times.iter().filter(|other| other.rank != time.rank && other.n_steps >= STEPS_MIN);
@@ -112,7 +112,7 @@ mod tests {
             assert_eq!(changes.iter().map(|change| change.rank).collect::<Vec<_>>(), expect, "look {look}");
         }
         assert!(slowness.is_slow(Rank(2)) && !slowness.is_slow(Rank(0)));
-        // One good second is not enough to be well again; five are.
+        // One good second does not clear it; five do.
         assert_eq!(slowness.look(&times(&[2000, 2000, 2000, 2000], 4)), []);
         assert_eq!(slowness.look(&times(&[2000, 2000, 9000, 2000], 4)), []);
         for look in 1..=5 {

@@ -1,5 +1,5 @@
-//! Workers that do not reach each other: after a few attempts in a row the pair is known by name, and one of the two is
-//! left out for a while, each time for longer. Knows no time but what it is told.
+//! Workers that do not reach each other: after a few attempts in a row the pair is known, and one of the two is left
+//! out for a while, each time for longer. The caller passes the time.
 
 use crate::WorkerId;
 use std::collections::BTreeMap;
@@ -11,13 +11,13 @@ const DOUBLINGS_MAX: u32 = 6;
 
 #[derive(Default)]
 pub(crate) struct Unreachable {
-    /// Since ranks met last, in order.
+    /// Misses since the ranks last met, in order.
     misses: Vec<MissedPeer>,
-    /// Also those whose time is over: they have one more attempt.
+    /// Includes those whose time is over: they have one more attempt.
     out: BTreeMap<WorkerId, LeftOut>,
 }
 
-/// One rank came and did not find another.
+/// Rank `by` did not reach rank `of`.
 #[derive(Clone, Debug)]
 pub(crate) struct MissedPeer {
     pub by: WorkerId,
@@ -25,7 +25,7 @@ pub(crate) struct MissedPeer {
     pub why: String,
 }
 
-/// One that is left out, because it and another do not reach each other.
+/// A worker that is left out, because it and `from` do not reach each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LeftOut {
     pub from: WorkerId,
@@ -45,7 +45,7 @@ impl MissedPeer {
 }
 
 impl Unreachable {
-    /// Who is left out from now on, if it was once too often; `out_min` is for how long the first time.
+    /// Returns the worker to leave out after this miss, if any. The first time lasts `out_min`.
     pub fn missed(&mut self, miss: MissedPeer, now: Micros, out_min: u64) -> Option<(WorkerId, LeftOut)> {
         let is_known = self.out.keys().any(|worker| miss.has(*worker));
         self.misses.push(miss);
@@ -58,13 +58,13 @@ impl Unreachable {
         let n_times = self.out.get(&worker).map_or(0, |out| out.n_times);
         let out = LeftOut { from, why, until: now.plus(out_min << n_times.min(DOUBLINGS_MAX)), n_times: n_times + 1 };
         self.misses.clear();
-        // Who was left out on its word may be well.
+        // A worker that was left out because of this one may be well.
         self.out.retain(|_, out| out.from != worker);
         self.out.insert(worker, out.clone());
         Some((worker, out))
     }
 
-    /// The one that has to do with the most of it; of equals, the one that was not found more often.
+    /// The worker with the most misses on either side; among equals, the one that was missed more often.
     fn most_involved(&self) -> Option<WorkerId> {
         let weight = |worker: WorkerId| {
             let n_before = self.out.values().filter(|out| out.from == worker).count();
@@ -75,7 +75,7 @@ impl Unreachable {
         self.misses.iter().flat_map(|miss| [miss.by, miss.of]).max_by_key(|worker| weight(*worker))
     }
 
-    /// These have met.
+    /// These workers have met.
     pub fn met(&mut self, workers: impl Iterator<Item = WorkerId>) {
         self.misses.clear();
         for worker in workers {
@@ -83,7 +83,7 @@ impl Unreachable {
         }
     }
 
-    /// It is gone.
+    /// The worker is gone.
     pub fn forget(&mut self, worker: WorkerId) {
         self.misses.retain(|miss| !miss.has(worker));
         self.out.remove(&worker);
@@ -94,7 +94,7 @@ impl Unreachable {
         self.out.get(&worker).is_some_and(|out| now < out.until)
     }
 
-    /// Those that are left out now.
+    /// The workers that are left out now.
     pub fn out(&self, now: Micros) -> impl Iterator<Item = (WorkerId, &LeftOut)> {
         self.out.iter().filter(move |(_, out)| now < out.until).map(|(worker, out)| (*worker, out))
     }
@@ -118,10 +118,10 @@ mod tests {
     #[test]
     fn who_is_not_found_again_and_again_is_left_out_for_longer_each_time() {
         let mut unreachable = Unreachable::default();
-        // Whichever of two says it first, the third has to do with all of it.
+        // Whoever reports first, worker 3 is in every miss.
         assert_eq!([(1, 3), (3, 2), (2, 3)].map(|(by, of)| missed(&mut unreachable, by, of, 0)), [None, None, Some(3)]);
         assert_eq!((out(&unreachable, 9), out(&unreachable, 10)), (vec![(3, 2)], vec![]));
-        // It had its chance: one miss is enough now.
+        // It had its second attempt: one miss is enough now.
         assert_eq!(missed(&mut unreachable, 3, 1, 100), Some(3));
         assert!(unreachable.is_out(WorkerId(3), Micros(119)) && !unreachable.is_out(WorkerId(3), Micros(120)));
         // Once it meets the others, nothing is remembered.
@@ -133,7 +133,7 @@ mod tests {
     fn who_finds_nobody_is_found_out_by_the_next_one_that_it_does_not_find() {
         let mut unreachable = Unreachable::default();
         assert_eq!([1, 2, 3].map(|now| missed(&mut unreachable, 1, 2, now)), [None, None, Some(2)]);
-        // A spare has taken the other's place, and is not found either: so the first was well.
+        // A spare has taken the other's place and is not reached either: so the one that was left out first was well.
         assert_eq!([4, 5, 6].map(|now| missed(&mut unreachable, 1, 5, now)), [None, None, Some(1)]);
         assert_eq!(out(&unreachable, 7), [(1, 5)]);
         unreachable.forget(WorkerId(5));

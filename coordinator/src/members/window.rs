@@ -1,4 +1,4 @@
-//! Where a rank's time went between two looks, from the counters that it tells.
+//! Where a rank's time went between two looks, from the counters that it reports.
 
 use proto::cluster as wire;
 use types::Micros;
@@ -29,7 +29,7 @@ impl TimeWindow {
     }
 }
 
-/// A step that took long is told at its end, and may have begun in the window before: then its parts keep their ratio.
+/// A long step is counted at its end, and may have begun in the window before: its parts are scaled to the window.
 fn within(wall: u64, compute: u64, wait: u64) -> (u64, u64) {
     let busy = compute.saturating_add(wait);
     if busy <= wall {
@@ -39,7 +39,7 @@ fn within(wall: u64, compute: u64, wait: u64) -> (u64, u64) {
     (scaled, wall - scaled)
 }
 
-/// What the counters have grown by from one beat to another.
+/// The growth of the counters from one heartbeat to another.
 pub(crate) fn grown(from: &wire::Heartbeat, to: &wire::Heartbeat) -> wire::Heartbeat {
     wire::Heartbeat {
         steps_done: to.steps_done.saturating_sub(from.steps_done),

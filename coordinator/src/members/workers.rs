@@ -1,5 +1,5 @@
-//! The workers that have joined: what each is, whether it was heard of lately, and what its peers say of it. Knows no
-//! requests; which rank each holds is told to it.
+//! The workers that have joined: what each is, when it was last heard, and what its peers report of it. Knows no
+//! requests; which rank each holds is passed in.
 
 use crate::WorkerId;
 use crate::config::{Waits, micros};
@@ -21,7 +21,7 @@ use types::{DeviceKind, Micros, Rank};
 #[derive(Default)]
 pub(crate) struct JoinedWorkers {
     workers: BTreeMap<WorkerId, Member>,
-    /// Of two that do not reach each other, the one that is left out.
+    /// Of two workers that do not reach each other, the one that is left out.
     unreachable: Unreachable,
     /// Those whose hosts have loaded what the replica does not serve.
     distrusted: Distrusted,
@@ -49,9 +49,9 @@ impl Candidates {
 
 /// Why a worker is refused that would join.
 enum NotTaken {
-    /// Its collective stands where this one's does: peers would take one for the other.
+    /// Its collective has the same address as this worker's: peers would confuse the two.
     SamePlace(WorkerId),
-    /// What it says that it computes on.
+    /// The device that it names is unknown.
     Unknown(Malformed),
 }
 
@@ -61,25 +61,25 @@ struct Member {
     mesh_address: String,
     frames: Outbound<wire::RankFrame>,
     beats_missed: u32,
-    /// Its counters as it told them last.
+    /// The counters of its last heartbeat.
     told: wire::Heartbeat,
     suspicion: Option<Suspicion>,
-    /// Peers have named it so often as the one that did not answer.
+    /// How often peers have named it as the one that did not answer.
     n_blames: u32,
     window: TimeWindow,
 }
 
-/// A peer says that this worker did not answer. It is cleared by what only its computing thread can change.
+/// A peer reports that this worker did not answer. Only progress of its computing thread clears this.
 struct Suspicion {
-    /// As which it was named.
+    /// The rank that it had when it was named.
     rank: Option<Rank>,
     told: wire::Heartbeat,
     why: String,
 }
 
-/// What is known of a worker that was let go.
+/// What was known of a dismissed worker.
 pub(crate) struct Dismissed {
-    /// The rank as which its peers had named it, if its epoch ended by that.
+    /// The rank under which its peers had blamed it, if its epoch ended by that.
     pub blamed_as: Option<Rank>,
     pub host: String,
 }
@@ -141,7 +141,7 @@ impl JoinedWorkers {
         Ok(())
     }
 
-    /// It may come again at once, as often as it likes.
+    /// A refused worker may come again at once, as often as it likes, so the log is limited.
     fn log_refused(&mut self, worker: WorkerId, (host, pid): (&str, u32), why: &NotTaken, now: Micros) {
         let by = match why {
             NotTaken::SamePlace(other) => Some(*other),
@@ -159,7 +159,7 @@ impl JoinedWorkers {
         }
     }
 
-    /// Lets go of a worker; its stream ends with the reason. What it was, if it was here.
+    /// Removes a worker; its stream ends with the reason. None if it was not here.
     pub fn dismiss(&mut self, worker: WorkerId, why: Status) -> Option<Dismissed> {
         let Member { frames, suspicion, machine, .. } = self.workers.remove(&worker)?;
         frames.close(why);
@@ -200,12 +200,12 @@ impl JoinedWorkers {
         good.into_iter().chain(blamed).map(|member| member.machine.clone()).collect()
     }
 
-    /// What the first of them computes on.
+    /// The device of the first of them.
     pub fn first_device(&self) -> Option<DeviceKind> {
         self.inventory().into_iter().next().map(|machine| machine.device)
     }
 
-    /// What it computes on, as it says.
+    /// The device that the worker named.
     pub fn device(&self, worker: WorkerId) -> Option<&DeviceKind> {
         self.workers.get(&worker).map(|member| &member.machine.device)
     }
@@ -218,7 +218,7 @@ impl JoinedWorkers {
         self.workers.get(&worker).map(|member| member.mesh_address.clone()).unwrap_or_default()
     }
 
-    /// Those without a rank.
+    /// The number of workers without a rank.
     pub fn n_spares(&self, ranks: Option<&RankHolders>) -> usize {
         let is_spare = |worker: &&WorkerId| ranks.is_none_or(|ranks| ranks.rank(**worker).is_none());
         self.workers.keys().filter(is_spare).count()
@@ -230,7 +230,7 @@ impl JoinedWorkers {
         }
     }
 
-    /// Takes a beat, and gives what its counters have grown by.
+    /// Takes a heartbeat, and returns the growth of its counters.
     pub fn beat(&mut self, worker: WorkerId, beat: &wire::Heartbeat) -> Option<wire::Heartbeat> {
         let member = self.workers.get_mut(&worker)?;
         member.beats_missed = 0;
@@ -243,7 +243,7 @@ impl JoinedWorkers {
         self.workers.get(&worker).map_or(0, |member| member.told.steps_done)
     }
 
-    /// Call once per beat. Beats are counted and not timed, so that a loop that stood still blames nobody for it.
+    /// Call once per beat. Beats are counted and not timed, so that a loop that stood still blames no worker.
     pub fn silent(&mut self, beats_missed_max: u32) -> Vec<WorkerId> {
         self.workers.values_mut().for_each(|member| member.beats_missed += 1);
         let is_silent = |member: &&Member| member.beats_missed > beats_missed_max;
@@ -252,7 +252,7 @@ impl JoinedWorkers {
 
     // -- suspicion
 
-    /// A peer named it, as which rank. From its next rank on, its computing thread must move.
+    /// A peer blamed it, under this rank. From its next rank on, its computing thread must move.
     pub fn suspect(&mut self, worker: WorkerId, rank: Option<Rank>, why: String) {
         if let Some(member) = self.workers.get_mut(&worker) {
             member.n_blames += 1;
@@ -264,15 +264,15 @@ impl JoinedWorkers {
         self.workers.get(&worker).is_some_and(|member| member.suspicion.is_some())
     }
 
-    /// It has done what only its computing thread can do.
+    /// Its computing thread has made progress, so the suspicion ends.
     pub fn acquit(&mut self, worker: WorkerId) {
         if let Some(member) = self.workers.get_mut(&worker) {
             member.suspicion = None;
         }
     }
 
-    /// Those that were blamed, have had a rank to load for so long and have not moved: they beat, and no longer
-    /// compute.
+    /// Blamed workers that have had a rank for longer than the limit and have not moved: they send heartbeats, and no
+    /// longer compute.
     pub fn unmoved(&self, ranks: &RankHolders, now: Micros, suspect_max_micros: u64) -> Vec<(WorkerId, String)> {
         let why = |member: &Member| {
             let worker = member.machine.worker;
@@ -283,7 +283,7 @@ impl JoinedWorkers {
         self.workers.values().filter_map(why).collect()
     }
 
-    /// What each rank said of itself last.
+    /// Each rank's last report.
     pub fn reports(&self, ranks: &RankHolders, sampler: Rank) -> Vec<RankReport> {
         let report = |member: &Member| {
             let worker = member.machine.worker;
@@ -300,10 +300,10 @@ impl JoinedWorkers {
         self.workers.values().filter_map(report).collect()
     }
 
-    // -- who does not reach whom
+    // -- workers that do not reach each other
 
-    /// Two ranks have loaded and did not meet. When that is so again and again, one of them is left out, for `out_min`
-    /// the first time: true.
+    /// Two ranks have loaded and did not meet. True if one of them is now left out, because it was not the first time;
+    /// the first exclusion lasts `out_min`.
     pub fn missed(&mut self, miss: MissedPeer, now: Micros, out_min: u64) -> bool {
         let Some((worker, out)) = self.unreachable.missed(miss, now, out_min) else { return false };
         let (host, address) = (self.host(worker), self.mesh_address(worker));
@@ -316,25 +316,25 @@ impl JoinedWorkers {
         true
     }
 
-    /// These have met.
+    /// These ranks have met.
     pub fn met(&mut self, ranks: &RankHolders) {
         self.unreachable.met(ranks.workers());
         self.distrusted.met();
     }
 
-    /// Those that are left out now.
+    /// The workers that are left out now.
     pub fn left_out(&self, now: Micros) -> impl Iterator<Item = (WorkerId, &LeftOut)> {
         self.unreachable.out(now)
     }
 
     // -- frames
 
-    /// False: there is no room for the frame, or no such worker.
+    /// False: the queue is full, or there is no such worker.
     pub fn assign(&self, worker: WorkerId, assign: wire::Assign) -> bool {
         self.send(worker, wire::rank_frame::Frame::Assign(assign))
     }
 
-    /// Tells all that have loaded to meet. The first that has no room for the word.
+    /// Tells all ranks that have loaded to meet. Err is the first worker whose queue is full.
     pub fn meet(&self, ranks: &mut RankHolders, meet: wire::Meet, now: Micros) -> Result<(), WorkerId> {
         let workers: Vec<WorkerId> = ranks.workers().collect();
         for worker in workers {
@@ -346,15 +346,15 @@ impl JoinedWorkers {
         Ok(())
     }
 
-    /// The epoch of these ranks is over: whoever held one ends what it does for it.
+    /// The epoch of these ranks is over: each ends its work for it.
     pub fn release(&self, ranks: &RankHolders) {
         for worker in ranks.workers() {
-            // One that has no room even for this will have none for its next rank.
+            // A worker whose queue is too full even for this will have no room for its next rank either.
             let _told = self.send(worker, wire::rank_frame::Frame::Release(wire::Release {}));
         }
     }
 
-    /// The same bytes to every rank. The first worker that has no room for them.
+    /// Sends the same bytes to every rank. Err is the first worker whose queue is full.
     pub fn send_step(&self, ranks: &RankHolders, step: &Bytes) -> Result<(), WorkerId> {
         let mut workers = ranks.workers();
         match workers.find(|worker| !self.send(*worker, wire::rank_frame::Frame::Step(step.clone()))) {
@@ -379,7 +379,7 @@ impl JoinedWorkers {
 
     // -- views
 
-    /// Ranks that have not read the model again, though they were to.
+    /// Ranks that were told to read the model again and have not.
     pub fn unread(&self, ranks: &RankHolders) -> Vec<wire::Unread> {
         let unread = |worker: WorkerId| {
             let (rank, why) = (ranks.rank(worker)?, ranks.unread(worker)?);
@@ -388,8 +388,8 @@ impl JoinedWorkers {
         ranks.workers().filter_map(unread).collect()
     }
 
-    /// Where each rank's time went since the last look; `in_flight_micros` counts for how long steps were in flight.
-    /// Call about once a second.
+    /// Where each rank's time went since the last look; `in_flight_micros` is how long steps were in flight. Call about
+    /// once a second.
     pub fn look(&mut self, ranks: &RankHolders, now: Micros, in_flight_micros: u64) -> Vec<(Rank, wire::RankTimes)> {
         let held = self.workers.iter_mut().filter_map(|(worker, member)| Some((ranks.rank(*worker)?, member)));
         held.map(|(rank, member)| (rank, member.window.close(&member.told, now, in_flight_micros))).collect()

@@ -1,11 +1,11 @@
-//! Which machine takes which rank: who holds one keeps it, and the ranks of a stage are on one host where they can.
+//! Which machine takes which rank: a machine keeps its rank, and the ranks of a stage share a host where possible.
 
 use super::{Blueprint, Machine};
 use std::collections::BTreeMap;
 use types::Grid;
 
-/// A machine for each rank of the grid, of which there must be enough. `preferred` are the candidates, best first; of
-/// `now` only what they still hold counts.
+/// A machine for each rank of the grid; there must be enough. `preferred` are the candidates, best first; of `now` only
+/// ranks that candidates still hold count.
 pub(super) fn machine_of_each_rank<'a>(
     preferred: &[&'a Machine],
     grid: Grid,
@@ -36,8 +36,8 @@ fn fill<'a>(stage: &mut [Option<&'a Machine>], free: &mut Vec<&'a Machine>) {
     }
 }
 
-/// A host that is in the stage already; else the one with the fewest free machines that are enough; else the one with
-/// the most. Of equals, the one that is preferred.
+/// A host that the stage uses already; else the one with the fewest free machines that suffice; else the one with the
+/// most. Among equals, the preferred one.
 fn host_for(stage: &[Option<&Machine>], free: &[&Machine], n_missing: usize) -> Option<String> {
     let mut n_free: BTreeMap<&str, usize> = BTreeMap::new();
     free.iter().for_each(|machine| *n_free.entry(&machine.host).or_default() += 1);
@@ -46,7 +46,7 @@ fn host_for(stage: &[Option<&Machine>], free: &[&Machine], n_missing: usize) -> 
         let n = n_free[machine.host.as_str()];
         if n >= n_missing { n - n_missing } else { usize::MAX - n }
     };
-    // `min_by_key` gives the first of equals.
+    // `min_by_key` returns the first of equals.
     let chosen = free.iter().find(is_here).or_else(|| free.iter().min_by_key(rank));
     chosen.map(|machine| machine.host.clone())
 }

@@ -1,38 +1,38 @@
-//! What the operator wants, and a replica laid out. Plain data.
+//! The operator's policy, and a replica's layout. Plain data.
 
 use super::unplaceable::Why;
 use crate::WorkerId;
 use std::ops::Range;
 use types::{Activations, BLOCK_TOKENS, CacheGroup, Grid, KvDtype, Layout, Place, Rank};
 
-/// What the operator wants of it.
+/// What the operator wants of a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     pub grid: Grid,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
-    /// Per rank. None: what eight full contexts need, at most a quarter of the machine's memory; on GPUs, nearly all
-    /// that the weights leave.
+    /// KV bytes per rank. None: what eight full contexts need, at most a quarter of the machine's memory; on GPUs,
+    /// nearly all that the weights leave.
     pub kv_memory: Option<u64>,
-    /// None: the model's, or as much of it as the KV memory holds.
+    /// None: the model's context, or as much of it as the KV memory holds.
     pub context: Option<u32>,
     pub running_max: u32,
-    /// Tokens of one slice at most: behind a window, a sequence holds these beside it.
+    /// The most tokens of one slice: with a window, a sequence holds their blocks besides the window's.
     pub slice_max: u32,
 }
 
-/// A replica laid out: the same figures for everybody who reads it.
+/// A replica's layout: the same figures for everybody who reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blueprint {
     pub grid: Grid,
-    /// Told to every rank, which computes from it what it holds.
+    /// Sent to every rank, which computes from it what it holds.
     pub layout: Layout,
     pub context: u32,
-    /// Present where the context is shorter than was asked for, or than the model's where nobody asked.
+    /// Present if the context is shorter than was asked for, or than the model's if none was.
     pub shortened: Option<Shortened>,
-    /// Of each cache group of the model, one pool of block ids for all ranks.
+    /// For each cache group of the model, one pool of block ids for all ranks.
     pub pools: Vec<Pool>,
-    /// By rank.
+    /// One shard per rank.
     pub shards: Vec<Shard>,
 }
 
@@ -45,7 +45,7 @@ pub struct Shortened {
     pub why: Why,
 }
 
-/// Block ids that layers of one kind share.
+/// Block ids that the layers of one cache group share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
     pub group: CacheGroup,
@@ -59,7 +59,7 @@ impl Pool {
 }
 
 impl Blueprint {
-    /// Of each pool.
+    /// One entry per pool.
     pub fn n_blocks(&self) -> Vec<u32> {
         self.pools.iter().map(|pool| pool.n_blocks).collect()
     }
@@ -77,12 +77,12 @@ pub struct Shard {
     pub kv_heads: Range<u32>,
     pub weight_bytes: u64,
     pub kv_bytes: u64,
-    /// Of each pool, the positions whose K and V it keeps: none of one of which its stage has no layer.
+    /// For each pool, how many positions' K and V it keeps: zero if its stage has no layer of that pool.
     pub kv_tokens: Vec<u64>,
 }
 
 impl Shard {
-    /// Positions that some layer of it keeps.
+    /// The most positions that some layer of it keeps.
     pub fn kv_tokens_max(&self) -> u64 {
         self.kv_tokens.iter().copied().max().unwrap_or(0)
     }

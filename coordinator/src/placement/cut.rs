@@ -1,4 +1,4 @@
-//! Where a model is cut, for machines that have their ranks already: layers among stages, shares among the ranks of a
+//! Where a model is cut for machines that have their ranks already: layers among stages, shares among the ranks of a
 //! stage.
 //!
 //! The slowest stage sets the pace, so the cut makes it as fast as it can be; but first it makes room. Pools of block
@@ -14,23 +14,23 @@ use types::{Layout, Part, Place, Shares, Stage};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Capacity {
     pub memory: u64,
-    /// Bytes that it reads in a second, or any other number in proportion.
+    /// Bytes that it reads in a second, or any other figure in proportion.
     pub speed: u64,
 }
 
 /// How much memory a rank's KV may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KvRule {
-    /// So much of every rank, kept free of weights.
+    /// Reserves these bytes of every rank, which weights may not use.
     Reserved(u64),
     /// What the weights leave, at most a quarter of the machine's memory.
     Quarter,
-    /// What the weights leave of a device's own memory but a tenth, which is for the room to work in.
+    /// What the weights leave of a device's own memory, less a tenth for workspace.
     Rest,
 }
 
 impl KvRule {
-    /// Bytes for the KV of a rank with such weights; None if those do not fit.
+    /// KV bytes of a rank with these weights; None if the weights do not fit.
     pub fn budget(self, memory: u64, weights: u64) -> Option<u64> {
         match self {
             KvRule::Reserved(kv) => (weights.checked_add(kv)? <= memory).then_some(kv),
@@ -43,7 +43,7 @@ impl KvRule {
         self.budget(memory, holding.weights).is_some_and(|budget| kv <= budget)
     }
 
-    /// The largest part of a stage that a rank has room for. `kv` is what the whole stage needs.
+    /// The largest part of a stage that fits a rank. `kv` is what the whole stage needs.
     fn portion_max(self, memory: u64, stage: &Holding, kv: u64) -> f64 {
         let sharded = (stage.weights - stage.replicated) as f64;
         let kv = kv as f64;
@@ -60,11 +60,11 @@ impl KvRule {
 pub(crate) struct Cutter<'a> {
     pub measure: &'a Measure<'a>,
     pub pools: &'a Pools<'a>,
-    /// By rank.
+    /// One entry per rank.
     pub machines: &'a [Capacity],
     pub tp: u16,
     pub rule: KvRule,
-    /// False: the cut that would be made if memory were endless.
+    /// False: cuts as if memory were endless.
     pub minds_memory: bool,
 }
 
@@ -74,9 +74,9 @@ struct Dealt {
     time: f64,
 }
 
-/// Of the pool that could be had, a tenth is given for speed.
+/// A tenth of the possible pool is given up for speed.
 const POOL_KEPT: (u64, u64) = (9, 10);
-/// Deals of a stage that are tried until no rank has more than it has room for, for each of its ranks.
+/// For each rank of a stage, how many deals are tried until no rank has more than fits.
 const DEALS_TRIED_PER_RANK: usize = 12;
 /// Halvings of the pace: more than a float's precision asks for.
 const PACE_HALVINGS: u32 = 48;
@@ -86,8 +86,8 @@ impl Cutter<'_> {
         (self.machines.len() / usize::from(self.tp)) as u16
     }
 
-    /// The fastest layout whose pool has `n_blocks_wanted`, or nearly the most that any has, but never less than
-    /// `n_blocks_min` where that can be. None: the weights alone do not fit.
+    /// The fastest layout whose pool has `n_blocks_wanted`, or nearly the most that is possible, but at least
+    /// `n_blocks_min` if that is possible. None: the weights alone do not fit.
     pub fn layout(&self, n_blocks_min: u64, n_blocks_wanted: u64) -> Option<Layout> {
         let n_blocks = self.pool(n_blocks_min, n_blocks_wanted)?;
         let mut pace = self.slowest(&self.ends(f64::INFINITY, n_blocks)?, n_blocks)?;
@@ -134,7 +134,7 @@ impl Cutter<'_> {
         Some(ends)
     }
 
-    /// As far as a stage that starts here can go; a layer is left for each stage behind it, and the last must end.
+    /// The last layer that a stage starting here can reach; leaves a layer for each later stage, and the last must end.
     fn reach(&self, stage: u16, start: u32, pace: f64, n_blocks: u64) -> Option<u32> {
         let n_layers = self.measure.shape.n_layers;
         let end_max = n_layers - u32::from(self.pp() - 1 - stage);
@@ -145,7 +145,7 @@ impl Cutter<'_> {
         last_layer_that(start + 1, end_max, can)
     }
 
-    /// The same pace with the work spread: each stage ends as near to its part of all work as the others allow.
+    /// The same pace with the work spread: each stage ends as near to its proportional part as the others allow.
     fn even_ends(&self, pace: f64, n_blocks: u64) -> Option<Vec<u32>> {
         let starts = self.starts_from_behind(pace, n_blocks)?;
         let mut ends = Vec::new();
@@ -160,7 +160,7 @@ impl Cutter<'_> {
         Some(ends)
     }
 
-    /// The earliest layer at which each stage may start, so that those behind it can finish.
+    /// The earliest layer at which each stage may start so that the later ones can finish.
     fn starts_from_behind(&self, pace: f64, n_blocks: u64) -> Option<Vec<u32>> {
         let mut starts = vec![0; usize::from(self.pp())];
         let mut end = self.measure.shape.n_layers;
@@ -199,7 +199,7 @@ impl Cutter<'_> {
         Layout::new(runs(ends).enumerate().map(stage).collect::<Option<_>>()?).ok()
     }
 
-    /// Divides a stage among its ranks: by speed, and no more to any than it has room for.
+    /// Divides a stage among its ranks: by speed, and no more to any than fits.
     fn deal(&self, stage: u16, layers: Range<u32>, n_blocks: u64) -> Option<Dealt> {
         let tp = usize::from(self.tp);
         let machines = &self.machines[usize::from(stage) * tp..][..tp];
@@ -209,7 +209,7 @@ impl Cutter<'_> {
             true => machines.iter().map(|machine| self.rule.portion_max(machine.memory, &whole, kv(&whole))).collect(),
             false => vec![f64::INFINITY; tp],
         };
-        // A cut falls on a leaf, which may be more than there is room for: then that rank takes a little less.
+        // A cut falls on a leaf, which may be more than fits: then that rank's part is reduced a little.
         for _ in 0..DEALS_TRIED_PER_RANK * tp {
             let parts = portions(machines, &rooms, self.measure.n_leaves())?;
             let shares = shares(&parts);
@@ -243,7 +243,7 @@ fn runs(ends: &[u32]) -> impl Iterator<Item = Range<u32>> {
     starts.zip(ends).map(|(start, end)| start..*end)
 }
 
-/// Parts of one whole, in proportion to speed, with at least a leaf each and no more than there is room for.
+/// Parts of one, in proportion to speed, each at least a leaf and no more than fits.
 fn portions(machines: &[Capacity], rooms: &[f64], n_leaves: u32) -> Option<Vec<f64>> {
     // A little more than a leaf, so that rounding to the scale of shares loses none.
     let floor = (1.0 / f64::from(n_leaves) + 1e-6).min(1.0 / machines.len() as f64);
@@ -270,7 +270,7 @@ fn portions(machines: &[Capacity], rooms: &[f64], n_leaves: u32) -> Option<Vec<f
     (fits && (parts.iter().sum::<f64>() - 1.0).abs() < 1e-9).then_some(parts)
 }
 
-/// In proportion to speed; who would get less than the floor gets that, from those that have more.
+/// Divides in proportion to speed; a rank below the floor gets the floor, at the cost of those above.
 fn by_speed(machines: &[Capacity], floor: f64) -> Vec<f64> {
     let mut is_floored = vec![false; machines.len()];
     loop {
@@ -304,7 +304,7 @@ fn shares(parts: &[f64]) -> Shares {
     Shares::new(bounds).unwrap_or_else(|_| Shares::even(n))
 }
 
-/// The last of `first..=last` for which all up to it can.
+/// The last value of `first..=last` up to which `can` holds for all.
 pub(super) fn last_that(first: u64, last: u64, can: impl Fn(u64) -> bool) -> Option<u64> {
     if first > last || !can(first) {
         return None;

@@ -1,5 +1,4 @@
-//! The most ranks on which these machines can carry the model, where they cannot carry it on the grid that was asked
-//! for.
+//! The largest grid on which these machines can carry the model, when they cannot carry the grid that was asked for.
 
 use super::blueprint::{Blueprint, Policy};
 use super::machine::{Inventory, alike, class_of};
@@ -8,10 +7,10 @@ use super::shape::{Measure, ModelShape};
 use super::unplaceable::{STAGES_MAX, Unplaceable, Why};
 use types::Grid;
 
-/// Of many machines, not every grid is tried.
+/// The most grids that are tried when there are many machines.
 const GRIDS_TRIED_MAX: usize = 64;
 
-/// Lays the replica out on as many of these machines as some grid can use, and on no more than were asked for. The
+/// Lays the replica out on as many of these machines as some grid can use, at most as many as were asked for. The
 /// context that the policy asks for must fit, as on the whole grid.
 pub fn plan_fewer(
     inventory: &Inventory,
@@ -27,7 +26,7 @@ pub fn plan_fewer(
     for grid in others(policy.grid, machines.len(), longest) {
         match plan_grid(&machines, shape, policy, grid, now) {
             Ok(blueprint) => return Ok(blueprint),
-            // Of the largest, which is the nearest to being possible.
+            // The reason for the largest grid, which is the nearest to being possible.
             Err(error) => drop(why.get_or_insert(error)),
         }
     }
@@ -35,9 +34,9 @@ pub fn plan_fewer(
     Err(Unplaceable { why: why.unwrap_or(Why::TooFew { tp, pp, needed, there: machines.len() }), nearest: None })
 }
 
-/// The most ranks first. Of as many, those first whose `tp` is no longer than what the operator chose for these
-/// machines and wires; and then the longer `tp`, which answers a single sequence sooner. At most `longest` is what the
-/// model can be cut into, `tp` and `pp`.
+/// Grids with the most ranks first. Among equals, first those whose `tp` is at most what the operator chose for these
+/// machines and links; then the longer `tp`, which answers a single sequence sooner. `longest` is the `tp` and `pp`
+/// that the model can be cut into.
 fn others(asked: Grid, n_machines: usize, longest: (u32, u32)) -> Vec<Grid> {
     let n_ranks = |tp: u16, pp: u16| usize::from(tp) * usize::from(pp);
     let n_max = n_machines.min(n_ranks(asked.tp, asked.pp)).min(usize::from(u16::MAX));
@@ -65,7 +64,7 @@ mod tests {
         assert_eq!(names(2, 2, 3, DEEP), ["1x3", "3x1", "2x1", "1x2", "1x1"]);
         assert_eq!(names(4, 1, 3, DEEP), ["3x1", "1x3", "2x1", "1x2", "1x1"]);
         assert_eq!(names(3, 2, 5, DEEP)[..4], ["1x5", "5x1", "2x2", "1x4"]);
-        // Never more than were asked for, and nothing that the model cannot be cut into.
+        // Never more ranks than were asked for, and nothing that the model cannot be cut into.
         assert_eq!(names(2, 1, 5, DEEP), ["1x2", "1x1"]);
         assert_eq!(names(2, 2, 3, (2, 2)), ["2x1", "1x2", "1x1"]);
         assert!(names(2, 2, 0, DEEP).is_empty() && names(1, 1, 5, DEEP).is_empty());

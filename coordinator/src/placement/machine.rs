@@ -11,21 +11,21 @@ pub struct Machine {
     pub device: DeviceKind,
     pub memory_bytes: u64,
     pub threads: u32,
-    /// Of its host, which may have more workers; zero where it is not known.
+    /// Cores of its host, which may have more workers; zero if unknown.
     pub cores: u32,
 }
 
-/// In the order in which they joined.
+/// Machines in the order in which they joined.
 pub type Inventory = [Machine];
 
-/// Ranks of one replica must agree in every bit, so they are devices of one class and, of GPUs, one architecture: those
-/// of who joined first.
+/// Ranks of one replica must agree in every bit, so they have one device class and, on GPUs, one architecture: those of
+/// the machine that joined first.
 pub(super) fn alike(inventory: &Inventory) -> Vec<&Machine> {
     let first = inventory.first();
     inventory.iter().filter(|machine| first.is_some_and(|first| machine.device == first.device)).collect()
 }
 
-/// Of machines of which this is the first.
+/// The device class of machines of which this is the first.
 pub(super) fn class_of(first: Option<&Machine>) -> DeviceClass {
     first.map_or(DeviceClass::Cpu, |machine| machine.device.class())
 }

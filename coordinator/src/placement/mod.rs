@@ -1,4 +1,4 @@
-//! Which machine holds what: a pure function from what is there to a blueprint, or to the arithmetic of why not.
+//! Which machine holds what: a pure function from the machines to a blueprint, or to the figures of why there is none.
 //!
 //! Read `plan` (the way from machines to a blueprint), with `assign` (which machine takes which rank), `cut` (where the
 //! model is cut), `pools` and `shape` (what that takes); then `fewer` (a smaller grid) and `predict` with `roofline`

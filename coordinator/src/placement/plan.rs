@@ -1,5 +1,5 @@
 //! Lays a replica out on a grid: a machine for each rank, a cut of the model, and the pools that fit beside it. Or says
-//! why not.
+//! why that is impossible.
 
 use super::assign::machine_of_each_rank;
 use super::blueprint::{Blueprint, Policy, Pool, Shard, Shortened};
@@ -12,7 +12,7 @@ use super::unplaceable::{STAGES_MAX, Unplaceable, Why};
 use std::ops::Range;
 use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Grid, Layout, Rank, Unsupported};
 
-/// Lays the replica out on what is there. `now` is the blueprint in force: who holds a rank keeps it.
+/// Lays the replica out on these machines. `now` is the blueprint in force, whose machines keep their ranks.
 pub fn plan(
     inventory: &Inventory,
     shape: &ModelShape,
@@ -24,11 +24,11 @@ pub fn plan(
     planned.map_err(|why| Unplaceable { nearest: nearest(&machines, shape, policy, &why), why })
 }
 
-/// More are not tried when a grid is looked for that fits.
+/// The most ranks that are tried in the search for a grid that fits.
 const RANKS_TRIED_MAX: u16 = 64;
 
-/// The grid that fits and is nearest to what was asked for: in ranks, then in `tp`. Where one axis is too long, the
-/// other stays if it can.
+/// The grid that fits and is nearest to the one asked for: in ranks, then in `tp`. If one axis is too long, the other
+/// stays if it can.
 fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &Policy, why: &Why) -> Option<Grid> {
     let asked = policy.grid;
     let n_max = RANKS_TRIED_MAX.min(u16::try_from(machines.len()).unwrap_or(u16::MAX));
@@ -98,7 +98,7 @@ fn check(machines: &[&Machine], measure: &Measure, policy: &Policy, grid: Grid) 
     Ok(())
 }
 
-/// Who holds a rank now, and the machines with the most memory; in the order in which they joined where it is equal.
+/// The machines that hold a rank now, then those with the most memory; equal ones in the order in which they joined.
 fn largest<'a>(machines: &[&'a Machine], n: usize, now: Option<&Blueprint>) -> Vec<&'a Machine> {
     let holds =
         |machine: &Machine| now.is_some_and(|now| now.shards.iter().any(|shard| shard.worker == machine.worker));
@@ -136,7 +136,7 @@ impl Planner<'_> {
         Pools { groups: self.shape().cache.groups(), context, slice_max: slice_max.max(1), running_max }
     }
 
-    /// What all that may run could fill, or by default a few contexts.
+    /// The pool size that all running sequences could fill, or by default a few contexts.
     fn size_wanted(&self, pools: &Pools) -> u64 {
         match self.rule() {
             KvRule::Reserved(_) | KvRule::Rest => pools.max(),
@@ -144,7 +144,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Those first that have room for an even part and for a context beside it.
+    /// Machines that have room for an even part and a context beside it come first.
     fn large_enough_first<'a>(&self, machines: &[&'a Machine]) -> Vec<&'a Machine> {
         let whole = self.measure.stage(0, 1, 0..self.shape().n_layers);
         let n_ranks = u64::from(self.grid.n_ranks());
@@ -168,7 +168,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The figures of a layout whose weights fit.
+    /// The blueprint of a layout whose weights fit.
     fn fill(&self, machines: &[&Machine], layout: Layout) -> Result<Blueprint, Why> {
         let holdings = self.holdings(&layout);
         let budgets: Vec<u64> =
@@ -215,7 +215,7 @@ impl Planner<'_> {
         pools.iter().zip(n_layers).map(|(pool, n_layers)| if n_layers > 0 { pool.n_tokens() } else { 0 }).collect()
     }
 
-    /// A context that was asked for is given or refused; otherwise it is what the model knows and the memory holds.
+    /// A requested context is granted or refused; otherwise it is the model's, as far as the memory holds it.
     fn shortened(
         &self,
         holdings: &[Holding],
@@ -235,7 +235,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Why such a context does not fit: on the rank that lacks the most.
+    /// Why this context does not fit, shown for the rank that lacks the most.
     fn too_little_kv(&self, asked: u32, holdings: &[Holding], budgets: &[u64]) -> Why {
         let pools = self.pools(asked);
         let needed = |rank: usize| pools.bytes(pools.min(), &holdings[rank].block_bytes);
@@ -245,7 +245,7 @@ impl Planner<'_> {
         Why::Kv { rank: rank as u16, context: asked, block_bytes, needed: needed(rank), available }
     }
 
-    /// Why the weights do not fit: shown on the cut that speed alone would make, on the rank that lacks the most.
+    /// Why the weights do not fit: shown on the cut by speed alone, for the rank that lacks the most.
     fn too_heavy(&self, machines: &[&Machine], endless: &Cutter) -> Why {
         let Some(layout) = endless.layout(0, 0) else {
             return Why::NoGrid { tp: self.grid.tp, pp: self.grid.pp };
@@ -273,7 +273,7 @@ impl Planner<'_> {
     }
 }
 
-/// Machines that differ by less than this are alike, and get alike parts.
+/// Machines that differ by less than this count as equal, and get equal parts.
 const SPEEDS_ALIKE: (u64, u64) = (5, 4);
 
 fn capacities(machines: &[&Machine]) -> Vec<Capacity> {

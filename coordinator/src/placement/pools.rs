@@ -1,15 +1,15 @@
-//! How many blocks the pool of each cache group has. Knows groups and lengths; no machines, no bytes but those that it
-//! is handed.
+//! How many blocks the pool of each cache group has. Knows groups and lengths; no machines, and no bytes but those that
+//! are passed in.
 //!
-//! All pools grow together, on one scale: the blocks of a group that keeps everything. Behind a window less is kept, so
-//! that such a group's pool is smaller; how much smaller depends on how long sequences are. Up to one whole context the
-//! scale is that of a sequence alone. Beyond, pools are for `running_max` sequences of one length, of which eight whole
-//! contexts are divided among all: longer ones find the full pool empty first, shorter ones the windowed.
+//! All pools grow together, on one scale: the blocks of a group without a window. A windowed group keeps less, so its
+//! pool is smaller; how much smaller depends on the length of sequences. Up to one whole context the scale is that of a
+//! single sequence. Beyond, pools are for `running_max` sequences of one length that share eight whole contexts: longer
+//! ones exhaust the full pool first, shorter ones the windowed.
 
 use types::cache::blocks_for;
 use types::{BLOCKS_MAX, CacheGroup};
 
-/// So many whole contexts are room enough where nobody said how much memory there is.
+/// The default size in whole contexts, if no memory was given.
 const CONTEXTS_BY_DEFAULT: u64 = 8;
 
 /// The pools of sequences of at most `context` positions, computed in slices of at most `slice_max`.
@@ -27,12 +27,12 @@ impl Pools<'_> {
         blocks_for(self.context).into()
     }
 
-    /// The size that the default asks for.
+    /// The default size.
     pub fn by_default(&self) -> u64 {
         self.contexts(CONTEXTS_BY_DEFAULT.min(self.n_running()))
     }
 
-    /// The size from which on there is room for all that may run.
+    /// The size from which on all running sequences fit.
     pub fn max(&self) -> u64 {
         self.contexts(self.n_running())
     }
@@ -45,12 +45,12 @@ impl Pools<'_> {
         self.running_max.max(1).into()
     }
 
-    /// Blocks of each group's pool.
+    /// The blocks of each group's pool.
     pub fn at(&self, size: u64) -> impl Iterator<Item = u64> {
         self.groups.iter().map(move |group| self.of_group(group, size))
     }
 
-    /// What a rank needs that keeps so many bytes of a block of each group.
+    /// The bytes that a rank needs if it keeps `block_bytes` for a block of each group.
     pub fn bytes(&self, size: u64, block_bytes: &[u64]) -> u64 {
         self.at(size)
             .zip(block_bytes)
@@ -58,7 +58,7 @@ impl Pools<'_> {
             .fold(0, u64::saturating_add)
     }
 
-    /// Whether that is no more than it has.
+    /// Whether these bytes fit into what is available.
     pub fn fit(&self, size: u64, block_bytes: &[u64], available: u64) -> bool {
         self.bytes(size, block_bytes) <= available
     }
@@ -71,7 +71,7 @@ impl Pools<'_> {
         if size <= self.min() {
             return size.min(whole);
         }
-        // Most sequences decode: what a long slice needs besides is there once, as steps are not longer.
+        // Most sequences decode: the extra blocks of a long slice are needed once, because steps are not longer.
         let decoding = u64::from(group.n_held_max(self.context, 1));
         let mean_length = (self.by_default() / self.n_running()).max(1);
         let n_sequences_held = size * decoding.min(mean_length);
@@ -94,14 +94,14 @@ mod tests {
     fn a_window_has_a_part_of_what_all_is() {
         // (context, running, size of the full pool, blocks of the windowed one)
         let cases = [
-            // One sequence: the window, a slice, and a block that neither fills.
+            // One sequence: the window, a slice, and one block more because neither is aligned.
             (32_768, 64, 2048, 65),
             (32_768, 64, 100, 65),
             (32_768, 64, 10, 10),
             // Sequences of 4,096 positions: 33 of 256 blocks each, and one slice.
             (32_768, 64, 8 * 2048, 64 * 33 + 32),
             (32_768, 64, 4 * 2048, 32 * 33 + 32),
-            // Sequences shorter than the window keep all that they have.
+            // Sequences shorter than the window keep everything.
             (4096, 64, 8 * 256, 8 * 256),
             // Few run: each may be as long as the context.
             (32_768, 2, 2 * 2048, 2 * 33 + 32),

@@ -1,6 +1,6 @@
-//! How fast a blueprint should be for one sequence, and what holds it back. An estimate from a small table of what
-//! devices of a class do with so many threads; shown beside what is measured, and used to decide nothing but which of
-//! two machines is the faster.
+//! How fast a blueprint should be for one sequence, and what limits it. Estimated from a small table of what devices of
+//! a class do with a number of threads; shown beside measurements, and used only to decide which of two machines is the
+//! faster.
 
 use super::blueprint::{Blueprint, Policy, Shard};
 use super::machine::{Inventory, Machine, class_of};
@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use types::{DeviceClass, DeviceKind};
 
-/// Tokens a second of one sequence, as a band: a table knows a class of machines and not this one.
+/// Tokens a second of one sequence, as a range: the table knows classes of machines, not this machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
     pub low: f64,
     pub high: f64,
     pub bottleneck: Bottleneck,
-    /// Of one pass through all stages: reading weights or computing with them, and exchanging between ranks.
+    /// One pass through all stages: reading weights or computing with them, and exchanging between ranks.
     pub work_micros: f64,
     pub exchange_micros: f64,
 }
@@ -29,25 +29,25 @@ pub enum Bottleneck {
     Collective,
 }
 
-/// What one device of a class does, as orders of magnitude.
+/// The performance of one device of a class, as orders of magnitude.
 struct Class {
-    /// Bytes a second that a thread reads, and that all threads of a host read together.
+    /// Bytes a second that one thread reads, and that all threads of a host read together.
     thread_bytes: u64,
     host_bytes: u64,
-    /// Multiplications with an addition a second, per thread.
+    /// Fused multiply-adds a second, per thread.
     thread_operations: f64,
 }
 
 const CPU: Class = Class { thread_bytes: 10_000_000_000, host_bytes: 40_000_000_000, thread_operations: 40e9 };
-/// A device is one thread of its own memory.
+/// A GPU counts as one thread with its own memory.
 const CUDA: Class = Class { thread_bytes: 2_000_000_000_000, host_bytes: u64::MAX, thread_operations: 100e12 };
 
 /// One exchange among ranks of a host, and among hosts.
 const EXCHANGE_HOST_MICROS: f64 = 8.0;
 const EXCHANGE_NET_MICROS: f64 = 60.0;
-/// Among more threads than their host has cores: who waits sleeps, and must be woken.
+/// One exchange among more threads than their host has cores: a waiting thread sleeps, and must be woken.
 const EXCHANGE_CROWDED_MICROS: f64 = 50.0;
-/// Of the estimate, from what a busy machine gives to what a better one would.
+/// The range around the estimate: what a busy machine gives, and what a better one would.
 const BAND: (f64, f64) = (0.5, 1.4);
 
 fn class(device: &DeviceKind) -> Class {
@@ -57,7 +57,7 @@ fn class(device: &DeviceKind) -> Class {
     }
 }
 
-/// Bytes that each machine reads in a second, as the table has it.
+/// Bytes that each machine reads in a second, by the table.
 pub(super) fn speeds(machines: &[&Machine]) -> Vec<u64> {
     machines.iter().map(|machine| speed(machine)).collect()
 }
@@ -94,7 +94,7 @@ pub fn predict(
     Ok(Prediction { low, high, bottleneck, work_micros: work, exchange_micros: exchange })
 }
 
-/// What is left to each rank beside those that share its cores and its host's wires.
+/// The speed that is left to each rank beside those that share its cores and its host's memory bandwidth.
 fn rank_speeds(blueprint: &Blueprint, machines: &[&Machine], crowding: &[f64]) -> Vec<Speed> {
     let speed = |((machine, bytes_per_s), crowding): ((&&Machine, f64), &f64)| {
         let flops = 2.0 * class(&machine.device).thread_operations * f64::from(machine.threads.max(1)) / crowding;
@@ -103,7 +103,7 @@ fn rank_speeds(blueprint: &Blueprint, machines: &[&Machine], crowding: &[f64]) -
     machines.iter().zip(shared_speeds(blueprint, machines)).zip(crowding).map(speed).collect()
 }
 
-/// For each rank, how many threads of its stage share a core of its host: those of other stages wait meanwhile.
+/// For each rank, how many threads of its stage share a core of its host: other stages wait meanwhile.
 fn crowding(blueprint: &Blueprint, machines: &[&Machine]) -> Vec<f64> {
     let mut threads: BTreeMap<(u16, &str), u32> = BTreeMap::new();
     for (shard, machine) in blueprint.shards.iter().zip(machines) {
@@ -116,7 +116,7 @@ fn crowding(blueprint: &Blueprint, machines: &[&Machine]) -> Vec<f64> {
     blueprint.shards.iter().zip(machines).map(of).collect()
 }
 
-/// Ranks of one stage and host read at the same time, through the same wires.
+/// Ranks of one stage and host read at the same time, through the same memory bus.
 fn shared_speeds(blueprint: &Blueprint, machines: &[&Machine]) -> Vec<f64> {
     let alone = speeds(machines);
     let mut asked: BTreeMap<(u16, &str), u64> = BTreeMap::new();
@@ -132,7 +132,7 @@ fn shared_speeds(blueprint: &Blueprint, machines: &[&Machine]) -> Vec<f64> {
     blueprint.shards.iter().zip(&alone).map(share).collect()
 }
 
-/// Of each stage. Of one row so little is exchanged that only the delay counts.
+/// One entry per stage. One row is so small that only the latency counts.
 fn links(blueprint: &Blueprint, crowding: &[f64]) -> Vec<Links> {
     let stages: Vec<_> = blueprint.shards.chunks(usize::from(blueprint.grid.tp)).collect();
     let link = |shards: &mut dyn Iterator<Item = &Shard>| {

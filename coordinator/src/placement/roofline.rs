@@ -1,26 +1,26 @@
-//! How long a step takes, from what it reads, computes and exchanges, on ranks of which a few numbers are known. Behind
-//! what `plan` foretells of one sequence and what `simulate` models of many. Knows shapes, layouts and speeds; no names
-//! of devices, no queue.
+//! How long a step takes, from what it reads, computes and exchanges, on ranks of which a few figures are known. `plan`
+//! predicts one sequence with it, and `simulate` models many. Knows shapes, layouts and speeds; no names of devices, no
+//! queue.
 //!
-//! A stage is as slow as its slowest rank. A rank multiplies with its weights (as slow as reading them or as computing,
-//! whichever is slower), attends (the same of K and V), and exchanges with its stage: two sums a layer.
+//! A stage is as slow as its slowest rank. A rank multiplies with its weights (as slow as reading them or computing,
+//! whichever is slower), attends (likewise with K and V), and exchanges with its stage: two sums a layer.
 
 use super::shape::{Holding, Measure};
 use super::{Blueprint, ModelShape, Policy};
 use std::ops::Range;
 use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Part};
 
-/// What a rank's device does in a second: what is reached of it, and not what its maker says.
+/// What a rank's device achieves in a second, not what its maker claims.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
     pub bytes_per_s: f64,
-    /// In products with weights; a multiplication and its addition are two.
+    /// Operations in products with weights; a multiply-add counts as two.
     pub flops: f64,
-    /// In attention, whose operands are activations.
+    /// Operations in attention, whose operands are activations.
     pub attention_flops: f64,
 }
 
-/// From a rank to another.
+/// The link from one rank to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     pub latency_micros: f64,
@@ -33,30 +33,30 @@ impl Link {
     }
 }
 
-/// What a stage's ranks exchange over: among each other, and with the next stage.
+/// The links of a stage's ranks: among each other, and to the next stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Links {
     pub within: Link,
     pub onward: Link,
 }
 
-/// Rows between ranks are f32: sums keep what they were added up in.
+/// Rows between ranks are f32, as sums are accumulated.
 const EXCHANGED_BYTES: f64 = 4.0;
 
-/// What one step computes.
+/// The work of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepWork {
     n_rows: u64,
     n_draws: u64,
-    /// Of each cache group.
+    /// One entry per cache group.
     attention: Vec<Attention>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Attention {
-    /// Positions whose K and V are read, once for each slice.
+    /// Positions whose K and V are read; each slice counts its own.
     n_read: u64,
-    /// Of a query and a position that it sees.
+    /// Pairs of a query and a position that it attends to.
     n_pairs: u64,
 }
 
@@ -71,13 +71,13 @@ impl StepWork {
         self.attention.clear();
     }
 
-    /// A slice of a sequence, whose last row may draw a token.
+    /// Adds a slice of a sequence, whose last row may draw a token.
     pub fn add(&mut self, groups: &[CacheGroup], range: &Range<u32>, draws: bool) {
         self.n_rows += u64::from(range.end - range.start);
         self.n_draws += u64::from(draws);
         self.attention.resize(groups.len(), Attention::default());
         for (group, attention) in groups.iter().zip(&mut self.attention) {
-            // A query sees its own position and those before it, at most a window of them.
+            // A query attends to its own position and those before it, at most a window of them.
             let window = u64::from(group_window(*group));
             attention.n_read += u64::from(range.end - group.first_read(range.start));
             attention.n_pairs += pairs(range.end.into(), window) - pairs(range.start.into(), window);
@@ -89,7 +89,7 @@ fn group_window(group: CacheGroup) -> u32 {
     group.layout.window().unwrap_or(u32::MAX)
 }
 
-/// Of the first `n` queries of a sequence.
+/// The pairs of the first `n` queries of a sequence.
 fn pairs(n: u64, window: u64) -> u64 {
     match n <= window {
         true => n * (n + 1) / 2,
@@ -97,10 +97,10 @@ fn pairs(n: u64, window: u64) -> u64 {
     }
 }
 
-/// What a step takes in one stage, in microseconds; and what its ranks do for it, all together.
+/// What a step takes in one stage, in microseconds; and the bytes and operations of all its ranks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Took {
-    /// Of the slowest rank: reading, computing, and the two together as they overlap.
+    /// The slowest rank's times: reading, computing, and both as they overlap.
     pub memory: f64,
     pub compute: f64,
     pub work: f64,
@@ -115,13 +115,13 @@ impl Took {
     }
 }
 
-/// Of one replica, laid out.
+/// The cost model of one replica's layout.
 #[derive(Clone, Debug)]
 pub struct Roofline {
     stages: Vec<Stage>,
     hidden: f64,
     vocab: f64,
-    /// Of the experts, the part that one row goes through; one where there are none.
+    /// The fraction of the experts that one row uses; one if there are no experts.
     expert_part: f64,
 }
 
@@ -137,20 +137,20 @@ struct Stage {
 #[derive(Clone, Debug, PartialEq)]
 struct Rank {
     speed: Speed,
-    /// Bytes that any row makes it read; of those, what only rows that draw do; and its experts.
+    /// Bytes read for any row, bytes read only for rows that draw, and bytes of its experts.
     dense: f64,
     head: f64,
     experts: f64,
-    /// Operations of a row, of a row that draws besides.
+    /// Operations of a row, and the additional ones of a row that draws.
     row: f64,
     draw: f64,
-    /// Of each cache group, bytes of a position and operations of a pair.
+    /// For each cache group, bytes of a position and operations of a pair.
     position: Vec<f64>,
     pair: Vec<f64>,
 }
 
 impl Roofline {
-    /// `speeds` are by rank, `links` by stage.
+    /// `speeds` has an entry per rank, `links` per stage.
     pub fn new(
         shape: &ModelShape,
         class: DeviceClass,
@@ -186,7 +186,7 @@ impl Roofline {
 
     pub fn stage(&self, stage: usize, work: &StepWork) -> Took {
         let stage = &self.stages[stage];
-        // Of all experts, those that no row of the step goes through are not read.
+        // Experts that no row of the step uses are not read.
         let experts_read = 1.0 - power(1.0 - self.expert_part, work.n_rows);
         let mut took = Took { exchange: self.exchange(stage, work), ..Took::default() };
         for rank in &stage.ranks {
@@ -200,7 +200,7 @@ impl Roofline {
         took
     }
 
-    /// Sums are cut by columns: each rank finishes its own and hands them to all. So are rows of the embedding, once,
+    /// Sums are cut by columns: each rank finishes its own and sends them to all. So are rows of the embedding, once,
     /// and logits go to the rank that draws. Every rank sends its rows on to the next stage.
     fn exchange(&self, stage: &Stage, work: &StepWork) -> f64 {
         let Links { within, onward } = &stage.links;
@@ -218,7 +218,7 @@ impl Roofline {
             }
         }
         if self.stages.len() > 1 {
-            // From the last stage to the first only tokens go.
+            // The last stage sends only tokens to the first.
             micros += onward.micros(if stage.is_last { 0.0 } else { row });
         }
         micros
@@ -260,7 +260,7 @@ impl Rank {
     }
 }
 
-/// What it costs to compute with a byte of weights: each is used once for a row, in whatever format it is.
+/// The operations per byte of weights: each weight is used once per row, whatever its format.
 struct Operations<'a> {
     measure: &'a Measure<'a>,
     per_byte: f64,
@@ -289,7 +289,7 @@ impl Operations<'_> {
         let Holding { read, experts, head, heads, block_bytes, .. } = self.measure.part(part);
         let dense = (read - head - self.measure.experts_read(experts)) as f64;
         let n_layers = shape.cache.n_layers(&part.layers);
-        // Of a pair and a head: a product of query and key, and a value that is weighed.
+        // For a pair and a head: the product of query and key, and a weighted value.
         let pair = 4.0 * heads.len() as f64 * f64::from(shape.head_dim);
         Rank {
             speed,

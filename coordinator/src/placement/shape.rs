@@ -1,4 +1,5 @@
-//! What each part of a model weighs, reads and remembers, as a rank that is given it will find. Knows no machines.
+//! The bytes of each part of a model: its weights, what a pass reads, and its KV, as a rank will find them. Knows no
+//! machines.
 
 use checkpoint::{Checkpoint, LayerSizes, ModelSpec, Sizes};
 use std::ops::Range;
@@ -15,22 +16,22 @@ pub struct ModelShape {
     /// The width of the MLP.
     pub inner: u32,
     pub vocab: u32,
-    /// The positions that it was made for.
+    /// The context length that it was trained for.
     pub context: u32,
     pub experts: Option<ExpertShape>,
     /// What its layers keep of the positions behind them.
     pub cache: LayerGroups,
-    /// As they lie in the file; packing keeps them but for padding.
+    /// As stored in the file; packing adds only padding.
     pub sizes: Sizes,
 }
 
-/// Of each layer that has experts.
+/// The experts of each layer that has any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertShape {
     pub n: u32,
-    /// Of those, what a token goes through.
+    /// How many of them a token uses.
     pub n_used: u32,
-    /// The width of one.
+    /// The width of one expert.
     pub inner: u32,
 }
 
@@ -39,7 +40,7 @@ impl ModelShape {
         ModelShape::sized(checkpoint.spec(), checkpoint.sizes())
     }
 
-    /// Of a model that is known by its spec, and by what its parts would weigh.
+    /// The shape of a model that is known by its spec and the sizes of its parts.
     pub fn sized(spec: &ModelSpec, sizes: Sizes) -> ModelShape {
         ModelShape {
             n_layers: spec.n_layers,
@@ -65,25 +66,24 @@ impl ModelShape {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holding {
     pub heads: Range<u32>,
-    /// All that its query heads read: one that a boundary cuts is held on both sides.
+    /// All that its query heads read: a head that a boundary cuts is held on both sides.
     pub kv_heads: Range<u32>,
     pub weights: u64,
-    /// Of the weights, what every rank of the stage holds.
+    /// The part of the weights that every rank of the stage holds.
     pub replicated: u64,
-    /// What a pass of one row reads: an embedding is looked up and not read, a head is read whole.
+    /// The bytes that a pass of one row reads: the embedding is looked up and does not count, the head is read whole.
     pub read: u64,
-    /// Of the weights, all experts that it holds; and, of what is read, rows of the head.
+    /// The bytes of all experts that it holds, a part of `weights`; and of the rows of the head, a part of `read`.
     pub experts: u64,
     pub head: u64,
-    /// K and V of its heads for the positions of one block of each cache group: nothing of one of which its stage has
-    /// no layer.
+    /// The bytes of its heads' K and V for a block of each cache group: zero where its stage has no layer of the group.
     pub block_bytes: Vec<u64>,
 }
 
 /// Measures parts of one model.
 pub(crate) struct Measure<'a> {
     pub shape: &'a ModelShape,
-    /// Of the devices.
+    /// The device class.
     pub class: DeviceClass,
     o_proj: Leaves,
     down_proj: Leaves,
@@ -98,7 +98,7 @@ impl<'a> Measure<'a> {
         for layer in &shape.sizes.layers {
             before.push(before[before.len() - 1] + *layer);
         }
-        // A shape without sizes has layers all the same.
+        // A shape without sizes still has layers.
         before.resize(shape.n_layers as usize + 1, before[before.len() - 1]);
         let o_proj = Leaves::o_proj(class, shape.n_heads, shape.head_dim);
         let down_proj = Leaves::down_proj(class, shape.inner);
@@ -131,7 +131,7 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// A stage as one rank would hold it.
+    /// A stage as a single rank would hold it.
     pub fn stage(&self, stage: u16, n_stages: u16, layers: Range<u32>) -> Holding {
         let place = Place { stage, tp: 0, ep: 0 };
         self.part(&Part { place, layers, shares: Shares::even(1), n_stages })
@@ -170,10 +170,10 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// What belongs to no layer: rows of the vocabulary, and the last norm.
+    /// The parts outside the layers: rows of the vocabulary, and the last norm.
     fn outer(&self, part: &Part) -> LayerSizes {
         let sizes = &self.shape.sizes;
-        // One matrix serves as both where one rank has both.
+        // One matrix is both embedding and head if one rank has both.
         let tied_here = part.is_first() && sizes.head == 0;
         let embedding = if part.is_first() { self.rows(part, sizes.embedding) } else { 0 };
         let head = if part.is_last() && !tied_here { self.rows(part, self.head_bytes()) } else { 0 };
@@ -197,7 +197,7 @@ impl<'a> Measure<'a> {
     }
 }
 
-/// So many of `of` equal units, rounded up.
+/// The bytes of some of `of` equal units, rounded up.
 fn portion(bytes: u64, units: &Range<u32>, of: u32) -> u64 {
     let n = u128::from(units.end.saturating_sub(units.start));
     (u128::from(bytes) * n).div_ceil(u128::from(of.max(1))) as u64

@@ -8,7 +8,7 @@ use std::ops::Range;
 use types::cache::blocks_for;
 use types::{Activations, DeviceClass, Grid, KvDtype, KvLayout, LayerGroups, Shares};
 
-/// Of `smol`.
+/// The KV heads of `smol`.
 const HEADS: KvLayout = KvLayout::heads(3, 64);
 
 /// Nine query heads, three of K and V, thirty layers, and a head that weighs nine of them.
@@ -76,14 +76,14 @@ fn figures_follow_from_memory() {
     check(4 << 30, policy(), Ok((8192, (1 << 30) / 368_640)));
     check(64 << 30, Policy { kv_memory: Some(368_640 * 600), ..policy() }, Ok((8192, 600)));
     check(64 << 30, Policy { kv_dtype: KvDtype::F32, kv_memory: Some(368_640 * 1200), ..policy() }, Ok((8192, 600)));
-    // What all that may run could fill is enough.
+    // The pools need no more than all running sequences could fill.
     let few = Policy { running_max: 2, context: Some(32), kv_memory: Some(1 << 30), ..policy() };
     check(64 << 30, few, Ok((32, 4)));
-    // Nobody asked for the whole context.
+    // No context was asked for.
     check(64 << 30, Policy { kv_memory: Some(368_640 * 10), ..policy() }, Ok((160, 10)));
 }
 
-/// Five layers of six keep 512 positions: 23 of 28.
+/// Five layers of six have a window of 512 positions: 23 of 28.
 fn local() -> ModelShape {
     let kind = |layer: u32| if layer % 6 == 5 { HEADS } else { HEADS.within(512) };
     let sizes = Sizes { layers: smol().sizes.layers[..28].to_vec(), ..smol().sizes };
@@ -101,7 +101,7 @@ fn a_window_takes_less_memory_and_leaves_more_for_the_rest() {
     assert_eq!((with.shards[0].kv_bytes, without.shards[0].kv_bytes), (kv_bytes, 12_288 * 28 * 8 * 2048));
     assert_eq!(with.shards[0].kv_tokens, [16 * (64 * 33 + 32), 16 * 8 * 2048]);
     assert!(with.to_string().contains("2144 blocks of 16 for a window of 512 · 16384 blocks of 16"), "{with}");
-    // Of one size, what is left to the layers that keep everything.
+    // With equal memory, what is left goes to the layers without a window.
     let tight = Policy { kv_memory: Some(1 << 30), ..policy(1, 1) };
     let (with, without) = (on(&local(), &tight), on(&full, &tight));
     assert_eq!((without.context, without.n_blocks()), (32_768, vec![3120]));
@@ -144,7 +144,7 @@ fn refusals_show_the_arithmetic() {
     let long = Policy { context: Some(8192), kv_memory: Some(368_640 * 10), ..policy() };
     check(64 << 30, long, Err("needs 188743680 bytes of KV on rank 0 (at most 368640 per 16 tokens), 3686400"));
     check(64 << 30, Policy { context: Some(9000), ..policy() }, Err("asked for, the model was made for 8192"));
-    // A type that nobody computes with does not come so far: there is no policy that has it.
+    // A type that no device computes with does not get this far: no policy has it.
     assert!("int3".parse::<KvDtype>().is_err_and(|unknown| unknown.to_string().contains("int3")));
 }
 
@@ -217,7 +217,7 @@ fn a_faster_machine_gets_more_and_a_smaller_one_less() {
 
 #[test]
 fn layers_move_until_the_pool_is_balanced() {
-    // Speed alone would cut at 20; then the first stage's KV limits the pool.
+    // Cutting by speed alone would give 20; then the first stage's KV would limit the pool.
     let tight = Policy { kv_memory: Some(12_288 * 15 * 400), ..policy(1, 2) };
     let plan = plan(&machines(2, 1 << 30), &smol(), &tight, None).unwrap();
     assert!(layers(&plan)[0].end <= 17, "{plan}");
@@ -412,7 +412,7 @@ fn check_refusal(error: &Unplaceable, machines: &[Machine], shape: &ModelShape, 
     }
 }
 
-/// A lost worker's rank goes to a spare. Whether everybody else stayed where they were.
+/// A lost worker's rank goes to a spare. Returns whether all others kept their ranks.
 fn survives_loss(random: &mut Random, now: &Blueprint, machines: &[Machine], shape: &ModelShape, of: &Policy) -> bool {
     let lost = now.shards[random.below(now.shards.len() as u64) as usize].worker;
     let mut left: Vec<Machine> = machines.iter().filter(|machine| machine.worker != lost).cloned().collect();

@@ -3,10 +3,10 @@
 use std::fmt;
 use types::{BLOCK_TOKENS, Grid, Unsupported};
 
-/// Each stage has a step of its own under way, and a worker queues no more of them.
+/// Each stage has a step of its own in flight, and a worker's queue holds no more of them.
 pub const STAGES_MAX: u16 = 16;
 
-/// There is no blueprint: why, and what could be had instead.
+/// Why there is no blueprint, and what would be possible instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unplaceable {
     pub why: Why,

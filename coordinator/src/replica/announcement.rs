@@ -1,4 +1,4 @@
-//! What the replica says of itself to those who look for it in the store.
+//! What the replica publishes about itself in the cluster store.
 
 use cluster::Registration;
 use types::PolicyDigest;

@@ -1,5 +1,5 @@
-//! The loop's part that does what an operator wants while the replica serves: another grid, or the model read again.
-//! Each is refused before anything has changed, or is a change of epoch that nobody is accused of.
+//! The loop's part that carries out an operator's changes while the replica serves: another grid, or the model read
+//! again. Each is refused before anything has changed, or ends the epoch without blame.
 
 use super::Replica;
 use super::endings::{Ending, Recovered};
@@ -12,12 +12,12 @@ use std::time::Duration;
 use tonic::Status;
 use types::{DeviceClass, Grid};
 
-/// Who has asked and waits for the replica to serve again.
+/// Operators that have asked and wait for the replica to serve again.
 #[derive(Default)]
 pub(crate) struct Changes {
     scale: Option<Reply<wire::ScaleReply>>,
     reload: Option<Reply<wire::ReloadReply>>,
-    /// How often the model was to be read again.
+    /// How often the model was asked to be read again.
     pub reading: u32,
 }
 
@@ -58,7 +58,7 @@ impl Replica {
         }
     }
 
-    /// `found` is what the model's path means now.
+    /// `found` is what the model's path holds now.
     pub(super) fn reload(&mut self, found: &FoundModel, reply: Reply<wire::ReloadReply>) {
         if let Err(refused) = self.may_reload(found) {
             return say(reply, Err(refused));
@@ -71,14 +71,14 @@ impl Replica {
         self.change();
     }
 
-    /// Streams move only to an equal policy: another model is another replica.
+    /// Streams move only to an equal policy, so a reload may not change the model.
     fn may_reload(&self, model: &FoundModel) -> Result<(), Status> {
         self.may_change()?;
         let Some(ours) = self.requests.policy() else { return Ok(()) };
         let device = self.members.first_device().unwrap_or_else(|| DeviceClass::Cpu.into());
         let of = DigestOf { weights: model.fingerprint, mode: self.config.mode() };
         let found = self.readings.policy_of(self.config.digest_of(&device, of), &model.runs);
-        // The simulation computes under a policy that no file gives.
+        // The simulator computes under a policy that no file determines.
         if device.class() == DeviceClass::Sim || found == ours {
             return Ok(());
         }
@@ -96,7 +96,7 @@ impl Replica {
         self.place();
     }
 
-    /// The replica serves again: whoever asked hears what it has come to.
+    /// The replica serves again: answers those who asked.
     pub(super) fn changed(&mut self, grid: Grid, Recovered { took, n_replayed }: Recovered) {
         if let Some(reply) = self.changes.scale.take() {
             say(reply, Ok(scale_reply(grid, took, n_replayed)));
@@ -109,7 +109,7 @@ impl Replica {
     }
 }
 
-/// Who asked and left needs no answer.
+/// An operator who has left needs no answer.
 fn say<T>(reply: Reply<T>, answer: Result<T, Status>) {
     let _gone = reply.send(answer);
 }

@@ -1,4 +1,4 @@
-//! Why workers are let go, why epochs end, and what a recovery took.
+//! Why workers are dismissed, why epochs end, and what a recovery took.
 
 use crate::WorkerId;
 use scheduler::Loss;
@@ -8,7 +8,7 @@ use telemetry::spans::{self, Traced};
 use tonic::{Code, Status};
 use types::{Epoch, Grid, Micros};
 
-/// A worker that is gone, or is to go.
+/// A worker that is gone, or is to be dismissed.
 #[derive(Debug)]
 pub(crate) struct LostWorker {
     pub worker: WorkerId,
@@ -16,20 +16,20 @@ pub(crate) struct LostWorker {
     pub why: Status,
 }
 
-/// Why a worker is let go. The set is closed: it is a label.
+/// Why a worker is dismissed. The set is closed: it is a label of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// Its stream ended.
     Gone,
-    /// It was not heard of.
+    /// It missed heartbeats.
     Silent,
-    /// It is heard of, and does not compute.
+    /// It sends heartbeats, and does not compute.
     Hung,
     /// It took too long to become ready.
     Late,
-    /// It said so.
+    /// It reported so.
     Failed,
-    /// It said what cannot be meant, or computes under another policy.
+    /// It sent an invalid frame, or computes under another policy.
     Wrong,
     /// It leaves its frames unread.
     Deaf,
@@ -48,7 +48,7 @@ impl Cause {
         }
     }
 
-    /// Of a stream that ended.
+    /// The cause when a stream ended with this status.
     pub fn of(why: &Status) -> Cause {
         if why.code() == Code::InvalidArgument { Cause::Wrong } else { Cause::Gone }
     }
@@ -58,11 +58,11 @@ impl Cause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     Lost(Cause),
-    /// Ranks blame each other, or one of several hangs: nobody is let go.
+    /// Ranks blame each other, or one of several hangs: no worker is dismissed.
     Doubt,
-    /// An operator, or workers that have come, want a change.
+    /// An operator, or the arrival of workers, asks for a change.
     Wanted,
-    /// A worker was told to end, and said so.
+    /// A worker was told to end, and reported it.
     Left,
 }
 
@@ -76,12 +76,12 @@ impl Ending {
         }
     }
 
-    /// Nothing has failed: nobody is accused, and no place is kept for anybody.
+    /// True if nothing has failed: no worker is blamed, and no rank is kept free for one.
     pub fn is_meant(self) -> bool {
         matches!(self, Ending::Wanted | Ending::Left)
     }
 
-    /// What it says of the requests that were in the lost step.
+    /// How the scheduler is to treat the requests of the lost step.
     pub fn loss(self) -> Loss {
         match self {
             Ending::Wanted | Ending::Left => Loss::Planned,
@@ -91,10 +91,10 @@ impl Ending {
     }
 }
 
-/// From the end of an epoch until the replica serves again.
+/// The time from the end of an epoch until the replica serves again.
 pub(crate) struct Recovery {
     since: Micros,
-    /// Of the first epoch that ended, if several did.
+    /// The cause of the first epoch that ended, if several did.
     why: Ending,
     /// The rank that was lost first, and its host.
     lost: Option<(u16, String)>,
@@ -109,13 +109,13 @@ pub(crate) struct Recovered {
 }
 
 impl Recovery {
-    /// An epoch ends. `tokens_requeued` counts those that ever were.
+    /// An epoch ends. `tokens_requeued` is the total count so far.
     pub fn begin(ended: Epoch, why: Ending, tokens_requeued: u64, now: Micros) -> Recovery {
         let span = spans::recovery(ended.n);
         Recovery { since: now, why, lost: None, tokens_requeued_before: tokens_requeued, span }
     }
 
-    /// A rank is lost, as which nobody may have known when the epoch ended.
+    /// A rank was found lost, perhaps only after its epoch had ended in doubt.
     pub fn found(&mut self, cause: Cause, rank: u16, host: String) {
         if self.why == Ending::Doubt {
             self.why = Ending::Lost(cause);

@@ -9,7 +9,7 @@ use telemetry::metrics;
 use types::Grid;
 
 impl Replica {
-    /// Also where none is under way: what was asked for begins anew.
+    /// Called also if no epoch is under way: the placement that was asked for begins anew.
     pub(super) fn end_epoch(&mut self, why: Ending) {
         let now = self.now();
         if self.requests.has_served() && self.recovery.is_none() {

@@ -1,5 +1,5 @@
-//! Which grid the replica is laid out on: the one that is wanted; a smaller one where workers are missing for long; the
-//! wanted one again when they have come back. Remembers what came of former ones. Time is told to it.
+//! Which grid the replica is laid out on: the wanted one; a smaller one when workers are missing for long; the wanted
+//! one again when they have come back. Remembers the outcome of earlier grids. The caller passes the time.
 
 use super::endings::Ending;
 use super::phase::Phase;
@@ -9,29 +9,29 @@ use crate::placement::{Blueprint, Machine, ModelShape, Policy, Unplaceable, plan
 use crate::{Config, Waits};
 use types::{Grid, Micros};
 
-/// Times that the wait before growing doubles when it turns out to be in vain.
+/// How often the wait before growing doubles when growing was in vain.
 const DOUBLINGS_MAX: u32 = 6;
-/// A grid that was grown to and lasted for so many such waits was worth it.
+/// A larger grid that lasted for this many such waits was worth it.
 const WORTH_IT: u64 = 4;
 
 /// What is remembered from one placement to the next.
 pub(crate) struct GridChoice {
     pub wanted: Grid,
-    /// The blueprint that was in force last: who held a rank keeps it.
+    /// The last blueprint in force: its workers keep their ranks.
     last: Option<Blueprint>,
-    /// Epochs in a row that ended because the ranks did not reach each other.
+    /// How many epochs in a row ended because the ranks did not reach each other.
     n_fruitless: u32,
-    /// From when on a part of the grid will do.
+    /// From when on a smaller grid is acceptable.
     fewer_from: Option<Micros>,
-    /// Growths in a row that did not last.
+    /// How many growths in a row did not last.
     pub n_relapses: u32,
 }
 
-/// What a grid has to give.
+/// What a grid has to offer.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked<'a> {
     pub config: &'a Config,
-    /// Once the replica serves, the context is a promise to those who were welcomed.
+    /// Once the replica has served, its context is a promise to the routers that were welcomed.
     pub promised: Option<u32>,
 }
 
@@ -47,8 +47,8 @@ impl GridChoice {
         GridChoice { wanted, last: None, n_fruitless: 0, fewer_from: None, n_relapses: 0 }
     }
 
-    /// An epoch ended because ranks do not reach each other, or nobody knows who hangs. Both may be well, so that the
-    /// next placement waits until the time that this gives, each time longer.
+    /// An epoch ended because ranks do not reach each other, or it is unknown which one hangs. Both may be well, so the
+    /// next placement waits until the returned time, each time longer.
     pub fn doubt(&mut self, served_micros: u64, now: Micros, waits: &Waits) -> Micros {
         let replace_max = micros(waits.replace_max);
         self.n_fruitless = if served_micros > replace_max { 0 } else { self.n_fruitless + 1 };
@@ -65,8 +65,8 @@ impl GridChoice {
         self.fewer_from = None;
     }
 
-    /// A lost rank's place is kept for a while, until the time that this gives; but who had grown in vain need not wait
-    /// for what it has just had.
+    /// A lost rank is kept free until the returned time. A grid that the replica grew to in vain keeps none: it goes
+    /// back to what it just had at once.
     pub fn ended(&mut self, phase: &Phase, why: Ending, now: Micros, waits: &Waits) -> Micros {
         let is_grown = phase.placement().is_some_and(|placement| placement.is_grown);
         let was_in_vain = is_grown && phase.serving().is_none();
@@ -75,7 +75,7 @@ impl GridChoice {
             self.n_relapses = if was_worth_it { 0 } else { (self.n_relapses + 1).min(DOUBLINGS_MAX) };
         }
         let keep = if was_in_vain || why.is_meant() { 0 } else { micros(waits.replan_after) };
-        // A second loss does not begin the wait anew.
+        // A second loss does not restart the wait.
         let from = now.plus(keep);
         let from = self.fewer_from.map_or(from, |already| already.min(from));
         self.fewer_from = Some(from);
@@ -92,7 +92,7 @@ impl GridChoice {
         now: Micros,
     ) -> Result<Blueprint, Unplaceable> {
         let last = self.last.as_ref().map(|last| without_suspects(last, members));
-        // Who has never served waits for what was asked for.
+        // A replica that has never served waits for the grid that was asked for.
         let fewer_will_do = asked.promised.is_some() && self.fewer_from.is_some_and(|from| now >= from);
         let lay_out = |inventory: &[Machine]| match fewer_will_do {
             true => self.best(asked, inventory, last.as_ref()),
@@ -102,7 +102,7 @@ impl GridChoice {
         trusted.map_or_else(|| lay_out(candidates.all()), Ok)
     }
 
-    /// The wanted grid, or else fewer ranks, or else a shorter context: what was promised is kept as long as it can be.
+    /// The wanted grid, else fewer ranks, else a shorter context: the promised context is kept as long as possible.
     fn best(
         &self,
         asked: Asked<'_>,
@@ -114,8 +114,8 @@ impl GridChoice {
         };
         let (config, policy) = (asked.config, asked.policy_on(self.wanted));
         lay_out(&config.shape, &policy).or_else(|why| match (config.policy.context, asked.promised) {
-            // Nobody asked for its length: it is what the memory holds, and less of it serves those whom it is enough
-            // for.
+            // No context was asked for, so it is what the memory holds; a shorter one still serves the requests that
+            // fit it.
             (None, Some(context)) => {
                 let shape = ModelShape { context, ..config.shape.clone() };
                 lay_out(&shape, &Policy { context: None, ..policy }).map_err(|_| why)
@@ -124,7 +124,7 @@ impl GridChoice {
         })
     }
 
-    /// A grid with more ranks, or a longer context, than is in force.
+    /// A grid with more ranks, or a longer context, than the one in force.
     pub fn wider_than(&self, narrow: &Blueprint, asked: Asked<'_>, inventory: &[Machine]) -> Option<Grid> {
         let wider = self.best(asked, inventory, None).ok()?;
         let is_wider = wider.grid.n_ranks() > narrow.grid.n_ranks() || wider.context > narrow.context;

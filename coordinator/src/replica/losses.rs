@@ -1,5 +1,5 @@
-//! The loop's part that finds lost workers, and lets go of them: who is silent, late or hangs, and whom its peers
-//! blame.
+//! The loop's part that finds and dismisses lost workers: those that are silent, late or hung, and those that their
+//! peers blame.
 
 use super::Replica;
 use super::endings::{Cause, Ending, LostWorker};
@@ -17,7 +17,7 @@ use tonic::Status;
 use types::{Epoch, Micros};
 
 impl Replica {
-    /// A worker is gone, or is to go. The loop lets go of it when the event at hand has been taken.
+    /// A worker is gone, or is to be dismissed. The loop dismisses it after the event at hand.
     pub(super) fn report_loss(&mut self, worker: WorkerId, cause: Cause, why: Status) {
         self.losses.push_back(LostWorker { worker, cause, why });
     }
@@ -39,7 +39,7 @@ impl Replica {
         let waits = &self.config.waits;
         let allowed = Allowed {
             load_micros: micros(waits.load_max),
-            // The ranks give up first, and say whom they missed.
+            // The ranks give up first, and report whom they missed.
             meet_micros: micros(waits.meet_max + waits.hello_max),
         };
         let Some(ranks) = self.phase.ranks() else { return };
@@ -56,8 +56,8 @@ impl Replica {
         }
     }
 
-    /// When a step is awaited for too long. One rank that alone can be hanging is let go; of several of whom one is,
-    /// all stay, and whose computing thread does not move once it has a rank again is lost then.
+    /// Called when a step takes too long. A single suspect is dismissed; of several, all stay, and one whose computing
+    /// thread does not move once it has a rank again is lost then.
     pub(super) fn lose_the_hung(&mut self, now: Micros) {
         let Phase::Serving(serving) = &mut self.phase else { return };
         serving.patience.tick(now, micros(self.config.waits.beat_every));
@@ -89,7 +89,7 @@ impl Replica {
 
     // -- what workers say
 
-    /// A worker was told to end and says so: its rank is another's at once, and nothing is lost but time.
+    /// A worker was told to end and reports it: its rank goes to another at once, and nothing is lost but time.
     pub(super) fn worker_leaves(&mut self, worker: WorkerId) {
         let rank = self.phase.rank(worker);
         let why = Status::cancelled("this worker leaves, and its place is another's");
@@ -102,14 +102,14 @@ impl Replica {
         self.place();
     }
 
-    /// A rank cannot go on. If it names a peer, it stays, and its peer is suspected.
+    /// A rank cannot go on. If it names a peer, it stays, and the peer is suspected.
     pub(super) fn rank_failed(&mut self, worker: WorkerId, failed: &wire::Failed) {
         self.members.heard(worker);
         let of = Epoch { incarnation: failed.epoch_incarnation, n: failed.epoch_n };
         let own_fault = || Status::aborted(format!("the rank failed: {}", failed.message));
         let Some(rank) = failed.guilty_rank else { return self.report_loss(worker, Cause::Failed, own_fault()) };
         if of != self.epoch {
-            // Of an epoch that has ended: one report of its end was enough.
+            // It belongs to an epoch that has ended: one report of its end was enough.
             return;
         }
         let mut shards = self.phase.blueprint().into_iter().flat_map(|blueprint| &blueprint.shards);
@@ -120,8 +120,8 @@ impl Replica {
         }
     }
 
-    /// The epoch ends and nobody is dismissed: whoever is dead says so by its stream, whoever is stopped by its
-    /// silence, and whoever hangs by a counter that does not move.
+    /// The epoch ends and no worker is dismissed: a dead one shows by its stream, a stopped one by its silence, and a
+    /// hung one by a counter that does not move.
     fn blame(&mut self, reporter: WorkerId, blamed: WorkerId, rank: u32, message: &str) {
         let (host, of) = (self.members.host(blamed).to_owned(), self.members.host(reporter).to_owned());
         let by = self.phase.rank(reporter).map(|rank| rank.0);
@@ -139,16 +139,16 @@ impl Replica {
 
     // -- what follows
 
-    /// Lets go of a worker. If it held a rank the epoch ends.
+    /// Dismisses a worker. If it held a rank, the epoch ends.
     pub(super) fn lose(&mut self, LostWorker { worker, cause, why }: LostWorker) {
         let message = why.message().to_owned();
         let (held, was_suspect) = (self.phase.rank(worker), self.members.is_suspect(worker));
         let Some(Dismissed { blamed_as, host }) = self.members.dismiss(worker, why) else { return };
-        // Its peers may have noticed first: then its epoch has ended, and it has a rank no more.
+        // Its peers may have noticed first: then its epoch has ended, and it no longer has a rank.
         let rank = held.or(blamed_as).map(|rank| rank.0);
         tracing::warn!(%worker, rank, host, kind = cause.label(), cause = message, "a worker is lost");
         if was_suspect {
-            // It was the one that hung: those who named it need not wait.
+            // It was the one that hung: the ranks that named it need not wait.
             self.phase.trust_again();
         }
         self.phase.crowd_changed();

@@ -1,10 +1,10 @@
-//! The loop, and what it owns: the workers, the requests, and what the replica is doing with them (`phase`). Everything
-//! that happens comes as an event; nothing here waits for a peer.
+//! The loop, and what it owns: the workers, the requests, and the replica's phase (`phase`). Everything arrives as an
+//! event; nothing here waits for a peer.
 //!
 //! An event may find workers that are lost (`losses`): they are queued, and the loop takes them one after the other.
 //! Each may end the epoch (`epochs`), after which the replica is laid out anew (`place`) on the grid that is best now
-//! (`grids`); its ranks load and meet (`ranks`), and steps go on (`steps`). What an operator wants (`changes`) ends an
-//! epoch as a loss does. What the replica says of itself is in `views`.
+//! (`grids`); its ranks load and meet (`ranks`), and steps go on (`steps`). An operator's change (`changes`) ends an
+//! epoch as a loss does. The replica's state is reported by `views`.
 
 pub mod announcement;
 mod changes;
@@ -46,9 +46,9 @@ const EVENTS_PER_TURN_MAX: usize = 256;
 
 pub(crate) struct Replica {
     config: Config,
-    /// In its metrics.
+    /// The label of its metrics.
     of: ReplicaLabel,
-    /// For the store.
+    /// What the store is to publish.
     announce: watch::Sender<Announcement>,
     began: Instant,
     /// Grows when a placement begins and when it ends.
@@ -57,11 +57,11 @@ pub(crate) struct Replica {
     requests: LiveRequests,
     grids: GridChoice,
     phase: Phase,
-    /// Which bytes the ranks have read.
+    /// The hashes of what the ranks have read.
     readings: Readings,
-    /// Empty between events. Each look at the workers adds at most one for each of them.
+    /// Empty between events. Each look at the workers adds at most one entry per worker.
     losses: VecDeque<LostWorker>,
-    /// Present while the replica has served and does not.
+    /// Present if the replica has served and does not now.
     recovery: Option<Recovery>,
     changes: Changes,
     performance: Performance,
@@ -69,7 +69,7 @@ pub(crate) struct Replica {
     state_sent: Micros,
     state_changed: bool,
     looked: Micros,
-    /// As the metrics tell it.
+    /// The cache's layout as last reported to the metrics.
     cache: Option<Cache>,
 }
 
@@ -99,7 +99,7 @@ impl Replica {
         }
     }
 
-    /// Takes events until it has drained.
+    /// Handles events until the replica has drained.
     pub async fn run(mut self, mut queue: mpsc::Receiver<Event>, shutdown: CancellationToken) -> Result<(), Error> {
         let mut ticks = interval(self.config.waits.beat_every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -123,9 +123,9 @@ impl Replica {
         Ok(())
     }
 
-    /// An event, what else is there already, and what follows from them.
+    /// Handles an event, those already queued behind it, and what follows from them.
     fn turn(&mut self, event: Event, queue: &mut mpsc::Receiver<Event>) -> Result<(), Error> {
-        // The tick comes last: a beat that is in the queue has not been missed.
+        // The tick comes last: a heartbeat that is in the queue was not missed.
         let (first, last) = match event {
             Event::Tick => (None, Some(Event::Tick)),
             other => (Some(other), None),
@@ -170,7 +170,7 @@ impl Replica {
         Ok(())
     }
 
-    /// One after the other: the next may be a rank of the epoch that follows from the one before.
+    /// One after the other: the next lost worker may hold a rank of the epoch that follows.
     fn take_losses(&mut self) {
         while let Some(lost) = self.losses.pop_front() {
             self.lose(lost);
@@ -185,8 +185,8 @@ impl Replica {
         self.draining_since.is_some() && self.requests.is_idle()
     }
 
-    /// What still runs is left to the routers: their streams end without a word of their requests, so that they may
-    /// go on with them elsewhere.
+    /// True if the drain is over: running requests are left to the routers, whose streams end without an output, so
+    /// that they may move them elsewhere.
     fn is_too_late(&self) -> bool {
         let max = micros(self.config.waits.drain_max);
         self.draining_since.is_some_and(|since| self.now().since(since).0 > max)
@@ -206,7 +206,7 @@ impl Replica {
             [Replica::lose_the_silent, Replica::lose_the_late, Replica::lose_the_unmoved, Replica::lose_the_hung]
         {
             look(self, now);
-            // Whoever is lost ends an epoch, in which the next look would find others.
+            // A loss ends the epoch, in which the next look would find others.
             self.take_losses();
         }
         self.place_if_due(now);

@@ -1,5 +1,5 @@
-//! What a replica is doing, and what it owns for that: what an epoch has ends with its phase. Knows no requests, and
-//! time only as it is told.
+//! What a replica is doing, and what it owns for that: an epoch's state is dropped with its phase. Knows no requests;
+//! the caller passes the time.
 
 use crate::config::micros;
 use crate::members::patience::Patience;
@@ -11,46 +11,46 @@ use proto::cluster as wire;
 use types::{Epoch, Micros, Rank};
 
 pub(crate) enum Phase {
-    /// Nobody holds a rank.
+    /// No worker holds a rank.
     Waiting(WaitingToPlace),
-    /// Ranks load what they are to hold, and then meet.
+    /// Ranks load their parts of the model, and then meet.
     Placing(Placement),
     /// All ranks are ready.
     Serving(Serving),
 }
 
-/// For workers, or for its time.
+/// Waits for workers, or for a time.
 #[derive(Default)]
 pub(crate) struct WaitingToPlace {
-    /// Not before, because the ranks did not reach each other.
+    /// No placement before this, because the ranks did not reach each other.
     not_before: Option<Micros>,
-    /// When it is to be tried again though nobody has come or gone.
+    /// When to try again although no worker has come or gone.
     try_at: Option<Micros>,
-    /// The next grid is one that the replica grows to.
+    /// Whether the next grid is one that the replica grows to.
     pub is_growing: bool,
-    /// Present while there is no grid that these workers could have.
+    /// Present while no grid fits these workers.
     unplaced: Option<Unplaced>,
 }
 
-/// There is no grid: why, and since when.
+/// Why there is no grid, and since when.
 struct Unplaced {
     why: Unplaceable,
     since: Micros,
 }
 
-/// An epoch's blueprint, and who carries it out.
+/// An epoch's blueprint, and the workers that carry it out.
 pub(crate) struct Placement {
     pub epoch: Epoch,
     pub blueprint: Blueprint,
     pub ranks: RankHolders,
-    /// The replica grew to this grid.
+    /// Whether the replica grew to this grid.
     pub is_grown: bool,
 }
 
 pub(crate) struct Serving {
     pub placement: Placement,
     since: Micros,
-    /// Since when more ranks than are in force could be had.
+    /// Since when a grid with more ranks has been possible.
     wider_since: Option<Micros>,
     /// Since when the oldest step in flight has been awaited.
     pub step_since: Micros,
@@ -96,26 +96,26 @@ impl Phase {
         self.serving().is_some_and(|serving| serving.slowness.is_slow(rank))
     }
 
-    /// For how long it has served in this epoch.
+    /// How long it has served in this epoch.
     pub fn served_micros(&self, now: Micros) -> u64 {
         self.serving().map_or(0, |serving| now.since(serving.since).0)
     }
 
-    /// Somebody came or went: what could be had is another question.
+    /// A worker came or went: which grids are possible is asked anew.
     pub fn crowd_changed(&mut self) {
         if let Phase::Serving(serving) = self {
             serving.wider_since = None;
         }
     }
 
-    /// Whoever did not reach the others is out of the way: the next placement need not wait.
+    /// The worker that the others did not reach is gone: the next placement need not wait.
     pub fn trust_again(&mut self) {
         if let Phase::Waiting(waiting) = self {
             waiting.not_before = None;
         }
     }
 
-    /// The epoch is over. What is known of a wait goes on where another wait follows it.
+    /// The epoch is over. If the replica was waiting already, what was known of that wait is kept.
     pub fn into_waiting(self, not_before: Option<Micros>, try_at: Micros) -> Phase {
         let before = match self {
             Phase::Waiting(before) => before,
@@ -135,7 +135,7 @@ impl WaitingToPlace {
         [self.not_before, self.try_at].into_iter().flatten().any(|at| now >= at)
     }
 
-    /// Otherwise what was due has come.
+    /// False: the wait is over, and is cleared.
     pub fn must_wait(&mut self, now: Micros) -> bool {
         let must_wait = self.not_before.is_some_and(|not_before| now < not_before);
         if !must_wait {
@@ -145,12 +145,12 @@ impl WaitingToPlace {
         must_wait
     }
 
-    /// Or before, if something else comes before.
+    /// Tries again then, or earlier if that was due already.
     pub fn try_again_at(&mut self, at: Option<Micros>) {
         self.try_at = [self.try_at, at].into_iter().flatten().min();
     }
 
-    /// There is no grid now. Whether that is news: it is told once for each reason.
+    /// There is no grid now. True if the reason is new, and was logged.
     pub fn cannot(&mut self, now: Micros, why: Unplaceable, n_workers: usize) -> bool {
         if self.unplaced.as_ref().is_some_and(|unplaced| unplaced.why == why) {
             return false;
@@ -164,12 +164,12 @@ impl WaitingToPlace {
         true
     }
 
-    /// There is a grid, though it may have to wait. Whether that is news.
+    /// There is a grid, though placing may have to wait. True if there was none before.
     pub fn can(&mut self) -> bool {
         self.unplaced.take().is_some()
     }
 
-    /// What routers are told, who have others to turn to.
+    /// What routers are told, which may have other replicas to turn to.
     pub fn unplaced(&self, now: Micros) -> Option<wire::Unplaced> {
         let Unplaced { why, since } = self.unplaced.as_ref()?;
         Some(wire::Unplaced { why: why.to_string(), micros: now.since(*since).0 })
@@ -182,8 +182,7 @@ impl Serving {
         Serving { placement, since: now, wider_since: None, step_since: now, patience, slowness }
     }
 
-    /// Whether more ranks could be had for so long that they can be trusted to stay, after so many growths that did not
-    /// last.
+    /// Whether more ranks have been possible for long enough to be trusted; the wait grows with `n_relapses`.
     pub fn is_wider_for_long(&mut self, now: Micros, waits: &Waits, n_relapses: u32) -> bool {
         let since = *self.wider_since.get_or_insert(now);
         now.since(since).0 >= micros(waits.regrow_after) << n_relapses

@@ -1,4 +1,4 @@
-//! The loop's part that lays the replica out: when, on which grid, and what each rank is told of it.
+//! The loop's part that lays the replica out: when, on which grid, and what each rank is told.
 
 use super::Replica;
 use super::endings::{Cause, Ending};
@@ -24,7 +24,7 @@ impl Replica {
         }
     }
 
-    /// Lays the replica out, if it is not and can be.
+    /// Lays the replica out, if it has no layout and one is possible.
     pub(super) fn place(&mut self) {
         let now = self.now();
         let Phase::Waiting(waiting) = &mut self.phase else { return };
@@ -90,7 +90,7 @@ impl Replica {
             kv_dtype: policy.kv_dtype.to_string(),
             n_blocks: blueprint.n_blocks(),
             kv_bytes: shard.kv_bytes,
-            // The one that was promised, also where the pools hold less: the angles of long ropes depend on it.
+            // The promised context, even if the pools hold less: the angles of scaled RoPE depend on it.
             context: self.requests.promised().unwrap_or(blueprint.context),
             batch_tokens_max: self.config.limits.batch_tokens_max,
             running_max: policy.running_max,
@@ -103,8 +103,8 @@ impl Replica {
         }
     }
 
-    /// Call about once a second. Where the replica runs on a part of its grid and more ranks have been there for long
-    /// enough, it is spread over them.
+    /// Call about once a second. If the replica runs on a smaller grid and more ranks have been there for long enough,
+    /// it is spread over them.
     pub(super) fn grow_if_due(&mut self, now: Micros) {
         let asked = Asked { config: &self.config, promised: self.requests.promised() };
         let Phase::Serving(serving) = &mut self.phase else { return };

@@ -1,4 +1,4 @@
-//! The loop's part that deals with workers that are well: who joins, and how ranks come to be ready.
+//! The loop's part for healthy workers: how they join, and how ranks become ready.
 
 use super::Replica;
 use super::endings::Cause;
@@ -25,7 +25,7 @@ impl Replica {
         }
         self.phase.crowd_changed();
         if self.members.left_out(now).next().is_some() {
-            // It may take the place of one that is left out.
+            // It may take the place of a worker that is left out.
             self.phase.trust_again();
         }
         self.place();
@@ -38,7 +38,7 @@ impl Replica {
         }
     }
 
-    /// The word to meet goes out when all have loaded: nobody waits among the others for one that still reads.
+    /// Ranks are told to meet when all have loaded: none waits in a collective for one that still reads.
     pub(super) fn rank_loaded(&mut self, worker: WorkerId, loaded: &wire::Loaded) {
         self.members.heard(worker);
         let of = Epoch { incarnation: loaded.epoch_incarnation, n: loaded.epoch_n };
@@ -62,7 +62,7 @@ impl Replica {
         }
     }
 
-    /// All have loaded, and have read the same: otherwise those that are not believed are lost.
+    /// All have loaded: they meet if they have read the same bytes; otherwise those that are not believed are lost.
     fn let_them_meet(&mut self, now: Micros) {
         if self.have_read_the_same() {
             let Phase::Placing(placement) = &mut self.phase else { return };
@@ -85,8 +85,8 @@ impl Replica {
         if placement.ranks.all_ready() { self.begin_epoch() } else { Ok(()) }
     }
 
-    /// All ranks of an epoch mean one policy: the configured one or, where there is none, that of the first that had
-    /// loaded. It names version, model and numerics; which bytes they have read is looked at when all have.
+    /// All ranks of an epoch have one policy: the configured one, or else that of the first rank that loaded. It covers
+    /// version, model and numerics; the bytes that were read are compared when all have loaded.
     fn accept(&self, worker: WorkerId, loaded: &wire::Loaded) -> Result<Facts, Status> {
         let policy =
             proto::policy_digest(&loaded.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
@@ -101,7 +101,7 @@ impl Replica {
         Ok(Facts { policy, weight_bytes: loaded.weight_bytes })
     }
 
-    /// What is meant by what has been served or, where nothing was, what was configured for this worker's device.
+    /// The policy that has been served or, if none was, the one configured for this worker's device.
     pub(super) fn policy_meant(&self, worker: WorkerId) -> Option<PolicyDigest> {
         let configured = || self.members.device(worker).and_then(|device| self.config.digest_on(device));
         self.readings.meant().or_else(configured)

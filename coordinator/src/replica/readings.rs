@@ -26,7 +26,7 @@ pub(crate) struct Readings {
     /// Of the epoch that begins.
     grid: Grid,
     said: BTreeMap<Rank, Vec<PieceRun>>,
-    /// Of the last epoch that all ranks had loaded for.
+    /// The weights of the last epoch for which all ranks had loaded.
     joined: JoinedWeights,
     /// Present from the first time that the replica serves.
     served: Option<ServedWeights>,
@@ -56,7 +56,7 @@ fn named(ranks: &[Rank]) -> String {
 }
 
 impl Unequal {
-    /// Those that are not believed.
+    /// The ranks that are not believed.
     fn ranks(&self) -> &[Rank] {
         match self {
             Unequal::Bytes { ranks, .. } | Unequal::Missing { ranks, .. } => ranks,
@@ -75,7 +75,7 @@ impl Readings {
         self.said.insert(rank, runs);
     }
 
-    /// Call when all ranks have said what they have read.
+    /// Call when all ranks have reported what they have read.
     pub fn join(&mut self) -> Result<(), Unequal> {
         let joined = self.joined_by_all()?;
         if let Some(served) = &self.served
@@ -97,7 +97,7 @@ impl Readings {
         by_weight.into_iter().map(joined).collect()
     }
 
-    /// All pieces of a weight, from what all have said of it.
+    /// All pieces of a weight, from all ranks' reports.
     fn joined_weight(&self, weight: &str, runs: &[(Rank, &PieceRun)]) -> Result<Vec<PieceHash>, Unequal> {
         // What is served knows how many pieces there are; before that, the first rank that has one does.
         let served = self.served.as_ref().and_then(|served| served.weights.n_pieces(weight));
@@ -144,7 +144,8 @@ impl Readings {
         self.said.iter().flat_map(|(rank, runs)| runs.iter().map(|run| (*rank, run)))
     }
 
-    /// Who is not believed: those that differ from what is served or from most others, or all that have the piece.
+    /// The ranks that are not believed: those that differ from what is served or from most others, or all that have the
+    /// piece.
     fn unequal(&self, weight: &str, piece: u32) -> Unequal {
         let at = |run: &PieceRun| {
             let hash = run.hashes.get(piece.checked_sub(run.first)? as usize)?;
@@ -155,7 +156,7 @@ impl Readings {
         let served = self.served.as_ref().and_then(|served| served.weights.piece(weight, piece));
         let n_like = |hash| said.iter().filter(|(_, said)| *said == hash).count();
         let most = said.iter().map(|(_, hash)| *hash).find(|hash| n_like(*hash) * 2 > said.len());
-        // What is served is the truth, also where it has no such piece.
+        // What is served is right, even if it has no such piece.
         let (believed, than) = match (&self.served, most) {
             (Some(_), _) => (served, "the replica"),
             (None, Some(most)) => (Some(most), "the others"),
@@ -164,14 +165,14 @@ impl Readings {
         let wrong = said.iter().filter(|(_, hash)| Some(*hash) != believed).map(|(rank, _)| *rank);
         let mut ranks: Vec<Rank> = wrong.collect();
         if ranks.is_empty() {
-            // All lack what is served.
+            // All ranks lack what is served.
             ranks = self.said.keys().copied().collect();
         }
         Unequal::Bytes { ranks, than, weight: weight.to_owned(), piece }
     }
 
-    /// Called once, when the replica serves for the first time: what was joined last stays what it serves. Gives the
-    /// policy that its streams have.
+    /// Called once, when the replica first serves: the weights joined last stay what it serves. Returns the policy of
+    /// its streams.
     pub fn serve(&mut self, meant: PolicyDigest) -> PolicyDigest {
         let weights = std::mem::take(&mut self.joined);
         let policy = weights.policy(meant);
@@ -189,7 +190,7 @@ impl Readings {
         self.served.as_ref().map(|served| served.meant)
     }
 
-    /// Of a model that was read whole. Where ranks have said nothing of bytes, theirs do not count either.
+    /// The policy of a model that was read whole. If the ranks reported no hashes, these do not count either.
     pub fn policy_of(&self, meant: PolicyDigest, whole: &[PieceRun]) -> PolicyDigest {
         match &self.served {
             Some(served) if !served.weights.is_empty() => JoinedWeights::of(whole).policy(meant),
@@ -197,7 +198,7 @@ impl Readings {
         }
     }
 
-    /// The first weight that is not what is served.
+    /// The first weight that differs from what is served.
     pub fn differs(&self, whole: &[PieceRun]) -> Option<String> {
         let served = self.served.as_ref()?;
         served.weights.difference(&JoinedWeights::of(whole)).map(|(weight, _)| weight)
@@ -219,7 +220,7 @@ fn first_gap(runs: &[(Rank, &PieceRun)], n_pieces: u32) -> Option<u32> {
 }
 
 impl Replica {
-    /// A rank that has a model says which bytes of it.
+    /// A rank that has a model reports the hashes of its bytes.
     pub(super) fn hear_readings(&mut self, rank: Rank, loaded: &wire::Loaded) -> Result<(), Status> {
         let runs = loaded.runs().map_err(|malformed| Status::invalid_argument(malformed.to_string()))?;
         if runs.is_empty() && self.config.policy_digest.is_some() {
@@ -230,7 +231,7 @@ impl Replica {
         Ok(())
     }
 
-    /// All ranks have loaded. Those that are not believed are lost by name of the weight.
+    /// All ranks have loaded. Those that are not believed are lost, by the name of the weight.
     pub(super) fn have_read_the_same(&mut self) -> bool {
         let Err(why) = self.readings.join() else { return true };
         let shards = self.phase.blueprint().into_iter().flat_map(|blueprint| &blueprint.shards);
@@ -262,7 +263,7 @@ mod tests {
 
     const MEANT: PolicyDigest = PolicyDigest([9; 32]);
 
-    /// Pieces of a weight of four, from `first` on.
+    /// A run of a weight of four pieces, from `first` on.
     fn run(weight: &str, first: u32, pieces: &[u8]) -> PieceRun {
         let hashes = pieces.iter().map(|byte| PieceHash([*byte; 32])).collect();
         PieceRun { weight: weight.into(), n_pieces: 4, first, hashes }
@@ -292,7 +293,7 @@ mod tests {
         let parts = [run("b", 0, &[5, 6]), run("a", 2, &[3, 4])];
         assert_eq!(policy(&[&parts, &[run("a", 0, &[1, 2, 3])], &[run("b", 1, &[6, 7, 8])]]), alone);
         assert_ne!(policy(&[&[run("a", 0, &[1, 2, 3, 9]), run("b", 0, &[5, 6, 7, 8])]]), alone);
-        // Ranks without a model have the policy that they mean.
+        // Ranks without a model keep the policy by fingerprint.
         assert_eq!(policy(&[&[], &[]]), MEANT);
         let mut served = Readings::default();
         say(&mut served, &[&whole]).unwrap();
@@ -319,7 +320,7 @@ mod tests {
         assert!(why.to_string().contains("rank 0 and rank 1 read other bytes of the weight a"), "{why}");
         assert_eq!(say(&mut served, &[&bad]).unwrap_err().ranks(), [Rank(0)]);
         assert_eq!(say(&mut served, &[&[run("b", 0, &[1, 2, 3, 4])]]).unwrap_err().ranks(), [Rank(0)]);
-        // One that says more than there is takes nobody else with it.
+        // A rank that reports more than there is affects no other.
         let more = [good[0].clone(), run("zzz", 0, &[1, 2, 3, 4])];
         assert_eq!(say(&mut served, &[&good, &more]).unwrap_err().ranks(), [Rank(1)]);
         let huge = [PieceRun { n_pieces: u32::MAX, ..good[0].clone() }];

@@ -1,4 +1,4 @@
-//! How many tokens a second there really are, beside what was predicted. Counts what it is told; knows no clock.
+//! The measured tokens a second, beside the prediction. Counts what it is told; knows no clock.
 
 use crate::config::micros;
 use crate::placement::Prediction;
@@ -9,7 +9,7 @@ use types::Micros;
 
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// Of the placement that was made last.
+/// The measurements of the last placement.
 #[derive(Default)]
 pub(crate) struct Performance {
     pub measured: MeasuredSpeed,
@@ -18,7 +18,7 @@ pub(crate) struct Performance {
 }
 
 impl Performance {
-    /// Another placement: what was measured says nothing of it.
+    /// Another placement: earlier measurements do not apply.
     pub fn placed(&mut self, predicted: Option<Prediction>) {
         if let Some(prediction) = &predicted {
             tracing::info!(%prediction, "this layout should give");
@@ -34,7 +34,7 @@ impl Performance {
         }
     }
 
-    /// What was predicted beside what is.
+    /// Logs the prediction and the measurement.
     pub fn tell(&self, planned: &Counters) {
         let actual = self.measured.actual(planned);
         let Some(prediction) = self.predicted.as_ref().filter(|_| self.measured.n_steps > 0) else { return };
@@ -52,9 +52,9 @@ impl Performance {
 /// Tokens and the time that they took, since the replica was placed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MeasuredSpeed {
-    /// Of sequences that ran alone, from one token to the next.
+    /// For sequences that ran alone, from one token to the next.
     alone: Counted,
-    /// Of all, over the time in which any step was in flight.
+    /// For all sequences, over the time in which any step was in flight.
     busy: Counted,
     n_steps: u64,
     last_answer: Option<LastAnswer>,
@@ -98,7 +98,7 @@ impl MeasuredSpeed {
         self.busy.micros
     }
 
-    /// The planner's counters are told beside what is counted here.
+    /// The scheduler's counters are reported beside what is counted here.
     pub fn actual(&self, planned: &Counters) -> wire::Actual {
         wire::Actual {
             alone_tokens_per_s: self.alone.per_s(),

@@ -1,4 +1,4 @@
-//! The loop's part that moves steps: out to the ranks, and their answers in.
+//! The loop's part that sends steps to the ranks and takes their answers.
 
 use super::Replica;
 use super::endings::Cause;
@@ -57,7 +57,7 @@ impl Replica {
         })
     }
 
-    /// The time that a step took counts from the answer before it, if that came while it was in flight.
+    /// A step's time counts from the answer before it, if that came while the step was in flight.
     fn answered(&mut self, done: &StepDone, now: Micros) {
         let Phase::Serving(serving) = &mut self.phase else { return };
         let n_tokens = done.slices.iter().map(|slice| slice.tokens.len() as u64).sum();

@@ -1,4 +1,4 @@
-//! What the replica says of itself: its state to the routers, its figures to the metrics, its speed to the log.
+//! What the replica reports: its state to the routers, its figures to the metrics, its speed to the log.
 
 use super::Replica;
 use super::announcement::Announcement;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use telemetry::metrics;
 use types::{BLOCK_TOKENS, Micros, Rank};
 
-/// Long enough for its times to mean something, short enough to see a change.
+/// Long enough for meaningful times, short enough to see a change.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 fn shortened(shortened: &Shortened) -> wire::Shortened {
@@ -150,7 +150,7 @@ impl Replica {
         }
     }
 
-    /// A slow rank is named and stays: to let it go would cost more than it does.
+    /// A slow rank is named and stays: dismissing it would cost more.
     fn name_the_slow(&mut self, times: &[(Rank, wire::RankTimes)]) {
         let Phase::Serving(serving) = &mut self.phase else { return };
         let blueprint = &serving.placement.blueprint;

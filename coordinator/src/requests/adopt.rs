@@ -1,8 +1,8 @@
-//! Requests that change their router, because a client goes on with its stream at another one. What was said of them is
-//! said again, and they go on under a new id. Knows tokens, and no clients.
+//! Requests that change their router, because a client goes on with its stream at another one. Their output so far is
+//! sent again, and they go on under a new id. Knows tokens, and no clients.
 //!
-//! A log is a function of its request, so that who sends the same request learns nothing that computing it again would
-//! not tell; anything else than the same request is no claim to it.
+//! A log is a function of its request, so sending the same request reveals nothing that computing it again would not; a
+//! different request has no claim to it.
 
 use super::LiveRequests;
 use proto::cluster as wire;
@@ -20,14 +20,14 @@ impl LiveRequests {
             let tokens = said.into_iter().map(|token| wire::TokenOut { token, ..Default::default() }).collect();
             self.routers.push(wire::Output { id, position: n_told as u32, tokens, ..Default::default() });
         }
-        // Nobody hears what it says. Its blocks stay in the prefix cache, where the new one finds them.
+        // The old one's output has no reader. Its blocks stay in the prefix cache, where the new one finds them.
         if self.routers.is_left_behind(of) {
             self.cancel_all(vec![of], now);
         }
     }
 
-    /// What the same request has said here beyond what its router knows. Nothing stands beside a token in the log: for
-    /// who wants more than tokens they end where its client has no more, and what follows is drawn again.
+    /// The output of the same request beyond what its new router knows. The log has no logprobs: if they were asked
+    /// for, it ends where the client's output does, and what follows is drawn again.
     ///
     /// `[0, output) known to the router · [output, n_had) had by the client · [n_had, said) not told to the end`
     fn said_since(&self, of: RequestId, request: &wire::Request, n_had: usize) -> Vec<Token> {

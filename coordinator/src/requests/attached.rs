@@ -1,5 +1,5 @@
-//! Routers that come and go, and what each is told of the replica: a welcome, its state, and several times a second
-//! that it lives, its load, and the names that its cache has gained and lost.
+//! Routers that attach and leave, and what each is told of the replica: a welcome, its state, and several times a
+//! second a beat with its load and the names that its cache has gained and lost.
 
 use super::LiveRequests;
 use crate::outbound::Outbound;
@@ -8,7 +8,7 @@ use tonic::Status;
 use types::{Micros, RequestId};
 
 impl LiveRequests {
-    /// One that was here under a former number brings what it still wants under its new one.
+    /// A router that was here under a former number claims what it still wants under its new one.
     pub fn attach(
         &mut self,
         router: u32,
@@ -29,13 +29,13 @@ impl LiveRequests {
         }
     }
 
-    /// Its requests go on for a grace: a router that was only cut off may be replaced by then.
+    /// Its requests go on for a grace period: a router that was only cut off may come back by then.
     pub fn router_gone(&mut self, router: u32, why: Status, now: Micros) {
         tracing::info!(router, why = why.message(), "a router is gone");
         self.routers.gone(router, why, now);
     }
 
-    /// It has missed names of cached blocks.
+    /// The router has missed names of cached blocks.
     pub fn recite_to(&mut self, router: u32) {
         self.routers.recite_to(router);
     }
@@ -46,14 +46,14 @@ impl LiveRequests {
         self.cancel_all(forsaken, now);
     }
 
-    /// To every router that has not been welcomed.
+    /// Welcomes every router that was not welcomed yet.
     pub fn welcome(&mut self, now: Micros) {
         let welcome = &self.welcome;
         let lost = self.routers.welcome(|router| wire::Welcome { router, ..welcome.clone() });
         self.cancel_all(lost, now);
     }
 
-    /// One frame per router with what it has coming.
+    /// Sends each router one frame with its outputs.
     pub fn flush(&mut self, now: Micros) {
         let lost = self.routers.flush();
         self.cancel_all(lost, now);

@@ -1,8 +1,8 @@
-//! The requests of the routers that are attached: who has which, the planner that runs them, and what is told of them.
-//! Knows no ranks.
+//! The requests of the attached routers: which router has which, the scheduler that runs them, and what routers are
+//! told. Knows no ranks.
 //!
-//! A request is taken or refused (`submit`, `adopt`), its steps are planned and answered here, and what comes of it is
-//! an output (`outputs`) for its router (`routers`). What every router is told of the replica is in `attached`.
+//! A request is accepted or refused (`submit`, `adopt`), its steps are planned and answered here, and its tokens are an
+//! output (`outputs`) for its router (`routers`). What every router is told of the replica is in `attached`.
 
 mod adopt;
 mod attached;
@@ -26,24 +26,23 @@ use telemetry::metrics::ReplicaLabel;
 use types::{Epoch, Micros, PolicyDigest, RequestId, Step, Unsupported};
 
 pub(crate) struct LiveRequests {
-    /// In its metrics.
+    /// The label of its metrics.
     of: ReplicaLabel,
     vocab: u32,
-    /// What a router hears first. What it says of context and policy is settled when the replica serves for the first
-    /// time.
+    /// The first frame to a router. Its context and policy are fixed when the replica first serves.
     welcome: wire::Welcome,
     routers: Routers,
     /// Present from the first time that all ranks were ready. It outlives them.
     planner: Option<StepPlanner>,
-    /// Nothing new is taken.
+    /// Whether new requests are refused.
     is_draining: bool,
     pace: Pace,
     traces: Traces,
-    /// Filled again and again; kept for its memory.
+    /// Reused for its memory.
     step: Step,
-    /// Empty between calls; kept for its memory.
+    /// Empty between calls; reused for its memory.
     outputs: Vec<Output>,
-    /// Of the cache's names, since the last beat.
+    /// Changes of the cache's names since the last beat.
     name_changes: NameChanges,
 }
 
@@ -86,12 +85,12 @@ impl LiveRequests {
         self.planner.is_some()
     }
 
-    /// What has been served, and no other can be.
+    /// The policy that has been served; no other can be.
     pub fn policy(&self) -> Option<PolicyDigest> {
         self.planner.as_ref().map(|planner| planner.policy)
     }
 
-    /// The context that those were promised who were welcomed.
+    /// The context that was promised to the routers that were welcomed.
     pub fn promised(&self) -> Option<u32> {
         self.planner.as_ref().map(|planner| planner.scheduler.config().context_max)
     }
@@ -108,7 +107,7 @@ impl LiveRequests {
         self.planner.as_ref().is_none_or(|planner| planner.scheduler.is_idle())
     }
 
-    /// Whenever nothing runs, nothing may be held.
+    /// Checks that nothing is held when nothing runs.
     pub fn check_when_idle(&self) {
         let idle = self.planner.as_ref().filter(|planner| planner.scheduler.is_idle());
         if let Some(planner) = idle.filter(|_| cfg!(debug_assertions)) {
@@ -117,7 +116,7 @@ impl LiveRequests {
         }
     }
 
-    /// From now on nothing new is taken; what is here runs to its end.
+    /// New requests are refused from now on; running ones finish.
     pub fn drain(&mut self) {
         self.is_draining = true;
         if let Some(planner) = &mut self.planner {
@@ -173,7 +172,7 @@ impl LiveRequests {
         Ok(())
     }
 
-    /// All that ran waits, in an epoch without workers, for the next placement.
+    /// All running requests wait for the next placement, in an epoch without workers.
     pub fn epoch_ended(&mut self, next: Epoch, loss: Loss, now: Micros) {
         self.traces.epoch_ended();
         if let Some(planner) = &mut self.planner {
@@ -184,14 +183,14 @@ impl LiveRequests {
 
     // -- steps
 
-    /// Plans a step, if one can be in flight and there is something to do: what every rank is sent.
+    /// Plans a step, if one more may be in flight and there is work: the bytes for every rank.
     pub fn next_step(&mut self, now: Micros) -> Option<Bytes> {
         let planner = self.planner.as_mut()?;
         let is_planned = planner.scheduler.next_step(now, &mut self.step);
         is_planned.then(|| proto::encode_traced_step(&self.step, self.traces.planned(&self.step)))
     }
 
-    /// The one that was planned last.
+    /// The step that was planned last.
     pub fn last_step(&self) -> &Step {
         &self.step
     }

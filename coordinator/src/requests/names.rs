@@ -1,12 +1,12 @@
-//! The names that the cache has gained and lost, as routers are told them: as differences; all of them, in pieces, to
-//! who is new or has missed some.
+//! How routers learn the names that the cache has gained and lost: as differences; and in pieces as a whole, if they
+//! are new or have missed some.
 
 use scheduler::NameChange;
 
-/// Blocks of which a beat tells the names, to a router that has to hear them all.
+/// How many blocks' names a beat carries for a router that has to learn them all.
 pub(crate) const BLOCKS_RECITED_MAX: u32 = 4096;
 
-/// What has changed since the beat before. Kept for its memory.
+/// The changes since the last beat. Reused for its memory.
 #[derive(Default)]
 pub(crate) struct NameChanges {
     pub raw: Vec<NameChange>,
@@ -15,9 +15,9 @@ pub(crate) struct NameChanges {
 }
 
 impl NameChanges {
-    /// What came of all changes: of a name that came and went the last counts. The order among names does not.
+    /// Reduces all changes to their outcome: for each name the last change counts. The order among names does not.
     pub fn fold(&mut self) {
-        // Stable, so that of one name the last change stays the last.
+        // Stable, so that each name's last change stays its last.
         self.raw.sort_by_key(|change| change.name);
         self.added.clear();
         self.dropped.clear();

@@ -1,4 +1,4 @@
-//! What comes of requests: a step's answer is applied, and each output goes to its router's queue.
+//! Applies a step's answer, and puts each output into its router's queue.
 
 use super::LiveRequests;
 use proto::cluster as wire;
@@ -27,7 +27,7 @@ impl LiveRequests {
         }
     }
 
-    /// Of cancels, deadlines and losses: they carry no tokens.
+    /// The outputs of cancels, deadlines and losses: they carry no tokens.
     pub(super) fn outputs_without_step(&mut self, now: Micros) {
         if !self.outputs.is_empty() {
             self.outputs_of(&StepDone::default(), now);
@@ -52,7 +52,7 @@ fn output_frame(output: &Output, done: &StepDone) -> wire::Output {
     }
 }
 
-/// As vLLM's `finished_reason` has them, where it has them.
+/// The label in vLLM's words for `finished_reason`, where it has them.
 fn finish_label(finish: Finish) -> &'static str {
     match finish {
         Finish::Stop => "stop",

@@ -1,12 +1,12 @@
-//! When a full queue has room again. Counts what it is told; knows no clock.
+//! Estimates when a full queue has room again. Counts what it is told; knows no clock.
 
 use types::Micros;
 
-/// How fast requests end, to tell those that find the queue full when to come again.
+/// How fast requests end, to tell refused ones when to retry.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last_end: Option<Micros>,
-    /// Between one end and the next, each counting a sixteenth.
+    /// The mean time between two ends; each new one counts a sixteenth.
     mean_micros: u64,
 }
 
@@ -20,7 +20,7 @@ impl Pace {
         }
     }
 
-    /// When what waits now has been served.
+    /// When all that waits now has been served.
     pub fn retry_after_ms(&self, n_waiting: u32) -> u32 {
         let micros = self.mean_micros.saturating_mul(n_waiting.into());
         (micros / 1000).clamp(Self::RETRY_MIN_MS, Self::RETRY_MAX_MS) as u32

@@ -1,4 +1,4 @@
-//! The routers that are attached: what each has running, and what it is to be told. Knows nothing of steps or ranks.
+//! The attached routers: the requests of each, and what it is to be sent. Knows nothing of steps or ranks.
 
 use super::names::{BLOCKS_RECITED_MAX, NameChanges};
 use crate::outbound::Outbound;
@@ -16,19 +16,19 @@ pub(crate) struct Routers {
 
 struct Router {
     attachment: Attachment,
-    /// Its requests that were taken and have not ended.
+    /// Its requests that were accepted and have not ended.
     live: HashSet<RequestId>,
-    /// Of the steps since the last flush.
+    /// The outputs of the steps since the last flush.
     outputs: Vec<wire::Output>,
     names_told: NamesTold,
 }
 
-/// How far it knows the names of cached blocks.
+/// How much of the names of cached blocks the router was told.
 #[derive(Default)]
 struct NamesTold {
-    /// Of frames with names, so far.
+    /// The number of frames with names so far.
     n_told: u64,
-    /// Those of blocks below this one have been told anew. None: it knows all.
+    /// The names of blocks below this one have been told anew. None: it knows all.
     recited: Option<u32>,
 }
 
@@ -37,7 +37,7 @@ enum Attachment {
         frames: Outbound<wire::ReplicaFrame>,
         welcomed: bool,
     },
-    /// Its requests go on for a grace.
+    /// Its requests go on for a grace period.
     Gone {
         since: Micros,
     },
@@ -54,14 +54,14 @@ impl Routers {
         matches!(self.table.get(&router), Some(Router { attachment: Attachment::Up { .. }, .. }))
     }
 
-    /// Its router has left, and the request is still here.
+    /// Whether its router has left while the request is still here.
     pub fn is_left_behind(&self, id: RequestId) -> bool {
         let is_left =
             |router: &Router| matches!(router.attachment, Attachment::Gone { .. }) && router.live.contains(&id);
         self.table.get(&id.router()).is_some_and(is_left)
     }
 
-    /// The stream has ended. What the router has running is kept until `forsaken`.
+    /// The stream has ended. The router's requests are kept until `forsaken`.
     pub fn gone(&mut self, router: u32, why: Status, now: Micros) {
         let Some(entry) = self.table.get_mut(&router) else { return };
         if let Attachment::Up { frames, .. } = std::mem::replace(&mut entry.attachment, Attachment::Gone { since: now })
@@ -71,7 +71,7 @@ impl Routers {
         self.forget_if_idle(router);
     }
 
-    /// The router has come again under another number. Its requests, which nobody listens to any more.
+    /// The router has come back under another number. Returns its requests, whose output has no reader any more.
     pub fn forget(&mut self, number: u32) -> Vec<RequestId> {
         let Some(router) = self.table.remove(&number) else { return Vec::new() };
         if let Attachment::Up { frames, .. } = router.attachment {
@@ -80,7 +80,7 @@ impl Routers {
         sorted(router.live)
     }
 
-    /// Requests whose routers have been gone for longer than the grace.
+    /// Requests whose routers have been gone for longer than the grace period.
     pub fn forsaken(&self, now: Micros, grace_micros: u64) -> Vec<RequestId> {
         let is_over = |router: &&Router| match router.attachment {
             Attachment::Gone { since } => now.since(since).0 >= grace_micros,
@@ -99,7 +99,7 @@ impl Routers {
         }
     }
 
-    /// It was taken, and is refused after all.
+    /// It was accepted, and is refused after all.
     pub fn given_back(&mut self, id: RequestId) {
         if let Some(router) = self.table.get_mut(&id.router()) {
             router.live.remove(&id);
@@ -121,8 +121,8 @@ impl Routers {
         }
     }
 
-    /// One frame per router with what it has coming. The requests of those that leave too much unread: they are cut
-    /// off.
+    /// Sends each router one frame with its outputs. Returns the requests of those that leave too much unread: they are
+    /// cut off.
     pub fn flush(&mut self) -> Vec<RequestId> {
         let due: Vec<u32> =
             self.table.iter().filter(|(_, router)| !router.outputs.is_empty()).map(|(number, _)| *number).collect();
@@ -135,7 +135,7 @@ impl Routers {
         self.send(number, Frame::Outputs(wire::Outputs { outputs }))
     }
 
-    /// The requests that lose their router because its queue is full: they are to be cancelled.
+    /// Returns the router's requests if its queue is full: they are to be cancelled.
     #[must_use]
     pub fn send(&mut self, number: u32, frame: Frame) -> Vec<RequestId> {
         let Some(Router { attachment: Attachment::Up { frames, .. }, .. }) = self.table.get(&number) else {
@@ -147,7 +147,7 @@ impl Routers {
         }
     }
 
-    /// Without its frames the router cannot go on with any stream, so nothing of it is kept.
+    /// Without its frames the router cannot go on with any stream, so nothing is kept for it.
     fn cut(&mut self, number: u32) -> Vec<RequestId> {
         let Some(router) = self.table.remove(&number) else { return Vec::new() };
         tracing::warn!(
@@ -161,7 +161,7 @@ impl Routers {
         sorted(router.live)
     }
 
-    /// To every router that has not been welcomed.
+    /// Welcomes every router that was not welcomed yet.
     #[must_use]
     pub fn welcome(&mut self, welcome: impl Fn(u32) -> wire::Welcome) -> Vec<RequestId> {
         let mut new = Vec::new();
@@ -180,7 +180,7 @@ impl Routers {
         all.into_iter().flat_map(|number| self.send(number, Frame::State(state.clone()))).collect()
     }
 
-    /// It is to hear all names again.
+    /// The router is told all names again.
     pub fn recite_to(&mut self, number: u32) {
         if let Some(router) = self.table.get_mut(&number) {
             router.names_told.recited = Some(0);
@@ -191,7 +191,8 @@ impl Routers {
         self.table.values_mut().for_each(|router| router.names_told.recited = Some(0));
     }
 
-    /// To every router that has been welcomed. `names` adds the names of some blocks, and says whether there are more.
+    /// Sends a beat to every router that was welcomed. `names` adds the names of some blocks, and says whether there
+    /// are more.
     #[must_use]
     pub fn beat(
         &mut self,
@@ -226,15 +227,15 @@ impl Routers {
 }
 
 impl NamesTold {
-    /// The changes, and the next piece for who has to hear all. A name that changes behind the piece is told as a
-    /// change, and perhaps again with its own piece: it is a set on the other side.
+    /// The changes, and the next piece for a router that has to learn all. A name that changes beyond the piece is sent
+    /// as a change, and perhaps again with its piece: the router keeps a set.
     fn cached(
         &mut self,
         changes: &NameChanges,
         names: impl Fn(Range<u32>, &mut Vec<u64>) -> bool,
     ) -> Option<wire::Cached> {
         let anew = self.recited == Some(0);
-        // At the beginning the pieces say it all.
+        // At the beginning the pieces cover everything.
         let (mut added, dropped) =
             if anew { (Vec::new(), Vec::new()) } else { (changes.added.clone(), changes.dropped.clone()) };
         if let Some(first) = self.recited {
@@ -249,7 +250,7 @@ impl NamesTold {
     }
 }
 
-/// In an order that does not depend on a hash map's.
+/// Sorted, so that the order does not depend on a hash map.
 fn sorted(ids: HashSet<RequestId>) -> Vec<RequestId> {
     let mut ids: Vec<RequestId> = ids.into_iter().collect();
     ids.sort_unstable();
@@ -261,7 +262,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// What a router knows that hears it.
+    /// Applies to `known` what the router hears.
     fn hear(known: &mut BTreeSet<u64>, told: Option<wire::Cached>, sequence: u64) {
         let Some(told) = told else { return };
         assert_eq!(told.sequence, sequence);
@@ -278,7 +279,7 @@ mod tests {
         let mut named: Vec<Option<u64>> = (0..n_blocks).map(|block| Some(block.into())).collect();
         let (mut names_told, mut known) = (NamesTold { n_told: 0, recited: Some(0) }, BTreeSet::from([77_777]));
         for beat in 1..=4 {
-            // One in a piece that was told, one in a piece that was not, and one that comes where another was.
+            // A name in a piece that was sent, one in a piece that was not, and one that replaces another.
             let (gone, later) = (beat as usize, n_blocks as usize - beat as usize);
             let dropped = [named[gone].take(), named[later].take()].into_iter().flatten().collect();
             named[gone] = Some(1_000_000 + beat);

@@ -1,4 +1,4 @@
-//! Requests that are taken, refused or cancelled, each for the router that it came from.
+//! Accepts, refuses and cancels requests, each for the router that it came from.
 
 use super::{LiveRequests, traces};
 use proto::Malformed;
@@ -41,7 +41,7 @@ impl From<Malformed> for SubmitRefusal {
 }
 
 impl LiveRequests {
-    /// Whether it was taken.
+    /// Whether it was accepted.
     pub fn submit(&mut self, router: u32, request: wire::Request, now: Micros) -> bool {
         if !self.routers.is_attached(router) {
             return false;
@@ -76,7 +76,7 @@ impl LiveRequests {
         Ok(())
     }
 
-    /// It waited, and another tenant that waits for less has its place now.
+    /// Removes a waiting request: a request of a tenant with less waiting takes its place.
     fn displace(&mut self, id: RequestId, now: Micros) {
         let message = "the queue is full, and other tenants have less in it; try again later".into();
         self.traces.given_back(id);
@@ -97,7 +97,7 @@ impl LiveRequests {
         self.cancel_all(lost, now);
     }
 
-    /// A router may cancel only what is its own. What ended at a stop string has not been given up.
+    /// A router may cancel only its own requests. One that ended at a stop string was not given up.
     pub fn cancel_for(&mut self, router: u32, id: RequestId, stopped: bool, now: Micros) {
         let Some(planner) = self.planner.as_mut().filter(|_| id.router() == router) else { return };
         planner.scheduler.cancel(id, &mut self.outputs);

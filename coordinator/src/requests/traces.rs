@@ -1,4 +1,4 @@
-//! The spans of what a replica has under way: sequences, and the steps in flight. Empty where nobody records spans.
+//! The spans of a replica's sequences and of the steps in flight. Empty if spans are not recorded.
 
 use proto::cluster as wire;
 use scheduler::Output;
@@ -10,26 +10,26 @@ use types::{Micros, RequestId, Step, StepId};
 #[derive(Default)]
 pub(crate) struct Traces {
     sequences: HashMap<RequestId, TracedSequence>,
-    /// In the order of their ids. One whose ranks were lost ends with the next that is answered.
+    /// In the order of their ids. A step whose ranks were lost ends with the next that is answered.
     steps: VecDeque<(StepId, Traced)>,
 }
 
 struct TracedSequence {
     span: Traced,
-    /// Until its first part of a step.
+    /// Present until its first slice in a step.
     queued: Option<Traced>,
     submitted: Micros,
     n_steps: u64,
     is_started: bool,
 }
 
-/// What is known of a request before the planner takes it.
+/// What is known of a request before the scheduler accepts it.
 pub(crate) struct Submitted {
     id: RequestId,
     span: Traced,
 }
 
-/// None where nobody records it.
+/// None if its span is not recorded.
 pub(crate) fn submitted(request: &wire::Request) -> Option<Submitted> {
     let (n_prompt, n_output) = (request.prompt.len() as u64, request.output.len() as u64);
     let span = spans::sequence(&request.traceparent, &request.tracestate, request.id, n_prompt, n_output);
@@ -43,7 +43,7 @@ impl Traces {
         self.sequences.insert(id, TracedSequence { span, queued, submitted: now, n_steps: 0, is_started: false });
     }
 
-    /// A step that goes out, and what its ranks are to be told of its span.
+    /// A step goes out. Returns the trace context of its span for the ranks.
     pub fn planned(&mut self, step: &Step) -> String {
         if !self.sequences.is_empty() {
             for slice in &step.slices {
@@ -66,7 +66,7 @@ impl Traces {
         traceparent
     }
 
-    /// What is still out will not be answered, and the next epoch counts its steps anew.
+    /// The steps in flight will not be answered, and the next epoch counts its steps anew.
     pub fn epoch_ended(&mut self) {
         self.steps.clear();
     }
@@ -77,7 +77,7 @@ impl Traces {
         }
     }
 
-    /// It was taken, and is refused after all.
+    /// It was accepted, and is refused after all.
     pub fn given_back(&mut self, id: RequestId) {
         if let Some(sequence) = self.sequences.remove(&id) {
             sequence.span.sequence_ended("refused", sequence.n_steps);

@@ -1,5 +1,5 @@
-//! The coordinator's two streams as gRPC: reads hellos and frames, and turns them into events. Decides nothing; a frame
-//! that cannot be meant ends its own stream by name and nobody else's.
+//! The coordinator's two streams as gRPC: reads hellos and frames, and turns them into events. Decides nothing; an
+//! invalid frame ends its own stream, with the reason, and no other.
 
 use super::library::{ModelLibrary, ModelStream};
 use crate::WorkerId;
@@ -21,11 +21,11 @@ pub(crate) struct Service {
     library: ModelLibrary,
     events: mpsc::Sender<Event>,
     hello_max: Duration,
-    /// For a change to be in force: ranks load and meet.
+    /// The time limit for a change to be in force: ranks load and meet.
     change_max: Duration,
     router_frames_max: usize,
     rank_frames_max: usize,
-    /// Routers and workers are numbered as they come. No number comes twice in one incarnation.
+    /// Routers and workers are numbered in order of arrival. No number is used twice in one incarnation.
     next_router: AtomicU32,
     next_worker: AtomicU64,
 }
@@ -72,7 +72,7 @@ impl Service {
     }
 }
 
-/// Bytes that are no frame are the peer's fault; anything else is the connection's end.
+/// Bytes that are no frame are the peer's fault; any other error is the connection's end.
 fn unreadable(status: Status) -> Status {
     match status.code() {
         Code::Internal | Code::OutOfRange | Code::Unimplemented => {
@@ -171,7 +171,7 @@ impl Coordinator for Service {
 struct FrameReader<T> {
     inbound: Streaming<T>,
     events: mpsc::Sender<Event>,
-    /// The loop has let go of this peer.
+    /// Cancelled when the loop has dropped this peer.
     closed: CancellationToken,
 }
 
@@ -179,7 +179,7 @@ impl<T> FrameReader<T> {
     async fn run(mut self, event: impl Fn(T) -> Result<Event, Status>, gone: impl Fn(Status) -> Event) {
         let closed = self.closed.clone();
         let Some(why) = closed.run_until_cancelled(self.read(event)).await else { return };
-        // Nobody listens any more when the loop has ended.
+        // If the loop has ended, nobody receives this.
         let _ended = self.events.send(gone(why)).await;
     }
 

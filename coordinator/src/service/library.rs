@@ -1,5 +1,5 @@
-//! Lends the model's files to workers that have no copy. Knows which files they are and where their layers lie, and
-//! reads from these and no others.
+//! Serves the model's files to workers that have no copy. Knows which files they are and where their layers lie, and
+//! reads no other files.
 
 use crate::event::FoundModel;
 use checkpoint::{Checkpoint, SourceFile, Stamp, spans};
@@ -11,11 +11,11 @@ use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-/// Read and checked at once.
+/// The bytes that are read and checked at once.
 const MESSAGE_BYTES: usize = 1 << 20;
 /// Messages that wait for one reader.
 const MESSAGES_UNREAD_MAX: usize = 4;
-/// Reads at once; each has a thread for as long as its reader takes bytes.
+/// The most reads at once; each has a thread for as long as its reader takes bytes.
 const READS_MAX: usize = 64;
 /// A worker that waits for its turn longer than this is told to come again.
 const TURN_MAX: Duration = Duration::from_secs(20);
@@ -24,14 +24,14 @@ pub(crate) type ModelStream = ReceiverStream<Result<ModelBytes, Status>>;
 
 pub(crate) struct ModelLibrary {
     model: PathBuf,
-    /// Opened when somebody asks for it: most clusters have the model everywhere.
+    /// Opened at the first request: most clusters have the model on every machine.
     shelf: OnceCell<Arc<Shelf>>,
     reads: Arc<Semaphore>,
 }
 
 struct Shelf {
     files: ModelFiles,
-    /// Where they are, and what they were when the shelf was made: what is lent is of one model.
+    /// The paths, and their stamps when they were opened: all that is served belongs to one model.
     lent: Vec<(PathBuf, Stamp)>,
 }
 
@@ -44,7 +44,7 @@ impl ModelLibrary {
         Ok(self.shelf().await?.files.clone())
     }
 
-    /// What the model's path means at this moment. Reads all of it.
+    /// Reads all of the model at its path as it is now.
     pub async fn weights_now(&self) -> Result<FoundModel, Status> {
         let model = self.model.clone();
         let found = tokio::task::spawn_blocking(move || found_at(&model)).await;
@@ -116,7 +116,7 @@ fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Ends when the range is read or nobody takes the bytes any more.
+/// Ends when the range is read or the reader is gone.
 fn lend(
     (path, stamp): &(PathBuf, Stamp),
     range: std::ops::Range<u64>,
@@ -130,7 +130,7 @@ fn lend(
             let n_bytes = usize::try_from(range.end - start).unwrap_or(usize::MAX).min(MESSAGE_BYTES);
             let mut bytes = vec![0; n_bytes];
             file.read_at(start, &mut bytes)?;
-            // Before they are sent: who has them has had them checked.
+            // Checked before the bytes are sent: whatever a reader has was checked.
             file.unchanged()?;
             let checksum = blake3::hash(&bytes).as_bytes().to_vec();
             if messages.blocking_send(Ok(ModelBytes { start, bytes, checksum })).is_err() {

@@ -1,4 +1,4 @@
-//! The coordinator as its peers meet it: its streams, and the model's files. Decides nothing.
+//! The coordinator's gRPC services: its streams, and the model's files. Decides nothing.
 
 mod grpc;
 mod library;

@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 use types::Epoch;
 
-/// Serves a replica over the connections that come, until `shutdown`; then takes nothing new, lets what runs finish,
-/// and returns.
+/// Serves a replica over incoming connections until `shutdown`; then accepts no requests, lets running ones finish, and
+/// returns.
 pub async fn serve<IO, E>(
     incoming: impl Stream<Item = Result<IO, E>>,
     config: Config,
@@ -41,7 +41,7 @@ where
                 Ok(()) => Err(Error::Server("no more connections can come".into())),
                 Err(error) => Err(Error::Server(error.into())),
             },
-            // At once: who has the later claim serves, and what this one still says is refused by its epoch.
+            // Ends at once: the holder of the later claim serves, and frames of this one's epochs are refused.
             lost = claim.lost() => break Err(Error::ClaimLost(lost)),
             Ok(()) = announced.changed() => {
                 let announcement = announced.borrow_and_update().clone();
@@ -49,7 +49,7 @@ where
             }
             result = &mut replica => {
                 closing.cancel();
-                // The streams have ended; a peer that does not close its connection is left behind.
+                // The streams have ended; a peer that does not close its connection is not waited for.
                 let _late = timeout(close_max, server).await;
                 break result;
             }

@@ -22,7 +22,7 @@ use types::{Activations, Finish, Grid, KvDtype, KvLayout, LayerGroups, Request, 
 use worker::Load;
 use worker::sim::Sim;
 
-/// Longer than anything here takes, and shorter than anybody's patience.
+/// Longer than anything here takes, and shorter than a tester waits.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// 16 tokens x 1 layer x K and V x 1 head x 1 number x 2 bytes.
 const BLOCK_BYTES: u64 = 64;
@@ -66,13 +66,13 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         policy_digest: None,
         mesh_seed: [7; 32],
         limits: Limits::default(),
-        // More patience than a cluster has: a busy machine that tests must not look like a dead worker.
-        // Nobody is lost for being late on a machine that is busy with something else; a test that means it says so.
+        // More patience than in production: a busy machine must not make a worker count as dead. Tests that want losses
+        // set these themselves.
         waits: Waits {
             state_every: Duration::from_millis(10),
             beats_missed_max: 30_000,
             hang_min: Duration::from_secs(600),
-            // As long as anybody waits here: a grid stays what it is, but for a test that means it.
+            // Longer than any test: a grid stays as it is, except in tests that shorten this.
             replan_after: Duration::from_secs(600),
             regrow_after: Duration::from_millis(100),
             ..Waits::default()
@@ -99,7 +99,7 @@ pub fn on_grid(config: Config, tp: u16, pp: u16) -> Config {
     };
     let cache = LayerGroups::alike(4, KvLayout::heads(2, 32));
     let shape = ModelShape { n_layers: 4, n_heads: 4, n_kv_heads: 2, head_dim: 32, cache, ..config.shape };
-    // Ranks on `sim` do not wait for each other as those of a real grid do: one may be any number of steps behind.
+    // Simulated ranks do not wait for each other as those of a real grid do: one may be any number of steps behind.
     let limits = Limits { rank_frames_max: 1 << 16, ..config.limits };
     Config { shape, policy, limits, ..config }
 }
@@ -123,7 +123,7 @@ impl Cluster {
         self.worker_at("", loader)
     }
 
-    /// One that says that peers reach it there.
+    /// A worker that gives peers this address.
     pub fn worker_at(&self, mesh_address: &str, loader: impl Load + 'static) -> Worker {
         let (device, mesh_address) = ("sim".into(), mesh_address.into());
         let config = worker::Config { device, mesh_address, memory_bytes: 1 << 30, ..worker::Config::default() };
@@ -157,13 +157,13 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// It is gone without a word.
+    /// The worker disappears without a message.
     pub async fn kill(self) {
         self.task.abort();
         assert!(timeout(PATIENCE, self.task).await.unwrap().unwrap_err().is_cancelled());
     }
 
-    /// It is told to end, and says so before it is gone.
+    /// The worker is told to end, and reports it before it disappears.
     pub async fn leave(self) {
         self.stop.cancel();
         timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
@@ -214,7 +214,7 @@ pub struct Stream {
     pub finish: Option<Finish>,
 }
 
-/// What a frame said of one request.
+/// The content of a frame about one request.
 pub enum Said {
     Tokens(RequestId),
     Finished(RequestId),
@@ -270,7 +270,7 @@ impl Router {
         if stream.finish.is_some() { Said::Finished(id) } else { Said::Tokens(id) }
     }
 
-    /// Until all streams have ended.
+    /// Reads until all streams have ended.
     pub async fn hear_all(&mut self) {
         let all = async {
             while self.streams.values().any(|stream| stream.finish.is_none()) {
@@ -289,7 +289,7 @@ impl Router {
         timeout(PATIENCE, state).await.expect("the state comes in time");
     }
 
-    /// Until a state that is told from now on says that nothing is held.
+    /// Reads until a new state says that nothing is held.
     pub async fn hear_idle(&mut self) {
         self.state.n_running = u32::MAX;
         self.hear_until(|state| (state.n_waiting, state.n_running, state.blocks_used) == (0, 0, 0)).await;
@@ -303,7 +303,7 @@ impl Router {
 }
 
 impl Stream {
-    /// A stream that ended by itself says what the reference says; one that was ended says a beginning of it.
+    /// A stream that ended by itself equals the reference; one that was cancelled is a prefix of it.
     pub fn check(&self, sim: &Sim) {
         let reference = sim.reference(&self.request);
         let id = self.request.id;
@@ -331,7 +331,7 @@ impl Random {
         ((x >> 33) % u64::from(n)) as u32
     }
 
-    /// Prompts begin alike in a few families, so that the prefix cache has something to find.
+    /// Prompts share prefixes in a few families, so that the prefix cache has something to find.
     pub fn request(&mut self) -> Request {
         let family = self.below(8);
         let shared = self.below(3) * 16;

@@ -1,4 +1,4 @@
-//! Requests that change their router: what was said is said again, once, and what was left behind is gone.
+//! Requests that change their router: earlier output is sent again, once, and the old request disappears.
 
 use crate::common;
 use crate::common::{Cluster, Router, config, next, request, router_frame, sim};
@@ -21,7 +21,7 @@ async fn adopt(router: &mut Router, of: RequestId, request: Request) -> RequestI
     adopt_behind(router, of, request, 0).await
 }
 
-/// Whose client has so many of its tokens.
+/// Adopts a request whose client has `n_had` of its tokens.
 async fn adopt_behind(router: &mut Router, of: RequestId, request: Request, n_had: u32) -> RequestId {
     let id = router.next_id();
     let request = Request { id, ..request };
@@ -32,7 +32,7 @@ async fn adopt_behind(router: &mut Router, of: RequestId, request: Request, n_ha
     id
 }
 
-/// How many tokens the first word of a request has.
+/// How many tokens the first output of a request has.
 async fn first_word(router: &mut Router, id: RequestId) -> usize {
     let n_before = router.streams[&id].output.len();
     loop {
@@ -44,7 +44,7 @@ async fn first_word(router: &mut Router, id: RequestId) -> usize {
     }
 }
 
-/// A request of which the first router has heard so many tokens, and then is gone.
+/// A request whose first router has heard this many tokens and then disappears.
 async fn left_behind(cluster: &Cluster, request: Request, n_heard: usize) -> (RequestId, Request) {
     let mut gone = cluster.router().await;
     let id = gone.submit(request).await;
@@ -55,7 +55,7 @@ async fn left_behind(cluster: &Cluster, request: Request, n_heard: usize) -> (Re
     (id, Request { output: stream.output, ..stream.request })
 }
 
-/// What another router left behind says twenty tokens at once and then the rest, and leaves nothing.
+/// The output that another router left behind arrives at once as twenty tokens, then the rest; nothing is left over.
 async fn goes_on(cluster: Cluster, mut router: Router, of: RequestId, request: Request) {
     let id = adopt(&mut router, of, request).await;
     assert!(first_word(&mut router, id).await >= 20);
@@ -71,9 +71,9 @@ async fn what_was_said_is_said_again_and_what_was_left_is_gone() {
     let _worker = cluster.worker(slow());
     let mut router = cluster.router().await;
     let (of, left) = left_behind(&cluster, long(), 20).await;
-    // Its router has to be known to be gone: as long as it may be there, what it has is its own.
+    // Its router has to be known to be gone: until then, the request is that router's own.
     router.hear_until(|state| state.n_running == 1).await;
-    // One that knows nothing of it, as after a client's resumption, and one that knows more.
+    // A router that knows nothing of it, as after a client's resumption, and one that knows more.
     goes_on(cluster, router, of, Request { output: Vec::new(), ..left }).await;
 }
 
@@ -100,10 +100,10 @@ async fn nothing_else_than_the_same_request_is_a_claim_to_it() {
         Request { tenant: TenantId(7), ..fresh.clone() },
         sampling(Sampling { seed: 1, ..fresh.sampling.clone() }),
         sampling(Sampling { choice: 1, ..fresh.sampling.clone() }),
-        // More than was asked for then.
+        // It asks for more than the first time.
         sampling(Sampling { logprobs: Some(0), ..fresh.sampling.clone() }),
         Request { goal: Goal::Score { top_n: 0 }, cache_bypass: true, ..fresh.clone() },
-        // No beginning of what it has said.
+        // Its output is no prefix of the log.
         Request { output: vec![63; 3], ..fresh.clone() },
     ];
     for (i, other) in other.into_iter().enumerate() {
@@ -123,7 +123,7 @@ async fn nothing_else_than_the_same_request_is_a_claim_to_it() {
     cluster.stop().await;
 }
 
-/// What stands beside its tokens is in no log: what the client has is said without it, what it lacks is drawn again.
+/// Logprobs are in no log: what the client has is sent without them, what it lacks is drawn again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_a_log_with_logprobs_only_what_the_client_lacks_is_drawn_again() {
     let cluster = Cluster::start(config(128, 1024, 8));
@@ -150,7 +150,7 @@ async fn of_a_log_with_logprobs_only_what_the_client_lacks_is_drawn_again() {
     cluster.stop().await;
 }
 
-/// Who is still there keeps what it has: a second one may ask the same, and disturbs nobody.
+/// A router that is attached keeps its request: another may submit the same one, and disturbs nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_has_a_router_is_left_to_it() {
     let cluster = Cluster::start(config(256, 1024, 16));

@@ -1,4 +1,4 @@
-//! A hundred thousand requests that are given up, at any moment of their lives: none of them leaves anything.
+//! A hundred thousand requests that are cancelled at any moment of their lives: none of them leaves anything behind.
 
 use crate::common::{Cluster, Random, Router, config, sim};
 use types::{Finish, Request, Sampling};
@@ -12,7 +12,7 @@ fn long(random: &mut Random) -> Request {
     Request { sampling, ..request }
 }
 
-/// Submits, hears some of what is said, and gives all of it up. How many were told that the queue is full.
+/// Submits, reads some outputs, and cancels everything. Returns how many were refused because the queue was full.
 async fn round(router: &mut Router, random: &mut Random) -> usize {
     let mut ids = Vec::new();
     for _ in 0..N_AT_ONCE {
@@ -53,7 +53,7 @@ async fn a_hundred_thousand_cancels_leave_nothing() {
     router.hear_idle().await;
     assert_eq!((router.state.blocks_total, router.state.backlog_tokens), (64, 0));
     assert!(n_full < N_ROUNDS * N_AT_ONCE / 2, "most were taken before they were given up: {n_full} were not");
-    // What is left of them serves the next one.
+    // The same replica serves the next request.
     router.check_one(&sim()).await;
     cluster.stop().await;
 }

@@ -1,4 +1,4 @@
-//! What peers do to each other: workers that die, routers that vanish or read nothing, frames that cannot be meant.
+//! Peers that fail: workers that die, routers that vanish or read nothing, invalid frames.
 
 use crate::common::{
     Cluster, PATIENCE, Random, Router, attach, config, grid_sim, hello, next, on_grid, request,
@@ -74,7 +74,7 @@ async fn a_spare_takes_over() {
     cluster.stop().await;
 }
 
-/// Runs so many steps of its first life, then does what a bug does.
+/// Runs a number of steps in its first life, then fails as a bug would.
 struct Buggy {
     n_steps_left: Option<u32>,
     bug: fn() -> Result<(), RunError>,
@@ -151,7 +151,7 @@ async fn a_router_that_vanishes_frees_its_blocks_after_the_grace() {
     let mut neighbour = cluster.router().await;
     let mut router = cluster.router().await;
     for _ in 0..4 {
-        // Half a minute's work, at the least.
+        // At least half a minute's work.
         router.submit(request(vec![1; 40], 55_000)).await;
     }
     while router.streams.values().any(|stream| stream.output.is_empty()) {
@@ -190,7 +190,7 @@ async fn a_router_that_reads_nothing_is_cut_off_and_harms_nobody() {
     cluster.stop().await;
 }
 
-/// Frames of one router are heard in order: behind all of its requests comes one that cannot be meant.
+/// A router's frames are handled in order: behind all its requests it sends an invalid one.
 async fn all_taken(router: &mut Router) {
     router.up.send(submit_frame(router.welcome.router, |request| request.prompt.clear())).await.unwrap();
     loop {
@@ -235,7 +235,7 @@ fn submit_frame(router: u32, change: impl Fn(&mut wire::Request)) -> wire::Route
     up_frame(router_frame::Frame::Submit(request))
 }
 
-/// The status with which a router's stream ends that begins with these frames.
+/// The status with which a router's stream ends after these frames.
 async fn refused_stream(cluster: &Cluster, first: &[wire::RouterFrame]) -> Status {
     match attach(&cluster.dialer, first).await {
         Err(status) => status,
@@ -263,7 +263,7 @@ async fn frames_that_cannot_be_meant_end_their_own_stream() {
         (vec![ours(), empty()], Code::InvalidArgument, "without content"),
         (vec![ours(), foreign], Code::InvalidArgument, "is not of router"),
     ];
-    // Five bytes each are more than a frame may have.
+    // Five bytes each exceed the limit of a frame.
     let too_long = submit_frame(1, |request| request.prompt.resize(proto::FRAME_BYTES_MAX / 5 + 1, u32::MAX));
     let too_long = (vec![ours(), too_long], Code::InvalidArgument, "message length too large");
     for (frames, code, part) in cases.into_iter().chain([too_long]) {
@@ -306,11 +306,11 @@ async fn requests_that_cannot_be_meant_are_refused_alone() {
     cluster.stop().await;
 }
 
-/// A worker made of the generated client: it says what it is told to.
+/// A worker made of the generated client: it sends what the test says.
 struct RawWorker {
     up: mpsc::Sender<wire::WorkerFrame>,
     down: Streaming<wire::RankFrame>,
-    /// Its place, for whoever keeps it.
+    /// Its last assignment.
     last: wire::Assign,
 }
 
@@ -343,7 +343,7 @@ impl RawWorker {
         Ok(frame.ok_or_else(|| Status::ok("ended"))?.frame.unwrap())
     }
 
-    /// Its next place; it may be told first that the one it has is over.
+    /// Waits for its next assignment; a release of the last one may come first.
     async fn assigned(&mut self) -> wire::Assign {
         loop {
             match self.next().await.unwrap() {
@@ -364,7 +364,7 @@ impl RawWorker {
         self.meet().await;
     }
 
-    /// Once all have loaded.
+    /// Waits until all have loaded and are told to meet.
     async fn meet(&mut self) {
         let rank_frame::Frame::Meet(meet) = self.next().await.unwrap() else { panic!("the word to meet follows") };
         let wire::Meet { epoch_incarnation, epoch_n } = meet;
@@ -379,10 +379,10 @@ impl RawWorker {
         self.say(worker_frame::Frame::Failed(failed)).await;
     }
 
-    /// It is in a step, and waits there for a rank or for nobody.
+    /// A heartbeat from within a step, waiting for a rank or for none.
     async fn beat_in_step(&self, waits_for: Option<u32>) {
         let beat = wire::Heartbeat { in_step: true, waits_for, ..wire::Heartbeat::default() };
-        // Who was dismissed is heard no more.
+        // Nobody reads from a dismissed worker.
         let _ended = self.up.send(frame(worker_frame::Frame::Heartbeat(beat))).await;
     }
 
@@ -478,7 +478,7 @@ async fn any_rank_of_a_grid_may_die_and_another_takes_its_place() {
         for _ in 0..15 {
             router.hear().await;
         }
-        // The longest-serving one: every rank dies once.
+        // The worker that has served longest: every rank dies once.
         workers.pop_front().unwrap().kill().await;
         workers.push_back(cluster.worker(slow.clone()));
         let is_back =
@@ -510,7 +510,7 @@ async fn two_ranks(cluster: &Cluster) -> [RawWorker; 2] {
     ranks
 }
 
-/// Until the coordinator tells that it has heard a rank's word.
+/// Waits until the coordinator reports that it has heard this rank.
 async fn heard_loaded(cluster: &Cluster, rank: usize) {
     let (_up, mut down) = attach(&cluster.dialer, &[hello(proto::VERSION)]).await.unwrap();
     let is_heard = |state: &wire::State| state.ranks.get(rank).is_some_and(|rank| rank.state == "meeting");
@@ -573,7 +573,7 @@ async fn a_blamed_rank_that_beats_and_does_not_compute_is_lost_by_name() {
     cluster.stop().await;
 }
 
-/// Two ranks that have met, and a step that nobody answers.
+/// Two ranks that have met, and a step that neither answers.
 async fn two_ranks_in_a_step(cluster: &Cluster) -> [RawWorker; 2] {
     let mut ranks = two_ranks(cluster).await;
     for rank in &ranks {
@@ -587,7 +587,7 @@ async fn two_ranks_in_a_step(cluster: &Cluster) -> [RawWorker; 2] {
     for rank in &mut ranks {
         assert!(matches!(rank.next().await, Ok(rank_frame::Frame::Step(_))));
     }
-    // Its request goes on without it.
+    // Its request goes on without the router.
     drop(router);
     ranks
 }
@@ -608,7 +608,7 @@ async fn of_two_ranks_in_a_step_the_one_that_does_not_wait_hangs() {
     hangs.beat_in_step(None).await;
     let end = hangs.ended().await;
     assert!(end.message().contains("does not answer its step") && end.message().contains("hangs"), "{end:?}");
-    // The other one is told at once that its place is over, and gets the next.
+    // The other one is released at once, and gets the next assignment.
     assert!(matches!(waits.next().await, Ok(rank_frame::Frame::Release(_))));
     let _other = RawWorker::join_at(&cluster, proto::VERSION, "elsewhere:1").await.unwrap();
     assert_eq!(waits.assigned().await.mesh_addresses, ["here:1", "elsewhere:1"]);
@@ -623,7 +623,7 @@ async fn where_the_ranks_do_not_show_who_hangs_nobody_is_let_go_for_it() {
     let [mut one, mut other] = two_ranks_in_a_step(&cluster).await;
     one.beat_in_step(None).await;
     other.beat_in_step(None).await;
-    // Both are given another place, and whose thread moves there keeps it.
+    // Both get another rank, and the one whose thread moves there keeps it.
     (one.last, other.last) = (one.assigned().await, other.assigned().await);
     one.beat(1).await;
     let end = other.ended().await;
@@ -655,13 +655,13 @@ async fn ranks_of_one_grid_agree_or_the_stranger_goes() {
     let twin = RawWorker::join_at(&cluster, proto::VERSION, "here:1").await.unwrap().ended().await;
     assert!(twin.code() == Code::AlreadyExists && twin.message().contains("here:1"), "{twin:?}");
     first.say_loaded(sim_digest()).await;
-    // Two connections have no order: whoever is heard first is the measure.
+    // Two connections have no order: the one that is heard first sets the policy.
     heard_loaded(&cluster, 0).await;
     stranger.say_loaded([9; 32]).await;
     let end = stranger.ended().await;
     assert!(end.code() == Code::FailedPrecondition && end.message().contains("computes under"), "{end:?}");
 
-    // The cluster goes on with whoever fits.
+    // The cluster goes on with the worker that fits.
     let mut second = RawWorker::join_at(&cluster, proto::VERSION, "there:2").await.unwrap();
     (first.last, second.last) = (first.assigned().await, second.assigned().await);
     first.say_loaded(sim_digest()).await;
@@ -671,7 +671,7 @@ async fn ranks_of_one_grid_agree_or_the_stranger_goes() {
     let mut router = cluster.router().await;
     assert_eq!(router.welcome.policy_digest, sim_digest());
 
-    // Every rank gets the same bytes, and what any but the sampler answers is not heard.
+    // Every rank gets the same bytes, and answers from any but the sampler are ignored.
     router.submit(request(vec![1, 2, 3], 10)).await;
     let (rank_frame::Frame::Step(a), rank_frame::Frame::Step(b)) =
         (first.next().await.unwrap(), second.next().await.unwrap())

@@ -1,5 +1,5 @@
-//! A replica with too few workers: it says so at once, goes on with what fits those that are left, and keeps its
-//! promise where more come.
+//! A replica with too few workers: it reports so at once, goes on with what fits those that are left, and keeps its
+//! promised context when more come.
 
 use crate::common::{Cluster, PATIENCE, Router, Said, Worker, config, grid_sim, on_grid, request};
 use coordinator::Config;
@@ -17,7 +17,7 @@ fn slow() -> Sim {
     Sim { step_micros: 200, ..grid_sim() }
 }
 
-/// Notes the context that its ranks are told.
+/// Records the context that its ranks are told.
 struct Noting {
     sim: Sim,
     contexts: Arc<Mutex<Vec<u32>>>,
@@ -38,7 +38,7 @@ async fn ready_on(router: &mut Router, tp: u32, pp: u32) {
     router.hear_until(|state| state.phase() == Phase::Ready && (state.tp, state.pp) == (tp, pp)).await;
 }
 
-/// Of one whole context on two ranks, half fits on one. Nobody has asked for its length.
+/// One whole context fits two ranks, half of one fits one. No context was asked for.
 fn tight() -> Config {
     let mut config = on_grid(config(8, 128, 16), 2, 1);
     config.policy.context = None;
@@ -51,7 +51,7 @@ fn why(state: &wire::State) -> &str {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn routers_hear_at_once_what_cannot_be_placed_and_that_it_can_be_again() {
-    // The lost rank's place is kept for ten minutes: nobody waits for these to be told.
+    // The lost rank is kept free for ten minutes: these reports do not wait for that.
     let cluster = Cluster::start(on_grid(config(64, 128, 16), 2, 1));
     let mut workers = workers(&cluster, 2);
     let mut router = cluster.router().await;
@@ -83,14 +83,14 @@ async fn who_leaves_is_replaced_at_once_and_no_request_notices() {
     let leaver = workers.pop_front().unwrap();
     let (left, ()) = tokio::join!(leaver.leave(), ready_on(&mut router, 1, 3));
     let () = left;
-    // A lost rank's place would have been kept for ten minutes.
+    // The lost rank would have been kept free for ten minutes.
     assert!(begun.elapsed() < PATIENCE);
     router.hear_all().await;
     for (_, stream) in router.streams.drain() {
         assert_eq!(stream.finish, Some(Finish::Length));
         stream.check(&grid_sim());
     }
-    // The last ones leave too: nobody is there, and who comes is welcome.
+    // The last ones leave too: no worker is left, and new ones may join.
     for worker in workers {
         worker.leave().await;
     }
@@ -98,7 +98,7 @@ async fn who_leaves_is_replaced_at_once_and_no_request_notices() {
     cluster.stop().await;
 }
 
-/// Until a request has ended or was refused.
+/// Waits until a request has ended or was refused.
 async fn end(router: &mut Router, id: RequestId) -> Result<Finish, wire::Refused> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -120,7 +120,7 @@ async fn end(router: &mut Router, id: RequestId) -> Result<Finish, wire::Refused
 async fn what_fits_fewer_ranks_goes_on_and_the_rest_is_said_to_have_outgrown_them() {
     let mut config = tight();
     config.waits.replan_after = Duration::from_millis(50);
-    // Enough for all to be under way when one is lost.
+    // Enough for all to be running when a worker is lost.
     let step = Sim { step_micros: 3000, ..grid_sim() };
     let cluster = Cluster::start(config);
     let contexts = Arc::new(Mutex::new(Vec::new()));
@@ -134,13 +134,13 @@ async fn what_fits_fewer_ranks_goes_on_and_the_rest_is_said_to_have_outgrown_the
         router.hear().await;
     }
     let short = router.submit(request(vec![2; 10], 40)).await;
-    // It would say more than there is room for.
+    // It would grow longer than there is room for.
     let grows = router.submit(request(vec![3; 10], 100)).await;
     workers.pop_front().unwrap().kill().await;
     ready_on(&mut router, 1, 1).await;
     let shortened = router.state.shortened.clone().unwrap();
     assert_eq!((shortened.asked, shortened.has), (128, 64));
-    // The angles of long ropes depend on the context: a rank computes for the one that was promised.
+    // The angles of scaled RoPE depend on the context: a rank computes for the promised one.
     assert_eq!(*contexts.lock().unwrap(), [128; 3]);
     assert!(shortened.why.contains("a context of 128 needs"), "{shortened:?}");
     assert_eq!(end(&mut router, long).await.unwrap(), Finish::Outgrown);
@@ -153,7 +153,7 @@ async fn what_fits_fewer_ranks_goes_on_and_the_rest_is_said_to_have_outgrown_the
     let refused = end(&mut router, refused).await.unwrap_err();
     assert_eq!(refused.reason(), Reason::NotReady);
     assert!(refused.message.contains("hold 64"), "{refused:?}");
-    // Another comes: all of the context is there again, and what had no room goes on.
+    // Another worker joins: the whole context is there again, and the request that had no room goes on.
     workers.push_back(cluster.worker(step.clone()));
     ready_on(&mut router, 2, 1).await;
     assert_eq!(router.state.shortened, None);

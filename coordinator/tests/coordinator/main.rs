@@ -1,4 +1,4 @@
-//! A coordinator among workers and routers that are tasks of the test.
+//! A coordinator with workers and routers that are tasks of the test.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../common/mod.rs"]

@@ -1,5 +1,5 @@
-//! Routers hear the names of what the cache has, those that come later all of them, and what is lost with its workers
-//! is not there any more.
+//! Routers learn the names of cached blocks: late ones learn all of them, and names that are lost with their workers
+//! disappear.
 
 use crate::common::{Cluster, Router, config, next, request, router_frame, sim};
 use proto::cluster as wire;
@@ -7,7 +7,7 @@ use proto::cluster::replica_frame::Frame;
 use std::collections::BTreeSet;
 use types::{BlockHash, TenantId, Token};
 
-/// What a router knows of a cache by what it hears.
+/// What a router has learnt of a cache.
 #[derive(Default)]
 struct Known {
     names: BTreeSet<u64>,
@@ -30,7 +30,7 @@ impl Known {
         self.names.retain(|name| !told.dropped.contains(name));
     }
 
-    /// Until it is as wanted.
+    /// Reads until `is_it` holds.
     async fn until(&mut self, router: &mut Router, is_it: impl Fn(&Known, &Router) -> bool) {
         while !is_it(self, router) {
             match next(&mut router.down).await.unwrap() {
@@ -43,7 +43,7 @@ impl Known {
     }
 }
 
-/// What the full blocks of a log are called.
+/// The names of the full blocks of a log.
 fn names(welcome: &wire::Welcome, log: &[Token]) -> BTreeSet<u64> {
     let digest = proto::policy_digest(&welcome.policy_digest).unwrap();
     let mut name = BlockHash::root(&digest, TenantId::default(), welcome.salt.as_slice().try_into().unwrap());
@@ -66,7 +66,7 @@ async fn each_router_knows_what_the_cache_has() {
     known.until(&mut router, |_, router| router.streams[&id].finish.is_some()).await;
     let stream = router.streams.remove(&id).unwrap();
     let log: Vec<Token> = stream.request.prompt.iter().chain(&stream.output).copied().collect();
-    // The last token that was drawn is computed by nobody.
+    // The last token that was drawn is never computed.
     let expect = names(&router.welcome, &log[..log.len() - 1]);
     assert!(expect.len() >= 3, "{}", log.len());
     known.until(&mut router, |known, _| known.names == expect && known.load.blocks_used == 0).await;
@@ -75,7 +75,7 @@ async fn each_router_knows_what_the_cache_has() {
     let mut late = cluster.router().await;
     let mut heard = Known::default();
     heard.until(&mut late, |known, _| known.names == expect).await;
-    // All again, for who has missed some.
+    // All names again, for a router that has missed some.
     late.up.send(router_frame(wire::router_frame::Frame::Recite(wire::Recite {}))).await.unwrap();
     heard.until(&mut late, |known, _| known.n_anew == 2 && known.names == expect).await;
 

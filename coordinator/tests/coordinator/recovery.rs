@@ -1,5 +1,4 @@
-//! What a replica makes of losses and of changes that are wanted: it goes on, on whatever ranks there are, with the
-//! same tokens.
+//! How a replica handles losses and wanted changes: it goes on, on whatever ranks there are, with the same tokens.
 
 use crate::common;
 use crate::common::{
@@ -22,7 +21,7 @@ use types::{Finish, Rank, Step, StepDone};
 use worker::sim::Sim;
 use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, MeshError, Ready, RunError, Runner};
 
-/// What a replica of this name has counted under a metric's name and a label.
+/// The value of a metric of this replica, by name and label.
 fn counted(name: &str, replica: &str, label: &str) -> f64 {
     static EXPORTER: OnceLock<Exporter> = OnceLock::new();
     let page = EXPORTER.get_or_init(|| telemetry::exporter::install(&[]).unwrap()).render();
@@ -32,7 +31,7 @@ fn counted(name: &str, replica: &str, label: &str) -> f64 {
 }
 
 fn named(replica: &str, config: Config) -> Config {
-    // The recorder is there before anything counts.
+    // The recorder is installed before anything counts.
     counted("", replica, "");
     Config { replica: replica.into(), ..config }
 }
@@ -77,7 +76,7 @@ async fn busy(cluster: &Cluster, seed: u64, n: usize) -> Router {
 
 // -- a thread that hangs
 
-/// Its first runner hangs in a step, until the other end of the channel is dropped.
+/// A loader whose first runner hangs in a step, until the other end of the channel is dropped.
 struct Hangs {
     gate: Arc<Mutex<Option<Receiver<()>>>>,
 }
@@ -100,7 +99,7 @@ impl Runner for Hanging {
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
         self.n_steps += 1;
         if let Some(gate) = self.gate.as_ref().filter(|_| self.n_steps > 40) {
-            // It ends when nobody holds the gate any more.
+            // Ends when the gate's holder drops it.
             let _opened = gate.recv();
         }
         self.sim.run(step, done)
@@ -126,7 +125,7 @@ async fn a_rank_that_hangs_is_lost_and_comes_back_when_its_thread_is_free() {
     for _ in 0..200 {
         router.submit(random.request()).await;
     }
-    // The spare takes over; the one that hangs is no spare, because it could take no place.
+    // The spare takes over; the hung worker does not count as a spare, because it could take no rank.
     router.hear_until(|state| state.epoch_n >= 3 && state.phase() == Phase::Ready).await;
     router.hear_all().await;
     assert_eq!(router.state.n_spares, 0);
@@ -141,7 +140,7 @@ async fn a_rank_that_hangs_is_lost_and_comes_back_when_its_thread_is_free() {
 
 // -- a load that takes long
 
-/// Its first load lasts until nobody wants it any more.
+/// A loader whose first load lasts until it is cancelled.
 struct Reads {
     begun: tokio::sync::mpsc::UnboundedSender<u32>,
     n_loads: u32,
@@ -167,7 +166,7 @@ async fn an_epoch_that_ends_during_a_long_load_blames_nobody() {
     assert_eq!(timeout(PATIENCE, loads.recv()).await.unwrap(), Some(1));
     other.kill().await;
     let _another = cluster.worker(slow());
-    // It is broken off, and loads for the next epoch, in which both are ready.
+    // The load is cancelled, and it loads for the next epoch, in which both are ready.
     assert_eq!(timeout(PATIENCE, loads.recv()).await.unwrap(), Some(2));
     let mut router = cluster.router().await;
     ready_on(&mut router, 2, 1).await;
@@ -218,7 +217,7 @@ async fn fewer_ranks_carry_on_and_more_take_over_again() {
     }
     ready_on(&mut router, 1, 1).await;
     hear_some(&mut router, 10).await;
-    // They come back one after the other, and the replica takes what it can have for long.
+    // They come back one after the other, and the replica takes the grid that it can keep.
     workers.push_back(cluster.worker(slow()));
     router.hear_until(|state| state.phase() == Phase::Ready && state.tp * state.pp == 2).await;
     hear_some(&mut router, 10).await;
@@ -244,7 +243,7 @@ async fn what_fewer_ranks_cannot_hold_waits_for_more() {
     hear_some(&mut router, 5).await;
     workers.pop_front().unwrap().kill().await;
     router.hear_until(|state| state.phase() == Phase::Recovering).await;
-    // Far longer than its place is kept.
+    // Far longer than its rank is kept free.
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(router.state.ranks.is_empty());
     workers.push_back(cluster.worker(slow()));
@@ -256,10 +255,10 @@ async fn what_fewer_ranks_cannot_hold_waits_for_more() {
 
 // -- ranks that never meet
 
-/// Where nobody reaches a peer.
+/// An address at which no peer is reached.
 const UNREACHABLE: &str = "unreachable:1";
 
-/// Finds every peer but that one.
+/// Reaches every peer but that one.
 struct Meets;
 
 struct Meeting {
@@ -290,7 +289,7 @@ async fn two_that_never_meet_are_named_and_not_tried_for_ever() {
     let cluster = Cluster::start(named("strangers", on_grid(config(64, 128, 16), 2, 1)));
     let _one = cluster.worker_at("one:1", Meets);
     let _other = cluster.worker_at(UNREACHABLE, Meets);
-    // It has never served, and waits for what was asked for.
+    // It has never served, and waits for the grid that was asked for.
     let (_up, mut down) = attach(&cluster.dialer, &[hello(proto::VERSION)]).await.unwrap();
     let apart = loop {
         match next(&mut down).await.unwrap() {
@@ -303,7 +302,7 @@ async fn two_that_never_meet_are_named_and_not_tried_for_ever() {
     assert_eq!((&*named.address, &*named.other_address), (UNREACHABLE, "one:1"));
     assert!(named.why.contains("was silent until the deadline") && named.micros > 30_000_000, "{named:?}");
     tokio::time::sleep(Duration::from_millis(500)).await;
-    // A spare takes its place at once.
+    // A spare takes its rank at once.
     let _spare = cluster.worker_at("spare:1", Meets);
     let mut router = cluster.router().await;
     ready_on(&mut router, 2, 1).await;
@@ -372,7 +371,7 @@ async fn another_grid_takes_over_and_no_stream_ends() {
     cluster.stop().await;
 }
 
-/// Nothing has happened to the grid until all have ended.
+/// The grid stays unchanged until all streams have ended.
 async fn finish_on(mut router: Router, epoch: u32) {
     router.hear_all().await;
     assert_eq!(router.state.epoch_n, epoch);
@@ -436,13 +435,13 @@ async fn a_router_that_comes_again_has_its_old_requests_dropped_at_once() {
         let hello = wire::RouterHello { version: proto::VERSION.into(), former };
         common::router_frame(router_frame::Frame::Hello(hello))
     };
-    // A number of another life of the coordinator is nobody's, and who had none drops none.
+    // A number from another incarnation belongs to nobody, and a router that had none drops none.
     let strange = attach(&cluster.dialer, &[former(incarnation + 1, router.welcome.router)]).await.unwrap();
     let fresh = attach(&cluster.dialer, &[hello(proto::VERSION)]).await.unwrap();
     neighbour.check_one(&grid_sim()).await;
     neighbour.state.n_running = 0;
     neighbour.hear_until(|state| state.n_running == 4).await;
-    // Its old stream may still seem to stand.
+    // Its old stream may still seem to be open.
     let again = attach(&cluster.dialer, &[former(incarnation, router.welcome.router)]).await.unwrap();
     neighbour.hear_idle().await;
     let end = loop {

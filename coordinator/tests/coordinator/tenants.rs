@@ -1,11 +1,10 @@
-//! What one tenant's requests have left in the prefix cache is nobody else's to find: not by what is told of it, and so
-//! not by how long it takes.
+//! One tenant's blocks in the prefix cache cannot be found by another: not from outputs, and so not from timing.
 
 use crate::common::{Cluster, Router, config, next, request, sim};
 use proto::cluster::replica_frame::Frame;
 use types::{Request, TenantId};
 
-/// How many positions of the prompt were found, in all.
+/// How many positions of the prompt were found in the cache, in all.
 async fn n_cached(router: &mut Router, tenant: u64) -> u32 {
     let prompt = (0..64).collect();
     let id = router.submit(Request { tenant: TenantId(tenant), ..request(prompt, 2) }).await;

@@ -1,5 +1,5 @@
-//! Cache groups from the shape to the ranks: pools of their own, told to each rank, and nothing read that another
-//! wrote. The sim refuses a step that would.
+//! Cache groups from the shape to the ranks: each has its own pool, every rank is told of it, and no sequence reads
+//! what another wrote. The simulator refuses a step that would.
 
 use crate::common;
 use crate::common::{Cluster, Random, Router, grid_sim, on_grid};
@@ -7,11 +7,11 @@ use coordinator::{Config, ModelShape};
 use types::{CacheGroup, KvLayout, LayerGroups};
 use worker::sim::Sim;
 
-/// As many heads as the model of `on_grid` has, and as wide.
+/// As many heads as the model of `on_grid`, and equally wide.
 const HEADS: KvLayout = KvLayout::heads(2, 32);
 const WINDOW: CacheGroup = CacheGroup::of(HEADS.within(20));
 
-/// Two layers of four keep twenty positions.
+/// Two layers of four have a window of twenty positions.
 fn windowed(tp: u16, pp: u16) -> Config {
     let mut config = on_grid(common::config(40, 128, 8), tp, pp);
     config.limits.batch_tokens_max = 48;
@@ -54,7 +54,7 @@ async fn a_lost_rank_is_replaced_with_the_same_pools() {
     let cluster = Cluster::start(windowed(1, 2));
     let (first, _second) = (cluster.worker(sim()), cluster.worker(sim()));
     let (mut router, mut random) = (cluster.router().await, Random(9));
-    // Only now the spare: of three, any two could have a place.
+    // The spare joins only now: of three, any two could have been chosen.
     router.hear_until(|state| state.ranks.len() == 2).await;
     let _spare = cluster.worker(sim());
     for _ in 0..60 {

@@ -1,16 +1,16 @@
-//! Which replicas have a block in their cache, by the block's short name. Coordinators tell what they have; here that
-//! is turned round, so that a prompt is looked up once for all replicas. Knows no tokens, no requests and no load.
+//! Which replicas have a block in their cache, by the block's short name. Coordinators report their names; here they
+//! are inverted, so that one look-up of a prompt covers all replicas. Knows no tokens, no requests and no load.
 //!
-//! Each replica has a number in the sets, and gets a new one whenever it tells everything anew. The old number stays in
-//! the sets, where nobody asks for it; when the numbers run out, all old ones are swept out together.
+//! Each replica has a number in the sets, and gets a new one whenever it reports all names anew. The old number stays
+//! in the sets, where it is ignored; when the numbers run out, all old ones are removed together.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Numbers that can be given to replicas, those that are void included.
+/// Numbers that can be given to replicas, including void ones.
 pub const IDS_MAX: usize = 2048;
 const WORDS: usize = IDS_MAX / 64;
-/// Block names of all replicas together. A name beyond these is not noted, and its block is not found.
+/// The most block names of all replicas together. Further names are not stored, and their blocks not found.
 pub const NAMES_MAX: usize = 4 << 20;
 
 /// The number of one replica.
@@ -73,7 +73,7 @@ impl Ids {
     }
 }
 
-/// The replicas that have a block: a few in place, more as a set elsewhere.
+/// The replicas that have a block: a few inline, more as an index into `many`.
 #[derive(Clone, Copy, Debug)]
 enum Holders {
     Few { n: u8, ids: [Id; FEW] },
@@ -81,10 +81,10 @@ enum Holders {
 }
 
 const FEW: usize = 3;
-/// How many names are looked up at once.
+/// The number of names per look-up, so that their memory accesses overlap.
 const AT_ONCE: usize = 16;
 
-/// Hashes by identity: a name is a cryptographic hash already.
+/// Uses a name as its own hash: it is a cryptographic hash already.
 #[derive(Default)]
 struct AsItIs(u64);
 
@@ -106,7 +106,7 @@ impl Hasher for AsItIs {
 pub struct Caches {
     names: HashMap<u64, Holders, BuildHasherDefault<AsItIs>>,
     many: Vec<Ids>,
-    /// The entries of `many` that nobody uses.
+    /// The unused entries of `many`.
     many_free: Vec<u32>,
     given: Ids,
     void: Ids,
@@ -114,11 +114,11 @@ pub struct Caches {
     counts: Vec<u32>,
 }
 
-/// A replica's word is missing: what it tells now does not follow what it told before.
+/// A replica's report is missing: the present one does not follow the last.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Gap;
 
-/// What one replica has told so far.
+/// The state of one replica's reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Teller {
     pub id: Option<Id>,
@@ -126,7 +126,7 @@ pub struct Teller {
 }
 
 impl Caches {
-    /// Notes what a replica tells. After a gap nothing is known of it until it tells everything anew.
+    /// Applies a replica's report. After a gap nothing is known of it until it reports all names anew.
     pub fn hear(&mut self, teller: &mut Teller, told: &proto::cluster::Cached) -> Result<(), Gap> {
         if told.anew {
             self.forget(teller);
@@ -150,26 +150,26 @@ impl Caches {
         teller.n_told = u64::MAX - 1;
     }
 
-    /// How many names a replica has told of, as far as they were noted.
+    /// How many of a replica's reported names are stored.
     pub fn n_names(&self, id: Id) -> u32 {
         self.counts.get(usize::from(id)).copied().unwrap_or(0)
     }
 
-    /// Writes into `depths`, by number, how many of these names in a row each of `among` has, from the first on. Names
-    /// are asked for until no replica has one, and a few more.
+    /// Writes into `depths`, by number, how many of these names in a row, from the first on, each of `among` has. Reads
+    /// names until no replica has one, and a few more.
     pub fn depths(&self, names: impl IntoIterator<Item = u64>, mut among: Ids, depths: &mut [u32; IDS_MAX]) {
         let mut names = names.into_iter().fuse();
         let mut n_found = 0;
         let mut n_among = among.len();
         loop {
-            // Each look-up waits for memory; these do not wait for one another.
+            // Each look-up waits for memory; batching lets the waits overlap.
             let found: [Option<Option<&Holders>>; AT_ONCE] =
                 std::array::from_fn(|_| names.next().map(|name| self.names.get(&name)));
             for holders in found {
                 let Some(holders) = holders else {
                     return among.iter().for_each(|id| depths[usize::from(id)] = n_found);
                 };
-                // Most often the replicas that had the block before have this one too: then no set has to be made.
+                // Usually the replicas that had the last block have this one too: then no new set is needed.
                 if !holders.is_some_and(|holders| self.have(&among, n_among, holders)) {
                     let lost = holders.map_or(among, |holders| self.without(&among, holders));
                     lost.iter().for_each(|id| depths[usize::from(id)] = n_found);
@@ -272,7 +272,7 @@ impl Caches {
         }
     }
 
-    /// A number of which nothing is noted. None where there are more replicas than numbers.
+    /// An unused number. None if there are more replicas than numbers.
     fn number(&mut self) -> Option<Id> {
         if self.first_free().is_none() {
             self.sweep();
@@ -345,7 +345,7 @@ mod tests {
         caches.hear(&mut one, &told(2, false, &[9], &[1])).unwrap();
         assert_eq!((depth(&caches, &one, &[1, 2]), depth(&caches, &one, &[2, 9, 3])), (0, 3));
         assert_eq!((depth(&caches, &two, &[1]), caches.n_names(one.id.unwrap())), (1, 3));
-        // A word is missing: nothing is known any more, until everything is told.
+        // A report is missing: nothing is known until all names are reported.
         assert_eq!(caches.hear(&mut one, &told(4, false, &[5], &[])), Err(Gap));
         assert_eq!(depth(&caches, &one, &[2]), 0);
         assert_eq!(caches.hear(&mut one, &told(5, false, &[5], &[])), Err(Gap));
@@ -385,7 +385,7 @@ mod tests {
                 assert_eq!(teller.id.map_or(0, |id| depths[usize::from(id)]), expect);
             }
         }
-        // The sets have been swept more than once, and what is left is what is known.
+        // The sets have been swept more than once, and what is left is what was reported.
         let all: BTreeSet<u64> = tellers.iter().flat_map(|(_, knows, _)| knows.iter().copied()).collect();
         caches.sweep();
         assert_eq!(caches.names.len(), all.len());

@@ -1,18 +1,18 @@
-//! When a replica gets no new request for a while: because its stream breaks again and again, or because it is far
+//! Circuit breaker: when a replica gets no new requests for a while, because its stream breaks repeatedly or it is far
 //! slower than the others. Later it is tried with one request, and if that goes well it is trusted again. Knows no
 //! replicas and no clock: it looks once a second.
 
-/// Breaks within `BREAKS_SECONDS` that are too many. A replica that dies once and comes back does not break often.
+/// The number of breaks within `BREAKS_SECONDS` that opens the circuit. One death and return is fewer.
 const BREAKS_MAX: usize = 3;
 const BREAKS_SECONDS: u64 = 60;
-/// A replica that is slow at so many looks in a row is shunned.
+/// A replica that is slow at this many looks in a row is shunned.
 const SLOW_LOOKS: u32 = 5;
 /// Fewer samples than these in a look say nothing.
 const SAMPLES_MIN: u64 = 3;
-/// At least so many other replicas say what is usual.
+/// The least number of other replicas that define what is usual.
 const OTHERS_MIN: usize = 2;
-/// A replica is slow if it takes so many times the usual, and so much longer besides: a machine of an older kind is
-/// not.
+/// A replica is slow if it takes this many times the usual, and this much longer besides, which an older kind of
+/// machine does not.
 const SLOW_FACTOR: u64 = 4;
 const SLOW_BETWEEN_MICROS: u64 = 20_000;
 const SLOW_FIRST_MICROS: u64 = 500_000;
@@ -20,7 +20,7 @@ const SLOW_FIRST_MICROS: u64 = 500_000;
 const SHUNNED_SECONDS_MIN: u64 = 10;
 const SHUNNED_SECONDS_MAX: u64 = 300;
 
-/// Times of one kind, summed up.
+/// A sum of times of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LatencySum {
     pub n: u64,
@@ -36,7 +36,7 @@ impl LatencySum {
 /// What a replica did since the last look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LatencyWindow {
-    /// From a request's being sent to its first token.
+    /// From sending a request to its first token.
     pub first: LatencySum,
     /// From one token to the next.
     pub between: LatencySum,
@@ -46,7 +46,7 @@ pub struct LatencyWindow {
     pub n_breaks: u64,
 }
 
-/// What is usual: the medians of the other replicas.
+/// The usual times: the medians of the other replicas.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usual {
     first: Option<u64>,
@@ -95,10 +95,10 @@ pub enum CircuitChange {
 #[derive(Debug, Default)]
 pub struct Circuit {
     state: State,
-    /// The seconds in which it broke lately.
+    /// The seconds of its recent breaks.
     breaks: Vec<u64>,
     n_slow: u32,
-    /// For how long it was shunned last.
+    /// How long it was shunned last.
     seconds: u64,
 }
 
@@ -129,8 +129,7 @@ impl Circuit {
         }
     }
 
-    /// Judges one look, which `second` counts. Where the circuit may not open, breaks and slow looks are noted all the
-    /// same.
+    /// Judges one look, numbered by `second`. Breaks and slow looks are counted even if the circuit may not open.
     pub fn look(&mut self, second: u64, seen: &LatencyWindow, usual: &Usual, may_open: bool) -> Option<CircuitChange> {
         self.breaks.retain(|at| at + BREAKS_SECONDS > second);
         let room = BREAKS_MAX.saturating_sub(self.breaks.len());
@@ -212,7 +211,7 @@ mod tests {
         assert_eq!(look(9, decoding(90_000)), SHUNNED(ShunCause::Slow, 10));
         assert_eq!(look(18, decoding(9_000)), None);
         assert_eq!(look(19, LatencyWindow::default()), Some(CircuitChange::Tried));
-        // It is as slow as it was: it is tried later, and then it is well.
+        // It is as slow as before: it is tried later, and then it is well.
         assert_eq!(look(20, decoding(90_000)), SHUNNED(ShunCause::Slow, 20));
         assert_eq!(look(40, LatencyWindow::default()), Some(CircuitChange::Tried));
         assert_eq!(look(41, decoding(10_000)), None);

@@ -1,5 +1,5 @@
-//! How much work a replica has, as far as this router knows, and how fast it works. What this router gave to it is
-//! noted at once; what other routers gave to it, the replica tells. Knows numbers of tokens, no requests and no clock.
+//! How much work a replica has, as far as this router knows, and how fast it is. Work from this router is counted at
+//! once; work from other routers is reported by the replica. Knows numbers of tokens, no requests and no clock.
 
 use crate::board::circuit::{LatencySum, LatencyWindow};
 use proto::cluster::{Load, State};
@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use types::BLOCK_TOKENS;
 
-/// A shorter time than this says little of how fast a replica is.
+/// A shorter time says little about a replica's speed.
 const MEASURED_MICROS_MIN: u64 = 50_000;
 
-/// The numbers of so many ledgers stand beside one another in memory.
+/// How many ledgers share one array, so that their numbers are adjacent in memory.
 const SHELF: usize = 64;
 
 /// What a choice reads of one replica.
@@ -19,7 +19,7 @@ const SHELF: usize = 64;
 struct Numbers {
     own: AtomicU64,
     others: AtomicU64,
-    /// Free positions of the cache; the largest number while the replica has not told.
+    /// Free positions of the cache; `u64::MAX` until the replica has reported them.
     tokens_free: AtomicU64,
     n_running: AtomicU32,
     /// Requests of this router that have not ended.
@@ -40,10 +40,10 @@ pub struct Loads {
     at: usize,
 }
 
-/// Opens ledgers, and places their numbers beside one another.
+/// Opens ledgers, and stores their numbers side by side.
 #[derive(Debug, Default)]
 pub struct Ledgers {
-    /// The place of the next ledger's numbers.
+    /// The next free slot for a ledger's numbers.
     next: Option<Loads>,
 }
 
@@ -75,8 +75,8 @@ impl Loads {
         self.numbers().n_own.load(Relaxed)
     }
 
-    /// Positions that the replica's cache has room for, those of blocks that no request holds included; the largest
-    /// number while the replica has not told.
+    /// Positions that the replica's cache has room for, including cached blocks that no request holds; `u64::MAX` until
+    /// the replica has reported them.
     #[inline]
     pub fn tokens_free(&self) -> u64 {
         self.numbers().tokens_free.load(Relaxed)
@@ -94,15 +94,15 @@ impl Loads {
 pub struct Ledger {
     loads: Loads,
     n_waiting: AtomicU64,
-    /// Microseconds that a thousand tokens of prompts take; zero until that is known.
+    /// Microseconds per thousand prompt tokens; zero until known.
     micros_computing: AtomicU64,
-    /// Microseconds from one request that begins to run to the next, while others wait; zero until that is known.
+    /// Microseconds between the starts of two requests while others wait; zero until known.
     micros_between: AtomicU64,
     measured: Mutex<Option<Measured>>,
     seen: Seen,
 }
 
-/// How this router's requests fared since the last look.
+/// The times of this router's requests since the last look.
 #[derive(Debug, Default)]
 struct Seen {
     n_first: AtomicU64,
@@ -113,7 +113,7 @@ struct Seen {
     n_breaks: AtomicU64,
 }
 
-/// What the replica had done when it was last looked at.
+/// The replica's counters at the last look.
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     computed: u64,
@@ -124,7 +124,7 @@ struct Measured {
 }
 
 impl Measured {
-    /// What was done since `last`. None where less was done than then: the replica was placed anew.
+    /// The growth since `last`. None if a counter fell: the replica was placed anew.
     fn since(self, last: Measured) -> Option<Measured> {
         Some(Measured {
             computed: self.computed.checked_sub(last.computed)?,
@@ -136,7 +136,7 @@ impl Measured {
     }
 }
 
-/// A ledger that is looked at alone.
+/// A ledger outside a shared array.
 impl Default for Ledger {
     fn default() -> Ledger {
         Ledger::of(Loads::shelf(1))
@@ -162,7 +162,7 @@ impl Ledger {
         self.seen.first_micros.fetch_add(after.as_micros() as u64, Relaxed);
     }
 
-    /// So many tokens came together, so long after those before.
+    /// `n_tokens` came together, `apart` after those before.
     pub fn between_tokens(&self, n_tokens: usize, apart: Duration) {
         self.seen.n_between.fetch_add(n_tokens as u64, Relaxed);
         self.seen.between_micros.fetch_add(apart.as_micros() as u64, Relaxed);
@@ -193,7 +193,7 @@ impl Ledger {
         self.loads.work()
     }
 
-    /// The replica says how much work it has in all. What does not come from this router comes from others.
+    /// The replica reports its total work. What does not come from this router comes from others.
     pub fn told(&self, state: &State) {
         self.load(&Load {
             n_waiting: state.n_waiting,
@@ -213,7 +213,7 @@ impl Ledger {
         });
     }
 
-    /// The same, from a beat, several times a second.
+    /// The same from a beat, several times a second.
     pub fn load(&self, load: &Load) {
         let numbers = self.numbers();
         numbers.others.store(load.backlog_tokens.saturating_sub(numbers.own.load(Relaxed)), Relaxed);
@@ -224,8 +224,8 @@ impl Ledger {
         numbers.tokens_free.store(tokens_free, Relaxed);
     }
 
-    /// Measures how long that takes for which others wait: computing prompts, in times in which little else was
-    /// computed; and beginning one request after the other, in times in which more of them waited.
+    /// Measures the two things that others wait for: computing prompts, while little else is computed; and starting
+    /// requests one after the other, while more of them wait.
     fn measure(&self, now: Measured) {
         let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(done) = measured.and_then(|last| now.since(last)) else {
@@ -244,7 +244,7 @@ impl Ledger {
         }
     }
 
-    /// The replica is gone. Its next life may be on another machine, so nothing that was measured counts for it.
+    /// The replica is gone. It may come back on another machine, so no measurement is kept.
     pub fn gone(&self) {
         let numbers = self.numbers();
         numbers.others.store(0, Relaxed);
@@ -256,9 +256,9 @@ impl Ledger {
         *self.measured.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// How long it takes until so many more tokens are computed, behind all that is there, or until the requests that
-    /// wait have begun, if that is longer. None while that is unknown, and None where nothing is there: a measure that
-    /// has become wrong is corrected only by requests that are let in.
+    /// The time until `n_tokens` more are computed behind all present work, or until the waiting requests have started,
+    /// if that is longer. None if unknown, and None if there is no work: a measure that has become wrong is corrected
+    /// only by requests that are let in.
     pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
         let n_waiting = self.n_waiting.load(Relaxed);
         if self.work() == 0 && n_waiting == 0 {
@@ -272,7 +272,7 @@ impl Ledger {
         Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
     }
 
-    /// Adds so much work, until the result is dropped.
+    /// Adds this much work, until the result is dropped.
     pub fn enter(self: &Arc<Self>, n_tokens: u64) -> Item {
         self.numbers().own.fetch_add(n_tokens, Relaxed);
         self.numbers().n_own.fetch_add(1, Relaxed);
@@ -280,7 +280,7 @@ impl Ledger {
     }
 }
 
-/// Mixes into `mean` what each of `n` took of so many microseconds, multiplied by `times`. Each look counts a quarter.
+/// Mixes into `mean` the time of each of `n`, multiplied by `times`. Each look counts a quarter.
 fn mix(mean: &AtomicU64, micros: u64, times: u64, n: u64) {
     let now = u128::from(micros) * u128::from(times) / u128::from(n.max(1));
     let mixed = known(mean).map_or(now, |before| (3 * u128::from(before) + now) / 4);
@@ -291,7 +291,7 @@ fn known(mean: &AtomicU64) -> Option<u64> {
     Some(mean.load(Relaxed)).filter(|micros| *micros > 0)
 }
 
-/// The work that is left of one request, as far as anybody can know.
+/// The remaining work of one request, as far as it is known.
 #[derive(Debug)]
 pub struct Item {
     ledger: Arc<Ledger>,
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(ledger.work(), 201);
         drop(item);
         assert_eq!(ledger.work(), 200);
-        // Of what this router has sent, the replica has not got everything yet.
+        // Part of what this router has sent has not arrived at the replica.
         let _item = ledger.enter(500);
         ledger.told(&backlog(20));
         assert_eq!(ledger.work(), 500);
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(seconds(&ledger, 1000), None, "too short to know anything by");
         told(5200, 4000, 10_000_000);
         assert_eq!(seconds(&ledger, 1000), Some(20));
-        // Answers that are drawn one by one say nothing of how fast prompts are.
+        // Tokens that are drawn one by one say nothing about the speed of prompts.
         told(5210, 4010, 20_000_000);
         assert_eq!(seconds(&ledger, 1000), Some(20));
         // It has become slower.
@@ -385,7 +385,7 @@ mod tests {
         told(20, 9, 3_000_000);
         told(21, 9, 6_000_000);
         assert_eq!(seconds(&ledger, 1), Some(40), "one in four seconds, and nine before it");
-        // With no request before it, it begins at once.
+        // With no request before it, it starts at once.
         told(30, 0, 7_000_000);
         assert_eq!(seconds(&ledger, 1), None);
     }

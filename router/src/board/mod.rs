@@ -1,8 +1,8 @@
-//! What is known of each replica, as numbers, and the choice of one for a request: pure tables and functions over them.
+//! What is known of each replica, as numbers, and the choice of one for a request: pure tables and functions.
 //!
-//! Knows no stream, no clock, no client and no text; the same code chooses in a simulated datacenter. Read `pick/` (the
-//! choice), `table` (what it looks at), then where the numbers come from: `ledger` (work), `caches` (blocks), `circuit`
-//! (who is shunned for a while).
+//! Knows no stream, no clock, no client and no text; a simulated datacenter uses the same code. Read `pick/` (the
+//! choice), `table` (its input), then the sources of the numbers: `ledger` (work), `caches` (blocks), `circuit`
+//! (shunned replicas).
 
 pub mod caches;
 pub mod circuit;

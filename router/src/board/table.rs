@@ -1,5 +1,5 @@
-//! The table at which a choice among replicas looks: what is known of each, numbers that change by themselves, and
-//! which blocks each has in its cache. Knows no links, and nothing of what people are shown.
+//! The table from which a choice picks a replica: what is known of each, counters that change by themselves, and which
+//! blocks each has cached. Knows no links, and nothing of what people are shown.
 
 use crate::board::caches::{Caches, Gap, IDS_MAX, Id, Ids, Teller};
 use crate::board::circuit::{Circuit, CircuitChange, Usual};
@@ -9,8 +9,8 @@ use proto::cluster as wire;
 use std::sync::Arc;
 use types::{BLOCK_TOKENS, BlockHash, PolicyDigest, TenantId, Token};
 
-/// Replicas derive the names of their blocks from their cluster's secret, the salt. Caches are looked up for so many
-/// different salts; replicas with others are not.
+/// Replicas derive the names of their blocks from their cluster's secret, the salt. Caches are looked up for at most
+/// this many different salts.
 const SALTS_MAX: usize = 4;
 
 /// The root of a replica's block names.
@@ -20,9 +20,9 @@ pub type Salt = [u8; 16];
 pub struct Board {
     /// In the order in which the replicas came.
     seats: Vec<Seat>,
-    /// What every choice reads of each seat: so a thousand replicas are few cache lines.
+    /// What every choice reads of each seat, kept apart so that a thousand replicas are few cache lines.
     brief: Vec<Brief>,
-    /// What the numbers in `brief` stand for.
+    /// The digests that the numbers in `brief` stand for.
     digests: Vec<PolicyDigest>,
     salts: Vec<Salt>,
     caches: Caches,
@@ -51,7 +51,7 @@ struct Brief {
     is_trusted: bool,
 }
 
-/// What a view says of a replica that a choice has to know.
+/// The fields of a replica's view that a choice needs.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplicaFacts {
     pub standing: Standing,
@@ -65,7 +65,7 @@ pub struct ReplicaFacts {
     pub id: u64,
 }
 
-/// Memory that is used again, so that a choice allocates nothing.
+/// Memory that is reused, so that a choice allocates nothing.
 pub struct ChoiceBuffers {
     open: Open,
     /// For each salt, the open replicas that name their blocks from it.
@@ -84,13 +84,13 @@ pub struct Chosen {
     pub place: usize,
     /// How many tokens of the prompt its cache has.
     pub n_cached: u32,
-    /// Another replica that could have served as well, but under another digest: it would answer otherwise, and gets
-    /// nothing.
+    /// Another replica that could have served as well, but under another digest: it would answer differently, and gets
+    /// no request.
     pub stranger: Option<usize>,
 }
 
 impl Board {
-    /// The ledger of a replica that comes.
+    /// The ledger of a new replica.
     pub fn ledger(&mut self) -> Arc<Ledger> {
         Arc::new(self.ledgers.open())
     }
@@ -127,7 +127,7 @@ impl Board {
         }
     }
 
-    /// Gives digests and salts numbers, which are compared faster.
+    /// Replaces digests and salts by numbers, which compare faster.
     fn number(&mut self) {
         let Board { seats, brief, digests, salts, .. } = self;
         digests.clear();
@@ -138,7 +138,7 @@ impl Board {
         }
     }
 
-    /// Another stream to the replica begins: what its cache has is not known any more.
+    /// Another stream to the replica begins: its cache's content is no longer known.
     pub fn hear_anew(&mut self, place: usize) {
         if let Some(at) = self.at(place) {
             self.caches.forget(&mut self.seats[at].teller);
@@ -154,8 +154,8 @@ impl Board {
         heard
     }
 
-    /// Judges all replicas, once a second. The result says which one gets nothing new for a while, and which one is
-    /// tried or trusted again.
+    /// Judges all replicas, once a second. Returns which ones get no new requests for a while, and which ones are tried
+    /// or trusted again.
     pub fn judge(&mut self, second: u64) -> Vec<(usize, CircuitChange)> {
         let windows: Vec<_> = self.seats.iter().map(|seat| seat.ledger.look()).collect();
         let mut n_shunned = self.brief.iter().filter(|brief| !brief.is_trusted).count();
@@ -164,7 +164,7 @@ impl Board {
         for (at, (seat, brief)) in self.seats.iter_mut().zip(&mut self.brief).enumerate() {
             let usual = Usual::of_others(&windows, at);
             let is_open = seat.circuit.is_open();
-            // At most half of all are shunned: if most of them are worse than they were, nothing is gained by shunning.
+            // At most half of all are shunned: if most of them are worse than before, shunning gains nothing.
             let may_open = is_open || (n_shunned + 1) * 2 <= n_ready;
             if let Some(turn) = seat.circuit.look(second, &windows[at], &usual, may_open) {
                 n_shunned += usize::from(!is_open && seat.circuit.is_open());
@@ -192,7 +192,7 @@ impl Board {
         scratch: &mut ChoiceBuffers,
     ) -> Option<Chosen> {
         let all = self.brief.iter().enumerate().map(|(at, brief)| Candidate {
-            // A replica of another version is not there for this request.
+            // A replica of another version counts as absent for this request.
             standing: if wish.is_for(brief.version) { self.standing(at, brief) } else { Standing::Absent },
             digest: brief.digest,
             context: brief.context,
@@ -210,7 +210,7 @@ impl Board {
         Some(Chosen { place: self.seats[at].place, n_cached, stranger })
     }
 
-    /// Fills the columns of the open replicas, but for what caches have.
+    /// Fills the columns of the open replicas, except what caches have.
     fn fill(&self, open: &mut Open) {
         let Open { rows, loads, tokens_free, n_cached, n_names, ids } = open;
         let briefs = || rows.iter().map(|row| &self.brief[*row as usize]);
@@ -287,7 +287,7 @@ impl Board {
     }
 }
 
-/// The number of a value among those that are known.
+/// The index of a value among the known ones.
 fn number<T: PartialEq>(known: &mut Vec<T>, value: T) -> u16 {
     let at = known.iter().position(|of| *of == value).unwrap_or_else(|| {
         known.push(value);
@@ -296,8 +296,8 @@ fn number<T: PartialEq>(known: &mut Vec<T>, value: T) -> u16 {
     u16::try_from(at).unwrap_or(u16::MAX)
 }
 
-/// What a replica calls the blocks of a prompt that it could have cached. The last token is always computed, so its
-/// block is none of them.
+/// A replica's names for the blocks of a prompt that it could have cached. The last token is always computed, so its
+/// block is excluded.
 pub fn names<'a>(
     prompt: &'a [Token],
     tenant: TenantId,
@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(choose(&board, &prompt), (1, 48));
         drop(busy);
         assert_eq!(choose(&board, &prompt), (2, 96));
-        // A stream that begins anew has told nothing yet.
+        // A new stream has reported nothing yet.
         board.hear_anew(2);
         assert_eq!(choose(&board, &prompt), (1, 48));
         board.leave(1);

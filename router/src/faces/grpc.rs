@@ -1,4 +1,4 @@
-//! `lockstep.v1.Inference`: translates calls to what `front` does. Knows no replica.
+//! `lockstep.v1.Inference`: translates calls for `front`. Knows no replica.
 
 use crate::board::pick::hashed;
 use crate::faces::SESSION;
@@ -106,7 +106,7 @@ impl Service {
         tenant(&self.front, metadata)
     }
 
-    /// Counts what only reads and writes text: it is a request of its tenant too.
+    /// Counts a call that only reads or writes text: it is a request of its tenant too.
     fn visit(&self, metadata: &MetadataMap) -> Result<Visit, Refusal> {
         self.front.visit(self.tenant(metadata)?)
     }
@@ -153,7 +153,7 @@ impl Service {
     }
 }
 
-/// A generation as replies. Dropping it, as happens when a client leaves, cancels the request.
+/// A generation as replies. Dropping it, as when a client leaves, cancels the request.
 pub struct GenerateReplies {
     started: Option<v1::Started>,
     /// Whether the client has read beyond the prompt before.
@@ -187,7 +187,7 @@ fn reply(event: generate_reply::Event) -> Poll<Option<Result<v1::GenerateReply, 
 }
 
 impl GenerateReplies {
-    /// The event as a reply. None where the client has it already.
+    /// The event as a reply. None if the client has it already.
     fn said(&self, event: GenerationEvent) -> Option<generate_reply::Event> {
         match event {
             GenerationEvent::Prompt(logprobs) if !self.has_tokens => {

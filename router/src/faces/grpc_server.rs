@@ -1,4 +1,4 @@
-//! The server of all that is gRPC: its services, their connections, health and reflection. Knows no message.
+//! The server of all gRPC services: their connections, health and reflection. Knows no message.
 
 use crate::config::Timeouts;
 use crate::faces::doors::gate::GrpcGate;
@@ -58,8 +58,7 @@ where
     }
 }
 
-/// Connections that have a place among the others. A connection beyond the limit is closed before anything of it is
-/// read.
+/// Connections that have a place among the others. Those beyond the limit are closed before anything is read from them.
 fn placed<IO, E>(
     front: &Frontend,
     incoming: impl Stream<Item = Result<IO, E>>,

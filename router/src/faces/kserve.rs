@@ -1,5 +1,5 @@
 //! `inference.GRPCInferenceService`, the Open Inference Protocol, for text: `text_input` to `text_output`, with the
-//! tensors that Triton's vLLM backend has. Knows no replica.
+//! tensors of Triton's vLLM backend. Knows no replica.
 
 use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::faces::http::fields::Fields;
@@ -26,8 +26,7 @@ use types::TenantId;
 
 mod tensors;
 
-/// Replies of one stream that are not sent yet, where its reader is slower than the request. Outputs beyond these wait
-/// unread at the link.
+/// Unsent replies of one stream whose reader is slower than the request. Further outputs wait unread at the link.
 const REPLIES_UNSENT_MAX: usize = 16;
 
 pub fn service(front: Arc<Frontend>) -> GrpcInferenceServiceServer<impl GrpcInferenceService> {
@@ -130,7 +129,7 @@ impl GrpcInferenceService for Service {
             };
             tokio::select! {
                 _answered = answered => {}
-                // The client has left: what runs for it is dropped, and so cancelled.
+                // The client has left: dropping its requests cancels them.
                 () = replies.closed() => {}
             }
         });
@@ -138,7 +137,7 @@ impl GrpcInferenceService for Service {
     }
 }
 
-/// Whose a call is, and until when.
+/// The tenant and deadline of a call.
 struct Asker {
     tenant: TenantId,
     deadline: Option<Instant>,
@@ -153,7 +152,7 @@ impl Service {
         Ok(Asker { tenant: tenant(&self.front, metadata)?, deadline: call_deadline(metadata)? })
     }
 
-    /// Answers one request of a stream. None when nobody listens any more.
+    /// Answers one request of a stream. None if the client has left.
     async fn answer(
         &self,
         request: wire::ModelInferRequest,
@@ -178,7 +177,7 @@ impl Service {
         }
     }
 
-    /// Sends a reply. None where the client has left, or takes nothing.
+    /// Sends a reply. None if the client has left, or reads nothing.
     async fn reply(&self, replies: &Replies, reply: Result<wire::ModelStreamInferResponse, Status>) -> Option<()> {
         replies.send_timeout(reply, self.front.config.timeouts.unread_max).await.ok()
     }
@@ -207,17 +206,17 @@ impl Service {
     }
 }
 
-/// How a request's responses look.
+/// The form of a request's responses.
 struct Style {
     id: String,
-    /// Repeated before the answer, where that is wanted.
+    /// The prompt to repeat before the answer, if that is wanted.
     prompt: String,
     is_stream: bool,
     has_reason: bool,
     is_raw: bool,
 }
 
-/// Reads a request, and how its responses are to look.
+/// Reads a request, and the form of its responses.
 fn read(request: wire::ModelInferRequest, caller: &Asker) -> Result<(Ask, Style), Refusal> {
     check_version(&request.model_version)?;
     let is_raw = !request.raw_input_contents.is_empty();
@@ -225,7 +224,7 @@ fn read(request: wire::ModelInferRequest, caller: &Asker) -> Result<(Ask, Style)
     let has_reason = tensors::has_reason(&request.outputs)?;
     let mut fields = Fields::of(tensors::parameters(request.parameters, tensors.sampling)?);
     let text = tensors.text.ok_or_else(|| Refusal::invalid("text_input", "is missing"))?;
-    // As in Triton's backend, a stream has the answer alone, and otherwise the prompt stands before it.
+    // As in Triton's backend, a streamed answer comes alone, and otherwise the prompt precedes it.
     let is_stream = tensors.is_stream;
     let repeats = !tensors.exclude_input.unwrap_or(is_stream);
     if is_stream && repeats {

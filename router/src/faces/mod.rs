@@ -1,10 +1,10 @@
-//! What clients speak: HTTP as OpenAI and Anthropic have it, `lockstep.v1`, and what gateways speak to engines. A face
-//! only translates: it reads a request in its client's words, gives it to `front`, and writes the events in those
+//! The APIs for clients: HTTP as OpenAI and Anthropic have it, `lockstep.v1`, and the protocols of gateways. A face
+//! only translates: it reads a request in its client's words, passes it to `front`, and writes the events in those
 //! words.
 //!
 //! Knows no link, and of replicas only what lists of models show. Read `doors/` (what every connection passes), then a
 //! face: `grpc` is the shortest and `http/` the largest; `kserve` and `vllm` are other projects' protocols.
-//! `grpc_server` serves all that is gRPC.
+//! `grpc_server` serves everything over gRPC.
 
 pub mod doors;
 pub mod grpc;

@@ -1,5 +1,5 @@
-//! `vllm.grpc.engine.VllmEngine`: what gateways speak to engines. They bring tokens and take tokens; stop strings are
-//! looked for in the text all the same. Knows no replica.
+//! `vllm.grpc.engine.VllmEngine`: the protocol of gateways. They send and receive tokens; stop strings are still
+//! searched in the text. Knows no replica.
 
 use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::faces::vllm::words::{Counts, input_logprobs, output_logprobs, sampling};
@@ -32,9 +32,9 @@ use types::{TenantId, Token};
 
 mod words;
 
-/// The length of a gateway's name for a request. Theirs have forty bytes.
+/// The most bytes of a gateway's name for a request. Usual ones have forty.
 const REQUEST_ID_BYTES_MAX: usize = 256;
-/// How much of the tokenizer's archive one message has.
+/// The bytes of the tokenizer's archive per message.
 const CHUNK_BYTES: usize = 64 << 10;
 
 pub fn service(front: Arc<Frontend>) -> VllmEngineServer<impl VllmEngine> {
@@ -47,7 +47,7 @@ struct Service {
     front: Arc<Frontend>,
     running: Running,
     started: Instant,
-    /// Made when it is first asked for.
+    /// Made at the first request for it.
     bundle: OnceCell<(Bytes, String)>,
 }
 
@@ -230,7 +230,7 @@ fn check_id(id: &str) -> Result<(), Refusal> {
     }
 }
 
-/// A refusal as a status, with its field named as this face does.
+/// A refusal as a status, with the field's name in this protocol.
 fn said(refusal: Refusal) -> Status {
     status(refusal.renamed(&[
         ("token_ids", "tokenized.input_ids"),
@@ -239,8 +239,8 @@ fn said(refusal: Refusal) -> Status {
     ]))
 }
 
-/// Requests that can be aborted by name. A request leaves when its stream is dropped, so there are never more of them
-/// than streams.
+/// Requests that can be aborted by name. A request is removed when its stream is dropped, so there are never more of
+/// them than streams.
 #[derive(Clone, Default)]
 struct Running(Arc<Mutex<HashMap<Name, NamedStreams>>>);
 
@@ -296,7 +296,7 @@ impl Drop for Guard {
     }
 }
 
-/// How a request's replies look.
+/// The form of a request's replies.
 struct Style {
     request_id: String,
     is_stream: bool,
@@ -305,9 +305,9 @@ struct Style {
     has_logprobs: bool,
 }
 
-/// A generation as chunks and completes. Dropping it cancels the request, as an abort does.
+/// A generation as `chunk` and `complete` replies. Dropping it cancels the request, as an abort does.
 pub struct EngineReplies {
-    /// None once it was aborted.
+    /// None after an abort.
     generation: Option<Generation>,
     aborted: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     style: Style,
@@ -316,7 +316,7 @@ pub struct EngineReplies {
     _guard: Option<Guard>,
 }
 
-/// A choice as far as it has come.
+/// The state of one choice.
 #[derive(Default)]
 struct Choice {
     /// All tokens, or in a stream those of the last chunk.
@@ -356,7 +356,7 @@ impl EngineReplies {
                 }
             }
             GenerationEvent::Finished(finished) => self.finish(index, &finished),
-            // This protocol resumes no stream, and text is the gateway's own affair.
+            // This protocol resumes no stream, and its gateways make the text themselves.
             GenerationEvent::Delta(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
         }
     }
@@ -380,7 +380,7 @@ impl EngineReplies {
         self.ready.push_back(wire::GenerateResponse { response: Some(Said::Complete(complete)) });
     }
 
-    /// Ends what has not ended, and tells the reader, who may be another client than the one that aborted it.
+    /// Ends what has not ended, and tells the reader, which may be another client than the aborting one.
     fn abort(&mut self) {
         let counts = Counts { prompt: self.n_prompt(), cached: 0 };
         self.generation = None;

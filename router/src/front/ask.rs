@@ -1,4 +1,4 @@
-//! A request as a face has parsed it, in `lockstep.v1`'s words. Knows no face and no replica.
+//! A request as a face has parsed it, in the terms of `lockstep.v1`. Knows no face and no replica.
 
 use crate::config::RouterLimits;
 use crate::front::resume::Resume;
@@ -16,7 +16,7 @@ use types::{Goal, Sampling, TenantId};
 
 /// A request as a face has parsed it.
 pub struct Ask {
-    /// The model by name; empty for the first that is served.
+    /// The model's name; empty for the first that is served.
     pub model: String,
     /// Each prompt gets `n_choices` answers.
     pub prompts: Vec<Input>,
@@ -28,9 +28,9 @@ pub struct Ask {
     pub priority: i32,
     pub deadline: Option<Instant>,
     pub tenant: TenantId,
-    /// Requests with the same session belong together, as the client sees it.
+    /// Requests with the same session belong together.
     pub session: Option<u64>,
-    /// The stream that is to be resumed, and how much of it the client has.
+    /// The stream to resume, and how much of it the client has.
     pub resume: Option<Resume>,
     pub body: BodyPermits,
 }
@@ -39,7 +39,7 @@ pub struct Ask {
 pub type BodyPermits = Vec<OwnedSemaphorePermit>;
 
 impl Default for Ask {
-    /// One answer to no prompt, with the model's defaults.
+    /// Asks for one answer to no prompt, with the model's defaults.
     fn default() -> Ask {
         Ask {
             model: String::new(),
@@ -66,7 +66,7 @@ pub enum Purpose {
 impl Purpose {
     /// The key that decides which of several versions answers: the same for all requests of a session, or else for all
     /// with the same seed. A request without a seed gets one here. Embeddings of two versions cannot be compared, so
-    /// all of a tenant have the same key.
+    /// all of a tenant's have one key.
     pub(super) fn key(&mut self, session: Option<u64>, tenant: TenantId) -> u64 {
         match self {
             Purpose::Generate(sampling) => {
@@ -77,7 +77,7 @@ impl Purpose {
         }
     }
 
-    /// How much work it is to read, in bytes of text.
+    /// The cost of reading it, in bytes of text.
     pub(super) fn work(&self) -> usize {
         match self {
             Purpose::Generate(sampling) => work(sampling),
@@ -85,7 +85,7 @@ impl Purpose {
         }
     }
 
-    /// Reads the sampling as the model has it. `seed` is that of a stream that is resumed.
+    /// Checks the sampling and fills in the model's defaults. `seed` is that of a resumed stream.
     pub(super) fn read(self, of: &ModelText, seed: Option<u64>, limits: &RouterLimits) -> Result<Decoding, Refusal> {
         match self {
             Purpose::Generate(mut sampling) => {
@@ -102,10 +102,10 @@ impl Purpose {
     }
 }
 
-/// What a message costs a template besides its text, in bytes.
+/// The cost of a message in a template besides its text, in bytes.
 const MESSAGE_BYTES: usize = 64;
 
-/// How much work an input is to read, in bytes of text.
+/// The cost of reading an input, in bytes of text.
 pub(super) fn length(input: &Input) -> usize {
     match input {
         Input::TokenIds(_) => 0,
@@ -116,7 +116,7 @@ pub(super) fn length(input: &Input) -> usize {
     }
 }
 
-/// A deadline so many milliseconds from now; zero means none.
+/// A deadline this many milliseconds from now; zero means none.
 pub fn after(millis: u32) -> Option<Instant> {
     (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()))
 }

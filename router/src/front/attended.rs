@@ -1,8 +1,8 @@
-//! Streams of replies, each of which is given up when its reader takes nothing: what it holds is free for others. Knows
-//! no protocol, and of time only rounds.
+//! Streams of replies that are given up when their readers take nothing: what they hold is free for others. Knows no
+//! protocol, and counts time only in rounds.
 //!
-//! A client may keep its HTTP/2 connection alive and read nothing of one stream. Then nobody asks for the next reply,
-//! so only a task beside the streams can notice it. One task goes round all of them now and then.
+//! A client may keep its HTTP/2 connection alive and not read one stream. Then the next reply is never requested, so
+//! only a task beside the streams can notice it. One task checks all of them in rounds.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -25,12 +25,12 @@ impl From<Unread> for Status {
     }
 }
 
-/// How many rounds a reader may take nothing.
+/// For how many rounds a reader may take nothing.
 const ROUNDS_MAX: u64 = 8;
-/// There is no reply that the reader could take.
+/// The value of `untaken` while no reply is available.
 const NOTHING: u64 = u64::MAX;
 
-/// Counts rounds, which are the time here.
+/// Counts rounds, the unit of time here.
 #[derive(Default)]
 struct Rounds(AtomicU64);
 
@@ -59,7 +59,7 @@ trait Seat: Send + Sync {
 }
 
 impl Attendance {
-    /// Goes round for ever, so often that no reader takes nothing for much longer than `unread_max`.
+    /// Makes rounds for ever, so often that no reader takes nothing for much longer than `unread_max`.
     pub async fn attend(&self, unread_max: Duration) {
         let mut rounds = tokio::time::interval((unread_max / ROUNDS_MAX as u32).max(Duration::from_millis(1)));
         // While the process stood still, no round was made: missed rounds are not made up for.
@@ -67,7 +67,7 @@ impl Attendance {
         loop {
             rounds.tick().await;
             let now = self.rounds.0.fetch_add(1, Ordering::Relaxed) + 1;
-            // A stream that is given up may free a seat when it is dropped, so it is dropped outside of the lock.
+            // A stream that is given up may free a seat when it is dropped, so it is dropped outside the lock.
             let seats: Vec<_> = lock(&self.seats).taken.iter().flatten().filter_map(Weak::upgrade).collect();
             for seat in &seats {
                 // A panic while one stream is dropped ends no other.
@@ -106,7 +106,7 @@ impl Seats {
 
 pub struct Attended<S> {
     held: Arc<Watched<S>>,
-    /// Wakes the bell.
+    /// A waker for the bell.
     waker: Waker,
     attendance: Arc<Attendance>,
     place: usize,
@@ -123,8 +123,8 @@ struct Held<S> {
     is_given_up: bool,
 }
 
-/// The waker that a stream gets: it notes when there is a reply to take, and wakes the reader. A reader that had all
-/// there was, and whose own buffers are full, is woken and does not come: that it asked once is no sign of life.
+/// The waker that a stream gets: it notes when a reply is available, and wakes the reader. A reader that had all there
+/// was, and whose own buffers are full, is woken and does not poll: its earlier poll is no sign of life.
 struct Bell {
     rounds: Arc<Rounds>,
     /// The round since which the reader could have asked for the next reply.
@@ -147,7 +147,7 @@ impl Wake for Bell {
 }
 
 impl Bell {
-    /// From now on this reader is woken.
+    /// Wakes this reader from now on.
     fn is_for(&self, reader: &Waker) {
         match &mut *lock(&self.reader) {
             Some(known) => known.clone_from(reader),
@@ -236,7 +236,7 @@ mod tests {
         }
         assert_eq!(attended.next().await, Some(Ok(0)));
         assert_eq!((attended.next().await, attended.next().await), (Some(Ok(1)), Some(Ok(2))));
-        // There is nothing to take, so the reader may wait as long as it likes.
+        // Nothing is available, so the reader may wait as long as it likes.
         let quiet = tokio::time::timeout(10 * MAX, attended.next()).await;
         assert!(quiet.is_err() && !replies.is_closed());
         replies.send(Ok(3)).await.unwrap();
@@ -253,7 +253,7 @@ mod tests {
         let mut attended = attendance().attended(ReceiverStream::new(out));
         replies.send(Ok::<_, Unread>(0)).await.unwrap();
         assert_eq!(attended.next().await, Some(Ok(0)));
-        // It is asked once, as by a server that then waits for its connection.
+        // It is polled once, as by a server that then waits for its connection.
         let mut asked = look(&mut attended);
         assert!(asked.is_pending());
         tokio::time::sleep(10 * MAX).await;

@@ -1,5 +1,5 @@
-//! What all faces hold of the router, and what they ask besides answers: models, tokens of a text, the cluster's state.
-//! Knows no face.
+//! The parts of the router that all faces share, and their queries besides answers: models, tokens of a text, the
+//! cluster's state. Knows no face.
 
 use crate::config::Config;
 use crate::front::ask::length;
@@ -24,7 +24,7 @@ const BYTES_INLINE_MAX: usize = 64 << 10;
 /// About how many bytes of text a token has.
 pub const TOKEN_TEXT_BYTES: usize = 4;
 
-/// What all faces of the router hold.
+/// The parts of the router that all faces share.
 pub struct Frontend {
     pub config: Config,
     pub models: ModelTable,
@@ -34,16 +34,16 @@ pub struct Frontend {
     pub streams: TaskTracker,
     /// Watches that the clients read their streams.
     pub attendance: Arc<Attendance>,
-    /// Places for work on long texts.
+    /// Permits for work on long texts.
     pub long_texts: Arc<Semaphore>,
-    /// Bytes for bodies that are being read.
+    /// Permits for the bytes of bodies that are being read.
     pub bodies: Arc<Semaphore>,
-    /// Part of every public id: so two routers, or two lives of one, never give the same id.
+    /// Part of every public id: so two routers, or two runs of one, never give the same id.
     pub nonce: u32,
 }
 
 impl Frontend {
-    /// A request's own deadline, or the router's where that is sooner.
+    /// A request's own deadline or the router's, whichever is sooner.
     pub fn deadline(&self, own: Option<Instant>) -> Option<Instant> {
         let ours = self.config.timeouts.request_max.and_then(|max| Instant::now().checked_add(max));
         own.into_iter().chain(ours).min()
@@ -59,17 +59,17 @@ impl Frontend {
         tenant.enter(self.config.timeouts.retry_after).inspect_err(|refusal| tenant.refused(refusal))
     }
 
-    /// The model that a client names, and the version of it that answers. No name means the first.
+    /// The model that a client names, and the version of it that answers. An empty name means the first.
     pub fn model(&self, asked: &str, by: VersionBy) -> Result<ResolvedModel, Refusal> {
         self.models.model(asked, by, &self.replicas)
     }
 
-    /// How a model is read and written, for what needs no replica.
+    /// A model's tokenizer and template, for requests that need no replica.
     pub fn text(&self, asked: &str) -> Result<Arc<ModelText>, Refusal> {
         self.models.text(asked, &self.replicas)
     }
 
-    /// The live cluster, as people look at it: the page that begins at the place `from`.
+    /// The live cluster for people: the page that begins at the place `from`.
     pub fn topology(&self, from: u64) -> v1::Topology {
         self.replicas.topology(from, offers(self.models.offers(&self.replicas)))
     }
@@ -91,8 +91,8 @@ impl Frontend {
         self.off_runtime(TOKEN_TEXT_BYTES * ids.len(), move || of.tokenizer.decode(&ids, false)).await
     }
 
-    /// Does work that is as much as reading so many bytes: at once if they are few, and otherwise on a thread of its
-    /// own, so that no stream waits for it. There are few such threads.
+    /// Runs work whose cost is like reading so many bytes: inline if they are few, and otherwise on one of a few
+    /// threads, so that no stream waits for it.
     pub async fn off_runtime<T: Send + 'static>(
         &self,
         n_bytes: usize,

@@ -1,4 +1,4 @@
-//! The way in: from a request to its generation. All faces come here and speak `lockstep.v1`; none of them knows the
+//! The way in: from a request to its generation. All faces come here with `lockstep.v1`; none of them knows the
 //! replica, and this file knows none of them.
 //!
 //! An `Ask` is let in, its prompts become tokens and its sampling is checked (`Prepared`). Then a replica is picked,
@@ -43,7 +43,7 @@ impl Frontend {
         })?;
         recorder.begun(&generation.started, generation.label.as_ref(), &generation.replica.model);
         if !generation.is_running() {
-            // The client has had all of it before.
+            // The client already had all of it.
             recorder.finished("ok");
         }
         (generation.visit, generation.recorder) = (Some(visit), Some(recorder));
@@ -51,14 +51,14 @@ impl Frontend {
         Ok(generation)
     }
 
-    /// Begins a part of a request that was counted, and does not wait for an answer.
+    /// Begins a part of a request that was counted already, and does not wait for an answer.
     pub async fn generate_part(self: &Arc<Self>, ask: Ask, trace: &Traced) -> Result<Generation, Refusal> {
         let priority = level(ask.priority)?;
         let tenant = self.config.keys.of(ask.tenant);
         let mut permit = self.let_in(&ask, priority, &tenant)?;
         let (prepared, resume) = self.prepared(ask, priority, &tenant, trace).await?;
         let _placing = trace.place();
-        // This comes before there is a request for each answer, with prompt and lists of its own.
+        // This comes before each answer gets its own request, with a copy of prompt and lists.
         prepared.check_copies(self.config.limits.copies_bytes_max)?;
         self.admission.admit_tokens(&mut permit, prepared.n_waiting())?;
         let placed = self.place(&prepared, resume)?;
@@ -76,14 +76,13 @@ impl Frontend {
             return Err(Refusal::invalid("text", format!("1 to {} prompts, and not {n_prompts}", limits.prompts_max)));
         }
         if !self.replicas.has_room() && !self.admission.is_draining() {
-            // The request is refused before anything of it is read.
+            // The request is refused before any of it is read.
             return Err(self.admission.full());
         }
         self.admission.admit(n_prompts as u32 * n_choices, priority, tenant)
     }
 
-    /// Reads prompts and sampling as the model has them. The memory of the text is free again when it has become
-    /// tokens.
+    /// Tokenizes the prompts and checks the sampling. The memory of the text is freed when it has become tokens.
     async fn prepared(
         &self,
         ask: Ask,
@@ -131,8 +130,8 @@ impl Frontend {
         Ok(Prompt { ids, text })
     }
 
-    /// Picks the replica when all that matters of the request is known, and as late as can be: by then others may be
-    /// done.
+    /// Picks the replica once all that matters of the request is known, and as late as possible: by then others may
+    /// have finished.
     fn place(&self, prepared: &Prepared, resume: Option<Resume>) -> Result<Placed, Refusal> {
         let Some(Resume { handle, marks }) = resume else {
             let picked = self.replicas.pick(prepared.wish(), prepared.cached_prompt(), prepared.like.tenant)?;
@@ -162,7 +161,7 @@ impl Frontend {
         self.admission.in_time(wait, Some(left), prepared.like.priority)
     }
 
-    /// Sends one request per prompt and choice to the replica; the outputs of all come through one queue.
+    /// Sends one request per prompt and choice to the replica; all outputs come through one queue.
     fn submit(
         self: &Arc<Self>,
         prepared: Prepared,
@@ -171,7 +170,7 @@ impl Frontend {
         trace: &Traced,
     ) -> Result<Generation, Refusal> {
         let Prepared { prompts, decoding, like, model, deadline, .. } = prepared;
-        // Caches were looked up for the first prompt only.
+        // Caches were looked up only for the first prompt.
         let n_cached = if prompts.len() == 1 { placed.picked.n_cached } else { 0 };
         let Placed { picked, requests, print, before, marks } = placed;
         let (replica, trace) = (picked.replica.clone(), trace.carried());
@@ -195,7 +194,7 @@ impl Frontend {
         let handle = self.handle(before, &replica, decoding.sampling.seed, replica.id(first_key).0);
         let sealed = handle.seal(&self.config.resume_key, &print, like.tenant);
         let n_prompt = prompts.iter().map(|prompt| prompt.ids.len() as u32).sum();
-        // Where there is one model, all metrics have its name already.
+        // If there is only one model, all metrics already have its name.
         let label = model.version.map(|_| Arc::from(model.name.as_str()));
         Ok(Generation {
             started: started(&handle, &sealed, model.name, n_prompt),
@@ -220,7 +219,7 @@ impl Frontend {
         })
     }
 
-    /// The handle of the stream from now on. If it is resumed, its reply keeps the id with which it began.
+    /// The handle of the stream from now on. A resumed stream keeps its reply's first id.
     fn handle(&self, before: Option<ResumeHandle>, replica: &Replica, seed: u64, first_id: u64) -> ResumeHandle {
         let (context, public, created) = match before {
             Some(before) => (before.context, before.public, before.created),
@@ -230,8 +229,8 @@ impl Frontend {
         ResumeHandle { digest, seed, context, public, created, first_id, incarnation, replica }
     }
 
-    /// How many outputs may be unread: each step brings a token or scores a part of the prompt, and a place is kept for
-    /// the end of each choice.
+    /// How many outputs may be unread: each step brings a token or scores a part of the prompt, and one place is kept
+    /// for the end of each choice.
     fn unread_max(&self, requests: &[Request]) -> usize {
         let of = |request: &Request| {
             let scores = if request.goal == Goal::Generate { 0 } else { request.prompt.len() };
@@ -246,7 +245,7 @@ impl Frontend {
 struct Prepared {
     prompts: Vec<Prompt>,
     decoding: Decoding,
-    /// What the requests of all its answers have in common besides prompt and sampling.
+    /// The fields that the requests of all its answers share: all but prompt and sampling.
     like: Request,
     numbers: std::ops::Range<u32>,
     model: ResolvedModel,
@@ -254,7 +253,7 @@ struct Prepared {
     deadline: Option<Instant>,
 }
 
-/// Bytes of a request's lists that do not count as waiting tokens; those beyond do.
+/// Bytes of a request's lists up to which they do not count as waiting tokens.
 const LISTS_BYTES_FREE: usize = 4 << 10;
 
 impl Prepared {
@@ -278,7 +277,7 @@ impl Prepared {
         self.numbers.len() * of_prompts.sum::<usize>()
     }
 
-    /// The requests, one for each choice of each prompt, as a replica with such a context gets them.
+    /// The requests, one per choice of each prompt, for a replica with this context.
     fn requests(&self, context: u32) -> Result<Vec<Request>, Refusal> {
         let n_prompt = longest(&self.prompts);
         if n_prompt >= context as usize {
@@ -296,13 +295,13 @@ impl Prepared {
         Request { prompt: prompt.ids.clone(), sampling, cache_bypass, ..self.like.clone() }
     }
 
-    /// What matters for the choice of a replica.
+    /// What the choice of a replica depends on.
     fn wish(&self) -> Wish {
         let n_prompt = u32::try_from(longest(&self.prompts)).unwrap_or(u32::MAX);
         Wish { n_prompt, session: self.session, n_before: 0, version: self.model.version }
     }
 
-    /// The prompt by which caches are looked up, where the request may read them.
+    /// The prompt to look up in caches, if the request may read them.
     fn cached_prompt(&self) -> Option<&[Token]> {
         let reads_cache = self.like.goal == Goal::Generate;
         reads_cache.then(|| self.prompts.first().map_or(&[][..], |prompt| &prompt.ids))
@@ -316,17 +315,17 @@ impl Prepared {
     }
 }
 
-/// The requests that a request becomes, and the replica that gets them.
+/// The replica's requests for a client's request, and the replica.
 struct Placed {
     picked: Picked,
     requests: Vec<Request>,
     print: Fingerprint,
-    /// The handle of the stream that is resumed.
+    /// The handle of the resumed stream.
     before: Option<ResumeHandle>,
     marks: ReadMarks,
 }
 
-/// How many tokens a request can cost: its prompts, and all that its choices may say.
+/// The most tokens that a request can cost: its prompts, and all that its choices may generate.
 fn tokens_max(prepared: &Prepared, placed: &Placed) -> u64 {
     let n_prompt: usize = prepared.prompts.iter().map(|prompt| prompt.ids.len()).sum();
     let says = placed.requests.iter().filter(|request| request.goal != Goal::Pool);
@@ -343,10 +342,10 @@ fn check_marks(marks: &ReadMarks, requests: &[Request]) -> Result<(), NoResume> 
     beyond.map_or(Ok(()), |(mark, end)| Err(NoResume::Beyond { position: mark.n_tokens(), end }))
 }
 
-/// The id under which the same replica, in the same life, may still have the request.
+/// The id under which the same replica, in the same incarnation, may still have the request.
 fn adopted(request: &Request, before: Option<&ResumeHandle>, replica: &Replica, slot: usize) -> Option<RequestId> {
     let before = before.filter(|before| before.is_of(&replica.name, replica.incarnation))?;
-    // A request that scores its prompt or pools it is run again, because all of that is told again.
+    // A request that scores or pools its prompt is run again, because all of its results are sent again.
     (request.goal == Goal::Generate).then_some(RequestId(before.first_id + slot as u64))
 }
 

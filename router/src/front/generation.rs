@@ -1,4 +1,4 @@
-//! The way out: a request under way, and what the replica says of it, as events. Knows tokens and text, and no face.
+//! The way out: turns a running request's outputs into events. Knows tokens and text, and no face.
 
 use crate::front::recorder::Recorder;
 use crate::front::resume::ReadMarks;
@@ -31,42 +31,42 @@ pub enum GenerationEvent {
     /// The prompt's logprobs: once, before the first delta, if they were asked for.
     Prompt(v1::PromptLogprobs),
     Delta(v1::Delta),
-    /// A delta that the client has already, because it has resumed the stream.
+    /// A delta that the client already has, because it resumed the stream.
     Replayed(v1::Delta),
-    /// The hidden states of the prompt, where they were asked for.
+    /// The hidden states of the prompt, if they were asked for.
     Pooled(Vec<f32>),
     Finished(v1::Finished),
 }
 
-/// A prompt as the replica gets it.
+/// A prompt in the form for the replica.
 pub struct Prompt {
     pub ids: Tokens,
-    /// Its text, where that is to be echoed.
+    /// Its text, if that is to be echoed.
     pub text: Option<String>,
 }
 
-/// A request under way. Dropping it cancels all choices that have not finished.
+/// A running request. Dropping it cancels all choices that have not finished.
 pub struct Generation {
     pub started: v1::Started,
-    /// The model's name for metrics, where there are several models.
+    /// The model's name for metrics, if there are several models.
     pub label: Option<Arc<str>>,
     pub text: Arc<ModelText>,
     pub replica: Arc<Replica>,
     /// When the stream began, here or elsewhere, in seconds since 1970.
     pub created: u64,
-    /// How much of the stream the client has already.
+    /// How much of the stream the client already has.
     pub marks: ReadMarks,
-    /// The resume handle. None where there are too many choices to resume.
+    /// The resume handle. None if there are too many choices to resume.
     pub handle: Option<String>,
-    /// Its choices follow one another, prompt by prompt.
+    /// Each prompt's choices follow one another.
     pub prompts: Vec<Prompt>,
-    // This is dropped before `choices`: a link that hears of a dropped ticket finds this queue closed.
+    // Dropped before `choices`: a link that hears of a dropped ticket finds this queue closed.
     pub(crate) heard: mpsc::Receiver<(u32, ReplicaOutput)>,
     pub(crate) choices: Vec<Choice>,
     pub(crate) stops: Arc<Stops>,
     pub(crate) permit: Option<AdmissionPermit>,
     pub(crate) charge: Charge,
-    /// None where this is a part of a request.
+    /// None for a part of a request.
     pub(crate) visit: Option<Visit>,
     pub(crate) deadline: Option<Pin<Box<Sleep>>>,
     pub(crate) ready: VecDeque<(u32, GenerationEvent)>,
@@ -82,16 +82,16 @@ pub(crate) struct Choice {
     assembly: Assembly,
     stop_tokens: Tokens,
     n_prompt: u32,
-    /// How many tokens the client has already.
+    /// How many tokens the client already has.
     n_told: u32,
     n_cached: u32,
-    /// Logprobs of the prompt so far, until all of them are given out.
+    /// Logprobs of the prompt so far, until all of them are passed on.
     scored: Option<Vec<v1::Logprob>>,
 }
 
 impl Generation {
-    /// Waits for the first output that is new to the client, so that a refusal can be told as one. After `wait_max` the
-    /// stream is opened without it.
+    /// Waits for the first output that is new to the client, so that a refusal can be sent as an error. After
+    /// `wait_max` the stream is opened without it.
     pub async fn answered(&mut self, wait_max: Duration) -> Result<(), Refusal> {
         let first = tokio::time::timeout(wait_max, poll_fn(|context| self.poll_heard(context))).await;
         match first {
@@ -100,7 +100,7 @@ impl Generation {
         }
     }
 
-    /// Hears outputs until there is an event for the client, or nothing more will come.
+    /// Reads outputs until there is an event for the client, or no more will come.
     fn poll_heard(&mut self, context: &mut Context<'_>) -> Poll<()> {
         while !self.has_news() && self.failed.is_none() && self.is_running() {
             if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(context).is_ready()) {
@@ -137,7 +137,7 @@ impl Generation {
     fn hear(&mut self, choice_idx: u32, mut output: wire::Output, finish: Option<Finish>) {
         let Some(choice) = self.choices.get_mut(choice_idx as usize) else { return };
         if choice.ticket.is_none() {
-            // The choice ended with a stop string, and these tokens were already on their way.
+            // The choice ended at a stop string, and these tokens were already on their way.
             return;
         }
         if let Some(permit) = self.permit.take() {
@@ -212,7 +212,7 @@ impl Stream for Generation {
 }
 
 impl Choice {
-    /// A choice. It has no ticket if it had ended before.
+    /// A choice. It has no ticket if it had already ended.
     pub fn new(ticket: Option<Ticket>, assembly: Assembly, request: &Request, n_told: u32) -> Choice {
         let scored = matches!(request.goal, Goal::Score { .. }).then(Vec::new);
         let n_prompt = request.prompt.len() as u32;
@@ -223,13 +223,13 @@ impl Choice {
         self.ticket = Some(ticket);
     }
 
-    /// How many of an output's tokens the client does not have. The others were charged where they were said first.
+    /// How many of an output's tokens are new to the client. The others were charged when they were first sent.
     fn n_new(&self, output: &wire::Output) -> u64 {
         let end = output.position + output.tokens.len() as u32;
         end.saturating_sub(output.position.max(self.n_told)).into()
     }
 
-    /// Takes up logprobs of the prompt. A replica that begins again says them again. False where some are missing.
+    /// Adds logprobs of the prompt. A replica that starts again sends them again. False if some are missing.
     ///
     /// `[1, position) said before · [position, ..) said now`
     fn hear_scores(&mut self, position: u32, scored: &[wire::TokenOut]) -> bool {
@@ -240,7 +240,8 @@ impl Choice {
         true
     }
 
-    /// What an output says: first the part that the client has already, then the new part, and the end if it has come.
+    /// Turns an output into events: first the part that the client already has, then the new part, and the end if it
+    /// came.
     fn advance(
         &mut self,
         output: wire::Output,
@@ -265,8 +266,8 @@ impl Choice {
                 stopped = self.assembly.push(out.token, &mut delta.text);
             }
             delta.token_ids.push(out.token);
-            // Of tokens that the client has, the id alone may be said again: it suffices to know where the next one
-            // stands.
+            // Tokens that the client already has may come with the id alone: it suffices to know where the next one
+            // begins.
             let token_id = out.token;
             let bare = || v1::Logprob { token_id, ..v1::Logprob::default() };
             delta.logprobs.extend(logprob(out).or_else(|| is_told.then(bare)));
@@ -275,7 +276,7 @@ impl Choice {
             }
         }
         if stopped.is_none() && finish.is_some() {
-            // A client that has the last token has this text too: they are told together.
+            // A client that has the last token has this text too: they are sent together.
             let has_all = self.assembly.n_tokens() <= self.n_told;
             stopped = self.assembly.finish(if has_all { &mut told.text } else { &mut delta.text });
         }

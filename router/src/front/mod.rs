@@ -1,5 +1,5 @@
-//! The one path from a request to its events, which all faces share: a request is read, let in and given to a replica,
-//! and its tokens come back as text.
+//! The one path from a request to its events, which all faces share: a request is read, admitted and given to a
+//! replica, and its tokens come back as text.
 //!
 //! Knows neither HTTP nor gRPC, and of replicas only the one that was picked. Read `ask` (a request as a face has
 //! parsed it), `generate` (the way in), then `generation` (the way out). `frontend` is what faces hold; `sampling`,

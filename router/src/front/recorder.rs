@@ -1,5 +1,5 @@
-//! What the router counts, times and traces of one request. Knows no client's name, and a request's content only where
-//! an operator has asked for that.
+//! Counts, times and traces one request. Knows no client's name, and a request's content only if an operator has asked
+//! for that.
 
 use crate::front::ask::{Ask, Purpose};
 use crate::refusal::Refusal;
@@ -36,7 +36,7 @@ impl Face {
     }
 }
 
-/// The caller's trace, as W3C Trace Context has it. Empty where it has none.
+/// The caller's W3C Trace Context. Empty if it has none.
 #[derive(Default)]
 pub struct Caller<'a> {
     parent: &'a str,
@@ -66,32 +66,32 @@ pub struct Recorder {
     first_token: Option<Duration>,
     ended: bool,
     trace: Traced,
-    /// The id that the reply carries, once there is one.
+    /// The id in the reply, once there is one.
     id: String,
     used: TokenUsage,
-    /// Empty until the request has been read; so is the model's name, as replies carry it.
+    /// Empty until the request was read; so is the model's name in replies.
     operation: &'static str,
     model: String,
-    /// The model as its replicas call it, which differs where a route says so.
+    /// The model's name at its replicas, which differs if a route says so.
     version: String,
-    /// The model's label in metrics; None where there is one model.
+    /// The model's label in metrics; None if there is one model.
     label: Option<Arc<str>>,
-    /// Choices of each prompt.
+    /// The choices of each prompt.
     n_choices: u32,
     reasons: Vec<&'static str>,
-    /// Present where the trace is to have it.
+    /// Present if the trace is to contain it.
     content: Option<Content>,
 }
 
-/// What was read and written, as text.
+/// Prompts and answers as text.
 #[derive(Debug, Default)]
 struct Content {
     input: String,
-    /// The answers, by choice.
+    /// The answers, one per choice.
     output: Vec<String>,
 }
 
-/// How much of one prompt or answer a trace has.
+/// The most bytes of one prompt or answer in a trace.
 const CONTENT_BYTES_MAX: usize = 32 << 10;
 
 impl Recorder {
@@ -120,7 +120,7 @@ impl Recorder {
         self.trace.clone()
     }
 
-    /// The request has been read.
+    /// The request was read.
     pub fn asked(&mut self, ask: &Ask) {
         let is_chat = matches!(ask.prompts.first(), Some(Input::Chat(_)));
         let (operation, sampling) = match &ask.purpose {
@@ -224,7 +224,7 @@ impl Recorder {
         self.end(refusal.label());
     }
 
-    /// A face refuses the request in its own words, of which one is a metric's label.
+    /// A face refuses the request in its own terms, with a metric's label.
     pub fn refused_as(&mut self, label: &'static str) {
         self.end(label);
     }
@@ -296,7 +296,7 @@ impl Content {
     fn answers(&self, reasons: &[&'static str]) -> String {
         let of = |(i, text): (usize, &String)| {
             let mut said = message("assistant", text);
-            // Several choices end in another order than theirs.
+            // Several choices may end in a different order.
             if let ([reason], 0) = (reasons, i) {
                 said["finish_reason"] = (*reason).into();
             }

@@ -1,9 +1,9 @@
-//! Resume handles: a client shows one, with how far it has read, and its stream goes on at any router of the cluster.
-//! Knows the request by its fingerprint only: the client sends it again.
+//! Resume handles: a client sends one, with how much it has read, and its stream goes on at any router of the cluster.
+//! Knows the request only by its fingerprint: the client sends it again.
 //!
-//! A handle is one word of text: fields, among them the request's fingerprint, and a code over them and the tenant
-//! under the cluster's key. With a changed letter, another request or another tenant it opens nothing. A stream is a
-//! function of its request, so a handle opens nothing that asking again would not.
+//! A handle is one word of text: fields, among them the request's fingerprint, and a MAC over them and the tenant under
+//! the cluster's key. With a changed letter, another request or another tenant it is invalid. A stream is a function of
+//! its request, so a handle reveals nothing that the request itself would not.
 
 use crate::refusal::NoResume;
 use std::fmt::{self, Display};
@@ -14,7 +14,7 @@ const PRINT_BYTES: usize = 16;
 const CODE_BYTES: usize = 16;
 const KEY_PURPOSE: &str = "lockstep 2026 resume handle";
 const PRINT_PURPOSE: &str = "lockstep 2026 resume fingerprint";
-/// A handle is never so long; a longer text is not read.
+/// A longer text is no handle, and is not read.
 const TEXT_CHARS_MAX: usize = 1024;
 /// A replica's name in a handle. A longer name is cut, and the replica is not found again by it.
 const NAME_BYTES_MAX: usize = 255;
@@ -41,18 +41,18 @@ impl fmt::Debug for ResumeKey {
 pub struct ResumeHandle {
     pub digest: PolicyDigest,
     pub seed: u64,
-    /// The context of the replica that had it: so an answer without a limit of its own ends at the same place again.
+    /// The context of the former replica: so an answer without its own limit ends at the same place again.
     pub context: u32,
     /// The public id of the reply, which does not change.
     pub public: (u32, u64),
     pub created: u64,
-    /// The id of its first choice, under which it may still run; those of the others follow.
+    /// The id of its first choice, under which it may still run; the others' follow.
     pub first_id: u64,
     pub incarnation: u64,
     pub replica: String,
 }
 
-/// A digest of everything of which a stream is a function, as it is submitted.
+/// A digest of everything that a stream is a function of, as submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint([u8; PRINT_BYTES]);
 
@@ -80,7 +80,7 @@ impl ResumeHandle {
         encode(&bytes)
     }
 
-    /// Whether it was made at this replica in this life: in another life a replica has none of its requests.
+    /// Whether it was made at this replica in this incarnation: a later one has none of its requests.
     pub fn is_of(&self, replica: &str, incarnation: u64) -> bool {
         self.replica == replica && self.incarnation == incarnation
     }
@@ -104,7 +104,7 @@ fn cut(name: &str) -> usize {
     (0..=name.len().min(NAME_BYTES_MAX)).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0)
 }
 
-/// A handle as a client sent it, which is not believed before it is checked.
+/// A handle as a client sent it, not trusted before it is checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UncheckedHandle {
     pub unchecked: ResumeHandle,
@@ -124,7 +124,7 @@ impl UncheckedHandle {
 
     /// The handle, if it was made by this cluster for this request of this tenant.
     pub fn check(self, key: &ResumeKey, print: &Fingerprint, tenant: TenantId) -> Result<ResumeHandle, NoResume> {
-        // All bytes are compared to the end: so nobody learns how much of a guess was right.
+        // All bytes are compared to the end, so that timing does not show how much of a guess was right.
         let expected = code(key, &self.bytes, tenant);
         let differs = expected.iter().zip(&self.code).fold(0, |all, (a, b)| all | (a ^ b));
         if std::hint::black_box(differs) != 0 {
@@ -167,10 +167,10 @@ fn code(key: &ResumeKey, fields: &[u8], tenant: TenantId) -> [u8; CODE_BYTES] {
 /// How much of one choice a client has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadMark {
-    /// The client has not even the choice's opening.
+    /// The client does not have even the choice's opening.
     #[default]
     Nothing,
-    /// The client has the text that the first `n` tokens let be shown; if the choice `ended`, it has that too.
+    /// The client has the text that the first `n` tokens allow to be shown; if the choice `ended`, it has its end too.
     Tokens { n: u32, ended: bool },
 }
 
@@ -232,7 +232,7 @@ impl Display for ReadMarks {
     }
 }
 
-/// What a client shows to resume a stream.
+/// What a client sends to resume a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resume {
     pub handle: UncheckedHandle,
@@ -252,7 +252,7 @@ impl Resume {
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// Base64 as URLs have it, without padding.
+/// URL-safe Base64 without padding.
 fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for three in bytes.chunks(3) {
@@ -262,7 +262,7 @@ fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// Only one text stands for each run of bytes: a text that `encode` would not have written is refused.
+/// Each run of bytes has exactly one text: a text that `encode` would not have written is refused.
 fn decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
     for four in text.as_bytes().chunks(4) {
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(check(&ResumeKey::of(b"another"), &print, tenant), Err(NoResume::Forged));
         assert_eq!(check(&key, &print, TenantId(8)), Err(NoResume::Forged));
         assert_eq!(check(&key, &self::print(&[1, 3]), tenant), Err(NoResume::OtherRequest));
-        // Every change is noticed, and most before anything is believed.
+        // Every change is noticed, and most before anything is trusted.
         for at in 0..text.len() {
             let mut changed = text.clone().into_bytes();
             changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };

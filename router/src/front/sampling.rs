@@ -1,5 +1,5 @@
-//! How a request's tokens are to be drawn: what the client asked for, checked, and the model's defaults for the rest.
-//! Words become tokens here, because nothing behind the router sees words.
+//! Sampling parameters: what the client asked for, checked, and the model's defaults for the rest. Words become tokens
+//! here, because replicas know no text.
 
 use crate::config::RouterLimits;
 use crate::front::stop::Stops;
@@ -10,7 +10,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use types::{Dry, Goal, Penalties, Sampling, Tokens, Xtc};
 
-/// The strings at which repetitions end, unless the request says others.
+/// The strings at which repetitions end, unless the request gives others.
 const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
 /// How a request's tokens are drawn, and how they become text.
@@ -18,7 +18,7 @@ pub struct Decoding {
     pub sampling: Sampling,
     pub goal: Goal,
     pub stops: Arc<Stops>,
-    /// Special tokens are part of the text.
+    /// Whether special tokens are part of the text.
     pub show_special: bool,
 }
 
@@ -112,7 +112,7 @@ impl ModelText {
         }
     }
 
-    /// Each word's tokens at the beginning of a text, and also behind a space where the first token differs there.
+    /// Each word's tokens at the start of a text, and also after a space if the first token differs there.
     fn words(&self, field: &'static str, words: &[String], limits: &RouterLimits) -> Result<Vec<Tokens>, Refusal> {
         check_many(field, words, limits)?;
         let mut runs = Vec::new();
@@ -140,15 +140,15 @@ impl ModelText {
     }
 }
 
-/// Each token once: so a list is no longer than the vocabulary, however often a client repeats itself.
+/// Removes duplicates: so a list is no longer than the vocabulary, however often a client repeats itself.
 fn each_once(mut tokens: Tokens) -> Tokens {
     tokens.sort_unstable();
     tokens.dedup();
     tokens
 }
 
-/// How much work it is to read, in bytes of text: each word is a text of its own, and each byte of a stop string is a
-/// state of the automaton.
+/// The cost of reading it, in bytes of text: each word is a text of its own, and each byte of a stop string is a state
+/// of the automaton.
 pub fn work(asked: &v1::Sampling) -> usize {
     const WORD_BYTES: usize = 256;
     const STATE_BYTES: usize = 8;
@@ -188,14 +188,14 @@ fn check_many(field: &'static str, strings: &[String], limits: &RouterLimits) ->
     Ok(())
 }
 
-/// Checks a value. Not-a-number is in no range.
+/// Checks a value. NaN is in no range.
 fn check(field: &'static str, value: impl std::fmt::Display, holds: bool, must: &str) -> Result<(), Refusal> {
     if holds { Ok(()) } else { Err(Refusal::invalid(field, format!("must be {must}, and is {value}"))) }
 }
 
 /// A random number below 2^53, so that a client in any language can send it back unchanged.
 pub fn random_seed() -> u64 {
-    // This is the standard library's only source of random bits: keys from the system, another for each.
+    // The standard library's only source of random bits: keys from the system, different for each.
     RandomState::new().hash_one(std::time::Instant::now()) >> 11
 }
 

@@ -1,7 +1,7 @@
 //! Finds the first of many stop strings in a text that comes in pieces. Knows nothing of tokens.
 //!
-//! All strings are in one automaton (Aho and Corasick's), so that thousands cost no more per byte than one. Its state
-//! is the longest end of the text that is the beginning of some stop string: exactly what may not be shown yet.
+//! All strings are in one automaton (Aho-Corasick), so that thousands cost no more per byte than one. Its state is the
+//! longest suffix of the text that is a prefix of some stop string: exactly what may not be shown yet.
 //!
 //! `[0, shown) given out · [shown, len - depth) given out now · [len - depth, len) may become a stop string`
 
@@ -16,7 +16,7 @@ pub struct Stops {
     strings: Vec<String>,
     nodes: Vec<Node>,
     edges: BTreeMap<(u32, u8), u32>,
-    /// True where the text ends behind the stop string that matched, and not before it.
+    /// Whether the matched stop string is part of the text.
     included: bool,
 }
 
@@ -24,7 +24,7 @@ pub struct Stops {
 struct Node {
     /// The number of bytes from the root.
     depth: u32,
-    /// The node of the longest proper end of this one's string.
+    /// The node of the longest proper suffix of this one's string.
     fallback: u32,
     /// The longest stop string that ends here.
     stop: Option<u32>,
@@ -44,7 +44,7 @@ impl Stops {
         stops
     }
 
-    /// Sets whether the stop string that matched is shown too.
+    /// Sets whether the matched stop string is shown too.
     pub fn included(self, included: bool) -> Stops {
         Stops { included, ..self }
     }
@@ -71,7 +71,7 @@ impl Stops {
                 self.nodes.push(Node { depth, fallback: ROOT, stop: None });
             }
         }
-        // Of equal strings, the first counts.
+        // Among equal strings, the first counts.
         self.nodes[at as usize].stop.get_or_insert(i);
     }
 
@@ -87,7 +87,7 @@ impl Stops {
                 let inherited = self.nodes[fallback as usize].stop;
                 let node = &mut self.nodes[child as usize];
                 node.fallback = fallback;
-                // Its own string is longer than any that it inherits.
+                // Its own string is longer than any inherited one.
                 node.stop = node.stop.or(inherited);
                 level.push_back(child);
             }
@@ -107,13 +107,13 @@ impl Stops {
     }
 }
 
-/// One text that is filtered. Of all stop strings the one that ends first counts, and of those that end together the
-/// longest: so the result does not depend on how the text was cut into pieces.
+/// Filters one text. The stop string that ends first counts, and among those that end together the longest: so the
+/// result does not depend on how the text was cut into pieces.
 #[derive(Debug)]
 pub struct Filter {
     stops: Arc<Stops>,
     state: u32,
-    /// The text that was not given out yet.
+    /// The text that was not shown yet.
     held: String,
 }
 
@@ -122,8 +122,8 @@ impl Filter {
         Filter { stops, state: ROOT, held: String::new() }
     }
 
-    /// Appends to `shown` what can be shown. The answer is the index of a stop string that ends in this piece: the text
-    /// has ended before it, and nothing may be pushed after.
+    /// Appends to `shown` what can be shown. Returns the index of a stop string that ends in this piece: the text ends
+    /// before it, and nothing may be pushed after.
     pub fn push(&mut self, piece: &str, shown: &mut String) -> Option<usize> {
         let scanned = self.held.len();
         self.held.push_str(piece);
@@ -211,7 +211,7 @@ mod tests {
         check(&["she", "he", "hers"], &["us", "hers"], &["u", "u"], Some("she"));
     }
 
-    /// What the automaton has to find, by the definition.
+    /// The expected result, by the definition.
     fn naive(stops: &[String], text: &str) -> (String, Option<usize>) {
         for end in 1..=text.len() {
             let ends_here = |stop: &&String| text.as_bytes()[..end].ends_with(stop.as_bytes());

@@ -10,7 +10,7 @@ use types::Token;
 pub struct Assembly {
     detokenizer: Detokenizer,
     filter: Filter,
-    /// So many tokens at the beginning cannot complete a stop string.
+    /// How many tokens at the beginning cannot complete a stop string.
     n_unstoppable: u32,
     n_tokens: u32,
 }
@@ -21,13 +21,13 @@ impl Assembly {
         Assembly { detokenizer, filter: Filter::new(stops), n_unstoppable: tokens_min, n_tokens: 0 }
     }
 
-    /// How many tokens count: all up to the one that completed a stop string, that one included.
+    /// How many tokens count: all up to and including the one that completed a stop string.
     pub fn n_tokens(&self) -> u32 {
         self.n_tokens
     }
 
-    /// Appends to `text` what this token lets be shown. The answer is the index of a stop string that it completed:
-    /// then the text is over.
+    /// Appends to `text` what this token allows to be shown. Returns the index of a stop string that it completed: then
+    /// the text is over.
     pub fn push(&mut self, token: Token, text: &mut String) -> Option<usize> {
         self.n_tokens += 1;
         let piece = self.detokenizer.push(token);
@@ -38,7 +38,7 @@ impl Assembly {
         self.filter.push(piece, text)
     }
 
-    /// Counts the token that ends the text, which is no part of it.
+    /// Counts the token that ends the text, which is not part of it.
     pub fn push_stop_token(&mut self) {
         self.n_tokens += 1;
     }

@@ -1,5 +1,5 @@
-//! Lets requests in, or says why not, before any work is done for them. Knows only counts: those of all requests and of
-//! each tenant.
+//! Admits requests, or refuses them with a reason before any work is done for them. Knows only counts: of all requests
+//! and of each tenant.
 
 use crate::config::RouterLimits;
 use crate::limits::again::Again;
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use types::Priority;
 
-/// One of so many places is left free by requests that can wait, and by tenants that have more than their share.
+/// One place in this many is left free by requests that can wait, and by tenants that exceed their share.
 const PLACES_FOR_OTHERS: usize = 4;
 
 pub struct Admission {
@@ -25,7 +25,7 @@ pub struct Admission {
     again: Arc<Again>,
 }
 
-/// Places among the requests that have no token yet. They are free again when this is dropped.
+/// Places among the requests that have no token yet. Freed on drop.
 #[derive(Debug)]
 pub struct AdmissionPermit {
     places: OwnedSemaphorePermit,
@@ -35,7 +35,7 @@ pub struct AdmissionPermit {
 }
 
 impl AdmissionPermit {
-    /// The request's first token has come: its places are free for requests that were refused.
+    /// The request's first token has come: its places are free for others.
     pub fn served(self) {
         self.again.freed(self.places.num_permits() as u32);
     }
@@ -93,8 +93,8 @@ impl Admission {
         }
     }
 
-    /// Gives room for the tokens that are to be computed before the first one is answered. A request with more tokens
-    /// than there is room takes all of it.
+    /// Reserves room for the tokens to compute before the first one is answered. A request with more tokens than there
+    /// is room takes all of it.
     pub fn admit_tokens(&self, waiting: &mut AdmissionPermit, n_tokens: usize) -> Result<(), Refusal> {
         let n_tokens = u32::try_from(n_tokens).map_or(self.tokens_max, |n| n.min(self.tokens_max));
         let (tenant, n_available) = (waiting.held.tenant(), self.tokens.available_permits());
@@ -117,8 +117,8 @@ impl Admission {
         wait.mul_f64((rounds / n_all).min(1.0))
     }
 
-    /// Refuses early a request that its deadline would end unanswered. A request of a higher priority does not wait for
-    /// the others, and how long it waits is not measured.
+    /// Refuses early a request that its deadline would end unanswered. One of a higher priority does not wait for the
+    /// others, and its wait is not measured.
     pub fn in_time(&self, wait: Option<Duration>, left: Option<Duration>, priority: Priority) -> Result<(), Refusal> {
         match (wait, left) {
             (Some(wait), Some(left)) if wait > left && priority >= Priority::default() => {
@@ -133,8 +133,7 @@ impl Admission {
         Refusal::Full { retry_after: self.again.wait(Instant::now()) }
     }
 
-    /// Gives a replica's refusal a time to come again, which the replica cannot know: it does not see who else was
-    /// refused.
+    /// Adds a time to retry to a replica's refusal. The replica cannot know it: it does not see other refused requests.
     pub fn again(&self, refusal: Refusal) -> Refusal {
         if matches!(refusal, Refusal::Full { .. }) { self.full() } else { refusal }
     }
@@ -148,7 +147,7 @@ fn leaves_room(tenant: &TenantLimits, n_held: u64, n: u32, n_max: u32, n_availab
     is_within || n_available >= (n as usize + n_others).min(n_max as usize)
 }
 
-/// After so long everything may be different.
+/// A longer estimate means nothing.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
@@ -182,7 +181,7 @@ mod tests {
         admission.admit_tokens(&mut full_share, 75).unwrap();
         drop(full_share);
         assert!(is_full(&admit(1, &light)), "four are left to others");
-        // A tenant that is alone may have all at once.
+        // A tenant that is alone may have all places.
         let mut waiting = admission.admit(1, Priority(0), &heavy).unwrap();
         admission.admit_tokens(&mut waiting, usize::MAX).unwrap();
     }
@@ -226,7 +225,7 @@ mod tests {
         admission.admit_tokens(&mut second, 40).unwrap();
         assert!(is_full(&admission.admit_tokens(&mut third, usize::MAX)));
         drop((first, second));
-        // A request with more tokens than there is room fits where no other is.
+        // A request with more tokens than there is room fits if there is no other.
         admission.admit_tokens(&mut third, usize::MAX).unwrap();
     }
 

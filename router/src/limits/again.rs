@@ -1,27 +1,24 @@
-//! When a client that was refused is to come again. Each gets a moment of its own, so that clients that were refused
-//! together do not come back together, and not many more of them come than there will be places. Knows counts and
-//! moments, no requests.
+//! When a refused client is to retry. Each gets a moment of its own, so that clients that were refused together do not
+//! come back together, and not many more of them come than there will be places. Knows counts and moments, no requests.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// For each place that gets free, so many clients are told to come: some do not come at all, and no place is to stay
-/// empty.
+/// How many clients are told to come for each place that gets free: some never come, and no place should stay empty.
 const COMERS_PER_PLACE: f64 = 4.0;
-/// Moments are spread over so much time. By its end everything may be different, and moments are given from the start
-/// again.
+/// The time over which moments are spread. By its end everything may be different, and it starts again.
 const SPREAD_MAX: Duration = Duration::from_secs(15);
-/// Places that get free are counted for so long; counts of more than the second say nothing any more.
+/// Freed places are counted for at least `WINDOW`; a count over more than `WINDOW_MAX` says nothing.
 const WINDOW: Duration = Duration::from_secs(1);
 const WINDOW_MAX: Duration = Duration::from_secs(3);
-/// A measured rate counts so much less with each window whose rate is lower: a pause is no measure.
+/// A window with a lower rate lowers the measured one at most by this factor: a pause is no measure.
 const KEPT: f64 = 0.8;
 
 #[derive(Debug)]
 pub struct Again {
     wait_min: Duration,
-    /// Places that get free in a second, while that has not been measured: all of them within the shortest wait.
+    /// Places freed per second, until that is measured: all of them within the shortest wait.
     rate_guessed: f64,
     /// The lowest rate that is assumed.
     rate_min: f64,
@@ -32,7 +29,7 @@ pub struct Again {
 struct Book {
     /// The last moment that was given.
     given: Option<Instant>,
-    /// The count began when a client was refused; before that, places may have been free because nobody wanted them.
+    /// The count starts when a client is refused; before that, places may have been free for lack of requests.
     counted_since: Option<Instant>,
     n_freed: u32,
     rate: Option<f64>,
@@ -49,13 +46,13 @@ impl Again {
         }
     }
 
-    /// Notes that so many places got free, because the requests that held them are answered.
+    /// Counts freed places, whose requests are answered.
     pub fn freed(&self, n: u32) {
         let mut book = self.book();
         book.n_freed = book.n_freed.saturating_add(n);
     }
 
-    /// How long the next client that is refused is to wait.
+    /// How long the next refused client is to wait.
     pub fn wait(&self, now: Instant) -> Duration {
         let mut book = self.book();
         book.measure(now);
@@ -99,7 +96,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// What so many clients are told that are refused at once.
+    /// The waits of `n` clients that are refused at once.
     fn told(again: &Again, now: Instant, n: usize) -> Vec<Duration> {
         (0..n).map(|_| again.wait(now)).collect()
     }
@@ -110,7 +107,7 @@ mod tests {
         let waits = told(&again, now, 200);
         assert_eq!((waits[0], waits[199]), (SECOND, SECOND + 199 * Duration::from_millis(10)));
         assert!(waits.windows(2).all(|pair| pair[1] - pair[0] == Duration::from_millis(10)));
-        // A client that comes after all that are expected waits as long as the first did.
+        // A client that comes after all that are expected waits as long as the first.
         assert_eq!(again.wait(now + 4 * SECOND), SECOND);
     }
 
@@ -120,7 +117,7 @@ mod tests {
         again.freed(1000);
         assert_eq!(again.wait(now), SECOND);
         again.freed(10);
-        // Places that got free before the first refusal do not count; those until the window's end do.
+        // Places freed before the first refusal do not count; those until the window's end do.
         let later = now + 2 * SECOND;
         assert_eq!(again.wait(later), SECOND);
         assert_eq!(again.wait(later) - SECOND, Duration::from_millis(50));

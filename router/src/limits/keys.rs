@@ -1,5 +1,5 @@
-//! Who may ask: API keys from a file, compared by their hashes. A key's name is its tenant; tenants share no cache and
-//! may have limits. The file may be read again while requests run.
+//! API keys from a file, compared by their hashes. A key's name is its tenant; tenants share no cache and may have
+//! limits. The file may be reloaded while requests run.
 
 use crate::limits::tenants::{Quotas, TenantLimits};
 use crate::lines::{self, BadLine};
@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
 use types::TenantId;
 
-/// How many tenants metrics tell apart, for as long as the process lives: the first of the file. All others have one
-/// label.
+/// How many tenants have their own metrics label, for as long as the process lives: the first of the file. All others
+/// share one.
 const NAMES_TOLD_MAX: usize = 100;
-/// The label of tenants that have none of their own.
+/// The label of all other tenants.
 const OTHER: &str = "other";
 /// The name whose limits are the defaults.
 const DEFAULTS: &str = "*";
@@ -36,7 +36,7 @@ struct Known {
 /// A line, parsed.
 struct Line<'a> {
     name: &'a str,
-    /// None in a line that says the defaults.
+    /// None in a line of defaults.
     key: Option<&'a str>,
     /// A key without a name is its own name, which no page may show.
     is_secret: bool,
@@ -61,7 +61,7 @@ impl<'a> Line<'a> {
 }
 
 impl Table {
-    /// A tenant of the same name as `before` keeps what it has used of its limits.
+    /// A tenant with the same name as in `before` keeps its used quotas.
     fn parse(text: &str, before: &Table) -> Result<Table, BadLine> {
         let mut table = Table { told: before.told.clone(), ..Table::default() };
         let mut named: BTreeMap<TenantId, (Quotas, Arc<str>)> = BTreeMap::new();
@@ -108,15 +108,15 @@ impl Default for TenantLimits {
 
 impl ApiKeys {
     /// A line is `key` or `name:key`; empty lines and those that begin with `#` do not count. Keys of one name share a
-    /// tenant. Behind a key may stand what its tenant may use, as in `alice:KEY weight=4 requests_per_minute=600
-    /// tokens_per_minute=90000 concurrent=16`, and behind `*` what each tenant may use that does not say it itself.
+    /// tenant. The tenant's limits may follow the key, as in `alice:KEY weight=4 requests_per_minute=600
+    /// tokens_per_minute=90000 concurrent=16`, and after `*` the limits of each tenant that has none of its own.
     pub fn parse(text: &str) -> Result<ApiKeys, BadLine> {
         let table = Table::parse(text, &Table::default())?;
         Ok(ApiKeys(Arc::new(RwLock::new(Arc::new(table)))))
     }
 
-    /// Takes over the same file as it is by now. A file that does not parse, or that would let everybody in, changes
-    /// nothing.
+    /// Replaces the keys by the file's present content. A file that does not parse, or that would let everybody in,
+    /// changes nothing.
     pub fn replace(&self, text: &str) -> Result<(), BadLine> {
         let before = self.table();
         let table = Table::parse(text, &before)?;
@@ -135,12 +135,12 @@ impl ApiKeys {
         self.table().known.is_empty()
     }
 
-    /// The tenant whose key this is. The search takes as long for a key that is nearly right as for any other.
+    /// The tenant of a key. The search takes as long for a nearly right key as for any other.
     pub fn tenant(&self, key: &str) -> Option<TenantId> {
         let offered = hash(key);
         let mut found = None;
         for known in &self.table().known {
-            // All are compared to the end, and by hashes, at which nobody can aim.
+            // All are compared to the end, and by hashes, which nobody can choose.
             let differs = known.hash.iter().zip(&offered).fold(0, |all, (a, b)| all | (a ^ b));
             if std::hint::black_box(differs) == 0 {
                 found = Some(known.tenant);
@@ -183,7 +183,7 @@ fn hash(key: &str) -> [u8; 32] {
     *blake3::Hasher::new_derive_key("lockstep 2026 api key").update(key.as_bytes()).finalize().as_bytes()
 }
 
-/// A tenant's id; never zero, which is that of clients without a key.
+/// A tenant's id; never zero, which is for clients without a key.
 fn tenant(name: &str) -> TenantId {
     let hash = blake3::Hasher::new_derive_key("lockstep 2026 tenant").update(name.as_bytes()).finalize();
     let mut first = [0; 8];

@@ -1,7 +1,7 @@
-//! Who may ask, how much, and when to come again: API keys, what a tenant may use, places to wait.
+//! Admission: API keys, a tenant's limits, places to wait, and when to retry.
 //!
 //! Knows counts and moments: no text, no tokens' values and no replica. Read `keys` (who), `tenants` (how much),
-//! `admission` (whether now), `again` (when else).
+//! `admission` (whether now), `again` (when to retry).
 
 pub mod admission;
 pub mod again;

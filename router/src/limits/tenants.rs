@@ -1,5 +1,5 @@
-//! What a tenant may use at this router, and what it uses: requests and tokens a minute, requests at once, places to
-//! wait. Routers do not ask one another: each of them gives as much. Knows no keys and no text.
+//! A tenant's limits at this router, and its use of them: requests and tokens a minute, concurrent requests, places to
+//! wait. Routers do not coordinate: each of them grants the full limits. Knows no keys and no text.
 
 use crate::refusal::{Limit, Refusal, whole_seconds};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,7 +12,7 @@ use types::Weight;
 const WEIGHT_MAX: u32 = 1000;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The limits of a tenant that its line says. One that is not said does not exist; a weight that is not said is one.
+/// The limits in a tenant's line. An absent limit means none; an absent weight is one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quotas {
     weight: Option<u32>,
@@ -41,7 +41,7 @@ impl Quotas {
         once(limit, Some(value), name)
     }
 
-    /// Both together, where they do not contradict each other.
+    /// Both together, unless they contradict each other.
     pub fn and(mut self, other: Quotas) -> Result<Quotas, String> {
         once(&mut self.weight, other.weight, "weight")?;
         once(&mut self.requests_per_minute, other.requests_per_minute, "requests_per_minute")?;
@@ -74,7 +74,7 @@ fn once(limit: &mut Option<u32>, value: Option<u32>, name: &str) -> Result<(), S
     }
 }
 
-/// A bucket that fills evenly within a minute, described by the time at which it is full again.
+/// A token bucket that fills evenly within a minute, stored as the time at which it is full again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket {
     full_at: Option<Instant>,
@@ -85,16 +85,16 @@ impl Bucket {
         self.full_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
     }
 
-    /// What can be taken at once.
+    /// How much can be taken at once.
     fn left(&self, max: u32, now: Instant) -> u32 {
         let used = (self.until_full(now).as_micros() * u128::from(max)).div_ceil(MINUTE.as_micros());
         max.saturating_sub(u32::try_from(used).unwrap_or(u32::MAX))
     }
 
-    /// Takes so much. If there is too little, the error is how long to wait for it.
+    /// Takes `n`. If there is too little, the error is how long to wait.
     fn take(&mut self, n: u64, max: u32, now: Instant) -> Result<(), Duration> {
         let full_in = self.until_full(now) + lasts(n.min(max.into()), max);
-        // A request for all of it has to wait until a bucket in debt is full, and no longer.
+        // A request for all of it waits until a bucket in debt is full, and no longer.
         if full_in > MINUTE {
             return Err(full_in - MINUTE);
         }
@@ -102,7 +102,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Corrects the bucket where what was taken is not what was used.
+    /// Corrects the bucket if the use differs from what was taken.
     fn settle(&mut self, taken: u64, used: u64, max: u32, now: Instant) {
         let taken = taken.min(max.into());
         let full_in = self.until_full(now);
@@ -114,13 +114,13 @@ impl Bucket {
     }
 }
 
-/// How long it takes until the bucket has filled by so much.
+/// How long the bucket takes to fill by `n`.
 fn lasts(n: u64, max: u32) -> Duration {
     let micros = u128::from(n) * MINUTE.as_micros() / u128::from(max);
     Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
 }
 
-/// What a tenant has used of its limits. It is kept for as long as the process lives, whatever the limits become.
+/// A tenant's use of its limits. Kept for as long as the process lives, whatever the limits become.
 #[derive(Debug, Default)]
 struct Use {
     requests: Mutex<Bucket>,
@@ -167,13 +167,13 @@ impl TenantLimits {
         self.used.waiting_tokens.load(Relaxed)
     }
 
-    /// Notes that so many of its requests wait, until the result is dropped.
+    /// Counts `n` waiting requests, until the result is dropped.
     pub fn wait(self: &Arc<Self>, n: u64) -> WaitingPlaces {
         self.used.n_waiting.fetch_add(n, Relaxed);
         WaitingPlaces { tenant: self.clone(), n, n_tokens: 0 }
     }
 
-    /// Counts a request that comes. One that is refused for its tokens counts too.
+    /// Counts an incoming request. One that is refused for its tokens counts too.
     pub fn enter(self: &Arc<Self>, retry_after: Duration) -> Result<Visit, Refusal> {
         metrics::tenant_request(&self.label);
         let n_before = self.used.n_under_way.fetch_add(1, Relaxed);
@@ -188,7 +188,7 @@ impl TenantLimits {
         metrics::tenant_refused(&self.label, refusal.label());
     }
 
-    /// Charges what a request may use at most; what it did not use is given back in the end. A request for more than
+    /// Charges the most that a request may use; what it did not use is given back at the end. A request for more than
     /// the limit takes all of it.
     pub fn charge(self: &Arc<Self>, n_tokens: u64) -> Result<Charge, Refusal> {
         self.take(&self.used.tokens, n_tokens, self.quotas.tokens_per_minute, Limit::Tokens)?;
@@ -201,7 +201,7 @@ impl TenantLimits {
         taken.map_err(|wait| limited(limit(max), wait))
     }
 
-    /// What is left of its limits of requests and of tokens, in this order, where it has them.
+    /// What is left of its limits of requests and of tokens, in this order, if it has them.
     pub fn limit_states(&self) -> [Option<LimitState>; 2] {
         let now = Instant::now();
         let standing = |bucket: &Mutex<Bucket>, max: Option<u32>| {
@@ -217,7 +217,7 @@ fn limited(limit: Limit, wait: Duration) -> Refusal {
     Refusal::Limited { limit, retry_after: Duration::from_secs(whole_seconds(wait)) }
 }
 
-/// What is left of a limit.
+/// The remainder of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitState {
     pub max: u32,
@@ -225,7 +225,7 @@ pub struct LimitState {
     pub full_in: Duration,
 }
 
-/// A request of a tenant under way. It is over when this is dropped.
+/// A tenant's running request. It is over when this is dropped.
 #[derive(Debug)]
 pub struct Visit(Arc<TenantLimits>);
 
@@ -261,7 +261,7 @@ impl Drop for WaitingPlaces {
     }
 }
 
-/// What a request was charged. It is settled when this is dropped: a request without any answer costs nothing.
+/// The charge of a request. It is settled on drop: a request without any answer costs nothing.
 #[derive(Debug)]
 pub struct Charge {
     tenant: Arc<TenantLimits>,

@@ -1,10 +1,10 @@
-//! For how long a request has had no replica that computes it. Knows moments, no requests.
+//! How long a request has had no replica that computes it. Knows moments, no requests.
 
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// For how long no replica has computed a request, since it last said a token. Absences are added up: ranks that come
-/// and go could let it wait for ever otherwise.
+/// How long no replica has computed a request, since its last token. Absences are added up: otherwise ranks that come
+/// and go could make it wait for ever.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Absence {
     since: Option<Instant>,
@@ -21,7 +21,7 @@ impl Absence {
         self.since = None;
     }
 
-    /// The request has said a token.
+    /// The request got a token.
     pub fn forget(&mut self) {
         self.before = Duration::ZERO;
     }

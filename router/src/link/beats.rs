@@ -1,12 +1,12 @@
-//! Whether a coordinator goes on saying that it lives. Time is counted in beats that were awaited here: so a router
-//! that itself stood still suspects no coordinator. Knows no frames.
+//! Whether a coordinator's beats still arrive. Time is counted in expected beats: so a router that itself stood still
+//! suspects no coordinator. Knows no frames.
 
 use std::time::Duration;
 use tokio::time::Instant;
 
 #[derive(Debug, Default)]
 pub struct Beats {
-    /// None where the coordinator promises no beats.
+    /// None if the coordinator promises no beats.
     every: Option<Duration>,
     missed_max: u32,
     n_missed: u32,
@@ -19,7 +19,7 @@ impl Beats {
         Beats { every, missed_max, n_missed: 0, next: every.map(|every| now + every) }
     }
 
-    /// Notes that something was heard. True if the coordinator had been suspected.
+    /// A frame arrived. True if the coordinator had been suspected.
     pub fn heard(&mut self, now: Instant) -> bool {
         let was_suspected = self.is_suspected();
         self.n_missed = 0;

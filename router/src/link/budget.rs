@@ -1,13 +1,13 @@
-//! How many requests may be tried again, at another replica or the same: a share of those that begin to be answered,
-//! and a few more each second. So replicas that answer nothing are not asked again and again. Knows no requests.
+//! The retry budget: how many requests may be tried again at any replica, as a share of those that get answers, and a
+//! few more each second. So replicas that answer nothing are not asked again and again. Knows no requests.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// For ten requests that begin to be answered, two may be tried once more.
+/// For ten requests that get an answer, two may be tried once more.
 const PER_ANSWER: f64 = 0.2;
-/// So many a second may be tried again even without any answer, so that no request waits for ever.
+/// Retries per second even without any answer, so that no request waits for ever.
 const PER_SECOND: f64 = 10.0;
 
 /// The budget that all links of a router share.
@@ -24,7 +24,7 @@ struct State {
 }
 
 impl Budget {
-    /// The budget begins full: all requests under way may lose their replica at once.
+    /// The budget begins full: all running requests may lose their replica at once.
     pub fn new(requests_max: usize, now: Instant) -> Budget {
         let max = requests_max as f64;
         Budget { max, state: Mutex::new(State { left: max, since: now }) }
@@ -35,7 +35,7 @@ impl Budget {
         state.left = (state.left + PER_ANSWER).min(self.max);
     }
 
-    /// Takes one try. If there is none, the error is how long to wait.
+    /// Takes one retry. If there is none, the error is how long to wait.
     pub fn take(&self, now: Instant) -> Result<(), Duration> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let passed = now.saturating_duration_since(state.since).as_secs_f64();

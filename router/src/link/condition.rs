@@ -1,5 +1,5 @@
-//! How a replica fares, as it tells: whether it computes the requests of this router, and whether they had better move
-//! to another replica. Knows no requests.
+//! A replica's condition by its own reports: whether it computes the requests of this router, and whether they had
+//! better move to another replica. Knows no requests.
 
 use proto::cluster as wire;
 use proto::cluster::state::Phase;
@@ -10,17 +10,17 @@ use tokio::time::Instant;
 pub(super) enum Condition {
     /// Its ranks take steps.
     Serves,
-    /// It finishes the requests that it has, and takes no more.
+    /// It finishes its requests, and takes no new ones.
     Drains,
-    /// It is getting its ranks. Its requests wait there for a while.
+    /// Its ranks are being placed. Its requests wait there for a while.
     Recovers { since: Instant },
-    /// There are no places for its ranks, or it has been getting them for too long: its requests move as soon as
-    /// another replica can go on with them.
+    /// There are no machines for its ranks, or placing them takes too long: its requests move as soon as another
+    /// replica can continue them.
     Stranded { since: Instant, why: String },
 }
 
 impl Condition {
-    /// The condition after a state that the replica has told.
+    /// The condition after a state that the replica reported.
     pub fn after(&self, state: &wire::State, now: Instant, recovery_max: Duration) -> Condition {
         let since = self.since().unwrap_or(now);
         match (state.phase(), &state.unplaced) {
@@ -60,7 +60,7 @@ impl Condition {
         matches!(self, Condition::Serves | Condition::Drains)
     }
 
-    /// Why its requests do not get on there.
+    /// Why its requests do not advance there.
     pub fn why(&self) -> Option<&str> {
         match self {
             Condition::Serves => None,

@@ -13,7 +13,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-/// Frames that the transport holds at most.
+/// The most frames that the transport holds.
 const FRAMES_SENDING_MAX: usize = 16;
 
 pub(super) enum CoordinatorStream {
@@ -23,7 +23,7 @@ pub(super) enum CoordinatorStream {
 }
 
 impl CoordinatorStream {
-    /// Waits for the next event. The future may be dropped at any point: what is half done stays here.
+    /// Waits for the next event. Safe to drop at any point: unfinished work stays here.
     pub(super) async fn next(&mut self, silence_max: Duration) -> LinkEvent {
         match self {
             CoordinatorStream::Down { until } => {
@@ -69,7 +69,7 @@ pub(super) fn up(frame: wire::router_frame::Frame) -> wire::RouterFrame {
     wire::RouterFrame { frame: Some(frame) }
 }
 
-/// Hands the first frame to the transport when that has room. None where there is no frame or no transport.
+/// Passes the first frame to the transport when that has room. None if there is no frame or no transport.
 pub(super) async fn send_first(
     outbound: &Option<mpsc::Sender<wire::RouterFrame>>,
     outbox: &mut VecDeque<wire::RouterFrame>,

@@ -1,4 +1,4 @@
-//! All that can happen to a link's task, as one closed set.
+//! Every event that a link's task handles, as one closed set.
 
 use crate::link::request::LinkRequest;
 use crate::link::ticket::Cancel;
@@ -16,15 +16,15 @@ pub(super) enum LinkEvent {
     Frame(Frame),
     Lost(Status),
     Sent,
-    /// What is known of the replicas has changed.
+    /// The views of the replicas have changed.
     Seen,
-    /// The store says that the replica is elsewhere, or whether it is listed.
+    /// The store reports another address of the replica, or whether it is listed.
     Target,
     Due,
     End,
 }
 
-/// A stream that the coordinator has taken.
+/// A stream that the coordinator has accepted.
 pub(super) struct Attached {
     pub(super) outbound: mpsc::Sender<wire::RouterFrame>,
     pub(super) inbound: Box<Streaming<wire::ReplicaFrame>>,

@@ -1,5 +1,5 @@
-//! Which requests have a replica that computes them, and which have waited for one for too long: these end with a
-//! refusal that says why. Knows no frames.
+//! Which requests have a replica that computes them, and which have waited too long for one: these end with a refusal
+//! that says why. Knows no frames.
 
 use crate::link::condition::Condition;
 use crate::link::request::LinkRequest;
@@ -9,8 +9,7 @@ use crate::refusal::Refusal;
 use tokio::time::Instant;
 
 impl Task {
-    /// Sets how the replica fares from now on. Requests at a replica that does not compute count as absent until it
-    /// does.
+    /// Sets the replica's condition. Requests at a replica that does not compute count as absent until it does.
     pub(super) fn fares(&mut self, condition: Condition, now: Instant) {
         let computed = std::mem::replace(&mut self.condition, condition).computes();
         match (computed, self.condition.computes()) {
@@ -27,7 +26,7 @@ impl Task {
         }
     }
 
-    /// Notes that no replica computes the request from now on.
+    /// From now on no replica computes the request.
     pub(super) fn absence_begins(&mut self, key: u64, now: Instant) {
         let Some(entry) = self.table.get_mut(&key) else { return };
         entry.absence.begins(now);
@@ -64,7 +63,7 @@ impl Task {
         self.end(key, refusal);
     }
 
-    /// Why the replica does not go on with the request.
+    /// Why the replica does not continue the request.
     fn why_not(&self, entry: &LinkRequest) -> String {
         match self.condition.why() {
             _ if self.replica.is_none() => format!("its coordinator is lost ({})", self.reason),

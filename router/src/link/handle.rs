@@ -1,4 +1,4 @@
-//! The side of a link that the rest of the router holds, and the other links. Knows no frames.
+//! The handle of a link, for the rest of the router and the other links. Knows no frames.
 
 use crate::board::ledger::Ledger;
 use crate::link::absence::Absence;
@@ -11,19 +11,19 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// A link, as the rest of the router and the other links hold it.
+/// A link's handle, for the rest of the router and the other links.
 #[derive(Clone)]
 pub struct ReplicaLink {
     pub(super) submits: mpsc::Sender<(u64, Box<LinkRequest>)>,
     pub(super) cancels: mpsc::Sender<Cancel>,
     pub(super) ledger: Arc<Ledger>,
-    /// Counts the keys of all links of this router together.
+    /// The next key; all links of this router share the counter.
     pub(super) next_key: Arc<AtomicU64>,
     pub(super) retry_after: Duration,
 }
 
 impl ReplicaLink {
-    /// Tokens that the replica has to compute, as far as is known here.
+    /// Tokens that the replica has to compute, as far as this router knows.
     #[cfg(test)]
     pub fn work(&self) -> u64 {
         self.ledger.work()
@@ -33,17 +33,17 @@ impl ReplicaLink {
         self.ledger.clone()
     }
 
-    /// How long a request of so many tokens would wait for its first token.
+    /// How long a request of `n_tokens` would wait for its first token.
     pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
         self.ledger.wait(n_tokens)
     }
 
-    /// False where a request that is submitted now would be refused.
+    /// False if a request that is submitted now would be refused.
     pub fn has_room(&self) -> bool {
         self.cancels.capacity() > 0
     }
 
-    /// The first of so many keys that follow one another, for the choices of one request.
+    /// Reserves `n` consecutive keys for the choices of one request, and returns the first.
     pub fn keys(&self, n: u64) -> u64 {
         self.next_key.fetch_add(n, Ordering::Relaxed)
     }
@@ -67,7 +67,7 @@ impl ReplicaLink {
         }
     }
 
-    /// Takes over a request that another link had. It is given back where this link is full.
+    /// Takes over another link's request. It is given back if this link is full.
     pub(super) fn adopt(&self, key: u64, mut entry: Box<LinkRequest>) -> Result<(), Box<LinkRequest>> {
         let (Ok(place), Ok(cancel)) = (self.submits.try_reserve(), self.cancels.clone().try_reserve_owned()) else {
             return Err(entry);

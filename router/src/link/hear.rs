@@ -1,4 +1,4 @@
-//! What a replica's frames mean for its link: who it is, how it fares, and its requests' tokens.
+//! Handles a replica's frames: its welcome, its condition, and its requests' tokens.
 
 use crate::link::beats::Beats;
 use crate::link::connection::up;
@@ -42,8 +42,8 @@ impl Task {
         }
     }
 
-    /// Suspects a silent replica: it may be dead, stopped or cut off. Its requests move to other replicas where these
-    /// can go on with them at once; the others wait, because it may still come back.
+    /// Suspects a silent replica: it may be dead, stopped or cut off. Its requests move to other replicas that can
+    /// continue them at once; the others wait, because it may still come back.
     pub(super) fn suspect(&mut self) {
         tracing::warn!(requests = self.table.len(), "a replica is silent: it is suspected");
         self.ledger.broke();
@@ -77,7 +77,7 @@ impl Task {
         }
         tracing::info!(replica = %replica.name, model = %replica.model, digest = %replica.digest, "attached");
         self.reattach = self.timeouts.reattach_min;
-        // The former number is told when this router attaches again, so that the replica does not compute for a stream
+        // The former number is sent when this router attaches again, so that the replica does not compute for a stream
         // that is gone.
         self.beats = Beats::every(Duration::from_millis(welcome_beats), self.timeouts.beats_missed_max, Instant::now());
         self.former = Some(wire::FormerNumber { incarnation: replica.incarnation, router: replica.first_id.router() });
@@ -87,7 +87,7 @@ impl Task {
         self.send_all();
     }
 
-    /// The key of a request that this replica has from this router.
+    /// The key of this router's request with this id at the replica.
     pub(super) fn key(&self, id: u64) -> Option<u64> {
         let key = id.checked_sub(self.replica.as_ref()?.first_id.0)?;
         let has_it = self.table.contains_key(&key) && !self.parked.contains_key(&key);
@@ -100,13 +100,12 @@ impl Task {
         let refusal = self.refusal(&refused, entry.submit.request.prompt.len());
         let has_begun = entry.has_begun();
         let Some(wait) = refusal.retry_after() else { return self.end(key, refusal) };
-        // A replica that is full was the one with the least work. Beside one that drains or is not ready there may be
-        // others.
+        // A full replica was the one with the least work. Beside one that drains or is not ready there may be others.
         self.parked.insert(key, Some(Instant::now() + wait));
         if !matches!(refusal, Refusal::Full { .. }) && self.move_one(key) {
             return;
         }
-        // A stream that has begun is not given up because its replica is busy coming back.
+        // A stream that has begun is not given up while its replica is coming back.
         if !has_begun {
             self.end(key, refusal);
         }
@@ -132,7 +131,7 @@ impl Task {
     }
 
     pub(super) fn output(&mut self, mut output: wire::Output, now: Instant) {
-        // This runs for every token: the table is looked up once, and `parked` only where it has anything.
+        // This runs for every token: the table is looked up once, and `parked` only if it has entries.
         let Some(key) = self.replica.as_ref().and_then(|replica| output.id.checked_sub(replica.first_id.0)) else {
             return;
         };
@@ -141,7 +140,7 @@ impl Task {
         }
         let Some(entry) = self.table.get_mut(&key) else { return };
         let finish = match output.finished() {
-            // The replica cancelled it, and not this router: it drains and ends what still runs. Others can go on with
+            // The replica cancelled it, and not this router: it drains and ends what still runs. Others can continue
             // it.
             Ok(Some(Finish::Cancelled | Finish::Outgrown)) => return self.put_out(key),
             Ok(finish) => finish,
@@ -160,7 +159,7 @@ impl Task {
                 Some(last) => self.ledger.between_tokens(output.tokens.len(), now.saturating_duration_since(last)),
                 None => {
                     self.peers.budget.answered();
-                    // A request that had begun elsewhere waited for more than this replica.
+                    // A request that had begun elsewhere did not wait only for this replica.
                     if n_told == 0 {
                         self.ledger.first_token(now.saturating_duration_since(entry.since));
                     }
@@ -188,15 +187,15 @@ impl Task {
         }
     }
 
-    /// Ends a request of which the replica sends what cannot be right.
+    /// Ends a request whose replica sends something impossible.
     pub(super) fn broken(&mut self, key: u64, message: String) {
         self.send_cancel(Cancel { key, stopped: false });
         self.end(key, Refusal::failed(message));
     }
 }
 
-/// Keeps the new part of an output, and sets the position to where that begins. False where tokens are missing between
-/// what was told and these.
+/// Keeps the new part of an output, and sets the position to where that begins. False if tokens are missing between the
+/// known ones and these.
 ///
 /// `[0, position) told · [position, n_told) told twice · [n_told, ..) new`
 pub(super) fn splice(n_told: u32, output: &mut wire::Output) -> bool {

@@ -1,14 +1,14 @@
-//! The stream to a coordinator: one task owns it, and the table of the requests that its replica has from this router.
-//! Knows tokens and positions, no text and no clients.
+//! The stream to a coordinator: one task owns it, and the table of this router's requests at the replica. Knows tokens
+//! and positions, no text and no clients.
 //!
 //! When a coordinator is lost, no client loses its stream. The table holds each request's token log, and any replica
-//! with the same policy digest can go on from prompt and output so far. Another replica that is ready gets the request;
-//! if there is none, the first that becomes ready, which may be the same one. What the table holds of a request is all
-//! that another link needs to go on with it.
+//! with the same policy digest can continue from prompt and output so far. Another replica that is ready gets the
+//! request; if there is none, the first that becomes ready, perhaps the same one. A request's entry has all that
+//! another link needs to continue it.
 //!
-//! Read `handle` (what the rest of the router holds), `request` (a request under way), `task` (the loop) with `event`
-//! (what wakes it), `hear` (what frames mean) and `moves` (how a request goes to another link), then `peers` (what
-//! links know of each other) and `view` (what is known of one replica).
+//! Read `handle` (for the rest of the router), `request` (a running request), `task` (the loop) with `event` (what
+//! wakes it), `hear` (what frames mean) and `moves` (how a request goes to another link), then `peers` (what links know
+//! of each other) and `view` (what is known of one replica).
 
 mod absence;
 mod beats;

@@ -1,5 +1,4 @@
-//! How a request goes from one link to another, and why. Of the other links it knows what they can take; it knows no
-//! frames.
+//! How and why a request moves from one link to another. Knows what other links can take, and no frames.
 
 use crate::link::peers::Neighbours;
 use crate::link::task::Task;
@@ -8,7 +7,7 @@ use crate::refusal::Refusal;
 use tokio::time::Instant;
 
 impl Task {
-    /// Moves the requests that wait here to links that can go on with them at once.
+    /// Moves requests that wait here to links that can continue them at once.
     pub(super) fn move_away(&mut self) {
         let waiting: Vec<u64> = self.parked.keys().copied().collect();
         let mut others = self.peers.besides(self.place);
@@ -48,8 +47,8 @@ impl Task {
         }
     }
 
-    /// Why the requests had better move from this replica, if others can go on with them at once. None where they had
-    /// better stay.
+    /// Why the requests had better leave this replica, if others can continue them at once. None if they had better
+    /// stay.
     pub(super) fn is_better_left(&self) -> Option<&'static str> {
         if self.beats.is_suspected() {
             return Some("a replica is silent: its requests move");
@@ -63,7 +62,7 @@ impl Task {
         }
     }
 
-    /// Moves what the replica has to other replicas, where these can go on with it at once.
+    /// Moves the replica's requests to other replicas that can continue them at once.
     pub(super) fn leave_to_others(&mut self, why: &'static str) {
         let others = self.peers.besides(self.place);
         let at_the_replica = self.table.iter().filter(|(key, _)| !self.parked.contains_key(key));
@@ -79,7 +78,7 @@ impl Task {
         }
     }
 
-    /// Notes that the replica does not have the request any more.
+    /// The replica no longer has the request.
     pub(super) fn park(&mut self, key: u64) {
         let (now, losses_max) = (Instant::now(), self.losses_max);
         let Some(entry) = self.table.get_mut(&key) else { return };

@@ -17,13 +17,13 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::watch;
 use types::PolicyDigest;
 
-/// The links and their views, each under its own number, its place. Replicas come and go; no place is given twice.
+/// The links and their views, each under its own number, its place. Replicas come and go; no place is reused.
 #[derive(Clone)]
 pub struct Peers {
     table: Arc<RwLock<Table>>,
-    /// In the order in which they came, which is the order of their places.
+    /// In order of arrival, which is the order of their places.
     views: Arc<watch::Sender<Vec<View>>>,
-    /// What the replicas serve. It changes with the views, under their lock.
+    /// The versions that the replicas serve. Changes together with the views, under their lock.
     versions: Arc<RwLock<Arc<[Version]>>>,
     pub budget: Arc<Budget>,
 }
@@ -40,12 +40,12 @@ impl Peers {
         Peers { table, views, versions, budget: Arc::new(budget) }
     }
 
-    /// Adds a view. Its link is introduced next.
+    /// Adds a view. Its link follows by `introduce`.
     pub fn sit(&self, view: View) {
         self.views.send_modify(|views| views.push(view));
     }
 
-    /// The ledger of a link that comes.
+    /// The ledger of a new link.
     pub fn ledger(&self) -> Arc<Ledger> {
         self.write().board.ledger()
     }
@@ -88,7 +88,7 @@ impl Peers {
         }
     }
 
-    /// The name for people of the replica at a place.
+    /// The name, for people, of the replica at a place.
     pub fn name(&self, place: usize) -> String {
         let views = self.views.borrow();
         let at = views.binary_search_by_key(&place, |view| view.place);
@@ -103,7 +103,7 @@ impl Peers {
         self.versions.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Another stream to the replica begins: it tells anew what its cache has.
+    /// Another stream to the replica begins: it reports anew what its cache has.
     pub fn hear_anew(&self, place: usize) {
         self.write().board.hear_anew(place);
     }
@@ -120,7 +120,7 @@ impl Peers {
         self.read().links.get(&place).cloned()
     }
 
-    /// False where no link would take another request.
+    /// False if no link would take another request.
     pub fn has_room(&self) -> bool {
         let table = self.read();
         table.links.is_empty() || table.links.values().any(ReplicaLink::has_room)
@@ -166,7 +166,7 @@ pub struct Neighbours {
 }
 
 impl Neighbours {
-    /// A link that can go on with a request at once. What this call gave to links before counts as their work.
+    /// A link that can continue a request at once. Earlier results of this call count as the links' work.
     pub fn ready_for(&mut self, need: Need, n_tokens: u64) -> Option<ReplicaLink> {
         let idx = pick::equal(&self.rows, need, Standing::Shunned)?;
         self.rows[idx].work += n_tokens;
@@ -177,13 +177,13 @@ impl Neighbours {
         pick::equal(&self.rows, need, Standing::Shunned).is_some()
     }
 
-    /// Whether any link may become able to go on with it. An absent replica could turn out to be any.
+    /// Whether any link may become able to continue it. An absent replica could turn out to be any.
     pub fn may_come_for(&self, need: Need) -> bool {
         self.rows.iter().any(|row| row.may_come_for(need))
     }
 }
 
-/// What a choice has to know of a replica, as far as its view says that.
+/// The facts about a replica that a choice needs, from its view.
 fn facts(view: &View) -> ReplicaFacts {
     let standing = match (&view.replica, view.phase()) {
         (None, _) => Standing::Absent,

@@ -1,5 +1,5 @@
-//! A request at a link: as it is given to one, what its owner is told of it, and all that another link needs to go on
-//! with it. Knows no wire, and of replicas only their digest.
+//! A request at a link: how it is submitted, what its owner receives, and all that another link needs to continue it.
+//! Knows no wire, and of replicas only their digest.
 
 use crate::board::ledger::Item;
 use crate::board::pick::Need;
@@ -18,7 +18,7 @@ use types::{Finish, PolicyDigest, Request, RequestId};
 pub struct Submit {
     /// Unique among all links of this router.
     pub key: u64,
-    /// Its id is filled in when it is sent: it depends on the replica. Its output grows with what the owner is told:
+    /// Its id depends on the replica and is filled in on sending. Its output grows with what the owner receives:
     /// together with the prompt it is the token log.
     pub request: Request,
     /// The owner's number for it.
@@ -26,10 +26,10 @@ pub struct Submit {
     pub deadline: Option<Instant>,
     /// Replicas with another digest would give other tokens.
     pub digest: PolicyDigest,
-    /// How many of its tokens the replica's cache is said to have.
+    /// How many of its tokens the replica's cache probably has.
     pub n_cached: u32,
     pub adopts: Option<Adopts>,
-    /// The request's span; empty where nobody records it.
+    /// The request's span; empty if it is not recorded.
     pub trace: Carried,
     pub outputs: OutputSender,
 }
@@ -38,37 +38,37 @@ pub struct Submit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Adopts {
     pub of: RequestId,
-    /// Tokens that the client has.
+    /// How many tokens the client has.
     pub n_had: u32,
 }
 
-/// What a request's owner is told.
+/// What a request's owner receives.
 #[derive(Debug)]
 pub enum ReplicaOutput {
     /// Tokens without gap or repetition, whatever happened to the replica in between: `position` is that of the first
-    /// one that is new. Logprobs of the prompt stand as the replica says them, perhaps not for the first time. Beside
-    /// the output, how the request ended, if it has.
+    /// new one. Logprobs of the prompt come as the replica sends them, perhaps repeatedly. Beside the output, how the
+    /// request ended, if it has.
     Output(wire::Output, Option<Finish>),
-    /// Nothing follows.
+    /// No further output follows.
     Refused(Refusal),
 }
 
-/// Where a request's owner receives what is told, each with the request's slot.
+/// The channel of a request's owner; each item carries the request's slot.
 pub type OutputSender = mpsc::Sender<(u32, ReplicaOutput)>;
 
-/// A request under way at a link.
+/// A running request at a link.
 pub(super) struct LinkRequest {
     pub(super) submit: Submit,
-    // A place in the owner's queue that is kept for the end, so that a slow reader hears of it too.
+    // A place in the owner's queue that is kept for the end, so that it reaches a slow reader too.
     pub(super) last: mpsc::OwnedPermit<(u32, ReplicaOutput)>,
     pub(super) home: Arc<Home>,
     pub(super) work: Item,
     /// When it began to wait for its first token at this replica.
     pub(super) since: Instant,
     pub(super) absence: Absence,
-    /// How often its replica was lost since it last said a token.
+    /// How often its replica was lost since its last token.
     pub(super) n_lost: u32,
-    /// When the replica that has it last said a token of it.
+    /// When the present replica last sent a token of it.
     pub(super) heard: Option<Instant>,
 }
 
@@ -82,12 +82,12 @@ impl LinkRequest {
     }
 
     fn last(self, output: ReplicaOutput) {
-        // The work ends first, so that a client that hears of the end and asks again finds this replica free.
+        // The work ends first, so that a client that learns of the end and asks again finds this replica free.
         drop(self.work);
         self.last.send((self.submit.slot, output));
     }
 
-    /// Whether its owner may have a part of the answer: then it is not given up while its replica comes back.
+    /// Whether its owner may have part of the answer: then it is not given up while its replica comes back.
     pub(super) fn has_begun(&self) -> bool {
         !self.submit.request.output.is_empty() || self.n_lost > 0
     }
@@ -111,8 +111,8 @@ impl LinkRequest {
         }
     }
 
-    /// How the request ended, where its log is complete. That saves waiting for the replica to say so, which could be
-    /// lost before it does.
+    /// How the request ended, if its log is complete. That saves waiting for the replica to report it, which could be
+    /// lost first.
     pub(super) fn finished(&self) -> Option<Finish> {
         let Request { output, sampling, .. } = &self.submit.request;
         let n_output = output.len() as u32;

@@ -1,21 +1,20 @@
-//! Where a link dials, and under which claim it expects an answer. Knows no store.
+//! The address that a link dials, and the claim that it expects there. Knows no store.
 
 use tonic::transport::Channel;
 
 #[derive(Clone, Debug)]
 pub struct Target {
     pub channel: Channel,
-    /// The incarnation of the last claim that the store tells of. A coordinator that answers under an older one is
-    /// refused; one that answers under a later one has overtaken the store. The number falls only where a store has
-    /// lost its memory.
+    /// The incarnation of the last claim in the store. A coordinator under an older one is refused; one under a later
+    /// one is ahead of the store. The number falls only if a store has lost its data.
     pub incarnation: u64,
     /// Whether the store lists the replica. If not, the link ends when its stream has ended and no request waits there.
     pub is_listed: bool,
 }
 
 impl Target {
-    /// Takes over the new target. False where nothing changes for the link: most of what coordinators tell of
-    /// themselves is not for it.
+    /// Takes over the new target. False if nothing changes for the link: most of a coordinator's registration is not
+    /// for it.
     pub fn becomes(&mut self, new: Target) -> bool {
         let is_same = new.incarnation == self.incarnation && new.is_listed == self.is_listed;
         *self = new;

@@ -26,13 +26,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use types::Finish;
 
-/// Frames that the transport has not taken yet. While there are so many, no new request is taken.
+/// Frames that the transport has not taken yet. At this limit, no new request is taken.
 const FRAMES_UNSENT_MAX: usize = 256;
 
 /// The task that owns the stream and the table.
 pub struct Task {
     pub(super) target: watch::Receiver<Target>,
-    /// The incarnation that was the last one known when this link dialled.
+    /// The last known incarnation when this link dialled.
     pub(super) aimed: u64,
     pub(super) timeouts: Timeouts,
     pub(super) outputs_unread_max: usize,
@@ -49,9 +49,9 @@ pub struct Task {
     /// This router's number at the replica, in this attachment or the last one.
     pub(super) former: Option<wire::FormerNumber>,
     pub(super) condition: Condition,
-    /// How many tokens of a request its ranks have room for, as the replica told last.
+    /// How many tokens of a request its ranks have room for, as last reported.
     pub(super) room: u32,
-    /// Not later than the moment at which the first absence of a request has lasted too long.
+    /// At or before the moment at which some request's absence exceeds the limit.
     pub(super) next_give_up: Option<Instant>,
     pub(super) beats: Beats,
     pub(super) connection: CoordinatorStream,
@@ -60,10 +60,10 @@ pub struct Task {
     pub(super) outbox: VecDeque<wire::RouterFrame>,
     /// Requests by key, and so in order of arrival. A request's id is its key under the router's number at the replica.
     pub(super) table: BTreeMap<u64, LinkRequest>,
-    /// Keys of requests that the replica does not have, each with the time to submit it again where the replica asked
-    /// for patience. Another link that can go on with one takes it.
+    /// Keys of requests that the replica does not have, each with the time to submit it again if the replica gave one.
+    /// Another link that can continue one takes it.
     pub(super) parked: BTreeMap<u64, Option<Instant>>,
-    /// Why the coordinator was not reached the last time: the same reason is not logged again and again.
+    /// Why the last dial failed, so that the same reason is not logged again and again.
     pub(super) reason: String,
 }
 
@@ -137,8 +137,8 @@ impl Task {
         left.for_each(|entry| entry.end(refusal.clone()));
     }
 
-    /// Handles one event. A panic costs the stream to the replica and the request that the event is about; all other
-    /// requests go on elsewhere or here, as after any loss.
+    /// Handles one event. A panic costs the stream to the replica and the event's own request; all other requests
+    /// continue elsewhere or here, as after any loss.
     pub(super) fn handle(&mut self, event: LinkEvent) {
         let of = match &event {
             LinkEvent::Submit(key, _) => Some(*key),
@@ -178,8 +178,8 @@ impl Task {
         self.connection = CoordinatorStream::Dialing(Box::pin(attach(channel, self.timeouts.attach_max, self.former)));
     }
 
-    /// Follows the store's word on where the replica is. An open stream stays, unless another coordinator has claimed
-    /// the replica later: that the store has lost sight of it is only a suspicion, and the stream is the truth.
+    /// Follows the store's address of the replica. An open stream stays, unless another coordinator has claimed the
+    /// replica later: a vanished entry is only a suspicion, and the stream is the truth.
     pub(super) fn retarget(&mut self) {
         let incarnation = self.target.borrow_and_update().incarnation;
         let of_connection = self.replica.as_ref().map_or(self.aimed, |replica| replica.incarnation);
@@ -192,7 +192,7 @@ impl Task {
         }
     }
 
-    /// Whether the link has no use any more: the store does not list the replica, no stream stands, and no request
+    /// Whether the link is of no more use: the store does not list the replica, no stream is open, and no request
     /// waits.
     pub(super) fn is_forsaken(&self) -> bool {
         let is_down = matches!(self.connection, CoordinatorStream::Down { .. });
@@ -222,7 +222,7 @@ impl Task {
 
     pub(super) fn submit(&mut self, key: u64, entry: LinkRequest) {
         if entry.submit.outputs.is_closed() || entry.home.is_over() {
-            // Its owner has left already; the cancel may have overtaken the request.
+            // Its owner has already left; the cancel may have overtaken the request.
             return;
         }
         self.table.insert(key, entry);
@@ -235,12 +235,12 @@ impl Task {
         }
     }
 
-    /// Whether the replica may get what waits here.
+    /// Whether the replica may get the waiting requests.
     pub(super) fn takes(&self) -> bool {
         self.replica.is_some() && self.condition != Condition::Drains
     }
 
-    /// Gives a parked request to the replica that is there, or ends it where nobody can go on with it.
+    /// Sends a parked request to the attached replica, or ends it if no replica can continue it.
     pub(super) fn send(&mut self, key: u64) {
         let (Some(replica), Some(entry)) = (self.replica.clone(), self.table.get_mut(&key)) else { return };
         let (now, need) = (Instant::now(), entry.need());
@@ -286,7 +286,7 @@ impl Task {
         }
     }
 
-    /// Gives the replica all requests that wait for it and were not asked for patience.
+    /// Sends the replica all waiting requests that have no retry time.
     pub(super) fn send_all(&mut self) {
         let waiting = self.parked.iter().filter(|(_, retry)| retry.is_none()).map(|(key, _)| *key);
         let waiting: Vec<u64> = waiting.collect();
@@ -309,7 +309,7 @@ impl Task {
             _ => false,
         };
         match self.outbox.iter().position(is_its_submit) {
-            // The request has not left yet: neither frame is needed.
+            // The request was not sent yet: neither frame is needed.
             Some(unsent) => drop(self.outbox.remove(unsent)),
             None => self.outbox.push_back(up(wire::router_frame::Frame::Cancel(wire::Cancel { id, stopped }))),
         }
@@ -320,7 +320,7 @@ impl Task {
         self.connection = CoordinatorStream::Up { inbound: attached.inbound, heard: Instant::now() };
     }
 
-    /// Notes that the replica is not attached any more. True if it was.
+    /// The replica is no longer attached. True if it was.
     pub(super) fn leave(&mut self) -> bool {
         self.peers.show(self.place, |view| (view.replica, view.state, view.is_suspected) = (None, None, false));
         self.peers.hear_anew(self.place);

@@ -1,4 +1,4 @@
-//! A link's task without a wire: what it hears, what it would send, and what other links get of it.
+//! A link's task without a connection: the frames that it handles, those that it would send, and requests that move.
 
 use super::budget::Budget;
 use super::connection::CoordinatorStream;
@@ -55,7 +55,7 @@ fn links(peers: &Peers) -> Vec<ReplicaLink> {
     peers.rows().0.into_iter().map(|place| peers.link(place).unwrap()).collect()
 }
 
-/// A task that has a replica and no wire: what it would send stands in its outbox.
+/// A task with a replica and no connection: its frames stay in the outbox.
 fn attached(unread_max: usize) -> (ReplicaLink, Task) {
     let limits = crate::config::RouterLimits { outputs_unread_max: unread_max, ..Default::default() };
     let (dialer, _) = ::wire::in_memory();
@@ -103,7 +103,7 @@ fn token(id: RequestId, position: u32, token: u32) -> Frame {
     Frame::Outputs(wire::Outputs { outputs: vec![output] })
 }
 
-/// What stands in the outbox: submits with their output so far, and cancels.
+/// The outbox: submits with their output so far, and cancels.
 fn sent(task: &mut Task) -> Vec<(u64, Option<Vec<u32>>)> {
     let frames = task.outbox.drain(..).map(|frame| match frame.frame {
         Some(wire::router_frame::Frame::Submit(request)) => (request.id, Some(request.output)),
@@ -158,7 +158,7 @@ async fn a_cancel_may_come_before_at_and_after_its_request() {
     drop(ticket);
     take(&mut task);
     assert_eq!(sent(&mut task), [(id.0, None)]);
-    // A token that was on its way has no owner any more.
+    // A token that was on its way no longer has an owner.
     task.hear(token(id, 0, 5));
 }
 
@@ -200,7 +200,7 @@ async fn a_lost_replica_gets_the_log_and_a_complete_one_is_at_its_end() {
     sent(&mut task);
     let before = id(&task, &goes_on);
     task.hear(token(before, 0, 5));
-    // This is the stop token: no further frame has to say that it was the end.
+    // This is the stop token: no further frame is needed for the end.
     task.hear(token(id(&task, &complete), 0, 9));
     let end = told.try_recv();
     assert!(matches!(&end, Ok((0, ReplicaOutput::Output(_, finish))) if *finish == Some(Finish::Stop)), "{end:?}");
@@ -209,7 +209,7 @@ async fn a_lost_replica_gets_the_log_and_a_complete_one_is_at_its_end() {
     task.hear(Frame::Welcome(welcome(2)));
     let id = id(&task, &goes_on);
     assert_eq!(sent(&mut task), [(id.0, Some(vec![5]))]);
-    // Ids of the replica's former life mean nothing now.
+    // Ids from the replica's former incarnation mean nothing now.
     task.hear(token(before, 1, 6));
     task.hear(token(id, 1, 7));
     assert_eq!(task.table[&goes_on.key()].submit.request.output, [5, 7]);
@@ -239,8 +239,8 @@ async fn requests_of_a_lost_replica_move_and_their_cancels_follow() {
     take(&mut one);
     one.hear(token(id(&one, &begun), 0, 5));
     assert_eq!((links[0].work(), links[1].work()), (5, 0));
-    // Nobody tells the first link of the request that ends meanwhile: after a move, its end is heard at the link that
-    // has it.
+    // The first link is not told of the request that ends meanwhile: after a move, its end arrives at the link that has
+    // it.
     drop((unwanted, gone));
     one.lost(&Status::unavailable("gone"));
     assert!(one.table.is_empty() && one.parked.is_empty());
@@ -308,7 +308,7 @@ async fn requests_of_an_unplaced_replica_move_at_once_and_come_only_where_no_oth
     assert_eq!((sent(&mut one), one.table.len()), (vec![(id(&two, &ticket).0, None)], 0));
     take(&mut two);
     assert_eq!(sent(&mut two), [(id(&two, &ticket).0, Some(vec![5]))]);
-    // A request that was sent to it before that was known goes on to the other too.
+    // A request that was sent to it before that was known moves to the other too.
     let (late, _late) = submit(&links[0], 9);
     take(&mut one);
     take(&mut two);
@@ -338,7 +338,7 @@ async fn a_request_waits_as_long_as_it_may_at_a_replica_that_does_not_compute_it
     let (new, mut new_heard) = submit(&link, 9);
     take(&mut task);
     sent(&mut task);
-    // As often as it says so again.
+    // The same on every such report.
     task.hear(Frame::State(unplaced()));
     let is_due = |task: &mut Task| {
         let due = task.next_due().unwrap();
@@ -368,7 +368,7 @@ async fn ranks_that_come_and_go_without_a_token_are_one_absence() {
         task.hear(Frame::State(recovers()));
         tokio::time::advance(max / 4).await;
         task.hear(Frame::State(ready()));
-        // It may take as long as it takes where it is computed.
+        // It may take as long as it needs where it is computed.
         assert!(task.next_due().is_none_or(|due| due <= Instant::now() + max));
         tokio::time::advance(max).await;
         task.due(Instant::now());
@@ -528,7 +528,7 @@ async fn a_later_claim_ends_the_stream_of_an_older_one() {
     task.connection = CoordinatorStream::Dialing(Box::pin(std::future::pending()));
     task.hear(Frame::Welcome(wire::Welcome { incarnation: 5, ..welcome(1) }));
     assert!(task.replica.is_none() && task.reason.contains("claim"), "{}", task.reason);
-    // A claim that the store has not told of yet.
+    // A claim that the store has not reported yet.
     task.hear(Frame::Welcome(wire::Welcome { incarnation: 7, ..welcome(1) }));
     assert!(task.replica.is_some());
 }

@@ -1,25 +1,25 @@
-//! Tells a link that its request is not wanted any more. Which link that is changes when the request moves. Knows keys,
-//! and neither tokens nor replicas.
+//! Tells a link that its request is no longer wanted. The link changes when the request moves. Knows keys, and neither
+//! tokens nor replicas.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 
-/// The owner's side of a request under way. Dropping it cancels the request, unless it was told to be over.
+/// The owner's side of a running request. Dropping it cancels the request, unless it is over.
 #[derive(Debug)]
 pub struct Ticket {
     key: u64,
     home: Arc<Home>,
 }
 
-/// The end of a request, of which its replica does not know.
+/// The end of a request, which its replica does not know yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Cancel {
     pub key: u64,
-    /// The request ended at a stop string, and not because its client left.
+    /// The request ended at a stop string, and its client has not left.
     pub stopped: bool,
 }
 
-/// The link at which a request is. A place in that link's queue of cancels is reserved, so that a cancel never finds it
+/// The link that has a request. A place in that link's queue of cancels is reserved, so that a cancel never finds it
 /// full.
 #[derive(Debug)]
 pub struct Home(Mutex<Option<mpsc::OwnedPermit<Cancel>>>);
@@ -29,7 +29,7 @@ impl Home {
         Arc::new(Home(Mutex::new(Some(cancel))))
     }
 
-    /// From now on another link hears of the end. False if the request is over already.
+    /// From now on another link receives the end. False if the request is over already.
     pub fn moves_to(&self, cancel: mpsc::OwnedPermit<Cancel>) -> bool {
         let mut home = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_wanted = home.is_some();
@@ -37,7 +37,7 @@ impl Home {
         is_wanted
     }
 
-    /// Whether the request's owner wants nothing more of it. Its cancel may have overtaken the request.
+    /// Whether the request's owner no longer wants it. Its cancel may have overtaken the request.
     pub fn is_over(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
@@ -62,7 +62,7 @@ impl Ticket {
         self.home.take();
     }
 
-    /// Ends a request whose text is over, of which the replica does not know.
+    /// Ends a request whose text is over, which the replica does not know.
     pub fn stopped(self) {
         self.end(true);
     }

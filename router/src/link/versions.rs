@@ -1,5 +1,4 @@
-//! Replicas by what they serve: replicas of one name and one policy digest are a version. Knows no requests and no
-//! weights.
+//! Groups replicas into versions: those of one model name and one policy digest. Knows no requests and no weights.
 
 use crate::board::pick::{VersionId, fnv};
 use crate::link::view::{Replica, View};
@@ -8,7 +7,7 @@ use types::PolicyDigest;
 
 /// The version that a replica serves.
 pub fn version_of(replica: &Replica) -> VersionId {
-    // Names and digests come from the operator, and there are few of them: no better hash is needed.
+    // Names and digests come from the operator, and there are few: no stronger hash is needed.
     VersionId(fnv(replica.digest.0.iter().chain(replica.model.as_bytes())))
 }
 

@@ -1,4 +1,4 @@
-//! What a replica has said of itself, and what is known of it at this moment. Knows no requests.
+//! A replica's own reports, and its present state as this router knows it. Knows no requests.
 
 use crate::board::Salt;
 use proto::cluster as wire;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tonic::Status;
 use types::{PolicyDigest, RequestId};
 
-/// A replica, as its Welcome tells.
+/// A replica, by its Welcome.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replica {
     pub name: String,
@@ -18,7 +18,7 @@ pub struct Replica {
     pub incarnation: u64,
     /// The root of its block names.
     pub salt: Salt,
-    /// This router's number at the replica in the upper bits; the lower bits are a request's key.
+    /// The id of key 0: this router's number at the replica in the upper bits, a request's key in the lower.
     pub(super) first_id: RequestId,
 }
 
@@ -64,24 +64,24 @@ impl Replica {
     }
 }
 
-/// How many tokens of a request the ranks have room for in such a state.
+/// How many tokens of a request the ranks have room for in this state.
 pub(super) fn room(state: &wire::State) -> u32 {
     state.shortened.as_ref().map_or(u32::MAX, |shortened| shortened.has)
 }
 
-/// What is known of the replica at this moment.
+/// The present state of a replica as this router knows it.
 #[derive(Clone, Debug, Default)]
 pub struct View {
     /// The link's number among the links.
     pub place: usize,
-    /// The replica's own name, or until it has told that, the address at which it is reached.
+    /// The replica's own name, or until that is known, its address.
     pub name: String,
-    /// Present while the stream stands and the replica has said that it can serve.
+    /// Present while the stream is open and the replica has reported that it can serve.
     pub replica: Option<Arc<Replica>>,
     pub state: Option<wire::State>,
     /// The replica has been silent for some beats.
     pub is_suspected: bool,
-    /// Why the replica gets nothing new at present.
+    /// Why the replica gets no new requests at present.
     pub shunned: Option<&'static str>,
     /// In what it differs from most replicas of its model.
     pub differs: Option<Differs>,
@@ -113,12 +113,12 @@ impl View {
         self.state.as_ref().map_or(u32::MAX, room)
     }
 
-    /// Whether there are no places for its ranks.
+    /// Whether there are no machines for its ranks.
     pub fn is_unplaced(&self) -> bool {
         self.state.as_ref().is_some_and(|state| state.unplaced.is_some())
     }
 
-    /// The replica, in this life of it, and whether it is ready.
+    /// The replica in its present incarnation, and whether it is ready.
     pub fn serves(&self) -> Option<(Arc<Replica>, bool)> {
         self.replica.clone().map(|replica| (replica, self.is_ready()))
     }

@@ -25,13 +25,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use types::{PolicyDigest, TenantId, Token};
 
-/// All replicas, in the order in which they came.
+/// All replicas, in order of arrival.
 pub struct Replicas {
     peers: Peers,
     views: watch::Receiver<Vec<View>>,
-    /// The kind of the store that lists them, and whether it answers. None where they were given.
+    /// The kind of the store that lists them, and whether it is reachable. None if they were given as flags.
     store: Option<(&'static str, watch::Receiver<Health>)>,
-    /// It has been logged that a replica gets no requests.
+    /// Whether it has been logged that a replica gets no requests.
     told_strangers: AtomicBool,
     retry_after: Duration,
     policy: PickPolicy,
@@ -39,11 +39,11 @@ pub struct Replicas {
     scratch: Mutex<ChoiceBuffers>,
 }
 
-/// The replica that serves a request with all of its prompts and choices, which share what is cached.
+/// The replica for a request with all of its prompts and choices, which share what is cached.
 pub struct Picked {
     link: ReplicaLink,
     pub replica: Arc<Replica>,
-    /// How much of the prompt its cache is said to have.
+    /// How much of the prompt its cache probably has.
     pub n_cached: u32,
 }
 
@@ -89,13 +89,13 @@ impl Replicas {
         self.views.clone()
     }
 
-    /// The live cluster, as people look at it: the page that begins at the place `from`.
+    /// The live cluster for people: the page that begins at the place `from`.
     pub fn topology(&self, from: u64, models: Vec<v1::ModelTopology>) -> v1::Topology {
         let store = self.store.as_ref().map(|(kind, health)| StoreView { kind, health: health.borrow().clone() });
         topology::topology(&self.views.borrow(), from, store, models)
     }
 
-    /// False where any replica that is picked would refuse.
+    /// False if any replica that is picked would refuse.
     pub fn has_room(&self) -> bool {
         self.peers.has_room()
     }
@@ -113,15 +113,15 @@ impl Replicas {
         self.views.borrow().iter().any(|view| view.replica.is_none())
     }
 
-    /// A replica that has said what it serves: one that is ready, if there is any.
+    /// A replica that has reported what it serves: a ready one, if there is any.
     pub fn any(&self) -> Option<Arc<Replica>> {
         let views = self.views.borrow();
         let ready = views.iter().find(|view| view.is_ready());
         ready.or_else(|| views.iter().find(|view| view.replica.is_some()))?.replica.clone()
     }
 
-    /// Picks a replica for a request that has been read, as late as can be. `cached` is the prompt by which caches are
-    /// looked up, where they are.
+    /// Picks a replica for a request that has been read, as late as possible. `cached` is the prompt to look up in
+    /// caches, if any.
     pub fn pick(&self, wish: Wish, cached: Option<&[Token]>, tenant: TenantId) -> Result<Picked, Refusal> {
         let wish = Wish { n_before: self.n_picked.fetch_add(1, Relaxed), ..wish };
         let names =
@@ -149,7 +149,7 @@ impl Replicas {
         Some(of(&views[at]))
     }
 
-    /// Picks a replica for a stream that is resumed: the one that has it, or else one that gives the same tokens.
+    /// Picks a replica for a resumed stream: the one that has it, or else one that gives the same tokens.
     pub fn pick_again(&self, need: Need, has_it: impl Fn(&Replica) -> bool) -> Result<Picked, Refusal> {
         let (places, rows) = self.peers.rows();
         let had_it = |(place, row): (&usize, &Row)| {
@@ -175,7 +175,7 @@ impl Replicas {
         let views = self.views.borrow();
         let drains = views.iter().any(|view| view.phase() == Phase::Draining);
         let all_drain = drains && views.iter().all(|view| matches!(view.phase(), Phase::Draining | Phase::Unspecified));
-        // Who has never served waits for its ranks, and says what it lacks.
+        // A replica that has never served waits for its ranks, and reports what it lacks.
         let unplaced = views.iter().find_map(|view| Some((&view.name, view.state.as_ref()?.unplaced.as_ref()?)));
         let why = unplaced.map_or_else(String::new, |(name, unplaced)| format!("`{name}` waits: {}", unplaced.why));
         if all_drain { Refusal::Draining { retry_after } } else { Refusal::NotReady { retry_after, why } }

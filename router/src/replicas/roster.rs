@@ -1,4 +1,4 @@
-//! Which replicas there are, as the store tells: a link to each, begun when the replica appears and ended when both the
+//! Which replicas there are, by the store: a link to each, begun when the replica appears and ended when both the
 //! replica and its stream are gone. Knows addresses and claims, no requests.
 
 use crate::board::circuit::CircuitChange;
@@ -20,10 +20,10 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-/// Where a replica's coordinator is reached.
+/// The channel to a replica's coordinator.
 #[derive(Clone, Debug)]
 pub struct CoordinatorChannel {
-    /// The name for people, until the replica says its own.
+    /// The name for people, until the replica reports its own.
     pub name: String,
     pub channel: Channel,
 }
@@ -33,9 +33,9 @@ pub type Dial = Box<dyn Fn(&str) -> Result<Channel, String> + Send>;
 
 /// Where a router's replicas come from.
 pub enum Membership {
-    /// These, in this order, from the start to the end.
+    /// These replicas, in this order, for the whole run.
     Given(Vec<CoordinatorChannel>),
-    /// Those that the store lists.
+    /// The replicas that the store lists.
     Followed { store: Store, dial: Dial },
 }
 
@@ -51,7 +51,7 @@ pub struct Roster {
     dial: Dial,
     peers: Peers,
     config: Config,
-    /// Counts the keys of all links, so that no two requests of this router have the same.
+    /// Counts the keys of all links, so that each request of this router has its own.
     keys: Arc<AtomicU64>,
     /// By the replica's name in the store.
     seats: BTreeMap<String, Seat>,
@@ -71,7 +71,7 @@ struct Place {
     target: watch::Receiver<Target>,
 }
 
-/// A link's place, and how it is told where its replica is.
+/// A link's place, and the sender of its replica's target.
 struct Seat {
     place: usize,
     target: watch::Sender<Target>,
@@ -79,7 +79,7 @@ struct Seat {
 }
 
 impl Roster {
-    /// Makes links to all replicas that are there by now. Needs a runtime, in which their tasks begin.
+    /// Makes links to all replicas known by now. Needs a runtime, in which their tasks begin.
     pub fn new(membership: Membership, peers: Peers, config: &Config, end: CancellationToken) -> Roster {
         let unreachable: Dial = Box::new(|_| Err("no replica can be added".into()));
         let (given, watch, dial) = match membership {
@@ -92,7 +92,7 @@ impl Roster {
         let mut roster =
             Roster { watch, dial, peers, config, keys, seats, next_place, n_looks, links, places, comparisons, end };
         for CoordinatorChannel { name, channel } in given {
-            // Dropped, because nobody will change the target of a replica that was given.
+            // Dropped, because the target of a given replica never changes.
             drop(roster.sit(&name, Target { channel, incarnation: 0, is_listed: true }, Duration::ZERO));
         }
         let there = roster.watch.as_mut().map(Watch::now).unwrap_or_default();
@@ -123,7 +123,7 @@ impl Roster {
         }
     }
 
-    /// Judges which replicas get nothing new for a while, and which are tried again.
+    /// Judges which replicas get no new requests for a while, and which are tried again.
     fn judge(&mut self) {
         self.n_looks += 1;
         for (place, turn) in self.peers.judge(self.n_looks) {
@@ -201,7 +201,7 @@ impl Roster {
         }
     }
 
-    /// Makes a link, whose task begins after `after`.
+    /// Makes a link, whose task begins after the delay `after`.
     fn sit(&mut self, name: &str, target: Target, after: Duration) -> (usize, watch::Sender<Target>) {
         let place = self.next_place;
         self.next_place += 1;
@@ -211,7 +211,7 @@ impl Roster {
         let end = self.end.clone();
         let begun = self.links.spawn(async move {
             if !after.is_zero() {
-                // The wait is over after so long, or when the router ends.
+                // The wait ends after the delay, or when the router ends.
                 let _passed = timeout(after, end.cancelled()).await;
             }
             task.run(end).await;
@@ -220,8 +220,8 @@ impl Roster {
         (place, target)
     }
 
-    /// Notes that a link's task has ended. If its replica is still listed, it gets another link: the replica came back
-    /// while the link ended, or the link's task broke and its requests ended with it.
+    /// A link's task has ended. If its replica is still listed, it gets another link: the replica came back while the
+    /// link ended, or the link's task panicked and its requests ended with it.
     fn ended(&mut self, id: Id, has_panicked: bool) {
         let Some(Place { place, name, target }) = self.places.remove(&id) else { return };
         if has_panicked {
@@ -236,7 +236,7 @@ impl Roster {
         if !target.is_listed {
             return tracing::info!(replica = name, "a replica is gone");
         }
-        // What broke the link may come again, so the next one waits a little.
+        // What made the link panic may come again, so the next one waits a little.
         let after = if has_panicked { self.config.timeouts.reattach_max } else { Duration::ZERO };
         let (place, target) = self.sit(&name, target, after);
         if let Some(seat) = seat.flatten() {

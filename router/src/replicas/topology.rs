@@ -1,5 +1,5 @@
-//! The live cluster as people look at it: the same facts for gRPC and, as JSON, for `/cluster`. Large clusters have
-//! several pages. Knows nothing of requests.
+//! The live cluster for people: the same facts for gRPC and, as JSON, for `/cluster`. Large clusters have several
+//! pages. Knows nothing of requests.
 
 use crate::link::view::{Differs, View};
 use cluster::Health;
@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 use types::PolicyDigest;
 
-/// How much a page has at most: it ends with the replica that reaches so many ranks, or so many replicas. So it stays
-/// below the four megabytes that clients of gRPC read.
+/// The limit of a page: it ends with the replica that reaches this many ranks, or this many replicas. So it stays below
+/// the four megabytes that gRPC clients read.
 const RANKS_MAX: usize = 4096;
 const REPLICAS_MAX: usize = 1024;
 
@@ -86,7 +86,7 @@ fn replica(view: &View) -> v1::ReplicaTopology {
     with_name(view, replica)
 }
 
-/// The grid that is wanted, where another one is in force.
+/// The wanted grid, if another one is in force.
 fn wanted(state: &wire::State) -> Option<v1::replica_topology::Wanted> {
     let (tp, pp) = (state.wanted_tp, state.wanted_pp);
     (tp > 0 && (tp, pp) != (state.tp, state.pp)).then_some(v1::replica_topology::Wanted { tp, pp })
@@ -371,7 +371,7 @@ mod tests {
         let (mut from, mut names, mut n_ranks, mut n_pages) = (Some(0), Vec::new(), 0, 0);
         while let Some(at) = from {
             let page = topology(&views, at, None, Vec::new());
-            // As a gRPC message it has fewer bytes: JSON has the names of all fields.
+            // As a gRPC message it has fewer bytes: JSON repeats the names of all fields.
             let n_bytes = json(&page).to_string().len();
             assert!(n_bytes < 4 << 20, "{n_bytes}");
             names.extend(page.replicas.iter().map(|replica| replica.replica.clone()));
@@ -380,7 +380,7 @@ mod tests {
         }
         assert_eq!((n_pages, n_ranks), (16, 64_000));
         assert!(names.iter().eq(views.iter().map(|view| &view.name)), "each once, in their order");
-        // The replica at which the next page began has left: the page begins with the one behind it.
+        // The replica at which the next page began has left: the page begins with the one after it.
         assert_eq!(topology(&views, 4, None, Vec::new()).replicas[0].replica, "replica-2");
         // Absent replicas have no ranks, and end a page all the same.
         let absent: Vec<View> = (0..2000).map(|place| View { place, ..View::of("away") }).collect();

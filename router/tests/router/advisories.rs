@@ -1,12 +1,12 @@
-//! What has been published about servers of this kind: one test for each way in that a client has.
+//! Published vulnerabilities of similar servers: one test for each way in that a client has.
 //!
-//! The others stand where their code is. Files that run code when they are read, and headers of GGUF that overflow:
+//! The others are tested beside their code. Files that run code when they are read, and headers of GGUF that overflow:
 //! `tests/lockstep/advisories.rs`; these and templates that never end: the fuzz targets in
 //! `checkpoint/tests/checkpoint/fuzz`. Names in a hub's answer that leave their folder:
 //! `checkpoint/src/catalogue/tests.rs`. One tenant's prefix found by another:
-//! `coordinator/tests/coordinator/tenants.rs`. Frames that cannot be right: `coordinator/tests/coordinator/faults.rs`.
-//! Strangers at a cluster's ports, and garbage between ranks: `tests/lockstep/processes.rs`. Bodies of great size:
-//! `fuzz.rs`; connections that ask nothing: `doors.rs`; stop strings by the thousand: `router/src/front/stop.rs`.
+//! `coordinator/tests/coordinator/tenants.rs`. Invalid frames: `coordinator/tests/coordinator/faults.rs`. Strangers at
+//! a cluster's ports, and garbage between ranks: `tests/lockstep/processes.rs`. Bodies of great size: `fuzz.rs`;
+//! connections that send no request: `doors.rs`; thousands of stop strings: `router/src/front/stop.rs`.
 
 use crate::client::{get, post, post_with_key, send};
 use crate::grpc::{ask, client};
@@ -29,7 +29,7 @@ async fn is_served(house: &House) {
     assert_eq!(reply.status, 200, "{reply:?}");
 }
 
-/// Bodies with a number, list or text for each element of which the engine would have to do, keep or say something.
+/// Bodies with a number, list or text each element of which costs the engine work, memory or output.
 fn greedy() -> Vec<Value> {
     let many = |n: usize| (0..n).map(|i| json!(format!("s{i}"))).collect::<Value>();
     let bias = (0..100_000).map(|i| (i.to_string(), json!(1))).collect::<serde_json::Map<_, _>>();
@@ -102,7 +102,7 @@ fn a_very_long_conversation_is_refused_or_answered_in_time() {
         let house = House::open(config()).await;
         let messages: Vec<Value> = (0..20_000).map(|_| json!({ "role": "user", "content": "{{ 7 * 7 }}" })).collect();
         assert_eq!(post(house.http, CHAT, &json!({ "messages": messages })).await.status, 400);
-        // What a client sends is text, and never part of the template.
+        // A client's text is never part of the template.
         let message = json!([{ "role": "user", "content": "{{ 7 * 7 }}{% raw %}" }]);
         assert_eq!(post(house.http, CHAT, &json!({ "messages": message })).await.status, 200);
         let prompt: Vec<u8> = house.fake.submits()[0].prompt.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
@@ -112,7 +112,7 @@ fn a_very_long_conversation_is_refused_or_answered_in_time() {
     });
 }
 
-/// Every page that answers with a key, however its name is written, answers nothing without one.
+/// Every page that requires a key refuses without one, however its path is written.
 #[test]
 fn no_page_goes_around_the_key() {
     run_within(PATIENCE, async {
@@ -189,7 +189,7 @@ fn metrics_have_no_label_of_a_clients_choice() {
     });
 }
 
-/// Nothing that a client sends decides whose cache it reads, but its key.
+/// Only the key decides whose cache a request reads.
 #[test]
 fn the_prefix_cache_is_the_keys_own() {
     run_within(PATIENCE, async {
@@ -209,7 +209,7 @@ fn the_prefix_cache_is_the_keys_own() {
 }
 
 /// Streams are opened and reset: their work ends with them, and a client that does it faster than it can be served is
-/// hung up on.
+/// disconnected.
 #[test]
 fn rapid_resets_leave_nothing_behind() {
     run_within(PATIENCE, async {
@@ -248,7 +248,7 @@ fn reset(stream: u32) -> Vec<u8> {
     frame(RESET, 0, stream, &8u32.to_be_bytes())
 }
 
-/// Lists may be as long as a client likes, and each answer has a copy of its own.
+/// Lists may be as long as a client likes, and each answer has its own copy.
 #[test]
 fn lists_are_not_multiplied() {
     run_within(PATIENCE, async {
@@ -265,7 +265,7 @@ fn lists_are_not_multiplied() {
             assert!(error["message"].as_str().unwrap().contains(word), "{reply:?}");
         }
         assert!(house.fake.submits().is_empty());
-        // A token that is repeated counts once.
+        // A repeated token counts once.
         let often = json!({ "prompt": "x", "n": 16, "allowed_token_ids": vec![7; 50_000], "max_tokens": 2 });
         assert_eq!(post(house.http, COMPLETIONS, &often).await.status, 200);
         let allowed: Vec<_> = house.fake.submits().into_iter().map(|of| of.sampling.unwrap().allowed).collect();
@@ -281,7 +281,7 @@ fn messages_beyond_their_limit_are_refused() {
         let house = House::open(config()).await;
         let long = ask(&"x".repeat((1 << 20) + 1));
         assert_eq!(client(&house).generate(long).await.unwrap_err().code(), Code::OutOfRange);
-        // The client sends a length alone, and nothing of what it promises.
+        // The client sends a length alone, and nothing of what it announces.
         let mut raw = Raw::connect(house.grpc, &[]).await;
         raw.post(1, "/lockstep.v1.Inference/Generate", "", &[0, 255, 255, 255, 255, 1], false).await;
         let answer = raw.until(|frame| frame.kind == HEADERS && frame.stream == 1).await;
@@ -292,7 +292,7 @@ fn messages_beyond_their_limit_are_refused() {
     });
 }
 
-/// What goes wrong in one request harms no other.
+/// A failure in one request harms no other.
 #[test]
 fn a_panic_ends_one_request() {
     run_within(PATIENCE, async {

@@ -1,4 +1,4 @@
-//! What OpenAI's and vLLM's APIs have besides one answer to one prompt.
+//! What OpenAI's and vLLM's APIs have beyond one answer to one prompt.
 
 use crate::client::{post, post_until, read_until};
 use crate::grpc::client;
@@ -118,7 +118,7 @@ fn token_ids_are_told() {
     });
 }
 
-/// Proxies close connections on which nothing is said.
+/// Proxies close silent connections.
 #[test]
 fn a_stream_that_waits_says_comments() {
     run(async {
@@ -180,7 +180,7 @@ fn embeddings_have_length_one() {
         let one = json!({ "object": "embedding", "index": 0, "embedding": [half, half] });
         assert_eq!((&reply["data"], &reply["model"]), (&json!([one]), &json!("toy")));
         assert_eq!(reply["usage"], json!({ "prompt_tokens": 4, "total_tokens": 4 }));
-        // There are more inputs than are under way at once; the answers keep their order.
+        // There are more inputs than run at once; the answers keep their order.
         let many = json!({ "input": [[3, 1, 1, 1], [0, 5, 5], [4, 4], [9], [1, 2, 3]] });
         let reply = post(house.http, EMBEDDINGS, &many).await.json();
         let first = |i: usize| reply["data"][i]["embedding"][0].as_f64().unwrap() as f32;
@@ -189,7 +189,7 @@ fn embeddings_have_length_one() {
         let body = json!({ "input": "\u{4}abc", "encoding_format": "base64" });
         let text =
             post(house.http, EMBEDDINGS, &body).await.json()["data"][0]["embedding"].as_str().unwrap().to_owned();
-        // This is 0.70710677 twice, lowest byte first.
+        // This is 0.70710677 twice, little-endian.
         assert_eq!(text, "8wQ1P/MENT8=");
         for (body, param) in [
             (json!({}), "input"),

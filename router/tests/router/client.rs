@@ -30,7 +30,7 @@ impl Reply {
         self.body.split("\n\n").filter_map(both).collect()
     }
 
-    /// All events but the last, which says that it is the last.
+    /// All events but the last, which marks the end.
     pub fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
         assert_eq!(events.pop().as_deref(), Some("[DONE]"), "{}", self.body);
@@ -46,7 +46,7 @@ pub async fn get(address: SocketAddr, path: &str) -> Reply {
     send(address, &format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")).await
 }
 
-/// Asks for a stream from the position of an event's id on.
+/// Requests a stream from the position of an event's id on.
 pub async fn post_after(address: SocketAddr, path: &str, last_event_id: &str, body: &Value) -> Reply {
     let request = posting(path, &body.to_string());
     let with_id = format!("host: test\r\nlast-event-id: {last_event_id}");
@@ -74,7 +74,7 @@ fn posting(path: &str, body: &str) -> String {
     )
 }
 
-/// Sends a request as it stands on the wire, and reads to the end of the connection.
+/// Sends a raw request, and reads to the end of the connection.
 pub async fn send(address: SocketAddr, request: &str) -> Reply {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -83,7 +83,7 @@ pub async fn send(address: SocketAddr, request: &str) -> Reply {
     parse(&bytes)
 }
 
-/// Sends and reads until the answer contains `sign`; the connection is the caller's to drop.
+/// Sends and reads until the answer contains `sign`; the caller drops the connection.
 pub async fn post_until(address: SocketAddr, path: &str, body: &Value, sign: &str) -> TcpStream {
     let mut stream = post_and_leave_open(address, path, body).await;
     read_until(&mut stream, sign).await;

@@ -1,4 +1,4 @@
-//! Who may connect and ask: keys, browsers, and connections that ask nothing.
+//! Keys, browsers, and connections that send no request.
 
 use crate::client::{get, post, post_with_key, read_until, send};
 use crate::grpc::{ask, client};
@@ -108,7 +108,7 @@ fn a_connection_too_many_is_told_so() {
             read_until(&mut second, "\r\n\r\n").await.starts_with("HTTP/1.1 503")
         })
         .await;
-        // What is asked on a connection beyond the limit is not read, so its answer may be lost with the connection.
+        // A request on a connection beyond the limit is not read, so its answer may be lost with the connection.
         eventually(|| async { is_alive(house.http).await.unwrap_or(false) }).await;
         house.close().await;
     });
@@ -124,8 +124,8 @@ fn grpc_has_places_too_and_waits_for_nobody_to_begin() {
         for start in ["", "PRI * HTTP/2.0\r\n"] {
             let mut silent = TcpStream::connect(house.grpc).await.unwrap();
             silent.write_all(start.as_bytes()).await.unwrap();
-            // A client that came before may still have the place. The connection is closed in any case, whatever is
-            // said before.
+            // An earlier client may still have the place. The connection is closed in any case, whatever is sent
+            // before.
             let _reset = silent.read_to_end(&mut Vec::new()).await;
         }
         let ask = v1::ListModelsRequest {};
@@ -140,7 +140,7 @@ fn grpc_has_places_too_and_waits_for_nobody_to_begin() {
     });
 }
 
-/// Whether a call is answered and over although its body never came to an end.
+/// Whether a call is answered and over although its body never ends.
 async fn is_answered(house: &House, path: &str, key: &str) -> bool {
     let mut raw = Raw::connect(house.grpc, &[]).await;
     raw.post(1, path, key, &[0, 0], false).await;
@@ -180,7 +180,7 @@ fn a_connection_that_never_reads_gives_back_its_place() {
         let house = House::open(config).await;
         let short = json!({ "prompt": "x", "max_tokens": 1 });
         let is_free = || async { post_with_key(house.http, COMPLETIONS, "k1", &short).await.status == 200 };
-        // This connection takes no byte: more is said than sockets hold.
+        // This connection reads nothing: more is sent than sockets hold.
         house.fake.script(|script| script.answer = vec![120; 150]);
         let prompts: Vec<String> = (0..12).map(|i| format!("prompt {i}")).collect();
         let long = json!({ "prompt": prompts, "n": 16, "logprobs": 20, "stream": true }).to_string();

@@ -1,4 +1,4 @@
-//! A coordinator without a cluster: answers each request with a text that the test wrote, a token per frame.
+//! A coordinator without a cluster: answers each request with a text from the test, one token per frame.
 
 use proto::cluster as wire;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
@@ -22,7 +22,7 @@ pub enum Seen {
 pub struct Script {
     /// Token ids; the end token follows.
     pub answer: Vec<u32>,
-    /// It says nothing from this position on.
+    /// It sends nothing from this position on.
     pub hold_at: usize,
     pub tokens_per_frame: usize,
     pub refuse: Option<(wire::refused::Reason, u32)>,
@@ -32,18 +32,18 @@ pub struct Script {
     pub context: u32,
     /// The incarnation of its claim.
     pub incarnation: u64,
-    /// The backlog that its states tell.
+    /// The backlog that its states report.
     pub backlog: u64,
     pub actual: wire::Actual,
     pub n_cached: u32,
-    /// It repeats so many tokens that a resubmitted request has already got.
+    /// How many tokens it repeats that a resubmitted request already has.
     pub overlap: usize,
     pub last: wire::Finish,
     /// The interval of beats that it promises; it sends none by itself.
     pub beat_millis: u32,
     /// How often it was asked for all names of its cache.
     pub n_recited: u32,
-    /// Why there are no places for its ranks, as its states tell.
+    /// Why there are no machines for its ranks, as its states report.
     pub unplaced: Option<&'static str>,
 }
 
@@ -83,13 +83,13 @@ pub struct Fake {
 struct Shared {
     script: Mutex<Script>,
     seen: Mutex<Vec<Seen>>,
-    /// The ids under which it may have had requests before.
+    /// The former ids under which requests were adopted.
     adopted: Mutex<Vec<u64>>,
-    /// Counts lives: a change ends the streams of the life before.
+    /// Counts incarnations: a change ends the streams of the last one.
     life: watch::Sender<u32>,
     welcomed: watch::Sender<bool>,
     phase: watch::Sender<wire::state::Phase>,
-    /// Counts the times that all that runs was ended.
+    /// Counts how often all running requests were cancelled.
     cancelled: watch::Sender<u32>,
     beats: broadcast::Sender<wire::Beat>,
 }
@@ -138,7 +138,7 @@ impl Fake {
         self.shared.life.send_modify(|life| *life += 1);
     }
 
-    /// Ends what runs, as a coordinator does whose drain takes too long.
+    /// Ends all running requests, like a coordinator whose drain takes too long.
     pub fn cancel_all(&self) {
         self.shared.cancelled.send_modify(|times| *times += 1);
     }
@@ -286,7 +286,7 @@ async fn submitted(
     answer(frames, &request, n_had, &script).await;
 }
 
-/// Tokens that the client has come without anything beside them.
+/// Tokens that the client already has come without logprobs.
 async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: &Script) {
     if let Some((reason, retry_after_ms)) = script.refuse {
         let message = "as the script says".into();
@@ -329,14 +329,14 @@ async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: 
     }
 }
 
-/// Pools: the hidden states are the prompt's length and its first token.
+/// Answers a pooling request: the hidden states are the prompt's length and its first token.
 async fn pool(frames: &Frames, request: &wire::Request) {
     let pooled = vec![request.prompt.len() as f32, request.prompt[0] as f32];
     let output = wire::Output { id: request.id, pooled, finish: wire::Finish::Stop.into(), ..Default::default() };
     say(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
 }
 
-/// Scores in chunks of three, each said twice, as by a replica that was lost in between.
+/// Sends scores in chunks of three, each twice, like a replica that was lost in between.
 async fn score(frames: &Frames, request: &wire::Request, sampling: &wire::Sampling) {
     assert!(request.cache_bypass);
     let sampling = wire::Sampling { logprobs: Some(request.goal - 2), ..sampling.clone() };

@@ -1,4 +1,4 @@
-//! Bodies that no client would send: each gets an answer or a typed error, and a neighbour's stream goes on.
+//! Invalid bodies: each gets an answer or a typed error, and a neighbour's stream goes on.
 
 #[allow(dead_code, reason = "each crate that has fuzz targets uses a part of it")]
 #[path = "../../../tests/fuzz/harness.rs"]
@@ -22,7 +22,7 @@ const PAGES: [&str; 8] = [
     "/v1/messages/count_tokens",
 ];
 const ROUNDS: u64 = 1200;
-/// How long a target may be told to run.
+/// Far above the time that a target may be configured to run.
 const HANGS_AFTER: Duration = Duration::from_secs(3600);
 
 /// Valid bodies, with every field that there is.
@@ -78,7 +78,7 @@ fn mutated_bodies() {
         }
         let n = rounds.n();
         assert!(!rounds.are_many() || (n / 20..n).contains(&n_taken), "{n_taken} of {n} were taken");
-        // The neighbour's replica says the rest in another life.
+        // The neighbour's replica continues in another incarnation.
         house.fake.die();
         house.fake.welcome();
         assert!(read_until(&mut stream, "[DONE]").await.contains("\"finish_reason\":\"stop\""));
@@ -94,7 +94,7 @@ fn mutated_sampling_parameters() {
         let mut rounds = Rounds::of("sampling parameters", ROUNDS / 4);
         let mut n_taken = 0;
         while let Some(mut random) = rounds.next() {
-            // The fields of `/v1/completions`, but for those that have no place in a tensor's answer.
+            // The fields of `/v1/completions`, except those without a place in a tensor answer.
             let mut body = right[1].clone();
             ["prompt", "echo", "logprobs"].iter().for_each(|name| drop(body.as_object_mut().unwrap().remove(*name)));
             (0..random.below(4)).for_each(|_| mutate(&mut body, &mut random));

@@ -66,7 +66,7 @@ fn tells_tokens_text_and_how_to_resume() {
         assert_eq!(sent.prompt, [72, 105]);
         assert_eq!(resume.id, format!("{:016x}", sent.id));
         let sampling = sent.sampling.unwrap();
-        // Absent values are the model's defaults, the seed that was told, its end token, and the rest of the context.
+        // Absent values are the model's defaults, the returned seed, its end token, and the rest of the context.
         assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.25, 7, 1.0));
         assert_eq!((sampling.seed, resume.seed), (heard.started.seed, heard.started.seed));
         assert_eq!((sampling.stop, sampling.tokens_max), (vec![crate::model::END], crate::model::CONTEXT - 2));
@@ -260,7 +260,7 @@ fn health_tells_the_truth() {
             status = next().await;
         }
         assert_eq!(status, NOT_SERVING);
-        // A router that is not ready lives all the same: a probe that ends it would be no help.
+        // A router that is not ready still lives: a probe that restarts it would not help.
         let mut live = HealthClient::new(wire::tcp(&house.grpc.to_string()).unwrap());
         let is_live = live.check(HealthCheckRequest { service: router::LIVE.into() }).await.unwrap();
         assert_eq!(is_live.into_inner().status, SERVING);

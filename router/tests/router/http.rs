@@ -1,4 +1,4 @@
-//! The HTTP face: what it takes, what it refuses, and when.
+//! The HTTP face: what it accepts and what it refuses, and when.
 
 use crate::client::{get, post, post_and_leave_open, post_text, post_until};
 use crate::{House, config, eventually, run};
@@ -72,8 +72,7 @@ fn all_of_sampling_reaches_the_replica() {
         assert_eq!(dry.breakers.iter().map(|run| run.tokens.clone()).collect::<Vec<_>>(), [vec![33]]);
         assert_eq!((sent.bias_tokens, sent.bias), (vec![7, 65], vec![2.5, -100.0]));
         assert_eq!(sent.allowed, [65, 66, 67]);
-        // Each token of the toy model is a byte: behind a space a word has one more, and so is no other word of the
-        // same length.
+        // Each token of the toy model is a byte: with a space before it a word has one token more, and is not added.
         assert_eq!(sent.bad_words.iter().map(|run| run.tokens.clone()).collect::<Vec<_>>(), [vec![65, 66]]);
         house.close().await;
     });
@@ -171,7 +170,7 @@ fn a_full_router_says_when_to_come_again() {
         let reply = post(house.http, CHAT, &chat(json!({}))).await;
         assert_eq!((reply.status, reply.headers["retry-after"].as_str()), (429, "1"), "{reply:?}");
         assert_eq!(reply.json()["error"]["code"], "rate_limit_exceeded");
-        // Three choices never fit into two places, so coming again would not help, and no place is taken.
+        // Three choices never fit into two places, so a retry would not help, and no place is taken.
         drop(waiting);
         eventually(|| async { house.fake.cancels().len() == 2 }).await;
         house.fake.script(|script| script.hold_at = usize::MAX);
@@ -273,7 +272,7 @@ fn after_the_stop_signal_streams_end_and_no_request_gets_in() {
         house.fake.script(|script| script.hold_at = 3);
         let mut stream = post_until(house.http, CHAT, &chat(json!({ "stream": true })), "\"l\"").await;
         house.shutdown.cancel();
-        // The replica goes on in another life: it finishes the stream, though the router drains.
+        // The replica continues in another incarnation: it finishes the stream, though the router drains.
         house.fake.script(|script| script.hold_at = usize::MAX);
         house.fake.die();
         house.fake.welcome();

@@ -6,7 +6,7 @@ use proto::v1;
 use proto::v1::generate_reply::Event;
 use tonic::{Code, Status, Streaming};
 
-/// Reads so many tokens of a stream.
+/// Reads `n_tokens` of a stream.
 async fn read(replies: &mut Streaming<v1::GenerateReply>, n_tokens: usize) -> String {
     let (mut text, mut n_read) = (String::new(), 0);
     while n_read < n_tokens {
@@ -106,7 +106,7 @@ fn a_request_that_was_cancelled_meanwhile_is_not_sent_again() {
         house.fake.die();
         drop(gone);
         house.fake.script(|script| script.hold_at = usize::MAX);
-        // The router has heard of the client's leaving when it can serve another.
+        // The router has noticed that the client left once it can serve another.
         eventually(|| async { crate::client::get(house.http, "/ready").await.status == 503 }).await;
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         house.fake.welcome();

@@ -35,7 +35,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// A router that serves, and the replica behind it; or several.
+/// A running router, and the replica behind it; or several.
 pub struct House {
     pub fake: Fake,
     pub more: Vec<Fake>,
@@ -46,7 +46,7 @@ pub struct House {
 }
 
 pub fn config() -> Config {
-    // A fake is silent unless something has changed, so silence is no loss here.
+    // A fake sends nothing unless something changes, so silence is no loss here.
     let replica_silence_max = Duration::from_secs(600);
     let (reattach_min, drain_max) = (Duration::from_millis(5), Duration::from_secs(5));
     let timeouts = Timeouts { reattach_min, drain_max, replica_silence_max, ..Timeouts::default() };
@@ -82,7 +82,7 @@ impl House {
         &self.more[0]
     }
 
-    /// Waits until `/cluster` tells these phases.
+    /// Waits until `/cluster` shows these phases.
     pub async fn phases(&self, expect: [&str; 2]) {
         eventually(|| async {
             let page = client::get(self.http, "/cluster").await.json();

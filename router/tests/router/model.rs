@@ -78,7 +78,7 @@ fn tokenizer() -> Value {
     })
 }
 
-/// How byte-level tokenizers spell a byte: itself where it is printable, a letter above 255 otherwise.
+/// The character of a byte in byte-level tokenizers: itself if printable, otherwise a letter above 255.
 fn byte_letter(byte: u8) -> char {
     let printable = |byte: &u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     if printable(&byte) {

@@ -1,5 +1,5 @@
-//! Several models, and several versions of one, behind one router: which of them answers to which name, and in whose
-//! words.
+//! Several models, and several versions of one, behind one router: which of them answers to which name, and with which
+//! template.
 
 use crate::client::{get, post, post_after, send};
 use crate::fake::Fake;
@@ -27,7 +27,7 @@ fn fake(name: &'static str, model: &'static str, digest: u8) -> Fake {
     fake
 }
 
-/// Opens a router with v1 and v2 of one model, another model, and one that nobody told this router of, and waits until
+/// Opens a router with v1 and v2 of one model, another model, and one that this router was not given, and waits until
 /// all are ready.
 async fn open(routes: &str) -> House {
     let fakes =
@@ -89,7 +89,7 @@ fn a_name_is_split_by_weight_and_the_same_request_gets_the_same_version() {
             assert_eq!(version(&house, seeded("chat", seed)).await, before);
             assert_eq!(version(&second, seeded("chat", seed)).await, before);
         }
-        // A request without a seed gets one, and the version that it would get with that seed.
+        // A request without a seed gets one, and the version for that seed.
         let heard = generate(&house, v1::GenerateRequest { model: "chat".into(), ..ask("x") }).await.unwrap();
         assert_eq!(heard.started.model, "chat");
         let of_it = heard.started.resume.unwrap().policy_digest[0];
@@ -228,7 +228,7 @@ fn served_models_are_listed_and_others_are_refused_by_name() {
             let asked = inference::ModelReadyRequest { name: name.into(), version: String::new() };
             assert!(!kserve::client(&house).model_ready(asked).await.unwrap().into_inner().ready);
         }
-        // A name whose version has not come yet is refused otherwise.
+        // A name whose version has not come yet is refused with another error.
         let refused = post(house.http, COMPLETIONS, &json!({ "model": "soon", "prompt": "x" })).await;
         assert_eq!((refused.status, refused.headers.contains_key("retry-after")), (503, true), "{}", refused.body);
         let page = get(house.http, "/cluster").await.json();
@@ -274,7 +274,7 @@ fn a_stream_goes_on_at_its_own_version_whatever_the_weights_are_by_then() {
         let refused = post_after(second.http, COMPLETIONS, &identified[4].0, &body).await;
         assert_eq!((refused.status, refused.headers.contains_key("retry-after")), (503, true), "{}", refused.body);
         second.close().await;
-        // If all replicas are there and none gives the same tokens, there is no use in waiting.
+        // If all replicas are there and none gives the same tokens, waiting is of no use.
         let third = open_with("chat=v1", vec![house.fake.clone(), house.more[1].clone()]).await;
         let refused = post_after(third.http, COMPLETIONS, &identified[4].0, &body).await;
         assert_eq!((refused.status, &refused.json()["error"]["code"]), (409, &json!("resume_other_policy")));
@@ -326,7 +326,7 @@ fn routes_change_while_requests_run() {
         assert_eq!(version(&house, seeded("new", 7)).await, 2);
         assert!(routes.replace("chat=").is_err());
         assert_eq!(version(&house, seeded("chat", 7)).await, 2);
-        // Without a route the router serves one model again, whatever its replicas call it.
+        // Without a route the router serves one model again, whatever name its replicas have for it.
         routes.replace("").unwrap();
         assert_eq!(version(&house, seeded("", 7)).await, 1);
         let head = "GET /v1/models HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n";

@@ -1,5 +1,4 @@
-//! More requests than can be served are refused early, by name and with the time to come again; and nothing is kept
-//! without a limit.
+//! Requests beyond capacity are refused early, by name and with a time to retry; and nothing is kept without a limit.
 
 use crate::client::{Reply, post, post_and_leave_open, read_until};
 use crate::grpc::{ask, client};
@@ -35,7 +34,8 @@ fn a_request_that_would_miss_its_deadline_is_refused_at_once() {
         let status = client(&house).generate(request).await.unwrap_err();
         assert_eq!((status.code(), status.metadata().get("retry-after").unwrap().to_str().unwrap()), (FULL, "60"));
         assert!(house.fake.submits().is_empty());
-        // These are let in: one with time enough, one without a deadline, and one that does not wait for the others.
+        // These are admitted: one with enough time, one without a deadline, and one whose priority does not wait for
+        // the others.
         for more in [json!({ "deadline_ms": 7_200_000 }), json!({}), json!({ "deadline_ms": 600_000, "priority": -1 })]
         {
             let mut body = json!({ "prompt": "x" });
@@ -119,7 +119,7 @@ fn a_request_has_as_long_as_this_router_gives_it() {
     });
 }
 
-/// The answer is larger than what sockets hold: so it can only be kept here, or not at all.
+/// The answer is larger than what sockets hold: so it would have to be kept here.
 #[test]
 fn a_client_that_does_not_read_is_cut_and_the_rest_goes_on() {
     run_within(Duration::from_secs(120), async {

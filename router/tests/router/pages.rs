@@ -308,7 +308,7 @@ fn id_of(event: &str) -> Option<&str> {
     event.lines().find_map(|line| line.strip_prefix("id: "))
 }
 
-/// Compares whole events in order: a token's event says the same wherever the stream is resumed.
+/// Compares whole events in order: a token's event is the same wherever the stream is resumed.
 #[test]
 fn a_stream_that_breaks_off_anywhere_resumes_with_the_same_rest() {
     run_within(Duration::from_secs(120), async {

@@ -1,5 +1,5 @@
-//! Which of two replicas gets a request, by what coordinators tell of their caches; and which gets none, because it is
-//! silent or breaks often.
+//! Which of two replicas gets a request, by what coordinators report of their caches; and which gets none, because it
+//! is silent or breaks often.
 
 use crate::client::get;
 use crate::fake::{Fake, SALT};
@@ -14,14 +14,14 @@ use std::time::Duration;
 use tonic::Request;
 use types::{PolicyDigest, TenantId};
 
-/// The policy digest that fakes tell.
+/// The policy digest of fakes.
 const DIGEST: PolicyDigest = PolicyDigest([7; 32]);
 
 async fn replicas(house: &House) -> Vec<Value> {
     get(house.http, "/cluster").await.json()["replicas"].as_array().unwrap().clone()
 }
 
-/// A beat, with a load of so many tokens to be computed.
+/// A beat with a backlog of tokens to compute.
 fn beat(backlog_tokens: u64, cached: Option<wire::Cached>) -> wire::Beat {
     wire::Beat { load: Some(wire::Load { backlog_tokens, ..wire::Load::default() }), cached }
 }
@@ -47,7 +47,7 @@ fn a_prompt_goes_to_the_cache_that_has_it_and_a_gap_in_names_is_asked_for() {
         let text = "what a prompt begins with, and how it goes on".to_string() + &"o".repeat(60);
         assert_eq!(n_submits(&house, &text).await, (1, 0));
         house.other().beat(beat(0, told(1, names(&text))));
-        // Until the beat was heard, the first of equals gets it.
+        // Until the beat arrives, the first of equals gets it.
         eventually(|| async { n_submits(&house, &text).await.1 == 1 }).await;
         let first = house.fake.submits().len();
         assert_eq!(n_submits(&house, &text).await, (first, 2));
@@ -57,7 +57,7 @@ fn a_prompt_goes_to_the_cache_that_has_it_and_a_gap_in_names_is_asked_for() {
         house.other().phase(Phase::Ready);
         eventually(|| async { replicas(&house).await[1]["backlog_tokens"] == 200 }).await;
         assert_eq!(n_submits(&house, &text).await, (first + 2, 2));
-        // The second word of its cache is missing.
+        // The second report of its cache is missing.
         house.other().beat(beat(0, told(3, vec![1])));
         eventually(|| async { house.other().n_recited() == 1 }).await;
         assert_eq!(n_submits(&house, &text).await, (first + 3, 2));
@@ -124,7 +124,7 @@ fn a_replica_that_breaks_often_is_shunned_and_then_tried_with_one_request() {
             house.phases(["ready", "ready"]).await;
         }
         eventually(|| async { replicas(&house).await[0]["shunned"] == "breaks" }).await;
-        // Ten looks later it is tried with one request, and is then as the other again.
+        // Ten looks later it is tried with one request, and is then trusted again.
         eventually(|| async {
             generate(&house, ask("x")).await.unwrap();
             !house.fake.submits().is_empty()

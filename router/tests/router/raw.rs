@@ -1,4 +1,4 @@
-//! HTTP/2 by hand, for clients such as no library makes. It answers pings, and sends nothing else by itself.
+//! HTTP/2 by hand, for client behaviour that no library has. It answers pings, and sends nothing else by itself.
 
 use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,9 +12,9 @@ const PING: u8 = 6;
 pub const GOAWAY: u8 = 7;
 pub const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
-/// `ENHANCE_YOUR_CALM`: the server has had enough of this client.
+/// `ENHANCE_YOUR_CALM`: the server rejects this client's load.
 pub const CALM: [u8; 4] = [0, 0, 0, 11];
-/// A setting: of each stream, how much may be sent before the other side has taken some.
+/// A setting: no data may be sent on a stream before a window update.
 pub const NO_WINDOW: [u8; 6] = [0, 4, 0, 0, 0, 0];
 
 pub struct Raw(TcpStream);
@@ -35,12 +35,12 @@ impl Raw {
         raw
     }
 
-    /// The server may have hung up midway.
+    /// The server may close the connection midway.
     pub async fn write(&mut self, bytes: &[u8]) {
         drop(self.0.write_all(bytes).await);
     }
 
-    /// Sends a request, whose body ends or does not.
+    /// Sends a request whose body ends or does not.
     pub async fn post(&mut self, stream: u32, path: &str, key: &str, body: &[u8], ends: bool) {
         self.write(&posting(stream, path, key, body, ends)).await;
     }
@@ -80,7 +80,7 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&n[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// POST over http: what has a number in HPACK's table by that, the rest as plain text.
+/// POST over http: indexed fields where HPACK's table has them, the rest as plain text.
 fn headers(path: &str, key: &str) -> Vec<u8> {
     let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
     let named = |name: &str, value: &str| [&[0][..], &text(name), &text(value)].concat();
@@ -94,7 +94,7 @@ fn headers(path: &str, key: &str) -> Vec<u8> {
     all
 }
 
-/// A request as gRPC frames it: the field `text`, by hand.
+/// A request in gRPC's framing: the field `text`, by hand.
 pub fn grpc_body(text: &str) -> Vec<u8> {
     let message = [&[0x12, text.len() as u8], text.as_bytes()].concat();
     [&[0, 0, 0, 0, message.len() as u8], &message[..]].concat()

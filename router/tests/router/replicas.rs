@@ -1,4 +1,4 @@
-//! Several replicas behind one router: which gets a request, where its cancel goes, and what becomes of requests when
+//! Several replicas behind one router: which gets a request, where its cancel goes, and what happens to requests when
 //! one is lost.
 
 use crate::client::{get, post};
@@ -14,7 +14,7 @@ use tonic::Streaming;
 
 type Replies = Streaming<v1::GenerateReply>;
 
-/// A stream that the replica holds after three tokens, once it has said the first; and how it started.
+/// A stream that the replica pauses after three tokens, once its first was read; and how it started.
 pub async fn held(house: &House, text: &str) -> (v1::Started, Replies) {
     let mut replies = client(house).generate(ask(text)).await.unwrap().into_inner();
     let Some(Event::Started(started)) = replies.message().await.unwrap().unwrap().event else { panic!("no Started") };

@@ -1,4 +1,4 @@
-//! A stream that broke off with its router is resumed at another one, behind what the client has: byte for byte as the
+//! A stream that broke off with its router is resumed at another one, after what the client has: byte for byte like the
 //! undisturbed one, wherever it broke off.
 
 use crate::client::{Reply, post, post_after, post_with_key};
@@ -29,7 +29,7 @@ async fn close_both(houses: (House, House)) {
     houses.1.close().await;
 }
 
-/// The chunks of each choice, and those of none. Choices may come in any order, so each is compared for itself.
+/// The chunks of each choice, and those of none. Choices may come in any order, so each is compared separately.
 fn by_choice(events: &[String]) -> BTreeMap<Option<u64>, Vec<&str>> {
     let mut all: BTreeMap<_, Vec<&str>> = BTreeMap::new();
     for event in events {
@@ -85,7 +85,7 @@ async fn check_every_cut(second: &House, path: &str, body: &Value, whole: &Reply
         assert_eq!(rest.status, 200, "{}", rest.body);
         let joined: Vec<String> = events[..=cut].iter().cloned().chain(rest.events()).collect();
         assert_eq!(by_choice(&joined), by_choice(&events), "cut behind event {cut} of {path} {body}");
-        // The position that is told is the same too, and so the stream may break off again.
+        // The final position is the same too, so the stream may break off again.
         let (last, _) = identified.last().unwrap();
         let ends = |id: &str| id.split_once(':').unwrap().1.to_owned();
         let last_told = rest.identified().last().map_or_else(|| ends(id), |(id, _)| ends(id));
@@ -108,7 +108,7 @@ fn a_second_break_is_as_good_as_the_first_and_the_seed_stays() {
         }
         let seeds: Vec<u64> = first.fake.submits().iter().map(|of| of.sampling.as_ref().unwrap().seed).collect();
         assert!(seeds.len() > 10 && seeds.iter().all(|seed| *seed == seeds[0]), "{seeds:?}");
-        // The replica may have had each of them before, and is told under which id.
+        // The replica may have had each of them before, and is sent the former id.
         let ids: Vec<u64> = first.fake.submits().iter().map(|of| of.id).collect();
         assert_eq!(first.fake.adopted(), ids[..ids.len() - 1]);
         close_both((first, second)).await;
@@ -219,7 +219,7 @@ fn a_handle_of_another_request_is_refused_by_name() {
             check(&id, &other, 400, Some("resume_other_request")).await;
         }
         check(&id, &json!({ "prompt": "x" }), 400, None).await;
-        // The replica's policy is another than that of the handle.
+        // The replica's policy differs from the handle's.
         first.fake.script(|script| script.digest = [8; 32]);
         first.fake.die();
         first.fake.welcome();
@@ -247,7 +247,7 @@ fn no_tenant_resumes_another_tenants_stream() {
         let after = |key: &str| format!("{key}\r\nlast-event-id: {id}");
         assert_eq!(post_with_key(second.http, COMPLETIONS, &after("k2"), &body).await.status, 403);
         assert_eq!(post_after(stranger.http, COMPLETIONS, &id, &body).await.status, 403);
-        // This is another key of the same tenant.
+        // Another key of the same tenant.
         let rest = post_with_key(second.http, COMPLETIONS, &after("k3"), &body).await;
         assert_eq!(rest.events(), whole.events()[3..]);
         stranger.close().await;
@@ -269,7 +269,7 @@ fn another_replica_of_the_same_policy_goes_on_and_one_with_less_room_does_not() 
         let (_, rest) = listen(&house, request.clone()).await;
         assert_eq!(rest.deltas.iter().map(|delta| delta.text.as_str()).collect::<String>(), ", world");
         assert!(house.other().adopted().is_empty());
-        // While a replica may come that can go on, the client is told to come again; afterwards it is refused.
+        // While a replica that can continue may come, the client is told to retry; afterwards it is refused.
         house.other().script(|script| script.context = 100);
         house.other().die();
         house.phases(["absent", "absent"]).await;

@@ -1,5 +1,5 @@
-//! Replicas come and go while the router runs, as a store tells: one that vanishes there is only suspected, an open
-//! stream is the truth, and the last claim counts.
+//! Replicas come and go while the router runs, by the store: one that vanishes there is only suspected, an open stream
+//! is the truth, and the last claim counts.
 
 use crate::client::get;
 use crate::fake::Fake;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 /// A claim before that of fakes, which serve under incarnation 3.
 const BEFORE: u64 = 2;
 
-/// Two replicas, reached at `one:1` and `two:1`, of which the store has none yet.
+/// Two replicas, reached at `one:1` and `two:1`, that the store does not list yet.
 async fn house() -> (House, MemoryStore) {
     let (one, two) = (Fake::start(), Fake::start());
     one.script(|script| script.name = "one");
@@ -93,7 +93,7 @@ fn the_later_of_two_claims_serves() {
         house.ready().await;
         house.fake.script(|script| script.hold_at = 3);
         let (_, stream) = held(&house, "x").await;
-        // The first coordinator is still there, and nobody listens to it.
+        // The first coordinator still runs, and its frames are ignored.
         let _second = store.claim("name", "two:1");
         shown(&house, &[("two", "ready")]).await;
         assert!("Hello, world".ends_with(&rest(stream).await));

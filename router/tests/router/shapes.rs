@@ -1,4 +1,4 @@
-//! What replies look like in OpenAI's shapes: whole and in chunks they say the same.
+//! Replies in OpenAI's shapes: whole and in chunks they have the same content.
 
 use crate::client::post;
 use crate::{House, config, run};
@@ -15,7 +15,7 @@ fn chat(extra: Value) -> Value {
     body
 }
 
-/// The text of one choice, put together from its chunks.
+/// The text of one choice, joined from its chunks.
 fn text(chunks: &[Value], index: u64) -> String {
     let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
     let ours = choices.filter(|choice| choice["index"] == index);
@@ -120,7 +120,7 @@ fn characters_and_stop_strings_are_never_cut() {
                 assert_eq!(finished.count(), 1);
             }
         }
-        // The answer is cut off inside a character: one replacement character stands at the end.
+        // The answer is cut off inside a character: one replacement character is at the end.
         let cut = post(house.http, CHAT, &chat(json!({ "max_tokens": 3 }))).await.json();
         assert_eq!(cut["choices"][0]["message"]["content"], "na\u{fffd}");
         house.close().await;

@@ -1,5 +1,5 @@
-//! Replicas without their ranks: their streams move at once to a replica that can go on with them; where there is none,
-//! a request waits as long as it may and is told why.
+//! Replicas without their ranks: their streams move at once to a replica that can continue them; if there is none, a
+//! request waits as long as it may and then gets the reason.
 
 use crate::client::post;
 use crate::grpc::{ask, client};

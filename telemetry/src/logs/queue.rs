@@ -6,10 +6,10 @@ use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What waits, and what is being written: seconds of a busy server at `debug`.
+/// The most lines that wait or are being written: seconds of a busy server at `debug`.
 pub const LINES_MAX: usize = 4096;
 pub const BYTES_MAX: usize = 1 << 20;
-/// Written at once, but for a last line that goes beyond.
+/// The most bytes written at once, except that the last line may go beyond.
 const BATCH_BYTES: usize = 64 << 10;
 
 #[derive(Debug)]
@@ -24,17 +24,18 @@ pub struct LogQueue {
 #[derive(Debug, Default)]
 struct Queued {
     entries: VecDeque<LogEntry>,
-    /// Those that are being written are among them.
+    /// Includes the lines that are being written.
     n_lines: usize,
     n_bytes: usize,
-    /// Since the queue was full. While there are some, nothing is taken: so they are told in one line, at their place.
+    /// Dropped since the queue became full. While there are any, nothing is taken: so one line reports them, in their
+    /// place.
     n_dropped: u64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum LogEntry {
     Line(Vec<u8>),
-    /// So many lines would have stood here.
+    /// This many lines would have stood here.
     Dropped(u64),
 }
 
@@ -59,7 +60,7 @@ impl LogQueue {
         LogQueue { lines_max, bytes_max, queued: Mutex::default(), filled, emptied }
     }
 
-    /// False: there was no room, and it is counted.
+    /// False if there was no room; the line is then counted as dropped.
     #[must_use]
     pub fn put(&self, line: &[u8]) -> bool {
         let mut queued = self.queued();
@@ -75,7 +76,7 @@ impl LogQueue {
         fits
     }
 
-    /// What is to be written next, as soon as there is something; `written` says when that is done.
+    /// Waits for lines and returns what to write next; the caller then calls `written`.
     pub fn take(&self) -> Vec<LogEntry> {
         let is_idle = |queued: &mut Queued| queued.entries.is_empty() && queued.n_dropped == 0;
         let queued = self.filled.wait_while(self.queued(), is_idle);
@@ -94,7 +95,7 @@ impl LogQueue {
         batch
     }
 
-    /// What was taken takes room no more.
+    /// Frees the room of lines that were taken.
     pub fn written(&self, batch: &[LogEntry]) {
         let mut queued = self.queued();
         queued.n_lines -= batch.len();
@@ -103,14 +104,14 @@ impl LogQueue {
         self.emptied.notify_all();
     }
 
-    /// Waits until all is written, and no longer than this. False: not all is.
+    /// Waits until all is written, at most for `wait_max`. False if not all is.
     pub fn until_written(&self, wait_max: Duration) -> bool {
         let is_busy = |queued: &mut Queued| queued.n_lines > 0 || queued.n_dropped > 0;
         let waited = self.emptied.wait_timeout_while(self.queued(), wait_max, is_busy);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Whether the thread that writes is so far behind that lines are lost.
+    /// True while the writing thread is so far behind that lines are lost.
     pub fn is_dropping(&self) -> bool {
         self.queued().n_dropped > 0
     }
@@ -128,7 +129,7 @@ impl Queued {
     }
 }
 
-/// For the layer that formats events: each comes whole, in one call.
+/// For the layer that formats events: each event arrives whole, in one call.
 impl io::Write for &LogQueue {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if !self.put(line) {
@@ -153,7 +154,7 @@ mod tests {
         LogEntry::Line(n.to_string().into_bytes())
     }
 
-    /// Whether each was taken.
+    /// Whether each line was taken.
     fn put(queue: &LogQueue, numbers: impl IntoIterator<Item = usize>) -> Vec<bool> {
         numbers.into_iter().map(|n| queue.put(n.to_string().as_bytes())).collect()
     }
@@ -164,10 +165,10 @@ mod tests {
         assert_eq!(put(&queue, 0..6), [true, true, true, true, false, false]);
         let batch = queue.take();
         assert_eq!(batch, [line(0), line(1), line(2), line(3)]);
-        // They are being written: there is no more room than before.
+        // The lines are being written: there is no more room than before.
         assert_eq!(put(&queue, 6..7), [false]);
         queue.written(&batch);
-        // Nor is a line taken before those that are missing are told.
+        // No line is taken before the missing ones are reported.
         assert_eq!(put(&queue, 7..8), [false]);
         assert!(queue.is_dropping());
         let batch = queue.take();
@@ -186,7 +187,7 @@ mod tests {
         let told = queue.take();
         assert_eq!(told, [LogEntry::Dropped(2)]);
         queue.written(&told);
-        // One that is too long for the whole queue is dropped alone.
+        // A line that is too long for the whole queue is dropped alone.
         assert!(!queue.put(b"12345678901"));
         let told = queue.take();
         assert_eq!(told, [LogEntry::Dropped(1)]);
@@ -224,7 +225,7 @@ mod tests {
         writing.join().unwrap();
     }
 
-    /// Many put, one takes: each line is written once or counted once, and each one's own are in order.
+    /// Many threads put, one takes: each line is written once or counted once, and each thread's lines are in order.
     #[test]
     fn each_line_is_written_or_counted() {
         const PUTTERS: usize = 4;

@@ -1,5 +1,5 @@
-//! The thread that writes to stderr whatever a process that serves has to say: its log, its greeting, its panics. It
-//! alone waits for who reads them. Knows no event and no filter.
+//! The thread that writes to stderr what a serving process says: its log, its greeting, its panics. Only this thread
+//! waits for a slow reader. Knows no event and no filter.
 
 use super::Format;
 use super::queue::{LogEntry, LogQueue};
@@ -16,19 +16,19 @@ use tracing_subscriber::fmt::time::{FormatTime, time};
 
 /// How long the end of a process waits for its last lines to be written.
 const LAST_MAX: Duration = Duration::from_secs(1);
-/// How long who panics waits for that to be written: the process may end with it.
+/// How long a panicking thread waits for its message to be written: the process may end with it.
 const PANIC_MAX: Duration = Duration::from_millis(200);
-/// Before the next attempt at a stderr that somebody has made non-blocking, and that is full.
+/// The pause before the next write to a stderr that somebody has made non-blocking, and that is full.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
 static QUEUE: OnceLock<Arc<LogQueue>> = OnceLock::new();
 
-/// From now on what is put is written, and panics are told by the same way.
+/// Starts the thread that writes the queue. Panics go into the queue from then on.
 pub fn start(queue: Arc<LogQueue>, format: Format) -> io::Result<()> {
     // Not `io::stderr()`: its lock would be held for as long as nobody reads, and others would wait for it.
     let out = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let mut writer = LogWriter { queue: queue.clone(), out, format, n_lost: 0 };
-    // It ends with the process.
+    // The thread ends with the process.
     std::thread::Builder::new().name("log".into()).spawn(move || {
         loop {
             writer.write_next();
@@ -36,12 +36,12 @@ pub fn start(queue: Arc<LogQueue>, format: Format) -> io::Result<()> {
     })?;
     let panics = queue.clone();
     std::panic::set_hook(Box::new(move |panic| say_panic(&panics, panic)));
-    // Who sets up logs twice has failed before.
+    // A second call to set up logs has failed before this point.
     let _first = QUEUE.set(queue);
     Ok(())
 }
 
-/// A line for whoever started this process, in no log's format. It waits for nobody once logs are set up.
+/// Writes a line for the process's starter, not in the log's format. Does not wait once logs are set up.
 pub fn say(text: &str) {
     match QUEUE.get() {
         Some(queue) => put(queue, &format!("{text}\n")),
@@ -61,7 +61,7 @@ fn put(mut queue: &LogQueue, text: &str) {
     let _never = queue.write_all(text.as_bytes());
 }
 
-/// As the standard library tells them, but for the way.
+/// Writes a panic as the standard library does, but through the queue.
 fn say_panic(queue: &LogQueue, panic: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let mut text = format!("\nthread '{}' {panic}\n", thread.name().unwrap_or("<unnamed>"));
@@ -79,12 +79,12 @@ struct LogWriter<W> {
     queue: Arc<LogQueue>,
     out: W,
     format: Format,
-    /// Could not be written, and was not told yet.
+    /// Lines that could not be written, and were not reported yet.
     n_lost: u64,
 }
 
 impl<W: Write> LogWriter<W> {
-    /// Waits for lines, and then for whoever reads them.
+    /// Waits for lines, and then for stderr's reader.
     fn write_next(&mut self) {
         let batch = self.queue.take();
         let lost = (self.n_lost > 0).then(|| dropped(self.format, self.n_lost));
@@ -104,7 +104,7 @@ impl<W: Write> LogWriter<W> {
         }
         match write_all(&mut self.out, &bytes) {
             Ok(()) => self.n_lost = 0,
-            // As of a full disk, or a reader who is gone: there may be room for what comes later.
+            // The disk is full, say, or the reader is gone: later lines may have room.
             Err(_) => {
                 metrics::log_dropped(n_lines);
                 self.n_lost += n_lines + n_told;
@@ -127,7 +127,7 @@ fn write_all(out: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The line that says it, as an event of the log. It is none: no filter may hide it, and it has to find room.
+/// The line that reports dropped lines. It looks like an event but is none: no filter may hide it, and it needs room.
 fn dropped(format: Format, n: u64) -> String {
     let mut now = String::new();
     // A line without a time is still a line.

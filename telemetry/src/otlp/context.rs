@@ -7,7 +7,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// The two headers of W3C Trace Context, for the other side of a wire. Empty where nobody records the span.
+/// The two headers of W3C Trace Context, for the other side of a wire. Empty if the span is not recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     pub parent: String,
@@ -37,21 +37,21 @@ fn read(parent: &str, state: &str) -> opentelemetry::Context {
     TraceContextPropagator::new().extract_with_context(&opentelemetry::Context::new(), &Headers { parent, state })
 }
 
-/// Makes `span` a part of the caller's trace. What cannot be read is as good as absent, as the standard has it.
+/// Makes `span` a part of the caller's trace. Headers that cannot be read count as absent, as the standard has it.
 pub(crate) fn join(span: &Span, parent: &str, state: &str) {
     let caller = read(parent, state);
     if caller.span().span_context().is_valid() {
-        // A span that nobody records has no parent either.
+        // A span that is not recorded has no parent either.
         let _unrecorded = span.set_parent(caller);
     }
 }
 
-/// Says that `span` also served another, which has a trace of its own.
+/// Links `span` to another that it also served, which has its own trace.
 pub(crate) fn link(span: &Span, to: &Span) {
     span.add_link(to.context().span().span_context().clone());
 }
 
-/// What the other side is to be told, so that its spans are children of this one. The flag says whether it is sampled.
+/// The headers that make the other side's spans children of this one. The flag says whether it is sampled.
 pub(crate) fn carried(span: &Span) -> Carried {
     let context = span.context();
     let of = context.span().span_context().clone();
@@ -64,18 +64,18 @@ pub(crate) fn carried(span: &Span) -> Carried {
     }
 }
 
-/// What a span is called from now on, once its work is known: `tracing` can tell that only before the first child.
+/// Renames a span once its work is known: `tracing` can do that only before the first child.
 pub(crate) fn name(span: &Span, name: &str) {
     span.context().span().update_name(name.to_owned());
 }
 
-/// An attribute that is a list, which `tracing` has no word for.
+/// Sets an attribute that is a list, which `tracing` does not support.
 pub(crate) fn list<'a>(span: &Span, name: &'static str, of: impl Iterator<Item = &'a str>) {
     let of: Vec<StringValue> = of.map(|text| text.to_owned().into()).collect();
     span.set_attribute(name, Value::Array(Array::String(of)));
 }
 
-/// An attribute that only some spans have, by the operator's wish.
+/// Sets an attribute that only some spans have, if the operator wants it.
 pub(crate) fn text(span: &Span, name: &'static str, text: &str) {
     span.set_attribute(name, text.to_owned());
 }

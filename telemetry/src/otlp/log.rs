@@ -1,4 +1,4 @@
-//! Events of the log as OTLP's records, each with the trace and span that it was said in, if there is one. Knows no
+//! Log events as OTLP records, each with the trace and span in which it was logged, if there is one. Knows no
 //! collector.
 
 use super::queue::{Pile, unix_nanos};
@@ -15,7 +15,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-/// Longer values are cut: a log tells what happened, and a queue has to hold it.
+/// Longer values are cut, because a queue has to hold them.
 const VALUE_BYTES_MAX: usize = 4096;
 
 pub struct Logs {
@@ -27,7 +27,7 @@ impl Logs {
         Logs { queue }
     }
 
-    /// Trace, span and flags.
+    /// The trace id, span id and flags.
     fn place<S>(event: &Event<'_>, context: &Context<'_, S>) -> Option<(Vec<u8>, Vec<u8>, u32)>
     where
         S: Subscriber + for<'span> LookupSpan<'span>,

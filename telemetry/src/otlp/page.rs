@@ -1,5 +1,5 @@
-//! The page of the metrics as OTLP's: what is sent is what the page says, so that there is one way to count. Knows how
-//! a page is written, and of names only which of them OpenTelemetry writes otherwise.
+//! Converts the page of the metrics to OTLP: what is sent is what the page says, so that there is one way to count.
+//! Knows how a page is written, and which names OpenTelemetry writes differently.
 
 use crate::metrics::convention;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -12,7 +12,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
 
 const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
 
-/// From when counters count until when, as Unix time in nanoseconds.
+/// The interval that counters cover, as Unix time in nanoseconds.
 #[derive(Clone, Copy)]
 struct Span {
     since: u64,
@@ -59,7 +59,7 @@ fn empty(name: &str, help: &str, kind: &str) -> Metric {
     Metric { name: told.into(), description: help.into(), unit: unit.into(), data: Some(data), ..Metric::default() }
 }
 
-/// A line that is no comment.
+/// A line that is not a comment.
 struct Sample<'a> {
     name: &'a str,
     labels: Vec<(&'a str, String)>,
@@ -79,7 +79,7 @@ impl Sample<'_> {
     }
 }
 
-/// Behind the opening brace: `a="b",c="d"} 1`.
+/// Parses labels after the opening brace: `a="b",c="d"} 1`.
 fn labels(mut rest: &str) -> Option<(Vec<(&str, String)>, &str)> {
     let mut labels = Vec::new();
     loop {
@@ -94,7 +94,7 @@ fn labels(mut rest: &str) -> Option<(Vec<(&str, String)>, &str)> {
     }
 }
 
-/// Up to the closing quote, and what is behind it.
+/// Splits at the closing quote: the text before it, and the rest.
 fn unquoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = text.char_indices();
@@ -130,7 +130,7 @@ fn number(sample: Sample<'_>, span: Span) -> NumberDataPoint {
     }
 }
 
-/// A series of a histogram is many lines that follow each other: buckets that hold those before them too, sum, count.
+/// Adds a line of a histogram to its series: cumulative buckets, sum and count follow each other.
 fn observe(points: &mut Vec<HistogramDataPoint>, name: &str, mut sample: Sample<'_>, span: Span) {
     let bound = sample.labels.iter().position(|(label, _)| *label == "le").map(|i| sample.labels.swap_remove(i).1);
     // A bucket's label may stand anywhere among the others.
@@ -158,7 +158,7 @@ fn observe(points: &mut Vec<HistogramDataPoint>, name: &str, mut sample: Sample<
     }
 }
 
-/// Named as OpenTelemetry names them.
+/// Labels as attributes, under OpenTelemetry's names.
 fn attributes(labels: Vec<(&str, String)>) -> Vec<KeyValue> {
     let of = |(name, value): (&str, String)| KeyValue {
         key: convention(name).0.into(),

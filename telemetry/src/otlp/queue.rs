@@ -1,4 +1,4 @@
-//! What waits to be sent: queues with a limit, and the tasks that empty them in batches. Knows no collector, and
+//! Queues, with a limit, of what waits to be sent, and the tasks that empty them in batches. Knows no collector, and
 //! nothing of what is in a batch.
 
 use super::wire::{CollectorClient, ExportBatch};
@@ -10,20 +10,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// What waits of one signal: some megabytes, and seconds of a busy server.
+/// The most items of one signal that wait: some megabytes, and seconds of a busy server.
 const QUEUED_MAX: usize = 4096;
 const BATCH_MAX: usize = 512;
-/// How long the first of a batch waits for others.
+/// How long the first item of a batch waits for others.
 const GATHER_MAX: Duration = Duration::from_secs(1);
-/// A batch is sent so often; between, its sender waits twice as long each time.
+/// How often a batch is tried; between tries the sender waits twice as long each time.
 const TRIES_MAX: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(500);
-/// One complaint a minute about a collector is enough.
+/// At most one complaint a minute about a collector.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 
 pub type Pack<T> = Box<dyn Fn(Vec<T>) -> ExportBatch + Send>;
 
-/// Where makers put things. Putting waits for nobody.
+/// The queue's sending half. Putting waits for nobody.
 #[derive(Debug)]
 pub struct Pile<T> {
     signal: &'static str,
@@ -38,7 +38,7 @@ impl<T> Pile<T> {
     }
 }
 
-/// Where things leave from.
+/// The queue's receiving half, which sends batches.
 pub struct Leaving<T> {
     queue: mpsc::Receiver<T>,
     pack: Pack<T>,
@@ -57,7 +57,7 @@ pub fn open<T>(
 }
 
 impl<T> Leaving<T> {
-    /// Ends when the process does, and everything that waited has had its try.
+    /// Ends with the process, once everything that waited was tried.
     pub async fn run(&mut self) {
         loop {
             let batch = self.gather().await;
@@ -70,7 +70,7 @@ impl<T> Leaving<T> {
         }
     }
 
-    /// Empty at the end.
+    /// Returns an empty batch at the end.
     async fn gather(&mut self) -> Vec<T> {
         let mut batch = Vec::new();
         let mut ending = self.sender.ending.clone();
@@ -102,7 +102,7 @@ impl<T> Leaving<T> {
     }
 }
 
-/// What `batch` makes, again and again, and once more at the end.
+/// Sends what `batch` makes at intervals, and once more at the end.
 pub async fn repeat(
     every: Duration,
     batch: impl Fn() -> (ExportBatch, u64),
@@ -123,7 +123,7 @@ pub async fn repeat(
     }
 }
 
-/// Sends batches one after the other, and counts what becomes of them.
+/// Sends batches one after the other, and counts the outcomes.
 struct Sender {
     signal: &'static str,
     wire: CollectorClient,
@@ -160,7 +160,7 @@ impl Sender {
         self.complain(&failed.why);
     }
 
-    /// To the process's own log alone: to the collector it would be one more thing to send.
+    /// Logs to stderr only: a line for the collector would be one more thing to send.
     fn complain(&mut self, why: &str) {
         let now = Instant::now();
         if self.complained.is_none_or(|last| now - last >= COMPLAIN_EVERY) {
@@ -170,7 +170,7 @@ impl Sender {
     }
 }
 
-/// Spans that have ended.
+/// Takes spans that have ended.
 #[derive(Debug)]
 pub struct Spans(pub Pile<SpanData>);
 
@@ -183,7 +183,7 @@ impl SpanProcessor for Spans {
         }
     }
 
-    /// The queue's task sends what waits, and is waited for at the end of the process.
+    /// The queue's task sends what waits, and the end of the process waits for that task.
     fn force_flush(&self) -> OTelSdkResult {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! How a collector is reached: in the open or over TLS, and with what headers. Knows no batches.
+//! How a collector is reached: in plain text or over TLS, and with what headers. Knows no batches.
 
 use crate::Error;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
@@ -14,17 +14,18 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 
-/// What every batch carries beside itself: mostly a key of whoever runs the collector, so it is shown to nobody.
+/// Headers of every batch: mostly a key of the collector's operator, so Debug does not show them.
 #[derive(Clone, Default, PartialEq)]
 pub struct Headers(HeaderMap);
 
 impl Headers {
-    /// `name=value,name=value`, values with what is not plain as %41: the form of `OTEL_EXPORTER_OTLP_HEADERS`.
+    /// Parses `name=value,name=value`, with special characters in values as %41: the form of
+    /// `OTEL_EXPORTER_OTLP_HEADERS`.
     pub fn parse(said: &str) -> Result<Headers, Error> {
         let pairs = said.split(',').map(str::trim).filter(|pair| !pair.is_empty());
         let mut headers = HeaderMap::new();
         for (at, pair) in pairs.enumerate() {
-            // What a value is may be a secret, also where it is a wrong one.
+            // A value may be a secret, even if it is wrong, so the error names only its position.
             let wrong = || Error::Headers { nth: at + 1 };
             let (name, value) = pair.split_once('=').ok_or_else(wrong)?;
             let name = HeaderName::from_bytes(name.trim().as_bytes()).map_err(|_| wrong())?;
@@ -50,14 +51,14 @@ impl fmt::Debug for Headers {
     }
 }
 
-/// What a request says of itself, and what is no text.
+/// True for headers that the request sets itself or that are not text.
 fn is_taken(name: &HeaderName) -> bool {
     const TAKEN: [HeaderName; 5] =
         [header::CONTENT_TYPE, header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::HOST, header::TE];
     TAKEN.contains(name) || name.as_str().starts_with("grpc-") || name.as_str().ends_with("-bin")
 }
 
-/// None where a % is not followed by two digits.
+/// None if a % is not followed by two digits.
 fn unescaped(text: &str) -> Option<Vec<u8>> {
     let mut bytes = text.bytes();
     let mut plain = Vec::with_capacity(text.len());
@@ -74,7 +75,7 @@ fn digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).map(|digit| digit as u8)
 }
 
-/// Where a collector is. One without a scheme is in the open; nobody is to be believed there.
+/// The collector's address. Without a scheme it is in plain text, where an authority is refused.
 pub fn address(endpoint: &str, authority: Option<&[u8]>) -> Result<(String, Uri), Error> {
     let endpoint = if endpoint.contains("://") { endpoint.to_owned() } else { format!("http://{endpoint}") };
     let wrong = |why: String| Error::Collector { endpoint: endpoint.clone(), why };
@@ -88,7 +89,7 @@ pub fn address(endpoint: &str, authority: Option<&[u8]>) -> Result<(String, Uri)
     Ok((endpoint, uri))
 }
 
-/// A channel that dials when it is first used. `authority` is PEM: whom to believe in place of the web's authorities.
+/// A channel that dials when it is first used. `authority` is PEM and replaces the web's authorities.
 pub fn channel(endpoint: &str, authority: Option<&[u8]>, answer_max: Duration) -> Result<Channel, Error> {
     let (endpoint, uri) = address(endpoint, authority)?;
     let wrong = |error: tonic::transport::Error| Error::Collector { endpoint: endpoint.clone(), why: chain(&error) };
@@ -96,7 +97,7 @@ pub fn channel(endpoint: &str, authority: Option<&[u8]>, answer_max: Duration) -
     if uri.scheme_str() == Some("https") {
         let tls = match authority {
             Some(pem) => {
-                // Looked at here: tonic would pass over what is no certificate.
+                // Checked here: tonic would skip what is no certificate.
                 roots(&endpoint, Some(pem))?;
                 ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem))
             }

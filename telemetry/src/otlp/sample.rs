@@ -1,5 +1,5 @@
-//! Which traces are recorded: as the caller says; of those that begin here a part; and of a step, which begins a trace
-//! of its own, whatever serves a request that is recorded.
+//! Which traces are recorded: a caller's trace as the caller says; a fraction of those that begin here; and the trace
+//! of a step, which is its own, if it serves a request that is recorded.
 
 use opentelemetry::trace::{Link, SpanKind, TraceContextExt, TraceId, TraceState};
 use opentelemetry::{Context, KeyValue};

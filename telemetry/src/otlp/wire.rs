@@ -1,5 +1,5 @@
-//! A batch to a collector and its answer, over gRPC or as protobuf over HTTP. Believes no answer further than it has
-//! to: each is waited for and read within limits. Knows no queues.
+//! Sends a batch to a collector and reads its answer, over gRPC or as protobuf over HTTP. Does not trust the answer:
+//! waiting and reading have limits. Knows no queues.
 
 use super::collector::{Collector, Protocol};
 use super::reach::{self, Headers, chain};
@@ -33,7 +33,7 @@ use tonic::Code;
 use tonic::metadata::MetadataMap;
 use tonic::transport::Channel;
 
-/// From a batch's sending to the last byte of its answer.
+/// The limit from a batch's sending to the last byte of its answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// An answer says how much was refused and why, and nothing else.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
@@ -65,7 +65,7 @@ impl ExportBatch {
         ExportBatch::Metrics(ExportMetricsServiceRequest { resource_metrics: vec![all] })
     }
 
-    /// What says it, a module of the program, is a log's scope.
+    /// A log's scope is the module that logged it.
     pub fn logs(records: Vec<ScopedRecord>, sender: &Resource) -> ExportBatch {
         let mut by_scope = BTreeMap::<&'static str, Vec<_>>::new();
         for record in records {
@@ -97,7 +97,7 @@ impl ExportBatch {
         .into()
     }
 
-    /// How many of it an answer refuses, and why.
+    /// How many items an answer refuses, and why.
     fn refused(&self, answer: &[u8]) -> Result<PartialSuccess, prost::DecodeError> {
         Ok(match self {
             ExportBatch::Spans(_) => of_spans(ExportTraceServiceResponse::decode(answer)?),
@@ -111,7 +111,7 @@ fn scope(name: String) -> InstrumentationScope {
     InstrumentationScope { name, version: env!("CARGO_PKG_VERSION").into(), ..InstrumentationScope::default() }
 }
 
-/// Of a batch that was taken: how much of it was not, and what the collector says to that.
+/// How much of an accepted batch was refused, and the collector's message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PartialSuccess {
     pub n: u64,
@@ -146,7 +146,7 @@ fn of_logs(answer: ExportLogsServiceResponse) -> PartialSuccess {
 #[derive(Debug)]
 pub struct Failure {
     pub why: String,
-    /// Another try may succeed.
+    /// Whether another try may succeed.
     pub is_passing: bool,
 }
 
@@ -171,7 +171,7 @@ enum Way {
 type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 impl CollectorClient {
-    /// Within a runtime; dials nobody.
+    /// Call within a runtime; dials nobody.
     pub fn to(collector: &Collector) -> Result<CollectorClient, Error> {
         let Collector { endpoint, authority, .. } = collector;
         let authority = authority.as_deref();
@@ -217,7 +217,7 @@ async fn by_grpc(channel: Channel, batch: ExportBatch, headers: &HeaderMap) -> R
             LogsServiceClient::new(channel).export(asked).await.map(|answer| of_logs(answer.into_inner()))
         }
     };
-    // As OTLP's specification divides them.
+    // The division into passing and final failures follows OTLP's specification.
     answer.map_err(|status| Failure {
         why: format!("{:?}: {}", status.code(), status.source().map_or(status.message().into(), chain)),
         is_passing: matches!(

@@ -64,7 +64,7 @@ impl LogsService for Collector {
 }
 
 impl Collector {
-    /// Listens over gRPC; the address.
+    /// Listens over gRPC; returns the address.
     pub fn grpc(&self, runtime: &tokio::runtime::Runtime) -> String {
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -76,7 +76,7 @@ impl Collector {
         address
     }
 
-    /// Listens over HTTP, and answers what `answer` says to a path and how many were heard there before.
+    /// Listens over HTTP. `answer` gets the path and how many requests came to it before.
     pub fn http(&self, answer: fn(&str, usize) -> Answer) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -123,7 +123,7 @@ impl Collector {
         scopes.flat_map(|scope| scope.spans.clone()).collect()
     }
 
-    /// With its scope.
+    /// Log records with their scopes.
     pub fn records(&self) -> Vec<(String, LogRecord)> {
         let heard = self.logs.lock().unwrap();
         let scopes = heard.iter().flat_map(|request| &request.resource_logs).flat_map(|of| &of.scope_logs);
@@ -132,7 +132,7 @@ impl Collector {
         named.collect()
     }
 
-    /// Of the last page that was sent.
+    /// The metrics of the last page that was sent.
     pub fn last_metrics(&self) -> Vec<Metric> {
         let heard = self.metrics.lock().unwrap();
         let last = heard.last().unwrap().resource_metrics.iter().flat_map(|of| &of.scope_metrics);
@@ -140,7 +140,7 @@ impl Collector {
     }
 }
 
-/// What a collector over HTTP says.
+/// An answer of a collector over HTTP.
 pub struct Answer {
     pub status: &'static str,
     pub body: Vec<u8>,
@@ -150,7 +150,7 @@ pub fn taken(_: &str, _: usize) -> Answer {
     Answer { status: "200 OK", body: Vec::new() }
 }
 
-/// One span of a batch is not taken.
+/// An answer that refuses one span of a batch.
 pub fn partly(why: &str) -> Vec<u8> {
     let partial = ExportTracePartialSuccess { rejected_spans: 1, error_message: why.into() };
     ExportTraceServiceResponse { partial_success: Some(partial) }.encode_to_vec()

@@ -1,4 +1,4 @@
-//! GGUFs of every family with fields of their headers changed: counts, lengths, types, sizes, offsets, names.
+//! GGUFs of every family with changed header fields: counts, lengths, types, sizes, offsets, names.
 
 use super::{Scratch, reference, use_up};
 use crate::harness::{Random, Rounds, damage};
@@ -17,7 +17,7 @@ const FIXTURES: [&str; 10] = [
     "gguf-gemma3/model.gguf",
 ];
 
-/// A whole number in a header: where it is, and of how many bytes.
+/// The position and width of a whole number in a header.
 #[derive(Clone, Copy)]
 struct Field {
     at: usize,
@@ -27,12 +27,12 @@ struct Field {
 struct Fixture {
     bytes: Vec<u8>,
     fields: Vec<Field>,
-    /// Keys and values of text.
+    /// The positions of text keys and values.
     texts: Vec<(usize, usize)>,
     header: usize,
 }
 
-/// Walks a header that is right, and notes what it is made of.
+/// Walks a valid header, and records its fields.
 struct Walk<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -55,7 +55,7 @@ impl Walk<'_> {
         if is_noted {
             self.texts.push((self.at, length));
         } else {
-            // Thousands of tokens would hide all other fields.
+            // Thousands of tokens would crowd out all other fields.
             self.fields.truncate(n_fields);
         }
         self.at += length;
@@ -145,7 +145,7 @@ impl Fixture {
         field.copy_from_slice(&next.to_le_bytes()[..n_bytes]);
     }
 
-    /// Another text of the same length: a word that means something here or nothing, or bytes that are no text.
+    /// Replaces a text by another of the same length: a known word, an unknown one, or invalid UTF-8.
     fn change_text(&self, bytes: &mut [u8], random: &mut Random) {
         let (at, length) = self.texts[random.below(self.texts.len())];
         let (from, _) = self.texts[random.below(self.texts.len())];
@@ -174,6 +174,6 @@ fn gguf() {
         let path = scratch.write("model.gguf", &fixture.mutated(&mut random));
         n_opened += u64::from(use_up(&path));
     }
-    // All refused, and the rest would never be reached; none, and nothing would be damaged.
+    // If all were refused, the code behind the header would never be reached; if none, nothing would be damaged.
     assert!(!rounds.are_many() || (rounds.n() / 100..rounds.n() * 9 / 10).contains(&n_opened), "{n_opened} opened");
 }

@@ -1,4 +1,4 @@
-//! Folders with safetensors: headers whose shapes, types and offsets lie, configs and indices with other values.
+//! Folders with safetensors: headers with wrong shapes, types and offsets, configs and indices with other values.
 
 use super::{Scratch, reference, use_up};
 use crate::harness::{Random, Rounds, damage, mutate};
@@ -32,7 +32,7 @@ fn mutated(bytes: &[u8], random: &mut Random) -> Vec<u8> {
 
 struct Folder {
     scratch: Scratch,
-    /// Names of its files of weights, and what they hold.
+    /// The names and contents of its weight files.
     weights: Vec<(String, Vec<u8>)>,
     small: Vec<(String, Value)>,
 }

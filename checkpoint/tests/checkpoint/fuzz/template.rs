@@ -1,10 +1,10 @@
-//! Chat templates of models with pieces lost, doubled, exchanged and put in: each renders, or says why it does not.
+//! Chat templates of models with pieces removed, doubled, swapped and inserted: each renders, or says why not.
 
 use super::reference;
 use crate::harness::{Random, Rounds, scramble};
 use checkpoint::{ChatTemplate, Message};
 
-/// What templates are made of, and what they should not be made of. Not `'x' * n`: it is known to make 100 MB.
+/// Pieces of templates, valid and not. Not `'x' * n`: it is known to make 100 MB.
 const PIECES: &[&str] = &[
     "{{ messages }}",
     "{{ messages | tojson(indent=4) }}",
@@ -69,7 +69,7 @@ fn mutated(source: &str, random: &mut Random) -> String {
     pieces.concat()
 }
 
-/// A template's text and tags, one by one.
+/// Splits a template into text and tags.
 fn tokens(source: &str) -> Vec<String> {
     let mut pieces = vec![String::new()];
     let mut letters = source.chars().peekable();

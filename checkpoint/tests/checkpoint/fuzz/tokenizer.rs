@@ -1,12 +1,11 @@
-//! Tokenizers: `tokenizer.json` with other values in its tree and other parts in its pipeline, and the vocabulary of a
-//! GGUF with bytes of it changed.
+//! Tokenizers: `tokenizer.json` with changed values and pipeline parts, and a GGUF's vocabulary with changed bytes.
 
 use super::{Scratch, reference, tokenize};
 use crate::harness::{Random, Rounds, damage, mutate};
 use checkpoint::{Checkpoint, Tokenizer};
 use serde_json::{Value, json};
 
-/// Parts that a pipeline may have and that cost much, or do not fit.
+/// Parts that a pipeline may have and that are expensive or do not fit.
 fn part(random: &mut Random) -> (&'static str, Value) {
     let regex = |pattern: &str| json!({ "Regex": pattern });
     let split =
@@ -45,7 +44,7 @@ fn read(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(reference(name)).unwrap()).unwrap()
 }
 
-/// A model around the tokenizer, because a tokenizer is opened as a part of one.
+/// A model around the tokenizer, which is opened only as part of one.
 fn opened(scratch: &Scratch) -> Option<Tokenizer> {
     match Checkpoint::open(&scratch.0).unwrap().tokenizer() {
         Ok(tokenizer) => Some(tokenizer),
@@ -66,7 +65,7 @@ fn tokenizer_json() {
     while let Some(mut random) = rounds.next() {
         let mut json = kinds[random.below(kinds.len())].clone();
         for _ in 0..random.below(3) {
-            // The vocabulary is most of the tree, and the least of what can be wrong.
+            // The vocabulary is most of the tree, and the part where least can be wrong.
             let place = random.one_of(&["added_tokens", "normalizer", "pre_tokenizer", "decoder", "model"]);
             mutate(&mut json[place], &mut random);
         }
@@ -94,7 +93,7 @@ fn vocabulary_of_a_gguf() {
     while let Some(mut random) = rounds.next() {
         let which = random.below(fixtures.len());
         let (mut bytes, (from, to)) = (fixtures[which].clone(), ranges[which]);
-        // Of the same length: what lies behind it is sound.
+        // Keeps the length, so that what follows stays valid.
         let length = bytes.len();
         damage(&mut bytes, from, to, &mut random);
         bytes.resize(length, 0);
@@ -107,7 +106,7 @@ fn vocabulary_of_a_gguf() {
     assert!(!rounds.are_many() || (rounds.n() / 100..rounds.n() * 9 / 10).contains(&n_opened), "{n_opened} opened");
 }
 
-/// From the first key of the tokenizer to the first tensor's name.
+/// The bytes from the tokenizer's first key to the first tensor's name.
 fn vocabulary(bytes: &[u8]) -> (usize, usize) {
     let find = |word: &[u8]| bytes.windows(word.len()).position(|window| window == word).unwrap();
     (find(b"tokenizer.ggml."), find(b"blk.0."))

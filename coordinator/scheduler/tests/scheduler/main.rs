@@ -1,4 +1,4 @@
-//! The planner of steps: what it plans, and what it never does over thousands of seeds.
+//! The scheduler: what it plans, and what it never does over thousands of seeds.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod pipelining;

@@ -1,4 +1,5 @@
-//! Several stages: who is in which step, how prompts are cut for them, and that no stage waits where it need not.
+//! Several stages: which sequences are in which step, how prompts are cut for them, and that no stage waits without
+//! need.
 
 use scheduler::{Config, Loss, Output, Scheduler, Stats};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,7 +15,7 @@ fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {
     Request { id: RequestId(id), prompt, sampling, ..Request::default() }
 }
 
-/// Stages that take one beat for a step, and a planner that is asked between two beats. A stage that must wait for a
+/// Stages that take one beat per step, and a scheduler that is asked between two beats. A stage that must wait for a
 /// token, or has no step, is idle for the beat.
 struct Pipeline {
     scheduler: Scheduler,
@@ -22,7 +23,7 @@ struct Pipeline {
     /// The steps on their way, the oldest first, and how many stages each has passed.
     steps: VecDeque<(Step, usize)>,
     planned: Vec<Step>,
-    /// Stages that computed, of each beat.
+    /// For each beat, how many stages computed.
     busy: Vec<usize>,
 }
 
@@ -56,7 +57,7 @@ impl Pipeline {
         out
     }
 
-    /// Its next stage is not taken by the step in front, and no step that is on its way draws what it is to compute.
+    /// Whether its next stage is free, and no step on its way draws a token that it is to compute.
     fn may_move(&self, i: usize) -> bool {
         let (step, n_passed) = &self.steps[i];
         let is_free = i == 0 || self.steps[i - 1].1 > *n_passed;

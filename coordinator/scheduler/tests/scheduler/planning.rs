@@ -21,7 +21,7 @@ fn scheduler(config: Config) -> Scheduler {
     Scheduler::new(config, Epoch::default()).unwrap()
 }
 
-/// A prompt of its own, `n_prompt` tokens long.
+/// A request with its own prompt of `n_prompt` tokens.
 fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {
     let prompt = (0..n_prompt).map(|position| id as Token * 1000 + position).collect();
     let sampling = Sampling { tokens_max, ..Sampling::default() };
@@ -502,9 +502,9 @@ fn a_log_that_fills_the_context_is_finished_and_not_too_long() {
     assert_eq!(scheduler.submit(complete, Micros(0)), Err(Rejected::Finished(Finish::Length)));
 }
 
-/// Nine requests, of which one breaks the workers with every slice that ends behind a position. `ahead`: the loss is
-/// known before the answers to the steps in front of it. Gives the number of losses and what was heard: (tokens,
-/// finish).
+/// Nine requests, one of which breaks the workers with every slice that ends behind a position. `ahead`: the loss is
+/// known before the answers to the steps in front of it. Returns the number of losses and each request's outcome:
+/// (tokens, finish).
 fn run_with_culprit(
     config: Config,
     culprit: u64,
@@ -552,7 +552,7 @@ fn what_breaks_the_workers_ends_and_its_neighbours_do_not() {
         configs.iter().flat_map(|config| [3, 5].map(|suspicion_max| Config { suspicion_max, ..config.clone() }));
     for (config, culprit) in cases.flat_map(|config| (0..9).map(move |culprit| (config.clone(), culprit))) {
         let n_prompt = 20 + 7 * culprit as u32;
-        // At its first token, in the middle of its prompt, at its first draw, and when it has said five tokens.
+        // At its first token, in the middle of its prompt, at its first draw, and after five tokens.
         for (breaks_behind, n_said) in [(0, 0), (n_prompt / 2, 0), (n_prompt - 1, 0), (n_prompt + 4, 5)] {
             for ahead in [false, true] {
                 let (n_losses, heard) = run_with_culprit(config.clone(), culprit, breaks_behind, ahead);
@@ -596,7 +596,7 @@ fn one_suspect_runs_at_a_time_and_the_rest_goes_on_beside_them() {
 fn nobody_ends_for_losses_that_nobody_caused() {
     let mut scheduler = scheduler(config());
     (0..4).for_each(|id| scheduler.submit(request(id, 10, 3), Micros(id)).unwrap());
-    // In their turns, the least suspicious first: whoever is alone with a loss is another the next time.
+    // In turns, the least suspicious first: the sequence that is alone in a loss is another the next time.
     for n in 1..=12 {
         let step = plan(&mut scheduler).unwrap();
         let alone = (n > 1).then(|| slices(&step)[0].0 as u32);
@@ -644,7 +644,7 @@ fn a_prompt_is_scored_a_few_rows_a_step() {
     (1..3).for_each(|id| scheduler.submit(score(id), Micros(0)).unwrap());
     scheduler.submit(request(3, 20, 2), Micros(0)).unwrap();
     let first = plan(&mut scheduler).unwrap();
-    // Who comes behind waits for its turn to be scored; the next step has rows again.
+    // The next request waits for its turn to be scored; the next step has rows again.
     assert_eq!(slices(&first), [(1, 0, SCORED_ROWS_MAX)]);
     assert_eq!(first.slices[0].want, Want::All { top_n: 1 });
     let second = plan(&mut scheduler).unwrap();
@@ -676,7 +676,7 @@ fn what_is_pooled_ends_with_its_prompt() {
         let finishes: Vec<_> = out.iter().map(|said| (said.n_tokens, said.finish)).collect();
         assert_eq!(finishes, if is_end { vec![(0, Some(Finish::Stop))] } else { vec![] });
     }
-    // Its blocks are named and serve others, and not one like it.
+    // Its blocks are named and serve others, but not another pooled request.
     scheduler.submit(Request { id: RequestId(2), ..pool.clone() }, Micros(0)).unwrap();
     scheduler.submit(Request { id: RequestId(3), goal: Goal::Generate, ..pool }, Micros(0)).unwrap();
     let step = plan(&mut scheduler).unwrap();

@@ -1,4 +1,4 @@
-//! What becomes of requests when ranks are fewer and hold less of a log than the context that was promised.
+//! What happens to requests when there are fewer ranks, which hold less of a log than the promised context.
 
 use scheduler::{Config, Loss, Output, Rejected, Scheduler};
 use types::{Epoch, Finish, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, TokenOut, Want};
@@ -28,7 +28,7 @@ fn ends(out: &[Output]) -> Vec<(u64, u32, Finish)> {
     out.iter().filter_map(|said| Some((said.id.0, said.position + said.n_tokens, said.finish?))).collect()
 }
 
-/// Other workers, which hold so many tokens of a log.
+/// New workers, which hold `room` tokens of a log.
 fn place(scheduler: &mut Scheduler, n: u32, room: u32) -> Vec<Output> {
     let mut out = Vec::new();
     scheduler.narrow(room);
@@ -42,18 +42,19 @@ fn place(scheduler: &mut Scheduler, n: u32, room: u32) -> Vec<Output> {
 fn what_fits_goes_on_and_what_does_not_is_said_to_have_outgrown_the_ranks() {
     let config = Config { n_blocks: vec![64], context_max: 256, batch_tokens_max: 64, ..Config::default() };
     let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
-    // Short; long, and it may stop before the end of the room; without a stop before it; a prompt beyond it.
+    // A short one; a long one that may stop before the end of the room; one without a stop before it; a prompt beyond
+    // it.
     let all = [request(1, 10, 5), request(2, 30, 200), request(3, 60, 100), request(4, 70, 10)];
     all.into_iter().for_each(|request| scheduler.submit(request, Micros(0)).unwrap());
     assert_eq!(ends(&place(&mut scheduler, 1, 64)), [(4, 0, Finish::Outgrown)]);
     let refused = scheduler.submit(request(5, 64, 5), Micros(0));
     assert_eq!(refused, Err(Rejected::Outgrown { n_tokens: 64, room: 64 }));
-    // No log is cut short and called complete: what is said of the third is that it could go on elsewhere.
+    // No log is cut short and called complete: the third ends as one that could go on elsewhere.
     let mut got = ends(&run_out(&mut scheduler));
     got.sort_by_key(|end| end.0);
     assert_eq!(got, [(1, 5, Finish::Length), (2, 21, Finish::Stop), (3, 4, Finish::Outgrown)]);
     assert!(scheduler.is_idle());
-    // It comes again, with what it has said, when there are more ranks.
+    // It comes again, with its output, when there are more ranks.
     assert!(place(&mut scheduler, 2, 256).is_empty());
     let again = Request { output: vec![7; 4], ..request(3, 60, 100) };
     scheduler.submit(again, Micros(0)).unwrap();

@@ -1,4 +1,4 @@
-//! What tenants get beside one another, counted in tokens, steps and places: shares by weight, and who waits for whom.
+//! Shares of competing tenants, counted in tokens, steps and places: by weight, and who waits for whom.
 
 use scheduler::{Config, Rejected, Scheduler};
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ impl House {
             id,
             tenant: TenantId(tenant),
             weight: Weight(weight),
-            // Nobody finds what another has left.
+            // No request finds another's blocks.
             prompt: (0..n_prompt).map(|i| i + 1000 * self.n_requests as u32).collect(),
             sampling: Sampling { tokens_max, ..Sampling::default() },
             ..Request::default()
@@ -54,7 +54,7 @@ impl House {
         self.offer(tenant, weight, n_prompt, tokens_max).unwrap()
     }
 
-    /// One step and its answer. Who has a slice in it.
+    /// Runs one step and its answer. Returns which requests have a slice in it.
     fn step(&mut self) -> Vec<RequestId> {
         if !self.scheduler.next_step(Micros(0), &mut self.step) {
             return Vec::new();
@@ -76,7 +76,7 @@ impl House {
         self.step.slices.iter().map(|slice| slice.id).collect()
     }
 
-    /// In so many steps from now it begins.
+    /// Returns after how many steps it begins.
     fn steps_until_begun(&mut self, id: RequestId) -> u32 {
         (1..1000).find(|_| self.step().contains(&id)).unwrap()
     }
@@ -150,7 +150,7 @@ fn long_prompts_of_one_do_not_hold_up_short_ones_of_another() {
 
 #[test]
 fn who_has_more_than_its_blocks_gives_way() {
-    // Two of the heavy one's fill the pool.
+    // Two of the heavy tenant's requests fill the pool.
     let mut house = House::open(Config { n_blocks: vec![20], context_max: 300, ..config() });
     for _ in 0..4 {
         house.submit(HEAVY, 1, 120, 40);
@@ -178,7 +178,7 @@ fn a_full_queue_has_room_for_who_has_less_in_it() {
     assert!(house.offer(LIGHT, 1, 10, 10).is_err(), "half of it is enough");
     assert!(house.offer(LIGHT, 3, 10, 10).is_ok(), "for a weight of three it is not");
     assert!(house.scheduler.displaced().is_some());
-    // Of tokens the same.
+    // The same for tokens.
     let mut house = House::open(Config { context_max: 100, waiting_tokens_max: 100, ..config() });
     for _ in 0..2 {
         house.submit(HEAVY, 1, 45, 10);

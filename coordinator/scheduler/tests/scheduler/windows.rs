@@ -1,4 +1,4 @@
-//! Cache groups that keep a window: what a step carries for each, what is given back, and what a prefix hit needs.
+//! Cache groups with a window: what a step carries for each, what is released, and what a prefix hit needs.
 
 use scheduler::{Config, Loss, Rejected, Scheduler};
 use types::cache::blocks_for;
@@ -43,12 +43,12 @@ fn apply(scheduler: &mut Scheduler, step: &Step) {
     scheduler.check();
 }
 
-/// Runs until nothing is left to plan, one step at a time; gives the steps.
+/// Runs until nothing is left to plan, one step at a time; returns the steps.
 fn run_out(scheduler: &mut Scheduler) -> Vec<Step> {
     core::iter::from_fn(|| plan(scheduler).inspect(|step| apply(scheduler, step))).collect()
 }
 
-/// The first slice's runs of blocks: of the full group, of the windowed one.
+/// The first slice's runs of blocks: of the full group, and of the windowed one.
 fn runs(step: &Step, n_held: u32) -> (&[BlockId], &[BlockId]) {
     let n_new = blocks_for(step.slices[0].range.end) - n_held;
     assert_eq!(step.blocks.len() as u32, 2 * n_new, "as many entries in each group");
@@ -123,7 +123,7 @@ fn a_hit_brings_the_whole_prefix_and_the_last_window_of_it() {
 
 #[test]
 fn a_hit_ends_where_every_group_has_what_its_next_query_reads() {
-    // The windowed pool forgets the front of the log while its end is computed; the full one has all of it.
+    // The windowed pool drops the front of the log while its end is computed; the full one has all of it.
     for (n_common, n_hits) in [(100, 0), (300, 18)] {
         let mut scheduler = Scheduler::new(config([64, 6]), Epoch::default()).unwrap();
         scheduler.submit(request(1, 0..300, 1), Micros(0)).unwrap();
@@ -137,7 +137,7 @@ fn a_hit_ends_where_every_group_has_what_its_next_query_reads() {
 
 #[test]
 fn blocks_of_slices_in_flight_keep_their_names_until_they_are_computed() {
-    // Four chunks in flight: what the first computed is behind the window of the last before any is known.
+    // Four chunks in flight: what the first computed is behind the window of the last before any answer.
     let deep = Config { n_stages: 3, steps_in_flight_max: 4, chunk_tokens_min: 1, ..config([64, 64]) };
     let mut scheduler = Scheduler::new(deep, Epoch::default()).unwrap();
     scheduler.submit(request(1, 0..200, 1), Micros(0)).unwrap();

@@ -1,9 +1,9 @@
-//! What is lent of files that somebody changes meanwhile.
+//! What is served of files that somebody changes meanwhile.
 
 use super::*;
 use tokio_stream::StreamExt;
 
-/// A copy of a model of one file, and a library that has been asked what it has.
+/// A copy of a model of one file, and a library that has opened it.
 struct Copy {
     folder: PathBuf,
     model: PathBuf,
@@ -51,7 +51,7 @@ async fn a_file_that_has_changed_is_lent_to_nobody() {
     for expect in ["model.gguf has changed while it was read", "bytes, where it had"] {
         assert!(refused.message().contains(expect), "{refused}");
     }
-    // Nor does it mean a model any more, which a reload would ask for.
+    // It is no valid model any more either, which a reload would ask for.
     let refused = copy.library.weights_now().await.unwrap_err();
     assert!(refused.message().contains("is it cut off?"), "{refused}");
     assert!(refused.message().contains("Nothing has changed"), "{refused}");

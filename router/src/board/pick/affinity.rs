@@ -1,7 +1,6 @@
-//! Requests of a session go to the replica to which those before went, at every router and without a table of sessions:
-//! replicas are ranked by a hash of session and replica, so that a replica that comes or goes moves only its own
-//! sessions. A replica that has far more to do than the others is passed over. A request without a session goes as
-//! `prefix` says.
+//! Requests of a session go to the same replica, from every router and without a table of sessions: replicas are ranked
+//! by a hash of session and replica, so that a replica that comes or goes moves only its own sessions. A replica with
+//! far more work than the others is passed over. A request without a session is placed by `prefix`.
 
 use crate::board::pick::hash::scatter;
 use crate::board::pick::prefix;

@@ -1,5 +1,5 @@
-//! Picks the replica with the least to do, and of equals the first: so a client that sends one request after the other
-//! finds what the one before has cached.
+//! Picks the replica with the least work, and among equals the first: so a client that sends one request after the
+//! other finds its earlier ones in the cache.
 
 use crate::board::pick::row::Open;
 

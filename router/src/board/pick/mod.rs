@@ -1,8 +1,8 @@
-//! Which replica gets a request: pure functions over a table of what is known of each. Knows no streams, no requests
-//! and no clock. Each policy is a file; what all have in common is here and in `row`.
+//! Picks the replica for a request: pure functions over a table of what is known of each. Knows no streams, no requests
+//! and no clock. Each policy is a file; what they share is here and in `row`.
 //!
-//! A policy goes through a thousand replicas for each request. So what it reads stands in columns, and only of those
-//! replicas that are open to the request.
+//! A policy reads a thousand replicas for each request. So its input is stored in columns, and only for replicas that
+//! are open to the request.
 
 mod affinity;
 mod hash;
@@ -17,7 +17,7 @@ mod row;
 pub use hash::{fnv, hashed, scatter};
 pub use row::{Candidate, Need, Open, PickPolicy, Row, Standing, VersionId, Wish, load};
 
-/// The row of the replica that gets the request. None where no replica is open to it.
+/// The row of the replica that gets the request. None if no replica is open to it.
 pub fn pick(policy: PickPolicy, open: &Open, wish: &Wish) -> Option<usize> {
     let at = match policy {
         PickPolicy::Prefix => prefix::pick(open, wish),
@@ -29,8 +29,8 @@ pub fn pick(policy: PickPolicy, open: &Open, wish: &Wish) -> Option<usize> {
     Some(open.rows[at?] as usize)
 }
 
-/// The row of a replica that can go on with a request and gives the same tokens: it stands no worse than `worst`, and
-/// of the best, first those with room for all of the request, it has the least work.
+/// The row of a replica that can continue a request with the same tokens: its standing is at least `worst`, and among
+/// the best, those with room for the whole request first, it has the least work.
 pub fn equal(table: &[Row], need: Need, worst: Standing) -> Option<usize> {
     let able = table.iter().enumerate().filter(|(_, row)| row.standing <= worst && row.meets(need));
     let is_narrow = |row: &Row| u64::from(row.room) < need.n_tokens;
@@ -145,7 +145,7 @@ pub(crate) mod tests {
         let table = [row(Ready, 9), other(Ready, 0), row(Ready, 8), other(Draining, 0)];
         assert_eq!(least_work(&table, 10), Some(2));
         assert_eq!(stranger(&table), Some(1));
-        // The replicas of the first policy are gone: those of the other serve.
+        // The replicas of the first policy digest are gone: those of the other serve.
         let table = [row(Absent, 9), other(Ready, 0), row(Draining, 8)];
         assert_eq!((least_work(&table, 10), stranger(&table)), (Some(1), None));
     }
@@ -203,7 +203,8 @@ pub(crate) mod tests {
         let may_come = [same(Recovering, 0), row(Absent, 0)];
         assert!(may_come.iter().all(|row| row.may_come_for(need)));
         assert!(![row(Ready, 0), small, same(Draining, 0)].iter().any(|row| row.may_come_for(need)));
-        // With fewer ranks there is less room: whoever has enough comes first, and it must be more than there is now.
+        // With fewer ranks there is less room: a replica with enough comes first, and it must be more than there is
+        // now.
         let narrow = |room| Row { room, ..same(Ready, 0) };
         check(&[narrow(41), same(Ready, 9), narrow(90)], Some(2));
         check(&[narrow(40), narrow(41)], Some(1));
@@ -215,7 +216,7 @@ pub(crate) mod tests {
     fn a_long_prompt_goes_where_it_fits() {
         let large = |work| Row { context: 1000, ..row(Ready, work) };
         assert_eq!(least_work(&[row(Ready, 0), large(9), large(8)], 500), Some(2));
-        // It fits nowhere: some replica has to say so.
+        // It fits nowhere: some replica has to refuse it.
         assert_eq!(least_work(&[row(Ready, 1), row(Ready, 0)], 500), Some(1));
     }
 }

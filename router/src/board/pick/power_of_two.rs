@@ -1,5 +1,5 @@
-//! Picks, of two replicas that are drawn, the one with less to do. What is known of replicas is a little old: a router
-//! that always took the best would send all that comes in between to the same one, and so would all other routers.
+//! Picks, of two random replicas, the one with less work. Figures of replicas are a little old: a router that always
+//! took the best would send everything to one replica until the next report, and so would all other routers.
 
 use crate::board::pick::hash::scatter;
 use crate::board::pick::row::{Open, Wish};
@@ -8,7 +8,7 @@ pub fn pick(open: &Open, wish: &Wish) -> Option<usize> {
     let n_open = open.len() as u64;
     let drawn = scatter(wish.n_before);
     let one = drawn.checked_rem(n_open)?;
-    // The second is another replica, where there is one.
+    // The second is another replica, if there is one.
     let step = (drawn >> 32).checked_rem(n_open - 1).map_or(0, |step| step + 1);
     let two = [one, (one + step) % n_open].map(|at| at as usize);
     two.into_iter().min_by_key(|&at| open.loads[at])

@@ -1,10 +1,10 @@
-//! What each policy promises, over tables that were drawn from a seed, and over a day of requests.
+//! Properties of each policy, over random tables from a seed, and over a day of requests.
 
 use super::tests::{pick, row};
 use super::{PickPolicy, Row, Standing, Wish, scatter};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Numbers in a fixed order.
+/// A seeded generator of numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -44,7 +44,7 @@ fn a_prefix_is_followed_until_the_load_costs_more_than_it_saves() {
     let picks = |work| pick(PickPolicy::Prefix, &[others(0), has_it(work), others(0)], &wish);
     assert_eq!((picks(0), picks(95)), (Some(1), Some(1)));
     assert_eq!(picks(97), Some(0));
-    // What would have to make room for the prompt counts too.
+    // Blocks that would have to make room for the prompt count too.
     let full = Row { tokens_free: Some(0), ..has_it(93) };
     assert_eq!(pick(PickPolicy::Prefix, &[others(0), full], &wish), Some(0));
 }
@@ -71,7 +71,7 @@ fn with_prefixes_no_request_waits_longer_than_with_the_least_work() {
 fn a_session_stays_and_only_sessions_of_a_lost_replica_move() {
     let mut homes = BTreeMap::new();
     for (table, wish) in tables(500) {
-        // No replica has anything to do, so none is passed over.
+        // No replica has work, so none is passed over.
         let idle: Vec<Row> = table.iter().map(|row| Row { work: 0, n_running: 0, ..*row }).collect();
         for session in 0..50 {
             let wish = Wish { session: Some(session), ..wish };

@@ -1,4 +1,4 @@
-//! Picks one replica after the other, whatever they have to do: for measuring, and where all requests are alike.
+//! Picks one replica after the other, whatever their work: for measurements, and where all requests are alike.
 
 use crate::board::pick::row::{Open, Wish};
 

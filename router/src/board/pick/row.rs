@@ -1,9 +1,9 @@
-//! What a choice reads and what it is asked: a row for each replica, columns of the replicas that are open to a
-//! request, and what the request wants. Plain data; knows no policy.
+//! The input of a choice: a row for each replica, columns of the replicas that are open to a request, and what the
+//! request wants. Plain data; knows no policy.
 
 use types::PolicyDigest;
 
-/// A version, which is a model's name and its policy digest, as one word that a row has room for.
+/// A version, that is a model's name and its policy digest, hashed to one word.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VersionId(pub u64);
 
@@ -14,17 +14,17 @@ pub struct Row {
     pub digest: PolicyDigest,
     pub version: VersionId,
     pub context: u32,
-    /// How much of the context its ranks have room for at present. A larger number stands for all of it.
+    /// How many positions its ranks have room for at present. A number above the context stands for all of it.
     pub room: u32,
-    /// Tokens that it has to compute before it could begin with one more request: the part of prompts that no cache
-    /// has, and one token of each request that is being answered.
+    /// Tokens that it has to compute before it could start one more request: the uncached part of prompts, and one
+    /// token of each request that is being answered.
     pub work: u64,
     pub n_running: u32,
-    /// Positions that its cache has room for at once. None while the replica has not told.
+    /// Positions that its cache has room for at once. None until the replica has reported them.
     pub tokens_free: Option<u64>,
-    /// How much of the prompt in question its cache has, from the beginning.
+    /// How much of the prompt its cache has, from the beginning.
     pub n_cached: u32,
-    /// Named blocks in its cache, as far as they are known here.
+    /// Named blocks in its cache, as far as this router knows.
     pub n_names: u32,
     /// A number of the replica that is the same at every router.
     pub id: u64,
@@ -33,19 +33,19 @@ pub struct Row {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
     Ready,
-    /// It could serve, but others serve better: it gets nothing new while there are any.
+    /// It could serve, but others serve better: it gets no new requests while there are any.
     Shunned,
-    /// Its ranks are being placed anew, or it is silent: a request that it is given waits.
+    /// Its ranks are being placed anew, or it is silent: requests wait there.
     Recovering,
-    /// There are no places for its ranks: a request that it is given waits, and nobody knows for how long.
+    /// There are no machines for its ranks: requests wait there, for an unknown time.
     Unplaced,
-    /// It finishes what it has, and takes nothing more.
+    /// It finishes its requests, and takes no new ones.
     Draining,
     /// It is not attached, or has not loaded yet.
     Absent,
 }
 
-/// By what rule a replica is chosen among those that could serve.
+/// The rule by which a replica is chosen among those that could serve.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PickPolicy {
     #[default]
@@ -56,37 +56,37 @@ pub enum PickPolicy {
     Affinity,
 }
 
-/// What a choice has to know of a request.
+/// What a choice needs to know of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
     /// Tokens of its longest prompt.
     pub n_prompt: u32,
     /// Requests with the same session belong together.
     pub session: Option<u64>,
-    /// How many requests this router placed before.
+    /// How many requests this router has placed before.
     pub n_before: u64,
-    /// The version whose replicas may have it. None: all replicas that serve.
+    /// The version whose replicas may get it. None: all replicas that serve.
     pub version: Option<VersionId>,
 }
 
-/// What a replica must have to go on with a request.
+/// What a replica needs to continue a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
     pub digest: PolicyDigest,
-    /// The length of its log when it ends: with less context it would end sooner.
+    /// The length of its log at its end: with less context it would end sooner.
     pub n_tokens: u64,
     /// The length of its log so far.
     pub n_known: u64,
 }
 
-/// What each sequence that runs costs one more, in tokens of a prompt, because every step takes longer with it. A step
-/// reads that sequence's cache, which is cheap beside computing a token of a prompt, and there are some hundred steps.
+/// The cost of each running sequence for one more, in prompt tokens, because every step takes longer with it. A step
+/// reads that sequence's cache, which is cheap beside computing a prompt token, and there are some hundred steps.
 const CROWD: u64 = 32;
 /// Digests that are counted. Replicas of one name have more than two only while somebody changes them.
 const DIGESTS_MAX: usize = 16;
 
 impl PickPolicy {
-    /// Whether the policy asks what caches have.
+    /// Whether the policy reads what caches have.
     pub fn reads_caches(self, wish: &Wish) -> bool {
         match self {
             PickPolicy::Prefix => true,
@@ -96,14 +96,14 @@ impl PickPolicy {
     }
 }
 
-/// The replicas among which a policy chooses, in columns of one length. The memory is used again for the next choice.
+/// The replicas among which a policy chooses, in columns of one length. The memory is reused for the next choice.
 #[derive(Debug, Default)]
 pub struct Open {
     /// The row of each, in ascending order.
     pub rows: Vec<u32>,
-    /// What is before one more request and beside it, in tokens of a prompt.
+    /// The work before one more request and beside it, in prompt tokens.
     pub loads: Vec<u64>,
-    /// The largest number while the replica has not told.
+    /// `u64::MAX` until the replica has reported it.
     pub tokens_free: Vec<u64>,
     pub n_cached: Vec<u32>,
     pub n_names: Vec<u32>,
@@ -160,7 +160,7 @@ impl Open {
         self.rows.is_empty()
     }
 
-    /// The first of those for which the key is least.
+    /// The first of those with the least key.
     pub fn least<K: Ord>(&self, key: impl Fn(usize) -> K) -> Option<usize> {
         (0..self.len()).min_by_key(|&at| key(at))
     }
@@ -202,8 +202,8 @@ impl Wish {
 }
 
 impl Row {
-    /// Whether the replica can go on with the request at present. Where its ranks have less room than its context, a
-    /// request goes on as far as it fits.
+    /// Whether the replica can continue the request at present. If its ranks have less room than its context, a request
+    /// goes on as far as it fits.
     pub fn meets(&self, need: Need) -> bool {
         self.may_meet(need) && u64::from(self.room) > need.n_known
     }

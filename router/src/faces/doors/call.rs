@@ -1,4 +1,4 @@
-//! What a gRPC call says beside its message: whose it is and until when; and how a refusal becomes its status. Knows no
+//! What a gRPC call carries beside its message: its tenant and deadline; and how a refusal becomes its status. Knows no
 //! method.
 
 use crate::front::frontend::Frontend;

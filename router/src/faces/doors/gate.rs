@@ -1,4 +1,4 @@
-//! What a gRPC call passes before it is read: its key is checked, and its body has to arrive in time. A panic behind
+//! Checks of a gRPC call before it is read: its key must be valid, and its body has to arrive in time. A panic behind
 //! the gate ends this one call. Knows methods only by their paths.
 
 use crate::faces::doors::call::status;
@@ -20,7 +20,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-/// What probes and tools may ask without a key. All other calls need one.
+/// Paths that probes and tools may call without a key.
 const OPEN: [&str; 7] = [
     "/grpc.health.v1.Health/",
     "/grpc.reflection.v1.ServerReflection/",
@@ -30,7 +30,7 @@ const OPEN: [&str; 7] = [
     "/inference.GRPCInferenceService/ServerReady",
     "/inference.GRPCInferenceService/ModelReady",
 ];
-/// A stream of requests, which a client sends whenever it has one.
+/// A stream of requests, which may stay open for ever.
 const ENDLESS: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 #[derive(Clone)]

@@ -1,9 +1,9 @@
-//! A connection whose writes wait for one turn of the runtime, so that what many of its streams say in one step leaves
-//! in one write. Knows no frames.
+//! A connection whose writes wait for one turn of the runtime, so that the output of many of its streams in one step
+//! leaves in one write. Knows no frames.
 //!
-//! A runtime runs the task first that was woken last. Without this, each stream that has something to say would be
-//! followed by the connection, which would write that alone. A task that waits a turn stands behind all that are awake
-//! by then; where none is, it waits for nothing.
+//! A runtime runs the task first that was woken last. Without this, each stream with output would be followed by the
+//! connection, which would write that alone. A task that waits a turn is queued behind all that are awake by then; if
+//! there are none, it does not wait.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -101,8 +101,7 @@ mod tests {
         }
     }
 
-    /// The test does what a connection does: it is woken by each of its streams, and writes all that they have said by
-    /// then.
+    /// The test acts like a connection: it is woken by each of its streams, and writes all of their output by then.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn tokens_of_one_step_leave_in_one_write() {
         let (n_writes, n_said, news) = (Arc::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));

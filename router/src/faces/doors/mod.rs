@@ -1,5 +1,5 @@
-//! What connections and calls pass on their way in and out, whatever they speak: a place among the others, deadlines,
-//! gathered writes, a key, and a guard by which a panic ends one call alone.
+//! What connections and calls of every protocol pass: a place among the others, deadlines, gathered writes, a key, and
+//! a guard by which a panic ends one call alone.
 //!
 //! Knows bytes and paths, no request. Read `socket`, `gathered`, `panics`, then `call` and `gate`, which are for gRPC.
 

@@ -1,5 +1,5 @@
-//! A client's connection, which holds a place among the others and has to act in time: to begin, and to take what is
-//! there for it. Knows bytes, and of protocols only the length of HTTP/2's preface.
+//! A client's connection, which holds a place among the others and has to act in time: to begin, and to read what was
+//! sent to it. Knows bytes, and of protocols only the length of HTTP/2's preface.
 
 use std::future::Future;
 use std::io;
@@ -34,7 +34,7 @@ impl<IO> Socket<IO> {
         Socket { io, unread: None, unread_max, beginning: None, _place: place }
     }
 
-    /// The connection is closed if it does not begin in time: for servers that do not see to that themselves.
+    /// The connection is closed if it does not begin in time: for servers that have no such limit.
     pub fn begins_within(self, max: Duration) -> Socket<IO> {
         Socket { beginning: Some(Beginning { n_bytes: 0, late: Box::pin(sleep(max)) }), ..self }
     }

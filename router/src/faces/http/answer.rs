@@ -1,4 +1,4 @@
-//! An answer in OpenAI's shapes: whole, or handed to `chunks`.
+//! An answer in OpenAI's shapes: whole, or passed to `chunks`.
 
 use crate::faces::http::chunks;
 use crate::faces::http::error::HttpError;

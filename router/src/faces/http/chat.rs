@@ -86,7 +86,7 @@ fn message(i: usize, value: Value) -> Result<v1::ChatMessage, Refusal> {
     let content = match message.remove("content") {
         Some(Value::String(text)) => text,
         Some(Value::Array(parts)) => text_of(i, parts)?,
-        // A reply without text looks like this when a client sends it back.
+        // A reply without text, as a client sends it back.
         None | Some(Value::Null) if role == "assistant" => String::new(),
         other => return Err(wrong(format!("messages[{i}].content"), "a string or a list of parts", &other.into())),
     };
@@ -104,7 +104,7 @@ fn role(i: usize, message: &mut Map<String, Value>) -> Result<String, Refusal> {
     }
 }
 
-/// Joins parts of text as lines of one text, as other servers do for templates that know only strings.
+/// Joins parts of text as lines of one text, as other servers do for templates that take only strings.
 fn text_of(i: usize, parts: Vec<Value>) -> Result<String, Refusal> {
     let text = |(j, part): (usize, &Value)| match (part.get("type").and_then(Value::as_str), part.get("text")) {
         (Some("text"), Some(Value::String(text))) => Ok(text.clone()),
@@ -152,7 +152,7 @@ impl AnswerFormat for Chat {
         json!({ "content": content.collect::<Vec<_>>(), "refusal": null })
     }
 
-    /// A conversation is not repeated.
+    /// Chat has no echo.
     fn echo(&mut self, _: &Tokenizer, _: u32, _: &Prompt, _: &[v1::Logprob]) -> Option<Echo> {
         None
     }

@@ -51,7 +51,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
     fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
         match event {
             GenerationEvent::Prompt(prompt) => self.echo(slot, &prompt.logprobs, generation, out),
-            // Its logprobs are counted, because they say where the next token's text begins.
+            // Its logprobs are counted, because they determine where the next token's text begins.
             GenerationEvent::Replayed(delta) => drop(self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs)),
             GenerationEvent::Delta(delta) => {
                 *self.mark(slot) = ReadMark::at(delta.position + delta.token_ids.len() as u32);
@@ -92,7 +92,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
 }
 
 impl<S: AnswerFormat> Chunks<S> {
-    /// A choice that had ended before the client resumed counts as it did then.
+    /// A choice that had ended before the client resumed counts as before.
     fn add_ended(&mut self, slot: u32, generation: &Generation) {
         let mark = *self.mark(slot);
         if mark.has_ended() {
@@ -106,7 +106,7 @@ impl<S: AnswerFormat> Chunks<S> {
         &mut self.position.marks.choices[slot as usize]
     }
 
-    /// Writes a choice's first chunk, which tells its prompt where that is wanted and new.
+    /// Writes a choice's first chunk, which carries its prompt if that is wanted and new.
     fn open(
         &mut self,
         slot: u32,

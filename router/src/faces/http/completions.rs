@@ -64,12 +64,12 @@ fn only_prompt(sampling: &mut Sampling, wishes: &mut Wishes) {
     }
 }
 
-/// Logprobs of an echo are those of the prompt.
+/// The logprobs of an echo are the prompt's.
 fn echoed(sampling: &Sampling, wishes: &Wishes) -> Option<u32> {
     sampling.logprobs.filter(|_| wishes.echo)
 }
 
-/// Reads text, token ids, or a list of some of these.
+/// Reads text, token ids, or a list of these.
 pub fn inputs(field: &'static str, prompt: Value) -> Result<Vec<Input>, Refusal> {
     match prompt {
         Value::Array(all) if matches!(all.first(), Some(Value::String(_) | Value::Array(_))) => {
@@ -88,7 +88,7 @@ fn input(field: &'static str, prompt: Value) -> Result<Input, Refusal> {
 }
 
 struct Completion {
-    /// The place at which the text of each choice's next token begins, in characters.
+    /// For each choice, where the text of its next token begins, in characters.
     offsets: Vec<usize>,
 }
 
@@ -129,7 +129,7 @@ impl AnswerFormat for Completion {
     }
 }
 
-/// Four lists that run in step, as OpenAI has them.
+/// Four parallel lists, as in OpenAI's API.
 #[derive(Default)]
 struct LogprobLists {
     tokens: Vec<String>,

@@ -1,4 +1,4 @@
-//! Who may ask, how much, and what browsers may do: API keys, limits and CORS. Knows no page.
+//! API keys, limits and CORS of the HTTP pages. Knows no page.
 
 use crate::faces::doors::panics::{Panicked, caught};
 use crate::faces::http::error::HttpError;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use types::TenantId;
 
-/// Lets in requests with a key, and notes the tenant for the page.
+/// Lets in requests with a valid key, and passes the tenant to the page.
 pub async fn authorize(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
     let tenant = tenant(&front, request.headers());
     enter(&front, tenant, request, next).await
@@ -83,7 +83,7 @@ pub async fn unbroken(request: Request, next: Next) -> Response {
     answered.unwrap_or_else(|Panicked| HttpError::from(Refusal::failed("the server broke on it")).into_response())
 }
 
-/// Lets pages of any origin ask: the key keeps others out, and there are no cookies.
+/// Lets pages of any origin ask: keys keep others out, and there are no cookies.
 pub async fn cors(request: Request, next: Next) -> Response {
     const ANY: HeaderValue = HeaderValue::from_static("*");
     const EXPOSED: HeaderValue = HeaderValue::from_static(
@@ -106,7 +106,7 @@ fn preflight(wanted: Option<HeaderValue>) -> Response {
     let mut response = StatusCode::NO_CONTENT.into_response();
     let headers = response.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
-    // The wanted headers are repeated as they came, because `*` does not stand for `authorization`.
+    // The requested headers are repeated as they came, because `*` does not cover `authorization`.
     let allowed = wanted.unwrap_or(HeaderValue::from_static("authorization, content-type"));
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed);
     headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400"));

@@ -20,7 +20,7 @@ pub async fn embeddings(State(front): State<Arc<Frontend>>, request: Request) ->
     let read = read(&front, request).await;
     let page = counted(&mut recorder, read)?;
     let (ask, encoding) = counted(&mut recorder, ask(page).map_err(HttpError::from))?;
-    // Prompts are called `input` here.
+    // This endpoint calls prompts `input`.
     let named = |refusal: Refusal| refusal.renamed(&[("text", "input"), ("token_ids", "input")]);
     let reply = front.embed(ask, &mut recorder).await.map_err(named)?;
     let usage = reply.usage.unwrap_or_default();
@@ -55,7 +55,7 @@ fn ask(page: Page) -> Result<(Ask, Encoding), Refusal> {
 #[derive(Clone, Copy)]
 enum Encoding {
     Float,
-    /// Base64 of the numbers' bytes, the lowest first: the `openai` client asks for this and reads it.
+    /// Base64 of the numbers' bytes, little-endian: the `openai` client asks for this and reads it.
     Base64,
 }
 

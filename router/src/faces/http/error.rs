@@ -16,11 +16,11 @@ pub struct HttpError {
     param: Option<String>,
     message: String,
     retry_after: Option<Duration>,
-    /// One of a few words, for a metric's label.
+    /// From a small closed set, because it is a metric's label.
     label: &'static str,
 }
 
-/// The header for which OpenAI's clients look first.
+/// The header that OpenAI's clients read first.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
@@ -61,7 +61,7 @@ impl HttpError {
     }
 }
 
-/// Fields of `lockstep.v1` that OpenAI names otherwise.
+/// Fields of `lockstep.v1` that OpenAI names differently.
 const NAMES: [(&str, &str); 3] = [("text", "prompt"), ("token_ids", "prompt"), ("chat", "messages")];
 
 impl From<Refusal> for HttpError {
@@ -71,7 +71,7 @@ impl From<Refusal> for HttpError {
 }
 
 impl HttpError {
-    /// The same without other names for fields.
+    /// The error without OpenAI's names for fields.
     pub fn of(refusal: Refusal) -> HttpError {
         let (status, kind, code) = match &refusal {
             Refusal::Invalid { .. } => (StatusCode::BAD_REQUEST, INVALID, None),
@@ -104,7 +104,7 @@ impl HttpError {
     }
 }
 
-/// OpenAI's name for what there was too much of.
+/// OpenAI's name for the exceeded limit.
 fn limited(limit: Limit) -> &'static str {
     match limit {
         Limit::Requests(_) | Limit::Concurrent(_) => "requests",
@@ -125,10 +125,10 @@ impl IntoResponse for HttpError {
         let mut response = (self.status, Json(self.body())).into_response();
         if let Some(wait) = self.retry_after {
             response.headers_mut().insert(RETRY_AFTER, whole_seconds(wait).into());
-            // The same in milliseconds, for clients that know it: within one second too many would come at once.
+            // The same in milliseconds, for clients that know it: within one whole second too many would come at once.
             response.headers_mut().insert(RETRY_AFTER_MS, whole_millis(wait).into());
         }
-        // A page that says it in other words reads it from here.
+        // A page that words errors differently reads it from here.
         response.extensions_mut().insert(self);
         response
     }

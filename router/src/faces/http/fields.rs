@@ -1,5 +1,5 @@
 //! The fields of a JSON body, taken one by one; each refusal names its field. Knows which fields of OpenAI and of other
-//! servers would change the answer and are not served yet, and ignores what it does not know.
+//! servers would change the answer and are not served yet, and ignores unknown ones.
 
 use crate::board::pick::hashed;
 use crate::faces::http::error::HttpError;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use std::collections::HashMap;
 use tokio::time::Instant;
 
-/// Fields that name a session; the first that is there counts.
+/// Fields that name a session; the first one present counts.
 const SESSION_FIELDS: [&str; 2] = ["prompt_cache_key", "user"];
 
 pub struct Fields(Map<String, Value>);
@@ -58,7 +58,7 @@ impl Fields {
     }
 
     pub fn integer(&mut self, name: &'static str) -> Result<Option<i64>, Refusal> {
-        // 3.0 is a whole number too: some clients write no other.
+        // 3.0 is a whole number too: some clients write every number so.
         let whole = |n: f64| (n.fract() == 0.0 && n.abs() < 9e15).then_some(n as i64);
         let integer = |value: Value| value.as_i64().or_else(|| value.as_f64().and_then(whole)).ok_or(value);
         self.take(name).map(integer).transpose().map_err(|value| wrong(name, "a whole number", &value))
@@ -81,7 +81,7 @@ impl Fields {
         self.take(name).map(|value| token_ids(name, value)).transpose()
     }
 
-    /// Reads what all endpoints that generate have in common. Logprobs differ between endpoints.
+    /// Reads the sampling that all generating endpoints share. Logprobs differ between endpoints.
     pub fn sampling(&mut self) -> Result<v1::Sampling, Refusal> {
         let newer = self.unsigned("max_completion_tokens")?;
         let older = self.unsigned("max_tokens")?;
@@ -115,7 +115,7 @@ impl Fields {
         })
     }
 
-    /// llama.cpp writes -1 for all.
+    /// In llama.cpp, -1 keeps all.
     fn top_n_sigma(&mut self) -> Result<f32, Refusal> {
         Ok(self.number("top_n_sigma")?.filter(|n| *n != -1.0).unwrap_or(0.0))
     }
@@ -134,7 +134,7 @@ impl Fields {
         })
     }
 
-    /// Reads an object whose members are token ids. They are strings, because names of members are.
+    /// Reads an object whose keys are token ids, as strings.
     fn logit_bias(&mut self) -> Result<HashMap<u32, f32>, Refusal> {
         let Some(Fields(all)) = self.object("logit_bias")? else { return Ok(HashMap::new()) };
         let one = |(token, bias): (String, Value)| {
@@ -153,7 +153,7 @@ impl Fields {
         }
     }
 
-    /// Other servers write -1 for all.
+    /// In other servers, -1 keeps all.
     fn top_k(&mut self) -> Result<Option<u32>, Refusal> {
         match self.integer("top_k")? {
             Some(-1) => Ok(Some(0)),
@@ -183,7 +183,7 @@ impl Fields {
         }
     }
 
-    /// Refuses a field that this page does not take, whatever its value.
+    /// Refuses a field that this page does not take, unless it is absent or null.
     pub fn refuse_if_meant(&mut self, name: &'static str) -> Result<(), Refusal> {
         match self.take(name) {
             Some(_) => Err(Refusal::invalid(name, "is not supported here")),
@@ -201,7 +201,7 @@ impl Fields {
         Ok(())
     }
 
-    /// Reads `stream`, and whether the last chunk tells the usage.
+    /// Reads `stream`, and whether the last chunk carries the usage.
     pub fn stream(&mut self, sampling: &v1::Sampling) -> Result<Option<Streaming>, Refusal> {
         let stream = self.boolean("stream")?.unwrap_or(false);
         if stream && sampling.prompt_logprobs.is_some() {
@@ -218,7 +218,7 @@ impl Fields {
         }
     }
 
-    /// Reads what the client wants besides the text. `sampling` has its logprobs by now.
+    /// Reads what the client wants besides the text. Needs `sampling` with its logprobs.
     pub fn wishes(&mut self, sampling: &v1::Sampling) -> Result<Wishes, Refusal> {
         Ok(Wishes {
             logprobs: sampling.logprobs.is_some(),
@@ -228,13 +228,13 @@ impl Fields {
         })
     }
 
-    /// Sets the session that the request's header names.
+    /// Sets the session from the request's header.
     pub fn belongs_to(&mut self, session: String) {
         self.0.insert(SESSION_FIELDS[0].to_owned(), session.into());
     }
 
-    /// The session, a hash that requests have in common that follow one another. It changes no answer, so a value that
-    /// is no text is ignored.
+    /// A hash of the session, which requests that follow one another share. It changes no answer, so a value that is
+    /// not text is ignored.
     pub fn session(&self) -> Option<u64> {
         SESSION_FIELDS.iter().find_map(|name| self.0.get(*name)?.as_str()).filter(|text| !text.is_empty()).map(hashed)
     }
@@ -244,8 +244,7 @@ impl Fields {
         self.integer("priority")?.map_or(Ok(0), fits)
     }
 
-    /// Reads `deadline_ms`, as `lockstep.v1` has it: the request ends, or is refused, when so many milliseconds have
-    /// passed.
+    /// Reads `deadline_ms`, as in `lockstep.v1`: the request ends, or is refused, after this many milliseconds.
     pub fn deadline(&mut self) -> Result<Option<Instant>, Refusal> {
         Ok(after(self.unsigned("deadline_ms")?.unwrap_or(0)))
     }
@@ -259,7 +258,7 @@ impl Fields {
         }
     }
 
-    /// Refuses those of the fields that were not taken that would change the answer.
+    /// Refuses fields that were not taken and would change the answer.
     pub fn finish(self) -> Result<(), Refusal> {
         for (name, is_neutral) in UNSERVED {
             if self.0.get(*name).is_some_and(|value| !value.is_null() && !is_neutral(value)) {
@@ -270,20 +269,20 @@ impl Fields {
     }
 }
 
-/// What a client wants to be told besides the text, and how.
+/// What a client wants to receive besides the text, and how.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wishes {
     pub logprobs: bool,
     pub prompt_logprobs: bool,
     pub token_ids: bool,
     pub echo: bool,
-    /// The client wants nothing but the prompt: `max_tokens` was 0. A token is drawn all the same, and not told.
+    /// The client wants only the prompt: `max_tokens` was 0. A token is drawn all the same, and not sent.
     pub nothing_new: bool,
-    /// None: the answer is wanted whole.
+    /// None: the answer is sent whole.
     pub streaming: Option<Streaming>,
 }
 
-/// What a client wants of a stream.
+/// A client's options for a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Streaming {
     pub include_usage: bool,
@@ -320,7 +319,7 @@ const UNSERVED: &[(&str, IsNeutral)] = &[
     ("grammar", is_empty),
     ("json_schema", is_empty),
     ("return_tokens_as_token_ids", is_false),
-    // Its target moves with the surprise of every token so far, which the token log does not have.
+    // Its target moves with the surprise of every earlier token, which the token log does not have.
     ("mirostat", is_zero),
     ("mirostat_mode", is_zero),
     ("dry_penalty_last_n", |value| value == -1),
@@ -361,7 +360,7 @@ pub fn token_ids(name: &'static str, value: Value) -> Result<Vec<u32>, Refusal> 
     }
 }
 
-/// Refuses a value by its kind, and does not repeat it: it may be long, or private.
+/// The refusal names the value's kind and does not repeat it: it may be long, or private.
 pub fn wrong(name: impl Into<std::borrow::Cow<'static, str>>, must: &str, value: &Value) -> Refusal {
     let kind = match value {
         Value::Null => "null",

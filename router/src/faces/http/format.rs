@@ -1,4 +1,4 @@
-//! What answers in OpenAI's shapes have in common, whole or in chunks. What differs between chat and completions is an
+//! What whole and chunked answers in OpenAI's shapes share. What differs between chat and completions is an
 //! `AnswerFormat`.
 
 use crate::faces::http::fields::Wishes;
@@ -15,17 +15,17 @@ pub trait AnswerFormat: Send + Unpin + 'static {
     const ID_PREFIX: &'static str;
     const OBJECT: &'static str;
     const CHUNK_OBJECT: &'static str;
-    /// Whether `prompt_token_ids` stand in each choice, which may have a prompt of its own, or once in the answer.
+    /// Whether `prompt_token_ids` are in each choice, which may have its own prompt, or once in the answer.
     const PROMPT_IN_CHOICE: bool;
 
-    /// The member that opens a choice's stream, if there is one.
+    /// The member that begins a choice's stream, if there is one.
     fn opening(&self) -> Option<(&'static str, Value)>;
-    /// The member that carries a piece of text; no text at the end.
+    /// The member that carries a piece of text; None at the end.
     fn piece(&self, text: Option<&str>) -> (&'static str, Value);
     /// The member that carries the whole text.
     fn whole(&self, text: &str) -> (&'static str, Value);
     fn logprobs(&mut self, tokenizer: &Tokenizer, choice: u32, logprobs: &[v1::Logprob]) -> Value;
-    /// The prompt at the head of an answer, as a member and its logprobs, where the endpoint repeats it.
+    /// The prompt before an answer, as a member and its logprobs, if the endpoint repeats it.
     fn echo(&mut self, tokenizer: &Tokenizer, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<Echo>;
 }
 
@@ -112,7 +112,7 @@ impl Envelope {
         }
     }
 
-    /// Whether a delta has something to say to this client.
+    /// Whether this client needs a chunk for the delta.
     pub fn says(&self, delta: &v1::Delta) -> bool {
         let Wishes { logprobs, token_ids, nothing_new, .. } = self.wishes;
         let told = !delta.text.is_empty()
@@ -122,8 +122,8 @@ impl Envelope {
     }
 }
 
-/// Logprobs of the prompt by token, with null for the first, which nothing predicts. A rank is known for tokens that
-/// were among the most likely.
+/// The prompt's logprobs by token, with null for the first, which nothing predicts. The rank is known for tokens among
+/// the most likely.
 fn prompt_logprobs(tokenizer: &Tokenizer, scored: &[v1::Logprob]) -> Value {
     let one = |logprob: &v1::Logprob, rank: Option<usize>| {
         let text = token_text(tokenizer, logprob.token_id);
@@ -187,7 +187,7 @@ impl UsageSum {
     }
 }
 
-/// A token's own text: a part of a character becomes a replacement character, and the token's bytes tell which part.
+/// A token's own text: partial characters become replacement characters, and the token's bytes say which part.
 pub fn token_text(tokenizer: &Tokenizer, token: u32) -> String {
     String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned()
 }

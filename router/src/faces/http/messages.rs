@@ -51,7 +51,7 @@ pub async fn count_tokens(State(front): State<Arc<Frontend>>, request: Request) 
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }
 
-/// Writes a refusal of any layer below as Anthropic does.
+/// Writes a refusal of any inner layer in Anthropic's form.
 pub async fn in_its_words(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     let Some(error) = response.extensions().get::<HttpError>().cloned() else { return response };
@@ -124,7 +124,7 @@ fn message(i: usize, mut turn: Fields) -> Result<v1::ChatMessage, Refusal> {
     Ok(v1::ChatMessage { role, content })
 }
 
-/// What is known of an answer when it begins.
+/// The fields of an answer that are known when it begins.
 struct Message {
     id: String,
     model: String,
@@ -166,7 +166,7 @@ fn stop_sequence(finished: &v1::Finished) -> Option<&str> {
     Some(finished.stop.as_str()).filter(|stop| !stop.is_empty())
 }
 
-/// Anthropic counts cached tokens of the prompt apart from the others.
+/// Anthropic counts cached prompt tokens apart from the others.
 fn usage_value(usage: &v1::Usage) -> Value {
     json!({
         "input_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
@@ -176,7 +176,7 @@ fn usage_value(usage: &v1::Usage) -> Value {
     })
 }
 
-/// An answer as it is streamed. Only events that bring the client further carry a position.
+/// A streamed answer. Only events that advance the client carry a position.
 struct MessageVoice {
     message: Message,
     position: Position,

@@ -1,5 +1,4 @@
-//! HTTP to clients: OpenAI's endpoints and Anthropic's, and pages for operators. Each page translates to what `front`
-//! does.
+//! HTTP for clients: OpenAI's endpoints and Anthropic's, and pages for operators. Each page translates for `front`.
 //!
 //! Knows no replica, but for what lists of models show. Read `server` and `door` (connections and keys), `page` and
 //! `fields` (what a client sent), then an endpoint: OpenAI's `chat` and `completions` share `answer`, `format` and
@@ -51,7 +50,7 @@ fn routes(front: Arc<Frontend>) -> Router {
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route_layer(from_fn_with_state(front.clone(), door::authorize));
-    // This layer is outermost, so that a client without a key is told so in Anthropic's words too.
+    // This layer is outermost, so that a client without a key gets its error in Anthropic's form too.
     let anthropic = Router::new()
         .route("/v1/messages", post(messages::messages))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))

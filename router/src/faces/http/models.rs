@@ -1,4 +1,4 @@
-//! What is served, whether it is ready, and by which ranks. Knows no request.
+//! Which models are served, whether the router is ready, and which ranks serve. Knows no request.
 
 use crate::faces::http::error::HttpError;
 use crate::front::frontend::Frontend;

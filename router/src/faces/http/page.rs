@@ -1,4 +1,4 @@
-//! What a client sent to a page: the JSON object of the body, read within its limits, and the headers that matter.
+//! A client's request to a page: the JSON object of the body, read within its limits, and the headers that matter.
 //! Knows no page's own fields.
 
 use crate::config::RouterLimits;
@@ -18,11 +18,11 @@ use std::future::Future;
 use tokio_stream::StreamExt;
 use types::TenantId;
 
-/// What a client sent to a page, and whose client it is.
+/// A client's request to a page, with its tenant.
 pub struct Page {
     pub fields: Fields,
     pub tenant: TenantId,
-    /// The header as it came; empty where there is none.
+    /// The header as it came; empty if absent.
     last_event_id: String,
     /// The memory that the body holds until its text has become tokens.
     pub body: BodyPermits,
@@ -38,7 +38,7 @@ impl Page {
         Ok(Ask { tenant, session, resume, body, ..ask })
     }
 
-    /// The stream that is to be resumed, if one is.
+    /// The stream that is to be resumed, if any.
     fn resume(&self, streaming: Option<Streaming>, limits: &RouterLimits) -> Result<Option<Resume>, Refusal> {
         match (self.last_event_id.as_str(), streaming) {
             ("", _) => Ok(None),
@@ -48,7 +48,7 @@ impl Page {
     }
 }
 
-/// Counts what a page refuses before it is a request.
+/// Counts a refusal that happens before there is a request.
 pub fn counted<T>(recorder: &mut Recorder, read: Result<T, HttpError>) -> Result<T, HttpError> {
     read.inspect_err(|error| recorder.refused_as(error.label()))
 }
@@ -57,7 +57,7 @@ pub fn counted<T>(recorder: &mut Recorder, read: Result<T, HttpError>) -> Result
 pub async fn read(front: &Frontend, request: Request) -> Result<Page, HttpError> {
     let tenant = request.extensions().get::<TenantId>().copied().unwrap_or_default();
     let limits = &front.config.limits;
-    // A header that is not text is not a handle either: it is refused as one.
+    // A header that is not text is not a valid handle either, and is refused as one.
     let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).trim().to_owned();
     let last_event_id = request.headers().get("last-event-id").map(text).unwrap_or_default();
     let session = request.headers().get(SESSION).and_then(|value| value.to_str().ok()).map(str::to_owned);
@@ -78,8 +78,8 @@ async fn in_time<T>(front: &Frontend, body: impl Future<Output = T>) -> Result<T
     read.map_err(|_| HttpError::bad_request(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"))
 }
 
-/// Reads the body. One that is too large, or for which there is no room beside the others, is read to its end all the
-/// same, within reason: a client that still sends reads no refusal.
+/// Reads the body. One that is too large, or has no room beside the others, is still read to its end, within reason: a
+/// client that is still sending reads no refusal.
 async fn read_body(front: &Frontend, body: Body) -> Result<(Vec<u8>, BodyPermits), HttpError> {
     let limits = &front.config.limits;
     let mut chunks = body.into_data_stream();

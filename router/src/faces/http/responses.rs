@@ -1,4 +1,4 @@
-//! `/v1/responses`: OpenAI's newer API, for text. Nothing is stored: a response cannot be asked for again.
+//! `/v1/responses`: OpenAI's newer API, for text. Nothing is stored: a response cannot be fetched again.
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, IsNeutral, is_empty};
@@ -62,11 +62,11 @@ fn is_plain_text(value: &Value) -> bool {
     value.as_object().is_some_and(|all| all.iter().filter(|(_, value)| !value.is_null()).all(is_plain))
 }
 
-/// The request, whether it is to be streamed, and what a reply repeats of it.
+/// Returns the request, whether it is to be streamed, and the fields that a reply repeats.
 fn ask(front: &Frontend, mut page: Page) -> Result<(Ask, bool, Value), Refusal> {
     let fields = &mut page.fields;
     fields.refuse(UNSERVED)?;
-    // Whether a client wants the response kept changes no answer, and the reply says that it is not.
+    // `store` changes no answer; the reply says that nothing is stored.
     fields.boolean("store")?;
     let metadata = fields.take("metadata").unwrap_or_else(|| Value::Object(Map::new()));
     let instructions = fields.string("instructions")?;
@@ -84,8 +84,7 @@ fn ask(front: &Frontend, mut page: Page) -> Result<(Ask, bool, Value), Refusal> 
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
     });
-    // These options say whether a stream is padded against readers that count bytes on the way. No answer depends on
-    // them.
+    // These options only pad a stream against readers that count bytes on the way. No answer depends on them.
     fields.object("stream_options")?;
     let (ask, is_stream) = single::ask(front, page, messages, sampling)?;
     Ok((ask, is_stream, settings))
@@ -106,7 +105,7 @@ fn message(i: usize, mut item: Fields) -> Result<v1::ChatMessage, Refusal> {
     }
     let role = match item.take("role").as_ref().and_then(Value::as_str) {
         Some(role @ ("system" | "user" | "assistant")) => role.to_owned(),
-        // This is the newer name of the same role.
+        // The newer name of the same role.
         Some("developer") => "system".to_owned(),
         _ => return Err(invalid(format!("input[{i}].role"), "must be system, developer, user or assistant")),
     };
@@ -115,11 +114,11 @@ fn message(i: usize, mut item: Fields) -> Result<v1::ChatMessage, Refusal> {
     Ok(v1::ChatMessage { role, content })
 }
 
-/// What is known of a reply when it begins.
+/// The fields of a reply that are known when it begins.
 struct Reply {
     id: String,
     item_id: String,
-    /// All members that do not change while the reply goes on.
+    /// All members that stay the same during the reply.
     value: Value,
 }
 
@@ -207,11 +206,11 @@ fn usage_value(usage: &v1::Usage) -> Value {
     })
 }
 
-/// A reply as it is streamed. Only events that bring the client further carry a position.
+/// A streamed reply. Only events that advance the client carry a position.
 struct ResponseVoice {
     reply: Reply,
     position: Position,
-    /// The whole text, with what the client has from before.
+    /// The whole text, including what the client had before.
     text: String,
     n_events: u64,
 }
@@ -224,7 +223,7 @@ impl ResponseVoice {
         &mut self.position.marks.choices[0]
     }
 
-    /// Numbers an event and names the one item of the output.
+    /// Numbers an event and adds the id of the one output item.
     fn numbered(&mut self, mut data: Value) -> Value {
         data["sequence_number"] = self.n_events.into();
         self.n_events += 1;
@@ -267,7 +266,7 @@ impl Voice for ResponseVoice {
     fn opening(&mut self, _: &Generation, out: &mut String) {
         let mark = *self.mark();
         if mark != ReadMark::Nothing {
-            // Each token has at most one event, so no number is given twice.
+            // Each token has at most one event, so no number is used twice.
             self.n_events = N_OPENING + u64::from(mark.n_tokens());
             return;
         }

@@ -1,4 +1,4 @@
-//! The server of HTTP connections: how many there may be, and how long one may take to ask something. Knows no page.
+//! The server of HTTP connections: their number, and how long one may take to send a request. Knows no page.
 
 use crate::config::{RouterLimits, Timeouts};
 use crate::faces::Error;
@@ -100,14 +100,14 @@ async fn connection(
     }
 }
 
-/// What one connection may do, in either protocol.
+/// The settings of one connection, in either protocol.
 fn protocols(headers_max: Duration) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(headers_max);
     builder
         .http2()
         .timer(TokioTimer::new())
-        // A client that has lost power does not say so.
+        // A client that has lost power does not close its connection.
         .keep_alive_interval(headers_max)
         .keep_alive_timeout(headers_max)
         .max_concurrent_streams(STREAMS_MAX)
@@ -117,7 +117,7 @@ fn protocols(headers_max: Duration) -> Builder<TokioExecutor> {
     builder
 }
 
-/// Ends if nothing was asked in time. The protocol's own deadline begins only when it is known which protocol it is.
+/// Ends if no request came in time. The protocol's own deadline begins only once the protocol is known.
 async fn too_late(asked: Arc<AtomicBool>, headers_max: Duration) {
     tokio::time::sleep(headers_max).await;
     if asked.load(Ordering::Relaxed) {
@@ -125,7 +125,7 @@ async fn too_late(asked: Arc<AtomicBool>, headers_max: Duration) {
     }
 }
 
-/// The routes of one connection, which notes that something was asked.
+/// The routes of one connection, which record that a request came.
 #[derive(Clone)]
 struct Noticed {
     routes: Router,

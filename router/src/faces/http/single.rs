@@ -1,4 +1,4 @@
-//! What pages have in common whose answer is one text: a chat with one choice. Knows no page's own words.
+//! What pages share whose answer is one text: a chat with one choice. Knows no page's own words.
 
 use crate::faces::http::fields::{Fields, Streaming, wrong};
 use crate::faces::http::page::Page;
@@ -11,11 +11,11 @@ use proto::v1::generate_request::Input;
 use serde_json::Value;
 use tokio_stream::StreamExt;
 
-/// How much of an unknown kind a refusal repeats.
+/// How many characters of an unknown kind a refusal repeats.
 const KIND_CHARS_MAX: usize = 40;
 
-/// Reads what every such page has, and refuses what is left and would change the answer. Beside the request, whether it
-/// is to be streamed.
+/// Reads the fields that every such page has, and refuses leftover ones that would change the answer. Also returns
+/// whether the answer is to be streamed.
 pub fn ask(
     front: &Frontend,
     mut page: Page,
@@ -37,7 +37,7 @@ pub fn ask(
     Ok((page.finished(ask, streaming, &front.config.limits)?, is_stream))
 }
 
-/// The whole answer and how it ended.
+/// Returns the whole answer and how it ended.
 pub async fn whole(generation: &mut Generation) -> Result<(String, v1::Finished), Refusal> {
     let (mut text, mut last) = (String::new(), v1::Finished::default());
     while let Some(event) = generation.next().await {
@@ -50,7 +50,7 @@ pub async fn whole(generation: &mut Generation) -> Result<(String, v1::Finished)
     Ok((text, last))
 }
 
-/// Reads a text, or parts of text, which become its lines. `kinds` are the names that parts of text may have.
+/// Reads a text, or parts of text, which become its lines. `kinds` are the allowed names for parts of text.
 pub fn text_of(field: &str, content: Option<Value>, kinds: &[&str]) -> Result<String, Refusal> {
     let parts = match content {
         Some(Value::String(text)) => return Ok(text),

@@ -1,8 +1,8 @@
-//! An answer as server-sent events, which a page's `Voice` words. Dropping the stream, as hyper does when a client
+//! An answer as server-sent events, in the words of a page's `Voice`. Dropping the stream, as hyper does when a client
 //! leaves, cancels the request.
 //!
 //! Each event's `id` is the stream's resume handle, and how much of each choice a client has that has read so far. The
-//! data stands before the id: a client that is cut off between the two reads the event again, and never misses one.
+//! data precedes the id: a client that is cut off between the two reads the event again, and never misses one.
 
 use crate::front::attended::Unread;
 use crate::front::frontend::Frontend;
@@ -19,19 +19,19 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 use tokio_stream::Stream;
 
-/// So many events are written at once at most.
+/// The most events that are written at once.
 const EVENTS_AT_ONCE_MAX: usize = 64;
 
-/// How a page words what happens. All functions append to what is to be written.
+/// How a page words events. All functions append to the output.
 pub trait Voice: Send + Unpin + 'static {
-    /// Writes what can be said before anything has come.
+    /// Writes what can be written before the first event.
     fn opening(&mut self, generation: &Generation, out: &mut String);
     fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String);
     /// Writes the end, when all choices have ended.
     fn ending(&mut self, out: &mut String);
     /// Writes a refusal as the last event, because it is too late for a status.
     fn fail(&mut self, refusal: Refusal, out: &mut String);
-    /// A comment that is written where nothing else was for a while, so that proxies keep the stream open.
+    /// A comment that is written after some silence, so that proxies keep the stream open.
     fn still_here(&self) -> &'static str {
         ": still here\n\n"
     }
@@ -47,9 +47,9 @@ pub fn stream(mut voice: impl Voice, generation: Generation, front: &Frontend) -
     (headers, Body::from_stream(front.attendance.attended(body))).into_response()
 }
 
-/// How much a client has that has read everything so far.
+/// How much a client has once it has read everything so far.
 pub struct Position {
-    /// None where the stream cannot be resumed.
+    /// None if the stream cannot be resumed.
     handle: Option<String>,
     pub marks: ReadMarks,
 }
@@ -63,7 +63,7 @@ impl Position {
     pub fn write(&self, out: &mut String, name: Option<&str>, data: &Value) {
         write(out, name, data);
         if let Some(handle) = &self.handle {
-            // The id stands behind the data, before the empty line that ends the event.
+            // The id follows the data, before the empty line that ends the event.
             out.truncate(out.len() - 1);
             out.push_str(&format!("id: {handle}:{}\n\n", self.marks));
         }
@@ -83,7 +83,7 @@ pub fn write(out: &mut String, name: Option<&str>, data: &Value) {
 struct Events<V> {
     voice: V,
     generation: Generation,
-    /// What was not handed to the connection yet.
+    /// Output that was not passed to the connection yet.
     written: String,
     ended: bool,
     silence: Pin<Box<Sleep>>,
@@ -91,7 +91,7 @@ struct Events<V> {
 }
 
 impl<V: Voice> Events<V> {
-    /// Writes the events that are there.
+    /// Writes the events that are available.
     fn gather(&mut self, context: &mut Context<'_>) {
         for _ in 0..EVENTS_AT_ONCE_MAX {
             match Pin::new(&mut self.generation).poll_next(context) {

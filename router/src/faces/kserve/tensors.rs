@@ -1,4 +1,4 @@
-//! Tensors of the Open Inference Protocol from and to text. Trusts no length that they tell, and knows no request.
+//! Converts tensors of the Open Inference Protocol from and to text. Trusts no length in them, and knows no request.
 
 use crate::refusal::Refusal;
 use proto::kserve as wire;
@@ -19,7 +19,7 @@ const INPUTS: [(&str, &str); 4] = [
 ];
 const OUTPUTS: [(&str, &str); 2] = [("text_output", "BYTES"), ("finish_reason", "BYTES")];
 
-/// What a request's inputs say; each has one element.
+/// A request's inputs; each has one element.
 #[derive(Debug, Default)]
 pub struct Tensors {
     pub text: Option<String>,
@@ -86,7 +86,7 @@ fn text(name: &'static str, bytes: Vec<u8>) -> Result<Element, Refusal> {
     String::from_utf8(bytes).map(Element::Text).map_err(|_| Refusal::invalid(name, "is not UTF-8"))
 }
 
-/// Reads one element and nothing behind it.
+/// Reads one element and checks that nothing follows it.
 ///
 /// `[0, 4) length, the lowest byte first · [4, 4 + length) bytes`
 fn unframed(mut raw: Vec<u8>) -> Option<Vec<u8>> {
@@ -111,7 +111,7 @@ pub fn has_reason(outputs: &[InferRequestedOutputTensor]) -> Result<bool, Refusa
     }
 }
 
-/// The parameters of the request, over which those of the tensor count.
+/// The parameters of the request; those of the tensor override them.
 pub fn parameters(
     parameters: HashMap<String, wire::InferParameter>,
     sampling: Option<String>,
@@ -136,7 +136,7 @@ pub fn parameters(
     Ok(all)
 }
 
-/// Reads numbers and truths that Triton's clients write as strings.
+/// Reads numbers and booleans that Triton's clients write as strings.
 fn loosen(name: &str, value: &mut Value) {
     const TEXTS: [&str; 2] = ["stop", "bad_words"];
     let Value::String(text) = value else { return };

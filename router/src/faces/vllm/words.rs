@@ -41,7 +41,7 @@ pub fn refuse_unserved(request: &wire::GenerateRequest) -> Result<(), Refusal> {
     }
 }
 
-/// Translates the sampling. A zero that stands for another number becomes that. An absent value is the engine's default
+/// Translates the sampling. A zero that stands for another number is replaced. An absent value is the engine's default
 /// and not the model's: a gateway knows the model's from `GetModelInfo`.
 pub fn sampling(params: wire::SamplingParams) -> Result<v1::Sampling, Refusal> {
     let or_one = |value: f32| if value == 0.0 { 1.0 } else { value };
@@ -105,7 +105,7 @@ fn top(one: &v1::Logprob) -> wire::TopLogProbs {
     }
 }
 
-/// The sampling that the model's makers recommend, as a JSON object; empty where they do not say.
+/// The sampling that the model's makers recommend, as a JSON object; empty if there is none.
 pub fn defaults(defaults: &Defaults) -> String {
     let number = |value: Option<f32>| value.map(|value| Value::from(f64::from(value)));
     let all = [
@@ -141,7 +141,7 @@ pub fn load(pages: impl Iterator<Item = v1::Topology>) -> wire::SchedulerLoad {
     }
 }
 
-/// A time as ISO 8601 writes it, in UTC.
+/// A time in ISO 8601, in UTC.
 pub fn timestamp(unix_seconds: u64) -> String {
     let (days, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
     // Years begin in March here, so that a leap day is the last of its year. All eras of 400 years have the same

@@ -1,7 +1,7 @@
-//! Models as clients name them: the versions behind each name, and how each is read and written.
+//! Models by clients' names for them: the versions behind each name, and each model's tokenizer and template.
 //!
-//! Knows what replicas say that they serve, and no stream. Read `routes` (names, versions and weights), `text` (how one
-//! model is read), then `table` (which model a request means).
+//! Knows what replicas report to serve, and no stream. Read `routes` (names, versions and weights), `text` (tokenizer
+//! and template of one model), then `table` (which model a request means).
 
 pub mod routes;
 pub mod table;

@@ -1,5 +1,5 @@
-//! Names that clients call models by, and the versions behind each with their weights. The choice of a version is a
-//! pure function of a request's key, the weights and which versions are ready: every router of a cluster chooses alike.
+//! Clients' names for models, and the versions behind each with their weights. The choice of a version is a pure
+//! function of a request's key, the weights and which versions are ready: every router of a cluster chooses alike.
 //! Knows no requests, and replicas only by version.
 
 use crate::board::pick::scatter;
@@ -8,13 +8,12 @@ use crate::link::versions::Version;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// How many names there may be: each is a label of metrics.
+/// The most names: each is a label of metrics.
 const ROUTES_MAX: usize = 100;
-/// How many versions one name may have.
+/// The most versions of one name.
 const SHARES_MAX: usize = 16;
 const WEIGHT_MAX: u32 = 1_000_000;
-/// An odd number near 2^64 over the golden ratio: multiplied by it, keys that follow one another fall evenly over a
-/// scale.
+/// An odd number near 2^64 divided by the golden ratio: multiplied by it, consecutive keys spread evenly over a scale.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// All routes; clones share them. Without any, models have their own names.
@@ -23,14 +22,14 @@ pub struct ModelRoutes(Arc<RwLock<Arc<RouteTable>>>);
 
 pub type RouteTable = BTreeMap<String, Vec<Share>>;
 
-/// A version's part of the requests for a name.
+/// A version's share of the requests for a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     pub of: Pattern,
     pub weight: u32,
 }
 
-/// Which version is meant: by the name that its replicas say, and where that does not suffice, by its digest.
+/// Selects versions by their replicas' model name, and where that does not suffice, by digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
     pub model: String,
@@ -43,8 +42,7 @@ impl Pattern {
         Pattern { model: model.into(), digest: String::new() }
     }
 
-    /// Of several versions that are meant, the first that is ready: so one version answers under a name, until it is
-    /// gone.
+    /// Among several matching versions, the first that is ready: so one version answers under a name, until it is gone.
     pub fn among<'a>(&self, versions: &'a [Version]) -> Option<&'a Version> {
         let meant = || versions.iter().filter(|version| self.means(version));
         meant().find(|version| version.is_ready()).or_else(|| meant().next())
@@ -58,13 +56,13 @@ impl Pattern {
 
 impl ModelRoutes {
     /// A line is `NAME = VERSION:WEIGHT, VERSION:WEIGHT`; empty lines and those that begin with `#` do not count. A
-    /// version is the name that its replicas serve, with `@` and the beginning of a policy digest where several serve
-    /// that name. Without a weight it has 1.
+    /// version is the model name of its replicas, with `@` and the beginning of a policy digest if several versions
+    /// have that name. The default weight is 1.
     pub fn parse(text: &str) -> Result<ModelRoutes, BadLine> {
         Ok(ModelRoutes(Arc::new(RwLock::new(Arc::new(parse(text)?)))))
     }
 
-    /// Takes over the same file as it is by now. A file that does not parse changes nothing.
+    /// Replaces the routes by the file's present content. A file that does not parse changes nothing.
     pub fn replace(&self, text: &str) -> Result<(), BadLine> {
         let table = parse(text)?;
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
@@ -114,7 +112,7 @@ fn route_of(line: &str) -> Result<(&str, Vec<Share>), String> {
 fn share_of(word: &str) -> Result<Share, String> {
     let word = word.trim();
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    // A model's own name may have a colon, as `smollm2:Q4_K_M` has; what looks like a number is meant as a weight.
+    // A model's own name may have a colon, as `smollm2:Q4_K_M` has; what looks like a number is taken as a weight.
     let is_like_one = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.".contains(&byte));
     if let Some((version, weight)) = word.rsplit_once(':').filter(|(_, end)| is_like_one(end) && !is_number(end)) {
         return Err(format!("the weight of `{version}` must be a whole number, and is `{weight}`"));
@@ -138,8 +136,8 @@ fn share_of(word: &str) -> Result<Share, String> {
 }
 
 /// The version that answers. The key falls on a scale that the weights divide, in their order: so a version whose
-/// weight grows keeps the keys that it had. While no replica of a version is ready, its share goes to the others by
-/// their weights. Where no version is ready at all, requests wait for the one that their key means.
+/// weight grows keeps its keys. While no replica of a version is ready, its share goes to the others by their weights.
+/// If no version is ready at all, requests wait for the one of their key.
 pub fn route<'a>(shares: &[Share], versions: &'a [Version], key: u64) -> Option<&'a Version> {
     let meant = || shares.iter().map(|share| (share.weight, share.of.among(versions)));
     let drawn = at(meant().map(|(weight, _)| weight), key.wrapping_mul(GOLDEN));
@@ -151,12 +149,12 @@ pub fn route<'a>(shares: &[Share], versions: &'a [Version], key: u64) -> Option<
         let is_ready = version.is_some_and(Version::is_ready);
         if is_ready { weight } else { 0 }
     };
-    // This is another number than before: all keys that come here fell on the same part of the scale.
+    // A different number than before: all keys that come here fell on the same part of the scale.
     let other = at(meant().map(weight_if_ready), scatter(key)).and_then(|idx| meant().nth(idx)?.1);
     other.or(drawn).or_else(|| meant().filter(|(weight, _)| *weight > 0).find_map(|(_, version)| version))
 }
 
-/// The version that answers the most requests: for what is asked of a name and not for a request.
+/// The version with the most requests: for questions about a name without a request.
 pub fn heaviest<'a>(shares: &[Share], versions: &'a [Version]) -> Option<&'a Version> {
     let mut meant: Vec<_> = shares.iter().filter_map(|share| Some((share.weight, share.of.among(versions)?))).collect();
     meant.sort_by_key(|(weight, version)| (!version.is_ready(), std::cmp::Reverse(*weight)));

@@ -1,9 +1,9 @@
-//! Which model a request means, and which version of it answers. Knows names, weights and what replicas say of
-//! themselves; no tokens and no streams.
+//! Which model a request means, and which version of it answers. Knows names, weights and replicas' reports; no tokens
+//! and no streams.
 //!
-//! A router that was told of one model serves that model, whatever its replicas call it. A router that was told of
-//! more, or of routes, goes by names: a replica whose model has no name here gets no requests, because the router could
-//! not read its tokens.
+//! A router that was given one model serves it, whatever name its replicas have for it. A router with several models,
+//! or with routes, goes by names: a replica whose model has no name here gets no requests, because the router could not
+//! read its tokens.
 
 use crate::board::pick::VersionId;
 use crate::link::versions::Version;
@@ -18,12 +18,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use types::PolicyDigest;
 
-/// How much of an unknown name an error repeats.
+/// How many characters of an unknown name an error repeats.
 const NAME_CHARS_MAX: usize = 100;
 /// How many known names an error lists.
 const NAMES_LISTED_MAX: usize = 20;
 
-/// What turns text into tokens and back, for each model that a router serves.
+/// The tokenizer and template of each model that a router serves.
 pub struct ModelTexts {
     main: Arc<ModelText>,
     others: BTreeMap<String, Arc<ModelText>>,
@@ -49,18 +49,18 @@ pub struct ModelTable {
     /// The names of the main model; the first is the one that replies carry.
     names: Vec<String>,
     routes: ModelRoutes,
-    /// Versions of which it was logged that this router cannot read them.
+    /// Versions that this router cannot read, and that were logged already.
     strangers: Mutex<BTreeSet<VersionId>>,
 }
 
-/// By what one of several versions is chosen.
+/// How one of several versions is chosen.
 #[derive(Clone, Copy, Debug)]
 pub enum VersionBy {
     /// By a request's key: the same key gets the same version.
     Key(u64),
-    /// By the digest of a stream that is resumed: no other version would give the same tokens.
+    /// By the digest of a resumed stream: no other version would give the same tokens.
     Digest(PolicyDigest),
-    /// The version with the most weight: for what is not a request.
+    /// The version with the most weight: for questions without a request.
     Weight,
 }
 
@@ -86,7 +86,7 @@ pub struct ModelOffer {
 pub struct OfferedShare {
     pub weight: u32,
     pub model: String,
-    /// None where no replica serves it.
+    /// None if no replica serves it.
     pub version: Option<Version>,
 }
 
@@ -99,7 +99,7 @@ impl ModelTable {
         self.texts.others.is_empty() && table.is_empty()
     }
 
-    /// Finds the model by which a request is read, answered and written.
+    /// Finds the model for a request, with its text.
     pub fn model(&self, asked: &str, by: VersionBy, replicas: &Replicas) -> Result<ResolvedModel, Refusal> {
         let table = self.routes.table();
         if self.is_one(&table) {
@@ -140,7 +140,7 @@ impl ModelTable {
         routed.or_else(|| versions.iter().find(able))
     }
 
-    /// The model where there is only one, whatever its replicas call it.
+    /// The model if there is only one, whatever name its replicas have for it.
     fn one(&self, asked: &str, replicas: &Replicas) -> Result<ResolvedModel, Refusal> {
         let replica = replicas.any().ok_or_else(|| replicas.refusal())?;
         let name = self.names.first().unwrap_or(&replica.model).clone();
@@ -151,7 +151,7 @@ impl ModelTable {
         Ok(ResolvedModel { name, text: self.texts.main.clone(), replica, version: None, is_ready })
     }
 
-    /// The text alone, for what needs no replica.
+    /// The tokenizer and template alone, for requests that need no replica.
     pub fn text(&self, asked: &str, replicas: &Replicas) -> Result<Arc<ModelText>, Refusal> {
         let table = self.routes.table();
         match self.model(asked, VersionBy::Weight, replicas) {
@@ -179,13 +179,13 @@ impl ModelTable {
         if self.texts.others.contains_key(asked) {
             return Some((asked, Cow::Owned(vec![alone(asked)])));
         }
-        // The main model has several names: replicas may say any of them.
+        // The main model has several names: replicas may report any of them.
         let is_main = self.names.iter().any(|name| name == asked);
         let served = self.names.first().filter(|_| is_main)?;
         Some((served, Cow::Owned(self.names.iter().map(|name| alone(name)).collect())))
     }
 
-    /// How a model is read. None where this router was not told.
+    /// A model's tokenizer and template. None if this router was not given them.
     fn text_of(&self, table: &RouteTable, model: &str) -> Option<&Arc<ModelText>> {
         let is_routed = || table.values().flatten().any(|share| share.of.model == model);
         let is_main = || self.names.iter().any(|name| name == model) || is_routed();
@@ -237,7 +237,7 @@ impl ModelTable {
         self.all(&table).into_iter().map(offer).collect()
     }
 
-    /// The digest of the first replica that is ready is in force: replicas with another one get no requests.
+    /// The digest of the first ready replica is in force: replicas with another one get no requests.
     fn one_offer(&self, replicas: &Replicas) -> Option<ModelOffer> {
         let replica = replicas.any()?;
         let weight = |version: &Version| u32::from(version.digest() == replica.digest);
@@ -250,7 +250,7 @@ impl ModelTable {
         Some(ModelOffer { name: self.names.first().unwrap_or(&replica.model).clone(), shares })
     }
 
-    /// The names that are listed, with the model that each means. Names that no replica serves are not.
+    /// The listed names, with the model of each. Names that no replica serves are left out.
     pub fn listed(&self, replicas: &Replicas) -> Vec<(String, ResolvedModel)> {
         let names = match self.is_one(&self.routes.table()) {
             true if self.names.is_empty() => replicas.any().iter().map(|replica| replica.model.clone()).collect(),
@@ -270,7 +270,7 @@ fn refused(asked: &str, served: Vec<String>) -> Refusal {
     Refusal::NoModel { model, served: served.into_iter().take(NAMES_LISTED_MAX).collect() }
 }
 
-/// In the words of `lockstep.v1`.
+/// The offers as `lockstep.v1` messages.
 pub fn offers(offers: Vec<ModelOffer>) -> Vec<v1::ModelTopology> {
     let share = |offered: OfferedShare| v1::model_topology::Share {
         model: offered.model,

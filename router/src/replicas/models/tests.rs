@@ -106,7 +106,7 @@ fn the_share_of_a_version_without_a_ready_replica_goes_to_the_others_by_weight()
         let now = route(&shares, &less, key).unwrap();
         assert!(before.model() == "v1" || now.id == before.id, "who has its version keeps it");
     }
-    // No replica is ready: those of the version that is meant may come back. No replica is there: nothing can be said.
+    // No replica is ready: those of the intended version may come back. No replica is there: nothing can be said.
     let none = versions(&[view("v1", 1, false), view("v2", 2, false), view("v3", 3, false)]);
     assert!((0..100).all(|key| route(&shares, &none, key).unwrap().id == route(&shares, &all, key).unwrap().id));
     assert!(route(&shares, &[], 7).is_none());

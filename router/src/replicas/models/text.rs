@@ -1,4 +1,4 @@
-//! What turns text into tokens and back for one model. Knows no replica and no other model.
+//! Tokenizer and template of one model. Knows no replica and no other model.
 
 use crate::refusal::Refusal;
 use checkpoint::{ChatTemplate, Defaults, ModelSpec, Tokenizer};
@@ -6,7 +6,7 @@ use proto::v1;
 use proto::v1::generate_request::Input;
 use types::{Token, Tokens};
 
-/// How a model's text is read and written.
+/// How a model's text is tokenized, rendered and decoded.
 pub struct ModelText {
     pub tokenizer: Tokenizer,
     pub template: Option<ChatTemplate>,

@@ -1,4 +1,4 @@
-//! Collectors behind TLS, whose certificate an authority of our own has signed, and who ask for a key.
+//! Collectors behind TLS with a certificate of the test's own authority, which ask for a key.
 
 use super::*;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
@@ -47,7 +47,7 @@ impl TraceService for Guarded {
     }
 }
 
-/// Both listen at `localhost`; their ports.
+/// Starts both collectors at `localhost` and returns their ports.
 async fn collectors(of: &Certified) -> [u16; 2] {
     let identity = Identity::from_pem(of.certificate.pem(), of.key.serialize_pem());
     let by_grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -64,7 +64,7 @@ async fn collectors(of: &Certified) -> [u16; 2] {
     ports
 }
 
-/// Over HTTP/1.1, a request on each connection.
+/// Answers over HTTP/1.1, one request per connection.
 async fn answer(listener: TcpListener, tls: TlsAcceptor) {
     while let Ok((stream, _)) = listener.accept().await {
         let Ok(mut stream) = tls.accept(stream).await else { continue };

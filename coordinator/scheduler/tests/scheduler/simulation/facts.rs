@@ -1,4 +1,4 @@
-//! What happened, counted: a simulation in which nothing happens proves nothing.
+//! Counts what happened: a simulation in which nothing happens proves nothing.
 
 use scheduler::{Rejected, Stats};
 use types::Finish;
@@ -13,7 +13,7 @@ macro_rules! facts {
                 $(self.$name += other.$name;)*
             }
 
-            /// Whatever never happened.
+            /// The kinds of events that never happened.
             pub fn missing(&self) -> Vec<&'static str> {
                 let facts = [$((stringify!($name), self.$name)),*];
                 facts.into_iter().filter(|fact| fact.1 == 0).map(|fact| fact.0).collect()

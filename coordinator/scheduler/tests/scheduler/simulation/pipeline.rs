@@ -1,5 +1,5 @@
-//! Stages in a row, each with a step of its own. Whoever drives it says which step moves next, so that any order that
-//! real stages could take comes up.
+//! Stages in a row, each with a step of its own. The caller chooses which step moves next, so that any order that real
+//! stages could take is tried.
 
 use super::worker::{Hidden, Worker};
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ pub struct OnItsWay {
 
 pub struct Pipeline {
     stages: Vec<Worker>,
-    /// The oldest first. Those that have passed all stages wait for their answer to be delivered.
+    /// The oldest first. Steps that have passed all stages wait for their answers to be delivered.
     steps: VecDeque<OnItsWay>,
 }
 
@@ -52,7 +52,7 @@ impl Pipeline {
         self.steps.push_back(OnItsWay { step, n_passed: 0, hidden: None, done: None });
     }
 
-    /// Those that could enter their next stage now. Whatever is on its way, the oldest can.
+    /// The steps that could enter their next stage now. If any are on their way, the oldest can.
     pub fn movable(&self) -> Vec<usize> {
         (0..self.steps.len()).filter(|&i| self.may_move(i)).collect()
     }
@@ -68,7 +68,7 @@ impl Pipeline {
         (&self.steps[i].step, self.steps[i].n_passed + 1 == self.stages.len())
     }
 
-    /// Runs a step in its next stage. Behind the last its tokens go to the first.
+    /// Runs a step in its next stage. After the last its tokens go to the first.
     pub fn advance(&mut self, i: usize) {
         let OnItsWay { step, n_passed, hidden, done } = &mut self.steps[i];
         *hidden = Some(self.stages[*n_passed].run(step, hidden.as_ref()));
@@ -80,7 +80,7 @@ impl Pipeline {
         }
     }
 
-    /// What could be said to the oldest step: its answer, or one without tokens if it has not run yet.
+    /// A possible answer to the oldest step: its own, or one without tokens if it has not run yet.
     pub fn oldest_answer(&self) -> Option<StepDone> {
         let OnItsWay { step, done, .. } = self.oldest()?;
         let slices = step.slices.iter().map(|_| SliceDone::default()).collect();

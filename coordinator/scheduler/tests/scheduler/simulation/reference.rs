@@ -1,4 +1,4 @@
-//! What a request says when it runs alone: tokens one after another, no blocks, no batches, no faults.
+//! The output of a request that runs alone: tokens one after another, no blocks, no batches, no faults.
 
 use super::rng::mix;
 use types::{Finish, Request, TenantId, Token};
@@ -6,7 +6,7 @@ use types::{Finish, Request, TenantId, Token};
 /// Small, so that stops are drawn often.
 const VOCABULARY: u64 = 24;
 
-/// The name of a log up to some position: of its owner, its tokens and their order.
+/// A hash that names a log up to some position: its owner, its tokens and their order.
 pub fn root(tenant: TenantId) -> u64 {
     mix(tenant.0 ^ 0x7e4a)
 }
@@ -15,17 +15,17 @@ pub fn extend(prefix: u64, token: Token) -> u64 {
     mix(prefix ^ mix(u64::from(token) + 1))
 }
 
-/// The draw at a position is a function of the request and its log, or fails.
+/// The draw at a position: a function of the request and its log; None if it fails.
 pub fn draw(request: &Request, position: u32, prefix: u64) -> Option<Token> {
     let bits = mix(request.sampling.seed ^ mix(u64::from(position)) ^ prefix);
     let poisoned = request.sampling.choice == POISONED && bits.is_multiple_of(7);
     (!poisoned).then_some(((bits >> 8) % VOCABULARY) as Token)
 }
 
-/// A choice that stands for "its logits are sometimes not numbers".
+/// The choice that stands for "its logits are sometimes not numbers".
 pub const POISONED: u32 = 13;
 
-/// A choice that stands for "whoever computes it breaks".
+/// The choice that stands for "it breaks the ranks that compute it".
 pub const DEADLY: u32 = 14;
 
 /// Whether the ranks break on a slice of the request that ends there: always at the same position of its log.

@@ -1,4 +1,4 @@
-//! A small random source of our own, so that a seed means the same for ever.
+//! A small random generator of our own, so that a seed means the same for ever.
 
 pub struct Rng(pub u64);
 

@@ -1,9 +1,9 @@
 //! A stage of workers that runs steps faithfully and has no model: its "KV" of a position is which token of which log
 //! it is.
 //!
-//! It knows what a real worker knows: starts, slices and their blocks, what the stage before sends of each row, and at
-//! the first stage the tokens that the last has drawn. It reads every position of a slice's sequence through its block
-//! table; a block that was shared, freed, named or written wrongly shows there.
+//! It knows what a real worker knows: starts, slices and their blocks, the rows from the stage before, and at the first
+//! stage the tokens that the last has drawn. It reads every position of a slice's sequence through its block table; a
+//! block that was shared, freed, named or written wrongly shows there.
 
 use super::reference::{draw, extend, root};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,24 +12,24 @@ use types::{
     Want,
 };
 
-/// What one position of a layer's cache holds: all that its bits would depend on.
+/// The content of one position of a layer's cache: all that its bits would depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cell {
     position: u32,
-    /// Of the log up to and with this position.
+    /// The hash of the log up to and including this position.
     prefix: u64,
 }
 
-/// What goes from stage to stage, for each slice: the log up to and with each of its positions. None of a failed one.
+/// Output of a stage for each slice: the log's hash at each of its positions. None for a failed slice.
 pub type Hidden = Vec<Option<Vec<u64>>>;
 
 struct Held {
     request: Request,
     /// The step that started it.
     since: StepId,
-    /// Of the log up to and with each position, as far as this stage knows it.
+    /// The log's hash at each position, as far as this stage knows it.
     prefixes: Vec<u64>,
-    /// Of each cache group; entries behind a window stay and go stale.
+    /// One table per cache group; entries behind a window stay and go stale.
     tables: Vec<Vec<BlockId>>,
     n_computed: Option<u32>,
     failed: bool,
@@ -40,7 +40,7 @@ pub struct Limits {
     pub batch_tokens_max: u32,
     pub chunk_tokens_max: u32,
     pub running_max: u32,
-    /// It clears what is let go, as nobody shares a block.
+    /// Whether it clears released blocks, as when no sequences share blocks.
     pub clears: bool,
 }
 
@@ -50,7 +50,7 @@ pub struct Worker {
     limits: Limits,
     held: BTreeMap<RequestId, Held>,
     caches: Vec<Cache>,
-    /// Of each group, what lies behind the windows of slices of the last step.
+    /// For each group, the blocks behind the windows of the last step's slices.
     passed: Vec<Vec<BlockId>>,
 }
 
@@ -116,7 +116,7 @@ impl Worker {
         }
     }
 
-    /// All that a sequence held, but for what it has let go before.
+    /// Clears all that a sequence held, except what it released before.
     fn clear(&mut self, left: &Held) {
         let n_computed = left.n_computed.unwrap_or(0);
         for (cache, table) in self.caches.iter_mut().zip(&left.tables).filter(|_| self.limits.clears) {
@@ -131,7 +131,7 @@ impl Worker {
         StepDone { id: step.id, epoch: step.epoch, slices: step.slices.iter().map(draw).collect(), micros: 1 }
     }
 
-    /// The last stage's tokens come to the first. What was drawn for a life that has ended here says nothing.
+    /// Passes the last stage's tokens to the first. A draw for a sequence that has ended here is ignored.
     pub fn learn(&mut self, step: &Step, done: &StepDone) {
         for (slice, done) in step.slices.iter().zip(&done.slices) {
             let Some(held) = self.held.get_mut(&slice.id).filter(|held| held.since <= step.id) else { continue };
@@ -179,7 +179,7 @@ impl Worker {
         }
     }
 
-    /// Rows of the stage before: behind the log that the start brought they are all that is known of it.
+    /// Rows of the stage before: beyond the log that the start brought, nothing else is known of it.
     fn receive(&mut self, slice: &Slice, rows: Option<&[u64]>) {
         let held = self.held.get_mut(&slice.id).expect("it was there when blocks were taken");
         held.failed |= rows.is_none();
@@ -208,7 +208,7 @@ impl Worker {
             return None;
         }
         for (cache, table) in self.caches.iter().zip(&held.tables) {
-            // All that the queries of the slice read, the first of them farthest back.
+            // Everything that the slice's queries read; the first of them reads farthest back.
             for position in cache.group.first_read(slice.range.start)..slice.range.end {
                 let block = &cache.blocks[table[(position / BLOCK_TOKENS) as usize].0 as usize];
                 let expected = Cell { position, prefix: held.prefixes[position as usize] };

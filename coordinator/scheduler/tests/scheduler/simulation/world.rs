@@ -13,10 +13,10 @@ use types::{
 };
 
 const REQUESTS_MAX: u64 = 24;
-/// Far more than the longest run needs; whoever reaches it makes no progress.
+/// Far more than the longest run needs; a run that reaches it makes no progress.
 const TICKS_MAX: u64 = 50_000;
 
-/// How rough a run is, each in percent of ticks.
+/// How rough a run is, each field in percent of ticks.
 struct Weather {
     cancels: u64,
     losses: u64,
@@ -29,12 +29,12 @@ struct Weather {
     tenants: Crowd,
 }
 
-/// Whose requests there are.
+/// The tenants of the requests.
 #[derive(Clone, Copy)]
 enum Crowd {
-    /// One asks for nearly all.
+    /// One tenant sends nearly all.
     OneHeavy,
-    /// As many as this, alike.
+    /// This many tenants that send equally much.
     Alike(u64),
 }
 
@@ -53,7 +53,7 @@ struct Client {
     tokens: Vec<Token>,
     live: bool,
     cancelled: bool,
-    /// Lost steps that may have been its own, since it last said a token.
+    /// The losses that it may have caused, since its last token.
     suspicion: u32,
 }
 
@@ -70,12 +70,12 @@ pub struct World {
     now: Micros,
     clients: BTreeMap<RequestId, Client>,
     n_submitted: u64,
-    /// One request, in some worlds, on which the ranks break.
+    /// In some worlds, the request that breaks the ranks.
     deadly: Option<u64>,
     bases: Vec<Vec<Token>>,
     draining: bool,
     facts: Facts,
-    /// Of every step, so that two runs can be compared.
+    /// A hash of every step, so that two runs can be compared.
     pub trace: u64,
 }
 
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    /// Runs until everything has ended, and says what happened on the way.
+    /// Runs until everything has ended, and returns what happened on the way.
     pub fn run(&mut self) -> Facts {
         while self.n_submitted < REQUESTS_MAX || !self.scheduler.is_idle() {
             self.tick();
@@ -163,7 +163,7 @@ impl World {
         prompt.extend((0..n_own).map(|_| rng.below(1000) as Token));
         let tokens_max = if rng.chance(50) { 12 } else { 100 };
         if rng.chance(10) {
-            // The blocks behind the first hold the same tokens and do not mean the same.
+            // Later blocks then hold the same tokens after another prefix.
             prompt[0] = rng.below(1000) as Token;
         }
         let choice = match rng.chance(5) {
@@ -204,13 +204,13 @@ impl World {
         self.offer(request);
     }
 
-    /// A client comes again with what it has: too early, after the end, or after a loss.
+    /// A client resubmits its request with its output: too early, after the end, or after a loss.
     fn submit_again(&mut self) {
         let Some(id) = self.draw_client() else { return };
         let client = &self.clients[&id];
         let mut request = client.request.clone();
         if request.sampling.choice == DEADLY {
-            return; // Whoever brings it again and again can break anything.
+            return; // A request that is resubmitted again and again can break anything.
         }
         request.output = client.tokens.clone();
         request.deadline = None;
@@ -237,7 +237,7 @@ impl World {
         }
     }
 
-    /// Whoever gave way had waited and said nothing, and is another tenant's.
+    /// A displaced request had waited, has no output, and belongs to another tenant.
     fn hear_displaced(&mut self, by: &Request) {
         let tenants: BTreeSet<TenantId> = self.clients.values().map(|client| client.request.tenant).collect();
         let is_crowded = tenants.len() > self.config.tenants_max as usize;
@@ -333,7 +333,7 @@ impl World {
         assert!(self.pipeline.len() <= self.config.steps_in_flight_max as usize);
     }
 
-    /// Stages compute, in any order in which they can; then the oldest step is answered, if it has passed all.
+    /// Stages compute, in any possible order; then the oldest step is answered, if it has passed all of them.
     fn answer(&mut self) {
         for _ in 0..self.rng.below(3 * self.pipeline.n_stages() as u64 + 1) {
             let movable = self.pipeline.movable();
@@ -355,7 +355,7 @@ impl World {
         self.hear(&out, Some(&done));
     }
 
-    /// Answers that belong to no step, or not to the oldest: refused, and nothing has changed.
+    /// Answers to no step, or not to the oldest: refused, and nothing has changed.
     fn answer_wrongly(&mut self) {
         let oldest = self.pipeline.oldest_answer();
         let mut done = oldest.clone().unwrap_or_default();
@@ -391,7 +391,7 @@ impl World {
         self.lose_workers(loss);
     }
 
-    /// What was in flight is lost with the caches; the new workers may have more room, or less.
+    /// Steps in flight are lost with the caches; the new workers may have more room, or less.
     fn lose_workers(&mut self, loss: Loss) {
         for slice in self.pipeline.oldest().iter().flat_map(|on_its_way| &on_its_way.step.slices) {
             self.clients.get_mut(&slice.id).unwrap().suspicion += loss.weight();
@@ -412,7 +412,7 @@ impl World {
         self.hear(&out, None);
     }
 
-    /// Wanted by an operator: nothing broke, so that nobody comes nearer to being given up.
+    /// An operator's change: nothing broke, so no request becomes more suspicious.
     fn change_grid(&mut self) {
         self.epoch.n += 1;
         let mut out = Vec::new();
@@ -425,7 +425,7 @@ impl World {
         self.hear(&out, None);
     }
 
-    /// Every token is the one that the request says alone, at the next position, and nothing follows an end.
+    /// Every token equals that of the request run alone, at the next position, and nothing follows an end.
     fn hear(&mut self, out: &[Output], done: Option<&StepDone>) {
         for output in out {
             let client = self.clients.get_mut(&output.id).expect("somebody asked for it");
@@ -498,7 +498,7 @@ fn draw_n_blocks(rng: &mut Rng, config: &Config) -> Vec<u32> {
     config.groups.iter().map(draw).collect()
 }
 
-/// Most models keep everything; some keep windows beside it, or nothing but windows.
+/// Most models keep everything; some have windows too, or nothing but windows.
 fn draw_groups(rng: &mut Rng) -> Vec<CacheGroup> {
     let window = |rng: &mut Rng| {
         let n_positions_max = if rng.chance(50) { 20 } else { 70 };
@@ -539,8 +539,8 @@ fn draw_config(rng: &mut Rng) -> Config {
     Config { n_blocks: draw_n_blocks(rng, &config), ..config }
 }
 
-/// Many short sequences in a pool that never suffices, with a full pipeline: who is preempted is soon back, while what
-/// was planned for it before is still in flight.
+/// Many short sequences in a pool that never suffices, with a full pipeline: a preempted one is soon back, while slices
+/// that were planned for it before are still in flight.
 fn draw_crowd(rng: &mut Rng) -> Config {
     let context_max = rng.between(40, 60);
     let groups = draw_groups(rng);
