@@ -1,4 +1,5 @@
-//! What the ranks of a replica do together. Knows buffers and leaves; nothing of models, steps or who placed the ranks.
+//! Collectives between the ranks of a replica. Knows buffers and leaves; nothing of models, steps or who placed the
+//! ranks.
 //!
 //! # How a sum is finished
 //!

@@ -1,5 +1,5 @@
-//! Ranks on GPUs exchange without the host, where NCCL is there for all of them: rows, planes and logits go from device
-//! to device in the order of the devices' streams. Who meets whom, tokens, and whose fault it was stay the mesh's.
+//! Ranks on GPUs exchange without the host where all of them have NCCL: rows, planes and logits go from device to
+//! device in stream order. The mesh still carries rendezvous, tokens and blame.
 //!
 //! ```text
 //! api       the functions of the library
