@@ -26,36 +26,36 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-/// What the worker says of itself, and its limits.
+/// What the worker tells the coordinator of itself, and its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub host: String,
     pub pid: u32,
-    /// `cpu`, `cuda` or `sim`.
+    /// The kind of device: `cpu`, `cuda` or `sim`.
     pub device: String,
-    /// What it may use for weights and KV.
+    /// Memory that it may use for weights and KV cache.
     pub memory_bytes: u64,
     pub threads: u32,
-    /// Of the host, whose workers share them; zero where it is not known.
+    /// The host's cores, shared by its workers; zero where the number is not known.
     pub cores: u32,
-    /// Where peers reach this worker's collective.
+    /// The address where peers reach this worker's collective.
     pub mesh_address: String,
-    /// Steps that wait for the computing thread. More than a coordinator plans ahead are never there.
+    /// The most steps queued for the computing thread: as many as a coordinator plans ahead.
     pub steps_queued_max: usize,
-    /// Frames that wait for the stream to the coordinator.
+    /// The most frames queued for the stream to the coordinator.
     pub frames_up_max: usize,
     pub heartbeat_every: Duration,
     /// How long a coordinator may take to answer the hello.
     pub join_timeout: Duration,
     /// How long a rank that has failed or leaves waits for the coordinator to close the stream.
     pub farewell_timeout: Duration,
-    /// The wait before dialling again doubles from the first to the second.
+    /// The pause before dialling again: it doubles from the first to the second.
     pub redial_min: Duration,
     pub redial_max: Duration,
-    /// And is at least this when the coordinator told the rank to leave.
+    /// The least pause after the coordinator told the rank to leave.
     pub redial_after_leave: Duration,
-    /// How long the computing thread may take to come back from what the last session left it in. Until then this
-    /// worker does not join: it could take no place.
+    /// How long the computing thread may take to return from the last session's work. Until then this worker does not
+    /// join: it could not take an assignment.
     pub come_back_max: Duration,
 }
 
@@ -82,7 +82,7 @@ impl Default for Config {
     }
 }
 
-/// What another attempt to join would only repeat.
+/// Errors that another attempt to join would only repeat.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the model cannot be served here")]
@@ -97,15 +97,15 @@ pub enum Error {
     Hung(Duration),
 }
 
-/// On what a worker computes and beats.
+/// Whether a worker computes and beats on threads of its own, or in tasks on modelled time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Footing {
     Threads,
     Tasks,
 }
 
-/// Joins the coordinator behind `channel` and computes for it, dialling again when it goes, until `shutdown`: then it
-/// says that it leaves, so that its rank is another's before it is gone.
+/// Joins the coordinator behind `channel` and computes for it, dialling again when the stream ends, until `shutdown`.
+/// Then it announces that it leaves, so that another worker takes its rank before it is gone.
 pub async fn serve(
     channel: Channel,
     loader: Box<dyn Load>,
@@ -115,8 +115,8 @@ pub async fn serve(
     serve_on(Footing::Threads, channel, loader, config, shutdown).await
 }
 
-/// The same without a thread of its own, for runners that model their time and do not use it: so a whole cluster runs
-/// in one thread, on virtual time.
+/// As `serve`, without a thread of its own, for runners that only model their time: a whole cluster runs in one thread,
+/// on virtual time.
 pub async fn serve_in_tasks(
     channel: Channel,
     loader: Box<dyn Load>,
@@ -154,12 +154,12 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
         let ended = worker.session(channel.clone()).await?;
         if let session::Ended::Left(reason) = &ended {
             tracing::info!(reason, "the coordinator lets this worker go: it waits for the next one");
-            // Who sends its ranks away goes away itself: whoever takes its place is not there yet.
+            // A coordinator that sends its ranks away is about to go; its successor is not there yet.
             wait = wait.max(worker.config.redial_after_leave);
         }
         let free = async {
             come_back(worker).await?;
-            // What it holds for the place that is over is given back now, and not when there is another place.
+            // What it holds for the finished assignment is released now, not at the next assignment.
             worker.work.send(seat::Work::Release).await.map_err(|_| Error::ThreadGone)
         };
         let Some(freed) = worker.shutdown.run_until_cancelled(free).await else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! What a rank does with a step, and what it takes to become able to. Knows nothing of streams or threads: the session
+//! The traits of a rank: loading an assignment, and running its steps. Knows nothing of streams or threads: the session
 //! calls both traits on one thread that it owns.
 
 mod let_go;
@@ -20,35 +20,35 @@ pub trait Runner: Send {
     /// Applies the step (ends, starts, slices, pass) and leaves one `SliceDone` per slice. `done` is handed in with its
     /// id and epoch set and the slices of the step before it, to be overwritten, so that their memory is kept.
     ///
-    /// A rank that does not sample has nothing to answer: nobody reads its `done`.
+    /// A rank that does not sample leaves `done` unused: nobody reads it.
     ///
-    /// An error is the rank's: it cannot go on in this epoch. What fails for one request alone is `SliceDone::failed`.
+    /// An error means that this rank cannot go on in this epoch. A failure of one request alone is `SliceDone::failed`.
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError>;
 
-    /// `run`, by a runner that may begin the step that comes next while its device computes this one. What was begun so
-    /// is the next that it is given, or the runner is dropped.
+    /// `run` for a runner that may begin the next step while its device computes this one. A step begun this way is the
+    /// next one given to it, or the runner is dropped.
     fn run_with(&mut self, step: &Step, _upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
         self.run(step, done)
     }
 
-    /// What a step that `run` has applied still waits for, where its time is modelled: only a task can wait so. A
-    /// runner with a model has done all its waiting in `run`.
+    /// The remaining modelled time of a step that `run` has applied, which only a task can wait out. A runner with a
+    /// model has done all its waiting in `run`.
     fn rest(&mut self) -> Option<Rest<'_>> {
         None
     }
 
-    /// With which another thread ends what `run` waits for, if it waits for other ranks. A runner around another passes
-    /// this on, and what is below.
+    /// The handle with which another thread ends a wait for other ranks in `run`. A runner that wraps another passes
+    /// this and the methods below on.
     fn abort_handle(&self) -> Option<AbortHandle> {
         None
     }
 
-    /// What became of its device's passes.
+    /// Counts of the device's passes: plain, recorded, replayed, refused.
     fn repeats(&self) -> Repeats {
         Repeats::default()
     }
 
-    /// How long all its steps together have waited for other ranks.
+    /// The time that all its steps together have waited for other ranks.
     fn waited(&self) -> Duration {
         Duration::ZERO
     }
@@ -80,69 +80,69 @@ impl<R: Runner + ?Sized> Runner for Box<R> {
     }
 }
 
-/// What arrives while a step runs.
+/// The steps that arrive while a step runs.
 pub trait Upcoming {
-    /// The step that comes next, if it is here. It stays until it is run.
+    /// The next step, if it has arrived. It stays in the queue until it is run.
     fn next(&mut self) -> Option<&Step>;
 }
 
 pub type Rest<'a> = Pin<Box<dyn Future<Output = Result<(), RunError>> + Send + 'a>>;
 
-/// Makes a runner for a place in a blueprint. Called again for every epoch that the worker lives to see, so what is
-/// costly (packed weights) may be kept from one load to the next.
+/// Loads a runner for an assignment. Called again for every epoch that the worker lives through, so costly results
+/// (packed weights) may be kept from one load to the next.
 pub trait Load: Send {
-    /// Everything but the other ranks: nobody waits for another's reading. When `cancel` is raised, the place is over,
-    /// and what takes long is broken off, with whatever error.
+    /// Loads everything that does not need the other ranks, so none waits for another's reading. When `cancel` is set
+    /// the assignment has ended, and long work is broken off with any error.
     fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError>;
 }
 
-/// A place that is loaded, and whose rank has not met the others.
+/// A loaded assignment whose rank has not met the others.
 pub trait Loaded: Send {
-    /// Called when all ranks have loaded, so that all of them come at about the same time.
+    /// Called once all ranks have loaded, so that they meet at about the same time.
     fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError>;
 }
 
-/// A runner that needs no others has met them.
+/// A runner that needs no other ranks has nothing to do in `meet`.
 impl<R: Runner + 'static> Loaded for R {
     fn meet(self: Box<Self>, _: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         Ok(self)
     }
 }
 
-/// A rank's place, and what it is to hold.
+/// A rank's place in the grid, and what it is to load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
     pub epoch: Epoch,
     pub rank: Rank,
     /// The whole grid.
     pub layout: Layout,
-    /// Where each rank's collective listens, by rank; empty for a rank alone.
+    /// The address of each rank's collective, by rank; empty for a rank alone.
     pub mesh_addresses: Vec<String>,
     pub mesh_secret: MeshSecret,
-    /// Where this machine finds the model's file or folder.
+    /// The path of the model's file or folder on this machine.
     pub model_path: PathBuf,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
     pub mode: Mode,
-    /// Blocks of each cache group's pool, the same on all ranks; ids run from zero.
+    /// Number of blocks in each cache group's pool, the same on all ranks; ids start at zero.
     pub n_blocks: Vec<u32>,
-    /// Memory for the KV cache of this rank: what it keeps of the pools must fit.
+    /// Memory for this rank's KV cache: its share of the pools must fit.
     pub kv_bytes: u64,
     pub context: u32,
     pub batch_tokens_max: u32,
     pub running_max: u32,
-    /// For the ranks to meet, and for one operation among them.
+    /// Limits for meeting, and for one collective operation.
     pub timeouts: Timeouts,
-    /// The policy that the replica means, by the model's fingerprint, where that is known. A worker that holds this
-    /// part of such a model keeps it.
+    /// The replica's policy, by the model's fingerprint, where it is known. A worker that already holds this part of
+    /// such a model keeps it.
     pub policy: Option<PolicyDigest>,
-    /// The number of this reading of the model: a worker reads again what it has read under another number.
+    /// The number of this reading of the model. A worker whose weights were read under another number reads again.
     pub reading: u32,
-    /// Blocks of the KV cache are cleared when they are let go, before anybody has them again.
+    /// Whether freed blocks of the KV cache are cleared before another sequence gets them.
     pub zero_kv: bool,
 }
 
-/// With which the ranks of an epoch prove to each other that they belong to it.
+/// The secret with which the ranks of an epoch prove to each other that they belong to it.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct MeshSecret(pub [u8; 32]);
 
@@ -152,24 +152,24 @@ impl std::fmt::Debug for MeshSecret {
     }
 }
 
-/// What a rank found when it had loaded.
+/// What a rank reports when it has loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// By the model's fingerprint.
+    /// The policy, by the model's fingerprint.
     pub policy: PolicyDigest,
     pub weight_bytes: u64,
-    /// The bytes that it holds; none without a model.
+    /// Hashes of the bytes that it holds; none without a model.
     pub weights: Vec<PieceRun>,
-    /// Why it has not read the model again though it was to, and goes on with what it had.
+    /// Why it goes on with its old weights although it was told to read the model again.
     pub unread: Option<String>,
 }
 
-/// Why a step could not be run. Ends the rank's part in the epoch.
+/// Why a step could not be run. It ends the rank's part in the epoch.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
-    /// The step contradicts what came before it: the coordinator and this rank no longer agree.
+    /// The step contradicts earlier ones: the coordinator and this rank no longer agree.
     #[error("step {step} breaks the protocol: {what}")]
     Protocol { step: u64, what: String },
     #[error("the pass failed: {0}")]
@@ -179,7 +179,7 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// The rank that is to blame, if it is another.
+    /// The rank to blame, if it is another.
     pub fn guilty(&self) -> Option<Rank> {
         match self {
             RunError::Collective(error) => error.rank(),
@@ -188,7 +188,7 @@ impl RunError {
     }
 }
 
-/// Why a place could not be taken.
+/// Why an assignment could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error(transparent)]
@@ -207,7 +207,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// The rank that is to blame, if it is another.
+    /// The rank to blame, if it is another.
     pub fn guilty(&self) -> Option<Rank> {
         match self {
             LoadError::Collective(error) => error.rank(),

@@ -1,11 +1,12 @@
-//! The runner with a model: a step goes through the sequences, one pass and the draws. Knows nothing of streams, and of
-//! the model only that it turns a batch into logits.
+//! The runner with a model: a step goes through the sequences, one pass and the draws. Knows nothing of streams; of the
+//! model it only knows that it turns a batch into logits.
 //!
-//! A step on a rank: ends and starts; on the first stage, what the sampler drew in earlier steps, if a row needs it;
-//! the rows; the pass, which all ranks make together; on the sampler the draws, which it tells the first stage.
+//! A step on a rank: apply ends and starts; on the first stage, receive the sampler's tokens of earlier steps if a row
+//! needs one; lay out the rows; run the pass, together with all ranks; on the sampler, draw, and send the tokens to the
+//! first stage.
 //!
-//! A rank alone on a device that draws by itself begins the next step when that is there, before it waits for this
-//! one's draws: what the next needs of them stays on the device.
+//! A rank alone on a device that samples begins the next step, if it has arrived, before it waits for this one's
+//! tokens: those that the next step needs stay on the device.
 
 use crate::load::kept::{Held, Lent, Of, Shelf};
 use crate::runner::refused;
@@ -31,31 +32,31 @@ use types::{
 use wire::refusals::Refusals;
 
 pub struct ModelRunner<D: Device + 'static> {
-    /// Dropped before the rest: transfers that are under way use the device's memory.
+    /// Dropped before the rest: transfers in progress use the device's memory.
     ranks: Ranks<D>,
     lent: Lent<D>,
     kv: KvCache<D>,
     sequences: Sequences,
     is_sampler: bool,
-    // What a step needs, kept for its memory.
+    // A step's buffers, reused.
     batch: Batch,
     draws: Vec<Draw<'static>>,
     drawn: Vec<Option<TokenOut>>,
-    /// From the sampler to the first stage.
+    /// The tokens that the sampler sends to the first stage.
     told: Vec<Option<Token>>,
-    /// A row's hidden state.
+    /// The hidden state of one row.
     state: Vec<f32>,
-    /// The step that was begun before its turn.
+    /// A step that was begun before its turn.
     ahead: Option<(StepId, Begun)>,
-    /// Of the device's passes, what has been counted.
+    /// The device's pass counts at the last report.
     counted: Repeats,
 }
 
-/// What became of a step's rows when they were begun.
+/// How far a step's draws are after its pass was begun.
 enum Begun {
-    /// There are none.
+    /// The step has no rows.
     Empty,
-    /// What is drawn is drawn.
+    /// Everything is drawn.
     Done,
     Drawing(Drawing),
 }
@@ -73,7 +74,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         ModelRunner { lent, ranks, kv, sequences, is_sampler, batch, draws, drawn, told, state, ahead: None, counted }
     }
 
-    /// Everything up to the rows of the step.
+    /// Applies a step up to the layout of its rows.
     fn begin(&mut self, step: &Step) -> Result<(), RunError> {
         let protocol = |violation: Violation| RunError::Protocol { step: step.id.0, what: violation.to_string() };
         self.sequences.begin(step).map_err(protocol)?;
@@ -88,7 +89,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         Ok(())
     }
 
-    /// What was let go holds zeros before anybody stores there again.
+    /// Clears freed blocks before anything is stored there again.
     fn clear(&mut self) {
         if let Some(blocks) = self.sequences.uncleared() {
             self.kv.clear(&self.lent.get().device, blocks);
@@ -96,7 +97,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         }
     }
 
-    /// The place is over: what is held now is not to be found by whoever has this memory next.
+    /// Called when the assignment ends: frees and clears everything, so that the memory's next user finds nothing.
     fn let_all_go(&mut self) {
         self.sequences.forget_all();
         self.clear();
@@ -122,7 +123,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         Ok(begun)
     }
 
-    /// Everything of the step that does not wait for its draws.
+    /// Runs all of the step that does not wait for its draws.
     fn start(&mut self, step: &Step) -> Result<Begun, RunError> {
         step.supported()?;
         self.begin(step)?;
@@ -134,7 +135,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         self.passed(passed)
     }
 
-    /// Others may leave in the middle of a pass: the next one begins with nothing of it.
+    /// A pass that a lost peer has ended leaves the weights sound: the next pass uses nothing of it.
     fn passed<T>(&mut self, passed: model::Result<T>) -> Result<T, RunError> {
         if matches!(passed, Err(model::Error::Collective(_))) {
             self.lent.end();
@@ -142,9 +143,9 @@ impl<D: Device + 'static> ModelRunner<D> {
         passed.map_err(run_error)
     }
 
-    /// While the device computes what was begun, the step behind it is begun, if it can be.
+    /// While the device computes this step, begins the next one if possible.
     fn follow(&mut self, step: &Step, drawing: &Drawing, upcoming: &mut dyn Upcoming) -> Result<(), RunError> {
-        /// Looks before the processor is left to others for longer than a moment.
+        /// Checks of the queue before the thread first yields its core for longer.
         const LOOKS: u32 = 256;
         const PAUSE: Duration = Duration::from_micros(20);
         let mut n_looks = 0;
@@ -174,7 +175,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         are_alone
     }
 
-    /// The draws of a pass, and whether it can be believed.
+    /// Completes a step's draws, and checks that its pass can be trusted.
     fn answer(&mut self, step: &Step, begun: Begun) -> Result<(), RunError> {
         let device = &self.lent.get().device;
         match begun {
@@ -187,7 +188,7 @@ impl<D: Device + 'static> ModelRunner<D> {
                 self.draws = emptied(draws);
             }
         }
-        // Whom a lost peer has let go computes with anything: that it is lost is the cause.
+        // A pass released by a lost peer computes on any numbers: the loss is the cause to report.
         let settled = self.ranks.settle().map_err(model::Error::from);
         let settled = settled.and_then(|()| Ok(self.lent.get().device.settle()?));
         if settled.is_ok() && self.ahead.is_none() {
@@ -214,7 +215,7 @@ impl<D: Device + 'static> ModelRunner<D> {
                 self.start(step)?
             }
         };
-        // The tokens of a grid go through hosts.
+        // On a grid tokens go through hosts.
         let is_alone = self.ranks.is_alone();
         if let (Some(upcoming), true, Begun::Drawing(drawing)) = (upcoming, is_alone, &pass) {
             self.follow(step, drawing, upcoming)?;
@@ -240,7 +241,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         }
     }
 
-    /// The logs grow. A message goes to the first stage for each step that has draws, and for no other.
+    /// Appends the tokens to the logs. The first stage gets one message for each step with draws, and none for others.
     fn finish(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
         if !self.is_sampler {
             self.sequences.pass_by(step);
@@ -252,7 +253,7 @@ impl<D: Device + 'static> ModelRunner<D> {
 }
 
 impl<D: Device + 'static> Drop for ModelRunner<D> {
-    /// What others have a part in goes before they do.
+    /// Clears the KV cache, and forgets recorded graphs before the communicators that they name are dropped.
     fn drop(&mut self) {
         self.let_all_go();
         self.lent.get().device.forget();
@@ -288,7 +289,7 @@ fn run_error(error: model::Error) -> RunError {
     }
 }
 
-/// The same memory for draws that borrow from elsewhere: collecting in place keeps the allocation.
+/// An empty vector with the same memory for draws of another lifetime: collecting in place keeps the allocation.
 fn emptied<'a>(mut draws: Vec<Draw<'_>>) -> Vec<Draw<'a>> {
     draws.clear();
     draws.into_iter().map(|_| unreachable!("it is empty")).collect()
@@ -300,7 +301,7 @@ pub enum Place {
     Cpu,
     Cuda {
         ordinal: u32,
-        /// Where compiled kernels are kept between starts.
+        /// The folder in which compiled kernels are kept between starts.
         cache: Option<PathBuf>,
     },
 }
@@ -309,26 +310,26 @@ pub enum Place {
 #[derive(Clone, Debug)]
 pub struct ModelLoader {
     pub place: Place,
-    /// Threads that compute, the caller's among them.
+    /// Computing threads, including the caller's.
     pub threads: usize,
     pub isa: Isa,
-    /// Whether who waits keeps its core: not with more threads than cores, those of other ranks counted.
+    /// Whether a waiting thread spins. Only where all ranks together have no more threads than cores.
     pub spin: bool,
-    /// Where peers find this worker, if it is to have any.
+    /// The listener for peers, if this worker is to have any.
     pub listener: Option<Arc<PeerListener>>,
-    /// Who was refused there.
+    /// The peers refused there, for the log.
     pub refusals: Arc<Refusals>,
     pub wire: Wire,
-    /// What its last rank held.
+    /// The weights that its last rank held.
     pub shelf: Shelf,
-    /// Between the ranks' devices, where these are no processors.
+    /// The carrier between the ranks' devices; only for GPUs.
     pub carrier: CarrierChoice,
-    /// Whether a GPU begins passes that are like others as one.
+    /// Whether a GPU runs passes of the same shape as recorded graphs.
     pub graphs: bool,
 }
 
 impl ModelLoader {
-    /// For the CPU, with the widest instructions that this machine has, and without peers.
+    /// A loader for the CPU, with the widest instructions of this machine and without peers.
     pub fn new(threads: usize) -> ModelLoader {
         let (place, isa, wire, carrier) = (Place::Cpu, Isa::detect(), Wire::default(), CarrierChoice::default());
         ModelLoader {
@@ -345,14 +346,14 @@ impl ModelLoader {
         }
     }
 
-    /// The runner of the rank that has met the others so, and what it found.
+    /// The runner of a rank that has met the others through `mesh`, and its report.
     pub fn build_with(&self, assignment: &Assignment, mesh: Mesh) -> Result<(Box<dyn Runner>, Ready), LoadError> {
         let cancel = CancelFlag::default();
         let (parts, ready) = self.prepare(assignment, mesh.part(), &cancel)?;
         Ok((parts.with(mesh, self.carrier, &cancel)?, ready))
     }
 
-    /// What `load` and then `meet` do.
+    /// `load` followed by `meet`.
     pub fn build(&self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
         let (apart, ready) = self.load_apart(assignment, &CancelFlag::default())?;
         Ok((apart.join(&CancelFlag::default())?, ready))
@@ -364,7 +365,7 @@ impl ModelLoader {
         Ok((Apart { parts, way, carrier: self.carrier }, ready))
     }
 
-    /// How the others are met, once all have loaded.
+    /// How the rank will meet the others, once all have loaded.
     fn way(&self, assignment: &Assignment) -> Result<Way, LoadError> {
         let Assignment { epoch, rank, layout, mesh_addresses, mesh_secret, timeouts, .. } = assignment;
         layout.grid().supported()?;
@@ -409,7 +410,7 @@ impl ModelLoader {
         if assignment.activations != Activations::Bf16 {
             return Err(Unsupported("activations other than bf16 on CUDA: give --activations bf16 to all roles").into());
         }
-        // It packs weights, and draws where tokens are sorted: in between it waits for the device.
+        // This CPU packs weights and does the draws that need sorting; in between it waits for the device.
         let host = CpuConfig { spin: false, ..self.cpu(Activations::F32) };
         let (cache, mode, graphs) = (cache.map(Path::to_owned), assignment.mode, self.graphs);
         let config = CudaConfig { ordinal, cache, mode, host, graphs };
@@ -417,7 +418,7 @@ impl ModelLoader {
     }
 }
 
-/// What a rank holds, on any device, and what it found.
+/// Loads a rank's part, on any device.
 fn on_device<D: Device + 'static>(
     open: impl FnOnce() -> Result<D, LoadError>,
     shelf: &Shelf,
@@ -450,7 +451,7 @@ fn boxed<D: Device + RankDevice + 'static>((parts, ready): (Parts<D>, Ready)) ->
     (Box::new(parts), ready)
 }
 
-/// The most that ranks exchange from device to device.
+/// The largest exchanges between devices.
 fn direct(limits: &SequenceLimits, spec: &ModelSpec, class: DeviceClass) -> ExchangeLimits {
     ExchangeLimits {
         rows_max: limits.rows_max,
@@ -462,8 +463,8 @@ fn direct(limits: &SequenceLimits, spec: &ModelSpec, class: DeviceClass) -> Exch
     }
 }
 
-/// What is held is read again, where it still can be: a file that is gone, or is of another model, costs nobody his
-/// rank. The old goes first: there may not be room for two.
+/// Reads the model again, if the same model can still be read: where its file is gone or another model's, the rank
+/// keeps its old weights. These are dropped before reading: there may not be room for both.
 fn again<D: Device>(
     kept: Held<D>,
     assignment: &Assignment,
@@ -485,7 +486,7 @@ fn again<D: Device>(
     Ok((read(device, assignment, part, cancel)?, None))
 }
 
-/// Why what is there now is not what is held. Every byte of it is looked at.
+/// Why the model on disk differs from the one held. Reads every byte of it.
 fn difference<D: Device>(
     kept: &Held<D>,
     assignment: &Assignment,
@@ -519,7 +520,7 @@ fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device
     model::policy(checkpoint, device, assignment.activations, assignment.kv_dtype).map_err(failed(assignment))
 }
 
-/// All of a runner but the other ranks.
+/// A runner without its connection to the other ranks.
 struct Parts<D: Device + 'static> {
     lent: Lent<D>,
     kv: KvCache<D>,
@@ -527,7 +528,7 @@ struct Parts<D: Device + 'static> {
     direct: ExchangeLimits,
 }
 
-/// The same, on whichever device.
+/// `Parts` of any device.
 trait Prepared: Send {
     fn with(
         self: Box<Self>,
@@ -588,7 +589,7 @@ impl Loaded for Apart {
     }
 }
 
-/// What a rank has room for, and the KV that it needs for that.
+/// A rank's limits, and the KV cache that they need.
 fn sizes(
     assignment: &Assignment,
     spec: &ModelSpec,
@@ -606,7 +607,7 @@ fn sizes(
     if n_blocks.len() != groups.len() {
         return Err(Unsupported("other than one pool for each cache group of the model").into());
     }
-    // A rank without heads could hold any number of them.
+    // A rank without heads stores nothing, so its memory sets no bound.
     if n_blocks.iter().any(|n_blocks| !(1..=BLOCKS_MAX).contains(n_blocks)) {
         return Err(Unsupported("a pool of no block, or of more than 2^24").into());
     }

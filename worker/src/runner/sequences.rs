@@ -1,8 +1,9 @@
-//! What a rank remembers of each request, and how a step changes it: the token log, the block tables, how far it is
-//! computed. Knows nothing of models or devices; a step that contradicts what is here is refused and never followed.
+//! A rank's state of each request, and how a step changes it: the token log, the block tables, the number of computed
+//! positions. Knows nothing of models or devices. A step that contradicts this state is refused, not applied.
 //!
-//! All ranks of a replica lay out the same rows for a step, though only some know what was drawn. So a log grows by
-//! position: whoever does not know the token writes `UNKNOWN` in its place, and so do all where nothing could be drawn.
+//! All ranks of a replica lay out the same rows for a step, though only some know the drawn tokens. A log therefore
+//! grows by position: a rank that does not know the token writes `UNKNOWN` there, and so do all ranks where nothing
+//! could be drawn.
 
 use crate::runner::let_go::LetGo;
 use backend::{Batch, Draw, Pass, PassSlice, Score};
@@ -14,20 +15,20 @@ use types::{
     StepId, Token, TokenOut, Want,
 };
 
-/// What this rank can hold and run at once. A step beyond it breaks the protocol.
+/// The limits of what this rank can hold and run at once. A step beyond them breaks the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SequenceLimits {
     pub n_vocab: u32,
-    /// Positions of one sequence.
+    /// The most positions of one sequence.
     pub context: u32,
     pub groups: Vec<CacheGroup>,
-    /// Of each group's pool.
+    /// The size of each group's pool.
     pub n_blocks: Vec<u32>,
-    /// Rows of one step.
+    /// The most rows of one step.
     pub rows_max: usize,
-    /// Sequences held, and so the slices of one step.
+    /// The most sequences held, and so the most slices of one step.
     pub running_max: usize,
-    /// Blocks are cleared when they are let go, and so nobody has one beside another.
+    /// Freed blocks are cleared, and therefore never shared.
     pub zero_kv: bool,
 }
 
@@ -38,13 +39,13 @@ impl SequenceLimits {
     }
 }
 
-/// How a rank comes to know what is drawn.
+/// How a rank learns the drawn tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tokens {
-    /// It draws.
+    /// It draws them.
     Draws,
-    /// It embeds, and the sampler tells it: one message for each step that draws at all, in the order of steps. A
-    /// message is taken when a row needs a token of it, or when more than so many are on their way.
+    /// It embeds, and the sampler sends it the tokens: one message for each step with draws, in the order of steps. A
+    /// message is received when a row needs one of its tokens, or when more than `late_max` are on their way.
     IsTold { late_max: usize },
     /// It neither embeds nor draws.
     NeverKnows,
@@ -55,15 +56,15 @@ impl Tokens {
         match part.n_stages {
             _ if part.is_sampler() => Tokens::Draws,
             _ if !part.is_first() => Tokens::NeverKnows,
-            // Whatever else the sampler says to the rest of its own stage comes behind the message.
+            // The message is the first thing that the sampler sends to its own stage.
             1 => Tokens::IsTold { late_max: 0 },
-            // As many steps as are in flight: by then the oldest has been drawn, and nobody waits for it.
+            // As many steps as are in flight: the oldest has been drawn by then, and nobody waits for it.
             n_stages => Tokens::IsTold { late_max: usize::from(n_stages) + 1 },
         }
     }
 }
 
-/// What stands in a log for a token that nobody here knows. Any token would do.
+/// Stands in a log for a token that this rank does not know. Any token would do.
 const UNKNOWN: Token = 0;
 
 /// How a step contradicts what this rank holds.
@@ -106,25 +107,25 @@ pub enum Violation {
 pub struct Sequences {
     limits: SequenceLimits,
     tokens: Tokens,
-    /// What the sampler has still to tell, steps in order.
+    /// The sampler's outstanding messages, in the order of steps.
     untold: Untold,
     held: HashMap<RequestId, Sequence>,
-    /// Forgotten sequences, kept for their memory.
+    /// Ended sequences, reused for their memory.
     spare: Vec<Sequence>,
-    /// In which step each block of each group was last written, to notice two writers in one.
+    /// The step that last wrote each block of each group, to detect two writers in one step.
     written: Vec<Vec<u64>>,
-    /// Steps begun: the stamp of the present one.
+    /// The number of steps begun, which stamps the present one.
     n_begun: u64,
-    /// Where blocks are cleared.
+    /// The freed blocks, where blocks are cleared.
     let_go: Option<LetGo>,
 }
 
-/// Draws of which this rank has not been told.
+/// Draws whose tokens this rank has not received.
 #[derive(Debug, Default)]
 struct Untold {
-    /// The step, and how many draws it has.
+    /// Each step, and how many draws it has.
     steps: VecDeque<(StepId, usize)>,
-    /// Those of all these steps, one after another.
+    /// The draws of all these steps, one after another.
     draws: VecDeque<UntoldDraw>,
 }
 
@@ -143,18 +144,18 @@ struct Sequence {
     n_prompt: usize,
     sampling: Sampling,
     n_computed: u32,
-    /// The step of its last slice; 0 if none has run, and the first may begin behind a prefix that others have
-    /// computed.
+    /// The step of its last slice; 0 if none has run, and then the first slice may begin behind a shared prefix.
     last_slice: u64,
-    /// The step that began it: what is told of an earlier life is not for this one.
+    /// The step that started it: tokens drawn before a restart are not for this run.
     life: u64,
-    /// The last token has been drawn and not been told.
+    /// The last token has been drawn but not received.
     is_untold: bool,
-    /// The sum of the hidden states so far, where they are pooled.
+    /// The sum of the hidden states so far, for pooling.
     pooled: Vec<f32>,
-    /// A token that the device has drawn, and nobody here knows yet: its position, and which of the draws it is.
+    /// The position of a token that the device has drawn and the host does not know yet, and its number among the
+    /// draws.
     promised: Option<(u32, u32)>,
-    /// Nothing could be drawn. What was planned ahead for it runs, on any tokens, and is worth nothing.
+    /// Nothing could be drawn. Slices planned ahead still run, on any tokens, and their results are discarded.
     failed: bool,
     /// Per cache group, the blocks of its positions.
     tables: Vec<Vec<BlockId>>,
@@ -212,20 +213,20 @@ impl Sequences {
         step.starts.iter().try_for_each(|request| self.start(request))
     }
 
-    /// Of each group the blocks that were let go and are to be cleared, in order, before anything of the step that has
-    /// begun is stored. None where nothing is cleared.
+    /// The freed blocks of each group that must be cleared before the step that has begun stores anything. None where
+    /// blocks are not cleared.
     pub fn uncleared(&mut self) -> Option<&mut [Vec<BlockId>]> {
         self.let_go.as_mut().map(LetGo::uncleared)
     }
 
-    /// Lets all go that is held.
+    /// Frees all sequences.
     pub fn forget_all(&mut self) {
         let ids: Vec<RequestId> = self.held.keys().copied().collect();
         ids.into_iter().for_each(|id| self.forget(id));
     }
 
-    /// The step of which this rank must be told before it can lay out the rows of the one that it has begun. None if it
-    /// knows enough; ask again after each `hear`.
+    /// The step whose tokens this rank must receive before it can lay out the rows of the begun step. None if it knows
+    /// enough; ask again after each `hear`.
     pub fn must_hear(&self, step: &Step) -> Option<StepId> {
         let Tokens::IsTold { late_max } = self.tokens else { return None };
         let (oldest, _) = self.untold.steps.front()?;
@@ -234,7 +235,7 @@ impl Sequences {
         must.then_some(*oldest)
     }
 
-    /// Takes what was drawn in the step that `must_hear` named, in the order of its slices.
+    /// Takes the tokens drawn in the step that `must_hear` named, in the order of its slices.
     pub fn hear(&mut self, tokens: &[Option<Token>]) -> Result<(), Violation> {
         let Some((step, n_draws)) = self.untold.steps.pop_front() else { return Ok(()) };
         if tokens.len() != n_draws {
@@ -326,8 +327,8 @@ impl Sequences {
         }
     }
 
-    /// Whether `next` may be begun before it is known what `step` draws: it begins nothing, ends none of those that
-    /// `step` computes, and asks for no more than tokens that are drawn. From now on logs count with what is drawn.
+    /// Whether `next` may begin before the draws of `step` are known: it starts no sequence, ends none that `step`
+    /// computes, and asks only for drawn tokens. If so, logs from now on count the pending tokens.
     pub fn can_follow(&mut self, step: &Step, next: &Step) -> bool {
         let is_in_step = |id: &RequestId| step.slices.iter().any(|slice| slice.id == *id);
         let is_plain = |slice: &Slice| matches!(slice.want, Want::Nothing | Want::Last);
@@ -353,7 +354,7 @@ impl Sequences {
         next.slices.iter().all(is_in_log)
     }
 
-    /// Pools the rows of the slices that are for it, each row read by `read` into the memory that it is handed.
+    /// Adds up the rows of the slices to be pooled; `read` copies a row into the given memory.
     pub fn pool(&mut self, step: &Step, pass: &Pass<'_>, state: &mut [f32], mut read: impl FnMut(usize, &mut [f32])) {
         for (slice, laid) in step.slices.iter().zip(pass.slices).filter(|(slice, _)| slice.want == Want::Pool) {
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
@@ -364,8 +365,8 @@ impl Sequences {
         }
     }
 
-    /// Where tokens are drawn: appends them to the logs, answers each slice, and leaves in `told` what the first stage
-    /// is to be told: nothing for a request that has failed.
+    /// On the sampler: appends the drawn tokens to the logs, answers each slice, and leaves in `told` the message for
+    /// the first stage, with no token for a failed request.
     pub fn finish(
         &mut self,
         step: &Step,
@@ -400,7 +401,7 @@ impl Sequences {
         }
     }
 
-    /// Where tokens are not drawn: the logs grow by what others draw.
+    /// On ranks that do not draw: the logs grow by the positions drawn elsewhere.
     pub fn pass_by(&mut self, step: &Step) {
         let is_told = matches!(self.tokens, Tokens::IsTold { .. });
         let n_before = self.untold.draws.len();
@@ -432,7 +433,7 @@ impl Sequences {
 
 impl Sequence {
     fn restart(&mut self, request: &Request, limits: &SequenceLimits, life: u64) {
-        /// Tokens that slices planned past a stop may add.
+        /// The most tokens that slices planned past a stop may add.
         const PAST_END: usize = 8;
         let n_tokens = request.prompt.len().saturating_add(request.sampling.tokens_max as usize);
         let n_max = n_tokens.max(request.n_tokens()).min(limits.context as usize) + PAST_END;
@@ -463,7 +464,7 @@ impl Sequence {
         if self.last_slice == step {
             return Err(Violation::TwoSlices(id));
         }
-        // Only full blocks are shared, so a prefix that others have computed ends on one.
+        // Only full blocks are shared, so a shared prefix ends at a block's end.
         let shared_prefix = self.last_slice == 0 && start.is_multiple_of(BLOCK_TOKENS) && !limits.zero_kv;
         if start != self.n_computed && !shared_prefix {
             return Err(Violation::Gap { id, start, n_computed: self.n_computed });
@@ -490,7 +491,7 @@ impl Sequence {
             let Some((new, rest)) = blocks.split_at_checked(needed) else {
                 return Err(Violation::TooFewBlocks { id, needed, n_left: blocks.len() });
             };
-            // What lies behind the window of all that is still to come need not be anywhere.
+            // Positions behind the window of everything still to come need no blocks.
             let n_unread = (group.n_passed(slice.range.start) as usize).saturating_sub(table.len()).min(needed);
             let is_missing =
                 |(i, block): &(usize, &BlockId)| block.0 >= n_blocks && !(*i < n_unread && **block == BlockId::NONE);
@@ -503,7 +504,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Rows are stored by many threads at once: no two slices may store into one block.
+    /// Many threads store rows at once, so no two slices may store into one block.
     fn mark_written(&self, slice: &Slice, written: &mut [Vec<u64>], stamp: u64) -> Result<(), Violation> {
         let touched = slice.range.start / BLOCK_TOKENS..blocks_for(slice.range.end);
         for (table, written) in self.tables.iter().zip(written) {
@@ -518,7 +519,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// A drawn token belongs to a position: one that the log already holds is not learned twice. Whether it was new.
+    /// Appends a drawn token at its position, unless the log already holds that position. Whether it was appended.
     fn grow(&mut self, position: u32, token: Token) -> bool {
         let is_new = self.tokens.len() == position as usize;
         if is_new {
@@ -527,7 +528,7 @@ impl Sequence {
         is_new
     }
 
-    /// What was drawn, whether or not the log has counted with it.
+    /// Sets a drawn token, whether or not the log has already counted it.
     fn learn(&mut self, position: u32, token: Token) {
         match self.promised.take_if(|(promised, _)| *promised == position) {
             Some(_) => self.tokens[position as usize] = token,
@@ -535,7 +536,7 @@ impl Sequence {
         }
     }
 
-    /// Whether the slice has a row for the token that has not been told.
+    /// Whether the slice has a row for the token not yet received.
     fn needs_untold(&self, slice: &Slice) -> bool {
         self.is_untold && slice.range.end as usize >= self.tokens.len()
     }
@@ -548,7 +549,7 @@ impl Sequence {
         }
     }
 
-    /// Whether the slice draws the token behind its range. Asked before the log grows.
+    /// Whether the slice draws the token after its range. Asked before the log grows.
     fn draws(&self, slice: &Slice) -> bool {
         match slice.want {
             Want::Last => true,
@@ -557,7 +558,7 @@ impl Sequence {
         }
     }
 
-    /// Positions whose rows are scored: another token of the prompt follows.
+    /// Positions whose rows are scored: those followed by another token of the prompt.
     fn scored(&self, slice: &Slice) -> Range<u32> {
         match slice.want {
             Want::All { .. } => {
@@ -567,19 +568,19 @@ impl Sequence {
         }
     }
 
-    /// The tokens that the scored rows are asked for, and how many likely ones beside each.
+    /// The token that each scored row is asked for, and how many likely ones beside it.
     fn scores(&self, slice: &Slice) -> Vec<(Token, u8)> {
         let top_n = if let Want::All { top_n } = slice.want { top_n } else { 0 };
         self.scored(slice).map(|position| (self.tokens[position as usize + 1], top_n)).collect()
     }
 
-    /// Adds a position's hidden state; positions come in their order, so the sum has one.
+    /// Adds a position's hidden state. Positions come in order, so the sum has one order.
     fn pool(&mut self, state: &[f32]) {
         self.pooled.resize(state.len(), 0.0);
         self.pooled.iter_mut().zip(state).for_each(|(sum, value)| *sum += value);
     }
 
-    /// The mean over the prompt, if it is one of numbers.
+    /// The mean over the prompt, if it consists of numbers.
     fn give_pooled(&mut self, to: &mut Vec<f32>) {
         let n = self.n_prompt as f32;
         to.extend(self.pooled.iter().map(|sum| sum / n));
@@ -608,7 +609,7 @@ impl Sequence {
     }
 }
 
-/// Empties an answer and keeps its memory.
+/// Clears an answer and keeps its memory.
 fn clear(done: &mut SliceDone) {
     done.tokens.clear();
     done.scored.clear();
@@ -720,17 +721,18 @@ mod tests {
         let mut sequences = sequences();
         let (_, done) = run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]), None).unwrap();
         assert!(done[0].failed && done[0].tokens.is_empty());
-        // What was planned ahead has its rows, as on ranks that know nothing of it, and is worth nothing.
+        // What was planned ahead keeps its rows, as on ranks that do not know of the failure, and its results are
+        // discarded.
         let planned = step(&[], &[slice(3..4, Want::Last)], &[]);
         let (batch, done) = run(&mut sequences, &planned, Some(1)).unwrap();
         assert!(batch.tokens == [UNKNOWN] && done[0].failed && done[0].tokens.is_empty());
-        // Begun again, it is as good as new.
+        // After a restart it is sound again.
         let (_, done) =
             run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[4]), Some(8)).unwrap();
         assert!(!done[0].failed && done[0].tokens.len() == 1);
     }
 
-    /// What a rank lays out that is told `token` of each draw; and of how many steps it was told.
+    /// The rows of a rank that receives `token` for each draw, and the number of messages that it received.
     fn run_told(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> (Vec<Token>, usize) {
         let (mut batch, mut n_told) = (sequences.new_batch(), 0);
         sequences.begin(step).unwrap();
@@ -753,11 +755,11 @@ mod tests {
         assert_eq!(told(&step(&[], &[other(0..3)], &[1]), None), (vec![0, 1, 2], 0));
         assert_eq!(told(&step(&[], &[slice(3..4, Want::Last)], &[]), Some(42)), (vec![42], 1));
         assert_eq!(told(&step(&[], &[other(3..4)], &[]), Some(43)), (vec![43], 1));
-        // Begun again from its prompt: what was drawn in its old life is not for this one.
+        // It restarts from its prompt: a token drawn before that is not for it.
         let again = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[2]);
         assert_eq!(told(&again, None), (vec![0, 1, 2], 0));
         assert_eq!(told(&step(&[], &[slice(3..4, Want::Last)], &[]), Some(44)), (vec![44], 3));
-        // More than may be late.
+        // More messages than may be late.
         for at in 3..6 {
             told(&step(&[request(ID, at)], &[slice(0..at, Want::Last)], &[3]), Some(9));
         }
@@ -791,7 +793,7 @@ mod tests {
         check(&[Some(100)], Violation::NoSuchToken { id: ID, token: 100, n_vocab: 100 });
     }
 
-    /// All of them in flight: nothing is heard before it must be.
+    /// All steps are in flight: nothing is received before it must be.
     #[test]
     fn what_was_drawn_for_an_earlier_life_is_dropped() {
         let mut sequences = sequences_that(Tokens::IsTold { late_max: 8 });
@@ -800,8 +802,8 @@ mod tests {
             sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
             sequences.pass_by(step);
         };
-        // Preempted with a draw on its way, it begins again from the same log and draws at the same position; then it
-        // ends, and another takes its id.
+        // Preempted while a draw is on its way, it restarts from the same log and draws at the same position. Then it
+        // ends, and another request takes its id.
         let first = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]);
         let again = Step { ends: vec![ID], ..first.clone() };
         let other = Request { prompt: vec![9, 8, 7], ..request(ID, 3) };
@@ -823,7 +825,7 @@ mod tests {
     fn a_draw_of_a_log_that_has_gone_on_is_dropped() {
         let mut sequences = sequences_that(Tokens::IsTold { late_max: 8 });
         let first = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]);
-        // What the draw gave has come home: the log that begins again has it, and is drawn one further on.
+        // The drawn token has reached the coordinator: the log that restarts has it, and draws one position further on.
         let longer = Request { output: vec![50], ..request(ID, 3) };
         let again = Step { ends: vec![ID], ..step(&[longer], &[slice(0..4, Want::Last)], &[0]) };
         for step in [&first, &again] {
@@ -856,17 +858,17 @@ mod tests {
         let other = RequestId(2);
         let first = step(&[request(ID, 60)], &[slice(0..33, Want::Nothing)], &[1, 2, 3, 4, 5, 6]);
         assert_eq!(after(&first), none);
-        // Of the window's, what the next position does not read any more is not there for the next step.
+        // Blocks of the window's group that the next position does not read are not there for the next step.
         assert_eq!(after(&step(&[], &[slice(33..40, Want::Nothing)], &[])), none);
         let beside = Slice { id: other, range: 0..5, n_draft: 0, want: Want::Nothing };
         let crowd = step(&[request(other, 9)], &[slice(40..60, Want::Nothing), beside.clone()], &[7, 0, 0, 4]);
         assert_eq!(after(&crowd), [vec![], vec![4]]);
-        // One ends, and the other begins again in the step that would have ended it.
+        // One ends, and the other restarts in the step that would have ended it.
         let again = Step { ends: vec![ID], ..step(&[request(other, 9)], &[beside], &[2, 2]) };
         assert_eq!(after(&again), [vec![0, 1, 2, 3, 7], vec![0, 4, 5, 6]]);
         assert_eq!(after(&Step { ends: vec![other, ID], ..Step::default() }), [vec![2], vec![2]]);
         assert_eq!(after(&Step::default()), none);
-        // Nobody has a block beside another there, and so nobody begins behind what others have computed.
+        // Blocks are never shared there, so no sequence begins behind a shared prefix.
         let hit = step(&[request(ID, 50)], &[slice(16..50, Want::Last)], &[0, 1, 2, 3, 0, 1, 2, 3]);
         sequences.begin(&hit).unwrap();
         let refused = sequences.lay_out(&hit, &mut sequences.new_batch()).unwrap_err();
@@ -881,7 +883,7 @@ mod tests {
             Sequences::new(limits, Tokens::Draws)
         };
         let none = BlockId::NONE.0;
-        // Behind 48 positions, 29 to 47 are read: of its three blocks the first is not.
+        // After 48 positions, 29 to 47 are read: the first of its three blocks is not.
         let hit = |blocks: &[u32]| {
             run(&mut windowed(), &step(&[request(ID, 50)], &[slice(48..50, Want::Last)], blocks), Some(1))
         };

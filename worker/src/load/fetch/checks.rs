@@ -1,4 +1,4 @@
-//! Whether what was fetched once is still what came. Knows files and chunks; nothing of who gives them.
+//! Checks that fetched chunks are still what came. Knows files and chunks; nothing of where they come from.
 //!
 //! A file in a cache may be damaged long after it was fetched. What a journal names is hashed again before a worker
 //! builds on it, and is not asked for again while the files stay as they are.
@@ -16,26 +16,26 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Read and hashed at once.
+/// Bytes read and hashed at a time.
 const READ_BYTES: usize = 1 << 20;
-/// More are no faster than a disk.
+/// More threads are no faster than a disk.
 const THREADS_MAX: usize = 4;
 
-/// What this process has found whole.
+/// The chunks that this process has found intact.
 #[derive(Clone, Debug, Default)]
 pub struct Checked(Arc<Mutex<CheckedChunks>>);
 
 #[derive(Debug, Default)]
 struct CheckedChunks {
     files: Vec<PathBuf>,
-    /// As the files were.
+    /// The files' stamps at that time.
     stamps: Vec<Option<Stamp>>,
     chunks: BTreeSet<(u32, u64)>,
 }
 
 impl Checked {
-    /// The journal forgets what is damaged of what is wanted, so that it is fetched anew. How many chunks those are;
-    /// None where it was broken off.
+    /// Removes damaged chunks from the journal, so that they are fetched again. Returns how many those are; None if the
+    /// check was cancelled.
     pub(super) fn check(
         &self,
         journal: &mut Journal,
@@ -71,7 +71,7 @@ impl Checked {
         Some(n_before - journal.len())
     }
 
-    /// What the journal has of what was wanted is there, and was checked as it came or since.
+    /// Records that the wanted chunks of the journal are here and were checked, when they came or since.
     pub(super) fn fetched(&self, files: &[PathBuf], wanted: &[BTreeSet<u64>], journal: &Journal) {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         found.stamps = stamps(files);
@@ -86,7 +86,7 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
     files.iter().map(|file| SourceFile::open(file).ok().map(|file| file.stamp())).collect()
 }
 
-/// Whether each of these is in its file as it came.
+/// Whether each of these records still matches its file.
 fn whole(records: &[ChunkRun], files: &[PathBuf], cancel: &CancelFlag) -> Vec<bool> {
     let (next, answers) = (AtomicUsize::new(0), Mutex::new(vec![false; records.len()]));
     let work = || {
@@ -95,7 +95,7 @@ fn whole(records: &[ChunkRun], files: &[PathBuf], cancel: &CancelFlag) -> Vec<bo
                 break;
             }
             let hash = File::open(&files[record.file as usize]).and_then(|file| hash(&file, &record.chunks));
-            // What cannot be read is not there.
+            // What cannot be read counts as missing.
             let is_whole = hash.is_ok_and(|hash| hash == record.hash);
             answers.lock().unwrap_or_else(PoisonError::into_inner)[i] = is_whole;
         }
@@ -105,7 +105,7 @@ fn whole(records: &[ChunkRun], files: &[PathBuf], cancel: &CancelFlag) -> Vec<bo
     answers.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Of the bytes of these chunks, the last of which the file's end may cut.
+/// Hash of these chunks' bytes; the file's end may cut the last chunk.
 pub(super) fn hash(file: &File, chunks: &Range<u64>) -> io::Result<[u8; 32]> {
     let (mut at, end) = (chunks.start * CHUNK_BYTES, file.metadata()?.len().min(chunks.end * CHUNK_BYTES));
     let (mut hasher, mut bytes) = (blake3::Hasher::new(), vec![0; READ_BYTES]);
