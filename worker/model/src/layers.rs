@@ -31,7 +31,7 @@ use std::sync::Arc;
 use types::leaves::aligned_runs;
 use types::{DeviceClass, Leaves, Part, Shares};
 
-/// The residual stream of a pass: a sum, and what the last sublayer made and nobody has added yet.
+/// The residual stream of a pass: its sum so far, and the last sublayer's output, which is not added yet.
 pub struct Residual<M: Memory> {
     sum: M::Buffer, // [rows_max, hidden]
     due: M::Buffer, // [n_planes * rows_max, hidden]
@@ -39,28 +39,28 @@ pub struct Residual<M: Memory> {
 }
 
 impl<M: Memory> Residual<M> {
-    /// With room for the planes of the sublayers' row-parallel products.
+    /// A stream with room for the planes of the sublayers' row-parallel products.
     pub fn new(device: &M, limits: Limits, hidden: usize, n_planes: usize) -> Result<Residual<M>> {
         let Limits { rows_max, .. } = limits;
         let due = device.buffer(rows_max * n_planes.max(1), hidden)?;
         Ok(Residual { sum: device.buffer(rows_max, hidden)?, due, is_due: false })
     }
 
-    /// Where a sublayer writes what is to be added. [n_rows, hidden]
+    /// The buffer to which a sublayer writes its output. [n_rows, hidden]
     pub fn due(&mut self) -> &mut M::Buffer {
         self.is_due = true;
         &mut self.due
     }
 
-    /// Where the stream begins. [n_rows, hidden]
+    /// The buffer in which the stream begins. [n_rows, hidden]
     fn begin(&mut self) -> &mut M::Buffer {
         self.is_due = false;
         &mut self.sum
     }
 }
 
-/// Runs the layers of a pass, which is all that `run` does; or has the device begin what it did for a pass of the same
-/// shape. Where ranks add through the host nothing can be repeated.
+/// Runs the layers of a pass, which is all that `run` does, or replays the device's record of a pass of the same shape.
+/// Where ranks sum through the host nothing can be replayed.
 pub fn repeat<D: Device>(
     ctx: &mut Ctx<'_, D>,
     residual: &mut Residual<D>,
@@ -78,18 +78,18 @@ pub fn repeat<D: Device>(
         match repeated {
             Repeat::Done => return Ok(()),
             Repeat::Begun => {
-                // What the last sublayer made, nobody has added yet.
+                // The last sublayer's output is not added yet.
                 residual.is_due = true;
                 return Ok(ctx.ranks.has_repeated(device)?);
             }
-            // All ranks see the same steps, so all of them have come here.
+            // All ranks see the same steps, so all of them record here.
             Repeat::Recorded => ctx.ranks.await_stage()?,
         }
     }
 }
 
 impl<D: Device> Residual<D> {
-    /// The whole sum, in the bits that the next norm would see. [n_rows, hidden]
+    /// The whole sum, with the same bits as the next norm would see. [n_rows, hidden]
     pub fn settled(&mut self, device: &D, n_rows: usize) -> &mut D::Buffer {
         if std::mem::take(&mut self.is_due) {
             device.add(&self.due, &mut self.sum, n_rows);
@@ -114,7 +114,7 @@ impl<M: Memory> Norm<M> {
 }
 
 impl<D: Device> Norm<D> {
-    /// The norm of the stream, after what is due has been added to it. out: [n_rows, hidden]
+    /// The norm of the stream, after the due output has been added to it. out: [n_rows, hidden]
     pub fn forward(&self, device: &D, residual: &mut Residual<D>, n_rows: usize, out: &mut D::Buffer) {
         if self.bias.is_none() && std::mem::take(&mut residual.is_due) {
             device.add_rms_norm(&residual.due, &mut residual.sum, &self.weight, self.eps, n_rows, out);
@@ -132,8 +132,8 @@ impl<D: Device> Norm<D> {
     }
 }
 
-/// What a rank owns of the query heads, and the KV heads that those read. A KV head that a boundary cuts is held by
-/// both sides.
+/// A rank's query heads, and the KV heads that they read. A KV head whose group is cut by a boundary is held on both
+/// sides.
 ///
 /// ```text
 /// query heads  0 1 2 | 3 4 5 | 6 7 8      per_kv = 3
@@ -142,16 +142,16 @@ impl<D: Device> Norm<D> {
 /// ```
 pub struct OwnedHeads {
     pub heads: Heads,
-    /// Rows of `q_proj`, and columns of `o_proj`.
+    /// Rows of `q_proj`, which are also columns of `o_proj`.
     pub query: Range<usize>,
     /// Rows of `k_proj` and of `v_proj`.
     pub kv: Range<usize>,
-    /// How the sum of `o_proj` is cut, over all heads.
+    /// The leaves of the sum of `o_proj`, over all heads.
     pub leaves: Leaves,
 }
 
 impl OwnedHeads {
-    /// `whole` are those of the whole layer.
+    /// `whole` has the heads of the whole layer.
     pub fn of(class: DeviceClass, part: &Part, whole: Heads) -> OwnedHeads {
         let Heads { n_heads, head_dim, per_kv, .. } = whole;
         let leaves = Leaves::o_proj(class, n_heads as u32, head_dim as u32);
@@ -163,7 +163,7 @@ impl OwnedHeads {
     }
 }
 
-/// What a rank owns of an MLP's columns, and how the sum of `down_proj` over all of them is cut.
+/// A rank's columns of an MLP, and the leaves of the sum of `down_proj` over all columns.
 pub fn owned_inner(class: DeviceClass, part: &Part, inner: usize) -> (Range<usize>, Leaves) {
     let leaves = Leaves::down_proj(class, inner as u32);
     (elements(&leaves, part), leaves)
@@ -174,7 +174,7 @@ fn elements(leaves: &Leaves, part: &Part) -> Range<usize> {
     elements.start as usize..elements.end as usize
 }
 
-/// Matrices that meet the same input, of which each rank has the rows that make its own columns of the output.
+/// Matrices with the same input. Each rank holds the rows that make its own columns of the output.
 pub struct ColumnParallel<M: Memory> {
     weight: M::Matrix,       // [n_out, k]
     bias: Option<M::Vector>, // [n_out]
@@ -197,7 +197,7 @@ impl<D: Device> ColumnParallel<D> {
     }
 }
 
-/// None where no part has one; a part without adds nothing.
+/// None where no part has a bias; a part without one gets zeros.
 fn stacked_bias<M: Memory>(at: &Weights<'_, M>, parts: &[MatrixRows<'_>]) -> Result<Option<M::Vector>> {
     let bias = |part: &MatrixRows<'_>| at.bias(part.name, part.n, part.owned.clone());
     let found = parts.iter().map(bias).collect::<Result<Vec<_>>>()?;
@@ -229,7 +229,7 @@ impl<M: Memory> RowParallel<M> {
         Ok(RowParallel { weight, bias, runs: aligned_runs(owned, n_leaves), n_leaves })
     }
 
-    /// Rows that `out` needs for each row of input, and one at least: the sum.
+    /// Planes that `out` needs for its rows of input: at least one, the sum.
     pub fn n_planes(&self) -> usize {
         self.runs.len().max(1)
     }
@@ -248,7 +248,7 @@ impl<D: Device> RowParallel<D> {
     }
 }
 
-/// Where the stream of a stage begins: rows of a table that is spread over the ranks, or what the stage before made.
+/// The beginning of a stage's stream: rows of a table that is spread over the ranks, or the previous stage's output.
 pub struct Embedding<M: Memory> {
     table: Option<Table<M>>,
     factor: Option<f32>,
@@ -273,7 +273,7 @@ impl<M: Memory> Embedding<M> {
         Ok(Embedding { table: Some(table), factor: None })
     }
 
-    /// Rows are multiplied by a factor before the stream begins.
+    /// Multiplies rows by `factor` before the stream begins.
     pub fn times(self, factor: f32) -> Embedding<M> {
         Embedding { factor: Some(factor), ..self }
     }
@@ -295,7 +295,7 @@ impl<D: Device> Embedding<D> {
     }
 }
 
-/// Where the stream of a stage ends: logits, each rank those of its rows of the vocabulary; or the stage after.
+/// The end of a stage's stream: logits, of which each rank computes its rows of the vocabulary, or the next stage.
 pub struct Head<M: Memory> {
     last: Option<Last<M>>,
     /// Logits become `cap * tanh(logit / cap)`.
@@ -308,7 +308,7 @@ struct Last<M: Memory> {
     x: M::Buffer,      // [rows_max, hidden]
     wanted: M::Buffer, // [outputs_max, hidden]
     mine: M::Buffer,   // [outputs_max, owned rows of the vocabulary]
-    /// Where a rank does not own all.
+    /// Only where a rank does not own the whole vocabulary.
     whole: Option<M::Buffer>, // [outputs_max, n_vocab]
     is_sampler: bool,
 }
@@ -321,7 +321,7 @@ impl<M: Memory> Head<M> {
         }
     }
 
-    /// The head is the embedding, `name`. A stage that is not the first has it once more.
+    /// The head is the embedding, `name`. A stage other than the first loads it once more.
     pub fn tied(
         embedding: &Embedding<M>,
         at: &Weights<'_, M>,
@@ -340,7 +340,7 @@ impl<M: Memory> Head<M> {
         let (device, part) = (at.device(), at.part());
         let Limits { rows_max, outputs_max, .. } = limits;
         let is_spread = part.shares.n_ranks() > 1;
-        // Only the sampler ever sees them whole.
+        // Only the sampler has the gathered logits.
         let whole_rows = if part.is_sampler() { outputs_max } else { 0 };
         Ok(Head {
             last: Some(Last {
@@ -373,8 +373,8 @@ impl<M: Memory> Head<M> {
 }
 
 impl<M: Memory> Head<M> {
-    /// What the last pass made of its rows, behind the last norm: [n_rows, hidden]. On the last stage, if the pass had
-    /// outputs or wanted it.
+    /// The last pass's rows after the final norm: [n_rows, hidden]. Only on the last stage, and only if the pass had
+    /// outputs or wanted hidden states.
     pub fn hidden(&self) -> Option<&M::Buffer> {
         self.last.as_ref().map(|last| &last.x)
     }

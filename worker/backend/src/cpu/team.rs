@@ -1,4 +1,4 @@
-//! A team of threads that does one thing at a time.
+//! A pool of threads that runs one job at a time.
 //!
 //! A job is opened, whoever is awake enters and takes ranges of it, and the caller, who takes ranges too, closes it and
 //! waits for those inside. A thread that sleeps or was descheduled is not waited for, so a team larger than the machine

@@ -1,4 +1,4 @@
-//! Products: every kernel and every kind of weight gives the contract's bits, whoever else is in the batch.
+//! Products: every kernel and every kind of weight gives the contract's bits, whatever else is in the batch.
 
 use super::device::{Launch, Memory, ORDERS, UNWRITTEN, bf16_rows, rounded};
 use crate::arguments;
@@ -9,7 +9,7 @@ use types::Leaves;
 use types::leaves::{Fold, aligned_runs, sum_runs};
 
 pub const KINDS: [&str; 8] = ["bf16", "plain", "w8", "w8h", "w4", "w4h", "f8", "f8plain"];
-/// Kernels and how many rows a block of each takes.
+/// Kernels, and the rows that a block of threads takes.
 const KERNELS: [(&str, usize); 4] = [("r8", 8), ("r16", 16), ("r32", 32), ("r64", 64)];
 const PIECES_MAX: usize = 8;
 const STRANDS: usize = 4;
@@ -47,7 +47,7 @@ impl Pieces {
         }
     }
 
-    /// What is not cut between ranks: strands.
+    /// The pieces of a matrix that is not cut between ranks: strands.
     pub fn whole(k: usize) -> Pieces {
         let mut pieces = Pieces::none(k);
         let n_groups = pieces.n_groups as usize;
@@ -77,7 +77,7 @@ impl Pieces {
     }
 }
 
-/// A matrix as the kernels have it, and the numbers that it stands for.
+/// A packed matrix, and the numbers that it stands for.
 pub struct Packed {
     pub kind: &'static str,
     pub n_out: usize,
