@@ -48,11 +48,11 @@ pub fn pull(pull: &PullCommand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What `models` says of one.
+/// One model's row in the output of `models`.
 struct Row {
     listed: Listed,
     n_bytes: u64,
-    /// Family and quantization, or why it is not served.
+    /// Family and quantization, or why it cannot be served.
     opened: Result<(String, String), String>,
 }
 

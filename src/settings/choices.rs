@@ -1,4 +1,4 @@
-//! What flags let one choose among, in words of this program's own.
+//! The values of flags that are a choice.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
