@@ -1,4 +1,4 @@
-//! Who talks to whom, and the links between the threads of one process.
+//! Which ranks talk to each other, and the links between threads of one process.
 
 use crate::error::{Error, Result};
 use crate::link::{LinkSide, PeerLink, ShmLink};
@@ -34,7 +34,7 @@ impl Mesh {
 
     /// The only rank of this layout.
     pub(crate) fn alone(layout: &Layout) -> Mesh {
-        // As a Vec would.
+        // Panics without memory, as a Vec would.
         in_process(layout, WaitPolicy::default()).expect("a page of memory").remove(0)
     }
 

@@ -180,7 +180,7 @@ pub(crate) trait ScaleLayout {
 /// Reads a `T` at `at`.
 ///
 /// # Safety
-/// So many bytes are there, and aligned for T.
+/// The bytes of a `T` are there, and aligned for it.
 #[inline(always)]
 pub(crate) unsafe fn at<'a, T>(at: *const u8) -> &'a T {
     // SAFETY: the caller's promise.
