@@ -158,7 +158,7 @@ async fn chat(mut client: InferenceClient<Channel>, mut ask: Ask, mut lines: Lin
         eprintln!("/help lists the commands; Ctrl-D leaves.");
     }
     loop {
-        // Reading cannot be awaited. Its thread is left behind when the process ends.
+        // A blocking read. Its thread is abandoned when the process ends.
         let read = move || next_message(&mut lines).map(|message| (message, lines));
         let (message, back) = tokio::task::spawn_blocking(read).await??;
         lines = back;

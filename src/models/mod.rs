@@ -1,4 +1,4 @@
-//! From a model's name to its files, fetched if they are not here, with a bar while that takes.
+//! Finds a model's files by its name, and fetches them with a progress bar if they are not here.
 
 mod hub;
 pub mod plan;

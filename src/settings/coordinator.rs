@@ -1,4 +1,4 @@
-//! What a coordinator heeds, in `serve` and by itself.
+//! A coordinator's settings, in `serve` and by itself.
 
 use super::bytes::ByteSize;
 use super::check::at_least_one;

@@ -38,7 +38,7 @@ pub trait DeviceWait: fmt::Debug + Send + Sync {
 pub struct AbortState {
     rank: Rank,
     ended: AtomicBool,
-    /// The rank that is waited for, or nobody.
+    /// The rank that is waited for, or `NOBODY`.
     awaited: AtomicU32,
     doorbell: Arc<Region>,
     peers: Vec<Notice>,

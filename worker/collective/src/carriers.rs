@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! carry      what a carrier is
-//! host       everything, for any device: through the links of the mesh
-//! nccl       from device to device, where all who exchange have NCCL; the rest through the host
-//! one_shot   sums, by kernels that look at each other's memory; the rest by the host or NCCL
+//! host       everything, for any device, through the links of the mesh
+//! nccl       from device to device, where all ranks of an exchange have NCCL; the rest through the host
+//! one_shot   sums, by kernels that read each other's memory; the rest by the host or NCCL
 //! ```
 //! All ranks choose the same carriers, because each tells the others what it has.
 

@@ -7,7 +7,7 @@
 //! ```
 //! Positions count words for ever and wrap with u32; the place in the ring is the position modulo the capacity, which
 //! is a power of two. Each side keeps its own position to itself and only tells it to the other, so that a neighbour
-//! who writes nonsense into the shared indices can stop the talk and not send this side outside of the ring.
+//! that writes nonsense into the shared indices can stop the exchange, but never lead this side outside of the ring.
 
 use super::sync::{AtomicU32, Ordering, fence};
 

@@ -1,8 +1,8 @@
-//! Layers that a family is built of, cut over the ranks of a grid. Each loads only what this rank owns and does its own
-//! share of the talking, so that a family's file reads like its paper and knows neither ranks nor stages.
+//! The layers of all families, cut over the ranks of a grid. Each loads only what this rank owns and does its own
+//! communication, so that a family's file reads like its paper and knows neither ranks nor stages.
 //!
 //! ```text
-//! rank's part     loads                                            says
+//! layer           loads                                            communicates
 //! Embedding       its rows of the vocabulary, on the first stage   shares the rows; later stages receive them
 //! ColumnParallel  the rows of the heads or columns that it owns    nothing
 //! RowParallel     the columns of the leaves that it owns           sums over the stage
@@ -10,14 +10,14 @@
 //! Head            its rows of the vocabulary, on the last stage    gathers logits; earlier stages send their rows on
 //! ```
 //!
-//! How a decoder is written on them (`decoder.rs`):
+//! How a decoder uses them (`decoder.rs`):
 //!
 //! - `load` needs no more than a `Memory`: `Weights` carries the device and the rank's `Part`. It makes the layers
 //!   `part.layers`, and numbers them from 0 for the KV cache.
 //! - `OwnedHeads::of` says which rows of Q, K and V are this rank's and which `Heads` its attention has;
 //!   `owned_inner` which columns of an MLP. Both may be empty: then a buffer has no columns, and operations do nothing.
 //! - `Residual` is the stream between sublayers. A sublayer writes to `residual.due(..)`; the next `Norm::forward` adds
-//!   that and normalizes in one walk. A norm of a sublayer's own output is `Norm::plain`.
+//!   that and normalizes in one pass over the row. A norm of a sublayer's own output is `Norm::plain`.
 //! - A bias is added where the checkpoint has one: `q_proj.bias` beside `q_proj.weight`.
 //! - Whatever a sublayer gives to `due` is the same on all ranks of the stage: a `RowParallel` has summed it.
 

@@ -2,8 +2,8 @@
 //! chunks and layers; does not know what they contain or who else fetches.
 //!
 //! A file in the cache is as long as the original and has holes where nothing was needed. A journal beside the files
-//! names the chunks that are there and were checked, so that a fetch that was interrupted goes on where it was. What
-//! was damaged since is fetched anew:
+//! names the chunks that are there and were checked, so that an interrupted fetch continues. Chunks damaged since are
+//! fetched again:
 //!
 //! ```text
 //! file     [header][layer 0 ....][layer 1 ....][layer 2 ....]

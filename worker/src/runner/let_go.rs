@@ -3,10 +3,10 @@
 //! Where blocks are cleared they are never shared, so each has one holder. What a sequence holds of a group when its
 //! next position is `p`:
 //!
-//! `[0, n_passed(p)) let go before, perhaps others' by now · [n_passed(p), table.len()) its own`
+//! `[0, n_passed(p)) freed before, perhaps another's by now · [n_passed(p), table.len()) its own`
 //!
-//! A coordinator gives a block to another at the earliest in the step behind the last slice that reads it, and a rank
-//! runs steps in order. So it is soon enough to clear when a step begins.
+//! A coordinator gives a block to another sequence at the earliest in the step after the last slice that reads it, and
+//! a rank runs steps in order. So it is soon enough to clear when a step begins.
 
 use crate::runner::sequences::SequenceLimits;
 use std::ops::Range;
@@ -31,7 +31,7 @@ impl LetGo {
         &mut self.blocks
     }
 
-    /// Before a slice is computed: frees the blocks behind the window of its end, which no later slice reads.
+    /// Before a slice is computed: frees the blocks before the window of its end, which no later slice reads.
     pub fn pass(&mut self, tables: &[Vec<BlockId>], slice: &Range<u32>) {
         self.note(tables, |group, _| group.n_passed(slice.start) as usize..group.n_passed(slice.end) as usize);
     }

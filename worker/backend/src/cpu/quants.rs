@@ -190,7 +190,7 @@ pub(crate) unsafe fn at<'a, T>(at: *const u8) -> &'a T {
 /// Reads column `i`, of f16.
 ///
 /// # Safety
-/// There are so many columns at `w`.
+/// The columns up to `i` are at `w`.
 #[inline(always)]
 unsafe fn column<L: Lanes>(w: *const u8, i: usize) -> L {
     // SAFETY: the caller's promise; columns begin on 32 bytes.

@@ -1,8 +1,8 @@
 //! A pool of threads that runs one job at a time.
 //!
-//! A job is opened, whoever is awake enters and takes ranges of it, and the caller, who takes ranges too, closes it and
-//! waits for those inside. A thread that sleeps or was descheduled is not waited for, so a team larger than the machine
-//! is slow in proportion and no worse.
+//! The caller opens a job; threads that are awake enter it and take ranges, as the caller does, who then closes it and
+//! waits for the threads inside. A thread that sleeps or was descheduled is not waited for, so a team with more threads
+//! than cores is slow in proportion and no worse.
 
 use std::any::Any;
 use std::cell::UnsafeCell;

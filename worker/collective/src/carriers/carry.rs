@@ -7,9 +7,9 @@ use crate::transfer::OwnerOf;
 use backend::Memory;
 use std::fmt;
 
-/// Carries numbers between the memory of a rank's device and that of its peers. What it does not carry it leaves to the
-/// carrier below it, in itself; at the bottom is the host, which carries everything. `Ranks` says what each operation
-/// does. An operation may only be begun when it returns: whoever reads asks `settle`.
+/// Carries numbers between the memory of a rank's device and that of its peers. A carrier owns the one below it and
+/// leaves to it what it does not carry itself; the lowest is the host's, which carries everything. `Ranks` documents
+/// the operations. An operation may only be enqueued when it returns: `settle` is called before results are used.
 pub trait Carry<D: Memory>: fmt::Debug + Send {
     /// Only called with several ranks; this rank's planes are those of the plan.
     fn sum_leaves(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: Sum<'_>) -> Result<()>;

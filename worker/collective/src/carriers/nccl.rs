@@ -4,10 +4,10 @@
 //! ```text
 //! api       the functions of the library
 //! agree     which ranks have it, and what their communicators are called
-//! watchdog  communicators, what they still do, and the thread that ends them when nothing comes
+//! watchdog  communicators, their unfinished work, and the thread that ends them when nothing comes
 //! comms     communicators with their memory: one for the stage, one with each neighbouring stage
 //! stage     what goes on among the ranks of a stage: the host's operations, by the same tree
-//! meet      how ranks that have met come to their communicators, which have exchanged once before they are believed
+//! meet      creates communicators between ranks that have met, each of which exchanges once before it is used
 //! ops       the carrier: what goes over which communicator, and what is left to the host
 //! ```
 

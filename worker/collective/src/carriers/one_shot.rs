@@ -3,9 +3,9 @@
 //! (`backend::cuda`). The mesh still carries rendezvous and blame.
 //!
 //! ```text
-//! watchdog  the thread that ends what kernels wait for when nobody comes
+//! watchdog  the thread that ends the kernels' wait for a peer that does not come
 //! ops       the carrier: sums that fit one launch, and where there is no NCCL all others too, piece by piece
-//! meet      whether all of a stage can, and their buffers
+//! meet      whether all ranks of a stage can sum like this, and their buffers
 //! ```
 
 mod meet;
