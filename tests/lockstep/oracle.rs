@@ -2,11 +2,9 @@
 //! answered alone on one rank, batched there, and batched on two grids; these agree with each other and with
 //! `oracle/record.txt` beside this file, which no change of code may alter. Other tests compare a build with itself;
 //! this one compares it with earlier builds, on any processor.
+//!
 //! `LOCKSTEP_ORACLE=write` writes the record. The full answers are left in `target/tmp/oracle`, one file per
 //! checkpoint, so that two builds can be compared line by line.
-//!
-//! `LOCKSTEP_ORACLE=write` writes the record. The answers in full are left in `target/tmp/oracle`, a file for each
-//! checkpoint: those of two builds can be compared line by line.
 
 mod record;
 mod requests;

@@ -1,9 +1,7 @@
 //! Mixtures of experts: the choice of experts, and their weighted sum for each row.
+//!
 //! Rows are grouped by expert only to speed up the products: a row's bits do not depend on its neighbours. The outputs
 //! of a row's experts are added by the leaves' tree, whose leaves are the experts; absent ones are skipped.
-//!
-//! Rows are grouped by expert for the products' sake only: a row's bits do not know its neighbours. What a row's
-//! experts have made is added by the leaves' tree, whose leaves are the experts, absent ones skipped.
 
 use super::rows::{largest, sum_exp};
 use super::{Buffer, Cpu, Isa};

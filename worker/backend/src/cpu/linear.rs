@@ -1,8 +1,6 @@
 //! Products with packed weights: a tile of sixteen weight rows times a panel of input rows.
-//! Each element accumulates along K in one chain, whatever the panel's width: a row's bits do not depend on its
-//! neighbours.
 //!
-//! Accumulation runs along K in one chain per element, whatever the panel's width: a row's bits do not know its
+//! Each element accumulates along K in one chain, whatever the panel's width: a row's bits do not depend on its
 //! neighbours.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
