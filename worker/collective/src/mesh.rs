@@ -234,7 +234,7 @@ impl Mesh {
         if are_here { Ok(()) } else { Err(Error::NoPeer("peer that owns one of the rows")) }
     }
 
-    /// Sets what the next exchange moves, leaving out empty transfers.
+    /// Adds transfers to the next exchange, leaving out empty ones.
     pub(crate) fn plan<const N: usize>(&mut self, transfers: [Transfer; N]) {
         self.transfers.extend(transfers.into_iter().filter(|each| each.words > 0));
     }

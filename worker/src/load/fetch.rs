@@ -277,7 +277,7 @@ impl Place {
         std::fs::remove_file(self.journal()).map_err(io_at(&self.journal()))
     }
 
-    /// The wanted chunks that are here and intact.
+    /// Checks the wanted chunks that are here: damaged ones leave the journal.
     fn checked<'a>(
         &self,
         checked: &'a Checked,
