@@ -82,7 +82,7 @@ impl SimulatedRouter {
         } else {
             planner.names(0..u32::MAX, &mut told.added);
         }
-        // Nothing is lost on the way.
+        // No report is lost on the way.
         self.board.hear(replica, &told).expect("every word follows the one before");
     }
 }

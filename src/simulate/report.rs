@@ -25,7 +25,7 @@ pub struct SimulationReport {
     pub seconds: f64,
     /// Weights on the GPU that has most.
     pub weight_bytes: u64,
-    /// Tokens of the smallest pool that keeps all positions, per replica; and the context that it serves.
+    /// Tokens of the largest pool, per replica; and the context that it serves.
     pub kv_tokens: u64,
     pub context: u32,
     pub requests: Requests,
