@@ -1,4 +1,4 @@
-//! Arguments, parsed and nothing more: what they mean together is `settings`'.
+//! Parses arguments and does nothing else: `settings` decides what they mean together.
 
 use crate::chat::RunCommand;
 use crate::models::{ModelsCommand, PullCommand};
@@ -20,8 +20,8 @@ struct Cli {
     command: Command,
 }
 
-/// Reads the command line: the command, and the matches that tell flags from defaults. A line that cannot be meant
-/// ends the process.
+/// Reads the command line: the command, and the matches that tell flags from defaults. An invalid line ends the
+/// process.
 pub fn parse() -> (Command, ArgMatches) {
     parsed(std::env::args_os().collect()).unwrap_or_else(|error| error.exit())
 }
@@ -34,10 +34,10 @@ fn parsed(words: Vec<OsString>) -> Result<(Command, ArgMatches), clap::Error> {
     Ok((cli.command, said.unwrap_or_default()))
 }
 
-/// The commands of one cluster. A flag that was given to the wrong one belongs to the first of these that has it.
+/// The roles of a cluster. A flag given to the wrong one is attributed to the first of these that has it.
 const ROLES: [&str; 4] = ["router", "coordinator", "worker", "serve"];
 
-/// A role takes the flags that it heeds and no other. The error for another role's flag names that role.
+/// A role only takes flags that it uses. The error for another role's flag names that role.
 fn whose(error: clap::Error, lockstep: &mut clap::Command, words: &[OsString]) -> clap::Error {
     let Some(ContextValue::String(said)) = error.get(ContextKind::InvalidArg) else { return error };
     let role = words.get(1).and_then(|word| word.to_str()).filter(|role| ROLES.contains(role));

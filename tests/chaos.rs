@@ -1,5 +1,5 @@
 //! Faults under load, with real processes: every role is killed, stopped, cut off, restarted and changed while
-//! thirty-two streams run, and each of them says what it says undisturbed.
+//! thirty-two streams run. Each stream must equal its undisturbed run.
 //!
 //! `make chaos` runs it with the default model, in several rounds, and writes how long the streams stood still to
 //! `benches/results/chaos.md`, with `LOCKSTEP_CHAOS_MODEL=tiny` to `chaos_tiny.md`. `LOCKSTEP_CHAOS_ROWS` names a file
@@ -36,12 +36,12 @@ use std::time::{Duration, Instant};
 
 const N_STREAMS: usize = 32;
 
-/// What is done to a city.
+/// A fault, as done to a cluster.
 #[derive(Clone, Copy)]
 enum Strike {
-    /// And how long until its roles miss somebody.
+    /// Returns how long its roles take to miss somebody.
     Missed(fn(&mut City, &mut Dice) -> Duration),
-    /// Nobody is to be found out.
+    /// A fault that nobody has to detect.
     Seen(fn(&mut City, &mut Dice)),
 }
 use Strike::{Missed, Seen};
@@ -49,11 +49,11 @@ use Strike::{Missed, Seen};
 struct Fault {
     name: &'static str,
     strike: Strike,
-    /// Links are cut.
+    /// The fault cuts links.
     needs_hosts: bool,
-    /// Nobody who is spared is struck.
+    /// The fault never hits the spared processes.
     spares: bool,
-    /// Clients lose a connection, and ask again with their handle.
+    /// Clients lose a connection, and resume with their handle.
     of_routers: bool,
 }
 
@@ -134,7 +134,7 @@ const FAULTS: [Fault; 19] = [
     },
 ];
 
-/// Small numbers from a seed, so that a run can be repeated.
+/// Small random numbers from a seed, so that a run can be repeated.
 pub struct Dice(u64);
 
 impl Dice {
@@ -152,7 +152,7 @@ fn streams_outlive_what_happens_to_any_role() {
     match (number("LOCKSTEP_SOAK_MINUTES"), number("LOCKSTEP_CHAOS")) {
         (Some(minutes), _) => soak::run(Duration::from_secs(60 * minutes), dice, star),
         (None, Some(n_rounds)) => {
-            // The machine's mood changes, and with it what a replay may take.
+            // The machine's speed varies, and with it the time that a replay may take.
             let rate = |city: &City| client::prefill_rate(&city.doors());
             let is_tiny = std::env::var("LOCKSTEP_CHAOS_MODEL").is_ok_and(|name| name == "tiny");
             let model = if is_tiny { Model::tiny() } else { Model::smollm2() };
@@ -162,7 +162,7 @@ fn streams_outlive_what_happens_to_any_role() {
     }
 }
 
-/// Each fault so many times, in turns. What was seen is told after each turn: also by a run that is broken off later.
+/// Runs each fault `n` times, in turns. Results are written after each turn, in case the run is broken off.
 fn rounds(n: u64, model: Model, mut dice: Dice, star: Option<Star>, rate: fn(&City) -> f64, tell: fn(&Report)) {
     let load = Load::new(&model, requests(N_STREAMS, model.tokens_max));
     let mut report = Report::new(model.name, std::env::var_os("LOCKSTEP_CHAOS_ROWS").map(Into::into));
@@ -183,13 +183,13 @@ fn rounds(n: u64, model: Model, mut dice: Dice, star: Option<Star>, rate: fn(&Ci
     }
 }
 
-/// No round begins behind `LOCKSTEP_CHAOS_SECONDS`.
+/// No round begins after `LOCKSTEP_CHAOS_SECONDS`.
 fn time_max() -> Duration {
     let seconds = std::env::var("LOCKSTEP_CHAOS_SECONDS").ok().map(|seconds| seconds.parse().unwrap());
     seconds.map_or(Duration::MAX, Duration::from_secs)
 }
 
-/// Those that `LOCKSTEP_FAULTS` names, with commas between them; all of them where it does not.
+/// The faults named in `LOCKSTEP_FAULTS`, separated by commas; all faults without it.
 fn wanted(faults: Vec<&'static Fault>) -> Vec<&'static Fault> {
     let Ok(names) = std::env::var("LOCKSTEP_FAULTS") else { return faults };
     let names: Vec<&str> = names.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
@@ -198,12 +198,12 @@ fn wanted(faults: Vec<&'static Fault>) -> Vec<&'static Fault> {
     faults.into_iter().filter(|fault| names.is_empty() || names.contains(&fault.name)).collect()
 }
 
-/// This thread stands in the middle of them.
+/// Network namespaces around this thread.
 fn hosts() -> Option<Star> {
     let star = Star::new(2);
     match &star {
         Some(star) => star.enter(),
-        // Past the harness, which shows what a test prints only when it fails.
+        // Straight to stderr: the harness shows a test's output only when it fails.
         None => {
             std::io::stderr().write_all(b"NOT RUN: links that are cut; namespaces are not permitted here\n").unwrap()
         }
@@ -211,7 +211,7 @@ fn hosts() -> Option<Star> {
     star
 }
 
-/// What is asked, and what is said to it undisturbed.
+/// The requests, and their undisturbed answers.
 struct Load {
     asked: Vec<Value>,
     expected: Vec<Told>,
@@ -226,7 +226,7 @@ impl Load {
         Load { asked, expected }
     }
 
-    /// All streams at once, and the fault in their midst.
+    /// Runs all streams at once, and the fault in the middle of them.
     fn round(&self, city: &mut City, dice: &mut Dice, fault: &Fault, rate: f64) -> Row {
         let (begun, before) = (Instant::now(), city.tally());
         let streams = ask_all(&city.doors(), &self.asked);
@@ -262,7 +262,7 @@ impl Load {
         }
     }
 
-    /// What replicas say that they computed again, and what was said of streams by then that went on elsewhere.
+    /// Positions that replicas recomputed; and, of streams that were resumed elsewhere, those said by then.
     fn n_replayed(&self, before: Tally, after: Tally, n_resumed: usize, n_told: usize) -> u64 {
         let n_choices: usize = self.expected.iter().map(|told| told.choices.len()).sum();
         let n_elsewhere = (after.n_moved - before.n_moved + n_resumed as u64).min(n_choices as u64);
@@ -270,7 +270,7 @@ impl Load {
     }
 }
 
-/// What a signal is sent to is a process of this test's own.
+/// Sends a signal to a process of this test's own.
 pub fn signal(pid: u32, signal: Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
 }

@@ -1,6 +1,6 @@
-//! Two hosts for real: two network namespaces and a link between them. Coordinator, router and a worker stand in one,
-//! in the other a worker that has no model; between them are TLS and a join token. Where namespaces are not permitted
-//! it says so, and tests nothing.
+//! Two real hosts: two network namespaces with a link between them. Coordinator, router and a worker are in one, and a
+//! worker without the model in the other; they use TLS and a join token. Where namespaces are not permitted the test
+//! says so, and checks nothing.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/node.rs"]
@@ -29,7 +29,7 @@ fn smollm2() -> PathBuf {
     catalogue::locate("smollm2", &Sources::new(cache)).unwrap_or_else(|error| panic!("{error}: `make test`")).path
 }
 
-/// A long one that goes on whatever it says.
+/// A long request that goes on whatever it says.
 fn story(stream: bool) -> Value {
     json!({
         "prompt": "Once upon a time", "max_tokens": 160, "seed": 3, "temperature": 0.9, "ignore_eos": true,
@@ -47,7 +47,7 @@ fn short(http: &str) -> Vec<Value> {
     ["The capital of France is", "def fibonacci(n):", "Two hosts and one link"].map(ask).into()
 }
 
-/// The texts of a stream's events, one after the other.
+/// The texts of a stream's events, in order.
 fn pieces(http: &str) -> impl Iterator<Item = String> {
     let body = BufReader::new(post(http, &story(true)).into_body().into_reader());
     let events = body.lines().map(Result::unwrap).filter_map(|line| Some(line.strip_prefix("data: ")?.to_owned()));
@@ -61,7 +61,7 @@ fn pieces(http: &str) -> impl Iterator<Item = String> {
 #[test]
 fn two_hosts_answer_as_one_and_a_cut_link_is_named() {
     let Some(hosts) = Star::new(1) else {
-        // Past the harness, which shows what a test prints only when it fails.
+        // Straight to stderr: the harness shows a test's output only when it fails.
         let word = b"NOT RUN: two network namespaces and a link between them are not permitted here\n";
         std::io::stderr().write_all(word).unwrap();
         return;
@@ -87,7 +87,7 @@ fn two_hosts_answer_as_one_and_a_cut_link_is_named() {
     let join = ["worker", "--join", &address, "--token-file", &token, "--threads", "1", "--local-workers", "2"];
     let _near = Node::start_in(&here.0, &join);
     let cache = there.0.join("cache");
-    // Memory could be shared, because in truth there is one kernel.
+    // Memory could be shared: these hosts have one kernel.
     let fetch = [&join[..], &["--wire", "tcp", "--fetch", "--cache", cache.to_str().unwrap()]].concat();
     let mut command = hosts.command_at(THERE, BINARY);
     command.args(fetch).current_dir(&there.0);
@@ -115,7 +115,7 @@ fn two_hosts_answer_as_one_and_a_cut_link_is_named() {
     assert_eq!(short(&http), expected, "and so does the cluster");
 }
 
-/// For a second. The rank behind the link is lost by name while it is down.
+/// Cuts the link for a second. Meanwhile the rank behind it is reported lost by name.
 fn cut(hosts: &Star, coordinator: &mut Node) -> Instant {
     let begun = Instant::now();
     hosts.set_link(THERE, "down");

@@ -1,6 +1,6 @@
 //! Ten times more clients than there is room for, on the real router, coordinator and scheduler over a simulated model:
-//! what is answered is as much as at the peak, and who is not is told so by name. Of eight that run, a step gave 7.96
-//! tokens at the peak and 7.99 under 240 clients, who asked 19,169 times in vain (two busy cores, steps of 4 ms).
+//! throughput stays at its peak, and the others are refused by name. With eight running, a step gave 7.96 tokens at the
+//! peak and 7.99 under 240 clients, which were refused 19,169 times (two busy cores, steps of 4 ms).
 //!
 //! `make overload` does it with the real binary and the default model, for a minute.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -27,7 +27,7 @@ use tonic::{Code, Status};
 
 const RUNNING_MAX: u32 = 8;
 const WAITING_MAX: u32 = 16;
-/// As many as run and wait: one more would be refused.
+/// As many as may run and wait: one more would be refused.
 const N_CLIENTS: usize = (RUNNING_MAX + WAITING_MAX) as usize;
 const N_ANSWERS: usize = 240;
 const N_TOKENS: u32 = 20;
@@ -55,18 +55,18 @@ impl House {
         }
     }
 
-    /// Steps so far, as told when nothing is under way.
+    /// Steps so far, read while nothing is open.
     async fn steps(&mut self) -> u64 {
         let is_idle = |of: &v1::ReplicaTopology| of.n_waiting == 0 && of.n_running == 0 && of.blocks_used == 0;
         self.until(is_idle).await;
-        // The one before may be from before.
+        // The last report may be older.
         tokio::time::sleep(Duration::from_millis(100)).await;
         let replica = self.until(is_idle).await;
         assert_eq!(replica.backlog_tokens, 0);
         replica.steps
     }
 
-    /// So many clients ask again and again until there are answers enough: tokens answered for each step, and refusals.
+    /// `n_clients` clients ask repeatedly until there are enough answers. Returns tokens per step, and refusals.
     async fn load(&mut self, n_clients: usize) -> (f64, usize) {
         let before = self.steps().await;
         let (n_answers, n_refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -83,7 +83,7 @@ impl House {
                         Err(status) => {
                             check_refusal(&status);
                             n_refused.fetch_add(1, Relaxed);
-                            // Sooner than it was told: who behaves badly is the test.
+                            // Earlier than it was told to: the test is of clients that behave badly.
                             tokio::time::sleep(Duration::from_millis(20)).await;
                         }
                     }
@@ -107,7 +107,7 @@ fn check_refusal(status: &Status) {
     assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
     let retry_after = status.metadata().get("retry-after").unwrap().to_str().unwrap();
     let millis = status.metadata().get("retry-after-ms").unwrap().to_str().unwrap().parse::<u64>().unwrap();
-    // Rounded up: who comes a little late finds a place, too.
+    // Rounded up: a client that comes a little late finds a place too.
     assert_eq!(retry_after.parse::<u64>().unwrap(), millis.div_ceil(1000), "{status:?}");
     assert!(millis >= 100, "{status:?}");
 }

@@ -1,6 +1,6 @@
 //! One tenant at fifty times its share, on the real router, coordinator and scheduler over a simulated model: the other
-//! one is never refused, and is served as if the queue were not there. And a tenant's limits, as the binary tells them,
-//! from a keys' file that changes meanwhile.
+//! tenant is never refused, and is served as if there were no queue. Also a tenant's limits, as the binary reports
+//! them, from a file of keys that changes meanwhile.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/house.rs"]
@@ -23,15 +23,15 @@ use tonic::{Code, Status};
 
 const RUNNING_MAX: u32 = 4;
 const WAITING_MAX: u32 = 40;
-/// As many as one tenant's share of the slots, fifty times.
+/// Fifty times one tenant's share of the slots.
 const N_HEAVY: usize = 100;
-/// Many more than the other one's, so that there are many steps between two of its ends.
+/// Many more than the light one's, so that many steps pass between two ends.
 const HEAVY_TOKENS: u32 = 150;
 const LIGHT_TOKENS: u32 = 10;
-/// Sooner than it is told: who behaves badly is the test.
+/// Shorter than the router advises: the test is of clients that behave badly.
 const REFUSED_PAUSE: Duration = Duration::from_millis(250);
 
-/// Ready, with two tenants.
+/// Opens a ready cluster with two tenants.
 async fn open() -> House {
     let keys = ApiKeys::parse("heavy:kh\nlight:kl").unwrap();
     let house = House::open(Rooms { running_max: RUNNING_MAX, waiting_max: WAITING_MAX, keys }).await;
@@ -44,7 +44,7 @@ async fn open() -> House {
 }
 
 impl House {
-    /// The light one asks so often, one after the other, beside so many clients of the heavy one.
+    /// The light tenant asks `n_asked` times, one after the other, beside `n_heavy` clients of the heavy one.
     async fn load(&self, n_heavy: usize, n_asked: usize) -> Load {
         let (n_served, n_refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let mut heavy = JoinSet::new();
@@ -83,7 +83,7 @@ impl House {
     }
 }
 
-/// What happened beside the light one's requests, and how long they took.
+/// What happened beside the light tenant's requests, and their times.
 #[derive(Default)]
 struct Load {
     n_served: u64,
@@ -92,7 +92,7 @@ struct Load {
     answers: Vec<Duration>,
 }
 
-/// After how long its first token came, of an answer that is whole.
+/// Reads a whole answer; returns the time until its first token.
 async fn ask(mut client: Client, key: &str, n_tokens: u32) -> Result<Duration, Status> {
     let since = Instant::now();
     let sampling = v1::Sampling { max_tokens: Some(n_tokens), ignore_eos: true, ..v1::Sampling::default() };
@@ -118,13 +118,13 @@ async fn one_at_fifty_times_its_share_goes_before_nobody() {
     let n_asked = 12;
     let Load { n_served, n_refused, .. } = house.load(N_HEAVY, n_asked).await;
     println!("{n_served} of the heavy one's requests ended during the light one's {n_asked}; {n_refused} were refused");
-    // None of its own is refused, or it would have panicked. In the steps of each, those that run may end. Behind the
-    // queue all that wait would be before it, each time.
+    // None of the light one's requests is refused: that would have panicked. During each of them the running requests
+    // may end. If it were behind the queue, all waiting ones would end before it each time.
     assert!(n_refused > 0 && n_served < n_asked as u64 * u64::from(WAITING_MAX) / 2, "{n_served}");
     house.close().await;
 }
 
-/// Whoever is beside it, the light one is never refused. `make bench-tenants` does it at length, for the times.
+/// The light tenant is never refused, whatever the other does. `make bench-tenants` runs this longer, for the times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn how_long_the_light_one_waits() {
     let house = open().await;
@@ -203,7 +203,7 @@ fn limits_are_told_and_change_with_their_file() {
     assert!(header("x-ratelimit-reset-requests").ends_with('s'), "{headers:?}");
     assert_eq!(ask_http(&http, "ka", 5).0, 200);
     let (status, headers, body) = ask_http(&http, "ka", 5);
-    // On a machine that is slow enough one has come back by now.
+    // On a slow machine one request has ended by now.
     if status == 429 {
         assert_eq!(
             (&body["error"]["code"], &body["error"]["type"]),
@@ -219,7 +219,7 @@ fn limits_are_told_and_change_with_their_file() {
     let (status, headers, _) = ask_http(&http, "kb", 5);
     assert!(status == 200 && !headers.contains_key("x-ratelimit-limit-requests"), "{headers:?}");
 
-    // What cannot be meant changes nothing; what can does, and who has no key any more is told so.
+    // Invalid keys change nothing; valid ones take effect, and a client whose key is gone is told so.
     folder.write("keys", "alice:ka weight=none\n");
     node.until(&["the API keys stay what they were"]);
     assert_eq!(ask_http(&http, "kb", 5).0, 200);

@@ -1,4 +1,4 @@
-//! How long prompts and answers are, and words to fill them with: drawn from a seed, so that two servers get the same
+//! The lengths of prompts and answers, and the words of prompts, drawn from a seed, so that two servers get the same
 //! load.
 
 use std::fmt;
@@ -22,12 +22,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// In `(0, 1)`.
+    /// A number in `(0, 1)`.
     pub fn unit(&mut self) -> f64 {
         ((self.next() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
     }
 
-    /// The wait until the next of arrivals that know nothing of each other.
+    /// The time until the next of independent arrivals.
     pub fn exponential(&mut self, rate: f64) -> f64 {
         -libm::log(self.unit()) / rate
     }
@@ -48,7 +48,7 @@ pub enum Lengths {
         mean: f64,
         deviation: f64,
     },
-    /// Most are short and few are long, as people's are.
+    /// Most are short and few are long, like people's.
     Lognormal {
         mean: f64,
         deviation: f64,
@@ -56,7 +56,7 @@ pub enum Lengths {
 }
 
 impl Lengths {
-    /// No length is absurd: a slip of the pen should not ask for a terabyte of prompt.
+    /// The longest length: a typing mistake must not ask for a terabyte of prompt.
     const MAX: usize = 1 << 20;
 
     pub fn draw(&self, random: &mut Random) -> usize {

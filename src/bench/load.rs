@@ -1,5 +1,5 @@
-//! When requests are sent: as others end, or by a clock that does not care. A thread per request under way, because
-//! each only waits.
+//! When requests are sent: as others end, or at times of a schedule. One thread per open request, because each only
+//! waits.
 
 use super::lengths::Random;
 use super::stream::{Server, Timed, Wanted};
@@ -10,9 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub enum Arrivals {
-    /// So many under way at once.
+    /// `concurrency` requests are open at any time.
     Closed { concurrency: usize },
-    /// Poisson: so many a second on average, and nobody waits for anybody. One that would be beyond `open_max` fails.
+    /// Poisson arrivals, `rate` a second on average, whatever else is open. One beyond `open_max` fails.
     Open { rate: f64, open_max: usize },
 }
 
@@ -23,7 +23,7 @@ pub enum RequestOutcome {
 
 pub struct Measured {
     pub outcomes: Vec<RequestOutcome>,
-    /// From the first request's sending to the last answer's end.
+    /// From the sending of the first request to the end of the last answer.
     pub took: Duration,
 }
 
@@ -63,7 +63,7 @@ fn closed(
     })
 }
 
-/// When each request is sent, from the beginning of the run.
+/// The sending times of requests, from the beginning of the run.
 fn schedule(n: usize, rate: f64, random: &mut Random) -> Vec<Duration> {
     let mut at = 0.0;
     (0..n)

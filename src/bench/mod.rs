@@ -1,5 +1,5 @@
-//! `lockstep bench`: puts load on any server that speaks OpenAI's completions, and says how it bore it. Knows of the
-//! server only its address, so that peers are measured by the same ruler.
+//! `lockstep bench`: puts load on any server with OpenAI's completions API, and reports how it did. Knows only the
+//! server's address, so peers are measured in the same way.
 
 pub mod lengths;
 mod load;
@@ -61,7 +61,7 @@ pub struct Options {
     pub json: Option<PathBuf>,
 }
 
-/// Arrivals that have not ended are threads of this process.
+/// Each open request is a thread of this process.
 const OPEN_MAX: usize = 4096;
 
 pub fn run(options: &Options) -> anyhow::Result<()> {

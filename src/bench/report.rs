@@ -1,4 +1,4 @@
-//! Figures from what was measured: percentiles, a table for eyes and JSON for tools.
+//! The figures of a run: percentiles, a table for people and JSON for programs.
 
 use super::load::{Arrivals, Measured, RequestOutcome};
 use super::stream::Timed;
@@ -18,7 +18,7 @@ pub struct Report {
     pub runs: Vec<Run>,
 }
 
-/// Where the load came from; on loopback, where it was borne too.
+/// The machine that made the load; on loopback it also served it.
 #[derive(Serialize)]
 pub struct LoadMachine {
     pub cpu: String,
@@ -37,11 +37,11 @@ pub struct Run {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub output_tokens: u64,
-    /// To the first text.
+    /// Time to the first text.
     pub ttft_ms: Spread,
-    /// Between one piece of text and the next.
+    /// Time between one piece of text and the next.
     pub itl_ms: Spread,
-    /// Of a token after the first, a mean for each request.
+    /// Time per token after the first, one mean per request.
     pub per_token_ms: Spread,
     pub e2e_ms: Spread,
 }
@@ -60,7 +60,7 @@ impl Spread {
         let mut sorted: Vec<f64> = durations.map(|d| d.as_secs_f64() * 1e3).collect();
         sorted.sort_by(f64::total_cmp);
         let Some(max) = sorted.last().copied() else { return Spread::default() };
-        // The smallest value that so many of a hundred do not exceed.
+        // The smallest value that `percent` of a hundred do not exceed.
         let at = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1];
         let mean = sorted.iter().sum::<f64>() / sorted.len() as f64;
         Spread { mean, p50: at(50), p90: at(90), p99: at(99), max }

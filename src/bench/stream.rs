@@ -13,17 +13,17 @@ pub struct Server {
     key: Option<String>,
 }
 
-/// What is asked of the server.
+/// The request to the server.
 pub struct Wanted {
     pub prompt: String,
     pub tokens_max: usize,
     pub stop_early: bool,
 }
 
-/// When the pieces of an answer came, counted from the moment of sending.
+/// The arrival times of an answer's pieces, from the moment of sending.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timed {
-    /// Of each event that carried text.
+    /// Times of events that carried text.
     pub pieces: Vec<Duration>,
     pub whole: Duration,
     pub prompt_tokens: u64,
@@ -90,7 +90,7 @@ fn read_events(reader: &mut impl BufRead, elapsed: impl Fn() -> Duration) -> any
         if reader.take(EVENT_BYTES_MAX).read_line(&mut line)? == 0 {
             bail!("the stream ended without [DONE]");
         }
-        // Comments keep a connection alive and say nothing.
+        // Comments keep a connection alive and carry nothing.
         let Some(event) = line.strip_prefix("data:").map(str::trim) else { continue };
         if event == "[DONE]" {
             timed.whole = elapsed();
@@ -123,7 +123,7 @@ impl Timed {
         if self.pieces.is_empty() {
             bail!("the answer holds no text");
         }
-        // A server that does not count says one token per event.
+        // For a server without counts, one token per event.
         if self.output_tokens == 0 {
             self.output_tokens = self.pieces.len() as u64;
         }
@@ -134,12 +134,12 @@ impl Timed {
         self.pieces.first().copied().unwrap_or(self.whole)
     }
 
-    /// Between one piece and the next.
+    /// Times between one piece and the next.
     pub fn gaps(&self) -> impl Iterator<Item = Duration> + '_ {
         self.pieces.windows(2).map(|pair| pair[1].saturating_sub(pair[0]))
     }
 
-    /// The mean time of a token after the first; none where there is no second.
+    /// The mean time per token after the first; None without a second token.
     pub fn per_token(&self) -> Option<Duration> {
         let last = *self.pieces.last()?;
         let n_after = u32::try_from(self.output_tokens.checked_sub(1)?).ok().filter(|n| *n > 0)?;

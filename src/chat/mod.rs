@@ -56,7 +56,7 @@ impl RunCommand {
         };
         let any_port = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         (settings.router.http, settings.router.grpc) = (any_port, any_port);
-        // Nobody else knows these doors, and this client has no key.
+        // Only this client knows these ports, and it has no key.
         (settings.router.api_keys, settings.router.api_key) = (None, None);
         if settings.watch.log == LOG {
             settings.watch.log = "warn".into();
@@ -76,7 +76,7 @@ impl RunCommand {
             shutdown.cancel();
             asked.and(served.await.context("the roles did not end well"))
         });
-        // A read of the terminal cannot be aborted, and nobody waits for its line any more.
+        // A read of the terminal cannot be cancelled, and nobody waits for its line any more.
         runtime.shutdown_background();
         done
     }
@@ -118,7 +118,7 @@ async fn until_ready(client: &mut InferenceClient<Channel>) -> anyhow::Result<()
     bail!("the model was not ready in time")
 }
 
-/// What stays the same from one question to the next.
+/// The parts of a request that stay the same from one question to the next.
 struct Ask {
     sampling: v1::Sampling,
     messages: Vec<v1::ChatMessage>,
@@ -149,7 +149,8 @@ async fn once(mut client: InferenceClient<Channel>, mut ask: Ask, prompt: &str) 
     Ok(())
 }
 
-/// Asks for messages until the input ends. The conversation is sent whole each time: the prefix cache knows it.
+/// Asks for messages until the input ends. The whole conversation is sent each time: its beginning is in the prefix
+/// cache.
 async fn chat(mut client: InferenceClient<Channel>, mut ask: Ask, mut lines: Lines) -> anyhow::Result<()> {
     let is_terminal = lines.is_terminal();
     let mut verbose = is_terminal;
@@ -157,7 +158,7 @@ async fn chat(mut client: InferenceClient<Channel>, mut ask: Ask, mut lines: Lin
         eprintln!("/help lists the commands; Ctrl-D leaves.");
     }
     loop {
-        // Reading cannot be awaited. Its thread is left behind when the process ends.
+        // A blocking read. Its thread is abandoned when the process ends.
         let read = move || next_message(&mut lines).map(|message| (message, lines));
         let (message, back) = tokio::task::spawn_blocking(read).await??;
         lines = back;
@@ -175,7 +176,7 @@ async fn chat(mut client: InferenceClient<Channel>, mut ask: Ask, mut lines: Lin
     }
 }
 
-/// A whole message, or none where the input ends.
+/// A whole message, or None at the end of the input.
 fn next_message(lines: &mut Lines) -> anyhow::Result<Option<String>> {
     let mut message = TypedMessage::default();
     loop {
@@ -203,7 +204,7 @@ fn next_message(lines: &mut Lines) -> anyhow::Result<Option<String>> {
 }
 
 impl Ask {
-    /// Does what a command says, and tells what there is to tell.
+    /// Carries out a command and returns the text to print.
     fn change(&mut self, said: Typed) -> String {
         match said {
             Typed::Help => return said::HELP.to_owned(),
@@ -246,8 +247,7 @@ impl Ask {
     }
 }
 
-/// An answer that Ctrl-C stops, where somebody is there to press it; none if that happened. What the model has said by
-/// then stays in the conversation.
+/// An answer that Ctrl-C stops on a terminal; None if that happened. The text so far stays in the conversation.
 async fn interruptible(
     client: &mut InferenceClient<Channel>,
     ask: &mut Ask,
@@ -277,7 +277,7 @@ async fn interruptible(
     answered
 }
 
-/// How an answer went, in figures.
+/// The figures of an answer.
 struct Spoken {
     n_tokens: u32,
     first_token: Duration,
@@ -295,7 +295,7 @@ impl Spoken {
     }
 }
 
-/// Streams one answer to stdout, and remembers it in the conversation.
+/// Streams one answer to stdout, and adds it to the conversation.
 async fn answer(client: &mut InferenceClient<Channel>, ask: &mut Ask, prompt: &str) -> anyhow::Result<Spoken> {
     ask.messages.push(message(USER, prompt));
     let chat = v1::Chat { messages: ask.messages.clone(), add_generation_prompt: None };

@@ -1,9 +1,9 @@
-//! What is typed in a chat: a message in one line or several, or a command to the chat itself. Knows neither terminal
-//! nor model; commands are named as Ollama's users know them.
+//! Parses what is typed in a chat: a message of one or several lines, or a command to the chat itself. Knows neither
+//! terminal nor model. Commands have Ollama's names.
 
 use proto::v1::Sampling;
 
-/// What stands around a message of several lines.
+/// The quotes around a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
 pub const HELP: &str = "\
@@ -19,7 +19,7 @@ pub const HELP: &str = "\
 Ctrl-C                 stops an answer
 ";
 
-/// A message as it grows line by line.
+/// A message as it is typed, line by line.
 #[derive(Debug, Default)]
 pub struct TypedMessage {
     text: String,
@@ -28,12 +28,12 @@ pub struct TypedMessage {
 }
 
 impl TypedMessage {
-    /// Whether more lines belong to it.
+    /// Whether the message needs more lines.
     pub fn is_begun(&self) -> bool {
         self.is_begun
     }
 
-    /// Takes a line; the whole message when this one was its last.
+    /// Adds a line; returns the message if this was its last line.
     pub fn line(&mut self, line: &str) -> Option<String> {
         let line = line.trim_end_matches(['\r', '\n']);
         let line = match line.trim_start().strip_prefix(QUOTES).filter(|_| !self.is_begun) {
@@ -48,7 +48,7 @@ impl TypedMessage {
             false => line.strip_suffix('\\').map_or((line, false), |more| (more, true)),
         };
         self.text.push_str(line);
-        // A line that only opens a block is none of its lines.
+        // A line that only opens the quotes is not part of the message.
         if goes_on && !(self.is_quoted && !self.is_begun && line.is_empty()) {
             self.text.push('\n');
         }
@@ -56,7 +56,7 @@ impl TypedMessage {
         if goes_on { None } else { self.end() }
     }
 
-    /// What there is of it, where the input ends.
+    /// The incomplete message, at the end of the input.
     pub fn end(&mut self) -> Option<String> {
         let TypedMessage { text, .. } = std::mem::take(self);
         Some(text.trim_end_matches('\n').to_owned()).filter(|text| !text.trim().is_empty())
@@ -73,11 +73,11 @@ pub enum Typed {
     Set(Setting),
     Verbose(bool),
     Show,
-    /// A command that does not exist or cannot be read, with the words to answer.
+    /// A command that does not exist or cannot be parsed, with the reply.
     Wrong(String),
 }
 
-/// A parameter of the answers. `None` sets it back to the default.
+/// A sampling parameter. `None` resets it to the default.
 #[derive(Clone, Debug)]
 pub enum Setting {
     Number(fn(&mut Sampling, Option<f32>), Option<f32>),
@@ -103,7 +103,7 @@ pub fn read(text: &str) -> Typed {
 }
 
 fn set(rest: &str) -> Typed {
-    // Ollama's own way has a word more.
+    // Ollama's syntax has one word more.
     let rest = rest.strip_prefix("parameter").map_or(rest, str::trim_start);
     let (name, value) = split(rest);
     match (name, value) {
@@ -142,7 +142,7 @@ fn whole(to: fn(&mut Sampling, Option<u64>), value: &str) -> Result<Setting, Str
     parsed(value).map(|number| Setting::Whole(to, number)).ok_or_else(|| format!("{value} is no whole number"))
 }
 
-/// Reads `none` or a value; anything else is no setting.
+/// Parses `none` or a value; None for anything else.
 fn parsed<T: std::str::FromStr>(value: &str) -> Option<Option<T>> {
     if value == "none" { Some(None) } else { value.parse().ok().map(Some) }
 }

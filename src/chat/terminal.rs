@@ -1,4 +1,4 @@
-//! Where a chat's lines come from: a terminal with editing and a history, or a pipe. Knows nothing of what they mean.
+//! The lines of a chat, from a terminal with editing and a history, or from a pipe. Does not know what they mean.
 
 use anyhow::Context;
 use rustyline::Editor;
@@ -10,10 +10,10 @@ use std::io::{BufRead, BufReader, IsTerminal, Stdin, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// What is remembered, and what the file may grow to before its older half goes.
+/// Messages kept, and the count at which the file's older half is dropped.
 const HISTORY_MAX: usize = 1000;
 const HISTORY_FILE_LINES_MAX: usize = 2 * HISTORY_MAX;
-/// A longer message is not remembered.
+/// Longer messages are not kept.
 const REMEMBERED_BYTES_MAX: usize = 64 << 10;
 
 pub enum Lines {
@@ -23,18 +23,18 @@ pub enum Lines {
 
 pub enum InputLine {
     Text(String),
-    /// Ctrl-C was pressed: the line is not meant any more.
+    /// Ctrl-C was pressed: the line is discarded.
     Dropped,
     End,
 }
 
 impl Lines {
-    /// Of standard input, with the history that `history` keeps if it is a terminal.
+    /// Opens standard input, with the history file `history` if it is a terminal.
     pub fn open(history: PathBuf) -> anyhow::Result<Lines> {
         if !std::io::stdin().is_terminal() {
             return Ok(Lines::Pipe(BufReader::new(std::io::stdin())));
         }
-        // Answers may go to a file; what is typed is shown on the terminal all the same.
+        // Answers may go to a file; the prompt is shown on the terminal all the same.
         let behavior = if std::io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
         let config = Config::builder().max_history_size(HISTORY_MAX)?.behavior(behavior);
         let config = config.history_ignore_dups(true)?.build();
@@ -62,13 +62,13 @@ impl Lines {
             Lines::Pipe(input) => {
                 let mut line = Vec::new();
                 let n = input.read_until(b'\n', &mut line).context("standard input cannot be read")?;
-                // Text of another encoding is no reason to end.
+                // Invalid UTF-8 is no reason to end.
                 Ok(if n == 0 { InputLine::End } else { InputLine::Text(String::from_utf8_lossy(&line).into_owned()) })
             }
         }
     }
 
-    /// Keeps a message for the arrow keys, now and in the next chat. What cannot be kept is not worth an error.
+    /// Keeps a message for the arrow keys, now and in the next chat. A failure to store it is ignored.
     pub fn remember(&mut self, message: &str) {
         let Lines::Terminal { editor, history } = self else { return };
         if message.len() <= REMEMBERED_BYTES_MAX && editor.add_history_entry(message).is_ok_and(|is_new| is_new) {
@@ -77,13 +77,13 @@ impl Lines {
     }
 }
 
-/// A message is a line of JSON, because it may have several of its own. What is none is passed over.
+/// Each message is a line of JSON, because it may contain newlines. Other lines are skipped.
 fn read_history(path: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let mut lines: Vec<&str> = text.lines().collect();
     if lines.len() > HISTORY_FILE_LINES_MAX {
         lines.drain(..lines.len() - HISTORY_MAX);
-        // Two chats at once may lose each other's last words here; they are for convenience.
+        // Two chats at once may lose each other's last messages; the history is only a convenience.
         let _kept_longer = open(path, true).and_then(|mut file| writeln!(file, "{}", lines.join("\n")));
     }
     let first = lines.len().saturating_sub(HISTORY_MAX);
@@ -98,7 +98,7 @@ fn append_history(path: &Path, message: &str) -> std::io::Result<()> {
     open(path, false)?.write_all(format!("{line}\n").as_bytes())
 }
 
-/// Readable by its owner alone: it is what somebody said.
+/// Readable by its owner only, because it contains conversations.
 fn open(path: &Path, anew: bool) -> std::io::Result<std::fs::File> {
     OpenOptions::new().create(true).write(true).append(!anew).truncate(anew).mode(0o600).open(path)
 }

@@ -1,4 +1,4 @@
-//! From a model's name to its files, fetched if they are not here, with a bar while that takes.
+//! Finds a model's files by its name, and fetches them with a progress bar if they are not here.
 
 use crate::settings::hub::{Hub, sources};
 use checkpoint::Checkpoint;
@@ -44,11 +44,11 @@ pub fn pull(pull: &PullCommand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What `models` says of one.
+/// One model's row in the output of `models`.
 struct Row {
     listed: Listed,
     n_bytes: u64,
-    /// Family and quantization, or why it is not served.
+    /// Family and quantization, or why it cannot be served.
     opened: Result<(String, String), String>,
 }
 

@@ -1,4 +1,4 @@
-//! What an operator asks: how a model would be placed, how a cluster that runs is, and to change it.
+//! Commands for operators: plan a placement, look at a running cluster, and change it.
 
 mod plan;
 pub mod scale;

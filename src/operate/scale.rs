@@ -1,5 +1,5 @@
-//! `scale` and `reload`: ask a coordinator for another grid, or to have its model read again, and say what came of it.
-//! Decide nothing.
+//! `scale` and `reload`: ask a coordinator for another grid, or to have its model read again, and print the result.
+//! They decide nothing.
 
 use crate::settings::TrustSettings;
 use anyhow::{Context, anyhow, bail, ensure};
@@ -13,7 +13,7 @@ use tonic::transport::Channel;
 use tonic::{Response, Status};
 use wire::Refused;
 
-/// This is longer than a coordinator gives its workers to load by default.
+/// Longer than a coordinator by default gives its workers to load.
 const ANSWER_MAX: Duration = Duration::from_secs(3600);
 
 /// Which coordinator is asked, and how it is trusted.

@@ -1,4 +1,4 @@
-//! `status`: the live cluster, once. Reads `/cluster` of a router and lays it out; knows nothing of how it came to be.
+//! `status`: prints the live cluster once. Reads `/cluster` of a router and formats it; does not know how it was made.
 
 use crate::settings::device::list;
 use anyhow::Context;
@@ -18,7 +18,7 @@ pub struct Look {
     pub api_key: Option<String>,
 }
 
-/// No cluster has a longer page.
+/// No cluster's page is longer.
 const PAGE_BYTES_MAX: u64 = 16 << 20;
 /// The pages of a larger cluster are cut off here.
 const PAGES_MAX: usize = 1000;
@@ -51,7 +51,7 @@ impl ClusterPage {
         ClusterPage { agent: config.build().into(), look }
     }
 
-    /// The cluster as it is now, as lines.
+    /// The present state of the cluster, as lines.
     pub fn show(&self) -> anyhow::Result<String> {
         let mut all = self.page(0)?;
         let mut next = all["next"].as_u64();
@@ -94,7 +94,7 @@ pub fn render(page: &Value) -> String {
     store + &models(&page["models"]) + &replicas.iter().map(replica).collect::<Vec<_>>().join("\n")
 }
 
-/// Where the replicas are known from.
+/// The source of the list of replicas.
 fn store(store: &Value) -> String {
     let kind = store["kind"].as_str().unwrap_or("-");
     let since = UNIX_EPOCH + Duration::from_secs(store["since"].as_u64().unwrap_or(0));
@@ -105,7 +105,7 @@ fn store(store: &Value) -> String {
     }
 }
 
-/// Names and the versions behind them; nothing where there is one of each.
+/// Model names and the versions behind them; empty if there is just one of each.
 fn models(models: &Value) -> String {
     let list = |of: &Value| of.as_array().cloned().unwrap_or_default();
     let models = list(models);
@@ -296,7 +296,7 @@ mod tests {
         assert!(
             render(&json!({ "store": { "kind": "static", "since": 7 } })).starts_with("store: static · there for ")
         );
-        // A page of something else is shown with what it has.
+        // A page of something else is shown as far as it goes.
         assert!(render(&json!({ "replicas": [{}] })).contains("predicted -"));
     }
 }

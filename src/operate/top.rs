@@ -1,5 +1,5 @@
-//! `top`: the live cluster, again and again, on a terminal that is drawn anew each time. A page that cannot be had is
-//! told and asked for again: a cluster that restarts is worth watching.
+//! `top`: prints the live cluster repeatedly, redrawing the terminal. A failed request is reported and repeated: a
+//! restarting cluster is worth watching.
 
 use super::status::{ClusterPage, Look};
 use clap::Args;

@@ -1,4 +1,4 @@
-//! A coordinator, from its settings: within `serve`, or in a process by itself.
+//! Builds a coordinator from its settings, within `serve` or in a process of its own.
 
 use super::page;
 use super::process::{micros_since_1970, salt, stop_on_signals, watch};
@@ -41,7 +41,7 @@ impl CoordinatorCommand {
         role.model.served_model_name.get_or_insert(located.name);
         let steps = role.coordinator.otlp_steps;
         let collector = role.watch.collector()?.map(|collector| Collector { steps, ..collector });
-        // Installed whether or not there is a page: the same counters are kept as in `serve`.
+        // Installed with or without a metrics page, so that the same counters are kept as in `serve`.
         let metrics = watch(&role.watch, collector.as_ref(), role.model.served_model_name.as_deref())?;
         let checkpoint = Checkpoint::open(&located.path)?;
         let trust = role.trust.resolve("coordinator", &role.listen.listen.to_string(), None)?;
@@ -69,7 +69,7 @@ async fn listen(
     let store = role.store.open().await?.unwrap_or_else(memory_store);
     let registration = registration(role.parts(), checkpoint, advertised(role, address)?);
     let claiming = shutdown.run_until_cancelled(store.claim(&replica, registration));
-    // A signal has come before the store did: there is nothing to drain.
+    // A signal came before the store answered: there is nothing to drain.
     let Some(claim) = claiming.await else { return Ok(()) };
     let claim = claim?;
     let (incarnation, tls, token) = (claim.incarnation(), trust.tls.is_some(), trust.token.is_some());
@@ -79,7 +79,7 @@ async fn listen(
     coordinate(role.parts(), checkpoint, replica, connections, shutdown)?.await
 }
 
-/// What others are told of where it listens.
+/// The address that others are given.
 fn advertised(role: &CoordinatorRole, listens: SocketAddr) -> anyhow::Result<String> {
     match &role.listen.advertise {
         Some(address) => {
@@ -91,26 +91,26 @@ fn advertised(role: &CoordinatorRole, listens: SocketAddr) -> anyhow::Result<Str
     }
 }
 
-/// For a coordinator that nobody looks for. Its claims are later than those of the process before it.
+/// The store of a coordinator that is not looked up. Its claims are later than those of an earlier process.
 fn memory_store() -> Store {
     Store::Memory(MemoryStore::starting_at(micros_since_1970()))
 }
 
-/// What a coordinator says of itself before its workers have come: of the policy nothing, which is over what they read.
+/// A coordinator's registration before its workers have come. Without a policy: that depends on the bytes they read.
 fn registration(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, address: String) -> Registration {
     let model = model_name(parts, checkpoint);
     let (tp, pp) = (parts.coordinator.tp, parts.coordinator.pp);
     Registration { address, model, policy_digest: String::new(), tp, pp, ranks_ready: 0 }
 }
 
-/// Who a coordinator is: its replica's name, the claim to that, and what its block hashes begin with.
+/// A coordinator's identity: its replica's name, the claim to that name, and the salt of its block hashes.
 pub struct ClaimedReplica<'a> {
     pub name: &'a str,
     pub claim: Claim,
     pub salt: [u8; 16],
 }
 
-/// A coordinator over the connections that come, until `shutdown`.
+/// Runs a coordinator over incoming connections, until `shutdown`.
 pub fn coordinate<C>(
     parts: CoordinatorParts<'_>,
     checkpoint: &Checkpoint,
@@ -164,7 +164,7 @@ fn digest_of(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Re
     Ok(DigestOf { weights: checkpoint.fingerprint()?, mode: parts.coordinator.numerics })
 }
 
-/// What the operator wants of a replica.
+/// The operator's wishes for a replica.
 pub fn policy(parts: CoordinatorParts<'_>) -> Policy {
     let CoordinatorParts { queue, coordinator: settings, device, .. } = parts;
     Policy {

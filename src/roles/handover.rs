@@ -1,5 +1,5 @@
-//! What a worker process is told by the process that starts it: all of its settings and the join token, in one line on
-//! its standard input. So a secret is in no argument, and a setting that is added travels by itself.
+//! What a process tells a worker process that it starts: all settings and the join token, as one line on its standard
+//! input. So no secret is in an argument, and a new setting needs no code here.
 
 use crate::settings::{WorkerRole, told};
 use anyhow::Context;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wire::JoinToken;
 
-/// What a child has to end in, once its parent is gone.
+/// Time for a child to end once its parent is gone.
 const ORPHAN_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Deserialize)]
@@ -22,7 +22,7 @@ pub struct Handed {
 #[derive(Serialize)]
 struct Handing<'a> {
     token: &'a str,
-    /// What is left open is left out.
+    /// Settings without a value are left out.
     settings: toml::Table,
 }
 
@@ -31,14 +31,14 @@ pub fn line(token: &JoinToken, settings: &WorkerRole) -> anyhow::Result<String> 
     Ok(serde_json::to_string(&Handing { token: token.expose(), settings: told(settings)? })?)
 }
 
-/// The child's side: takes what it is told, and ends with the parent.
+/// The child's side: reads the line, and ends when the parent does.
 pub fn take(shutdown: CancellationToken) -> anyhow::Result<Handed> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("the parent's end cannot be watched")?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).context("what the parent says cannot be read")?;
     let handed = serde_json::from_str(&line).context("what the parent says is no worker's settings")?;
     std::thread::Builder::new().name("parent".into()).spawn(move || {
-        // Nothing more is ever said: this ends with the parent, or with its wish.
+        // Nothing more is sent: this returns when the parent ends or closes the pipe.
         let _ended = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
         shutdown.cancel();
         std::thread::sleep(ORPHAN_MAX);

@@ -7,10 +7,10 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A file that changes is noticed so late. A secret that is mounted changes by links, of which nobody is told.
+/// Interval between looks at the file. A mounted secret changes by links, which no watch reports.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// Those of the file and of the flag. A file without a key would let in everybody, which nobody means by it.
+/// The keys of the file and of the flag. A file without keys is refused: it would let in everybody.
 pub fn read(settings: &RouterSettings) -> anyhow::Result<ApiKeys> {
     let mut lines = match &settings.api_keys {
         None => String::new(),
@@ -28,18 +28,17 @@ pub fn read(settings: &RouterSettings) -> anyhow::Result<ApiKeys> {
     Ok(ApiKeys::parse(&lines)?)
 }
 
-/// The key may have a colon: it is its own name.
+/// The flag's key as a line of the file, named `api-key`: so the key itself may contain a colon.
 fn flag(settings: &RouterSettings) -> String {
     settings.api_key.as_ref().map(|key| format!("\napi-key:{key}")).unwrap_or_default()
 }
 
-/// Reads the file again for as long as it is polled. What cannot be read or meant is told once, and the keys before
-/// stay.
+/// Reads the file again for as long as this is polled. An invalid file is logged once, and the old keys stay.
 pub fn follow(settings: &RouterSettings, keys: &ApiKeys) -> impl Future<Output = ()> + use<> {
     let (path, flag, keys) = (settings.api_keys.clone(), flag(settings), keys.clone());
     async move {
         match path {
-            // A pipe is read once.
+            // A pipe can be read only once.
             Some(path) if path.is_file() => {
                 let file = path.display().to_string();
                 each_change(path, |text, is_first| take(&file, text, &flag, &keys, is_first)).await;
@@ -49,9 +48,9 @@ pub fn follow(settings: &RouterSettings, keys: &ApiKeys) -> impl Future<Output =
     }
 }
 
-/// Tells what stands in a file, and again when that has changed. Never ends.
+/// Calls `take` with a file's contents, and again when they have changed. Never ends.
 pub async fn each_change(path: PathBuf, mut take: impl FnMut(&Result<String, String>, bool)) {
-    // At its first look it reads what was read at the start, or what came in between.
+    // The first look reads what was read at the start, or a newer version.
     let mut last = None;
     loop {
         let now = text(&path).await;

@@ -1,5 +1,5 @@
-//! The roles: what each is built from, and each in a process by itself. Whatever starts them, they send each other the
-//! same frames.
+//! The roles: how each is built from settings, and how each runs in a process of its own. However they are started,
+//! they send each other the same frames.
 
 pub mod coordinator;
 pub mod handover;

@@ -1,6 +1,5 @@
-//! The page of a role that no client talks to: whether it lives, whether it can serve, and what it has counted; over
-//! HTTP, and by gRPC's health service on the same port. Knows nothing of the role itself, and trusts nobody: it tells,
-//! and takes nothing.
+//! The health page of a role without clients: whether it is alive, whether it can serve, and its metrics; over HTTP,
+//! and by gRPC's health service on the same port. Knows nothing of the role itself. Needs no trust: it only answers.
 
 use anyhow::Context;
 use axum::Router;
@@ -19,12 +18,12 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 /// Prometheus's text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4";
-/// How often who watches is told of a change.
+/// How soon watchers are told of a change.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
-/// As gRPC's health service has it.
+/// The value in gRPC's health protocol.
 const SERVICE_UNKNOWN: i32 = 3;
 
-/// Answers for as long as the process lives, a drain included: who watches wants to see its end.
+/// Answers for as long as the process lives, even while it drains, so that observers see its end.
 pub async fn open(
     address: SocketAddr,
     metrics: router::Render,
@@ -48,7 +47,7 @@ pub async fn open(
     Ok(address)
 }
 
-/// gRPC's health service: the nameless service is served when the role is ready, `live` as long as anybody answers.
+/// gRPC's health service: the empty name is serving when the role is ready, `live` as long as anything answers.
 #[derive(Clone)]
 struct Pulse<F> {
     is_ready: F,
@@ -75,7 +74,7 @@ impl<F: Fn() -> bool + Clone + Send + Sync + 'static> Health for Pulse<F> {
         Ok(Response::new(HealthCheckResponse { status: status as i32 }))
     }
 
-    /// Of a service that is not there the same is said, as gRPC asks for: it could come yet.
+    /// An unknown service gets a status too, as gRPC asks for: it could appear later.
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (pulse, service) = (self.clone(), request.into_inner().service);
         let mut told = None;
@@ -87,7 +86,7 @@ impl<F: Fn() -> bool + Clone + Send + Sync + 'static> Health for Pulse<F> {
     }
 }
 
-/// Whether a coordinator's page of metrics says that ranks take steps.
+/// Whether a coordinator's metrics say that ranks take steps.
 pub fn has_ready_ranks(metrics: &str) -> bool {
     let counts = metrics.lines().filter(|line| line.starts_with("lockstep:ranks_ready{"));
     counts.filter_map(|line| line.rsplit(' ').next()).any(|count| count.parse().is_ok_and(|n: f64| n > 0.0))

@@ -1,5 +1,5 @@
-//! Whether this process's rank is among the others of its replica: since when it has met them, and until its place is
-//! over. Knows nothing of what a rank computes.
+//! Whether this process's rank has met the others of its replica and its assignment has not ended. Does not know what a
+//! rank computes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use worker::{
     AbortHandle, Assignment, CancelFlag, Load, LoadError, Loaded, Ready, Repeats, Rest, RunError, Runner, Upcoming,
 };
 
-/// The place that is taken; by it the end is heard, at once, whatever the thread that computes is at.
+/// The flag of the present assignment, which shows its end at once, whatever the computing thread does.
 #[derive(Clone, Default)]
 pub struct Presence(Arc<Mutex<Option<CancelFlag>>>);
 
@@ -22,7 +22,7 @@ impl Presence {
     }
 }
 
-/// A loader whose ranks tell of themselves.
+/// A loader whose ranks record their presence.
 pub struct PresenceLoader {
     pub loader: Box<dyn Load>,
     pub presence: Presence,

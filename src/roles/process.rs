@@ -1,4 +1,4 @@
-//! What every process of ours does: tells of itself, ends on a signal, and has secrets in common with its cluster.
+//! The common parts of every process: logs and metrics, ending on a signal, and secrets shared with its cluster.
 
 use crate::settings::{LogFormat, WatchSettings};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub fn watch(
     Ok(Arc::new(move || exporter.render()))
 }
 
-/// The first signal drains; a second ends the process at once, for whoever cannot wait.
+/// The first signal drains; a second one ends the process at once.
 pub async fn stop_on_signals(shutdown: CancellationToken) {
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {

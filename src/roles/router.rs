@@ -1,4 +1,4 @@
-//! A router, from its settings: within `serve`, or in a process by itself.
+//! Builds a router from its settings, within `serve` or in a process of its own.
 
 use super::keys;
 use super::process::{resume_key, stop_on_signals, watch};
@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-/// By which a router's queues are sized where a store tells of replicas as they come.
+/// The number of replicas for which a router's queues are sized where a store announces them.
 const REPLICAS_EXPECTED: usize = 16;
 
 #[derive(Args)]
@@ -62,7 +62,7 @@ impl RouterCommand {
     }
 }
 
-/// The coordinators that are given, or those that a store tells of.
+/// The given coordinators, or those that a store announces.
 async fn follow(role: &RouterRole, given: Option<Addresses>) -> anyhow::Result<Membership> {
     let store = match (given, role.store.open().await?) {
         (Some(given), _) => Store::fixed(given, 0),
@@ -76,7 +76,7 @@ async fn follow(role: &RouterRole, given: Option<Addresses>) -> anyhow::Result<M
     Ok(Membership::Followed { store, dial: Box::new(dial) })
 }
 
-/// Where clients reach the router.
+/// The sockets on which clients reach the router.
 pub struct Doors {
     pub http: TcpListener,
     pub grpc: TcpListener,
@@ -91,7 +91,7 @@ impl Doors {
         Ok(Doors { http, grpc })
     }
 
-    /// Tells who started this how to ask.
+    /// Prints how to send a request.
     pub fn greet(&self, parts: RouterParts<'_>) -> anyhow::Result<()> {
         let (http, grpc) = (self.http.local_addr()?, self.grpc.local_addr()?);
         let model = parts.model.served_model_name.as_deref().unwrap_or(&parts.model.model);
@@ -105,7 +105,7 @@ impl Doors {
     }
 }
 
-/// Whom a router serves for, and what it knows of their models besides its first.
+/// The replicas that a router serves, and what it knows of models besides its first.
 pub struct Behind {
     pub membership: Membership,
     pub resume_key: router::ResumeKey,
@@ -113,13 +113,13 @@ pub struct Behind {
 }
 
 impl Behind {
-    /// The replicas of this machine, all of one model.
+    /// The replicas of this machine, all with one model.
     pub fn these(coordinators: Vec<router::CoordinatorChannel>) -> Behind {
         Behind { membership: coordinators.into(), resume_key: resume_key(None), others: OtherModels::default() }
     }
 }
 
-/// A router of the replicas that these coordinate, until `shutdown`.
+/// Runs a router over these replicas, until `shutdown`.
 pub fn route(
     parts: RouterParts<'_>,
     checkpoint: &Checkpoint,
@@ -135,7 +135,7 @@ pub fn route(
         Membership::Followed { .. } => REPLICAS_EXPECTED,
     };
     let path = checkpoint.path().to_owned();
-    // Opened again when somebody asks, so that nothing of it is kept until then.
+    // Opened again on demand, so that nothing is kept in memory until then.
     let text_files: router::ReadTextFiles = Arc::new(move || Checkpoint::open(&path)?.text_bundle());
     let text_files = Some(text_files);
     let routes = others.routes.clone();
@@ -166,7 +166,7 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
         names: model.served_model_name.iter().cloned().collect(),
         policy: settings.policy.into(),
         limits: router::RouterLimits {
-            // Without a token yet: those that wait, and those whose prompts are being computed.
+            // Requests without a first token: those that wait, and those in prefill.
             requests_waiting_max: requests_max,
             waiting_tokens_max: coordinator::Limits::default().waiting_tokens_max as usize * n_replicas,
             requests_max,

@@ -1,5 +1,5 @@
-//! What a router is told of models besides its first: how replicas of others are read, and which versions stand behind
-//! a name. The file of routes is read again whenever it has changed.
+//! The models of a router besides its first: how their replicas' texts are read, and the versions behind each name. The
+//! file of routes is read again whenever it has changed.
 
 use super::keys;
 use crate::models;
@@ -11,17 +11,17 @@ use router::ModelRoutes;
 use std::future::Future;
 use std::path::PathBuf;
 
-/// A plain router has none.
+/// The other models and routes; a plain router has none.
 #[derive(Default)]
 pub struct OtherModels {
-    /// By the name that their replicas serve.
+    /// Checkpoints by the name that their replicas serve.
     pub models: Vec<(String, Checkpoint)>,
     pub routes: ModelRoutes,
     file: Option<PathBuf>,
 }
 
 impl OtherModels {
-    /// `first` is what the router's own model is called.
+    /// `first` is the name of the router's own model.
     pub fn of(own: &RouteSettings, first: &str, hub: &Hub) -> anyhow::Result<OtherModels> {
         let mut models: Vec<(String, Checkpoint)> = Vec::new();
         for word in own.text.iter().flatten() {
@@ -37,12 +37,12 @@ impl OtherModels {
         Ok(OtherModels { models, routes, file })
     }
 
-    /// Reads the file again for as long as it is polled. What cannot be meant is told once, and the routes before stay.
+    /// Reads the file again for as long as this is polled. An invalid file is logged once, and the old routes stay.
     pub fn follow(&self) -> impl Future<Output = ()> + use<> {
         let (file, routes) = (self.file.clone(), self.routes.clone());
         async move {
             match file {
-                // A pipe is read once.
+                // A pipe can be read only once.
                 Some(path) if path.is_file() => {
                     let file = path.display().to_string();
                     keys::each_change(path, |text, is_first| take(&file, text, &routes, is_first)).await;
@@ -65,7 +65,7 @@ fn routes(own: &RouteSettings) -> anyhow::Result<ModelRoutes> {
     ModelRoutes::parse(&text).with_context(what)
 }
 
-/// A flag is one line of what a file could say, and said of it in its own words.
+/// A flag has the syntax of one line of the file.
 fn one(line: &str) -> anyhow::Result<&str> {
     let routes = ModelRoutes::parse(line).map_err(|bad| anyhow::anyhow!("--route {line}: {}", bad.problem))?;
     ensure!(routes.table().len() == 1, "--route {line:?} is no route");

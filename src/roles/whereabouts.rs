@@ -1,5 +1,5 @@
-//! Where a worker finds its coordinator: at an address that it is given, or wherever a cluster store says that its
-//! replica's is. What a worker computes is none of its business.
+//! How a worker finds its coordinator: at a given address, or where a cluster store says that its replica's is. Does
+//! not know what a worker computes.
 
 use crate::settings::{StoreSettings, TrustSettings};
 use anyhow::{Context, ensure};
@@ -8,13 +8,13 @@ use tokio::sync::watch;
 use tonic::transport::Channel;
 use wire::JoinToken;
 
-/// How the coordinator is reached now, and from now on.
+/// The coordinator's address, now and as it changes.
 pub struct Found {
     pub address: String,
     pub channel: Channel,
 }
 
-/// As flags say it.
+/// The choice made by flags.
 pub enum Whereabouts<'a> {
     At(&'a str),
     Told { store: &'a StoreSettings, replica: &'a str },
@@ -50,7 +50,7 @@ impl<'a> Whereabouts<'a> {
                 tracing::info!(replica, store = store.kind(), "looking for the coordinator of this replica");
                 let told = follow(&store, replica.to_owned()).await;
                 let address = told.borrow().clone();
-                // What cannot be is told now, and not when it is dialled.
+                // A wrong setting is reported now, not at the first dial.
                 trust.resolve("worker", &address, handed.clone())?;
                 let now = move || {
                     let address = told.borrow().clone();
@@ -63,8 +63,8 @@ impl<'a> Whereabouts<'a> {
     }
 }
 
-/// The replica's address, as the store tells it, from the first time on. One that vanishes stays what it was: an open
-/// stream is the truth, and whoever comes next says where.
+/// Follows the replica's address in the store. A vanished entry leaves the last address: an open stream counts more,
+/// and the next coordinator registers its own.
 async fn follow(store: &Store, replica: String) -> watch::Receiver<String> {
     let mut watch = store.watch();
     let (tell, told) = watch::channel(next(&mut watch, &replica).await);

@@ -1,4 +1,4 @@
-//! A worker, from its settings: within `serve`, or in a process by itself.
+//! Builds a worker from its settings, within `serve` or in a process of its own.
 
 use super::page;
 use super::presence::{Presence, PresenceLoader};
@@ -23,7 +23,7 @@ use worker::sim::Sim;
 use worker::source::{self, Source as ModelSource};
 use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, ModelLoader, PeerListener, Ready};
 
-/// A worker's runtime carries one stream; its cores are for computing.
+/// A worker's runtime carries one stream; the cores are for computing.
 const RUNTIME_THREADS: usize = 1;
 
 #[derive(Args)]
@@ -62,14 +62,14 @@ impl WorkerCommand {
 /// Until `shutdown`, or until it is clear that nobody will ever let it.
 fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: CancellationToken) -> anyhow::Result<()> {
     let whereabouts = Whereabouts::of(role.join.join.as_deref(), role.join.replica.as_deref(), &role.store)?;
-    // Whether steps have spans is the coordinator's to say.
+    // The coordinator decides whether steps have spans.
     let collector = role.watch.collector()?.map(|collector| Collector { steps: true, ..collector });
     let metrics = watch(&role.watch, collector.as_ref(), None)?;
     let runtime = Builder::new_multi_thread().worker_threads(RUNTIME_THREADS).enable_all().build()?;
     runtime.block_on(async {
         tokio::spawn(stop_on_signals(shutdown.clone()));
         let finding = shutdown.run_until_cancelled(whereabouts.find(role.trust.clone(), token));
-        // A signal has come before anybody said where it is.
+        // A signal came before the coordinator was found.
         let Some(found) = finding.await else { return Ok(()) };
         let Found { address, channel } = found?;
         let Rank { loader, config } = rank(role, &address, model_source(&role.join, channel.clone(), hub)?)?;
@@ -83,7 +83,7 @@ fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: Can
     })
 }
 
-/// What a worker computes with, and what it says of itself.
+/// A worker's device and the description of itself.
 struct Rank {
     loader: Box<dyn Load>,
     config: worker::Config,
@@ -102,7 +102,7 @@ fn rank(role: &WorkerRole, coordinator: &str, source: ModelSource) -> anyhow::Re
     Ok(Rank { loader: source::load_from(source, loader), config })
 }
 
-/// The door for other workers, and what they are told of it.
+/// The listener for other workers, and the address that they are given.
 fn mesh(join: &JoinSettings, coordinator: &str) -> anyhow::Result<(Arc<PeerListener>, String)> {
     let listen = match join.mesh_listen {
         Some(listen) => listen,
@@ -128,7 +128,7 @@ fn model_source(join: &JoinSettings, coordinator: Channel, hub: &Hub) -> anyhow:
     })
 }
 
-/// This machine's address as the coordinator sees it, if nothing between them translates addresses. Nothing is sent.
+/// This machine's address as the coordinator sees it, unless something translates addresses. No packet is sent.
 fn own_address(coordinator: &str) -> anyhow::Result<IpAddr> {
     let unknown = || format!("no own address towards {coordinator}: give --mesh-listen ADDR");
     let there = coordinator.to_socket_addrs().with_context(unknown)?.next().with_context(unknown)?;
@@ -138,14 +138,14 @@ fn own_address(coordinator: &str) -> anyhow::Result<IpAddr> {
     Ok(socket.local_addr().with_context(unknown)?.ip())
 }
 
-/// Where other ranks find one of this machine.
+/// A listener for the other ranks.
 pub fn listener(address: SocketAddr) -> anyhow::Result<Arc<PeerListener>> {
     let opened = PeerListener::bind(&address.to_string());
     Ok(Arc::new(opened.with_context(|| format!("cannot listen for other workers on {address}"))?))
 }
 
-/// What makes a rank of this machine, which has `n_local` of them, whatever it is told to hold. Who waits keeps its
-/// core only where there are as many cores as threads.
+/// The loader of a rank on this machine, which has `n_local` of them. Waiting threads spin only where there are as many
+/// cores as threads.
 pub fn loader(
     device: DeviceChoice,
     settings: &WorkerSettings,
@@ -168,7 +168,7 @@ pub fn loader(
     })
 }
 
-/// The sim needs a few facts of the model that it stands for.
+/// A loader for the sim device, which needs a few facts of the real model.
 struct SimLoader;
 
 impl Load for SimLoader {

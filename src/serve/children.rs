@@ -1,5 +1,5 @@
-//! Worker processes of this machine: starts them from the same executable, says their logs as its own, starts those
-//! anew that die, and ends them. Knows nothing of what they compute.
+//! Worker processes of this machine: starts them from the same executable, relays their logs, restarts those that die,
+//! and ends them. Does not know what they compute.
 //!
 //! No child outlives this process, however it ends. A child's standard input is a pipe that brings what it is told and
 //! then nothing: its end is this process's end, and the child ends too. Besides, the kernel kills the child when the
@@ -17,26 +17,28 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// How often a thread looks whether its child has died.
+/// Interval between checks whether a child has died.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// The wait before a child is started anew. It doubles from the first to the second while the child dies quickly.
+/// Pause before a child is restarted. It doubles from the first to the second while the child dies quickly.
 const RESTART_MIN: Duration = Duration::from_millis(100);
 const RESTART_MAX: Duration = Duration::from_secs(5);
-/// A child that lived for so long did not die of how it was started.
+/// A child that lived this long did not die of how it was started.
 const STEADY: Duration = Duration::from_secs(30);
-/// A child that dies sooner so many times in a row will go on dying.
+/// A child that dies sooner this many times in a row is given up.
 const QUICK_DEATHS_MAX: u32 = 5;
-/// A child whose input has ended has so long to end; then it is killed.
+/// Time for a child to end after its input has ended; then it is killed.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
-/// How many queues of a GPU a process uses, where nobody has said so. A rank computes, sends and receives in streams of
-/// its own, and NCCL has more: with the usual 8 two of them share one, and what waits for a peer holds up computing.
+/// The number of a GPU's hardware queues that a process uses, unless set. A rank computes, sends and receives in
+/// streams of its own, and NCCL has more: with the default of 8 two of them share a queue, and a wait for a peer blocks
+/// computing.
 const DEVICE_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
-/// What to start.
+/// The worker processes to start.
 pub struct Order {
-    /// The number of the first one in the logs. Workers of other orders may have lower numbers.
+    /// The number of the first worker in the logs. Workers of other orders may have lower numbers.
     pub first: u16,
-    /// The line that each is told, with all of its settings. It goes through a pipe, because everybody sees arguments.
+    /// The line that each worker reads, with all of its settings. It goes through a pipe, because everybody sees
+    /// arguments.
     pub told: Vec<String>,
 }
 
@@ -51,7 +53,7 @@ pub async fn run(order: Order, end: CancellationToken) -> anyhow::Result<()> {
         () = end.cancelled() => Ok(()),
         Some(lost) = losses.recv() => Err(lost),
     };
-    // All are told before anyone is waited for.
+    // All are told to end before any is waited for.
     let threads: Vec<_> = keepers.into_iter().map(|Keeper { _end: _, thread }| thread).collect();
     let ended = tokio::task::spawn_blocking(move || {
         for thread in threads {
@@ -77,7 +79,7 @@ impl Keeper {
         let (end, ended) = sync_channel(0);
         let thread = std::thread::spawn(move || {
             if let Err(why) = keep(worker, &told, &ended) {
-                // Nobody listens any more when everything ends anyway.
+                // The receiver is gone only when everything ends.
                 let _ending = lost.blocking_send(why);
             }
         });
@@ -85,12 +87,12 @@ impl Keeper {
     }
 }
 
-/// Whether it is time to end, after at most this wait.
+/// Waits for at most `wait`; true if it is time to end.
 fn is_over(end: &Receiver<()>, wait: Duration) -> bool {
     end.recv_timeout(wait) != Err(RecvTimeoutError::Timeout)
 }
 
-/// Keeps one child after the other alive, until the end.
+/// Starts one child after another, until the end.
 fn keep(worker: u16, told: &str, end: &Receiver<()>) -> anyhow::Result<()> {
     let mut quick_deaths = 0;
     let mut wait = RESTART_MIN;
@@ -119,7 +121,7 @@ fn keep(worker: u16, told: &str, end: &Receiver<()>) -> anyhow::Result<()> {
     }
 }
 
-/// One child's life.
+/// One child process.
 struct Life {
     child: Child,
     input: Option<ChildStdin>,
@@ -131,21 +133,21 @@ impl Life {
         // This is the running file itself, whatever has been put in its place since.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("lockstep").args(["worker", "--supervised"]);
-        // The parent's variables are its own: what is meant for a worker is in the line that it is told.
+        // The parent's variables are its own: a worker's settings are all in its line.
         let ours = |name: &OsString| name.to_string_lossy().starts_with("LOCKSTEP_");
         for name in std::env::vars_os().map(|(name, _)| name).filter(ours) {
             command.env_remove(name);
         }
-        // This is set before the child begins, because the driver reads it then.
+        // Set before the child starts, because the driver reads it then.
         if std::env::var_os(DEVICE_QUEUES.0).is_none() {
             command.env(DEVICE_QUEUES.0, DEVICE_QUEUES.1);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own: Ctrl-C is for the parent, which drains and then ends its children.
+        // In a process group of its own: Ctrl-C is for the parent, which drains and then ends its children.
         let mut child = command.process_group(0).spawn()?;
         let mut input = child.stdin.take();
         if let Some(input) = &mut input {
-            // A write fails where the child is dead already, which `watch` will find.
+            // A write fails if the child is dead already, which `watch` will find.
             let _dead = writeln!(input, "{told}");
         }
         let mut relays = Vec::new();
@@ -155,7 +157,7 @@ impl Life {
         Ok(Life { child, input, relays })
     }
 
-    /// How it died, or nothing if it is to end.
+    /// The status with which it died; None if it is to end.
     fn watch(&mut self, end: &Receiver<()>) -> Option<ExitStatus> {
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
@@ -182,7 +184,7 @@ impl Life {
         self.last_words();
     }
 
-    /// The last line that was no log: it tells how the child failed.
+    /// The last line that was not a log entry: it says why the child failed.
     fn last_words(&mut self) -> String {
         let mut words = self.relays.drain(..).filter_map(|relay| relay.join().ok().flatten());
         words.next_back().unwrap_or_else(|| "it said nothing".into())

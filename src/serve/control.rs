@@ -1,5 +1,5 @@
-//! The door through which an operator reaches a coordinator of `serve`: it passes on what changes a replica that
-//! serves, and lets in nobody who would compute or ask. Decides nothing.
+//! The socket through which an operator reaches a coordinator of `serve`: it passes on changes to a running replica,
+//! and accepts neither workers nor routers. Decides nothing.
 
 use anyhow::{Context, ensure};
 use proto::cluster::coordinator_client::CoordinatorClient;
@@ -16,11 +16,10 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 use wire::Trust;
 
-/// Where `scale` and `reload` look.
+/// The address at which `scale` and `reload` look by default.
 const DEFAULT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50100);
 
-/// A door for each of so many replicas, on ports that follow each other. Where nobody has asked for an address and the
-/// usual one is taken, there is none.
+/// One listener per replica, on consecutive ports. None if no address was asked for and the default one is taken.
 pub async fn open(asked: Option<SocketAddr>, n_replicas: u16) -> anyhow::Result<Vec<TcpListener>> {
     let first = asked.unwrap_or(DEFAULT);
     ensure!(
@@ -29,7 +28,7 @@ pub async fn open(asked: Option<SocketAddr>, n_replicas: u16) -> anyhow::Result<
     );
     let mut doors = Vec::new();
     for n in 0..n_replicas {
-        // Port 0 is any port, for each of them.
+        // Port 0 means any port, for each of them.
         let port = if first.port() == 0 { Some(0) } else { first.port().checked_add(n) };
         let port = port.with_context(|| format!("--control {first}: {n_replicas} replicas need as many ports"))?;
         let address = SocketAddr::new(first.ip(), port);
@@ -45,12 +44,12 @@ pub async fn open(asked: Option<SocketAddr>, n_replicas: u16) -> anyhow::Result<
     Ok(doors)
 }
 
-/// Stands open until `end`.
+/// Serves until `end`.
 pub async fn serve(door: TcpListener, coordinator: Channel, end: CancellationToken) -> anyhow::Result<()> {
     let incoming = wire::incoming(door, Trust::default());
     let server = wire::server().add_service(CoordinatorServer::new(Door { coordinator }));
     let served = server.serve_with_incoming(incoming);
-    // A caller that still waits at the end waits for a coordinator that drains, and would get no answer.
+    // A caller that still waits at the end waits for a draining coordinator, and would get no answer.
     match end.run_until_cancelled(served).await {
         Some(ended) => ended.context("the door for --control is shut"),
         None => Ok(()),

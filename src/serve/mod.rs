@@ -1,5 +1,5 @@
-//! `serve`: the roles of one or more replicas on this machine. Router and coordinators run within this process, and the
-//! workers too, or as processes of their own; whatever the way, they send each other the frames that a cluster sends.
+//! `serve`: the roles of one or more replicas on this machine. Router and coordinators run within this process; the
+//! workers do too, or in processes of their own. In both cases they exchange the frames of a cluster.
 
 mod children;
 mod control;
@@ -56,7 +56,7 @@ impl ServeCommand {
     }
 }
 
-/// Resolves the settings and finds the model; or prints the settings, if that is what was asked.
+/// Resolves the settings and finds the model, or prints the settings if that was asked for.
 pub fn prepared(
     settings: ServeSettings,
     source: &ConfigSource,
@@ -74,7 +74,7 @@ pub fn prepared(
     Ok(Some((settings, located)))
 }
 
-/// Begins to tell of this process, and sees that the model can be placed.
+/// Starts logs and metrics, and checks that the model can be placed.
 pub fn begun(settings: &ServeSettings, located: &Located) -> anyhow::Result<(router::Render, Checkpoint)> {
     let (steps, content) = (settings.coordinator.otlp_steps, settings.router.otlp_content);
     let collector = settings.watch.collector()?.map(|collector| Collector { steps, content, ..collector });
@@ -84,9 +84,9 @@ pub fn begun(settings: &ServeSettings, located: &Located) -> anyhow::Result<(rou
     Ok((metrics, checkpoint))
 }
 
-/// Runs router, coordinators and workers until `shutdown`, and then until what runs has ended. They end in the order in
-/// which requests pass them, so that nothing under way loses what it needs. `controls` are doors for whoever operates
-/// the replicas, one each; or none.
+/// Runs router, coordinators and workers until `shutdown`, and then until they have ended. They end in the order in
+/// which requests pass them, so that open requests lose nothing that they need. `controls` are listeners for operators,
+/// one per replica, or none.
 pub async fn serve(
     settings: &ServeSettings,
     checkpoint: &Checkpoint,
@@ -119,7 +119,7 @@ pub async fn serve(
 /// A replica: its coordinator and its workers.
 struct Group {
     name: String,
-    /// This ends its coordinator; the rest ends with that.
+    /// Ends its coordinator; the workers end with that.
     end: CancellationToken,
     parts: Vec<RoleTask>,
 }
@@ -155,7 +155,7 @@ impl Group {
         Ok((Group { name: name.clone(), end, parts }, router::CoordinatorChannel { name, channel: dialer.channel() }))
     }
 
-    /// Opens the door for `scale` and `reload` until its coordinator has ended.
+    /// Serves `scale` and `reload` until its coordinator has ended.
     fn open(&mut self, door: TcpListener, coordinator: Channel) -> anyhow::Result<()> {
         let (address, end) = (door.local_addr()?, CancellationToken::new());
         tracing::info!(replica = self.name, %address, "`scale` and `reload` reach this replica");
@@ -164,7 +164,7 @@ impl Group {
     }
 }
 
-/// Runs replicas until `end`, or until none is left: one that fails is told of, and the others go on.
+/// Runs replicas until `end`, or until none is left: a failed one is logged, and the others go on.
 async fn run_groups(groups: Vec<Group>, end: CancellationToken) -> anyhow::Result<()> {
     let ends: Vec<CancellationToken> = groups.iter().map(|group| group.end.clone()).collect();
     let mut running = JoinSet::new();

@@ -1,4 +1,4 @@
-//! What runs side by side and ends in order. Knows nothing of what it does.
+//! Tasks that run side by side and end in order. Does not know what they do.
 
 use anyhow::Context;
 use std::future::{Future, poll_fn};
@@ -7,7 +7,7 @@ use std::task::Poll;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// A role's task, and what it is called when it fails.
+/// A role's task, and its name in errors.
 pub struct RoleTask {
     name: &'static str,
     end: CancellationToken,
@@ -15,7 +15,7 @@ pub struct RoleTask {
 }
 
 impl RoleTask {
-    /// Cancelling `end` ends the role well.
+    /// Starts a task that ends well when `end` is cancelled.
     pub fn start(
         name: &'static str,
         end: CancellationToken,
@@ -24,7 +24,7 @@ impl RoleTask {
         RoleTask { name, end, task: Some(tokio::spawn(role)) }
     }
 
-    /// This is cancel safe: the task is given up only once it has ended.
+    /// Cancel safe: the task is taken out only once it has ended.
     async fn ended(&mut self) -> anyhow::Result<()> {
         let Some(task) = &mut self.task else { return Ok(()) };
         let result = task.await;
@@ -33,7 +33,7 @@ impl RoleTask {
     }
 }
 
-/// Runs parts until the first of them ends, and then ends the others one after the other.
+/// Runs tasks until the first of them ends, and then ends the others one after the other.
 pub async fn run_all(mut parts: Vec<RoleTask>) -> anyhow::Result<()> {
     let first = poll_fn(|cx| {
         let ended = parts.iter_mut().find_map(|part| match pin!(part.ended()).poll(cx) {
@@ -45,7 +45,7 @@ pub async fn run_all(mut parts: Vec<RoleTask>) -> anyhow::Result<()> {
     let mut outcome = first.await;
     for mut part in parts {
         part.end.cancel();
-        // The first to fail is the cause; the rest must end all the same.
+        // The first failure is the cause; the rest must end all the same.
         let ended = part.ended().await;
         outcome = outcome.and(ended);
     }

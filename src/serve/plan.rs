@@ -1,11 +1,11 @@
-//! What would lie where on this machine, and how fast it should be, without loading it.
+//! How a model would be placed on this machine, and its expected speed, without loading it.
 
 use crate::roles::coordinator::policy;
 use crate::settings::{ServeSettings, machine};
 use checkpoint::Checkpoint;
 use coordinator::{Blueprint, Machine, ModelShape, WorkerId};
 
-/// The shard table of this model on this machine, and what to expect of it.
+/// The placement of this model on this machine, with the expected speed, as a table.
 pub fn table(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Result<String> {
     let blueprint = blueprint(settings, checkpoint)?;
     let (shape, policy) = (ModelShape::of(checkpoint), policy(settings.coordinator()));
@@ -15,7 +15,7 @@ pub fn table(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Resul
     Ok(format!("{model} · {each}{blueprint}\npredicted: {prediction} (a table's figures for machines of this class)\n"))
 }
 
-/// How this machine would be placed, or why it cannot be: known before anything is started.
+/// The placement on this machine, or why there is none: checked before anything is started.
 pub fn blueprint(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Result<Blueprint> {
     let (machines, policy) = (machines(settings)?, policy(settings.coordinator()));
     Ok(coordinator::plan(&machines, &ModelShape::of(checkpoint), &policy, None)?)

@@ -46,7 +46,7 @@ pub fn processes(
     Ok(RoleTask::start("the workers", end.clone(), children::run(Order { first, told }, end)))
 }
 
-/// What the worker of this number is told.
+/// The settings of the worker with this number.
 fn role(settings: &ServeSettings, coordinator: SocketAddr, number: u16) -> anyhow::Result<WorkerRole> {
     Ok(WorkerRole {
         join: JoinSettings {

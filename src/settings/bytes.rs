@@ -40,7 +40,7 @@ impl From<ByteSize> for String {
 }
 
 impl std::fmt::Display for ByteSize {
-    /// In the largest unit that loses nothing, so that what is printed can be read back.
+    /// In the largest unit that is exact, so that the printed value can be read back.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
         let exact = units.iter().find(|(bits, _)| self.0 != 0 && self.0.is_multiple_of(1 << bits));

@@ -1,4 +1,4 @@
-//! What several settings are asked alike.
+//! Checks that several settings share.
 
 use anyhow::ensure;
 

@@ -1,9 +1,9 @@
-//! What flags let one choose among, in words of this program's own.
+//! The values of flags that are a choice.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// Which of the CPU's instructions are used.
+/// The CPU instructions to be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Instructions {
@@ -22,7 +22,7 @@ impl From<Instructions> for worker::Isa {
     }
 }
 
-/// By what a router picks a replica.
+/// How a router picks a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PickChoice {
@@ -113,7 +113,7 @@ pub enum LogFormat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OtlpProtocol {
-    // As the variable's standard has it: empty is unset.
+    // An empty variable counts as unset, as the standard asks.
     #[value(alias = "")]
     Grpc,
     /// Protobuf over HTTP

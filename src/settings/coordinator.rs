@@ -1,4 +1,4 @@
-//! What a coordinator heeds, in `serve` and by itself.
+//! A coordinator's settings, in `serve` and by itself.
 
 use super::bytes::ByteSize;
 use super::check::at_least_one;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use types::{Activations, DeviceClass, Grid, KvDtype, Mode};
 
-/// The ranks of one machine at most. With more, sums would wait for more peers than they have leaves.
+/// The most ranks on one machine. With more, sums would wait for more peers than they have leaves.
 pub const RANKS_MAX: u32 = 1024;
 
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -95,7 +95,7 @@ impl CoordinatorSettings {
         Grid { pp: self.pp, tp: self.tp, ep: 1 }
     }
 
-    /// The ranks of one replica. `resolved` has checked that there are at most a thousand.
+    /// The number of ranks of one replica. `resolved` has checked that there are at most a thousand.
     pub fn n_ranks(&self) -> u16 {
         self.tp * self.pp
     }
@@ -116,7 +116,7 @@ impl CoordinatorSettings {
         self.prefix_cache.unwrap_or(!self.zero_kv)
     }
 
-    /// Fills in everything but what the model decides, and checks it.
+    /// Fills in everything that does not depend on the model, and checks it.
     pub fn resolved(mut self, queue: &QueueSettings, device: DeviceChoice) -> anyhow::Result<CoordinatorSettings> {
         self.activations = Some(self.activations(device.class()));
         self.kv_dtype = Some(self.kv_dtype(device.class()));
@@ -226,7 +226,7 @@ impl CoordinatorRole {
     }
 }
 
-/// What a coordinator is built from, whoever it was said to.
+/// The settings of a coordinator, from either role.
 #[derive(Clone, Copy)]
 pub struct CoordinatorParts<'a> {
     pub model: &'a ModelSettings,

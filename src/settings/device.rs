@@ -1,5 +1,4 @@
-//! `--device`: how it is said, what it means on this machine, and what there is to choose from. Knows what drivers
-//! answer; nothing of kernels.
+//! `--device`: its syntax, its meaning on this machine, and the choices. Knows what drivers answer; nothing of kernels.
 
 use super::machine;
 use anyhow::{Context, bail};
@@ -21,22 +20,22 @@ pub struct DeviceSettings {
     pub device: DeviceChoice,
 }
 
-/// What computes.
+/// The device that computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {
-    /// A GPU where there is one that can be used, otherwise the processor.
+    /// A usable GPU if there is one, otherwise the CPU.
     Auto,
-    /// This machine's processor.
+    /// This machine's CPU.
     Cpu,
-    /// A GPU: this one, or each worker its own by turns.
+    /// A GPU: the given one, or a different one for each worker in turn.
     Cuda(Option<u32>),
-    /// No model: tokens drawn from each request's hash, to drive the rest of the path.
+    /// No model: tokens drawn from each request's hash, to test everything else.
     Sim,
 }
 
-/// Of a device's free memory, what weights, KV and the room to work in may take. The driver keeps some for itself as
-/// kernels are loaded, and others may use the device too.
+/// The percentage of a device's free memory that weights, KV cache and scratch memory may take. The driver keeps some
+/// for itself as kernels are loaded, and others may use the device too.
 const USABLE_PERCENT: u64 = 88;
 
 impl FromStr for DeviceChoice {
@@ -81,7 +80,7 @@ impl From<DeviceChoice> for String {
 }
 
 impl DeviceChoice {
-    /// `auto` becomes what this machine has.
+    /// Replaces `auto` by what this machine has.
     pub fn resolved(self) -> DeviceChoice {
         match self {
             DeviceChoice::Auto if usable().is_ok() => DeviceChoice::Cuda(None),
@@ -98,7 +97,7 @@ impl DeviceChoice {
         }
     }
 
-    /// What the worker of this number computes on, of all that this machine has.
+    /// The device of the worker with this number, among all that this machine has.
     pub fn of_worker(self, number: u16) -> anyhow::Result<DeviceChoice> {
         Ok(match self.resolved() {
             DeviceChoice::Cuda(None) => {
@@ -109,7 +108,7 @@ impl DeviceChoice {
         })
     }
 
-    /// What a worker says that it computes on: ranks of one replica say the same.
+    /// The kind of device that a worker reports: all ranks of one replica must report the same.
     pub fn told(self) -> anyhow::Result<DeviceKind> {
         Ok(match self.of_worker(0)? {
             DeviceChoice::Cuda(ordinal) => Driver::find()?.card(ordinal.unwrap_or(0))?.told(),
@@ -117,7 +116,7 @@ impl DeviceChoice {
         })
     }
 
-    /// What a worker on this device may use, where so many of this machine share its devices.
+    /// Memory that a worker on this device may use, where `n_workers` of this machine share its devices.
     pub fn memory_bytes(self, n_workers: u16, of_machine: u64) -> anyhow::Result<u64> {
         let DeviceChoice::Cuda(ordinal) = self.resolved() else { return Ok(of_machine / u64::from(n_workers.max(1))) };
         let (n_sharing, ordinal) = match ordinal {
@@ -132,8 +131,8 @@ impl DeviceChoice {
         Ok(free / 100 * USABLE_PERCENT / (n_sharing.max(1) as u64))
     }
 
-    /// What a worker by itself may use, where so many of this machine share its devices: all of them the first, or by
-    /// turns those that they are told. Others may be there already, or be still to come.
+    /// Memory that a worker process of its own may use, where `n_workers` of this machine share its devices: all of
+    /// them the first, or those that they are given in turn. The others may already be there, or still to come.
     pub fn memory_bytes_of_one(self, n_workers: u16, of_machine: u64) -> anyhow::Result<u64> {
         let ordinal = match self.resolved() {
             DeviceChoice::Cuda(ordinal) => ordinal,
@@ -161,7 +160,7 @@ impl DeviceChoice {
     }
 }
 
-/// The GPUs on which kernels can run; at least one.
+/// The GPUs that can run kernels; at least one.
 fn usable() -> anyhow::Result<Vec<u32>> {
     let cards = Driver::find()?.cards()?;
     let ordinals: Vec<u32> = cards.iter().filter(|card| card.check().is_ok()).map(|card| card.ordinal).collect();
@@ -172,7 +171,7 @@ fn usable() -> anyhow::Result<Vec<u32>> {
     }
 }
 
-/// What this machine has to compute on, as lines.
+/// This machine's devices, as lines.
 pub fn list() -> String {
     let mut out = format!("cpu     {} cores, {}\n", machine::cores(), worker::Isa::detect().name());
     let driver = Driver::find();
@@ -211,7 +210,7 @@ fn line(driver: Driver, card: &Card) -> String {
     )
 }
 
-/// What the driver's makers call it, where its part in the kernel tells.
+/// The driver's release number, if its kernel module reports one.
 fn release() -> String {
     let told = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     release_in(&told).map_or_else(String::new, |release| format!(" ({release})"))

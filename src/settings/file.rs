@@ -1,4 +1,4 @@
-//! From flags and a file to one struct, and from that to what is printed or handed on. Knows no setting by name.
+//! Merges flags and a file into one struct, and prints it or hands it on. Knows no setting by name.
 
 use super::hub::Hub;
 use anyhow::{Context, bail};
@@ -22,7 +22,7 @@ pub struct ConfigSource {
 }
 
 impl ConfigSource {
-    /// These flags, with what they leave open taken from the file. `said` tells flags from defaults.
+    /// These flags, with missing values taken from the file. `said` tells flags from defaults.
     pub fn under<T>(&self, flags: T, said: &ArgMatches) -> anyhow::Result<T>
     where
         T: Args + Serialize + DeserializeOwned,
@@ -30,7 +30,7 @@ impl ConfigSource {
         self.shared::<T, T>(flags, said)
     }
 
-    /// The same with a file that several roles share: keys of `Other` that are not `T`'s are passed over.
+    /// As `under`, with a file that several roles share: keys that only `Other` has are skipped.
     pub fn shared<T, Other>(&self, flags: T, said: &ArgMatches) -> anyhow::Result<T>
     where
         T: Args + Serialize + DeserializeOwned,
@@ -58,7 +58,7 @@ where
         };
         let mut with = merged.clone();
         with.insert(name.clone(), value);
-        // A value is read even where a flag wins over it, so that a wrong one is told.
+        // A value is parsed even where a flag wins, so that a wrong one is reported.
         with.clone().try_into::<T>().with_context(|| name.clone())?;
         let source = said.value_source(argument.get_id().as_str());
         if !matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable)) {
@@ -68,12 +68,12 @@ where
     Ok(merged.try_into()?)
 }
 
-/// The arguments as which these settings are declared.
+/// The arguments that declare these settings.
 fn arguments<T: Args>() -> Command {
     T::augment_args(Command::new("settings"))
 }
 
-/// The name that an argument has in a file.
+/// An argument's name in a file.
 fn name_of(argument: &Arg) -> String {
     argument.get_id().as_str().replace('_', "-")
 }
@@ -82,12 +82,12 @@ fn read(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// All settings as a table, secrets too.
+/// All settings as a table, including secrets.
 pub fn told(settings: &impl Serialize) -> anyhow::Result<toml::Table> {
     Ok(toml::Table::try_from(settings)?)
 }
 
-/// What `--print-config` shows: a file with these settings, without those whose value the help hides too.
+/// The output of `--print-config`: a file with these settings, without values that the help hides too.
 pub fn printed<T: Args + Serialize>(settings: &T) -> anyhow::Result<String> {
     let mut table = told(settings)?;
     for secret in arguments::<T>().get_arguments().filter(|argument| argument.is_hide_env_values_set()) {

@@ -1,4 +1,4 @@
-//! Where a role that no client talks to tells of itself.
+//! The health address of a role without clients.
 
 use clap::Args;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Where models are kept and fetched from, out of what the user's machine says already.
+//! The folders and servers that models are kept in and fetched from, as configured on the user's machine.
 
 use anyhow::Context;
 use checkpoint::catalogue::Sources;
@@ -31,7 +31,7 @@ pub struct Hub {
     pub home: Option<PathBuf>,
 }
 
-/// Where models come from, out of what the user's machine says already.
+/// The sources of models, as configured on the user's machine.
 pub fn sources(hub: &Hub) -> anyhow::Result<Sources> {
     let mut sources = Sources::new(cache(hub)?);
     sources.hub_token = hub.hf_token.clone();
@@ -45,13 +45,13 @@ pub fn sources(hub: &Hub) -> anyhow::Result<Sources> {
     Ok(sources)
 }
 
-/// Where this program keeps what it fetches and remembers.
+/// The folder for what this program fetches and keeps.
 pub fn cache(hub: &Hub) -> anyhow::Result<PathBuf> {
     let cache = hub.cache.clone().or_else(|| user_cache(hub).map(|cache| cache.join("lockstep")));
     cache.context("there is no home folder to keep models in: give --cache DIR")
 }
 
-/// Where compiled kernels are kept, if anything can be.
+/// The folder for compiled kernels, if there is one.
 pub fn kernels(hub: &Hub) -> Option<PathBuf> {
     cache(hub).ok().map(|cache| cache.join("kernels"))
 }
@@ -60,7 +60,7 @@ fn user_cache(hub: &Hub) -> Option<PathBuf> {
     hub.xdg_cache_home.clone().or_else(|| hub.home.as_ref().map(|home| home.join(".cache")))
 }
 
-/// Where Hugging Face's own tools keep what they fetched.
+/// The folder in which Hugging Face's own tools keep what they fetched.
 fn hub_cache(hub: &Hub) -> Option<PathBuf> {
     let hf_home = || hub.hf_home.clone().or_else(|| hub.home.as_ref().map(|home| home.join(".cache/huggingface")));
     hub.hf_hub_cache.clone().or_else(|| hf_home().map(|home| home.join("hub")))

@@ -1,4 +1,4 @@
-//! Who this process is in its cluster: a certificate that the join token's own authority signs, or files that an
+//! A process's identity in its cluster: a certificate signed by the authority of the join token, or files that an
 //! operator made. Knows no address and opens no connection.
 //!
 //! Every machine that has the token derives the same authority from it and signs its own certificate with it, so there
@@ -24,13 +24,13 @@ use time::OffsetDateTime;
 use wire::{JoinToken, SERVER_NAME, Tls};
 
 const VALID: Duration = Duration::from_secs(30 * 24 * 3600);
-/// A third of its life: a machine that sleeps for a while does not wake up with an old one.
+/// A third of a certificate's life: a machine that sleeps for a while does not wake up with an expired one.
 const RENEWED_AFTER: Duration = Duration::from_secs(10 * 24 * 3600);
-/// Clocks of a cluster may differ by so much.
+/// The most by which the clocks of a cluster may differ.
 const CLOCKS_APART_MAX: Duration = Duration::from_secs(300);
 const AUTHORITY_PURPOSE: &str = "lockstep 2026 cluster authority ed25519";
 const AUTHORITY_NAME: &str = "lockstep cluster";
-/// What comes before the 32 secret bytes of an Ed25519 key in PKCS #8.
+/// The bytes before the 32 secret bytes of an Ed25519 key in PKCS #8.
 const PKCS8_ED25519: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
@@ -42,7 +42,7 @@ pub fn of_token(token: &JoinToken, role: &str) -> anyhow::Result<Tls> {
         provider: Arc::new(ring::default_provider()),
         current: Mutex::new(None),
     });
-    // Made once now, so that what is wrong with making them is told at the start.
+    // Made once now, so that an error is reported at the start.
     leaves.current().context("no certificate can be made")?;
     let roots = [leaves.authority.certificate()?];
     let (server, client) = builders(roots)?;
@@ -73,7 +73,7 @@ fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
 type ServerBuilder = rustls::ConfigBuilder<ServerConfig, rustls::server::WantsServerCert>;
 type ClientBuilder = rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>;
 
-/// TLS 1.3 alone: there are no old peers in a cluster of one version.
+/// TLS 1.3 only: a cluster has one version, and no older peers.
 fn builders(
     authorities: impl IntoIterator<Item = CertificateDer<'static>>,
 ) -> anyhow::Result<(ServerBuilder, ClientBuilder)> {
@@ -89,7 +89,7 @@ fn builders(
     Ok((server.with_client_cert_verifier(verifier), client.with_root_certificates(roots)))
 }
 
-/// Signs for everybody who has the token.
+/// Signs for every holder of the token.
 struct Authority {
     key: KeyPair,
 }
@@ -136,7 +136,7 @@ fn named(name: &str) -> DistinguishedName {
     distinguished
 }
 
-/// This role's certificate, made anew in time.
+/// This role's certificate, renewed in time.
 struct Leaves {
     authority: Authority,
     role: String,
@@ -203,7 +203,7 @@ mod tests {
         Tls { server: Arc::new(server), client: Arc::new(client) }
     }
 
-    /// What a dialler hears of a listener, where the connection is all that there is.
+    /// Checks the error that a dialler gets from a listener that only accepts.
     async fn check(listener: Tls, dialler: Tls, expect: Option<Refused>) {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap().to_string();

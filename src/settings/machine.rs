@@ -1,4 +1,4 @@
-//! What this machine is and has.
+//! This machine's name and memory.
 
 use std::path::Path;
 
@@ -6,12 +6,12 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// This machine's name, as its network knows it.
+/// This machine's host name.
 pub fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// What this machine has, or what the container was given if that is less.
+/// This machine's memory, or the container's limit if that is less.
 pub fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     let total = info.totalram * u64::from(info.mem_unit);

@@ -1,4 +1,4 @@
-//! Which model, and what clients call it.
+//! The model to serve, and the name by which clients call it.
 
 use clap::Args;
 use serde::{Deserialize, Serialize};

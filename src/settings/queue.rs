@@ -1,4 +1,4 @@
-//! How much a replica takes at once and how it ends: its coordinator plans by it, and its routers refuse by it.
+//! The limits of a replica's load and of its drain: its coordinator plans by them, and its routers refuse by them.
 
 use super::check::at_least_one;
 use anyhow::ensure;

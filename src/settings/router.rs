@@ -1,4 +1,4 @@
-//! What a router heeds, in `serve` and by itself.
+//! A router's settings, in `serve` and by itself.
 
 use super::check::at_least_one;
 use super::choices::PickChoice;
@@ -101,7 +101,7 @@ pub struct RouteSettings {
 }
 
 impl RouteSettings {
-    /// The coordinators that are given, or none where a store tells of them.
+    /// The given coordinators, or None where a store announces them.
     pub fn given(&self, has_store: bool) -> anyhow::Result<Option<Addresses>> {
         let addresses = self.coordinator.clone().unwrap_or_default();
         ensure!(
@@ -157,7 +157,7 @@ impl RouterRole {
     }
 }
 
-/// What a router is built from, whether `serve` or `router` was told it.
+/// The settings of a router, from either role.
 #[derive(Clone, Copy)]
 pub struct RouterParts<'a> {
     pub model: &'a ModelSettings,

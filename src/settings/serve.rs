@@ -1,4 +1,4 @@
-//! What `serve`, `run` and `plan` heed: every role of this machine.
+//! The settings of `serve`, `run` and `plan`: every role of this machine.
 
 use super::check::at_least_one;
 use super::coordinator::{CoordinatorParts, CoordinatorSettings, RANKS_MAX};
@@ -62,7 +62,7 @@ pub struct ServeSettings {
 }
 
 impl ServeSettings {
-    /// Fills in everything but what the model decides, and checks it.
+    /// Fills in everything that does not depend on the model, and checks it.
     pub fn resolved(mut self) -> anyhow::Result<ServeSettings> {
         at_least_one("replicas", self.local.replicas)?;
         self.device.device = self.device.device.resolved();
@@ -80,7 +80,7 @@ impl ServeSettings {
         Ok(self)
     }
 
-    /// Workers of this machine, which share its cores and its memory.
+    /// The number of workers on this machine, which share its cores and its memory.
     pub fn n_workers(&self) -> u16 {
         self.coordinator.n_ranks() * self.local.replicas
     }

@@ -1,4 +1,4 @@
-//! Which cluster store a role uses, from flags. What a store does is `cluster`'s.
+//! The cluster store of a role, from flags. `cluster` is the store itself.
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
@@ -44,7 +44,7 @@ impl StoreSettings {
         self.etcd_endpoints.is_some()
     }
 
-    /// Refuses what would have no effect without etcd.
+    /// Refuses settings that have no effect without etcd.
     pub fn check(&self) -> anyhow::Result<()> {
         let given = [
             ("prefix", self.etcd_prefix.is_some()),
@@ -61,7 +61,7 @@ impl StoreSettings {
         Ok(())
     }
 
-    /// The etcd that is asked for, if any. Needs a runtime; reaches nobody yet.
+    /// The store for etcd, if it is configured. Needs a runtime; connects to nothing yet.
     pub async fn open(&self) -> anyhow::Result<Option<Store>> {
         self.check()?;
         let Some(endpoints) = self.etcd_endpoints.clone() else { return Ok(None) };
@@ -103,7 +103,7 @@ impl StoreSettings {
     }
 }
 
-/// Shows in the metrics whether the store is there, and since when. Ends with the process.
+/// Records in the metrics whether the store can be reached, and since when. Ends with the process.
 async fn measure(store: Store) {
     let mut health = store.health();
     loop {
@@ -122,7 +122,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// In a file one address may stand for a list of one.
+/// A file may give one address in place of a list of one.
 pub fn one_or_many<'a, D: Deserializer<'a>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

@@ -1,4 +1,4 @@
-//! Settings as a command line and a file say them.
+//! Settings parsed from a command line and a file.
 
 use super::file::over;
 use super::{CoordinatorRole, RouterRole, ServeSettings, WorkerRole};
@@ -12,12 +12,12 @@ fn parsed<T: Args>(words: &str) -> (T, ArgMatches) {
     (T::from_arg_matches(&said).unwrap(), said)
 }
 
-/// What these words of a command line say.
+/// The settings of this command line.
 pub fn said<T: Args>(words: &str) -> T {
     parsed(words).0
 }
 
-/// The same, over a file.
+/// The settings of this command line over a file.
 pub fn from_file<T: Args + Serialize + DeserializeOwned>(words: &str, file: &str) -> anyhow::Result<T> {
     let (flags, said) = parsed::<T>(words);
     over::<T, T>(flags, &said, file)

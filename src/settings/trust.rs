@@ -1,5 +1,5 @@
-//! What the roles of this cluster ask of each other: a join token, TLS, or, on loopback, nothing. Resolved here from
-//! flags; how it is proved is `wire`'s, and where certificates come from `identity`'s.
+//! How the roles of this cluster trust each other: by a join token, TLS, or, on loopback, not at all. Resolved here
+//! from flags; `wire` carries it out, and `identity` provides certificates.
 
 use super::identity;
 use anyhow::{Context, bail, ensure};
@@ -80,7 +80,7 @@ fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
     JoinToken::new(&text).with_context(|| format!("in {}", path.display()))
 }
 
-/// A name that does not resolve now may be any machine later.
+/// Whether an address is on this machine only. A name that does not resolve now may be any machine later.
 fn is_loopback(address: &str) -> bool {
     let resolved = address.to_socket_addrs().map(|addresses| addresses.map(|a| a.ip()).collect::<Vec<IpAddr>>());
     resolved.is_ok_and(|ips| !ips.is_empty() && ips.iter().all(IpAddr::is_loopback))

@@ -1,4 +1,4 @@
-//! What a process tells of itself: its log, and what a collector hears. The same for every role.
+//! A process's log, and what it sends to a collector. The same for every role.
 
 use super::choices::{LogFormat, OtlpProtocol};
 use anyhow::{Context, ensure};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use telemetry::{Collector, Headers};
 
-/// The tokenizer's crate tells of its tables as it builds them, which is nothing to tell an operator.
+/// The default log filter. The tokenizer's crate logs its tables as it builds them, which is of no use to an operator.
 pub const LOG: &str = "info,tk_encode=warn";
 
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub struct WatchSettings {
 }
 
 impl WatchSettings {
-    /// As the variables' standard has it, what is empty is unset: Compose sets what nobody has said.
+    /// Empty values count as unset, as the standard of these variables asks: Compose sets variables that nobody gave.
     pub fn resolved(mut self) -> anyhow::Result<WatchSettings> {
         let is_said = |text: &String| !text.is_empty();
         self.otlp_endpoint = self.otlp_endpoint.filter(is_said);
@@ -50,7 +50,7 @@ impl WatchSettings {
         Ok(self)
     }
 
-    /// Who hears of this process, if anybody does.
+    /// The collector, if one is configured.
     pub fn collector(&self) -> anyhow::Result<Option<Collector>> {
         let Some(endpoint) = self.otlp_endpoint.clone() else { return Ok(None) };
         let protocol = match self.otlp_protocol {

@@ -1,11 +1,11 @@
-//! Settings that are words of a closed set which another crate has: how flags and files say them.
+//! Settings with a closed set of words that another crate defines: parsing them from flags and files.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::{Deserialize, Deserializer, Serializer, de};
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// Takes the words of these, and no other.
+/// A parser that takes these words and no others.
 pub fn parser<T>(all: &'static [T], name: fn(T) -> &'static str) -> impl TypedValueParser<Value = T>
 where
     T: Copy + Send + Sync,
@@ -13,7 +13,7 @@ where
     explained(all, name, |_| "")
 }
 
-/// The same with a help text for each word.
+/// As `parser`, with a help text for each word.
 pub fn explained<T>(
     all: &'static [T],
     name: fn(T) -> &'static str,
@@ -38,7 +38,7 @@ pub fn deserialize<'a, T: FromStr<Err: Display>, D: Deserializer<'a>>(from: D) -
     String::deserialize(from)?.parse().map_err(de::Error::custom)
 }
 
-/// The same for a setting that may be left open.
+/// For a setting without a default.
 pub mod open {
     use serde::{Deserialize, Deserializer, Serializer, de};
     use std::fmt::Display;

@@ -1,4 +1,4 @@
-//! What a worker heeds, in `serve` and by itself.
+//! A worker's settings, in `serve` and by itself.
 
 use super::bytes::ByteSize;
 use super::choices::{CudaGraphs, GpuCarrier, HostWire, Instructions};
@@ -38,7 +38,7 @@ pub struct WorkerSettings {
 }
 
 impl WorkerSettings {
-    /// The threads of each, where so many workers share this machine.
+    /// Threads of each worker, where `n_workers` share this machine.
     pub fn threads(&self, n_workers: u16) -> usize {
         self.threads.unwrap_or_else(|| (machine::cores() / usize::from(n_workers.max(1))).max(1))
     }

@@ -1,5 +1,5 @@
-//! A cluster on virtual time: the planner and the router's pick as they ship, and a roofline where workers would be.
-//! One queue of events, in the order of their times and then of their numbers; no clock, no thread, no chance.
+//! A cluster on virtual time: the planner and the router's pick as they ship, and a roofline in place of workers. One
+//! queue of events, ordered by time and then number; no clock, no thread, no randomness.
 
 use super::front::SimulatedRouter;
 use super::measure::{CountedTime, Level, Looks, TimeCounts};
@@ -12,13 +12,13 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use types::{CacheGroup, Epoch, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, TokenOut, Want};
 
-/// From a client to a coordinator, through the router; and back.
+/// Time from a client to a coordinator, through the router, and the same back.
 const ROUTER_NANOS: Nanos = 150_000;
-/// From a coordinator to its ranks; and back.
+/// Time from a coordinator to its ranks, and the same back.
 const RANKS_NANOS: Nanos = 50_000;
-/// A coordinator tells its routers so often of its load and its cache.
+/// Interval at which a coordinator reports its load and its cache to routers.
 const BEAT_NANOS: Nanos = 100_000_000;
-/// How often one looks at each replica.
+/// Interval between samples of each replica.
 const LOOK_NANOS: Nanos = 500_000_000;
 
 pub struct Setup {
@@ -26,17 +26,17 @@ pub struct Setup {
     pub policy: PickPolicy,
     pub planner: scheduler::Config,
     pub roofline: Roofline,
-    /// Of each pass through a stage, besides what the roofline knows: launches, the draw.
+    /// Time per pass through a stage beyond the roofline: launches, the draw.
     pub overhead: Nanos,
     pub window: CountedTime,
     pub slo: Slo,
 }
 
-/// What a request must keep to count as served well.
+/// Limits within which a request counts as served well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slo {
     pub ttft: Nanos,
-    /// Of a request's tokens after the first, on average.
+    /// A request's mean time per token after the first.
     pub itl: Nanos,
 }
 
@@ -55,9 +55,9 @@ struct Ticket {
     n_said: u32,
     first_at: Nanos,
     last_at: Nanos,
-    /// When the token that it drew last is known on the first stage.
+    /// When its last drawn token reaches the first stage.
     drawn_at: Nanos,
-    /// What the router takes for work, until it has ended.
+    /// The work that the router counts for it until it has ended.
     work: Option<Item>,
 }
 
@@ -69,19 +69,19 @@ impl Ticket {
 
 struct Replica {
     planner: Scheduler,
-    /// When each stage is done with all that it was given.
+    /// When each stage has finished all its steps.
     free_at: Vec<Nanos>,
-    /// Answers that are on their way.
+    /// Answers on their way.
     answers: VecDeque<StepDone>,
 }
 
-/// What a run comes to.
+/// The result of a run.
 #[derive(Default)]
 pub struct Tally {
     pub n_arrived: u64,
     pub n_ended: u64,
     pub n_refused: u64,
-    /// Of those that arrived within the window.
+    /// Requests that arrived within the window.
     pub n_counted: u64,
     pub n_good: u64,
     pub good_tokens: u64,
@@ -89,25 +89,25 @@ pub struct Tally {
     pub ttft: TimeCounts,
     pub itl: TimeCounts,
     pub e2e: TimeCounts,
-    /// Said within the window.
+    /// Tokens delivered within the window.
     pub output_tokens: u64,
-    /// Of prompts, computed and found in caches, of those that began within the window.
+    /// Prompt tokens, computed and cached, of requests that began within the window.
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
-    /// Of all stages of all replicas, within the window.
+    /// Busy time of all stages of all replicas, within the window.
     pub busy: Nanos,
     pub bytes_read: f64,
     pub operations: f64,
     pub open: Level,
-    /// Parts of one.
+    /// The used part of the cache, between 0 and 1.
     pub cache_used: Looks,
-    /// Of a replica.
+    /// Running requests of a replica.
     pub running: Looks,
     pub waiting: Looks,
     pub n_preemptions: u64,
     pub n_steps: u64,
     pub n_events: u64,
-    /// Tokens in all, of the whole run: what planners say they drew.
+    /// All tokens of the whole run, as planners count them.
     pub tokens_drawn: u64,
     pub tokens_said: u64,
 }
@@ -157,12 +157,12 @@ impl Datacenter {
         })
     }
 
-    /// Until the last request has ended. `progress` is told the virtual time, now and then.
+    /// Runs until the last request has ended. `progress` gets the virtual time now and then.
     pub fn run(mut self, mut progress: impl FnMut(Nanos)) -> Tally {
         self.await_arrival();
         let CountedTime { from, until } = self.setup.window;
         (from..until).step_by(LOOK_NANOS as usize).for_each(|at| self.push(at, Event::Look));
-        // Coordinators began at different times, and so do their beats.
+        // Coordinators start at different times, so their reports are staggered.
         for replica in 0..self.setup.n_replicas as u32 {
             let at = BEAT_NANOS * u64::from(replica) / self.setup.n_replicas as u64;
             self.push(at, Event::Beat { replica });
@@ -207,7 +207,7 @@ impl Datacenter {
         self.outcome.n_counted += u64::from(self.setup.window.has(now));
         self.outcome.open.change(1, now, &self.setup.window);
         let prompt = arrival.prompt(request.into());
-        // Who shares a text belongs together.
+        // Requests with the same prefix share a session.
         let session = Some(arrival.prefix).filter(|_| arrival.n_prefix > 0);
         let (replica, work) = self.front.give(&prompt, session).expect("every replica is ready");
         self.tickets.push(Ticket::new(arrival, work));
@@ -229,7 +229,7 @@ impl Datacenter {
         self.plan(now, replica);
     }
 
-    /// Plans as many steps as may be in flight, and knows of each at once when it will be answered.
+    /// Plans as many steps as may be in flight; when each will be answered is known at once.
     fn plan(&mut self, now: Nanos, replica: usize) {
         while self.replicas[replica].planner.next_step(micros(now), &mut self.step) {
             let done_at = self.run_step(now, replica);
@@ -240,7 +240,8 @@ impl Datacenter {
         }
     }
 
-    /// Through all stages, each as soon as it is free; and not before the tokens that the step computes are drawn.
+    /// Passes the step through all stages, each as soon as it is free, but not before the tokens that it computes are
+    /// drawn.
     fn run_step(&mut self, now: Nanos, replica: usize) -> Nanos {
         self.work.clear();
         let mut ready = now + RANKS_NANOS;
@@ -266,7 +267,7 @@ impl Datacenter {
         ready
     }
 
-    /// Each slice that draws says a token that nobody else says there.
+    /// Each slice that draws gets a token that no other request has there.
     fn draw(&mut self, done: &mut StepDone, done_at: Nanos) {
         (done.id, done.epoch) = (self.step.id, self.step.epoch);
         done.slices.resize_with(self.step.slices.len(), SliceDone::default);
@@ -327,14 +328,14 @@ impl Datacenter {
         }
     }
 
-    /// Told all it asked for, or refused: a request ends once.
+    /// Ends a request, which was refused or got all it asked for. Each request ends once.
     fn end(&mut self, at: Nanos, request: u32) {
         let (window, outcome) = (&self.setup.window, &mut self.outcome);
         let ticket = &mut self.tickets[request as usize];
         assert!(ticket.work.take().is_some(), "request {request} ends twice");
         let has_begun = ticket.n_said > 0;
         outcome.n_ended += 1;
-        // Told a way later; events are in order, and what they tell would not be.
+        // At the coordinator's time: the client's, `at`, is one hop later and not in the order of events.
         outcome.open.change(-1, at - ROUTER_NANOS, window);
         if !has_begun || !window.has(ticket.arrival.at) {
             return;
@@ -348,7 +349,7 @@ impl Datacenter {
         }
     }
 
-    /// Told by the time that it is there; as long as anybody asks.
+    /// The event's time is the report's arrival. There are reports for as long as requests come.
     fn beat(&mut self, now: Nanos, replica: u32) {
         self.front.hear(replica as usize, &mut self.replicas[replica as usize].planner);
         if self.next.is_some() {

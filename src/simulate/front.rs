@@ -1,5 +1,5 @@
-//! The router, as far as it decides: its own board, ledgers and policies, told of loads and caches as coordinators tell
-//! them. Knows no time.
+//! The router's decisions: its own board, ledgers and policies, with loads and caches as coordinators report them.
+//! Knows no time.
 
 use proto::cluster::{Cached, Load};
 use router::PickPolicy;
@@ -21,7 +21,7 @@ pub struct SimulatedRouter {
 
 struct Seat {
     ledger: Arc<Ledger>,
-    /// Of the last word on its cache.
+    /// The number of the last report on its cache.
     sequence: u64,
 }
 
@@ -43,7 +43,7 @@ impl SimulatedRouter {
         SimulatedRouter { policy, board, seats, scratch: ChoiceBuffers::default(), n_picked: 0, changes: Vec::new() }
     }
 
-    /// Who gets a prompt; and what is to be done of it there, until it is dropped.
+    /// Picks the replica for a prompt; the item is the router's count of that work, until it is dropped.
     pub fn give(&mut self, prompt: &[Token], session: Option<u64>) -> Option<(usize, Item)> {
         let wish = Wish { n_prompt: prompt.len() as u32, session, n_before: self.n_picked, version: None };
         self.n_picked += 1;
@@ -52,7 +52,7 @@ impl SimulatedRouter {
         Some((chosen.place, self.seats[chosen.place].ledger.enter(prompt.len() as u64)))
     }
 
-    /// What a coordinator tells several times a second: its load, and how the names of its cache have changed.
+    /// A coordinator's report, several times a second: its load, and the changes of names in its cache.
     pub fn hear(&mut self, replica: usize, planner: &mut Scheduler) {
         let stats = planner.stats();
         self.seats[replica].ledger.load(&Load {
@@ -63,7 +63,7 @@ impl SimulatedRouter {
             blocks_used: stats.blocks_used,
             blocks_total: stats.blocks_total,
         });
-        // Without a session a policy reads caches, if it ever does.
+        // A policy that reads caches at all does so for requests without a session.
         if self.policy.reads_caches(&Wish::default()) {
             self.hear_names(replica, planner);
         }
@@ -82,12 +82,12 @@ impl SimulatedRouter {
         } else {
             planner.names(0..u32::MAX, &mut told.added);
         }
-        // Nothing is lost on the way.
+        // No report is lost on the way.
         self.board.hear(replica, &told).expect("every word follows the one before");
     }
 }
 
-/// Of a name that came and went the last change counts.
+/// Of a name that came and went, only the last change counts.
 fn tell_changes(changes: &mut [NameChange], told: &mut Cached) {
     changes.sort_by_key(|change| change.name);
     for of_name in changes.chunk_by(|a, b| a.name == b.name) {

@@ -1,20 +1,20 @@
-//! GPUs by name, from their makers' data sheets, and what of those figures a server reaches. Knows no models.
+//! GPUs by name, from their makers' data sheets, and the part of those figures that a server reaches. Knows no models.
 
 use coordinator::{Link, Links, Speed};
 
-/// Figures as they are advertised: dense, per GPU, links one way.
+/// Figures as advertised: dense, per GPU, links in one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gpu {
     pub name: &'static str,
     pub memory_bytes: u64,
     pub bytes_per_s: f64,
     pub bf16_flops: f64,
-    /// None where tensor cores have no such format: weights of one byte are widened before they are multiplied.
+    /// None where tensor cores lack the format: one-byte weights are widened before the product.
     pub fp8_flops: Option<f64>,
-    /// To the other GPUs of its node, and how long the smallest sum of all of them takes.
+    /// Bandwidth to the other GPUs of its node, and the time of the smallest sum over all of them.
     pub link_bytes_per_s: f64,
     pub sum_micros: f64,
-    /// Of the network to other nodes, for each GPU.
+    /// Bandwidth of the network to other nodes, per GPU.
     pub net_bytes_per_s: f64,
     pub dollars_per_hour: f64,
 }
@@ -22,10 +22,10 @@ pub struct Gpu {
 const GB: u64 = 1_000_000_000;
 const GIB: u64 = 1 << 30;
 const TERA: f64 = 1e12;
-/// Of a sum through an NVSwitch, as custom all-reduces of serving frameworks measure it; and through PCIe and the host.
+/// Time of a small sum through an NVSwitch, as serving frameworks measure it, and through PCIe and the host.
 const NVLINK_SUM_MICROS: f64 = 8.0;
 const PCIE_SUM_MICROS: f64 = 25.0;
-/// PCIe 4.0 x16.
+/// Bandwidth of PCIe 4.0 x16.
 const PCIE4: f64 = 32e9;
 
 /// Memory, bandwidth and FLOP/s: NVIDIA's data sheets (A10, A100 80GB, L4, L40S, H100 SXM, H200 SXM, H20) and, of
@@ -115,14 +115,14 @@ const H100: Gpu = Gpu {
     dollars_per_hour: 2.5,
 };
 
-/// So many of them stand in one machine.
+/// GPUs in one machine.
 pub const GPUS_PER_NODE: u16 = 8;
-/// Of a sum through the network.
+/// Time of a small sum over the network.
 const NET_SUM_MICROS: f64 = 40.0;
-/// Of rows that go from one stage to the next.
+/// Time for rows to go from one stage to the next.
 const LINK_HOP_MICROS: f64 = 5.0;
 const NET_HOP_MICROS: f64 = 15.0;
-/// Of a link's bandwidth.
+/// The part of a link's bandwidth that is reached.
 const LINK_EFFICIENCY: f64 = 0.75;
 
 pub fn find(name: &str) -> Result<Gpu, String> {
@@ -131,7 +131,7 @@ pub fn find(name: &str) -> Result<Gpu, String> {
     found.copied().ok_or_else(|| format!("{name:?} is no GPU that is known here: {}", known()))
 }
 
-/// What of a GPU's figures is reached.
+/// The part of a GPU's figures that is reached.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Efficiency {
     pub bandwidth: f64,
@@ -139,7 +139,7 @@ pub struct Efficiency {
 }
 
 impl Gpu {
-    /// `is_fp8`: both operands of products with weights are.
+    /// `is_fp8`: both operands of products with weights are fp8.
     pub fn speed(&self, efficiency: Efficiency, is_fp8: bool) -> Speed {
         let flops = self.fp8_flops.filter(|_| is_fp8).unwrap_or(self.bf16_flops);
         Speed {
@@ -149,7 +149,7 @@ impl Gpu {
         }
     }
 
-    /// Of each of `n_stages` stages of `tp` ranks, which fill one node after the other.
+    /// The links of each of `n_stages` stages of `tp` ranks, which fill one node after the other.
     pub fn links(&self, tp: u16, n_stages: u16) -> Vec<Links> {
         let node = |rank: u16| rank / GPUS_PER_NODE;
         let link = |is_near: bool, near: f64, far: f64| Link {

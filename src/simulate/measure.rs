@@ -1,9 +1,9 @@
-//! What is remembered of a run, and what it comes to. Knows no cluster.
+//! The statistics of a run. Knows no cluster.
 
 use super::traffic::Nanos;
 use serde::Serialize;
 
-/// From the first of these to before the second, requests and tokens count.
+/// The window in which requests and tokens count: from the first time, up to but not including the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountedTime {
     pub from: Nanos,
@@ -15,7 +15,7 @@ impl CountedTime {
         (self.from..self.until).contains(&at)
     }
 
-    /// How much of a time lies within.
+    /// The part of a period that lies within the window.
     pub fn overlap(&self, from: Nanos, until: Nanos) -> Nanos {
         until.min(self.until).saturating_sub(from.max(self.from))
     }
@@ -33,16 +33,16 @@ pub struct Percentiles {
     pub p99: f64,
 }
 
-/// Times, in classes a hundred and twenty-eighth apart: as small for a billion as for one.
+/// A histogram of times. Classes are a hundred and twenty-eighth apart, so it is as small for a billion as for one.
 #[derive(Default)]
 pub struct TimeCounts {
     counts: Vec<u64>,
     pub n: u64,
-    /// In nanoseconds.
+    /// The sum of all times, in nanoseconds.
     pub sum: u128,
 }
 
-/// Of the number, as many leading bits name its class.
+/// A number's leading bits that determine its class.
 const CLASS_BITS: u32 = 7;
 
 impl TimeCounts {
@@ -56,7 +56,7 @@ impl TimeCounts {
         self.sum += u128::from(nanos);
     }
 
-    /// The smallest class that so many of a hundred do not exceed.
+    /// The smallest class that `percent` of a hundred do not exceed.
     fn percentile(&self, percent: u64) -> Nanos {
         let rank = (u128::from(self.n) * u128::from(percent)).div_ceil(100).max(1);
         let mut seen = 0u128;
@@ -69,7 +69,7 @@ impl TimeCounts {
         0
     }
 
-    /// In milliseconds.
+    /// The percentiles, in milliseconds.
     pub fn spread(&self) -> Percentiles {
         let millis = |nanos: Nanos| nanos as f64 / 1e6;
         let at = |percent| millis(self.percentile(percent));
@@ -78,7 +78,7 @@ impl TimeCounts {
     }
 }
 
-/// Small numbers are classes of their own; above, each power of two has as many.
+/// Small numbers are classes of their own; above them each power of two has equally many.
 fn class(nanos: Nanos) -> usize {
     let shift = (Nanos::BITS - nanos.leading_zeros()).saturating_sub(CLASS_BITS + 1);
     ((u64::from(shift) << CLASS_BITS) + (nanos >> shift)) as usize
@@ -91,7 +91,7 @@ fn middle(class: usize) -> Nanos {
     lowest + (1 << shift >> 1)
 }
 
-/// How many there are of something, as time goes by.
+/// The number of open items over time.
 #[derive(Default)]
 pub struct Level {
     pub now: u64,
@@ -111,7 +111,7 @@ impl Level {
     }
 }
 
-/// A mean and the most, of what is looked at again and again.
+/// The mean and maximum of repeated samples.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Looks {
     n: u64,

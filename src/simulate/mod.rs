@@ -1,5 +1,5 @@
-//! `lockstep simulate`: how a cluster of named GPUs would serve a load, on this machine and in a minute. The router's
-//! pick, the placement and the planner of steps are those that serve; ranks are a roofline, and time is virtual.
+//! `lockstep simulate`: how a cluster of named GPUs would serve a load, simulated on this machine within a minute. The
+//! router's pick, the placement and the planner of steps are the real ones; ranks are a roofline, and time is virtual.
 
 mod cluster;
 mod front;
@@ -118,7 +118,7 @@ pub struct Options {
     pub hub: Hub,
 }
 
-/// What a datacenter's caches are simulated in.
+/// KV types that can be simulated.
 const KV_DTYPES: &[KvDtype] = &[KvDtype::Bf16, KvDtype::Fp8];
 
 /// More have not been tried, and would not fit this machine's memory.
@@ -178,7 +178,7 @@ fn traffic(options: &Options) -> anyhow::Result<(Traffic, CountedTime)> {
     Ok((Traffic::crowd(crowd, options.seed), CountedTime { from, until }))
 }
 
-/// A replica on its GPUs.
+/// A replica placed on its GPUs.
 struct LaidOut {
     blueprint: Blueprint,
     config: coordinator::Config,
@@ -190,7 +190,7 @@ impl LaidOut {
         let gpu = &options.gpu;
         let machines = machines(options);
         let lay_out = |policy: &Policy| coordinator::plan(&machines, &model.shape, policy, None);
-        // First with hardly any KV, to see what the weights leave.
+        // First with hardly any KV cache, to see what the weights leave.
         let mut policy = policy(options, KV_LEAST);
         let lean = lay_out(&Policy { context: None, ..policy.clone() })?;
         let weights = lean.shards.iter().map(|shard| shard.weight_bytes).max().unwrap_or(0);
@@ -230,7 +230,7 @@ impl LaidOut {
     }
 }
 
-/// Below this there is no use in a cache.
+/// With less memory a cache is useless.
 const KV_LEAST: u64 = 256 << 20;
 
 /// The GPUs of one replica, on nodes of eight.
@@ -258,7 +258,7 @@ fn policy(options: &Options, kv_memory: u64) -> Policy {
     }
 }
 
-/// As a coordinator of such a replica would be told.
+/// The configuration of a coordinator of such a replica.
 fn config(options: &Options, model: &SimulatedModel, policy: Policy) -> coordinator::Config {
     coordinator::Config {
         replica: String::new(),

@@ -1,5 +1,5 @@
-//! Models by name, without their files: the figures of their `config.json`, and what their weights would weigh. Knows
-//! no devices.
+//! Models by name, without their files: the figures of their `config.json`, and the size of their weights. Knows no
+//! devices.
 
 use crate::settings::hub::{self, Hub};
 use anyhow::Context;
@@ -41,12 +41,12 @@ impl WeightFormat {
     }
 }
 
-/// A model as the simulation needs it.
+/// The facts of a model that the simulation needs.
 #[derive(Clone, Debug)]
 pub struct SimulatedModel {
     pub name: String,
     pub shape: ModelShape,
-    /// As told, or what the file says of itself.
+    /// The weight format as given, or as the file has it.
     pub weights: String,
     pub is_fp8: bool,
 }
@@ -58,8 +58,8 @@ impl SimulatedModel {
         SimulatedModel { name: name.to_owned(), shape, weights: told, is_fp8: weights == WeightFormat::Fp8 }
     }
 
-    /// By name, by a `config.json`, or by files that are here; nothing is fetched. Without `weights`, files weigh what
-    /// they do and all others are bf16.
+    /// Finds a model by name, by a `config.json`, or by files that are here; nothing is fetched. Without `weights`,
+    /// files have their real size and all others are bf16.
     pub fn find(name: &str, weights: Option<WeightFormat>, hub: &Hub) -> anyhow::Result<SimulatedModel> {
         if let Some(row) = ROWS.iter().find(|row| row.name.eq_ignore_ascii_case(name)) {
             return Ok(SimulatedModel::sized(row.name, &row.spec()?, weights.unwrap_or(WeightFormat::Bf16)));
@@ -100,7 +100,7 @@ struct Row {
     vocab: u32,
     context: u32,
     is_tied: bool,
-    /// How many there are, how many a token meets, and the width of one.
+    /// The number of experts, how many a token uses, and the width of one.
     experts: Option<(u32, u32, u32)>,
 }
 
@@ -123,7 +123,7 @@ const QWEN3_MOE: Row = Row { architecture: "Qwen3MoeForCausalLM", n_kv_heads: 4,
 const MIXTRAL: Row = Row { architecture: "MixtralForCausalLM", vocab: 32_000, context: 32_768, ..LLAMA };
 const QWEN2: Row = Row { architecture: "Qwen2ForCausalLM", vocab: 152_064, context: 32_768, ..LLAMA };
 
-/// From the makers' repositories on the hub.
+/// Figures from the makers' repositories on the hub.
 const ROWS: [Row; 19] = [
     Row { name: "llama-3.2-1b", hidden: 2048, n_layers: 16, head_dim: 64, inner: 8192, is_tied: true, ..LLAMA },
     Row { name: "llama-3.2-3b", hidden: 3072, n_layers: 28, n_heads: 24, inner: 8192, is_tied: true, ..LLAMA },
@@ -166,7 +166,7 @@ const ROWS: [Row; 19] = [
 const SMOLLM2: Row = Row { inner: 1536, vocab: 49_152, context: 8192, is_tied: true, ..LLAMA };
 
 impl Row {
-    /// Read as the file would be, so that what is not in the table is what the family means by leaving it out.
+    /// Parsed like the real file, so that a missing figure has the family's default.
     fn spec(&self) -> anyhow::Result<ModelSpec> {
         Ok(ModelSpec::of_config(&self.config(), self.name)?)
     }
@@ -199,7 +199,7 @@ impl Row {
 mod tests {
     use super::*;
 
-    /// Billions of parameters, as the makers tell.
+    /// Billions of parameters, as published.
     #[test]
     fn names_weigh_what_their_makers_say() {
         let cases = [

@@ -1,4 +1,4 @@
-//! What a simulated run comes to: a page for eyes, JSON for tools. Knows nothing of how it came about.
+//! The report of a simulated run: a page for people, JSON for programs. Does not know how the run went.
 
 use super::cluster::Tally;
 use super::measure::{CountedTime, Percentiles};
@@ -23,9 +23,9 @@ pub struct SimulationReport {
     pub policy: PickChoice,
     pub seed: u64,
     pub seconds: f64,
-    /// Of each GPU that has the most.
+    /// Weights on the GPU that has most.
     pub weight_bytes: u64,
-    /// Of each replica, in the smallest of its pools that keeps everything; and the context that it serves.
+    /// Tokens of the largest pool, per replica; and the context that it serves.
     pub kv_tokens: u64,
     pub context: u32,
     pub requests: Requests,
@@ -42,21 +42,21 @@ pub struct SimulationReport {
 
 #[derive(Serialize)]
 pub struct Requests {
-    /// In all; of these some arrived while it counted.
+    /// All requests; some of them arrived in the window.
     pub arrived: u64,
     pub counted: u64,
     pub refused: u64,
     pub preemptions: u64,
-    /// At a time, on average.
+    /// Open requests at a time, on average.
     pub open: f64,
 }
 
-/// A second.
+/// Rates per second.
 #[derive(Serialize)]
 pub struct Throughput {
     pub output_tokens: f64,
     pub prompt_tokens: f64,
-    /// Of the tokens of prompts, the part that caches had.
+    /// The part of prompt tokens that caches had.
     pub cached: f64,
 }
 
@@ -64,23 +64,23 @@ pub struct Throughput {
 pub struct Goodput {
     pub slo_ttft_ms: f64,
     pub slo_itl_ms: f64,
-    /// Of the requests that arrived while it counted, those within both; refused ones are not.
+    /// The part of requests that arrived in the window and were within both limits; refused ones are not.
     pub share: f64,
-    /// A second.
+    /// Such requests per second.
     pub requests: f64,
     pub tokens: f64,
 }
 
-/// Parts of one, but for the last two.
+/// Parts between 0 and 1, except the last two.
 #[derive(Serialize)]
 pub struct Utilisation {
     pub busy: f64,
-    /// Of what the data sheet says, also while nothing is to be done.
+    /// The part of the data sheet's bandwidth, idle time included.
     pub bandwidth: f64,
     pub flops: f64,
     pub kv_mean: f64,
     pub kv_max: f64,
-    /// Requests of a replica.
+    /// Running requests per replica.
     pub running: f64,
     pub waiting: f64,
 }
@@ -89,9 +89,9 @@ pub struct Utilisation {
 pub struct Cost {
     pub per_gpu_hour: f64,
     pub per_hour: f64,
-    /// Of output tokens, at the rate at which they came; None where none came.
+    /// Cost of output tokens at the measured rate; None without output.
     pub per_million_tokens: Option<f64>,
-    /// Of those within the SLO.
+    /// Cost of tokens within the SLO.
     pub per_million_good_tokens: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! Laws that a simulated cluster keeps, whatever it is made of.
+//! Invariants of a simulated cluster, whatever its parts.
 
 use super::*;
 use clap::Parser;
@@ -42,7 +42,7 @@ fn every_request_ends_once_and_tokens_add_up() {
     for line in [
         SMALL.to_owned(),
         format!("{SMALL} --pp 2 --prefix-share 0.7 --prefixes 3"),
-        // Far beyond what it can do, in little memory: some wait, some are preempted, some are refused.
+        // Far beyond capacity, with little memory: some requests wait, some are preempted, some are refused.
         "--gpu l4 --weights int4 --context 2048 --memory-utilization 0.27 --rate 60 --duration 8 --warm-up 0 \
          --prompt uniform:100..900 --output 200 --max-waiting 100"
             .to_owned(),
@@ -51,7 +51,7 @@ fn every_request_ends_once_and_tokens_add_up() {
         let (outcome, _) = outcome(&options);
         assert!(outcome.n_arrived > 100 && outcome.n_arrived == outcome.n_ended, "{line}");
         assert_eq!((outcome.open.now, outcome.tokens_said), (0, outcome.tokens_drawn), "{line}");
-        // Each request asked for so many tokens, and was refused or told them all.
+        // Each request was refused, or got all the tokens that it asked for.
         let (traffic, _) = traffic(&options).unwrap();
         let asked: u64 = traffic.map(|arrival| u64::from(arrival.n_output)).sum();
         match outcome.n_refused {
@@ -174,7 +174,7 @@ fn a_trace_is_served_as_it_came() {
     std::fs::write(&path, lines).unwrap();
     let served = report(&format!("--trace {} --warm-up 0", path.display()));
     assert_eq!((served.requests.arrived, served.seconds), (3, 2.000_000_001));
-    // The last arrives as the window closes, and says its token behind it.
+    // The last request arrives as the window closes, and its token comes after it.
     assert_eq!((served.throughput.cached, served.throughput.output_tokens.round()), (48.0 / 128.0, 2.0));
     for (wrong, why) in
         [("", "no requests"), ("{\"at\": -1, \"prompt\": 1, \"output\": 1}", "line 1"), ("{}", "line 1")]

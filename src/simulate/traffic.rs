@@ -1,4 +1,4 @@
-//! Who asks when, and for how much: drawn from a seed, or read from a trace. Knows no cluster.
+//! The arrivals of requests and their lengths: drawn from a seed, or read from a trace. Knows no cluster.
 
 use crate::bench::lengths::{Lengths, Random};
 use anyhow::{Context, ensure};
@@ -6,33 +6,33 @@ use serde::Deserialize;
 use std::path::Path;
 use types::Tokens;
 
-/// Virtual time, from the beginning.
+/// Virtual time since the beginning.
 pub type Nanos = u64;
 
 pub fn nanos(seconds: f64) -> Nanos {
     (seconds * 1e9).round() as Nanos
 }
 
-/// One request, before anybody has seen it.
+/// One request, before it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
     pub at: Nanos,
     pub n_prompt: u32,
     pub n_output: u32,
-    /// The prompt begins with so many tokens of this shared text.
+    /// The prompt begins with `n_prefix` tokens of this shared text.
     pub prefix: u64,
     pub n_prefix: u32,
 }
 
-/// Requests that know nothing of each other.
+/// Independent requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Crowd {
-    /// A second.
+    /// Arrivals per second.
     pub rate: f64,
     pub until: Nanos,
     pub prompt: Lengths,
     pub output: Lengths,
-    /// Of each prompt, the part that it shares with others; and how many different ones there are.
+    /// The part of each prompt that it shares with others, and the number of different shared texts.
     pub prefix_share: f64,
     pub n_prefixes: u64,
 }
@@ -47,8 +47,8 @@ impl Traffic {
         Traffic::Crowd { crowd, random: Random::new(seed), at: 0.0 }
     }
 
-    /// A line of JSON for each request: `{"at": 0.25, "prompt": 900, "output": 120}`, seconds and tokens; of the
-    /// prompt `"prefix_tokens"` may be those of the shared text `"prefix"`, which is a number.
+    /// Reads a line of JSON for each request: `{"at": 0.25, "prompt": 900, "output": 120}`, in seconds and tokens. The
+    /// first `"prefix_tokens"` of a prompt may be those of the shared text with number `"prefix"`.
     pub fn trace(path: &Path) -> anyhow::Result<(Traffic, Nanos)> {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
@@ -74,7 +74,7 @@ struct Line {
     prefix_tokens: u32,
 }
 
-/// A week of requests is a trace; more is a slip of the pen.
+/// A longer trace is a typing mistake.
 const TRACE_SECONDS_MAX: f64 = 7.0 * 86_400.0;
 
 fn arrival(line: &str) -> anyhow::Result<Arrival> {
@@ -108,14 +108,14 @@ impl Iterator for Traffic {
 }
 
 impl Arrival {
-    /// Nobody else has what comes behind the prefix.
+    /// Nobody else has the tokens after the prefix.
     pub fn prompt(&self, own: u64) -> Tokens {
         let shared = (0..self.n_prefix).map(|i| token(self.prefix, i));
         shared.chain((self.n_prefix..self.n_prompt).map(|i| token(own ^ (1 << 63), i))).collect()
     }
 }
 
-/// Any token: what is said does not matter, only who says the same.
+/// Any token: only which requests have the same one matters.
 pub fn token(text: u64, position: u32) -> u32 {
     let x = (text ^ (u64::from(position) << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) as u32

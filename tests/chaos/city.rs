@@ -1,6 +1,6 @@
-//! Two routers before two replicas, each a coordinator and a grid of two stages by two ranks, found through an etcd of
-//! three members: as processes that die and are replaced. Where the system permits it one worker and one whole replica
-//! stand on hosts of their own. Knows command lines and log lines.
+//! The cluster under test: two routers before two replicas, each a coordinator and a grid of two stages by two ranks,
+//! found through an etcd of three members; all as processes that die and are replaced. Where the system permits it, one
+//! worker and one whole replica are on hosts of their own. Knows command lines and log lines.
 
 use crate::etcd::Etcd;
 use crate::node::{BINARY, Folder, Node, PATIENCE, field};
@@ -22,14 +22,13 @@ const APART: usize = 1;
 const LEASE_SECONDS: &str = "2";
 const LOST: &str = "a worker is lost";
 const NO_COORDINATOR: &str = "no coordinator";
-/// What a router says of a coordinator that it misses.
+/// A router's log lines about a coordinator that it misses.
 const MISSED: [&str; 2] = [NO_COORDINATOR, SUSPECTED];
 const SUSPECTED: &str = "it is suspected";
-/// What is said of who is silent, which could be said of somebody who is only late: of workers, and of coordinators,
-/// who are suspected before.
+/// Log fields for a silent process, which may only be late: of workers, and of coordinators, which are suspected first.
 const WORKER_SILENT: &str = "kind=\"silent\"";
 const COORDINATOR_SILENT: [&str; 2] = [SUSPECTED, "the coordinator is silent"];
-/// How long who was cut off stays so after it was found out, and who was stopped sleeps.
+/// How long a cut-off process stays cut off after it was detected, and how long a stopped one sleeps.
 const AWAY: Duration = Duration::from_millis(500);
 
 pub struct Model {
@@ -55,7 +54,7 @@ struct Worker {
     host: Option<usize>,
 }
 
-/// A replica's processes; workers in the order in which they began.
+/// One replica's processes; workers in the order of their starts.
 struct Side {
     name: &'static str,
     address: String,
@@ -64,7 +63,7 @@ struct Side {
     workers: Vec<Worker>,
 }
 
-/// Which worker: of which side, and the how manieth there.
+/// A worker: its replica, and its index there.
 pub type Which = (usize, usize);
 
 pub struct City {
@@ -75,20 +74,21 @@ pub struct City {
     dead_member: Option<usize>,
     sides: [Side; 2],
     routers: [(Node, String); 2],
-    /// Were stopped, and nobody needs them any more.
+    /// Workers that were stopped, and that nobody needs any more.
     woken: Vec<Node>,
-    /// The youngest eastern worker stands in for one that was cut off; and where its coordinator's log was then.
+    /// Set while the youngest eastern worker replaces one that was cut off: the log position of its coordinator then.
     stand_in: Option<usize>,
-    /// These many of each role are never struck: the first router, the first coordinator, each side's eldest worker.
+    /// The number of each role's processes that are never hit: the first router, the first coordinator, each replica's
+    /// eldest workers.
     n_spared: usize,
-    /// What those said who are dead.
+    /// Counts from the logs of dead processes.
     past: Tally,
     n_alarms_due: usize,
     _folder: Folder,
 }
 
 impl City {
-    /// Around an etcd, with a host apart for whom a link may be cut; without those where the system has none.
+    /// Starts the cluster around an etcd. Hosts whose links can be cut only exist where the system permits them.
     pub fn start(model: Model, star: Option<Star>, n_spared: usize) -> City {
         let folder = Folder::new("chaos");
         let token = folder.write("token", JoinToken::random().unwrap().expose());
@@ -139,23 +139,23 @@ impl City {
         self.routers.iter().map(|(_, http)| http.clone()).collect()
     }
 
-    /// Links can be cut here.
+    /// Whether links can be cut here.
     pub fn has_hosts(&self) -> bool {
         self.star.is_some()
     }
 
-    // -- who is struck
+    // -- the processes that are hit
 
     pub fn any_worker(&self, dice: &mut Dice) -> Which {
         (dice.below(2), self.n_spared + dice.below(RANKS - self.n_spared))
     }
 
-    /// A coordinator, or a router.
+    /// The index of a coordinator or router, at random.
     pub fn any_of_two(&self, dice: &mut Dice) -> usize {
         self.n_spared + dice.below(2 - self.n_spared)
     }
 
-    /// Those that are never struck, and etcd's members, by name.
+    /// The processes that are never hit, and etcd's members, by name.
     pub fn spared(&self) -> Vec<(String, u32)> {
         let mut all = vec![
             ("router".into(), self.routers[0].0.pid()),
@@ -165,7 +165,7 @@ impl City {
         all
     }
 
-    /// Every process of ours at this moment.
+    /// All of our processes at this moment.
     pub fn pids(&self) -> Vec<u32> {
         let of_side =
             |side: &Side| side.workers.iter().map(|of| of.node.pid()).chain([side.coordinator.pid()]).collect();
@@ -173,14 +173,14 @@ impl City {
         sides.chain(self.routers.iter().map(|(node, _)| node.pid())).collect()
     }
 
-    // -- what they said
+    // -- their logs
 
     pub fn tally(&self) -> Tally {
         let coordinators = self.sides.iter().map(|side| &side.coordinator);
         coordinators.chain(self.routers.iter().map(|(node, _)| node)).map(Tally::of).fold(self.past, Tally::plus)
     }
 
-    /// The last one that each of those raised who are there.
+    /// The last alarm of each running process.
     pub fn last_alarms(&self) -> String {
         let coordinators = self.sides.iter().map(|side| &side.coordinator);
         let all = coordinators.chain(self.routers.iter().map(|(node, _)| node));
@@ -190,14 +190,14 @@ impl City {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    /// Alarms that were to be raised.
+    /// The number of alarms that faults should have raised.
     pub fn n_alarms_due(&self) -> usize {
         self.n_alarms_due
     }
 
     // -- workers
 
-    /// Until its coordinator has found it out. Another takes its place.
+    /// Kills a worker; returns when its coordinator has detected it. Another takes its place.
     pub fn kill_worker(&mut self, which: Which) -> Duration {
         let mut dead = self.take_worker(which);
         let place = self.sides[which.0].coordinator.heard();
@@ -208,7 +208,7 @@ impl City {
         found_out
     }
 
-    /// Stopped until another has its place, and then woken.
+    /// Stops a worker until another has its place, and then wakes it.
     pub fn stop_worker(&mut self, which: Which) -> Duration {
         let stopped = self.take_worker(which);
         let place = self.sides[which.0].coordinator.heard();
@@ -230,7 +230,7 @@ impl City {
         assert!(ending.node.ended().success(), "{}", ending.node.log());
     }
 
-    /// The link to its host is cut. Another takes its place, before it is back.
+    /// Cuts the link to the worker's host. Another worker takes its place before the link is back.
     pub fn cut_worker(&mut self) -> Duration {
         let place = self.sides[0].coordinator.heard();
         self.n_alarms_due += 1;
@@ -244,9 +244,9 @@ impl City {
         found_out
     }
 
-    /// The first so many that may be struck.
+    /// The first `n` workers that may be hit.
     pub fn first_workers(&self, n: usize) -> Vec<Which> {
-        // The ones that come stand behind.
+        // Replacements are at the end of the list.
         vec![(0, self.n_spared); n]
     }
 
@@ -265,7 +265,7 @@ impl City {
 
     // -- coordinators
 
-    /// Until both routers have found it out. Another takes its place at the same address.
+    /// Kills a coordinator; returns when both routers have detected it. Another takes its place at the same address.
     pub fn kill_coordinator(&mut self, i: usize) -> Duration {
         let (places, begun) = (self.places(), time_of_day());
         self.sides[i].coordinator.kill();
@@ -284,7 +284,7 @@ impl City {
         found_out
     }
 
-    /// The link to the host of the whole replica is cut.
+    /// Cuts the link to the host of the whole replica.
     pub fn cut_replica(&mut self) -> Duration {
         self.n_alarms_due += self.routers.len();
         let (places, begun) = (self.places(), time_of_day());
@@ -314,7 +314,7 @@ impl City {
         self.sides[i].coordinator = next;
     }
 
-    /// How long until both routers missed somebody.
+    /// Time until both routers missed a coordinator.
     fn missed(&self, places: [usize; 2], begun: Duration) -> Duration {
         let deadline = Instant::now() + PATIENCE;
         let first =
@@ -332,7 +332,7 @@ impl City {
         [0, 1].map(|i| self.routers[i].0.heard())
     }
 
-    /// To another grid and back, which `lockstep scale` waits for.
+    /// Scales to another grid and back, and waits for `lockstep scale`.
     pub fn scale(&mut self, i: usize) {
         for grid in [["--tp", "1", "--pp", "2"], ["--tp", "2", "--pp", "1"], ["--tp", "2", "--pp", "2"]] {
             let mut command = Command::new(BINARY);
@@ -344,7 +344,7 @@ impl City {
 
     // -- routers
 
-    /// Another takes its place at the same door.
+    /// Kills a router. Another takes its place at the same address.
     pub fn kill_router(&mut self, i: usize) {
         self.routers[i].0.kill();
         self.reopen(i);
@@ -373,7 +373,7 @@ impl City {
 
     // -- etcd
 
-    /// As a power failure would; it comes back when the city heals.
+    /// Kills the leader as a power failure would; it returns when the cluster heals.
     pub fn kill_etcds_leader(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         let leader = loop {
@@ -387,11 +387,11 @@ impl City {
         self.dead_member = Some(leader);
     }
 
-    // -- all
+    // -- several roles
 
-    /// One of each role, before anybody could be missed.
+    /// Kills one process of each role, before any could be missed.
     pub fn kill_three_roles(&mut self, (side, n): Which, router: usize) {
-        // The other side's, so that nobody is left whom it does not touch; unless that one is spared.
+        // The other replica's coordinator, so that every stream is hit; unless that one is spared.
         let coordinator = (1 - side).max(self.n_spared);
         let mut dead = self.take_worker((side, n));
         dead.node.kill();
@@ -402,10 +402,10 @@ impl City {
         self.reopen(router);
     }
 
-    /// Every process is replaced, one after the other, each when the one before is back.
+    /// Replaces every process, one after the other, each when the one before is back.
     pub fn roll(&mut self) {
         for (side, _) in [0, 1].into_iter().flat_map(|side| (0..RANKS).map(move |n| (side, n))) {
-            // The eldest; the new ones stand behind.
+            // The eldest worker; new ones are at the end.
             let place = self.sides[side].coordinator.heard();
             self.end_worker((side, 0));
             self.sides[side].coordinator.until_since(place, &["the replica is ready"]);
@@ -418,12 +418,12 @@ impl City {
         }
     }
 
-    /// Everybody is there again, and both routers see both replicas.
+    /// Waits until every process is there again, and both routers see both replicas.
     pub fn heal(&mut self) {
         if let Some(i) = self.dead_member.take() {
             self.etcd.start_again(i);
         }
-        // Spares by now: nobody misses them.
+        // They are spares by now: nobody misses them.
         self.woken.clear();
         if let Some(place) = self.stand_in.take() {
             self.relieve(place);
@@ -437,7 +437,7 @@ impl City {
         }
     }
 
-    /// Who was cut off is a spare now, and takes the place of its stand-in.
+    /// The cut-off worker is a spare now, and takes the place of its replacement.
     fn relieve(&mut self, place: usize) {
         let east = &mut self.sides[0];
         let cut_off = east.workers.iter().find(|of| of.host == Some(APART)).expect("one stands apart");
@@ -458,7 +458,7 @@ impl City {
     }
 }
 
-/// How processes are begun.
+/// The command lines of processes.
 struct Roles<'a> {
     model: &'a Model,
     star: Option<&'a Star>,
@@ -467,7 +467,7 @@ struct Roles<'a> {
 }
 
 impl Roles<'_> {
-    /// As soon as it has its claim.
+    /// Returns as soon as the coordinator has its claim.
     fn coordinator(&self, replica: &str, address: &str, host: Option<usize>) -> Node {
         let grid = ["--tp", "2", "--pp", "2", "--kv-memory", "128MiB", "--listen", address, "--replica", replica];
         let mut command = self.at(host, &["coordinator", &self.model.path]);
@@ -480,7 +480,7 @@ impl Roles<'_> {
     fn worker(&self, address: &str, host: Option<usize>, coordinators: Option<usize>) -> Node {
         let mut command = self.at(host, &["worker", "--threads", "1", "--local-workers", "8", "--join", address]);
         if host != coordinators {
-            // Memory could be shared, because in truth there is one kernel.
+            // Memory could be shared: these hosts have one kernel.
             command.args(["--wire", "tcp"]);
         }
         Node::spawn(command)
@@ -504,7 +504,7 @@ impl Roles<'_> {
     }
 }
 
-/// What roles are told of the store.
+/// The flags for the store.
 fn store(etcd: &Etcd) -> [String; 4] {
     ["--etcd-endpoints".into(), etcd.endpoints().join(","), "--etcd-lease-seconds".into(), LEASE_SECONDS.into()]
 }
@@ -526,14 +526,14 @@ fn both_ready(http: &str) -> bool {
     page["store"]["connected"] == true && replicas.len() == REPLICAS.len() && replicas.iter().all(is_ready)
 }
 
-/// Of what processes said about who was lost.
+/// Counts from the processes' logs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// Somebody was taken for lost because nothing was heard of them: who is only late would be, too.
+    /// Alarms raised for silence, which would be raised for a late process too.
     pub n_alarms: usize,
-    /// Positions that replicas computed again, as they tell it.
+    /// Positions that replicas recomputed, by their own count.
     pub n_replayed: u64,
-    /// Sequences that lost their coordinator, as routers tell it.
+    /// Sequences that lost their coordinator, by the routers' count.
     pub n_moved: u64,
 }
 
@@ -562,7 +562,7 @@ fn number(line: &str, name: &str) -> u64 {
     field(line, name).parse().unwrap()
 }
 
-/// Free at this moment, here; a host of its own has all of them.
+/// A port that is free at this moment, on this host; other hosts have all ports free.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -572,7 +572,7 @@ fn time_of_day() -> Duration {
     Duration::new(now.as_secs() % 86400, now.subsec_nanos())
 }
 
-/// Until a log line was written, by its own time.
+/// Time until a log line was written, by the line's own timestamp.
 fn since(begun: Duration, line: &str) -> Duration {
     let mut parts = line[11..26].split(':').map(|part| part.parse::<f64>().unwrap());
     let written = parts.by_ref().fold(0.0, |sum, part| sum * 60.0 + part);

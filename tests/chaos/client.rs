@@ -1,5 +1,5 @@
-//! Clients that stream and do not give up: a stream that breaks is asked for again, at the next door, behind what is
-//! there already. Knows HTTP and server-sent events.
+//! Clients that stream and do not give up: a broken stream is resumed at the next router, after its last event. Knows
+//! HTTP and server-sent events.
 
 use crate::node::PATIENCE;
 use serde_json::{Value, json};
@@ -10,32 +10,32 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// To measure a prefill with.
+/// Prompts for measuring the speed of a prefill.
 const N_PROMPTS: usize = 8;
 const PROMPT_REPEATS: usize = 12;
-/// For all that a stream has to say, on a machine that is ten times slower and busy.
+/// Limit for a whole stream, even on a busy machine that is ten times slower.
 const STREAM_MAX: Duration = Duration::from_secs(600);
-/// Between two attempts.
+/// Pause between two attempts.
 const BREATH: Duration = Duration::from_millis(50);
 
-/// What one choice said in all.
+/// The whole answer of one choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
     pub text: String,
     pub ids: Vec<u64>,
-    /// As they were written: equal means equal.
+    /// As they were written: equal strings are equal bits.
     pub logprobs: Vec<String>,
     pub finish: Option<String>,
 }
 
-/// What one stream said, by choice, and how it went.
+/// The answers of one stream, by choice, and what happened to it.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
     pub choices: BTreeMap<u64, Choice>,
     pub n_resumed: usize,
-    /// Before it began.
+    /// Refusals before it began.
     pub n_refused: usize,
-    /// The longest time between two tokens, also where it was resumed in between.
+    /// The longest time between two tokens, including resumptions.
     pub stood_still: Duration,
     heard: Option<Instant>,
     last_id: Option<String>,
@@ -47,10 +47,10 @@ impl Told {
     }
 }
 
-/// In turns.
+/// The kinds of requests, used in turn.
 pub const KINDS: [&str; 4] = ["plain", "logprobs", "penalised", "two choices"];
 
-/// Plain, seeded with logprobs, penalised and with two choices.
+/// Plain, seeded with logprobs, penalised, and with two choices.
 pub fn requests(n_streams: usize, tokens_max: u32) -> Vec<Value> {
     let ask = |i: usize| {
         let mut body = json!({
@@ -70,7 +70,7 @@ pub fn requests(n_streams: usize, tokens_max: u32) -> Vec<Value> {
     (0..n_streams).map(ask).collect()
 }
 
-/// Tokens a second, of prompts that both replicas are given at once; by replica. What is cached does not help.
+/// Prefill speed in tokens a second, with prompts on both replicas at once; by replica. No prompt is cached.
 pub fn prefill_rate(doors: &[String]) -> f64 {
     static N_ASKED: AtomicUsize = AtomicUsize::new(0);
     let ask = |i: usize| {
@@ -91,13 +91,13 @@ pub fn prefill_rate(doors: &[String]) -> f64 {
     n_tokens as f64 / begun.elapsed().as_secs_f64() / 2.0
 }
 
-/// Streams under way.
+/// Open streams.
 pub struct Streams {
     clients: Vec<JoinHandle<Told>>,
     n_told: Arc<AtomicUsize>,
 }
 
-/// Each from a thread of its own, spread over the doors.
+/// Starts each request on a thread of its own, spread over the routers.
 pub fn ask_all(doors: &[String], asked: &[Value]) -> Streams {
     let n_told = Arc::new(AtomicUsize::new(0));
     let client = |(i, body): (usize, &Value)| {
@@ -108,7 +108,7 @@ pub fn ask_all(doors: &[String], asked: &[Value]) -> Streams {
 }
 
 impl Streams {
-    /// Until so many tokens have been said, or all that will be.
+    /// Waits until `n` tokens have come, or all that will.
     pub fn until_told(&self, n: usize) {
         let deadline = Instant::now() + PATIENCE;
         while self.n_told.load(Relaxed) < n && !self.clients.iter().all(JoinHandle::is_finished) {
@@ -140,14 +140,14 @@ impl Client {
         while let Err(why) = self.attempt(&mut told) {
             assert!(Instant::now() < deadline, "given up: {why}");
             self.door += 1;
-            // What was not begun is asked for as if for the first time.
+            // A stream that had no event yet is requested as if for the first time.
             told.n_resumed += usize::from(told.last_id.is_some());
             std::thread::sleep(BREATH);
         }
         told
     }
 
-    /// To the stream's end, or why it broke. A refusal that no attempt changes is this test's failure.
+    /// Reads to the stream's end, or returns why it broke. Panics on a refusal that no attempt changes.
     fn attempt(&self, told: &mut Told) -> Result<(), String> {
         let door = &self.doors[self.door % self.doors.len()];
         let agent = ureq::Agent::config_builder().timeout_global(Some(STREAM_MAX)).http_status_as_error(false).build();

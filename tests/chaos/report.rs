@@ -1,4 +1,4 @@
-//! The table of what was seen: how soon somebody was missed, and how long streams stood still. Knows no processes.
+//! The table of results: how soon a loss was detected, and how long streams stood still. Knows no processes.
 
 use crate::machine::{load, machine, n_cores, write_result};
 use crate::{FAULTS, N_STREAMS};
@@ -14,21 +14,21 @@ const HEAD: &str = "\
 | gaps beyond | the worst one's stream | tokens to replay | resumed by clients | refused, asked again | failed | equal |
 |---|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|---|
 ";
-/// What a stream may stand still for, besides what replays take.
+/// The longest that a stream may stand still, besides the time of a replay.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// A replay may take so many times what a prefill of as many tokens takes.
+/// The most by which a replay may be slower than a prefill of as many tokens.
 const REPLAY_FACTOR: f64 = 1.3;
 
-/// What was seen in one round.
+/// The result of one round.
 #[derive(Serialize, Deserialize)]
 pub struct Row {
     pub fault: String,
     pub found_out: Option<Duration>,
     pub stood_still: Duration,
-    /// Of the request whose stream stood still for longest.
+    /// The kind of the request that stood still for longest.
     pub kind: String,
     pub n_replayed: u64,
-    /// Tokens a second of prefill of one replica, while the other one has as much to do.
+    /// One replica's prefill speed in tokens a second, while the other one has as much to do.
     pub rate: f64,
     pub n_resumed: usize,
     pub n_refused: usize,
@@ -43,7 +43,7 @@ impl Row {
 
 pub struct Report {
     model: &'static str,
-    /// Those of earlier runs that were kept come first.
+    /// Rows kept from earlier runs come first.
     rows: Vec<Row>,
     kept: Option<PathBuf>,
 }
@@ -69,7 +69,7 @@ impl Report {
         self.rows.push(row);
     }
 
-    /// To standard output, which the harness shows on demand.
+    /// Prints to standard output, which the harness shows on demand.
     pub fn print(&self) {
         println!("{}", self.table());
     }

@@ -1,5 +1,5 @@
-//! A fault every few seconds for an hour, and what it leaves behind: memory and files of those that live through it.
-//! And nobody is taken for lost who is not, also while somebody else keeps a core busy.
+//! A fault every few seconds for an hour, and what it leaves behind: memory and open files of surviving processes. No
+//! process is wrongly taken for lost, even while another program keeps a core busy.
 
 use crate::city::{City, Model};
 use crate::client::requests;
@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A fault begins so long after the one before, at least.
+/// The least time between the beginnings of two faults.
 const FAULT_EVERY: Duration = Duration::from_secs(4);
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
-/// Few and short, so that an hour of it leaves the machine to others.
+/// Few and short, so that an hour of it leaves the machine usable.
 const STREAMS: usize = N_STREAMS / 4;
 const TOKENS_MAX: u32 = 100;
-/// The part of the time in which somebody else keeps a core busy.
+/// The part of the run in which another program keeps a core busy.
 const FOREIGN: Range<f64> = 0.40..0.48;
 
 pub fn run(whole: Duration, mut dice: Dice, star: Option<Star>) {
@@ -51,7 +51,7 @@ pub fn run(whole: Duration, mut dice: Dice, star: Option<Star>) {
     assert!(is_flat, "see benches/results/soak.md");
 }
 
-/// Somebody else who keeps a core busy.
+/// Another program that keeps a core busy.
 #[derive(Default)]
 struct Foreign {
     thread: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
@@ -92,12 +92,12 @@ struct Soak {
     whole: Duration,
     samples: Vec<Sample>,
     n_faults: Vec<usize>,
-    /// Times that somebody was taken for lost who was not.
+    /// Times that a process was wrongly taken for lost.
     n_false: usize,
 }
 
 impl Soak {
-    /// Of the whole, from 0 to 1.
+    /// The elapsed part of the run, from 0 to 1.
     fn part(&self) -> f64 {
         self.begun.elapsed().as_secs_f64() / self.whole.as_secs_f64()
     }
@@ -109,7 +109,7 @@ impl Soak {
         }
     }
 
-    /// When all are there and nothing is under way.
+    /// Sampled when all processes are there and idle.
     fn sample(&mut self, city: &City) {
         let spared = city.spared().into_iter().map(|(name, pid)| (name, Held::by(pid))).collect();
         let all: Vec<Held> = city.pids().into_iter().map(Held::by).collect();
@@ -117,7 +117,7 @@ impl Soak {
         self.samples.push(Sample { at: self.part(), spared, together });
     }
 
-    /// Medians of a third of the time, counted from 0; of all together behind the last one that is spared.
+    /// Medians over third `i` of the run, for spared process `n`; for all together if `n` is one past the last.
     fn third(&self, i: usize, n: usize) -> Held {
         let part = i as f64 / 3.0..(i + 1) as f64 / 3.0;
         let is_last = |sample: &Sample| i == 2 && sample.at >= 1.0;
@@ -130,7 +130,7 @@ impl Soak {
         Held::median(&within)
     }
 
-    /// Whether all is flat.
+    /// Writes the table; whether all counts are flat.
     fn write(&self, names: &[&str], n_alarms: usize) -> bool {
         let (table, is_flat) = self.table();
         let n_faults: usize = self.n_faults.iter().sum();

@@ -1,5 +1,4 @@
-//! Counts what the whole process allocates: whoever includes it gets the counting allocator. Knows nothing of what
-//! runs.
+//! A global allocator that counts the whole process's allocations, installed by including this file.
 #![allow(unsafe_code, reason = "an allocator that counts")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -9,12 +8,12 @@ struct Counting;
 
 static N_ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-/// So far.
+/// Allocations so far.
 pub fn n_allocations() -> usize {
     N_ALLOCATIONS.load(Ordering::Relaxed)
 }
 
-// SAFETY: passes everything on.
+// SAFETY: passes every call on.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         N_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);

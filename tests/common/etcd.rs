@@ -1,4 +1,4 @@
-//! A real etcd of a test's own: members on loopback, killed and started again. Knows the program's flags, no keys.
+//! A real etcd for one test: members on loopback, killed and started again. Knows the program's flags, no keys.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::net::TcpListener;
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Ports are free when they are looked for; by the time they are used somebody else may have one.
+/// Attempts to start: a port that was free when it was chosen may be taken by the time it is used.
 const STARTS_MAX: usize = 5;
-/// A member that cannot have its ports says so by its end, soon.
+/// A member that cannot have its ports ends within this time.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// How clients prove themselves, as files.
+/// The clients' certificate files.
 pub struct Tls {
     pub authority: String,
     pub certificate: String,
@@ -41,7 +41,7 @@ impl Etcd {
         Etcd::start_at("127.0.0.1", n_members, tls)
     }
 
-    /// At an address of this host.
+    /// Starts members at an address of this host.
     pub fn start_at(host: &str, n_members: usize, tls: Option<&Tls>) -> Etcd {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let flags = tls.map(Tls::flags).unwrap_or_default();
@@ -76,7 +76,7 @@ impl Etcd {
         self.members[i].client
     }
 
-    /// As a power failure would.
+    /// Kills a member, as a power failure would.
     pub fn kill(&mut self, i: usize) {
         let mut child = self.members[i].child.take().unwrap();
         child.kill().unwrap();
@@ -87,7 +87,7 @@ impl Etcd {
         self.spawn(i);
     }
 
-    /// It has forgotten all: a new disk under the same address.
+    /// Starts a member with an empty disk at its old address.
     pub fn start_empty(&mut self, i: usize) {
         std::fs::remove_dir_all(self.data(i)).unwrap();
         self.spawn(i);
@@ -110,7 +110,7 @@ impl Etcd {
         command.args(["--listen-client-urls", &self.endpoint(i), "--advertise-client-urls", &self.endpoint(i)]);
         command.args(["--listen-peer-urls", &peer(i), "--initial-advertise-peer-urls", &peer(i)]);
         command.args(["--initial-cluster", &all.join(","), "--initial-cluster-state", "new"]).args(&self.flags);
-        // Other processors than the most common ones have to be asked for.
+        // etcd must be told to run on less common processors.
         command.env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH.replace("aarch64", "arm64"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.unwrap());
         match command.spawn() {
@@ -123,11 +123,11 @@ impl Etcd {
 impl Drop for Etcd {
     fn drop(&mut self) {
         for child in self.members.iter_mut().filter_map(|member| member.child.as_mut()) {
-            // It may have ended by itself.
+            // It may have ended already.
             let _ended = child.kill();
             let _reaped = child.wait();
         }
-        // What cannot be removed is the temporary folder's business.
+        // A leftover lies in the temporary folder.
         let _left = std::fs::remove_dir_all(&self.folder);
     }
 }
@@ -154,7 +154,7 @@ fn folder() -> PathBuf {
     path
 }
 
-/// All held at once, so that no two are the same.
+/// Free ports, all held at once so that no two are the same.
 fn ports(host: &str, n_members: usize) -> Vec<Member> {
     let free = || TcpListener::bind((host, 0)).unwrap();
     let held: Vec<(TcpListener, TcpListener)> = (0..n_members).map(|_| (free(), free())).collect();

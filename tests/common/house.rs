@@ -1,5 +1,5 @@
-//! A router, a coordinator and a worker in this process, as they ship, over a simulated model: a step takes as long
-//! whoever is in it, so what is seen is queues. Knows sizes, and no requests.
+//! A router, a coordinator and a worker in this process, as they ship, over a simulated model: every step takes the
+//! same time, so measurements show queueing. Knows sizes, and no requests.
 
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
@@ -17,12 +17,12 @@ use wire::{Dialer, in_memory, tcp};
 use worker::sim::Sim;
 
 pub const MODEL: &str = "tests/reference/llama-f32-tied";
-/// So long a step takes, besides what the roles need for it.
+/// The modelled time of a step, without the roles' own.
 const STEP_MICROS: u64 = 4000;
 
 pub type Client = InferenceClient<Channel>;
 
-/// How many may be where, and who may come.
+/// The limits of each queue, and the keys.
 pub struct Rooms {
     pub running_max: u32,
     pub waiting_max: u32,
@@ -33,12 +33,12 @@ pub struct House {
     pub client: Client,
     shutdown: CancellationToken,
     tasks: JoinSet<()>,
-    /// Kept to the end: a coordinator to which nobody can come any more has failed.
+    /// Kept to the end: a coordinator that nothing can reach any more has failed.
     _dialer: Dialer,
 }
 
 impl House {
-    /// Its replica may not be ready yet.
+    /// Returns before its replica is ready.
     pub async fn open(rooms: Rooms) -> House {
         let checkpoint = Checkpoint::open(Path::new(MODEL)).unwrap();
         let (dialer, pipes) = in_memory();
@@ -91,7 +91,7 @@ fn coordinator_config(checkpoint: &Checkpoint, rooms: &Rooms) -> coordinator::Co
         policy_digest: None,
         mesh_seed: [7; 32],
         limits: coordinator::Limits { waiting_max: rooms.waiting_max, ..coordinator::Limits::default() },
-        // Nobody is lost for being late on a machine that is busy with something else.
+        // No rank is lost for being late on a busy machine.
         waits: coordinator::Waits {
             state_every: Duration::from_millis(10),
             beats_missed_max: 30_000,

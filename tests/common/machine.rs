@@ -1,9 +1,9 @@
-//! What figures are written down with: the machine, how busy it is, what a process holds; and where they are written.
+//! The context of measurements: the machine, its load, a process's memory and files; and where results are written.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::path::Path;
 
-/// In words, for who compares.
+/// A description of the machine.
 pub fn machine() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
@@ -14,23 +14,23 @@ pub fn n_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// How busy it is.
+/// The machine's load.
 pub fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let averages: Vec<&str> = text.split(' ').take(3).collect();
     format!("load {}", averages.join(", "))
 }
 
-/// Replaces what an earlier run has written.
+/// Writes a result file, replacing that of an earlier run.
 pub fn write_result(name: &str, text: &str) {
     std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/results").join(name), text).unwrap();
 }
 
-/// Of one process, or of several together.
+/// Memory and files held by one process, or by several together.
 #[derive(Clone, Debug, Default)]
 pub struct Held {
     pub rss_kib: f64,
-    /// Shared pages in parts, so that the sum over those that share them counts them once.
+    /// A shared page counts in parts, so that the sum over the processes that share it counts it once.
     pub pss_kib: f64,
     pub n_files: f64,
 }
@@ -56,7 +56,7 @@ impl Held {
         Held { rss_kib: of(|held| held.rss_kib), pss_kib: of(|held| held.pss_kib), n_files: of(|held| held.n_files) }
     }
 
-    /// Memory that is kept for what comes next is no leak: a little more than before is flat.
+    /// Whether growth since `before` is no leak: a little more is flat, because memory is kept for reuse.
     pub fn is_flat_after(&self, before: &Held) -> bool {
         let flat = |now: f64, before: f64| now <= before * 1.05 + 1024.0;
         flat(self.rss_kib, before.rss_kib) && flat(self.pss_kib, before.pss_kib) && self.n_files <= before.n_files + 2.0

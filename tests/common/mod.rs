@@ -1,5 +1,5 @@
-//! A replica without a router: a coordinator in this process, workers as threads of it or as processes of the built
-//! binary, and the test is the router. Knows requests and answers as token ids and bits, no text.
+//! A replica without a router: a coordinator in this process, workers as its threads or as processes of the built
+//! binary, and the test in the router's role. Knows requests and answers as token ids and bits, no text.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub mod node;
@@ -34,34 +34,34 @@ use types::{Finish, Grid, Layout, Request, RequestId, Token, TokenOut};
 use watched::{Seen, Watch};
 use worker::{Isa, ModelLoader, PeerListener, Wire};
 
-/// For one round of requests; far beyond what any needs, so that a test that hangs says so.
+/// Limit for one round of requests, far beyond what any needs: a test that hangs fails.
 const ROUND_MAX: Duration = Duration::from_secs(600);
 const FRAMES_UP_MAX: usize = 16;
-/// What a worker says that it has.
+/// The memory that workers report.
 const MEMORY: u64 = 16 << 30;
-/// Of the worker that is taken for a fast one.
+/// Threads that a worker reports to be taken for a fast one.
 const THREADS_OF_FAST: u32 = 3;
-/// KV memory that asks for no balance: who is fast may hold more.
+/// KV memory so large that no balance is needed: a fast worker may hold more.
 const KV_PLENTY: u64 = 1 << 30;
-/// The least KV memory is found to this part of it.
+/// The search for the least KV memory ends at this fraction of it.
 const KV_PRECISION: u64 = 1024;
 
-/// What workers are.
+/// What runs a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workers {
     Threads,
     Processes,
 }
 
-/// Whether they are cut alike.
+/// Whether ranks get equal parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     Alike,
-    /// One worker is taken for three times as fast as the others, and memory is plenty, so that it holds more.
+    /// One worker is taken for three times as fast as the others, and memory is plenty, so that it gets more layers.
     Unlike,
 }
 
-/// Everything that must not change an answer, but for the numeric policy's two fields.
+/// Everything that must not change an answer, and the numeric policy's two fields, which do.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub model: PathBuf,
@@ -69,7 +69,7 @@ pub struct Setup {
     pub kv_dtype: &'static str,
     pub threads: usize,
     pub isa: Isa,
-    /// Of the KV pool.
+    /// Blocks of the KV pool.
     pub n_blocks: u32,
     pub batch_tokens_max: u32,
     pub chunk_tokens_max: u32,
@@ -121,7 +121,7 @@ impl Setup {
         }
     }
 
-    /// The least memory with which the largest pool of the grid has `n_blocks`.
+    /// The least memory with which the grid's largest pool has `n_blocks`.
     fn kv_memory(&self, shape: &ModelShape) -> u64 {
         let alike = Setup { cut: Cut::Alike, ..self.clone() };
         let largest = |blueprint: Blueprint| blueprint.n_blocks().into_iter().max();
@@ -151,13 +151,13 @@ impl Setup {
         plan(&inventory, shape, &self.policy(kv_memory), None)
     }
 
-    /// How the model is cut where memory is plenty, or why it cannot be.
+    /// The layout where memory is plenty, or why there is none.
     pub fn layout(&self) -> Result<Layout, Unplaceable> {
         let shape = ModelShape::of(&Checkpoint::open(&self.model).unwrap());
         self.plan(&shape, KV_PLENTY).map(|blueprint| blueprint.layout)
     }
 
-    /// What the workers say of their threads, by which they are taken for fast or slow.
+    /// The thread counts that workers report, which make them fast or slow.
     fn speeds(&self) -> Vec<u32> {
         let fast = if self.cut == Cut::Unlike { THREADS_OF_FAST } else { 1 };
         (0..self.grid.n_ranks()).map(|i| if i == 1 { fast } else { 1 }).collect()
@@ -186,7 +186,7 @@ impl Setup {
                 steps_in_flight_max: self.steps_in_flight_max,
                 ..coordinator::Limits::default()
             },
-            // States come often, and no rank is taken for lost on a machine that is busy with other tests.
+            // Frequent state reports, and no rank is taken for lost on a machine busy with other tests.
             waits: coordinator::Waits {
                 beat_every: Duration::from_millis(20),
                 beats_missed_max: 30_000,
@@ -199,7 +199,7 @@ impl Setup {
     }
 }
 
-/// The default model where `lockstep pull` puts it.
+/// The default model's file, as `lockstep pull` stores it.
 pub fn smollm2() -> PathBuf {
     let from = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let user_cache = || from("XDG_CACHE_HOME").or_else(|| from("HOME").map(|home| home.join(".cache")));
@@ -211,7 +211,7 @@ pub fn smollm2() -> PathBuf {
     }
 }
 
-/// A file for a GGUF.
+/// The path of a reference model; of a GGUF, the file.
 pub fn reference_model(name: &str) -> PathBuf {
     let path = reference_folder(name);
     if name.starts_with("gguf-") { path.join("model.gguf") } else { path }
@@ -221,12 +221,12 @@ pub fn reference_folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference").join(name)
 }
 
-/// What a request was answered, as bits.
+/// The answer to a request, as bits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     pub drawn: Vec<Drawn>,
     pub finish: Option<Finish>,
-    /// Of the prompt, if that was asked for.
+    /// Scores of the prompt, if they were asked for.
     pub scored: Vec<Drawn>,
     pub pooled: Vec<u32>,
 }
@@ -234,7 +234,7 @@ pub struct Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drawn {
     pub token: Token,
-    /// `f32::to_bits`, so that equal means equal.
+    /// `f32::to_bits`, so that equality means equal bits.
     pub logprob: Option<u32>,
     pub top: Vec<(Token, u32)>,
 }
@@ -255,10 +255,10 @@ impl From<TokenOut> for Drawn {
     }
 }
 
-/// A rank's layers and heads.
+/// A rank's ranges of layers and heads.
 pub type Part = (Range<u32>, Range<u32>);
 
-/// A replica that serves, and the one router that is attached to it.
+/// A serving replica, and the one router attached to it.
 pub struct Replica {
     up: mpsc::Sender<wire::RouterFrame>,
     down: Streaming<wire::ReplicaFrame>,
@@ -267,7 +267,7 @@ pub struct Replica {
     watch: Watch,
     threads: Vec<JoinHandle<Result<(), worker::Error>>>,
     processes: Vec<Node>,
-    /// As they were told last, by rank.
+    /// The last reported states, by rank.
     ranks: Vec<wire::RankState>,
     n_cached: usize,
     coordinator: JoinHandle<Result<(), coordinator::Error>>,
@@ -310,7 +310,7 @@ impl Replica {
         replica
     }
 
-    /// All of them at once: none goes on before the coordinator has all.
+    /// Submits all requests at once: none starts before the coordinator has them all.
     pub async fn run(&mut self, requests: &[Request]) -> Vec<Answer> {
         let deadline = Instant::now() + ROUND_MAX;
         let mut open = BTreeMap::new();
@@ -338,7 +338,7 @@ impl Replica {
         answers
     }
 
-    /// One after the other, each alone on the replica.
+    /// Submits one request after the other, each alone on the replica.
     pub async fn run_alone(&mut self, requests: &[Request]) -> Vec<Answer> {
         let mut answers = Vec::new();
         for request in requests {
@@ -347,12 +347,12 @@ impl Replica {
         answers
     }
 
-    /// What the worker was asked to do since the last time.
+    /// The worker's counts since the last call.
     pub fn seen(&self) -> Seen {
         self.watch.take()
     }
 
-    /// Requests that found their beginning computed, by what was answered.
+    /// Answers that report a cached beginning.
     pub fn n_cached(&self) -> usize {
         self.n_cached
     }
@@ -363,7 +363,7 @@ impl Replica {
         self.ranks.iter().map(part).collect()
     }
 
-    /// Ranks that are held by a worker which is taken for a fast one.
+    /// The number of ranks held by fast workers.
     pub fn n_fast(&self) -> usize {
         self.ranks.iter().filter(|rank| rank.threads == THREADS_OF_FAST).count()
     }
@@ -420,7 +420,7 @@ fn start_threads(
         let door = Arc::new(PeerListener::bind("127.0.0.1:0").unwrap());
         let mesh_address = door.address().to_string();
         let (listener, isa, wire) = (Some(door), setup.isa, setup.wire);
-        // With one rank for each core or more, nobody spins.
+        // With one rank per core or more, no thread spins.
         let spin = setup.grid.n_ranks() == 1;
         let loader = watch.around(ModelLoader { isa, wire, listener, spin, ..ModelLoader::new(setup.threads) });
         let config = worker::Config { memory_bytes: MEMORY, threads: speed, mesh_address, ..worker::Config::default() };
@@ -453,14 +453,14 @@ fn up(frame: router_frame::Frame) -> wire::RouterFrame {
     wire::RouterFrame { frame: Some(frame) }
 }
 
-/// Adds an output to its answer. Positions leave no gap and repeat nothing.
+/// Adds an output to its answer. Positions must have no gap and no repetition.
 fn take(output: wire::Output, requests: &[Request], open: &mut BTreeMap<u64, usize>, answers: &mut [Answer]) {
     let i = *open.get(&output.id).expect("an output of a request that is under way");
     let answer = &mut answers[i];
     let next = requests[i].output.len() + answer.drawn.len();
     assert_eq!(output.position as usize, next, "request {i} goes on at its next position");
     answer.finish = output.finished().unwrap();
-    // Who begins again says scores again: from the position on, the same.
+    // A restarted request repeats its scores: from its position on, they must be the same.
     let (at, scored) = ((output.scored_position as usize).saturating_sub(1), output.scored);
     assert!(scored.is_empty() || at <= answer.scored.len(), "request {i} leaves a gap in its scores");
     if !scored.is_empty() {

@@ -1,5 +1,4 @@
-//! The built binary as processes of their own: started, listened to, asked over HTTP, and killed. Knows command lines
-//! and log lines.
+//! The built binary as processes: started, read, asked over HTTP, and killed. Knows command lines and log lines.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use serde_json::{Value, json};
@@ -10,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// For anything that a process is waited for; far beyond what it needs on a busy machine.
+/// Limit for any wait on a process, far beyond what a busy machine needs.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 pub const BINARY: &str = env!("CARGO_BIN_EXE_lockstep");
 const POLL: Duration = Duration::from_millis(20);
@@ -19,7 +18,7 @@ const POLL: Duration = Duration::from_millis(20);
 pub struct Node {
     child: Child,
     log: Arc<Mutex<String>>,
-    /// Ends with what the process says.
+    /// Ends when the process closes its output.
     reader: Option<JoinHandle<()>>,
 }
 
@@ -58,24 +57,24 @@ impl Node {
         self.log.lock().unwrap().clone()
     }
 
-    /// How much it has said so far: a place in its log.
+    /// The number of log lines so far: a position in its log.
     pub fn heard(&self) -> usize {
         self.log.lock().unwrap().len()
     }
 
-    /// The first line behind a place that has all the words.
+    /// The first line from `place` on that has all the words.
     pub fn line_since(&self, place: usize, words: &[&str]) -> Option<String> {
         self.lines_since(place, words, 1).pop()
     }
 
-    /// The first lines behind a place that have all the words.
+    /// The first lines from `place` on that have all the words, `n_max` at most.
     pub fn lines_since(&self, place: usize, words: &[&str], n_max: usize) -> Vec<String> {
         let log = self.log.lock().unwrap();
         let lines = log[place..].lines().filter(|line| words.iter().all(|word| line.contains(word)));
         lines.take(n_max).map(str::to_owned).collect()
     }
 
-    /// As soon as it is there.
+    /// Waits for a line from `place` on that has all the words.
     pub fn until_since(&self, place: usize, words: &[&str]) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -87,7 +86,7 @@ impl Node {
         }
     }
 
-    /// The first line that has all the words; panics if there is none in time.
+    /// Waits for the first line that has all the words; panics if there is none in time.
     pub fn until(&mut self, words: &[&str]) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -96,7 +95,7 @@ impl Node {
                 return line.to_owned();
             }
             if let Some(status) = self.child.try_wait().unwrap() {
-                // Its last lines may still be on their way.
+                // Its last lines may still be unread.
                 let Some(reader) = self.reader.take() else {
                     panic!("it ended ({status}) and never said {words:?}:\n{log}");
                 };
@@ -108,7 +107,7 @@ impl Node {
         }
     }
 
-    /// How it ends by itself.
+    /// Waits until it ends by itself; its exit status.
     pub fn ended(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -125,21 +124,21 @@ impl Node {
         self.child.wait().unwrap();
     }
 
-    /// The workers that it has started, by what it says.
+    /// The process ids of the workers that it has started, from its log.
     pub fn workers(&self) -> Vec<u32> {
         let log = self.log();
         let begun = log.lines().filter(|line| line.contains("a worker process begins"));
         begun.map(|line| field(line, "pid").parse().unwrap()).collect()
     }
 
-    /// Where it listens for HTTP, once it does.
+    /// Its HTTP address, once it listens.
     pub fn http(&mut self) -> String {
         let line = self.until(&["serves", "http://"]);
         let start = line.find("http://").unwrap();
         line[start..].split("/v1").next().unwrap().to_owned()
     }
 
-    /// What it answers to a few prompts, as soon as it is ready.
+    /// Its answers to a few prompts, as soon as it is ready.
     pub fn answers(&mut self) -> Vec<Value> {
         let http = self.http();
         self.until_ready(&http);
@@ -158,7 +157,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ended = self.child.kill();
         let _reaped = self.child.wait();
     }
@@ -170,7 +169,7 @@ pub fn field<'a>(line: &'a str, name: &str) -> &'a str {
     line[start..].split(' ').next().unwrap().trim_matches('"')
 }
 
-/// Text and logprobs, which tell more than text alone.
+/// Text and logprobs, which show more than text alone.
 pub fn answer(http: &str, prompt: &str) -> Value {
     complete(http, &json!({"prompt": prompt, "max_tokens": 12, "seed": 7, "temperature": 0.8, "logprobs": 2}))
 }
@@ -183,32 +182,32 @@ pub fn complete(http: &str, asked: &Value) -> Value {
     value["choices"].clone()
 }
 
-/// The answer's head; its body may still be on the way.
+/// The response with its head; the body may still be on the way.
 pub fn post(http: &str, asked: &Value) -> ureq::http::Response<ureq::Body> {
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
     let request = ureq::Agent::from(agent).post(format!("{http}/v1/completions"));
     request.header("content-type", "application/json").send(asked.to_string()).unwrap()
 }
 
-/// What the system says of a process, from its state on.
+/// The fields of `/proc/PID/stat`, from the state on.
 fn stat(pid: u32) -> Vec<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
 
-/// A process that has ended may be left for its parent to look at.
+/// Whether the process runs: one that has ended may still wait for its parent.
 pub fn is_alive(pid: u32) -> bool {
     stat(pid).first().is_some_and(|state| state != "Z" && state != "X")
 }
 
-/// Time on the processors so far, in the system's ticks.
+/// Processor time so far, in the system's ticks.
 pub fn cpu_ticks(pid: u32) -> u64 {
     let stat = stat(pid);
     // utime and stime.
     stat[11].parse::<u64>().unwrap() + stat[12].parse::<u64>().unwrap()
 }
 
-/// A folder of this test's own, removed at the end.
+/// A folder for one test, removed at the end.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -227,7 +226,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed is the temporary folder's business.
+        // A leftover lies in the temporary folder.
         let _left = std::fs::remove_dir_all(&self.0);
     }
 }

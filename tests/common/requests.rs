@@ -1,5 +1,5 @@
-//! What the tests ask: prompts, parameters and seeds of all kinds, the same for every run. Knows vocabularies by their
-//! size.
+//! The requests of tests: prompts, parameters and seeds of all kinds, the same in every run. Knows vocabularies by
+//! their size.
 
 use super::Answer;
 use checkpoint::Checkpoint;
@@ -9,7 +9,7 @@ use types::{Dry, Penalties, Request, Sampling, Token, Tokens, Xtc};
 
 pub const REQUESTS: usize = 64;
 
-/// The first place where two answers differ.
+/// Describes the first difference between two answers.
 pub fn difference(got: &Answer, expected: &Answer) -> String {
     match got.drawn.iter().zip(&expected.drawn).position(|(got, expected)| got != expected) {
         Some(i) => format!("token {i} is {:?}, and alone {:?}", got.drawn[i], expected.drawn[i]),
@@ -20,23 +20,23 @@ pub fn difference(got: &Answer, expected: &Answer) -> String {
     }
 }
 
-/// Lengths on both sides of a block's and of an attention tile's edge.
+/// Requests with lengths on both sides of the edge of a block and of an attention tile.
 pub fn tiny_requests(model: &Path) -> Vec<Request> {
     const LENGTHS: [usize; 16] = [1, 300, 16, 129, 40, 257, 3, 90, 255, 17, 64, 256, 33, 200, 32, 18];
     let checkpoint = Checkpoint::open(model).unwrap();
     let spec = checkpoint.spec();
     let stops: Tokens = (0..5).map(|i| (i * 37 + 11) % spec.vocab).collect();
-    // Every fourth outgrows the blocks that it was admitted with, so that a small pool runs short.
+    // Every fourth outgrows the blocks that it was admitted with, so that a small pool runs out.
     let tokens_max = |i: usize| 8 + (i as u32 * 13) % 33 + if i % 4 == 1 { 64 } else { 0 };
     let mut requests = mixed(spec.vocab, &LENGTHS, tokens_max, &stops);
     let longest = 700.min(spec.context as usize - 48);
     requests[REQUESTS - 1].prompt = tokens(99, spec.vocab, longest);
-    // Few contexts are so short.
+    // For the few models whose context is so short.
     requests.iter_mut().for_each(|it| it.prompt.truncate((spec.context - it.sampling.tokens_max) as usize));
     requests
 }
 
-/// A third of them, and shorter.
+/// A third of `tiny_requests`, and shorter.
 pub fn few_requests(model: &Path) -> Vec<Request> {
     const TOKENS_MAX: u32 = 36;
     let mut picked: Vec<Request> = tiny_requests(model).into_iter().step_by(3).collect();
@@ -47,19 +47,19 @@ pub fn few_requests(model: &Path) -> Vec<Request> {
     picked
 }
 
-/// Short, since the model is real; and two long ones at the end.
+/// Short requests, since the model is real; and two long ones at the end.
 pub fn smollm2_requests() -> Vec<Request> {
     const LENGTHS: [usize; 16] = [1, 33, 16, 5, 17, 40, 3, 24, 8, 18, 2, 31, 12, 32, 6, 20];
     const VOCAB: u32 = 49152;
     let tokens_max = |i: usize| 4 + (i as u32 * 5) % 9 + if i % 4 == 1 { 24 } else { 0 };
-    // The comma, the full stop, the line's end and the end of a message.
+    // The comma, the full stop, the newline and the end of a message.
     let mut requests = mixed(VOCAB, &LENGTHS, tokens_max, &[28, 30, 198, 2]);
     requests[REQUESTS - 2].prompt = tokens(98, VOCAB, 270);
     requests[REQUESTS - 1].prompt = tokens(99, VOCAB, 600);
     requests
 }
 
-/// Half of the prompts begin alike; the last quarter repeats prompts under other seeds.
+/// Half of the prompts begin alike; the last quarter repeats prompts with other seeds.
 fn mixed(vocab: u32, lengths: &[usize], tokens_max: impl Fn(usize) -> u32, stops: &[Token]) -> Vec<Request> {
     let request = |i: usize| {
         let of = if i < REQUESTS * 3 / 4 { i } else { i - REQUESTS / 2 };

@@ -1,5 +1,5 @@
-//! Hosts for real: a network namespace in the middle, and others around it that each have a link to it, which can be
-//! cut. Knows the commands of iproute2, and nothing of what runs there.
+//! Real hosts: a network namespace in the middle, and others around it, each with a link to it that can be cut. Knows
+//! the commands of iproute2, and nothing of what runs there.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -8,14 +8,14 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Command;
 
-/// Removed at the end. Hosts around the middle are counted from 0.
+/// The namespaces, removed at the end. Hosts around the middle are counted from 0.
 pub struct Star {
     middle: String,
     around: Vec<String>,
 }
 
 impl Star {
-    /// None: this system does not permit it, and has said why.
+    /// None if this system does not permit namespaces; the reason is printed.
     pub fn new(n_around: usize) -> Option<Star> {
         let pid = std::process::id();
         let middle = format!("lockstep-{pid}-m");
@@ -31,7 +31,7 @@ impl Star {
 
     fn join(&self, i: usize) {
         let (here, there, near, far) = (&self.middle, &self.around[i], self.near(i), self.far(i));
-        // Names are the whole system's until the ends are where they belong.
+        // Interface names are global until their ends are moved to the namespaces.
         let (a, b) = (format!("ls{}a{i}", std::process::id()), format!("ls{}b{i}", std::process::id()));
         let commands = [
             format!("ip netns add {there}"),
@@ -56,13 +56,13 @@ impl Star {
         format!("192.0.2.{}", 4 * i + 2)
     }
 
-    /// This thread, and what it starts, stand in the middle from now on.
+    /// Moves this thread, and whatever it starts, to the middle.
     pub fn enter(&self) {
         let place = File::open(Path::new("/run/netns").join(&self.middle)).unwrap();
         move_into_link_name_space(place.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
     }
 
-    /// To be given arguments; it has the process id of what it starts.
+    /// A command that runs `program` on a host, with the same process id; arguments are to be added.
     pub fn command_at(&self, i: usize, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.around[i], program]);

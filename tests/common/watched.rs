@@ -1,6 +1,5 @@
-//! A worker's loader and runner that also write down what they are asked to do. They see the steps themselves, so their
-//! counts are what happened, whoever else counts. Of a grid's ranks, which all see the same steps, the one that samples
-//! writes.
+//! A worker's loader and runner that also count what they are asked to do. They see the steps themselves, so the counts
+//! do not depend on other code. All ranks of a grid see the same steps; the one that samples counts.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
@@ -8,24 +7,24 @@ use std::time::Duration;
 use types::{Request, RequestId, Slice, Step, StepDone, Want};
 use worker::{AbortHandle, Assignment, CancelFlag, Load, LoadError, Loaded, ModelLoader, Ready, RunError, Runner};
 
-/// Counted from steps.
+/// Counts over steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     pub loads: u32,
     pub steps: u32,
-    /// Most requests that the worker held in one step.
+    /// The most requests held in one step.
     pub running_max: usize,
-    /// Most requests that drew a token in one step.
+    /// The most requests that drew a token in one step.
     pub drawing_max: usize,
-    /// Tokens of the longest slice, and how many slices were as long.
+    /// Tokens of the longest slice, and the number of slices that were as long.
     pub slice_tokens_max: usize,
     pub n_longest: u32,
-    /// Slices that were a part of a log, with more to come.
+    /// Slices that did not reach the end of their log.
     pub chunks: u32,
     pub starts: u32,
-    /// Starts of requests that had been started before: they were preempted.
+    /// Starts of requests that had been started before, so were preempted.
     pub restarts: u32,
-    /// First starts that found their beginning computed, and how much of it.
+    /// First starts with a cached beginning, and its length.
     pub hits: u32,
     pub hit_tokens: u32,
 }
@@ -35,7 +34,7 @@ struct Notes {
     seen: Seen,
     known: BTreeSet<RequestId>,
     running: BTreeSet<RequestId>,
-    /// Started for the first time, and without a slice yet.
+    /// Requests started for the first time and still without a slice.
     fresh: BTreeSet<RequestId>,
 }
 
@@ -74,7 +73,7 @@ impl Notes {
     }
 }
 
-/// The test's side: reads the notes, and holds steps back.
+/// The test's side: reads the counts, and holds steps back.
 #[derive(Clone, Default)]
 pub struct Watch {
     notes: Arc<Mutex<Notes>>,
@@ -86,7 +85,7 @@ impl Watch {
         Box::new(WatchedLoader { loader, watch: self.clone() })
     }
 
-    /// Steps wait until it is opened.
+    /// Holds back steps until `open`.
     pub fn close(&self) {
         *self.closed.0.lock().unwrap() = true;
     }

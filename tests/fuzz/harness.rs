@@ -1,5 +1,5 @@
-//! What every fuzz target has: rounds that can be repeated, a limit of time and of memory for each, and mutations of
-//! JSON. Included by the tests of several crates; knows none of the formats.
+//! The common parts of fuzz targets: repeatable rounds, a limit of time and memory for each, and mutations of JSON.
+//! Included by the tests of several crates; knows none of the formats.
 //!
 //! `FUZZ_SECONDS=60` lets a target run for so long; without it each does a fixed number of rounds. Each round has a
 //! random source of its own, so `FUZZ_ROUND=n` repeats one that failed.
@@ -13,16 +13,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Of all targets of a process together. What asks for more has believed a number that it was told.
+/// For all targets of a process together. Code that asks for more has trusted a number of its input.
 const LIVE_BYTES_MAX: usize = 512 << 20;
-/// A round that takes so long on the slowest machine does not end at all.
+/// A round that takes this long on the slowest machine never ends.
 const ROUND_SECONDS_MAX: u64 = 60;
 const TARGETS_MAX: usize = 16;
 
 struct Capped;
 
 static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// The round that each target is in, for the allocator, which may not ask for memory to find out.
+/// Each target's present round, readable by the allocator without allocating.
 static ROUNDS: [AtomicU64; TARGETS_MAX] = [const { AtomicU64::new(IDLE) }; TARGETS_MAX];
 const IDLE: u64 = u64::MAX;
 
@@ -41,7 +41,7 @@ fn may_grow_by(n_bytes: usize) -> bool {
     false
 }
 
-// SAFETY: every call that is not refused goes on to the system's allocator unchanged; null is a refusal.
+// SAFETY: every call that is not refused is passed to the system's allocator unchanged; null is a refusal.
 unsafe impl GlobalAlloc for Capped {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !may_grow_by(layout.size()) {
@@ -70,14 +70,14 @@ unsafe impl GlobalAlloc for Capped {
 #[global_allocator]
 static ALLOCATOR: Capped = Capped;
 
-/// Reproducible, and good enough to choose bytes with.
+/// Reproducible random numbers, good enough to choose bytes.
 pub struct Random(u64);
 
 impl Random {
     fn of(target: &str, round: u64) -> Random {
         let seed = target.bytes().fold(round, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        // Neighbours differ in few bits, and so would their first numbers.
+        // Neighbouring seeds differ in few bits, and so would their first numbers.
         for _ in 0..4 {
             random.below(2);
         }
@@ -109,7 +109,7 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// So many rounds, unless the environment says otherwise.
+    /// `n_rounds` rounds, unless the environment says otherwise.
     pub fn of(target: &'static str, n_rounds: u64) -> Rounds {
         static TARGETS: AtomicUsize = AtomicUsize::new(0);
         let said = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
@@ -125,7 +125,7 @@ impl Rounds {
         Rounds { target, slot, next, last, end, is_over }
     }
 
-    /// The next round's random source; none when it was enough.
+    /// The next round's random source; None after the last.
     pub fn next(&mut self) -> Option<Random> {
         let round = self.next;
         if round >= self.last || self.end.is_some_and(|end| end <= Instant::now()) {
@@ -136,12 +136,12 @@ impl Rounds {
         Some(Random::of(self.target, round))
     }
 
-    /// Rounds that were begun.
+    /// Rounds begun so far.
     pub fn n(&self) -> u64 {
         self.next
     }
 
-    /// Whether shares of them mean something: not where one round is repeated.
+    /// Whether there are enough rounds for statistics: not where one round is repeated.
     pub fn are_many(&self) -> bool {
         self.next >= 100
     }
@@ -159,7 +159,7 @@ impl Drop for Rounds {
     }
 }
 
-/// Ends the process where a round does not end.
+/// Ends the process if a round does not end.
 fn watch(target: &str, slot: usize, is_over: &AtomicBool) {
     let (mut round, mut seconds) = (IDLE, 0);
     while !is_over.load(Ordering::Relaxed) {
@@ -174,7 +174,7 @@ fn watch(target: &str, slot: usize, is_over: &AtomicBool) {
     }
 }
 
-/// Values that readers of JSON stumble over.
+/// Values on which JSON readers tend to fail.
 fn nasty(random: &mut Random) -> Value {
     let all = [
         Value::Null,
@@ -209,7 +209,7 @@ fn nasty(random: &mut Random) -> Value {
     all[random.below(all.len())].clone()
 }
 
-/// Changes one place of a tree: another value, a value from elsewhere in its list, a member gone, or one more.
+/// Changes one place of a tree: another value, a value from elsewhere in its list, a member removed or added.
 pub fn mutate(value: &mut Value, random: &mut Random) {
     match value {
         Value::Object(members) if !members.is_empty() && !random.one_in(6) => mutate_member(members, random),
@@ -244,7 +244,7 @@ fn mutate_member(members: &mut Map<String, Value>, random: &mut Random) {
     }
 }
 
-/// Letters changed, lost or doubled.
+/// Changes, drops or doubles letters.
 pub fn scramble(text: &str, random: &mut Random) -> String {
     let mut letters: Vec<char> = text.chars().collect();
     let at = random.below(letters.len());

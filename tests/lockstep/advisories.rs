@@ -1,5 +1,5 @@
-//! Files that were made to do harm when they are opened: refused with a word, by code that cannot run them. What comes
-//! over the network is in `router/tests/router/advisories.rs`, which says where the rest is.
+//! Malicious files: refused with an error, by code that cannot run them. Attacks over the network are in
+//! `router/tests/router/advisories.rs`, which lists the others too.
 
 use checkpoint::Checkpoint;
 use std::path::{Path, PathBuf};
@@ -41,13 +41,13 @@ fn check_refused(path: &Path) {
     assert!(!Path::new("owned").exists() && !path.with_file_name("owned").exists());
 }
 
-/// The weights of a model that runs code when it is read, under every name that it might come by.
+/// Weights that run code when they are read, under every file name that they might have.
 #[test]
 fn weights_that_are_programs_are_refused() {
     let folder = Folder::new("pickles");
     for name in ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt", "model.pkl"] {
         check_refused(&folder.write(name, PICKLE));
-        // Beside no other weights.
+        // The only weights in the folder.
         check_refused(&folder.0);
     }
     check_refused(&folder.write("model.gguf", PICKLE));
@@ -59,7 +59,7 @@ fn weights_that_are_programs_are_refused() {
     check_refused(&folder.0);
 }
 
-/// Counts and lengths of a GGUF's head that no file can have: refused before anything of that size is asked for.
+/// Impossible counts and lengths in a GGUF's header: refused before that much memory is asked for.
 #[test]
 fn headers_that_promise_too_much_are_refused() {
     let folder = Folder::new("headers");
@@ -78,7 +78,7 @@ fn headers_that_promise_too_much_are_refused() {
         head(0, 1, &named(8, &huge)),
         head(0, 1, &named(9, &list(4, 1 << 62))),
         head(0, 1, &named(9, &list(8, u64::MAX / 8))),
-        // Lists of lists of lists.
+        // Nested lists.
         head(0, 1, &named(9, &list(9, 1).repeat(100_000))),
         head(1, 0, &[&1u64.to_le_bytes()[..], b"t", &u32::MAX.to_le_bytes(), &[255; 64]].concat()),
         head(1, 0, &[&1u64.to_le_bytes()[..], b"t", &4u32.to_le_bytes(), &[255; 64]].concat()),

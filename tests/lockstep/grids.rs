@@ -1,5 +1,5 @@
-//! The promise over topologies: whatever grid a model is cut over, along whatever wires, by threads or by processes,
-//! token ids and logprobs have the bits that each request has alone on one rank.
+//! The promise over topologies: on any grid, over any wire, with threads or processes, token ids and logprobs have the
+//! bits that each request has alone on one rank.
 
 mod cover;
 mod default_model;
@@ -17,13 +17,13 @@ use tokio::sync::OnceCell;
 use types::Request;
 use worker::Wire;
 
-/// Five leaves in five layers: every grid up to four by four has work for each rank.
+/// Five leaves in five layers: every rank has work on every grid up to four by four.
 const WIDE: &str = "llama-wide.gguf";
-/// Too few for 64 requests at once: some are preempted.
+/// Too few blocks for 64 requests at once: some are preempted.
 const FEW_BLOCKS: u32 = 50;
 const GRID_MAX: u16 = 4;
 
-/// One checkpoint of each family, and both kinds of file where experts are spread.
+/// One checkpoint of each family, and both kinds of file for models with experts.
 const FAMILIES: [&str; 14] = [
     WIDE,
     "gguf-llama3",
@@ -45,7 +45,7 @@ fn setup(family: &str, activations: &'static str, kv_dtype: &'static str) -> Set
     Setup::new(reference_model(family), activations, kv_dtype)
 }
 
-/// Each request alone on one rank.
+/// The answers of each request alone on one rank.
 async fn alone(setup: &Setup, requests: &[Request]) -> Vec<Answer> {
     let mut replica = Replica::start(&setup.on(1, 1)).await;
     let answers = replica.run_alone(requests).await;
@@ -112,10 +112,10 @@ async fn grids_of_four_ranks_per_stage() {
 
 // -- a pairwise cover
 
-/// family, tp - 1, pp - 1, wire, workers, cut, activations, type of cache.
+/// The factors: family, tp - 1, pp - 1, wire, workers, cut, activations, type of cache.
 const N_VALUES: [usize; 8] = [FAMILIES.len(), GRID_MAX as usize, GRID_MAX as usize, 2, 2, 2, 2, 2];
 const RUNS_MAX: usize = 60;
-/// Where the cut is alike; otherwise memory is plenty.
+/// Blocks where the cut is alike; otherwise memory is plenty.
 const COVER_BLOCKS: u32 = 40;
 const WIRES: [Wire; 2] = [Wire::Memory, Wire::Socket];
 const WORKERS: [Workers; 2] = [Workers::Processes, Workers::Threads];
@@ -123,7 +123,7 @@ const CUTS: [Cut; 2] = [Cut::Alike, Cut::Unlike];
 const ACTIVATIONS: [&str; 2] = ["int8", "f32"];
 const KV_DTYPES: [&str; 2] = ["f16", "f32"];
 
-/// Whether a family can be cut so, alike and unlike, by family, tp - 1 and pp - 1.
+/// Whether a family can be cut on a grid, alike and unlike, by family, tp - 1 and pp - 1.
 static CUTTABLE: LazyLock<Vec<[[[bool; 2]; 4]; 4]>> = LazyLock::new(|| {
     let of = |family: &&str| {
         let base = setup(family, "int8", "f16");
@@ -137,7 +137,7 @@ static CUTTABLE: LazyLock<Vec<[[[bool; 2]; 4]; 4]>> = LazyLock::new(|| {
     FAMILIES.iter().map(of).collect()
 });
 
-/// What is cut, and can be.
+/// Whether the family of a run can be cut on its grid.
 fn is_possible(run: &[usize]) -> bool {
     run[1] + run[2] > 0 && CUTTABLE[run[0]][run[1]][run[2]][run[5]]
 }
@@ -146,12 +146,12 @@ fn cover_of_all() -> Vec<Run> {
     let cover = cover::pairwise(&N_VALUES, is_possible);
     assert!(cover.len() <= RUNS_MAX, "{} runs", cover.len());
     assert_eq!(cover::missing(&cover, &N_VALUES, is_possible), []);
-    // And the check sees a pair that is missing.
+    // Check that a missing pair is found.
     assert_ne!(cover::missing(&cover[1..], &N_VALUES, is_possible), []);
     cover
 }
 
-/// Answers alone, by family, activations and type of cache.
+/// Answers of requests alone, by family, activations and type of cache.
 type Known = BTreeMap<[usize; 3], Vec<Answer>>;
 
 async fn cover_with(workers: Workers) {
@@ -163,11 +163,11 @@ async fn cover_with(workers: Workers) {
     for run in picked {
         n_preempted += one_run(run, &mut known).await;
     }
-    // The steps of a process are not seen.
+    // Steps of other processes cannot be counted.
     assert!(workers == Workers::Processes || n_preempted > 0);
 }
 
-/// In a second round the prompts find themselves computed. How often one was preempted, if workers are threads.
+/// In a second round the prompts are cached. Returns how many requests were preempted, if workers are threads.
 async fn one_run(run: &Run, known: &mut Known) -> u32 {
     let family = FAMILIES[run[0]];
     let (tp, pp) = (run[1] as u16 + 1, run[2] as u16 + 1);

@@ -1,4 +1,4 @@
-//! The whole product: its bits on every grid, and its processes on this machine.
+//! The whole system: its bits on every grid, and its processes on this machine.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../common/mod.rs"]

@@ -1,5 +1,5 @@
-//! Clusters that find themselves through etcd, as processes: who comes is found, who goes is forgotten, and etcd's own
-//! death is a pause in that and in nothing else.
+//! Processes of clusters that find each other through etcd: a new process is found, one that leaves is forgotten, and
+//! an outage of etcd only delays that.
 
 use crate::common::node::{Node, PATIENCE, answer, field, post};
 use crate::etcd::Etcd;
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant};
 
-/// With room for a stream that is long enough to be interrupted.
+/// A model whose context has room for a stream long enough to be interrupted.
 const MODEL: &str = "tests/reference/llama-f32-rope3";
 const LEASE_SECONDS: u64 = 2;
 const PROMPTS: [&str; 4] = ["hello", "a b c d", "the store is away", "x"];
 
-/// What roles are told of the store.
+/// The flags for the store.
 fn store(etcd: &Etcd) -> [String; 4] {
     let seconds = LEASE_SECONDS.to_string();
     ["--etcd-endpoints".into(), etcd.endpoints().join(","), "--etcd-lease-seconds".into(), seconds]
@@ -24,12 +24,12 @@ fn start(role: &[&str], store: &[String]) -> Node {
     Node::start(&[role, &store[..]].concat())
 }
 
-/// Waits in vain for as long as etcd is away.
+/// Starts a coordinator, which has no claim while etcd is away.
 fn coordinator(replica: &str, store: &[String]) -> Node {
     start(&["coordinator", MODEL, "--activations", "f32", "--listen", "127.0.0.1:0", "--replica", replica], store)
 }
 
-/// As soon as the coordinator has its claim.
+/// Starts the coordinator's worker, as soon as it has its claim.
 fn worker(coordinator: &mut Node) -> Node {
     let address = field(&coordinator.until(&["coordinating"]), "address").to_owned();
     Node::start(&["worker", "--threads", "1", "--join", &address])
@@ -52,14 +52,14 @@ fn until(what: &str, http: &str, holds: impl Fn(&Value) -> bool) {
     }
 }
 
-/// These replicas and no others, all ready.
+/// Whether exactly these replicas are listed, and all are ready.
 fn are(page: &Value, names: &[&str]) -> bool {
     let replicas = page["replicas"].as_array().unwrap();
     let is_ready = |name: &&str| replicas.iter().any(|of| of["replica"] == **name && of["phase"] == "ready");
     replicas.len() == names.len() && names.iter().all(is_ready)
 }
 
-/// Asks at once, again and again, until all of these have served.
+/// Sends requests at once, repeatedly, until all replicas have served.
 fn all_serve(http: &str, n_replicas: usize, expect: &[Value]) {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -77,7 +77,7 @@ fn all_serve(http: &str, n_replicas: usize, expect: &[Value]) {
     }
 }
 
-/// The events of a long stream: texts and logprobs, one after the other.
+/// The events of a long stream: texts and logprobs, in order.
 fn long_stream(http: &str) -> impl Iterator<Item = Value> + use<> {
     let asked = json!({
         "prompt": "once", "max_tokens": 1500, "seed": 3, "temperature": 0.9, "ignore_eos": true, "logprobs": 1,
@@ -92,7 +92,7 @@ fn long_stream(http: &str) -> impl Iterator<Item = Value> + use<> {
     })
 }
 
-/// What a stream says, however it was cut into events.
+/// A stream's text and logprobs, however it was cut into events.
 fn said(events: impl IntoIterator<Item = Value>) -> (String, Vec<Value>) {
     let (mut text, mut logprobs) = (String::new(), Vec::new());
     for event in events {
@@ -126,7 +126,7 @@ fn etcd_is_lost_in_mid_stream_and_comes_back() {
     let metrics = ureq::get(format!("{http}/metrics")).call().unwrap().body_mut().read_to_string().unwrap();
     let is_away = |line: &str| line.starts_with("lockstep:store_connected") && line.ends_with(" 0");
     assert!(metrics.lines().any(is_away), "{metrics}");
-    // Who comes now waits; who is there serves, also when no lease can stand any more.
+    // A new coordinator waits now; running ones serve, even after their leases have expired.
     let mut three = coordinator("three", &flags);
     three.until(&["the claim waits for the store"]);
     std::thread::sleep(Duration::from_secs(2 * LEASE_SECONDS));
@@ -140,7 +140,7 @@ fn etcd_is_lost_in_mid_stream_and_comes_back() {
         page["store"]["connected"] == true && are(page, &["one", "two", "three"])
     });
     all_serve(&http, 3, &expect);
-    // Killed, and forgotten with its lease; told to end, and off the list at once.
+    // A killed one is forgotten with its lease; one that is told to end is off the list at once.
     one.kill();
     until("one is forgotten", &http, |page| are(page, &["two", "three"]));
     kill_process(Pid::from_raw(two.pid().cast_signed()).unwrap(), Signal::TERM).unwrap();
@@ -171,12 +171,12 @@ fn a_later_claim_ends_the_coordinator_that_had_the_name() {
     assert_eq!(answer(&http, "hello"), expect);
 }
 
-/// Workers are told no address, and go where the coordinator of their replica goes.
+/// Workers are given no address, and go where their replica's coordinator goes.
 #[test]
 fn workers_follow_the_coordinator_that_etcd_tells_of() {
     let etcd = Etcd::start(1);
     let flags = store(&etcd);
-    // It comes before anybody is there.
+    // The worker starts before everything else.
     let mut worker = start(&["worker", "--threads", "1", "--replica", "name"], &flags);
     worker.until(&["looking for the coordinator of this replica"]);
     let mut router = start(&["router", MODEL, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"], &flags);
@@ -195,7 +195,7 @@ fn workers_follow_the_coordinator_that_etcd_tells_of() {
     assert!(!other.log().contains("a worker joins"), "{}", other.log());
 }
 
-/// Of a replica that is ready.
+/// The number of ranks of a ready replica.
 fn ranks(page: &Value, name: &str) -> usize {
     let replicas = page["replicas"].as_array().into_iter().flatten();
     let ready = replicas.filter(|of| of["replica"] == name && of["phase"] == "ready");

@@ -1,10 +1,10 @@
-//! The oracle: what every tiny checkpoint answers is written down, and stays what it is. Each of 64 mixed requests is
-//! answered alone on one rank, in company there, and in company on two grids; these agree, and they agree with
-//! `oracle/record.txt` beside this file, which a change of code does not change. The other tests of bits compare this
-//! build with itself; this one compares it with what was before it, on whatever processor.
+//! The oracle: the answers of every tiny checkpoint are recorded, and must not change. Each of 64 mixed requests is
+//! answered alone on one rank, batched there, and batched on two grids; these agree with each other and with
+//! `oracle/record.txt` beside this file, which no change of code may alter. Other tests compare a build with itself;
+//! this one compares it with earlier builds, on any processor.
 //!
-//! `LOCKSTEP_ORACLE=write` writes the record. The answers in full are left in `target/tmp/oracle`, a file for each
-//! checkpoint: those of two builds can be compared line by line.
+//! `LOCKSTEP_ORACLE=write` writes the record. The full answers are left in `target/tmp/oracle`, one file per
+//! checkpoint, so that two builds can be compared line by line.
 
 mod record;
 mod requests;
@@ -20,9 +20,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use types::{Goal, Request};
 
-/// What a model runs with unless one asks for something else.
+/// The policy of a model unless another is asked for.
 const DEFAULT: Policy = Policy { activations: "int8", kv_dtype: "f16" };
-/// And those for which the other policies are tried too: f32 throughout, with a cache of either type.
+/// Checkpoints for which other policies are tried too: f32 activations, with a cache of either type.
 const OTHERS: [(&str, Policy); 8] = [
     ("fp8-block", Policy { activations: "f32", kv_dtype: "f32" }),
     ("gemma3", Policy { activations: "f32", kv_dtype: "f32" }),
@@ -33,16 +33,16 @@ const OTHERS: [(&str, Policy); 8] = [
     ("llama-wide.gguf", Policy { activations: "int8", kv_dtype: "f32" }),
     ("mixtral", Policy { activations: "f32", kv_dtype: "f32" }),
 ];
-/// Of each list the first that a checkpoint can be cut into; a file of one layer with one leaf stays whole. On the one
-/// prompts are read in chunks, and those that begin alike find their beginning computed; on the other there is room for
-/// a few, so that some are preempted.
+/// Of each list the first grid into which a checkpoint can be cut; a file with one layer of one leaf stays whole. On
+/// the first grid prompts are computed in chunks, and common beginnings are cached; on the second there is room for a
+/// few requests, so that some are preempted.
 const CHUNKED_GRIDS: [(u16, u16); 3] = [(2, 1), (1, 2), (1, 1)];
 const CROWDED_GRIDS: [(u16, u16); 3] = [(2, 2), (1, 2), (1, 1)];
 const CHUNK: u32 = 96;
 const FEW_BLOCKS: u32 = 48;
-/// Checkpoints that answer at the same time.
+/// Checkpoints that run at the same time.
 const TOGETHER: usize = 2;
-/// More than so many differences tell nothing more.
+/// The most differences that are printed.
 const TOLD_MAX: usize = 40;
 
 #[derive(Clone, Copy)]
@@ -66,7 +66,7 @@ fn told(broken: &[String]) -> String {
     broken[..broken.len().min(TOLD_MAX)].join("\n")
 }
 
-/// Where a checkpoint's line is another, or is missing on either side.
+/// Checkpoints whose lines differ, or are missing on either side.
 fn differences(answered: &Record, recorded: &Record) -> Vec<String> {
     let mut names: Vec<&String> = answered.keys().chain(recorded.keys()).collect();
     names.sort();
@@ -83,7 +83,7 @@ fn differences(answered: &Record, recorded: &Record) -> Vec<String> {
     names.iter().flat_map(of_name).collect()
 }
 
-/// Every checkpoint that is committed: a folder with weights, or a GGUF that stands alone.
+/// Every committed checkpoint: a folder with weights, or a single GGUF.
 fn checkpoints() -> Vec<String> {
     let entries = std::fs::read_dir(reference_folder("")).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -94,7 +94,7 @@ fn checkpoints() -> Vec<String> {
     names
 }
 
-/// The record as it is now, and where a grid differs from the single rank.
+/// The present record, and where a grid differs from the single rank.
 async fn answer_all() -> (Record, Vec<String>) {
     let mut work: VecDeque<(String, Policy)> = checkpoints().into_iter().map(|name| (name, DEFAULT)).collect();
     work.extend(OTHERS.map(|(name, policy)| (name.to_string(), policy)));
@@ -117,7 +117,7 @@ async fn answer_all() -> (Record, Vec<String>) {
     (record, broken)
 }
 
-/// A checkpoint under a policy, and what came of it.
+/// A checkpoint under a policy, and its results.
 struct Case {
     name: String,
     requests: Vec<Request>,
@@ -149,7 +149,7 @@ impl Case {
         case
     }
 
-    /// One after the other on one rank: what all else is compared with.
+    /// Each request alone on one rank: the reference for everything else.
     async fn alone(&mut self, base: &Setup) {
         let mut replica = Replica::start(base).await;
         self.expected = replica.run_alone(&self.requests).await;
@@ -193,7 +193,7 @@ impl Case {
     }
 }
 
-/// A record with one other bit is another record, and says which request it was.
+/// One changed bit changes the record, which names the request.
 #[test]
 fn one_bit_is_seen() {
     let row = |logprob| common::Drawn { token: 7, logprob: Some(logprob), top: vec![(9, 2)] };

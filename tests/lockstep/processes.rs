@@ -1,5 +1,5 @@
-//! Roles as processes of the built binary: the same answers as alone, no orphan, and whoever does not belong refused by
-//! name while the cluster goes on.
+//! Roles as processes of the built binary: the same answers as alone, no orphans, and strangers refused by name while
+//! the cluster goes on.
 
 mod damaged;
 mod intruder;
@@ -28,7 +28,7 @@ fn serve(more: &[&str]) -> Node {
     Node::start(&[&["serve", MODEL, "--activations", "f32"], &DOORS[..], more].concat())
 }
 
-/// A coordinator for one rank, and where it listens.
+/// A coordinator for one rank, and its address.
 fn coordinator(model: &str, more: &[&str]) -> (Node, String) {
     let listen = ["coordinator", model, "--activations", "f32", "--listen", "127.0.0.1:0"];
     let mut node = Node::start(&[&listen[..], more].concat());
@@ -43,7 +43,7 @@ fn a_grid_of_processes_answers_as_one_rank_does() {
     assert_eq!(grid.answers(), alone);
     let workers = grid.workers();
     assert_eq!(workers.len(), 4);
-    // A worker that is killed is started anew, and the answers are the same.
+    // A killed worker is restarted, and the answers are the same.
     rustix::process::kill_process(pid(workers[1]), rustix::process::Signal::KILL).unwrap();
     grid.until(&["a worker process ended"]);
     assert_eq!(grid.answers(), alone);
@@ -54,7 +54,7 @@ fn ask(door: &str, arguments: &[&str]) -> Output {
     Command::new(BINARY).args(arguments).args(["--coordinator", door]).output().unwrap()
 }
 
-/// One machine's replicas are changed through a door of their own, which lets nobody else in.
+/// An operator changes the replicas of `serve` through sockets of their own, which accept nobody else.
 #[test]
 fn serve_takes_another_grid_and_reads_its_model_again() {
     let mut grid = serve(&["--tp", "2", "--control", "127.0.0.1:0"]);
@@ -71,12 +71,12 @@ fn serve_takes_another_grid_and_reads_its_model_again() {
     assert_eq!(grid.answers(), alone);
     let mut stranger = Node::start(&["worker", "--threads", "1", "--join", &door]);
     stranger.until(&["this door is for `scale` and `reload`"]);
-    // Two replicas, two doors.
+    // Two replicas have two sockets.
     let mut two = serve(&["--replicas", "2", "--control", "127.0.0.1:0"]);
     two.until(&["`scale` and `reload` reach this replica", "replica=\"local-1\""]);
 }
 
-/// What the parent has from its environment is for the parent.
+/// The parent's environment variables are not passed on to workers.
 #[test]
 fn workers_are_told_by_their_parent_alone() {
     let folder = Folder::new("environment");
@@ -88,7 +88,7 @@ fn workers_are_told_by_their_parent_alone() {
     assert_eq!(Node::spawn(command).answers(), serve(&[]).answers());
 }
 
-/// A rank with a page of its own, and where that is.
+/// A worker with a health page, and the page's address.
 fn watched_worker(join: &str) -> (Node, String) {
     let arguments = ["worker", "--threads", "1", "--join", join, "--health", "127.0.0.1:0"];
     let mut node = Node::start(&arguments);
@@ -96,7 +96,7 @@ fn watched_worker(join: &str) -> (Node, String) {
     (node, format!("http://{address}/ready"))
 }
 
-/// Waits for what a page says of its role.
+/// Waits until a page answers with this status.
 fn until_says(page: &str, status: u16) {
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
     let (agent, deadline) = (ureq::Agent::from(agent), Instant::now() + PATIENCE);
@@ -108,7 +108,7 @@ fn until_says(page: &str, status: u16) {
 
 #[test]
 fn a_rank_without_the_others_is_not_ready() {
-    // The place of who is lost is kept: nobody carries the model alone.
+    // The lost rank's place is kept, so no single worker carries the model.
     let (mut coordinating, address) = coordinator(MODEL, &["--tp", "2", "--replan-seconds", "3600"]);
     let (_one, page) = watched_worker(&address);
     until_says(&page, 503);
@@ -174,11 +174,11 @@ fn who_does_not_belong_is_refused_by_name_and_the_cluster_goes_on() {
     assert_eq!(router.answers(), serve(&[]).answers());
 }
 
-/// Somebody's first words, up to the end that they come to.
+/// Sends a stranger's first bytes, and waits until the connection ends.
 fn say(address: &str, words: &[u8]) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(words).unwrap();
-    // A reset says as much as an end.
+    // A reset is as good as an end.
     let _reset = stream.read_to_end(&mut Vec::new());
 }
 
@@ -189,7 +189,7 @@ fn who_is_refused_again_and_again_is_logged_once_a_second() {
     let began = Instant::now();
     (0..KNOCKS).for_each(|_| say(&address, b"GET / HTTP/1.1\r\n\r\n"));
     std::thread::sleep(Duration::from_millis(1100));
-    // Whoever comes next brings the number of those before.
+    // The next log line has the number of refusals before it.
     say(&address, b"GET / HTTP/1.1\r\n\r\n");
     let unsaid = |line: &String| if line.contains(" unsaid=") { field(line, "unsaid").parse().unwrap() } else { 0 };
     let deadline = Instant::now() + PATIENCE;
@@ -204,7 +204,7 @@ fn who_is_refused_again_and_again_is_logged_once_a_second() {
     assert!(lines.len() as u64 <= began.elapsed().as_secs() + 1, "{lines:?}");
 }
 
-/// A router of a coordinator that has what it needs.
+/// A router for a coordinator whose ranks are complete.
 fn router(address: &str) -> Node {
     Node::start(&[&["router", MODEL, "--coordinator", address], &DOORS[..4]].concat())
 }
@@ -213,7 +213,7 @@ fn model() -> Checkpoint {
     Checkpoint::open(Path::new(MODEL)).unwrap()
 }
 
-/// Under which ranks of this model compute, by its fingerprint.
+/// The policy of ranks of this model, by its fingerprint.
 fn policy(kv_dtype: &str) -> PolicyDigest {
     let weights = model().fingerprint().unwrap();
     Numerics::plain(&DeviceClass::Cpu.into(), Mode::Lockstep, Activations::F32, kv_dtype.parse().unwrap(), weights)
@@ -224,14 +224,14 @@ fn policy(kv_dtype: &str) -> PolicyDigest {
 fn another_model_or_policy_is_refused_by_name_and_the_cluster_goes_on() {
     let (mut coordinator, address) = coordinator(MODEL, &[]);
     let join = ["worker", "--threads", "1", "--join", &address];
-    // It comes first, and has the shape of the model that is served.
+    // It joins first, with a model of the same shape.
     let mut stranger = Node::start(&[&join[..], &["--model-path", "tests/reference/llama-linear"]].concat());
     let refusal = ["computes under", "another model, or other numerics"];
     stranger.until(&["lockstep:", refusal[0], refusal[1]]);
     assert!(!stranger.ended().success());
     coordinator.until(&["a worker is lost", refusal[0], refusal[1]]);
 
-    // The same model, with another type of cache than the coordinator asked for.
+    // The same model, with another cache type than the coordinator asked for.
     let mut intruder = Intruder::join(&address, "").unwrap();
     intruder.assigned();
     intruder.loaded(policy("f32"), &model().hashes().unwrap());
@@ -264,7 +264,7 @@ fn a_second_one_of_a_place_is_refused_by_name_and_the_cluster_goes_on() {
     second.until(&["lockstep:", "cannot listen for other workers", &port]);
     assert!(!second.ended().success());
 
-    // Strangers at the first one's door for peers, while it waits for the second: one says garbage, one stops midway.
+    // Strangers connect to the first worker while it waits for the second: one sends garbage, one stops midway.
     let mut silent = TcpStream::connect(&port).unwrap();
     silent.write_all(b"LOCKSTEP").unwrap();
     let mut loud = TcpStream::connect(&port).unwrap();
@@ -275,7 +275,7 @@ fn a_second_one_of_a_place_is_refused_by_name_and_the_cluster_goes_on() {
     assert_eq!(router(&address).answers(), serve(&[]).answers());
 }
 
-/// A worker that holds a rank, and then does not do what ranks do.
+/// A worker that holds a rank and misbehaves.
 #[test]
 fn a_rank_that_says_garbage_to_its_peer_is_blamed_by_name_and_the_cluster_goes_on() {
     let (mut coordinator, address) = coordinator(MODEL, &["--tp", "2"]);
@@ -285,7 +285,7 @@ fn a_rank_that_says_garbage_to_its_peer_is_blamed_by_name_and_the_cluster_goes_o
     let _first = Node::start(&join);
     intruder.assigned();
     intruder.loaded(policy("f16"), &model().hashes().unwrap());
-    // The honest one knocks, once both have loaded.
+    // The honest worker dials once both have loaded.
     let (mut peer, _) = door.accept().unwrap();
     peer.write_all(&[0x5a; 400]).unwrap();
     coordinator.until(&["a rank is blamed by a peer", "rank=0", "no handshake, but garbage"]);
@@ -306,7 +306,7 @@ fn another_version(address: &str, token: JoinToken) {
     assert!(status.message().contains("0.0.0"), "{}", status.message());
 }
 
-/// Files of PEM: an authority, and a certificate that ends `ends_in` seconds from now.
+/// PEM files: an authority, and a certificate that expires `ends_in` seconds from now.
 fn certificate(folder: &Folder, name: &str, authority: &(CertificateParams, KeyPair), ends_in: i64) -> Vec<String> {
     let mut params = CertificateParams::new(vec!["lockstep.cluster".to_owned()]).unwrap();
     let now = OffsetDateTime::now_utc();
@@ -372,7 +372,7 @@ fn an_expired_certificate_is_refused_by_name_and_the_cluster_goes_on() {
     assert!(http.starts_with("http://127.0.0.1:"));
 }
 
-/// The worker stands in a folder where the coordinator's path leads nowhere, so it fetches; a second time it need not.
+/// The coordinator's path does not exist in the worker's folder, so it fetches; a second time it need not.
 #[test]
 fn a_worker_without_the_model_fetches_it() {
     let folder = Folder::new("fetch");

@@ -1,5 +1,5 @@
-//! A cluster of processes under load that loses ranks, goes on with fewer, gets them back, is given other grids and
-//! another coordinator: no request fails, and every answer is what one rank alone says.
+//! A cluster of processes under load that loses ranks, goes on with fewer, gets them back, and is given other grids and
+//! another coordinator: no request fails, and every answer is that of a single rank.
 
 use crate::common::node::{BINARY, Folder, Node, PATIENCE, complete, field, post};
 use rustix::process::{Pid, Signal, kill_process};
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 const MODEL: &str = "tests/reference/llama-f32-tied";
 const ANOTHER: &str = "tests/reference/llama-f16-sharded";
 const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
-/// Requests that are under way at once.
+/// Requests open at a time.
 const N_CLIENTS: usize = 4;
 
 static STOP: AtomicBool = AtomicBool::new(false);
 static N_ANSWERED: AtomicUsize = AtomicUsize::new(0);
 
-/// Greedy, drawn, penalised, and two choices of one prompt.
+/// Greedy, sampled, penalised, and two choices of one prompt.
 fn questions() -> Vec<Value> {
     let ask = |i: u64, more: Value| {
         let prompt = ["hello", "a b c d", "the grid is the same", "x"][i as usize % 4];
@@ -35,7 +35,7 @@ fn questions() -> Vec<Value> {
     ]
 }
 
-/// What one rank alone answers.
+/// The answers of a single rank.
 fn expected() -> Vec<Value> {
     let mut alone = Node::start(&[&["serve", MODEL, "--activations", "f32"], &DOORS[..]].concat());
     let http = alone.http();
@@ -43,7 +43,7 @@ fn expected() -> Vec<Value> {
     questions().iter().map(|question| complete(&http, question)).collect()
 }
 
-/// Clients that ask again and again, and compare every answer.
+/// Clients that send requests repeatedly, and compare every answer.
 fn load(http: &str, expected: &[Value]) -> Vec<JoinHandle<()>> {
     let client = |i: usize| {
         let (http, question, expected) = (http.to_owned(), questions()[i].clone(), expected[i].clone());
@@ -57,7 +57,7 @@ fn load(http: &str, expected: &[Value]) -> Vec<JoinHandle<()>> {
     (0..N_CLIENTS).map(client).collect()
 }
 
-/// The load goes on: somebody is answered, who may have asked before.
+/// Waits until the load makes progress: an answer arrives, perhaps to an earlier request.
 fn goes_on(clients: &[JoinHandle<()>]) {
     let (before, deadline) = (N_ANSWERED.load(Ordering::Relaxed), Instant::now() + PATIENCE);
     while N_ANSWERED.load(Ordering::Relaxed) < before + N_CLIENTS {
@@ -100,7 +100,7 @@ fn reload(address: &str) -> Output {
     Command::new(BINARY).args(["reload", "--coordinator", address]).output().unwrap()
 }
 
-/// The files of a folder of this repository, in another.
+/// Copies a folder of this repository.
 fn copy(from: &str, to: &Path) -> PathBuf {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(from)).unwrap() {
@@ -134,7 +134,7 @@ fn losses_grids_and_restarts_are_pauses() {
     let clients = load(&http, &expected);
     goes_on(&clients);
 
-    // One is lost and nobody takes its place: two of the three that are left carry the model. Then one comes.
+    // One is lost without a replacement: two of the three that are left carry the model. Then one comes.
     workers.remove(0).kill();
     until_on(&http, 2, 1, &coordinator);
     coordinator.until(&["a worker is lost", "kind=\"gone\""]);
@@ -143,7 +143,7 @@ fn losses_grids_and_restarts_are_pauses() {
     until_on(&http, 2, 2, &coordinator);
     goes_on(&clients);
 
-    // Other grids, of which one cannot be had.
+    // Other grids, one of which is impossible.
     let done = scale(&address, "1", "2");
     let told = text(&done.stdout);
     assert!(done.status.success() && told.starts_with("tp 1 x pp 2 after "), "{told}");
@@ -157,7 +157,7 @@ fn losses_grids_and_restarts_are_pauses() {
 
     read_again(&mut coordinator, &address, &model, &http, || goes_on(&clients));
 
-    // One is stopped: it is lost by its silence, and takes a place again when it goes on.
+    // A stopped worker is lost by its silence, and takes a place again when it continues.
     signal(&workers[0], Signal::STOP);
     coordinator.until(&["a worker is lost", "kind=\"silent\""]);
     until_on(&http, 2, 1, &coordinator);
@@ -171,8 +171,8 @@ fn losses_grids_and_restarts_are_pauses() {
     restart(&mut coordinator, &model, &mut workers, &http, &expected);
 }
 
-/// The model's file is restored under a cluster that serves; is another model for a while; and is gone, which nobody
-/// notices whose part stays what it was.
+/// The model's file is restored under a serving cluster; is replaced by another model for a while; and is removed,
+/// which does not disturb ranks whose part stays the same.
 fn read_again(coordinator: &mut Node, address: &str, model: &Path, http: &str, goes_on: impl Fn()) {
     let done = reload(address);
     let told = text(&done.stdout);
@@ -202,13 +202,13 @@ fn read_again(coordinator: &mut Node, address: &str, model: &Path, http: &str, g
     goes_on();
 }
 
-/// As by a copy that was broken off.
+/// Truncates a file, like an interrupted copy.
 fn cut_short(model: &Path) {
     let file = std::fs::File::options().write(true).open(model.join("model.safetensors")).unwrap();
     file.set_len(file.metadata().unwrap().len() / 2).unwrap();
 }
 
-/// The coordinator goes, and another takes its place: what was under way goes on there.
+/// Replaces the coordinator: open requests go on with the new one.
 fn restart(coordinator: &mut Node, model: &Path, workers: &mut [Node], http: &str, expected: &[Value]) {
     let questions = questions();
     let address = field(&coordinator.until(&["coordinating"]), "address").to_owned();
@@ -229,7 +229,7 @@ fn restart(coordinator: &mut Node, model: &Path, workers: &mut [Node], http: &st
     });
 }
 
-/// Who comes while the coordinator drains is told to come again.
+/// Repeats a request that a draining coordinator refuses.
 fn complete_when_taken(http: &str, question: &Value) -> Value {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -7,7 +7,7 @@ use checkpoint::{Checkpoint, Message};
 use serde::Deserialize;
 use types::{Finish, Request, Sampling, Token, Tokens};
 
-/// Logits so near to each other may change places.
+/// Logits this close to each other may change places.
 const NEAR: f32 = 1e-2;
 const CASES: usize = 20;
 const STEPS: usize = 64;
@@ -64,12 +64,12 @@ fn prompts_are_those_of_transformers() {
     assert!(n_chats > 0 && n_chats < n_texts);
 }
 
-/// How the comparison stands.
+/// The result of the comparison so far.
 #[derive(Default)]
 struct Tally {
     n_equal: usize,
     n_excused: usize,
-    /// Between the distance of our two best logits and the reference's, where both have the same two.
+    /// The worst difference between our gap of the two best logits and the reference's, where both have the same two.
     worst: f32,
 }
 
@@ -79,7 +79,8 @@ async fn greedy_tokens_are_those_of_transformers() {
     let setup =
         Setup { n_blocks: 400, batch_tokens_max: 512, chunk_tokens_max: 512, ..Setup::new(smollm2(), "f32", "f32") };
     let mut replica = Replica::start(&setup).await;
-    // How far each case has come. All go on together; after an excused step a case goes on from the reference's token.
+    // The present step of each case. All run together; after an excused step a case continues from the reference's
+    // token.
     let mut open: Vec<(&Case, usize)> = cases.iter().map(|case| (case, 0)).collect();
     let (mut tally, mut rounds) = (Tally::default(), 0);
     while !open.is_empty() {
@@ -102,14 +103,14 @@ async fn greedy_tokens_are_those_of_transformers() {
     assert_eq!(seen.drawing_max, CASES, "all ran together");
 }
 
-/// The case from its step `n` on, fed with the reference's tokens before it.
+/// A request for the case from step `n` on, with the reference's tokens before it.
 fn request(case: &Case, n: usize) -> Request {
     let sampling = Sampling { tokens_max: STEPS as u32, logprobs: Some(2), ..Sampling::default() };
     Request { prompt: case.prompt.clone(), output: case.greedy[..n].to_vec(), sampling, ..Request::default() }
 }
 
 impl Tally {
-    /// Where the case goes on, if it has not come to its end.
+    /// The step at which the case continues, if it has not ended.
     fn follow<'a>(&mut self, case: &'a Case, n: usize, answer: &Answer) -> Option<(&'a Case, usize)> {
         assert_eq!((answer.finish, n + answer.drawn.len()), (Some(Finish::Length), STEPS), "case {}", case.name);
         for (step, drawn) in (n..).zip(&answer.drawn) {
@@ -131,7 +132,7 @@ impl Tally {
     }
 }
 
-/// The same two tokens, in the other order, and near to each other on both sides.
+/// Panics unless the same two tokens are in the other order, close to each other on both sides.
 fn excuse(case: &Case, step: usize, ours: [Token; 2], gap: f32) {
     let [(best, best_logit), (next, next_logit)] = case.top[step];
     let [first, second] = ours;

@@ -14,7 +14,7 @@ fn serve(more: &[&str]) -> Node {
     Node::start(&[&["serve", MODEL, "--activations", "f32"], &DOORS[..], more].concat())
 }
 
-/// A coordinator for one rank and its worker, and where the coordinator listens.
+/// A coordinator for one rank and its worker, and the coordinator's address.
 fn replica() -> (Node, Node, String) {
     let mut coordinator = Node::start(&["coordinator", MODEL, "--activations", "f32", "--listen", "127.0.0.1:0"]);
     let address = field(&coordinator.until(&["coordinating"]), "address").to_owned();
@@ -40,7 +40,7 @@ fn until(what: &str, http: &str, holds: impl Fn(&[Value]) -> bool) -> Vec<Value>
     }
 }
 
-/// All at the same time.
+/// Sends all requests at the same time.
 fn at_once(http: &str) -> Vec<Value> {
     std::thread::scope(|scope| {
         let asked: Vec<_> = PROMPTS.iter().map(|prompt| scope.spawn(|| answer(http, prompt))).collect();
@@ -48,7 +48,7 @@ fn at_once(http: &str) -> Vec<Value> {
     })
 }
 
-/// Asks at once, again and again, until every replica has served.
+/// Sends requests at once, repeatedly, until every replica has served.
 fn all_serve(http: &str, expect: &[Value]) {
     let deadline = Instant::now() + PATIENCE;
     loop {

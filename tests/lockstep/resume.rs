@@ -1,5 +1,5 @@
-//! Processes that are killed with streams under way. A router: its clients go on at another one. A coordinator: nobody
-//! notices. Every byte of every stream is the undisturbed run's.
+//! Processes killed with open streams. After a router's death its clients go on at another one; a coordinator's death
+//! goes unnoticed. Every byte of every stream is that of the undisturbed run.
 
 use crate::common::node::{Folder, Node, PATIENCE, field};
 use serde_json::{Value, json};
@@ -53,7 +53,7 @@ impl Events {
 impl Iterator for Events {
     type Item = (String, Option<String>);
 
-    /// None where the stream ends, or breaks off: what has no empty line behind it was not all of an event.
+    /// None at the stream's end, or where it breaks off: an event without its empty line is incomplete.
     fn next(&mut self) -> Option<Self::Item> {
         let (mut data, mut id) = (None, None);
         loop {
@@ -74,7 +74,7 @@ impl Iterator for Events {
     }
 }
 
-/// What each choice says in all, and the usage and the end of the stream.
+/// Each choice's whole text, with the usage and the end of the stream.
 fn joined(events: &[String]) -> BTreeMap<String, Value> {
     let mut all = BTreeMap::new();
     for event in events {
@@ -127,7 +127,7 @@ fn bodies() -> Vec<Value> {
     bodies
 }
 
-/// The same request undisturbed, with the seed that it had.
+/// The same request undisturbed, with its seed.
 fn undisturbed(http: &str, body: &Value, first: &str) -> BTreeMap<String, Value> {
     let first: Value = serde_json::from_str(first).unwrap();
     let mut body = body.clone();
@@ -157,7 +157,7 @@ fn clients_of_a_router_that_is_killed_go_on_at_another_one() {
     }
 }
 
-/// Until one is killed that had requests under way: how fast they end is the machine's affair.
+/// Repeated until a killed one had open requests: how fast they end depends on the machine.
 #[test]
 fn clients_of_a_coordinator_that_is_killed_notice_nothing() {
     let folder = Folder::new("failover");

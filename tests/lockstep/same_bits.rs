@@ -1,6 +1,6 @@
-//! The promise: the same request gives the same token ids and logprobs, to the bit, in whatever company, chunks, cache,
-//! instructions and number of threads. Each way is compared with every request alone and cold, and the worker's steps
-//! are counted to prove that each thing happened.
+//! The promise: the same request gives the same token ids and logprobs, to the bit, in any batch, chunks, cache,
+//! instructions and number of threads. Each way is compared with every request alone and uncached, and the worker's
+//! steps are counted to prove that it happened.
 
 use crate::common::requests::{REQUESTS, difference, smollm2_requests, tiny_requests};
 use crate::common::watched::Seen;
@@ -29,7 +29,7 @@ async fn llama_bf16_odd() {
     tiny_every_way("llama-bf16-odd").await;
 }
 
-/// Two cache groups, of which one gives back what is behind its window.
+/// Two cache groups, one of which frees the blocks behind its window.
 #[tokio::test]
 async fn gemma3() {
     tiny_every_way("gemma3").await;
@@ -38,7 +38,7 @@ async fn gemma3() {
 #[tokio::test]
 async fn smollm2_int8_on_f16() {
     let bench = Bench::new("smollm2 int8 f16", smollm2_setup("int8", "f16"), smollm2_requests()).await;
-    // All but the two long ones, and a few for what is slow.
+    // All but the two long ones, and a few for slow ways.
     let (all, short) = (bench.first(REQUESTS), bench.first(REQUESTS - 2));
     bench.company(&all).await;
     bench.chunks(&[7, 512], &all).await;
@@ -63,7 +63,7 @@ async fn smollm2_other_policies() {
     }
 }
 
-/// What needs the rows of the prompt: logprobs of its tokens, and pooled hidden states.
+/// Features that need the rows of the prompt: logprobs of its tokens, and pooled hidden states.
 #[tokio::test]
 async fn scores_and_pooled_states() {
     let model = reference_folder("llama-f32-rope3");
@@ -93,7 +93,7 @@ async fn scores_and_pooled_states() {
     ];
     for (way, setup) in ways {
         let mut replica = Replica::start(&setup).await;
-        // The second round would find what the first has cached.
+        // The second round would use the first one's cache.
         for _ in 0..2 {
             let got = replica.run(&requests).await;
             let differing: Vec<usize> = (0..requests.len()).filter(|&i| got[i] != expected[i]).collect();
@@ -104,7 +104,7 @@ async fn scores_and_pooled_states() {
     }
 }
 
-/// The comparison sees what is different: the cache's type is part of the policy, not of the ways above.
+/// The comparison detects differences: the cache type is part of the policy, not one of the ways above.
 #[tokio::test]
 async fn another_policy_has_other_bits() {
     let model = reference_folder("llama-f32-tied");
@@ -133,13 +133,13 @@ async fn tiny_every_way(folder: &str) {
         bench.prefix_cache(&all).await;
         bench.preemption(50, &all).await;
         bench.threads(&[1, 4], &all).await;
-        // Plain Rust is slow: with the second type of cache it answers every third.
+        // Plain Rust is slow: with the second cache type it answers every third request.
         let for_plain: Vec<_> = all.iter().copied().step_by(if kv_dtype == "f16" { 1 } else { 3 }).collect();
         bench.instructions(&for_plain, &all).await;
     }
 }
 
-/// Requests, and what each is answered alone.
+/// Requests, and their answers alone.
 struct Bench {
     name: String,
     base: Setup,
@@ -163,7 +163,7 @@ impl Bench {
         Bench { name: name.into(), base, requests, expected }
     }
 
-    /// So many of the requests, by their places.
+    /// The indices of the first `n` requests.
     fn first(&self, n: usize) -> Vec<usize> {
         (0..n).collect()
     }
@@ -172,7 +172,7 @@ impl Bench {
         picked.iter().map(|&i| self.requests[i].prompt.len())
     }
 
-    /// Answered under `setup`, all at once, the picked requests have the bits that they have alone.
+    /// Checks that the picked requests, sent at once under `setup`, have the bits that they have alone.
     async fn same(&self, way: &str, setup: Setup, picked: &[usize]) -> Seen {
         let mut replica = Replica::start(&setup).await;
         let seen = self.same_on(&mut replica, way, picked).await;
@@ -199,7 +199,7 @@ impl Bench {
             let way = format!("all at once, {steps_in_flight_max} in flight");
             let seen = self.same(&way, Setup { steps_in_flight_max, ..self.base.clone() }, picked).await;
             assert!(seen.running_max >= 32, "{way}: {} at once", seen.running_max);
-            // With more in flight a step holds a part of them.
+            // With more steps in flight each step holds only some of the requests.
             assert!(steps_in_flight_max > 2 || seen.drawing_max >= 32, "{way}: {} in a step", seen.drawing_max);
         }
     }
@@ -215,7 +215,7 @@ impl Bench {
         }
     }
 
-    /// In the second round every prompt of more than a block finds what the first has left.
+    /// In the second round every prompt longer than a block is cached.
     async fn prefix_cache(&self, picked: &[usize]) {
         let n_long = self.prompt_lengths(picked).filter(|&n| n > BLOCK_TOKENS as usize).count();
         let mut replica = Replica::start(&Setup { prefix_cache: true, ..self.base.clone() }).await;
@@ -245,7 +245,7 @@ impl Bench {
         }
     }
 
-    /// Plain Rust is the slowest by far, and may be given fewer.
+    /// Plain Rust is by far the slowest, and may be given fewer requests.
     async fn instructions(&self, for_plain: &[usize], picked: &[usize]) {
         for (isa, picked) in [(Isa::Plain, for_plain), (Isa::Avx2, picked), (Isa::Avx512, picked)] {
             if isa.is_supported() {

@@ -1,5 +1,5 @@
-//! The real binary and the default model, with ten times more clients than there is room for, for a minute: what gets
-//! done, how soon the others are told, and what the server holds.
+//! The real binary and the default model, with ten times more clients than there is room for, for a minute: its
+//! throughput, how soon others are refused, and the server's memory.
 
 use crate::machine::{Held, load, machine, write_result};
 use crate::node::{Node, PATIENCE};
@@ -14,18 +14,18 @@ const N_CLIENTS: usize = RUNNING_MAX + WAITING_MAX;
 const N_TOKENS: u64 = 32;
 const PEAK: Duration = Duration::from_secs(20);
 const OVERLOAD: Duration = Duration::from_secs(60);
-/// Who does not listen comes again after so long.
+/// Pause of a client that ignores the advice when to come again.
 const RUDE: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What was seen of one crowd.
+/// The results of one run.
 #[derive(Default)]
 struct Seen {
     n_clients: usize,
     patience: Option<Duration>,
     took: Duration,
     n_answers: usize,
-    /// How soon.
+    /// Times until refusals.
     refusals: Vec<Duration>,
     held: Vec<Held>,
 }
@@ -35,7 +35,7 @@ impl Seen {
         self.n_answers as f64 * N_TOKENS as f64 / self.took.as_secs_f64()
     }
 
-    /// Of so many in a hundred refusals, in milliseconds.
+    /// The time within which `hundredth` of a hundred refusals came, in milliseconds.
     fn refused_within(&self, hundredth: usize) -> f64 {
         let at = (self.refusals.len() * hundredth / 100).min(self.refusals.len().saturating_sub(1));
         self.refusals.get(at).map_or(0.0, |took| took.as_secs_f64() * 1e3)
@@ -53,7 +53,7 @@ impl Seen {
 
 pub fn run() {
     let (running, waiting) = (RUNNING_MAX.to_string(), WAITING_MAX.to_string());
-    // A pool that is full before the minute begins: its pages are taken as they are first written to.
+    // A pool that is full before the minute begins: its pages take memory when they are first written to.
     let pool = ["--context", "512", "--kv-memory", "32MiB"];
     let limits = ["--threads", "1", "--max-running", &running, "--max-waiting", &waiting];
     let doors = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];
@@ -69,7 +69,7 @@ pub fn run() {
     write(&[before, overloaded, after, rude]);
 }
 
-/// So many clients ask again and again for so long. Who is refused comes again when it is told to, or by its own clock.
+/// `n_clients` clients ask repeatedly for `whole`. A refused one comes again when it is told to, or after `patience`.
 fn crowd(http: &str, server: &Node, n_clients: usize, whole: Duration, patience: Option<Duration>) -> Seen {
     let end = Arc::new(AtomicBool::new(false));
     let client = |i: usize| {
@@ -94,7 +94,7 @@ fn crowd(http: &str, server: &Node, n_clients: usize, whole: Duration, patience:
     seen
 }
 
-/// How many answers there were before the end, and how soon it was told that there would be none.
+/// The number of answers before the end, and the times until refusals.
 fn ask(http: &str, client: usize, patience: Option<Duration>, end: &AtomicBool) -> (usize, Vec<Duration>) {
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
     let agent = ureq::Agent::from(agent);

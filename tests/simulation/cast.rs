@@ -17,14 +17,14 @@ use tokio_util::sync::CancellationToken;
 use turmoil::Sim;
 use types::{Activations, Grid, KvDtype, KvLayout, LayerGroups};
 
-/// Whoever watches over processes starts another one so soon.
+/// Time until a supervisor starts the next process.
 const RESTART: Duration = Duration::from_millis(300);
-/// Between two looks at whether there are two.
+/// Interval between checks whether there are two coordinators.
 const LOOK: Duration = Duration::from_millis(50);
 /// 16 tokens x 4 layers x K and V x 2 heads x 32 numbers x 2 bytes.
 const BLOCK_BYTES: u64 = 16_384;
 
-/// What all processes of a simulation share.
+/// The state that all processes of a simulation share.
 #[derive(Clone)]
 pub struct Stage {
     pub script: Arc<Script>,
@@ -40,10 +40,10 @@ impl Stage {
         }
     }
 
-    /// A process after the other, for as long as the host is up.
+    /// Runs one process after another, for as long as the host is up.
     async fn play(self, host: Host) -> turmoil::Result {
         let name = host.name();
-        // A port of the host: the process that comes next finds it bound.
+        // This port belongs to the host: the next process finds it bound.
         let mesh = match host {
             Host::Worker(..) => Some(Mesh::open(&name, self.record.clone()).await?),
             Host::Router(_) | Host::Coordinator(_) | Host::Rival(_) | Host::Client(_) => None,
@@ -63,7 +63,7 @@ impl Stage {
                 (Host::Worker(..) | Host::Client(_), _) => Ok(()),
             };
             self.record.note(&name, format!("ended: {ended:?}"));
-            // Until the process is gone nobody else may look for it.
+            // No other process may look for it before it is gone.
             stop.cancel();
             if let Err(error) = ended.as_ref().map_err(ToString::to_string) {
                 self.judge_end(host, &error).await;
@@ -72,7 +72,7 @@ impl Stage {
         }
     }
 
-    /// A device that hung for long is a reason to end, and a claim that another has taken: who lost it comes back when
+    /// A process may end because its device hung for long, or because another has taken its claim: it comes back when
     /// the other is gone.
     async fn judge_end(&self, host: Host, error: &str) {
         match host {
@@ -145,7 +145,7 @@ impl Stage {
             grid: Grid { tp: plan.tp, pp: plan.pp, ep: 1 },
             activations: Activations::Int8,
             kv_dtype: KvDtype::F16,
-            // Enough for the whole model on each, so that any grid fits.
+            // Enough for the whole model on each rank, so that any grid fits.
             kv_memory: Some(self.script.n_blocks * BLOCK_BYTES),
             context: self.script.is_context_asked.then_some(CONTEXT),
             running_max: self.script.running_max,

@@ -1,5 +1,5 @@
-//! Clients: each asks, reads to the end, goes on elsewhere when a stream breaks off, and holds what it reads against
-//! the reference. Knows nothing of the cluster but its routers.
+//! Clients: each sends a request, reads to the end, goes on elsewhere when a stream breaks off, and compares what it
+//! reads with the reference. Knows nothing of the cluster but its routers.
 
 use crate::net::channel;
 use crate::record::Record;
@@ -15,14 +15,14 @@ use tonic::Status;
 use tonic::transport::Channel;
 use types::Tokens;
 
-/// Before a client that was disappointed tries again.
+/// Pause of a client before another attempt.
 const BACKOFF: Duration = Duration::from_millis(200);
 
 pub fn millis() -> u64 {
     turmoil::sim_elapsed().unwrap_or_default().as_millis() as u64
 }
 
-/// All calls of one client, at their times. Ends when the last has ended.
+/// Makes all calls of one client, at their times. Returns when the last has ended.
 pub async fn play(client: usize, rules: Arc<Rules>, record: Record) -> turmoil::Result {
     let channels: Vec<Channel> = (0..ROUTERS).map(|router| channel(&Host::Router(router).name())).collect();
     let mut calls = tokio::task::JoinSet::new();
@@ -56,7 +56,7 @@ struct Call {
 
 enum Ended {
     Finished(v1::Finished),
-    /// By the client, who has enough.
+    /// The client has enough tokens.
     Left,
 }
 
@@ -127,7 +127,7 @@ impl Call {
         Err(Status::data_loss("the stream ended without an end"))
     }
 
-    /// Each index once, in order, and each as the reference has it.
+    /// Checks that each index comes once, in order, with the reference's token.
     fn take(&mut self, delta: &v1::Delta) {
         self.record.note(&self.name(), format!("at {}: {:?}", delta.position, delta.token_ids));
         if !delta.token_ids.is_empty() && delta.position as usize != self.got.len() {

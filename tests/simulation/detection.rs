@@ -1,8 +1,8 @@
-//! How soon a loss is known, on virtual time and while clients are served: a process that dies within 100 ms, by its
-//! connections; one that is stopped within a second, by its silence. A rank is known to its coordinator by name, a
-//! coordinator to every router.
+//! The time until a loss is detected, on virtual time and while clients are served: within 100 ms for a process that
+//! dies, by its connections; within a second for one that is stopped, by its silence. A coordinator names the lost
+//! rank; every router names the lost coordinator.
 //!
-//! It is read from what the roles say of it, at the moment when they say it.
+//! Read from the roles' log, at the times at which they write it.
 
 use crate::cast::Stage;
 use crate::client;
@@ -23,11 +23,11 @@ use tracing::{Event, Level, Metadata, Subscriber};
 const SEEDS: u64 = 6;
 const DEATH_MILLIS: u64 = 100;
 const STOP_MILLIS: u64 = 1000;
-/// For how long a fault is looked at.
+/// How long after a fault the log is read.
 const WATCHED_MILLIS: u64 = 2500;
 const GRID: (u16, u16) = (2, 2);
 
-/// What a process has warned of, and when.
+/// A process's warning, and its time.
 #[derive(Clone, Debug)]
 struct Warning {
     at_millis: u64,
@@ -35,18 +35,18 @@ struct Warning {
     text: String,
 }
 
-/// Hears warnings of the simulation that this thread runs.
+/// Collects the warnings of this thread's simulation.
 #[derive(Clone, Default)]
 struct Ear(Arc<Mutex<Heard>>);
 
 #[derive(Default)]
 struct Heard {
-    /// Whose turn it is in the simulation.
+    /// The host whose turn it is in the simulation.
     who: String,
     warnings: Vec<Warning>,
 }
 
-/// The simulation's span around the turn of a host.
+/// The name of the simulation's span around a host's turn.
 const TURN: &str = "node";
 
 impl Ear {
@@ -69,7 +69,7 @@ impl Subscriber for Ear {
         heard.warnings.push(warning);
     }
 
-    /// It is entered at once, and ends before the next begins.
+    /// A span is entered at once, and ends before the next begins.
     fn new_span(&self, turn: &Attributes<'_>) -> Id {
         let mut said = Said::default();
         turn.record(&mut said);
@@ -83,7 +83,7 @@ impl Subscriber for Ear {
     fn exit(&self, _: &Id) {}
 }
 
-/// `name=value` of every field, one behind the other.
+/// `name=value` of every field, concatenated.
 #[derive(Default)]
 struct Said(String);
 
@@ -97,9 +97,9 @@ impl Visit for Said {
     }
 }
 
-/// One fault in a cluster whose every worker has a rank, and what was warned of from then on.
+/// Runs one fault in a cluster in which every worker has a rank; returns its time and the warnings after it.
 fn warnings(seed: u64, what: impl Fn(Host) -> What, host: Host) -> (u64, Vec<Warning>) {
-    // Every time at another moment between two beats.
+    // At a different moment between two heartbeats for each seed.
     let at_millis = 6000 + 17 * seed;
     let (tp, pp) = GRID;
     let replica = || ReplicaPlan { tp, pp, n_workers: usize::from(tp * pp) };
@@ -130,7 +130,7 @@ fn simulate(seed: u64, script: &Script, until_millis: u64) -> turmoil::Result {
     Ok(())
 }
 
-/// Within its time the first loss of a rank is the guilty one's, by name and cause; and nobody else's follows.
+/// The first loss must be that of the guilty rank, with this cause and in time; no other rank's may follow.
 #[track_caller]
 fn check_rank(seed: u64, what: impl Fn(Host) -> What, cause: &str, within_millis: u64) {
     let host = Host::Worker(0, seed as usize % usize::from(GRID.0 * GRID.1));
@@ -145,7 +145,7 @@ fn check_rank(seed: u64, what: impl Fn(Host) -> What, cause: &str, within_millis
     assert!(took <= within_millis, "seed {seed}: known after {took} ms");
 }
 
-/// Within its time every router says so.
+/// Every router must report the loss in time.
 #[track_caller]
 fn check_coordinator(seed: u64, what: impl Fn(Host) -> What, words: &str, within_millis: u64) {
     let (at_millis, all) = warnings(seed, what, Host::Coordinator(seed as usize % 2));

@@ -1,8 +1,8 @@
-//! Whole clusters on virtual time over a simulated network: the router, coordinator, scheduler and worker that ship,
-//! with ranks that model their time, and everything that can go wrong. All of a run follows from its seed. Clocks that
-//! differ are not among it: nothing looks at one (`tests/tidy.rs`).
+//! Whole clusters on virtual time over a simulated network: the real router, coordinator, scheduler and worker, with
+//! ranks that model their time, under every fault. A run is determined by its seed. Clocks that differ are not
+//! simulated: nothing reads one (`tests/tidy.rs`).
 //!
-//! Bugs that were planted in a scratch copy, and the first seed that was seen to catch each:
+//! Bugs planted in a scratch copy, and the first seed seen to catch each:
 //!
 //! | planted | seed | how |
 //! |---|---:|---|
@@ -22,7 +22,7 @@
 //! out), a ticket that is dropped without a cancel (its closed channel says it), silence that is not counted (no
 //! progress is noticed later), a router that takes who answers under an older claim (whoever lost it ends).
 //!
-//! `SIMULATION_SEED=7` tells the story of one seed; `SIMULATION_SEEDS=10000` runs as many, from `SIMULATION_FIRST` on.
+//! `SIMULATION_SEED=7` prints the story of one seed; `SIMULATION_SEEDS=10000` runs as many, from `SIMULATION_FIRST` on.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod cast;
@@ -48,7 +48,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use world::{Outcome, run};
 
-/// What CI runs, within a minute.
+/// The seeds that CI runs, within a minute.
 const SEEDS: u64 = 200;
 
 fn number(name: &str) -> Option<u64> {
@@ -56,7 +56,7 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text:?}")))
 }
 
-/// Fails with all that went wrong, and how to see it again.
+/// Panics with everything that went wrong, and how to see it again.
 #[track_caller]
 fn check(seed: u64) -> Outcome {
     let outcome = run(seed, false);
@@ -80,7 +80,7 @@ fn seeds() {
     check_all(told, |seed| run(seed, false));
 }
 
-/// Simulates as many seeds as are asked for, on all cores; fails with those that broke a rule.
+/// Simulates as many seeds as asked for, on all cores; panics with those that broke a rule.
 fn check_all(told: impl Fn(u64, &Outcome) -> String + Sync, run: impl Fn(u64) -> Outcome + Sync) {
     let (first, n_seeds) = (number("SIMULATION_FIRST").unwrap_or(0), number("SIMULATION_SEEDS").unwrap_or(SEEDS));
     let (next, failed) = (AtomicU64::new(first), Mutex::new(Vec::new()));

@@ -14,7 +14,7 @@ use tonic::transport::{Channel, Uri};
 use tower::service_fn;
 use turmoil::net::{TcpListener, TcpStream};
 
-/// Where every role of the cluster listens.
+/// The port on which every role listens.
 pub const PORT: u16 = 7000;
 
 pub struct Wire(TcpStream);
@@ -47,7 +47,7 @@ impl Connected for Wire {
     }
 }
 
-/// A listener's connections, of the host that this is called on.
+/// A listener's connections, on the host that calls this.
 pub async fn listen() -> io::Result<Incoming> {
     let listener = TcpListener::bind(("0.0.0.0", PORT)).await?;
     Ok(Incoming { listener: Arc::new(listener), accepting: None })
@@ -72,13 +72,13 @@ impl Stream for Incoming {
     }
 }
 
-/// With the limits and timers of every role's channels.
+/// A channel with the limits and timers that every role uses.
 pub fn channel(host: &str) -> Channel {
     let host = host.to_owned();
     channel_to(move || host.clone())
 }
 
-/// To whoever it is each time that it is dialled.
+/// A channel to the host that `host` names at each dial.
 pub fn channel_to(host: impl Fn() -> String + Clone + Send + 'static) -> Channel {
     wire::over(service_fn(move |_: Uri| {
         let host = host();

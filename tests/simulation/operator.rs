@@ -1,4 +1,4 @@
-//! Who operates the cluster: changes grids when the script says so, and looks at the end whether all is at rest.
+//! The cluster's operator: changes grids when the script says so, and checks at the end that everything is at rest.
 
 use crate::cast::routers;
 use crate::client::millis;
@@ -19,7 +19,7 @@ use tonic::transport::Channel;
 use types::Epoch;
 
 const LOOK: Duration = Duration::from_millis(500);
-/// What a router left behind is computed for ten seconds more, behind a wire whose end nobody told for as long.
+/// A lost router's requests are computed for ten more seconds, also behind a wire whose silent end shows as late.
 const REST_MILLIS: u64 = 14_000;
 
 pub async fn play(rules: Arc<Rules>, record: Record) -> turmoil::Result {
@@ -50,7 +50,7 @@ pub async fn play(rules: Arc<Rules>, record: Record) -> turmoil::Result {
     Ok(())
 }
 
-/// What a router has seen once is not followed by anything older, for as long as the router runs.
+/// Checks that a router never reports an epoch older than one reported before, for as long as it runs.
 async fn epochs(router: String, channel: Channel, record: Record) {
     let (mut last, mut start) = (BTreeMap::<String, Epoch>::new(), 0);
     loop {
@@ -74,13 +74,13 @@ async fn epochs(router: String, channel: Channel, record: Record) {
     }
 }
 
-/// As a page of the topology writes it; a replica that a router has not met has none.
+/// Parses an epoch of the topology's page; None for a replica that a router has not met.
 fn epoch(text: &str) -> Option<Epoch> {
     let (incarnation, n) = text.split_once('.')?;
     Some(Epoch { incarnation: incarnation.parse().ok().filter(|known| *known > 0)?, n: n.parse().ok()? })
 }
 
-/// An operator who is refused shrugs; what matters is what becomes of the requests.
+/// A refusal is ignored; what matters is what becomes of the requests.
 async fn scale(fault: Fault, record: Record) {
     sleep(Duration::from_millis(fault.at_millis)).await;
     let What::Scale { replica, tp, pp } = fault.what else { return };
@@ -96,7 +96,7 @@ async fn scale(fault: Fault, record: Record) {
     }
 }
 
-/// Every router sees every replica ready, with nothing waiting, nothing running and no block in use.
+/// Checks that every router sees every replica ready, with nothing waiting, nothing running and no block in use.
 async fn rest(channels: &[Channel], n_replicas: usize) -> Result<(), String> {
     for channel in channels {
         let replicas = topology(channel).await?.replicas;

@@ -1,4 +1,4 @@
-//! A small generator: the same seed, the same numbers, on every machine.
+//! A small generator: the same seed gives the same numbers on every machine.
 
 pub struct Random(u64);
 
@@ -18,12 +18,12 @@ impl Random {
         (self.next() >> 11) % n
     }
 
-    /// From the first to the last, both of them too.
+    /// A number from `first` to `last`, both included.
     pub fn between(&mut self, first: u64, last: u64) -> u64 {
         first + self.below(last - first + 1)
     }
 
-    /// True once in so many times.
+    /// True once in `n` times.
     pub fn once_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }

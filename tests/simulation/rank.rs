@@ -1,5 +1,5 @@
-//! The ranks' runner: the worker's own sim, which checks every page that a step reads, and around it a mesh: no rank
-//! ends a step before it has heard that all others have computed it. Time is slept, so that it is virtual.
+//! The ranks' runner: the worker's own sim, which checks every page that a step reads, within a mesh: no rank ends a
+//! step before it has heard that all others have computed it. Its time is slept, so it is virtual.
 
 use crate::record::Record;
 use std::collections::HashMap;
@@ -12,12 +12,12 @@ use worker::sim::Sim;
 use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, Ready, Rest, RunError, Runner};
 
 pub const MESH_PORT: u16 = 7300;
-/// Between two looks at whether the place is over, and between two words to the others.
+/// Interval between checks whether the assignment has ended, and between messages to the others.
 const LOOK: Duration = Duration::from_millis(40);
-/// Place for what is on its way between ranks.
+/// Room for a message between ranks.
 const WORD_BYTES: usize = 32;
 
-/// What one process hears of its peers.
+/// What a process has received from its peers.
 #[derive(Clone)]
 pub struct Mesh {
     name: String,
@@ -29,9 +29,9 @@ pub struct Mesh {
 
 #[derive(Default)]
 struct Ear {
-    /// The last step that each rank of an epoch has computed; `None` where it has left.
+    /// The last step that each rank of an epoch has computed; `None` if it has left.
     words: HashMap<(Epoch, Rank), Option<u64>>,
-    /// The epochs in which this process has or had a rank, and whether it has left.
+    /// The epochs in which this process has or had a rank; the bool is true if it has left.
     seats: HashMap<Epoch, (Rank, bool)>,
 }
 
@@ -39,9 +39,9 @@ struct Ear {
 struct Word {
     epoch: Epoch,
     rank: Rank,
-    /// None: this rank has left the epoch.
+    /// The last computed step; None if this rank has left the epoch.
     step: Option<u64>,
-    /// It waits for the other's word.
+    /// Whether it waits for the other's message.
     asks: bool,
 }
 
@@ -83,8 +83,8 @@ impl Mesh {
         }
     }
 
-    /// Who waits for a rank that is not there any more is told so, as a connection that is closed tells it; who lost a
-    /// word gets it again.
+    /// Answers a rank that waits: that this one has left, as a closed connection would show; or again the last step, if
+    /// that message was lost.
     fn answer(&self, asked: Word) -> Option<Word> {
         let ear = self.ear();
         let (rank, has_left) = *ear.seats.get(&asked.epoch).filter(|_| asked.asks)?;
@@ -103,7 +103,7 @@ impl Mesh {
         self.ear.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whom this rank still waits for; an error where one has left.
+    /// A rank that this one still waits for; an error if one has left.
     fn awaits(&self, epoch: Epoch, n_ranks: u16, step: u64) -> Result<Option<Rank>, RunError> {
         let ear = self.ear();
         for rank in (0..n_ranks).map(Rank) {
@@ -128,7 +128,7 @@ pub struct SimRank {
 
 impl Load for SimRank {
     fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
-        // No time passes in the sim itself: it would be the machine's.
+        // The sim itself takes no time: it would be the machine's.
         let timeless = Sim { step_micros: 0, token_micros: 0, slice_micros: 0, ..self.sim.clone() };
         let (sim, ready) = { timeless }.load(assignment, cancel)?;
         let (epoch, rank) = (assignment.epoch, assignment.rank);
@@ -174,7 +174,7 @@ struct MeshRunner {
     peers: Vec<String>,
     cancel: CancelFlag,
     last: Option<u64>,
-    /// That the last step takes.
+    /// The time of the last step.
     micros: u64,
 }
 
@@ -200,7 +200,7 @@ impl Runner for MeshRunner {
         }
         let result = self.sim.run(step, done);
         if let Err(error) = &result {
-            // The sim refuses what would give another answer.
+            // The sim refuses a step that would give another answer.
             mesh.record.violation(format!("{} cannot run step {}: {error}", mesh.name, step.id.0));
         }
         done.micros = self.micros as u32;

@@ -1,5 +1,5 @@
-//! What is seen of a simulation: a trace, of which a hash is kept, and what broke a rule. Shared by all hosts,
-//! beside the network that is simulated.
+//! The record of a simulation: a trace, kept as a hash, and broken rules. Shared by all hosts, outside the simulated
+//! network.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,25 +15,25 @@ pub struct Seen {
     hasher: DefaultHasher,
     pub n_lines: u64,
     pub violations: Vec<String>,
-    /// How often what happened, of what is worth counting.
+    /// How often each event happened.
     pub counts: BTreeMap<&'static str, u64>,
     /// Calls that have not ended.
     pub open: BTreeSet<usize>,
-    /// When the others did.
+    /// The ends of the other calls.
     pub ended_millis: BTreeMap<usize, u64>,
-    /// In which a rank has begun to load: a replica that nobody disturbs has one.
+    /// Epochs in which a rank has begun to load: an undisturbed replica has one.
     pub epochs: BTreeSet<(u64, u32)>,
-    /// How each process that runs is asked to stop.
+    /// The stop signal of each running process.
     pub stops: BTreeMap<String, CancellationToken>,
-    /// Ranks that do not compute for now.
+    /// Hosts whose rank does not compute for now.
     pub hung: BTreeSet<String>,
-    /// Replicas that somebody else coordinates too, by order.
+    /// Replicas that have a second coordinator, by index.
     pub rivals: BTreeSet<usize>,
-    /// Nobody reaches the store.
+    /// Whether the store is unreachable for all.
     pub is_store_away: bool,
-    /// Who does not reach it, and since when.
+    /// Hosts that do not reach the store, and since when.
     pub cut_off: BTreeMap<String, u64>,
-    /// How often a process has begun there.
+    /// How often a process has started on each host.
     pub starts: BTreeMap<String, u64>,
 }
 

@@ -1,5 +1,5 @@
-//! The cluster's store as each process sees it: later than it is, and not at all while its line to it is cut. Who is
-//! cut off for longer than a lease lasts is seen by nobody else. Knows no process.
+//! The cluster's store as each process sees it: with a delay, and not at all while its line to the store is cut. A
+//! process cut off for longer than a lease is invisible to the others. Knows no process.
 
 use crate::record::Record;
 use crate::script::{Host, replica_name};
@@ -22,7 +22,7 @@ impl Registry {
         Registry { store: MemoryStore::starting_at(1), record, lag: Duration::from_millis(lag_millis) }
     }
 
-    /// Of a process, until it stops.
+    /// A process's view, until it stops.
     pub fn view(&self, host: Host, stop: &CancellationToken) -> MemoryStore {
         let (view, registry, stop) = (self.store.from_afar(), self.clone(), stop.clone());
         registry.look(host, &view);
@@ -53,7 +53,7 @@ impl Registry {
         since.is_some_and(|since| now >= since + LEASE_MILLIS)
     }
 
-    /// Takes the replica's name, as soon as the store can be reached.
+    /// Claims the replica's name, as soon as the store can be reached.
     pub async fn claim(&self, host: Host, replica: usize, view: &MemoryStore) -> Claim {
         while self.is_cut_off(host) {
             sleep(self.lag).await;
@@ -62,7 +62,7 @@ impl Registry {
     }
 }
 
-/// Where a process finds the replica's coordinator: where it was last seen.
+/// The address of the replica's coordinator: where the process last saw it.
 pub fn whereabouts(view: MemoryStore, replica: usize) -> impl Fn() -> String + Clone + Send + 'static {
     let last = std::sync::Arc::new(std::sync::Mutex::new(Host::Coordinator(replica).name()));
     move || {

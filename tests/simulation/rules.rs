@@ -1,4 +1,4 @@
-//! What a broken call must be excused by: the rule is strict, and all that it needs is known from the script.
+//! The rules that excuse a broken call. They are strict, and follow from the script alone.
 //!
 //! 1. A call whose router ran and could be reached is told of nothing that befalls coordinators, workers or the wires
 //!    between them: a stream that has begun does not break, whoever dies behind it.
@@ -12,14 +12,14 @@
 use crate::script::{Ask, CALM_MILLIS, Fault, Host, Script, What};
 use tonic::{Code, Status};
 
-/// A wire that lost something is found out by pings: one is sent after five seconds of silence and awaited for five.
+/// A wire that lost something is detected by pings: one is sent after five seconds of silence and awaited for five.
 /// Then the peer dials again, and a process that was told to stop has its grace.
 const WIRE_MILLIS: u64 = 13_000;
 const DRAIN_MILLIS: u64 = 31_000;
-/// From a fault's end until the replica serves again at the latest: a lost rank's place is kept for ten seconds, those
-/// that blame each other wait up to as long, a coordinator that nobody reaches is noticed within ten.
+/// The longest time from a fault's end until the replica serves again: a lost rank's place is kept for ten seconds,
+/// ranks that blame each other wait up to as long, an unreachable coordinator is noticed within ten.
 pub const RECOVERY_MILLIS: u64 = 25_000;
-/// For a request in a cluster that is well: behind all others.
+/// Limit for a request in a healthy cluster, behind all others.
 pub const SERVED_MILLIS: u64 = 6_000;
 pub const ENDS_MAX_MILLIS: u64 = 45_000;
 
@@ -27,12 +27,12 @@ pub struct Rules {
     pub script: Script,
 }
 
-/// An attempt that did not come to its end.
+/// An attempt that did not reach its end.
 pub struct Broken {
     pub begun_millis: u64,
     pub at_millis: u64,
     pub router: usize,
-    /// The first event had come.
+    /// Whether the first event had come.
     pub has_begun: bool,
     pub status: Status,
 }
@@ -44,7 +44,7 @@ impl Broken {
 }
 
 impl Rules {
-    /// Why it may not be so.
+    /// The broken rule, if nothing excuses the attempt.
     pub fn judge(&self, ask: &Ask, broken: &Broken) -> Result<(), String> {
         let Broken { begun_millis, at_millis, router, has_begun, status } = broken;
         let during =
@@ -70,7 +70,7 @@ impl Rules {
         let is_cold = *begun_millis < RECOVERY_MILLIS / 5;
         match (status.code(), (0..self.script.replicas.len()).find(is_replica_well)) {
             (Code::Unavailable, None) => Ok(()),
-            // Nobody is let wait for what would come too late.
+            // A request that would wait beyond its deadline is refused at once.
             (Code::ResourceExhausted, _) if ask.deadline_millis.is_some() => Ok(()),
             (Code::Unavailable, Some(_)) if is_cold => Ok(()),
             (Code::Unavailable, Some(replica)) => Err(format!("refused while replica {replica} was well")),
@@ -80,7 +80,7 @@ impl Rules {
 
     fn judge_deadline(&self, ask: &Ask, at_millis: u64) -> Result<(), String> {
         let Some(deadline) = ask.deadline_millis else { return Err("a deadline that nobody set".into()) };
-        // Milliseconds are rounded on their way.
+        // Milliseconds are rounded in transit.
         if at_millis + 2 < ask.at_millis + deadline {
             return Err(format!("a deadline of {deadline} ms has passed after {}", at_millis - ask.at_millis));
         }
@@ -95,8 +95,8 @@ impl Rules {
         }
     }
 
-    /// A store that is away changes nothing for those who serve. But who has to be found there, because another has
-    /// taken its place or it has forgotten the others, waits for it.
+    /// Whether an absent store delays the call. Running roles do without it, but a new coordinator or router has to be
+    /// found in it.
     fn bars(&self, fault: &Fault, of: usize, router: usize) -> bool {
         let is_barred = match fault.what {
             What::StoreAway => true,
@@ -107,14 +107,14 @@ impl Rules {
         is_barred && (is_new(Host::Coordinator(of)) || is_new(Host::Router(router)))
     }
 
-    /// When a call must have ended.
+    /// The time by which a call must have ended.
     pub fn ends_by(&self, ask: &Ask) -> u64 {
         ask.at_millis.max(CALM_MILLIS) + ENDS_MAX_MILLIS
     }
 }
 
 impl Fault {
-    /// The router, or the wire between it and the client.
+    /// Whether the fault hits the router, or the wire between it and the client.
     fn befalls(&self, client: usize, router: usize) -> bool {
         let (client, router) = (Host::Client(client), Host::Router(router));
         match self.what {
@@ -126,7 +126,7 @@ impl Fault {
         }
     }
 
-    /// Another process is there afterwards.
+    /// Whether another process takes the host's place.
     fn replaces(&self, host: Host) -> bool {
         match self.what {
             What::Kill(other) | What::Drain(other) => other == host,
@@ -139,7 +139,7 @@ impl Fault {
         matches!(self.what, What::Drain(host) if host == Host::Router(router))
     }
 
-    /// The replica, or its wire to the router.
+    /// Whether the fault hits the replica, or its wire to the router.
     fn disturbs(&self, of: usize, router: usize) -> bool {
         let is_of = |host: Host| host.replica() == Some(of);
         match self.what {

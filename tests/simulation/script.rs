@@ -1,12 +1,12 @@
-//! What happens in a simulation, all of it drawn from the seed before anything runs: who plays, what clients ask, and
-//! what befalls the cluster. Plain data, so that a failing seed can be read.
+//! The whole course of a simulation, drawn from the seed before anything runs: the hosts, the clients' calls, and the
+//! faults. Plain data, so that a failing seed can be read.
 
 use crate::random::Random;
 use proto::v1;
 use types::{Request, Sampling, Token, Tokens};
 use worker::sim::Sim;
 
-/// As the tokenizer has them, and its end token.
+/// The tokenizer's vocabulary, including its end token.
 pub const VOCAB: u32 = 258;
 pub const END: Token = 257;
 pub const CONTEXT: u32 = 1024;
@@ -14,9 +14,9 @@ pub const ROUTERS: usize = 2;
 pub const CLIENTS: usize = 2;
 /// Requests and faults begin before this; faults last no longer than until `CALM`.
 const BUSY_MILLIS: u64 = 12_000;
-/// From here on nothing is broken, and nothing breaks.
+/// From here on all faults have ended, and none begins.
 pub const CALM_MILLIS: u64 = 18_000;
-/// More than are ever generated while a simulation runs: who cancels this and is not heard leaves work behind.
+/// More tokens than are ever generated in a simulation: an unheard cancel of such a request leaves work behind.
 const ENDLESS_TOKENS: u32 = 950;
 
 #[derive(Clone, Debug)]
@@ -26,14 +26,14 @@ pub struct Script {
     pub n_blocks: u64,
     pub running_max: u32,
     pub prefix_cache: bool,
-    /// Otherwise it is as long as the ranks' memory lets it be.
+    /// Whether the context is set; otherwise it is as long as the ranks' memory allows.
     pub is_context_asked: bool,
-    /// How long a request waits for somebody who computes it, where that is not the default.
+    /// How long a request waits for a replica, where that is not the default.
     pub failover_millis: Option<u64>,
-    /// So much later than it is does a process see the store.
+    /// The delay with which a process sees the store.
     pub lag_millis: u64,
     pub asks: Vec<Ask>,
-    /// In the order of their beginnings.
+    /// The faults, in the order of their beginnings.
     pub faults: Vec<Fault>,
 }
 
@@ -49,14 +49,14 @@ pub struct ReplicaPlan {
 pub struct Ask {
     pub at_millis: u64,
     pub client: usize,
-    /// Asked first; another one after a failure.
+    /// The router asked first; after a failure another one.
     pub router: usize,
     pub prompt: Tokens,
     pub sampling: v1::Sampling,
     pub choice: u32,
     pub priority: i32,
     pub deadline_millis: Option<u64>,
-    /// The client leaves when it has so many tokens.
+    /// The number of tokens after which the client leaves.
     pub leaves_at: Option<usize>,
 }
 
@@ -64,13 +64,13 @@ pub struct Ask {
 pub enum Host {
     Router(usize),
     Coordinator(usize),
-    /// A second coordinator of a replica, which is not there unless something goes wrong.
+    /// A second coordinator of a replica, which exists only as a fault.
     Rival(usize),
     Worker(usize, usize),
     Client(usize),
 }
 
-/// In the store.
+/// The replica's name in the store.
 pub fn replica_name(replica: usize) -> String {
     format!("replica-{replica}")
 }
@@ -97,33 +97,33 @@ impl Host {
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
     pub at_millis: u64,
-    /// Until it is mended.
+    /// The time until it is mended.
     pub lasts_millis: u64,
     pub what: What,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// The process dies, and another comes.
+    /// The process dies, and is restarted.
     Kill(Host),
-    /// A politely stopped one, likewise.
+    /// The process is told to end, and is restarted.
     Drain(Host),
     /// Nothing passes in either direction, and all of it arrives later: a stopped process, or a lossy wire under TCP.
     Stall(Host, Host),
-    /// The same with everybody.
+    /// As `Stall`, with every other host.
     Freeze(Host),
-    /// What is sent meanwhile is lost: connections over it are dead, and not told so.
+    /// Everything sent meanwhile is lost: connections over the wire are dead without notice.
     Cut(Host, Host),
-    /// The same from the first to the second alone.
+    /// As `Cut`, only from the first to the second.
     Mute(Host, Host),
     Slow(Host, Host),
-    /// The rank beats and does not compute.
+    /// The rank sends heartbeats and does not compute.
     Hang(Host),
     /// The store answers nobody.
     StoreAway,
-    /// One process does not reach it.
+    /// One process cannot reach the store.
     StoreCut(Host),
-    /// Somebody starts a second coordinator with the replica's name elsewhere: the first one's claim is lost.
+    /// A second coordinator is started with the replica's name on another host: the first one loses its claim.
     Rival(usize),
     /// An operator wants another grid.
     Scale {
@@ -187,7 +187,7 @@ fn replica(random: &mut Random, is_large: bool) -> ReplicaPlan {
     ReplicaPlan { tp, pp, n_workers: usize::from(tp * pp) + n_spares }
 }
 
-// -- what befalls the cluster
+// -- the faults
 
 fn faults(random: &mut Random, replicas: &[ReplicaPlan]) -> Vec<Fault> {
     let n_faults = random.between(0, 7);
@@ -195,7 +195,7 @@ fn faults(random: &mut Random, replicas: &[ReplicaPlan]) -> Vec<Fault> {
         .map(|_| {
             let at_millis = random.between(500, BUSY_MILLIS);
             let what = what(random, replicas);
-            // Short ones fall between two beats, long ones outlast every patience but that of a load.
+            // Short ones fall between two heartbeats; long ones exceed every limit but that of a load.
             let longest = *random.one_of(&[300, 1500, 6000, 14_000]);
             let lasts_millis = random.between(20, longest).min(CALM_MILLIS - at_millis);
             Fault { at_millis, lasts_millis, what }
@@ -205,7 +205,7 @@ fn faults(random: &mut Random, replicas: &[ReplicaPlan]) -> Vec<Fault> {
     faults
 }
 
-/// What befalls membership. Not before everybody has seen everybody once.
+/// Faults of membership. They come after all processes have seen each other once.
 fn store_faults(random: &mut Random, replicas: &[ReplicaPlan]) -> Vec<Fault> {
     const SETTLED_MILLIS: u64 = 4_000;
     if !random.once_in(2) {
@@ -247,7 +247,7 @@ fn what(random: &mut Random, replicas: &[ReplicaPlan]) -> What {
     }
 }
 
-/// Two that talk to each other, in any order.
+/// Two hosts that talk to each other, in any order.
 fn link(random: &mut Random, worker: Host, coordinator: Host, router: Host) -> (Host, Host) {
     let client = Host::Client(random.below(CLIENTS as u64) as usize);
     let mate = match worker {
@@ -259,7 +259,7 @@ fn link(random: &mut Random, worker: Host, coordinator: Host, router: Host) -> (
     if random.once_in(2) { (a, b) } else { (b, a) }
 }
 
-// -- what clients ask
+// -- the clients' calls
 
 fn asks(random: &mut Random) -> Vec<Ask> {
     let n_asks = random.between(6, 22);
@@ -309,7 +309,7 @@ fn ask(random: &mut Random) -> Ask {
     }
 }
 
-/// A few families begin alike, so that the prefix cache has something to find.
+/// A few groups of prompts begin alike, so that the prefix cache is used.
 fn prompt(random: &mut Random) -> Tokens {
     let (family, n_shared, n_own) = (random.below(3) as u32, 16 * random.below(4) as u32, random.between(1, 20));
     let shared = (0..n_shared).map(|i| (i * 7 + family) % 256);
@@ -328,7 +328,7 @@ impl Ask {
         }
     }
 
-    /// What the answer must be, whatever happens: its tokens, and whether it stops before its length.
+    /// The right answer, whatever happens: its tokens, and whether it stops before its length.
     pub fn reference(&self, sim: &Sim) -> (Tokens, v1::finished::Reason) {
         let asked = &self.sampling;
         let end = (!asked.ignore_eos).then_some(END);

@@ -1,5 +1,5 @@
-//! Clusters of four workers that lose some of them while none comes: each call ends within its limit, and says what the
-//! reference says or why it could not go on. Where there is a second replica, all streams go on there at once.
+//! Clusters of four workers that lose some of them without replacement: each call ends within its limit, and gives the
+//! reference's answer or the reason why it could not go on. With a second replica all streams go on there at once.
 //!
 //! `SIMULATION_SEED=7` tells the story of one seed, as elsewhere.
 
@@ -22,12 +22,12 @@ use tokio::time::sleep;
 use tonic::{Code, Status};
 use types::Tokens;
 
-/// As the routers are told to let a request wait. Shorter and longer than a lost rank's place is kept.
+/// The routers' limit for a waiting request: shorter and longer than a lost rank's place is kept.
 const FAILOVER_MILLIS: [u64; 2] = [4_000, 14_000];
-/// All have found each other by then, and the ranks have met.
+/// By then all roles have found each other, and the ranks have met.
 const SETTLED_MILLIS: u64 = 3_000;
 const LOSSES_END_MILLIS: u64 = 14_000;
-/// From a loss until a stream's next token at the other replica: that it is noticed, told and sent, and a replay.
+/// From a loss to a stream's next token at the other replica: detection, messages and a replay.
 const MOVED_MILLIS: u64 = 1_000;
 const MILLIS_MAX: u64 = 90_000;
 
@@ -54,8 +54,8 @@ fn script(seed: u64) -> Script {
         faults,
         asks,
         lag_millis: 20,
-        // Of a whole context, four ranks may hold all where one holds a quarter of it. At the replica that streams go
-        // to, none waits for room.
+        // Blocks for a whole context: four ranks may hold it where one holds a quarter of it. At the replica that
+        // streams move to, no request waits for room.
         n_blocks: if is_alone { *random.one_of(&[18, 34, 160]) } else { 160 },
         running_max: if is_alone { of.running_max } else { 64 },
         is_context_asked: random.once_in(2),
@@ -104,14 +104,14 @@ async fn play(client: usize, script: Arc<Script>, record: Record) -> turmoil::Re
     Ok(())
 }
 
-/// One call, asked once: its router is well, so whatever ends it is the answer.
+/// One call, made once: its router runs, so whatever ends it is the answer.
 struct Call {
     number: usize,
     ask: Ask,
     script: Arc<Script>,
     record: Record,
     got: Tokens,
-    /// When it said a token last, or began.
+    /// The time of its last token, or of its beginning.
     heard_millis: u64,
 }
 
@@ -164,7 +164,7 @@ impl Call {
         Err(Status::data_loss("the stream ended without an end"))
     }
 
-    /// A token, or the end.
+    /// Records the time of a token, or of the end.
     fn hears(&mut self) {
         let (now, failover_millis) = (millis(), self.script.failover_millis.unwrap_or(0));
         let is_alone = self.script.replicas.len() == 1;
@@ -176,13 +176,13 @@ impl Call {
         self.heard_millis = now;
     }
 
-    /// Why it may not have ended so.
+    /// The broken rule, if the call may not end with this status.
     fn judge(&self, status: &Status) -> Result<(), String> {
         let told = status.message();
         match status.code() {
             Code::DeadlineExceeded | Code::ResourceExhausted if self.ask.deadline_millis.is_some() => Ok(()),
             Code::Unavailable if self.script.replicas.len() > 1 => Err(format!("another replica is well: {told}")),
-            // What, where and what to do.
+            // The status must name what failed, where, and the setting to change.
             Code::Unavailable if told.contains("--failover-max") && told.contains("replica-0") => Ok(()),
             Code::Unavailable if told.contains("try again when there are more") => Ok(()),
             _ => Err(format!("nothing explains it: {status:?}")),

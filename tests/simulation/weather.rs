@@ -1,4 +1,4 @@
-//! Carries out what the script has in store: faults at their times, and their ends. Knows nothing of what they do.
+//! Applies the script's faults: begins them at their times, and ends them. Knows nothing of the roles that they hit.
 
 use crate::record::Record;
 use crate::script::{CALM_MILLIS, CLIENTS, Fault, Host, Script, What};
@@ -12,7 +12,7 @@ const SLOW: Duration = Duration::from_millis(400);
 pub struct Weather<'a> {
     script: &'a Script,
     record: Record,
-    /// Those that have begun, by their numbers in the script.
+    /// The faults in progress, by their numbers in the script.
     under_way: Vec<usize>,
     n_begun: usize,
     is_calm: bool,
@@ -95,7 +95,7 @@ impl Weather<'_> {
         }
     }
 
-    /// Whatever one fault's end did to another's wire.
+    /// Releases every wire: one fault's end may have done something to another's.
     fn mend_wires(&self, sim: &mut Sim<'_>) {
         let hosts = self.everybody();
         for (i, a) in hosts.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! One simulation from its seed: the cast, the clients, the weather, and what is left to check at the end.
+//! One simulation from its seed: the hosts, the clients, the faults, and the checks at the end.
 
 use crate::cast::Stage;
 use crate::record::Record;
@@ -18,7 +18,7 @@ use turmoil::Sim;
 const TICK: Duration = Duration::from_millis(5);
 const MILLIS_MAX: u64 = 150_000;
 
-/// What came of a seed.
+/// The result of a seed.
 pub struct Outcome {
     pub hash: u64,
     pub n_lines: u64,
@@ -27,11 +27,11 @@ pub struct Outcome {
 }
 
 thread_local! {
-    /// What tasks of this thread's simulation have panicked with: their runtimes would swallow it.
+    /// Panics in tasks of this thread's simulation, which their runtimes would hide.
     static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `is_told`: the whole story is printed.
+/// `is_told`: print the whole story.
 pub fn run(seed: u64, is_told: bool) -> Outcome {
     let script = Script::of(seed);
     if is_told {
@@ -40,7 +40,7 @@ pub fn run(seed: u64, is_told: bool) -> Outcome {
     recorded(is_told, |record| simulate(seed, &script, record))
 }
 
-/// What came of a simulation, with what its hosts have panicked with.
+/// The result of a simulation, including its hosts' panics.
 pub fn recorded(is_told: bool, simulate: impl FnOnce(&Record) -> turmoil::Result) -> Outcome {
     hear_panics();
     let record = Record::new(is_told);
@@ -57,7 +57,7 @@ pub fn recorded(is_told: bool, simulate: impl FnOnce(&Record) -> turmoil::Result
     Outcome { hash, n_lines: seen.n_lines, violations, counts }
 }
 
-/// Hosts that nobody is on yet, for so long at least.
+/// A network without hosts, which runs for at least `millis`.
 pub fn network<'a>(seed: u64, millis: u64) -> Sim<'a> {
     turmoil::Builder::new()
         .rng_seed(seed)
@@ -88,7 +88,7 @@ fn simulate(seed: u64, script: &Script, record: &Record) -> turmoil::Result {
     Ok(())
 }
 
-/// Every call ends in time.
+/// Whether a call has not ended in time.
 fn is_too_late(rules: &Rules, record: &Record, elapsed: Duration) -> bool {
     let now = elapsed.as_millis() as u64;
     let open = record.seen().open.clone();

@@ -3,7 +3,7 @@
 //! `cargo run -p worker --example generate -- MODEL [--activations f32] [--kv-dtype f32] [--threads 2] [--tokens 32]
 //! [--tp 2] [--pp 2] 504 3575 ..`
 //!
-//! The ranks of a grid are threads of this process, each with so many threads.
+//! The ranks of a grid are threads of this process, each with `--threads` threads.
 
 use checkpoint::Checkpoint;
 use collective::Mesh;
@@ -66,7 +66,7 @@ fn assignment(args: &Args) -> Result<Assignment, Fault> {
     })
 }
 
-/// All ranks run the same steps; the sampler alone has something to say.
+/// Runs all ranks on the same steps; only the sampler prints.
 fn run(args: &Args, assignment: &Assignment, collective: Mesh, rank: Rank) -> Result<(), Fault> {
     let begun = Instant::now();
     let is_sampler = collective.part().is_sampler();
@@ -88,7 +88,7 @@ fn generate(runner: &mut dyn Runner, args: &Args, n_groups: usize, is_sampler: b
         let want = if end < n_prompt { Want::Nothing } else { Want::Last };
         step.slices.push(Slice { id: RequestId(1), range: n_computed..end, n_draft: 0, want });
         let needed = types::cache::blocks_for(end);
-        // Every group keeps everything, each in a pool of its own.
+        // No group frees blocks, and each has a pool of its own.
         (0..n_groups).for_each(|_| step.blocks.extend((n_blocks..needed).map(BlockId)));
         runner.run(&step, &mut done)?;
         for out in done.slices.iter().flat_map(|slice| &slice.tokens) {

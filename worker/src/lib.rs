@@ -44,8 +44,8 @@ pub async fn serve(
     serve_on(Footing::Threads, channel, loader, config, shutdown).await
 }
 
-/// The same without a thread of its own, for runners that model their time and do not use it: so a whole cluster runs
-/// in one thread, on virtual time.
+/// As `serve`, without a thread of its own, for runners that only model their time: a whole cluster runs in one thread,
+/// on virtual time.
 pub async fn serve_in_tasks(
     channel: Channel,
     loader: Box<dyn Load>,
@@ -83,12 +83,12 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
         let ended = worker.session(channel.clone()).await?;
         if let session::Ended::Left(reason) = &ended {
             tracing::info!(reason, "the coordinator lets this worker go: it waits for the next one");
-            // Who sends its ranks away goes away itself: whoever takes its place is not there yet.
+            // A coordinator that sends its ranks away is about to go; its successor is not there yet.
             wait = wait.max(worker.config.redial_after_leave);
         }
         let free = async {
             come_back(worker).await?;
-            // What it holds for the place that is over is given back now, and not when there is another place.
+            // What it holds for the finished assignment is released now, not at the next assignment.
             worker.work.send(seat::Work::Release).await.map_err(|_| Error::ThreadGone)
         };
         let Some(freed) = worker.shutdown.run_until_cancelled(free).await else { return Ok(()) };

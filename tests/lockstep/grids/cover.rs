@@ -1,21 +1,21 @@
-//! Runs that together meet every pair of values that any run can meet. Knows the values by their numbers; what they
-//! mean is the caller's.
+//! Pairwise covers: runs that together contain every possible pair of values. Knows values by their numbers; the caller
+//! knows their meaning.
 
 use std::collections::BTreeSet;
 
-/// A number for each factor, in order.
+/// One value number per factor, in order.
 pub type Run = Vec<usize>;
-/// A factor and its value, and a later factor and its value.
+/// A factor with its value, and a later factor with its value.
 type Pair = (usize, usize, usize, usize);
 
-/// Greedy and the same each time: the next run is the first of those that meet most of what is left.
+/// A greedy cover, the same each time: the next run is the first of those with most of the missing pairs.
 pub fn pairwise(n_values: &[usize], is_possible: impl Fn(&[usize]) -> bool) -> Vec<Run> {
     let possible: Vec<Run> = all(n_values).into_iter().filter(|run| is_possible(run)).collect();
     let mut left: BTreeSet<Pair> = possible.iter().flat_map(|run| pairs(run)).collect();
     let mut cover = Vec::new();
     while !left.is_empty() {
         let met = |run: &&Run| pairs(run).filter(|pair| left.contains(pair)).count();
-        // `max_by_key` gives the last of equals.
+        // `max_by_key` returns the last of equals.
         let next = possible.iter().rev().max_by_key(met).expect("what is left is met by some run").clone();
         for pair in pairs(&next) {
             left.remove(&pair);
@@ -25,7 +25,7 @@ pub fn pairwise(n_values: &[usize], is_possible: impl Fn(&[usize]) -> bool) -> V
     cover
 }
 
-/// The pairs that a possible run has and no run of `cover` does.
+/// The pairs that some possible run has and no run of `cover` has.
 pub fn missing(cover: &[Run], n_values: &[usize], is_possible: impl Fn(&[usize]) -> bool) -> Vec<Pair> {
     let met: BTreeSet<Pair> = cover.iter().flat_map(|run| pairs(run)).collect();
     let possible = all(n_values).into_iter().filter(|run| is_possible(run));

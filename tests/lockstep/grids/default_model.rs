@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 const GRIDS: [(&str, &str, &str); 5] =
     [("2", "1", "auto"), ("1", "2", "auto"), ("2", "2", "auto"), ("3", "1", "auto"), ("2", "1", "tcp")];
-/// Of the time that all processes use, each uses at least one part of so many.
+/// Each process must use at least one in so many parts of the processor time of all.
 const PARTS_OF_TIME: u64 = 10;
 
 const PROMPTS: [&str; 6] = [
@@ -25,7 +25,7 @@ fn serve(more: &[&str]) -> Node {
     Node::start(&[&["serve", model.to_str().unwrap()], &doors[..], more].concat())
 }
 
-/// Token ids, logprobs and text of all prompts at once.
+/// Token ids, logprobs and text of all prompts, sent at once.
 fn answers(http: &str) -> Vec<Value> {
     let ask = |i: usize| {
         let temperature = [0.0, 0.8, 1.2][i % 3];
@@ -70,7 +70,7 @@ fn check(tp: &str, pp: &str, wire: &str, expected: &[Value]) {
     println!("{way}: {used:?} ticks of {} workers and the parent", workers.len());
     let total: u64 = used.iter().sum();
     assert!(used[..workers.len()].iter().all(|used| used * PARTS_OF_TIME >= total && *used > 0), "{way}: {used:?}");
-    // What ranks share is mapped by both, and nothing is where they talk over sockets.
+    // Shared memory is mapped by both ranks, and by none of those that use sockets.
     let shares = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().contains("memfd:lockstep");
     assert!(workers.iter().all(|pid| shares(pid) == (wire != "tcp")), "{way}: what the ranks exchange numbers over");
 }

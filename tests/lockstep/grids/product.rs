@@ -1,5 +1,5 @@
-//! The whole product of families, grids and wires, for `make grids`: what CI takes a cover of. Its table is kept with
-//! the other results.
+//! The full product of families, grids and wires, for `make grids`; CI runs a cover of it. Its table is kept with the
+//! other results.
 
 use super::{FAMILIES, FEW_BLOCKS, GRID_MAX, WIRES, alone, check_equal, hard_requests, setup};
 use crate::common::requests::REQUESTS;
@@ -19,11 +19,11 @@ struct Row {
     n_preempted: u32,
 }
 
-/// Longer than CI has time for.
+/// Takes longer than CI has time for.
 #[tokio::test]
 async fn the_whole_product() {
     if std::env::var_os("LOCKSTEP_GRIDS").is_none() {
-        // Past the harness, which shows what a test prints only when it fails.
+        // Straight to stderr: the harness shows a test's output only when it fails.
         return std::io::stderr().write_all(b"NOT RUN: the whole product of grids, which is `make grids`\n").unwrap();
     }
     let mut rows = Vec::new();

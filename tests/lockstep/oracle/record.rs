@@ -1,5 +1,5 @@
-//! The record: what each checkpoint answered, as hashes that stand for token ids and the bits of logprobs. Knows its
-//! lines and how an answer is hashed; nothing of who answers.
+//! The record: each checkpoint's answers, as hashes of token ids and the bits of logprobs. Knows its lines and how an
+//! answer is hashed; nothing of who answers.
 //!
 //! ```text
 //! gemma2 int8 f16                    a checkpoint, activations, the type of its cache
@@ -20,7 +20,7 @@ const HEAD: &str = "\
 const ALL_DIGITS: usize = 16;
 const ANSWER_DIGITS: usize = 8;
 
-/// Of a checkpoint under a policy, its lines, each without the blanks before it.
+/// The lines of each checkpoint under a policy, without indentation.
 pub type Record = BTreeMap<String, Vec<String>>;
 
 fn path() -> PathBuf {
@@ -52,7 +52,7 @@ pub fn write(record: &Record) {
     std::fs::write(path(), text).unwrap();
 }
 
-/// Of all answers on one grid.
+/// The line for all answers on one grid.
 pub fn grid_line(way: &str, answers: &[Answer]) -> String {
     let mut bytes = Vec::new();
     answers.iter().for_each(|answer| put_answer(&mut bytes, answer));
@@ -74,7 +74,7 @@ fn put_answer(bytes: &mut Vec<u8>, answer: &Answer) {
     bytes.push(match answer.finish {
         Some(Finish::Stop) => b's',
         Some(Finish::Length) => b'l',
-        // None of these requests may end so.
+        // None of these requests may end in another way.
         other => panic!("ended by {other:?}"),
     });
     put_rows(bytes, &answer.scored);

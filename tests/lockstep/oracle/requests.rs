@@ -1,14 +1,14 @@
-//! What is asked of every checkpoint: 64 requests from a seeded generator that nobody else uses, so that they stay what
-//! they are when other tests change theirs. Knows a checkpoint by its vocabulary and its context.
+//! The requests for every checkpoint: 64 from a seeded generator that no other test uses, so that they never change.
+//! Knows a checkpoint by its vocabulary and its context.
 
 use types::{Dry, Goal, Penalties, Request, Sampling, Token, Tokens, Xtc};
 
 pub const REQUESTS: usize = 64;
-/// One choice after the other of one prompt and one seed, as a client's `n` asks for them.
+/// Choices of one prompt and seed in turn, as a client's `n` makes them.
 const CHOICES: usize = 3;
-/// The most that is generated; half of a context that is very short.
+/// The most tokens generated; half of a very short context.
 const ROOM: u32 = 64;
-/// Of blocks, windows, attention's tiles and the grids' chunks, both sides of the edge.
+/// Lengths on both sides of the edges of blocks, windows, attention's tiles and the grids' chunks.
 const LENGTHS: [usize; 24] =
     [1, 2, 15, 16, 17, 18, 19, 20, 21, 31, 32, 33, 95, 96, 97, 128, 193, 255, 256, 257, 300, 400, 480, 700];
 
@@ -19,7 +19,7 @@ pub fn requests(vocab: u32, context: u32) -> Vec<Request> {
 fn request(i: usize, vocab: u32, context: u32) -> Request {
     let room = ROOM.min(context / 2);
     let (group, choice) = if i < LENGTHS.len() { (i, 0) } else { (i - i % CHOICES, i % CHOICES) };
-    // What the choices of one prompt have in common comes from the dice of the first of them.
+    // The choices of one prompt share the random numbers of the first of them.
     let mut dice = Dice(group as u64);
     let length = LENGTHS.get(group).copied().unwrap_or_else(|| 1 + dice.below(120) as usize);
     let prompt = prompt(&mut dice, vocab, length.min((context - room) as usize));
@@ -34,7 +34,7 @@ fn request(i: usize, vocab: u32, context: u32) -> Request {
     Request { prompt, sampling, goal, ..Request::default() }
 }
 
-/// A third of them go round and round, for what punishes repetition; a third begin alike, for the prefix cache.
+/// A third of the prompts repeat themselves, for penalties on repetition; a third begin alike, for the prefix cache.
 fn prompt(dice: &mut Dice, vocab: u32, n: usize) -> Tokens {
     let kind = dice.below(3);
     let mut tokens = if kind == 0 { Dice(u64::MAX) } else { Dice(dice.next()) };
@@ -47,7 +47,7 @@ fn sampling(dice: &mut Dice, vocab: u32, prompt: &[Token]) -> Sampling {
     let sampling = Sampling {
         temperature: dice.of(&[0.0, 0.0, 0.4, 0.8, 1.0, 1.7]),
         seed: dice.next(),
-        // Some outgrow the blocks that they were admitted with, so that a small pool runs short.
+        // Some outgrow the blocks that they were admitted with, so that a small pool runs out.
         tokens_max: 5 + dice.below(14) + dice.of(&[0, 0, 0, ROOM - 20]),
         tokens_min: dice.of(&[0, 0, 3, 6]),
         logprobs: dice.of(&[None, Some(0), Some(1), Some(4), Some(20)]),
@@ -57,7 +57,7 @@ fn sampling(dice: &mut Dice, vocab: u32, prompt: &[Token]) -> Sampling {
     edited(dice, vocab, prompt, sampling)
 }
 
-/// Several at once, so that their order shows.
+/// Several filters at once, so that their order matters.
 fn filtered(dice: &mut Dice, it: Sampling) -> Sampling {
     Sampling {
         top_k: dice.of(&[0, 0, 5, 40, 100]),
@@ -76,7 +76,7 @@ fn filtered(dice: &mut Dice, it: Sampling) -> Sampling {
     }
 }
 
-/// Of what the prompt has, so that it matters.
+/// Edits of tokens in the prompt, so that they have an effect.
 fn edited(dice: &mut Dice, vocab: u32, prompt: &[Token], it: Sampling) -> Sampling {
     let mut some = |n: usize| -> Tokens {
         let said = |dice: &mut Dice| prompt[dice.below(prompt.len() as u32) as usize];

@@ -1,5 +1,5 @@
-//! A byte in the middle of a file that is not what it was: who has read it is known by the weight's name, or computes
-//! under another policy, or fetches it anew.
+//! A changed byte in the middle of a file: a rank that has read it is refused by the weight's name, computes under
+//! another policy, or fetches the byte anew.
 
 use super::{DOORS, MODEL, coordinator, router, serve};
 use crate::common::node::{BINARY, Folder, Node, field};
@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The model's weights, in a folder that is a copy of it.
+/// The file of weights, in a folder that is a copy of the model's.
 const WEIGHTS: &str = "model.safetensors";
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
@@ -21,7 +21,7 @@ fn copy(folder: &Folder) -> PathBuf {
     folder.0.join(WEIGHTS)
 }
 
-/// Writes over a byte in the middle of the largest tensor of a layer, or of those that are of none.
+/// Overwrites a byte in the middle of a layer's largest tensor, or of the largest tensor outside of layers.
 fn damage(file: &Path, is_of_layer: bool) {
     let spans = spans::of_model(file.parent().unwrap()).unwrap().into_iter();
     let spans = spans.filter(|of| of.path.ends_with(WEIGHTS)).flat_map(|of| of.spans);
@@ -45,7 +45,7 @@ fn policy(node: &mut Node) -> String {
     replicas(&http)[0]["policy_digest"].as_str().unwrap().to_owned()
 }
 
-/// Both stages hold the embedding, one of them as its head.
+/// Both stages load the embedding, one of them as its head.
 #[test]
 fn ranks_with_other_bytes_are_refused_by_the_weights_name() {
     let folder = Folder::new("other-bytes");
@@ -55,7 +55,7 @@ fn ranks_with_other_bytes_are_refused_by_the_weights_name() {
     let mut good = Node::start(&join);
     let mut bad = Node::start(&[&join[..], &["--model-path", folder.0.to_str().unwrap()]].concat());
     let why = [EMBEDDING, "a file of the model is damaged"];
-    // Neither is believed: nobody knows which file is the true one.
+    // Neither is trusted: nobody knows which file is right.
     for worker in [&mut good, &mut bad] {
         worker.until(&["lockstep:", why[0], why[1]]);
         assert!(!worker.ended().success());
@@ -65,7 +65,7 @@ fn ranks_with_other_bytes_are_refused_by_the_weights_name() {
     assert_eq!(router(&address).answers(), serve(&[]).answers());
 }
 
-/// What is served is the truth for whoever comes later.
+/// The bytes already served decide for ranks that join later.
 #[test]
 fn a_rank_that_joins_with_other_bytes_is_refused_alone() {
     let folder = Folder::new("later");

@@ -1,4 +1,4 @@
-//! A worker made by hand, which says what it likes. It beats, so that it is not dismissed for silence.
+//! A worker made by hand, which can send anything. It sends heartbeats, so that it is not dismissed for silence.
 
 use crate::common::node::PATIENCE;
 use proto::cluster::coordinator_client::CoordinatorClient;
@@ -45,7 +45,7 @@ impl Intruder {
         Ok(Intruder { runtime, up, down, place: Assign::default() })
     }
 
-    /// Once it is given a place.
+    /// Waits until it is given an assignment.
     pub fn assigned(&mut self) {
         loop {
             let message = self.runtime.block_on(async { timeout(PATIENCE, self.down.message()).await });
@@ -69,7 +69,7 @@ impl Intruder {
         self.runtime.block_on(self.up.send(frame(Frame::Loaded(loaded)))).unwrap();
     }
 
-    /// Until the coordinator says that all have loaded; then it says that it has met them.
+    /// Waits until the coordinator says that all have loaded; then reports that it has met them.
     pub fn ready(&mut self) {
         loop {
             let message = self.runtime.block_on(async { timeout(PATIENCE, self.down.message()).await });
@@ -81,7 +81,7 @@ impl Intruder {
         }
     }
 
-    /// How the coordinator ends its stream.
+    /// The status with which the coordinator ends its stream.
     pub fn ended(&mut self) -> Status {
         loop {
             match self.runtime.block_on(async { timeout(PATIENCE, self.down.message()).await }).unwrap() {

@@ -1,5 +1,5 @@
-//! A server whose stderr is a pipe that nobody reads, with a log that fills it: it serves on, and says what was dropped
-//! once somebody reads again. Knows the log only by its lines.
+//! A server whose stderr is a full pipe that nobody reads: it goes on serving, and reports the dropped lines once
+//! somebody reads again. Knows the log only by its lines.
 
 use super::{DOORS, MODEL, pid};
 use crate::common::node::{BINARY, PATIENCE};
@@ -9,13 +9,13 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Far beyond what the pipe holds.
+/// Requests that log far more than the pipe holds.
 const N_REQUESTS: usize = 300;
-/// Until lines are dropped at last.
+/// The most requests until lines are dropped.
 const N_REQUESTS_MAX: usize = 5000;
-/// Of one request, on a machine that is busy with other tests.
+/// Limit for one request, on a machine busy with other tests.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
-/// A drain, and the flush of what cannot be written.
+/// Limit for a drain, and for the flush of what cannot be written.
 const END_MAX: Duration = Duration::from_secs(20);
 const TOLD: &str = "log lines were dropped";
 const DROPPED: &str = "lockstep:log_dropped_total";
@@ -28,7 +28,7 @@ struct Stalled {
 }
 
 impl Stalled {
-    /// Its log is read as far as its address, and no further.
+    /// Reads its log up to its address, and no further.
     fn serve(more: &[&str]) -> Stalled {
         let mut command = Command::new(BINARY);
         command.args(["serve", MODEL, "--activations", "f32", "--log", "debug"]).args(DOORS).args(more);
@@ -79,7 +79,7 @@ impl Stalled {
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 
-    /// Answers many requests while nobody reads its log, and until there was more of it than is kept.
+    /// It answers many requests while nobody reads its log, until lines are dropped.
     fn serves_on(&self) {
         self.until_ready();
         (0..N_REQUESTS).for_each(|nth| self.answer(nth));
@@ -106,7 +106,7 @@ impl Stalled {
 
 impl Drop for Stalled {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ended = self.child.kill();
         let _reaped = self.child.wait();
     }
@@ -123,13 +123,13 @@ fn a_log_that_nobody_reads_holds_up_nobody() {
     }
     let n: u64 = line.split(TOLD).next().unwrap().split_whitespace().next_back().unwrap().parse().unwrap();
     assert!(line.contains("WARN") && n > 0, "{line}");
-    // What is said from then on is written, to the last line.
+    // From then on everything is written, to the last line.
     kill_process(pid(server.child.id()), Signal::TERM).unwrap();
     let rest: Vec<String> = (&mut server.log).lines().map_while(Result::ok).collect();
     assert!(rest.iter().any(|line| line.contains("draining")), "{rest:?}");
 }
 
-/// Workers of their own say their logs to the server, which has to go on reading them.
+/// Workers in processes of their own log through the server, which must go on reading them.
 #[test]
 fn a_log_that_nobody_reads_holds_up_neither_workers_nor_the_end() {
     let mut server = Stalled::serve(&["--tp", "2"]);

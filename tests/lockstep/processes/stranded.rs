@@ -1,5 +1,5 @@
-//! Too few workers: what cannot be computed ends in time and says why, what fits fewer ranks goes on, and who leaves
-//! says so.
+//! Too few workers: requests that cannot be computed end in time with a reason, those that fewer ranks can hold go on,
+//! and a leaving worker says so.
 
 use super::{BINARY, MODEL, coordinator, pid, router, serve};
 use crate::common::node::{Node, PATIENCE, post};
@@ -25,7 +25,7 @@ fn until(http: &str, node: &Node, fits: impl Fn(&Value) -> bool) -> Value {
     }
 }
 
-/// Its status and all that it says.
+/// The status and the whole body of an answer.
 fn answer(http: &str, more: Value) -> (u16, String) {
     let mut asked = json!({ "prompt": "hello", "max_tokens": 30, "ignore_eos": true, "seed": 7 });
     asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -41,7 +41,7 @@ fn a_request_waits_no_longer_than_it_was_told_where_a_worker_is_missing() {
     grid.until_ready(&http);
     kill_process(pid(grid.workers()[0]), Signal::STOP).unwrap();
     let begun = Instant::now();
-    // In a step that is never answered, whole and streamed; and when it is known that there is no place for the ranks.
+    // Within a step that is never answered, whole and streamed; and when it is known that the ranks cannot be placed.
     let in_a_step = std::thread::scope(|scope| {
         let asked = [json!({}), json!({ "stream": true })].map(|more| scope.spawn(|| answer(&http, more)));
         until(&http, &grid, |replica| !replica["unplaced"].is_null());
@@ -80,7 +80,7 @@ fn fewer_ranks_carry_on_with_the_context_that_they_hold() {
     };
     let expected = text(ask());
     kill_process(pid(grid.workers()[0]), Signal::STOP).unwrap();
-    // It waits for the place of the lost one, and then goes on without.
+    // It waits for the lost worker's place, and then goes on without it.
     assert_eq!(text(ask()), expected);
     let replica = until(&http, &grid, |replica| replica["phase"] == "ready");
     assert_eq!((&replica["grid"]["tp"], &replica["shortened"]["has"]), (&json!(1), &json!(32)), "{replica}");
@@ -88,7 +88,7 @@ fn fewer_ranks_carry_on_with_the_context_that_they_hold() {
     let (status, refused) = long();
     assert!(status == 503 && refused.contains("the ranks that are left hold 32"), "{status} {refused}");
     kill_process(pid(grid.workers()[0]), Signal::CONT).unwrap();
-    // As much as was promised, and no more was asked for since.
+    // Everything that was promised, and no more was asked for since.
     let is_whole = |replica: &Value| replica["grid"]["tp"] == 2 && replica["shortened"].is_null();
     until(&http, &grid, |replica| replica["phase"] == "ready" && replica["context"] == 64 && is_whole(replica));
     assert_eq!(long().0, 200);
@@ -96,7 +96,7 @@ fn fewer_ranks_carry_on_with_the_context_that_they_hold() {
 
 #[test]
 fn a_worker_that_is_told_to_end_says_so_and_the_others_go_on_at_once() {
-    // The place of who is lost would be kept for an hour.
+    // A lost worker's place would be kept for an hour.
     let (mut coordinating, address) = coordinator(MODEL, &["--tp", "2", "--replan-seconds", "3600"]);
     let join = ["worker", "--threads", "1", "--local-workers", "2", "--join", &address];
     let (mut leaves, _stays) = (Node::start(&join), Node::start(&join));

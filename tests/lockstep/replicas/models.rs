@@ -1,4 +1,4 @@
-//! Two models, one of them in two versions, behind one router: each name says what its model says alone.
+//! Two models, one of them in two versions, behind one router: each name gives the answers of its model alone.
 
 use super::{DOORS, cluster};
 use crate::common::node::{BINARY, Folder, Node, PATIENCE, complete, field, post};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 const FIRST: &str = "tests/reference/llama-f32-tied";
 const SECOND: &str = "tests/reference/llama-f32-rope3";
-/// What K and V are kept in is a part of the policy: another digest, and other tokens.
+/// The KV cache type is part of the policy: another digest, and other tokens.
 const VERSIONS: [(&str, &str, &str); 3] = [("v1", FIRST, "f16"), ("v2", FIRST, "f32"), ("rope", SECOND, "f16")];
 
-/// A coordinator and its worker, and where the coordinator listens.
+/// A coordinator and its worker, and the coordinator's address.
 fn replica((name, model, kv): (&str, &str, &str)) -> (Node, Node, String) {
     let served = ["--served-model-name", name, "--activations", "f32", "--kv-dtype", kv, "--listen", "127.0.0.1:0"];
     let mut coordinator = Node::start(&[&["coordinator", model], &served[..]].concat());
@@ -67,7 +67,7 @@ fn models_and_versions_behind_one_router_say_what_they_say_alone() {
     let of_first = split.iter().zip(&first).filter(|(said, alone)| said == alone).count();
     let of_second = split.iter().zip(&second).filter(|(said, alone)| said == alone).count();
     assert_eq!((of_first, of_second), (5, 5));
-    // The canary has shown itself.
+    // The canary has served.
     folder.write("routes", "chat = v1:0, v2:1\n");
     router.until(&["the routes were read again"]);
     assert_eq!(all("chat"), second);

@@ -11,7 +11,7 @@ use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Want};
 
 const REPEATS: usize = 15;
 
-/// The best and the median of some runs, in seconds.
+/// The fastest and the median run, in seconds.
 fn time(mut work: impl FnMut()) -> (f64, f64) {
     work();
     let run = |_| {
@@ -40,7 +40,7 @@ fn stream(bytes: &[u64], threads: usize) -> u64 {
 
 fn weights(dtype: Dtype, rows: usize, k: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..rows * dtype.row_bytes(k)).map(|i| (i * 31 % 251) as u8).collect();
-    // Scales that are small numbers: an f16 or bf16 of 0x2c2c, an f32 beside it.
+    // Scales that are small numbers: 0x2c2c as f16 or bf16, or the f32 beside it.
     let block = dtype.block_bytes();
     let header = match dtype {
         Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K | Dtype::F32 => 0..4,

@@ -1,4 +1,4 @@
-//! What can go wrong between a file and a device.
+//! The errors between a file and a device.
 
 use types::Dtype;
 

@@ -1,4 +1,4 @@
-//! Tensors and kernels: what a device can do, said in a few fused operations, and the devices that do it.
+//! Tensors and kernels: the few fused operations of a device, and the devices that implement them.
 //!
 //! Knows nothing of models, requests or ranks. `unsafe` lives here, beside the reason that makes it sound.
 #![allow(unsafe_code, reason = "kernels and their memory; each block says why it holds")]

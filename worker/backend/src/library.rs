@@ -1,13 +1,12 @@
-//! Libraries that are looked for at run time: found by the names that their files go by, opened, and asked for
-//! functions by name. A table of functions of our own and not a link, because the files' names have numbers in them,
-//! and because a library or a function that is missing must be an error and not the end of the process. Knows none of
-//! them.
+//! Libraries loaded at run time: found by file name, opened, and asked for functions by name. Not linked, because file
+//! names contain version numbers, and because a missing library or function must be an error and not end the process.
+//! Knows none of the libraries.
 //!
-//! NVRTC and cuBLASLt are loaded so by `cuda`, NCCL by the crate `collective`.
+//! `cuda` loads NVRTC and cuBLASLt this way, the crate `collective` NCCL.
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// An open library. Whoever keeps a function of it keeps this, too.
+/// An open library. It must live as long as any function taken from it.
 #[derive(Debug)]
 pub struct RuntimeLibrary(Library);
 
@@ -16,12 +15,12 @@ pub struct RuntimeLibrary(Library);
 pub struct MissingFunction(pub &'static str);
 
 impl RuntimeLibrary {
-    /// The first of these files that is where libraries are looked for, and opens.
+    /// The first of these files that is found and opens.
     pub fn first(names: &[&str]) -> Option<RuntimeLibrary> {
         RuntimeLibrary::find(names, Some)
     }
 
-    /// What `take` makes of the first of them that it does not pass over: where several versions may be there.
+    /// Opens the files in turn and returns the first result of `take`: for libraries that come in several versions.
     pub fn find<T>(names: &[&str], take: impl FnMut(RuntimeLibrary) -> Option<T>) -> Option<T> {
         names.iter().filter_map(|name| RuntimeLibrary::open(name)).find_map(take)
     }
@@ -51,7 +50,7 @@ mod tests {
         let libc = RuntimeLibrary::first(&["libof-nobody.so.13", "libc.so.6"]).unwrap();
         // SAFETY: as C has it.
         let abs = unsafe { libc.function::<unsafe extern "C" fn(c_int) -> c_int>("abs") }.unwrap();
-        // SAFETY: any number that has a positive one.
+        // SAFETY: the argument has a positive counterpart.
         assert_eq!(unsafe { abs(-5) }, 5);
         // SAFETY: there is no such function.
         let missing = unsafe { libc.function::<unsafe extern "C" fn()>("of_nobody") };

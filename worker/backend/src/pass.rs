@@ -1,10 +1,10 @@
-//! What one forward pass computes, said once: which token stands at which position of which sequence, what is wanted
-//! of it, and where its KV lies. Devices and models see a `Pass`; the memory that it shows is a `Batch`.
+//! The description of one forward pass: the token and position of each row, the wanted outputs, and the blocks of the
+//! KV cache. Devices and models see a `Pass`, which borrows from a `Batch`.
 
 use std::ops::Range;
 use types::{BlockId, Token, Want};
 
-/// What a device and a model see of a step.
+/// A step as devices and models see it.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass<'a> {
     pub rows: Rows<'a>,
@@ -12,17 +12,17 @@ pub struct Pass<'a> {
     pub tables: Tables<'a>,
 }
 
-/// One for each token of the pass.
+/// The rows of a pass, one per token.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
     pub tokens: &'a [Token],
-    /// Of each row, within its own sequence.
+    /// The position of each row within its sequence.
     pub positions: &'a [u32],
-    /// Those whose logits are wanted, ascending.
+    /// Rows whose logits are wanted, in ascending order.
     pub outputs: &'a [u32],
-    /// Those whose token the device has drawn in the pass before, and nobody else knows yet: which of its draws.
+    /// Rows whose token the device drew in the previous pass and the host does not know yet: (row, index of the draw).
     pub drawn: &'a [(u32, u32)],
-    /// The last ones, if so many, are of no slice: they make the pass as long as others were. Nothing of them is kept.
+    /// The number of padding rows at the end, which bring the pass to a known shape. Nothing of them is kept.
     pub n_padding: u32,
 }
 
@@ -30,7 +30,7 @@ pub struct Rows<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassSlice {
     pub rows: Range<u32>,
-    /// Their positions: `[0, range.start) is in the cache · range is computed now`.
+    /// The rows' positions: `[0, range.start) is in the cache · range is computed now`.
     pub range: Range<u32>,
     pub want: Want,
 }
@@ -49,13 +49,13 @@ pub struct BlockTables {
     pub bounds: Vec<u32>,
 }
 
-/// Built from a step and the sequences, once per step, in memory that is kept.
+/// The memory of a pass, filled from a step and the sequences once per step and reused.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     pub tokens: Vec<Token>,
     pub positions: Vec<u32>,
     pub slices: Vec<PassSlice>,
-    /// One per cache group of the model.
+    /// One table per cache group of the model.
     pub tables: Vec<BlockTables>,
     pub outputs: Vec<u32>,
     pub drawn: Vec<(u32, u32)>,
@@ -67,12 +67,12 @@ impl Pass<'_> {
         self.rows.tokens.len()
     }
 
-    /// The hidden states of rows are wanted, whether or not their logits are.
+    /// Whether hidden states of rows are wanted, with or without their logits.
     pub fn wants_hidden(&self) -> bool {
         self.slices.iter().any(|slice| slice.want == Want::Pool)
     }
 
-    /// Whether the slices' rows follow each other and are all there are but padding: then no row has two writers.
+    /// Whether the slices' rows are consecutive and all rows but the padding: then no row has two writers.
     pub fn is_tiled(&self) -> bool {
         let next = self.slices.iter().try_fold(0, |at, slice| (slice.rows.start == at).then_some(slice.rows.end));
         next == Some(self.n_rows() as u32 - self.rows.n_padding)
@@ -80,7 +80,7 @@ impl Pass<'_> {
 }
 
 impl PassSlice {
-    /// Rows whose first is at `start`.
+    /// Rows of which the first is at position `start`.
     pub fn new(rows: Range<u32>, start: u32, want: Want) -> PassSlice {
         PassSlice { range: start..start + (rows.end - rows.start), rows, want }
     }
@@ -113,14 +113,14 @@ impl Batch {
         self.tokens.len()
     }
 
-    /// What devices and models see of it.
+    /// The view for devices and models.
     pub fn pass(&self) -> Pass<'_> {
         let Batch { tokens, positions, slices, tables, outputs, drawn, n_padding } = self;
         let rows = Rows { tokens, positions, outputs, drawn, n_padding: *n_padding };
         Pass { rows, slices, tables: Tables { groups: tables } }
     }
 
-    /// So many rows in all: any token, at any position, of nobody.
+    /// Pads the batch to `n_rows` rows, with any token at any position and of no sequence.
     pub fn pad(&mut self, n_rows: usize) {
         self.n_padding += n_rows.saturating_sub(self.n_rows()) as u32;
         self.tokens.resize(n_rows.max(self.tokens.len()), 0);

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use std::ops::Range;
 use types::{Dtype, Scales};
 
-/// The numbers that `Stored::scale` is asked for at a time.
+/// Numbers that `Stored::scale` covers at a time.
 const GROUP: usize = Dtype::F8E4M3.unit();
 
 fn scale_at(scales: &Scales<&[u8]>, row: usize, column: usize) -> f32 {
@@ -18,18 +18,18 @@ fn scale_at(scales: &Scales<&[u8]>, row: usize, column: usize) -> f32 {
     }
 }
 
-/// `[rows, k]`, row-major, borrowed from who has read it. A slice of columns has a `row_stride` longer than its rows.
+/// `[rows, k]`, row-major, borrowed from its reader. A slice of columns has a `row_stride` longer than its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Stored<'a> {
     pub dtype: Dtype,
     pub rows: usize,
     pub k: usize,
-    /// How many elements of a row's first block stand before its first column: whole units.
+    /// Elements before the first column in a row's first block: whole units.
     pub first: usize,
     /// Bytes from one row to the next.
     pub row_stride: usize,
     pub bytes: &'a [u8],
-    /// Of F8E4M3; without, its numbers stand for themselves.
+    /// Scales of F8E4M3; without them its numbers stand for themselves.
     pub scales: Option<Scales<&'a [u8]>>,
 }
 
@@ -43,7 +43,7 @@ impl<'a> Stored<'a> {
         Stored { scales: Some(scales), ..self }
     }
 
-    /// Whether the bytes hold what the shape says. The last row of a slice of columns is shorter than its stride.
+    /// Checks that the bytes fit the shape. The last row of a slice of columns is shorter than its stride.
     pub fn check(&self) -> Result<(), Error> {
         let (unit, block) = (self.dtype.unit(), self.dtype.block());
         let cut = self.k.is_multiple_of(unit) && self.first.is_multiple_of(unit) && self.first < block;
@@ -67,7 +67,7 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// Some of the columns. They begin and end on the units of the type, perhaps within a block.
+    /// A range of columns. It begins and ends on the type's units, perhaps within a block.
     pub fn columns(&self, range: Range<usize>) -> Result<Stored<'a>, Error> {
         let unit = self.dtype.unit();
         let cut = range.start.is_multiple_of(unit) && range.end.is_multiple_of(unit);
@@ -81,25 +81,25 @@ impl<'a> Stored<'a> {
         Ok(Stored { k: range.len(), first: start % block, bytes, scales, ..*self })
     }
 
-    /// A run of the rows; it may be empty.
+    /// A range of rows; it may be empty.
     pub fn rows(&self, range: Range<usize>) -> Result<Stored<'a>, Error> {
         if range.start > range.end || range.end > self.rows {
             return Err(Error::Shape(format!("rows {range:?} of {}", self.rows)));
         }
-        // Past the bytes there is nothing; `check` says so if rows were wanted.
+        // Beyond the bytes this is empty; `check` reports it if rows were wanted.
         let bytes = self.bytes.get(range.start.saturating_mul(self.row_stride)..).unwrap_or(&[]);
         let scales = self.scales.map(|scales| scales.from(range.start, 0));
         Ok(Stored { rows: range.len(), bytes, scales, ..*self })
     }
 
-    /// The blocks that hold a row: the first `first` elements of the first, and what follows the last column, are not
-    /// of it.
+    /// The blocks that hold a row. The `first` elements of the first block, and those after the last column, are not
+    /// part of it.
     pub fn row(&self, row: usize) -> &'a [u8] {
         &self.bytes[row * self.row_stride..][..self.row_bytes()]
     }
 
-    /// What thirty-two numbers of a row are multiplied by. Where one of them is no number that is none either: then
-    /// kernels need not look for what stands for none.
+    /// The scale of thirty-two numbers of a row. It is NaN if one of them is NaN, so that kernels need not look for NaN
+    /// themselves.
     pub(crate) fn scale(&self, row: usize, group: usize) -> f32 {
         const NONE: u8 = 0x7f;
         let numbers = &self.row(row)[group * GROUP..][..GROUP];
@@ -110,7 +110,7 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// Whether all numbers of a row have one scale.
+    /// Whether each row has a single scale.
     pub(crate) fn is_scaled_by_row(&self) -> bool {
         self.scales.is_none_or(|scales| {
             self.k == 0 || (0..self.k).step_by(GROUP).all(|column| scales.index(0, column) == scales.index(0, 0))

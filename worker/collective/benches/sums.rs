@@ -20,15 +20,15 @@ use types::{Activations, Epoch, Grid, Layout, Rank, StepId, Token};
 
 const N_COLS: usize = 4096;
 const N_LEAVES: u32 = 16;
-/// Of one kind in one round.
+/// Operations of one kind in one round.
 const N_OPS: usize = 2000;
-/// Not counted: caches, branch predictors, the other side's start.
+/// Operations that are not timed: they warm caches, branch predictors and the other side.
 const N_WARM: usize = 100;
-/// Of a row that one stage hands to the next: as of a small model.
+/// Length of a row that one stage hands to the next: the hidden size of a small model.
 const N_HIDDEN: usize = 576;
 const KINDS: [&str; 1 + MESHES.len()] =
     ["ping-pong", "sum, shm, spin", "sum, shm, sleep", "sum, tcp, spin", "row and token, shm", "row and token, tcp"];
-/// What each of them but the floor runs on: a wire, whether who waits spins, stages.
+/// What each kind but the floor runs on: a wire, whether waiting ranks spin, how many stages.
 const MESHES: [(Wire, bool, u16); 5] = [
     (Wire::Memory, true, 1),
     (Wire::Memory, false, 1),
@@ -45,7 +45,7 @@ fn main() {
     }
 }
 
-/// The other process: it does what the first does, and is not timed.
+/// The other process: it does what the first one does, untimed.
 fn peer(rounds: &str, floor: &str) {
     let rank = Wires::meet(1, |ours| {
         println!("{ours}");
@@ -85,7 +85,7 @@ struct Wires {
 }
 
 impl Wires {
-    /// `exchange` tells the other our addresses and has its.
+    /// `exchange` tells the other side our addresses and returns its own.
     fn meet<I: Iterator<Item = String>>(number: u16, exchange: impl FnOnce(&str) -> I) -> Wires {
         let listeners = MESHES.map(|_| PeerListener::bind("127.0.0.1:0").unwrap());
         let ours = listeners.each_ref().map(|listener| listener.address().to_string());
@@ -102,7 +102,7 @@ impl Wires {
         Wires { number, kinds }
     }
 
-    /// A row from the first stage to the second, and the token that it makes back.
+    /// Sends a row from the first stage to the second, and the token drawn from it back.
     fn hop(&mut self, kind: usize, cpu: &Cpu, row: &mut Row, step: StepId) {
         let rank = &mut self.kinds[kind];
         if self.number == 0 {
@@ -115,7 +115,7 @@ impl Wires {
     }
 }
 
-/// What goes from stage to stage, and what comes back.
+/// The buffers of a row that travels between stages, and of the token that comes back.
 struct Row {
     hidden: <Cpu as Memory>::Buffer,
     tokens: Vec<Option<Token>>,
@@ -138,7 +138,7 @@ impl Floor {
         unsafe { &*self.0.add(side * 4096).cast() }
     }
 
-    /// Both write, both read what the other wrote.
+    /// Both sides write, and both read what the other wrote.
     fn exchange(&self, side: usize, seq: u32, ours: &[f32], theirs: &mut [f32]) {
         // Two buffers a side in turn: the other may still read the last.
         let buffer = |side: usize| 8192 + (side * 2 + seq as usize % 2) * 4 * N_COLS;

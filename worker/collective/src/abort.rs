@@ -1,4 +1,4 @@
-//! How a rank's waits are ended from outside, and how its peers hear of it. Knows nothing of what is exchanged.
+//! Ends a rank's waits from outside and tells its peers. Knows nothing of what is exchanged.
 
 use crate::futex;
 use crate::link::{LinkSide, PeerLink, hung_up};
@@ -23,13 +23,13 @@ impl AbortHandle {
         }
     }
 
-    /// Whom the rank waits for at this moment, if it sleeps over it.
+    /// The rank that this one waits for at this moment, if it sleeps.
     pub fn waits_for(&self) -> Option<Rank> {
         self.0.as_ref()?.awaited()
     }
 }
 
-/// What looks after a wait of the rank's device, and can end it.
+/// Watches a wait of the rank's device and can end it.
 pub trait DeviceWait: fmt::Debug + Send + Sync {
     fn abort(&self);
 }
@@ -38,18 +38,18 @@ pub trait DeviceWait: fmt::Debug + Send + Sync {
 pub struct AbortState {
     rank: Rank,
     ended: AtomicBool,
-    /// The rank that is waited for, or nobody.
+    /// The rank that is waited for, or `NOBODY`.
     awaited: AtomicU32,
     doorbell: Arc<Region>,
     peers: Vec<Notice>,
-    /// One for each carrier that has the device wait. They know this state, and go before it.
+    /// One entry per carrier whose device waits. The carriers hold this state and are dropped before it.
     device_waits: Mutex<Vec<Weak<dyn DeviceWait>>>,
 }
 
 /// No rank has this number.
 const NOBODY: u32 = u32::MAX;
 
-/// How a peer is told.
+/// The ways in which a peer is told of an abort.
 #[derive(Debug)]
 enum Notice {
     Shm(LinkSide, Option<TcpStream>),
@@ -78,12 +78,12 @@ impl AbortState {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Told to whoever asks why nothing moves; it orders nothing.
+    /// Only for diagnosis: it is reported when somebody asks why nothing moves.
     pub fn waits_for(&self, rank: Option<Rank>) {
         self.awaited.store(rank.map_or(NOBODY, |rank| rank.0.into()), Ordering::Relaxed);
     }
 
-    /// From now on an abort ends the waits of this one, too.
+    /// From now on an abort ends this device's waits too.
     pub fn ends(&self, wait: Weak<dyn DeviceWait>) {
         self.device_waits().push(wait);
     }
@@ -105,12 +105,12 @@ impl AbortState {
         u16::try_from(self.awaited.load(Ordering::Relaxed)).ok().map(Rank)
     }
 
-    /// No operation begins any more, and peers that share memory hear who is to blame.
+    /// No further operation begins, and peers that share memory hear which rank is to blame.
     pub fn break_off(&self, culprit: Rank) {
         self.end(|side| side.break_off(culprit));
     }
 
-    /// The same, after all that was to be done.
+    /// As `break_off`, but in good order: everything was done.
     pub fn leave(&self) {
         self.end(LinkSide::leave);
     }

@@ -1,9 +1,9 @@
-//! How whoever asked for something says that he no longer wants it.
+//! The flag by which a caller withdraws what it asked for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Nobody wants any more what is under way. Raised once, from any thread; whoever takes long looks now and then.
+/// Set once, from any thread, when nobody wants the work in progress any more. Long operations poll it.
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
 

@@ -1,13 +1,13 @@
-//! What carries numbers between ranks, chosen once: when the ranks have met and their devices are known. From there on
-//! only the file of a carrier knows of it.
+//! The carriers of numbers between ranks. One is chosen when the ranks have met and their devices are known; from there
+//! on only the carrier's own file knows which it is.
 //!
 //! ```text
 //! carry      what a carrier is
-//! host       everything, for any device: through the links of the mesh
-//! nccl       from device to device, where all who exchange have NCCL; the rest through the host
-//! one_shot   sums, by kernels that look at each other's memory; the rest by the host or NCCL
+//! host       everything, for any device, through the links of the mesh
+//! nccl       from device to device, where all ranks of an exchange have NCCL; the rest through the host
+//! one_shot   sums, by kernels that read each other's memory; the rest by the host or NCCL
 //! ```
-//! All ranks come to the same carriers, as each tells the others what it has.
+//! All ranks choose the same carriers, because each tells the others what it has.
 
 pub mod carry;
 pub mod host;
@@ -26,7 +26,8 @@ use one_shot::OneShotCarrier;
 
 /// A device whose ranks can exchange.
 pub trait RankDevice: Memory + Sized {
-    /// What carries for this rank, which has met the others: it is not alone. All ranks do this at about the same time.
+    /// Chooses the carrier of a rank that has met the others, so is not alone. All ranks do this at about the same
+    /// time.
     fn carrier(
         &self,
         mesh: &mut Mesh,

@@ -1,4 +1,4 @@
-//! What can go wrong between ranks, and whose fault it was.
+//! The errors between ranks, each with the rank to blame.
 
 use crate::carriers::nccl::api::NcclError;
 use crate::frame::FrameKind;
@@ -15,13 +15,13 @@ pub enum Error {
     Unsupported(#[from] Unsupported),
     #[error("leaves {have:?} are here, but this rank owns others of {n_leaves}")]
     LeavesMissing { have: Vec<Range<u32>>, n_leaves: u32 },
-    /// It ended, its connection broke, or it says that it gives up.
+    /// The peer ended, its connection broke, or it gave up.
     #[error("rank {} is gone", .rank.0)]
     PeerLost { rank: Rank },
-    /// It is there and silent.
+    /// The peer is connected and silent.
     #[error("rank {} was silent until the deadline", .rank.0)]
     Deadline { rank: Rank },
-    /// By `AbortHandle`, or because an operation had failed before.
+    /// Aborted by `AbortHandle`, or because an earlier operation had failed.
     #[error("the collective was aborted")]
     Aborted,
     #[error("rank {} is in epoch {theirs}, this one in {ours}", .rank.0)]
@@ -41,7 +41,7 @@ pub enum Error {
     Plan(&'static str),
     #[error(transparent)]
     Nccl(#[from] NcclError),
-    /// Several could be to blame.
+    /// Several peers could be to blame.
     #[error("a device waited for others until the deadline, or they are gone")]
     Silence,
     #[error(transparent)]
@@ -50,7 +50,7 @@ pub enum Error {
     Io { what: &'static str, source: io::Error },
 }
 
-/// A message as both sides should know it.
+/// A message as both sides should expect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
     pub kind: FrameKind,

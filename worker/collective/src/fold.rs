@@ -1,11 +1,12 @@
-//! The tree over the planes of all ranks, a tile of columns at a time. Knows nothing of where the planes came from.
+//! The sum over the planes of all ranks by the leaves' tree, one tile of columns at a time. Does not know where planes
+//! came from.
 
 use crate::sum::Plane;
 use types::leaves::Fold;
 
-/// Columns that are folded together: the whole stack stays in the nearest cache.
+/// Columns folded together: a stack of this width stays in the L1 cache.
 const TILE: usize = 256;
-/// Of the stack below its first entry, which is the result itself.
+/// Numbers of the stack without its first entry, which is the result itself.
 pub const STACK: usize = (Fold::DEPTH_MAX - 1) * TILE;
 
 /// out = the sum of all planes, which come in ascending order of their leaves. `source` has a plane's elements, as many
@@ -27,7 +28,7 @@ fn fold_tile<'a>(planes: &[Plane], source: impl Fn(&Plane) -> &'a [f32], stack: 
             entry(stack, out, depth).copy_from_slice(values);
             depth += 1;
         } else {
-            // Pushed and merged at once.
+            // A single plane is pushed and merged in one go.
             add(entry(stack, out, depth - 1), values);
             (1..n_merges).for_each(|_| merge(stack, out, &mut depth));
         }
@@ -45,7 +46,7 @@ fn entry<'s>(stack: &'s mut [f32], out: &'s mut [f32], i: usize) -> &'s mut [f32
     }
 }
 
-/// The two topmost entries become one.
+/// Merges the two topmost entries into one.
 fn merge(stack: &mut [f32], out: &mut [f32], depth: &mut usize) {
     *depth -= 1;
     let (below, top) = stack.split_at_mut((*depth - 1) * TILE);

@@ -1,4 +1,4 @@
-//! What a message looks like: a head of one cache line, then words. The same over memory and over sockets.
+//! The format of a message: a header of one cache line, then words. The same over shared memory and sockets.
 
 use crate::ring::LINE_WORDS;
 use types::Epoch;
@@ -7,9 +7,9 @@ pub const HEAD_WORDS: usize = LINE_WORDS as usize;
 /// Longer transfers are cut into frames: 64 KiB.
 pub const FRAME_WORDS_MAX: usize = 16 * 1024;
 
-/// "LSC" and the version of this page.
+/// "LSC" and the version of this format.
 const MAGIC: u32 = u32::from_le_bytes(*b"LSC\x01");
-/// Stands where a head would, when the next frame begins at the ring's start.
+/// Written in a header's place when the next frame begins at the ring's start.
 const SKIP: u32 = u32::from_le_bytes(*b"SKIP");
 
 /// What a frame carries.
@@ -28,13 +28,13 @@ pub enum FrameKind {
     Columns = 5,
     /// The residual stream, to the next stage.
     Stream = 6,
-    /// What was drawn in a step.
+    /// The tokens drawn in a step.
     Tokens = 7,
-    /// The sender has done all that it had to do.
+    /// The sender is done and leaves.
     Leave = 8,
     /// The sender breaks off, and says who is to blame.
     Break = 9,
-    /// What ranks tell each other while they settle what carries for them.
+    /// What ranks tell each other while they choose carriers.
     Notes = 10,
 }
 
@@ -49,7 +49,7 @@ impl FrameKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHead {
     pub kind: FrameKind,
-    /// Frames of this link and direction, counted from zero.
+    /// The frame's number on this link and direction, counted from zero.
     pub seq: u32,
     pub n_words: u32,
     /// Step id or shape: what both sides must agree on.
@@ -57,7 +57,7 @@ pub struct FrameHead {
     pub epoch: Epoch,
 }
 
-/// What stands where a head should.
+/// What was read where a header should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameStart {
     Head(FrameHead),
@@ -66,7 +66,7 @@ pub enum FrameStart {
 }
 
 impl FrameHead {
-    /// `sum`: of the payload, where the wire may change it.
+    /// `sum` is the checksum of the payload, for wires that may change it.
     pub fn encode(&self, sum: u64) -> [u32; HEAD_WORDS] {
         let (tag, incarnation) = (self.tag, self.epoch.incarnation);
         let mut words = [0; HEAD_WORDS];
@@ -87,7 +87,7 @@ impl FrameHead {
         words
     }
 
-    /// The head, and the sum that its payload should have.
+    /// The header, and the checksum that its payload should have.
     pub fn decode(words: &[u32; HEAD_WORDS]) -> (FrameStart, u64) {
         let wide = |at: usize| u64::from(words[at]) | u64::from(words[at + 1]) << 32;
         let kind = match words[0] {
@@ -104,19 +104,19 @@ impl FrameHead {
         (FrameStart::Head(FrameHead { kind, seq: words[2], n_words: words[3], tag: wide(4), epoch }), wide(10))
     }
 
-    /// What a writer leaves where a frame would not fit before the ring's end.
+    /// The word that a writer leaves where a frame would not fit before the ring's end.
     pub fn skip() -> u32 {
         SKIP
     }
 }
 
-/// Words that a frame occupies: whole lines.
+/// Words that a frame occupies, in whole cache lines.
 pub fn frame_words(n_words: usize) -> usize {
     HEAD_WORDS + n_words.next_multiple_of(HEAD_WORDS)
 }
 
-/// Against what wires and drivers do to words, not against who means harm: four lanes, each step of which is a
-/// bijection, so that no change of a single word goes unseen.
+/// Guards against faults of wires and drivers, not against an attacker. Each step of the four lanes is a bijection, so
+/// no change of a single word goes unseen.
 pub fn checksum(words: &[u32]) -> u64 {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut lanes = [1u64, 2, 3, 4];

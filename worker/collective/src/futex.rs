@@ -3,12 +3,12 @@
 use crate::sync::AtomicU32;
 use std::time::Duration;
 
-/// Sleeps while `word` is `seen`, at most for `time`.
+/// Sleeps while `word` equals `seen`, for `time` at most.
 #[cfg(target_os = "linux")]
 pub fn on(word: &AtomicU32, seen: u32, time: Duration) {
     use rustix::thread::futex;
     let time = rustix::event::Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
-    // Woken, too late, interrupted: the caller looks again in any case.
+    // Woken, timed out or interrupted: the caller looks again in any case.
     let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&time));
 }
 
@@ -18,7 +18,7 @@ pub fn wake(word: &AtomicU32) {
     let _ = futex::wake(word, futex::Flags::empty(), 1);
 }
 
-/// No futex: a nap, short enough that a wake-up is not missed for long.
+/// Without a futex: a nap, short enough that a wake-up is not missed for long.
 #[cfg(not(target_os = "linux"))]
 pub fn on(_word: &AtomicU32, _seen: u32, time: Duration) {
     std::thread::sleep(time.min(Duration::from_micros(50)));

@@ -1,5 +1,5 @@
-//! How ranks meet: each dials those of lower rank that it talks to, and lets in those of higher rank. Who cannot be
-//! meant is sent away and harms nobody. Knows nothing of what they will say to each other.
+//! How ranks meet: each dials those of lower rank that it talks to, and accepts those of higher rank. Strangers are
+//! refused and harm nobody. Does not know what ranks will say to each other.
 
 mod handshake;
 mod stream;
@@ -23,13 +23,13 @@ use std::time::{Duration, Instant};
 use stream::HandshakeStream;
 use types::Rank;
 
-/// Within this time who connects must say who it is.
+/// A connection must say who it is within this time.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Handshakes at once; more wait in the system's queue.
+/// Handshakes at a time; more wait in the system's queue.
 const HANDSHAKES_MAX: usize = 64;
-/// How often a wait looks whether it should end.
+/// How often a wait checks whether it should end.
 const LOOK: Duration = Duration::from_millis(10);
-/// Before a peer that is not there yet is dialled again.
+/// Pause before a peer that is not there yet is dialled again.
 const AGAIN: Duration = Duration::from_millis(30);
 
 /// One rank's meeting of all its peers.
@@ -37,9 +37,9 @@ pub(crate) struct Join<'a> {
     listener: &'a PeerListener,
     plan: &'a MeshPlan,
     deadline: Instant,
-    /// The place that it is for is over.
+    /// Set when the assignment that this join is for has ended.
     cancel: &'a CancelFlag,
-    /// This rank's doorbell, and how others on this host open it.
+    /// This rank's doorbell, and the handle with which others on this host open it.
     doorbell: Arc<Region>,
     offer: Option<RegionExport>,
     n_handshakes: AtomicUsize,
@@ -47,18 +47,18 @@ pub(crate) struct Join<'a> {
 }
 
 struct State {
-    /// By rank.
+    /// One state per rank.
     peers: Vec<PeerState>,
     /// The first failure, which ends the join.
     error: Option<Error>,
 }
 
-/// Where a peer stands.
+/// How far the meeting with a peer is.
 enum PeerState {
-    /// Itself, or one that it never talks to.
+    /// Itself, or a rank that it never talks to.
     Unneeded,
     Missing,
-    /// Somebody has proved to be it and is settling the wire.
+    /// A connection has proved to be this rank and is choosing the wire.
     Settling,
     Linked(Box<PeerLink>),
 }
@@ -69,7 +69,7 @@ impl Mesh {
         Mesh::join_until(listener, plan, &CancelFlag::default())
     }
 
-    /// The same, broken off when it is cancelled: before it began, too.
+    /// As `join`, and breaks off when `cancel` is set, even if it was set before.
     pub fn join_until(listener: &PeerListener, plan: MeshPlan, cancel: &CancelFlag) -> Result<Mesh> {
         match plan.layout.grid().n_ranks() {
             1 => Ok(Mesh::alone(&plan.layout)),
@@ -101,7 +101,7 @@ fn join(listener: &PeerListener, plan: &MeshPlan, cancel: &CancelFlag) -> Result
     join.into_mesh()
 }
 
-/// Offered to others if it may be, and can be on this system.
+/// Exported for other processes if the plan allows it and this system can.
 fn doorbell(plan: &MeshPlan) -> Result<(Region, Option<RegionExport>)> {
     if plan.wire != Wire::Socket
         && let Ok((region, offer)) = RegionExport::make(Region::doorbell_bytes(), fresh()?)
@@ -157,7 +157,7 @@ impl Join<'_> {
         self.state().error.get_or_insert(error);
     }
 
-    /// All are here, or it has failed; a passed deadline is a failure that names who is missing.
+    /// Whether all are here or it has failed. A passed deadline is a failure that names who is missing.
     fn is_over(&self) -> bool {
         let Some(missing) = self.missing().into_iter().next() else { return true };
         if self.cancel.is_cancelled() {
@@ -168,10 +168,10 @@ impl Join<'_> {
         self.state().error.is_some()
     }
 
-    /// Waits a moment for a connection, and gives it a thread: who is silent keeps nobody waiting.
+    /// Waits a moment for a connection and gives it a thread of its own: a silent one holds up nobody.
     fn let_in<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Result<()> {
         let slice = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
-        // Heard or not, the listener is asked.
+        // Whatever poll says, the listener is asked.
         let _ = poll(&mut [PollFd::new(self.listener.listener(), PollFlags::IN)], Some(&slice));
         if self.n_handshakes.load(Ordering::Relaxed) >= HANDSHAKES_MAX {
             std::thread::sleep(LOOK);
@@ -192,7 +192,7 @@ impl Join<'_> {
         match self.meeting(stream, until).and_then(|mut meeting| meeting.welcome(|rank| self.take(rank))) {
             Ok((rank, met)) => self.settle(rank, Ok(met)),
             Err((rank, why)) => {
-                // Its place is free again for the rank itself.
+                // The slot is free again for the real rank.
                 self.free(rank);
                 self.listener.refused(from, why);
             }
@@ -208,7 +208,7 @@ impl Join<'_> {
         Ok(Meeting { plan: self.plan, offer: self.offer.as_ref(), stream })
     }
 
-    /// The place of a rank that has proved to be it.
+    /// Takes the slot of a rank that has proved its identity.
     fn take(&self, rank: Rank) -> std::result::Result<(), JoinRefusal> {
         match &mut self.state().peers[usize::from(rank.0)] {
             PeerState::Unneeded => Err(JoinRefusal::Unexpected),
@@ -234,7 +234,7 @@ impl Join<'_> {
         }
     }
 
-    /// Until it is there, or says that it never will be.
+    /// Dials until the peer is there, or refuses for good.
     fn dial(&self, rank: Rank) {
         let mut early = None;
         while !self.is_over() {

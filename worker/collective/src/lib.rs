@@ -1,4 +1,5 @@
-//! What the ranks of a replica do together. Knows buffers and leaves; nothing of models, steps or who placed the ranks.
+//! Collectives between the ranks of a replica. Knows buffers and leaves; nothing of models, steps or who placed the
+//! ranks.
 //!
 //! # How a sum is finished
 //!
@@ -11,14 +12,14 @@
 //! ```
 //! A rank's kernel reduces the largest aligned runs that the rank owns whole, one plane `[n_rows, n_out]` of f32 for
 //! each (`Linear::linear_runs`). `sum_leaves` merges the planes of all ranks in ascending order by `leaves::Fold`,
-//! which is one fixed binary tree over the leaves: whoever owned what, each element is added up in the same order, so
+//! which is one fixed binary tree over the leaves: whoever owns which, each element is added up in the same order, so
 //! its bits are the same. Small messages gather all planes and every rank folds; large ones go all to all by column,
 //! each rank folds its columns, and the finished columns are gathered. A rank that is alone owns the whole tree, its
 //! kernel has one plane, and that plane is the sum.
 //!
 //! # How ranks talk
 //!
-//! Each pair that has something to say has a link: two rings in shared memory, or a TCP connection. Frames carry
+//! Each pair of ranks that communicates has a link: two rings in shared memory, or a TCP connection. Frames carry
 //! epoch, kind, shape or step, and a number: ranks that are out of step get an error that names the peer, never wrong
 //! numbers. All operations move what they send and what they receive together, wait until a deadline, and can be
 //! aborted.
@@ -27,7 +28,7 @@
 //!
 //! ```text
 //! ranks      the operations, as the model calls them
-//! carriers   who carries them, chosen once: host, nccl, one_shot
+//! carriers   what carries them, chosen once: host, nccl, one_shot
 //! sum, fold  the tree over the planes of all ranks
 //! mesh       a rank's links, and the loop that moves what an operation has to move; tokens, notes
 //! join       how ranks meet: listener, plan, the handshake; wiring for threads of one process

@@ -1,4 +1,4 @@
-//! One rank's talk with one other: frames out, frames in, none of it ever blocks. Knows nothing of what frames mean.
+//! One rank's link to one other: frames out and frames in, without ever blocking. Does not know what frames mean.
 
 mod shm;
 mod tcp;
@@ -9,10 +9,10 @@ pub use tcp::TcpLink;
 use crate::frame::FrameHead;
 use types::Rank;
 
-/// What a neighbour has done.
+/// How a neighbour's end shows on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkFault {
-    /// It is gone, and names who is to blame if it is not itself.
+    /// It is gone, and names the rank to blame if that is another.
     Lost(Option<Rank>),
     /// It has left in good order, after all that it had to send.
     Left,
@@ -28,7 +28,7 @@ pub enum PeerLink {
 }
 
 impl PeerLink {
-    /// The place for the next frame's payload, if there is room now.
+    /// Memory for the next frame's payload, if there is room now.
     pub fn frame(&mut self, n_words: usize) -> Result<Option<&mut [u32]>> {
         match self {
             PeerLink::Shm(link) => link.frame(n_words),
@@ -36,7 +36,7 @@ impl PeerLink {
         }
     }
 
-    /// Sends what was written to the place.
+    /// Sends the frame that was written there.
     pub fn send(&mut self, head: &FrameHead) -> Result<()> {
         match self {
             PeerLink::Shm(link) => link.send(head),
@@ -52,7 +52,7 @@ impl PeerLink {
         }
     }
 
-    /// The next frame, if it is here whole.
+    /// The next frame, if it has arrived whole.
     pub fn peek(&mut self) -> Result<Option<FrameHead>> {
         match self {
             PeerLink::Shm(link) => link.peek(),
@@ -68,7 +68,7 @@ impl PeerLink {
         }
     }
 
-    /// Done with that frame.
+    /// Gives the frame's memory back.
     pub fn release(&mut self) {
         match self {
             PeerLink::Shm(link) => link.release(),
@@ -76,12 +76,12 @@ impl PeerLink {
         }
     }
 
-    /// Whether the neighbour has ended, or broken off what it did. `thorough` asks the system too. What it sent before
-    /// may still be here.
+    /// Whether the neighbour has left or broken off. `thorough` asks the system too. Frames sent before may still be
+    /// here.
     pub fn has_ended(&mut self, thorough: bool) -> Option<LinkFault> {
         match self {
             PeerLink::Shm(link) => link.has_ended(thorough),
-            // The end arrives in its place, behind the last frame.
+            // On TCP the last word arrives behind the last frame.
             PeerLink::Tcp(link) if thorough => link.has_ended(),
             PeerLink::Tcp(_) => None,
         }

@@ -1,4 +1,4 @@
-//! Where a worker's peers connect: one listening socket, for one epoch after another.
+//! The socket on which a worker's peers connect: one socket for all epochs.
 
 use crate::error::{Error, JoinRefusal, Result};
 use std::collections::VecDeque;
@@ -6,10 +6,10 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Mutex, PoisonError};
 
-/// Refusals that are remembered; the oldest go first.
+/// Refusals kept; the oldest are dropped.
 const REFUSALS_MAX: usize = 64;
 
-/// A worker's listening socket. It outlives epochs: who comes for one that is over is refused by the next.
+/// A worker's listening socket. It outlives epochs: a connection for a past epoch is refused in the next.
 #[derive(Debug)]
 pub struct PeerListener {
     listener: TcpListener,
@@ -17,7 +17,7 @@ pub struct PeerListener {
     refusals: Mutex<VecDeque<RefusedPeer>>,
 }
 
-/// Who was refused, and why.
+/// A peer that was refused, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefusedPeer {
     pub from: SocketAddr,
@@ -37,7 +37,7 @@ impl PeerListener {
         self.address
     }
 
-    /// Who was refused since the last call.
+    /// The refusals since the last call.
     pub fn refusals(&self) -> Vec<RefusedPeer> {
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
     }
@@ -59,7 +59,7 @@ impl PeerListener {
         match self.listener.accept() {
             Ok(accepted) => Ok(Some(accepted)),
             Err(error) => match error.kind() {
-                // Whoever hung up before being let in is no trouble of ours.
+                // A client that hung up before it was accepted is no trouble.
                 ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted => Ok(None),
                 _ => Err(Error::Io { what: "the listener for peers", source: error }),
             },

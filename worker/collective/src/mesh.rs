@@ -1,5 +1,5 @@
-//! A rank among others: its links, and the loop that moves what an operation has to move. Sends and receives go on
-//! together, so that two ranks with full rings do not wait for each other.
+//! A rank's links, and the loop that moves what an operation has to move. Sends and receives progress together, so two
+//! ranks with full rings do not wait for each other.
 
 use crate::abort::{AbortHandle, AbortState, DeviceWait};
 use crate::error::{Due, Error, Result};
@@ -13,17 +13,17 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use types::{Epoch, Grid, Layout, Part, Rank};
 
-/// Columns that a rank finishes for all end on multiples of this: a line of a cache.
+/// The columns that a rank finishes for all begin on multiples of this: one cache line.
 pub(crate) const COLUMNS_MULTIPLE: usize = 16;
 
 /// Where the time in collectives went, in microseconds since the rank joined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExchangeTimes {
-    /// For others.
+    /// Waiting for other ranks.
     pub waiting: u64,
     /// Copying, sending, receiving.
     pub moving: u64,
-    /// Adding up.
+    /// Summing.
     pub folding: u64,
 }
 
@@ -42,14 +42,14 @@ pub struct Mesh {
     rank: Rank,
     grid: Grid,
     epoch: Epoch,
-    /// By rank; None for itself and for those that it never talks to.
+    /// One per rank; None for itself and for ranks that it never talks to.
     peers: Vec<Option<Peer>>,
     policy: WaitPolicy,
     abort: Arc<AbortState>,
     doorbell: Arc<Region>,
-    /// What the next exchange is to move.
+    /// The transfers of the next exchange.
     transfers: Vec<Transfer>,
-    /// Tokens on their way, kept for their memory.
+    /// A buffer for tokens in transit, reused.
     pub(crate) words: Vec<u32>,
     spent: Spent,
 }
@@ -70,18 +70,18 @@ struct Peer {
     n_received: u32,
 }
 
-/// What a mesh is made of.
+/// The parts of which a mesh is made.
 #[derive(Debug)]
 pub(crate) struct Wiring {
     pub rank: Rank,
     pub epoch: Epoch,
     pub policy: WaitPolicy,
-    /// This rank's own.
+    /// This rank's own doorbell.
     pub doorbell: Arc<Region>,
     pub links: Vec<Option<PeerLink>>,
 }
 
-/// What all ranks do at the same time, and who owns its rows.
+/// The operation that all ranks run now, and who owns its rows.
 #[derive(Clone, Copy)]
 struct Op<'a> {
     kind: FrameKind,
@@ -89,7 +89,7 @@ struct Op<'a> {
     owner_of: OwnerOf<'a>,
 }
 
-/// What came of one round over all moves.
+/// The result of one round over all transfers.
 enum Round {
     Done,
     Moved,
@@ -143,7 +143,7 @@ impl Mesh {
         self.abort.clone()
     }
 
-    /// An abort of this rank ends that wait of its device, too.
+    /// An abort of this rank also ends this device's wait.
     pub(crate) fn abort_ends<W: DeviceWait + 'static>(&self, wait: &Arc<W>) {
         let wait: Weak<W> = Arc::downgrade(wait);
         self.abort.ends(wait);
@@ -157,7 +157,7 @@ impl Mesh {
         self.abort.is_anybody_gone()
     }
 
-    /// Who is to blame for the end of a device's wait, as far as the links know.
+    /// The error that names the rank to blame for the end of a device's wait, as far as the links know.
     pub(crate) fn blame(&mut self, fault: WaitFault) -> Error {
         if fault == WaitFault::Aborted && self.is_ended() {
             return Error::Aborted;
@@ -173,13 +173,13 @@ impl Mesh {
         }
     }
 
-    /// Who has broken off or died, or who is to blame for that.
+    /// The peer that has broken off or died, or the rank that it blames.
     pub(crate) fn who_is_lost(&mut self) -> Option<Error> {
         let (rank, fault) = self.who_ended(true, || [].iter())?;
         Some(self.blamed(rank, fault))
     }
 
-    /// The one that this rank talks to, if there is but one.
+    /// The only rank that this one talks to, if there is just one.
     fn only_peer(&self) -> Option<Rank> {
         let mut peers = self.peers.iter().enumerate().filter(|(_, peer)| peer.is_some());
         let (rank, _) = peers.next()?;
@@ -196,7 +196,7 @@ impl Mesh {
         self.spent.folding += begun.elapsed();
     }
 
-    /// The rank's number of rank `tp` of this stage.
+    /// The rank number of rank `tp` of this stage.
     pub(crate) fn in_stage(&self, tp: usize) -> usize {
         usize::from(self.part.place.stage) * usize::from(self.grid.tp) + tp
     }
@@ -215,7 +215,7 @@ impl Mesh {
         (0..self.tp_size()).filter(move |tp| *tp != me)
     }
 
-    /// The columns that rank `tp` finishes for all: equal parts on whole cache lines.
+    /// The columns that rank `tp` finishes for all: equal parts of whole cache lines.
     pub(crate) fn columns_of(&self, tp: usize, n_cols: usize) -> Range<usize> {
         let cut = |i: usize| (n_cols * i / self.tp_size()).next_multiple_of(COLUMNS_MULTIPLE).min(n_cols);
         cut(tp)..cut(tp + 1)
@@ -227,19 +227,19 @@ impl Mesh {
         units.start as usize..units.end as usize
     }
 
-    /// Every row has an owner in this stage.
+    /// Checks that every row has an owner in this stage.
     pub(crate) fn check_owners(&self, owner_of: OwnerOf<'_>, n_rows: usize) -> Result<()> {
         let is_here = |row: usize| (owner_of(row) as usize) < self.tp_size();
         let are_here = (0..n_rows).all(is_here);
         if are_here { Ok(()) } else { Err(Error::NoPeer("peer that owns one of the rows")) }
     }
 
-    /// What the next exchange is to move, if it is anything.
+    /// Adds transfers to the next exchange, leaving out empty ones.
     pub(crate) fn plan<const N: usize>(&mut self, transfers: [Transfer; N]) {
         self.transfers.extend(transfers.into_iter().filter(|each| each.words > 0));
     }
 
-    /// Moves all that `self.transfers` say. A failure ends this rank's part: who is out of step stays so.
+    /// Carries out `self.transfers`. A failure ends this rank's part: a rank that is out of step stays so.
     pub(crate) fn exchange(
         &mut self,
         kind: FrameKind,
@@ -296,7 +296,7 @@ impl Mesh {
         })
     }
 
-    /// One frame out, if there is room.
+    /// Sends one frame, if there is room.
     fn push(&mut self, each: &mut Transfer, op: Op<'_>, payload: &mut impl Payload) -> Result<bool> {
         let epoch = self.epoch;
         let (rank, peer) = self.peer(each.peer)?;
@@ -315,7 +315,7 @@ impl Mesh {
         send().map_err(|fault| self.blamed(rank, fault))
     }
 
-    /// One frame in, if there is one.
+    /// Receives one frame, if there is one.
     fn pull(&mut self, each: &mut Transfer, op: Op<'_>, payload: &mut impl Payload) -> Result<bool> {
         let epoch = self.epoch;
         let (rank, peer) = self.peer(each.peer)?;
@@ -336,12 +336,12 @@ impl Mesh {
         Ok(true)
     }
 
-    /// What `Direction::Hold` has left where it arrived.
+    /// The frame that `Direction::Hold` has left where it arrived.
     pub(crate) fn held(&self, rank: usize) -> &[u32] {
         self.peers[rank].as_ref().map_or(&[], |peer| peer.link.payload())
     }
 
-    /// Done with that.
+    /// Gives the held frame's memory back.
     pub(crate) fn release(&mut self, rank: usize) {
         if let Some(peer) = &mut self.peers[rank] {
             peer.link.release();
@@ -355,7 +355,7 @@ impl Mesh {
         }
     }
 
-    /// Nothing moves: spin, sleep, look who is still there.
+    /// Called when nothing moves: spins, sleeps, and checks that the peers are still there.
     fn idle(&mut self, idle: &mut Idle, transfers: &[Transfer]) -> Result<()> {
         if self.abort.is_ended() {
             return Err(Error::Aborted);
@@ -369,7 +369,7 @@ impl Mesh {
             return Err(Error::Deadline { rank: late });
         }
         if let Some((rank, fault)) = self.who_ended(idle.has_slept(), pending) {
-            // What it sent before it ended may have come since the last round: one more, then it is lost.
+            // Frames that it sent before it ended may have come since the last round: one more round, then it is lost.
             return if idle.doubt() { Ok(()) } else { Err(self.blamed(rank, fault)) };
         }
         self.abort.waits_for(Some(late));
@@ -396,7 +396,7 @@ impl Mesh {
 
     fn blamed(&self, rank: Rank, fault: LinkFault) -> Error {
         match fault {
-            // Another than this rank, or the peer itself: it says what it likes.
+            // A peer may name any rank: only one other than this rank is believed.
             LinkFault::Lost(Some(culprit)) if culprit != self.rank && culprit.0 < self.grid.n_ranks() => {
                 Error::PeerLost { rank: culprit }
             }
@@ -405,7 +405,7 @@ impl Mesh {
         }
     }
 
-    /// Ends this rank's part in the mesh, and tells the peers who is to blame.
+    /// Ends this rank's part in the mesh and names the rank to blame to the peers.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
         let culprit = error.rank().unwrap_or(self.rank);
         // An abort that broke a connection shows as a lost peer.
@@ -415,8 +415,8 @@ impl Mesh {
         if was_aborted { Error::Aborted } else { error }
     }
 
-    /// The peers hear that nothing is to come any more; from a rank that panics, that it breaks off. Once it has ended,
-    /// they have heard.
+    /// Tells the peers that nothing more will come or, on a panic, that this rank breaks off. They already know if it
+    /// has ended before.
     pub(crate) fn leave(&mut self) {
         if self.is_ended() {
             return;
@@ -445,7 +445,7 @@ impl Drop for Mesh {
     }
 }
 
-/// That the ranks do the same thing at the same time.
+/// Checks that the ranks do the same thing at the same time.
 fn check(rank: Rank, head: &FrameHead, expected: Due, epoch: Epoch) -> Result<()> {
     if head.epoch != epoch {
         return Err(Error::Stale { rank, ours: epoch, theirs: head.epoch });

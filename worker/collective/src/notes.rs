@@ -1,4 +1,4 @@
-//! Words that ranks tell each other while they settle what carries for them.
+//! Short messages that ranks exchange while they choose carriers.
 
 use crate::error::Result;
 use crate::frame::FrameKind;
@@ -6,8 +6,8 @@ use crate::mesh::Mesh;
 use crate::transfer::{Direction, NO_OWNERS, Payload, Transfer};
 
 impl Mesh {
-    /// Tells `mine` to the ranks of `to`, and hears from those of `from`. The answer has the words of all ranks of the
-    /// grid, by rank: of those that told nothing, this rank's own.
+    /// Sends `mine` to the ranks of `to` and receives from those of `from`. The answer has one entry per rank of the
+    /// grid; a rank that sent nothing has this rank's own words.
     pub(crate) fn swap_notes<const N: usize>(
         &mut self,
         tag: u64,
@@ -23,7 +23,7 @@ impl Mesh {
         Ok(notes.theirs)
     }
 
-    /// Tells `mine` to the other ranks of the stage. The answer has the words of all of them, in order.
+    /// Sends `mine` to the other ranks of the stage. The answer has one entry per rank of the stage.
     pub(crate) fn swap_in_stage<const N: usize>(&mut self, tag: u64, mine: [u32; N]) -> Result<Vec<[u32; N]>> {
         let others: Vec<usize> = self.others().map(|tp| self.in_stage(tp)).collect();
         let notes = self.swap_notes(tag, mine, &others, &others)?;
@@ -36,7 +36,7 @@ impl Mesh {
     }
 }
 
-/// No other exchange of notes within a stage has it.
+/// A tag that no other exchange of notes within a stage uses.
 const AWAIT_TAG: u64 = 2 << 32;
 
 struct Notes<const N: usize> {

@@ -1,19 +1,19 @@
-//! What a rank must be told to join the others.
+//! What a rank needs to know to join the others.
 
 use crate::wait::WaitPolicy;
 use std::fmt;
 use std::time::Duration;
 use types::{Epoch, Layout, Rank};
 
-/// One rank's place in one epoch of a replica, and where the others listen.
+/// One rank's place in one epoch of a replica, and the addresses of the others.
 #[derive(Clone, PartialEq, Eq)]
 pub struct MeshPlan {
     pub epoch: Epoch,
     pub rank: Rank,
     pub layout: Layout,
-    /// Where each rank's listener is, `host:port`, by rank.
+    /// The listeners' addresses, `host:port`, one per rank.
     pub peers: Vec<String>,
-    /// Of this epoch. Who does not know it is nobody's peer.
+    /// The secret of this epoch. A connection that does not know it is refused.
     pub secret: [u8; 32],
     pub wire: Wire,
     pub timeouts: MeshTimeouts,
@@ -21,13 +21,13 @@ pub struct MeshPlan {
     pub spin: bool,
 }
 
-/// What pairs of ranks may talk over.
+/// The wires over which pairs of ranks may talk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wire {
-    /// Memory where two ranks can share it, otherwise sockets.
+    /// Shared memory where two ranks can share it, otherwise sockets.
     #[default]
     Any,
-    /// Memory, or no mesh at all.
+    /// Shared memory, or the join fails.
     Memory,
     Socket,
 }
@@ -36,7 +36,7 @@ pub enum Wire {
 pub struct MeshTimeouts {
     /// Until all peers are met.
     pub join: Duration,
-    /// Of one operation, from its call on: the other stages' compute time is in it.
+    /// Time for one operation, from its call on: it includes the other stages' compute time.
     pub op: Duration,
 }
 
@@ -54,7 +54,7 @@ impl MeshPlan {
 }
 
 impl fmt::Debug for MeshPlan {
-    /// Without the secret.
+    /// Leaves the secret out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MeshPlan")
             .field("epoch", &self.epoch)

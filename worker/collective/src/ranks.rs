@@ -1,4 +1,4 @@
-//! A rank among those that it computes with, from when it is settled what carries between their devices.
+//! The collective operations of one rank, over the carrier chosen when the ranks met.
 
 use crate::abort::AbortHandle;
 use crate::cancel::CancelFlag;
@@ -13,27 +13,27 @@ use std::fmt;
 use std::ops::Range;
 use types::{Part, StepId, Token};
 
-/// A rank's place among the ranks of its replica, and what they do together. The computing thread alone uses it.
+/// A rank's place in its replica, and the operations that the ranks do together. Only the computing thread uses it.
 pub struct Ranks<D: Memory> {
-    // It goes first: what it still moves is the device's, and the mesh says who is to blame.
+    // Dropped first: its transfers use the device, and the mesh names who is to blame.
     carrier: Box<dyn Carry<D>>,
     mesh: Mesh,
     plans: SumPlans,
 }
 
 impl<D: Memory> Ranks<D> {
-    /// The only rank of a model of so many layers.
+    /// The only rank of a model of `n_layers` layers.
     pub fn solo(n_layers: u32) -> Ranks<D> {
         Ranks::over_host(Mesh::solo(n_layers))
     }
 
-    /// Everything goes through the host, whatever the device.
+    /// Ranks that exchange through the host, whatever the device.
     pub fn over_host(mesh: Mesh) -> Ranks<D> {
         Ranks { carrier: Box::new(HostCarrier::default()), mesh, plans: SumPlans::default() }
     }
 
-    /// Settles what carries numbers between the ranks' devices, once the ranks have met: all of them do this at about
-    /// the same time.
+    /// Chooses the carrier between the ranks' devices, once the ranks have met. All of them do this at about the same
+    /// time.
     pub fn on(
         device: &D,
         mut mesh: Mesh,
@@ -51,22 +51,22 @@ impl<D: Memory> Ranks<D> {
         Ok(Ranks { carrier, mesh, plans: SumPlans::default() })
     }
 
-    /// Whether something of this rank's is carried so.
+    /// Whether any of this rank's exchanges use this carrier.
     pub fn has(&self, choice: CarrierChoice) -> bool {
         self.carrier.has(choice)
     }
 
-    /// Whether what was begun can be believed: a pass is good if this and the device's own `settle` say so behind it.
+    /// Whether what was begun can be trusted: a pass is good if this and then the device's own `settle` say so.
     pub fn settle(&mut self) -> Result<()> {
         self.carrier.settle(&mut self.mesh)
     }
 
-    /// Whether `sum_leaves` only begins operations of the device, which may be recorded and begun again.
+    /// Whether `sum_leaves` only enqueues device operations, which may be recorded and run again.
     pub fn adds_on_device(&self) -> bool {
         self.size() == 1 || self.carrier.adds_on_device()
     }
 
-    /// Returns when all ranks of the stage are here, having begun no sum that the others have not.
+    /// Returns when all ranks of the stage are here. No rank has begun a sum that the others have not.
     pub fn await_stage(&mut self) -> Result<()> {
         if self.size() == 1 {
             return Ok(());
@@ -74,7 +74,7 @@ impl<D: Memory> Ranks<D> {
         self.mesh.await_stage()
     }
 
-    /// Sums were begun again from a record of the device's: what begins them here has not been called.
+    /// Tells the carrier that a recorded graph has run its sums again, without a call of `sum_leaves`.
     pub fn has_repeated(&mut self, device: &D) -> Result<()> {
         self.carrier.has_repeated(&mut self.mesh, device)
     }
@@ -93,12 +93,12 @@ impl<D: Memory> Ranks<D> {
         self.part().place.tp.into()
     }
 
-    /// Ranks in the stage.
+    /// The number of ranks in the stage.
     pub fn size(&self) -> u32 {
         self.part().shares.n_ranks().into()
     }
 
-    /// What this rank owns of `n_units`: leaves, rows of the vocabulary, experts. It may be nothing.
+    /// What this rank owns of `n_units` leaves, vocabulary rows or experts. It may own none.
     pub fn owned(&self, n_units: u32) -> Range<u32> {
         self.part().owned(n_units)
     }
@@ -119,14 +119,14 @@ impl<D: Memory> Ranks<D> {
             return Err(Error::LeavesMissing { have: runs.to_vec(), n_leaves });
         }
         if self.mesh.tp_size() == 1 {
-            // The one plane is the sum.
+            // A single plane is already the sum.
             return Ok(());
         }
         let sum = Sum { plan, n_rows, n_cols: device.cols(planes) };
         self.carrier.sum_leaves(&mut self.mesh, device, planes, sum)
     }
 
-    /// Each row goes from the rank of the stage that owns it to all others. All ranks give the same owners.
+    /// Sends each row from the rank of the stage that owns it to all others. All ranks must name the same owners.
     pub fn share_rows(
         &mut self,
         device: &D,
@@ -138,8 +138,8 @@ impl<D: Memory> Ranks<D> {
         self.carrier.share_rows(&mut self.mesh, device, buffer, &owner_of, n_rows)
     }
 
-    /// Rank 0 of the stage gets the columns of all: `mine` is [n_rows, owned(n_units)] in its first columns, `whole`
-    /// [n_rows, n_units]. The `whole` of the others stays as it is.
+    /// Gathers the columns of all ranks on rank 0 of the stage: `mine` is [n_rows, owned(n_units)] in its first
+    /// columns, `whole` [n_rows, n_units]. The `whole` of the other ranks is left unchanged.
     pub fn gather_columns(
         &mut self,
         device: &D,
@@ -151,7 +151,7 @@ impl<D: Memory> Ranks<D> {
         self.carrier.gather_columns(&mut self.mesh, device, mine, whole, n_units, n_rows)
     }
 
-    /// The first rows to the same rank of the next stage.
+    /// Sends the first `n_rows` rows to the same rank of the next stage.
     pub fn send_rows(&mut self, device: &D, buffer: &D::Buffer, n_rows: usize) -> Result<()> {
         if self.part().is_last() {
             return Err(Error::NoPeer("next stage"));
@@ -159,7 +159,7 @@ impl<D: Memory> Ranks<D> {
         self.carrier.send_rows(&mut self.mesh, device, buffer, n_rows)
     }
 
-    /// The first rows from the same rank of the stage before.
+    /// Receives the first `n_rows` rows from the same rank of the previous stage.
     pub fn recv_rows(&mut self, device: &D, buffer: &mut D::Buffer, n_rows: usize) -> Result<()> {
         if self.part().is_first() {
             return Err(Error::NoPeer("stage before"));
@@ -167,12 +167,12 @@ impl<D: Memory> Ranks<D> {
         self.carrier.recv_rows(&mut self.mesh, device, buffer, n_rows)
     }
 
-    /// What the sampler drew, to every other rank of the first stage. No token is u32::MAX.
+    /// Sends the sampler's tokens to every other rank of the first stage. No token is u32::MAX.
     pub fn send_tokens(&mut self, step: StepId, tokens: &[Option<Token>]) -> Result<()> {
         self.mesh.send_tokens(step, tokens)
     }
 
-    /// What the sampler drew in that step, for the ranks of the first stage other than the sampler itself.
+    /// Receives what the sampler drew in that step, on ranks of the first stage other than the sampler itself.
     pub fn recv_tokens(&mut self, step: StepId, tokens: &mut Vec<Option<Token>>) -> Result<()> {
         self.mesh.recv_tokens(step, tokens)
     }
@@ -181,7 +181,7 @@ impl<D: Memory> Ranks<D> {
         self.mesh.abort_handle()
     }
 
-    /// Where the time went.
+    /// Where the time in collectives went.
     pub fn times(&self) -> ExchangeTimes {
         self.mesh.times()
     }

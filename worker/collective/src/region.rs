@@ -1,10 +1,8 @@
-//! Memory that two ranks share: of one process, or of two on one host. Knows what lies where in it; nothing of
-//! messages.
+//! Memory that two ranks share, within one process or between two on one host. Knows its layout; nothing of messages.
 //!
-//! A region between processes is a sealed memfd: its maker tells process id and descriptor, the neighbour opens it
-//! through `/proc` (the same user, the same process namespace) and looks whether the nonce in it is the one that the
-//! maker told. The seal is asked for before mapping: a neighbour who could shrink the file could kill this process with
-//! it.
+//! A region between processes is a sealed memfd. Its maker sends process id and descriptor; the neighbour opens it
+//! through `/proc` (the same user, the same process namespace) and checks that it holds the nonce that was sent. The
+//! seal is required before mapping: a neighbour who could shrink the file could kill this process with it.
 //!
 //! ```text
 //! pair     | nonce | cursors 0 -> 1 | cursors 1 -> 0 | exits |  ..  4096 | words 0 -> 1 | words 1 -> 0 |
@@ -19,15 +17,15 @@ use std::ptr::NonNull;
 
 pub type Nonce = [u8; 32];
 
-/// Where the words of a pair's rings begin.
+/// Offset of the words of a pair's rings.
 const HEAD_BYTES: usize = 4096;
 
-/// What stands at the beginning of a pair's region. Atomics only: both sides may write at any time.
+/// The beginning of a pair's region. Atomics only: both sides may write at any time.
 #[repr(C)]
 pub struct PairHead {
     nonce: CacheLine<[AtomicU32; 8]>,
     pub cursors: [Cursors; 2],
-    /// Per side: zero while it lives, then who was to blame.
+    /// One per side: zero while it lives, then how it ended and the rank to blame.
     pub exits: [CacheLine<AtomicU32>; 2],
 }
 
@@ -53,7 +51,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Between threads of this process. Zeroed, and nothing is spent until it is touched.
+    /// Shared by threads of this process. Zeroed; a page takes memory when it is touched.
     pub fn anonymous(n_bytes: usize) -> io::Result<Region> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the system's choice.
@@ -66,7 +64,7 @@ impl Region {
         Ok(Region { base, n_bytes })
     }
 
-    /// Bytes of a pair's region with rings of so many words.
+    /// Bytes of a pair's region with rings of `ring_words` words.
     pub fn pair_bytes(ring_words: u32) -> usize {
         HEAD_BYTES + 2 * 4 * ring_words as usize
     }
@@ -85,7 +83,7 @@ impl Region {
         unsafe { &self.base.cast::<DoorbellHead>().as_ref().doorbell }
     }
 
-    /// The words of the ring that `side` writes, where they begin.
+    /// The start of the ring that `side` writes.
     pub fn words(&self, side: usize, ring_words: u32) -> *mut u32 {
         assert!(side < 2 && Region::pair_bytes(ring_words) <= self.n_bytes, "a ring outside of its region");
         let at = HEAD_BYTES + side * 4 * ring_words as usize;
@@ -125,10 +123,10 @@ mod sealed {
     use std::io;
     use std::os::fd::{AsRawFd, OwnedFd};
 
-    /// Which size a mapped file keeps.
+    /// The seals that fix a mapped file's size.
     const KEPT: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-    /// A region that another process can open while its maker keeps the descriptor.
+    /// A region that another process can open as long as its maker keeps the descriptor.
     #[derive(Debug)]
     pub struct RegionExport {
         fd: OwnedFd,
@@ -145,17 +143,17 @@ mod sealed {
             Ok((region, RegionExport { fd, nonce }))
         }
 
-        /// Its number in this process.
+        /// The descriptor's number in this process.
         pub fn number(&self) -> u32 {
             self.fd.as_raw_fd().unsigned_abs()
         }
     }
 
     impl Region {
-        /// What process `pid` offers as its descriptor `number`, if it is that.
+        /// Opens descriptor `number` of process `pid`, if it is the region with this nonce.
         pub fn open(pid: u32, number: u32, n_bytes: usize, nonce: &Nonce) -> io::Result<Region> {
             let path = format!("/proc/{pid}/fd/{number}");
-            // Not blocking: another process's descriptor may be a pipe.
+            // Non-blocking, because another process's descriptor may be a pipe.
             let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
             let fd = rustix::fs::open(path, flags, Mode::empty())?;
             let size = rustix::fs::fstat(&fd)?.st_size;
@@ -177,13 +175,13 @@ mod sealed {
         }
     }
 
-    /// Which start of which machine this is.
+    /// The machine's current boot.
     pub fn boot_id() -> Vec<u8> {
         std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
     }
 }
 
-/// Elsewhere no memory is shared between processes: ranks meet over sockets.
+/// On other systems no memory is shared between processes: ranks meet over sockets.
 #[cfg(not(target_os = "linux"))]
 mod sealed {
     use super::{Nonce, Region};

@@ -7,19 +7,19 @@
 //! ```
 //! Positions count words for ever and wrap with u32; the place in the ring is the position modulo the capacity, which
 //! is a power of two. Each side keeps its own position to itself and only tells it to the other, so that a neighbour
-//! who writes nonsense into the shared indices can stop the talk and not send this side outside of the ring.
+//! that writes nonsense into the shared indices can stop the exchange, but never lead this side outside of the ring.
 
 use super::sync::{AtomicU32, Ordering, fence};
 
-/// A cache line of its own: what two sides write must not share one.
+/// A value on a cache line of its own: what two sides write must not share one.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct CacheLine<T>(pub T);
 
-/// Every message begins on a line.
+/// Every message begins on a cache line.
 pub const LINE_WORDS: u32 = 16;
 
-/// What both sides see: positions, in words. All zero is an empty ring.
+/// The positions that both sides see, in words. All zero is an empty ring.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Cursors {
@@ -27,11 +27,11 @@ pub struct Cursors {
     pub read: CacheLine<AtomicU32>,
 }
 
-/// The other side's index cannot be meant.
+/// The other side's index is impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidCursor;
 
-/// Where words may be written: after `skip` words to the ring's end, in one piece from `at`.
+/// Room for words in one piece from `at`, after `skip` words to the ring's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
     pub skip: u32,
@@ -49,7 +49,7 @@ pub struct Filled {
 pub struct Writer {
     capacity: u32,
     written: u32,
-    /// How far the reader was when last asked.
+    /// The reader's position when last read.
     read: u32,
 }
 
@@ -59,7 +59,7 @@ impl Writer {
         Writer { capacity, written: 0, read: 0 }
     }
 
-    /// Reservation for `n` words in one piece, if there is.
+    /// Reserves `n` words in one piece, if there is room.
     pub fn reserve(&mut self, cursors: &Cursors, n: u32) -> Result<Option<Reservation>, InvalidCursor> {
         let at = self.written & (self.capacity - 1);
         let tail = self.capacity - at;
@@ -71,7 +71,7 @@ impl Writer {
         Ok((self.free() >= needed).then_some(Reservation { skip, at: (at + skip) & (self.capacity - 1) }))
     }
 
-    /// Hands `n` words to the reader, skipped ones among them.
+    /// Hands `n` words to the reader, including skipped ones.
     pub fn publish(&mut self, cursors: &Cursors, n: u32) {
         debug_assert!(n <= self.free());
         self.written = self.written.wrapping_add(n);
@@ -83,7 +83,7 @@ impl Writer {
         self.capacity - self.written.wrapping_sub(self.read)
     }
 
-    /// The reader only goes forward, and not past what was written.
+    /// The reader's position may only grow, and not beyond what was written.
     fn look(&mut self, cursors: &Cursors) -> Result<(), InvalidCursor> {
         // Acquire: the reader's loads of the words come before this side writes over them.
         let read = cursors.read.0.load(Ordering::Acquire);
@@ -99,7 +99,7 @@ impl Writer {
 pub struct Reader {
     capacity: u32,
     read: u32,
-    /// How far the writer was when last asked.
+    /// The writer's position when last read.
     written: u32,
 }
 
@@ -125,7 +125,7 @@ impl Reader {
         cursors.read.0.store(self.read, Ordering::Release);
     }
 
-    /// The writer only goes forward, by whole lines, and not past what was given back.
+    /// The writer's position may only grow, by whole lines, and not beyond what was given back.
     fn look(&mut self, cursors: &Cursors) -> Result<(), InvalidCursor> {
         let written = cursors.written.0.load(Ordering::Acquire);
         let n = written.wrapping_sub(self.read);
@@ -137,35 +137,36 @@ impl Reader {
     }
 }
 
-/// Wakes one sleeper, whoever of its neighbours rings. All zero is a doorbell that nobody hears.
+/// Wakes one sleeping rank; any of its neighbours may ring. All zero is a doorbell at which nobody sleeps.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Doorbell {
-    /// What the sleeper sleeps on: changes with each ring that it waits for.
+    /// The futex word: changes with each ring that the sleeper waits for.
     pub rings: AtomicU32,
-    /// Not zero: somebody sleeps or is about to.
+    /// Nonzero while somebody sleeps or is about to.
     pub sleeps: AtomicU32,
 }
 
 impl Doorbell {
-    /// After publishing: wakes the sleeper, if there is one.
+    /// Called after publishing: wakes the sleeper, if there is one.
     pub fn ring(&self, wake: impl FnOnce(&AtomicU32)) {
-        // Between publishing and looking for a sleeper; `arm` has its twin. One of the two sees the other.
+        // Orders publishing before the look for a sleeper; `arm` has the matching fence, so one of the two sees the
+        // other.
         fence(Ordering::SeqCst);
         if self.sleeps.load(Ordering::Relaxed) != 0 {
             self.always(wake);
         }
     }
 
-    /// Wakes the sleeper without asking.
+    /// Wakes the sleeper without checking that there is one.
     pub fn always(&self, wake: impl FnOnce(&AtomicU32)) {
         self.sleeps.store(0, Ordering::Relaxed);
         self.rings.fetch_add(1, Ordering::Release);
         wake(&self.rings);
     }
 
-    /// Before sleeping. Afterwards look once more whether there is nothing to do, then sleep while `rings` is the
-    /// answer.
+    /// Called before sleeping. The caller then checks once more whether there is something to do, and otherwise sleeps
+    /// while `rings` has the returned value.
     pub fn arm(&self) -> u32 {
         let seen = self.rings.load(Ordering::Acquire);
         self.sleeps.store(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Who has which planes of a sum over leaves: what all carriers of sums go by. Knows nothing of devices or links.
+//! Which rank has which planes of a sum over leaves. All carriers use this. Knows nothing of devices or links.
 
 use std::ops::Range;
 use types::Shares;
@@ -8,12 +8,12 @@ use types::leaves::{Fold, aligned_runs};
 #[derive(Clone, Debug)]
 pub struct Plane {
     pub run: Range<u32>,
-    /// The rank that has it, and which of its planes it is.
+    /// The rank that has it, and its number among that rank's planes.
     pub tp: usize,
     pub number: usize,
 }
 
-/// The planes of all ranks of a stage for sums over so many leaves, in ascending order of their leaves.
+/// The planes of all ranks of a stage for a sum over `n_leaves` leaves, in ascending order of their leaves.
 #[derive(Debug)]
 pub struct SumPlan {
     pub n_leaves: u32,
@@ -36,7 +36,7 @@ impl SumPlan {
         self.runs_of(tp).count()
     }
 
-    /// Of the rank that has most.
+    /// The plane count of the rank that has most.
     pub fn n_planes_max(&self) -> usize {
         self.planes.iter().map(|plane| plane.number + 1).max().unwrap_or(0)
     }
@@ -46,14 +46,14 @@ impl SumPlan {
         self.planes.iter().filter(|plane| plane.tp < tp).count()
     }
 
-    /// How often the tree merges behind each plane.
+    /// How often the tree merges after each plane.
     pub fn merges(&self) -> impl Iterator<Item = u32> {
         let mut tree = Fold::default();
         self.planes.iter().map(move |plane| tree.push(&plane.run))
     }
 }
 
-/// Those that were asked for so far: a model has few.
+/// The plans asked for so far: a model has few.
 #[derive(Debug, Default)]
 pub struct SumPlans(Vec<SumPlan>);
 
@@ -68,7 +68,7 @@ impl SumPlans {
     }
 }
 
-/// A row-parallel product that is to be finished: each plane is `[n_rows, n_cols]`.
+/// A row-parallel product to be finished: each plane is `[n_rows, n_cols]`.
 #[derive(Clone, Copy)]
 pub struct Sum<'a> {
     pub plan: &'a SumPlan,
@@ -77,7 +77,7 @@ pub struct Sum<'a> {
 }
 
 impl Sum<'_> {
-    /// Numbers of one plane.
+    /// Numbers in one plane.
     pub fn size(self) -> usize {
         self.n_rows * self.n_cols
     }

@@ -1,4 +1,4 @@
-//! What the sampler drew, told to the first stage. Tokens go through the host on every device.
+//! Sends the sampler's tokens to the first stage. Tokens go through the host on every device.
 
 use crate::error::{Error, Result};
 use crate::frame::{FRAME_WORDS_MAX, FrameKind};
@@ -6,9 +6,9 @@ use crate::mesh::Mesh;
 use crate::transfer::{Direction, NO_OWNERS, Payload, Transfer};
 use types::{StepId, Token};
 
-/// Stands for a row that drew nothing.
+/// Marks a row that drew nothing.
 const NOTHING: u32 = u32::MAX;
-/// Rows of a step whose tokens travel together.
+/// The most rows of a step whose tokens fit one frame.
 const TOKENS_MAX: usize = FRAME_WORDS_MAX - 1;
 
 impl Mesh {

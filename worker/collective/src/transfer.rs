@@ -1,28 +1,28 @@
-//! What one operation has to move, and how far it is. Knows nothing of links or clocks.
+//! One operation's transfer to or from a peer, and its progress. Knows nothing of links or clocks.
 
 use crate::frame::FRAME_WORDS_MAX;
 use std::ops::Range;
 
 /// The part of this rank's memory that an operation reads from and writes to.
 pub trait Payload {
-    /// Words of one row, to send.
+    /// Reads words of one row, to be sent.
     fn read(&mut self, row: usize, col: usize, out: &mut [u32]);
-    /// Words of one row that `peer` has sent.
+    /// Writes words of one row that `peer` has sent.
     fn write(&mut self, peer: usize, row: usize, col: usize, words: &[u32]);
 }
 
-/// Who owns a row, where rows have owners.
+/// The owner of each row, for operations whose rows have owners.
 pub type OwnerOf<'a> = &'a dyn Fn(usize) -> u32;
-/// Rows of which each goes where the others go.
+/// For operations in which all rows go to the same peers.
 pub const NO_OWNERS: OwnerOf<'static> = &|_| 0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     Out,
     In,
-    /// In, and left where it arrived: the operation reads it there.
+    /// Receives, and leaves the frame where it arrived: the operation reads it there.
     Hold,
-    /// The same, whatever its length.
+    /// As `Hold`, for a frame of any length.
     HoldAny,
 }
 
@@ -31,11 +31,11 @@ pub enum Direction {
 pub struct Transfer {
     pub peer: usize,
     pub direction: Direction,
-    /// Words that remain.
+    /// Words still to move.
     pub words: usize,
-    /// Whether all that went out has left.
+    /// Whether everything sent has left the process.
     pub is_flushed: bool,
-    /// Only the rows of this one.
+    /// Only rows of this owner are moved.
     owner: Option<u32>,
     row: usize,
     col: usize,
@@ -48,7 +48,7 @@ impl Transfer {
         Transfer { peer, direction, words, is_flushed: false, owner: None, row: 0, col, cols }
     }
 
-    /// The rows of `owner`, of which there are so many.
+    /// The `n_owned` rows of `owner`.
     pub fn owned(peer: usize, direction: Direction, owner: u32, n_owned: usize, n_cols: usize) -> Transfer {
         Transfer { owner: Some(owner), ..Transfer::block(peer, direction, n_owned, 0..n_cols) }
     }
@@ -57,7 +57,7 @@ impl Transfer {
         self.words == 0 && (self.direction != Direction::Out || self.is_flushed)
     }
 
-    /// Words of its next frame.
+    /// Words of the next frame.
     pub fn frame_words(&self) -> usize {
         self.words.min(FRAME_WORDS_MAX)
     }
@@ -83,7 +83,7 @@ impl Transfer {
     }
 
     fn piece(&mut self, room: usize, owner_of: OwnerOf<'_>) -> (usize, usize, usize) {
-        // This ends: there are `words` left in rows of this owner.
+        // This ends: `words` are left in rows of this owner.
         while self.owner.is_some_and(|owner| owner_of(self.row) != owner) {
             self.row += 1;
         }

@@ -1,5 +1,5 @@
-//! How a rank waits: it spins for a while, if it may, and then sleeps in slices, between which it looks who is still
-//! there.
+//! How a rank waits: it spins for a while, if it may, and then sleeps in slices, checking in between that its peers are
+//! still there.
 
 use crate::futex;
 use crate::link::PeerLink;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 /// How long an operation may take, and whether it may spin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitPolicy {
-    /// Of one operation, from its call on.
+    /// The deadline of one operation, from its call on.
     pub deadline: Duration,
-    /// Whether to spin before sleeping: not with more threads than cores.
+    /// Whether to spin before sleeping. Only where there are not more threads than cores.
     pub spin: bool,
 }
 
@@ -23,24 +23,24 @@ impl Default for WaitPolicy {
     }
 }
 
-/// As long as waking up takes several times over.
+/// Spinning time: several times what a wake-up takes.
 const SPIN: Duration = Duration::from_micros(200);
-/// A neighbour that dies without a word is noticed after one.
+/// One sleep: a neighbour that dies silently is noticed after it.
 const SLICE: Duration = Duration::from_millis(2);
-/// Where a sleeper waits for memory and sockets at once, of which it can only sleep on one.
+/// One sleep of a rank that waits for memory and sockets at once, as it can only sleep on one of them.
 const SLICE_MIXED: Duration = Duration::from_micros(100);
-/// Connections that a sleeper listens to; with more it hears the rest a slice later.
+/// Connections polled during a sleep; the rest are read one slice later.
 const POLLED_MAX: usize = 16;
 
-/// One operation's waiting.
+/// The state of one operation's waiting.
 #[derive(Debug)]
 pub struct Idle {
     may_spin: bool,
     deadline: Instant,
-    /// Since nothing moves.
+    /// When progress stopped.
     since: Option<Instant>,
     n_spins: u32,
-    /// What the doorbell showed when it was armed.
+    /// The doorbell's count when it was armed.
     armed: Option<u32>,
     is_in_doubt: bool,
     has_slept: bool,
@@ -61,7 +61,7 @@ impl Idle {
         }
     }
 
-    /// Something has moved: waiting begins anew.
+    /// There was progress: waiting begins anew.
     pub fn moved(&mut self, doorbell: &Region) {
         if self.armed.take().is_some() {
             doorbell.doorbell().disarm();
@@ -92,17 +92,17 @@ impl Idle {
         Instant::now() >= self.deadline
     }
 
-    /// Whether a whole slice has passed, so that asking the system costs little.
+    /// Whether a whole slice has passed, so that a system call costs little.
     pub fn has_slept(&self) -> bool {
         self.has_slept
     }
 
-    /// True the first time, until something moves.
+    /// True the first time after progress.
     pub fn doubt(&mut self) -> bool {
         !std::mem::replace(&mut self.is_in_doubt, true)
     }
 
-    /// The first time it arms the doorbell, so that the caller looks once more; then it sleeps.
+    /// The first call arms the doorbell, so that the caller looks once more; the next ones sleep.
     pub fn sleep<'a>(&mut self, doorbell: &Region, pending: impl Iterator<Item = (&'a PeerLink, Direction)>) {
         let Some(seen) = self.armed.take() else {
             self.armed = Some(doorbell.doorbell().arm());
@@ -136,6 +136,6 @@ fn listen(polled: [Option<PollFd<'_>>; POLLED_MAX], n: usize, slice: Duration) {
     let Some(first) = polled[0].clone() else { return };
     let mut listening = polled.map(|fd| fd.unwrap_or_else(|| first.clone()));
     let slice = rustix::event::Timespec { tv_sec: 0, tv_nsec: slice.subsec_nanos().into() };
-    // Heard, too late, interrupted: the caller looks again in any case.
+    // Woken, timed out or interrupted: the caller looks again in any case.
     let _ = poll(&mut listening[..n], Some(&slice));
 }

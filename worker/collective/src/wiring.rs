@@ -1,4 +1,4 @@
-//! Who talks to whom, and the links between the threads of one process.
+//! Which ranks talk to each other, and the links between threads of one process.
 
 use crate::error::{Error, Result};
 use crate::link::{LinkSide, PeerLink, ShmLink};
@@ -8,9 +8,9 @@ use crate::wait::WaitPolicy;
 use std::sync::Arc;
 use types::{Epoch, Grid, Layout, Rank};
 
-/// Between the ranks of a stage: what stays in the cache while it goes round.
+/// Ring size between the ranks of a stage: it stays in the cache.
 const STAGE_WORDS: u32 = 1 << 17;
-/// Between stages: a rank should not have to wait until the next stage takes what it has made.
+/// Ring size between stages: a rank should not wait until the next stage takes its rows.
 const HOP_WORDS: u32 = 1 << 20;
 
 /// Whether two ranks ever talk: peers of a stage, the same rank of neighbouring stages, the sampler and the first
@@ -27,20 +27,20 @@ pub fn ring_words(grid: Grid, a: Rank, b: Rank) -> u32 {
 }
 
 impl Mesh {
-    /// The only rank of a model of so many layers.
+    /// The only rank of a model of `n_layers` layers.
     pub fn solo(n_layers: u32) -> Mesh {
         Mesh::alone(&Layout::solo(n_layers))
     }
 
-    /// The only rank of such a layout.
+    /// The only rank of this layout.
     pub(crate) fn alone(layout: &Layout) -> Mesh {
-        // As a Vec would.
+        // Panics without memory, as a Vec would.
         in_process(layout, WaitPolicy::default()).expect("a page of memory").remove(0)
     }
 
-    /// All ranks, by rank, for threads of one process. They sleep where they wait.
+    /// All ranks, in order, for threads of one process. They sleep while they wait.
     pub fn in_process(layout: &Layout) -> Vec<Mesh> {
-        // As a Vec would.
+        // Panics without memory, as a Vec would.
         Mesh::in_process_with(layout, WaitPolicy::default()).expect("memory for the rings of one process")
     }
 
@@ -49,7 +49,7 @@ impl Mesh {
     }
 }
 
-/// Over memory of this process.
+/// All ranks, over memory of this process.
 fn in_process(layout: &Layout, policy: WaitPolicy) -> Result<Vec<Mesh>> {
     let memory = |source| Error::Io { what: "memory between ranks", source };
     let grid = layout.grid();

@@ -19,11 +19,11 @@ use loom::thread;
 use ring::{Cursors, Doorbell, InvalidCursor, LINE_WORDS, Reader, Writer};
 use sync::{AtomicU32, Ordering};
 
-/// A ring of two lines; of each line one word is used.
+/// A ring of two lines, with one word of each in use.
 struct Shared {
     cursors: Cursors,
     lines: [UnsafeCell<u32>; 2],
-    /// The reader's, and the system's part in sleeping on it.
+    /// The reader's doorbell, and the futex that it sleeps on.
     doorbell: Doorbell,
     futex: Futex,
 }
@@ -33,7 +33,7 @@ unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
 
-/// What the system does: compare and sleep in one.
+/// The system's futex: it compares and sleeps atomically.
 #[derive(Default)]
 struct Futex {
     lock: Mutex<()>,
@@ -84,7 +84,7 @@ fn words_arrive_whole_and_in_order() {
                         None => thread::yield_now(),
                     }
                 };
-                // SAFETY: the ring says that it is the writer's.
+                // SAFETY: the ring has reserved the word for the writer.
                 theirs.line(room.at).with_mut(|word| unsafe { *word = value });
                 writer.publish(&theirs.cursors, room.skip + LINE_WORDS);
             }
@@ -97,7 +97,7 @@ fn words_arrive_whole_and_in_order() {
                 thread::yield_now();
                 continue;
             }
-            // SAFETY: the ring says that it is the reader's.
+            // SAFETY: the ring has handed the word to the reader.
             assert_eq!(shared.line(filled.at).with(|word| unsafe { *word }), expected);
             reader.release(&shared.cursors, LINE_WORDS);
             expected += 1;
@@ -123,7 +123,7 @@ fn a_sleeper_is_woken() {
             let mut writer = Writer::new(CAPACITY);
             for value in 1..=2 {
                 let room = writer.reserve(&theirs.cursors, LINE_WORDS).unwrap().unwrap();
-                // SAFETY: the ring says that it is the writer's.
+                // SAFETY: the ring has reserved the word for the writer.
                 theirs.line(room.at).with_mut(|word| unsafe { *word = value });
                 writer.publish(&theirs.cursors, LINE_WORDS);
                 theirs.doorbell.ring(|_| theirs.futex.wake());
@@ -138,7 +138,7 @@ fn a_sleeper_is_woken() {
     });
 }
 
-/// As `Idle` waits: look, arm, look again, sleep.
+/// Waits as `Idle` does: look, arm, look again, sleep.
 fn wait_for_word(shared: &Shared, reader: &mut Reader) {
     let has_word = |reader: &mut Reader| reader.filled(&shared.cursors).unwrap().n > 0;
     while !has_word(reader) {
@@ -177,7 +177,7 @@ fn two_who_ring_lose_no_sleeper() {
     });
 }
 
-/// The other side's index is whatever it writes.
+/// The other side may write any index.
 #[test]
 fn nonsense_is_named() {
     loom::model(|| {

@@ -26,7 +26,7 @@ fn ops_allocate_nothing() {
             let mut before = 0;
             for step in 0..N_STEPS {
                 if step == 3 {
-                    // All have seen everything once.
+                    // All ranks have run every operation once.
                     barrier.wait();
                     before = n_allocations();
                     barrier.wait();

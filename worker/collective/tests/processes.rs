@@ -53,7 +53,7 @@ fn sums(rank: &mut Ranks<Cpu>, cpu: &Cpu) -> Result<u64, collective::Error> {
     Ok(digest)
 }
 
-/// Says its address, hears those of all, joins, and does what it is told, line by line.
+/// Prints its address, reads those of all ranks, joins, and follows its instructions line by line.
 fn child(rank: u16, wire: Wire) {
     let listener = PeerListener::bind("127.0.0.1:0").unwrap();
     println!("{}", listener.address());
@@ -139,7 +139,7 @@ fn who_is_stopped_is_named(wire: usize) {
     processes[2].signal(Signal::STOP);
     processes[0].say("sum");
     processes[1].say("sum");
-    // One sees it first, and the other may hear of it.
+    // One rank sees it first, and the other may hear of it.
     for rank in [0, 1] {
         let error = processes[rank].hear();
         assert!(["Deadline { rank: Rank(2) }", "PeerLost { rank: Rank(2) }"].contains(&error.as_str()), "{error}");

@@ -1,12 +1,12 @@
 //! Checks this machine's GPU, and measures it: `make gpu-check`. Needs a driver, NVRTC and the tiny checkpoints of the
-//! tests; no network. Writes one JSON, prints a table last, and ends with an error if anything was not as it must be.
+//! tests; no network. Writes one JSON file, prints a table at the end, and fails if any check did.
 //!
 //! `gpu_check [--part kernels|cluster|bench|PART/GROUP] [--models tests/reference] [--out FILE] [--cache DIR]
 //! [--seconds N] [--tiny 1]`
 //!
-//! Groups of checks run in processes which this program starts from itself: a device whose kernel has failed, or does
-//! not come to its end, fails everything after it in its process, so that one is left, and the rest goes on in another.
-//! Each part has a time of its own (`parts::SECONDS`); what does not fit is told as not run.
+//! Groups of checks run in processes that this program starts from itself. A device whose kernel has failed, or never
+//! ends, fails everything after it in its process, so the rest goes on in another one. Each part has its own time
+//! (`parts::SECONDS`); what does not fit is reported as not run.
 #![allow(clippy::unwrap_used, reason = "a check may panic: it is a check that failed")]
 
 #[path = "../../backend/tests/common/mod.rs"]
@@ -26,16 +26,16 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-/// For all parts: a command on a machine that is lent may last ten minutes, and the page is to be written by then.
+/// Limit for all parts: a command on a lent machine may last ten minutes, and the page must be written by then.
 const SECONDS: u64 = 570;
 
 struct Arguments {
     parts: Vec<String>,
     out: PathBuf,
-    /// For all of it together.
+    /// Limit for everything together.
     seconds: u64,
     options: Options,
-    /// Only these, for who started this process.
+    /// Only these groups: given by the process that started this one.
     groups: Vec<String>,
 }
 
@@ -65,13 +65,13 @@ fn arguments() -> Result<Arguments, String> {
     Ok(arguments)
 }
 
-/// This program again, for some groups.
+/// The command that runs this program again for some groups.
 fn again(options: &Options, groups: &[String]) -> Result<Command, String> {
     let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
     command.arg("--models").arg(&options.models).arg("--cache").arg(&options.cache);
     command.args(["--tiny", if options.is_tiny { "1" } else { "0" }]);
     command.args(groups.iter().flat_map(|group| ["--group", group]));
-    // Ranks may share the device, where NCCL can do that.
+    // Allows ranks to share the device, where NCCL can.
     command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
     Ok(command)
 }

@@ -1,5 +1,5 @@
-//! Attention as most families have it: grouped queries over paged K and V, with what some add to it. Which of that a
-//! layer has, its spec says.
+//! Attention as most families have it: grouped queries over paged K and V, and the variants of families. The layer's
+//! spec says which of these it has.
 
 use crate::ctx::Ctx;
 use crate::error::Result;
@@ -15,24 +15,24 @@ pub struct SelfAttention<M: Memory> {
     output: RowParallel<M>, // o_proj [hidden, n_heads * head_dim]
     heads: Heads,
     positions: Positions,
-    /// The cache group, and the layer's number among those that the rank has of it.
+    /// The cache group, and this layer's index among the rank's layers of that group.
     place: (usize, usize),
 }
 
-/// Every head of Q, and every one of K, is normed before it turns.
+/// Norms of every head of Q and of K, applied before the rope.
 struct HeadNorms<M: Memory> {
     q: M::Vector, // q_norm.weight [head_dim]
     k: M::Vector, // k_norm.weight [head_dim]
     eps: f32,
 }
 
-/// What attention works in.
+/// The buffers that attention works in.
 pub struct AttentionScratch<M: Memory> {
     qkv: M::Buffer,      // [rows_max, (n_heads + 2 * n_kv_heads) * head_dim]
     attended: M::Buffer, // [rows_max, n_heads * head_dim]
 }
 
-/// All heads of a layer that sees everything.
+/// The heads of a whole layer without a window.
 pub fn heads(spec: &ModelSpec) -> Heads {
     let head_dim = spec.head_dim as usize;
     let whole = Heads::whole(spec.n_heads as usize, spec.n_kv_heads as usize, head_dim, spec.attention.scale);

@@ -1,5 +1,5 @@
-//! What a pass works with, besides weights and the room of the layer that is at work. Passed whole, so that a layer
-//! takes what it needs.
+//! The arguments of a pass, besides weights and the layer's own scratch buffers. Passed whole, so that a layer takes
+//! what it needs.
 
 use crate::kv::KvCache;
 use crate::rope::Ropes;
@@ -8,7 +8,7 @@ use collective::Ranks;
 
 pub struct Ctx<'a, D: Device> {
     pub device: &'a D,
-    /// Who computes the pass with this one.
+    /// The ranks that compute the pass together.
     pub ranks: &'a mut Ranks<D>,
     pub pass: &'a Pass<'a>,
     pub kv: &'a mut KvCache<D>,

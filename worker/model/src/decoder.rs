@@ -1,6 +1,6 @@
-//! The decoder that all families are: an embedding, blocks of attention and an MLP beside a residual stream, a head.
-//! What one family has and another has not stands in its `Form`, which is a row of a table; whatever differs inside a
-//! sublayer is in `Attention`, `Mlp` and the spec.
+//! The decoder that all families share: an embedding, blocks of attention and an MLP beside a residual stream, a head.
+//! The differences between families are fields of `Form`; differences inside a sublayer are in `Attention`, `Mlp` and
+//! the spec.
 
 use crate::attention::{self, SelfAttention};
 use crate::ctx::Ctx;
@@ -15,18 +15,18 @@ use backend::{Device, Memory, Pass};
 use checkpoint::ModelSpec;
 use collective::Ranks;
 
-/// What a family is, beside the others.
+/// How a family differs from the others.
 pub struct Form {
     pub activation: Activation,
     pub norms: BlockNorms,
     /// The embedding is multiplied by the square root of its width.
     pub scales_embedding: bool,
-    /// Positions are rows of a table that is added where the stream begins.
+    /// Learned positions are added to the embedding.
     pub learns_positions: bool,
     pub caps_logits: bool,
 }
 
-/// What the norms of a block are called. A norm behind a sublayer is of what that made, before the stream has it.
+/// The names of a block's norms. A norm after a sublayer applies to its output, before that is added to the stream.
 pub struct BlockNorms {
     pub before_attention: &'static str,
     pub behind_attention: Option<&'static str>,
@@ -42,7 +42,7 @@ impl BlockNorms {
 
 pub struct Decoder<M: Memory> {
     embed_tokens: Embedding<M>, // model.embed_tokens.weight [n_vocab, hidden]
-    /// Where the stream begins.
+    /// A table of learned positions, added to the embedding.
     embed_positions: Option<M::Matrix>, // model.embed_positions.weight [context, hidden]
     blocks: Vec<Block<M>>,      // model.layers.{i}
     norm: Norm<M>,              // model.norm [hidden]
@@ -61,7 +61,7 @@ struct Block<M: Memory> {
     behind_mlp: Option<Norm<M>>,
 }
 
-/// What a pass works in, made once for the largest.
+/// The buffers that a pass works in, allocated once for the largest.
 struct Scratch<M: Memory> {
     x: M::Buffer,   // [rows_max, hidden]
     out: M::Buffer, // [n_planes * rows_max, hidden], what a sublayer made that has a norm behind it; or no rows
@@ -97,7 +97,7 @@ impl<M: Memory> Decoder<M> {
         })
     }
 
-    /// The hidden states of the last pass, behind the last norm: `[n_rows, hidden]`. On the last stage only.
+    /// The hidden states of the last pass, after the final norm: `[n_rows, hidden]`. On the last stage only.
     pub fn hidden(&self) -> Option<&M::Buffer> {
         self.lm_head.hidden()
     }
@@ -145,7 +145,7 @@ impl<M: Memory> Block<M> {
 }
 
 impl<D: Device> Block<D> {
-    /// The stream -> the stream, to which what the MLP made is still due. [n_rows, hidden]
+    /// The stream, to which the MLP's output is yet to be added. [n_rows, hidden]
     fn forward(&self, ctx: &mut Ctx<'_, D>, residual: &mut Residual<D>, scratch: &mut Scratch<D>) -> Result<()> {
         let (device, n_rows) = (ctx.device, ctx.n_rows());
         let Scratch { x, out, attention, mlp } = scratch;

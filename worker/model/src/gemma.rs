@@ -1,6 +1,6 @@
-//! Gemma 2 and 3: norms on both sides of each sublayer, a scaled embedding, layers that look only at what is near
-//! between those that see all, a GELU for a gate. Gemma 2 caps scores and logits; Gemma 3 norms its heads instead, and
-//! its local layers turn by a rope of their own.
+//! Gemma 2 and 3: norms on both sides of each sublayer, a scaled embedding, local layers between those that attend to
+//! everything, GELU as the gate. Gemma 2 caps scores and logits; Gemma 3 norms its heads instead, and its local layers
+//! have a rope of their own.
 
 use crate::decoder::{BlockNorms, Form};
 use crate::mlp::Activation;

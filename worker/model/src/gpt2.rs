@@ -1,5 +1,5 @@
-//! GPT-2: learned positions that are added to the embedding, LayerNorm (its norms have a bias), a bias on everything,
-//! an MLP without a gate.
+//! GPT-2: learned positions added to the embedding, LayerNorm (its norms have a bias), a bias on every product, an MLP
+//! without a gate.
 
 use crate::decoder::{BlockNorms, Form};
 use crate::mlp::Activation;

@@ -1,8 +1,8 @@
-//! Layers that a family is built of, cut over the ranks of a grid. Each loads only what this rank owns and does its own
-//! share of the talking, so that a family's file reads like its paper and knows neither ranks nor stages.
+//! The layers of all families, cut over the ranks of a grid. Each loads only what this rank owns and does its own
+//! communication, so that a family's file reads like its paper and knows neither ranks nor stages.
 //!
 //! ```text
-//! rank's part     loads                                            says
+//! layer           loads                                            communicates
 //! Embedding       its rows of the vocabulary, on the first stage   shares the rows; later stages receive them
 //! ColumnParallel  the rows of the heads or columns that it owns    nothing
 //! RowParallel     the columns of the leaves that it owns           sums over the stage
@@ -10,14 +10,14 @@
 //! LmHead            its rows of the vocabulary, on the last stage    gathers logits; earlier stages send their rows on
 //! ```
 //!
-//! How a decoder is written on them (`decoder.rs`):
+//! How a decoder uses them (`decoder.rs`):
 //!
 //! - `load` needs no more than a `Memory`: `Weights` carries the device and the rank's `Part`. It makes the layers
 //!   `part.layers`, and numbers them from 0 for the KV cache.
 //! - `OwnedHeads::of` says which rows of Q, K and V are this rank's and which `Heads` its attention has;
 //!   `owned_inner` which columns of an MLP. Both may be empty: then a buffer has no columns, and operations do nothing.
 //! - `Residual` is the stream between sublayers. A sublayer writes to `residual.due(..)`; the next `Norm::forward` adds
-//!   that and normalizes in one walk. A norm of a sublayer's own output is `Norm::plain`.
+//!   that and normalizes in one pass over the row. A norm of a sublayer's own output is `Norm::plain`.
 //! - A bias is added where the checkpoint has one: `q_proj.bias` beside `q_proj.weight`.
 //! - Whatever a sublayer gives to `due` is the same on all ranks of the stage: a `RowParallel` has summed it.
 
@@ -32,7 +32,7 @@ use std::sync::Arc;
 use types::leaves::aligned_runs;
 use types::{DeviceClass, Leaves, Part, Shares};
 
-/// The residual stream of a pass: a sum, and what the last sublayer made and nobody has added yet.
+/// The residual stream of a pass: its sum so far, and the last sublayer's output, which is not added yet.
 pub struct Residual<M: Memory> {
     sum: M::Buffer, // [rows_max, hidden]
     due: M::Buffer, // [n_planes * rows_max, hidden]
@@ -47,21 +47,21 @@ impl<M: Memory> Residual<M> {
         Ok(Residual { sum: device.buffer(rows_max, hidden)?, due, is_due: false })
     }
 
-    /// Where a sublayer writes what is to be added. [n_rows, hidden]
+    /// The buffer to which a sublayer writes its output. [n_rows, hidden]
     pub fn due(&mut self) -> &mut M::Buffer {
         self.is_due = true;
         &mut self.due
     }
 
-    /// Where the stream begins. [n_rows, hidden]
+    /// The buffer in which the stream begins. [n_rows, hidden]
     fn begin(&mut self) -> &mut M::Buffer {
         self.is_due = false;
         &mut self.sum
     }
 }
 
-/// Runs the layers of a pass, which is all that `run` does; or has the device begin what it did for a pass of the same
-/// shape. Where ranks add through the host nothing can be repeated.
+/// Runs the layers of a pass, which is all that `run` does, or replays the device's record of a pass of the same shape.
+/// Where ranks sum through the host nothing can be replayed.
 pub fn repeat<D: Device>(
     ctx: &mut Ctx<'_, D>,
     residual: &mut Residual<D>,
@@ -79,18 +79,18 @@ pub fn repeat<D: Device>(
         match repeated {
             Repeat::Done => return Ok(()),
             Repeat::Begun => {
-                // What the last sublayer made, nobody has added yet.
+                // The last sublayer's output is not added yet.
                 residual.is_due = true;
                 return Ok(ctx.ranks.has_repeated(device)?);
             }
-            // All ranks see the same steps, so all of them have come here.
+            // All ranks see the same steps, so all of them record here.
             Repeat::Recorded => ctx.ranks.await_stage()?,
         }
     }
 }
 
 impl<D: Device> Residual<D> {
-    /// The whole sum, in the bits that the next norm would see. [n_rows, hidden]
+    /// The whole sum, with the same bits as the next norm would see. [n_rows, hidden]
     pub fn settled(&mut self, device: &D, n_rows: usize) -> &mut D::Buffer {
         if std::mem::take(&mut self.is_due) {
             device.add(&self.due, &mut self.sum, n_rows);
@@ -115,7 +115,7 @@ impl<M: Memory> Norm<M> {
 }
 
 impl<D: Device> Norm<D> {
-    /// The norm of the stream, after what is due has been added to it. out: [n_rows, hidden]
+    /// The norm of the stream, after the due output has been added to it. out: [n_rows, hidden]
     pub fn forward(&self, device: &D, residual: &mut Residual<D>, n_rows: usize, out: &mut D::Buffer) {
         if self.bias.is_none() && std::mem::take(&mut residual.is_due) {
             device.add_rms_norm(&residual.due, &mut residual.sum, &self.weight, self.eps, n_rows, out);
@@ -133,8 +133,8 @@ impl<D: Device> Norm<D> {
     }
 }
 
-/// What a rank owns of the query heads, and the KV heads that those read. A KV head that a boundary cuts is held by
-/// both sides.
+/// A rank's query heads, and the KV heads that they read. A KV head whose group is cut by a boundary is held on both
+/// sides.
 ///
 /// ```text
 /// query heads  0 1 2 | 3 4 5 | 6 7 8      per_kv = 3
@@ -143,16 +143,16 @@ impl<D: Device> Norm<D> {
 /// ```
 pub struct OwnedHeads {
     pub heads: Heads,
-    /// Rows of `q_proj`, and columns of `o_proj`.
+    /// Rows of `q_proj`, which are also columns of `o_proj`.
     pub query: Range<usize>,
     /// Rows of `k_proj` and of `v_proj`.
     pub kv: Range<usize>,
-    /// How the sum of `o_proj` is cut, over all heads.
+    /// The leaves of the sum of `o_proj`, over all heads.
     pub leaves: Leaves,
 }
 
 impl OwnedHeads {
-    /// `whole` are those of the whole layer.
+    /// `whole` has the heads of the whole layer.
     pub fn of(class: DeviceClass, part: &Part, whole: Heads) -> OwnedHeads {
         let Heads { n_heads, head_dim, per_kv, .. } = whole;
         let leaves = Leaves::o_proj(class, n_heads as u32, head_dim as u32);
@@ -164,7 +164,7 @@ impl OwnedHeads {
     }
 }
 
-/// What a rank owns of an MLP's columns, and how the sum of `down_proj` over all of them is cut.
+/// A rank's columns of an MLP, and the leaves of the sum of `down_proj` over all columns.
 pub fn owned_inner(class: DeviceClass, part: &Part, inner: usize) -> (Range<usize>, Leaves) {
     let leaves = Leaves::down_proj(class, inner as u32);
     (elements(&leaves, part), leaves)
@@ -175,7 +175,7 @@ fn elements(leaves: &Leaves, part: &Part) -> Range<usize> {
     elements.start as usize..elements.end as usize
 }
 
-/// Matrices that meet the same input, of which each rank has the rows that make its own columns of the output.
+/// Matrices with the same input. Each rank holds the rows that make its own columns of the output.
 pub struct ColumnParallel<M: Memory> {
     weight: M::Matrix,       // [n_out, k]
     bias: Option<M::Vector>, // [n_out]
@@ -198,7 +198,7 @@ impl<D: Device> ColumnParallel<D> {
     }
 }
 
-/// None where no part has one; a part without adds nothing.
+/// None where no part has a bias; a part without one gets zeros.
 fn stacked_bias<M: Memory>(at: &Weights<'_, M>, parts: &[MatrixRows<'_>]) -> Result<Option<M::Vector>> {
     let bias = |part: &MatrixRows<'_>| at.bias(part.name, part.n, part.owned.clone());
     let found = parts.iter().map(bias).collect::<Result<Vec<_>>>()?;
@@ -230,7 +230,7 @@ impl<M: Memory> RowParallel<M> {
         Ok(RowParallel { weight, bias, runs: aligned_runs(owned, n_leaves), n_leaves })
     }
 
-    /// Rows that `out` needs for each row of input, and one at least: the sum.
+    /// Planes that `out` needs for its rows of input: at least one, the sum.
     pub fn n_planes(&self) -> usize {
         self.runs.len().max(1)
     }
@@ -249,7 +249,7 @@ impl<D: Device> RowParallel<D> {
     }
 }
 
-/// Where the stream of a stage begins: rows of a table that is spread over the ranks, or what the stage before made.
+/// The beginning of a stage's stream: rows of a table that is spread over the ranks, or the previous stage's output.
 pub struct Embedding<M: Memory> {
     table: Option<Table<M>>,
     factor: Option<f32>,
@@ -274,7 +274,7 @@ impl<M: Memory> Embedding<M> {
         Ok(Embedding { table: Some(table), factor: None })
     }
 
-    /// Rows are multiplied by a factor before the stream begins.
+    /// Multiplies rows by `factor` before the stream begins.
     pub fn times(self, factor: f32) -> Embedding<M> {
         Embedding { factor: Some(factor), ..self }
     }
@@ -309,7 +309,7 @@ struct Last<M: Memory> {
     x: M::Buffer,      // [rows_max, hidden]
     wanted: M::Buffer, // [outputs_max, hidden]
     mine: M::Buffer,   // [outputs_max, owned rows of the vocabulary]
-    /// Where a rank does not own all.
+    /// Only where a rank does not own the whole vocabulary.
     whole: Option<M::Buffer>, // [outputs_max, n_vocab]
     is_sampler: bool,
 }
@@ -328,7 +328,7 @@ impl<M: Memory> LmHead<M> {
         }
     }
 
-    /// The head is the embedding, `name`. A stage that is not the first has it once more.
+    /// The head is the embedding, `name`. A stage other than the first loads it once more.
     pub fn tied(
         embedding: &Embedding<M>,
         at: &Weights<'_, M>,
@@ -353,7 +353,7 @@ impl<M: Memory> LmHead<M> {
         let (device, part) = (at.device(), at.part());
         let PassLimits { rows_max, outputs_max, .. } = limits;
         let is_spread = part.shares.n_ranks() > 1;
-        // Only the sampler ever sees them whole.
+        // Only the sampler has the gathered logits.
         let whole_rows = if part.is_sampler() { outputs_max } else { 0 };
         Ok(LmHead {
             last: Some(Last {

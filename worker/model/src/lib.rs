@@ -1,6 +1,5 @@
-//! Models: layers, the decoder that is built of them, and a file for each architecture family that says which decoder
-//! it is. Knows shapes, weights' names and the order of operations; nothing of kernels, requests or how many ranks
-//! there are.
+//! Models: layers, the decoder built of them, and a file per architecture family that says which decoder it is. Knows
+//! shapes, weights' names and the order of operations; nothing of kernels, requests or the number of ranks.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod attention;
@@ -42,7 +41,7 @@ impl<M: Memory> Model<M> {
         Model::load_until(checkpoint, device, part, limits, &CancelFlag::default())
     }
 
-    /// The same, broken off before the next tensor when it is said that nobody wants it any more.
+    /// As `load`, broken off before the next tensor when it is cancelled.
     pub fn load_until(
         checkpoint: &Checkpoint,
         device: &M,
@@ -60,20 +59,20 @@ impl<M: Memory> Model<M> {
         Ok(Model { decoder, weight_bytes: intake.n_bytes.get(), runs: intake.runs.into_inner() })
     }
 
-    /// What the packed weights occupy.
+    /// Bytes that the packed weights occupy.
     pub fn weight_bytes(&self) -> usize {
         self.weight_bytes
     }
 
-    /// The bytes that were read to load it.
+    /// Hashes of the bytes that were read.
     pub fn runs(&self) -> &[PieceRun] {
         &self.runs
     }
 }
 
 impl<D: Device> Model<D> {
-    /// The pass, which all ranks make together. On the rank that samples, the logits of its outputs:
-    /// `[n_outputs, n_vocab]`; None elsewhere, and where there are no outputs.
+    /// Runs the pass, which all ranks run together. Returns the logits of its outputs, `[n_outputs, n_vocab]`, on the
+    /// rank that samples; None elsewhere, and where there are no outputs.
     pub fn forward(
         &mut self,
         device: &D,
@@ -87,7 +86,7 @@ impl<D: Device> Model<D> {
 }
 
 impl<M: Memory> Model<M> {
-    /// The hidden states of the last pass, behind the last norm: `[n_rows, hidden]`. On the last stage only.
+    /// The hidden states of the last pass, after the final norm: `[n_rows, hidden]`. On the last stage only.
     pub fn hidden(&self) -> Option<&M::Buffer> {
         self.decoder.hidden()
     }
@@ -108,8 +107,8 @@ fn form(family: Family) -> &'static Form {
     }
 }
 
-/// The KV that a rank keeps of each cache group, for pools of so many blocks. A rank without heads keeps none, and of a
-/// group of which its stage has no layer neither.
+/// The KV cache that a rank keeps of each cache group, for pools of `n_blocks`. A rank without heads keeps none, and
+/// neither does a stage without layers of the group.
 pub fn kv_specs(spec: &ModelSpec, part: &Part, class: DeviceClass, dtype: KvDtype, n_blocks: &[u32]) -> Vec<KvSpec> {
     let n_kv_heads = OwnedHeads::of(class, part, attention::heads(spec)).heads.n_kv_heads as u32;
     let groups = spec.cache_groups();
@@ -123,7 +122,7 @@ pub fn kv_specs(spec: &ModelSpec, part: &Part, class: DeviceClass, dtype: KvDtyp
     groups.n_layers(&part.layers).zip(layouts).zip(n_blocks).map(of_group).collect()
 }
 
-/// How many leaves the sums over ranks of this model have.
+/// The numbers of leaves in the model's sums over ranks.
 pub fn leaf_counts(spec: &ModelSpec, class: DeviceClass) -> Vec<u32> {
     let heads = Leaves::o_proj(class, spec.n_heads, spec.head_dim);
     let inner = Leaves::down_proj(class, spec.inner);
@@ -134,7 +133,7 @@ pub fn leaf_counts(spec: &ModelSpec, class: DeviceClass) -> Vec<u32> {
     counts
 }
 
-/// Everything that can change a bit of what this model answers, but which of its bytes were read.
+/// The policy: everything that can change a bit of the model's answers, apart from which bytes were read.
 pub fn policy(
     checkpoint: &Checkpoint,
     device: &impl Memory,

@@ -1,4 +1,4 @@
-//! The Llama family and those that took its form: pre-norm decoder layers, grouped-query attention, a gated MLP.
+//! Llama and the families of its form: pre-norm decoder layers, grouped-query attention, a gated MLP.
 //!
 //! Mistral looks back over a window, Qwen2 has a bias on Q, K and V, Qwen3 norms its heads, SmolLM3 leaves positions
 //! out of some layers, Phi-3 stores its matrices fused; Mixtral and Qwen3-MoE have experts for an MLP. All of that is

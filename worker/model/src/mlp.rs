@@ -1,4 +1,4 @@
-//! What a layer does with each row alone: an MLP, or the few of many that a router chooses.
+//! The part of a layer that works on each row alone: an MLP, or a mixture of experts.
 
 use crate::ctx::Ctx;
 use crate::error::Result;
@@ -10,7 +10,7 @@ use checkpoint::{ExpertsSpec, LayerSpec, ModelSpec};
 use std::ops::Range;
 use types::leaves::aligned_runs;
 
-/// What stands between its products.
+/// The activation between an MLP's products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// silu(gate) * up
@@ -32,7 +32,7 @@ pub struct Dense<M: Memory> {
     activation: Activation,
 }
 
-/// Experts are spread over the ranks of a stage as leaves are: each rank has a run of them whole.
+/// A mixture of experts, spread over the ranks of a stage as leaves are: each rank has a run of whole experts.
 pub struct Mixture<M: Memory> {
     router: M::Matrix,       // gate [n_experts, hidden], on every rank
     experts: Vec<Expert<M>>, // experts.{e}.gate_proj, up_proj, down_proj
@@ -40,7 +40,7 @@ pub struct Mixture<M: Memory> {
     n_experts: u32,
 }
 
-/// What either works in.
+/// The buffers that an MLP or a mixture works in.
 pub struct MlpScratch<M: Memory> {
     gate_up: M::Buffer, // [rows_max, 2 * inner]
     inner: M::Buffer,   // [rows_max, inner]

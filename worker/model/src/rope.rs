@@ -1,4 +1,4 @@
-//! Cosines and sines of rotary positions. In f64 by portable arithmetic, so that every machine has the same tables.
+//! Cosines and sines of rotary positions, in f64 by portable arithmetic: every machine has the same tables.
 
 use crate::error::Result;
 use backend::{Memory, RopeStyle};
@@ -11,7 +11,7 @@ pub struct Ropes<M: Memory> {
 }
 
 impl<M: Memory> Ropes<M> {
-    /// Those that some layer turns by.
+    /// Loads the ropes that some layer uses.
     pub fn load(device: &M, spec: &ModelSpec, context: u32) -> Result<Ropes<M>> {
         let is_used = |positions| spec.layers.iter().any(|layer| layer.positions == positions);
         let global = Some(&spec.rope).filter(|_| is_used(Positions::Rope));
@@ -68,19 +68,19 @@ fn scaled(turn: f64, i: usize, spec: &RopeSpec, context: u32) -> f64 {
         RopeScaling::None => turn,
         RopeScaling::Linear { factor } => turn / f64::from(*factor),
         RopeScaling::Divisors(divisors) => divided(divisors),
-        // By the context that is served and not by how long a sequence has become: K that was stored stays right.
+        // Chosen by the served context, not by how long a sequence is: stored K stays right as a sequence grows.
         RopeScaling::Long { short, long, original_context, .. } => {
             divided(if context > *original_context { long } else { short })
         }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
             let (low, high) = (f64::from(*low_freq_factor), f64::from(*high_freq_factor));
-            // How often this pair turns within the context that the model was first made for.
+            // How often this pair turns within the model's original context.
             let n_turns = f64::from(*original_context) * turn / (2.0 * std::f64::consts::PI);
             let kept = ((n_turns - low) / (high - low)).clamp(0.0, 1.0);
             turn * (kept + (1.0 - kept) / f64::from(*factor))
         }
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, truncate, .. } => {
-            // The index of the pair that turns so often within the original context.
+            // The index of the pair that turns `n_turns` times within the original context.
             let index = |n_turns: &f32| {
                 let wavelengths = f64::from(*original_context) / (f64::from(*n_turns) * 2.0 * std::f64::consts::PI);
                 f64::from(spec.dim) * libm::log(wavelengths) / (2.0 * libm::log(f64::from(spec.theta)))

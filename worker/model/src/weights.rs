@@ -1,8 +1,8 @@
 //! Finds a model's tensors by name, reads what this rank owns of them, and hands it to the device. Knows names and
 //! shapes, not what they are for.
 //!
-//! What was read is kept until it is packed, and no longer: beside the packed weights there is one stack of matrices
-//! at a time. The device's threads read and hash as they pack, so that nothing is packed that no hash names.
+//! What was read is freed once it is packed: beside the packed weights there is one stack of matrices in memory at a
+//! time. The device's threads read and hash as they pack, so nothing is packed without a hash.
 
 use crate::error::{Error, Result};
 use backend::{Memory, Stored};
@@ -13,27 +13,27 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use types::{Leaves, Part, PieceRun};
 
-/// The rows that a rank owns of one matrix.
+/// The rows of one matrix that a rank owns.
 pub struct MatrixRows<'a> {
     pub name: &'a str,
-    /// Of the whole matrix.
+    /// Rows of the whole matrix.
     pub n: usize,
     pub owned: Range<usize>,
 }
 
 impl<'a> MatrixRows<'a> {
-    /// All of them.
+    /// All rows of the matrix.
     pub fn all(name: &'a str, n: usize) -> MatrixRows<'a> {
         MatrixRows { name, n, owned: 0..n }
     }
 }
 
-/// What has been loaded so far.
+/// Totals of what has been loaded so far.
 #[derive(Default)]
 pub struct Intake {
-    /// What all packed matrices occupy.
+    /// Bytes that all packed matrices occupy.
     pub n_bytes: Cell<usize>,
-    /// The bytes that were read, by their hashes.
+    /// Hashes of the bytes that were read.
     pub runs: RefCell<Vec<PieceRun>>,
 }
 
@@ -66,12 +66,12 @@ impl<'a, M: Memory> Weights<'a, M> {
         self.device
     }
 
-    /// What this rank holds of the model.
+    /// This rank's part of the model.
     pub fn part(&self) -> &'a Part {
         self.part
     }
 
-    /// Makes each of this rank's layers from its tensors and its number in the model.
+    /// Loads each of this rank's layers from its tensors; `load` gets the layer's number in the model.
     pub fn layers<T>(&self, load: impl Fn(&Weights<'a, M>, usize) -> Result<T>) -> Result<Vec<T>> {
         let all = self.under("model.layers");
         self.part.layers.clone().map(|layer| load(&all.under(layer), layer as usize)).collect()
@@ -120,19 +120,19 @@ impl<'a, M: Memory> Weights<'a, M> {
         let first = read.window.columns().start;
         let stored = match wanted.is_empty() {
             true => read.stored(),
-            // Whole blocks were read.
+            // The file was read in whole blocks.
             false => read.stored().columns(wanted.start - first..wanted.end - first)?,
         };
         Ok(self.counted(self.device.matrix_leaves(stored, leaves, owned)?))
     }
 
-    /// On all threads of the device.
+    /// Reads on all threads of the device.
     fn read(&self, path: &str, window: Window<'a>) -> Result<Read<'a>> {
         let mut bytes = vec![0; window.n_bytes()];
         let bands = self.fill(&window, &mut bytes)?;
         let scales = window.tensor().scales.map(|of| of.bytes.read()).transpose()?;
         let mut runs = self.intake.runs.borrow_mut();
-        // A rank that owns none of it has read none.
+        // A rank that owns nothing of the tensor has read nothing.
         runs.extend((!bands.is_empty()).then(|| window.run(path, &bands)));
         runs.extend(scales.as_ref().map(|bytes| Checkpoint::scales_run(path, bytes)));
         Ok(Read { window, bytes, scales })
@@ -168,7 +168,7 @@ impl<'a, M: Memory> Weights<'a, M> {
         matrix
     }
 
-    /// By its whole name.
+    /// A tensor by its full name.
     fn tensor(&self, name: &str, expected: [usize; 2]) -> Result<(String, Tensor<'a>)> {
         if self.cancel.is_cancelled() {
             return Err(Error::BrokenOff);
@@ -186,7 +186,7 @@ impl<'a, M: Memory> Weights<'a, M> {
 struct Read<'a> {
     window: Window<'a>,
     bytes: Vec<u8>,
-    /// All that its tensor has.
+    /// All scales of the tensor.
     scales: Option<Vec<u8>>,
 }
 

@@ -1,9 +1,9 @@
-//! Brings the parts of a model that a rank needs from the coordinator into a cache on this machine. Knows files, chunks
-//! and layers; nothing of what is in them, and nothing of who else fetches.
+//! Fetches the parts of a model that a rank needs from the coordinator into a cache on this machine. Knows files,
+//! chunks and layers; does not know what they contain or who else fetches.
 //!
 //! A file in the cache is as long as the original and has holes where nothing was needed. A journal beside the files
-//! names the chunks that are there and were checked, so that a fetch that was interrupted goes on where it was. What
-//! was damaged since is fetched anew:
+//! names the chunks that are there and were checked, so that an interrupted fetch continues. Chunks damaged since are
+//! fetched again:
 //!
 //! ```text
 //! file     [header][layer 0 ....][layer 1 ....][layer 2 ....]
@@ -38,28 +38,28 @@ const FETCHED: &str = "fetched";
 const JOURNAL: &str = "journal";
 /// What is fetched, checked and remembered as one.
 const CHUNK_BYTES: u64 = 256 << 10;
-/// What is asked for at once.
+/// The largest range asked for in one read.
 const READ_BYTES_MAX: u64 = 64 << 20;
-/// What is written before the journal says so.
+/// Bytes written between two entries of the journal.
 const SYNC_BYTES: u64 = 32 << 20;
-/// At the beginning and end of every tensor, whoever holds it: the model's fingerprint is of them.
+/// Read at the beginning and end of every tensor, whichever rank holds it: the model's fingerprint covers them.
 const SAMPLE_BYTES: u64 = 4096;
 const FILES_MAX: usize = 8192;
 const MODEL_BYTES_MAX: u64 = 1 << 45;
 
-/// The coordinator opens the model when it is first asked for it.
+/// Limit for listing the files: the coordinator opens the model when it is first asked for it.
 const LIST_MAX: Duration = Duration::from_secs(60);
-/// For the next message of a read.
+/// Limit for the next message of a read.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Attempts that brought nothing, one after the other.
+/// The most attempts in a row that bring nothing.
 const FUTILE_MAX: u32 = 6;
 const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 const SAY_EVERY: Duration = Duration::from_secs(2);
 const LOCK_POLL: Duration = Duration::from_millis(100);
-/// Between two looks whether the place that it is for is over.
+/// Interval between checks whether the assignment has ended.
 const END_POLL: Duration = Duration::from_millis(50);
-/// As long as a coordinator waits for a rank to load, unless it is told otherwise.
+/// Limit for the cache's lock: as long as a coordinator by default waits for a rank to load.
 const LOCK_MAX: Duration = Duration::from_secs(600);
 
 /// Why the model could not be brought here.
@@ -85,13 +85,13 @@ pub enum FetchError {
     BrokenOff,
 }
 
-/// Where from and where to.
+/// The source of a fetch and its destination.
 #[derive(Clone, Debug)]
 pub struct Fetch {
     pub channel: Channel,
     pub runtime: tokio::runtime::Handle,
     pub cache: PathBuf,
-    /// Of what lies there, what is known to be whole.
+    /// The chunks of the cache that are known to be intact.
     pub checked: Checked,
 }
 
@@ -103,7 +103,7 @@ impl Fetch {
             tokio::select! {
                 biased;
                 fetched = self.bring(&assignment.model_path, &part, cancel) => fetched,
-                // What the journal has by then is not fetched again.
+                // Chunks that are in the journal by then are not fetched again.
                 () = until_cancelled(cancel) => Err(FetchError::BrokenOff),
             }
         });
@@ -132,7 +132,7 @@ impl Fetch {
             }
         };
         let path = place.model();
-        // A bad cache is not to be believed again.
+        // A cache that failed is not trusted again.
         match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.fingerprint()) {
             Ok(digest) if digest[..] == place.files.digest[..] => Ok(path),
             Ok(_) => place.forget().and(Err(FetchError::OtherModel)),
@@ -167,7 +167,7 @@ fn is_the_model(path: &Path, files: &ModelFiles) -> bool {
     path.exists() && digest().is_ok_and(|digest: [u8; 32]| digest[..] == files.digest[..])
 }
 
-/// Names become paths here, so they are looked at.
+/// File names become paths here, so they are checked.
 fn check(files: &ModelFiles) -> Result<(), FetchError> {
     let plain = |name: &str| {
         !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']) && name.len() < 256
@@ -219,7 +219,7 @@ fn needed(file: &ModelFile, part: &Part) -> BTreeSet<u64> {
     chunks
 }
 
-/// Neighbouring chunks, asked for together.
+/// Ranges of neighbouring chunks, each asked for in one read.
 fn runs(chunks: &BTreeSet<u64>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for &chunk in chunks {
@@ -250,7 +250,7 @@ struct Lock {
     _file: File,
 }
 
-/// A fetch that is under way. However it ends, also by being dropped, what it has is not hashed again.
+/// The chunks of a running fetch. However it ends, even by being dropped, they are not hashed again.
 struct FetchedChunks<'a> {
     checked: &'a Checked,
     paths: &'a [PathBuf],
@@ -264,7 +264,7 @@ impl Drop for FetchedChunks<'_> {
     }
 }
 
-/// How far it is, for the log.
+/// Progress, for the log.
 struct Progress {
     n_bytes: u64,
     n_all: u64,
@@ -334,7 +334,7 @@ impl Place {
         Ok((0..).zip(wanted).all(is_there) && paths.iter().zip(&self.files.files).all(is_long))
     }
 
-    /// What `Checkpoint::open` is given.
+    /// The path for `Checkpoint::open`.
     fn model(&self) -> PathBuf {
         let folder = self.folder.join(&self.files.name);
         if self.files.is_folder { folder } else { folder.join(&self.files.name) }
@@ -352,7 +352,7 @@ impl Place {
         std::fs::remove_file(self.journal()).map_err(io_at(&self.journal()))
     }
 
-    /// What is there of what is wanted, and whole.
+    /// Checks the wanted chunks that are here: damaged ones leave the journal.
     fn checked<'a>(
         &self,
         checked: &'a Checked,
@@ -369,7 +369,7 @@ impl Place {
         Ok(FetchedChunks { checked, paths, wanted, journal })
     }
 
-    /// Fetches what is wanted and not there, again and again while that brings anything.
+    /// Fetches the wanted chunks that are missing, repeatedly while that brings any.
     async fn fill(
         &self,
         client: &mut CoordinatorClient<Channel>,
@@ -429,7 +429,7 @@ impl Place {
     }
 }
 
-/// Writes what comes for one file.
+/// Writes what arrives for one file.
 struct Drain<'a> {
     index: u32,
     file: &'a ModelFile,
@@ -471,7 +471,7 @@ impl Drain<'_> {
                 noted = next - next % CHUNK_BYTES;
             }
         };
-        // What came before an error is not fetched again.
+        // Chunks that came before an error are not fetched again.
         self.note(noted..next)?;
         result
     }
@@ -487,7 +487,7 @@ impl Drain<'_> {
         self.out.write_all_at(&message.bytes, next).map_err(io_at(self.path))
     }
 
-    /// The chunks that are whole by now are in the file before the journal says so.
+    /// Records the chunks that are complete. They are on disk before the journal names them.
     fn note(&mut self, bytes: Range<u64>) -> Result<(), FetchError> {
         let is_whole_to =
             if bytes.end == self.file.n_bytes { bytes.end.div_ceil(CHUNK_BYTES) } else { bytes.end / CHUNK_BYTES };

@@ -1,8 +1,8 @@
-//! What a rank holds of a model from one place to the next: packed weights, and the device that they are on. Knows no
-//! file and no other rank.
+//! What a rank keeps of a model between two assignments: packed weights and the device that they are on. Knows no files
+//! and no other ranks.
 //!
-//! A runner has them lent. When it is gone they are back on the shelf, where the next place finds them if it is for the
-//! same part of the same model, and where nothing else ever is: whoever looks empties the shelf.
+//! A runner borrows them. When it is dropped they are back on the shelf, where the next assignment finds them if it is
+//! for the same part of the same model. Any look at the shelf empties it, so it never holds anything else.
 
 use crate::assignment::Assignment;
 use crate::load::reading::Reading;
@@ -14,17 +14,18 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use types::{Part, PolicyDigest};
 
-/// Of one loader. A copy of the loader has another.
+/// The weights kept by one loader. A copy of the loader has another shelf.
 #[derive(Default)]
 pub struct Shelf(Arc<Mutex<Option<Kept>>>);
 
 struct Kept {
     of: Of,
-    /// `Held` of some device.
+    /// `Held` of one kind of device.
     held: Box<dyn Any + Send>,
 }
 
-/// By which what is held is found again: equals are of the same weights, cut alike, with as much scratch memory.
+/// The key under which loaded weights are found again: equal keys have the same weights, cut alike, with as much
+/// scratch memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Of {
     policy: PolicyDigest,
@@ -43,9 +44,9 @@ pub(crate) struct Held<D: Device> {
     pub reading: Reading,
 }
 
-/// The same while a runner has it.
+/// `Held`, while a runner has it.
 pub(crate) struct Lent<D: Device + 'static> {
-    /// Always there until this is dropped.
+    /// Some until this is dropped.
     held: Option<Held<D>>,
     of: Of,
     shelf: Shelf,
@@ -60,11 +61,11 @@ impl Of {
 }
 
 impl Shelf {
-    /// What is there, if it is that.
+    /// Empties the shelf, and returns what was there if it has this key.
     pub(crate) fn take<D: Device + 'static>(&self, of: Option<&Of>) -> Option<Held<D>> {
         let kept = self.place().take()?;
         let held = kept.held.downcast::<Held<D>>().ok().filter(|_| Some(&kept.of) == of)?;
-        // What failed on the device while nobody looked has failed it for good.
+        // A failure of the device while nobody looked has spoilt it for good.
         held.device.settle().is_ok().then_some(*held)
     }
 

@@ -1,5 +1,5 @@
-//! Where a rank's part of the model comes from: its own files, a coordinator that lends them, or what the rank before
-//! has kept.
+//! The sources of a rank's part of the model: files on this machine, a fetch from the coordinator, or the weights that
+//! the last rank has kept.
 
 pub mod fetch;
 pub mod kept;

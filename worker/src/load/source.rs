@@ -1,4 +1,4 @@
-//! Where this machine has the model that it is told to load. Knows paths and no formats.
+//! The path on this machine of the model to be loaded. Knows paths and no formats.
 
 use crate::CancelFlag;
 use crate::assignment::{Assignment, Load, LoadError, Loaded, Ready};
@@ -7,17 +7,17 @@ use std::path::PathBuf;
 
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// At the coordinator's path.
+    /// At the path that the coordinator names.
     AsTold,
-    /// Here, whatever the coordinator's path is.
+    /// At this path, whatever the coordinator names.
     Path(PathBuf),
-    /// In this folder, under the name that it has at the coordinator.
+    /// In this folder, under the coordinator's name for it.
     Folder(PathBuf),
-    /// At the coordinator, unless it is here all the same.
+    /// Fetched from the coordinator, unless it is on this machine already.
     Fetched(Fetch),
 }
 
-/// A loader that finds the model on this machine first.
+/// A loader that first finds the model on this machine.
 pub fn load_from(source: Source, loader: Box<dyn Load>) -> Box<dyn Load> {
     Box::new(Located { source, loader, model_path: None })
 }

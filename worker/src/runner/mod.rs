@@ -18,35 +18,35 @@ pub trait Runner: Send {
     /// Applies the step (ends, starts, slices, pass) and leaves one `SliceDone` per slice. `done` is handed in with its
     /// id and epoch set and the slices of the step before it, to be overwritten, so that their memory is kept.
     ///
-    /// A rank that does not sample has nothing to answer: nobody reads its `done`.
+    /// A rank that does not sample leaves `done` unused: nobody reads it.
     ///
-    /// An error is the rank's: it cannot go on in this epoch. What fails for one request alone is `SliceDone::failed`.
+    /// An error means that this rank cannot go on in this epoch. A failure of one request alone is `SliceDone::failed`.
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError>;
 
-    /// `run`, by a runner that may begin the step that comes next while its device computes this one. What was begun so
-    /// is the next that it is given, or the runner is dropped.
+    /// `run` for a runner that may begin the next step while its device computes this one. A step begun this way is the
+    /// next one given to it, or the runner is dropped.
     fn run_with(&mut self, step: &Step, _upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
         self.run(step, done)
     }
 
-    /// What a step that `run` has applied still waits for, where its time is modelled: only a task can wait so. A
-    /// runner with a model has done all its waiting in `run`.
+    /// The remaining modelled time of a step that `run` has applied, which only a task can wait out. A runner with a
+    /// model has done all its waiting in `run`.
     fn rest(&mut self) -> Option<Rest<'_>> {
         None
     }
 
-    /// With which another thread ends what `run` waits for, if it waits for other ranks. A runner around another passes
-    /// this on, and what is below.
+    /// The handle with which another thread ends a wait for other ranks in `run`. A runner that wraps another passes
+    /// this and the methods below on.
     fn abort_handle(&self) -> Option<AbortHandle> {
         None
     }
 
-    /// What became of its device's passes.
+    /// Counts of the device's passes: plain, recorded, replayed, refused.
     fn repeats(&self) -> Repeats {
         Repeats::default()
     }
 
-    /// How long all its steps together have waited for other ranks.
+    /// The time that all its steps together have waited for other ranks.
     fn waited(&self) -> Duration {
         Duration::ZERO
     }
@@ -78,9 +78,9 @@ impl<R: Runner + ?Sized> Runner for Box<R> {
     }
 }
 
-/// What arrives while a step runs.
+/// The steps that arrive while a step runs.
 pub trait Upcoming {
-    /// The step that comes next, if it is here. It stays until it is run.
+    /// The next step, if it has arrived. It stays in the queue until it is run.
     fn next(&mut self) -> Option<&Step>;
 }
 
@@ -91,7 +91,7 @@ pub type Rest<'a> = Pin<Box<dyn Future<Output = Result<(), RunError>> + Send + '
 pub enum RunError {
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
-    /// The step contradicts what came before it: the coordinator and this rank no longer agree.
+    /// The step contradicts earlier ones: the coordinator and this rank no longer agree.
     #[error("step {step} breaks the protocol: {what}")]
     Protocol { step: u64, what: String },
     #[error("the pass failed: {0}")]
@@ -101,7 +101,7 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// The rank that is to blame, if it is another.
+    /// The rank to blame, if it is another.
     pub fn guilty(&self) -> Option<Rank> {
         match self {
             RunError::Collective(error) => error.rank(),

@@ -1,11 +1,12 @@
-//! The runner with a model: a step goes through the sequences, one pass and the draws. Knows nothing of streams, and of
-//! the model only that it turns a batch into logits.
+//! The runner with a model: a step goes through the sequences, one pass and the draws. Knows nothing of streams; of the
+//! model it only knows that it turns a batch into logits.
 //!
-//! A step on a rank: ends and starts; on the first stage, what the sampler drew in earlier steps, if a row needs it;
-//! the rows; the pass, which all ranks make together; on the sampler the draws, which it tells the first stage.
+//! A step on a rank: apply ends and starts; on the first stage, receive the sampler's tokens of earlier steps if a row
+//! needs one; lay out the rows; run the pass, together with all ranks; on the sampler, draw, and send the tokens to the
+//! first stage.
 //!
-//! A rank alone on a device that draws by itself begins the next step when that is there, before it waits for this
-//! one's draws: what the next needs of them stays on the device.
+//! A rank alone on a device that samples begins the next step, if it has arrived, before it waits for this one's
+//! tokens: those that the next step needs stay on the device.
 
 use crate::load::kept::{Held, Lent};
 use crate::runner::sequences::{SequenceLimits, Sequences, TokenSource, Violation};
@@ -18,31 +19,31 @@ use telemetry::metrics;
 use types::{Step, StepDone, StepId, Token, TokenOut};
 
 pub struct ModelRunner<D: Device + 'static> {
-    /// Dropped before the rest: transfers that are under way use the device's memory.
+    /// Dropped before the rest: transfers in progress use the device's memory.
     ranks: Ranks<D>,
     lent: Lent<D>,
     kv: KvCache<D>,
     sequences: Sequences,
     is_sampler: bool,
-    // What a step needs, kept for its memory.
+    // A step's buffers, reused.
     batch: Batch,
     draws: Vec<Draw<'static>>,
     drawn: Vec<Option<TokenOut>>,
-    /// From the sampler to the first stage.
+    /// The tokens that the sampler sends to the first stage.
     told: Vec<Option<Token>>,
-    /// A row's hidden state.
+    /// The hidden state of one row.
     state: Vec<f32>,
-    /// The step that was begun before its turn.
+    /// A step that was begun before its turn.
     ahead: Option<(StepId, Begun)>,
-    /// Of the device's passes, what has been counted.
+    /// The device's pass counts at the last report.
     counted: Repeats,
 }
 
-/// What became of a step's rows when they were begun.
+/// How far a step's draws are after its pass was begun.
 enum Begun {
-    /// There are none.
+    /// The step has no rows.
     Empty,
-    /// What is drawn is drawn.
+    /// Everything is drawn.
     Done,
     Drawing(Drawing),
 }
@@ -60,7 +61,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         ModelRunner { lent, ranks, kv, sequences, is_sampler, batch, draws, drawn, told, state, ahead: None, counted }
     }
 
-    /// Everything up to the rows of the step.
+    /// Applies a step up to the layout of its rows.
     fn begin(&mut self, step: &Step) -> Result<(), RunError> {
         let protocol = |violation: Violation| RunError::Protocol { step: step.id.0, what: violation.to_string() };
         self.sequences.begin(step).map_err(protocol)?;
@@ -75,7 +76,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         Ok(())
     }
 
-    /// What was let go holds zeros before anybody stores there again.
+    /// Clears freed blocks before anything is stored there again.
     fn clear(&mut self) {
         if let Some(blocks) = self.sequences.uncleared() {
             self.kv.clear(&self.lent.get().device, blocks);
@@ -83,7 +84,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         }
     }
 
-    /// The place is over: what is held now is not to be found by whoever has this memory next.
+    /// Called when the assignment ends: frees and clears everything, so that the memory's next user finds nothing.
     fn let_all_go(&mut self) {
         self.sequences.forget_all();
         self.clear();
@@ -109,7 +110,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         Ok(begun)
     }
 
-    /// Everything of the step that does not wait for its draws.
+    /// Runs all of the step that does not wait for its draws.
     fn start(&mut self, step: &Step) -> Result<Begun, RunError> {
         step.supported()?;
         self.begin(step)?;
@@ -121,7 +122,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         self.passed(passed)
     }
 
-    /// Others may leave in the middle of a pass: the next one begins with nothing of it.
+    /// A pass that a lost peer has ended leaves the weights sound: the next pass uses nothing of it.
     fn passed<T>(&mut self, passed: model::Result<T>) -> Result<T, RunError> {
         if matches!(passed, Err(model::Error::Collective(_))) {
             self.lent.end();
@@ -129,9 +130,9 @@ impl<D: Device + 'static> ModelRunner<D> {
         passed.map_err(run_error)
     }
 
-    /// While the device computes what was begun, the step behind it is begun, if it can be.
+    /// While the device computes this step, begins the next one if possible.
     fn follow(&mut self, step: &Step, drawing: &Drawing, upcoming: &mut dyn Upcoming) -> Result<(), RunError> {
-        /// Looks before the processor is left to others for longer than a moment.
+        /// Checks of the queue before the thread first yields its core for longer.
         const LOOKS: u32 = 256;
         const PAUSE: Duration = Duration::from_micros(20);
         let mut n_looks = 0;
@@ -161,7 +162,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         are_alone
     }
 
-    /// The draws of a pass, and whether it can be believed.
+    /// Completes a step's draws, and checks that its pass can be trusted.
     fn answer(&mut self, step: &Step, begun: Begun) -> Result<(), RunError> {
         let device = &self.lent.get().device;
         match begun {
@@ -174,7 +175,7 @@ impl<D: Device + 'static> ModelRunner<D> {
                 self.draws = emptied(draws);
             }
         }
-        // Whom a lost peer has let go computes with anything: that it is lost is the cause.
+        // A pass released by a lost peer computes on any numbers: the loss is the cause to report.
         let settled = self.ranks.settle().map_err(model::Error::from);
         let settled = settled.and_then(|()| Ok(self.lent.get().device.settle()?));
         if settled.is_ok() && self.ahead.is_none() {
@@ -201,7 +202,7 @@ impl<D: Device + 'static> ModelRunner<D> {
                 self.start(step)?
             }
         };
-        // The tokens of a grid go through hosts.
+        // On a grid tokens go through hosts.
         let is_alone = self.ranks.is_alone();
         if let (Some(upcoming), true, Begun::Drawing(drawing)) = (upcoming, is_alone, &pass) {
             self.follow(step, drawing, upcoming)?;
@@ -227,7 +228,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         }
     }
 
-    /// The logs grow. A message goes to the first stage for each step that has draws, and for no other.
+    /// Appends the tokens to the logs. The first stage gets one message for each step with draws, and none for others.
     fn finish(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
         if !self.is_sampler {
             self.sequences.pass_by(step);
@@ -239,7 +240,7 @@ impl<D: Device + 'static> ModelRunner<D> {
 }
 
 impl<D: Device + 'static> Drop for ModelRunner<D> {
-    /// What others have a part in goes before they do.
+    /// Clears the KV cache, and forgets recorded graphs before the communicators that they name are dropped.
     fn drop(&mut self) {
         self.let_all_go();
         self.lent.get().device.forget();
@@ -275,7 +276,7 @@ fn run_error(error: model::Error) -> RunError {
     }
 }
 
-/// The same memory for draws that borrow from elsewhere: collecting in place keeps the allocation.
+/// An empty vector with the same memory for draws of another lifetime: collecting in place keeps the allocation.
 fn emptied<'a>(mut draws: Vec<Draw<'_>>) -> Vec<Draw<'a>> {
     draws.clear();
     draws.into_iter().map(|_| unreachable!("it is empty")).collect()

@@ -1,12 +1,12 @@
-//! Peers that knocked at this worker's door and were refused, for the log: a line for each address, and then none of it
-//! for a while. Knows nothing of why a peer is refused.
+//! Logs peers that connected to this worker and were refused: one line per address, and then none for a while. Does not
+//! know why a peer is refused.
 
 use collective::RefusedPeer;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use wire::refusals::Refusals;
 
-/// Of one address, that are named in a line.
+/// Reasons named in one address's line.
 const REASONS_MAX: usize = 4;
 
 pub fn log(refused: &[RefusedPeer], refusals: &Refusals) {
@@ -19,10 +19,10 @@ pub fn log(refused: &[RefusedPeer], refusals: &Refusals) {
     }
 }
 
-/// Of one address.
+/// The refusals of one address.
 #[derive(Debug, PartialEq, Eq)]
 struct Knocks {
-    /// The last of them.
+    /// The last refused peer.
     from: SocketAddr,
     n: u64,
     reasons: Vec<String>,

@@ -1,8 +1,9 @@
-//! What a rank remembers of each request, and how a step changes it: the token log, the block tables, how far it is
-//! computed. Knows nothing of models or devices; a step that contradicts what is here is refused and never followed.
+//! A rank's state of each request, and how a step changes it: the token log, the block tables, the number of computed
+//! positions. Knows nothing of models or devices. A step that contradicts this state is refused, not applied.
 //!
-//! All ranks of a replica lay out the same rows for a step, though only some know what was drawn. So a log grows by
-//! position: whoever does not know the token writes `UNKNOWN` in its place, and so do all where nothing could be drawn.
+//! All ranks of a replica lay out the same rows for a step, though only some know the drawn tokens. A log therefore
+//! grows by position: a rank that does not know the token writes `UNKNOWN` there, and so do all ranks where nothing
+//! could be drawn.
 
 use backend::{Batch, Draw, Pass, Score};
 use let_go::LetGo;
@@ -26,13 +27,13 @@ pub struct Sequences {
     /// What the sampler has still to tell, steps in order.
     untold: Untold,
     held: HashMap<RequestId, Sequence>,
-    /// Forgotten sequences, kept for their memory.
+    /// Ended sequences, reused for their memory.
     spare: Vec<Sequence>,
-    /// In which step each block of each group was last written, to notice two writers in one.
+    /// The step that last wrote each block of each group, to detect two writers in one step.
     written: Vec<Vec<u64>>,
-    /// Steps begun: the stamp of the present one.
+    /// The number of steps begun, which stamps the present one.
     n_begun: u64,
-    /// Where blocks are cleared.
+    /// The freed blocks, where blocks are cleared.
     let_go: Option<LetGo>,
 }
 
@@ -88,20 +89,20 @@ impl Sequences {
         step.starts.iter().try_for_each(|request| self.start(request))
     }
 
-    /// Of each group the blocks that were let go and are to be cleared, in order, before anything of the step that has
-    /// begun is stored. None where nothing is cleared.
+    /// The freed blocks of each group that must be cleared before the step that has begun stores anything. None where
+    /// blocks are not cleared.
     pub fn uncleared(&mut self) -> Option<&mut [Vec<BlockId>]> {
         self.let_go.as_mut().map(LetGo::uncleared)
     }
 
-    /// Lets all go that is held.
+    /// Frees all sequences.
     pub fn forget_all(&mut self) {
         let ids: Vec<RequestId> = self.held.keys().copied().collect();
         ids.into_iter().for_each(|id| self.forget(id));
     }
 
-    /// The step of which this rank must be told before it can lay out the rows of the one that it has begun. None if it
-    /// knows enough; ask again after each `hear`.
+    /// The step whose tokens this rank must receive before it can lay out the rows of the begun step. None if it knows
+    /// enough; ask again after each `hear`.
     pub fn must_hear(&self, step: &Step) -> Option<StepId> {
         let TokenSource::IsTold { late_max } = self.tokens else { return None };
         let (oldest, _) = self.untold.steps.front()?;
@@ -110,7 +111,7 @@ impl Sequences {
         must.then_some(*oldest)
     }
 
-    /// Takes what was drawn in the step that `must_hear` named, in the order of its slices.
+    /// Takes the tokens drawn in the step that `must_hear` named, in the order of its slices.
     pub fn hear(&mut self, tokens: &[Option<Token>]) -> Result<(), Violation> {
         let Some((step, n_draws)) = self.untold.steps.pop_front() else { return Ok(()) };
         if tokens.len() != n_draws {
@@ -202,8 +203,8 @@ impl Sequences {
         }
     }
 
-    /// Whether `next` may be begun before it is known what `step` draws: it begins nothing, ends none of those that
-    /// `step` computes, and asks for no more than tokens that are drawn. From now on logs count with what is drawn.
+    /// Whether `next` may begin before the draws of `step` are known: it starts no sequence, ends none that `step`
+    /// computes, and asks only for drawn tokens. If so, logs from now on count the pending tokens.
     pub fn can_follow(&mut self, step: &Step, next: &Step) -> bool {
         let is_in_step = |id: &RequestId| step.slices.iter().any(|slice| slice.id == *id);
         let is_plain = |slice: &Slice| matches!(slice.want, Want::Nothing | Want::Last);
@@ -229,7 +230,7 @@ impl Sequences {
         next.slices.iter().all(is_in_log)
     }
 
-    /// Pools the rows of the slices that are for it, each row read by `read` into the memory that it is handed.
+    /// Adds up the rows of the slices to be pooled; `read` copies a row into the given memory.
     pub fn pool(&mut self, step: &Step, pass: &Pass<'_>, state: &mut [f32], mut read: impl FnMut(usize, &mut [f32])) {
         for (slice, laid) in step.slices.iter().zip(pass.slices).filter(|(slice, _)| slice.want == Want::Pool) {
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
@@ -240,8 +241,8 @@ impl Sequences {
         }
     }
 
-    /// Where tokens are drawn: appends them to the logs, answers each slice, and leaves in `told` what the first stage
-    /// is to be told: nothing for a request that has failed.
+    /// On the sampler: appends the drawn tokens to the logs, answers each slice, and leaves in `told` the message for
+    /// the first stage, with no token for a failed request.
     pub fn finish(
         &mut self,
         step: &Step,
@@ -276,7 +277,7 @@ impl Sequences {
         }
     }
 
-    /// Where tokens are not drawn: the logs grow by what others draw.
+    /// On ranks that do not draw: the logs grow by the positions drawn elsewhere.
     pub fn pass_by(&mut self, step: &Step) {
         let is_told = matches!(self.tokens, TokenSource::IsTold { .. });
         let n_before = self.untold.draws.len();

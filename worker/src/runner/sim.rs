@@ -1,5 +1,5 @@
-//! A runner without a model: tokens drawn from the request's hash, after a modelled time. It is as strict as a real
-//! rank can be: it keeps what each page holds, and a step that would read anything else is refused.
+//! A runner without a model: tokens drawn from the request's hash, after a modelled time. It checks as strictly as
+//! possible: it tracks the contents of each page, and refuses a step that would read anything else.
 
 use crate::CancelFlag;
 use crate::assignment::{Assignment, Load, LoadError, Loaded, Ready};
@@ -12,11 +12,11 @@ use types::{
     SliceDone, Step, StepDone, Token, TokenLogprob, TokenOut, Tokens, Unsupported, Want,
 };
 
-/// What is modelled: the vocabulary, what layers keep, and times.
+/// The model of a simulated rank: vocabulary, cache groups and times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sim {
     pub vocab: u32,
-    /// Each has a pool of pages, as large as an assignment says.
+    /// Each group has a pool of pages, as large as an assignment says.
     pub groups: Vec<CacheGroup>,
     pub weight_bytes: u64,
     /// A pass takes `step_micros + token_micros * n_tokens + slice_micros * n_slices`.
@@ -26,7 +26,7 @@ pub struct Sim {
 }
 
 impl Default for Sim {
-    /// No time passes, and all layers keep everything.
+    /// A model in which no time passes and all layers keep everything.
     fn default() -> Self {
         Sim {
             vocab: 512,
@@ -40,7 +40,7 @@ impl Default for Sim {
 }
 
 impl Sim {
-    /// The whole output of a request, as any topology, batch and fault must give it.
+    /// The whole output of a request, which must be the same on any topology, batch and fault.
     pub fn reference(&self, request: &Request) -> Tokens {
         let prompt = hash_tokens(&request.prompt);
         let mut output = Tokens::new();
@@ -54,7 +54,7 @@ impl Sim {
         output
     }
 
-    /// A function of the request and the number of tokens it has generated, and of nothing else.
+    /// Depends on the request and its number of generated tokens only.
     fn draw(&self, sampling: &Sampling, prompt: u64, n_generated: u32) -> Token {
         let noise = mix(mix(mix(prompt, sampling.seed), sampling.choice.into()), n_generated.into());
         let first = (noise % u64::from(self.vocab)) as Token;
@@ -82,7 +82,7 @@ impl Sim {
         TokenOut { token, logprob: Some(logprob(token)), top }
     }
 
-    /// Of the prompt's tokens behind the slice's positions.
+    /// Scores the prompt tokens that follow the slice's positions.
     fn score(&self, sequence: &Sequence, slice: &Slice, n_top: u8) -> Vec<TokenOut> {
         let sampling = Sampling { logprobs: Some(n_top), ..Sampling::default() };
         let known = sequence.request.prompt.iter().enumerate();
@@ -121,11 +121,11 @@ impl Load for Sim {
 pub struct SimRunner {
     sim: Sim,
     sequences: HashMap<RequestId, Sequence>,
-    /// Of each group.
+    /// The pages of each group.
     pages: Vec<Vec<Page>>,
 }
 
-/// What a page holds: how many positions, and the chain over all tokens up to the last of them.
+/// The contents of a page: how many positions, and the hash chain over all tokens up to the last of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Page {
     n_filled: u32,
@@ -136,23 +136,23 @@ struct Sequence {
     request: Request,
     /// The hash of the prompt.
     prompt: u64,
-    /// Prompt, output at the start, and what was drawn since.
+    /// The prompt, the output at the start, and the tokens drawn since.
     log: Tokens,
     /// `chain[i]` is the hash of `log[..i]`, as far as computed: `[0, chain.len() - 1)` is computed.
     chain: Vec<u64>,
-    /// Of each group.
+    /// One block table per group.
     tables: Vec<Vec<BlockId>>,
     has_begun: bool,
 }
 
 impl SimRunner {
-    /// Pages of each group.
+    /// `n_blocks` has the number of pages of each group.
     pub fn new(sim: Sim, n_blocks: &[u32]) -> SimRunner {
         let pages = n_blocks.iter().map(|n_blocks| vec![Page::default(); *n_blocks as usize]).collect();
         SimRunner { sim, sequences: HashMap::new(), pages }
     }
 
-    /// Sequences that are held; zero when a coordinator has ended all of them.
+    /// The number of sequences held; zero once the coordinator has ended all of them.
     pub fn n_sequences(&self) -> usize {
         self.sequences.len()
     }
@@ -240,7 +240,7 @@ impl Sequence {
         self.chain.len() as u32 - 1
     }
 
-    /// The first slice may begin behind whole shared blocks; every other begins where the one before it ended.
+    /// The first slice may begin behind a prefix of whole shared blocks; every other begins where the last one ended.
     fn begin_or_continue(&mut self, slice: &Slice) -> Result<(), String> {
         let start = slice.range.start;
         let is_prefix_hit = !self.has_begun && start.is_multiple_of(BLOCK_TOKENS) && (start as usize) < self.log.len();
@@ -254,8 +254,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Attention reads every position behind the slice that its window shows: each page must hold what this sequence's
-    /// log says.
+    /// Attention reads every earlier position in the slice's window: each page must hold what this sequence's log says.
     fn read(&self, group: CacheGroup, i: usize, pages: &[Page]) -> Result<(), String> {
         let n_computed = self.n_computed();
         for i_block in group.n_passed(n_computed)..blocks_for(n_computed) {
@@ -293,7 +292,7 @@ impl Sequence {
     }
 }
 
-/// The run's length is what `range.end` needs and the table does not hold. Behind the window there may be none.
+/// There must be as many blocks as `range.end` needs and the table lacks. Behind the window there may be none.
 fn take_blocks(
     group: CacheGroup,
     table: &mut Vec<BlockId>,

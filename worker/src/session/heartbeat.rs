@@ -1,5 +1,5 @@
-//! Says ten times a second, from a thread of its own, that this rank lives and how far it is: a step that takes long is
-//! not taken for a death. Where time is modelled no step takes any, and a task does.
+//! Reports ten times a second, from a thread of its own, that this rank is alive and how far it is, so that a long step
+//! is not taken for a death. Where time is modelled a task does it: no step takes any time there.
 
 use crate::config::Footing;
 use crate::session::seat::Turns;
@@ -12,16 +12,16 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Counters since the worker began; the coordinator takes differences.
+/// Counters since the worker started; the coordinator takes differences.
 #[derive(Debug, Default)]
 pub struct StepCounters {
     steps_done: AtomicU64,
     compute_micros: AtomicU64,
     wait_micros: AtomicU64,
     idle_micros: AtomicU64,
-    /// The computing thread is in a step.
+    /// Whether the computing thread runs a step.
     in_step: AtomicBool,
-    /// It is in anything.
+    /// Whether it does anything at all.
     is_busy: AtomicBool,
 }
 
@@ -30,7 +30,7 @@ impl StepCounters {
         self.in_step.store(true, Relaxed);
     }
 
-    /// A step that took so long, `waited` of it for other ranks.
+    /// Counts a step that took `took`, of which it waited `waited` for other ranks.
     pub(crate) fn add_step(&self, took: Duration, waited: Duration) {
         self.in_step.store(false, Relaxed);
         self.steps_done.fetch_add(1, Relaxed);
@@ -62,7 +62,7 @@ impl StepCounters {
     }
 }
 
-/// What is said of one worker, and to whom.
+/// The heartbeat of one worker, and where it is sent.
 pub(crate) struct Pulse {
     pub progress: Arc<StepCounters>,
     pub turns: Arc<Turns>,
@@ -70,16 +70,16 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// False when nobody listens any more.
+    /// False when nobody receives any more.
     fn beat(&self) -> bool {
         let frame = WorkerFrame { frame: Some(Frame::Heartbeat(self.progress.beat(&self.turns))) };
         let Some(up) = self.up.upgrade() else { return false };
-        // A full queue is full of frames that say as much.
+        // The frames of a full queue are themselves a sign of life.
         !matches!(up.try_send(frame), Err(mpsc::error::TrySendError::Closed(_)))
     }
 }
 
-/// Beats until it is dropped.
+/// Sends heartbeats until it is dropped.
 pub(crate) enum Heart {
     Thread { _alive: SyncSender<()> },
     Task { _beats: AbortOnDropHandle<()> },

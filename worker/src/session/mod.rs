@@ -1,5 +1,5 @@
-//! One life of the stream to a coordinator: hello, a place, steps down and answers up. Knows nothing of what a step
-//! computes, and never blocks: the seat's thread does.
+//! One stream to a coordinator, from hello to its end: an assignment, steps down and answers up. Knows nothing of what
+//! a step computes, and never blocks: the computing thread does.
 
 pub mod heartbeat;
 pub mod seat;
@@ -25,7 +25,7 @@ use tonic::{Code, Status, Streaming};
 use types::{Epoch, Step};
 use wire::Refused;
 
-/// How a session ended that ended well enough to begin another.
+/// How a session ended after which another may begin.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Ended {
     #[error("the coordinator is gone: {0}")]
@@ -44,7 +44,7 @@ impl Ended {
     }
 }
 
-/// What all sessions of a worker share.
+/// The state that all sessions of a worker share.
 pub(crate) struct Worker {
     pub config: Config,
     pub footing: Footing,
@@ -54,7 +54,7 @@ pub(crate) struct Worker {
     pub shutdown: CancellationToken,
 }
 
-/// However a session ends: the step that it leaves behind need not wait for other ranks.
+/// Ends the session's turn on drop: the step that it leaves behind must not wait for other ranks.
 struct EndTurn<'a>(&'a Turns);
 
 impl Drop for EndTurn<'_> {
@@ -64,7 +64,7 @@ impl Drop for EndTurn<'_> {
 }
 
 impl Worker {
-    /// Runs one session to its end. `Err` is what another attempt would only repeat.
+    /// Runs one session to its end. An `Err` would only repeat itself in another attempt.
     pub async fn session(&self, channel: Channel) -> Result<Ended, Error> {
         let (up, frames) = mpsc::channel(self.config.frames_up_max);
         let hello = WorkerFrame { frame: Some(Frame::Hello(self.hello())) };
@@ -87,7 +87,7 @@ impl Worker {
         let (lost, seat_lost) = mpsc::channel(1);
         let _end = EndTurn(&self.turns);
         let reports = Reports { up: up.downgrade(), lost: lost.downgrade() };
-        // `lost` is held here, so that the seat's queue is open for as long as the session lasts.
+        // The strong `lost` lives here, so that the computing thread's weak one works for the whole session.
         let ended = Session { worker: self, up, reports, down, epoch: None }.run(seat_lost).await;
         drop(lost);
         ended
@@ -108,7 +108,7 @@ impl Worker {
     }
 }
 
-/// Whom the coordinator does not trust, or who does not trust it, need not try again.
+/// Where one side does not trust the other, another attempt is useless.
 fn refused(status: &Status) -> Result<Ended, Error> {
     match Refused::cause_of(status) {
         Some(refused) if refused.is_final() => Err(Error::Refused(refused.to_string())),
@@ -122,7 +122,7 @@ struct Session<'a> {
     up: mpsc::Sender<WorkerFrame>,
     reports: Reports,
     down: Streaming<RankFrame>,
-    /// Of the place that was taken last.
+    /// The epoch of the last assignment.
     epoch: Option<Epoch>,
 }
 
@@ -146,7 +146,7 @@ impl Session<'_> {
                 Ok(Some(RankFrame { frame: Some(frame) })) => self.handle(frame).await,
                 Ok(Some(RankFrame { frame: None })) => self.fail("a frame without content".into()).await,
                 Ok(None) => Some(Ended::Gone("it closed the stream".into())),
-                // As at the hello: this worker is not what the replica needs, and would not be the next time.
+                // As at the hello: this worker is not what the replica needs, now or the next time.
                 Err(status) if status.code() == Code::FailedPrecondition => {
                     return Err(Error::Refused(status.message().into()));
                 }
@@ -197,7 +197,7 @@ impl Session<'_> {
         self.hand_over(Work::Meet { epoch }).await
     }
 
-    /// Whatever the thread does for the place that is over ends now.
+    /// Ends whatever the thread does for the finished assignment.
     async fn release(&mut self) -> Option<Ended> {
         self.epoch = None;
         self.worker.turns.next();
@@ -228,7 +228,7 @@ impl Session<'_> {
         }
     }
 
-    /// The queue is as deep as a coordinator may plan ahead; a deeper one waits here, and the stream's window fills.
+    /// The queue is as long as a coordinator may plan ahead; a longer one waits here, and the stream's window fills.
     async fn hand_over(&self, work: Work) -> Option<Ended> {
         let sent = self.worker.work.send(work).await;
         sent.err().map(|_| Ended::Failed("the computing thread is gone".into()))
@@ -242,14 +242,14 @@ impl Session<'_> {
             message: message.clone(),
             guilty_rank: None,
         };
-        // If the queue is full for so long, the stream is as good as gone and its end says enough.
+        // If the queue stays full for so long, the stream is practically dead, and its end says enough.
         let frame = WorkerFrame { frame: Some(Frame::Failed(failed)) };
         let _late = timeout(self.worker.config.farewell_timeout, self.up.send(frame)).await;
         self.until_closed().await;
         Some(Ended::Failed(message))
     }
 
-    /// Whoever can take this rank's place hears of it before the rank is gone.
+    /// Announces the departure before the rank is gone, so that another worker can take its place.
     async fn leave(&mut self) -> Ended {
         let frame = WorkerFrame { frame: Some(Frame::Leaving(Leaving {})) };
         let _late = timeout(self.worker.config.farewell_timeout, self.up.send(frame)).await;
@@ -257,14 +257,14 @@ impl Session<'_> {
         Ended::Told
     }
 
-    /// The coordinator closes the stream when it has read that this rank failed. Leaving before that could lose the
-    /// word.
+    /// The coordinator closes the stream once it has read that this rank failed. Leaving earlier could lose that
+    /// message.
     async fn until_closed(&mut self) {
         let until_closed = async { while let Ok(Some(_)) = self.down.message().await {} };
         let _late = timeout(self.worker.config.farewell_timeout, until_closed).await;
     }
 
-    /// The seat is saying `Failed`.
+    /// The computing thread is sending `Failed`.
     async fn seat_lost(&mut self, why: SeatLost) -> Result<Ended, Error> {
         self.until_closed().await;
         match why {

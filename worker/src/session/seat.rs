@@ -1,7 +1,6 @@
-//! Who computes: a thread, or a task where time is only modelled. It owns the loader and the runner, takes work from
-//! one bounded queue and reports up the session that gave the work. Knows nothing of sockets; waits for work, for
-//! room to report, and within a step for other ranks: that wait the session ends, when it has no use for the step any
-//! more.
+//! The computing thread, or a task where time is only modelled. It owns the loader and the runner, takes work from one
+//! bounded queue, and reports to the session that gave the work. Knows nothing of sockets. It waits for work, for room
+//! to report, and within a step for other ranks; the session ends that last wait when it no longer needs the step.
 
 use crate::assignment::{Assignment, Load, LoadError, Loaded as LoadedPlace};
 use crate::runner::{Runner, Upcoming};
@@ -21,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use types::{Epoch, Rank, Step, StepDone};
 
-/// What a session asks of the thread.
+/// Work that a session gives to the thread.
 pub(crate) enum Work {
     Load {
         assignment: Box<Assignment>,
@@ -32,12 +31,12 @@ pub(crate) enum Work {
     Meet {
         epoch: Epoch,
     },
-    /// With its span at the coordinator; empty where nobody records it.
+    /// A step with its span at the coordinator, which is empty where nobody records it.
     Step {
         step: Step,
         traceparent: String,
     },
-    /// The place is over, and nobody needs what it holds.
+    /// The assignment has ended, and what it holds can be freed.
     Release,
     /// It is over because of the bytes that were loaded for it. Answered when no copy of them is believed any more.
     Distrust {
@@ -45,11 +44,11 @@ pub(crate) enum Work {
     },
 }
 
-/// Of all places that sessions were given, one; and how it is heard that it is over.
+/// One assignment's turn on the thread, and the flag that ends it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SeatTurn(CancelFlag);
 
-/// How a session frees the thread from a place that is over: what it does and waits for there ends.
+/// Lets a session free the thread from a finished assignment: its work and its waits end.
 #[derive(Default)]
 pub(crate) struct Turns(Mutex<State>);
 
@@ -97,8 +96,8 @@ impl SeatTurn {
     }
 }
 
-/// Where one session hears from the thread. Weak, so that a session's stream ends with the session and not with the
-/// step that it left behind; then its work is skipped.
+/// The channels to one session. They are weak, so that a session's stream ends with the session, not with the step that
+/// it left behind; that step's work is then skipped.
 #[derive(Clone)]
 pub(crate) struct Reports {
     /// Frames for the coordinator, in order.
@@ -108,7 +107,7 @@ pub(crate) struct Reports {
 }
 
 pub(crate) enum SeatLost {
-    /// It would only be so again.
+    /// Loading failed in a way that would only repeat itself.
     Load(LoadError),
     Run(String),
 }
@@ -116,7 +115,7 @@ pub(crate) enum SeatLost {
 impl SeatLost {
     fn by(error: LoadError) -> SeatLost {
         match error {
-            // The next attempt may fare better.
+            // The next attempt may succeed.
             error @ (LoadError::Collective(_) | LoadError::Fetch { .. } | LoadError::Changed(_)) => {
                 SeatLost::Run(error.to_string())
             }
@@ -125,8 +124,8 @@ impl SeatLost {
     }
 }
 
-/// Polls a future on this thread to its end, and sleeps while there is nothing to do. It enters no runtime, so that
-/// what is polled may block, and may enter one of its own.
+/// Polls a future on this thread to its end, and sleeps while there is nothing to do. It enters no runtime, so what is
+/// polled may block, and may enter a runtime of its own.
 pub(crate) fn drive<T>(future: impl Future<Output = T>) -> T {
     let bell = Arc::new(Bell { sleeper: std::thread::current(), has_rung: AtomicBool::new(false) });
     let waker = bell.clone().into();
@@ -135,7 +134,7 @@ pub(crate) fn drive<T>(future: impl Future<Output = T>) -> T {
         if let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return out;
         }
-        // Others park on this thread too, and may take a wake-up for theirs.
+        // Others park on this thread too, and may consume a wake-up meant for this.
         while !bell.has_rung.swap(false, Relaxed) {
             std::thread::park();
         }
@@ -154,7 +153,7 @@ impl Wake for Bell {
     }
 }
 
-/// What is asked of the thread, in order; what comes next may be looked at before its turn.
+/// The thread's work in order; the next item may be inspected before its turn.
 struct Queue {
     work: mpsc::Receiver<Work>,
     seen: Option<Work>,
@@ -169,7 +168,7 @@ impl Queue {
     }
 }
 
-/// Steps of one epoch, and nothing else.
+/// The queue's next steps of one epoch.
 struct StepsOf<'a> {
     epoch: Epoch,
     queue: &'a mut Queue,
@@ -178,7 +177,7 @@ struct StepsOf<'a> {
 impl Upcoming for StepsOf<'_> {
     fn next(&mut self) -> Option<&Step> {
         if self.queue.seen.is_none() {
-            // An end of the queue is found when it is its turn.
+            // A closed queue is noticed when its turn comes.
             self.queue.seen = self.queue.work.try_recv().ok();
         }
         match &self.queue.seen {
@@ -203,7 +202,7 @@ pub(crate) async fn run(
         progress.add_idle(idle_since.elapsed());
         standing = match (next, standing) {
             (Work::Load { assignment, turn, reports }, old) => {
-                // The old cache goes first: there may not be room for two.
+                // The old KV cache is dropped first: there may not be room for two.
                 drop(old);
                 let place = Place::load(&mut *loader, &assignment, turn, reports).await;
                 place.map_or(Standing::Nowhere, Standing::Loaded)
@@ -230,14 +229,14 @@ pub(crate) async fn run(
     }
 }
 
-/// What the thread has.
+/// How far the thread's assignment is.
 enum Standing {
     Nowhere,
     Loaded(Place),
     Seated(Seat),
 }
 
-/// A place taken in one epoch, before the other ranks are met.
+/// An assignment loaded in one epoch, before the ranks have met.
 struct Place {
     epoch: Epoch,
     rank: Rank,
@@ -248,14 +247,14 @@ struct Place {
     reports: Reports,
 }
 
-/// The same among the others.
+/// A rank that has met the others and runs steps.
 struct Seat {
     epoch: Epoch,
     rank: Rank,
     turn: SeatTurn,
     answers: bool,
     runner: Box<dyn Runner>,
-    /// Of the runner's waiting, what has been reported.
+    /// The runner's waiting time already reported.
     waited: Duration,
     done: StepDone,
     reports: Reports,
@@ -336,7 +335,7 @@ impl Seat {
                 return self.reports.send(done).await.then_some(self);
             }
             Ok(Ok(())) => return Some(self),
-            // Whoever ended the turn knows.
+            // Whoever ended the turn knows why.
             _ if self.turn.is_over() => return None,
             Ok(Err(error)) => (error.to_string(), error.guilty()),
             Err(panicked) => (format!("step {} panicked: {panicked}", step.id.0), None),
@@ -363,7 +362,7 @@ impl Reports {
     /// What a loader or the others gave; None where that failed, which has been said, or where the turn is over.
     async fn heed<T>(&self, epoch: Epoch, turn: &SeatTurn, result: Attempt<T>) -> Option<T> {
         if turn.is_over() {
-            // Whoever ended the turn knows.
+            // Whoever ended the turn knows why.
             return None;
         }
         match result {
@@ -379,18 +378,19 @@ impl Reports {
         None
     }
 
-    /// Waits for room: the session drains its queue, or closes it.
+    /// Waits for room: the session drains its queue or closes it.
     async fn send(&self, frame: Frame) -> bool {
         let Some(up) = self.up.upgrade() else { return false };
         up.send(WorkerFrame { frame: Some(frame) }).await.is_ok()
     }
 
-    /// Says that this rank cannot go on, and whose fault it is if another's. Then this one is sound, and waits for what
-    /// the coordinator makes of it.
+    /// Reports that this rank cannot go on, and names the rank to blame if that is another. This one is then sound, and
+    /// waits for the coordinator's decision.
     async fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: SeatLost) {
         let guilty_rank = guilty.map(|rank| rank.0.into());
         let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message, guilty_rank };
-        // The session first: the coordinator closes the stream once it has read this, and the end gives no reason.
+        // The session is told first: the coordinator closes the stream once it has read this, and that end gives no
+        // reason.
         if let Some(lost) = self.lost.upgrade().filter(|_| guilty.is_none()) {
             // A session that is gone needs no reason.
             let _gone = lost.send(why).await;
@@ -399,7 +399,7 @@ impl Reports {
     }
 }
 
-/// What a loader or the others gave; or what a panic said.
+/// The result of loading or meeting, or the message of a panic.
 type Attempt<T> = Result<Result<T, LoadError>, String>;
 
 fn attempt<T>(go: impl FnOnce() -> Result<T, LoadError>) -> Attempt<T> {

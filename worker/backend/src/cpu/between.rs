@@ -1,4 +1,4 @@
-//! What some families do between the products: other norms, other activations, scales and caps. A row at a time.
+//! Operations of some families between the products: other norms, other activations, scales and caps. Row by row.
 
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
@@ -71,7 +71,7 @@ impl Kernel for LayerNorm<'_> {
     }
 }
 
-/// In sixteen lanes and one tree.
+/// The sum of a row, in sixteen lanes and one tree.
 #[inline(always)]
 fn sum<L: Lanes>(x: &[f32]) -> f32 {
     let (chunks, tail) = x.as_chunks::<LANES>();
@@ -82,7 +82,7 @@ fn sum<L: Lanes>(x: &[f32]) -> f32 {
     sum.add(L::load_first(tail)).sum()
 }
 
-/// What is done to each number alone.
+/// An operation on each element.
 #[derive(Clone, Copy)]
 pub(crate) enum Each {
     Gelu,

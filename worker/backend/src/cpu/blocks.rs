@@ -1,5 +1,5 @@
-//! A file's blocks, thirty-two numbers at a time: the digits of each as an unsigned byte, and the scales beside them,
-//! as `quants` wants them packed. Nothing is rounded: a number is the same before and after.
+//! A file's quantized blocks, thirty-two elements at a time: each element's digit as an unsigned byte, and the scales,
+//! as `quants` packs them. Exact: unpacking gives the file's numbers.
 
 use super::quants::{COLUMNS_MAX, SIGN};
 use types::Dtype;
@@ -8,12 +8,12 @@ use types::Dtype;
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Sub {
     pub q: [u8; 32],
-    /// What the sub-blocks of a block share.
+    /// The header that the sub-blocks of a block share.
     pub head: [[u8; 2]; COLUMNS_MAX],
     pub scales: [[u8; 2]; COLUMNS_MAX],
 }
 
-/// The `i`-th thirty-two of a block.
+/// Sub-block `i`, of thirty-two elements, of a block.
 pub(crate) fn sub_block(dtype: Dtype, block: &[u8], i: usize) -> Sub {
     match dtype {
         Dtype::Q4_0 => simple(nibbles(block, 2), &[at(block, 0)]),
@@ -36,9 +36,9 @@ pub(crate) fn sub_block(dtype: Dtype, block: &[u8], i: usize) -> Sub {
     }
 }
 
-/// What the nibbles of IQ4_NL name.
+/// The values of IQ4_NL's nibbles.
 const IQ4NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-/// Twice the numbers of four bits: a sign, two bits of exponent, one of fraction.
+/// Twice the values of MXFP4's four bits: a sign, two bits of exponent, one of fraction.
 const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 #[inline(always)]
@@ -60,7 +60,7 @@ fn at(block: &[u8], at: usize) -> [u8; 2] {
     fixed(block, at)
 }
 
-/// An f16 with its sign turned: minima of blocks of 256 are subtracted.
+/// An f16 with its sign flipped: minima in blocks of 256 are subtracted.
 #[inline(always)]
 fn minus(half: [u8; 2]) -> [u8; 2] {
     [half[0], half[1] ^ SIGN]
@@ -152,7 +152,7 @@ fn q5_k(block: &[u8], i: usize) -> Sub {
     }
 }
 
-/// The scale and the minimum of a thirty-two: the last four have their upper bits above those of the first.
+/// The scale and minimum of a sub-block: the upper bits of the last four stand above those of the first four.
 #[inline(always)]
 fn six_bits(block: &[u8], i: usize) -> [u8; 2] {
     let byte = |i: usize| block[4 + i];

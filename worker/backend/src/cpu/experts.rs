@@ -1,7 +1,7 @@
-//! Mixtures of experts: who is chosen, and what the chosen make of a row.
+//! Mixtures of experts: the choice of experts, and their weighted sum for each row.
 //!
-//! Rows are grouped by expert for the products' sake only: a row's bits do not know its neighbours. What a row's
-//! experts have made is added by the leaves' tree, whose leaves are the experts, absent ones skipped.
+//! Rows are grouped by expert only to speed up the products: a row's bits do not depend on its neighbours. The outputs
+//! of a row's experts are added by the leaves' tree, whose leaves are the experts; absent ones are skipped.
 
 use super::rows::{largest, sum_exp};
 use super::{Buffer, Cpu, Isa};
@@ -10,11 +10,11 @@ use crate::cpu::memory::Shared;
 use crate::{Error, Expert, Experts, Memory, Pointwise, Result, Routing};
 use std::ops::Range;
 
-/// The choices of a pass, and room to compute with them.
+/// The chosen experts of a pass, and the buffers to compute with them.
 pub struct Routes {
     routing: Routing,
     n_rows: usize,
-    /// [rows_max, n_used]: of each row the chosen in ascending order, and what each counts.
+    /// [rows_max, n_used]: each row's chosen experts in ascending order, with their weights.
     chosen: Vec<u32>,
     weights: Vec<f32>,
     /// The choices in order of expert, then row: `order[starts[e]..starts[e + 1]]` are those of expert e.
@@ -50,7 +50,7 @@ impl Routes {
         })
     }
 
-    /// The chosen of a row in ascending order, and what each counts.
+    /// A row's chosen experts in ascending order, and their weights.
     pub fn of(&self, row: usize) -> (&[u32], &[f32]) {
         let n = self.routing.n_used;
         (&self.chosen[row * n..][..n], &self.weights[row * n..][..n])
@@ -69,7 +69,7 @@ impl Routes {
             self.order[*place as usize] = choice;
             *place += 1;
         }
-        // Each start has become the next one's.
+        // Each start has moved to the next one's position.
         self.starts.rotate_right(1);
         self.starts[0] = 0;
     }
@@ -79,7 +79,7 @@ impl Routes {
     }
 }
 
-/// Softmax over all scores of a row, then the best, the lower id first where two are equal.
+/// Softmax over all scores of a row, then the best ones; the lower id where two are equal.
 fn choose(isa: Isa, scores: &[f32], routing: &Routing, chosen: &mut [u32], weights: &mut [f32]) {
     let shift = largest(isa, scores);
     let sum = sum_exp(isa, scores, shift, 1.0);
@@ -103,7 +103,7 @@ fn choose(isa: Isa, scores: &[f32], routing: &Routing, chosen: &mut [u32], weigh
     }
 }
 
-/// What is not a number is chosen only where there is nothing else.
+/// A NaN is chosen only where there is nothing else.
 fn is_better(score: f32, best: f32) -> bool {
     score > best || best.is_nan() && !score.is_nan()
 }
@@ -149,7 +149,7 @@ impl Experts for Cpu {
 }
 
 impl Cpu {
-    /// What one expert makes of the rows that chose it, times what it counts there.
+    /// One expert's output for the rows that chose it, times its weight in each.
     fn expert(&self, x: &Buffer, expert: &Expert<Cpu>, choices: Range<usize>, routes: &mut Routes) {
         let (n, n_used, hidden) = (choices.len(), routes.routing.n_used, x.cols());
         let Routes { order, weights, x: mine, gate_up, inner, y, made, .. } = routes;
@@ -195,7 +195,7 @@ impl Cpu {
     }
 }
 
-/// The run's part of the tree, or what adds nothing.
+/// The run's part of the tree; negative zeros where no expert of it was chosen.
 fn sum_experts(chosen: &[u32], made: &mut [f32], run: &Range<u32>, hidden: usize, out: &mut [f32]) {
     if chosen.is_empty() {
         out.fill(-0.0);
@@ -205,7 +205,8 @@ fn sum_experts(chosen: &[u32], made: &mut [f32], run: &Range<u32>, hidden: usize
     out.copy_from_slice(&made[..hidden]);
 }
 
-/// Adds the chosen of `[first, first + size)` into the first of them: the lower half of the tree, then the upper.
+/// Adds the chosen experts of `[first, first + size)` into the first of them: the lower half of the tree, then the
+/// upper.
 fn add_up(chosen: &[u32], made: &mut [f32], first: u32, size: u32, hidden: usize) {
     if chosen.len() < 2 {
         return;

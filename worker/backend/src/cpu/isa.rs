@@ -1,14 +1,14 @@
-//! Which instructions the kernels are compiled for, chosen once at run time.
+//! The instruction sets that kernels are compiled for; one is chosen at run time.
 //!
 //! A kernel is written once over `Lanes` and instantiated for each set of instructions. Every operation of `Lanes`
 //! gives the same bits in each, and so does every kernel.
 
 use super::lanes::{Lanes, Plain};
 
-/// In ascending order of width.
+/// The instruction sets, in ascending order of width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// Rust without intrinsics: the reference, and every machine that is not listed below.
+    /// Rust without intrinsics: the reference, and the fallback for machines without the sets below.
     Plain,
     Avx2,
     Avx512,
@@ -23,7 +23,7 @@ impl Isa {
         }
     }
 
-    /// The widest that this machine has.
+    /// The widest set that this machine has.
     pub fn detect() -> Isa {
         [Isa::Avx512, Isa::Avx2].into_iter().find(|isa| isa.is_supported()).unwrap_or(Isa::Plain)
     }
@@ -55,7 +55,7 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vnni")
 }
 
-/// A piece of work that any set of instructions can do.
+/// Work that can be compiled for any instruction set.
 pub(crate) trait Kernel {
     /// Must be `#[inline(always)]`: the body is compiled for the instructions of the function that it is inlined into.
     fn run<L: Lanes>(self);

@@ -1,4 +1,4 @@
-//! Paged K and V, and how positions turn.
+//! Paged K and V on the CPU, and rotary positions.
 //!
 //! ```text
 //! layer · block · KV head ·  K  [head_dim, 16 positions]     sixteen positions are sixteen lanes of a score
@@ -15,7 +15,7 @@ use types::{BLOCK_TOKENS, BlockId, KvDtype};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 
-/// The widest head that attention keeps on its stack.
+/// The largest head dimension, which attention keeps on its stack.
 pub(crate) const HEAD_DIM_MAX: usize = 256;
 
 pub struct Kv {
@@ -45,7 +45,7 @@ impl Kv {
         &self.spec
     }
 
-    /// What an op says of the layer must be what the cache was made for.
+    /// Checks that an operation's layer and heads are those of this cache.
     pub(crate) fn check(&self, heads: &Heads, layer: usize) {
         let fits = self.n_kv_heads == heads.n_kv_heads && self.head_dim == heads.head_dim;
         let is_read = heads.n_heads > 0 && heads.per_kv > 0 && heads.kv_of(heads.n_heads - 1) < heads.n_kv_heads;
@@ -56,7 +56,7 @@ impl Kv {
         );
     }
 
-    /// Zeros, in every layer.
+    /// Clears these blocks in every layer.
     pub(crate) fn clear(&mut self, blocks: &[BlockId]) {
         for layer in 0..self.spec.n_layers {
             for block in blocks {
@@ -70,7 +70,7 @@ impl Kv {
         self.pages.bytes()[self.block(layer, block)].to_vec()
     }
 
-    /// Where the pages of all heads of a block lie, in bytes.
+    /// The bytes of all heads' pages of a block.
     fn block(&self, layer: usize, block: BlockId) -> Range<usize> {
         let (KvSpec { n_layers, n_blocks, .. }, block) = (self.spec, block.0 as usize);
         assert!(layer < n_layers && block < n_blocks, "block {block} of {n_blocks}, layer {layer} of {n_layers}");
@@ -84,7 +84,7 @@ impl Kv {
         POSITIONS * self.head_dim
     }
 
-    /// Where the page of a head begins, in elements: K, then V.
+    /// The element at which a head's page begins: K, then V.
     #[inline(always)]
     pub(crate) fn page(&self, layer: usize, block: u32, head: usize) -> usize {
         debug_assert!(layer < self.spec.n_layers && head < self.n_kv_heads);
@@ -155,7 +155,7 @@ fn turned(x: f32, y: f32, cos: f32, sin: f32) -> (f32, f32) {
     (x.mul_add(cos, -(y * sin)), y.mul_add(cos, x * sin))
 }
 
-/// Turns Q and K of some rows, if anything turns, and stores K and V.
+/// Applies the rope to Q and K of some rows, if there is one, and stores K and V.
 pub(crate) struct RopeStore<'a> {
     pub qkv: Shared<f32>,
     pub rope: Option<&'a Rope>,

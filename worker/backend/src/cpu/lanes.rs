@@ -1,4 +1,4 @@
-//! Sixteen lanes, and one: the arithmetic that kernels are written in.
+//! The arithmetic in which kernels are written: sixteen lanes, or one.
 //!
 //! Each operation is one IEEE operation (or exact integer arithmetic), so all implementations agree in every bit but
 //! the sign and payload of a NaN, which nothing reads.
@@ -15,14 +15,14 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 pub(crate) use plain::Plain;
 
-/// What lies between the exponents of an f32 and of a number of eight bits whose bits are put where an f32 has its own:
-/// also of one without a leading one, which becomes an f32 without one.
+/// The factor between an f32 and an e4m3 number whose bits were put in an f32's place. Subnormal numbers come out right
+/// too, as they were subnormal f32.
 const E4M3: f32 = f32::from_bits((127 + 120) << 23);
 
-/// How many lanes every machine has, whatever its registers hold.
+/// The number of lanes on every machine, whatever its registers hold.
 pub(crate) const LANES: usize = 16;
 
-/// What elementwise functions need; also implemented by `f32`, so that a scalar gets the same bits as a lane.
+/// The arithmetic of elementwise functions. Also implemented by `f32`, so that a scalar gets the same bits as a lane.
 pub(crate) trait Real: Copy {
     fn splat(value: f32) -> Self;
     fn add(self, other: Self) -> Self;
@@ -35,13 +35,13 @@ pub(crate) trait Real: Copy {
     fn max(self, other: Self) -> Self;
     /// `if self < other { self } else { other }`
     fn min(self, other: Self) -> Self;
-    /// To the nearest integer, ties to even.
+    /// Rounds to the nearest integer, ties to even.
     fn round(self) -> Self;
     /// 2^self for an integer in -126..=127.
     fn pow2(self) -> Self;
     /// The biased exponent of a positive number: 1..=254 for a normal one.
     fn exponent(self) -> Self;
-    /// A positive normal number with its exponent replaced: in [0.5, 1).
+    /// A positive normal number with its exponent replaced, so that it is in [0.5, 1).
     fn mantissa(self) -> Self;
     /// `if self < limit { below } else { other }`
     fn if_less(self, limit: Self, below: Self, other: Self) -> Self;
@@ -56,10 +56,10 @@ pub(crate) trait Lanes: Real {
     fn load(from: &[f32; LANES]) -> Self;
     fn store(self, to: &mut [f32; LANES]);
     fn from_f16(from: &[u16; LANES]) -> Self;
-    /// To the nearest, ties to even.
+    /// Rounds to the nearest f16, ties to even.
     fn to_f16(self) -> [u16; LANES];
     fn from_bf16(from: &[u16; LANES]) -> Self;
-    /// Numbers of eight bits, all but those that stand for no number.
+    /// Widens e4m3 numbers, none of which may be NaN.
     fn from_e4m3(from: &[u8; LANES]) -> Self;
     /// Lanes from `n` on become `fill`.
     fn keep_first(self, n: usize, fill: f32) -> Self;
@@ -73,7 +73,7 @@ pub(crate) trait Lanes: Real {
     fn with_bits(low: Self::Int, from: Self::Int, shift: u32, mask: u8) -> Self::Int;
     /// acc[lane] += sum over j of `w[4 * lane + j] * a[j]`, w unsigned and below 64, a signed.
     fn dot_small(acc: Self::Int, w: Self::Int, a: i32) -> Self::Int;
-    /// Where the sum begins whose terms `dot_offset` adds; `sum_a` is the sum of all a that will meet it.
+    /// The initial accumulator for `dot_offset`; `sum_a` is the sum of all a that will be multiplied.
     fn offset_start(sum_a: i32) -> Self::Int;
     /// acc[lane] += sum over j of `(w[4 * lane + j] - 128) * a[j]`, w unsigned, a signed and not -128. Exact once all
     /// terms are in.
@@ -83,7 +83,7 @@ pub(crate) trait Lanes: Real {
     /// The lower and the upper unsigned byte of each.
     fn byte_pairs(from: &[u16; LANES]) -> (Self, Self);
     fn int_to_float(int: Self::Int) -> Self;
-    /// Asks for a cache line that need not exist.
+    /// Prefetches a cache line that need not exist.
     fn prefetch(address: *const u8);
 
     #[inline(always)]
@@ -100,7 +100,7 @@ pub(crate) trait Lanes: Real {
         to.copy_from_slice(&lanes[..to.len()]);
     }
 
-    /// The one tree: halves are added to halves.
+    /// The sum, by the one tree: halves are added to halves.
     #[inline(always)]
     fn sum(self) -> f32 {
         let mut lanes = [0.0; LANES];
@@ -113,7 +113,7 @@ pub(crate) trait Lanes: Real {
         lanes[0]
     }
 
-    /// A NaN is passed over.
+    /// The largest lane; NaN is skipped.
     #[inline(always)]
     fn largest(self) -> f32 {
         let mut lanes = [0.0; LANES];

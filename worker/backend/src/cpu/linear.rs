@@ -1,6 +1,6 @@
-//! Products with packed weights: a tile of sixteen rows of the weight meets a panel of rows of the input.
+//! Products with packed weights: a tile of sixteen weight rows times a panel of input rows.
 //!
-//! Accumulation runs along K in one chain per element, whatever the panel's width: a row's bits do not know its
+//! Each element accumulates along K in one chain, whatever the panel's width: a row's bits do not depend on its
 //! neighbours.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
@@ -32,7 +32,7 @@ impl Linear for Cpu {
 }
 
 impl Cpu {
-    /// Fills the scratch's panels with the rows of x, in one of the two forms.
+    /// Fills the scratch panels with the rows of x, as f32 or quantized.
     fn fill(&self, x: &[f32], k: usize, n_rows: usize, to: &Pages, quantized: bool) {
         let to = Shared::new(to.start().cast::<u32>());
         self.team.run(panels::n_panels(n_rows), &|panels| {
@@ -66,7 +66,7 @@ impl Cpu {
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
     pub matrix: &'a Matrix,
-    /// Two fillings of the same rows: as f32, and quantized. Only those that a part needs are there.
+    /// The same rows as f32 panels and as quantized ones. Only forms that a part needs are filled.
     pub floats: *const u32,
     pub int8: *const u32,
     pub quantized: bool,
@@ -121,12 +121,12 @@ impl Product<'_> {
     }
 }
 
-/// Whether a weight of this type meets quantized activations, if the policy quantizes any.
+/// Whether a weight of this type is multiplied by quantized activations, if the policy quantizes any.
 pub(crate) fn is_quantized(dtype: Dtype) -> bool {
     !matches!(packing(dtype).width, Width::Element | Width::E4M3)
 }
 
-/// Some tiles of one part. A function of its own for each type of weight.
+/// Some tiles of one part. Generic, so that each weight type gets a function of its own.
 struct Tiles<'a, W> {
     product: &'a Product<'a>,
     part: &'a Part,
@@ -157,10 +157,10 @@ fn tile_by_panels<L: Lanes, W: Weights>(product: &Product<'_>, part: &Part, tile
     }
 }
 
-/// How one type of weight is walked along K.
+/// How the kernels read one type of weight along K.
 trait Weights {
     const PACKING: Packing;
-    /// Words of a panel per row and step.
+    /// Panel words per row and step.
     const STEP_WORDS: usize;
     const QUANTIZED: bool;
 
@@ -233,7 +233,7 @@ impl Cut<'_> {
     }
 }
 
-/// The stack of partial sums.
+/// The stack of partial sums, one per unmerged run of leaves.
 struct Pile<L, const M: usize> {
     sums: [MaybeUninit<[L; M]>; DEPTH_MAX],
     n: usize,
@@ -280,16 +280,16 @@ unsafe fn add_products<L: Lanes, const M: usize>(w: L, a: *const u32, acc: &mut 
     }
 }
 
-/// How far ahead weights are asked for, in bytes: a few blocks, and past a page of 4 KB the hardware does not look.
+/// Prefetch distance for weights, in bytes: a few blocks. The hardware prefetcher does not cross a page of 4 KB.
 const AHEAD: usize = 2304;
 
 struct F32;
 struct F16;
 struct BF16;
 struct F8;
-/// A quantized type that meets f32.
+/// A quantized weight times f32 activations.
 struct Floats<Q>(PhantomData<Q>);
-/// A quantized type that meets int8.
+/// A quantized weight times int8 activations.
 struct Int8<Q>(PhantomData<Q>);
 
 impl Weights for F32 {
@@ -389,7 +389,7 @@ impl<Q: Quant> Weights for Int8<Q> {
     }
 }
 
-/// The integer products over some pairs of groups; `sums` are of the activations that they meet.
+/// The integer products over some pairs of groups; `sums` has the sums of their activations.
 ///
 /// # Safety
 /// The digits of a step are at `digits`; the pairs are below 4; M × 8 words at `a` and M at `sums`.

@@ -4,15 +4,15 @@ use super::lanes::Real;
 
 const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
-/// Below this e^x is less than half of the smallest number.
+/// Below this e^x rounds to zero.
 const EXP_MIN: f32 = -104.0;
 /// Above this e^x is infinite.
 const EXP_MAX: f32 = 89.0;
 
-/// e^x within 2 ulp. Exactly 0 for what is too small, infinity for what is too large.
+/// e^x within 2 ulp; exactly 0 where it underflows, infinity where it overflows.
 #[inline(always)]
 pub(crate) fn exp<R: Real>(x: R) -> R {
-    // The constant stands first: a NaN in x is what comes out.
+    // The constant is the first operand, so that a NaN in x comes through.
     let x = R::splat(EXP_MAX).min(R::splat(EXP_MIN).max(x));
     let n = x.mul(R::splat(std::f32::consts::LOG2_E)).round();
     let r = n.fma(R::splat(-LN_2_HIGH), x);
@@ -29,7 +29,7 @@ pub(crate) fn exp<R: Real>(x: R) -> R {
     p.mul(half.pow2()).mul(n.sub(half).pow2())
 }
 
-/// The natural logarithm within 2 ulp: -infinity for 0, NaN for what is below.
+/// The natural logarithm within 2 ulp: -infinity for 0, NaN for negative numbers.
 #[inline(always)]
 pub(crate) fn ln<R: Real>(x: R) -> R {
     const SUBNORMAL_SCALE: f32 = (1u64 << 25) as f32;
@@ -39,7 +39,7 @@ pub(crate) fn ln<R: Real>(x: R) -> R {
     let bias = x.if_less(least, R::splat(126.0 + 25.0), R::splat(126.0));
     let e = scaled.exponent().sub(bias);
     let m = scaled.mantissa();
-    // From [0.5, 1) to [sqrt(1/2), sqrt(2)), less one.
+    // Maps [0.5, 1) to [sqrt(1/2), sqrt(2)), minus one.
     let below = R::splat(std::f32::consts::FRAC_1_SQRT_2);
     let e = m.if_less(below, e.sub(one), e);
     let f = m.if_less(below, m.add(m), m).sub(one);
@@ -59,7 +59,7 @@ pub(crate) fn ln<R: Real>(x: R) -> R {
     ends(x, y, zero)
 }
 
-/// What the polynomial does not know: zero, the negative, infinity and NaN.
+/// The cases outside the polynomial: zero, negative numbers, infinity and NaN.
 #[inline(always)]
 fn ends<R: Real>(x: R, y: R, zero: R) -> R {
     let largest = R::splat(f32::MAX);
@@ -131,7 +131,7 @@ mod tests {
         }
     }
 
-    /// In units of the last place of the result.
+    /// The difference in units of the last place of the result.
     fn ulps(got: f32, expected: f64) -> f64 {
         let expected_f32 = expected as f32;
         if got.to_bits() == expected_f32.to_bits() || got.is_nan() && expected.is_nan() {

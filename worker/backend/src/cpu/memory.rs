@@ -13,7 +13,7 @@ pub(crate) struct Pages {
 
 enum Source {
     Heap(Layout),
-    /// Zeroed by the system when a page is first touched, by the thread that touches it.
+    /// The system zeroes a page when a thread first touches it.
     #[cfg(target_os = "linux")]
     Map {
         base: *mut u8,
@@ -48,7 +48,7 @@ impl Pages {
         Pages::heap(n_bytes)
     }
 
-    /// On huge pages if the system gives them: a huge page begins on its own size, hence the surplus.
+    /// On huge pages if the system gives them. A huge page is aligned to its size, hence the surplus.
     #[cfg(target_os = "linux")]
     fn large(n_bytes: usize) -> Option<Pages> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
@@ -111,11 +111,11 @@ impl Drop for Pages {
     }
 }
 
-/// A place that several threads write, each its own part.
+/// Memory that several threads write, each its own part.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<T>(*mut T);
 
-// SAFETY: whoever writes through it says why the parts are disjoint.
+// SAFETY: every user of the pointer says why the parts are disjoint.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}

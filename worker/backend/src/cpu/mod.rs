@@ -1,7 +1,6 @@
-//! The CPU as a device: plain Rust, AVX2 and AVX-512 with the same bits, on a team of threads.
+//! The CPU as a device: plain Rust, AVX2 and AVX-512 with the same bits, on a pool of threads.
 //!
-//! Knows nothing of models or requests. Packing, and everything that an op needs besides its arguments, happens at
-//! load.
+//! Knows nothing of models or requests. Weights are packed, and scratch memory is allocated, at load.
 
 mod attention;
 mod between;
@@ -37,15 +36,15 @@ use types::{Activations, BlockId, DeviceClass, Leaves};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuConfig {
-    /// Threads that compute, the caller's among them.
+    /// Computing threads, including the caller's.
     pub threads: usize,
     pub activations: Activations,
     pub isa: Isa,
-    /// Whether threads that wait keep their cores. Not where others want them: ranks of the same machine, say.
+    /// Whether waiting threads spin. Not where other work needs their cores, such as ranks on the same machine.
     pub spin: bool,
 }
 
-/// Driven by one thread at a time; its team helps.
+/// Used by one thread at a time, with the help of its pool.
 pub struct Cpu {
     config: CpuConfig,
     pub(crate) team: Team,
@@ -53,7 +52,7 @@ pub struct Cpu {
     samplers: sample::Samplers,
 }
 
-/// Room for the panels of one product, grown when buffers are made.
+/// Memory for the panels of one product, grown when buffers are made.
 struct Scratch {
     floats: Pages,
     int8: Pages,
@@ -80,8 +79,7 @@ impl Buffer {
         self.rows(row + 1, self.cols).get(row * self.cols..).unwrap_or(&[])
     }
 
-    /// The first rows, if they are as wide as an op expects. An op that does not fit its buffers is a bug of its
-    /// caller.
+    /// The first rows, if they are as wide as the operation expects. Buffers that do not fit are the caller's bug.
     fn rows(&self, n_rows: usize, cols: usize) -> &[f32] {
         self.check(n_rows, cols);
         &self.pages.floats()[..n_rows * cols]
@@ -121,11 +119,11 @@ impl Cpu {
     }
 
     fn scratch(&self) -> std::sync::MutexGuard<'_, Scratch> {
-        // What an aborted op left in it, the next overwrites.
+        // An aborted operation's leftovers are overwritten by the next.
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for products of so many rows of k. A buffer makes room for itself.
+    /// Grows the scratch memory for products of `rows_max` rows of `k`. Making a buffer does this for its own size.
     pub fn reserve(&self, rows_max: usize, k: usize) -> Result<()> {
         let too_big = || Error::Shape(format!("a buffer of {rows_max} x {k}"));
         let n_words = panels::n_words(rows_max, k).ok_or_else(too_big)?;

@@ -1,4 +1,4 @@
-//! Weights as kernels want them: tiles of sixteen rows, a lane each, walked along K.
+//! Weights packed for the kernels: tiles of sixteen rows, one per lane, read along K.
 //!
 //! ```text
 //! F32, F16, BF16   per k:      16 elements
@@ -20,7 +20,7 @@ use std::ops::Range;
 use types::leaves::{Fold, aligned_runs};
 use types::{Dtype, Leaves};
 
-/// `[n_out, k]`, packed.
+/// A packed weight matrix, `[n_out, k]`.
 pub struct Matrix {
     pub(crate) k: usize,
     pub(crate) n_out: usize,
@@ -31,18 +31,18 @@ pub struct Matrix {
     pub(crate) n_bytes: usize,
 }
 
-/// The rows of one stored matrix.
+/// The rows that come from one stored matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub dtype: Dtype,
     pub rows: usize,
-    /// The column of the product that the first row gives.
+    /// The output column of the first row.
     pub first_out: usize,
-    /// The number of its first tile, counted over all parts.
+    /// The index of its first tile among those of all parts.
     pub first_tile: usize,
-    /// Where the first element stands in its block of the file.
+    /// The first element's position within its block of the file.
     pub first: usize,
-    /// Where its first tile begins, in bytes.
+    /// The byte offset of its first tile.
     pub start: usize,
     pub tile_bytes: usize,
 }
@@ -53,16 +53,16 @@ impl Part {
     }
 }
 
-/// What a kernel does at the end of a leaf: push the sum, merge, and perhaps hand over a finished run.
+/// What a kernel does at the end of a leaf: push the sum, merge, and perhaps write out a finished run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leaf {
-    /// Within the columns that this matrix holds.
+    /// Where the leaf ends, in columns of this matrix.
     pub k_end: usize,
     pub n_merges: u32,
     pub ends_run: bool,
 }
 
-/// How deep the stack of partial sums may become: 2^11 leaves.
+/// The depth of the stack of partial sums: enough for 2^11 leaves.
 pub(crate) const DEPTH_MAX: usize = 12;
 
 impl Matrix {
@@ -144,7 +144,7 @@ fn check(stored: &Stored<'_>, k: usize, leaves: &[Leaf]) -> Result<()> {
     if rows > 1 && stored.row_stride < row_bytes {
         return Err(Error::Shape(format!("rows of {row_bytes} bytes every {} bytes", stored.row_stride)));
     }
-    // A rank without leaves holds no columns, and nothing of the file.
+    // A rank without leaves holds no columns, and its bytes are not checked.
     if rows > 0 && k > 0 { stored.check() } else { Ok(()) }
 }
 
@@ -165,7 +165,7 @@ fn lay_out(stored: &[Stored<'_>], k: usize) -> Result<(Vec<Part>, usize)> {
     Ok((parts, start))
 }
 
-/// Writes the tile whose first row is `row` over zeros.
+/// Packs the tile whose first row is `row` into zeroed memory.
 fn pack_tile(stored: &Stored<'_>, row: usize, to: &mut [u8]) {
     let packing = packing(stored.dtype);
     if packing.width == Width::Element {
@@ -176,7 +176,7 @@ fn pack_tile(stored: &Stored<'_>, row: usize, to: &mut [u8]) {
     }
     let mut rest = to;
     let mut k = 0;
-    // All rows of a stretch before the next: what is written stays in the nearest cache.
+    // All rows of a stretch before the next, so that the packed bytes stay in the L1 cache.
     while k < stored.k {
         let end = stored.k.min((stored.first + k + 1).next_multiple_of(SUPER) - stored.first);
         let n_bytes = packing.head_bytes() + (end - k) / packing.unit * packing.step_bytes;

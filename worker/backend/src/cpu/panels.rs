@@ -1,30 +1,30 @@
-//! Activations as kernels want them: panels of up to twelve rows, interleaved, so that a kernel reads one stream.
+//! Activations packed for the kernels: panels of up to twelve rows, interleaved, so that a kernel reads one stream.
 //!
 //! ```text
 //! f32    per k:       one float of each row
 //! int8   per 32 k:    8 × (4 bytes of each row), then of each row: scale · sum of q · scale × sum,
 //!                     sums of the first and second 16 q · scale × these
 //! ```
-//! A row's numbers depend on that row alone; which panel it lies in is a matter of speed.
+//! A row's packed numbers depend on that row alone; which panel holds it only matters for speed.
 
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::memory::Shared;
 use std::ops::Range;
 
-/// Elements per quantized block.
+/// Elements per quantized block of activations.
 pub(crate) const BLOCK: usize = 32;
 /// Words per row and block: 32 bytes, a scale, sums, their products.
 pub(crate) const BLOCK_WORDS: usize = 15;
 /// Rows of a full panel.
 pub(crate) const PANEL_ROWS: usize = 12;
 
-/// How a number of rows is cut: full panels, then one that is as wide as a kernel that holds the rest.
+/// A run of rows: panels are full, except the last one, which is as wide as a kernel that holds the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Panel {
     pub rows_start: usize,
     pub n_rows: usize,
-    /// The rows that the kernel computes; the surplus is discarded.
+    /// Rows that the kernel computes; those beyond the panel's own are discarded.
     pub width: usize,
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn panel(n_rows: usize, i: usize) -> Panel {
     Panel { rows_start, n_rows, width }
 }
 
-/// The words that the panels of so many rows take.
+/// Words that the panels of `n_rows` rows take.
 pub(crate) fn n_words(n_rows: usize, k: usize) -> Option<usize> {
     // An int8 block has 15 words for 32 elements: f32 is the larger of the two.
     n_rows.checked_next_multiple_of(PANEL_ROWS)?.checked_mul(k.checked_next_multiple_of(BLOCK)?)
@@ -90,7 +90,7 @@ fn copy_row(row: &[f32], width: usize, lane: usize, to: &mut [u32]) {
     }
 }
 
-/// Each block by its own largest magnitude: q = round(x * 127 / amax), ties to even.
+/// Quantizes each block by its own largest magnitude: q = round(x * 127 / amax), ties to even.
 #[inline(always)]
 fn quantize_row<L: Lanes>(row: &[f32], width: usize, lane: usize, to: &mut [u32]) {
     for (block, to) in row.as_chunks::<BLOCK>().0.iter().zip(to.chunks_exact_mut(BLOCK_WORDS * width)) {

@@ -1,4 +1,4 @@
-//! What happens row by row between the products.
+//! Operations on each row alone, between the products.
 
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
@@ -110,7 +110,7 @@ impl Cpu {
     }
 }
 
-/// out = norm(x) * weight, where x may first be added to a residual.
+/// out = norm(x) * weight, where x may first be added to the residual stream.
 pub(crate) struct RmsNorm<'a> {
     pub x: &'a [f32],
     pub residual: Option<Shared<f32>>,
@@ -150,7 +150,7 @@ pub(crate) fn norm<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32
     }
 }
 
-/// In sixteen lanes and one tree.
+/// The sum of squares, in sixteen lanes and one tree.
 #[inline(always)]
 pub(crate) fn sum_of_squares<L: Lanes>(x: &[f32]) -> f32 {
     let (chunks, tail) = x.as_chunks::<LANES>();
@@ -163,7 +163,7 @@ pub(crate) fn sum_of_squares<L: Lanes>(x: &[f32]) -> f32 {
     tail.fma(tail, squares).sum()
 }
 
-/// What the gate of an MLP goes through.
+/// The activation of an MLP's gate.
 #[derive(Clone, Copy)]
 pub(crate) enum Gate {
     Silu,
@@ -314,7 +314,7 @@ fn unpack_e4m3<L: Lanes>(tile: &[u8], lane: usize, out: &mut [f32]) {
     }
 }
 
-/// All sixteen rows, of which one is kept: a lookup is small beside the layers that follow.
+/// Unpacks all sixteen rows and keeps one: a lookup costs little beside the layers that follow.
 #[inline(always)]
 fn unpack_steps<L: Lanes, Q: Quant>(part: &Part, tile: &[u8], lane: usize, out: &mut [f32]) {
     let packing = packing(part.dtype);
@@ -336,7 +336,7 @@ fn unpack_steps<L: Lanes, Q: Quant>(part: &Part, tile: &[u8], lane: usize, out: 
     }
 }
 
-/// The bytes of one lane in a row of elements.
+/// One lane's bytes in a row of elements.
 #[inline(always)]
 fn element<const SIZE: usize>(from: &[u8], lane: usize) -> [u8; SIZE] {
     from.as_chunks::<SIZE>().0[lane]

@@ -1,20 +1,20 @@
-//! Quantized weights as they are packed: what a step of thirty-two numbers of sixteen rows is made of, and how lanes
-//! read it. Every type is digits of some width times scales of some kind.
+//! The packed layout of quantized weights: a step of thirty-two elements of sixteen rows, and how lanes read it. Every
+//! type is digits of some width times scales of some kind.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
 use super::lanes::{LANES, Lanes};
 use super::panels::BLOCK;
 use types::Dtype;
 
-/// The elements that share what stands in a head.
+/// Elements that share a head.
 pub(crate) const SUPER: usize = 256;
-/// Added to a signed byte, so that it is stored unsigned.
+/// Added to signed bytes, which are stored unsigned.
 pub(crate) const SIGN: u8 = 0x80;
-/// The widest head or set of scales, in columns of two bytes for each row.
+/// The widest head or set of scales, in columns: two bytes for each row.
 pub(crate) const COLUMNS_MAX: usize = 2;
 pub(crate) const COLUMN_BYTES: usize = 2 * LANES;
 
-/// How sixteen rows of a type lie in a tile: `[head] [scales, digits] [scales, digits] .. [head] ..`
+/// The layout of a tile of sixteen rows: `[head] [scales, digits] [scales, digits] .. [head] ..`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packing {
     /// Elements per step: one, or a block of activations.
@@ -25,21 +25,21 @@ pub(crate) struct Packing {
     pub width: Width,
 }
 
-/// How the digits of a step are stored.
+/// The storage of a step's digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Width {
-    /// Not digits: numbers.
+    /// Plain numbers, no digits.
     Element,
     Four,
     Five,
     Six,
     Eight,
-    /// Numbers too, with an f32 for thirty-two of a row.
+    /// E4M3 numbers, with an f32 scale for every thirty-two of a row.
     E4M3,
 }
 
 impl Width {
-    /// Bytes of a step's digits in sixteen rows.
+    /// Bytes that a step's digits take for sixteen rows.
     const fn bytes(self) -> usize {
         BLOCK * LANES / 8
             * match self {
@@ -85,7 +85,7 @@ impl Packing {
         self.head_columns * COLUMN_BYTES
     }
 
-    /// Bytes of sixteen rows of `k` elements, of which the first is element `first` of its block.
+    /// Bytes of a tile with `k` elements per row, the first of which is element `first` of its block.
     pub fn tile_bytes(self, first: usize, k: usize) -> Option<usize> {
         let heads = if k == 0 { 0 } else { first.checked_add(k)?.div_ceil(SUPER) };
         (k / self.unit).checked_mul(self.step_bytes)?.checked_add(heads.checked_mul(self.head_bytes())?)
@@ -103,7 +103,7 @@ pub(crate) trait Quant {
     const PACKING: Packing;
     type Digits: Digits;
     type Scales: ScaleLayout;
-    /// What was added to a digit to make it unsigned; none where there is a minimum.
+    /// The offset that made digits unsigned; none where there is a minimum.
     const OFFSET: u8;
 }
 
@@ -133,7 +133,7 @@ quants! {
     Q6K: Sixes, HeadTimesTwo, 32;
 }
 
-/// What the steps up to the next head share.
+/// What the steps up to the next head share: a scale and perhaps a minimum.
 #[derive(Clone, Copy)]
 pub(crate) struct Head<L> {
     scale: L,
@@ -161,7 +161,7 @@ impl<L: Lanes> Head<L> {
 #[derive(Clone, Copy)]
 pub(crate) struct Scale<L> {
     pub scale: L,
-    /// Nothing reads it where the type has none.
+    /// Unused where the type has no minimum.
     pub minimum: L,
 }
 
@@ -170,27 +170,27 @@ pub(crate) trait ScaleLayout {
     /// Whether the two halves of a step have scales of their own.
     const TWO: bool;
 
-    /// Of the two halves of a step.
+    /// Reads the scales of a step's two halves.
     ///
     /// # Safety
     /// The scales of a step are at `w`.
     unsafe fn read<L: Lanes>(head: &Head<L>, w: *const u8) -> [Scale<L>; 2];
 }
 
-/// `T` at `at`.
+/// Reads a `T` at `at`.
 ///
 /// # Safety
-/// So many bytes are there, and aligned for T.
+/// The bytes of a `T` are there, and aligned for it.
 #[inline(always)]
 pub(crate) unsafe fn at<'a, T>(at: *const u8) -> &'a T {
     // SAFETY: the caller's promise.
     unsafe { &*at.cast::<T>() }
 }
 
-/// A column of f16.
+/// Reads column `i`, of f16.
 ///
 /// # Safety
-/// There are so many columns at `w`.
+/// The columns up to `i` are at `w`.
 #[inline(always)]
 unsafe fn column<L: Lanes>(w: *const u8, i: usize) -> L {
     // SAFETY: the caller's promise; columns begin on 32 bytes.
@@ -202,15 +202,15 @@ fn both<L: Lanes>(scale: L, minimum: L) -> [Scale<L>; 2] {
     [Scale { scale, minimum }; 2]
 }
 
-/// An f16.
+/// One f16 scale.
 pub(crate) struct Half;
-/// Two f16.
+/// An f16 scale and an f16 minimum.
 pub(crate) struct HalfAndMinimum;
-/// A bf16, because an f16 does not hold every power of two.
+/// A bf16 scale, because an f16 does not hold every power of two.
 pub(crate) struct Power;
-/// A scale and a minimum of six bits, times those of the head.
+/// A six-bit scale and a six-bit minimum, times those of the head.
 pub(crate) struct HeadTimesPair;
-/// The same for each half.
+/// `HeadTimesPair` for each half.
 pub(crate) struct HeadTimesTwoPairs;
 /// A signed scale for each half, times that of the head.
 pub(crate) struct HeadTimesTwo;
@@ -346,8 +346,8 @@ impl Digits for Eights {
     }
 }
 
-/// The numbers of a step. They are the file's, bit for bit: no product of a digit and a scale is rounded, only the sum
-/// with a minimum.
+/// Unpacks the elements of a step. They equal the file's bit for bit: no product of a digit and a scale is rounded,
+/// only the sum with a minimum.
 ///
 /// # Safety
 /// A step of the type is at `w`.
@@ -372,7 +372,7 @@ pub(crate) unsafe fn unpack<L: Lanes, Q: Quant>(head: &Head<L>, w: *const u8, to
     }
 }
 
-/// Writes the digits of one row over zeros.
+/// Packs one row's digits into zeroed memory.
 pub(crate) fn pack_digits(width: Width, q: &[u8; BLOCK], lane: usize, to: &mut [u8]) {
     let (groups, _) = q.as_chunks::<4>();
     let word = |group: usize| u32::from_le_bytes(groups[group]);

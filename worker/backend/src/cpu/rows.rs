@@ -1,10 +1,10 @@
-//! Reductions over one row, in sixteen lanes and one tree: what a sampler asks of logits.
+//! Reductions over one row of logits for the sampler, in sixteen lanes and one tree.
 
 use super::isa::{Isa, Kernel, dispatch};
 use super::lanes::{LANES, Lanes};
 use super::math::exp;
 
-/// The largest number of a row; a NaN is passed over, and an empty row gives -infinity.
+/// The largest number of a row. NaN is skipped, and an empty row gives -infinity.
 pub(crate) fn largest(isa: Isa, row: &[f32]) -> f32 {
     let mut largest = f32::NEG_INFINITY;
     dispatch(isa, Largest { row, largest: &mut largest });
@@ -57,7 +57,7 @@ impl Kernel for SumExp<'_> {
     }
 }
 
-// Not a closure: that would be compiled for the least of machines.
+// Not a closure: a closure would be compiled for the baseline instructions.
 #[inline(always)]
 fn weight<L: Lanes>(x: L, shift: L, scale: L) -> L {
     exp(x.sub(shift).mul(scale))

@@ -1,8 +1,8 @@
-//! A team of threads that does one thing at a time.
+//! A pool of threads that runs one job at a time.
 //!
-//! A job is opened, whoever is awake enters and takes ranges of it, and the caller, who takes ranges too, closes it and
-//! waits for those inside. A thread that sleeps or was descheduled is not waited for, so a team larger than the machine
-//! is slow in proportion and no worse.
+//! The caller opens a job; threads that are awake enter it and take ranges, as the caller does, who then closes it and
+//! waits for the threads inside. A thread that sleeps or was descheduled is not waited for, so a team with more threads
+//! than cores is slow in proportion and no worse.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -12,24 +12,24 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
-/// Rounds of waiting before a thread sleeps: some tens of microseconds, longer than the gaps inside a step.
+/// Rounds of spinning before a thread sleeps: some tens of microseconds, longer than the gaps inside a step.
 const SPINS_MAX: u32 = 4000;
-/// Ranges per thread: more make the end of a job even, fewer keep each thread's memory in one run.
+/// Ranges per thread: more of them balance the end of a job, fewer keep each thread's memory together.
 const RANGES_PER_THREAD: usize = 4;
 
 pub(crate) struct Team {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// One job at a time.
+    /// Held by the caller whose job runs: one job at a time.
     turn: Mutex<()>,
 }
 
 struct Shared {
     /// `generation << 32 | flags | number of threads inside`
     word: AtomicU64,
-    /// Read only by those inside.
+    /// The open job, read only by threads inside.
     job: UnsafeCell<*const Job<'static>>,
-    /// Of each thread but the caller: whether it must be woken.
+    /// One flag per thread but the caller: whether it must be woken.
     asleep: Vec<AtomicBool>,
     n_started: AtomicUsize,
     spins_max: u32,
@@ -57,7 +57,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Takes ranges until there are none. A panic ends the job for all.
+    /// Takes ranges until there are none. A panic ends the job for all threads.
     fn help(&self) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             while let Some(range) = self.take() {
@@ -85,7 +85,7 @@ impl Team {
             job: UnsafeCell::new(std::ptr::null()),
             asleep: (0..n_others).map(|_| AtomicBool::new(false)).collect(),
             n_started: AtomicUsize::new(0),
-            // With more threads than cores, who spins takes the core from who works.
+            // With more threads than cores, a spinning thread takes the core from one that works.
             spins_max: if !spin || n_threads > n_cores { 0 } else { SPINS_MAX },
         });
         let mut team = Team { shared, threads: Vec::with_capacity(n_others), turn: Mutex::new(()) };
@@ -93,15 +93,15 @@ impl Team {
             let shared = Arc::clone(&team.shared);
             team.threads.push(thread::Builder::new().name(format!("cpu-{}", i + 1)).spawn(move || shared.serve(i))?);
         }
-        // A thread allocates as it starts, and a step allocates nothing.
+        // A starting thread allocates, and a step must not.
         while team.shared.n_started.load(Ordering::Acquire) < n_others {
             thread::yield_now();
         }
         Ok(team)
     }
 
-    /// Calls `work` with ranges that together are `0..n_items`, each item once, on all threads; returns when all are
-    /// done. A panic inside comes out here. `work` must not call the team.
+    /// Calls `work` on all threads with ranges that together are `0..n_items`, each item once; returns when all are
+    /// done. A panic inside is passed on. `work` must not call the team.
     pub fn run(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
         let n_threads = self.threads.len() + 1;
         match n_items {
@@ -131,8 +131,8 @@ impl Team {
 
     fn open(&self, job: &Job<'_>) {
         let generation = self.shared.word.load(Ordering::Relaxed) & !(GENERATION - 1);
-        // SAFETY: we have the turn, and the last job was closed and left: nobody reads. The lifetime is forgotten only
-        // until `close`, which returns when nobody is inside.
+        // SAFETY: this thread holds the turn, and the last job was closed and left: nobody reads. The lifetime is
+        // forgotten only until `close`, which returns when nobody is inside.
         unsafe { *self.shared.job.get() = std::ptr::from_ref(job).cast() };
         self.shared.word.store(generation.wrapping_add(GENERATION) | OPEN, Ordering::SeqCst);
         self.wake();
@@ -146,7 +146,7 @@ impl Team {
         }
     }
 
-    /// Lets nobody in any more and waits for those inside.
+    /// Lets no thread enter any more, and waits for those inside.
     fn close(&self) {
         let word = &self.shared.word;
         let mut n_inside = word.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE;
@@ -167,7 +167,7 @@ impl Team {
 }
 
 impl Shared {
-    /// The life of the i-th thread besides the caller.
+    /// The main function of the i-th thread besides the caller.
     fn serve(&self, i: usize) {
         self.n_started.fetch_add(1, Ordering::Release);
         let mut last = 0;
@@ -185,10 +185,10 @@ impl Shared {
     }
 
     fn work_inside(&self) {
-        // SAFETY: we are inside, so the caller has not returned, and the job lives.
+        // SAFETY: this thread is inside, so the caller has not returned, and the job lives.
         let job = unsafe { &**self.job.get() };
         job.help();
-        // Once we have left, the job may be gone.
+        // After leaving, the job may be gone.
         let caller = job.caller.clone();
         let before = self.word.fetch_sub(1, Ordering::AcqRel);
         if before & AWAITED != 0 && before & INSIDE == 1 {
@@ -196,7 +196,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a job after the generation `last`, or for the end.
+    /// Waits for a job after generation `last`, or for the end.
     fn next_word(&self, i: usize, last: u64) -> u64 {
         let mut n_spins = 0;
         loop {
@@ -210,7 +210,8 @@ impl Shared {
                 n_spins += 1;
                 std::hint::spin_loop();
             } else if self.asleep[i].swap(true, Ordering::SeqCst) {
-                // Announced, and looked once more since: whoever opens a job from now on wakes us.
+                // The flag is set, and the word was read again since: whoever opens a job from now on wakes this
+                // thread.
                 thread::park();
             }
         }
@@ -222,7 +223,7 @@ impl Drop for Team {
         self.shared.word.fetch_or(STOP, Ordering::SeqCst);
         self.threads.iter().for_each(|thread| thread.thread().unpark());
         for thread in self.threads.drain(..) {
-            // Work that panics is caught, so there is nothing to learn from how a thread ended.
+            // A panic in work is caught, so a thread's result tells nothing.
             let _ = thread.join();
         }
     }

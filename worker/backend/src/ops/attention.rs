@@ -1,4 +1,4 @@
-//! Attention: K and V into their pages, and queries over them.
+//! Attention: storing K and V in their pages, and attending to them.
 
 use super::Memory;
 use crate::Pass;
@@ -10,24 +10,24 @@ pub struct Heads {
     pub n_kv_heads: usize,
     /// Query heads per KV head in the whole model.
     pub per_kv: usize,
-    /// How far this rank's first query head stands within its KV head's group: 0 unless a boundary cuts the group.
+    /// The first query head's place within its KV head's group: 0 unless a rank boundary cuts the group.
     pub first: usize,
     pub head_dim: usize,
     pub scale: f32,
-    /// A row sees so many positions, its own the last; None: all up to its own.
+    /// Number of positions that a row sees, its own the last; None: all up to its own.
     pub window: Option<usize>,
     /// Scores become `cap * tanh(score / cap)`.
     pub cap: Option<f32>,
 }
 
 impl Heads {
-    /// All heads of a layer on one rank.
+    /// All heads of a layer, on one rank.
     pub fn whole(n_heads: usize, n_kv_heads: usize, head_dim: usize, scale: f32) -> Heads {
         let per_kv = n_heads / n_kv_heads;
         Heads { n_heads, n_kv_heads, per_kv, first: 0, head_dim, scale, window: None, cap: None }
     }
 
-    /// Which of this rank's KV heads its query head `head` reads.
+    /// The rank's KV head that its query head `head` reads.
     pub fn kv_of(&self, head: usize) -> usize {
         (self.first + head) / self.per_kv
     }
@@ -38,12 +38,12 @@ impl Heads {
     }
 }
 
-/// What one layer's attention is computed for.
+/// The arguments of one layer's attention.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCall<'a> {
     pub pass: &'a Pass<'a>,
     pub heads: &'a Heads,
-    /// Whose tables are followed: the cache group's, and where the layer's pages are among those of the group.
+    /// The cache group whose tables are used.
     pub group: usize,
     pub layer: usize,
 }

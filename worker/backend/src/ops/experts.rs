@@ -1,4 +1,4 @@
-//! Mixtures of experts: a router's choice, and the sum over those that were chosen.
+//! Mixtures of experts: the router's choice, and the weighted sum over the chosen experts.
 
 use super::Memory;
 use std::ops::Range;
@@ -7,9 +7,9 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Routing {
     pub n_experts: usize,
-    /// How many a row meets.
+    /// Number of experts chosen for a row.
     pub n_used: usize,
-    /// What the chosen count is divided by its sum.
+    /// Whether the chosen experts' weights are divided by their sum.
     pub normalized: bool,
 }
 
@@ -23,8 +23,8 @@ pub trait Experts: Memory {
     /// Softmax over each row's scores, then the best of them, the lower id where two are equal.
     /// scores: [n_rows, n_experts]
     fn route(&self, scores: &Self::Buffer, n_rows: usize, routes: &mut Self::Routes);
-    /// Each row's sum over its experts, every one's product times what it counts, by the tree whose leaves are the
-    /// experts: one plane for each aligned run that this rank owns. `experts` are those of the runs, in order.
+    /// Each row's weighted sum over its experts, by the tree whose leaves are the experts: one plane for each aligned
+    /// run that this rank owns. `experts` are those of the runs, in order.
     /// x: [n_rows, hidden], out: [n_runs * n_rows, hidden]
     fn experts(
         &self,

@@ -2,8 +2,8 @@
 
 use super::Memory;
 
-/// A rank may own no rows, no heads or no leaves of a matrix: every operation here and below takes matrices and buffers
-/// without rows or columns, and does nothing with them.
+/// Products with packed weights. A rank may own no rows, heads or leaves of a matrix: every operation, here and in the
+/// other traits, accepts empty matrices and buffers and does nothing with them.
 pub trait Linear: Memory {
     /// `out = x · wᵀ` for the first `n_rows` rows. x: [n_rows, k], out: [n_rows, n_out].
     fn linear(&self, x: &Self::Buffer, w: &Self::Matrix, n_rows: usize, out: &mut Self::Buffer);

@@ -1,21 +1,21 @@
-//! The memory of a device, and how things get there.
+//! The memory of a device, and how data gets there.
 
 use super::Routing;
 use crate::{Error, Pass, Result, Stored};
 use std::ops::Range;
 use types::{BlockId, DeviceClass, DeviceKind, KvDtype, KvLayout, Leaves, Mode};
 
-/// The largest batch that a device is to make room for.
+/// The largest batch for which a device allocates memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimits {
     pub rows_max: usize,
-    /// Positions of one sequence.
+    /// The most positions of one sequence.
     pub context: u32,
     /// Cache groups, each with tables of its own.
     pub n_groups: usize,
 }
 
-/// The memory of a device, and how things get there. Everything is made at load; a step allocates nothing.
+/// The memory of a device. Everything is allocated at load; a step allocates nothing.
 pub trait Memory {
     /// Activations in f32: `[rows_max, cols]`.
     type Buffer: Send;
@@ -27,16 +27,16 @@ pub trait Memory {
     type Kv: Send;
     /// Cosines and sines per position.
     type Rope: Send + Sync;
-    /// Which experts the rows of a pass have met, and room to compute with them.
+    /// The experts chosen for the rows of a pass, and the buffers to compute with them.
     type Routes: Send;
 
-    /// How sums are cut here.
+    /// The device class, which decides how sums are cut.
     fn class(&self) -> DeviceClass;
-    /// Devices that say the same agree in every bit: the class and, of a GPU, its architecture.
+    /// Devices of equal kind agree in every bit: the class and, for a GPU, its architecture.
     fn told(&self) -> DeviceKind {
         self.class().into()
     }
-    /// Where there is a choice.
+    /// The numerics mode, on devices that have a choice.
     fn mode(&self) -> Mode {
         Mode::Lockstep
     }
@@ -52,30 +52,30 @@ pub trait Memory {
     /// kept as the sums of the largest aligned runs of leaves in `owned`.
     fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Self::Matrix>;
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
-    /// Zeros in these blocks, in every layer: whoever stores there later finds nothing of who had them before.
+    /// Zeroes these blocks in every layer, so that a later sequence finds nothing of an earlier one.
     fn clear(&self, kv: &mut Self::Kv, blocks: &[BlockId]);
-    /// A block of one layer as it lies there, for tests.
+    /// The raw bytes of a block in one layer, for tests.
     fn read_block(&self, kv: &Self::Kv, layer: usize, block: BlockId) -> Vec<u8>;
     /// `cos` and `sin`: `[context, head_dim / 2]`, made once by portable arithmetic.
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Self::Rope>;
-    /// Makes room for what `begin` takes.
+    /// Allocates memory for the batches that `begin` takes.
     fn batches(&self, _limits: BatchLimits) -> Result<()> {
         Ok(())
     }
 
-    /// Every pass begins with this: what the device wants to have of it before it computes.
+    /// Called at the start of every pass, so that the device can upload what it needs before it computes.
     fn begin(&self, _pass: &Pass<'_>) {}
 
-    /// For passes of so many rows through experts of `[inner, hidden]`.
+    /// Allocates routes for passes of up to `rows_max` rows through experts of `[inner, hidden]`.
     fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Self::Routes>;
 
-    /// What the packed weights of a matrix occupy.
+    /// Bytes that the packed weights of a matrix occupy.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
     /// Reads rows back, for collectives and tests.
     fn read(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]);
     /// Writes rows, for stage hand-off and tests.
     fn write(&self, buffer: &mut Self::Buffer, row: usize, values: &[f32]);
-    /// What `buffer` was made with.
+    /// The number of columns that `buffer` was made with.
     fn cols(&self, buffer: &Self::Buffer) -> usize;
     /// Reads columns of one row from `col` on.
     fn read_part(&self, buffer: &Self::Buffer, row: usize, col: usize, out: &mut [f32]);
@@ -83,29 +83,29 @@ pub trait Memory {
     fn write_part(&self, buffer: &mut Self::Buffer, row: usize, col: usize, values: &[f32]);
 }
 
-/// The pages of a cache group's layers on one rank.
+/// A cache group's pages on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvSpec {
     pub n_layers: usize,
     pub n_blocks: usize,
-    /// Of this rank.
+    /// The heads and widths of this rank.
     pub layout: KvLayout,
     pub dtype: KvDtype,
 }
 
 impl KvSpec {
-    /// Bytes of one block over all layers: what the size of the pool is counted in.
+    /// Bytes of one block over all layers: the unit of the pool's size.
     pub fn block_bytes(&self) -> u64 {
         self.layout.page_bytes(self.dtype).saturating_mul(self.n_layers as u64)
     }
 
-    /// Of a layer's pages, and of all of them, where each takes so many bytes; None where no memory is so large.
+    /// Bytes of a layer's pages and of all pages, if each takes `page_bytes`; None on overflow.
     pub(crate) fn sizes(&self, page_bytes: u64) -> Option<(usize, usize)> {
         let of_layer = usize::try_from(page_bytes).ok()?.checked_mul(self.n_blocks)?;
         Some((of_layer, of_layer.checked_mul(self.n_layers)?))
     }
 
-    /// How many heads, and how wide K and V are, which attention here wants alike.
+    /// The number of heads, and the width of K and V, which must be equal here.
     pub(crate) fn heads(&self) -> Result<(usize, usize)> {
         let KvLayout::Heads { n, k, v, .. } = self.layout;
         match k == v {
@@ -115,7 +115,7 @@ impl KvSpec {
     }
 }
 
-/// Which elements of a head turn together.
+/// Which elements of a head the rope rotates together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeStyle {
     /// i and i + d/2: Hugging Face's layout.

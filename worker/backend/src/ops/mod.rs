@@ -1,5 +1,5 @@
-//! The operations that a model asks of a device, a file per family. `cpu/` and `cuda/` are their two homes. What a
-//! device is told of the step that it computes is a `Pass`.
+//! The operations that a model asks of a device, one file per kind, implemented in `cpu/` and `cuda/`. A `Pass`
+//! describes the step to a device.
 
 mod attention;
 mod experts;
@@ -17,59 +17,59 @@ pub use sample::{Draw, Drawing, Sample, Score};
 
 use crate::{Pass, Result};
 
-/// All that a model needs of a device. Operations may only be begun when they return: whoever reads waits for them.
+/// A device with all operations that a model needs. An operation may only be enqueued when it returns; whoever reads a
+/// result waits for it.
 pub trait Device: Linear + Attention + Pointwise + Experts + Sample + Send + Sync {
-    /// What failed since this was asked last, of what was begun. A pass is good if this says so behind it.
+    /// Returns the failures of enqueued work since the last call. A pass is good if the call after it succeeds.
     fn settle(&self) -> Result<()> {
         Ok(())
     }
 
-    /// How many rows a pass is to have: its own, or some more, where passes of fewer shapes begin faster.
+    /// The number of rows to which a pass is padded, where passes of fewer shapes begin faster.
     fn rows_for(&self, pass: &Pass<'_>) -> usize {
         pass.n_rows()
     }
 
-    /// Does `work`, which begins operations of this device for the pass that was begun, and does nothing else: the same
-    /// operations for passes of the same shape. A device may keep a record of it, and begin that the next time. Says
-    /// what it did.
+    /// Runs `work`, which only enqueues operations of this device for the current pass, and the same ones for passes of
+    /// the same shape. A device may record it and replay the record the next time. Returns what it did.
     fn repeat<E>(&self, mut work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<Repeat, E> {
         work().map(|()| Repeat::Done)
     }
 
-    /// Records are forgotten: what they do is not to be done again, as others have to do with it who will be gone.
+    /// Drops all records: they name other ranks' communicators, which are about to end.
     fn forget(&self) {}
 
-    /// What became of all that was to be repeated.
+    /// Counts of all `repeat` calls.
     fn repeats(&self) -> Repeats {
         Repeats::default()
     }
 }
 
-/// What became of work that may be begun from a record.
+/// How a call of `repeat` ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeat {
-    /// It was done.
+    /// The work ran without a record.
     Done,
-    /// What is recorded of it was begun.
+    /// Its record was replayed.
     Begun,
-    /// The work was recorded, or that was tried, and nothing of it has begun: the caller asks again. Before that it
-    /// waits for the ranks that share sums with this one. Making a graph ready takes memory of the device, for which a
-    /// driver may wait until the device is idle, and the other ranks' kernels wait for this rank's meanwhile.
+    /// The work was recorded, or recording failed, and nothing of it has begun: the caller calls again. Before that it
+    /// waits for the ranks that share sums with this one: instantiating a graph allocates device memory, for which a
+    /// driver may wait until the device is idle, while other ranks' kernels wait for this rank's.
     Recorded,
 }
 
-/// Since the device was opened.
+/// Counts since the device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repeats {
     /// Records made.
     pub recorded: u64,
     /// Passes begun from a record.
     pub replayed: u64,
-    /// Passes without one: the first of their shape, or of a shape that has none.
+    /// Passes without a record: the first of their shape, or of a shape that cannot be recorded.
     pub plain: u64,
     /// Records that could not be made, or for which there was no room.
     pub refused: u64,
-    /// How long the device was busy with passes that drew, and had nothing to do between two of them.
+    /// Time for which the device was busy with passes that drew, and its idle time between two of them.
     pub busy_micros: u64,
     pub idle_micros: u64,
 }

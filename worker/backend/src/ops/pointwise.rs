@@ -1,13 +1,13 @@
-//! What happens to rows by themselves.
+//! Operations on each row alone.
 
 use super::{Heads, Memory};
 use crate::Pass;
 
 pub trait Pointwise: Memory {
-    /// out[i] = row `tokens[i] - first` of the table, in f32. A token that is not in `first..` and so many rows as the
-    /// table has is somebody else's, and its row of `out` stays as it is. table: [rows of the vocabulary, hidden]
+    /// out[i] = row `tokens[i] - first` of the table, in f32. A token outside the table belongs to another rank, and
+    /// its row of `out` is left unchanged. table: [rows of the vocabulary, hidden]
     fn embed(&self, table: &Self::Matrix, first: u32, tokens: &[u32], out: &mut Self::Buffer);
-    /// `embed` for the tokens of the pass that was begun.
+    /// `embed` for the tokens of the current pass.
     fn embed_pass(&self, table: &Self::Matrix, first: u32, pass: &Pass<'_>, out: &mut Self::Buffer) {
         self.embed(table, first, pass.rows.tokens, out);
     }
@@ -23,7 +23,7 @@ pub trait Pointwise: Memory {
         n_rows: usize,
         out: &mut Self::Buffer,
     );
-    /// residual += x: the very sum that `add_rms_norm` makes. Both: [n_rows, cols]
+    /// residual += x, with the same sum as in `add_rms_norm`. Both: [n_rows, cols]
     fn add(&self, x: &Self::Buffer, residual: &mut Self::Buffer, n_rows: usize);
     /// Each row of x += bias. x: [n_rows, cols], bias: [cols]
     fn add_bias(&self, x: &mut Self::Buffer, bias: &Self::Vector, n_rows: usize);
@@ -51,9 +51,9 @@ pub trait Pointwise: Memory {
         n_rows: usize,
         out: &mut Self::Buffer,
     );
-    /// out = gelu(gate) * up, by its tangent form. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
+    /// out = gelu(gate) * up, in the tanh form. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
     fn gelu_mul(&self, gate_up: &Self::Buffer, n_rows: usize, out: &mut Self::Buffer);
-    /// x = gelu(x), by its tangent form.
+    /// x = gelu(x), in the tanh form.
     fn gelu(&self, x: &mut Self::Buffer, n_rows: usize);
     /// x *= factor
     fn scale(&self, x: &mut Self::Buffer, factor: f32, n_rows: usize);

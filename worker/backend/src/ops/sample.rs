@@ -3,26 +3,26 @@
 use super::Memory;
 use types::{Sampling, Token, TokenOut};
 
-/// One row's draw: all that it may depend on besides the logits.
+/// One row's draw: everything that it may depend on, besides the logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Draw<'a> {
     pub sampling: &'a Sampling,
-    /// The log before the token that is drawn.
+    /// The log up to the token to be drawn: prompt, then output.
     pub prompt: &'a [Token],
     pub output: &'a [Token],
-    /// Nothing is drawn: the row's token is known, and its logprob is asked for.
+    /// Set where nothing is drawn: the row's token is known, and its logprob is asked for.
     pub score: Option<Score>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Score {
     pub token: Token,
-    /// How many of the most likely are told beside it.
+    /// How many of the most likely tokens are returned beside it.
     pub n_top: u8,
 }
 
 impl Draw<'_> {
-    /// Of the token that is drawn, in the whole log: part of the noise, so that a replay draws the same.
+    /// The drawn token's position in the whole log. It is part of the noise, so a replay draws the same token.
     pub fn position(&self) -> u32 {
         (self.prompt.len() + self.output.len()) as u32
     }
@@ -34,33 +34,33 @@ impl Draw<'_> {
 }
 
 pub trait Sample: Memory {
-    /// Draws one token from each row of logits into `out` (cleared, and its memory reused). A row that holds no number
-    /// draws nothing: `None`. logits: [draws.len(), n_vocab]
+    /// Draws one token from each row of logits into `out`, which is cleared first. A row without any number draws
+    /// nothing: `None`. logits: [draws.len(), n_vocab]
     fn draw(&self, logits: &Self::Buffer, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>);
 
-    /// Whether the device comes to such a draw's answer without the host, whatever the logits are.
+    /// Whether the device can answer this draw without the host, whatever the logits are.
     fn draws_alone(&self, _draw: &Draw<'_>, _n_vocab: usize) -> bool {
         false
     }
 
-    /// Begins to draw, where all draws are such. Before the answers are asked for one more pass may be begun, whose
-    /// rows may have these tokens (`Rows::drawn`), and its draws.
+    /// Begins the draws, if the device can answer all of them. Before the answers are read one more pass and its draws
+    /// may begin, whose rows may use these tokens (`Rows::drawn`).
     fn begin_draws(&self, _logits: &Self::Buffer, _draws: &[Draw<'_>]) -> Option<Drawing> {
         None
     }
 
-    /// Whether the answers are there.
+    /// Whether the answers are ready.
     fn are_drawn(&self, _drawing: &Drawing) -> bool {
         true
     }
 
-    /// Waits for the answers, and gives what `draw` would have given.
+    /// Waits for the answers, which are those that `draw` would give.
     fn drawn(&self, _drawing: &Drawing, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>) {
         out.clear();
         out.resize_with(draws.len(), || None);
     }
 }
 
-/// Draws that were begun, and have their answers in one of two places.
+/// Draws in progress, with the index of their result buffer, one of two.
 #[derive(Debug)]
 pub struct Drawing(pub(crate) usize);

@@ -1,5 +1,5 @@
-//! Attention: every path gives the bits of the plain one, however the positions were cut into steps and whoever else
-//! is in them.
+//! Attention: every path gives the bits of the plain one, however positions were cut into steps and whatever other
+//! sequences are in them.
 
 use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Kv};
@@ -10,9 +10,9 @@ use types::{Activations, BlockId, KvDtype, KvLayout, Want};
 const LAYER: usize = 1;
 const N_BLOCKS: usize = 120;
 
-/// A sequence and where it lies.
+/// A sequence and its blocks.
 struct Sequence {
-    /// [n_positions, qkv_cols], before it is turned.
+    /// [n_positions, qkv_cols], before the rope.
     qkv: Vec<f32>,
     blocks: Vec<BlockId>,
 }
@@ -33,7 +33,7 @@ impl Case {
         let heads = Heads::whole(n_heads, n_kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt());
         let n_angles = lengths.iter().max().unwrap() * head_dim / 2;
         let angles: Vec<f32> = (0..n_angles).map(|_| rng.unit() * 3.0).collect();
-        // Blocks of sequences are strewn over the pool.
+        // The sequences' blocks are scattered over the pool.
         let mut free: Vec<u32> = (0..N_BLOCKS as u32).collect();
         let mut block = |rng: &mut Rng| BlockId(free.swap_remove(rng.below(free.len())));
         let mut sequences = Vec::new();
@@ -61,7 +61,7 @@ impl Case {
         .unwrap()
     }
 
-    /// One step: a range of positions of each of some sequences. Gives [n_rows, n_heads * head_dim].
+    /// One step over a range of positions of some sequences. Returns [n_rows, n_heads * head_dim].
     fn step(&self, cpu: &Cpu, kv: &mut Kv, slices: &[(usize, std::ops::Range<usize>)]) -> Vec<f32> {
         let cols = self.heads.qkv_cols();
         let (mut batch, mut x) = (Batch::default(), Vec::new());
@@ -168,7 +168,7 @@ fn every_path_gives_the_bits_of_the_plain_one() {
         let cpus = cpus(Activations::F32);
         let expected = case.whole(&cpus[0].1, 0);
         let name = format!("{shape:?} {dtype:?} {style:?} {n} positions");
-        // An f16 of a turned K may round to the other side.
+        // An f16 of a rotated K may be rounded to the other side.
         assert_close(&name, &expected, &case.naive(0), if dtype == KvDtype::F16 { 5e-3 } else { 1e-4 });
         for (path, cpu) in &cpus[1..] {
             assert_bits(&format!("{name}, {path}"), &case.whole(cpu, 0), &expected);
@@ -217,7 +217,7 @@ fn chunks_and_neighbours_change_nothing() {
     }
 }
 
-/// Windows that end in a block, at its end, in another tile; capped scores; each in chunks and on every path.
+/// Windows that end within a block, at its end and in another tile; capped scores; each in chunks and on every path.
 #[test]
 fn windows_and_caps() {
     let mut rng = Rng(6);
@@ -241,7 +241,7 @@ fn windows_and_caps() {
     }
 }
 
-/// Blocks behind a window may be another's by now: whatever they hold.
+/// Blocks behind a window may belong to other sequences by now, with any contents.
 #[test]
 fn what_is_out_of_sight_is_not_read() {
     let mut case = Case::new(&mut Rng(7), (4, 2, 32), KvDtype::F16, RopeStyle::Halves, &[300]);
@@ -254,7 +254,7 @@ fn what_is_out_of_sight_is_not_read() {
     dirty.sequences[0].qkv.fill(f32::NAN);
     dirty.sequences[0].blocks = case.sequences[0].blocks[..16].to_vec();
     dirty.step(&cpu, &mut kv, &[(0, 0..256)]);
-    // A table that begins behind a prefix hit has no block at all there.
+    // After a prefix hit the table has no blocks there at all.
     case.sequences[0].blocks[..16].fill(BlockId::NONE);
     let got = case.step(&cpu, &mut kv, &[(0, 290..300)]);
     assert_bits("after NaN", &got, &clean[290 * 4 * 32..]);

@@ -1,5 +1,5 @@
 //! CUDA as a device, over a driver that runs its kernels on an emulator: operations beside the CPU's, the cache of
-//! compiled kernels, and what is said where something is missing. With NVRTC on this machine, the real compiler too.
+//! compiled kernels, and the errors where something is missing. With NVRTC on this machine also the real compiler.
 
 use crate::fake_cuda::on_fake_cuda;
 use crate::{fake_cuda, numbers, on_device};
@@ -18,7 +18,7 @@ fn fast() -> Cuda {
     Cuda::open(&CudaConfig { mode: Mode::Fast, ..config(None) }).unwrap()
 }
 
-/// Whether it was begun from a record.
+/// Whether the work was replayed from a record.
 fn repeat<E: std::fmt::Debug>(cuda: &Cuda, mut work: impl FnMut() -> Result<(), E>) -> bool {
     let last = match cuda.repeat(&mut work).unwrap() {
         Repeat::Recorded => cuda.repeat(&mut work).unwrap(),
@@ -42,7 +42,7 @@ fn under_fast_products_of_many_rows_are_the_librarys() {
     });
 }
 
-/// The bits of a product with weights of eight bits.
+/// The bits of a product with eight-bit weights.
 fn in_eight_bits(cuda: &Cuda, block: [usize; 2], n_rows: usize) -> Vec<f32> {
     let rng = &mut numbers::Rng(11);
     let (file, x) = (numbers::File::in_eight_bits(rng, 32, 96, block), rng.floats(n_rows * 96));
@@ -58,7 +58,7 @@ fn in_eight_bits(cuda: &Cuda, block: [usize; 2], n_rows: usize) -> Vec<f32> {
 
 #[test]
 fn weights_of_eight_bits_are_the_librarys_where_it_has_a_way() {
-    // A scale for each row, and one for each block: whose products the library takes from how many rows on.
+    // A scale for each row, and one for each block: from which row count on the library computes the products.
     let firsts = |at_rows: [bool; 4], at_blocks: [bool; 4]| {
         let (fast, lockstep) = (fast(), Cuda::open(&config(None)).unwrap());
         for (block, expected) in [([1, 96], at_rows), ([16, 32], at_blocks)] {
@@ -102,7 +102,7 @@ fn a_record_of_a_pass_has_the_librarys_products_too() {
             let batch = Batch { tokens: vec![1; n_rows], positions: vec![3; n_rows], slices, ..Batch::default() };
             let mut all = Vec::new();
             for round in 0..4 {
-                // What is recorded reads what is there when it is begun.
+                // A record reads what its buffers hold when it is replayed.
                 fast.write(&mut x, 0, &numbers::Rng(round % 2).floats(n_rows * 64));
                 fast.begin(&batch.pass());
                 let mut work = || -> Result<(), Error> {
@@ -158,7 +158,7 @@ fn operations_are_the_cpus_but_for_bf16() {
     });
 }
 
-/// `n_rows` sequences of which each is at this position.
+/// `n_rows` sequences, each decoding at this position.
 fn decoding(n_rows: u32, position: u32) -> Batch {
     let n_blocks = position / types::BLOCK_TOKENS + 1;
     let rows = 0..n_rows;
@@ -176,7 +176,7 @@ fn decoding(n_rows: u32, position: u32) -> Batch {
 
 #[test]
 fn graphs_take_what_nobody_else_is_promised_and_no_more() {
-    // A sixty-fourth: two MiB, and a graph takes 65 KiB.
+    // A sixty-fourth of it is two MiB, and a graph takes 65 KiB.
     on_fake_cuda("graphs_take_what_nobody_else_is_promised_and_no_more", &[("FAKE_CUDA_MIB", "128")], || {
         let cuda = Cuda::open(&config(None)).unwrap();
         cuda.batches(BatchLimits { rows_max: 128, context: 8192, n_groups: 1 }).unwrap();
@@ -232,10 +232,10 @@ fn what_waits_for_the_device_is_not_recorded() {
             cuda.settle().unwrap();
             (is_repeated, said(&cuda, &to))
         };
-        // What waits is done plainly each time, and nothing else suffers.
+        // Work that waits runs plainly each time, and nothing else suffers.
         assert_eq!([1.0, 2.0, 3.0].map(|n| pass(n, true)), [(false, -1.0), (false, -2.0), (false, -3.0)]);
         cuda.forget();
-        // The second time is the first from a record, which reads what is there by then.
+        // The second call is the first from a record, which reads its buffers at that time.
         assert_eq!([4.0, 5.0, 6.0].map(|n| pass(n, false)), [(false, 4.0), (true, 5.0), (true, 6.0)]);
         let Repeats { recorded, replayed, plain, refused, .. } = cuda.repeats();
         assert_eq!((recorded, replayed, plain, refused), (1, 2, 4, 1));
@@ -255,13 +255,13 @@ fn compiled_kernels_are_kept_and_what_is_broken_is_made_anew() {
         };
         let (first, contents) = (files(), std::fs::read(&files()[0]).unwrap());
         assert_eq!(first.len(), made.len());
-        // A planted cubin with its checksum is what is read, so nothing was compiled.
+        // A planted cubin with the right checksum is loaded, so nothing was compiled.
         let planted = b"planted".to_vec();
         for file in &first {
             std::fs::write(file, [blake3::hash(&planted).as_bytes(), &planted[..]].concat()).unwrap();
         }
         assert!(compile(here, Some(&folder)).unwrap().iter().all(|cubin| *cubin == planted));
-        // Cut short, changed, and empty.
+        // Truncated, changed and empty.
         std::fs::write(&first[0], &contents[..contents.len() - 1]).unwrap();
         std::fs::write(&first[1], [&[1u8; 32][..], b"planted"].concat()).unwrap();
         std::fs::write(&first[2], b"").unwrap();
@@ -317,7 +317,7 @@ fn only_columns_are_copied_as_columns() {
         side(&to, 4);
         cuda.settle().unwrap();
     });
-    // The first process alone has a trace to look at; the other one wrote it.
+    // Only the first process reads a trace; the other one wrote it.
     if let Ok(told) = std::fs::read_to_string(&trace) {
         std::fs::remove_file(&trace).unwrap();
         assert_eq!(told.lines().filter(|line| *line == "columns").count(), 1, "{told}");

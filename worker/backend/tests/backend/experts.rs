@@ -1,4 +1,4 @@
-//! Mixtures of experts: against a dense reference, in any company, and cut over ranks, bit for bit.
+//! Mixtures of experts against a dense reference: in any batch, and cut over ranks, bit for bit.
 
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Routes};
@@ -56,7 +56,7 @@ impl Case {
         self.planes(cpu, 0..self.routing.n_experts).1
     }
 
-    /// Each row through each of its experts, in f64.
+    /// Each row's weighted sum over its experts, in f64.
     fn dense(&self) -> Vec<f64> {
         let rows = self.x.chunks(HIDDEN).zip(self.scores.chunks(self.routing.n_experts));
         rows.flat_map(|(x, scores)| self.dense_row(x, scores)).collect()

@@ -1,4 +1,4 @@
-//! Products: every path gives the bits of the plain one, whatever stands beside a row and whoever owns which leaves.
+//! Products: every path gives the bits of the plain one, whatever else is in the batch and whichever rank owns a leaf.
 
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized};
 use backend::cpu::{Cpu, Isa};
@@ -18,7 +18,7 @@ fn product(cpu: &Cpu, parts: &[&File], x: &[f32], n_rows: usize) -> Vec<f32> {
     all(cpu, &out, n_rows)
 }
 
-/// What meets an int8 weight: each block of 32 rounded to 127 steps of its largest magnitude.
+/// The activations as an int8 weight sees them: each block of 32 rounded to 127 steps of its largest magnitude.
 fn rounded(x: &[f32]) -> Vec<f64> {
     let block = |block: &[f32]| {
         let largest = block.iter().fold(0f32, |m, x| m.max(x.abs()));

@@ -1,4 +1,4 @@
-//! What happens row by row: every path gives the bits of the plain one.
+//! Operations on each row alone: every path gives the bits of the plain one.
 
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Buffer, Cpu, Isa};

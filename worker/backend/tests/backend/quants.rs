@@ -6,7 +6,7 @@ use types::{Activations, Dtype, Scales};
 
 const N: usize = 512;
 
-/// In the order of the file that `make_quants.py` wrote.
+/// The types in the order of the file that `make_quants.py` wrote.
 const WRITTEN: [Dtype; 12] = [
     Dtype::Q4_0,
     Dtype::Q4_1,
@@ -22,7 +22,7 @@ const WRITTEN: [Dtype; 12] = [
     Dtype::MXFP4,
 ];
 
-/// A zero may have lost its sign: adding zero makes all zeros alike.
+/// Adding zero removes the sign of a zero.
 fn without_signs_of_zero(numbers: impl IntoIterator<Item = f32>) -> Vec<f32> {
     numbers.into_iter().map(|number| number + 0.0).collect()
 }
@@ -66,7 +66,7 @@ fn columns_may_be_cut_inside_a_block() {
     }
 }
 
-/// The formula of the format: a sign, four bits of exponent, three of fraction, and one number that is none.
+/// The formula of E4M3: a sign, four bits of exponent, three of fraction, and one NaN.
 fn eight_bits(bits: u8) -> f32 {
     let (exponent, fraction) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));
     let size = match exponent {

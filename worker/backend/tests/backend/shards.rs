@@ -1,5 +1,5 @@
-//! What a rank's share of a model asks of the operations: tables that begin in the middle, sums that are added apart
-//! from a norm, biases, and matrices, heads and leaves of which there are none.
+//! Operations on a rank's share of a model: tables that begin in the middle, sums added apart from a norm, biases, and
+//! empty matrices, heads and leaves.
 
 use crate::numbers::{File, Rng, all, assert_bits, cpus, filled};
 use backend::{Attention, AttentionCall, Batch, Heads, KvSpec, Linear, Memory, Pointwise, RopeStyle};

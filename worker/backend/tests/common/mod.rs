@@ -1,4 +1,4 @@
-//! Random tensors, and every way to compute on this machine.
+//! Random tensors, and every way of computing on this machine.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use backend::cpu::{Buffer, Cpu, CpuConfig, Isa};
@@ -21,7 +21,7 @@ impl Rng {
         (self.next() % n as u64) as usize
     }
 
-    /// In [-1, 1).
+    /// A number in [-1, 1).
     pub fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
@@ -31,25 +31,24 @@ impl Rng {
     }
 }
 
-/// Whether int8 meets it, if it meets anything.
+/// Whether a weight of this type is multiplied by int8 activations, if the policy quantizes any.
 pub fn is_quantized(dtype: Dtype) -> bool {
     dtype.block() > 1 && dtype != Dtype::F8E4M3
 }
 
-/// The bytes of a file, and what they stand for.
+/// The bytes of a file, and the numbers that they stand for.
 pub struct File {
     pub dtype: Dtype,
     pub rows: usize,
     pub k: usize,
     pub bytes: Vec<u8>,
-    /// Of numbers of eight bits: f32, and how many rows and columns share one.
+    /// Scales of E4M3 numbers: f32, and how many rows and columns share one.
     pub scales: Option<(Vec<u8>, [usize; 2])>,
     pub values: Vec<f32>,
 }
 
 impl File {
-    /// What a file of these bytes stands for is read back through an embedding, whose numbers `quants.rs` holds
-    /// against another reader's.
+    /// The numbers are read back through an embedding, which `quants.rs` checks against another reader.
     pub fn random(rng: &mut Rng, dtype: Dtype, rows: usize, k: usize) -> File {
         let mut bytes = Vec::new();
         for _ in 0..rows * k / dtype.block() {
@@ -59,7 +58,7 @@ impl File {
         File::scaled(rng, dtype, [rows, k], bytes, block)
     }
 
-    /// Numbers of eight bits with a scale for each block of so many rows and columns.
+    /// E4M3 numbers with a scale for each block of `block` rows and columns.
     pub fn in_eight_bits(rng: &mut Rng, rows: usize, k: usize, block: [usize; 2]) -> File {
         let bytes = (0..rows * k / 32).flat_map(|_| random_block(rng, Dtype::F8E4M3)).collect();
         File::scaled(rng, Dtype::F8E4M3, [rows, k], bytes, block)
@@ -80,10 +79,10 @@ impl File {
     }
 }
 
-/// Of numbers of eight bits.
+/// Scales for a matrix of E4M3 numbers.
 pub fn scales(rng: &mut Rng, dtype: Dtype, [rows, k]: [usize; 2], block: [usize; 2]) -> Option<(Vec<u8>, [usize; 2])> {
     let n_scales = rows.div_ceil(block[0]) * k.div_ceil(block[1]);
-    // The largest number is 448.
+    // The largest E4M3 number is 448.
     let scale = |_| ((0.5 + rng.unit().abs()) / 448.0).to_le_bytes();
     (dtype == Dtype::F8E4M3).then(|| ((0..n_scales).flat_map(scale).collect(), block))
 }
@@ -100,7 +99,7 @@ pub fn random_block(rng: &mut Rng, dtype: Dtype) -> Vec<u8> {
         return (0..32).map(|_| (rng.below(0x7f) | rng.below(2) << 7) as u8).collect();
     }
     let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| rng.next() as u8).collect();
-    // Where its scale stands, where its minimum, and how large a scale makes numbers near one.
+    // The offsets of its scale and its minimum, and a scale that makes numbers near one.
     let (scale_at, minimum_at, size) = match dtype {
         Dtype::Q4_0 | Dtype::Q5_0 => (0, None, 0.1),
         Dtype::Q4_1 | Dtype::Q5_1 => (0, Some((2, 1.0)), 0.1),
@@ -135,7 +134,7 @@ pub fn cpu(isa: Isa, threads: usize, activations: Activations) -> Cpu {
     Cpu::new(CpuConfig { threads, activations, isa, spin: true }).unwrap()
 }
 
-/// The reference first.
+/// Every instruction set with several thread counts; the reference first.
 pub fn cpus(activations: Activations) -> Vec<(String, Cpu)> {
     [(Isa::Plain, 1), (Isa::Plain, 2), (Isa::Avx2, 1), (Isa::Avx2, 3), (Isa::Avx512, 1), (Isa::Avx512, 2)]
         .into_iter()

@@ -1,5 +1,5 @@
-//! A driver and a compiler of CUDA for machines without a GPU, built for a test and found by it as the real ones are:
-//! the host's code does not know the difference. The kernels run on the emulator.
+//! A fake CUDA driver and compiler for machines without a GPU, built for a test, which finds them like the real ones:
+//! host code cannot tell the difference. Kernels run on the emulator.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::fs::{self, File};
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Says to the process that it runs over the fake driver.
+/// Set in the process that runs over the fake driver.
 const MARK: &str = "LOCKSTEP_TEST_FAKE_CUDA";
 
-/// Beside the driver, each of one source.
+/// The libraries beside the driver, each built from one source.
 const LIBRARIES: [(&str, &str); 4] = [
     ("nvrtc.cpp", "libnvrtc.so.13"),
     ("nvrtc.cpp", "libnvrtc.so.12"),
@@ -19,7 +19,7 @@ const LIBRARIES: [(&str, &str); 4] = [
 ];
 
 /// Runs `body` in a process of its own, which is this test again and finds the fake driver; `test` is the test's own
-/// name. Environment variables turn the driver's screws.
+/// name. `screws` are environment variables that control the driver.
 pub fn on_fake_cuda<Body: FnOnce()>(test: &str, screws: &[(&str, &str)], body: Body) {
     if std::env::var_os(MARK).is_some() {
         return body();
@@ -33,7 +33,7 @@ pub fn on_fake_cuda<Body: FnOnce()>(test: &str, screws: &[(&str, &str)], body: B
     assert!(told[0].contains("1 passed"), "no test is called {test}:\n{}", told[0]);
 }
 
-/// The name that the harness knows a test by: with the module of the closure that is its body, and without the crate.
+/// The test's name as the harness knows it: with the module of its body's closure, without the crate.
 fn in_its_module<Body>(test: &str) -> String {
     let body = std::any::type_name::<Body>();
     let function = body.split(['<', '{']).next().unwrap_or(body).trim_end_matches(':');
@@ -46,14 +46,14 @@ pub fn is_inside() -> bool {
     std::env::var_os(MARK).is_some()
 }
 
-/// Where `libcuda.so` and the other libraries are, made once from the sources as they are now.
+/// The folder of `libcuda.so` and the other libraries, built once from the current sources.
 pub fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(build)
 }
 
 fn backend() -> PathBuf {
-    // Of whichever crate's test this is a part: all of them lie in one repository.
+    // Whichever crate this test belongs to, all crates are in one repository.
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = own.ancestors().find(|folder| folder.join("worker/backend/tests/fake_cuda").exists());
     root.expect("tests run from their repository").join("worker/backend")
@@ -66,7 +66,7 @@ fn build() -> PathBuf {
     sources.sort();
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_cuda");
     fs::create_dir_all(&target).unwrap();
-    // Several tests may want it at once; the first builds it. Released with the file.
+    // Several tests may want it at once; the first one builds it. The lock is released with the file.
     let lock = File::create(target.join("lock")).unwrap();
     lock.lock().unwrap();
     let made = target.join(digest(&sources));
@@ -89,7 +89,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()).collect()
 }
 
-/// FNV-1a over names and contents: another source is another folder.
+/// FNV-1a over names and contents: other sources get another folder.
 fn digest(sources: &[PathBuf]) -> String {
     let mut state = 0xcbf2_9ce4_8422_2325u64;
     for path in sources {

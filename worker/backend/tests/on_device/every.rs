@@ -1,5 +1,5 @@
-//! Every kernel that there is, with as few numbers as show it: each kind of weight for each number of rows, each width
-//! of a head on each way of attending, and what no model's pass shows by itself.
+//! Every kernel, with as few numbers as suffice: each kind of weight for each number of rows, each width of a head on
+//! each way of attending, and operations that no model's pass covers.
 
 use super::{Attended, Check, EXACT, Mixture, Operation, Product, ROUNDED, apart, filled, read, same_bits};
 use crate::numbers::{File, Rng, cpu};
@@ -9,16 +9,16 @@ use backend::{Batch, Device, Draw, Heads, Memory, PassSlice, Pointwise, Sample};
 use types::leaves::sum_runs;
 use types::{Activations, Dtype, KvDtype, Mode, Sampling, Want};
 
-/// One of each kind that weights have on the device.
+/// One of each kind of weight on the device.
 pub const TYPES: [Dtype; 6] = [Dtype::BF16, Dtype::Q8_0, Dtype::Q6K, Dtype::Q4_0, Dtype::Q3K, Dtype::F8E4M3];
-/// Of heads.
+/// Widths of heads.
 pub const WIDTHS: [usize; 8] = [32, 64, 96, 128, 160, 192, 224, 256];
-/// For each kernel of few rows, and the one of many.
+/// Row counts for each kernel of few rows, and one for the kernel of many.
 const ROWS: [usize; 4] = [5, 13, 29, 40];
-/// Of the widest blocks.
+/// As long as the widest blocks.
 const K: usize = 256;
 
-/// Rows of a table, looked up.
+/// Rows looked up in a table.
 struct Embedded {
     file: File,
 }
@@ -74,7 +74,7 @@ fn reference() -> Cpu {
     cpu(Isa::detect(), 1, Activations::F32)
 }
 
-/// All that has weights of a type. Under `fast` what is of many rows is the library's.
+/// All operations with weights of this type. Under `fast` products of many rows are the library's.
 pub fn of_type(device: &Cuda, dtype: Dtype, seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), reference());
     let rows = if device.mode() == Mode::Fast { &ROWS[..3] } else { &ROWS };
@@ -96,14 +96,14 @@ pub fn of_width(device: &Cuda, head_dim: usize, seed: u64) -> Vec<Check> {
     [of(20), of(258)].map(|attended| attended.check(device, KvDtype::Bf16, &reference, rng)).into()
 }
 
-/// What no model's pass shows by itself.
+/// Operations that no model's pass covers.
 pub fn rest(device: &Cuda, seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), reference());
     let normed = NormedHeads(Heads::whole(4, 2, 64, 1.0)).check(device, &reference, rng, 5);
     vec![normed, widened(device, rng), folded(device, rng), taken(device, rng)]
 }
 
-/// bf16 become f32 where they stand.
+/// Rows of bf16 are widened to f32 in place.
 fn widened(device: &Cuda, rng: &mut Rng) -> Check {
     const N_ROWS: usize = 6;
     let x = filled(device, N_ROWS, &rng.floats(N_ROWS * 70));
@@ -116,7 +116,7 @@ fn widened(device: &Cuda, rng: &mut Rng) -> Check {
     Check { name: "rows that are widened".into(), apart, limit: EXACT, same_bits }
 }
 
-/// The sum of planes by the tree.
+/// Planes summed by the tree.
 fn folded(device: &Cuda, rng: &mut Rng) -> Check {
     const N: usize = 300;
     const MERGES: [u8; 5] = [0, 1, 0, 2, 0];
@@ -134,7 +134,7 @@ fn folded(device: &Cuda, rng: &mut Rng) -> Check {
     Check { name: "planes that are folded".into(), apart, limit: EXACT, same_bits }
 }
 
-/// Tokens that the device has drawn are those of its next pass, and the host has not told it.
+/// Tokens drawn on the device enter its next pass without the host.
 fn taken(device: &Cuda, rng: &mut Rng) -> Check {
     const N_VOCAB: usize = 50;
     let table = device.matrix(&[File::random(rng, Dtype::BF16, N_VOCAB, 64).stored()]).unwrap();
@@ -158,7 +158,7 @@ fn taken(device: &Cuda, rng: &mut Rng) -> Check {
     Check { name: "tokens that the device has drawn".into(), apart, limit: EXACT, same_bits }
 }
 
-/// Whether few rows have one order under `fast` too.
+/// Whether products of few rows have one order under `fast` too.
 pub fn few_rows(fast: &Cuda, lockstep: &Cuda) -> Check {
     let of = |cuda: &Cuda| super::product_of(cuda, 64, 512, 32);
     let same_bits = of(fast) == of(lockstep);

@@ -1,5 +1,5 @@
-//! A device's operations beside the CPU's, on fresh random numbers: how far they are apart, and whether a row's bits
-//! know its neighbours. For tests over the fake driver, and for a real one.
+//! A device's operations beside the CPU's, on random numbers: how far apart they are, and whether a row's bits depend
+//! on its neighbours. For tests over the fake driver, and on a real device.
 
 #[allow(dead_code, reason = "each test binary uses a part of it")]
 pub mod every;
@@ -15,29 +15,29 @@ use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Sampling, Wa
 /// One comparison.
 pub struct Check {
     pub name: String,
-    /// Of the largest number.
+    /// The largest difference relative to the largest number.
     pub apart: f32,
     pub limit: f32,
-    /// Alone and among others.
+    /// Whether rows have the same bits alone and among others.
     pub same_bits: bool,
 }
 
 impl Check {
     pub fn is_good(&self) -> bool {
-        // What is no number is not below a limit.
+        // A NaN is not below a limit.
         self.apart <= self.limit && self.same_bits
     }
 }
 
-/// Weights and inputs are rounded to bf16.
+/// Limit where weights and inputs are rounded to bf16.
 const PRODUCT: f32 = 1.5e-2;
-/// Inputs are rounded to eight bits.
+/// Limit where inputs are rounded to eight bits.
 const EIGHT_BITS: f32 = 6e-2;
-/// The output is.
+/// Limit where the output is rounded to bf16.
 const ROUNDED: f32 = 4e-3;
 const EXACT: f32 = 0.0;
 
-/// Largest difference over the largest number; not a number if any is none.
+/// The largest difference over the largest number; NaN if any number is NaN.
 fn apart(got: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(got.len(), expected.len(), "as many numbers");
     let largest = expected.iter().fold(1e-20f32, |largest, x| largest.max(x.abs()));
@@ -65,11 +65,11 @@ fn read<D: Device>(device: &D, buffer: &D::Buffer, rows: usize) -> Vec<f32> {
     out
 }
 
-/// Something that makes rows of rows, on any device.
+/// An operation on rows, on any device.
 trait Operation {
     fn name(&self) -> String;
     fn limit(&self) -> f32;
-    /// Of the input.
+    /// Columns of the input.
     fn cols(&self) -> usize;
     fn run<D: Device>(&self, device: &D, x: &[f32], n_rows: usize) -> Vec<f32>;
 
@@ -113,7 +113,7 @@ impl Operation for Product {
     }
 }
 
-/// Products under `fast` beside the CPU's: what is asked for twice has the same bits.
+/// Products under `fast` beside the CPU's; a repeated product has the same bits.
 pub fn fast_checks<D: Device>(device: &D, rows: &[usize], seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), cpu(Isa::detect(), 1, Activations::F32));
     let shapes = [(Dtype::BF16, 96, 160), (Dtype::F32, 33, 256), (Dtype::F16, 130, 32)];
@@ -125,7 +125,7 @@ pub fn fast_checks<D: Device>(device: &D, rows: &[usize], seed: u64) -> Vec<Chec
         checks.push(fast_check(&Leafed { file }, device, &reference, rng, n_rows));
     }
     // A scale for each row, one for all, an odd number of rows, and a scale for each block: with more and with fewer
-    // rows than are worth widening weights for.
+    // rows than make widening the weights worthwhile.
     let many: Vec<usize> = rows.iter().copied().chain([530]).collect();
     for (n_out, k, block) in [(96, 160, [1, 160]), (112, 64, [112, 64]), (33, 96, [1, 96]), (48, 352, [16, 128])] {
         for n_rows in if n_out > 50 { rows } else { &many[..] } {
@@ -159,7 +159,7 @@ pub fn product_of<D: Device>(device: &D, n_out: usize, k: usize, n_rows: usize) 
     Product { file }.run(device, &x, n_rows).into_iter().map(f32::to_bits).collect()
 }
 
-/// Planes of two ranks, put together by the tree.
+/// Planes of two ranks, summed by the tree.
 struct Leafed {
     file: File,
 }
@@ -306,7 +306,7 @@ impl Operation for Mixture {
 
     fn run<D: Device>(&self, device: &D, x: &[f32], n_rows: usize) -> Vec<f32> {
         let (hidden, inner) = (self.gate_up[0].k, self.down[0].k);
-        // Scores that no rounding can reorder.
+        // Scores so far apart that no rounding reorders them.
         let scores: Vec<f32> = x.chunks_exact(hidden).flat_map(|x| x[..self.routing.n_experts].to_vec()).collect();
         let scores = filled(device, n_rows, &scores);
         let mut routes = device.routes(n_rows, hidden, inner, self.routing).unwrap();
@@ -323,11 +323,11 @@ impl Operation for Mixture {
     }
 }
 
-/// Sequences of one layer, attended as they are and one by one.
+/// Sequences of one layer, attended together and one by one.
 struct Attended {
     heads: Heads,
     lengths: Vec<usize>,
-    /// Rows that are computed now, of each; what is before has been stored by an earlier pass.
+    /// Rows of each sequence computed now; earlier ones were stored by an earlier pass.
     n_new: usize,
 }
 
@@ -361,7 +361,7 @@ impl Attended {
 
     fn pass<D: Device>(&self, device: &D, kv: &mut D::Kv, rope: &D::Rope, batch: &Batch, numbers: &[f32]) -> Vec<f32> {
         let (n_rows, cols) = (batch.n_rows(), self.heads.qkv_cols());
-        // By sequence and position, whatever the pass: a sequence is told by its first block.
+        // By sequence and position, whatever the pass: the first block identifies a sequence.
         let rows = batch.slices.iter().enumerate().flat_map(|(i, slice)| {
             let seed = batch.tables[0].of(i)[0].0 as usize * 131;
             batch.positions[slice.rows.start as usize..slice.rows.end as usize]
@@ -458,7 +458,7 @@ fn cleared<D: Device>(device: &D, dtype: KvDtype, rng: &mut Rng) -> Check {
     };
     let is_zero = |block: &[u8]| block.iter().all(|byte| *byte == 0);
     let before = read(&kv);
-    // A written one alone, and two side by side.
+    // One written block alone, and two neighbours.
     let blocks = [BlockId(51), BlockId(57), BlockId(58)];
     device.clear(&mut kv, &blocks);
     let after = read(&kv);
@@ -482,7 +482,7 @@ fn draws<D: Device>(device: &D, reference: &Cpu, rng: &mut Rng, [n_rows, n_vocab
         top_k: [0, 0, 0, 7, 20][i as usize % 5],
         top_p: [1.0, 1.0, 1.0, 0.7][i as usize % 4],
         seed: i * 77 + 5,
-        // More than the drawn token is the processor's to tell, with or without a filter.
+        // Logprobs make the host answer, with or without a filter.
         logprobs: [None, Some(0), Some(1), None][i as usize % 4],
         ..Sampling::default()
     };
@@ -501,7 +501,7 @@ fn draws<D: Device>(device: &D, reference: &Cpu, rng: &mut Rng, [n_rows, n_vocab
     Check { name: format!("draws from {n_rows} rows of {n_vocab}"), apart: 0.0, limit: EXACT, same_bits }
 }
 
-/// All of them. `n_rows` are what products are tried with.
+/// All checks. `n_rows` are the row counts for products.
 pub fn checks<D: Device>(device: &D, dtype: KvDtype, n_rows: &[usize], seed: u64) -> Vec<Check> {
     let (mut rng, reference) = (Rng(seed), cpu(Isa::detect(), 1, Activations::F32));
     let rng = &mut rng;

@@ -1,5 +1,5 @@
-//! Operations in the shapes that models have, beside the CPU's, and with the same bits in every batch: products,
-//! attention far along, mixtures, rows, draws. `SMALL` has the same in the sizes of an emulator.
+//! Operations in the shapes of real models, beside the CPU's, and with the same bits in every batch: products,
+//! attention over long contexts, mixtures, rows, draws. `SMALL` has the same in sizes for an emulator.
 
 use super::{Check, Mixture, Operation, PRODUCT, Row, Rows, apart, draws, filled, read, same_bits};
 use crate::numbers::{File, Rng, cpu, random_block};
@@ -9,29 +9,29 @@ use std::ops::Range;
 use types::cache::blocks_for;
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Want};
 
-/// How large all of it is.
+/// The sizes of all shapes.
 #[derive(Clone, Copy)]
 pub struct Sizes {
     pub hidden: usize,
     pub inner: usize,
-    /// Columns of K, and of V.
+    /// Columns of K, which are also those of V.
     pub kv: usize,
     pub vocab: usize,
-    /// Batches, the largest last.
+    /// Batch sizes, the largest last.
     pub rows: &'static [usize],
-    /// Query heads, KV heads and what is in one.
+    /// Query heads, KV heads and head dimension.
     pub heads: &'static [[usize; 3]],
-    /// Positions before what is computed.
+    /// Positions stored before those that are computed.
     pub context: usize,
-    /// Of a prompt, computed at once.
+    /// Positions of a prompt computed at once.
     pub chunk: usize,
-    /// Sequences that go on together.
+    /// Sequences that decode together.
     pub company: usize,
-    /// Hidden, inner, experts, and how many of them a row meets.
+    /// Hidden, inner, experts, and how many of them a row uses.
     pub experts: [usize; 4],
 }
 
-/// Llama-3.1-8B's, with heads of others too, and Qwen3-30B-A3B's experts, a quarter of them.
+/// Llama-3.1-8B's shapes, with heads of other models too, and a quarter of Qwen3-30B-A3B's experts.
 pub const REAL: Sizes = Sizes {
     hidden: 4096,
     inner: 14_336,
@@ -57,7 +57,7 @@ pub const SMALL: Sizes = Sizes {
     experts: [64, 32, 6, 2],
 };
 
-/// A matrix of many numbers, quickly: a prime number of random blocks, again and again.
+/// A large matrix, made quickly: a prime number of random blocks, repeated.
 pub fn wide(rng: &mut Rng, dtype: Dtype, rows: usize, k: usize) -> File {
     const POOL: usize = 65_537;
     let n_blocks = rows * k / dtype.block();
@@ -118,7 +118,7 @@ impl Wide {
 pub fn products<D: Device>(device: &D, sizes: &Sizes, dtype: Dtype, seed: u64) -> Vec<Check> {
     let Sizes { hidden, inner, kv, .. } = *sizes;
     let (rng, reference) = (&mut Rng(seed), reference());
-    // Blocks are as wide as they are.
+    // K is rounded up to whole blocks.
     let k = |k: usize| k.next_multiple_of(dtype.block());
     let shapes = [
         ("Q, K and V", hidden + 2 * kv, k(hidden), false),
@@ -132,14 +132,14 @@ pub fn products<D: Device>(device: &D, sizes: &Sizes, dtype: Dtype, seed: u64) -
     shapes.into_iter().map(check).collect()
 }
 
-/// The product with the vocabulary.
+/// The product with the vocabulary's matrix.
 pub fn head<D: Device>(device: &D, sizes: &Sizes, seed: u64) -> Check {
     let (rng, few) = (&mut Rng(seed), &sizes.rows[..sizes.rows.len() - 1]);
     let file = wide(rng, Dtype::BF16, sizes.vocab, sizes.hidden);
     Wide { name: "head", file, is_cut: false }.check(device, &reference(), rng, few)
 }
 
-/// What happens to rows by themselves, and draws.
+/// Operations on each row alone, and draws.
 pub fn rows<D: Device>(device: &D, sizes: &Sizes, seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), reference());
     let n_rows = sizes.rows.last().copied().unwrap_or(1);
@@ -171,16 +171,16 @@ pub fn experts<D: Device>(device: &D, sizes: &Sizes, seed: u64) -> Vec<Check> {
     [Dtype::BF16, Dtype::Q4_0].into_iter().map(check).collect()
 }
 
-/// Sequences far along, of one layer: what is before is stored, and what is new is attended.
+/// Sequences with long contexts, in one layer: earlier positions are stored, new ones attended.
 struct Far {
     heads: Heads,
     lengths: Vec<usize>,
     n_new: usize,
-    /// Which are attended alone, too.
+    /// The sequences that are attended alone as well.
     alone: Vec<usize>,
 }
 
-/// Rows that are stored at once.
+/// Rows stored in one pass.
 const STORED_ROWS: usize = 1024;
 
 impl Far {
@@ -194,7 +194,7 @@ impl Far {
         sequences.iter().map(|length| blocks_for(*length as u32) as usize).sum()
     }
 
-    /// Blocks of a sequence lie in descending order, behind those of the sequences after it.
+    /// A sequence's blocks are in descending order, after those of the sequences that follow it.
     fn batch(&self, ranges: &[(usize, Range<usize>)]) -> Batch {
         let mut batch = Batch { tables: vec![BlockTables::default()], ..Batch::default() };
         let n_blocks = self.n_blocks(&self.lengths);
@@ -212,7 +212,7 @@ impl Far {
         batch
     }
 
-    /// By sequence and position, whatever the pass.
+    /// Rows by sequence and position, whatever the pass.
     fn qkv<D: Device>(&self, device: &D, ranges: &[(usize, Range<usize>)], numbers: &[f32]) -> D::Buffer {
         let (cols, n_rows) = (self.heads.qkv_cols(), ranges.iter().map(|(_, range)| range.len()).sum());
         let mut qkv = Vec::with_capacity(n_rows * cols);
@@ -287,7 +287,7 @@ impl Far {
     }
 }
 
-/// Attention: few far along, many that go on together, and a chunk of a long prompt.
+/// Attention: a few long sequences, many that decode together, and a chunk of a long prompt.
 pub fn attention<D: Device>(device: &D, sizes: &Sizes, [n_heads, n_kv_heads, head_dim]: [usize; 3]) -> Vec<Check> {
     let Sizes { context, chunk, company, .. } = *sizes;
     let heads = Heads::whole(n_heads, n_kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt());

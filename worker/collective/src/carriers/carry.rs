@@ -1,4 +1,4 @@
-//! What a carrier is, and what it is told when it is chosen. Knows none of them.
+//! The trait of carriers, and what they are told when they are chosen. Knows none of them.
 
 use crate::error::Result;
 use crate::mesh::Mesh;
@@ -7,11 +7,11 @@ use crate::transfer::OwnerOf;
 use backend::Memory;
 use std::fmt;
 
-/// Carries numbers between the memory of a rank's device and that of its peers. What it does not carry it leaves to the
-/// carrier below it, in itself; at the bottom is the host, which carries everything. `Ranks` says what each operation
-/// does. An operation may only be begun when it returns: whoever reads asks `settle`.
+/// Carries numbers between the memory of a rank's device and that of its peers. A carrier owns the one below it and
+/// leaves to it what it does not carry itself; the lowest is the host's, which carries everything. `Ranks` documents
+/// the operations. An operation may only be enqueued when it returns: `settle` is called before results are used.
 pub trait Carry<D: Memory>: fmt::Debug + Send {
-    /// Of several ranks; this rank's planes are those of the plan.
+    /// Only called with several ranks; this rank's planes are those of the plan.
     fn sum_leaves(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: Sum<'_>) -> Result<()>;
 
     fn share_rows(
@@ -33,10 +33,10 @@ pub trait Carry<D: Memory>: fmt::Debug + Send {
         n_rows: usize,
     ) -> Result<()>;
 
-    /// There is a next stage.
+    /// Only called where there is a next stage.
     fn send_rows(&mut self, mesh: &mut Mesh, device: &D, buffer: &D::Buffer, n_rows: usize) -> Result<()>;
 
-    /// There is a stage before.
+    /// Only called where there is a previous stage.
     fn recv_rows(&mut self, mesh: &mut Mesh, device: &D, buffer: &mut D::Buffer, n_rows: usize) -> Result<()>;
 
     fn settle(&mut self, _mesh: &mut Mesh) -> Result<()> {
@@ -51,19 +51,19 @@ pub trait Carry<D: Memory>: fmt::Debug + Send {
         Ok(())
     }
 
-    /// Whether it, or one below it, is of this kind.
+    /// Whether this carrier, or one below it, is of this kind.
     fn has(&self, choice: CarrierChoice) -> bool;
 
-    /// Before the peers hear that this rank leaves in good order: what was begun comes to its end, if it does so soon.
+    /// Called before the peers hear that this rank leaves in good order: work in progress may end, if it does so soon.
     fn finish(&mut self) {}
 
-    /// After they have heard. Without it, whatever still waits is broken off when this is dropped.
+    /// Called after the peers have heard. Without it, whatever still waits is broken off on drop.
     fn leave(&mut self) {}
 }
 
-/// Leaves the mesh and what carries for it: in good order, unless this rank's part has ended before.
+/// Leaves the mesh and its carrier: in good order, unless this rank has already failed.
 pub fn leave<D: Memory>(mesh: &mut Mesh, carrier: &mut dyn Carry<D>) {
-    // In either way the peers hear of it before communicators end, which may take long.
+    // In both cases the peers are told before communicators end, which may take long.
     if mesh.is_ended() || std::thread::panicking() {
         return mesh.leave();
     }
@@ -72,42 +72,42 @@ pub fn leave<D: Memory>(mesh: &mut Mesh, carrier: &mut dyn Carry<D>) {
     carrier.leave();
 }
 
-/// What is to carry numbers between the ranks' devices.
+/// Which carrier moves numbers between the ranks' devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CarrierChoice {
-    /// NCCL where all who exchange have it, each with a device of its own; otherwise the host. Sums of ranks whose
-    /// devices reach each other's memory go over that: small ones, and without NCCL all.
+    /// NCCL where all ranks of the exchange have it, each with a device of its own; otherwise the host. Ranks whose
+    /// devices reach each other's memory sum over that: small sums only, or without NCCL all of them.
     #[default]
     Auto,
     /// The mesh, through the host.
     Host,
-    /// NCCL alone, or nothing. From 2.30 on ranks may share a device.
+    /// NCCL; an error where it cannot be used. From 2.30 on ranks may share a device.
     Nccl,
-    /// As `Auto`, but sums go over the devices' memory or nowhere, and ranks may share a device for that.
+    /// As `Auto`, but sums must go over the devices' memory; ranks may share a device for that.
     Ipc,
 }
 
-/// The largest exchanges: what memory is made for.
+/// The largest exchanges, for which memory is allocated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExchangeLimits {
     /// Rows of one pass.
     pub rows_max: usize,
     /// Columns of a row.
     pub hidden: usize,
-    /// Rows whose logits are wanted.
+    /// The most rows whose logits are wanted in one pass.
     pub outputs_max: usize,
     pub n_vocab: usize,
-    /// How many leaves the model's sums have.
+    /// The numbers of leaves that the model's sums have.
     pub n_leaves: Vec<u32>,
     pub chunks: ChunkLimits,
 }
 
-/// How what is large is cut, in numbers of 32 bits. Changes no bit of any sum, but all ranks must cut alike.
+/// Where large exchanges are cut, in numbers of 32 bits. Changes no bit of any sum, but all ranks must cut alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkLimits {
-    /// A rank's planes up to here are gathered whole, and every rank folds them: one message's latency instead of two.
+    /// Up to this size a rank's planes are gathered whole and every rank folds them: one message's latency, not two.
     pub small_max: usize,
-    /// Rows on their way at a time: so many numbers, or one row.
+    /// Numbers in flight at a time when rows are sent; at least one row.
     pub chunk_max: usize,
 }
 
@@ -118,7 +118,7 @@ impl Default for ChunkLimits {
 }
 
 impl ChunkLimits {
-    /// Rows of so many columns that go together.
+    /// How many rows of `n_cols` columns are sent together.
     pub(crate) fn rows_at_once(self, n_cols: usize) -> usize {
         (self.chunk_max / n_cols.max(1)).max(1)
     }

@@ -13,15 +13,15 @@ use backend::Memory;
 use std::ops::Range;
 use std::time::Instant;
 
-/// A rank's planes up to here travel whole, and every rank folds them: one message's latency instead of two.
+/// Up to this size a rank's planes travel whole and every rank folds them: one message's latency, not two.
 const SMALL_WORDS: usize = FRAME_WORDS_MAX;
 
-/// Memory that operations keep from step to step.
+/// Carries everything through the host. Its buffers are kept from step to step.
 #[derive(Debug)]
 pub struct HostCarrier {
-    /// This rank's planes, or the parts that it folds for all.
+    /// This rank's planes, or the columns of all planes that it folds for everybody.
     planes: Vec<f32>,
-    /// What was folded.
+    /// The folded result.
     sum: Vec<f32>,
     stack: Vec<f32>,
 }
@@ -105,7 +105,7 @@ impl<D: Memory> Carry<D> for HostCarrier {
 }
 
 impl HostCarrier {
-    /// Everybody has all planes and folds them, out of the memory where they arrived.
+    /// Every rank has all planes and folds them out of the memory in which they arrived.
     fn sum_small<D: Memory>(
         &mut self,
         mesh: &mut Mesh,
@@ -126,7 +126,7 @@ impl HostCarrier {
         mesh.exchange(FrameKind::Planes, tag_of(sum), NO_OWNERS, &mut own)?;
         self.fold_held(mesh, sum);
         device.write(planes, 0, &self.sum[..size]);
-        // Of others that had none, a later frame may be here already.
+        // A rank without planes sends none: the frame that is here may belong to a later operation.
         for tp in mesh.others().filter(|tp| sum.plan.n_planes(*tp) > 0) {
             mesh.release(mesh.in_stage(tp));
         }

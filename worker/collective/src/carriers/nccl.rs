@@ -1,13 +1,13 @@
-//! Ranks on GPUs exchange without the host, where NCCL is there for all of them: rows, planes and logits go from device
-//! to device in the order of the devices' streams. Who meets whom, tokens, and whose fault it was stay the mesh's.
+//! Ranks on GPUs exchange without the host where all of them have NCCL: rows, planes and logits go from device to
+//! device in stream order. The mesh still carries rendezvous, tokens and blame.
 //!
 //! ```text
 //! api       the functions of the library
 //! agree     which ranks have it, and what their communicators are called
-//! watchdog  communicators, what they still do, and the thread that ends them when nothing comes
+//! watchdog  communicators, their unfinished work, and the thread that ends them when nothing comes
 //! comms     communicators with their memory: one for the stage, one with each neighbouring stage
 //! stage     what goes on among the ranks of a stage: the host's operations, by the same tree
-//! meet      how ranks that have met come to their communicators, which have exchanged once before they are believed
+//! meet      creates communicators between ranks that have met, each of which exchanges once before it is used
 //! ops       the carrier: what goes over which communicator, and what is left to the host
 //! ```
 

@@ -1,11 +1,11 @@
-//! Ranks of a stage on one host whose devices reach each other's memory add without any library: each copies its planes
-//! to a buffer that the others see, and one kernel of each adds them by the leaves' tree (`backend::cuda`). Who meets
-//! whom, and whose fault it was, stay the mesh's.
+//! Sums between ranks of a stage on one host whose devices reach each other's memory, without any library: each rank
+//! copies its planes to a buffer that the others see, and one kernel per rank adds them by the leaves' tree
+//! (`backend::cuda`). The mesh still carries rendezvous and blame.
 //!
 //! ```text
-//! watchdog  the thread that ends what kernels wait for when nobody comes
+//! watchdog  the thread that ends the kernels' wait for a peer that does not come
 //! ops       the carrier: sums that fit one launch, and where there is no NCCL all others too, piece by piece
-//! meet      whether all of a stage can, and their buffers
+//! meet      whether all ranks of a stage can sum like this, and their buffers
 //! ```
 
 mod meet;

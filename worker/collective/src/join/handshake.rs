@@ -30,19 +30,19 @@ const HELLO: usize = 8 + 4 + EPOCH + 2 + 2 + 32;
 const GREETING: usize = 4 + EPOCH + 32;
 const EPOCH: usize = 12;
 const MAC: usize = 32;
-/// host, pid, pair's number and nonce, doorbell's number and nonce; all zero if none is offered.
+/// The dialer's offer: host, pid, the pair's number and nonce, the doorbell's number and nonce; zero if it offers none.
 const OFFER: usize = 4 + 32 + 4 + 2 * (4 + 32);
-/// Whether it was opened, pid, doorbell's number and nonce.
+/// The acceptor's answer: whether it could be opened, pid, the doorbell's number and nonce.
 const ANSWER: usize = 4 + 4 + 4 + 32;
 
-/// What the two sides of a connection need to settle.
+/// What each side of a connection needs for the handshake.
 pub struct Meeting<'a> {
     pub plan: &'a MeshPlan,
     pub offer: Option<&'a RegionExport>,
     pub stream: HandshakeStream<'a>,
 }
 
-/// A peer that has proved to be one, and what was settled.
+/// A peer that has proved its identity, and the link agreed upon.
 pub struct Met {
     stream: TcpStream,
     memory: Option<(Arc<Region>, usize, Arc<Region>)>,
@@ -62,7 +62,7 @@ impl Met {
     }
 }
 
-/// Random bytes that nobody has seen.
+/// Random bytes never used before.
 pub fn fresh() -> Result<Nonce> {
     let mut nonce = [0; 32];
     let flags = rustix::rand::GetRandomFlags::empty();
@@ -123,7 +123,7 @@ fn epoch_bytes(epoch: Epoch) -> [u8; EPOCH] {
     message(&[&epoch.incarnation.to_le_bytes(), &epoch.n.to_le_bytes()])
 }
 
-/// What a verdict says of `theirs`, who asked; 0 lets it in.
+/// The code that tells the dialer the verdict; 0 lets it in.
 fn verdict(refusal: Option<JoinRefusal>) -> u32 {
     match refusal {
         None => 0,
@@ -137,7 +137,7 @@ fn verdict(refusal: Option<JoinRefusal>) -> u32 {
     }
 }
 
-/// The same, read by who asked: to it, its own epoch is ours.
+/// Reads the verdict as the dialer: to it, its own epoch is `ours`.
 fn refusal(verdict: u32, ours: Epoch, theirs: Epoch) -> HandshakeResult<()> {
     Err(match verdict {
         0 => return Ok(()),
@@ -152,7 +152,7 @@ fn refusal(verdict: u32, ours: Epoch, theirs: Epoch) -> HandshakeResult<()> {
 }
 
 impl Meeting<'_> {
-    /// Who connected, if it is a peer; `take` gives it its place. A refusal names the place that it leaves empty.
+    /// Identifies the peer that connected; `take` gives it its slot. A refusal names the slot that it leaves empty.
     pub fn welcome(
         &mut self,
         take: impl Fn(Rank) -> HandshakeResult<()>,
@@ -181,12 +181,12 @@ impl Meeting<'_> {
         };
         let code = verdict(result.err()).to_le_bytes();
         let proof = session.mac("accept", &code);
-        // Who cannot be told hears nothing of the wire either, and fails there.
+        // If the verdict cannot be sent, the offer will not arrive either, and that fails.
         let _ = self.stream.send(&message::<{ 4 + MAC }>(&[&code, proof.as_bytes()]));
         result.map(|()| (rank, session))
     }
 
-    /// Who says hello, if it is one of those who may.
+    /// The rank that says hello, if it is one of those expected.
     fn judge(&self, hello: &[u8; HELLO]) -> HandshakeResult<Rank> {
         let mut fields = Fields(hello);
         let ours = self.plan.epoch;
@@ -224,7 +224,7 @@ impl Meeting<'_> {
         let answer = self.stream.receive::<{ 4 + MAC }>()?;
         let mut fields = Fields(&answer);
         let (code, proof) = (fields.take::<4>(), fields.take());
-        // A wrong secret is said before it can be proved.
+        // Read before the proof is checked: under a wrong secret there is no valid proof.
         refusal(u32::from_le_bytes(code), plan.epoch, theirs)?;
         match session.is_meant("accept", &code, proof) {
             true => self.offer_wire(rank, &session),
@@ -277,7 +277,7 @@ impl Meeting<'_> {
         self.met(regions.filter(|_| is_settled).map(|(pair, doorbell)| (Arc::new(pair), 1, Arc::new(doorbell))))
     }
 
-    /// The pair's region and the peer's doorbell, if it is on this host and they are what it says.
+    /// Opens the pair's region and the peer's doorbell, if the peer is on this host and both are what it says.
     fn open(&self, rank: Rank, offer: &[u8; OFFER]) -> Option<(Region, Region)> {
         self.offer?;
         let mut fields = Fields(offer);
@@ -308,7 +308,7 @@ impl Meeting<'_> {
     }
 }
 
-/// Which start of which machine this is, as far as others need to know.
+/// Identifies the machine's current boot, hashed: others need not know more.
 fn host() -> [u8; 32] {
     *blake3::hash(&boot_id()).as_bytes()
 }

@@ -1,13 +1,13 @@
-//! A handshake's side of a connection: fixed lengths, a deadline, and an ear for being called off.
+//! One side of a handshake's connection: fixed lengths, a deadline, and a check for cancellation.
 
 use crate::error::JoinRefusal;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// How often a silent connection is looked away from.
+/// How often a wait on a silent connection checks for cancellation.
 const LOOK: Duration = Duration::from_millis(10);
-/// What is said in a handshake fits any socket's buffer: who takes longer reads nothing.
+/// A handshake's messages fit any socket's buffer: a write that takes longer means that the peer does not read.
 const WRITE: Duration = Duration::from_secs(1);
 
 pub type HandshakeResult<T> = std::result::Result<T, JoinRefusal>;
@@ -25,7 +25,7 @@ impl<'a> HandshakeStream<'a> {
         is_over: Box<dyn Fn() -> bool + 'a>,
     ) -> HandshakeResult<HandshakeStream<'a>> {
         let prepare = || -> std::io::Result<()> {
-            // An accepted connection may have its listener's ways.
+            // An accepted connection may have inherited its listener's mode.
             stream.set_nonblocking(false)?;
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(LOOK))?;
@@ -58,7 +58,7 @@ impl<'a> HandshakeStream<'a> {
         Ok(bytes)
     }
 
-    /// The connection as links have it.
+    /// The connection, in the mode that links expect.
     pub fn stream(&self) -> std::io::Result<TcpStream> {
         self.stream.set_nonblocking(true)?;
         self.stream.try_clone()

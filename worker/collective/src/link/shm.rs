@@ -11,17 +11,17 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use types::Rank;
 
-/// How a side ended: broken off, beside the rank that is to blame.
+/// Exit of a side that broke off, beside the rank to blame.
 const BROKEN: u32 = 1 << 16;
-/// How a side ended: left in good order.
+/// Exit of a side that left in good order.
 const LEFT: u32 = 1 << 17;
 
-/// Where a side's words lie, and how its neighbour is woken: all that ending takes.
+/// One side of the region, and the neighbour's doorbell: all that ending a link takes.
 #[derive(Clone, Debug)]
 pub struct LinkSide {
     region: Arc<Region>,
     side: usize,
-    /// The neighbour's.
+    /// The neighbour's doorbell.
     doorbell: Arc<Region>,
 }
 
@@ -40,14 +40,14 @@ impl LinkSide {
         self.end(LEFT);
     }
 
-    /// The first word stands.
+    /// The first exit stands.
     fn end(&self, exit: u32) {
         let ours = &self.region.pair().exits[self.side].0;
         let _ = ours.compare_exchange(0, exit, Ordering::Release, Ordering::Relaxed);
         self.doorbell.doorbell().always(futex::wake);
     }
 
-    /// Whether the neighbour has said that it ended, in whichever way.
+    /// Whether the neighbour has ended, in either way.
     pub fn is_left(&self) -> bool {
         self.region.pair().exits[1 - self.side].0.load(Ordering::Acquire) != 0
     }
@@ -70,12 +70,12 @@ pub struct ShmLink {
     side: LinkSide,
     ring_words: u32,
     writer: Writer,
-    /// Where the next frame goes, and the words that it occupies.
+    /// The reservation for the frame being written, and the words that it occupies.
     open: Option<(Reservation, u32)>,
     reader: Reader,
-    /// The frame that was peeked at, and where it begins.
+    /// The frame that was peeked at, and its position.
     front: Option<(FrameHead, u32)>,
-    /// The connection of the rendezvous: it ends when the other process does.
+    /// The handshake's connection: it closes when the other process dies.
     control: Option<TcpStream>,
 }
 
@@ -134,13 +134,13 @@ impl ShmLink {
         }
     }
 
-    /// What begins where the reader stands; what is to be skipped is.
+    /// What begins at the read position; a skip is skipped.
     fn look(&mut self) -> Result<Option<FrameStart>> {
         let filled = self.reader.filled(self.side.incoming())?;
         if filled.n == 0 {
             return Ok(None);
         }
-        // Copied once and then judged: the neighbour may write here at any time.
+        // Copied once and then checked: the neighbour may write here at any time.
         let mut words = [0; HEAD_WORDS];
         // SAFETY: positions are whole lines (`Reader::filled`), so a line from `at` lies in the ring.
         unsafe { self.in_at(filled.at).copy_to_nonoverlapping(words.as_mut_ptr(), HEAD_WORDS) };
@@ -172,15 +172,15 @@ impl ShmLink {
         self.side.ring_doorbell();
     }
 
-    /// Where the end of the neighbour's process shows, if it is another.
+    /// The connection that shows the death of the neighbour's process, if it is another process.
     pub fn control(&self) -> Option<&TcpStream> {
         self.control.as_ref()
     }
 
     pub fn has_ended(&mut self, thorough: bool) -> Option<LinkFault> {
         let hung_up = thorough && self.control.as_ref().is_some_and(hung_up);
-        // After the connection: whoever leaves says so before hanging up. Acquire: what it sent before is seen by who
-        // sees this.
+        // Read after the connection: a leaving neighbour sets its exit before it hangs up. Acquire: whoever sees the
+        // exit also sees what was sent before it.
         let exit = self.side.region.pair().exits[1 - self.side.side].0.load(Ordering::Acquire);
         match exit {
             0 => hung_up.then_some(LinkFault::Lost(None)),
@@ -202,7 +202,7 @@ impl ShmLink {
     }
 }
 
-/// Nothing is ever said on a control connection; it only ends.
+/// Nothing is ever sent on a control connection; it only closes.
 pub fn hung_up(control: &TcpStream) -> bool {
     match control.peek(&mut [0]) {
         Ok(_) => true,

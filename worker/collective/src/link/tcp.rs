@@ -7,23 +7,23 @@ use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use types::Rank;
 
-/// The longest frame.
+/// The longest frame, with its header.
 const ROOM_WORDS: usize = HEAD_WORDS + FRAME_WORDS_MAX;
 
 #[derive(Debug)]
 pub struct TcpLink {
     stream: TcpStream,
-    /// One frame on its way out; `leaving` are its bytes that the system has not taken.
+    /// The frame being sent; `leaving` are its bytes that the system has not taken yet.
     staged: Box<[u32]>,
     leaving: Range<usize>,
-    /// What has come and was not read; `arrived` are its bytes. Frames begin on lines of it.
+    /// Received bytes; `arrived` are those not read yet. Frames begin on cache lines of it.
     incoming: Box<[u32]>,
     arrived: Range<usize>,
     front: Option<FrameHead>,
 }
 
 impl TcpLink {
-    /// `stream` does not block and does not delay.
+    /// `stream` must be non-blocking and without Nagle's delay.
     pub fn new(stream: TcpStream) -> TcpLink {
         let room = |n: usize| vec![0; n].into_boxed_slice();
         let (staged, incoming) = (room(ROOM_WORDS), room(2 * ROOM_WORDS));
@@ -59,7 +59,7 @@ impl TcpLink {
                 Ok(n) => self.leaving.start += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // Perhaps it has said before why it ended.
+                // The neighbour may have said before why it ended.
                 Err(_) => return Err(self.why_ended()),
             }
         }
@@ -77,13 +77,13 @@ impl TcpLink {
         }
     }
 
-    /// Whether the neighbour says that it has ended, or just has, behind what was not read yet.
+    /// Whether the neighbour has ended, by its own word or by hanging up, behind what was not read yet.
     pub fn has_ended(&mut self) -> Option<LinkFault> {
         let held = match self.front {
             Some(head) if last_word(&head).is_none() => head,
             _ => return self.peek().err(),
         };
-        // A frame that is still in use: look behind it, as far as there is room.
+        // The front frame is still in use: look behind it, as far as there is room.
         let is_full = self.arrived.end == 4 * self.incoming.len();
         let received = if is_full { Ok(()) } else { self.receive() };
         let behind = self.arrived.start / 4 + frame_words(held.n_words as usize);
@@ -94,7 +94,7 @@ impl TcpLink {
         }
     }
 
-    /// Looks whether the next frame is here whole, and as it was sent.
+    /// The next frame's header, once the frame is whole and its checksum is right.
     fn whole(&mut self) -> Result<Option<FrameHead>> {
         let words = &self.incoming[self.arrived.start / 4..self.arrived.end / 4];
         let Some(head_words) = words.first_chunk() else { return Ok(None) };
@@ -114,7 +114,7 @@ impl TcpLink {
         Ok(self.front)
     }
 
-    /// Takes what the system has, as far as there is room.
+    /// Receives what the system has, as far as there is room.
     fn receive(&mut self) -> Result<()> {
         self.make_room();
         loop {
@@ -130,7 +130,7 @@ impl TcpLink {
         }
     }
 
-    /// So that a frame of any length fits behind the start.
+    /// Moves the arrived bytes to the front, so that a frame of any length fits.
     fn make_room(&mut self) {
         if self.arrived.start > 4 * ROOM_WORDS {
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.incoming);
@@ -152,7 +152,7 @@ impl TcpLink {
         }
     }
 
-    /// The last frame, as far as the system takes it at once, and nothing after it.
+    /// Sends the last frame, as far as the system takes it at once, and nothing after it.
     pub fn leave(&mut self, head: &FrameHead) {
         if matches!(self.flush(), Ok(true)) {
             let _ = self.send(head);
@@ -160,7 +160,7 @@ impl TcpLink {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// When it can be written to no more: who it says is to blame, if it said so behind what was not read yet.
+    /// Why writing fails: the rank to blame, if the neighbour named one behind what was not read yet.
     fn why_ended(&mut self) -> LinkFault {
         loop {
             let n = self.arrived.len();
@@ -174,7 +174,7 @@ impl TcpLink {
     }
 }
 
-/// What a frame says about its sender's end.
+/// What a frame says of its sender's end.
 fn last_word(head: &FrameHead) -> Option<LinkFault> {
     match head.kind {
         FrameKind::Break => Some(LinkFault::Lost(Some(Rank(head.tag as u16)))),

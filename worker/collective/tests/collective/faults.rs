@@ -12,7 +12,7 @@ fn layout(tp: u16, pp: u16) -> Layout {
     Layout::even(Grid { pp, tp, ep: 1 }, u32::from(pp)).unwrap()
 }
 
-/// Every rank has a row for all.
+/// Shares rows with all ranks; every rank owns one.
 fn share(rank: &mut Ranks<Cpu>, cpu: &Cpu, n_cols: usize) -> Result<(), Error> {
     let n_rows = rank.size() as usize;
     let mut buffer = cpu.buffer(n_rows, n_cols).unwrap();
@@ -27,7 +27,7 @@ fn whoever_is_done_may_leave() {
             match rank.part().place.stage {
                 0 => {
                     rank.send_rows(cpu, &buffer, 1)?;
-                    // For longer than rank 1 is there.
+                    // Waits for longer than rank 1 is there.
                     rank.recv_tokens(StepId(0), &mut Vec::new())
                 }
                 1 => {
@@ -63,7 +63,7 @@ fn whoever_is_gone_is_named_by_all() {
 
 #[test]
 fn a_chain_names_the_one_who_broke_it() {
-    // Rank 0 never talks to rank 2; its peer passes on who it was.
+    // Rank 0 never talks to rank 2; its peer passes the name on.
     for (wire, mut ranks) in common::wires(&layout(1, 4)) {
         drop(ranks.remove(2));
         let errors = each(ranks, |rank, cpu| {
@@ -74,7 +74,7 @@ fn a_chain_names_the_one_who_broke_it() {
                 _ => rank.recv_rows(cpu, buffer, 1),
             };
             if stage == 0 {
-                // Rank 1 hears nothing from here, and must hear of rank 2 in the end; then this rank of rank 3.
+                // Rank 1 hears nothing from this rank and must finally hear of rank 2; then this rank hears of rank 3.
                 return wait(rank, &mut buffer).unwrap_err();
             }
             if stage == 1 {
@@ -112,7 +112,7 @@ fn whoever_is_silent_is_named_at_the_deadline() {
 fn an_abort_ends_waits_on_all_sides() {
     for n_cols in [10, LARGE] {
         for (wire, mut ranks) in common::wires(&layout(3, 1)) {
-            // Rank 2 never comes; rank 0 is called off.
+            // Rank 2 never comes; rank 0 is cancelled.
             let absent = ranks.pop();
             let handle = ranks[0].abort_handle();
             let errors = std::thread::scope(|scope| {
@@ -149,7 +149,7 @@ fn ranks_out_of_step_never_get_wrong_numbers() {
                 rank.sum_leaves(cpu, &mut planes, &[owned], 4, 1).unwrap_err()
             }
         });
-        // Whoever sees it first; the other hears that its peer gave up.
+        // Whichever rank sees it first; the other hears that its peer gave up.
         let sees = |error: &Error| matches!(error, Error::OutOfStep { .. });
         assert!(errors.iter().any(sees), "{errors:?} over {wire}");
         assert!(errors.iter().all(|error| error.rank().is_some()), "{errors:?} over {wire}");

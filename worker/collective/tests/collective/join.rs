@@ -76,7 +76,7 @@ fn an_epoch_that_has_not_begun_is_awaited() {
     let later = Epoch { n: EPOCH.n + 1, ..EPOCH };
     let ranks = std::thread::scope(|scope| {
         let there = scope.spawn(move || Mesh::join(&their_door, MeshPlan { epoch: later, ..theirs }));
-        // Nobody of this epoch comes any more, and who knocks is told to wait.
+        // No further rank of this epoch comes, and whoever connects is told to wait.
         first.timeouts.join = Duration::from_millis(200);
         let here = Mesh::join(&door, first.clone());
         assert!(matches!(here, Err(Error::Deadline { rank: Rank(1) })));
@@ -132,7 +132,7 @@ fn strangers_at_the_door_harm_nobody() {
         stranger.write_all(bytes).unwrap();
         stranger
     };
-    // They knock before anybody joins: one talks nonsense, one stops in the middle, one is silent, one hangs up.
+    // They connect before anybody joins: one sends garbage, one stops halfway, one is silent, one hangs up.
     let mut garbage = knock(&[b'x'; 4096]);
     let strangers = [knock(b"LOCKSTEP\x01\0"), knock(b"")];
     drop(knock(b"LOCK"));
@@ -149,7 +149,7 @@ fn strangers_at_the_door_harm_nobody() {
         vec![here.join().unwrap(), there]
     });
     talk(ranks);
-    // And it was told nothing.
+    // The stranger was told nothing.
     let mut said = Vec::new();
     let _ = garbage.read_to_end(&mut said);
     assert!(said.is_empty());
@@ -185,7 +185,7 @@ fn a_join_can_be_called_off() {
         Mesh::join_until(&door, plan.clone(), &cancel)
     });
     assert!(matches!(result, Err(Error::Aborted)), "{result:?}");
-    // Said before it begins, it is not lost.
+    // A cancel before the join begins is not lost.
     let late = Mesh::join_until(&door, plan, &cancel);
     assert!(matches!(late, Err(Error::Aborted)), "{late:?}");
 }

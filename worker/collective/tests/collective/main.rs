@@ -1,4 +1,4 @@
-//! Ranks that exchange over every carrier, and what each says of one that is gone.
+//! Ranks that exchange over every carrier, and the errors they return when one is gone.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../common/mod.rs"]

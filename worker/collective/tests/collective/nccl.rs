@@ -20,14 +20,14 @@ use types::{Activations, Grid, Layout, Mode, Rank};
 const N_VOCAB: usize = 101;
 const N_ROWS: usize = 7;
 const N_LEAVES: [u32; 3] = [8, 5, 3];
-/// Long enough for a busy machine to get there, where nothing is to fail.
+/// A deadline that a busy machine meets, where nothing should fail.
 const PATIENT: Duration = Duration::from_secs(120);
 const IMPATIENT: Duration = Duration::from_secs(4);
-/// Nobody waits for this.
+/// A deadline that nobody reaches.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
-/// A device for each rank: these tests make memory between exchanges, and where ranks share a device whoever does that
-/// may wait for a peer that waits for him.
+/// One device for each rank: these tests allocate between exchanges, and on a shared device an allocation may wait for
+/// a kernel that waits for the allocating rank.
 const EACH: (&str, &str) = ("FAKE_CUDA_DEVICES", "4");
 
 fn cuda(rank: u32, mode: Mode) -> Cuda {
@@ -46,7 +46,7 @@ fn ranks(layout: &Layout, deadline: Duration) -> Vec<Mesh> {
     Mesh::in_process_with(layout, WaitPolicy { deadline, spin: false }).unwrap()
 }
 
-/// A thread for each rank, and a device that it has opened before anybody waits for anybody; the answers by rank.
+/// Runs each rank on a thread with its own device, opened before any rank waits for another; the answers in rank order.
 fn each<T: Send>(ranks: Vec<Mesh>, run: impl Fn(Mesh, &Cuda) -> T + Sync) -> Vec<T> {
     each_at(Mode::Lockstep, ranks, run)
 }
@@ -67,12 +67,12 @@ fn each_at<T: Send>(mode: Mode, ranks: Vec<Mesh>, run: impl Fn(Mesh, &Cuda) -> T
     })
 }
 
-/// The carriers of a rank, with the default's chunks.
+/// The carriers of a rank, with default chunk limits.
 fn take(mesh: Mesh, cuda: &Cuda, choice: CarrierChoice) -> Result<Ranks<Cuda>, Error> {
     Ranks::on(cuda, mesh, choice, &limits(ChunkLimits::default()), &CancelFlag::default())
 }
 
-/// All operations of a stage and between stages, several times over, so that what one leaves behind meets the next.
+/// All operations, within a stage and between stages, several times over, so that leftovers of one meet the next.
 fn all_operations(rank: &mut Ranks<Cuda>, cuda: &Cuda) {
     for (n_leaves, n_rows) in N_LEAVES.into_iter().flat_map(|n| [1, N_ROWS].map(|rows| (n, rows))) {
         assert_eq!(sum(rank, cuda, n_leaves, n_rows).unwrap(), expected_sum(n_leaves, n_rows));
@@ -134,7 +134,7 @@ fn every_operation_has_the_bits_of_one_rank() {
 fn under_fast_sums_are_nccls() {
     on_fake_cuda("under_fast_sums_are_nccls", &[EACH], || {
         let mut rng = Rng(9);
-        // Of the last, ranks own several runs, one, or nothing.
+        // In the last layout ranks own several runs, one, or none.
         for (tp, is_even) in [(2, true), (3, false), (4, false)] {
             let layout =
                 if is_even { Layout::even(Grid { tp, pp: 1, ep: 1 }, 1).unwrap() } else { rng.layout(tp.into(), 1) };
@@ -155,7 +155,7 @@ fn under_fast_sums_are_nccls() {
     });
 }
 
-/// What the first of two ranks says when the second does `instead` of its second sum, and stays until then.
+/// The error of the first of two ranks when the second does `instead` in place of its second sum, and then stays.
 fn first_beside(deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync) -> Error {
     let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
     let (end, wait) = channel::<()>();
@@ -207,12 +207,12 @@ fn who_is_lost_while_nccl_connects_is_named() {
 
 #[test]
 fn a_call_of_nccls_that_waits_for_a_peer_comes_back() {
-    // As where NCCL's own environment has communicators block.
+    // Like an NCCL whose environment makes communicators block.
     let screws = [EACH, ("FAKE_NCCL_CONNECTS", "1"), ("FAKE_NCCL_BLOCKING", "1")];
     on_fake_cuda("a_call_of_nccls_that_waits_for_a_peer_comes_back", &screws, lost_while_nccl_connects);
 }
 
-/// A file beside those of other tests, gone afterwards.
+/// A file of this test's own, removed afterwards.
 struct Beside(String);
 
 impl Beside {
@@ -221,7 +221,7 @@ impl Beside {
         Beside(path.to_str().unwrap().into())
     }
 
-    /// The one that a screw names.
+    /// The file that a setting names.
     fn of(screw: &str) -> PathBuf {
         std::env::var_os(screw).unwrap().into()
     }
@@ -234,7 +234,7 @@ impl Drop for Beside {
     }
 }
 
-/// How often a line was told.
+/// How many lines of the trace say `what`.
 fn times(trace: &Path, what: &str) -> usize {
     fs::read_to_string(trace).unwrap().lines().filter(|line| *line == what).count()
 }
@@ -253,7 +253,7 @@ fn nothing_is_left_of_those_who_join_again() {
                 assert!(rank.has(CarrierChoice::Nccl));
                 assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected_sum(8, 2));
                 let handle = rank.abort_handle();
-                // Nobody breaks off before the others have what they need of it.
+                // No rank breaks off before the others have what they need from it.
                 have_exchanged.wait();
                 if round % 2 == 1 {
                     handle.abort();
@@ -267,7 +267,7 @@ fn nothing_is_left_of_those_who_join_again() {
             handles.extend(of_ranks);
         }
         let trace = Beside::of("FAKE_CUDA_TRACE");
-        // Two of each rank: its stage's, and one with the other stage.
+        // Two communicators per rank: its stage's, and one with the other stage.
         assert_eq!((times(&trace, "communicator"), times(&trace, "communicator ended")), (32, 32));
         // Whatever holds a mark holds its device.
         assert_eq!((times(&trace, "retain"), times(&trace, "release")), (16, 16), "{} may abort", handles.len());
@@ -285,14 +285,14 @@ fn a_name_is_made_when_all_have_agreed() {
         let layout = Layout::even(Grid { tp: 2, pp: 2, ep: 1 }, 2).unwrap();
         let takes =
             |mesh: Mesh, cuda: &Cuda, choice: CarrierChoice| take(mesh, cuda, choice).unwrap().has(CarrierChoice::Nccl);
-        // The second stage goes through the host, and so does whoever exchanges with it.
+        // The second stage goes through the host, and so does every exchange with it.
         each(ranks(&layout, PATIENT), |mesh, cuda| {
             let choice = if mesh.part().is_first() { CarrierChoice::Auto } else { CarrierChoice::Host };
             assert!(!takes(mesh, cuda, choice));
         });
         assert_eq!(times(&trace, "id"), 0);
         each(ranks(&layout, PATIENT), |mesh, cuda| assert!(takes(mesh, cuda, CarrierChoice::Nccl)));
-        // One of each stage, and one of each pair between them.
+        // One id per stage, and one per pair between them.
         assert_eq!(times(&trace, "id"), 4);
     });
 }
@@ -346,7 +346,7 @@ fn what_nccl_says_of_a_communicator_is_heard() {
     on_fake_cuda("what_nccl_says_of_a_communicator_is_heard", &[EACH, ("FAKE_NCCL_FAIL", "15")], || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
         let said = each(ranks(&layout, PATIENT), |mesh, cuda| {
-            // Behind what is tried out.
+            // After the trial exchanges.
             let rank = &mut take(mesh, cuda, CarrierChoice::Nccl).unwrap();
             (0..4).find_map(|_| sum(rank, cuda, 8, 2).err())
         });
@@ -367,7 +367,7 @@ fn who_never_comes_to_the_communicator_ends_the_wait() {
         let said = each(ranks(&layout, IMPATIENT), |mesh, cuda| take(mesh, cuda, CarrierChoice::Nccl).err().unwrap());
         let is_named = |error: &Error| matches!(error, Error::Deadline { .. } | Error::PeerLost { .. });
         assert!(said.iter().all(is_named), "{said:?}");
-        // Whom nobody wants any more waits for nobody.
+        // A cancelled rank waits for nobody.
         let cancel = CancelFlag::default();
         cancel.cancel();
         let said = each(ranks(&layout, PATIENT), |mesh, cuda| {
@@ -383,7 +383,7 @@ fn where_it_cannot_be_the_host_carries_or_it_is_refused() {
     on_fake_cuda("where_it_cannot_be_the_host_carries_or_it_is_refused", &[("FAKE_NCCL_VERSION", "22800")], || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
         each(ranks(&layout, PATIENT), |mesh, cuda| {
-            // Both are on one device, and this NCCL is too old for that.
+            // Both ranks are on one device, and this NCCL is too old for that.
             let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
             assert!(!rank.has(CarrierChoice::Nccl));
             assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected_sum(8, 2));

@@ -1,6 +1,6 @@
-//! Ranks that add over memory which their devices reach of each other, over a driver that is faked, in threads and in
-//! processes: the bits are those of one rank; who is gone, silent or stopped is named, though kernels wait; and where
-//! it cannot be, another way is taken by all.
+//! Ranks that sum over memory which their devices share, over a fake driver, in threads and in processes: the bits are
+//! those of one rank; a rank that is gone, silent or stopped is named, though kernels wait; and where memory cannot be
+//! shared, all take another way.
 
 use crate::common::Rng;
 use crate::device_sums::{HIDDEN, expected_sum, sum, sum_in};
@@ -24,10 +24,10 @@ const N_LEAVES: [u32; 3] = [8, 5, 3];
 const ROWS: [usize; 3] = [1, 7, 19];
 /// More numbers than one launch adds.
 const ROWS_MAX: usize = 1700;
-/// Long enough for a busy machine to get there, where nothing is to fail.
+/// A deadline that a busy machine meets, where nothing should fail.
 const PATIENT: Duration = Duration::from_secs(120);
 const IMPATIENT: Duration = Duration::from_secs(4);
-/// Each rank has a device of its own, and there is no NCCL that anybody would take.
+/// Each rank has its own device, and no usable NCCL.
 const ALONE: [(&str, &str); 2] = [("FAKE_CUDA_DEVICES", "4"), ("FAKE_NCCL_VERSION", "20000")];
 
 fn cuda(ordinal: u32, mode: Mode) -> Cuda {
@@ -49,12 +49,12 @@ fn take(mesh: Mesh, cuda: &Cuda, choice: CarrierChoice) -> Result<Ranks<Cuda>, E
     Ranks::on(cuda, mesh, choice, &limits(), &CancelFlag::default())
 }
 
-/// Whether it exchanges through NCCL, and whether it adds over memory.
+/// Whether the rank exchanges through NCCL, and whether it sums over memory.
 fn ways(rank: &Ranks<Cuda>) -> (bool, bool) {
     (rank.has(CarrierChoice::Nccl), rank.has(CarrierChoice::Ipc))
 }
 
-/// A thread for each rank, and a device that it has opened before anybody waits for anybody; the answers by rank.
+/// Runs each rank on a thread with its own device, opened before any rank waits for another; the answers in rank order.
 fn each<T: Send>(
     (layout, deadline, mode): (&Layout, Duration, Mode),
     ordinal: impl Fn(u32) -> u32 + Sync,
@@ -76,12 +76,12 @@ fn each<T: Send>(
     })
 }
 
-/// Small ones of several shapes, again and again, and a large one in between.
+/// Small sums of several shapes, repeated, with a large one in between.
 fn all_sums(rank: &mut Ranks<Cuda>, cuda: &Cuda) {
     all_sums_in(&mut room(cuda), rank, cuda);
 }
 
-/// For the planes of the largest of them.
+/// A buffer for the planes of the largest sum.
 fn room(cuda: &Cuda) -> Buffer {
     device_sums::filled(cuda, 8 * ROWS[ROWS.len() - 1], HIDDEN, &[])
 }
@@ -170,7 +170,7 @@ fn a_device_is_shared_where_it_is_asked_for() {
             (&even(2), PATIENT, Mode::Lockstep),
             |_| 0,
             |mesh, cuda| {
-                // Whoever allocates might wait for a kernel of the other's that waits for him.
+                // An allocation might wait for the other rank's kernel, which waits for this rank.
                 let mut buffer = room(cuda);
                 let rank = &mut take(mesh, cuda, CarrierChoice::Ipc).unwrap();
                 assert_eq!(ways(rank), (false, true));
@@ -213,7 +213,7 @@ fn who_does_not_reach_the_others_leaves_it_to_the_host() {
     });
 }
 
-/// What the first ranks say when the last does `instead` of its second sum, and stays until then.
+/// The errors of the first ranks when the last does `instead` in place of its second sum, and then stays.
 fn beside(tp: u16, deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync) -> Vec<Error> {
     let have_said = Barrier::new(tp.into());
     let said = each(
@@ -239,7 +239,7 @@ fn who_is_silent_is_named_among_several() {
     on_fake_cuda("who_is_silent_is_named_among_several", &ALONE, || {
         for tp in [2, 3] {
             let errors = beside(tp, IMPATIENT, |_| {});
-            // One sees it first, and the other may hear of it.
+            // One rank sees it first, and the other may hear of it.
             let last = Rank(tp - 1);
             let is_named = |error: &Error| matches!(error, Error::Deadline { .. } | Error::PeerLost { .. });
             assert!(errors.iter().all(|error| is_named(error) && error.rank() == Some(last)), "{errors:?}");
@@ -295,7 +295,7 @@ fn a_wait_of_a_kernel_is_ended_from_outside() {
 const RANK: &str = "LOCKSTEP_TEST_RANK";
 const FOLDER: &str = "LOCKSTEP_TEST_FOLDER";
 
-/// Words between processes: files that are there whole or not at all.
+/// Messages between processes: files that are there whole or not at all.
 struct Board(PathBuf);
 
 impl Board {
@@ -324,7 +324,7 @@ struct Processes {
 impl Drop for Processes {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // One that has ended is as well.
+            // The child may have ended already.
             let _gone = child.kill();
             let _ended = child.wait();
         }
@@ -332,7 +332,7 @@ impl Drop for Processes {
     }
 }
 
-/// This test again as `tp` processes, each a rank; `screws` are for the last.
+/// Runs this test again as `tp` processes, each a rank; `screws` are settings for the last one.
 fn processes(test: &str, tp: u16, deadline: Duration, screws: &[(&str, &str)]) -> Processes {
     let folder = std::env::temp_dir().join(format!("lockstep-{test}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -346,7 +346,7 @@ fn processes(test: &str, tp: u16, deadline: Duration, screws: &[(&str, &str)]) -
     Processes { children: (0..tp).map(start).collect(), board: Board(folder.clone()) }
 }
 
-/// What such a process does: a sum of each kind, and then one more when it is told to, of which it says what came.
+/// What such a process does: a sum of each kind, then one more when told to, whose result it reports.
 fn be_a_rank(told: &str) {
     let [rank, tp, seconds] = told.split(' ').map(|n| n.parse::<u16>().unwrap()).collect::<Vec<_>>()[..] else {
         panic!("three numbers")
@@ -380,7 +380,7 @@ fn as_processes(test: &str, run: impl FnOnce()) {
 fn processes_add_over_memory() {
     const TEST: &str = "processes_add_over_memory";
     as_processes(TEST, || {
-        // One that cannot open what it is shown keeps all of them from it.
+        // One rank that cannot open the others' buffers keeps all of them from using any.
         for (screws, over_memory) in [(&[][..], "true"), (&[("FAKE_CUDA_IPC", "0")][..], "false")] {
             let mut all = processes(TEST, 3, PATIENT, screws);
             for rank in 0..3 {
@@ -394,7 +394,7 @@ fn processes_add_over_memory() {
     });
 }
 
-/// Two ranks wait for a third, to which this is done.
+/// Two ranks wait for a third, which receives `signal`.
 fn what_is_said_of(test: &str, deadline: Duration, signal: Signal) -> Vec<String> {
     let all = processes(test, 3, deadline, &[]);
     (0..3).for_each(|rank| assert_eq!(all.board.hear(&format!("summed{rank}")), "true"));

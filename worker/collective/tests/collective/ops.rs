@@ -32,7 +32,7 @@ impl Leaves {
         (0..self.size()).map(|at| sum_runs(&run.clone().map(|i| leaf(i, at)).collect::<Vec<_>>())).collect()
     }
 
-    /// What a rank does with its share; the answer's bits.
+    /// Sums a rank's share; the bits of the result.
     fn sum(&self, rank: &mut Ranks<Cpu>, cpu: &Cpu) -> Vec<u32> {
         let runs = aligned_runs(rank.owned(self.n_leaves), self.n_leaves);
         let mut planes = cpu.buffer(runs.len().max(1) * self.n_rows, self.n_cols).unwrap();
@@ -61,7 +61,7 @@ fn filled(cpu: &Cpu, n_rows: usize, n_cols: usize, value: impl Fn(usize, usize) 
     buffer
 }
 
-/// A number that says where it belongs.
+/// A number that tells its place.
 fn mark(row: usize, col: usize) -> f32 {
     (row * 100_003 + col) as f32 + 0.5
 }
@@ -131,7 +131,7 @@ fn columns_gather_on_the_first_rank() {
     }
 }
 
-/// A pipeline with tokens going round: what is received comes from the same rank of the stage before, in order.
+/// A pipeline whose tokens go round: rows come from the same rank of the previous stage, in order.
 #[test]
 fn stages_hand_on_rows_and_tokens() {
     const N_STEPS: u64 = 5;

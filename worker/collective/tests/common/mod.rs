@@ -23,7 +23,7 @@ impl Rng {
     }
 
     pub fn float(&mut self) -> f32 {
-        // Of very different sizes, so that the order of a sum shows in its bits.
+        // Numbers of very different magnitudes, so that the order of a sum shows in its bits.
         let scale = 10f32.powi(self.below(8) as i32 - 4);
         (self.next() as f32 / u64::MAX as f32 - 0.5) * scale
     }
@@ -32,7 +32,7 @@ impl Rng {
         (0..n).map(|_| self.float()).collect()
     }
 
-    /// Uneven, and sometimes nothing for some.
+    /// Uneven shares, some of them empty.
     pub fn shares(&mut self, n_ranks: usize) -> Shares {
         let mut bounds: Vec<u32> = (1..n_ranks).map(|_| self.below(Shares::WHOLE as usize) as u32).collect();
         if n_ranks > 2 && self.below(3) == 0 {
@@ -52,7 +52,7 @@ pub fn cpu() -> Cpu {
     Cpu::new(CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false }).unwrap()
 }
 
-/// One thread per rank; the answers by rank.
+/// Runs each rank on its own thread; the answers in rank order.
 pub fn each<T: Send>(ranks: Vec<Ranks<Cpu>>, run: impl Fn(&mut Ranks<Cpu>, &Cpu) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let run = &run;
@@ -62,7 +62,7 @@ pub fn each<T: Send>(ranks: Vec<Ranks<Cpu>>, run: impl Fn(&mut Ranks<Cpu>, &Cpu)
     })
 }
 
-/// The same ranks over everything that they can talk over.
+/// The same ranks over every wire.
 pub fn wires(layout: &Layout) -> Vec<(&'static str, Vec<Ranks<Cpu>>)> {
     let spinning = WaitPolicy { spin: true, ..WaitPolicy::default() };
     vec![

@@ -1,5 +1,5 @@
-//! Whole tiny models: near the CPU's numbers, and the same bits in chunks, in company, preempted, and on grids whose
-//! ranks exchange through the host, NCCL and each other's memory; and what is said of a rank that is gone.
+//! Whole tiny models: close to the CPU's numbers, and the same bits in chunks, in batches, preempted, and on grids
+//! whose ranks exchange through the host, NCCL and each other's memory; and the error when a rank is lost.
 
 use super::{Done, Finding, Group, Options, Tell};
 use crate::common::grid::Threads;
@@ -21,13 +21,13 @@ const GRIDS: [(u16, u16); 3] = [(2, 1), (1, 2), (2, 2)];
 const CARRIERS: [(CarrierChoice, &str); 3] =
     [(CarrierChoice::Ipc, "each other's memory"), (CarrierChoice::Host, "the host"), (CarrierChoice::Nccl, "NCCL")];
 
-/// How much is tried.
+/// The amount of tests.
 #[derive(Clone, Copy)]
 struct Size {
     names: &'static [&'static str],
     n_tokens: u32,
     n_requests: u64,
-    /// Of a request: its prompt, and what it says.
+    /// Limits of a request: its prompt, and its output.
     tokens_max: Option<(usize, u32)>,
 }
 
@@ -61,7 +61,7 @@ pub fn groups(options: &Options) -> Vec<Group> {
             tell(lost(&deep(options)?, &options.cache, carrier, way));
             Ok(())
         };
-        // NCCL leaves threads and memory behind where a rank is gone.
+        // NCCL leaves threads and memory behind when a rank is lost.
         let process = if carrier == CarrierChoice::Nccl { "NCCL" } else { "" };
         let grids = Group::new("cluster", format!("grids through {way}"), grids).in_process(process);
         [grids, Group::new("cluster", format!("a rank is gone, through {way}"), lost).in_process(process)]
@@ -70,7 +70,7 @@ pub fn groups(options: &Options) -> Vec<Group> {
     groups
 }
 
-/// One model alone.
+/// One model on one rank.
 fn model(options: &Options, name: &str, tell: Tell<'_>) -> Done {
     let (models, cache, size) = (&options.models, &options.cache, if options.is_tiny { TINY } else { FULL });
     let distance = distance(models, name, Mode::Lockstep, size.n_tokens, Some(cache));
@@ -92,7 +92,7 @@ fn deep(options: &Options) -> Result<Assignment, String> {
     Err(format!("{} has no {DEEP}: give --models, the checkout's tests/reference", options.models.display()))
 }
 
-/// Passes that are begun again as one.
+/// Passes replayed as graphs.
 fn graphs(models: &Path, of: &str, cache: &Path) -> Finding {
     let (same_bits, repeats) = graphs_keep_bits(models, of, Mode::Lockstep, Some(cache));
     let told = json!({ "same_bits": same_bits, "recorded": repeats.recorded, "replayed": repeats.replayed });
@@ -128,7 +128,7 @@ fn n_cards() -> usize {
     Driver::find().and_then(|driver| driver.cards()).map_or(1, |cards| cards.len())
 }
 
-/// Why ranks cannot exchange so on this machine.
+/// Why ranks cannot use this carrier on this machine.
 fn lacking(carrier: CarrierChoice, n_ranks: usize) -> Option<String> {
     if carrier != CarrierChoice::Nccl {
         return None;
@@ -146,7 +146,7 @@ fn lacking(carrier: CarrierChoice, n_ranks: usize) -> Option<String> {
         .then(|| format!("{n_cards} devices for {n_ranks} ranks, which NCCL {version} lets share none: {least} does"))
 }
 
-/// A loader for each rank: a device of its own where there are as many, otherwise all on the first.
+/// A loader for each rank: on a device of its own where there are as many, otherwise all on the first.
 fn loaders(n_ranks: usize, cache: &Path, carrier: CarrierChoice) -> Vec<ModelLoader> {
     let n_cards = n_cards();
     let loader = |rank: usize| ModelLoader {
@@ -177,7 +177,7 @@ fn grids(options: &Options, carrier: CarrierChoice, way: &str, tell: Tell<'_>) -
         tell(found("nine together, with preemption".into(), played));
     }
     drop(runner);
-    // What lies in the others' memory is added there, and nothing else is exchanged.
+    // Ipc only carries the sums of a stage, so it is tested where stages have several ranks.
     for (tp, pp) in GRIDS.into_iter().filter(|(tp, _)| *tp > 1 || carrier != CarrierChoice::Ipc) {
         let layout = Layout::even(Grid { tp, pp, ep: 1 }, assignment.layout.n_layers()).unwrap();
         let name = format!("tp {tp} x pp {pp} through {way}");
@@ -195,7 +195,7 @@ fn grids(options: &Options, carrier: CarrierChoice, way: &str, tell: Tell<'_>) -
     Ok(())
 }
 
-/// One of two ranks is gone when the other is in a collective with it: that one says so.
+/// One of two ranks is lost while the other is in a collective with it: the other one reports it.
 fn lost(assignment: &Assignment, cache: &Path, carrier: CarrierChoice, way: &str) -> Finding {
     let name = format!("a rank is gone, through {way}");
     if let Some(why) = lacking(carrier, 2) {

@@ -1,5 +1,5 @@
-//! The part `kernels`: every kernel beside the CPU, in small shapes and in those of models, and the same bits in every
-//! batch.
+//! The part `kernels`: every kernel compared with the CPU, in small shapes and in those of models, and the same bits in
+//! every batch.
 
 use super::{Done, Finding, Group, Options, Tell, cuda};
 use crate::on_device::shapes::{self, REAL, SMALL, Sizes};
@@ -9,14 +9,14 @@ use serde_json::json;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use types::{Dtype, KvDtype, Mode};
 
-/// Rows that products are tried with, two by two: every kernel for them, and more rows than a block has.
+/// Row counts for pairs of products: they cover every kernel, and more rows than a block has.
 const ROWS: [usize; 6] = [1, 7, 13, 30, 64, 200];
 
 pub fn sizes(options: &Options) -> &'static Sizes {
     if options.is_tiny { &SMALL } else { &REAL }
 }
 
-/// Other numbers each time, and said, so that they can be had again.
+/// A new seed each time, printed so that a run can be repeated.
 fn seed() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64)
 }
@@ -27,7 +27,7 @@ fn found(check: Check, seed: u64) -> Finding {
     Finding::checked(check.name, is_good, told)
 }
 
-/// On the device at this pace, with numbers of a seed.
+/// Checks on the device in this mode, with numbers from a seed.
 fn group<C>(name: impl Into<String>, mode: Mode, checks: C) -> Group
 where
     C: Fn(&Cuda, &Options, u64) -> Vec<Check> + 'static,
@@ -45,7 +45,7 @@ where
     })
 }
 
-/// What every kernel does comes first; then the large shapes, beside which the processor has most to do.
+/// Small checks of all kernels come first; then the large shapes, which keep the CPU busiest.
 pub fn groups(options: &Options) -> Vec<Group> {
     let mut groups = vec![Group::opened("kernels"), group("small shapes", Mode::Lockstep, small)];
     for dtype in every::TYPES {
@@ -69,7 +69,7 @@ pub fn groups(options: &Options) -> Vec<Group> {
     groups
 }
 
-/// In the shapes of models.
+/// Checks in the shapes of models.
 fn large(options: &Options) -> Vec<Group> {
     let mut groups = Vec::new();
     for heads in sizes(options).heads {

@@ -1,5 +1,5 @@
-//! What is checked and measured: parts, and in each of them groups, of which neighbours share a process as long as
-//! all is good. Knows how they are run, what they find and where that is written; nothing of what they do.
+//! Checks and measurements: parts, each of several groups, of which neighbours share a process as long as all succeed.
+//! Knows how groups are run, what they find and where that is written; nothing of what they do.
 
 pub mod bench;
 pub mod cluster;
@@ -19,13 +19,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use types::{Activations, Mode};
 
-/// In errors of a device whose memory is too small.
+/// Part of errors on devices with too little memory.
 const NO_ROOM: &str = "do not fit in memory";
 
 pub const PARTS: [&str; 3] = ["kernels", "cluster", "bench"];
 
-/// What each part may take on a device: what has not ended by then is not run. Reckoned for an H100 beside 16 cores,
-/// not yet measured; the page tells what each part took, and how many processes.
+/// Seconds that each part may take on a device; groups that have not ended by then are not run. Estimated for an H100
+/// with 16 cores, not yet measured; the page has each part's time and number of processes.
 ///
 /// A process takes some 3 s until its first kernel: the driver, a context, 100 kernels out of the cache. When each
 /// group was one there were 58, which is 170 s, and the device was opened anew some 80 times within them.
@@ -39,10 +39,10 @@ pub const PARTS: [&str; 3] = ["kernels", "cluster", "bench"];
 ///          to load · copies and decoding 35 s · throughput 40 s for each pace · operations 25 s each way    264 s
 /// ```
 const SECONDS: [u64; 3] = [150, 180, 280];
-/// Where time means nothing, as an emulator takes far longer than a device.
+/// On an emulator, where time means nothing.
 const SECONDS_TINY: u64 = 3600;
 
-/// All of one.
+/// The seconds of one part.
 fn part_seconds(part: &str, options: &Options) -> u64 {
     let seconds = PARTS.iter().zip(SECONDS).find(|(name, _)| **name == part).map_or(0, |(_, seconds)| seconds);
     if options.is_tiny { SECONDS_TINY } else { seconds }
@@ -52,7 +52,7 @@ fn part_seconds(part: &str, options: &Options) -> u64 {
 pub struct Options {
     /// The checkout's tests/reference.
     pub models: PathBuf,
-    /// Of compiled kernels.
+    /// The folder of compiled kernels.
     pub cache: PathBuf,
     /// For an emulator, which takes a thousand times as long as a device.
     pub is_tiny: bool,
@@ -60,12 +60,12 @@ pub struct Options {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// As it must be, or measured.
+    /// A check that succeeded, or a measurement.
     Good,
-    /// Measured, and less than was aimed at.
+    /// A measurement below its aim.
     Below,
     Wrong,
-    /// This machine lacks something for it, or there was no time left.
+    /// This machine lacks something for it, or no time was left.
     NotRun,
 }
 
@@ -95,7 +95,7 @@ impl Finding {
         Finding { name: name.into(), outcome: Outcome::Good, told }
     }
 
-    /// Beside a figure that it is to reach.
+    /// A figure with the aim that it should reach.
     pub fn aimed(name: impl Into<String>, figure: f64, aim: f64, told: Value) -> Finding {
         let outcome = if figure >= aim { Outcome::Good } else { Outcome::Below };
         Finding { name: name.into(), outcome, told }
@@ -110,17 +110,17 @@ impl Finding {
     }
 }
 
-/// Takes findings as they come: what is told is told, whatever comes behind it.
+/// Takes findings as they come, so that none is lost by a later failure.
 type Tell<'a> = &'a mut dyn FnMut(Finding);
 type Done = Result<(), String>;
 type Work = Box<dyn Fn(&Options, Tell<'_>) -> Done>;
 
-/// What is found together, and is wrong together if it comes to no end.
+/// Checks that run together, and fail together if they never end.
 pub struct Group {
     pub part: &'static str,
     pub name: String,
     pub limit: Duration,
-    /// Neighbours that say the same here share a process.
+    /// Neighbours with the same name here share a process.
     process: &'static str,
     work: Work,
 }
@@ -133,7 +133,7 @@ impl Group {
         Group { part, name: name.into(), limit: Duration::from_secs(90), process: "", work: Box::new(work) }
     }
 
-    /// The first of each part: whatever comes after it finds the kernels compiled.
+    /// The first group of each part compiles the kernels for the others.
     fn opened(part: &'static str) -> Group {
         Group::new(part, "opened", opened).within(140)
     }
@@ -155,7 +155,7 @@ pub fn groups(options: &Options) -> Vec<Group> {
     kernels::groups(options).into_iter().chain(cluster::groups(options)).chain(bench::groups(options)).collect()
 }
 
-/// With kernels compiled, or from the cache.
+/// Opens the device, with kernels compiled or from the cache.
 fn opened(options: &Options, tell: Tell<'_>) -> Done {
     let begun = Instant::now();
     let cuda = cuda(options, Mode::Lockstep)?;
@@ -165,8 +165,8 @@ fn opened(options: &Options, tell: Tell<'_>) -> Done {
     Ok(())
 }
 
-/// Runs groups in this process, and says what they find to who started it. Behind one that is not good the rest is left
-/// to another process.
+/// Runs groups in this process, and reports their findings to the one that started it. After a failed group the rest is
+/// left to another process.
 pub fn run_here(ids: &[&str], options: &Options) -> Result<(), String> {
     let groups = groups(options);
     let mut kept_open = None;
@@ -179,15 +179,15 @@ pub fn run_here(ids: &[&str], options: &Options) -> Result<(), String> {
             process::say(Word::Leaves);
             return Ok(());
         }
-        // The device's context goes with the last who has it open, and takes a while to make. Who does not get that far
-        // says so by itself.
+        // Keeps the device's context for all groups, because creating it is slow. A group that cannot open the device
+        // reports that itself.
         kept_open = kept_open.or_else(|| cuda(options, Mode::Lockstep).ok());
     }
     Ok(())
 }
 
 impl Group {
-    /// Whether nothing was wrong.
+    /// Runs the group; whether nothing failed.
     fn run_here(&self, options: &Options) -> bool {
         let mut is_good = true;
         let mut tell = |finding: Finding| {
@@ -196,7 +196,7 @@ impl Group {
         };
         let done = catch_unwind(AssertUnwindSafe(|| (self.work)(options, &mut tell)));
         if let Err(why) = done.unwrap_or_else(|panic| Err(format!("it panicked: {}", said(&*panic)))) {
-            // Smaller devices have no room for what is measured.
+            // Smaller devices have no room for the measurements.
             let is_too_large = self.part == "bench" && why.contains(NO_ROOM);
             let (name, wrong) = (&self.name, Finding::wrong(&self.name, &why));
             tell(if is_too_large { Finding::not_run(name, &why) } else { wrong });
@@ -210,8 +210,8 @@ fn said(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
-/// Runs all groups of these parts, or those that are named, one after another, in processes by the command that `start`
-/// makes for some of them. Whether all is good.
+/// Runs all groups of these parts, or only the named ones, one after another, in processes by the command that `start`
+/// makes for some of them. Whether all succeeded.
 pub fn run(
     parts: &[String],
     options: &Options,
@@ -237,7 +237,7 @@ pub fn run(
     page.finish(is_whole)
 }
 
-/// Groups of one part.
+/// Runs groups of one part.
 fn run_part(
     groups: &[&Group],
     options: &Options,
@@ -261,7 +261,7 @@ fn run_part(
     page.ran(part, begun.elapsed(), n_processes)
 }
 
-/// Of the first device: what it is, and how it is set.
+/// The first device and its settings.
 fn device() -> DeviceResult<Value> {
     let driver = Driver::find()?;
     let card = driver.card(0)?;
@@ -283,7 +283,7 @@ fn device() -> DeviceResult<Value> {
     }))
 }
 
-/// Clocks and power, where the driver's own program tells them.
+/// Clocks and power, from the driver's own program.
 fn settings(card: &Card) -> Value {
     const ASKED: [&str; 9] = [
         "driver_version",
@@ -318,7 +318,7 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The paces that this machine has, and why not the other.
+/// The modes that this machine supports, and why not the other one.
 pub fn modes() -> (Vec<Mode>, Option<String>) {
     match worker::lt_version() {
         Ok(_) => (vec![Mode::Lockstep, Mode::Fast], None),

@@ -1,5 +1,5 @@
-//! The page of all findings: written anew whenever there are more, so that it is there whatever happens, and printed as
-//! a table in the end.
+//! The page of all findings: rewritten whenever there are more, so that it exists whatever happens, and printed as a
+//! table at the end.
 
 use super::{Finding, Outcome};
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ impl Page {
         self.write(false).map_err(|error| format!("{}: {error}", self.out.display()))
     }
 
-    /// A part is over.
+    /// Records the end of a part.
     pub fn ran(&mut self, part: &'static str, took: Duration, n_processes: usize) -> Result<(), String> {
         self.ran.push((part, json!({ "seconds": took.as_secs_f64(), "processes": n_processes })));
         self.add(part, Vec::new())
@@ -38,7 +38,7 @@ impl Page {
         !self.findings.is_empty() && self.findings.iter().all(|(_, finding)| finding.outcome != Outcome::Wrong)
     }
 
-    /// Whole, or as it was.
+    /// Replaces the file at once, so that it is never half written.
     fn write(&self, is_whole: bool) -> io::Result<()> {
         let each = self.findings.iter().map(|(part, finding)| {
             let Finding { name, outcome, told } = finding;
@@ -60,7 +60,7 @@ impl Page {
         std::fs::rename(partial, &self.out)
     }
 
-    /// The table. Whether all is good, and all was looked at.
+    /// Prints the table. Whether everything ran and succeeded.
     pub fn finish(self, is_whole: bool) -> Result<bool, String> {
         self.write(is_whole).map_err(|error| format!("{}: {error}", self.out.display()))?;
         println!("device: {}", self.device);

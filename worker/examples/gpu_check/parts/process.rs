@@ -1,6 +1,5 @@
-//! Groups in a process: what they find comes line by line, and whoever does not come to an end is ended. Behind a group
-//! that did not find all good, or came to no end, the rest goes on in a new process: what was wrong in one may be wrong
-//! in the next for its sake alone.
+//! Runs groups in processes: findings come line by line, and a process that does not end is killed. After a group that
+//! failed or did not end, the rest goes on in a new process, because the failure could cause others.
 
 use super::{Finding, Outcome};
 use serde_json::{Value, json};
@@ -9,18 +8,18 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Before what is meant for who started the process; libraries print what they like.
+/// Prefix of lines for the process that started this one; libraries print other lines.
 const MARK: &str = "gpu-check tells ";
 const LINES_MAX: usize = 256;
-/// For a process that has done all that it was asked, or was killed, to give back what it has.
+/// Time for a finished or killed process to release what it holds.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// What a process says of its groups, one after another.
+/// What a process reports of its groups, one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     Begun,
     Ended,
-    /// It leaves those that it has not begun to another.
+    /// It leaves the groups that it has not begun to another process.
     Leaves,
 }
 
@@ -32,7 +31,7 @@ impl Word {
     }
 }
 
-/// To who started this process.
+/// Reports a finding to the process that started this one.
 pub fn tell(found: &Finding) {
     let Finding { name, outcome, told } = found;
     println!("{MARK}{}", json!({ "name": name, "outcome": outcome.name(), "told": told }));
@@ -47,7 +46,7 @@ fn finding(told: &Value) -> Option<Finding> {
     Some(Finding { name: told["name"].as_str()?.to_owned(), outcome, told: told["told"].clone() })
 }
 
-/// A line that was meant for this process.
+/// A line from a group's process.
 enum Told {
     Found(Finding),
     Said(Word),
@@ -61,13 +60,13 @@ fn told(line: &str) -> Option<Told> {
     }
 }
 
-/// What is asked of a process.
+/// A group that a process is asked to run.
 pub struct Asked<'a> {
     pub name: &'a str,
     pub limit: Duration,
 }
 
-/// Takes what a group has found, by its number.
+/// Takes the findings of a group, by its number.
 pub type Take<'a> = &'a mut dyn FnMut(usize, Vec<Finding>) -> Result<(), String>;
 
 /// Runs groups one after another, in as few processes as their outcomes allow; `start` makes the command for those from
@@ -96,12 +95,12 @@ pub fn run(
     Ok(n_started)
 }
 
-/// One that runs.
+/// A running process.
 struct Process {
     child: Child,
     lines: Receiver<String>,
     first: usize,
-    /// The group that is under way, or would be next.
+    /// The number of the present group, or of the next one.
     group: usize,
     since: Instant,
     found: Vec<Finding>,
@@ -117,7 +116,7 @@ impl Process {
         Ok(Process { child, lines, first, group: first, since, found: vec![], has_begun: false, leaves: false })
     }
 
-    /// Until it ends or has to be ended; the group that is next.
+    /// Follows the process until it ends or must be killed; returns the number of the next group.
     fn follow(mut self, asked: &[Asked<'_>], until: Instant, take: Take<'_>) -> Result<usize, String> {
         loop {
             let limit = asked.get(self.group).map_or(FAREWELL, |group| group.limit);
@@ -144,7 +143,7 @@ impl Process {
         Ok(())
     }
 
-    /// It could have had longer than its part has, and is no worse for not having ended; or it had all its time.
+    /// Kills the process and records why: its part's time is over, or the group's.
     fn cut(mut self, asked: &[Asked<'_>], is_part_over: bool, take: Take<'_>) -> Result<usize, String> {
         ended(&mut self.child, true);
         let Some(Asked { name, limit }) = asked.get(self.group) else { return Ok(self.group) };
@@ -160,7 +159,7 @@ impl Process {
         let why = ended(&mut self.child, false);
         let Some(Asked { name, .. }) = asked.get(self.group).filter(|_| !self.leaves) else { return Ok(self.group) };
         if !self.has_begun && self.group > self.first {
-            // Whoever came before it has something to do with that.
+            // The group before it may be the cause.
             let last = self.group - 1;
             take(last, vec![Finding::wrong(asked[last].name, &format!("when it was done: {why}"))])?;
             return Ok(self.group);
@@ -171,10 +170,10 @@ impl Process {
     }
 }
 
-/// It is gone when this returns, but for one that is killed and does not go: a driver may keep it.
+/// The process is gone when this returns, unless a driver keeps a killed one.
 fn ended(child: &mut Child, is_late: bool) -> String {
     if is_late {
-        // It may have ended by itself meanwhile.
+        // It may have ended meanwhile.
         let _ended = child.kill();
         let until = Instant::now() + FAREWELL;
         while matches!(child.try_wait(), Ok(None)) {
@@ -202,7 +201,7 @@ fn lines(child: &mut Child) -> Receiver<String> {
     lines
 }
 
-/// What a program says that ends soon.
+/// The output of a program that ends soon.
 pub fn answer(mut command: Command, limit: Duration) -> Result<String, String> {
     let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = spawned.map_err(|error| error.to_string())?;
@@ -211,7 +210,7 @@ pub fn answer(mut command: Command, limit: Duration) -> Result<String, String> {
         std::thread::spawn(move || {
             let mut text = String::new();
             let read = stdout.read_to_string(&mut text).map(|_| text);
-            // Who is late is not waited for.
+            // A late answer is not waited for.
             let _late = say.send(read);
         });
     }
@@ -244,7 +243,7 @@ mod tests {
         [said(Word::Begun), told(name), "echo noise".into(), said(Word::Ended)].join("; ")
     }
 
-    /// What is found of groups of which each process does what its first has here, and how many processes there were.
+    /// The findings of groups whose processes behave as these scripts, and the number of processes.
     fn outcomes(scripts: &[String], limit: Duration, until: Duration) -> (usize, Vec<Vec<Finding>>) {
         let asked: Vec<Asked<'_>> = scripts.iter().map(|_| Asked { name: "it", limit }).collect();
         let mut all = vec![Vec::new(); scripts.len()];

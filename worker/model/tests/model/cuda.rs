@@ -1,5 +1,5 @@
-//! Whole tiny models on CUDA's kernels, over a driver that runs them on an emulator: the numbers are the CPU's but for
-//! the rounding of bf16, and their own, bit for bit, in chunks of any length and in any company.
+//! Whole tiny models on CUDA's kernels, over a driver that runs them on an emulator: logits equal the CPU's up to the
+//! rounding of bf16, and their own bit for bit, in chunks of any length and beside any other sequences.
 
 use crate::fake_cuda::on_fake_cuda;
 use crate::whole::{NAMES, bits, distance, graphs_keep_bits, keeps_its_bits, log, on_cuda};
@@ -21,7 +21,7 @@ fn logits_are_the_cpus_but_for_bf16() {
     });
 }
 
-/// More rows than the kernels of our own take then; in what is quantized, and of experts, theirs all the same.
+/// More rows than our own kernels take under `fast`; quantized weights and experts still use them.
 #[test]
 fn under_fast_logits_are_the_cpus_but_for_bf16() {
     on_fake_cuda("under_fast_logits_are_the_cpus_but_for_bf16", &[], || {
@@ -53,7 +53,7 @@ fn chunks_and_company_change_no_bit() {
     });
 }
 
-/// What is missing between two threads of a kernel shows in another order of them.
+/// A missing barrier between threads of a kernel shows in another thread order.
 #[test]
 fn the_order_of_threads_changes_no_bit() {
     on_fake_cuda("the_order_of_threads_changes_no_bit", &[("FAKE_CUDA_ORDER", "12345")], || {

@@ -1,4 +1,4 @@
-//! Families of models beside transformers, on both devices.
+//! Model families beside transformers, on both devices.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../../../backend/tests/fake_cuda/mod.rs"]

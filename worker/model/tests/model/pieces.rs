@@ -1,5 +1,5 @@
-//! Which bytes of a model ranks read: the same pieces on every grid, and all of them. No process, and no rank meets
-//! another.
+//! The bytes of a model that ranks read: the same pieces on every grid, and all of them. Without processes; no rank
+//! meets another.
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use checkpoint::Checkpoint;
@@ -22,7 +22,7 @@ fn models() -> Vec<PathBuf> {
     models
 }
 
-/// Even ones, one with more ranks than there are heads, and one whose cuts fall anywhere.
+/// Even layouts, one with more ranks than heads, and one with arbitrary cuts.
 fn layouts(n_layers: u32) -> Vec<Layout> {
     let even = |tp, pp| Layout::even(Grid { tp, pp, ep: 1 }, n_layers).unwrap();
     let shares = |bounds: [u32; 2]| Shares::new([0, bounds[0], bounds[1], Shares::WHOLE].into()).unwrap();
@@ -39,7 +39,7 @@ fn layouts(n_layers: u32) -> Vec<Layout> {
     ]
 }
 
-/// What all ranks of a grid read; panics where two read different bytes of one piece.
+/// The pieces that all ranks of a grid read; panics where two read different bytes of one piece.
 fn joined(checkpoint: &Checkpoint, device: &Cpu, layout: &Layout) -> BTreeMap<(String, u32), PieceHash> {
     let limits = PassLimits { rows_max: 8, outputs_max: 8, context: 64.min(checkpoint.spec().context) };
     let mut joined = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! Tiny random checkpoints against what transformers computes from them in f32, and against themselves, bit for bit: in
-//! chunks of any length, in any company, with any instructions and number of threads.
+//! Tiny random checkpoints against transformers' f32 results, and against themselves bit for bit: in chunks of any
+//! length, beside any other sequences, with any instructions and number of threads.
 
 use crate::whole::{Rig, bits};
 use backend::cpu::{Cpu, CpuConfig, Isa};
@@ -9,9 +9,9 @@ use types::Token;
 use types::{Activations, KvDtype};
 
 const FOLDERS: [&str; 4] = ["llama-f32-tied", "llama-f32-rope3", "llama-f16-sharded", "llama-bf16-odd"];
-/// Weights of eight bits, with their scales in each of the ways that hubs have.
+/// Eight-bit weights, with scales in each of the layouts found on hubs.
 const EIGHT_BITS: [&str; 3] = ["fp8-tensor", "fp8-channel", "fp8-block"];
-/// What each has that the others have not stands in `tests/reference/README.md`.
+/// `tests/reference/README.md` says what each covers that the others do not.
 const FAMILIES: [&str; 13] = [
     "mixtral",
     "qwen3-moe",
@@ -76,7 +76,7 @@ fn tokens(value: &Value) -> Vec<Token> {
     value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as Token).collect()
 }
 
-/// Prompt and greedy answer.
+/// The logs of prompts and their greedy answers.
 fn logs(name: &str) -> Vec<Vec<Token>> {
     cases(name).iter().map(|case| [tokens(&case["prompt"]), tokens(&case["greedy"])].concat()).collect()
 }
@@ -90,7 +90,7 @@ fn logits_and_greedy_tokens_are_those_of_transformers() {
             let (prompt, greedy) = (tokens(&case["prompt"]), tokens(&case["greedy"]));
             let log = [prompt.clone(), greedy.clone()].concat();
             let logs = [log.clone()];
-            // The prompt at once, the answer token by token.
+            // The prompt as one chunk, the answer token by token.
             let mut rows = rig.pass(&logs, &[(0, 0..prompt.len() as u32)]);
             let decoded = prompt.len() as u32..log.len() as u32 - 1;
             rows.extend(decoded.flat_map(|position| rig.pass(&logs, &[(0, position..position + 1)])));
@@ -111,7 +111,7 @@ fn logits_and_greedy_tokens_are_those_of_transformers() {
     }
 }
 
-/// How far the furthest is, as a part of the largest.
+/// The largest difference, relative to the largest logit.
 fn check_logits(what: &str, row: &[f32], expected: &Value) -> f64 {
     let expected: Vec<f64> = expected["values"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
     let largest = expected.iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
@@ -133,7 +133,7 @@ fn chunks_give_the_same_bits() {
     }
 }
 
-/// Without what a family is known for the logits are others: so the checkpoints meet it.
+/// Removing a family's special feature changes the logits, so the checkpoints do exercise it.
 #[test]
 fn what_a_family_is_known_for_matters() {
     let config = |name: &str| -> Value {
@@ -181,7 +181,7 @@ fn what_a_family_is_known_for_matters() {
     check("gemma3", one_rope);
 }
 
-/// On every path, in chunks and at once, as a server runs them.
+/// On every path, in chunks and whole, as a server runs them.
 #[test]
 fn every_family_gives_the_same_bits() {
     for name in FAMILIES.into_iter().chain(EIGHT_BITS).chain(GGUFS) {
@@ -205,7 +205,7 @@ fn company_gives_the_same_bits() {
     let logs: Vec<_> = [(0, 40), (1, 130), (2, 258)].map(|(i, n)| logs(name)[i.max(1)][..n].to_vec()).into();
     let alone: Vec<_> = logs.iter().map(|log| bits(&rig.in_chunks(log, 512))).collect();
     let mut together = vec![Vec::new(); 3];
-    // Each goes at its own pace; some wait, some decode, some prefill.
+    // Each sequence has its own pace: some wait, some decode, some prefill.
     let paces = [[3, 100, 20], [0, 1, 130], [37, 1, 106], [0, 1, 1], [0, 27, 1]];
     let mut at = [0; 3];
     for pace in paces {
@@ -240,7 +240,7 @@ fn one_kv_type_is_not_another() {
     assert!(run(KvDtype::F16) != run(KvDtype::F32), "the cache has the type that was asked for");
 }
 
-/// What llama.cpp says at every position: `tests/reference/make_llama_cpp.py` tells how it was asked.
+/// llama.cpp's logits at every position; `tests/reference/make_llama_cpp.py` made them.
 fn rows_of_llama_cpp(name: &str, n_vocab: usize) -> Vec<Vec<f32>> {
     let bytes = std::fs::read(folder(name).join("llama-cpp.f32")).unwrap();
     let (floats, rest) = bytes.as_chunks::<4>();
@@ -249,7 +249,7 @@ fn rows_of_llama_cpp(name: &str, n_vocab: usize) -> Vec<Vec<f32>> {
     floats.chunks_exact(n_vocab).map(<[f32]>::to_vec).collect()
 }
 
-/// Ours at the same positions: every log, but for its last token.
+/// Our logits at the same positions: those of every log but its last token.
 fn rows_of_every_log(name: &str, mut rig: Rig<Cpu>) -> Vec<Vec<f32>> {
     logs(name).iter().flat_map(|log| rig.in_chunks(&log[..log.len() - 1], 512)).collect()
 }
@@ -261,7 +261,7 @@ fn logits_are_those_of_llama_cpp_at_every_position() {
         let theirs = rows_of_llama_cpp(name, rig.n_vocab);
         let ours = rows_of_every_log(name, rig);
         assert_eq!(ours.len(), theirs.len(), "{name}");
-        // llama.cpp looks GELU up in a table of f16.
+        // llama.cpp takes GELU from a table of f16.
         let has_gelu = ["gemma", "gpt2"].iter().any(|family| name.contains(family));
         let allowed = if has_gelu { 1e-3 } else { 1e-4 };
         let mut furthest = 0.0f32;
@@ -275,8 +275,8 @@ fn logits_are_those_of_llama_cpp_at_every_position() {
     }
 }
 
-/// As a server runs them, with int8 activations and an f16 KV cache, they stray from f32 no further than llama.cpp does
-/// as its server runs them. A tenth is for luck: these are a few thousand numbers, and `kl.py` judges over many more.
+/// With int8 activations and an f16 KV cache, as a server runs, they deviate from f32 no further than llama.cpp as its
+/// server runs. A tenth is added for chance: these are a few thousand numbers, and `kl.py` judges over many more.
 #[test]
 fn quantized_activations_stray_no_further_than_those_of_llama_cpp() {
     for name in GGUFS {

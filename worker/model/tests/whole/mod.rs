@@ -1,5 +1,5 @@
-//! A whole tiny model on one device, rank alone: the logits of every position, however they are computed. For tests on
-//! the processor, over the fake driver, and for a real one.
+//! A whole tiny model on one device and one rank: the logits of every position, however they are computed. For tests on
+//! the CPU, over the fake driver, and on a real device.
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use types::cache::blocks_for;
 use types::{Activations, BlockId, CacheGroup, KvDtype, Mode, Token, Want};
 
-/// What is in the families, and in the formats, at least once.
+/// Checkpoints that cover every family and format at least once.
 pub const NAMES: [&str; 14] = [
     "llama-f32-tied",
     "llama-bf16-odd",
@@ -31,14 +31,15 @@ pub const NAMES: [&str; 14] = [
 ];
 const CONTEXT: u32 = 400;
 const SEQUENCES: usize = 5;
-/// Of the largest logit for the farthest, and of all logits together. Weights are random and some families have more
-/// products between two norms than others: there the farthest of thousands may be twice as far.
+/// Limit of the largest difference relative to the largest logit, and of all differences relative to all logits.
+/// Weights are random, and some families have more products between two norms than others: their largest difference may
+/// be twice as large.
 const TOLERANCE: f32 = 2e-2;
-/// The same where activations have eight bits, of which three are fraction. In torch, with what each product of
-/// `fp8-tensor` meets rounded so, it is 0.192 and 0.118.
+/// The same limits for activations of eight bits, three of them fraction. In torch, with the inputs of all products of
+/// `fp8-tensor` rounded like that, the two are 0.192 and 0.118.
 const EIGHT_BITS: (f32, f32) = (0.25, 0.14);
 
-/// A checkpoint's folder or file, in the folder of all of them.
+/// The folder or file of a checkpoint below `models`.
 fn model_path(models: &Path, name: &str) -> PathBuf {
     if name.starts_with("gguf-") { models.join(name).join("model.gguf") } else { models.join(name) }
 }
@@ -50,7 +51,7 @@ pub struct Rig<D: Device> {
     kv: KvCache<D>,
     groups: Vec<CacheGroup>,
     pub n_vocab: usize,
-    /// Which of the places for a sequence's blocks each has.
+    /// Which range of blocks each sequence uses.
     places: [usize; SEQUENCES],
 }
 
@@ -96,7 +97,7 @@ impl<D: Device> Rig<D> {
             batch.tokens.extend(&logs[*sequence][range.start as usize..range.end as usize]);
             batch.positions.extend(range.clone());
             batch.slices.push(PassSlice::new(first..first + range.len() as u32, range.start, Want::Nothing));
-            // Scattered and in descending order: nothing may depend on where a block lies.
+            // Scattered and in descending order: nothing may depend on a block's position.
             let block =
                 |i: u32| BlockId((blocks_for(CONTEXT) - 1 - i) * SEQUENCES as u32 + self.places[*sequence] as u32);
             for (table, group) in batch.tables.iter_mut().zip(&self.groups) {
@@ -135,16 +136,16 @@ pub fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
 
 /// How far a model on CUDA is from the CPU.
 pub struct Distance {
-    /// The farthest logit, of the largest.
+    /// The largest difference, relative to the largest logit.
     pub farthest: f32,
-    /// All of them, of all.
+    /// The norm of all differences, relative to that of all logits.
     pub typical: f32,
     pub limits: (f32, f32),
 }
 
 impl Distance {
     pub fn is_good(&self) -> bool {
-        // What is no number is not below a limit.
+        // A NaN is not below a limit.
         self.farthest <= self.limits.0 && self.typical <= self.limits.1
     }
 }
@@ -157,15 +158,16 @@ pub fn distance(models: &Path, name: &str, mode: Mode, n_tokens: u32, cache: Opt
     let largest = |numbers: &[f32]| numbers.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
     let norm = |numbers: &[f32]| numbers.iter().map(|x| x * x).sum::<f32>().sqrt();
     let farthest = if name.starts_with("llama") { TOLERANCE } else { 2.0 * TOLERANCE };
-    // Many rows are rounded to eight bits where rows of weights have one scale: of `fp8-block` all but `down_proj`.
+    // With one scale per row of weights, passes of many rows are rounded to eight bits: `fp8-block` only in
+    // `down_proj`.
     let is_rounded = mode == Mode::Fast && name.starts_with("fp8");
     let limits = if is_rounded { EIGHT_BITS } else { (farthest, TOLERANCE) };
     Distance { farthest: largest(&apart) / largest(&expected), typical: norm(&apart) / norm(&expected), limits }
 }
 
-/// What is asked of a model: sequences of different lengths join and go on one by one, in companies of every size; one
-/// is computed anew at another place while others go on; and some pass the end of a tile. Each pass's logits, and what
-/// became of passes that are like others.
+/// The passes that a model is given: sequences of different lengths join and continue one by one, in batches of every
+/// size; one is recomputed in other blocks while others continue; some pass the end of a tile. Returns each pass's
+/// logits, and the counts of recorded and replayed passes.
 fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, Repeats) {
     const FIRST: [u32; SEQUENCES] = [251, 17, 3, 40, 16];
     let logs: Vec<Vec<Token>> = (0..).zip(FIRST).map(|(seed, n)| log(n + 40, seed, rig.n_vocab)).collect();
@@ -178,26 +180,26 @@ fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, Repeats) {
         which.iter().for_each(|sequence| ends[*sequence] += 1);
     };
     for (sequence, n) in FIRST.iter().enumerate() {
-        // Others go on while one joins.
+        // Other sequences continue while one joins.
         on(rig, &(0..sequence).collect::<Vec<_>>(), Some((sequence, 0..*n)));
     }
     for n in [1, 2, 3, 4, 5, 5, 4, 3, 2, 1] {
         on(rig, &(0..n).collect::<Vec<_>>(), None);
     }
-    // One loses its blocks, and has others' when it comes back.
+    // One sequence loses its blocks, and gets others' when it returns.
     rig.places.swap(1, 3);
     for (sequence, company) in [(1, &[0, 2][..]), (3, &[4, 2, 0])] {
         let n = FIRST[sequence] + [0, 12, 0, 10, 0][sequence];
         on(rig, company, Some((sequence, 0..n)));
     }
-    // In another order, too.
+    // Also in another order.
     for company in [&[4, 2, 0][..], &[0, 4], &[2], &[0, 2, 4]] {
         on(rig, company, None);
     }
     (told, rig.device.repeats())
 }
 
-/// Whether passes that are begun again, as graphs, change no bit of what a model says; and what became of them.
+/// Whether replaying passes as graphs changes no bit of a model's logits, and the counts of replays.
 pub fn graphs_keep_bits(models: &Path, name: &str, mode: Mode, cache: Option<&Path>) -> (bool, Repeats) {
     let (plain, none) = course(&mut on_cuda_with(models, name, mode, cache, false));
     let (repeated, repeats) = course(&mut on_cuda_with(models, name, mode, cache, true));
@@ -205,7 +207,7 @@ pub fn graphs_keep_bits(models: &Path, name: &str, mode: Mode, cache: Option<&Pa
     (plain == repeated && are_as_many, repeats)
 }
 
-/// Whether chunks of any length and other sequences beside it change no bit of what a model says.
+/// Whether chunks of any length and other sequences in the batch change no bit of a model's logits.
 pub fn keeps_its_bits(models: &Path, name: &str, cache: Option<&Path>) -> bool {
     let mut rig = on_cuda(models, name, Mode::Lockstep, cache);
     let logs: Vec<Vec<Token>> = (0..3).map(|seed| log([37, 21, 70][seed as usize], seed, rig.n_vocab)).collect();

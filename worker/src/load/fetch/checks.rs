@@ -1,4 +1,4 @@
-//! Whether what was fetched once is still what came. Knows files and chunks; nothing of who gives them.
+//! Checks that fetched chunks are still what came. Knows files and chunks; nothing of where they come from.
 //!
 //! A file in a cache may be damaged long after it was fetched. What a journal names is hashed again before a worker
 //! builds on it, and is not asked for again while the files stay as they are.
@@ -15,24 +15,24 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Read and hashed at once.
+/// Bytes read and hashed at a time.
 const READ_BYTES: usize = 1 << 20;
 
-/// What this process has found whole.
+/// The chunks that this process has found intact.
 #[derive(Clone, Debug, Default)]
 pub struct Checked(Arc<Mutex<CheckedChunks>>);
 
 #[derive(Debug, Default)]
 struct CheckedChunks {
     files: Vec<PathBuf>,
-    /// As the files were.
+    /// The files' stamps at that time.
     stamps: Vec<Option<Stamp>>,
     chunks: BTreeSet<(u32, u64)>,
 }
 
 impl Checked {
-    /// The journal forgets what is damaged of what is wanted, so that it is fetched anew. How many chunks those are;
-    /// None where it was broken off.
+    /// Removes damaged chunks from the journal, so that they are fetched again. Returns how many those are; None if the
+    /// check was cancelled.
     pub(super) fn check(
         &self,
         journal: &mut Chunks,
@@ -85,7 +85,7 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
     files.iter().map(|file| SourceFile::open(file).ok().map(|file| file.stamp())).collect()
 }
 
-/// Whether each of these is in its file as it came.
+/// Whether each of these records still matches its file.
 fn whole(records: &[ChunkRun], files: &[PathBuf], cancel: &CancelFlag) -> Vec<bool> {
     let is_whole = |record: &ChunkRun| {
         let hash = File::open(&files[record.file as usize]).and_then(|file| hash(&file, &record.chunks));
@@ -96,7 +96,7 @@ fn whole(records: &[ChunkRun], files: &[PathBuf], cancel: &CancelFlag) -> Vec<bo
     answers.into_iter().map(|is_whole| is_whole == Some(true)).collect()
 }
 
-/// Of the bytes of these chunks, the last of which the file's end may cut.
+/// Hash of these chunks' bytes; the file's end may cut the last chunk.
 pub(super) fn hash(file: &File, chunks: &Range<u64>) -> io::Result<[u8; 32]> {
     let (mut at, end) = (chunks.start * CHUNK_BYTES, file.metadata()?.len().min(chunks.end * CHUNK_BYTES));
     let (mut hasher, mut bytes) = (blake3::Hasher::new(), vec![0; READ_BYTES]);

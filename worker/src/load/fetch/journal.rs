@@ -1,5 +1,5 @@
-//! Which chunks of a model's files are here and what they were as they came, on disk beside them. Written behind the
-//! chunks, so it never says too much.
+//! The journal of a model's cached files: which chunks are here, and their hashes as they came. An entry is written
+//! after its chunks, so it never claims too much.
 
 use proto::cluster::ModelFiles;
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::path::Path;
 
 const HEAD_BYTES: usize = 32;
-/// File, first chunk, end, the chunks' hash, and a checksum of the four: one that was half written is none.
+/// File, first chunk, end, the chunks' hash, and a checksum of the four: a half-written record is no record.
 const RECORD_BYTES: usize = 4 + 8 + 8 + 32 + 4;
 
 pub(super) struct Journal {
@@ -24,12 +24,12 @@ pub(super) struct Chunks {
     chunks: BTreeSet<(u32, u64)>,
 }
 
-/// Chunks of a file that came together.
+/// Chunks of a file that arrived together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ChunkRun {
     pub file: u32,
     pub chunks: Range<u64>,
-    /// Of their bytes.
+    /// The hash of their bytes.
     pub hash: [u8; 32],
 }
 
@@ -43,7 +43,7 @@ pub(super) fn read(path: &Path, files: &ModelFiles) -> io::Result<Option<Chunks>
 }
 
 impl Journal {
-    /// Begins a new one where there is none, or where it is of other files.
+    /// Opens the journal, or begins a new one where there is none or where it is for other files.
     pub fn open(path: &Path, files: &ModelFiles) -> io::Result<Journal> {
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         let mut bytes = Vec::new();
@@ -109,7 +109,7 @@ impl Chunks {
         self.chunks.retain(|(file, chunk)| *file != record.file || !record.chunks.contains(chunk));
     }
 
-    /// What it names is there, whatever an earlier record of the same chunks was forgotten for.
+    /// Adds a record, even if an earlier one of the same chunks was dropped.
     pub fn believe(&mut self, record: &ChunkRun) {
         self.chunks.extend(record.chunks.clone().map(|chunk| (record.file, chunk)));
     }
@@ -120,7 +120,7 @@ impl Chunks {
     }
 }
 
-/// Of where the files lie, their names and sizes: another list is another journal.
+/// A digest of where the files are, their names and sizes: another list gets another journal.
 fn head(files: &ModelFiles) -> [u8; HEAD_BYTES] {
     let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 journal of a fetched model, with hashes");
     hasher.update(&files.digest);

@@ -106,7 +106,7 @@ fn what_has_been_damaged_is_forgotten_and_nothing_else() {
     );
     assert_eq!(Checked::default().check(&mut journal, &files, &wanted, &never), Some(2));
     assert!(journal.has(0, 1) && !journal.has(0, 2));
-    // What has come since counts, whatever is said of what came before.
+    // A newer record counts, whatever is said of an older one.
     let hash = of(&(2..4));
     journal.add(0, 2..4, hash).unwrap();
     assert_eq!(Checked::default().check(&mut journal, &files, &wanted, &never), Some(0));

@@ -1,12 +1,12 @@
-//! Which blocks are to be cleared: those that sequences have let go. Knows nothing of devices.
+//! The blocks that sequences have freed and that must be cleared. Knows nothing of devices.
 //!
-//! Where blocks are cleared nobody shares one, so each has one holder. What a sequence holds of a group when its next
-//! position is `p`:
+//! Where blocks are cleared they are never shared, so each has one holder. What a sequence holds of a group when its
+//! next position is `p`:
 //!
-//! `[0, n_passed(p)) let go before, perhaps others' by now · [n_passed(p), table.len()) its own`
+//! `[0, n_passed(p)) freed before, perhaps another's by now · [n_passed(p), table.len()) its own`
 //!
-//! A coordinator gives a block to another at the earliest in the step behind the last slice that reads it, and a rank
-//! runs steps in order. So it is soon enough to clear when a step begins.
+//! A coordinator gives a block to another sequence at the earliest in the step after the last slice that reads it, and
+//! a rank runs steps in order. So it is soon enough to clear when a step begins.
 
 use crate::runner::sequences::limits::SequenceLimits;
 use std::ops::Range;
@@ -14,36 +14,36 @@ use types::{BlockId, CacheGroup};
 
 pub(crate) struct LetGo {
     groups: Vec<CacheGroup>,
-    /// Of each group, since they were last cleared.
+    /// One list per group: blocks freed since the last clearing.
     blocks: Vec<Vec<BlockId>>,
 }
 
 impl LetGo {
-    /// A block is in there once, as it has one holder: no step needs more room.
+    /// A block has one holder and so is listed once: no step needs more room.
     pub fn new(limits: &SequenceLimits) -> LetGo {
         let room = |n_blocks: &u32| Vec::with_capacity(*n_blocks as usize);
         LetGo { groups: limits.groups.clone(), blocks: limits.n_blocks.iter().map(room).collect() }
     }
 
-    /// Those side by side stand in a row, as devices like them best.
+    /// Sorted, so that neighbouring blocks are adjacent, as devices prefer.
     pub fn uncleared(&mut self) -> &mut [Vec<BlockId>] {
         self.blocks.iter_mut().for_each(|blocks| blocks.sort_unstable());
         &mut self.blocks
     }
 
-    /// A slice is going to be computed: no later one reads what is behind the windows of its end.
+    /// Before a slice is computed: frees the blocks before the window of its end, which no later slice reads.
     pub fn pass(&mut self, tables: &[Vec<BlockId>], slice: &Range<u32>) {
         self.note(tables, |group, _| group.n_passed(slice.start) as usize..group.n_passed(slice.end) as usize);
     }
 
-    /// A sequence is forgotten whose next position this would be.
+    /// Frees the blocks of a sequence that ends, whose next position would be `n_computed`.
     pub fn leave(&mut self, tables: &[Vec<BlockId>], n_computed: u32) {
         self.note(tables, |group, n_blocks| group.n_passed(n_computed) as usize..n_blocks);
     }
 
     fn note(&mut self, tables: &[Vec<BlockId>], entries: impl Fn(&CacheGroup, usize) -> Range<usize>) {
         for ((group, table), blocks) in self.groups.iter().zip(tables).zip(&mut self.blocks) {
-            // A sequence that broke the protocol in the middle of a slice has fewer.
+            // A sequence that broke the protocol in the middle of a slice has fewer blocks.
             blocks.extend_from_slice(table.get(entries(group, table.len())).unwrap_or_default());
         }
     }

@@ -14,7 +14,7 @@ pub(crate) struct Avx2(__m256, __m256);
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2Int(__m256i, __m256i);
 
-/// Each word's lowest eight bits.
+/// Widens each word's lowest eight bits.
 #[inline(always)]
 unsafe fn e4m3(words: __m256i) -> __m256 {
     unsafe {

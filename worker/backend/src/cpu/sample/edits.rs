@@ -1,15 +1,15 @@
-//! What changes logits before anything is drawn: masks, bias and penalties. A function of the row and the log.
+//! Edits of logits before the draw: masks, bias and penalties. They depend on the row and the log only.
 
 use crate::Draw;
 use types::{Dry, Penalties, Sampling, Token, Tokens};
 
-/// A longer repetition costs what one of this length costs: by then nothing is left of the logit, and the search for
-/// repetitions stays short in a log that says one word for ever.
+/// Longer repetitions are penalized like one of this length. That already leaves nothing of the logit, and the search
+/// stays short in a log that repeats one token.
 pub(super) const REPETITION_MAX: usize = 64;
-/// So much is more than any logit, and so little that sums of it stay numbers.
+/// Larger than any logit, and small enough that sums of it stay finite.
 const PENALTY_MAX: f64 = 1e30;
 
-/// Whether this draw sees the row as it is.
+/// Whether this draw edits nothing.
 pub(super) fn is_plain(draw: &Draw<'_>) -> bool {
     let Sampling { bias, allowed, bad_words, penalties, dry, .. } = draw.sampling;
     bias.is_empty()
@@ -24,8 +24,7 @@ fn hides_stops(draw: &Draw<'_>) -> bool {
     draw.n_output() < draw.sampling.tokens_min && !draw.sampling.stop.is_empty()
 }
 
-/// Writes the row to `edited` as this draw sees it. `marks` is zero for every token of the vocabulary, before and
-/// after.
+/// Writes the row to `edited` with this draw's edits. `marks` is zero for every token before and after.
 pub(super) fn edit(row: &[f32], draw: &Draw<'_>, edited: &mut Vec<f32>, marks: &mut Vec<u32>) {
     let sampling = draw.sampling;
     allow(row, &sampling.allowed, edited);
@@ -68,7 +67,7 @@ fn mask(row: &mut [f32], token: Token) {
     change(row, token, |_| f32::NEG_INFINITY);
 }
 
-/// Masks a word's last token where the output ends with all that stands before it.
+/// Masks a word's last token where the output ends with the rest of the word.
 fn forbid_end(row: &mut [f32], word: &[Token], output: &[Token]) {
     if let Some((last, before)) = word.split_last()
         && output.ends_with(before)
@@ -77,7 +76,7 @@ fn forbid_end(row: &mut [f32], word: &[Token], output: &[Token]) {
     }
 }
 
-/// Marks what the prompt has; below it a token's occurrences in the output are counted.
+/// Flags tokens of the prompt; the bits below count a token's occurrences in the output.
 const IN_PROMPT: u32 = 1 << 31;
 
 fn penalize(row: &mut [f32], draw: &Draw<'_>, penalties: &Penalties, marks: &mut [u32]) {
@@ -89,7 +88,7 @@ fn penalize(row: &mut [f32], draw: &Draw<'_>, penalties: &Penalties, marks: &mut
     }
     for &token in draw.prompt.iter().chain(draw.output) {
         let Some(mark) = marks.get_mut(token as usize) else { continue };
-        // A token's first occurrence takes its mark away: the others find nothing.
+        // A token's first occurrence clears its mark, so that later ones change nothing.
         let mark = std::mem::take(mark);
         if mark != 0 {
             change(row, token, |logit| penalized(logit, mark & !IN_PROMPT, penalties));
@@ -104,7 +103,7 @@ fn penalized(logit: f32, n_output: u32, penalties: &Penalties) -> f32 {
     if n_output > 0 { logit - presence } else { logit }
 }
 
-/// The log as one slice after another, counted from its end.
+/// The log's parts as one slice, indexed from its end.
 struct Backwards<'a> {
     prompt: &'a [Token],
     output: &'a [Token],
@@ -115,7 +114,7 @@ impl Backwards<'_> {
         self.prompt.len() + self.output.len()
     }
 
-    /// The token before which `i` others stand at the log's end.
+    /// The token that is followed by `i` others.
     fn get(&self, i: usize) -> Token {
         match self.output.len().checked_sub(i + 1) {
             Some(at) => self.output[at],
@@ -128,14 +127,14 @@ impl Backwards<'_> {
         i + run.len() <= self.len() && run.iter().rev().enumerate().all(|(j, token)| self.get(i + j) == *token)
     }
 
-    /// How many tokens the log has after the last breaker.
+    /// The number of tokens after the last breaker.
     fn since_breaker(&self, breakers: &[Tokens], max: usize) -> usize {
         let is_broken = |i: &usize| breakers.iter().any(|run| self.run_ends_at(*i, run));
         (0..max.min(self.len())).find(is_broken).unwrap_or(max.min(self.len()))
     }
 }
 
-/// `.. a b c [x] .. a b c [?]`: what followed the same end before is penalized by the length of what is the same.
+/// `.. a b c [x] .. a b c [?]`: penalizes x, which followed the same run before, by the run's length.
 fn penalize_repetitions(row: &mut [f32], draw: &Draw<'_>, dry: &Dry, marks: &mut [u32]) {
     let log = Backwards { prompt: draw.prompt, output: draw.output };
     let length_max = log.since_breaker(&dry.breakers, REPETITION_MAX);

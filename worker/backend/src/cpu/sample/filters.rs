@@ -1,33 +1,33 @@
-//! Which tokens may be drawn: the filters, in the order that `super` writes down. Knows one row and no log.
+//! The filters that decide which tokens may be drawn, in the order given in `super`. Knows one row and no log.
 
 use super::noise::Noise;
 use crate::cpu::{Isa, math, rows};
 use types::{Sampling, Token};
 
-/// A row that is drawn from with some heat.
+/// A row to be drawn from at a temperature above zero.
 pub(super) struct Heated<'a> {
     row: &'a [f32],
     largest: f32,
     sampling: &'a Sampling,
     isa: Isa,
     scale: f64,
-    /// Logits below it, less the largest, are filtered out by top_n_sigma.
+    /// top_n_sigma drops logits that are below the largest by more than this.
     deviation: f64,
-    /// Scaled logits below it are filtered out by min_p.
+    /// min_p drops scaled logits below this.
     least: f64,
 }
 
-/// What logits are multiplied by.
+/// The factor for logits: one over the temperature.
 pub(super) fn scale(sampling: &Sampling) -> f64 {
     1.0 / f64::from(sampling.temperature)
 }
 
-/// The scaled logit below which min_p keeps nothing.
+/// The scaled logit below which min_p drops a token.
 pub(super) fn least(min_p: f32) -> f64 {
     if min_p > 0.0 { libm::log(f64::from(min_p)) } else { f64::NEG_INFINITY }
 }
 
-/// The same in f32. Of the smallest temperatures the inverse is infinite, and zero times that is no number.
+/// `scale` in f32. The inverse of the smallest temperatures is infinite there, and zero times that would be NaN.
 pub(super) fn scale_f32(sampling: &Sampling) -> f32 {
     (1.0 / sampling.temperature).min(f32::MAX)
 }
@@ -41,12 +41,12 @@ impl<'a> Heated<'a> {
         Heated { row, largest, sampling, isa, scale: scale(sampling), deviation, least: least(sampling.min_p) }
     }
 
-    /// The logit over the temperature, zero for the largest.
+    /// The logit over the temperature, shifted so that the largest is zero.
     pub fn scaled(&self, token: Token) -> f64 {
         f64::from(self.row[token as usize] - self.largest) * self.scale
     }
 
-    /// What top_n_sigma and min_p keep; the largest is always among it.
+    /// Whether top_n_sigma and min_p keep the token. They always keep the largest.
     pub fn keeps(&self, token: Token) -> bool {
         let below = f64::from(self.row[token as usize] - self.largest);
         below >= self.deviation && below * self.scale >= self.least
@@ -56,7 +56,7 @@ impl<'a> Heated<'a> {
         self.deviation == f64::NEG_INFINITY && self.least == f64::NEG_INFINITY
     }
 
-    /// The probability over that of the largest.
+    /// The probability relative to that of the largest.
     fn weight(&self, key: &Key) -> f64 {
         f64::from(math::exp((self.row[key.token() as usize] - self.largest) * scale_f32(self.sampling)))
     }
@@ -65,13 +65,13 @@ impl<'a> Heated<'a> {
         if self.sampling.top_k == 0 { self.row.len() } else { self.row.len().min(self.sampling.top_k as usize) }
     }
 
-    /// Whether `keeps` is all that is asked of a token: then nothing needs to be in order.
+    /// Whether `keeps` is the only filter: then nothing needs to be sorted.
     pub fn is_unordered(&self) -> bool {
         let Sampling { top_p, typical_p, xtc, .. } = self.sampling;
         self.top_k() == self.row.len() && *top_p >= 1.0 && *typical_p >= 1.0 && xtc.probability == 0.0
     }
 
-    /// Fills `keys` with the tokens that all filters keep, the most likely first. There is one at least.
+    /// Fills `keys` with the tokens that all filters keep, the most likely first. At least one stays.
     pub fn select(&self, noise: &Noise, keys: &mut Vec<Key>) {
         let Sampling { top_p, typical_p, xtc, .. } = self.sampling;
         let only_top_p = self.keeps_all() && self.top_k() == self.row.len() && *typical_p >= 1.0;
@@ -83,7 +83,7 @@ impl<'a> Heated<'a> {
                 self.top_p(keys);
             }
         }
-        // What is masked is no choice.
+        // Masked tokens are no choice.
         let n = keys.partition_point(|key| self.row[key.token() as usize] > f32::NEG_INFINITY);
         keys.truncate(n);
         if xtc.probability > 0.0 && noise.coin() < f64::from(xtc.probability) {
@@ -91,14 +91,14 @@ impl<'a> Heated<'a> {
         }
     }
 
-    /// Thresholds and top_k cut the same end off, so their order does not matter.
+    /// Thresholds and top_k drop tokens from the same end, so their order does not matter.
     fn candidates(&self, keys: &mut Vec<Key>) {
         select_largest(self.row, self.top_k(), keys);
         let n = keys.partition_point(|key| self.keeps(key.token()));
         keys.truncate(n.max(1));
     }
 
-    /// Keeps those whose surprise is nearest to the expected one, until they reach typical_p.
+    /// Keeps the tokens whose surprise is nearest to the expected one, until they reach typical_p.
     fn typical(&self, keys: &mut Vec<Key>) {
         if self.sampling.typical_p >= 1.0 {
             return;
@@ -111,7 +111,7 @@ impl<'a> Heated<'a> {
             weight => weight / total * surprise(key),
         };
         let entropy: f64 = keys.iter().map(expected).sum();
-        // Sorted as if nearness were likelihood, and back.
+        // Sorted by nearness in place of the logit, and back.
         keys.iter_mut().for_each(|key| *key = Key::new(key.token(), -((surprise(key) - entropy).abs() as f32)));
         keys.sort_unstable();
         let wanted = total * f64::from(self.sampling.typical_p);
@@ -129,7 +129,7 @@ impl<'a> Heated<'a> {
         }
     }
 
-    /// Looks at a few of the most likely first: most distributions have their top_p in so few.
+    /// Tries a few of the most likely first: in most distributions they reach top_p.
     fn top_p_of_all(&self, keys: &mut Vec<Key>) {
         const FIRST_LOOK: usize = 64;
         let total = f64::from(rows::sum_exp(self.isa, self.row, self.largest, scale_f32(self.sampling)));
@@ -147,7 +147,7 @@ impl<'a> Heated<'a> {
         }
     }
 
-    /// How many of the first keys it takes to reach a weight.
+    /// How many of the first keys reach a weight.
     fn n_reaching(&self, wanted: f64, keys: &[Key]) -> Option<usize> {
         let mut reached = 0.0;
         let reaches = |key: &Key| {
@@ -157,7 +157,7 @@ impl<'a> Heated<'a> {
         keys.iter().position(reaches).map(|i| i + 1)
     }
 
-    /// Of those that reach the threshold only the least likely stays.
+    /// Of the tokens that reach the threshold only the least likely stays.
     fn exclude_top_choices(&self, keys: &mut Vec<Key>) {
         let total: f64 = keys.iter().map(|key| self.weight(key)).sum();
         let threshold = total * f64::from(self.sampling.xtc.threshold);
@@ -168,7 +168,7 @@ impl<'a> Heated<'a> {
     }
 }
 
-/// The standard deviation of a row's logits; what is masked is not among them.
+/// The standard deviation of a row's logits, without masked ones.
 fn deviation(row: &[f32]) -> f64 {
     let numbers = || row.iter().filter(|logit| **logit > f32::NEG_INFINITY).map(|logit| f64::from(*logit));
     let n = numbers().count().max(1) as f64;
@@ -176,13 +176,13 @@ fn deviation(row: &[f32]) -> f64 {
     (numbers().map(|logit| (logit - mean) * (logit - mean)).sum::<f64>() / n).sqrt()
 }
 
-/// A logit and its token as one number: the smaller, the more likely, and among equals the lower id.
+/// A logit and its token as one number: a smaller number is more likely, or of equal logits the lower id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key(u64);
 
 impl Key {
     fn new(token: Token, logit: f32) -> Key {
-        // Adding zero makes -0 equal to 0. The bits of a positive float grow with it, those of a negative one fall.
+        // Adding zero turns -0 into 0. A positive float's bits grow with it, those of a negative one fall.
         let bits = (logit + 0.0).to_bits();
         let falling = if bits >> 31 == 0 { !bits & 0x7fff_ffff } else { bits };
         Key(u64::from(falling) << 32 | u64::from(token))
@@ -193,7 +193,7 @@ impl Key {
     }
 }
 
-/// The k largest of a row in order. One pass: whatever cannot be among them is not looked at twice.
+/// The k largest of a row, sorted. One pass: tokens that cannot be among them are looked at once.
 pub(super) fn select_largest(row: &[f32], k: usize, keys: &mut Vec<Key>) {
     let room = row.len().min((2 * k).max(256));
     keys.clear();

@@ -1,4 +1,4 @@
-//! Draws a token from a row of logits. Knows rows and what was asked of each; nothing of sequences.
+//! Draws a token from a row of logits. Knows rows and their sampling parameters; nothing of sequences.
 //!
 //! In this order, which is vLLM's for what vLLM has; the rest stands where llama.cpp has it:
 //! ```text
@@ -9,9 +9,9 @@
 //!        -> temperature -> top_n_sigma -> min_p -> top_k -> typical_p -> top_p -> XTC                (filters.rs)
 //!        -> the survivor with the largest (logit - largest) / temperature + noise(seed, choice, position, token)
 //! ```
-//! Where a filter cuts among equals, the lower id stays. Each filter sees the probabilities that those before it left,
-//! but for top_p, typical_p and XTC they need no sum. Nothing here depends on an order of work, so rows may be drawn by
-//! any thread, and candidates visited in any way; all that is remembered from one token to the next is the log.
+//! Where a filter cuts among equals, the lower id stays. Each filter sees the probabilities that those before it left;
+//! only top_p, typical_p and XTC need sums of them. Nothing here depends on the order of work, so rows may be drawn by
+//! any thread and candidates visited in any order. From one token to the next only the log is kept.
 
 mod edits;
 mod filters;
@@ -58,7 +58,7 @@ impl Cpu {
     }
 }
 
-/// A scratch for every thread that may draw at once, made before they do.
+/// Scratch memory for every thread that may draw at once, allocated beforehand.
 #[derive(Default)]
 pub(super) struct Samplers(Mutex<Vec<Scratch>>);
 
@@ -81,12 +81,12 @@ impl Samplers {
     }
 }
 
-/// What one thread needs to draw; its memory is kept.
+/// One thread's buffers for draws, reused.
 struct Scratch {
     isa: Isa,
     keys: Vec<Key>,
     edited: Vec<f32>,
-    /// One per token of the vocabulary, zero between draws.
+    /// One mark per token of the vocabulary, zero between draws.
     marks: Vec<u32>,
 }
 
@@ -101,27 +101,27 @@ impl Scratch {
     }
 }
 
-/// What a device needs to know to make a draw whose logits are not edited.
+/// The parameters of a draw whose logits are not edited, for a device's sampler.
 pub(crate) struct Unedited {
-    /// Of the noise.
+    /// The key of the noise.
     pub key: u64,
-    /// Of logits, before noise is added.
+    /// The factor for logits, before noise is added.
     pub scale: f64,
-    /// The same for sums of probabilities.
+    /// The factor for logits in sums of probabilities.
     pub scale_f32: f32,
-    /// Scaled logits below it are not drawn.
+    /// min_p's threshold: scaled logits below it are not drawn.
     pub least: f64,
-    /// One keeps all.
+    /// Keeps all if it is one.
     pub top_p: f64,
-    /// Zero keeps all.
+    /// Keeps all if it is zero.
     pub top_k: u32,
 }
 
-/// None where logits are edited, tokens are told beside the drawn one, or other filters are asked for.
+/// None where logits are edited, more tokens than the drawn one are returned, or other filters are asked for.
 pub(crate) fn unedited(draw: &Draw<'_>) -> Option<Unedited> {
     let sampling = draw.sampling;
-    // Every field stands here, so that a new one is looked at: the device's sampler does only what it is told below.
-    // `is_greedy` and `scale` read the temperature, `is_plain` what edits logits, and the rest changes no draw.
+    // All fields are listed, so that a new one is considered: the device's sampler only does what it is told below.
+    // `is_greedy` and `scale` read the temperature, `is_plain` the edits, and the others change no draw.
     let Sampling {
         temperature: _,
         top_k,
@@ -157,7 +157,7 @@ pub(crate) fn unedited(draw: &Draw<'_>) -> Option<Unedited> {
     is_known.then_some(Unedited { key, scale, scale_f32, least, top_p, top_k: *top_k })
 }
 
-/// None if the row holds something that is no number, or nothing that can be drawn.
+/// None if the row holds a NaN or +infinity, or nothing that can be drawn.
 fn draw_row(row: &[f32], draw: &Draw<'_>, scratch: &mut Scratch) -> Option<TokenOut> {
     let Scratch { isa, keys, edited, marks } = scratch;
     let isa = *isa;
@@ -175,7 +175,7 @@ fn draw_row(row: &[f32], draw: &Draw<'_>, scratch: &mut Scratch) -> Option<Token
     Some(told(row, largest, token, draw.sampling.logprobs, isa, keys))
 }
 
-/// The largest logit of a row that has only numbers; -infinity counts as one, being a mask.
+/// The largest logit of a row without NaN or +infinity; -infinity is allowed, as a mask.
 fn largest_of(isa: Isa, row: &[f32]) -> Option<f32> {
     let holds_nan = row.iter().fold(false, |holds, logit| holds | logit.is_nan());
     let largest = rows::largest(isa, row);
@@ -191,7 +191,7 @@ fn drawn(row: &[f32], largest: f32, draw: &Draw<'_>, isa: Isa, keys: &mut Vec<Ke
     let noise = Noise::new(sampling.seed, sampling.choice, draw.position());
     let heated = Heated::new(row, largest, sampling, isa);
     if heated.is_unordered() {
-        // The most likely raises the bar that the rest must pass.
+        // The most likely token first: it sets the score that the others must beat.
         let mut best = Best::new(first, &heated, &noise);
         (0..row.len() as Token)
             .filter(|token| heated.keeps(*token))
@@ -216,7 +216,7 @@ impl Best {
 
     fn offer(&mut self, token: Token, heated: &Heated<'_>, noise: &Noise) {
         let scaled = heated.scaled(token);
-        // Bounds first: almost no token of a vocabulary needs its logarithms.
+        // The bound first: almost no token then needs the exact noise.
         if scaled + Noise::MAX < self.score {
             return;
         }
@@ -231,7 +231,7 @@ impl Best {
     }
 }
 
-/// The token, with its logprob and the most likely beside it where they are asked for.
+/// The token, with its logprob and the most likely tokens beside it where they are asked for.
 fn told(row: &[f32], largest: f32, token: Token, logprobs: Option<u8>, isa: Isa, keys: &mut Vec<Key>) -> TokenOut {
     let mut out = TokenOut { token, logprob: None, top: Vec::new() };
     if let Some(n_top) = logprobs {

@@ -1,14 +1,14 @@
-//! Randomness without a state: a hash of seed, choice, position and token.
+//! Stateless randomness: a hash of seed, choice, position and token.
 
 use types::Token;
 
-/// Gumbel noise without a state: a hash of what it is for.
+/// Stateless Gumbel noise for one draw.
 pub(super) struct Noise {
     key: u64,
 }
 
 impl Noise {
-    /// No noise is larger.
+    /// The upper bound of all noise.
     pub(super) const MAX: f64 = 37.0;
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -25,7 +25,7 @@ impl Noise {
         mix(self.key.wrapping_add(Noise::STEP.wrapping_mul(u64::from(token) + 1)))
     }
 
-    /// Uniform in [0, 1), for what is decided once per token: the bits of a token that does not exist.
+    /// Uniform in [0, 1), for a decision made once per draw: the hash of a token that does not exist.
     pub(super) fn coin(&self) -> f64 {
         (self.bits(Token::MAX) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
@@ -40,7 +40,7 @@ impl Noise {
         -libm::log(-libm::log(u))
     }
 
-    /// At least `gumbel_of(bits)`: -ln u >= 1 - u, and 1 - u has as many zeros in front as u has ones.
+    /// An upper bound of `gumbel_of(bits)`: -ln u >= 1 - u, and 1 - u has as many leading zeros as u has leading ones.
     pub(super) fn bound(bits: u64) -> f64 {
         const MORE_THAN_LN_2: f64 = 0.693_148;
         f64::from((bits & !0xfff).leading_ones() + 1) * MORE_THAN_LN_2

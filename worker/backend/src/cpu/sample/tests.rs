@@ -23,7 +23,7 @@ fn hot(temperature: f32) -> Sampling {
     Sampling { temperature, seed: 7, ..Sampling::default() }
 }
 
-/// What the filters mean, without any of the short cuts: the survivors, most likely first.
+/// The survivors of the filters by definition, without short cuts, most likely first.
 fn survivors(row: &[f32], sampling: &Sampling, position: u32) -> Vec<Token> {
     let mut order: Vec<usize> = (0..row.len()).filter(|&i| row[i] > f32::NEG_INFINITY).collect();
     order.sort_by(|&a, &b| row[b].partial_cmp(&row[a]).unwrap().then(a.cmp(&b)));
@@ -78,7 +78,7 @@ fn naive(row: &[f32], sampling: &Sampling, position: u32) -> Token {
     survivors(row, sampling, position).into_iter().reduce(better).unwrap()
 }
 
-/// What the edits mean, token by token.
+/// The edited row by definition, token by token.
 fn edited(row: &[f32], sampling: &Sampling, prompt: &[Token], output: &[Token]) -> Vec<f32> {
     let count = |of: &[Token], token| of.iter().filter(|t| **t == token).count() as f32;
     let repeated = repetitions(&[prompt, output].concat(), &sampling.dry);
@@ -108,7 +108,7 @@ fn edited(row: &[f32], sampling: &Sampling, prompt: &[Token], output: &[Token]) 
     row.iter().enumerate().map(one).collect()
 }
 
-/// How long the repetition would be that each token goes on with.
+/// For each token, the length of the repetition that it would continue.
 fn repetitions(log: &[Token], dry: &Dry) -> BTreeMap<Token, u32> {
     let broken = |end: &usize| dry.breakers.iter().any(|breaker| log[..*end].ends_with(breaker));
     let since_breaker = log.len() - (1..=log.len()).rev().find(broken).unwrap_or(0);
@@ -234,7 +234,7 @@ const GOLDEN_GUMBEL: u64 = 0x4013_3fdf_772c_d9d8;
 #[test]
 fn no_noise_passes_its_bound() {
     for i in 0..20_000u64 {
-        // Also rare ones, with many ones in front.
+        // Rare ones too, with many leading ones.
         let bits = mix(i) | !(u64::MAX >> (i % 64));
         let gumbel = Noise::gumbel_of(bits);
         assert!(gumbel <= Noise::bound(bits) && gumbel < Noise::MAX, "{bits:x}");
@@ -318,7 +318,7 @@ fn top_choices_are_excluded_when_the_coin_says_so() {
     let with = |probability| Sampling { xtc: Xtc { probability, threshold: 0.1 }, ..hot(1.0) };
     assert!((0..100).all(|position| token(&row, &with(1.0), position) == 11));
     let n = (0..4000).filter(|position| token(&row, &with(0.25), *position) == 11).count();
-    // A quarter of the coins, and 0.19 of what is drawn otherwise.
+    // XTC drops the token in a quarter of the draws; otherwise it is drawn with probability 0.19.
     assert!((1400..1750).contains(&n), "{n}");
     assert!((0..100).any(|position| token(&row, &with(0.0), position) == 7));
 }
@@ -383,7 +383,7 @@ fn a_word_said_for_ever_costs_a_number() {
     let draw = Draw { sampling: &sampling, prompt: &[5], output: &output, score: None };
     let out = draw_row(&[1.0, 0.0, 0.0, 0.0, 0.0, 9.0], &draw, &mut Scratch::new(0));
     assert_eq!(out.unwrap().token, 0);
-    // Where it is all that may be said, it is said.
+    // The only allowed token is drawn even if it is penalized.
     let only = Sampling { allowed: vec![5], ..sampling.clone() };
     let draw = Draw { sampling: &only, ..draw };
     let out = draw_row(&[1.0, 0.0, 0.0, 0.0, 0.0, 9.0], &draw, &mut Scratch::new(0));

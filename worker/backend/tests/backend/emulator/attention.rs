@@ -1,5 +1,5 @@
-//! Attention and what is stored before it: the contract's bits, however the positions were cut into steps, whoever else
-//! is in them, and whatever others' blocks hold.
+//! Attention, and the storing of K and V before it: the contract's bits, however positions were cut into steps, and
+//! whatever other sequences and other blocks hold.
 
 use super::device::{Launch, Memory, ORDERS, bf16_rows, rounded};
 use super::functions::{exp, soft_cap};
@@ -14,7 +14,7 @@ use types::{Activations, BlockId, KvDtype, KvLayout, Want};
 const POSITIONS: usize = 16;
 const TILE: usize = 256;
 const N_BLOCKS: usize = 64;
-/// In memory that nobody has written: a NaN.
+/// A NaN, for memory that nobody has written.
 const GARBAGE: u16 = 0x7fc1;
 
 /// As `AttendItem`.
@@ -27,14 +27,14 @@ struct Item {
     table: u32,
 }
 
-/// A sequence and where it lies.
+/// A sequence and its blocks.
 struct Sequence {
     /// [n_positions, qkv_cols]
     qkv: Vec<f32>,
     blocks: Vec<u32>,
 }
 
-/// Positions of some sequences that are computed together.
+/// Ranges of positions of some sequences, computed together.
 type Step = [(usize, Range<usize>)];
 
 struct Case {
@@ -61,15 +61,15 @@ impl Case {
         N_BLOCKS * self.heads.n_kv_heads * 2 * POSITIONS * self.dim()
     }
 
-    /// Where an element of K (0) or V (1) of a position lies.
+    /// The index of an element of K (0) or V (1) at a position.
     fn at(&self, sequence: usize, position: usize, head: usize, of: usize, i: usize) -> usize {
         let (block, slot) = (self.sequences[sequence].blocks[position / POSITIONS] as usize, position % POSITIONS);
         let page = (block * self.heads.n_kv_heads + head) * 2 + of;
         page * POSITIONS * self.dim() + if of == 0 { slot * self.dim() + i } else { i * POSITIONS + slot }
     }
 
-    /// The cache with the first positions of every sequence in it and garbage behind them: in a block that is begun, in
-    /// others' blocks, and in blocks that no row sees any more.
+    /// A cache that holds the first positions of every sequence, and garbage elsewhere: behind them in the last block,
+    /// in other sequences' blocks, and in blocks that no row sees any more.
     fn cache(&self, steps: &Step) -> Vec<u16> {
         let mut kv = vec![GARBAGE; self.n_kv()];
         for (sequence, range) in steps {
@@ -97,7 +97,7 @@ impl Case {
         self.heads.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
     }
 
-    /// The rows of a step, their positions, and the block tables with where each sequence's begins.
+    /// The rows of a step, their positions, the block tables, and where each sequence's table begins.
     fn rows(&self, step: &Step) -> (Vec<f32>, Vec<u32>, Vec<u32>, Vec<u32>) {
         let (mut qkv, mut positions, mut blocks, mut tables) = (vec![], vec![], vec![], vec![]);
         for (sequence, range) in step {
@@ -110,7 +110,7 @@ impl Case {
         (qkv, positions, blocks, tables)
     }
 
-    /// Runs of rows of a sequence whose queries fit a block of threads; and an item that has none.
+    /// Runs of a sequence's rows whose queries fit a block of threads, and one empty item.
     fn items(&self, step: &Step, queries: usize) -> Vec<Item> {
         let each = (queries / self.heads.per_kv).max(1);
         let (_, _, _, tables) = self.rows(step);
@@ -126,7 +126,7 @@ impl Case {
         items
     }
 
-    /// [n_rows, padded n_heads * head_dim] as the kernel gives it.
+    /// The kernel's result: [n_rows, padded n_heads * head_dim].
     fn attend(&self, step: &Step, queries: usize, order: i32) -> Vec<u16> {
         let (qkv, _, blocks, _) = self.rows(step);
         let n_rows = qkv.len() / self.heads.qkv_cols();
@@ -142,7 +142,7 @@ impl Case {
         out.read()
     }
 
-    /// Tiles apart, then merged.
+    /// The result of tiles computed apart and then merged.
     fn attend_split(&self, step: &Step, order: i32) -> Vec<u16> {
         let (qkv, positions, blocks, _) = self.rows(step);
         let n_rows = qkv.len() / self.heads.qkv_cols();
@@ -150,7 +150,7 @@ impl Case {
         let items = self.items(step, 16);
         let first = positions.iter().map(|position| self.seen(*position as usize).start / TILE).min().unwrap_or(0);
         let end = positions.iter().map(|position| *position as usize / TILE + 1).max().unwrap_or(0);
-        // One more than anybody sees.
+        // One tile more than any row sees.
         let n_tiles = end - first + 1;
         let partial = Memory::filled(n_rows * self.heads.n_heads * n_tiles * (self.dim() + 2), f32::NAN);
         let (at, out, positions) = (Memory::of(&items), self.out(n_rows), Memory::of(&positions));
@@ -179,7 +179,7 @@ impl Case {
         [n_items, self.heads.n_kv_heads * self.heads.per_kv.div_ceil(queries), n_tiles]
     }
 
-    /// The contract, position by position. The padded rows of a step.
+    /// The contract, position by position, for the padded rows of a step.
     fn expected(&self, step: &Step) -> Vec<u16> {
         let mut out = Vec::new();
         for (sequence, range) in step {
@@ -208,7 +208,7 @@ impl Case {
         acc.iter().map(|acc| acc / sum).collect()
     }
 
-    /// Largest score, sum, and weighted values of a tile.
+    /// The largest score, the sum and the weighted values of a tile.
     fn tile(&self, sequence: usize, q: &[f32], head: usize, tile: usize, seen: &Range<usize>) -> (f32, f32, Vec<f32>) {
         let (dim, kv_head) = (self.heads.head_dim, self.heads.kv_of(head));
         let number = |position: usize, of: usize, i: usize| {
@@ -243,7 +243,7 @@ impl Case {
     }
 }
 
-/// In steps of sixteen elements, as `kernels.cuh` orders them; elements that a head has not add nothing.
+/// In steps of sixteen elements, in the order of `kernels.cuh`; padding elements of a head add nothing.
 fn dot(q: &[f32], k: &[f32]) -> f32 {
     let mut sum = 0.0f32;
     for (q, k) in q.chunks(32).zip(k.chunks(32)) {
@@ -314,7 +314,7 @@ fn windows_caps_and_cut_groups_give_the_contract() {
     // Query heads 2..7 of three for each KV head: the first and the last group are cut.
     let cut = Heads { n_heads: 5, n_kv_heads: 3, per_kv: 3, first: 2, ..heads(3, 1, 32) };
     check(&Case::new(24, cut, &[40]), &[(0, 30..37)], "cut groups", &[0, 77]);
-    // One KV head for more query heads than a block has.
+    // More query heads on one KV head than a block of threads has.
     check(&Case::new(25, heads(71, 1, 32), &[20]), &[(0, 18..20)], "many heads", &[1]);
 }
 
@@ -418,7 +418,7 @@ fn stored(
     assert_eq!(kv.read(), expected);
 }
 
-/// The rows as the CPU turns them.
+/// The rows after the CPU's rope.
 fn on_cpu(case: &Case, step: &Step, qkv: &[f32], rope: Option<(&[f32], &[f32], usize, RopeStyle)>) -> Vec<f32> {
     let Heads { n_kv_heads, head_dim, .. } = case.heads;
     let cpu = cpu(Isa::Plain, 1, Activations::F32);

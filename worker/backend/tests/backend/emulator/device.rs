@@ -1,4 +1,4 @@
-//! The emulator as a device: builds it once, launches kernels by name, and guards the memory that they are given.
+//! The emulator as a device: builds it once, launches kernels by name, and guards their memory.
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use std::collections::hash_map::DefaultHasher;
@@ -50,7 +50,7 @@ fn emulator() -> &'static Emulator {
     })
 }
 
-/// Compiles where the sources have changed; the name says what it was made of.
+/// Compiles after the sources have changed: the file name has their digest.
 fn build() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut hasher = DefaultHasher::new();
@@ -58,7 +58,7 @@ fn build() -> PathBuf {
         let mut files: Vec<_> =
             std::fs::read_dir(root.join(folder)).unwrap().map(|file| file.unwrap().path()).collect();
         files.sort();
-        // A table of registers is no source.
+        // A table of registers is not a source.
         files.retain(|file| file.extension().is_some_and(|extension| extension != "txt"));
         files.iter().for_each(|file| std::fs::read(file).unwrap().hash(&mut hasher));
     }
@@ -130,13 +130,13 @@ macro_rules! arguments {
 }
 
 const FENCE: u8 = 0xa5;
-/// A multiple of what any machine calls a page.
+/// A multiple of the page size on any machine.
 const PAGE: usize = 64 << 10;
 
-/// Memory of the device: begins on 16 bytes, and ends, but for what that takes, where nothing may be read. What lies
-/// before it and behind it, up to there, must not be written.
+/// Device memory, aligned to 16 bytes and followed by a page that may not be read, except for the alignment gap. Writes
+/// before it, and into that gap, are detected.
 pub struct Memory<T> {
-    /// A page that nobody may touch, pages, and another such page.
+    /// A page without access, the pages of the values, and another page without access.
     pages: *mut u8,
     n_pages: usize,
     n: usize,
@@ -172,7 +172,7 @@ impl<T: bytemuck::Pod> Memory<T> {
         self.pages.wrapping_add((self.n_pages + 1) * PAGE - n_bytes).cast()
     }
 
-    /// What a kernel left, and nothing beside it.
+    /// The contents after a kernel; panics if it wrote outside of them.
     pub fn read(&self) -> Vec<T> {
         // SAFETY: the inner pages; no kernel runs, as a launch returns when all its threads have.
         let bytes = unsafe { std::slice::from_raw_parts(self.pages.add(PAGE), self.n_pages * PAGE) };
@@ -205,5 +205,5 @@ pub fn rounded(x: f32) -> f32 {
     half::bf16::from_f32(x).to_f32()
 }
 
-/// What a test fills memory with that a kernel must write.
+/// Fills memory that a kernel must write.
 pub const UNWRITTEN: f32 = f32::from_bits(0xffc0_1234);

@@ -1,4 +1,4 @@
-//! Routing, grouping and adding up: the CPU backend's choices, the stable order, the leaves' tree.
+//! Routing, grouping and summing of experts: the CPU backend's choices, the stable order, the leaves' tree.
 
 use super::device::{Launch, Memory, ORDERS, UNWRITTEN};
 use super::linear::grouped;
@@ -91,7 +91,7 @@ fn experts_add_up_by_the_tree() {
             let planes = fold(&runs, (n_rows, n_used, cols), &y, &place, &chosen, &weights);
             for i in 0..n_rows * cols {
                 let (row, column) = (i / cols, i % cols);
-                // The definition: every expert is a leaf, and who is absent adds nothing.
+                // By definition every expert is a leaf, and absent ones add nothing.
                 let leaf = |expert: u32| {
                     let choice = (row * n_used..(row + 1) * n_used).find(|choice| chosen[*choice] == expert);
                     (expert..expert + 1, choice.map_or(-0.0, |choice| made(choice, column)))

@@ -1,5 +1,5 @@
-//! Numbers of eight bits between a library and the rest: rows are rounded to the nearest, weights widened exactly, and
-//! products scaled behind it.
+//! E4M3 numbers around a library's products: rows are rounded to the nearest, weights widened exactly, and products
+//! scaled afterwards.
 
 use super::device::{Launch, Memory, ORDERS, UNWRITTEN, bf16_rows, rounded};
 use super::linear::{Packed, eight_bits_of};
@@ -7,7 +7,7 @@ use crate::arguments;
 use crate::numbers::{Rng, assert_bits};
 use half::bf16;
 
-/// The nearest of all numbers of eight bits; of two, the one whose last bit is zero.
+/// The nearest E4M3 number; of two, the one whose last bit is zero.
 fn nearest(x: f32) -> u8 {
     let distance = |bits: u8| (f64::from(eight_bits_of(bits)) - f64::from(x.abs())).abs();
     let better = |best: u8, bits: u8| {
@@ -35,7 +35,7 @@ fn rows_are_rounded_to_the_nearest() {
         let sizes = [1.0, 1e-3, 0.0, 1e-34, 2e38, 7.0];
         let mut x: Vec<f32> =
             sizes.iter().flat_map(|size| rng.floats(cols).into_iter().map(move |x| x * size)).collect();
-        // Of other sizes than the rest of their row, so that all exponents are met.
+        // Some numbers are much smaller than the rest of their row, so that all exponents occur.
         x.iter_mut().step_by(3).for_each(|x| *x *= 2f32.powi(-(rng.below(20) as i32)));
         x[5 * cols + 3] = f32::INFINITY;
         x.extend((0..cols).map(|i| if i + 1 == cols { f32::NAN } else { 1.0 }));

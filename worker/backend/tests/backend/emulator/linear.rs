@@ -1,4 +1,4 @@
-//! Products: every kernel and every kind of weight gives the contract's bits, whoever else is in the batch.
+//! Products: every kernel and every kind of weight gives the contract's bits, whatever else is in the batch.
 
 use super::device::{Launch, Memory, ORDERS, UNWRITTEN, bf16_rows, rounded};
 use crate::arguments;
@@ -9,7 +9,7 @@ use types::Leaves;
 use types::leaves::{Fold, aligned_runs, sum_runs};
 
 pub const KINDS: [&str; 8] = ["bf16", "plain", "w8", "w8h", "w4", "w4h", "f8", "f8plain"];
-/// Kernels and how many rows a block of each takes.
+/// Kernels, and the rows that a block of threads takes.
 const KERNELS: [(&str, usize); 4] = [("r8", 8), ("r16", 16), ("r32", 32), ("r64", 64)];
 const PIECES_MAX: usize = 8;
 const STRANDS: usize = 4;
@@ -47,7 +47,7 @@ impl Pieces {
         }
     }
 
-    /// What is not cut between ranks: strands.
+    /// The pieces of a matrix that is not cut between ranks: strands.
     pub fn whole(k: usize) -> Pieces {
         let mut pieces = Pieces::none(k);
         let n_groups = pieces.n_groups as usize;
@@ -77,7 +77,7 @@ impl Pieces {
     }
 }
 
-/// A matrix as the kernels have it, and the numbers that it stands for.
+/// A packed matrix, and the numbers that it stands for.
 pub struct Packed {
     pub kind: &'static str,
     pub n_out: usize,
@@ -88,10 +88,10 @@ pub struct Packed {
     pub weights: Vec<f32>,
 }
 
-/// One group of thirty-two of a row, before it is packed.
+/// One row's group of thirty-two elements, before it is packed.
 struct Group {
     digits: [u8; 32],
-    /// (scale, minimum) of each sixteen.
+    /// (scale, minimum) of each sixteen elements.
     scales: [(f16, f16); 2],
 }
 
@@ -132,7 +132,7 @@ impl Packed {
     }
 }
 
-/// Bytes of digits and scales for each tile and group.
+/// Bytes of digits and of scales for each tile and group.
 fn sizes(kind: &str) -> (usize, usize) {
     match kind {
         "bf16" | "plain" => (1024, 0),
@@ -143,7 +143,7 @@ fn sizes(kind: &str) -> (usize, usize) {
     }
 }
 
-/// Makes up a group, writes what it stands for to `weights`, and its packing to `digits` and `scales`.
+/// Makes up a random group; writes its values to `weights`, and its packing to `digits` and `scales`.
 fn pack_group(rng: &mut Rng, kind: &str, row: usize, weights: &mut [f32], (digits, scales): (&mut [u8], &mut [u8])) {
     let place = |e: usize| (row / 8, row % 8 * 4 + e / 8, e % 8); // h, lane, element of the lane
     if kind == "f8" {
@@ -190,12 +190,12 @@ fn scale_of_eight_bits(rng: &mut Rng, row: usize, scales: &mut [u8]) -> f32 {
     scale
 }
 
-/// Any number of eight bits.
+/// A random E4M3 number.
 fn eight_bits(rng: &mut Rng) -> u8 {
     (rng.below(0x7f) | rng.below(2) << 7) as u8
 }
 
-/// By the format's formula.
+/// The value by the format's formula.
 pub fn eight_bits_of(bits: u8) -> f32 {
     let (exponent, fraction) = (i32::from(bits >> 3 & 15), f32::from(bits & 7) / 8.0);
     let size = if exponent == 0 { fraction * 2f32.powi(-6) } else { (1.0 + fraction) * 2f32.powi(exponent - 7) };
@@ -214,7 +214,7 @@ impl Group {
     }
 }
 
-/// The contract: one accumulator for each piece, sixteen products a step in the order of the slots.
+/// The contract: one accumulator per piece, sixteen products a step in the order of the slots.
 fn piece(x: &[f32], w: &[f32], groups: Range<usize>) -> f32 {
     let mut sum = 0.0f32;
     let number = |of: &[f32], i: usize| of.get(i).copied().unwrap_or(0.0);
@@ -261,7 +261,7 @@ fn grid(rows_each: usize, w: &Packed, n_rows: usize, pieces: &Pieces) -> [usize;
     }
 }
 
-/// x · wᵀ by one of the kernels: [n_planes, n_rows, n_out]
+/// x · wᵀ by one kernel: [n_planes, n_rows, n_out]
 fn product(kernel: (&str, usize), x: &[f32], w: &Packed, pieces: &Pieces, order: i32) -> Vec<f32> {
     let n_rows = x.len() / w.k;
     let rows = Memory::of(&bf16_rows(x, w.k));
@@ -275,7 +275,7 @@ fn product(kernel: (&str, usize), x: &[f32], w: &Packed, pieces: &Pieces, order:
     out.read()
 }
 
-/// Numbers that a bf16 holds.
+/// Random numbers that fit a bf16.
 fn numbers(rng: &mut Rng, n: usize) -> Vec<f32> {
     rng.floats(n).into_iter().map(rounded).collect()
 }
@@ -283,7 +283,7 @@ fn numbers(rng: &mut Rng, n: usize) -> Vec<f32> {
 #[test]
 fn every_kernel_gives_the_contract() {
     let rng = &mut Rng(1);
-    // n_out, k, rows: less than a tile, a group and a strand; and more than a block of each.
+    // n_out, k, rows: below a tile, a group and a strand, and above a block of each.
     let shapes = [(1, 32, 1), (7, 40, 7), (24, 96, 17), (40, 320, 9), (136, 64, 33), (17, 160, 70)];
     for (i, kind) in KINDS.into_iter().enumerate() {
         for (j, (n_out, k, n_rows)) in shapes.into_iter().enumerate() {
@@ -411,7 +411,7 @@ fn experts_multiply_the_rows_that_chose_them() {
     let (n_out, k, n_rows, n_used, n_experts) = (20, 96, 19, 2, 4);
     for kind in KINDS {
         let experts: Vec<Packed> = (0..n_experts).map(|_| Packed::random(rng, kind, n_out, k)).collect();
-        // Nobody chose expert 2; a rank has experts 1 to 3.
+        // No row chose expert 2; the rank has experts 1 to 3.
         let chosen: Vec<u32> = (0..n_rows).flat_map(|row| if row % 3 == 0 { [0, 1] } else { [1, 3] }).collect();
         let (starts, order, _) = grouped(&chosen, n_experts);
         let x = numbers(rng, n_rows * k);

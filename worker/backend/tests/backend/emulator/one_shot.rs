@@ -1,10 +1,9 @@
-//! Sums over the memory of several devices: a thread of the operating system for each rank, whose blocks meet those of
-//! the others in whatever order these come. The bits are the leaves' tree's, from sum to sum, and who waits in vain
-//! ends.
+//! Sums over the memory of several devices. Each rank is a thread of the operating system, whose blocks meet those of
+//! the others in any order. The bits are those of the leaves' tree in every sum, and a rank that waits in vain ends.
 //!
-//! Planted in copies of the kernel, and caught: either barrier left out, a buffer of one side, a wait for the sum
-//! before, numbers taken of who did not come, a flag raised by who has given up. Not caught: the meeting of the warp
-//! between telling and waiting, without which lanes may tell late, and no bit is another.
+//! Bugs planted in copies of the kernel, and caught: either barrier left out, a buffer of one side, a wait for the
+//! previous sum, numbers taken from a rank that did not come, a flag raised by a rank that gave up. Not caught: the
+//! warp's synchronization between telling and waiting, without which lanes may tell late but no bit changes.
 
 use super::device::{Launch, Memory, ORDERS, UNWRITTEN};
 use crate::arguments;
@@ -18,10 +17,10 @@ const PLANES: usize = 128;
 const BUFFER: usize = 2 << 20;
 const REGION: usize = 2048;
 const BLOCKS: usize = 64;
-/// Longer than anybody waits who is not forgotten.
+/// Longer than any wait that ends.
 const PATIENT: Duration = Duration::from_secs(60);
 
-/// As in `kernels.cuh`, field by field.
+/// `Ranks` of `kernels.cuh`, field by field.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Ranks {
@@ -35,7 +34,7 @@ struct Ranks {
     merges: [u8; PLANES],
 }
 
-/// A stage: who has which leaves, and a buffer for each rank.
+/// A stage: the leaves of each rank, and a buffer for each.
 struct Stage {
     bounds: Vec<u32>,
     buffers: Vec<Memory<u8>>,
@@ -58,7 +57,7 @@ impl Stage {
         aligned_runs(self.bounds[rank]..self.bounds[rank + 1], *self.bounds.last().unwrap())
     }
 
-    /// `per_block` numbers of each plane by each block.
+    /// The kernel's arguments; each block adds `per_block` numbers of each plane.
     fn ranks(&self, me: usize, per_block: usize) -> Ranks {
         let mut ranks = Ranks {
             buffers: [0; RANKS],
@@ -83,10 +82,10 @@ impl Stage {
     }
 }
 
-/// Of one sum: [n] for each leaf.
+/// The leaves of one sum: [n] numbers for each.
 fn leaves(n_leaves: u32, n: usize, seed: u64) -> Vec<Vec<f32>> {
     let mut rng = Rng(seed);
-    // Of very different sizes, so that the order of a sum shows in its bits.
+    // Numbers of very different magnitudes, so that the order of a sum shows in its bits.
     let mut float = move || rng.unit() * 10f32.powi(rng.below(8) as i32 - 4);
     (0..n_leaves).map(|_| (0..n).map(|_| float()).collect()).collect()
 }
@@ -96,7 +95,7 @@ fn sum_of(leaves: &[Vec<f32>], run: std::ops::Range<u32>) -> Vec<f32> {
     (0..leaves[0].len()).map(|at| sum_runs(&run.clone().map(|i| leaf(i, at)).collect::<Vec<_>>())).collect()
 }
 
-/// One sum of one rank: its planes `stride` apart. What is in the room of the sum afterwards, and what lies behind it.
+/// One rank's part of a sum, with planes `stride` apart.
 #[derive(Clone, Copy)]
 struct Sum {
     n: usize,
@@ -131,7 +130,7 @@ fn expected(n_leaves: u32, n: usize, seed: u64) -> Vec<u32> {
     sum_of(&leaves(n_leaves, n, seed), 0..n_leaves).iter().map(|x| x.to_bits()).collect()
 }
 
-/// A thread for each rank that is to come.
+/// Runs a thread for each rank that takes part.
 fn each<T: Send>(ranks: &[usize], run: impl Fn(usize) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let run = &run;
@@ -140,12 +139,12 @@ fn each<T: Send>(ranks: &[usize], run: impl Fn(usize) -> T + Sync) -> Vec<T> {
     })
 }
 
-// SAFETY: memory of devices, which several of them reach: what two threads do to it is what is tried here.
+// SAFETY: memory shared by several devices: what two threads do to it is what is tested.
 unsafe impl Sync for Stage {}
 
 #[test]
 fn sums_have_the_bits_of_the_tree() {
-    // Even, uneven, with several runs a rank, and with a rank that owns nothing.
+    // Even, uneven, with several runs per rank, and with a rank that owns nothing.
     let stages: [&[u32]; 6] = [
         &[0, 4, 8],
         &[0, 3, 8],
@@ -157,12 +156,12 @@ fn sums_have_the_bits_of_the_tree() {
     for (bounds, order) in stages.iter().zip(ORDERS.into_iter().cycle()) {
         let stage = Stage::new(bounds);
         let all: Vec<usize> = (0..stage.n_ranks()).collect();
-        // Of many blocks, of one, and of another cut: what one leaves behind meets the next.
+        // Sums of many blocks, of one, and cut otherwise, so that leftovers of one meet the next.
         let sums = [(1, 512), (700, 96), (33, 512), (64, 32), (700, 96), (1, 512), (600, 512), (288, 96)];
         each(&all, |rank| {
             let mut rng = Rng(rank as u64);
             for (seed, (n, per_block)) in sums.into_iter().enumerate() {
-                // Now this one is late, now another.
+                // A different rank is late each time.
                 std::thread::sleep(Duration::from_micros(rng.next() % 2000));
                 let of = Sum { n, per_block, seed: seed as u64, order, patience: PATIENT };
                 let expected = expected(*bounds.last().unwrap(), n, of.seed);
@@ -201,12 +200,12 @@ fn who_waits_in_vain_ends_and_stays_silent() {
     let found = each(&[0, 1], |rank| sum(&stage, rank, of(2, short)));
     assert_eq!(found, [own(0, 2), own(1, 2)], "no sum is written");
     assert_eq!([0, 1].map(|rank: usize| stage.told[rank].read()), [[0, 3]; 2], "it is told who was missing");
-    // The next ends at once, however patient, and nobody takes what those who gave up would show.
+    // The next sum ends at once, however patient, and no rank uses what one that gave up might show.
     let late = sum(&stage, 0, of(3, PATIENT));
     assert_eq!((late, stage.told[0].read()[1]), (own(0, 3), 3));
     let found = each(&[1, 2], |rank| sum(&stage, rank, of(if rank == 2 { 2 } else { 3 }, short)));
     assert_eq!(found[0], own(1, 3));
-    // What it missed it can still finish, as all had shown it; behind that it waits in vain.
+    // Rank 1 can still finish the sum that it missed, as all had shown their planes; after that it waits in vain.
     assert_eq!(found[1], expected(8, 300, 2));
     assert_eq!(sum(&stage, 2, of(3, short)), own(2, 3));
     assert_eq!(stage.told[2].read(), [0, 1]);
@@ -217,7 +216,7 @@ fn the_host_ends_a_wait() {
     let stage = Stage::new(&[0, 4, 8]);
     let stop = |stage: &Stage| {
         std::thread::sleep(Duration::from_millis(50));
-        // SAFETY: a word that the kernel looks at, and nobody else.
+        // SAFETY: a word that only the kernel reads.
         unsafe { AtomicU32::from_ptr(stage.told[0].start()) }.store(1, Ordering::Release);
     };
     std::thread::scope(|scope| {

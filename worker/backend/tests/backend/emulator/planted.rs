@@ -13,7 +13,7 @@ const IN: [u32; 64] = {
     numbers
 };
 
-/// What the threads leave in one order, or what the emulator says.
+/// What the threads leave in one order, or the emulator's error.
 fn run(kernel: &str, block: usize, order: i32) -> Result<Vec<u32>, String> {
     let (from, to) = (Memory::of(&IN), Memory::filled(64, 0u32));
     let launch = Launch { order, ..Launch::new([1, 1, 1], block) };

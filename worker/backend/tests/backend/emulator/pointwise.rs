@@ -1,4 +1,4 @@
-//! What happens to each row alone: in f32 the CPU backend's bits, in bf16 those rounded.
+//! Operations on each row alone: in f32 the CPU backend's bits, in bf16 those rounded.
 
 use super::device::{Launch, Memory, ORDERS, UNWRITTEN, bf16_rows, rounded};
 use super::linear::{KINDS, Packed};
@@ -8,7 +8,7 @@ use backend::cpu::{Buffer, Cpu, Isa};
 use backend::{Heads, Memory as _, Pointwise};
 use types::Activations;
 
-/// Shorter than the lanes, uneven, more than a block's threads, and a long one. (n_rows, cols)
+/// Rows shorter than the lanes, uneven, longer than a block of threads, and a long one. (n_rows, cols)
 const SHAPES: [(usize, usize); 5] = [(1, 7), (7, 64), (17, 33), (2, 576), (1, 1000)];
 const X_BF16: u32 = 1;
 const OUT_BF16: u32 = 2;
@@ -46,7 +46,7 @@ fn host() -> Cpu {
     cpu(Isa::Plain, 1, Activations::F32)
 }
 
-/// What the CPU makes of it: `[n_rows, cols]`.
+/// The CPU's result: `[n_rows, cols]`.
 fn on_cpu(n_rows: usize, cols: usize, op: impl Fn(&Cpu, &mut Buffer)) -> Vec<f32> {
     let cpu = host();
     let mut out = filled(&cpu, n_rows, &vec![UNWRITTEN; n_rows * cols]);
@@ -54,7 +54,7 @@ fn on_cpu(n_rows: usize, cols: usize, op: impl Fn(&Cpu, &mut Buffer)) -> Vec<f32
     all(&cpu, &out, n_rows)
 }
 
-/// Numbers of all sizes, some of them special to a function.
+/// Numbers of all magnitudes, some of them special cases of a function.
 fn numbers(seed: u64, n: usize) -> Vec<f32> {
     let rng = &mut Rng(seed);
     let mut numbers: Vec<f32> = (0..n).map(|_| rng.unit() * [0.01, 1.0, 20.0][rng.below(3)]).collect();
@@ -63,7 +63,7 @@ fn numbers(seed: u64, n: usize) -> Vec<f32> {
     numbers
 }
 
-/// Runs a kernel on every shape in every order, with its output in both forms. The arguments are made of x, out and
+/// Runs a kernel on every shape in every order, with its output in both forms. The arguments are made from x, out and
 /// forms; x may be wider than out.
 fn in_both_forms(
     name: &str,
@@ -227,7 +227,7 @@ fn tokens_become_the_tables_numbers() {
     let (n_table, k) = (37, 72);
     for (i, kind) in KINDS.into_iter().enumerate() {
         let table = Packed::random(&mut Rng(60), kind, n_table, k);
-        // The table begins at token 100; others' tokens leave their rows.
+        // The table begins at token 100; rows of tokens outside it stay unchanged.
         let tokens = [100u32, 136, 99, 137, 115, 116, u32::MAX, 0];
         let (at, out) = (Memory::of(&tokens), Memory::filled(tokens.len() * k, UNWRITTEN));
         Launch { order: ORDERS[i % ORDERS.len()], ..Launch::new([tokens.len(), 1, 1], 256) }.ok(

@@ -81,13 +81,13 @@ impl FilterRow {
     }
 }
 
-/// One row of logits for each sampling, at a position of its own.
+/// Draws from one row of logits per sampling, each at a position of its own.
 fn check(name: &str, logits: &[Vec<f32>], samplings: &[Sampling], orders: &[i32]) {
     let rows = |draws: &[Draw<'_>]| draws.iter().map(|draw| DrawRow::of(draw.sampling, draw.position())).collect();
     check_kernel::<DrawRow>(name, "draw", logits, samplings, orders, rows);
 }
 
-/// The same by the kernel that filters. Gives how many rows it left to the host.
+/// As `check`, by the kernel that filters. Returns how many rows it left to the host.
 fn check_filtered(name: &str, logits: &[Vec<f32>], samplings: &[Sampling], orders: &[i32]) -> usize {
     let rows = |draws: &[Draw<'_>]| draws.iter().map(|draw| FilterRow::of(draw.sampling, draw.position())).collect();
     check_kernel::<FilterRow>(name, "draw_filtered", logits, samplings, orders, rows)
@@ -203,7 +203,7 @@ fn filters_keep_what_the_cpus_keep() {
         let orders = if n_vocab < 600 { &ORDERS[2..] } else { &ORDERS[3..] };
         assert_eq!(check_filtered(&format!("a vocabulary of {n_vocab}"), &rows, &samplings, orders), 0);
     }
-    // Rows of many equal numbers, of masks, of nothing, and of what is none.
+    // Rows of many equal numbers, of masks, of nothing, and with NaN.
     let mut masked = vec![f32::NEG_INFINITY; 600];
     (masked[599], masked[300], masked[301]) = (-5.0, -5.5, -0.0);
     let rows = [vec![1.0; 600], masked, vec![f32::NEG_INFINITY; 600], vec![f32::NAN; 600]];

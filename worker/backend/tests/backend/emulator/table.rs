@@ -1,5 +1,5 @@
-//! The kernels that the compiler made, the ones that the emulator runs and the ones that `kernels.cuh` tells of are the
-//! same: none is shipped that no test can run.
+//! The compiled kernels, those that the emulator runs and those declared in `kernels.cuh` are the same: none is shipped
+//! that no test can run.
 
 use super::device::kernels;
 

@@ -1,5 +1,5 @@
-//! What ranks that have met as a mesh tell each other of NCCL: which they have, on which device; and, once all have
-//! said so, the names that communicators come together under. Makes none of them.
+//! What ranks of a mesh tell each other of NCCL: version, device and wish; and, once all agree, the ids under which
+//! communicators meet. Creates no communicator.
 
 use super::api::{NcclApi, NcclVersion, UniqueId};
 use crate::carriers::carry::CarrierChoice;
@@ -13,11 +13,11 @@ const ID_WORDS: usize = 32;
 /// What a rank tells its neighbours.
 #[derive(Clone, Copy)]
 pub(super) struct NcclSupport {
-    /// Which carrier it was told to take.
+    /// The carrier that it was configured with.
     wish: u32,
-    /// Zero: it has none.
+    /// The library's version; zero where there is none.
     version: i32,
-    /// Which device of which host.
+    /// Names a device of a host.
     device: [u32; 4],
 }
 
@@ -40,12 +40,12 @@ impl NcclSupport {
     }
 }
 
-/// With whom a rank exchanges without the host.
+/// The neighbours with which a rank exchanges without the host.
 #[derive(Clone, Copy)]
 pub(super) struct Partners {
-    /// The others of its stage.
+    /// The other ranks of its stage.
     pub stage: bool,
-    /// The same rank of the next stage, and of the one before.
+    /// The same rank of the next stage, and of the previous one.
     pub next: bool,
     pub before: bool,
 }
@@ -56,14 +56,14 @@ impl Partners {
     }
 }
 
-/// Under which name each communicator meets. Those that are not to be have none that means anything.
+/// The id under which each communicator meets. Where there is to be no communicator, the id is meaningless.
 pub(super) struct Names {
     pub stage: UniqueId,
     pub next: UniqueId,
     pub before: UniqueId,
 }
 
-/// Whether these ranks exchange through NCCL. All of them come to the same answer.
+/// Whether these ranks exchange through NCCL. All of them reach the same answer.
 fn agree(all: &[NcclSupport]) -> Result<bool> {
     let wish = |choice: CarrierChoice| all.iter().any(|one| one.wish == choice as u32);
     if wish(CarrierChoice::Nccl) && wish(CarrierChoice::Host) {
@@ -79,12 +79,12 @@ fn agree(all: &[NcclSupport]) -> Result<bool> {
             false => "NCCL (libnccl.so.2, 2.19 or later) for ranks that do not all have the same",
         }));
     }
-    // To share a device has to be allowed in NCCL's own environment, so that nobody gets there unasked.
+    // Sharing a device must be allowed in NCCL's own environment, so it happens only where it was asked for.
     let is_asked = all.iter().all(|one| one.wish == CarrierChoice::Nccl as u32);
     Ok(!wish(CarrierChoice::Host) && is_able && (!is_shared || is_asked))
 }
 
-/// Tells the neighbours, hears from them, and says with whom of them to exchange. They say the same.
+/// Exchanges support with the neighbours and returns those to exchange with over NCCL. They reach the same answer.
 pub(super) fn partners(mesh: &mut Mesh, mine: &NcclSupport) -> Result<Partners> {
     let (me, tp_size) = (usize::from(mesh.rank().0), mesh.tp_size());
     let stage: Vec<usize> = (0..tp_size).map(|tp| mesh.in_stage(tp)).collect();
@@ -100,8 +100,8 @@ pub(super) fn partners(mesh: &mut Mesh, mine: &NcclSupport) -> Result<Partners> 
     Ok(Partners { stage: has_agreed(groups[0])?, next: has_agreed(groups[1])?, before: has_agreed(groups[2])? })
 }
 
-/// The lowest of a stage, or of a pair of stages, makes the name and tells it: not before all of them have agreed, as
-/// NCCL begins to listen for those that it makes a name for.
+/// The lowest rank of a stage, or of a pair of stages, makes the id and sends it. Not before all have agreed: NCCL
+/// begins to listen for each id that it makes.
 pub(super) fn names(mesh: &mut Mesh, api: &NcclApi, partners: Partners) -> Result<Names> {
     const WORDS: usize = 2 * ID_WORDS;
     let make = |is_mine: bool| if is_mine { api.unique_id() } else { Ok(UniqueId([0; ID_WORDS])) };
@@ -121,9 +121,9 @@ pub(super) fn names(mesh: &mut Mesh, api: &NcclApi, partners: Partners) -> Resul
     Ok(Names { stage: id(first, 0), next: mine[1], before })
 }
 
-/// The same for all processes that can reach the device.
+/// The device's name, equal in all processes that can reach it.
 fn device_name(cuda: &Cuda) -> [u32; 4] {
-    // Where it cannot be read, hosts are told apart by nothing, and devices look shared: the host carries.
+    // Where the boot id cannot be read, hosts look the same and devices look shared: the host carries.
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let mut hasher = blake3::Hasher::new();
     hasher.update(&boot);

@@ -1,11 +1,11 @@
-//! NCCL's functions, as far as this machine has them. Knows nothing of ranks.
+//! NCCL's functions, as far as this machine's library has them. Knows nothing of ranks.
 
 use backend::library::{MissingFunction, RuntimeLibrary};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-/// As packages install it, and as its developers' files are called.
+/// The library's file name as packages install it, and as development packages link it.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,20 +14,20 @@ pub enum NcclError {
     Missing,
     #[error("the NCCL of this machine has no {0}")]
     Symbol(&'static str),
-    /// With what NCCL says of such a failure, and of the last one that it met.
+    /// `why` has NCCL's text for the code, and its last warning.
     #[error("NCCL failed with {code}: {why}")]
     Failed { code: i32, why: String },
 }
 
-/// A version, as NCCL counts: 2.30.7 is 23007.
+/// A version as NCCL counts it: 2.30.7 is 23007.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NcclVersion(pub(crate) i32);
 
 impl NcclVersion {
-    /// Each communicator that does not block goes on by itself. Before, a thread could begin with one at a time, and
-    /// only it could end it.
+    /// From here on a non-blocking communicator makes progress by itself. Before, a thread could begin one at a time,
+    /// and only that thread could end it.
     pub const MIN: NcclVersion = NcclVersion(21_900);
-    /// Several ranks may share a device.
+    /// From here on several ranks may share a device.
     pub const SHARING: NcclVersion = NcclVersion(23_000);
 }
 
@@ -47,13 +47,13 @@ const IN_PROGRESS: c_int = 7;
 const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
 
-/// What the ranks of a communicator know it by.
+/// The id by which ranks find their communicator.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct UniqueId(pub [u32; 32]);
 
-/// `ncclConfig_t` of 2.27. Who is older reads its beginning, who is later fills in the rest by its version.
-/// What lies between is given a value, too: 2.26 reads there what is newer than the version that it is told.
+/// `ncclConfig_t` of 2.27. Older libraries read its beginning, newer ones fill in the rest by its version. Fields in
+/// between are set too: 2.26 also reads fields that are newer than the version it is told.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -85,7 +85,7 @@ impl Config {
             blocking: 0,
             cga_cluster_size: Config::UNSAID,
             ctas_min: Config::UNSAID,
-            // A maximum alone: a minimum above an unsaid maximum would be refused.
+            // Only a maximum is given: a minimum above the default maximum would be refused.
             ctas_max: comm.blocks_max.map_or(Config::UNSAID, c_int::from),
             net_name: std::ptr::null(),
             split_share: Config::UNSAID,
@@ -99,15 +99,15 @@ impl Config {
     }
 }
 
-/// A communicator that is to be.
+/// A communicator to be created.
 #[derive(Clone, Copy)]
 pub struct Comm {
     pub n_ranks: usize,
     pub id: UniqueId,
     pub rank: usize,
-    /// How NCCL's own log calls it. It keeps no copy.
+    /// Its name in NCCL's own log. NCCL keeps the pointer, not a copy.
     pub name: &'static CStr,
-    /// Of a kernel: how much of the device it takes at most. NCCL knows, if nothing is said; its variable goes before.
+    /// The most blocks that a kernel takes of the device. Without it NCCL chooses; its environment variable wins.
     pub blocks_max: Option<u16>,
 }
 
@@ -116,7 +116,7 @@ type OfComm = unsafe extern "C" fn(RawComm) -> Answer;
 type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Answer;
 type AllGather = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> Answer;
 
-/// The functions that are called.
+/// The library's functions that are called here.
 pub struct NcclApi {
     get_version: unsafe extern "C" fn(*mut c_int) -> Answer,
     get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> Answer,
@@ -137,7 +137,7 @@ pub struct NcclApi {
 }
 
 impl NcclApi {
-    /// Opened once and never closed: threads of the library's own may still run when nobody here calls it any more.
+    /// Opened once and never closed: the library's own threads may run on after the last call.
     pub fn find() -> Result<&'static NcclApi, NcclError> {
         static FOUND: Mutex<Option<&'static NcclApi>> = Mutex::new(None);
         let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
@@ -153,7 +153,7 @@ impl NcclApi {
     }
 
     fn filled(library: RuntimeLibrary) -> Result<NcclApi, MissingFunction> {
-        // SAFETY: the functions have had these signatures since NCCL has them.
+        // SAFETY: NCCL has never changed these functions' signatures.
         unsafe {
             Ok(NcclApi {
                 get_version: library.function("ncclGetVersion")?,
@@ -188,8 +188,8 @@ impl NcclApi {
         self.said(unsafe { (self.get_unique_id)(&mut id) }).map(|()| id)
     }
 
-    /// A communicator that comes into being while `state` is asked, on the calling thread's device. One that has failed
-    /// at once may be there all the same, and is to be aborted.
+    /// Begins a communicator on the calling thread's device; `state` says when it is ready. One that failed at once may
+    /// exist all the same, and must be aborted.
     pub fn init(&self, of: Comm) -> (Option<RawComm>, Result<(), NcclError>) {
         let (mut made, mut config) = (std::ptr::null_mut(), Config::of(of));
         let Comm { n_ranks, id, rank, .. } = of;
@@ -201,7 +201,7 @@ impl NcclApi {
         }
     }
 
-    /// Whether what was begun has been taken up, or what has failed since.
+    /// Whether all calls so far have been taken up; an error if something has failed since.
     ///
     /// # Safety
     /// As for all below: the communicator is one of `init`, and was neither destroyed nor aborted.
@@ -226,7 +226,7 @@ impl NcclApi {
         self.said(unsafe { (self.destroy)(comm) })
     }
 
-    /// What it still does ends, and so does it.
+    /// Ends the communicator and whatever it still does.
     ///
     /// # Safety
     /// As above; it is not used again.
@@ -235,7 +235,7 @@ impl NcclApi {
         self.said(unsafe { (self.abort)(comm) })
     }
 
-    /// What is begun in `calls` goes on together.
+    /// Calls begun in `calls` form one group and progress together.
     pub fn group(&self, calls: impl FnOnce() -> Result<(), NcclError>) -> Result<(), NcclError> {
         // SAFETY: no arguments; every start has its end.
         self.said(unsafe { (self.group_start)() })?;
@@ -246,7 +246,7 @@ impl NcclApi {
     }
 
     /// # Safety
-    /// As above, and so many numbers of the device stay at `from` until the stream is through; so for all below.
+    /// As above, and `n` numbers of device memory stay valid at `from` until the stream has passed; so for all below.
     pub unsafe fn send(&self, from: u64, n: usize, to: usize, at: (RawComm, *mut c_void)) -> Result<(), NcclError> {
         // SAFETY: the caller's promise.
         self.said(unsafe { (self.send)(from as *const c_void, n, FLOAT32, to as c_int, at.0, at.1) })
@@ -259,7 +259,7 @@ impl NcclApi {
         self.said(unsafe { (self.recv)(to as *mut c_void, n, FLOAT32, from as c_int, at.0, at.1) })
     }
 
-    /// `n` from each, to all of them, by rank.
+    /// Gathers `n` numbers from each rank, in rank order, on all of them.
     ///
     /// # Safety
     /// As above.
@@ -270,7 +270,8 @@ impl NcclApi {
 }
 
 impl NcclApi {
-    /// The sum of all ranks' numbers takes their place, in whatever order NCCL adds them: the same for all ranks.
+    /// Replaces each rank's numbers by the sum over all ranks. NCCL adds in an order of its own, the same for all
+    /// ranks.
     ///
     /// # Safety
     /// As above.
@@ -281,7 +282,7 @@ impl NcclApi {
 }
 
 impl NcclApi {
-    /// What is in progress has not failed.
+    /// "In progress" is not a failure.
     fn said(&self, answer: c_int) -> Result<(), NcclError> {
         match answer {
             SUCCESS | IN_PROGRESS => Ok(()),
@@ -290,10 +291,10 @@ impl NcclApi {
     }
 
     fn failed(&self, code: c_int) -> NcclError {
-        // SAFETY: a text that the library keeps for each code, and the one of its last warning; of no communicator.
+        // SAFETY: static texts, for the code and for the library's last warning; no communicator is involved.
         let texts = unsafe { [(self.error_text)(code), (self.last_error)(std::ptr::null_mut())] };
         let text = |at: *const c_char| {
-            // SAFETY: where there is one, it ends with a zero, and stays where it is while the library is open.
+            // SAFETY: a text that is not null ends with a zero, and stays valid while the library is open.
             (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_string())
         };
         let said: Vec<String> = texts.into_iter().filter_map(text).filter(|text| !text.is_empty()).collect();
@@ -307,7 +308,7 @@ impl fmt::Debug for NcclApi {
     }
 }
 
-/// Of the library that a process here would find.
+/// The version of the library that a process here would load.
 pub fn nccl_version() -> Result<NcclVersion, NcclError> {
     NcclApi::find()?.version()
 }
@@ -319,7 +320,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_an_error() {
         assert_eq!(NcclApi::load(&["libnccl-of-nobody.so.2"]).err(), Some(NcclError::Missing));
-        // A library that every process has, and that is no NCCL.
+        // A library that every process has, and that is not NCCL.
         assert_eq!(NcclApi::load(&["libc.so.6"]).err(), Some(NcclError::Symbol("ncclGetVersion")));
         assert_eq!(NcclVersion(23007).to_string(), "2.30.7");
     }

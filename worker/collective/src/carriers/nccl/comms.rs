@@ -9,35 +9,35 @@ use backend::cuda::{Cuda, Side, TransferBuffer, Words};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// The marks of a watchdog.
+/// Indices into the watchdog's marks.
 pub(super) const STAGE: usize = 0;
 pub(super) const NEXT: usize = 1;
 pub(super) const BEFORE: usize = 2;
 
-/// Among the ranks of the stage, in the stream that computes.
+/// The communicator among the ranks of the stage, on the compute stream.
 pub(super) struct StageComm {
     pub comm: usize,
-    /// What goes out by column, what came, what was folded, and the finished columns of all.
+    /// Columns going out, columns received, the folded result, and the finished columns of all ranks.
     pub out: TransferBuffer,
     pub parts: TransferBuffer,
     pub sum: TransferBuffer,
     pub all: TransferBuffer,
-    /// How often to merge behind each of the own planes, where they are added one after the other.
+    /// Merges after each of this rank's own planes, where those are added one after the other.
     pub in_a_row: Words,
-    /// By number of leaves: how often to merge behind each plane.
+    /// By number of leaves: merges after each plane.
     pub merges: Vec<(u32, Words)>,
 }
 
-/// With the same rank of a neighbouring stage, in a stream of its own: who computes does not wait for it.
+/// The communicator with the same rank of a neighbouring stage, on its own stream, so that computing does not wait.
 pub(super) struct HopComm {
     pub comm: usize,
-    /// The peer's number in it.
+    /// The peer's rank within this communicator.
     pub peer: usize,
     pub side: Side,
     pub room: TransferBuffer,
 }
 
-/// Why an operation was not begun.
+/// The reasons for which an operation was not begun.
 pub(super) enum Stopped {
     Fault(CommFault),
     Device(backend::Error),
@@ -58,7 +58,7 @@ impl From<backend::Error> for Stopped {
 }
 
 impl CommFault {
-    /// Who is to blame, as far as the links know.
+    /// The error that names the rank to blame, as far as the links know.
     pub(super) fn blame(&self, mesh: &mut Mesh) -> Error {
         match self {
             CommFault::Wait(fault) => mesh.blame(*fault),
@@ -67,7 +67,7 @@ impl CommFault {
     }
 }
 
-/// The communicators, and the thread that looks after them. They end with this: before the memory that they work in.
+/// The communicators with the thread that watches them. Dropped before the memory that they work in.
 #[derive(Debug)]
 pub(super) struct WatchedComms {
     pub watchdog: Arc<CommWatchdog>,
@@ -89,7 +89,7 @@ impl WatchedComms {
 
     /// Begins an operation; what stops it ends this rank's part in the mesh.
     pub fn begin(&self, mesh: &mut Mesh, operation: impl FnOnce(&Mesh, &CommWatchdog) -> Begun) -> Result<()> {
-        // The watchdog hears of an abort a moment later, and until then would begin what nobody wants any more.
+        // The watchdog hears of an abort a moment later; until then it would begin unwanted work.
         if mesh.is_ended() && self.watchdog.fault().is_none() {
             return Err(Error::Aborted);
         }
@@ -100,7 +100,7 @@ impl WatchedComms {
         }
     }
 
-    /// The peers hear of it first: communicators may end slowly.
+    /// Tells the peers first, because communicators may end slowly.
     pub fn ended_by(&self, mesh: &mut Mesh, fault: CommFault) -> Error {
         let blamed = fault.blame(mesh);
         let error = mesh.fail(blamed);
@@ -111,10 +111,10 @@ impl WatchedComms {
 
 impl Drop for WatchedComms {
     fn drop(&mut self) {
-        // If nothing has been said before, it is broken off.
+        // Without an earlier fault this breaks off what is in progress.
         self.watchdog.abort();
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so.
+            // A panic of the thread has already been reported.
             let _ended = thread.join();
         }
         self.watchdog.has_ended();

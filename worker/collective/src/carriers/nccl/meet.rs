@@ -1,5 +1,5 @@
-//! How ranks that have met as a mesh come to exchange through NCCL: what is made for it on the device, and the
-//! communicators, which have exchanged once before they are believed.
+//! Sets up NCCL for ranks that have met as a mesh: buffers on the device, and communicators, which each exchange once
+//! before they are used.
 
 use super::agree::{Names, NcclSupport, Partners, names, partners};
 use super::api::{Comm, NcclApi, UniqueId};
@@ -19,14 +19,14 @@ use std::ffi::CStr;
 use std::time::Instant;
 use types::Mode;
 
-/// What a kernel between stages takes of a device, in blocks: as it waits beside what computes, it holds its place all
-/// the time, and a stage's kernels must find one beside those of both hops.
+/// Blocks that a kernel between stages may take. It waits beside the computing kernels and holds its blocks all the
+/// time, so a stage's kernels must fit beside those of both hops.
 const HOP_BLOCKS: u16 = 4;
-/// Between sizes that are tried out: NCCL uses each of its ways for sizes at least so far apart.
+/// Factor between the sizes tried out: NCCL's algorithms change at sizes at least this far apart.
 const TRIED_EVERY: usize = 4;
 
 /// Settles whether this rank exchanges with some of its neighbours through NCCL. All ranks do this at about the same
-/// time, behind the join.
+/// time, after the join.
 pub fn meet(
     mesh: &mut Mesh,
     cuda: &Cuda,
@@ -42,12 +42,12 @@ pub fn meet(
     let mut nccl = NcclCarrier { watched, stage: None, next: None, before: None, chunks: limits.chunks, host };
     match connect(&mut nccl, mesh, cuda, (partners, names), limits, cancel) {
         Ok(()) => Ok(Some(nccl)),
-        // The peers hear of it before the communicators end, which may take long.
+        // The peers are told before the communicators end, which may take long.
         Err(error) => Err(mesh.fail(error)),
     }
 }
 
-/// Each communicator comes into being while the others do.
+/// Creates all communicators at once.
 fn connect(
     nccl: &mut NcclCarrier,
     mesh: &mut Mesh,
@@ -87,7 +87,7 @@ fn connect(
     try_out(nccl, mesh, cuda, limits)
 }
 
-/// All of them are there, or it is said why not.
+/// Waits until all communicators are ready, or returns why one is not.
 fn await_comms(nccl: &NcclCarrier, mesh: &mut Mesh, comms: [Option<usize>; 3], cancel: &CancelFlag) -> Result<()> {
     let until = Instant::now() + mesh.policy().deadline;
     for comm in comms.into_iter().flatten() {
@@ -101,7 +101,7 @@ fn await_comms(nccl: &NcclCarrier, mesh: &mut Mesh, comms: [Option<usize>; 3], c
     Ok(())
 }
 
-/// With the memory that the largest exchanges of a stage need.
+/// Allocates the memory that the largest exchanges of a stage need.
 fn stage_comm(mesh: &Mesh, cuda: &Cuda, comm: usize, limits: &ExchangeLimits) -> Result<StageComm> {
     let ExchangeLimits { rows_max, hidden, outputs_max, n_vocab, chunks, .. } = *limits;
     let n_rows = chunks.rows_at_once(hidden).min(rows_max);
@@ -126,8 +126,8 @@ fn stage_comm(mesh: &Mesh, cuda: &Cuda, comm: usize, limits: &ExchangeLimits) ->
     Ok(stage)
 }
 
-/// Each communicator exchanges as it will later. NCCL connects ranks, and takes memory for that, when they first
-/// exchange in some way: that may wait for whole devices, and so must not be while one waits for a peer.
+/// Runs each communicator once as it will be used. NCCL connects ranks and allocates at the first exchange of each
+/// kind. That may wait for whole devices, so it must not happen while a device waits for a peer.
 fn try_out(nccl: &NcclCarrier, mesh: &mut Mesh, cuda: &Cuda, limits: &ExchangeLimits) -> Result<()> {
     try_each(nccl, mesh, cuda, limits).map_err(|stopped| match stopped {
         Stopped::Fault(fault) => fault.blame(mesh),
@@ -141,10 +141,10 @@ fn try_each(nccl: &NcclCarrier, mesh: &Mesh, cuda: &Cuda, limits: &ExchangeLimit
         try_stage(StageExchange { mesh, cuda, watchdog, stage }, limits)?;
         cuda.mark(watchdog.mark(STAGE))?;
     }
-    // As rows go: who is in between receives before it sends.
+    // As rows travel: a stage in the middle receives before it sends.
     if let Some(hop) = &nccl.before {
         let at = hop.room.floats().part(0..1).address();
-        // SAFETY: the room lives as long as the hop, which goes when its stream is through.
+        // SAFETY: the buffer lives as long as the hop, which is dropped after its stream has passed.
         watchdog.begin(hop.comm, hop.side.raw(), |lane| unsafe { lane.recv(at, 1, hop.peer) })?;
         hop.side.mark(watchdog.mark(BEFORE))?;
     }
@@ -157,7 +157,7 @@ fn try_each(nccl: &NcclCarrier, mesh: &Mesh, cuda: &Cuda, limits: &ExchangeLimit
     Ok(watchdog.passed()?)
 }
 
-/// All pairs; and the collective operations in all sizes that NCCL chooses ways by, with whatever lies there.
+/// Runs all pairs, and the collective operations at each size where NCCL changes its algorithm, on arbitrary contents.
 fn try_stage(exchange: StageExchange<'_>, limits: &ExchangeLimits) -> Begun {
     let StageExchange { mesh, cuda, stage, .. } = exchange;
     let (all, parts, n_ranks) = (stage.all.floats(), stage.parts.floats(), mesh.tp_size());
@@ -170,7 +170,7 @@ fn try_stage(exchange: StageExchange<'_>, limits: &ExchangeLimits) -> Begun {
     };
     while n > 0 {
         exchange.begin(|lane| {
-            // SAFETY: all ranks have room for so many, which lives longer than the stream's work.
+            // SAFETY: all ranks have room for this many numbers, and the buffers outlive the stream's work.
             unsafe {
                 match cuda.mode() {
                     Mode::Fast => lane.all_reduce(all.address(), n),

@@ -1,6 +1,5 @@
-//! NCCL's carrier. Operations begin what is to be done, in the device's own order, and return; the sums are those of
-//! the host, bit for bit, as it is the same tree that is folded. Under `fast` they are NCCL's own. What goes to ranks
-//! with whom there is no communicator goes through the host.
+//! NCCL's carrier. Operations enqueue work in stream order and return. Sums equal the host's bit for bit, because the
+//! same tree is folded; under `fast` they are NCCL's own all-reduce. Ranks without a communicator go through the host.
 
 use super::comms::{BEFORE, HopComm, NEXT, STAGE, StageComm, WatchedComms};
 use super::stage::StageExchange;
@@ -17,12 +16,12 @@ use std::fmt;
 use std::ops::Range;
 use types::Mode;
 
-/// Exchange without the host, with some of the neighbours at least.
+/// Exchanges without the host with at least some of the neighbours.
 pub struct NcclCarrier {
-    // The communicators go first: they work in the memory of the rest.
+    // Communicators are dropped first: they work in the memory of the other fields.
     pub(super) watched: WatchedComms,
     pub(super) stage: Option<StageComm>,
-    /// To the next stage, and from the one before.
+    /// The hop to the next stage, and the one from the previous stage.
     pub(super) next: Option<HopComm>,
     pub(super) before: Option<HopComm>,
     pub(super) chunks: ChunkLimits,
@@ -102,19 +101,19 @@ impl Carry<Cuda> for NcclCarrier {
         })
     }
 
-    /// Copied aside, and sent from there while the next pass computes.
+    /// Copies the rows aside and sends them from there while the next pass computes.
     fn send_rows(&mut self, mesh: &mut Mesh, cuda: &Cuda, buffer: &Buffer, n_rows: usize) -> Result<()> {
         let Some(hop) = &self.next else { return self.host.send_rows(mesh, cuda, buffer, n_rows) };
         let (at, n_cols) = (cuda.floats_of(buffer, n_rows), cuda.cols(buffer));
         self.watched.begin(mesh, |_, watchdog| {
             in_chunks(self.chunks, n_rows, n_cols).try_for_each(|rows| {
                 let (from, aside) = of_hop(at, hop, rows.start * n_cols..rows.end * n_cols);
-                // What was sent from there before has left.
+                // The previous send from this buffer has finished.
                 cuda.waits_for(watchdog.mark(NEXT))?;
                 cuda.copy_columns(as_row(aside), as_row(from), from.len(), 1)?;
                 cuda.hands_over(&hop.side)?;
                 hop.side.follow()?;
-                // SAFETY: the room lives as long as the hop, which goes when its stream is through.
+                // SAFETY: the buffer lives as long as the hop, which is dropped after its stream has passed.
                 let send = |lane: Lane<'_>| unsafe { lane.send(aside.address(), aside.len(), hop.peer) };
                 watchdog.begin(hop.comm, hop.side.raw(), send)?;
                 Ok(hop.side.mark(watchdog.mark(NEXT))?)
@@ -122,14 +121,14 @@ impl Carry<Cuda> for NcclCarrier {
         })
     }
 
-    /// Received aside while the pass before computes, and copied from there.
+    /// Receives into a side buffer while the previous pass computes, and copies from there.
     fn recv_rows(&mut self, mesh: &mut Mesh, cuda: &Cuda, buffer: &mut Buffer, n_rows: usize) -> Result<()> {
         let Some(hop) = &self.before else { return self.host.recv_rows(mesh, cuda, buffer, n_rows) };
         let (at, n_cols) = (cuda.floats_of(buffer, n_rows), cuda.cols(buffer));
         self.watched.begin(mesh, |_, watchdog| {
             in_chunks(self.chunks, n_rows, n_cols).try_for_each(|rows| {
                 let (to, aside) = of_hop(at, hop, rows.start * n_cols..rows.end * n_cols);
-                // What was received there before has been copied.
+                // The rows received there before have been copied out.
                 hop.side.follow()?;
                 // SAFETY: as above.
                 let recv = |lane: Lane<'_>| unsafe { lane.recv(aside.address(), aside.len(), hop.peer) };
@@ -153,7 +152,7 @@ impl Carry<Cuda> for NcclCarrier {
         self.stage.is_some()
     }
 
-    /// What was recorded is under way: the watchdog looks after it as after what was begun.
+    /// A recorded graph runs again: the watchdog watches it like newly begun work.
     fn has_repeated(&mut self, mesh: &mut Mesh, cuda: &Cuda) -> Result<()> {
         if self.stage.is_none() {
             return Ok(());
@@ -177,14 +176,14 @@ impl Carry<Cuda> for NcclCarrier {
     }
 }
 
-/// Rows that go together.
+/// Ranges of rows that are sent together.
 fn in_chunks(chunks: ChunkLimits, n_rows: usize, n_cols: usize) -> impl Iterator<Item = Range<usize>> {
     let step = chunks.rows_at_once(n_cols);
     let n_rows = if n_cols > 0 { n_rows } else { 0 };
     (0..n_rows).step_by(step).map(move |start| start..(start + step).min(n_rows))
 }
 
-/// These numbers of a buffer, and their place in the room of a hop.
+/// These numbers of a buffer, and their place in the hop's buffer.
 fn of_hop<'a>(at: Floats<'a>, hop: &'a HopComm, floats: Range<usize>) -> (Floats<'a>, Floats<'a>) {
     let n = floats.len();
     (at.part(floats), hop.room.floats().part(0..n))

@@ -1,5 +1,5 @@
-//! What the ranks of a stage exchange over their communicator. Every call begins what is to be done, in the order of
-//! the stream that computes, and returns.
+//! Exchanges between the ranks of a stage over their communicator. Every call enqueues work on the compute stream and
+//! returns.
 
 use super::api::NcclError;
 use super::comms::{Begun, StageComm};
@@ -10,7 +10,7 @@ use backend::cuda::{Columns, Cuda, Floats, Words};
 use std::ops::Range;
 
 impl StageComm {
-    /// How often to merge behind each plane, on the device.
+    /// How often to merge after each plane, in device memory.
     pub fn merges(&mut self, cuda: &Cuda, plan: &SumPlan) -> backend::Result<usize> {
         if let Some(at) = self.merges.iter().position(|(n, _)| *n == plan.n_leaves) {
             return Ok(at);
@@ -21,7 +21,7 @@ impl StageComm {
     }
 }
 
-/// What an operation of the stage goes over.
+/// What an exchange of the stage works with.
 #[derive(Clone, Copy)]
 pub(super) struct StageExchange<'a> {
     pub mesh: &'a Mesh,
@@ -31,7 +31,7 @@ pub(super) struct StageExchange<'a> {
 }
 
 impl StageExchange<'_> {
-    /// The own planes are added, and NCCL adds what all ranks have then.
+    /// Adds this rank's planes, then has NCCL add over all ranks.
     pub fn reduce(self, at: Floats<'_>, sum: Sum<'_>) -> Begun {
         let (size, n_own) = (sum.size(), sum.plan.n_planes(self.mesh.tp()));
         let total = at.part(0..size);
@@ -41,13 +41,13 @@ impl StageExchange<'_> {
             n => self.cuda.fold_planes(at.part(0..n * size), n, &self.stage.in_a_row, total),
         }
         if size > 0 {
-            // SAFETY: so many numbers are there, and live longer than the stream's work: freeing waits for it.
+            // SAFETY: the buffer has this many numbers and outlives the stream's work: freeing waits for it.
             self.begin(|lane| unsafe { lane.all_reduce(total.address(), size) })?;
         }
         Ok(())
     }
 
-    /// Everybody has all planes, in the order of their leaves, and folds them.
+    /// Every rank gets all planes, in the order of their leaves, and folds them.
     pub fn gather_and_fold(self, at: Floats<'_>, sum: Sum<'_>, merges: &Words) -> Begun {
         let (size, me) = (sum.size(), self.mesh.tp());
         let n_of = |tp: usize| sum.plan.n_planes(tp) * size;
@@ -56,7 +56,7 @@ impl StageExchange<'_> {
         let n_all = first_of(self.mesh.tp_size());
         if (0..self.mesh.tp_size()).all(|tp| n_of(tp) == n_of(0)) {
             let (from, to) = (at.part(0..n_of(me)).address(), parts.part(0..n_all).address());
-            // SAFETY: both were seen to be so long, and live longer than the stream's work: freeing waits for it.
+            // SAFETY: both lengths were checked, and both outlive the stream's work: freeing waits for it.
             self.begin(|lane| unsafe { lane.all_gather(from, to, n_of(me)) })?;
         } else {
             let own = parts.part(first_of(me)..first_of(me) + n_of(me));
@@ -75,7 +75,7 @@ impl StageExchange<'_> {
         let (me, n_rows, n_cols) = (self.mesh.tp(), rows.len(), sum.n_cols);
         let cols = |tp: usize| self.mesh.columns_of(tp, n_cols);
         let n_own = sum.plan.n_planes(me);
-        // A rank's columns of the own planes: what it is sent.
+        // This rank's planes, restricted to the receiver's columns.
         let out =
             |tp: usize| self.stage.out.floats().part(n_own * n_rows * cols(tp).start..n_own * n_rows * cols(tp).end);
         let plane = n_rows * cols(me).len();
@@ -106,7 +106,7 @@ impl StageExchange<'_> {
         Ok(())
     }
 
-    /// The own rows leave beside each other; those of all come by owner, and go where they belong.
+    /// Sends this rank's rows together; the rows of all ranks arrive by owner and are put into their places.
     pub fn share_some(self, at: Floats<'_>, owners: &[usize], n_cols: usize) -> Begun {
         let rows_of = |tp: usize| (0..owners.len()).filter(move |row| owners[*row] == tp);
         let first_of = |tp: usize| (0..tp).map(|tp| rows_of(tp).count()).sum::<usize>() * n_cols;
@@ -122,8 +122,8 @@ impl StageExchange<'_> {
         Ok(())
     }
 
-    /// Rank 0, which has the `whole`, receives the columns of all for these rows beside each other, and puts them where
-    /// they belong; the others send theirs.
+    /// Rank 0, which has the `whole`, receives the columns of all ranks for these rows and puts them into their places;
+    /// the other ranks send theirs.
     pub fn gather_some(self, mine: Floats<'_>, whole: Option<Floats<'_>>, n_units: u32, n_rows: usize) -> Begun {
         let Some(whole) = whole else {
             // SAFETY: the buffer outlives the stream's work.
@@ -145,7 +145,7 @@ impl StageExchange<'_> {
         Ok(())
     }
 
-    /// To and from every other rank of the stage.
+    /// Exchanges with every other rank of the stage, both ways.
     pub fn swap_floats<'a>(
         &self,
         lane: Lane<'_>,
@@ -154,7 +154,7 @@ impl StageExchange<'_> {
     ) -> std::result::Result<(), NcclError> {
         for tp in self.mesh.others() {
             let (to, from) = (sends(tp), comes(tp));
-            // SAFETY: memory of the device, which lives longer than the stream's work: freeing waits for it.
+            // SAFETY: device memory that outlives the stream's work: freeing waits for it.
             unsafe {
                 if !to.is_empty() {
                     lane.send(to.address(), to.len(), tp)?;
@@ -167,7 +167,7 @@ impl StageExchange<'_> {
         Ok(())
     }
 
-    /// Begins what `calls` say, which go on together.
+    /// Begins `calls` as one group.
     pub fn begin(&self, calls: impl FnOnce(Lane<'_>) -> std::result::Result<(), NcclError>) -> Begun {
         Ok(self.watchdog.begin(self.stage.comm, self.cuda.raw_stream(), calls)?)
     }

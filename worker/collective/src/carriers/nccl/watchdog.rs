@@ -1,7 +1,7 @@
-//! The communicators of a rank, and a thread that looks after them. A device that waits for a peer waits for ever, and
-//! whoever waits for the device too: so the thread ends the communicators when a peer is gone, when NCCL says that one
-//! has failed, when nothing comes until the deadline, or when it is told to. Then the device goes on with wrong
-//! numbers, the host comes back, and asks here before it believes anything.
+//! The communicators of a rank, and a thread that watches them. A device that waits for a peer waits for ever, and so
+//! does a host thread that waits for the device. The thread therefore ends the communicators when a peer is gone, when
+//! NCCL reports a failure, at the deadline, or on request. The device then continues with wrong numbers, and the host
+//! asks here before it uses any of them.
 
 use super::api::{Comm, NcclApi, NcclError, RawComm};
 use crate::abort::{AbortState, DeviceWait};
@@ -14,20 +14,20 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// How often the thread looks.
+/// Interval between the thread's checks.
 const LOOK: Duration = Duration::from_millis(5);
-/// What NCCL takes up, it mostly takes up within this: who waits for it looks again at once.
+/// NCCL mostly takes up a call within this time: until then its state is polled without sleeping.
 const AT_ONCE: Duration = Duration::from_micros(200);
-/// Between looks at what takes longer.
+/// Interval between polls after that.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
-/// What a peer has sent before it left may still be on its way for so long.
+/// How long data that a peer sent before it left may still be on its way.
 const GRACE: Duration = Duration::from_millis(300);
-/// A call of the library's comes back within this, unless it waits for a peer.
+/// A library call returns within this time, unless it waits for a peer.
 const CALL: Duration = Duration::from_millis(200);
-/// For a communicator to come to an end in good order, and for who waits until it has ended.
+/// How long a communicator may take to end in good order, and how long others wait for that.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Why there is no exchange any more.
+/// Why no exchange is possible any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommFault {
     Wait(WaitFault),
@@ -53,26 +53,27 @@ unsafe impl Send for Live {}
 
 pub struct CommWatchdog {
     api: &'static NcclApi,
-    /// Empty when all is over.
+    /// Empty once everything has ended.
     comms: Mutex<Vec<Live>>,
-    /// Behind the last operation of each stream. They keep the device, too, for who ends communicators.
+    /// Marks after the last operation of each stream. They also keep the device alive for the threads that end
+    /// communicators.
     marks: Arc<[Mark]>,
     begun: Mutex<Instant>,
-    /// Something was begun that NCCL has not taken up: as long as it connects peers, no mark knows of it.
+    /// A call was begun that NCCL has not taken up: while NCCL connects peers, no mark covers it.
     is_beginning: AtomicBool,
-    /// A call that names a communicator is under way, and may wait for peers. Raised while `comms` is held.
+    /// A call on a communicator is in progress, and may wait for peers. Set while `comms` is locked.
     is_calling: Arc<AtomicBool>,
     fault: OnceLock<CommFault>,
     is_over: AtomicBool,
     is_unwanted: AtomicBool,
     thread: OnceLock<Thread>,
-    /// They end communicators.
+    /// The threads that end communicators.
     ending: Mutex<Vec<JoinHandle<()>>>,
     abort: Arc<AbortState>,
     policy: WaitPolicy,
 }
 
-/// True until it is dropped.
+/// Keeps the flag true until this is dropped.
 struct Raised<'a>(&'a AtomicBool);
 
 impl<'a> Raised<'a> {
@@ -89,7 +90,7 @@ impl Drop for Raised<'_> {
 }
 
 impl DeviceWait for CommWatchdog {
-    /// From any thread: the exchange is to end.
+    /// Ends the exchange, from any thread.
     fn abort(&self) {
         self.is_unwanted.store(true, Ordering::Release);
         self.wake();
@@ -102,7 +103,7 @@ impl std::fmt::Debug for CommWatchdog {
     }
 }
 
-/// A communicator of a watchdog, and the calls that are made of it.
+/// One of the watchdog's communicators with its stream, on which calls are made.
 #[derive(Clone, Copy)]
 pub struct Lane<'a> {
     api: &'a NcclApi,
@@ -137,7 +138,7 @@ impl CommWatchdog {
         self.fault.get()
     }
 
-    /// One more communicator, which begins to come into being; its number.
+    /// Begins one more communicator and returns its number.
     pub fn add(&self, of: Comm) -> Result<usize, CommFault> {
         let mut comms = self.comms()?;
         let (made, begun) = self.api.init(of);
@@ -146,13 +147,13 @@ impl CommWatchdog {
         Ok(comms.len() - 1)
     }
 
-    /// Waits until it has taken up what it was given.
+    /// Waits until the communicator has taken up its calls.
     pub fn taken_up(&self, comm: usize, until: Instant, is_wanted: impl Fn() -> bool) -> Result<(), CommFault> {
         let begun = Instant::now();
         loop {
             {
                 let comms = self.comms()?;
-                // SAFETY: it is live as long as it is in the list, which is held.
+                // SAFETY: a communicator in the list is live, and the list is locked.
                 if unsafe { self.api.state(comms[comm].0) }? {
                     return Ok(());
                 }
@@ -175,7 +176,7 @@ impl CommWatchdog {
         }
     }
 
-    /// Begins what `calls` say, which go on together, and waits until they have been taken up: not until they are done.
+    /// Begins `calls` as one group and waits until NCCL has taken them up, not until they are done.
     pub fn begin(
         &self,
         comm: usize,
@@ -185,7 +186,7 @@ impl CommWatchdog {
         self.begins();
         let _beginning = Raised::new(&self.is_beginning);
         let called = {
-            // Not held any longer: the thread has to end a call that waits for a peer.
+            // The lock is released here: the thread must be able to end a call that waits for a peer.
             let (lane, _calling) = {
                 let comms = self.comms()?;
                 (Lane { api: self.api, comm: comms[comm].0, stream }, Raised::new(&self.is_calling))
@@ -193,14 +194,14 @@ impl CommWatchdog {
             self.api.group(|| calls(lane))
         };
         match self.fault() {
-            // Of what was ended a call says anything.
+            // A call on an ended communicator may return anything.
             Some(fault) => Err(fault.clone()),
             None => called.map_err(CommFault::from),
         }?;
         self.taken_up(comm, Instant::now() + self.policy.deadline, || true)
     }
 
-    /// Waits until all that was begun is done.
+    /// Waits until everything begun is done.
     pub fn passed(&self) -> Result<(), CommFault> {
         while self.fault().is_none() && self.is_busy() {
             std::thread::sleep(LOOK_AGAIN);
@@ -208,7 +209,7 @@ impl CommWatchdog {
         self.fault().map_or(Ok(()), |fault| Err(fault.clone()))
     }
 
-    /// From now on the deadline counts.
+    /// Starts the deadline.
     pub fn begins(&self) {
         *lock(&self.begun) = Instant::now();
     }
@@ -221,7 +222,7 @@ impl CommWatchdog {
         }
     }
 
-    /// What the thread does.
+    /// The thread's loop.
     pub fn keep(&self) {
         let _first = self.thread.set(std::thread::current());
         let mut gone_since = None;
@@ -239,9 +240,9 @@ impl CommWatchdog {
         }
         {
             let comms = lock(&self.comms);
-            // Who calls asks itself, as soon as the call is back.
+            // A caller polls the state itself as soon as its call returns.
             let asked = if self.is_calling.load(Ordering::Acquire) { &[] } else { comms.as_slice() };
-            // SAFETY: they are live as long as they are in the list, which is held.
+            // SAFETY: communicators in the list are live, and the list is locked.
             let failed = asked.iter().find_map(|comm| unsafe { self.api.state(comm.0) }.err());
             if let Some(failed) = failed {
                 return Some(failed.into());
@@ -258,15 +259,15 @@ impl CommWatchdog {
         (lock(&self.begun).elapsed() > self.policy.deadline).then(|| WaitFault::Late.into())
     }
 
-    /// Whether something that was begun is not done.
+    /// Whether something that was begun is not yet done.
     fn is_busy(&self) -> bool {
-        // A device that cannot say has failed, which whoever waits for it hears.
+        // A device that cannot answer has failed; whoever waits for it gets that error.
         let is_pending = |mark: &Mark| matches!(mark.is_passed(), Ok(false));
         self.is_beginning.load(Ordering::Acquire) || self.marks.iter().any(is_pending)
     }
 
-    /// The first fault stands. NCCL comes back from an abort when no graph names the communicator any more, and whoever
-    /// owns graphs may be who called, or may still wait for what another communicator does.
+    /// The first fault stands. NCCL returns from an abort only when no graph names the communicator any more, and the
+    /// owner of the graphs may be the caller, or may still wait for another communicator.
     pub fn end(&self, fault: CommFault) {
         let comms = {
             let mut comms = lock(&self.comms);
@@ -276,25 +277,27 @@ impl CommWatchdog {
         self.end_each(comms, abort);
     }
 
-    /// By threads of their own, all at once.
+    /// Ends all of them at once, each on a thread of its own.
     fn end_each(&self, comms: Vec<Live>, how: fn(&NcclApi, RawComm, &AtomicBool)) {
         for comm in comms {
             let (api, marks, is_calling) = (self.api, self.marks.clone(), self.is_calling.clone());
             let end = move || {
                 let Live(comm) = { comm };
-                // NCCL goes back to the device that its caller had, and would open the first one for who has none.
+                // NCCL restores its caller's current device, and would open the first device for a thread that has
+                // none.
                 let _entered = marks.first().map(Mark::enter);
                 how(api, comm, &is_calling);
             };
-            // Without a thread it stays: the process is at its end.
+            // If no thread can be had, the communicator stays: the process is about to end.
             if let Ok(thread) = std::thread::Builder::new().name("nccl-end".into()).spawn(end) {
                 lock(&self.ending).push(thread);
             }
         }
     }
 
-    /// Waits for those that are to end: by now no graph is left. Not for ever: NCCL waits for all that it has connected
-    /// on a host, and a neighbour may neither go on nor end. What is left then ends with that.
+    /// Waits for the communicators that are being ended; no graph names them by now. The wait is limited: NCCL waits
+    /// for everything it has connected on a host, and a neighbour may be stuck. Such a communicator ends later, when
+    /// the neighbour does.
     pub fn has_ended(&self) {
         let until = Instant::now() + FAREWELL;
         for thread in lock(&self.ending).drain(..) {
@@ -302,13 +305,13 @@ impl CommWatchdog {
                 std::thread::sleep(LOOK_AGAIN);
             }
             if thread.is_finished() {
-                // A thread that panicked has said so.
+                // A panic of the thread has already been reported.
                 let _ended = thread.join();
             }
         }
     }
 
-    /// All that was to be done has been begun: what is still under way may come to its end.
+    /// Everything has been begun, and may now come to its end.
     pub fn finish(&self) {
         let until = Instant::now() + FAREWELL;
         while self.is_busy() && self.fault().is_none() && Instant::now() < until {
@@ -316,7 +319,7 @@ impl CommWatchdog {
         }
     }
 
-    /// In good order, if all has come to its end.
+    /// Ends the communicators in good order, if everything is done.
     pub fn leave(&self) {
         self.is_over.store(true, Ordering::Release);
         self.wake();
@@ -334,18 +337,18 @@ impl CommWatchdog {
     }
 }
 
-/// What it still does ends, and so does it. A call that has not come back may not be of what ends; one that waits for a
-/// peer comes back by that alone.
+/// Ends the communicator and whatever it still does. No call may be in progress on what ends, except one that waits for
+/// a peer: the abort itself makes that return.
 fn abort(api: &NcclApi, comm: RawComm, is_calling: &AtomicBool) {
     let until = Instant::now() + CALL;
     while is_calling.load(Ordering::Acquire) && Instant::now() < until {
         std::thread::sleep(LOOK_AGAIN);
     }
-    // SAFETY: it was live, and is in no list any more. What an aborted one answers changes nothing.
+    // SAFETY: it was live and is in no list any more. The result of an abort changes nothing.
     let _aborted = unsafe { api.abort(comm) };
 }
 
-/// What the host still carries for it is carried to its end.
+/// Finalises first, so that work in which the host takes part completes.
 fn part(api: &NcclApi, comm: RawComm, _: &AtomicBool) {
     let until = Instant::now() + FAREWELL;
     // SAFETY: it is live until it is destroyed or aborted here, and in no list any more.
@@ -355,14 +358,14 @@ fn part(api: &NcclApi, comm: RawComm, _: &AtomicBool) {
             std::thread::sleep(LOOK_AGAIN);
             state = api.state(comm);
         }
-        // What either answers changes nothing any more.
+        // The result of either call changes nothing any more.
         let _gone = if state == Ok(true) { api.destroy(comm) } else { api.abort(comm) };
     }
 }
 
 impl Lane<'_> {
     /// # Safety
-    /// So many numbers of the device stay there until the stream is through; so for all below.
+    /// `n` numbers of device memory stay valid at `from` until the stream has passed; so for all below.
     pub unsafe fn send(self, from: u64, n: usize, to: usize) -> Result<(), NcclError> {
         // SAFETY: the communicator is live while the lane is; the rest is the caller's promise.
         unsafe { self.api.send(from, n, to, (self.comm, self.stream)) }
@@ -376,7 +379,7 @@ impl Lane<'_> {
     }
 
     /// # Safety
-    /// As above; `to` has room for `n` of each.
+    /// As above; `to` has room for `n` numbers of each rank.
     pub unsafe fn all_gather(self, from: u64, to: u64, n: usize) -> Result<(), NcclError> {
         // SAFETY: as above.
         unsafe { self.api.all_gather(from, to, n, (self.comm, self.stream)) }

@@ -1,5 +1,5 @@
-//! How the ranks of a stage come to see each other's buffers: each says where it is, then, if it reaches all others,
-//! where its buffer is, and then whether it sees theirs. All of them do, or none does.
+//! How the ranks of a stage come to map each other's buffers: each tells where it runs, then, if it reaches all others,
+//! where its buffer is, and then whether it has mapped theirs. Either all of them can, or none sums this way.
 
 use super::ops::PeerBuffers;
 use super::watchdog::SumWatchdog;
@@ -11,13 +11,13 @@ use crate::sum::{Plane, SumPlan};
 use backend::cuda::{Cuda, MappedBuffer, OneShot, PeerBuffer, Term};
 use std::sync::{Arc, OnceLock};
 
-/// Where a rank is, and what it was told.
+/// Where a rank runs, and the carrier that it was configured with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hello {
     wish: u32,
-    /// Which start of which machine. Zero where that cannot be told.
+    /// A machine's current boot. Zero where that cannot be told.
     host: [u32; 4],
-    /// Its device there.
+    /// The PCI address of its device.
     pci: [u32; 3],
     process: [u32; 4],
 }
@@ -40,7 +40,7 @@ impl Hello {
     }
 }
 
-/// Whether so placed ranks may add over memory. All of them come to the same answer.
+/// Whether ranks placed like this may sum over memory. All of them reach the same answer.
 fn agree(hellos: &[Hello]) -> Result<bool> {
     let wish = |choice: CarrierChoice| hellos.iter().any(|hello| hello.wish == choice as u32);
     if wish(CarrierChoice::Host) || wish(CarrierChoice::Nccl) {
@@ -49,12 +49,12 @@ fn agree(hellos: &[Hello]) -> Result<bool> {
     }
     let is_one_host = hellos.iter().all(|hello| hello.host == hellos[0].host && hello.host != [0; 4]);
     let is_shared = (1..hellos.len()).any(|i| hellos[..i].iter().any(|hello| hello.pci == hellos[i].pci));
-    // Kernels that wait on a device keep others of it waiting, so that nobody gets there unasked.
+    // A kernel that waits blocks others on its device, so devices are shared only where that was asked for.
     let is_asked = hellos.iter().all(|hello| hello.wish == CarrierChoice::Ipc as u32);
     Ok(is_one_host && (!is_shared || is_asked))
 }
 
-/// Where a rank's buffer is: in its process, and for others.
+/// A rank's buffer: its address within the process, and its handle for others.
 struct Offer {
     is_able: bool,
     address: u64,
@@ -101,7 +101,7 @@ pub fn meet(
     }
 }
 
-/// The buffers of all, if all ranks see all of them.
+/// The buffers of all ranks, if every rank could map all of them.
 fn show_buffers(
     mesh: &mut Mesh,
     cuda: &Cuda,
@@ -110,7 +110,7 @@ fn show_buffers(
 ) -> Result<Option<PeerBuffers>> {
     let fits = limits.n_leaves.iter().all(|n_leaves| OneShot::fits(mesh.tp_size(), &terms(mesh, *n_leaves)));
     let reaches = || hellos.iter().all(|hello| matches!(cuda.can_reach(hello.pci), Ok(true)));
-    // What goes wrong here is a reason to go another way, and no more.
+    // A failure here only means that another carrier is taken.
     let own = if fits && reaches() { cuda.peer_buffer().ok() } else { None };
     let offer = own.as_ref().and_then(|own| offer(own, hellos)).unwrap_or(Offer {
         is_able: false,
@@ -126,8 +126,8 @@ fn show_buffers(
         false => cuda.open_peer_buffer(&offer.handle),
     };
     let shown: backend::Result<Vec<MappedBuffer>> = hellos.iter().zip(&offers).enumerate().map(show).collect();
-    // What sums need is allocated before the last word: a peer that has it may begin one at once, and where ranks share
-    // a device the driver might wait for that.
+    // Everything that sums need is allocated before the last exchange: a peer that has it may begin a sum at once, and
+    // where ranks share a device the driver might then wait for that sum.
     let ready = shown.and_then(|shown| Ok((shown, cuda.sum_control()?, cuda.new_mark()?)));
     let are_ready = swap_notes(mesh, 2, [u32::from(ready.is_ok())])?;
     let ready = ready.ok().filter(|_| are_ready.iter().all(|[is_ready]| *is_ready == 1));
@@ -161,20 +161,20 @@ fn watched(
     Ok(PeerBuffers { watchdog, thread: Some(thread), shown, sums })
 }
 
-/// The words of all ranks of the stage.
+/// The notes of all ranks of the stage.
 fn swap_notes<const N: usize>(mesh: &mut Mesh, round: u64, mine: [u32; N]) -> Result<Vec<[u32; N]>> {
-    // What ranks tell of NCCL has fewer words than this tag says.
+    // The tag's high bit sets this apart from the notes on NCCL, whose tag is their few words' count.
     mesh.swap_in_stage(1 << 32 | round, mine)
 }
 
-/// Handles are for other processes: the driver opens none in its own.
+/// Handles are for other processes: the driver opens none in the process that made it.
 fn offer(own: &PeerBuffer, hellos: &[Hello]) -> Option<Offer> {
     let is_for_others = hellos.iter().any(|hello| hello.process != hellos[0].process);
     let handle = if is_for_others { own.handle().ok()? } else { [0; 64] };
     Some(Offer { is_able: true, address: own.address(), handle })
 }
 
-/// The same for all processes of a machine, from its start on.
+/// The machine's current boot, the same for all of its processes.
 fn host() -> [u32; 4] {
     match region::boot_id() {
         id if id.is_empty() => [0; 4],
@@ -186,7 +186,7 @@ fn host() -> [u32; 4] {
     }
 }
 
-/// No other process has it: numbers of processes are not enough where they live in several namespaces.
+/// A name that no other process has. Process ids are not enough where processes live in several namespaces.
 fn process() -> Result<[u32; 4]> {
     static PROCESS: OnceLock<[u32; 4]> = OnceLock::new();
     let mut bytes = [0; 16];

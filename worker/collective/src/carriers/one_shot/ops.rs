@@ -1,5 +1,5 @@
-//! The carrier of sums over peers' buffers. They begin what is to be done, in the device's own order, and return. All
-//! else is left to the carrier below.
+//! The carrier of sums over peers' buffers. Sums are enqueued in stream order and return at once. Everything else is
+//! left to the carrier below.
 
 use super::watchdog::SumWatchdog;
 use crate::carriers::carry::{CarrierChoice, Carry};
@@ -14,26 +14,26 @@ use std::thread::JoinHandle;
 /// Sums of a stage, over buffers that all of its ranks see.
 #[derive(Debug)]
 pub struct OneShotCarrier {
-    // Communicators go first: what they still do may be what a sum waits behind.
+    // Communicators are dropped first: a sum may wait behind their work.
     pub below: Box<dyn Carry<Cuda>>,
     pub buffers: PeerBuffers,
 }
 
-/// The buffers of a stage, and what looks after those who add there.
+/// The buffers of a stage, and the watchdog over those who add there.
 #[derive(Debug)]
 pub struct PeerBuffers {
     pub(super) watchdog: Arc<SumWatchdog>,
     pub(super) thread: Option<JoinHandle<()>>,
-    /// By rank of the stage.
+    /// One per rank of the stage.
     pub(super) shown: Vec<MappedBuffer>,
-    /// By number of leaves.
+    /// One per number of leaves.
     pub(super) sums: Vec<(u32, OneShot)>,
 }
 
 impl Carry<Cuda> for OneShotCarrier {
     fn sum_leaves(&mut self, mesh: &mut Mesh, cuda: &Cuda, planes: &mut Buffer, sum: Sum<'_>) -> Result<()> {
         let found = self.buffers.sums.iter().find(|(n_leaves, _)| *n_leaves == sum.plan.n_leaves);
-        // A large one would be several launches; it is, where nothing else adds on the devices.
+        // A sum that needs several launches is left to the carrier below, if that adds on the device.
         let taken = found.filter(|(_, one)| sum.size() <= one.n_max() || !self.below.adds_on_device());
         match taken {
             Some((_, one_shot)) => self.buffers.add(mesh, cuda, planes, one_shot, sum),
@@ -85,7 +85,7 @@ impl Carry<Cuda> for OneShotCarrier {
         true
     }
 
-    /// What was recorded is under way: the watchdog looks after it as after what was begun.
+    /// A recorded graph runs again: the watchdog watches it like newly begun work.
     fn has_repeated(&mut self, mesh: &mut Mesh, cuda: &Cuda) -> Result<()> {
         let watchdog = &self.buffers.watchdog;
         watchdog.begins();
@@ -130,15 +130,15 @@ impl PeerBuffers {
         }
     }
 
-    /// Before what came of sums goes to ranks that do not add with this one: what came of one that was given up must
-    /// not leave this rank, and nobody else would see it. Among those that add nobody shows it.
+    /// Called before results of sums go to ranks that do not add with this one: the result of an abandoned sum must not
+    /// leave this rank, and the receiver could not notice. Ranks that add together need no such check.
     fn believe(&self, mesh: &mut Mesh) -> Result<()> {
         self.watchdog.wait();
         self.settle(mesh)
     }
 }
 
-/// Who is to blame, as far as the links know; else whom the kernel waited for.
+/// Blames the rank that the links know to be at fault, otherwise the one that the kernel waited for.
 fn failed(mesh: &mut Mesh, fault: WaitFault, missing: Option<usize>) -> Error {
     let silent = missing.filter(|_| fault == WaitFault::Late).map(|tp| types::Rank(mesh.in_stage(tp) as u16));
     let error = match silent {
@@ -150,14 +150,14 @@ fn failed(mesh: &mut Mesh, fault: WaitFault, missing: Option<usize>) -> Error {
 
 impl Drop for PeerBuffers {
     fn drop(&mut self) {
-        // If nothing has been said before, it is broken off.
+        // Without an earlier fault this breaks off what is in progress.
         self.watchdog.end(WaitFault::Aborted);
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so.
+            // A panic of the thread has already been reported.
             let _ended = thread.join();
         }
         if !self.watchdog.is_through() {
-            // A kernel may still look at them: they stay for as long as the process.
+            // A kernel may still read the buffers: they stay mapped until the process ends.
             std::mem::forget((std::mem::take(&mut self.shown), self.watchdog.clone()));
         }
     }

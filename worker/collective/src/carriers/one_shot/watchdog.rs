@@ -1,7 +1,7 @@
-//! A thread beside those who compute. A kernel that waits for a peer keeps its device and whoever waits for that: so
-//! the thread tells it to stop when a peer is gone, at the deadline, or when it is told to. The kernel has the last
-//! word: if what it waited for came before it heard of it, nothing is wrong. It also has a clock of its own, should
-//! this process be kept from its own.
+//! A thread beside the computing one. A kernel that waits for a peer keeps its device, and whoever waits for that. The
+//! thread therefore tells it to stop when a peer is gone, at the deadline, or on request. The kernel decides: if what
+//! it waited for came before the stop, nothing is wrong. It also has a clock of its own, in case this process is
+//! stopped.
 
 use crate::abort::{AbortState, DeviceWait};
 use crate::mesh::WaitFault;
@@ -11,23 +11,23 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// How often the thread looks.
+/// Interval between the thread's checks.
 const LOOK: Duration = Duration::from_millis(5);
-/// Between looks at a stream that is about to be through.
+/// Interval between polls of a stream that is about to finish.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
-/// Mostly a pass is nearly done when somebody waits for it.
+/// How long a waiter spins first: a pass is mostly nearly done when somebody waits for it.
 const SPIN: Duration = Duration::from_micros(200);
-/// What a peer has said before it left may still be on its way for so long.
+/// How long data that a peer sent before it left may still be on its way.
 const GRACE: Duration = Duration::from_millis(300);
-/// For what is under way to come to an end.
+/// How long work in progress may take to end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(crate) struct SumWatchdog {
     pub told: SumControl,
-    /// Behind the last sum.
+    /// A mark after the last sum.
     pub mark: Mark,
-    /// Of one sum.
+    /// The deadline of one sum.
     pub deadline: Duration,
     begun: Mutex<Instant>,
     fault: OnceLock<WaitFault>,
@@ -48,18 +48,18 @@ impl SumWatchdog {
         SumWatchdog { told, mark, deadline, begun, fault, is_over, thread: OnceLock::new(), abort }
     }
 
-    /// Why no sum is begun any more.
+    /// Why no further sum is begun.
     pub fn fault(&self) -> Option<WaitFault> {
         self.fault.get().copied()
     }
 
-    /// Why a sum that was begun cannot be believed, and the rank of the stage that did not come to it.
+    /// Why a sum that was begun cannot be trusted, and the rank of the stage that did not come to it.
     pub fn verdict(&self) -> Option<(WaitFault, usize)> {
         let missing = self.told.missing()?;
         Some((self.fault().unwrap_or(WaitFault::Late), missing))
     }
 
-    /// Waits until the last sum that was begun is done or has given up: each does one of them within its patience.
+    /// Waits until the last sum that was begun is done or has given up, which a kernel's own clock sees to.
     pub fn wait(&self) {
         let begun = Instant::now();
         while self.is_busy() {
@@ -67,19 +67,19 @@ impl SumWatchdog {
         }
     }
 
-    /// From now on the deadline counts.
+    /// Starts the deadline.
     pub fn begins(&self) {
         *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// From any thread; the first fault stands.
+    /// Ends the sums, from any thread; the first fault stands.
     pub fn end(&self, fault: WaitFault) {
         let _first = self.fault.set(fault);
         self.told.stop();
         self.wake();
     }
 
-    /// What the thread does.
+    /// The thread's loop.
     pub fn keep(&self) {
         let _first = self.thread.set(std::thread::current());
         let mut gone_since = None;
@@ -104,13 +104,13 @@ impl SumWatchdog {
         (begun.elapsed() > self.deadline).then_some(WaitFault::Late)
     }
 
-    /// Whether something that was begun is not done.
+    /// Whether something that was begun is not yet done.
     fn is_busy(&self) -> bool {
-        // A device that cannot say has failed, which whoever waits for it hears.
+        // A device that cannot answer has failed; whoever waits for it gets that error.
         matches!(self.mark.is_passed(), Ok(false))
     }
 
-    /// All that was to be done has been begun, and may come to its end.
+    /// Everything has been begun, and may now come to its end.
     pub fn leave(&self) {
         let until = Instant::now() + FAREWELL;
         while self.is_busy() && self.fault.get().is_none() && Instant::now() < until {
@@ -120,7 +120,7 @@ impl SumWatchdog {
         self.wake();
     }
 
-    /// Waits until no kernel is there any more that could look at a buffer.
+    /// Waits until no kernel can read a buffer any more; false if one still may.
     pub fn is_through(&self) -> bool {
         let until = Instant::now() + FAREWELL;
         while self.is_busy() {

@@ -1,4 +1,4 @@
-//! Attention by itself: a long prompt, in operations a second, and many sequences that decode, in bytes a second.
+//! Attention alone: a long prompt, in operations a second, and many decoding sequences, in bytes a second.
 
 use super::super::{Done, Finding, Options, Tell, cuda};
 use super::{Copies, ROUNDS, Shape, Spread, shares, text};
@@ -9,13 +9,13 @@ use serde_json::json;
 use types::cache::blocks_for;
 use types::{BlockId, KvDtype, KvLayout, Mode, Want};
 
-/// Operations a second.
+/// The aim, in operations a second.
 const AIM: f64 = 450e12;
 const TIMES: usize = 10;
-/// Rows that are stored at once.
+/// Rows stored in one pass.
 const STORED_ROWS: usize = 1024;
 
-/// So many sequences of a length, of which the last rows are attended.
+/// Sequences of equal length, of which the last rows are attended.
 struct Attended<'a> {
     cuda: &'a Cuda,
     heads: Heads,
@@ -80,7 +80,7 @@ impl Attended<'_> {
         Ok(attended)
     }
 
-    /// Of one.
+    /// Seconds of one attention.
     fn seconds(&mut self) -> Result<f64, String> {
         let Attended { cuda, heads, kv, qkv, out, batch } = self;
         cuda.begin(&batch.pass());
@@ -98,7 +98,7 @@ pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
     let (shape, cuda) = (Shape::of(options), cuda(options, Mode::Lockstep)?);
     let [n_prompt, n_sequences, length] = shape.attended;
     let mut prompt = Attended::new(&cuda, shape, 1, n_prompt, n_prompt)?;
-    // Scores and values of all pairs of a row and a position that it sees.
+    // Scores and values of all pairs of a row and a position that it attends to.
     let pairs = n_prompt as f64 * (n_prompt as f64 + 1.0) / 2.0;
     let operations = 4.0 * pairs * (shape.n_heads * shape.head_dim) as f64;
     let speeds = (0..ROUNDS).map(|_| Ok(operations / prompt.seconds()?)).collect::<Result<_, String>>()?;

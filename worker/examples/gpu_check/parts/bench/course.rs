@@ -1,5 +1,5 @@
-//! Steps for a rank alone, as a coordinator would plan them: sequences join one after another, go on together, and when
-//! one has said all that it is to say another takes its place.
+//! Steps for a rank alone, as a coordinator would plan them: sequences join one after another and decode together; when
+//! one ends another takes its place.
 
 use super::super::{Options, cores};
 use super::Shape;
@@ -13,7 +13,7 @@ use types::{
 };
 use worker::{Assignment, ComputeDevice, MeshSecret, MeshTimeouts, ModelLoader, Repeats, Runner, Upcoming};
 
-/// A model that is loaded.
+/// A loaded model.
 pub struct Model {
     pub runner: Box<dyn Runner>,
     pub weight_bytes: u64,
@@ -21,7 +21,7 @@ pub struct Model {
     done: StepDone,
 }
 
-/// How much a model is loaded for.
+/// The limits for which a model is loaded.
 #[derive(Clone, Copy)]
 pub struct Room {
     pub sequences: u32,
@@ -40,7 +40,8 @@ impl Model {
         Ok(Model { runner: Box::new(runner), weight_bytes: ready.weight_bytes, seconds, done: StepDone::default() })
     }
 
-    /// The seconds of each step; each is there before its turn, and none behind the last.
+    /// Runs the steps and returns the seconds of each. Each step is available before its turn; nothing follows the
+    /// last.
     pub fn drive(&mut self, steps: Vec<Step>) -> Result<Vec<f64>, String> {
         let mut given = VecDeque::from(steps);
         let mut times = Vec::with_capacity(given.len());
@@ -58,7 +59,7 @@ impl Model {
     }
 }
 
-/// Steps that are there before their turn.
+/// Steps that are available before their turn.
 struct Given<'a>(&'a VecDeque<Step>);
 
 impl Upcoming for Given<'_> {
@@ -93,16 +94,16 @@ fn assignment(model: &Path, shape: &Shape, mode: Mode, room: Room) -> Assignment
 struct Seat {
     id: RequestId,
     n_prompt: u32,
-    /// Positions that are computed.
+    /// Positions computed so far.
     at: u32,
 }
 
-/// Sequences, each at a place of its own.
+/// Sequences, each with blocks of its own.
 pub struct Course {
     places: Vec<Seat>,
-    /// Of who takes another's place.
+    /// The prompt length of a sequence that takes another's place.
     n_prompt: u32,
-    /// Positions of a sequence that has said all.
+    /// The number of positions at which a sequence ends.
     end: u32,
     room: Room,
     vocab: u32,
@@ -111,7 +112,7 @@ pub struct Course {
 }
 
 impl Course {
-    /// Each begins with a prompt of its own length.
+    /// Each of the first sequences has a prompt length of its own.
     pub fn new(shape: &Shape, prompts: &[u32], n_prompt: u32, end: u32, room: Room) -> Course {
         let place = |(i, n_prompt): (u64, &u32)| Seat { id: RequestId(i), n_prompt: *n_prompt, at: 0 };
         let places: Vec<Seat> = (0..).zip(prompts).map(place).collect();
@@ -123,7 +124,7 @@ impl Course {
         Step { id: StepId(self.id), ..Step::default() }
     }
 
-    /// The prompts, one after another.
+    /// Steps for the prompts, one after another.
     pub fn join(&mut self) -> Vec<Step> {
         let mut steps = Vec::new();
         for i in 0..self.places.len() {
@@ -136,7 +137,7 @@ impl Course {
         steps
     }
 
-    /// All of them by one, but who has still to compute its prompt by as much as there is room for.
+    /// All sequences decode one token, except those still in prefill, which get as much as there is room for.
     pub fn next(&mut self) -> Step {
         let mut step = self.step();
         for place in &mut self.places {
@@ -151,7 +152,7 @@ impl Course {
         step
     }
 
-    /// Nobody goes on.
+    /// The step that ends all sequences.
     pub fn ends(&mut self) -> Step {
         Step { ends: self.places.iter().map(|place| place.id).collect(), ..self.step() }
     }

@@ -1,4 +1,5 @@
-//! Sequences that decode together, at each pace and with weights of four bits: by turns, beside what the device copies.
+//! Sequences that decode together, in each mode and with four-bit weights: measured in turns, relative to copying
+//! speed.
 
 use super::super::{Done, Finding, Options, Tell, modes};
 use super::course::{Course, Model, Room};
@@ -7,30 +8,30 @@ use super::{Copies, ROUNDS, Shape, Spread, shares};
 use serde_json::{Value, json};
 use types::Mode;
 
-/// Steps before those that count: graphs are recorded then.
+/// Steps that are not counted, in which graphs are recorded.
 const WARM: usize = 4;
-/// Of the bandwidth with which the device copies, decoding one sequence.
+/// Aim for decoding one sequence, as a fraction of the bandwidth of copies.
 const AIM_OF_COPY: f64 = 0.75;
-/// How much faster weights of four bits are.
+/// Aim for the speedup by four-bit weights.
 const AIM_OF_INT4: f64 = 3.0;
 const AIM_OF_BUSY: f64 = 0.98;
-/// Of the speed under `fast`, what `lockstep` keeps.
+/// Aim for decoding under `lockstep`, as a fraction of the speed under `fast`.
 const AIM_OF_DECODE: f64 = 0.85;
 const AIM_OF_PREFILL: f64 = 0.6;
 
 struct Runs {
     name: &'static str,
     model: Model,
-    /// Bytes that a step reads at least.
+    /// The least bytes that a step reads.
     read: f64,
 }
 
-/// What rounds of one of them have come to.
+/// The figures of one model's rounds.
 #[derive(Default)]
 struct Figures {
-    /// In seconds.
+    /// Seconds of each step.
     steps: Vec<f64>,
-    /// Tokens a second.
+    /// Prefill speeds in tokens a second.
     prefills: Vec<f64>,
     busy: u64,
     idle: u64,
@@ -53,7 +54,7 @@ pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
         let model = Model::load(options, &random.path, mode, room)?;
         let told = json!({ "seconds": model.seconds, "weight_bytes": model.weight_bytes });
         tell(Finding::measured(format!("{name}: loaded"), told));
-        // An embedding is looked up, not read.
+        // An embedding is only looked up, not read whole.
         let read = model.weight_bytes as f64 - digits.device_bytes(shape.vocab * shape.hidden);
         all.push(Runs { name, model, read });
     }
@@ -100,7 +101,7 @@ fn together(shape: &Shape, n: u32, room: Room, all: &mut [Runs], copies: &mut Co
     Ok(())
 }
 
-/// The first step is not counted: the device had nothing to do while others had their turn.
+/// The first step is not counted: the device was idle while others had their turn.
 fn round(shape: &Shape, model: &mut Model, course: &mut Course, figures: &mut Figures) -> Done {
     let first = vec![course.next()];
     model.drive(first)?;
@@ -136,7 +137,7 @@ fn told(runs: &Runs, n: u32, figures: &Figures, copied: &[f64]) -> [Finding; 2] 
 
 fn beside(n: u32, lockstep: &Figures, fast: &Figures) -> Finding {
     let (decode, prefill) = (shares(&fast.steps, &lockstep.steps), shares(&lockstep.prefills, &fast.prefills));
-    // As far as the one that is farther from its aim.
+    // Reported for the one that is farther from its aim.
     let figure = (decode.median() / AIM_OF_DECODE).min(prefill.median() / AIM_OF_PREFILL);
     let of = |share: &Spread, aim: f64| -> Value { json!({ "share": share.told(), "aim": aim }) };
     let told = json!({ "decode": of(&decode, AIM_OF_DECODE), "prefill": of(&prefill, AIM_OF_PREFILL) });

@@ -1,5 +1,5 @@
-//! A model of random weights as a GGUF. All layers are the same bytes of the file, so it is made in a second or two; on
-//! the device each has its own.
+//! A model of random weights as a GGUF. All layers share the same bytes of the file, so it is made in a second or two;
+//! on the device each has its own.
 
 use super::Shape;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ impl Digits {
         }
     }
 
-    /// On the device, of so many weights.
+    /// Bytes that `n` weights take on the device.
     pub fn device_bytes(self, n: usize) -> f64 {
         match self {
             Digits::F32 => n as f64 * 4.0,
@@ -36,19 +36,19 @@ impl Digits {
     }
 }
 
-/// Goes with its owner.
+/// A temporary file, removed when this is dropped.
 pub struct Random {
     pub path: PathBuf,
 }
 
 impl Drop for Random {
     fn drop(&mut self) {
-        // What is left of a temporary file is nobody's loss.
+        // A leftover temporary file does no harm.
         let _gone = std::fs::remove_file(&self.path);
     }
 }
 
-/// A tensor's name, which bytes it has, and its shape: rows and columns.
+/// A tensor's name, its bytes in the file, and its shape: rows and columns.
 struct Tensor {
     name: String,
     bytes: &'static str,
@@ -56,7 +56,7 @@ struct Tensor {
     digits: Digits,
 }
 
-/// Multiples of every block.
+/// A multiple of every block's size.
 const PIECE: usize = 18 << 18;
 const ALIGNMENT: usize = 32;
 
@@ -143,7 +143,7 @@ fn header(shape: &Shape, context: u32, tensors: &[Tensor], place: impl Fn(&Tenso
     out.extend(values.concat());
     for tensor in tensors {
         let [rows, cols] = tensor.shape;
-        // From the fastest to the slowest; a vector has one.
+        // Fastest dimension first; a vector has one.
         let dims = [cols as u64, rows as u64];
         let dims = &dims[..if tensor.digits == Digits::F32 { 1 } else { 2 }];
         out.extend(text(&tensor.name));
@@ -155,7 +155,7 @@ fn header(shape: &Shape, context: u32, tensors: &[Tensor], place: impl Fn(&Tenso
     out
 }
 
-/// By all cores, a piece each by turns.
+/// Fills the file on all cores, which take pieces in turn.
 fn fill(file: &File, start: usize, n_bytes: usize, digits: Digits) -> io::Result<()> {
     let n_threads = super::super::cores().min(n_bytes.div_ceil(PIECE));
     std::thread::scope(|scope| {

@@ -1,7 +1,7 @@
-//! The part `bench`: a model of Llama-3.1-8B's shape with random weights, and the operations that its time goes to.
-//! Decoding one sequence reads every weight once, so copying speed is the floor; a prefill's products stand beside the
-//! largest that cuBLASLt makes. Each figure is the median of rounds, with the least and the most; what is compared is
-//! measured by turns.
+//! The part `bench`: a model of Llama-3.1-8B's shape with random weights, and its main operations. Decoding one
+//! sequence reads every weight once, so copying speed is the limit; a prefill's products are compared with cuBLASLt's
+//! largest. Each figure is the median of rounds, with the least and the most; figures that are compared are measured in
+//! turns.
 
 mod attention;
 mod course;
@@ -18,7 +18,7 @@ use types::Mode;
 
 const ROUNDS: usize = 5;
 
-/// What is measured.
+/// The sizes of the measurements.
 #[derive(Clone, Copy)]
 pub struct Shape {
     n_layers: u32,
@@ -29,23 +29,23 @@ pub struct Shape {
     head_dim: usize,
     vocab: usize,
     prompt: u32,
-    /// Sequences that decode together.
+    /// Numbers of sequences that decode together.
     batches: &'static [u32],
-    /// Of a round.
+    /// Steps of a round.
     steps: usize,
     /// Rows of a prefill's products.
     rows: usize,
-    /// Of the buffers that are copied.
+    /// Rows of the buffers that are copied.
     copied_rows: usize,
-    /// Rows and columns of the product that tells the device's peak.
+    /// Rows and columns of the product that measures the device's peak.
     peak: usize,
-    /// Attention's: rows of a prompt; sequences, and positions of each.
+    /// For attention: rows of a prompt; sequences, and positions of each.
     attended: [usize; 3],
-    /// Throughput's: sequences at a time, tokens that each brings, and that each is given.
+    /// For throughput: sequences at a time, prompt tokens and output tokens of each.
     load: [u32; 3],
 }
 
-/// Llama-3.1-8B's.
+/// Llama-3.1-8B's sizes.
 const LLAMA: Shape = Shape {
     n_layers: 32,
     hidden: 4096,
@@ -63,7 +63,7 @@ const LLAMA: Shape = Shape {
     attended: [8192, 64, 4096],
     load: [128, 1000, 1000],
 };
-/// To see whether the measuring works, where time means nothing.
+/// For a test of the measurements themselves, where time means nothing.
 const TINY: Shape = Shape {
     n_layers: 1,
     hidden: 64,
@@ -92,7 +92,7 @@ impl Shape {
     }
 }
 
-/// What a model takes as a whole comes first.
+/// Whole models come first.
 pub fn groups(_: &Options) -> Vec<Group> {
     let group = |name: &str, work: fn(&Options, Tell<'_>) -> Done| Group::new("bench", name, work);
     let throughput = |mode: Mode| {
@@ -111,7 +111,7 @@ pub fn groups(_: &Options) -> Vec<Group> {
     ]
 }
 
-/// What rounds have come to, in ascending order.
+/// The results of rounds, in ascending order.
 pub struct Spread(Vec<f64>);
 
 impl Spread {
@@ -130,7 +130,7 @@ impl Spread {
     }
 }
 
-/// Round by round, of one thing by another.
+/// Divides the rounds of one figure by those of another.
 fn shares(of: &[f64], by: &[f64]) -> Spread {
     Spread::of(of.iter().zip(by).map(|(of, by)| of / by).collect())
 }
@@ -139,7 +139,7 @@ fn text(error: backend::Error) -> String {
     error.to_string()
 }
 
-/// Two buffers, of which one is copied to the other.
+/// Two buffers, one of which is copied to the other.
 struct Copies {
     cuda: Cuda,
     from: Buffer,
@@ -151,7 +151,7 @@ impl Copies {
     fn new(options: &Options) -> Result<Copies, String> {
         let (cuda, Shape { copied_rows: n_rows, hidden, .. }) = (cuda(options, Mode::Lockstep)?, Shape::of(options));
         let mut from = cuda.buffer(n_rows, hidden).map_err(text)?;
-        // Other numbers than zeros, which some memories move faster.
+        // Not zeros, which some memories move faster.
         for row in (0..n_rows).step_by(16) {
             let numbers: Vec<f32> = (0..16 * hidden).map(|i| ((row * 31 + i) * 37 % 1009) as f32 / 7.0).collect();
             cuda.write(&mut from, row, &numbers);

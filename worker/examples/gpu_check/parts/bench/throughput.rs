@@ -1,5 +1,5 @@
-//! As many sequences as there is room for, each as far as chance has it: who has said all makes room for another, whose
-//! prompt is computed beside those that go on. So any stretch of steps is like any other, and each round is one.
+//! As many sequences as there is room for, at positions spread over their length: one that ends makes room for another,
+//! whose prompt is computed beside the decoding ones. So all stretches of steps are alike, and each round is one.
 
 use super::super::{Done, Finding, Options, Tell};
 use super::course::{Course, Model, Room};
@@ -9,9 +9,9 @@ use serde_json::json;
 use std::time::Instant;
 use types::{Mode, Step, Want};
 
-/// Tokens a second.
+/// The aim, in tokens a second.
 const AIM: f64 = 7000.0;
-/// Of a round.
+/// Steps of a round.
 const STEPS: usize = 64;
 
 pub fn measure(options: &Options, mode: Mode, tell: Tell<'_>) -> Done {
@@ -25,7 +25,7 @@ pub fn measure(options: &Options, mode: Mode, tell: Tell<'_>) -> Done {
     let random = Random::write(&options.cache, &shape, Digits::Bf16, room.context);
     let random = random.map_err(|error| error.to_string())?;
     let mut model = Model::load(options, &random.path, mode, room)?;
-    // Evenly far.
+    // Positions spread evenly.
     let prompts: Vec<u32> = (0..n).map(|i| n_in + i * (n_out - 1) / n).collect();
     let mut course = Course::new(&shape, &prompts, n_in, n_in + n_out, room);
     let begun = Instant::now();
