@@ -22,7 +22,7 @@ mod values;
 pub use tensors::TensorEntry;
 
 const MAGIC: &[u8; 4] = b"GGUF";
-/// What is read of a file at first: most headers, vocabulary and all.
+/// The bytes that are read at first: enough for most headers, vocabulary included.
 const HEADER_BYTES: u64 = 2 << 20;
 /// Each further read makes the loaded part this many times as long.
 const HEADER_GROWTH: u64 = 4;
@@ -32,12 +32,12 @@ const HEADER_BYTES_MAX: u64 = 256 << 20;
 const FACTORS: [&str; 3] = ["rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"];
 const FACTORS_BYTES_MAX: usize = 64 << 10;
 
-/// What the header says; ranges point into its bytes.
+/// The content of the header; ranges point into its bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Gguf {
     values: BTreeMap<String, Value>,
     tensors: BTreeMap<String, TensorEntry>,
-    /// The bytes of `FACTORS`, of those that are there.
+    /// The bytes of those of `FACTORS` that the file has.
     factors: BTreeMap<&'static str, Vec<u8>>,
     /// Where keys, values and names end.
     n_bytes: usize,

@@ -56,7 +56,7 @@ pub struct Checkpoint {
     spec: ModelSpec,
     defaults: Defaults,
     weights: Weights,
-    /// Where each tensor of the model is, by its name here.
+    /// The location of each tensor, by its Hugging Face name.
     sources: HashMap<String, StoredTensor>,
 }
 
@@ -150,8 +150,8 @@ impl Checkpoint {
         self.files().iter().map(SourceFile::stamp).collect()
     }
 
-    /// Whether all that was read of it is of one model. Call it when everything has been: a file that was cut short,
-    /// written to or replaced meanwhile is named.
+    /// Checks that all that was read belongs to one model. Call it when everything was read: it names a file that was
+    /// cut short, written to or replaced meanwhile.
     pub fn unchanged(&self) -> Result<()> {
         self.files().iter().try_for_each(SourceFile::unchanged)
     }
@@ -249,7 +249,7 @@ impl ModelSpec {
     }
 }
 
-/// What a folder may call a tensor: GPT-2's own has no `transformer.` before its names.
+/// The names that a folder may use for a tensor: GPT-2's own has no `transformer.` before them.
 fn in_folder(name: &str) -> Vec<&str> {
     [name].into_iter().chain(name.strip_prefix("transformer.")).collect()
 }

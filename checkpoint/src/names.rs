@@ -273,7 +273,7 @@ pub(crate) enum FileKind {
 /// Where a file stores a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredTensor {
-    /// The file's name for the tensor that it is in.
+    /// The name of the file's tensor that contains it.
     pub file: String,
     /// The shape of the requested tensor.
     pub shape: [usize; 2],
@@ -287,7 +287,7 @@ pub(crate) struct StoredTensor {
 }
 
 impl StoredTensor {
-    /// Its first dimension counts what is cut: a vector is one row, and is cut by elements.
+    /// The first dimension counts what is divided: a vector is one row, and is divided by elements.
     pub fn is_vector(&self) -> bool {
         self.shape[0] == 1
     }
@@ -308,7 +308,7 @@ pub fn expected(spec: &ModelSpec) -> Vec<Expected> {
     all(spec, FileKind::Folder).into_iter().map(|(expected, _)| expected).collect()
 }
 
-/// Where each tensor of the model is, by its name here.
+/// The location of each tensor, by its Hugging Face name.
 pub(crate) fn sources(spec: &ModelSpec, format: FileKind) -> HashMap<String, StoredTensor> {
     all(spec, format).into_iter().map(|(expected, source)| (expected.name, source)).collect()
 }

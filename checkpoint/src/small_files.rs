@@ -5,7 +5,7 @@ use crate::file::SourceFile;
 use serde_json::Value;
 use std::path::Path;
 
-/// JSON files of a model are small; a larger one is not what it says it is.
+/// A model's JSON files are small; a larger one is refused.
 const JSON_BYTES_MAX: u64 = 256 << 20;
 
 pub(crate) fn read_json(path: &Path) -> Result<Value> {
@@ -13,7 +13,7 @@ pub(crate) fn read_json(path: &Path) -> Result<Value> {
         .map_err(|error| Error::Malformed { path: path.to_owned(), what: format!("not JSON: {error}") })
 }
 
-/// Null where there is no such file.
+/// Null if there is no such file.
 pub(crate) fn read_json_if_there(path: &Path) -> Result<Value> {
     if path.exists() { read_json(path) } else { Ok(Value::Null) }
 }
@@ -35,7 +35,7 @@ pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A file name that stays where it is put: no separators, no parents, nothing hidden.
+/// Whether a file name stays in its folder: no separators, no parents, nothing hidden.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0', ':'])
 }

@@ -164,7 +164,7 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "l
     "vocab_size": 10,
     "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "bos_token_id": 1, "eos_token_id": 2}"#;
 
-/// A file that goes when this does.
+/// A file that is deleted on drop.
 pub(crate) struct Temporary(PathBuf);
 
 impl Temporary {
@@ -199,7 +199,7 @@ fn refused(writer: Writer, expect: &str) {
     }
 }
 
-/// Reproducible, and good enough to choose bytes with.
+/// Reproducible random numbers, good enough to choose bytes.
 pub(crate) struct Random(pub u64);
 
 impl Random {

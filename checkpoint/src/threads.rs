@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-/// More are no faster than a disk.
+/// More threads are no faster than a disk.
 const THREADS_MAX: usize = 4;
 
 /// Asked by each thread before each piece of its work.

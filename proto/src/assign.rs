@@ -5,14 +5,14 @@ use crate::malformed::{Malformed, out_of_range, word};
 use types::{Activations, DeviceKind, KvDtype, Layout, Mode, PolicyDigest, Rank, Shares, Stage};
 
 impl wire::WorkerHello {
-    /// What the worker computes on.
+    /// The device that the worker computes on.
     pub fn device(&self) -> Result<DeviceKind, Malformed> {
         word("hello.device", &self.device)
     }
 }
 
 impl wire::Assign {
-    /// The rank, and the grid in which it has its place.
+    /// The rank, and the layout of the grid that it belongs to.
     pub fn layout(&self) -> Result<(Rank, Layout), Malformed> {
         let stage = |stage: &wire::Stage| {
             let layers = stage.layer_start..stage.layer_end;
@@ -26,7 +26,7 @@ impl wire::Assign {
         }
     }
 
-    /// What the replica serves under, where that is known.
+    /// The policy that the replica serves under, if it is known.
     pub fn policy(&self) -> Result<Option<PolicyDigest>, Malformed> {
         match self.policy_digest.is_empty() {
             true => Ok(None),
@@ -42,12 +42,12 @@ impl wire::Assign {
         word("assign.kv_dtype", &self.kv_dtype)
     }
 
-    /// What may choose the order of a sum. A coordinator that says nothing knows one mode.
+    /// The mode of the order of sums. A coordinator that says nothing knows only one mode.
     pub fn mode(&self) -> Result<Mode, Malformed> {
         if self.numerics.is_empty() { Ok(Mode::default()) } else { word("assign.numerics", &self.numerics) }
     }
 
-    /// The epoch's secret. Empty stands for none: a rank alone has nobody to prove anything to.
+    /// The epoch's secret. Empty stands for zeros: a rank alone has nobody to prove anything to.
     pub fn secret(&self) -> Result<[u8; 32], Malformed> {
         match self.mesh_secret.len() {
             0 => Ok([0; 32]),
@@ -66,7 +66,7 @@ impl From<&Stage> for wire::Stage {
     }
 }
 
-/// A digest as it stands in frames and handles.
+/// A digest as frames and handles carry it.
 pub fn policy_digest(bytes: &[u8]) -> Result<PolicyDigest, Malformed> {
     bytes.try_into().map(PolicyDigest).map_err(|_| out_of_range("policy_digest", bytes.len()))
 }

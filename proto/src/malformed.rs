@@ -3,7 +3,7 @@
 use std::str::FromStr;
 use types::{UnknownWord, Unsupported};
 
-/// A frame that decodes and cannot be meant.
+/// A frame that decodes but whose content cannot be valid.
 #[derive(Debug, thiserror::Error)]
 pub enum Malformed {
     #[error("not a frame: {0}")]
@@ -30,7 +30,7 @@ pub(crate) fn out_of_range(field: &'static str, value: impl TryInto<i64>) -> Mal
     Malformed::OutOfRange { field, value: value.try_into().unwrap_or(i64::MAX) }
 }
 
-/// Not-a-number fails every range.
+/// NaN fails every range.
 pub(crate) fn check_number(field: &'static str, value: f32, in_range: impl Fn(f32) -> bool) -> Result<(), Malformed> {
     match value.is_finite() && in_range(value) {
         true => Ok(()),

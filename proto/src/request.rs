@@ -6,12 +6,12 @@ use prost::Message;
 use types::{Finish, Goal, Micros, Priority, Request, RequestId, TenantId, Unsupported, Weight};
 
 impl From<&Request> for wire::Request {
-    /// The deadline does not travel here: it is a time on the sender's clock. `with_deadline` sends what is left of it.
+    /// The deadline is left out: it is a time on the sender's clock. `with_deadline` sends what is left of it.
     fn from(request: &Request) -> Self {
         wire::Request {
             id: request.id.0,
             tenant: request.tenant.0,
-            // What is one needs no bytes: a step's starts have it too, for nobody.
+            // A weight of one needs no bytes. A step's starts carry it too, though no rank reads it.
             weight: if request.weight.0 > 1 { request.weight.0.into() } else { 0 },
             prompt: request.prompt.clone(),
             output: request.output.clone(),
@@ -30,20 +30,20 @@ impl From<&Request> for wire::Request {
 }
 
 impl wire::Request {
-    /// Says how much is left until a deadline on the sender's clock.
+    /// Adds how much time is left until a deadline on the sender's clock.
     pub fn with_deadline(mut self, deadline: Option<Micros>, now: Micros) -> Self {
         self.deadline_micros = deadline.map(|deadline| deadline.since(now).0);
         self
     }
 
-    /// The request with its deadline on the receiver's clock: how a submitted one is read.
+    /// A submitted request, with its deadline on the receiver's clock.
     pub fn received(self, now: Micros) -> Result<Request, Malformed> {
         let deadline = self.deadline_micros.map(|left| now.plus(left));
         Ok(Request { deadline, ..self.try_into()? })
     }
 }
 
-/// All that a request's stream is a function of, and nothing else of it: the same bytes for the same stream.
+/// The fields of a request that its stream is a function of, and no others: the same bytes for the same stream.
 pub fn said(request: &Request) -> Vec<u8> {
     let request = wire::Request { id: 0, output: Vec::new(), priority: 0, weight: 0, ..request.into() };
     request.encode_to_vec()
@@ -71,7 +71,7 @@ impl TryFrom<wire::Request> for Request {
     }
 }
 
-/// What the wire can say and nothing serves yet, refused by name.
+/// Refuses by name what the wire can say and nothing serves yet.
 fn served(request: &wire::Request) -> Result<(), Malformed> {
     let said = [
         (request.adapter.is_some(), "adapter"),
@@ -86,7 +86,7 @@ fn weight_from_wire(weight: u32) -> Result<Weight, Malformed> {
     u16::try_from(weight).map(|weight| Weight(weight.max(1))).map_err(|_| out_of_range("weight", weight))
 }
 
-/// Zero generates, one pools, and from two on is scoring with so many tokens beside each.
+/// Zero generates, one pools, and n from two on scores with n - 2 likely tokens beside each.
 fn goal_to_wire(goal: Goal) -> u32 {
     match goal {
         Goal::Generate => 0,

@@ -140,7 +140,7 @@ fn runs_to_wire(runs: &[Tokens]) -> Vec<wire::TokenRun> {
     runs.iter().map(|tokens| wire::TokenRun { tokens: tokens.clone() }).collect()
 }
 
-/// An empty run would be found everywhere.
+/// Refuses an empty run, which would match everywhere.
 fn runs_from_wire(field: &'static str, runs: Vec<wire::TokenRun>) -> Result<Vec<Tokens>, Malformed> {
     let run = |run: wire::TokenRun| if run.tokens.is_empty() { Err(out_of_range(field, 0)) } else { Ok(run.tokens) };
     runs.into_iter().map(run).collect()

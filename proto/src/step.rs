@@ -9,12 +9,12 @@ use types::{
     Want,
 };
 
-/// A step's bytes, the same for every rank.
+/// Encodes a step once: the bytes are the same for every rank.
 pub fn encode_step(step: &Step) -> Bytes {
     encode_traced_step(step, String::new())
 }
 
-/// With the `traceparent` of its span, which is empty where nobody records it.
+/// The same, with the `traceparent` of the step's span; empty where no span is recorded.
 pub fn encode_traced_step(step: &Step, traceparent: String) -> Bytes {
     wire::Step { traceparent, ..wire::Step::from(step) }.encode_to_vec().into()
 }

@@ -26,7 +26,7 @@ struct Handing<'a> {
     settings: toml::Table,
 }
 
-/// The parent's side: the line.
+/// The parent's side: makes the line.
 pub fn line(token: &JoinToken, settings: &WorkerRole) -> anyhow::Result<String> {
     Ok(serde_json::to_string(&Handing { token: token.expose(), settings: told(settings)? })?)
 }

@@ -48,8 +48,8 @@ pub async fn stop_on_signals(shutdown: CancellationToken) {
     }
 }
 
-/// What the names of cached blocks begin with. From the cluster's token, so that all its replicas call the same tokens
-/// by the same name. Where there is none, each process has its own: a cache does not outlive it.
+/// The salt of block hashes. It is derived from the cluster's token, so that all its replicas give the same tokens the
+/// same hash. Without a token each process has its own: a cache does not outlive it.
 pub fn salt(token: Option<&JoinToken>) -> anyhow::Result<[u8; 16]> {
     Ok(match token {
         Some(token) => BlockHash::salt(token.expose().as_bytes()),
@@ -57,8 +57,8 @@ pub fn salt(token: Option<&JoinToken>) -> anyhow::Result<[u8; 16]> {
     })
 }
 
-/// From the cluster's token, so that every router of it reads the handles that one has made. Where there is none, the
-/// cluster stands on one machine and trusts whoever reaches it.
+/// The key for resume handles. It is derived from the cluster's token, so that every router can read every handle.
+/// Without a token the cluster is one machine and trusts every client.
 pub fn resume_key(token: Option<&JoinToken>) -> router::ResumeKey {
     router::ResumeKey::of(token.map_or(&[], |token| token.expose().as_bytes()))
 }

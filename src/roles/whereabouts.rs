@@ -38,7 +38,7 @@ impl<'a> Whereabouts<'a> {
         }
     }
 
-    /// Waits until somebody says where it is. `handed` is a token that came another way than by a file.
+    /// Waits until the address is known. `handed` is a token that did not come from a file.
     pub async fn find(self, trust: TrustSettings, handed: Option<JoinToken>) -> anyhow::Result<Found> {
         match self {
             Whereabouts::At(address) => {

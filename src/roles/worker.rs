@@ -59,7 +59,7 @@ impl WorkerCommand {
     }
 }
 
-/// Until `shutdown`, or until it is clear that nobody will ever let it.
+/// Runs a worker until `shutdown`, or until it is refused for good.
 fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: CancellationToken) -> anyhow::Result<()> {
     let whereabouts = Whereabouts::of(role.join.join.as_deref(), role.join.replica.as_deref(), &role.store)?;
     // The coordinator decides whether steps have spans.

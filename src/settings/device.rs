@@ -146,7 +146,7 @@ impl DeviceChoice {
         Ok(share.min(driver.free_bytes(&card)?) / 100 * USABLE_PERCENT)
     }
 
-    /// Where a model's loader puts things; `cache` is for compiled kernels.
+    /// The device for a model's loader; `cache` is the folder for compiled kernels.
     pub fn compute_device(self, cache: Option<PathBuf>) -> anyhow::Result<Option<ComputeDevice>> {
         Ok(match self.of_worker(0)? {
             DeviceChoice::Cuda(ordinal) => {

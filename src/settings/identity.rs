@@ -34,7 +34,7 @@ const AUTHORITY_NAME: &str = "lockstep cluster";
 const PKCS8_ED25519: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
-/// Certificates on both sides, of the authority that the token is.
+/// Certificates on both sides, signed by the authority derived from the token.
 pub fn of_token(token: &JoinToken, role: &str) -> anyhow::Result<Tls> {
     let leaves = Arc::new(Leaves {
         authority: Authority::of(token)?,

@@ -37,7 +37,7 @@ pub enum TlsMode {
 }
 
 impl TrustSettings {
-    /// For a role that listens on or dials `address`; `handed` is a token that came another way than by a file.
+    /// The trust of a role that listens on or dials `address`; `handed` is a token that did not come from a file.
     pub fn resolve(&self, role: &str, address: &str, handed: Option<JoinToken>) -> anyhow::Result<Trust> {
         let token = self.token()?.or(handed);
         let is_local = is_loopback(address);

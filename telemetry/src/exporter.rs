@@ -5,10 +5,10 @@ use crate::{Error, metrics, otlp};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::time::Duration;
 
-/// Observations wait in memory until they are summed up, by a page's rendering or after so long.
+/// Observations stay in memory until they are summed up, when a page is rendered or after this interval.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
-/// The page that Prometheus reads.
+/// Renders the page that Prometheus reads.
 #[derive(Clone)]
 pub struct Exporter {
     handle: PrometheusHandle,
@@ -25,7 +25,7 @@ fn rendered(handle: &PrometheusHandle) -> String {
     page.lines().filter(|line| !metrics::is_past(line)).flat_map(|line| [line, "\n"]).collect()
 }
 
-/// Makes this process's metrics count. Before it, and in processes that never call it, they cost nearly nothing.
+/// Starts counting this process's metrics. Before it, and in processes that never call it, they cost nearly nothing.
 pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
     let mut builder = PrometheusBuilder::new();
     for (name, buckets) in metrics::buckets() {
@@ -37,7 +37,7 @@ pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
     count_panics();
     metrics::log_dropped(0);
     let upkeep = handle.clone();
-    // It ends with the process: so does the recorder.
+    // The thread ends with the process, as the recorder does.
     std::thread::Builder::new().name("metrics".into()).spawn(move || {
         loop {
             std::thread::sleep(UPKEEP_EVERY);
@@ -49,7 +49,7 @@ pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
     Ok(Exporter { handle })
 }
 
-/// Whoever hears of panics now hears of them still.
+/// Counts panics, and calls the hook that was installed before.
 fn count_panics() {
     metrics::panicked(0);
     let before = std::panic::take_hook();

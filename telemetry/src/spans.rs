@@ -91,8 +91,8 @@ pub struct RequestAttributes {
     pub stops: Vec<String>,
 }
 
-/// The router's: from a request's arrival to its end, named by operation and model once they are known. With the
-/// caller's trace, if it has sent one.
+/// The router's span: from a request's arrival to its end, named by operation and model once they are known. Part of
+/// the caller's trace, if it has sent one.
 pub fn request(face: &'static str, traceparent: &str, tracestate: &str) -> Traced {
     let span = tracing::span!(
         target: TARGET,

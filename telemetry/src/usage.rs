@@ -1,9 +1,9 @@
 //! What spans and metrics say alike of a request: how much it read and wrote, and who answered it.
 
-/// As conventions tell systems apart.
+/// The system's name in OpenTelemetry's conventions.
 pub(crate) const PROVIDER: &str = "lockstep";
 
-/// How much a request read and wrote.
+/// How many tokens a request read and wrote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenUsage {
     pub n_prompt: u64,

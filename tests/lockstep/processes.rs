@@ -293,7 +293,7 @@ fn a_rank_that_says_garbage_to_its_peer_is_blamed_by_name_and_the_cluster_goes_o
     assert_eq!(router(&address).answers(), serve(&[]).answers());
 }
 
-/// A worker of a version that is not ours gets as far as its hello.
+/// A worker of another version gets as far as its hello.
 fn another_version(address: &str, token: JoinToken) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let status = runtime.block_on(async {

@@ -12,7 +12,7 @@ fn token(letter: char) -> JoinToken {
     JoinToken::new(&letter.to_string().repeat(40)).unwrap()
 }
 
-/// What the dialler makes of a listener, with tokens on either side.
+/// Checks the dialler's result, with tokens on either side.
 async fn check(listener: Option<JoinToken>, dialler: Option<JoinToken>, expect: Result<(), Refused>) {
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap().to_string();

@@ -7,64 +7,64 @@ use collective::{CancelFlag, MeshTimeouts};
 use std::path::PathBuf;
 use types::{Activations, Epoch, KvDtype, Layout, Mode, PieceRun, PolicyDigest, Rank, Unsupported};
 
-/// Makes a runner for a place in a blueprint. Called again for every epoch that the worker lives to see, so what is
-/// costly (packed weights) may be kept from one load to the next.
+/// Loads a runner for an assignment. Called again for every epoch that the worker lives through, so costly results
+/// (packed weights) may be kept from one load to the next.
 pub trait Load: Send {
-    /// Everything but the other ranks: nobody waits for another's reading. When `cancel` is raised, the place is over,
-    /// and what takes long is broken off, with whatever error.
+    /// Loads everything that does not need the other ranks, so none waits for another's reading. When `cancel` is set
+    /// the assignment has ended, and long work is broken off with any error.
     fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError>;
 
     /// The bytes that were loaded last are refused: copies that were made for it are not believed again.
     fn distrust(&mut self) {}
 }
 
-/// A place that is loaded, and whose rank has not met the others.
+/// A loaded assignment whose rank has not met the others.
 pub trait Loaded: Send {
-    /// Called when all ranks have loaded, so that all of them come at about the same time.
+    /// Called once all ranks have loaded, so that they meet at about the same time.
     fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError>;
 }
 
-/// A runner that needs no others has met them.
+/// A runner that needs no other ranks has nothing to do in `meet`.
 impl<R: Runner + 'static> Loaded for R {
     fn meet(self: Box<Self>, _: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         Ok(self)
     }
 }
 
-/// A rank's place, and what it is to hold.
+/// A rank's place in the grid, and what it is to load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
     pub epoch: Epoch,
     pub rank: Rank,
     /// The whole grid.
     pub layout: Layout,
-    /// Where each rank's collective listens, by rank; empty for a rank alone.
+    /// The address of each rank's collective, by rank; empty for a rank alone.
     pub mesh_addresses: Vec<String>,
     pub mesh_secret: MeshSecret,
-    /// Where this machine finds the model's file or folder.
+    /// The path of the model's file or folder on this machine.
     pub model_path: PathBuf,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
     pub mode: Mode,
-    /// Blocks of each cache group's pool, the same on all ranks; ids run from zero.
+    /// Number of blocks in each cache group's pool, the same on all ranks; ids start at zero.
     pub n_blocks: Vec<u32>,
-    /// Memory for the KV cache of this rank: what it keeps of the pools must fit.
+    /// Memory for this rank's KV cache: its share of the pools must fit.
     pub kv_bytes: u64,
     pub context: u32,
     pub batch_tokens_max: u32,
     pub running_max: u32,
-    /// For the ranks to meet, and for one operation among them.
+    /// Limits for meeting, and for one collective operation.
     pub timeouts: MeshTimeouts,
-    /// The policy that the replica means, by the model's fingerprint, where that is known. A worker that holds this
-    /// part of such a model keeps it.
+    /// The replica's policy, by the model's fingerprint, where it is known. A worker that already holds this part of
+    /// such a model keeps it.
     pub policy: Option<PolicyDigest>,
-    /// The number of this reading of the model: a worker reads again what it has read under another number.
+    /// The number of this reading of the model. A worker whose weights were read under another number reads again.
     pub reading: u32,
-    /// Blocks of the KV cache are cleared when they are let go, before anybody has them again.
+    /// Whether freed blocks of the KV cache are cleared before another sequence gets them.
     pub zero_kv: bool,
 }
 
-/// With which the ranks of an epoch prove to each other that they belong to it.
+/// The secret with which the ranks of an epoch prove to each other that they belong to it.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct MeshSecret(pub [u8; 32]);
 
@@ -74,19 +74,19 @@ impl std::fmt::Debug for MeshSecret {
     }
 }
 
-/// What a rank found when it had loaded.
+/// What a rank reports when it has loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// By the model's fingerprint.
+    /// The policy, by the model's fingerprint.
     pub policy: PolicyDigest,
     pub weight_bytes: u64,
-    /// The bytes that it holds; none without a model.
+    /// Hashes of the bytes that it holds; none without a model.
     pub weights: Vec<PieceRun>,
-    /// Why it has not read the model again though it was to, and goes on with what it had.
+    /// Why it goes on with its old weights although it was told to read the model again.
     pub unread: Option<String>,
 }
 
-/// Why a place could not be taken.
+/// Why an assignment could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error(transparent)]
@@ -105,7 +105,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// The rank that is to blame, if it is another.
+    /// The rank to blame, if it is another.
     pub fn guilty(&self) -> Option<Rank> {
         match self {
             LoadError::Collective(error) => error.rank(),

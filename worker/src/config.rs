@@ -2,36 +2,36 @@
 
 use std::time::Duration;
 
-/// What the worker says of itself, and its limits.
+/// What the worker tells the coordinator of itself, and its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub host: String,
     pub pid: u32,
-    /// `cpu`, `cuda` or `sim`.
+    /// The kind of device: `cpu`, `cuda` or `sim`.
     pub device: String,
-    /// What it may use for weights and KV.
+    /// Memory that it may use for weights and KV cache.
     pub memory_bytes: u64,
     pub threads: u32,
-    /// Of the host, whose workers share them; zero where it is not known.
+    /// The host's cores, shared by its workers; zero where the number is not known.
     pub cores: u32,
-    /// Where peers reach this worker's collective.
+    /// The address where peers reach this worker's collective.
     pub mesh_address: String,
-    /// Steps that wait for the computing thread. More than a coordinator plans ahead are never there.
+    /// The most steps queued for the computing thread: as many as a coordinator plans ahead.
     pub steps_queued_max: usize,
-    /// Frames that wait for the stream to the coordinator.
+    /// The most frames queued for the stream to the coordinator.
     pub frames_up_max: usize,
     pub heartbeat_every: Duration,
     /// How long a coordinator may take to answer the hello.
     pub join_timeout: Duration,
     /// How long a rank that has failed or leaves waits for the coordinator to close the stream.
     pub farewell_timeout: Duration,
-    /// The wait before dialling again doubles from the first to the second.
+    /// The pause before dialling again: it doubles from the first to the second.
     pub redial_min: Duration,
     pub redial_max: Duration,
-    /// And is at least this when the coordinator told the rank to leave.
+    /// The least pause after the coordinator told the rank to leave.
     pub redial_after_leave: Duration,
-    /// How long the computing thread may take to come back from what the last session left it in. Until then this
-    /// worker does not join: it could take no place.
+    /// How long the computing thread may take to return from the last session's work. Until then this worker does not
+    /// join: it could not take an assignment.
     pub come_back_max: Duration,
 }
 
@@ -58,7 +58,7 @@ impl Default for Config {
     }
 }
 
-/// On what a worker computes and beats.
+/// Whether a worker computes and beats on threads of its own, or in tasks on modelled time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Footing {
     Threads,

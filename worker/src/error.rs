@@ -4,7 +4,7 @@ use crate::assignment::LoadError;
 use std::io;
 use std::time::Duration;
 
-/// What another attempt to join would only repeat.
+/// Errors that another attempt to join would only repeat.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the model cannot be served here")]

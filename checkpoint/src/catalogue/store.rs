@@ -39,7 +39,7 @@ fn find_in(folder: &Path, id: HubId<'_>) -> Result<Option<PathBuf>> {
     Ok(is_here.then(|| folder.join(file)))
 }
 
-/// The revisions of a repository in the Hugging Face cache, the one that `main` was last first.
+/// The revisions of a repository in the Hugging Face cache, first the one that `main` last was.
 fn snapshots(repo: &str, sources: &Sources) -> Vec<PathBuf> {
     let Some(cache) = &sources.hub_cache else { return Vec::new() };
     let root = cache.join(format!("models--{}", repo.replace('/', "--")));

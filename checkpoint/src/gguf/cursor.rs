@@ -11,7 +11,7 @@ pub(super) struct Cursor<'a> {
     pub bytes: &'a [u8],
     pub at: usize,
     pub n_bytes: u64,
-    /// What was asked for ends here, behind what has been read.
+    /// The end of a take that went beyond the bytes read so far.
     pub short_of: Option<u64>,
 }
 
@@ -37,7 +37,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Over a range that was walked before.
+    /// A cursor over a range that was parsed before.
     pub fn within(bytes: &'a [u8], range: &Range<usize>) -> Cursor<'a> {
         Cursor { bytes: &bytes[..range.end], at: range.start, n_bytes: range.end as u64, short_of: None }
     }

@@ -53,14 +53,14 @@ const TYPES: [(u32, &str); 33] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
     pub dtype: Dtype,
-    /// From the slowest to the fastest: the reverse of the file's order.
+    /// From the slowest dimension to the fastest: the reverse of the file's order.
     pub dims: Vec<u64>,
-    /// Which file of a split model has the bytes.
+    /// The index of the split model's part that has the bytes.
     pub file: usize,
     pub bytes: Range<usize>,
 }
 
-/// A tensor as its header says, before its bytes are looked for.
+/// A tensor's header, before its bytes are located.
 pub(super) struct TensorHeader {
     dtype: Dtype,
     dims: Vec<u64>,
@@ -100,7 +100,7 @@ fn read_tensor_header(cursor: &mut Cursor<'_>, name: &str) -> Result<TensorHeade
     if dims.contains(&0) {
         return Fault::malformed(format!("the tensor {name} has a dimension of zero"));
     }
-    // A row is a whole number of blocks, not just the tensor.
+    // Each row must be a whole number of blocks, not just the tensor.
     let cols = dims.last().copied().unwrap_or(1);
     let rows = dims.iter().rev().skip(1).try_fold(1u64, |rows, dim| rows.checked_mul(*dim));
     let n_bytes = rows.zip(dtype.bytes_of(cols)).and_then(|(rows, row)| rows.checked_mul(row));
@@ -149,7 +149,7 @@ pub(super) fn alignment(values: &BTreeMap<String, Value>) -> Result<u64, Fault> 
     }
 }
 
-/// Where the tensors' bytes begin.
+/// The position at which the tensors' bytes begin.
 pub(super) fn place_data(cursor: &Cursor<'_>, alignment: u64, empty: bool) -> Result<u64, Fault> {
     let data = (cursor.at as u64).next_multiple_of(alignment);
     if data > cursor.n_bytes && !empty {

@@ -57,7 +57,7 @@ fn reads_configs() {
     check(r#"{"quantization_config": {"quant_method": "gptq"}}"#, Err("quantization_config"));
 }
 
-/// What a config's other keys make of its layers, one letter each: all positions or a window, the rope (r), a local one
+/// The layers that a config's other keys give, one letter each: all positions or a window, the rope (r), a local one
 /// (l) or none (n), a dense MLP or experts (x).
 #[test]
 fn layers_differ_as_their_config_says() {

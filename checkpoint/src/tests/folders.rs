@@ -111,7 +111,7 @@ fn weights_of_eight_bits_have_their_scales() {
     }
 }
 
-/// A part of what a file keeps in one tensor has the scales of its own rows.
+/// A part of a tensor in the file has the scales of its own rows.
 #[test]
 fn a_part_of_a_matrix_knows_its_scales() {
     let folder = Temporary::folder("parts-of-scales");

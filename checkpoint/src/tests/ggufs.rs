@@ -25,7 +25,7 @@ fn opens_a_gguf() {
     assert_eq!(sizes.total(), sizes.embedding + 256 + 2 * layer.total());
 }
 
-/// The tiny model in three files, as a writer of parts makes them.
+/// The tiny model in `n` files, as a splitting tool writes them.
 fn in_parts(n: u32) -> Vec<Writer> {
     let whole = tiny();
     let total = whole.tensors.len();
@@ -121,7 +121,7 @@ fn what_no_rank_reads_has_no_hash_and_is_listed() {
     assert_eq!((plain.unread(), more.unread()), (vec![], vec!["mtp.weight".to_owned()]));
     let hashes = more.hashes().unwrap();
     assert_eq!(plain.hashes().unwrap(), hashes);
-    // It is the last of the file.
+    // It is the last tensor of the file.
     let mut bytes = tiny().tensor("mtp.weight", &[64], 0, 256).bytes();
     *bytes.last_mut().unwrap() ^= 1;
     let damaged = Checkpoint::open(&folder.write("damaged.gguf", &bytes)).unwrap();

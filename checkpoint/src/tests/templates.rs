@@ -63,7 +63,7 @@ fn templates_as_transformers_runs_them() {
     check("{{ 'a\nb' | indent(2) }}{{ '%5.1f' | format(2.25) }}", Ok("a\n  b  2.2"));
 }
 
-/// `tests/reference/make_templates.py` asked transformers.
+/// The expected texts come from transformers, by `tests/reference/make_templates.py`.
 #[test]
 fn templates_of_models_render_as_in_transformers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference/templates");

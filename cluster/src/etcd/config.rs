@@ -4,9 +4,9 @@ use std::time::Duration;
 
 #[derive(Clone)]
 pub struct EtcdConfig {
-    /// `host:port`, or with http:// or https:// before it.
+    /// `host:port`, optionally with http:// or https:// before it.
     pub endpoints: Vec<String>,
-    /// Of all keys. Clusters with prefixes of their own do not see each other.
+    /// The prefix of all keys. Clusters with different prefixes do not see each other.
     pub prefix: String,
     pub tls: Option<EtcdTls>,
     /// A name and its password.
@@ -17,21 +17,21 @@ pub struct EtcdConfig {
 /// As PEM.
 #[derive(Clone)]
 pub struct EtcdTls {
-    /// Who has signed etcd's certificates.
+    /// The authority that signed etcd's certificates.
     pub authority: Vec<u8>,
-    /// A certificate and its key, where etcd asks for one.
+    /// A certificate and its key, if etcd asks for one.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 #[derive(Clone, Debug)]
 pub struct EtcdWaits {
-    /// An entry whose coordinator is not heard of for so long goes away.
+    /// An entry disappears when its coordinator is silent for this long.
     pub lease: Duration,
-    /// Between signs of life, which keep the lease.
+    /// The interval between signs of life, which keep the lease.
     pub beat_every: Duration,
-    /// For etcd's answer to one question.
+    /// The time limit for etcd's answer to one call.
     pub call_max: Duration,
-    /// Between attempts while it is away: doubles from the first to the second.
+    /// The pause between attempts while etcd is away: doubles from the first to the second.
     pub retry_min: Duration,
     pub retry_max: Duration,
 }

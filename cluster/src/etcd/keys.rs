@@ -68,7 +68,7 @@ pub(super) fn claim_value(holder: &str, address: &str, floor: u64) -> Vec<u8> {
     serde_json::to_vec(&record).expect("strings and numbers are JSON")
 }
 
-/// A claim that nobody could have written is nobody's, and still has its revision.
+/// A claim that cannot be read has no holder, but still a revision.
 pub(super) fn read_claim(value: &[u8], revision: i64) -> ClaimHolder {
     let record = bounded(value).and_then(|value| serde_json::from_slice(value).ok());
     let unknown = || ClaimRecord { holder: String::new(), address: "nobody".into(), floor: 0 };

@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Clones are the same store. The watch ends with the last of them.
+/// Clones share one store. The watch ends with the last of them.
 #[derive(Clone)]
 pub struct EtcdStore {
     shared: Arc<Shared>,

@@ -139,7 +139,8 @@ impl Scheduler {
         assert!(self.running.iter().filter(|&&idx| self.sequences[idx].is_suspect()).count() <= 1);
     }
 
-    /// Each block is free, cached or used, and used as often as tables say. Whoever writes a block holds it alone.
+    /// Each block is free, cached or used, and has as many holders as tables list it. A slice writes only blocks that
+    /// its sequence holds alone.
     fn check_blocks(&self, group: usize, pool: &BlockPool) {
         let mut n_holders = vec![0; pool.n_total() as usize];
         let mut n_writers = vec![0; pool.n_total() as usize];

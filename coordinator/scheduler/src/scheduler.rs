@@ -37,7 +37,7 @@ pub struct Scheduler {
     pub(crate) epoch: Epoch,
     pub(crate) n_steps: u64,
     pub(crate) sequences: SequenceSlab,
-    /// Those that wait or run. One that is ending has lost its name already: the id may be submitted again.
+    /// Waiting and running sequences. One that is ending is no longer here: its id may be submitted again.
     pub(crate) by_id: BTreeMap<RequestId, SequenceIdx>,
     pub(crate) deadlines: BTreeSet<(Micros, RequestId)>,
     pub(crate) waiting: Waiting,
@@ -50,9 +50,9 @@ pub struct Scheduler {
     pub(crate) is_ranked: bool,
     /// How many waiting or running sequences are suspects.
     pub(crate) n_suspects: u32,
-    /// Of each cache group.
+    /// One pool per cache group.
     pub(crate) pools: Vec<BlockPool>,
-    /// Some group gives blocks back while its sequences run.
+    /// Whether some group releases blocks while its sequences run.
     pub(crate) has_windows: bool,
     pub(crate) in_flight: InFlight,
     /// Sequences that ask for a turn in the step being planned. Reused for its memory.

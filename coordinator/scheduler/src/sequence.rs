@@ -45,7 +45,7 @@ pub(crate) struct Sequence {
     pub tenant: TenantIdx,
     goal: Goal,
     pub state: SequenceState,
-    /// It may have a slice of one token in the step that is being planned.
+    /// Whether it may have a slice of one token in the step being planned.
     pub has_turn: bool,
     /// Whether the step being planned carries its start.
     pub starting: bool,
@@ -73,7 +73,8 @@ pub(crate) struct Sequence {
     pub hashes: Vec<BlockHash>,
     root: BlockHash,
     pub key: QueueKey,
-    /// Among the running of all tenants, as they were when somebody came or went last: less is sooner.
+    /// Its order among the running sequences of all tenants, as of the last change among them: the lowest is served
+    /// first.
     pub rank: u64,
 }
 

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use tonic::Status;
 use types::{DeviceKind, Micros, Rank};
 
-/// In the order in which they joined.
+/// Machines in the order in which they joined.
 #[derive(Default)]
 pub(crate) struct JoinedWorkers {
     workers: BTreeMap<WorkerId, Member>,
@@ -25,7 +25,7 @@ pub(crate) struct JoinedWorkers {
     unreachable: Unreachable,
     /// Those whose hosts have loaded what the replica does not serve.
     distrusted: Distrusted,
-    /// Of workers that say they are where another one is; those whose device nobody knows share one.
+    /// Refused workers that claim another's address; all workers of unknown devices share one entry.
     refusals: RateLimit<Option<WorkerId>>,
 }
 
@@ -47,7 +47,7 @@ impl Candidates {
     }
 }
 
-/// Why a worker is refused that would join.
+/// Why a worker may not join.
 enum NotTaken {
     /// Its collective has the same address as this worker's: peers would confuse the two.
     SamePlace(WorkerId),
@@ -85,7 +85,7 @@ pub(crate) struct Dismissed {
 }
 
 impl JoinedWorkers {
-    /// False: it is refused, and its stream ends with the reason.
+    /// False: the worker is refused, and its stream ends with the reason.
     pub fn join(
         &mut self,
         worker: WorkerId,

@@ -61,7 +61,7 @@ struct Attention {
 }
 
 impl StepWork {
-    /// One row that sees nothing and draws a token.
+    /// One row that attends to nothing and draws a token.
     pub fn one_row() -> StepWork {
         StepWork { n_rows: 1, n_draws: 1, attention: Vec::new() }
     }
@@ -224,7 +224,7 @@ impl Roofline {
         micros
     }
 
-    /// Through all stages, one after the other.
+    /// Through all stages in turn.
     pub fn step(&self, work: &StepWork) -> Took {
         (0..self.n_stages()).map(|stage| self.stage(stage, work)).fold(Took::default(), |a, b| Took {
             memory: a.memory + b.memory,

@@ -19,7 +19,7 @@ pub struct ModelShape {
     /// The context length that it was trained for.
     pub context: u32,
     pub experts: Option<ExpertShape>,
-    /// What its layers keep of the positions behind them.
+    /// What each of its layers keeps of earlier positions.
     pub cache: LayerGroups,
     /// As stored in the file; packing adds only padding.
     pub sizes: Sizes,

@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use types::{PieceHash, PieceRun, PolicyDigest, WeightsRoot};
 
-/// All pieces of all weights, by name. Empty where ranks have no model.
+/// All pieces of all weights, by name. Empty if ranks have no model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JoinedWeights(BTreeMap<String, Vec<PieceHash>>);
 
 /// What a replica serves. It never changes.
 #[derive(Clone, Debug)]
 pub(crate) struct ServedWeights {
-    /// The policy by the model's fingerprint.
+    /// The policy by the model's fingerprint, without the root.
     pub meant: PolicyDigest,
     /// The same over all bytes.
     pub policy: PolicyDigest,
@@ -21,7 +21,7 @@ pub(crate) struct ServedWeights {
 }
 
 impl JoinedWeights {
-    /// Of runs that are whole.
+    /// From runs that cover whole weights.
     pub fn of(whole: &[PieceRun]) -> JoinedWeights {
         whole.iter().map(|run| (run.weight.clone(), run.hashes.clone())).collect()
     }
@@ -41,13 +41,13 @@ impl JoinedWeights {
         self.0.get(weight).map(Vec::len)
     }
 
-    /// With the number of the weight's pieces.
+    /// Returns the number of the weight's pieces too.
     pub fn piece(&self, weight: &str, piece: u32) -> Option<(u32, PieceHash)> {
         let pieces = self.0.get(weight)?;
         Some((pieces.len() as u32, *pieces.get(piece as usize)?))
     }
 
-    /// The first piece that is not the same, if one is not.
+    /// The first piece that differs, if any.
     pub fn difference(&self, other: &JoinedWeights) -> Option<(String, u32)> {
         let names = self.0.keys().chain(other.0.keys());
         let differs = |name: &&String| self.0.get(*name) != other.0.get(*name);

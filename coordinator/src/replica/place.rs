@@ -40,7 +40,7 @@ impl Replica {
             }
             Err(why) => {
                 self.state_changed |= waiting.cannot(now, why, candidates.all().len());
-                // Who is left out may have another chance by then.
+                // A worker that is left out may have another attempt by then.
                 waiting.try_again_at(self.members.next_chance(now));
             }
         }

@@ -1,5 +1,5 @@
-//! Which bytes of the model the ranks have read: joined to one root, and compared where several have read the same.
-//! Knows the names of weights and the hashes of their pieces; no byte of a weight comes here.
+//! Which bytes of the model the ranks have read: joined to one root, and compared where several ranks have read the
+//! same. Knows names of weights and hashes of their pieces; no weight's bytes come here.
 //!
 //! Layers are on one stage whole, and its ranks divide each weight of theirs among them in ascending order. So ranks of
 //! a stage that has anything of a weight have all of it, and a piece that is missing is of one of those around the gap:
@@ -21,9 +21,9 @@ use std::sync::Arc;
 use tonic::Status;
 use types::{Grid, PieceHash, PieceRun, PolicyDigest, Rank};
 
-/// What ranks say of what they have read, and what it came to.
+/// The hashes that the ranks report, and what they add up to.
 pub(crate) struct Readings {
-    /// Of the epoch that begins.
+    /// The reports for the epoch that begins.
     grid: Grid,
     said: BTreeMap<Rank, Vec<PieceRun>>,
     /// The weights of the last epoch for which all ranks had loaded.
@@ -99,7 +99,7 @@ impl Readings {
 
     /// All pieces of a weight, from all ranks' reports.
     fn joined_weight(&self, weight: &str, runs: &[(Rank, &PieceRun)]) -> Result<Vec<PieceHash>, Unequal> {
-        // What is served knows how many pieces there are; before that, the first rank that has one does.
+        // The served weights give the number of pieces; before that, the first rank that has the weight does.
         let served = self.served.as_ref().and_then(|served| served.weights.n_pieces(weight));
         let said = runs.first().map_or(0, |(_, run)| run.n_pieces);
         let n_pieces = served.map_or(said, |n_pieces| n_pieces as u32);
@@ -185,7 +185,7 @@ impl Readings {
         self.served.as_ref()
     }
 
-    /// By the model's fingerprint, if the replica has served.
+    /// The policy by the model's fingerprint, if the replica has served.
     pub fn meant(&self) -> Option<PolicyDigest> {
         self.served.as_ref().map(|served| served.meant)
     }

@@ -151,7 +151,7 @@ impl Frontend {
         Ok(Placed { picked, requests, print, before: Some(handle), marks })
     }
 
-    /// Refuses what its deadline would end unanswered.
+    /// Refuses a request that its deadline would end unanswered.
     fn check_in_time(&self, prepared: &Prepared, placed: &Placed, tenant: &TenantLimits) -> Result<(), Refusal> {
         let Some(deadline) = prepared.deadline else { return Ok(()) };
         let n_tokens = placed.requests.iter().map(Request::n_tokens).max().unwrap_or(0);

@@ -107,9 +107,8 @@ impl Admission {
         Ok(())
     }
 
-    /// How long a tenant's request waits, if requests would wait for `wait` in order of arrival: the tenant's own
-    /// requests are before it, and for each of them those of others in the proportion of the weights, of which
-    /// `weights` is the sum.
+    /// How long a tenant's request waits, if requests in order of arrival wait for `wait`: the tenant's own requests
+    /// are before it, and for each of them those of others in proportion to the weights, whose sum is `weights`.
     pub fn own_wait(&self, wait: Duration, tenant: &TenantLimits, weights: u64) -> Duration {
         let n_all = (self.places as usize).saturating_sub(self.waiting.available_permits()).max(1) as f64;
         let (n_own, weight) = (tenant.n_waiting().max(1) as f64, f64::from(tenant.weight().0));
@@ -139,8 +138,8 @@ impl Admission {
     }
 }
 
-/// Whether a tenant may hold `n` more of `n_max`. One that would have more than its share leaves a part to others,
-/// unless nobody else holds any.
+/// Whether a tenant may hold `n` more of `n_max`. One that would exceed its share leaves a part to others, unless
+/// nobody else holds any.
 fn leaves_room(tenant: &TenantLimits, n_held: u64, n: u32, n_max: u32, n_available: usize) -> bool {
     let is_within = n_held + u64::from(n) <= tenant.share_of(n_max.into());
     let n_others = n_max as usize / PLACES_FOR_OTHERS;

@@ -23,7 +23,7 @@ pub struct ApiKeys(Arc<RwLock<Arc<Table>>>);
 struct Table {
     known: Vec<Known>,
     tenants: BTreeMap<TenantId, Arc<TenantLimits>>,
-    /// The tenant of clients without a key, where none is needed, and of those whose key was removed.
+    /// The tenant of clients without a key, if none is required, and of those whose key was removed.
     others: Arc<TenantLimits>,
     told: BTreeSet<Arc<str>>,
 }
@@ -158,7 +158,7 @@ impl ApiKeys {
         if scheme.eq_ignore_ascii_case("bearer") { self.tenant(key.trim()) } else { None }
     }
 
-    /// A tenant, with what it may use and uses.
+    /// A tenant, with its limits and use.
     pub(crate) fn of(&self, id: TenantId) -> Arc<TenantLimits> {
         let table = self.table();
         table.tenants.get(&id).unwrap_or(&table.others).clone()

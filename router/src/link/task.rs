@@ -44,7 +44,7 @@ pub struct Task {
     /// Its number among the links.
     pub(super) place: usize,
     pub(super) ledger: Arc<Ledger>,
-    /// Present while the stream stands and the replica has said that it can serve.
+    /// Present while the stream is open and the replica has reported that it can serve.
     pub(super) replica: Option<Arc<Replica>>,
     /// This router's number at the replica, in this attachment or the last one.
     pub(super) former: Option<wire::FormerNumber>,

@@ -11,21 +11,21 @@ pub enum Protocol {
     Http,
 }
 
-/// Where a process sends what it tells of itself, and how much of it.
+/// Where a process sends its spans, metrics and logs, and how much of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collector {
-    /// `http://host:4317`, or `https://host:4317`
+    /// `http://host:4317` or `https://host:4317`.
     pub endpoint: String,
     pub protocol: Protocol,
-    /// What it wants to be told with each batch, as a key.
+    /// Headers that go with each batch, such as a key.
     pub headers: Headers,
-    /// Of its certificate, as PEM. None: one of the web's.
+    /// The authority of its certificate, as PEM. None: the web's authorities.
     pub authority: Option<Vec<u8>>,
-    /// Of the traces that begin here, this part is recorded; those of a caller who says are as the caller says.
+    /// The fraction of the traces begun here that is recorded; for a caller's trace its sampling flag decides.
     pub sample: f64,
-    /// Spans of every step, not only of every request.
+    /// Whether every step gets spans, not only every request.
     pub steps: bool,
-    /// Prompts and answers, in the spans of requests.
+    /// Whether the spans of requests contain prompts and answers.
     pub content: bool,
     /// None sends no metrics.
     pub metrics_every: Option<Duration>,

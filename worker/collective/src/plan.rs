@@ -17,7 +17,7 @@ pub struct MeshPlan {
     pub secret: [u8; 32],
     pub wire: Wire,
     pub timeouts: MeshTimeouts,
-    /// Whether to spin before sleeping: not with more threads than cores.
+    /// Whether to spin before sleeping. Only where there are not more threads than cores.
     pub spin: bool,
 }
 
@@ -34,7 +34,7 @@ pub enum Wire {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MeshTimeouts {
-    /// Until all peers are met.
+    /// Time until all peers have met.
     pub join: Duration,
     /// Time for one operation, from its call on: it includes the other stages' compute time.
     pub op: Duration,

@@ -15,7 +15,7 @@ impl<M: Memory> KvCache<M> {
         Ok(KvCache { groups })
     }
 
-    /// Zeros in these blocks of each group.
+    /// Clears these blocks of each group.
     pub fn clear(&mut self, device: &M, blocks: &[Vec<BlockId>]) {
         self.groups.iter_mut().zip(blocks).for_each(|(kv, blocks)| device.clear(kv, blocks));
     }

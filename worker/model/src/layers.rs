@@ -40,7 +40,7 @@ pub struct Residual<M: Memory> {
 }
 
 impl<M: Memory> Residual<M> {
-    /// With room for the planes of the sublayers' row-parallel products.
+    /// A stream with room for the planes of the sublayers' row-parallel products.
     pub fn new(device: &M, limits: PassLimits, hidden: usize, n_planes: usize) -> Result<Residual<M>> {
         let PassLimits { rows_max, .. } = limits;
         let due = device.buffer(rows_max * n_planes.max(1), hidden)?;
@@ -296,7 +296,7 @@ impl<D: Device> Embedding<D> {
     }
 }
 
-/// Where the stream of a stage ends: logits, each rank those of its rows of the vocabulary; or the stage after.
+/// The end of a stage's stream: logits, of which each rank computes its rows of the vocabulary, or the next stage.
 pub struct LmHead<M: Memory> {
     last: Option<Last<M>>,
     /// Logits become `cap * tanh(logit / cap)`.
@@ -390,8 +390,8 @@ impl<M: Memory> LmHead<M> {
 }
 
 impl<M: Memory> LmHead<M> {
-    /// What the last pass made of its rows, behind the last norm: [n_rows, hidden]. On the last stage, if the pass had
-    /// outputs or wanted it.
+    /// The last pass's rows after the final norm: [n_rows, hidden]. Only on the last stage, and only if the pass had
+    /// outputs or wanted hidden states.
     pub fn hidden(&self) -> Option<&M::Buffer> {
         self.last.as_ref().map(|last| &last.x)
     }

@@ -28,7 +28,7 @@ use layers::OwnedHeads;
 use types::{Activations, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, Part, PieceRun, PolicyDigest};
 use weights::{Intake, Weights};
 
-/// What one rank holds of a model, on a device.
+/// One rank's part of a model, on a device.
 pub struct Model<M: Memory> {
     decoder: Decoder<M>,
     weight_bytes: usize,

@@ -36,7 +36,7 @@ pub use checks::Checked;
 /// In the cache, the folder of all models that were fetched; and in a model's folder, what is there of it.
 const FETCHED: &str = "fetched";
 const JOURNAL: &str = "journal";
-/// What is fetched, checked and remembered as one.
+/// The unit that is fetched, checked and recorded.
 const CHUNK_BYTES: u64 = 256 << 10;
 /// The largest range asked for in one read.
 const READ_BYTES_MAX: u64 = 64 << 20;

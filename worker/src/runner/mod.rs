@@ -86,7 +86,7 @@ pub trait Upcoming {
 
 pub type Rest<'a> = Pin<Box<dyn Future<Output = Result<(), RunError>> + Send + 'a>>;
 
-/// Why a step could not be run. Ends the rank's part in the epoch.
+/// Why a step could not be run. It ends the rank's part in the epoch.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error(transparent)]

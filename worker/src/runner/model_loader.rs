@@ -22,7 +22,7 @@ pub enum ComputeDevice {
     Cpu,
     Cuda {
         ordinal: u32,
-        /// Where compiled kernels are kept between starts.
+        /// The folder in which compiled kernels are kept between starts.
         cache: Option<PathBuf>,
     },
 }
@@ -31,26 +31,26 @@ pub enum ComputeDevice {
 #[derive(Clone, Debug)]
 pub struct ModelLoader {
     pub device: ComputeDevice,
-    /// Threads that compute, the caller's among them.
+    /// Computing threads, including the caller's.
     pub threads: usize,
     pub isa: Isa,
-    /// Whether who waits keeps its core: not with more threads than cores, those of other ranks counted.
+    /// Whether a waiting thread spins. Only where all ranks together have no more threads than cores.
     pub spin: bool,
-    /// Where peers find this worker, if it is to have any.
+    /// The listener for peers, if this worker is to have any.
     pub listener: Option<Arc<PeerListener>>,
-    /// Who was refused there.
+    /// The peers refused there, for the log.
     pub refusals: Arc<Refusals>,
     pub wire: Wire,
-    /// What its last rank held.
+    /// The weights that its last rank held.
     pub shelf: Shelf,
-    /// Between the ranks' devices, where these are no processors.
+    /// The carrier between the ranks' devices; only for GPUs.
     pub carrier: CarrierChoice,
-    /// Whether a GPU begins passes that are like others as one.
+    /// Whether a GPU runs passes of the same shape as recorded graphs.
     pub graphs: bool,
 }
 
 impl ModelLoader {
-    /// For the CPU, with the widest instructions that this machine has, and without peers.
+    /// A loader for the CPU, with the widest instructions of this machine and without peers.
     pub fn new(threads: usize) -> ModelLoader {
         let (device, isa, wire, carrier) =
             (ComputeDevice::Cpu, Isa::detect(), Wire::default(), CarrierChoice::default());
@@ -68,14 +68,14 @@ impl ModelLoader {
         }
     }
 
-    /// The runner of the rank that has met the others so, and what it found.
+    /// The runner of a rank that has met the others through `mesh`, and its report.
     pub fn build_with(&self, assignment: &Assignment, mesh: Mesh) -> Result<(Box<dyn Runner>, Ready), LoadError> {
         let cancel = CancelFlag::default();
         let (parts, ready) = self.prepare(assignment, mesh.part(), &cancel)?;
         Ok((parts.with(mesh, self.carrier, &cancel)?, ready))
     }
 
-    /// What `load` and then `meet` do.
+    /// `load` followed by `meet`.
     pub fn build(&self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
         let (apart, ready) = self.load_apart(assignment, &CancelFlag::default())?;
         Ok((apart.join(&CancelFlag::default())?, ready))
@@ -87,7 +87,7 @@ impl ModelLoader {
         Ok((Apart { parts, way, carrier: self.carrier }, ready))
     }
 
-    /// How the others are met, once all have loaded.
+    /// How the rank will meet the others, once all have loaded.
     fn way(&self, assignment: &Assignment) -> Result<Way, LoadError> {
         let Assignment { epoch, rank, layout, mesh_addresses, mesh_secret, timeouts, .. } = assignment;
         layout.grid().supported()?;
@@ -132,7 +132,7 @@ impl ModelLoader {
         if assignment.activations != Activations::Bf16 {
             return Err(Unsupported("activations other than bf16 on CUDA: give --activations bf16 to all roles").into());
         }
-        // It packs weights, and draws where tokens are sorted: in between it waits for the device.
+        // This CPU packs weights and does the draws that need sorting; in between it waits for the device.
         let host = CpuConfig { spin: false, ..self.cpu(Activations::F32) };
         let (cache, mode, graphs) = (cache.map(Path::to_owned), assignment.mode, self.graphs);
         let config = CudaConfig { ordinal, cache, mode, host, graphs };

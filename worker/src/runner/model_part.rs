@@ -12,7 +12,7 @@ use model::{KvCache, Model, PassLimits};
 use std::time::Instant;
 use types::{BLOCKS_MAX, DeviceClass, Part, PolicyDigest, Unsupported};
 
-/// All of a runner but the other ranks.
+/// A runner without its connection to the other ranks.
 pub(super) struct ModelPart<D: Device + 'static> {
     pub lent: Lent<D>,
     pub kv: KvCache<D>,
@@ -20,7 +20,7 @@ pub(super) struct ModelPart<D: Device + 'static> {
     pub direct: ExchangeLimits,
 }
 
-/// What a rank holds, on any device, and what it found.
+/// Loads a rank's part, on any device.
 pub(super) fn load_part<D: Device + 'static>(
     open: impl FnOnce() -> Result<D, LoadError>,
     shelf: &Shelf,
@@ -50,8 +50,8 @@ pub(super) fn load_part<D: Device + 'static>(
     Ok((ModelPart { lent: shelf.lend(held, of), kv, limits, direct }, ready))
 }
 
-/// What is held is read again, where it still can be: a file that is gone, or is of another model, costs nobody his
-/// rank. The old goes first: there may not be room for two.
+/// Reads the model again, if the same model can still be read: where its file is gone or another model's, the rank
+/// keeps its old weights. These are dropped before reading: there may not be room for both.
 fn again<D: Device>(
     mut kept: Held<D>,
     files: FilesNow,
@@ -76,7 +76,7 @@ fn again<D: Device>(
     Ok((read(device, assignment, part, cancel)?, None))
 }
 
-/// Why what is there now is not what is held. Every byte of it is looked at.
+/// Why the model on disk differs from the one held. Reads every byte of it.
 fn difference<D: Device>(
     kept: &Held<D>,
     assignment: &Assignment,
@@ -110,7 +110,7 @@ fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device
     model::policy(checkpoint, device, assignment.activations, assignment.kv_dtype).map_err(load_failed(assignment))
 }
 
-/// What a rank has room for, and the KV that it needs for that.
+/// A rank's limits, and the KV cache that they need.
 fn sizes(
     assignment: &Assignment,
     spec: &ModelSpec,
@@ -128,7 +128,7 @@ fn sizes(
     if n_blocks.len() != groups.len() {
         return Err(Unsupported("other than one pool for each cache group of the model").into());
     }
-    // A rank without heads could hold any number of them.
+    // A rank without heads stores nothing, so its memory sets no bound.
     if n_blocks.iter().any(|n_blocks| !(1..=BLOCKS_MAX).contains(n_blocks)) {
         return Err(Unsupported("a pool of no block, or of more than 2^24").into());
     }
@@ -150,7 +150,7 @@ fn sizes(
     Ok((limits, specs))
 }
 
-/// The most that ranks exchange from device to device.
+/// The largest exchanges between devices.
 fn direct(limits: &SequenceLimits, spec: &ModelSpec, class: DeviceClass) -> ExchangeLimits {
     ExchangeLimits {
         rows_max: limits.rows_max,

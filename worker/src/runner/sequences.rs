@@ -24,7 +24,7 @@ pub use untold::TokenSource;
 pub struct Sequences {
     limits: SequenceLimits,
     tokens: TokenSource,
-    /// What the sampler has still to tell, steps in order.
+    /// The sampler's outstanding messages, in the order of steps.
     untold: Untold,
     held: HashMap<RequestId, Sequence>,
     /// Ended sequences, reused for their memory.
@@ -307,7 +307,7 @@ impl Sequences {
     }
 }
 
-/// Empties an answer and keeps its memory.
+/// Clears an answer and keeps its memory.
 fn clear(done: &mut SliceDone) {
     done.tokens.clear();
     done.scored.clear();

@@ -75,7 +75,7 @@ impl Turns {
         self.state().seated.as_ref()?.waits_for()
     }
 
-    /// False if the turn has ended: what has not begun to wait will not.
+    /// False if the turn has ended: then no wait begins.
     fn sit(&self, turn: &SeatTurn, handle: Option<AbortHandle>) -> bool {
         let mut state = self.state();
         let is_on = !turn.is_over();
@@ -221,7 +221,7 @@ pub(crate) async fn run(
                 let _late = done.send(());
                 Standing::Nowhere
             }
-            // What came for a place that was lost meanwhile.
+            // Work for an assignment that was lost meanwhile.
             (Work::Meet { .. } | Work::Step { .. }, same) => same,
         };
         progress.busy(false);
@@ -241,7 +241,7 @@ struct Place {
     epoch: Epoch,
     rank: Rank,
     turn: SeatTurn,
-    /// It samples; the others have nothing to say of a step.
+    /// Whether it samples; other ranks report nothing of a step.
     answers: bool,
     loaded: Box<dyn LoadedPlace>,
     reports: Reports,
@@ -262,7 +262,7 @@ struct Seat {
 
 impl Place {
     async fn load(loader: &mut dyn Load, assignment: &Assignment, turn: SeatTurn, reports: Reports) -> Option<Place> {
-        // A long step may have outlived the session that asked for this one.
+        // A long step may have outlived the session that gave this one.
         if turn.is_over() {
             return None;
         }
@@ -304,7 +304,7 @@ impl Place {
 }
 
 impl Seat {
-    /// The seat is given up when the step fails or nobody listens any more.
+    /// Runs a step. The seat is given up when the step fails or nobody listens any more.
     async fn run(mut self, step: &Step, traceparent: &str, progress: &StepCounters, queue: &mut Queue) -> Option<Seat> {
         if self.reports.are_unheard() {
             return None;
@@ -359,7 +359,7 @@ impl Reports {
         self.up.upgrade().is_none_or(|up| up.is_closed())
     }
 
-    /// What a loader or the others gave; None where that failed, which has been said, or where the turn is over.
+    /// The result of loading or meeting; None if that failed, which has been reported, or if the turn has ended.
     async fn heed<T>(&self, epoch: Epoch, turn: &SeatTurn, result: Attempt<T>) -> Option<T> {
         if turn.is_over() {
             // Whoever ended the turn knows why.

@@ -190,7 +190,7 @@ struct DigestCount<D> {
     is_open: bool,
 }
 
-/// What is before one more request and beside it, in tokens of a prompt.
+/// The work before one more request and beside it, in prompt tokens.
 pub fn load(work: u64, n_running: u32) -> u64 {
     work.saturating_add(CROWD * u64::from(n_running))
 }

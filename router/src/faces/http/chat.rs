@@ -97,7 +97,7 @@ fn role(i: usize, message: &mut Map<String, Value>) -> Result<String, Refusal> {
     let role = message.remove("role").unwrap_or_default();
     match role.as_str() {
         Some(role @ ("system" | "user" | "assistant")) => Ok(role.to_owned()),
-        // This is the newer name of the same role.
+        // The newer name of the same role.
         Some("developer") => Ok("system".to_owned()),
         Some("tool" | "function") => Err(invalid(format!("messages[{i}].role"), "tools are not supported yet")),
         _ => Err(invalid(format!("messages[{i}].role"), "must be system, developer, user or assistant")),

@@ -43,7 +43,7 @@ async fn enter(front: &Frontend, tenant: Option<TenantId>, mut request: Request,
     }
 }
 
-/// Tells what is left of a tenant's limits, in OpenAI's headers.
+/// Writes what is left of a tenant's limits into OpenAI's headers.
 fn tell_limits(tenant: &TenantLimits, headers: &mut HeaderMap) {
     const REQUESTS: [&str; 3] =
         ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];

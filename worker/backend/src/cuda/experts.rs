@@ -24,7 +24,7 @@ const ADDRESS: usize = 8;
 /// The rows of a block of the grouped kernels.
 const ROWS: usize = 16;
 
-/// The choices of a pass, and room to compute with them.
+/// The chosen experts of a pass, and the buffers to compute with them.
 pub struct Routes {
     routing: Routing,
     n_rows: usize,

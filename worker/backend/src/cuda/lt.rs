@@ -146,7 +146,7 @@ impl Table {
     }
 }
 
-/// Of the library that a process here would find.
+/// The version of the library that a process here would load.
 pub fn lt_version() -> Result<LtVersion> {
     let table = Table::find()?;
     // SAFETY: no arguments; the table holds the library open.

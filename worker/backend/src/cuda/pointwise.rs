@@ -1,4 +1,4 @@
-//! What happens to rows by themselves.
+//! Operations on each row alone.
 
 use super::driver::Shape;
 use super::kernels::{HeadShape, arguments, norm_bytes_max};

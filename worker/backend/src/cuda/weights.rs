@@ -88,7 +88,7 @@ pub struct Matrix {
 pub(super) struct Part {
     pub kind: Kind,
     pub rows: usize,
-    /// The column of the product that the first row gives.
+    /// The output column of the first row.
     pub first_out: usize,
     pub digits: Bytes,
     pub scales: Bytes,
@@ -199,7 +199,7 @@ fn check(stored: &Stored<'_>, k: usize) -> Result<()> {
     if stored.rows > 1 && stored.row_stride < stored.row_bytes() {
         return Err(Error::Shape(format!("rows of {} bytes every {}", stored.row_bytes(), stored.row_stride)));
     }
-    // A rank without leaves holds no columns, and nothing of the file.
+    // A rank without leaves holds no columns, and its bytes are not checked.
     if stored.rows > 0 && k > 0 { stored.check() } else { Ok(()) }
 }
 

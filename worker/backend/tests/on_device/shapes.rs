@@ -25,7 +25,7 @@ pub struct Sizes {
     pub context: usize,
     /// Positions of a prompt computed at once.
     pub chunk: usize,
-    /// Sequences that decode together.
+    /// Numbers of sequences that decode together.
     pub company: usize,
     /// Hidden, inner, experts, and how many of them a row uses.
     pub experts: [usize; 4],

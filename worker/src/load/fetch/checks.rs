@@ -70,7 +70,7 @@ impl Checked {
         Some(n_before - journal.len())
     }
 
-    /// What the journal has of what was wanted is there, and was checked as it came or since.
+    /// Records that the wanted chunks of the journal are here and were checked, when they came or since.
     pub(super) fn fetched(&self, files: &[PathBuf], wanted: &[BTreeSet<u64>], journal: &Chunks) {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         found.stamps = stamps(files);

@@ -104,7 +104,7 @@ impl Chunks {
         &self.records
     }
 
-    /// What it names is not there. On disk the record stays: it is right again when the same chunks have come again.
+    /// Drops a record. On disk it stays: it is right again once the same chunks have come again.
     pub fn forget(&mut self, record: &ChunkRun) {
         self.chunks.retain(|(file, chunk)| *file != record.file || !record.chunks.contains(chunk));
     }

@@ -2,20 +2,20 @@
 
 use types::{CacheGroup, RequestId, SCORED_ROWS_MAX, Token};
 
-/// What this rank can hold and run at once. A step beyond it breaks the protocol.
+/// The limits of what this rank can hold and run at once. A step beyond them breaks the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SequenceLimits {
     pub n_vocab: u32,
     /// Positions of one sequence.
     pub context: u32,
     pub groups: Vec<CacheGroup>,
-    /// Of each group's pool.
+    /// The size of each group's pool.
     pub n_blocks: Vec<u32>,
-    /// Rows of one step.
+    /// The most rows of one step.
     pub rows_max: usize,
-    /// Sequences held, and so the slices of one step.
+    /// The most sequences held, and so the most slices of one step.
     pub running_max: usize,
-    /// Blocks are cleared when they are let go, and so nobody has one beside another.
+    /// Freed blocks are cleared, and therefore never shared.
     pub zero_kv: bool,
 }
 

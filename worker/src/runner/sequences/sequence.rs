@@ -16,18 +16,18 @@ pub(super) struct Sequence {
     pub n_prompt: usize,
     pub sampling: Sampling,
     pub n_computed: u32,
-    /// The step of its last slice; 0 if none has run, and the first may begin behind a prefix that others have
-    /// computed.
+    /// The step of its last slice; 0 if none has run, and then the first slice may begin behind a shared prefix.
     pub last_slice: u64,
-    /// The step that began it: what is told of an earlier life is not for this one.
+    /// The step that started it: tokens drawn before a restart are not for this run.
     pub life: u64,
-    /// The last token has been drawn and not been told.
+    /// The last token has been drawn but not received.
     pub is_untold: bool,
-    /// The sum of the hidden states so far, where they are pooled.
+    /// The sum of the hidden states so far, for pooling.
     pooled: Vec<f32>,
-    /// A token that the device has drawn, and nobody here knows yet: its position, and which of the draws it is.
+    /// The position of a token that the device has drawn and the host does not know yet, and its number among the
+    /// draws.
     pub promised: Option<(u32, u32)>,
-    /// Nothing could be drawn. What was planned ahead for it runs, on any tokens, and is worth nothing.
+    /// Nothing could be drawn. Slices planned ahead still run, on any tokens, and their results are discarded.
     pub failed: bool,
     /// Per cache group, the blocks of its positions.
     pub tables: Vec<Vec<BlockId>>,
@@ -35,7 +35,7 @@ pub(super) struct Sequence {
 
 impl Sequence {
     pub fn restart(&mut self, request: &Request, limits: &SequenceLimits, life: u64) {
-        /// Tokens that slices planned past a stop may add.
+        /// The most tokens that slices planned past a stop may add.
         const PAST_END: usize = 8;
         let n_tokens = request.prompt.len().saturating_add(request.sampling.tokens_max as usize);
         let n_max = n_tokens.max(request.n_tokens()).min(limits.context as usize) + PAST_END;
@@ -66,7 +66,7 @@ impl Sequence {
         if self.last_slice == step {
             return Err(Violation::TwoSlices(id));
         }
-        // Only full blocks are shared, so a prefix that others have computed ends on one.
+        // Only full blocks are shared, so a shared prefix ends at a block's end.
         let shared_prefix = self.last_slice == 0 && start.is_multiple_of(BLOCK_TOKENS) && !limits.zero_kv;
         if start != self.n_computed && !shared_prefix {
             return Err(Violation::Gap { id, start, n_computed: self.n_computed });
@@ -93,7 +93,7 @@ impl Sequence {
             let Some((new, rest)) = blocks.split_at_checked(needed) else {
                 return Err(Violation::TooFewBlocks { id, needed, n_left: blocks.len() });
             };
-            // What lies behind the window of all that is still to come need not be anywhere.
+            // Positions behind the window of everything still to come need no blocks.
             let n_unread = (group.n_passed(slice.range.start) as usize).saturating_sub(table.len()).min(needed);
             let is_missing =
                 |(i, block): &(usize, &BlockId)| block.0 >= n_blocks && !(*i < n_unread && **block == BlockId::NONE);
@@ -106,7 +106,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Rows are stored by many threads at once: no two slices may store into one block.
+    /// Many threads store rows at once, so no two slices may store into one block.
     pub fn mark_written(&self, slice: &Slice, written: &mut [Vec<u64>], stamp: u64) -> Result<(), Violation> {
         let touched = slice.range.start / BLOCK_TOKENS..blocks_for(slice.range.end);
         for (table, written) in self.tables.iter().zip(written) {
@@ -121,7 +121,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// A drawn token belongs to a position: one that the log already holds is not learned twice. Whether it was new.
+    /// Appends a drawn token at its position, unless the log already holds that position. Whether it was appended.
     pub fn grow(&mut self, position: u32, token: Token) -> bool {
         let is_new = self.tokens.len() == position as usize;
         if is_new {
@@ -130,7 +130,7 @@ impl Sequence {
         is_new
     }
 
-    /// What was drawn, whether or not the log has counted with it.
+    /// Sets a drawn token, whether or not the log has already counted it.
     pub fn learn(&mut self, position: u32, token: Token) {
         match self.promised.take_if(|(promised, _)| *promised == position) {
             Some(_) => self.tokens[position as usize] = token,
@@ -138,7 +138,7 @@ impl Sequence {
         }
     }
 
-    /// Whether the slice has a row for the token that has not been told.
+    /// Whether the slice has a row for the token not yet received.
     pub fn needs_untold(&self, slice: &Slice) -> bool {
         self.is_untold && slice.range.end as usize >= self.tokens.len()
     }
@@ -151,7 +151,7 @@ impl Sequence {
         }
     }
 
-    /// Whether the slice draws the token behind its range. Asked before the log grows.
+    /// Whether the slice draws the token after its range. Asked before the log grows.
     pub fn draws(&self, slice: &Slice) -> bool {
         match slice.want {
             Want::Last => true,
@@ -160,7 +160,7 @@ impl Sequence {
         }
     }
 
-    /// Positions whose rows are scored: another token of the prompt follows.
+    /// Positions whose rows are scored: those followed by another token of the prompt.
     pub fn scored(&self, slice: &Slice) -> Range<u32> {
         match slice.want {
             Want::All { .. } => {
@@ -170,19 +170,19 @@ impl Sequence {
         }
     }
 
-    /// The tokens that the scored rows are asked for, and how many likely ones beside each.
+    /// The token that each scored row is asked for, and how many likely ones beside it.
     pub fn scores(&self, slice: &Slice) -> Vec<(Token, u8)> {
         let top_n = if let Want::All { top_n } = slice.want { top_n } else { 0 };
         self.scored(slice).map(|position| (self.tokens[position as usize + 1], top_n)).collect()
     }
 
-    /// Adds a position's hidden state; positions come in their order, so the sum has one.
+    /// Adds a position's hidden state. Positions come in order, so the sum has one order.
     pub fn pool(&mut self, state: &[f32]) {
         self.pooled.resize(state.len(), 0.0);
         self.pooled.iter_mut().zip(state).for_each(|(sum, value)| *sum += value);
     }
 
-    /// The mean over the prompt, if it is one of numbers.
+    /// The mean over the prompt, if it consists of numbers.
     pub fn give_pooled(&mut self, to: &mut Vec<f32>) {
         let n = self.n_prompt as f32;
         to.extend(self.pooled.iter().map(|sum| sum / n));

@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use types::{Part, RequestId, StepId, Token};
 
-/// How a rank comes to know what is drawn.
+/// How a rank learns the drawn tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenSource {
-    /// It draws.
+    /// It draws them.
     Draws,
-    /// It embeds, and the sampler tells it: one message for each step that draws at all, in the order of steps. A
-    /// message is taken when a row needs a token of it, or when more than so many are on their way.
+    /// It embeds, and the sampler sends it the tokens: one message for each step with draws, in the order of steps. A
+    /// message is received when a row needs one of its tokens, or when more than `late_max` are on their way.
     IsTold { late_max: usize },
     /// It neither embeds nor draws.
     NeverKnows,
@@ -20,23 +20,23 @@ impl TokenSource {
         match part.n_stages {
             _ if part.is_sampler() => TokenSource::Draws,
             _ if !part.is_first() => TokenSource::NeverKnows,
-            // Whatever else the sampler says to the rest of its own stage comes behind the message.
+            // The message is the first thing that the sampler sends to its own stage.
             1 => TokenSource::IsTold { late_max: 0 },
-            // As many steps as are in flight: by then the oldest has been drawn, and nobody waits for it.
+            // As many steps as are in flight: the oldest has been drawn by then, and nobody waits for it.
             n_stages => TokenSource::IsTold { late_max: usize::from(n_stages) + 1 },
         }
     }
 }
 
-/// What stands in a log for a token that nobody here knows. Any token would do.
+/// Stands in a log for a token that this rank does not know. Any token would do.
 pub(super) const UNKNOWN: Token = 0;
 
-/// Draws of which this rank has not been told.
+/// Draws whose tokens this rank has not received.
 #[derive(Debug, Default)]
 pub(super) struct Untold {
-    /// The step, and how many draws it has.
+    /// Each step, and how many draws it has.
     pub steps: VecDeque<(StepId, usize)>,
-    /// Those of all these steps, one after another.
+    /// The draws of all these steps, one after another.
     pub draws: VecDeque<UntoldDraw>,
 }
 
