@@ -45,7 +45,7 @@ pub struct Limits {
     pub waiting_tokens_max: u64,
     pub batch_tokens_max: u32,
     pub chunk_tokens_max: u32,
-    /// For one stage; every further stage adds one.
+    /// The limit for one stage; every further stage adds one.
     pub steps_in_flight_max: u32,
     /// Events that wait for the loop; a sender waits while the queue is full.
     pub events_max: usize,

@@ -58,7 +58,7 @@ where
     let log = tracing_subscriber::fmt::layer().with_writer(queue).with_ansi(std::io::stderr().is_terminal());
     // It would write to stderr itself, and wait for its reader.
     let log = log.log_internal_errors(false);
-    // Where nothing wants spans, none are made.
+    // If nothing wants spans, none are made.
     let filter = filter(telling.filter, &[NO_SPANS])?;
     Ok(match telling.format {
         Format::Text => log.with_filter(filter).boxed(),

@@ -23,7 +23,7 @@ impl CacheGroup {
         CacheGroup { layout, sharding: Sharding::Heads }
     }
 
-    /// The same group with a window: a query reads so many positions.
+    /// The same group with a window: a query reads this many positions.
     #[must_use]
     pub const fn within(self, positions: u32) -> CacheGroup {
         CacheGroup { layout: self.layout.within(positions), sharding: self.sharding }
@@ -35,7 +35,7 @@ impl CacheGroup {
         self.layout.share(self.sharding, n_kv_heads)
     }
 
-    /// How long a sequence's table is when so many positions are computed. Pages freed behind a window keep their
+    /// The length of a sequence's table when `n_tokens` positions are computed. Pages freed behind a window keep their
     /// entry: it is never read again, and a table that begins behind a prefix hit has `BlockId::NONE` there.
     pub fn n_blocks(&self, n_tokens: u32) -> u32 {
         blocks_for(n_tokens)
@@ -56,7 +56,7 @@ impl CacheGroup {
         self.first_read(position) / BLOCK_TOKENS
     }
 
-    /// How many blocks a sequence needs at most at one time, while so many positions are computed in slices of at most
+    /// The most blocks that a sequence needs at one time, while `n_tokens` positions are computed in slices of at most
     /// `slice_max`.
     pub fn n_held_max(&self, n_tokens: u32, slice_max: u32) -> u32 {
         match self.layout.window() {
@@ -124,7 +124,7 @@ impl LayerGroups {
     }
 }
 
-/// How many blocks hold so many positions.
+/// How many blocks hold `n_tokens` positions.
 pub fn blocks_for(n_tokens: u32) -> u32 {
     n_tokens.div_ceil(BLOCK_TOKENS)
 }

@@ -29,7 +29,7 @@ impl KvLayout {
         KvLayout::Heads { n, k: dim, v: dim, window: None }
     }
 
-    /// The same layout with a window: a query reads so many positions.
+    /// The same layout with a window: a query reads this many positions.
     #[must_use]
     pub const fn within(self, positions: u32) -> KvLayout {
         let KvLayout::Heads { n, k, v, .. } = self;

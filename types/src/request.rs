@@ -33,7 +33,7 @@ pub struct Request {
 pub enum Goal {
     #[default]
     Generate,
-    /// Logprobs of the prompt's own tokens, with so many likely ones beside each; then generation.
+    /// Logprobs of the prompt's own tokens, with `top_n` likely ones beside each; then generation.
     Score { top_n: u8 },
     /// The prompt's hidden states, pooled.
     Pool,

@@ -17,7 +17,7 @@ pub struct Sampling {
     /// Keep the smallest set of tokens, those of the most expected surprise first, whose probabilities reach this; one
     /// keeps all.
     pub typical_p: f32,
-    /// Keep logits at most so many standard deviations below the largest; zero keeps all.
+    /// Keep logits at most this many standard deviations below the largest; zero keeps all.
     pub top_n_sigma: f32,
     pub xtc: Xtc,
     pub penalties: Penalties,
@@ -33,7 +33,7 @@ pub struct Sampling {
     pub choice: u32,
     /// Tokens to generate at most, counted from the end of the prompt, so that a replay counts alike.
     pub tokens_max: u32,
-    /// Stop tokens are not drawn before so many were generated.
+    /// Stop tokens are not drawn before this many tokens were generated.
     pub tokens_min: u32,
     /// Generation ends with one of these, which is part of the output. The model's own end tokens are among them
     /// unless the client asked to ignore them.

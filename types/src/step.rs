@@ -97,7 +97,7 @@ pub enum Want {
     Pool,
 }
 
-/// The most rows of one step that are scored. Memory for logits is made for so many beside the rows that draw.
+/// The most rows of one step that are scored. Memory for logits is made for as many beside the rows that draw.
 pub const SCORED_ROWS_MAX: u32 = 64;
 
 /// Copies a page before the step runs: copy-on-write, or a page that comes back from a slower memory, whose ids begin

@@ -17,7 +17,7 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Until its task is aborted.
+    /// Runs until its task is aborted.
     pub async fn run(self) {
         let mut pause = Pause::new(&self.line.waits);
         let mut is_told = false;

@@ -44,7 +44,7 @@ pub struct Scheduler {
     pub(crate) tenants: Tenants,
     /// Requests that lost their places in the queue, until they are read.
     pub(crate) displaced: Vec<RequestId>,
-    /// In the order of their ranks and keys: the first is served first, the last is preempted first.
+    /// Running sequences by rank and key: the first is served first, the last is preempted first.
     pub(crate) running: Vec<SequenceIdx>,
     /// No sequence has come or gone since the ranks were computed.
     pub(crate) is_ranked: bool,

@@ -134,7 +134,7 @@ impl Cutter<'_> {
         Some(ends)
     }
 
-    /// The last layer that a stage starting here can reach; leaves a layer for each later stage, and the last must end.
+    /// The furthest end of a stage that starts here. Leaves a layer for each later stage; the last must end the model.
     fn reach(&self, stage: u16, start: u32, pace: f64, n_blocks: u64) -> Option<u32> {
         let n_layers = self.measure.shape.n_layers;
         let end_max = n_layers - u32::from(self.pp() - 1 - stage);

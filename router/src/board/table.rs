@@ -18,7 +18,7 @@ pub type Salt = [u8; 16];
 
 #[derive(Default)]
 pub struct Board {
-    /// In the order in which the replicas came.
+    /// One seat per replica, in the order in which they came.
     seats: Vec<Seat>,
     /// What every choice reads of each seat, kept apart so that a thousand replicas are few cache lines.
     brief: Vec<Brief>,

@@ -91,8 +91,8 @@ impl Frontend {
         self.off_runtime(TOKEN_TEXT_BYTES * ids.len(), move || of.tokenizer.decode(&ids, false)).await
     }
 
-    /// Runs work whose cost is like reading so many bytes: inline if they are few, and otherwise on one of a few
-    /// threads, so that no stream waits for it.
+    /// Runs work that costs as much as reading `n_bytes`: inline if they are few, otherwise on one of a few threads, so
+    /// that no stream waits for it.
     pub async fn off_runtime<T: Send + 'static>(
         &self,
         n_bytes: usize,
