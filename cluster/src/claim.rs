@@ -26,26 +26,26 @@ pub struct ClaimLost {
 #[derive(Debug)]
 pub struct Claim {
     incarnation: u64,
-    holds: Holds,
+    holds: ClaimKind,
 }
 
 #[derive(Debug)]
-enum Holds {
-    Memory(Hold),
+enum ClaimKind {
+    Memory(MemoryClaim),
     /// The entry is kept in an external store by a keeper's task.
-    Kept(Kept),
+    Kept(KeptClaim),
 }
 
 /// The entry goes when this is dropped.
 #[derive(Debug)]
-struct Hold {
+struct MemoryClaim {
     store: MemoryStore,
     replica: String,
     incarnation: u64,
     registration: Registration,
 }
 
-impl Drop for Hold {
+impl Drop for MemoryClaim {
     fn drop(&mut self) {
         self.store.release(&self.replica, self.incarnation);
     }
@@ -53,7 +53,7 @@ impl Drop for Hold {
 
 /// A claim's handle to its keeper's task.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct KeptClaim {
     pub says: watch::Sender<Registration>,
     pub lost: watch::Receiver<Option<ClaimLost>>,
     pub keeper: JoinHandle<()>,
@@ -62,12 +62,12 @@ pub(crate) struct Kept {
 
 impl Claim {
     pub(crate) fn in_memory(store: MemoryStore, replica: &str, incarnation: u64, registration: Registration) -> Claim {
-        let hold = Hold { store, replica: replica.into(), incarnation, registration };
-        Claim { incarnation, holds: Holds::Memory(hold) }
+        let hold = MemoryClaim { store, replica: replica.into(), incarnation, registration };
+        Claim { incarnation, holds: ClaimKind::Memory(hold) }
     }
 
-    pub(crate) fn kept(incarnation: u64, kept: Kept) -> Claim {
-        Claim { incarnation, holds: Holds::Kept(kept) }
+    pub(crate) fn kept(incarnation: u64, kept: KeptClaim) -> Claim {
+        Claim { incarnation, holds: ClaimKind::Kept(kept) }
     }
 
     /// The incarnation of all epochs under this claim. Later claims have higher ones; a lease that is made anew keeps
@@ -79,11 +79,11 @@ impl Claim {
     /// Changes the registration that others read, unless the claim is lost.
     pub fn say(&mut self, change: impl FnOnce(&mut Registration)) {
         match &mut self.holds {
-            Holds::Memory(hold) => {
+            ClaimKind::Memory(hold) => {
                 change(&mut hold.registration);
                 hold.store.say(&hold.replica, hold.incarnation, &hold.registration);
             }
-            Holds::Kept(kept) => {
+            ClaimKind::Kept(kept) => {
                 kept.says.send_if_modified(|registration| {
                     let before = registration.clone();
                     change(registration);
@@ -96,8 +96,8 @@ impl Claim {
     /// Waits for a later claim. Safe to drop at any point.
     pub async fn lost(&mut self) -> ClaimLost {
         match &mut self.holds {
-            Holds::Memory(hold) => hold.store.lost(&hold.replica, hold.incarnation).await,
-            Holds::Kept(kept) => {
+            ClaimKind::Memory(hold) => hold.store.lost(&hold.replica, hold.incarnation).await,
+            ClaimKind::Kept(kept) => {
                 let lost = kept.lost.wait_for(Option::is_some).await.ok().and_then(|lost| lost.clone());
                 match lost {
                     Some(lost) => lost,
@@ -111,8 +111,8 @@ impl Claim {
     /// Deletes the entry and waits until that is done, for at most `RELEASE_MAX`.
     pub async fn release(self) {
         match self.holds {
-            Holds::Memory(hold) => drop(hold),
-            Holds::Kept(Kept { keeper, end, .. }) => {
+            ClaimKind::Memory(hold) => drop(hold),
+            ClaimKind::Kept(KeptClaim { keeper, end, .. }) => {
                 end.disarm().cancel();
                 // Too late: the entry lapses with its lease.
                 let _late = timeout(RELEASE_MAX, keeper).await;

@@ -7,7 +7,7 @@
 
 use proto::cluster::Cached;
 use router::board::pick::{PickPolicy, Standing, VersionId, Wish};
-use router::board::{Board, ChoiceBuffers, ReplicaFacts, Salt, names};
+use router::board::{ChoiceBuffers, ReplicaFacts, ReplicaTable, Salt, names};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -46,8 +46,8 @@ fn name(n: u64) -> u64 {
 }
 
 /// All replicas have the first blocks of the prompt up to `shared`; three have 300 blocks, and one has all.
-fn board(prompt: &[u64], shared: usize) -> Board {
-    let mut board = Board::default();
+fn board(prompt: &[u64], shared: usize) -> ReplicaTable {
+    let mut board = ReplicaTable::default();
     for place in 0..N_REPLICAS {
         let ledger = board.ledger();
         board.sit(place, ledger);

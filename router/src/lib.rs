@@ -25,8 +25,8 @@ pub use replicas::models::table::ModelTexts;
 pub use replicas::models::text::ModelText;
 pub use replicas::roster::{CoordinatorChannel, Dial, Membership};
 
-use crate::front::attended::Attendance;
 use crate::front::frontend::Frontend;
+use crate::front::reader_watch::ReaderWatch;
 use crate::limits::admission::Admission;
 use crate::replicas::models::table::ModelTable;
 use std::future::Future;
@@ -88,12 +88,12 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     let (replicas, roster) = replicas::pool::attach(members, &config, end.clone());
     let admission = Admission::new(&config.limits, shutdown.clone(), config.timeouts.retry_after);
     let (drain_max, unread_max) = (config.timeouts.drain_max, config.timeouts.unread_max);
-    let (streams, attendance) = (TaskTracker::new(), Arc::new(Attendance::default()));
+    let (streams, reader_watch) = (TaskTracker::new(), Arc::new(ReaderWatch::default()));
     let nonce = front::sampling::random_nonce();
     let long_texts = Arc::new(Semaphore::new(config.limits.long_texts_max.clamp(1, Semaphore::MAX_PERMITS)));
     let bodies = Arc::new(Semaphore::new(config.limits.bodies_bytes_max.min(Semaphore::MAX_PERMITS)));
     let models = ModelTable::new(texts, config.names.clone(), config.routes.clone());
-    let attends = attendance.clone();
+    let attends = reader_watch.clone();
     let attends = tokio::spawn(async move { attends.attend(unread_max).await });
     let front = Arc::new(Frontend {
         config,
@@ -101,7 +101,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
         replicas,
         admission,
         streams: streams.clone(),
-        attendance,
+        reader_watch,
         long_texts,
         bodies,
         nonce,

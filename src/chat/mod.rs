@@ -3,7 +3,7 @@
 mod said;
 mod terminal;
 
-use crate::roles::router::Doors;
+use crate::roles::router::Listeners;
 use crate::serve::{begun, prepared, serve};
 use crate::settings::hub;
 use crate::settings::{ConfigSource, LOG, ServeSettings};
@@ -65,10 +65,10 @@ impl RunCommand {
         let history = hub::cache(&self.source.hub)?.join("history");
         let runtime = Runtime::new()?;
         let done = runtime.block_on(async {
-            let doors = Doors::open(settings.router()).await?;
-            let channel = wire::tcp(&doors.grpc.local_addr()?.to_string())?;
+            let listeners = Listeners::open(settings.router()).await?;
+            let channel = wire::tcp(&listeners.grpc.local_addr()?.to_string())?;
             let shutdown = CancellationToken::new();
-            let mut served = pin!(serve(&settings, &checkpoint, metrics, doors, Vec::new(), shutdown.clone()));
+            let mut served = pin!(serve(&settings, &checkpoint, metrics, listeners, Vec::new(), shutdown.clone()));
             let asked = tokio::select! {
                 asked = answer_all(channel, &self, history) => asked,
                 served = &mut served => return served.and(Err(anyhow!("the roles ended before the answer"))),

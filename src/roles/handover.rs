@@ -14,13 +14,13 @@ use wire::JoinToken;
 const ORPHAN_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Deserialize)]
-pub struct Handed {
+pub struct HandedSettings {
     pub token: String,
     pub settings: WorkerRole,
 }
 
 #[derive(Serialize)]
-struct Handing<'a> {
+struct HandedLine<'a> {
     token: &'a str,
     /// Settings without a value are left out.
     settings: toml::Table,
@@ -28,11 +28,11 @@ struct Handing<'a> {
 
 /// The parent's side: makes the line.
 pub fn line(token: &JoinToken, settings: &WorkerRole) -> anyhow::Result<String> {
-    Ok(serde_json::to_string(&Handing { token: token.expose(), settings: told(settings)? })?)
+    Ok(serde_json::to_string(&HandedLine { token: token.expose(), settings: told(settings)? })?)
 }
 
 /// The child's side: reads the line, and ends when the parent does.
-pub fn take(shutdown: CancellationToken) -> anyhow::Result<Handed> {
+pub fn take(shutdown: CancellationToken) -> anyhow::Result<HandedSettings> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("the parent's end cannot be watched")?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).context("what the parent says cannot be read")?;
@@ -61,7 +61,7 @@ mod tests {
         let token = JoinToken::random().unwrap();
         let line = line(&token, &settings).unwrap();
         assert!(!line.contains('\n'));
-        let handed: Handed = serde_json::from_str(&line).unwrap();
+        let handed: HandedSettings = serde_json::from_str(&line).unwrap();
         assert_eq!((handed.token.as_str(), handed.settings), (token.expose(), settings));
     }
 }

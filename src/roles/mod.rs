@@ -2,6 +2,7 @@
 //! they send each other the same frames.
 
 pub mod coordinator;
+mod coordinator_source;
 pub mod handover;
 mod keys;
 mod page;
@@ -9,5 +10,4 @@ mod presence;
 pub mod process;
 pub mod router;
 mod routes;
-mod whereabouts;
 pub mod worker;

@@ -4,7 +4,7 @@ use crate::settings::{LogFormat, WatchSettings};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use telemetry::Collector;
-use telemetry::logs::Telling;
+use telemetry::logs::LogOptions;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use types::BlockHash;
@@ -21,7 +21,7 @@ pub fn watch(
         LogFormat::Text => telemetry::logs::Format::Text,
         LogFormat::Json => telemetry::logs::Format::Json,
     };
-    telemetry::logs::init(Telling { format, filter: &settings.log, collector })?;
+    telemetry::logs::init(LogOptions { format, filter: &settings.log, collector })?;
     let labels: Vec<_> = model.iter().map(|model| ("model_name", *model)).collect();
     let exporter = telemetry::exporter::install(&labels)?;
     Ok(Arc::new(move || exporter.render()))

@@ -50,14 +50,14 @@ impl RouterCommand {
             role.trust.resolve("router", address, None)?;
         }
         Runtime::new()?.block_on(async {
-            let doors = Doors::open(role.parts()).await?;
-            doors.greet(role.parts())?;
+            let listeners = Listeners::open(role.parts()).await?;
+            listeners.greet(role.parts())?;
             let shutdown = CancellationToken::new();
             tokio::spawn(stop_on_signals(shutdown.clone()));
             let membership = follow(&role, given).await?;
             let resume_key = resume_key(role.trust.token()?.as_ref());
-            let behind = Behind { membership, resume_key, others };
-            route(role.parts(), &checkpoint, metrics, behind, doors, shutdown)?.await
+            let behind = ServedReplicas { membership, resume_key, others };
+            route(role.parts(), &checkpoint, metrics, behind, listeners, shutdown)?.await
         })
     }
 }
@@ -77,18 +77,18 @@ async fn follow(role: &RouterRole, given: Option<Addresses>) -> anyhow::Result<M
 }
 
 /// The sockets on which clients reach the router.
-pub struct Doors {
+pub struct Listeners {
     pub http: TcpListener,
     pub grpc: TcpListener,
 }
 
-impl Doors {
-    pub async fn open(parts: RouterParts<'_>) -> anyhow::Result<Doors> {
+impl Listeners {
+    pub async fn open(parts: RouterParts<'_>) -> anyhow::Result<Listeners> {
         let bind = async |what, address| {
             TcpListener::bind(address).await.with_context(|| format!("cannot listen for {what} on {address}"))
         };
         let (http, grpc) = (bind("HTTP", parts.router.http()).await?, bind("gRPC", parts.router.grpc()).await?);
-        Ok(Doors { http, grpc })
+        Ok(Listeners { http, grpc })
     }
 
     /// Prints how to send a request.
@@ -106,16 +106,16 @@ impl Doors {
 }
 
 /// The replicas that a router serves, and what it knows of models besides its first.
-pub struct Behind {
+pub struct ServedReplicas {
     pub membership: Membership,
     pub resume_key: router::ResumeKey,
     pub others: OtherModels,
 }
 
-impl Behind {
+impl ServedReplicas {
     /// The replicas of this machine, all with one model.
-    pub fn these(coordinators: Vec<router::CoordinatorChannel>) -> Behind {
-        Behind { membership: coordinators.into(), resume_key: resume_key(None), others: OtherModels::default() }
+    pub fn these(coordinators: Vec<router::CoordinatorChannel>) -> ServedReplicas {
+        ServedReplicas { membership: coordinators.into(), resume_key: resume_key(None), others: OtherModels::default() }
     }
 }
 
@@ -124,11 +124,11 @@ pub fn route(
     parts: RouterParts<'_>,
     checkpoint: &Checkpoint,
     metrics: router::Render,
-    behind: Behind,
-    doors: Doors,
+    behind: ServedReplicas,
+    listeners: Listeners,
     shutdown: CancellationToken,
 ) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
-    let Behind { membership, resume_key, others } = behind;
+    let ServedReplicas { membership, resume_key, others } = behind;
     let n_replicas = match &membership {
         Membership::Given(given) => given.len(),
         Membership::Followed { store: Store::Static { given, .. }, .. } => given.0.len(),
@@ -145,7 +145,7 @@ pub fn route(
         texts = texts.and(name.clone(), text(checkpoint).with_context(|| format!("--text {name}"))?);
     }
     let (keys_followed, routes_followed) = (keys::follow(parts.router, &config.keys), others.follow());
-    let served = router::serve(config, membership, texts, doors.http, doors.grpc, shutdown);
+    let served = router::serve(config, membership, texts, listeners.http, listeners.grpc, shutdown);
     Ok(async move {
         tokio::select! {
             biased;

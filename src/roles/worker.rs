@@ -1,10 +1,10 @@
 //! Builds a worker from its settings, within `serve` or in a process of its own.
 
+use super::coordinator_source::{CoordinatorSource, FoundCoordinator};
 use super::page;
 use super::presence::{Presence, PresenceLoader};
 use super::process::{stop_on_signals, watch};
-use super::whereabouts::{Found, Whereabouts};
-use crate::roles::handover::{self, Handed};
+use crate::roles::handover::{self, HandedSettings};
 use crate::settings::device::DeviceChoice;
 use crate::settings::hub::{self, Hub};
 use crate::settings::{ConfigSource, CudaGraphs, JoinSettings, WorkerRole, WorkerSettings, machine, printed};
@@ -43,7 +43,7 @@ impl WorkerCommand {
         let shutdown = CancellationToken::new();
         let (role, token) = match supervised {
             true => {
-                let Handed { settings, token } = handover::take(shutdown.clone())?;
+                let HandedSettings { settings, token } = handover::take(shutdown.clone())?;
                 (settings, Some(JoinToken::new(&token).context("from the parent")?))
             }
             false => (source.under(settings, said)?, None),
@@ -61,17 +61,18 @@ impl WorkerCommand {
 
 /// Runs a worker until `shutdown`, or until it is refused for good.
 fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: CancellationToken) -> anyhow::Result<()> {
-    let whereabouts = Whereabouts::of(role.join.join.as_deref(), role.join.replica.as_deref(), &role.store)?;
+    let coordinator_source =
+        CoordinatorSource::of(role.join.join.as_deref(), role.join.replica.as_deref(), &role.store)?;
     // The coordinator decides whether steps have spans.
     let collector = role.watch.collector()?.map(|collector| Collector { steps: true, ..collector });
     let metrics = watch(&role.watch, collector.as_ref(), None)?;
     let runtime = Builder::new_multi_thread().worker_threads(RUNTIME_THREADS).enable_all().build()?;
     runtime.block_on(async {
         tokio::spawn(stop_on_signals(shutdown.clone()));
-        let finding = shutdown.run_until_cancelled(whereabouts.find(role.trust.clone(), token));
+        let finding = shutdown.run_until_cancelled(coordinator_source.find(role.trust.clone(), token));
         // A signal came before the coordinator was found.
         let Some(found) = finding.await else { return Ok(()) };
-        let Found { address, channel } = found?;
+        let FoundCoordinator { address, channel } = found?;
         let Rank { loader, config } = rank(role, &address, model_source(&role.join, channel.clone(), hub)?)?;
         let presence = Presence::default();
         let loader = Box::new(PresenceLoader { loader, presence: presence.clone() });

@@ -26,14 +26,14 @@ pub async fn open(asked: Option<SocketAddr>, n_replicas: u16) -> anyhow::Result<
         first.ip().is_loopback(),
         "--control {first} is not loopback: who is to be reached from elsewhere runs `lockstep coordinator`"
     );
-    let mut doors = Vec::new();
+    let mut listeners = Vec::new();
     for n in 0..n_replicas {
         // Port 0 means any port, for each of them.
         let port = if first.port() == 0 { Some(0) } else { first.port().checked_add(n) };
         let port = port.with_context(|| format!("--control {first}: {n_replicas} replicas need as many ports"))?;
         let address = SocketAddr::new(first.ip(), port);
         match TcpListener::bind(address).await {
-            Ok(door) => doors.push(door),
+            Ok(door) => listeners.push(door),
             Err(why) if asked.is_none() => {
                 tracing::warn!(%address, %why, "`scale` and `reload` do not reach this server: give --control ADDR");
                 return Ok(Vec::new());
@@ -41,7 +41,7 @@ pub async fn open(asked: Option<SocketAddr>, n_replicas: u16) -> anyhow::Result<
             Err(why) => return Err(why).with_context(|| format!("cannot listen for --control on {address}")),
         }
     }
-    Ok(doors)
+    Ok(listeners)
 }
 
 /// Serves until `end`.

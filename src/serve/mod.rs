@@ -11,7 +11,7 @@ mod workers;
 use crate::models;
 use crate::roles::coordinator::{ClaimedReplica, coordinate};
 use crate::roles::process::{micros_since_1970, salt, stop_on_signals, watch};
-use crate::roles::router::{Behind, Doors, route};
+use crate::roles::router::{Listeners, ServedReplicas, route};
 use crate::settings::hub;
 use crate::settings::{ConfigSource, ServeSettings, printed};
 use anyhow::Context;
@@ -46,12 +46,12 @@ impl ServeCommand {
         let Some((settings, located)) = prepared(self.settings, &self.source, said)? else { return Ok(()) };
         let (metrics, checkpoint) = begun(&settings, &located)?;
         Runtime::new()?.block_on(async {
-            let doors = Doors::open(settings.router()).await?;
+            let listeners = Listeners::open(settings.router()).await?;
             let controls = control::open(settings.local.control, settings.local.replicas).await?;
-            doors.greet(settings.router())?;
+            listeners.greet(settings.router())?;
             let shutdown = CancellationToken::new();
             tokio::spawn(stop_on_signals(shutdown.clone()));
-            serve(&settings, &checkpoint, metrics, doors, controls, shutdown).await
+            serve(&settings, &checkpoint, metrics, listeners, controls, shutdown).await
         })
     }
 }
@@ -91,7 +91,7 @@ pub async fn serve(
     settings: &ServeSettings,
     checkpoint: &Checkpoint,
     metrics: router::Render,
-    doors: Doors,
+    listeners: Listeners,
     controls: Vec<TcpListener>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -109,8 +109,8 @@ pub async fn serve(
         groups.push(group);
         coordinators.push(coordinator);
     }
-    let behind = Behind::these(coordinators);
-    let router = route(settings.router(), checkpoint, metrics, behind, doors, shutdown.clone())?;
+    let behind = ServedReplicas::these(coordinators);
+    let router = route(settings.router(), checkpoint, metrics, behind, listeners, shutdown.clone())?;
     let end = CancellationToken::new();
     let replicas = RoleTask::start("the replica", end.clone(), run_groups(groups, end));
     run_all(vec![RoleTask::start("the router", shutdown, router), replicas]).await

@@ -5,14 +5,14 @@ use proto::cluster::{Cached, Load};
 use router::PickPolicy;
 use router::board::ledger::{Item, Ledger};
 use router::board::pick::{Standing, VersionId, Wish};
-use router::board::{Board, ChoiceBuffers, ReplicaFacts, Salt, names};
+use router::board::{ChoiceBuffers, ReplicaFacts, ReplicaTable, Salt, names};
 use scheduler::{NameChange, Scheduler};
 use std::sync::Arc;
 use types::{PolicyDigest, TenantId, Token};
 
 pub struct SimulatedRouter {
     policy: PickPolicy,
-    board: Board,
+    board: ReplicaTable,
     seats: Vec<Seat>,
     scratch: ChoiceBuffers,
     n_picked: u64,
@@ -27,7 +27,7 @@ struct Seat {
 
 impl SimulatedRouter {
     pub fn new(policy: PickPolicy, n_replicas: usize, planner: &scheduler::Config) -> SimulatedRouter {
-        let mut board = Board::default();
+        let mut board = ReplicaTable::default();
         let seat = |place: usize| {
             let ledger = board.ledger();
             board.sit(place, ledger.clone());

@@ -9,7 +9,7 @@ mod otlp;
 pub mod spans;
 mod usage;
 
-pub use otlp::{Carried, Collector, Headers, Protocol, flush};
+pub use otlp::{Collector, Headers, Protocol, TraceHeaders, flush};
 pub use usage::TokenUsage;
 
 /// Why telemetry cannot be set up.

@@ -27,7 +27,7 @@ pub enum Format {
 
 /// What a process logs and sends, besides its metrics.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Telling<'a> {
+pub struct LogOptions<'a> {
     pub format: Format,
     /// The form is `info` or `router=debug,info`.
     pub filter: &'a str,
@@ -37,7 +37,7 @@ pub struct Telling<'a> {
 
 /// Sets up the process's log, and its spans if there is a collector for them. Call once per process; panics are logged
 /// the same way from then on.
-pub fn init(telling: Telling<'_>) -> Result<(), Error> {
+pub fn init(telling: LogOptions<'_>) -> Result<(), Error> {
     let queue = Arc::new(LogQueue::default());
     let mut layers = vec![log(telling, queue.clone())?];
     if let Some(collector) = telling.collector {
@@ -51,7 +51,7 @@ pub fn init(telling: Telling<'_>) -> Result<(), Error> {
     Ok(stderr::start(queue, telling.format)?)
 }
 
-fn log<S>(telling: Telling<'_>, queue: Arc<LogQueue>) -> Result<Box<dyn Layer<S> + Send + Sync>, Error>
+fn log<S>(telling: LogOptions<'_>, queue: Arc<LogQueue>) -> Result<Box<dyn Layer<S> + Send + Sync>, Error>
 where
     S: tracing::Subscriber + for<'span> LookupSpan<'span>,
 {
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_wrong_filter_is_named() {
-        let error = init(Telling { filter: "router=loud", ..Telling::default() }).unwrap_err().to_string();
+        let error = init(LogOptions { filter: "router=loud", ..LogOptions::default() }).unwrap_err().to_string();
         assert!(error.contains("router=loud"), "{error}");
     }
 
@@ -114,7 +114,7 @@ mod tests {
         for protocol in [Protocol::Grpc, Protocol::Http] {
             for endpoint in ["http://[", "ftp://collector:4317", "http:///v1"] {
                 let collector = Collector { endpoint: endpoint.into(), protocol, ..Collector::default() };
-                let telling = Telling { collector: Some(&collector), ..Telling::default() };
+                let telling = LogOptions { collector: Some(&collector), ..LogOptions::default() };
                 let error = init(telling).unwrap_err().to_string();
                 assert!(error.contains(endpoint), "{error}");
             }

@@ -4,7 +4,7 @@
 //! coordinator, `pass` at each rank), of which there are hundreds a second, only if they are asked for too. Otherwise a
 //! span costs one look at a flag.
 
-use crate::otlp::{self, Carried, context};
+use crate::otlp::{self, TraceHeaders, context};
 use crate::usage::{PROVIDER, TokenUsage};
 use std::time::Duration;
 use tracing::field::Empty;
@@ -34,8 +34,8 @@ impl Traced {
     }
 
     /// The span's W3C Trace Context, for the other side of a wire; empty if it is not recorded.
-    pub fn carried(&self) -> Carried {
-        if self.is_recorded() { context::carried(&self.0) } else { Carried::default() }
+    pub fn carried(&self) -> TraceHeaders {
+        if self.is_recorded() { context::carried(&self.0) } else { TraceHeaders::default() }
     }
 
     /// Logs within this span.

@@ -8,7 +8,7 @@ mod common;
 use common::{Answer, Collector, partly};
 use std::time::{Duration, Instant};
 use telemetry::Protocol;
-use telemetry::logs::Telling;
+use telemetry::logs::LogOptions;
 use telemetry::spans::{self, RequestAttributes};
 
 /// Answers in the order in which batches of spans arrive.
@@ -50,7 +50,7 @@ fn whatever_a_collector_does_is_counted_and_waited_for_by_nobody() {
     let endpoint = format!("http://{}/", collector.http(moody));
     let (protocol, content) = (Protocol::Http, true);
     let told = telemetry::Collector { endpoint, protocol, content, ..telemetry::Collector::default() };
-    telemetry::logs::init(Telling { filter: "warn", collector: Some(&told), ..Telling::default() }).unwrap();
+    telemetry::logs::init(LogOptions { filter: "warn", collector: Some(&told), ..LogOptions::default() }).unwrap();
     let exporter = telemetry::exporter::install(&[]).unwrap();
     let until = |series: &str, n: u64| {
         let give_up = Instant::now() + Duration::from_secs(60);

@@ -11,7 +11,7 @@ use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value as Number;
 use std::time::Duration;
 use telemetry::TokenUsage;
-use telemetry::logs::Telling;
+use telemetry::logs::LogOptions;
 use telemetry::metrics::{self, ReplicaLabel};
 use telemetry::spans::{self, RequestAttributes};
 
@@ -151,7 +151,7 @@ fn a_collector_hears_a_request_as_a_tree_and_what_was_counted_and_logged() {
     let collector = Collector::default();
     let endpoint = collector.grpc(&runtime);
     let told = telemetry::Collector { endpoint, steps: true, ..telemetry::Collector::default() };
-    telemetry::logs::init(Telling { filter: "info", collector: Some(&told), ..Telling::default() }).unwrap();
+    telemetry::logs::init(LogOptions { filter: "info", collector: Some(&told), ..LogOptions::default() }).unwrap();
     let exporter = telemetry::exporter::install(&[("model_name", "toy")]).unwrap();
     one_request();
     one_unsampled();

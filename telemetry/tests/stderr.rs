@@ -7,7 +7,7 @@ use std::io::Read;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
-use telemetry::logs::{self, Telling};
+use telemetry::logs::{self, LogOptions};
 
 /// Tells the process that it is the child, and what to do.
 const CHILD: &str = "TEST_OF_STDERR";
@@ -33,7 +33,7 @@ fn panic_once() {
 #[test]
 fn in_a_process_of_its_own() {
     let Ok(what) = std::env::var(CHILD) else { return };
-    logs::init(Telling { filter: "info", ..Telling::default() }).unwrap();
+    logs::init(LogOptions { filter: "info", ..LogOptions::default() }).unwrap();
     match what.as_str() {
         "panic" => {
             tracing::info!("before");

@@ -18,7 +18,7 @@ pub use collective::{
 };
 pub use config::Config;
 pub use error::Error;
-pub use load::kept::Shelf;
+pub use load::weight_cache::WeightCache;
 pub use load::{fetch, source};
 pub use runner::model_loader::{ComputeDevice, ModelLoader};
 pub use runner::model_runner::ModelRunner;
@@ -26,7 +26,7 @@ pub use runner::{Rest, RunError, Runner, Upcoming};
 pub use runner::{sequences, sim};
 
 use config::Footing;
-use session::{Worker, heartbeat, seat};
+use session::{Worker, heartbeat, rank_thread};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -64,15 +64,17 @@ async fn serve_on(
 ) -> Result<(), Error> {
     let (work, queue) = mpsc::channel(config.steps_queued_max);
     let progress = Arc::new(heartbeat::StepCounters::default());
-    let turns = Arc::new(seat::Turns::default());
-    let (counters, places) = (progress.clone(), turns.clone());
+    let leases = Arc::new(rank_thread::ThreadLeases::default());
+    let (counters, places) = (progress.clone(), leases.clone());
     // It ends when `work` is dropped, after the step that it is in.
-    let seat = seat::run(loader, queue, counters, places);
+    let thread = rank_thread::run(loader, queue, counters, places);
     match footing {
-        Footing::Threads => drop(std::thread::Builder::new().name("compute".into()).spawn(|| seat::drive(seat))?),
-        Footing::Tasks => drop(tokio::spawn(seat)),
+        Footing::Threads => {
+            drop(std::thread::Builder::new().name("compute".into()).spawn(|| rank_thread::drive(thread))?)
+        }
+        Footing::Tasks => drop(tokio::spawn(thread)),
     }
-    let worker = Worker { config, footing, work, progress, turns, shutdown };
+    let worker = Worker { config, footing, work, progress, leases, shutdown };
     keep_joined(&worker, &channel).await
 }
 
@@ -89,7 +91,7 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
         let free = async {
             come_back(worker).await?;
             // What it holds for the finished assignment is released now, not at the next assignment.
-            worker.work.send(seat::Work::Release).await.map_err(|_| Error::ThreadGone)
+            worker.work.send(rank_thread::Work::Release).await.map_err(|_| Error::ThreadGone)
         };
         let Some(freed) = worker.shutdown.run_until_cancelled(free).await else { return Ok(()) };
         freed?;

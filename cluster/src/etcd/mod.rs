@@ -16,7 +16,7 @@ mod line;
 pub use config::{EtcdConfig, EtcdTls, EtcdWaits};
 
 use crate::Error;
-use crate::claim::{Claim, Kept};
+use crate::claim::{Claim, KeptClaim};
 use crate::state::{Health, Registration, State, Watch};
 use follow::Follower;
 use keep::Keeper;
@@ -86,6 +86,6 @@ impl EtcdStore {
             keeper.run(ended).await;
             drop(store);
         });
-        Ok(Claim::kept(incarnation, Kept { says, lost, keeper, end: end.drop_guard() }))
+        Ok(Claim::kept(incarnation, KeptClaim { says, lost, keeper, end: end.drop_guard() }))
     }
 }

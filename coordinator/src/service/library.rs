@@ -25,11 +25,11 @@ pub(crate) type ModelStream = ReceiverStream<Result<ModelBytes, Status>>;
 pub(crate) struct ModelLibrary {
     model: PathBuf,
     /// Opened at the first request: most clusters have the model on every machine.
-    shelf: OnceCell<Arc<Shelf>>,
+    shared: OnceCell<Arc<SharedFiles>>,
     reads: Arc<Semaphore>,
 }
 
-struct Shelf {
+struct SharedFiles {
     files: ModelFiles,
     /// The paths, and their stamps when they were opened: all that is served belongs to one model.
     lent: Vec<(PathBuf, Stamp)>,
@@ -37,11 +37,11 @@ struct Shelf {
 
 impl ModelLibrary {
     pub fn new(model: PathBuf) -> ModelLibrary {
-        ModelLibrary { model, shelf: OnceCell::new(), reads: Arc::new(Semaphore::new(READS_MAX)) }
+        ModelLibrary { model, shared: OnceCell::new(), reads: Arc::new(Semaphore::new(READS_MAX)) }
     }
 
     pub async fn files(&self) -> Result<ModelFiles, Status> {
-        Ok(self.shelf().await?.files.clone())
+        Ok(self.shared().await?.files.clone())
     }
 
     /// Reads all of the model at its path as it is now.
@@ -54,23 +54,23 @@ impl ModelLibrary {
         })
     }
 
-    async fn shelf(&self) -> Result<Arc<Shelf>, Status> {
+    async fn shared(&self) -> Result<Arc<SharedFiles>, Status> {
         let open = async {
             let model = self.model.clone();
-            let opened = tokio::task::spawn_blocking(move || Shelf::open(&model)).await;
+            let opened = tokio::task::spawn_blocking(move || SharedFiles::open(&model)).await;
             let opened = opened.map_err(|_| Status::internal("the model's files cannot be listed"))?;
             opened.map(Arc::new).map_err(|error| Status::internal(format!("the model cannot be lent: {error}")))
         };
-        self.shelf.get_or_try_init(|| open).await.cloned()
+        self.shared.get_or_try_init(|| open).await.cloned()
     }
 
     pub async fn read(&self, wanted: &ReadModelRequest) -> Result<ModelStream, Status> {
-        let shelf = self.shelf().await?;
-        if wanted.digest != shelf.files.digest {
+        let shared = self.shared().await?;
+        if wanted.digest != shared.files.digest {
             return Err(Status::failed_precondition("another model is served here"));
         }
         let file = wanted.file as usize;
-        let Some(known) = shelf.files.files.get(file) else {
+        let Some(known) = shared.files.files.get(file) else {
             return Err(Status::invalid_argument(format!("the model has no file {file}")));
         };
         if wanted.start > wanted.end || wanted.end > known.n_bytes {
@@ -83,7 +83,7 @@ impl ModelLibrary {
         };
         let (messages, stream) = mpsc::channel(MESSAGES_UNREAD_MAX);
         let range = wanted.start..wanted.end;
-        tokio::task::spawn_blocking(move || lend(&shelf.lent[file], range, &messages, turn));
+        tokio::task::spawn_blocking(move || lend(&shared.lent[file], range, &messages, turn));
         Ok(ReceiverStream::new(stream))
     }
 }
@@ -93,8 +93,8 @@ fn found_at(model: &Path) -> checkpoint::Result<FoundModel> {
     Ok(FoundModel { fingerprint: checkpoint.fingerprint()?, runs: checkpoint.hashes()? })
 }
 
-impl Shelf {
-    fn open(model: &Path) -> checkpoint::Result<Shelf> {
+impl SharedFiles {
+    fn open(model: &Path) -> checkpoint::Result<SharedFiles> {
         let digest = Checkpoint::open(model)?.fingerprint()?.to_vec();
         let (mut files, mut lent) = (Vec::new(), Vec::new());
         for file in spans::of_model(model)? {
@@ -108,7 +108,7 @@ impl Shelf {
             lent.push((file.path, file.stamp));
         }
         let files = ModelFiles { digest, name: name_of(model), is_folder: model.is_dir(), files };
-        Ok(Shelf { files, lent })
+        Ok(SharedFiles { files, lent })
     }
 }
 

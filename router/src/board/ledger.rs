@@ -12,7 +12,7 @@ use types::BLOCK_TOKENS;
 const MEASURED_MICROS_MIN: u64 = 50_000;
 
 /// How many ledgers share one array, so that their numbers are adjacent in memory.
-const SHELF: usize = 64;
+const LOADS_PER_ARRAY: usize = 64;
 
 /// What a choice reads of one replica.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Default for Numbers {
 /// The numbers of one ledger, for readers that go through many.
 #[derive(Clone, Debug)]
 pub struct Loads {
-    shelf: Arc<[Numbers]>,
+    numbers: Arc<[Numbers]>,
     at: usize,
 }
 
@@ -49,20 +49,20 @@ pub struct Ledgers {
 
 impl Ledgers {
     pub fn open(&mut self) -> Ledger {
-        let loads = self.next.take().unwrap_or_else(|| Loads::shelf(SHELF));
-        self.next = (loads.at + 1 < SHELF).then(|| Loads { at: loads.at + 1, ..loads.clone() });
+        let loads = self.next.take().unwrap_or_else(|| Loads::array(LOADS_PER_ARRAY));
+        self.next = (loads.at + 1 < LOADS_PER_ARRAY).then(|| Loads { at: loads.at + 1, ..loads.clone() });
         Ledger::of(loads)
     }
 }
 
 impl Loads {
-    fn shelf(n: usize) -> Loads {
-        Loads { shelf: std::iter::repeat_with(Numbers::default).take(n).collect(), at: 0 }
+    fn array(n: usize) -> Loads {
+        Loads { numbers: std::iter::repeat_with(Numbers::default).take(n).collect(), at: 0 }
     }
 
     #[inline]
     fn numbers(&self) -> &Numbers {
-        &self.shelf[self.at]
+        &self.numbers[self.at]
     }
 
     #[inline]
@@ -139,7 +139,7 @@ impl Measured {
 /// A ledger outside a shared array.
 impl Default for Ledger {
     fn default() -> Ledger {
-        Ledger::of(Loads::shelf(1))
+        Ledger::of(Loads::array(1))
     }
 }
 

@@ -10,4 +10,4 @@ pub mod ledger;
 pub mod pick;
 mod table;
 
-pub use table::{Board, ChoiceBuffers, Chosen, ReplicaFacts, Salt, names};
+pub use table::{ChoiceBuffers, Chosen, ReplicaFacts, ReplicaTable, Salt, names};

@@ -17,19 +17,19 @@ const SALTS_MAX: usize = 4;
 pub type Salt = [u8; 16];
 
 #[derive(Default)]
-pub struct Board {
-    /// One seat per replica, in the order in which they came.
-    seats: Vec<Seat>,
-    /// What every choice reads of each seat, kept apart so that a thousand replicas are few cache lines.
-    brief: Vec<Brief>,
-    /// The digests that the numbers in `brief` stand for.
+pub struct ReplicaTable {
+    /// One entry per replica, in the order in which they came.
+    entries: Vec<ReplicaEntry>,
+    /// What every choice reads of each entry, kept apart so that a thousand replicas are few cache lines.
+    summary: Vec<EntrySummary>,
+    /// The digests that the numbers in `summary` stand for.
     digests: Vec<PolicyDigest>,
     salts: Vec<Salt>,
     caches: Caches,
     ledgers: Ledgers,
 }
 
-struct Seat {
+struct ReplicaEntry {
     place: usize,
     facts: ReplicaFacts,
     ledger: Arc<Ledger>,
@@ -37,7 +37,7 @@ struct Seat {
     circuit: Circuit,
 }
 
-struct Brief {
+struct EntrySummary {
     loads: Loads,
     id: u64,
     version: VersionId,
@@ -89,39 +89,49 @@ pub struct Chosen {
     pub stranger: Option<usize>,
 }
 
-impl Board {
+impl ReplicaTable {
     /// The ledger of a new replica.
     pub fn ledger(&mut self) -> Arc<Ledger> {
         Arc::new(self.ledgers.open())
     }
 
     pub fn sit(&mut self, place: usize, ledger: Arc<Ledger>) {
-        debug_assert!(self.seats.last().is_none_or(|last| last.place < place), "no place is given twice");
+        debug_assert!(self.entries.last().is_none_or(|last| last.place < place), "no place is given twice");
         let (digest, salt, standing) = (PolicyDigest::default(), Salt::default(), Standing::Absent);
         let version = VersionId::default();
         let facts = ReplicaFacts { standing, digest, version, context: 0, room: 0, salt, id: 0 };
         let (loads, teller, circuit) = (ledger.loads().clone(), Teller::default(), Circuit::default());
-        self.seats.push(Seat { place, facts, ledger, teller, circuit });
+        self.entries.push(ReplicaEntry { place, facts, ledger, teller, circuit });
         let (id, context, teller, is_trusted) = (0, 0, None, true);
-        self.brief.push(Brief { loads, id, version, context, teller, digest: 0, salt: 0, standing, is_trusted });
+        self.summary.push(EntrySummary {
+            loads,
+            id,
+            version,
+            context,
+            teller,
+            digest: 0,
+            salt: 0,
+            standing,
+            is_trusted,
+        });
         self.number();
     }
 
     pub fn leave(&mut self, place: usize) {
         self.hear_anew(place);
         if let Some(at) = self.at(place) {
-            self.seats.remove(at);
-            self.brief.remove(at);
+            self.entries.remove(at);
+            self.summary.remove(at);
             self.number();
         }
     }
 
     pub fn show(&mut self, place: usize, facts: &ReplicaFacts) {
         let Some(at) = self.at(place) else { return };
-        let before = std::mem::replace(&mut self.seats[at].facts, *facts);
-        let brief = &mut self.brief[at];
-        (brief.standing, brief.context, brief.id) = (facts.standing, facts.room.min(facts.context), facts.id);
-        brief.version = facts.version;
+        let before = std::mem::replace(&mut self.entries[at].facts, *facts);
+        let summary = &mut self.summary[at];
+        (summary.standing, summary.context, summary.id) = (facts.standing, facts.room.min(facts.context), facts.id);
+        summary.version = facts.version;
         if (before.digest, before.salt) != (facts.digest, facts.salt) {
             self.number();
         }
@@ -129,48 +139,48 @@ impl Board {
 
     /// Replaces digests and salts by numbers, which compare faster.
     fn number(&mut self) {
-        let Board { seats, brief, digests, salts, .. } = self;
+        let ReplicaTable { entries, summary, digests, salts, .. } = self;
         digests.clear();
         salts.clear();
-        for (seat, brief) in seats.iter().zip(brief) {
-            brief.digest = number(digests, seat.facts.digest);
-            brief.salt = number(salts, seat.facts.salt);
+        for (entry, summary) in entries.iter().zip(summary) {
+            summary.digest = number(digests, entry.facts.digest);
+            summary.salt = number(salts, entry.facts.salt);
         }
     }
 
     /// Another stream to the replica begins: its cache's content is no longer known.
     pub fn hear_anew(&mut self, place: usize) {
         if let Some(at) = self.at(place) {
-            self.caches.forget(&mut self.seats[at].teller);
-            self.seats[at].teller = Teller::default();
-            self.brief[at].teller = None;
+            self.caches.forget(&mut self.entries[at].teller);
+            self.entries[at].teller = Teller::default();
+            self.summary[at].teller = None;
         }
     }
 
     pub fn hear(&mut self, place: usize, told: &wire::Cached) -> Result<(), Gap> {
         let Some(at) = self.at(place) else { return Ok(()) };
-        let heard = self.caches.hear(&mut self.seats[at].teller, told);
-        self.brief[at].teller = self.seats[at].teller.id;
+        let heard = self.caches.hear(&mut self.entries[at].teller, told);
+        self.summary[at].teller = self.entries[at].teller.id;
         heard
     }
 
     /// Judges all replicas, once a second. Returns which ones get no new requests for a while, and which ones are tried
     /// or trusted again.
     pub fn judge(&mut self, second: u64) -> Vec<(usize, CircuitChange)> {
-        let windows: Vec<_> = self.seats.iter().map(|seat| seat.ledger.look()).collect();
-        let mut n_shunned = self.brief.iter().filter(|brief| !brief.is_trusted).count();
-        let n_ready = self.brief.iter().filter(|brief| brief.standing <= Standing::Shunned).count();
+        let windows: Vec<_> = self.entries.iter().map(|entry| entry.ledger.look()).collect();
+        let mut n_shunned = self.summary.iter().filter(|summary| !summary.is_trusted).count();
+        let n_ready = self.summary.iter().filter(|summary| summary.standing <= Standing::Shunned).count();
         let mut turns = Vec::new();
-        for (at, (seat, brief)) in self.seats.iter_mut().zip(&mut self.brief).enumerate() {
+        for (at, (entry, summary)) in self.entries.iter_mut().zip(&mut self.summary).enumerate() {
             let usual = Usual::of_others(&windows, at);
-            let is_open = seat.circuit.is_open();
+            let is_open = entry.circuit.is_open();
             // At most half of all are shunned: if most of them are worse than before, shunning gains nothing.
             let may_open = is_open || (n_shunned + 1) * 2 <= n_ready;
-            if let Some(turn) = seat.circuit.look(second, &windows[at], &usual, may_open) {
-                n_shunned += usize::from(!is_open && seat.circuit.is_open());
-                turns.push((seat.place, turn));
+            if let Some(turn) = entry.circuit.look(second, &windows[at], &usual, may_open) {
+                n_shunned += usize::from(!is_open && entry.circuit.is_open());
+                turns.push((entry.place, turn));
             }
-            brief.is_trusted = !seat.circuit.is_open();
+            summary.is_trusted = !entry.circuit.is_open();
         }
         turns
     }
@@ -180,7 +190,7 @@ impl Board {
     }
 
     pub fn rows(&self) -> impl Iterator<Item = (usize, Row)> + '_ {
-        self.seats.iter().enumerate().map(|(at, seat)| (seat.place, self.row(at)))
+        self.entries.iter().enumerate().map(|(at, entry)| (entry.place, self.row(at)))
     }
 
     /// The replica that gets a request. `names` derives the names of the prompt's blocks from a digest and a salt.
@@ -191,13 +201,13 @@ impl Board {
         names: Option<impl Fn(&PolicyDigest, &Salt) -> I>,
         scratch: &mut ChoiceBuffers,
     ) -> Option<Chosen> {
-        let all = self.brief.iter().enumerate().map(|(at, brief)| Candidate {
+        let all = self.summary.iter().enumerate().map(|(at, summary)| Candidate {
             // A replica of another version counts as absent for this request.
-            standing: if wish.is_for(brief.version) { self.standing(at, brief) } else { Standing::Absent },
-            digest: brief.digest,
-            context: brief.context,
+            standing: if wish.is_for(summary.version) { self.standing(at, summary) } else { Standing::Absent },
+            digest: summary.digest,
+            context: summary.context,
         });
-        let stranger = scratch.open.find(all, wish.n_prompt).map(|at| self.seats[at].place);
+        let stranger = scratch.open.find(all, wish.n_prompt).map(|at| self.entries[at].place);
         self.fill(&mut scratch.open);
         // A single open replica gets the request whatever its cache has.
         if let Some(names) = names.filter(|_| policy.reads_caches(wish) && scratch.open.len() > 1) {
@@ -207,21 +217,21 @@ impl Board {
         let n_cached = scratch.open.n_cached[scratch.open.rows.binary_search(&(at as u32)).ok()?];
         // With several versions, a replica under another digest is not a stranger: it serves other requests.
         let stranger = stranger.filter(|_| wish.version.is_none());
-        Some(Chosen { place: self.seats[at].place, n_cached, stranger })
+        Some(Chosen { place: self.entries[at].place, n_cached, stranger })
     }
 
     /// Fills the columns of the open replicas, except what caches have.
     fn fill(&self, open: &mut Open) {
         let Open { rows, loads, tokens_free, n_cached, n_names, ids } = open;
-        let briefs = || rows.iter().map(|row| &self.brief[*row as usize]);
+        let summaries = || rows.iter().map(|row| &self.summary[*row as usize]);
         loads.clear();
         tokens_free.clear();
-        loads.extend(briefs().map(|brief| pick::load(brief.loads.work(), brief.loads.n_running())));
-        tokens_free.extend(briefs().map(|brief| brief.loads.tokens_free()));
+        loads.extend(summaries().map(|summary| pick::load(summary.loads.work(), summary.loads.n_running())));
+        tokens_free.extend(summaries().map(|summary| summary.loads.tokens_free()));
         n_names.clear();
-        n_names.extend(briefs().map(|brief| self.n_names(brief)));
+        n_names.extend(summaries().map(|summary| self.n_names(summary)));
         ids.clear();
-        ids.extend(briefs().map(|brief| brief.id));
+        ids.extend(summaries().map(|summary| summary.id));
         n_cached.clear();
         n_cached.resize(rows.len(), 0);
     }
@@ -236,9 +246,9 @@ impl Board {
         let ChoiceBuffers { open, salts, depths } = scratch;
         salts.clear();
         depths.fill(0);
-        let Some(first) = open.rows.first().map(|row| &self.brief[*row as usize]) else { return };
+        let Some(first) = open.rows.first().map(|row| &self.summary[*row as usize]) else { return };
         for row in &open.rows {
-            let Brief { salt, teller, .. } = &self.brief[*row as usize];
+            let EntrySummary { salt, teller, .. } = &self.summary[*row as usize];
             let Some(id) = teller else { continue };
             let known = salts.iter().position(|(of, _)| of == salt);
             if known.is_none() && salts.len() < SALTS_MAX {
@@ -255,33 +265,34 @@ impl Board {
         }
         let n_cached_max = wish.n_prompt.saturating_sub(1);
         for (row, n_cached) in open.rows.iter().zip(&mut open.n_cached) {
-            let depth = self.brief[*row as usize].teller.map_or(0, |id| depths[usize::from(id)]);
+            let depth = self.summary[*row as usize].teller.map_or(0, |id| depths[usize::from(id)]);
             *n_cached = (depth * BLOCK_TOKENS).min(n_cached_max);
         }
     }
 
     fn at(&self, place: usize) -> Option<usize> {
-        self.seats.binary_search_by_key(&place, |seat| seat.place).ok()
+        self.entries.binary_search_by_key(&place, |entry| entry.place).ok()
     }
 
     #[inline]
-    fn standing(&self, at: usize, brief: &Brief) -> Standing {
-        let admits = || brief.is_trusted || self.seats[at].circuit.admits(brief.loads.n_own());
-        match brief.standing {
+    fn standing(&self, at: usize, summary: &EntrySummary) -> Standing {
+        let admits = || summary.is_trusted || self.entries[at].circuit.admits(summary.loads.n_own());
+        match summary.standing {
             Standing::Ready if !admits() => Standing::Shunned,
             standing => standing,
         }
     }
 
     #[inline]
-    fn n_names(&self, brief: &Brief) -> u32 {
-        brief.teller.map_or(0, |id| self.caches.n_names(id))
+    fn n_names(&self, summary: &EntrySummary) -> u32 {
+        summary.teller.map_or(0, |id| self.caches.n_names(id))
     }
 
     fn row(&self, at: usize) -> Row {
-        let (brief, ReplicaFacts { digest, version, context, room, id, .. }) = (&self.brief[at], self.seats[at].facts);
-        let (loads, n_names) = (&brief.loads, self.n_names(brief));
-        let (standing, work, n_running) = (self.standing(at, brief), loads.work(), loads.n_running());
+        let (summary, ReplicaFacts { digest, version, context, room, id, .. }) =
+            (&self.summary[at], self.entries[at].facts);
+        let (loads, n_names) = (&summary.loads, self.n_names(summary));
+        let (standing, work, n_running) = (self.standing(at, summary), loads.work(), loads.n_running());
         let tokens_free = Some(loads.tokens_free()).filter(|free| *free != u64::MAX);
         Row { standing, digest, version, context, room, work, n_running, tokens_free, n_cached: 0, n_names, id }
     }
@@ -322,8 +333,8 @@ mod tests {
         ReplicaFacts { standing: Standing::Ready, digest, version, context: 4096, room: u32::MAX, salt: [salt; 16], id }
     }
 
-    fn board(salts: &[u8]) -> Board {
-        let mut board = Board::default();
+    fn board(salts: &[u8]) -> ReplicaTable {
+        let mut board = ReplicaTable::default();
         for (place, salt) in salts.iter().enumerate() {
             board.sit(place, Arc::default());
             board.show(place, &facts(*salt, place as u64));
@@ -331,13 +342,13 @@ mod tests {
         board
     }
 
-    fn tell(board: &mut Board, place: usize, sequence: u64, prompt: &[Token], salt: u8) {
+    fn tell(board: &mut ReplicaTable, place: usize, sequence: u64, prompt: &[Token], salt: u8) {
         let added = names(prompt, TenantId(0), &PolicyDigest::default(), &[salt; 16]).collect();
         let told = wire::Cached { sequence, anew: sequence == 1, added, dropped: Vec::new() };
         board.hear(place, &told).unwrap();
     }
 
-    fn choose(board: &Board, prompt: &[Token]) -> (usize, u32) {
+    fn choose(board: &ReplicaTable, prompt: &[Token]) -> (usize, u32) {
         let wish = Wish { n_prompt: prompt.len() as u32, ..Wish::default() };
         let names = |digest: &PolicyDigest, salt: &Salt| names(prompt, TenantId(0), digest, salt);
         let chosen = board.choose(PickPolicy::Prefix, &wish, Some(names), &mut ChoiceBuffers::default()).unwrap();
@@ -358,7 +369,7 @@ mod tests {
         let wish = Wish { n_prompt: 100, ..Wish::default() };
         let chosen = board.choose(PickPolicy::Prefix, &wish, Some(others), &mut ChoiceBuffers::default()).unwrap();
         assert_eq!((chosen.place, chosen.n_cached), (0, 0));
-        let ledger = board.seats[2].ledger.clone();
+        let ledger = board.entries[2].ledger.clone();
         let busy = ledger.enter(49);
         assert_eq!(choose(&board, &prompt), (1, 48));
         drop(busy);

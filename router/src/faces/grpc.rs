@@ -4,9 +4,9 @@ use crate::board::pick::hashed;
 use crate::faces::SESSION;
 use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::front::ask::{Ask, Purpose, after};
-use crate::front::attended::Attended;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::resume::{ReadMark, ReadMarks, Resume, UncheckedHandle};
 use crate::limits::tenants::Visit;
@@ -34,7 +34,7 @@ struct Service {
 
 #[tonic::async_trait]
 impl Inference for Service {
-    type GenerateStream = Attended<GenerateReplies>;
+    type GenerateStream = WatchedStream<GenerateReplies>;
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let mut recorder = Recorder::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
@@ -43,7 +43,7 @@ impl Inference for Service {
         let started = Some(generation.started.clone());
         let has_tokens = generation.marks.choices.iter().any(|mark| mark.n_tokens() > 0);
         let replies = GenerateReplies { started, has_tokens, generation };
-        Ok(Response::new(self.front.attendance.attended(replies)))
+        Ok(Response::new(self.front.reader_watch.watched(replies)))
     }
 
     async fn embed(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::EmbedReply>, Status> {

@@ -5,9 +5,9 @@ use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::faces::vllm::words::{Counts, input_logprobs, output_logprobs, sampling};
 use crate::front::ask::Ask;
 use crate::front::ask::Purpose;
-use crate::front::attended::Attended;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
 use crate::replicas::models::table::{ResolvedModel, VersionBy};
@@ -53,7 +53,7 @@ struct Service {
 
 #[tonic::async_trait]
 impl VllmEngine for Service {
-    type GenerateStream = Attended<EngineReplies>;
+    type GenerateStream = WatchedStream<EngineReplies>;
     type GetTokenizerStream = Pin<Box<dyn Stream<Item = Result<wire::GetTokenizerChunk, Status>> + Send>>;
 
     async fn generate(
@@ -65,7 +65,7 @@ impl VllmEngine for Service {
         let guard = self.running.enter(ask.tenant, &style.request_id);
         let generation = self.front.generate(ask, recorder).await.map_err(said)?;
         let replies = EngineReplies::new(generation, style, guard);
-        Ok(Response::new(self.front.attendance.attended(replies)))
+        Ok(Response::new(self.front.reader_watch.watched(replies)))
     }
 
     async fn embed(&self, request: Request<wire::EmbedRequest>) -> Result<Response<wire::EmbedResponse>, Status> {

@@ -3,7 +3,7 @@
 
 use crate::config::Config;
 use crate::front::ask::length;
-use crate::front::attended::Attendance;
+use crate::front::reader_watch::ReaderWatch;
 use crate::limits::admission::Admission;
 use crate::limits::tenants::{TenantLimits, Visit};
 use crate::refusal::Refusal;
@@ -33,7 +33,7 @@ pub struct Frontend {
     /// Counts the generations that are still held.
     pub streams: TaskTracker,
     /// Watches that the clients read their streams.
-    pub attendance: Arc<Attendance>,
+    pub reader_watch: Arc<ReaderWatch>,
     /// Permits for work on long texts.
     pub long_texts: Arc<Semaphore>,
     /// Permits for the bytes of bodies that are being read.

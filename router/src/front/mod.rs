@@ -7,11 +7,11 @@
 //! stream, `attended` gives up streams that nobody reads, and `recorder` counts and traces.
 
 pub mod ask;
-pub mod attended;
 pub mod embed;
 pub mod frontend;
 pub mod generate;
 pub mod generation;
+pub mod reader_watch;
 pub mod recorder;
 pub mod resume;
 pub mod sampling;

@@ -2,7 +2,7 @@
 //! and of each tenant.
 
 use crate::config::RouterLimits;
-use crate::limits::again::Again;
+use crate::limits::retry_after::RetryAfter;
 use crate::limits::tenants::{TenantLimits, WaitingPlaces};
 use crate::refusal::Refusal;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct Admission {
     tokens_max: u32,
     draining: CancellationToken,
     retry_after: Duration,
-    again: Arc<Again>,
+    again: Arc<RetryAfter>,
 }
 
 /// Places among the requests that have no token yet. Freed on drop.
@@ -31,7 +31,7 @@ pub struct AdmissionPermit {
     places: OwnedSemaphorePermit,
     _tokens: Option<OwnedSemaphorePermit>,
     held: WaitingPlaces,
-    again: Arc<Again>,
+    again: Arc<RetryAfter>,
 }
 
 impl AdmissionPermit {
@@ -52,7 +52,7 @@ impl Admission {
             tokens_max: tokens_max as u32,
             draining,
             retry_after,
-            again: Arc::new(Again::new(places as u32, retry_after)),
+            again: Arc::new(RetryAfter::new(places as u32, retry_after)),
         }
     }
 

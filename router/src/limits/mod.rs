@@ -4,6 +4,6 @@
 //! `admission` (whether now), `again` (when to retry).
 
 pub mod admission;
-pub mod again;
 pub mod keys;
+pub mod retry_after;
 pub mod tenants;

@@ -5,7 +5,7 @@ use crate::board::caches::Gap;
 use crate::board::circuit::CircuitChange;
 use crate::board::ledger::Ledger;
 use crate::board::pick::{self, Need, PickPolicy, Row, Standing, Wish, hashed};
-use crate::board::{Board, ChoiceBuffers, Chosen, ReplicaFacts, Salt};
+use crate::board::{ChoiceBuffers, Chosen, ReplicaFacts, ReplicaTable, Salt};
 use crate::link::budget::Budget;
 use crate::link::handle::ReplicaLink;
 use crate::link::versions::{Version, version_of, versions};
@@ -31,7 +31,7 @@ pub struct Peers {
 #[derive(Default)]
 struct Table {
     links: BTreeMap<usize, ReplicaLink>,
-    board: Board,
+    board: ReplicaTable,
 }
 
 impl Peers {

@@ -9,7 +9,7 @@ use crate::refusal::Refusal;
 use proto::cluster as wire;
 use proto::cluster::router_frame::Frame;
 use std::sync::Arc;
-use telemetry::Carried;
+use telemetry::TraceHeaders;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use types::{Finish, PolicyDigest, Request, RequestId};
@@ -30,7 +30,7 @@ pub struct Submit {
     pub n_cached: u32,
     pub adopts: Option<Adopts>,
     /// The request's span; empty if it is not recorded.
-    pub trace: Carried,
+    pub trace: TraceHeaders,
     pub outputs: OutputSender,
 }
 

@@ -18,7 +18,7 @@ use proto::cluster::replica_frame::Frame;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use telemetry::Carried;
+use telemetry::TraceHeaders;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tonic::Status;
@@ -77,7 +77,7 @@ fn submit(link: &ReplicaLink, n_places: usize) -> (Ticket, mpsc::Receiver<(u32, 
     let sampling = types::Sampling { tokens_max: 50, stop: vec![9], ..Default::default() };
     let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
     let digest = PolicyDigest::default();
-    let (key, trace) = (link.keys(1), Carried::default());
+    let (key, trace) = (link.keys(1), TraceHeaders::default());
     let (n_cached, adopts, deadline) = (0, None, None);
     let submit = Submit { key, request, slot: 0, deadline, digest, n_cached, adopts, trace, outputs };
     (link.submit(submit).unwrap(), heard)

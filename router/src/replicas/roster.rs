@@ -54,25 +54,25 @@ pub struct Roster {
     /// Counts the keys of all links, so that each request of this router has its own.
     keys: Arc<AtomicU64>,
     /// By the replica's name in the store.
-    seats: BTreeMap<String, Seat>,
+    seats: BTreeMap<String, LinkHandle>,
     next_place: usize,
     n_looks: u64,
     links: JoinSet<()>,
     /// The place of each link's task.
-    places: HashMap<Id, Place>,
+    places: HashMap<Id, LinkRecord>,
     comparisons: Comparisons,
     end: CancellationToken,
 }
 
 /// What is kept of a link when its task has ended.
-struct Place {
+struct LinkRecord {
     place: usize,
     name: String,
     target: watch::Receiver<Target>,
 }
 
 /// A link's place, and the sender of its replica's target.
-struct Seat {
+struct LinkHandle {
     place: usize,
     target: watch::Sender<Target>,
     address: String,
@@ -196,7 +196,7 @@ impl Roster {
             None => {
                 tracing::info!(replica = name, address, incarnation = member.incarnation, "the store has a replica");
                 let (place, target) = self.sit(name, target, Duration::ZERO);
-                self.seats.insert(name.into(), Seat { place, target, address: address.clone() });
+                self.seats.insert(name.into(), LinkHandle { place, target, address: address.clone() });
             }
         }
     }
@@ -216,14 +216,14 @@ impl Roster {
             }
             task.run(end).await;
         });
-        self.places.insert(begun.id(), Place { place, name: name.into(), target: aim });
+        self.places.insert(begun.id(), LinkRecord { place, name: name.into(), target: aim });
         (place, target)
     }
 
     /// A link's task has ended. If its replica is still listed, it gets another link: the replica came back while the
     /// link ended, or the link's task panicked and its requests ended with it.
     fn ended(&mut self, id: Id, has_panicked: bool) {
-        let Some(Place { place, name, target }) = self.places.remove(&id) else { return };
+        let Some(LinkRecord { place, name, target }) = self.places.remove(&id) else { return };
         if has_panicked {
             tracing::error!(replica = name, "a link's task broke: another takes its place");
         }
@@ -240,7 +240,7 @@ impl Roster {
         let after = if has_panicked { self.config.timeouts.reattach_max } else { Duration::ZERO };
         let (place, target) = self.sit(&name, target, after);
         if let Some(seat) = seat.flatten() {
-            self.seats.insert(name, Seat { place, target, address: seat.address });
+            self.seats.insert(name, LinkHandle { place, target, address: seat.address });
         }
     }
 }

@@ -9,7 +9,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 /// The two headers of W3C Trace Context, for the other side of a wire. Empty if the span is not recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Carried {
+pub struct TraceHeaders {
     pub parent: String,
     pub state: String,
 }
@@ -52,15 +52,15 @@ pub(crate) fn link(span: &Span, to: &Span) {
 }
 
 /// The headers that make the other side's spans children of this one. The flag says whether it is sampled.
-pub(crate) fn carried(span: &Span) -> Carried {
+pub(crate) fn carried(span: &Span) -> TraceHeaders {
     let context = span.context();
     let of = context.span().span_context().clone();
     match of.is_valid() {
-        true => Carried {
+        true => TraceHeaders {
             parent: format!("00-{}-{}-{:02x}", of.trace_id(), of.span_id(), of.trace_flags().to_u8()),
             state: of.trace_state().header(),
         },
-        false => Carried::default(),
+        false => TraceHeaders::default(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Log events as OTLP records, each with the trace and span in which it was logged, if there is one. Knows no
 //! collector.
 
-use super::queue::{Pile, unix_nanos};
+use super::queue::{ExportQueue, unix_nanos};
 use super::wire::ScopedRecord;
 use opentelemetry::trace::TraceContextExt;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -19,11 +19,11 @@ use tracing_subscriber::registry::LookupSpan;
 const VALUE_BYTES_MAX: usize = 4096;
 
 pub struct Logs {
-    queue: Pile<ScopedRecord>,
+    queue: ExportQueue<ScopedRecord>,
 }
 
 impl Logs {
-    pub fn new(queue: Pile<ScopedRecord>) -> Logs {
+    pub fn new(queue: ExportQueue<ScopedRecord>) -> Logs {
         Logs { queue }
     }
 

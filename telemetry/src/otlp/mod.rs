@@ -14,7 +14,7 @@ mod sample;
 mod wire;
 
 pub use collector::{Collector, Protocol};
-pub use context::Carried;
+pub use context::TraceHeaders;
 pub use reach::Headers;
 
 use crate::{Error, metrics};
@@ -24,7 +24,7 @@ use opentelemetry_proto::tonic::resource::v1::Resource as Sender;
 use opentelemetry_proto::transform::common::tonic::ResourceAttributesWithSchema;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
-use queue::{Pack, Pile};
+use queue::{ExportQueue, Pack};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -59,7 +59,7 @@ impl Sending {
     }
 
     /// Makes a queue, and the task that sends what is pushed into it.
-    fn queue<T: Send + 'static>(&self, signal: &'static str, pack: Pack<T>) -> Pile<T> {
+    fn queue<T: Send + 'static>(&self, signal: &'static str, pack: Pack<T>) -> ExportQueue<T> {
         let (pile, mut leaving) = queue::open(signal, pack, self.wire.clone(), self.ending.subscribe());
         self.start(async move { leaving.run().await });
         pile

@@ -25,12 +25,12 @@ pub type Pack<T> = Box<dyn Fn(Vec<T>) -> ExportBatch + Send>;
 
 /// The queue's sending half. Putting waits for nobody.
 #[derive(Debug)]
-pub struct Pile<T> {
+pub struct ExportQueue<T> {
     signal: &'static str,
     queue: mpsc::Sender<T>,
 }
 
-impl<T> Pile<T> {
+impl<T> ExportQueue<T> {
     pub fn put(&self, thing: T) {
         if self.queue.try_send(thing).is_err() {
             metrics::not_sent(self.signal, "full", 1);
@@ -39,7 +39,7 @@ impl<T> Pile<T> {
 }
 
 /// The queue's receiving half, which sends batches.
-pub struct Leaving<T> {
+pub struct ExportTask<T> {
     queue: mpsc::Receiver<T>,
     pack: Pack<T>,
     sender: Sender,
@@ -50,13 +50,13 @@ pub fn open<T>(
     pack: Pack<T>,
     wire: CollectorClient,
     ending: watch::Receiver<bool>,
-) -> (Pile<T>, Leaving<T>) {
+) -> (ExportQueue<T>, ExportTask<T>) {
     let (sender, receiver) = mpsc::channel(QUEUED_MAX);
-    let leaving = Leaving { queue: receiver, pack, sender: Sender { signal, wire, ending, complained: None } };
-    (Pile { signal, queue: sender }, leaving)
+    let leaving = ExportTask { queue: receiver, pack, sender: Sender { signal, wire, ending, complained: None } };
+    (ExportQueue { signal, queue: sender }, leaving)
 }
 
-impl<T> Leaving<T> {
+impl<T> ExportTask<T> {
     /// Ends with the process, once everything that waited was tried.
     pub async fn run(&mut self) {
         loop {
@@ -172,7 +172,7 @@ impl Sender {
 
 /// Takes spans that have ended.
 #[derive(Debug)]
-pub struct Spans(pub Pile<SpanData>);
+pub struct Spans(pub ExportQueue<SpanData>);
 
 impl SpanProcessor for Spans {
     fn on_start(&self, _: &mut Span, _: &Context) {}

@@ -1,4 +1,4 @@
-//! How long a `sum_leaves` of 16 KB takes between two processes of one thread each, over shared memory and TCP, beside
+//! How long a `all_reduce` of 16 KB takes between two processes of one thread each, over shared memory and TCP, beside
 //! a plain ping-pong of as many bytes through shared memory: the floor. And how long one sequence's row takes to the
 //! next stage, and its token back. Interleaved rounds; a table, then JSON.
 //!
@@ -184,7 +184,7 @@ fn run(mut ranks: Wires, floor: &Floor, n_rounds: usize) -> Results {
                     ranks.hop(kind - 1, &cpu, &mut row, StepId(micros.len() as u64));
                 } else {
                     let rank = &mut ranks.kinds[kind - 1];
-                    rank.sum_leaves(&cpu, &mut planes, std::slice::from_ref(&run), N_LEAVES, 1).unwrap();
+                    rank.all_reduce(&cpu, &mut planes, std::slice::from_ref(&run), N_LEAVES, 1).unwrap();
                 }
                 let elapsed = begun.elapsed().as_secs_f64() * 1e6;
                 if i >= N_WARM {

@@ -11,7 +11,7 @@
 //! rank 1               [=======]      owns 5..9: planes 5..6, 6..8 and 8..9
 //! ```
 //! A rank's kernel reduces the largest aligned runs that the rank owns whole, one plane `[n_rows, n_out]` of f32 for
-//! each (`Linear::linear_runs`). `sum_leaves` merges the planes of all ranks in ascending order by `leaves::Fold`,
+//! each (`Linear::linear_runs`). `all_reduce` merges the planes of all ranks in ascending order by `leaves::Fold`,
 //! which is one fixed binary tree over the leaves: whoever owns which, each element is added up in the same order, so
 //! its bits are the same. Small messages gather all planes and every rank folds; large ones go all to all by column,
 //! each rank folds its columns, and the finished columns are gathered. A rank that is alone owns the whole tree, its

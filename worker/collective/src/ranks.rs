@@ -61,7 +61,7 @@ impl<D: Memory> Ranks<D> {
         self.carrier.settle(&mut self.mesh)
     }
 
-    /// Whether `sum_leaves` only enqueues device operations, which may be recorded and run again.
+    /// Whether `all_reduce` only enqueues device operations, which may be recorded and run again.
     pub fn adds_on_device(&self) -> bool {
         self.size() == 1 || self.carrier.adds_on_device()
     }
@@ -74,7 +74,7 @@ impl<D: Memory> Ranks<D> {
         self.mesh.await_stage()
     }
 
-    /// Tells the carrier that a recorded graph has run its sums again, without a call of `sum_leaves`.
+    /// Tells the carrier that a recorded graph has run its sums again, without a call of `all_reduce`.
     pub fn has_repeated(&mut self, device: &D) -> Result<()> {
         self.carrier.has_repeated(&mut self.mesh, device)
     }
@@ -106,7 +106,7 @@ impl<D: Memory> Ranks<D> {
     /// Finishes a row-parallel product in place. `planes` holds this rank's `runs`, one plane of `n_rows` rows each (or
     /// nothing yet, if it owns no leaf); afterwards its first plane is the sum over all leaves of all ranks of the
     /// stage.
-    pub fn sum_leaves(
+    pub fn all_reduce(
         &mut self,
         device: &D,
         planes: &mut D::Buffer,
@@ -123,7 +123,7 @@ impl<D: Memory> Ranks<D> {
             return Ok(());
         }
         let sum = Sum { plan, n_rows, n_cols: device.cols(planes) };
-        self.carrier.sum_leaves(&mut self.mesh, device, planes, sum)
+        self.carrier.all_reduce(&mut self.mesh, device, planes, sum)
     }
 
     /// Sends each row from the rank of the stage that owns it to all others. All ranks must name the same owners.

@@ -36,8 +36,8 @@ fn ops_allocate_nothing() {
                 } else {
                     rank.recv_rows(cpu, &mut planes, 40).unwrap();
                 }
-                rank.sum_leaves(cpu, &mut planes, &runs, 9, 1).unwrap();
-                rank.sum_leaves(cpu, &mut planes, &runs, 9, 40).unwrap();
+                rank.all_reduce(cpu, &mut planes, &runs, 9, 1).unwrap();
+                rank.all_reduce(cpu, &mut planes, &runs, 9, 40).unwrap();
                 if part.is_first() {
                     rank.send_rows(cpu, &planes, 40).unwrap();
                     rank.recv_tokens(StepId(step), &mut tokens).unwrap();

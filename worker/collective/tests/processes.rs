@@ -45,7 +45,7 @@ fn sums(rank: &mut Ranks<Cpu>, cpu: &Cpu) -> Result<u64, collective::Error> {
         let mut planes = cpu.buffer(runs.len() * n_rows, n_cols).unwrap();
         let seed = u64::from(rank.rank()) * 1000 + u64::from(n_leaves);
         cpu.write(&mut planes, 0, &Rng(seed).floats(runs.len() * n_rows * n_cols));
-        rank.sum_leaves(cpu, &mut planes, &runs, n_leaves, n_rows)?;
+        rank.all_reduce(cpu, &mut planes, &runs, n_leaves, n_rows)?;
         let mut sum = vec![0.0; n_rows * n_cols];
         cpu.read(&planes, 0..n_rows, &mut sum);
         digest = sum.iter().fold(digest, |digest, value| digest.rotate_left(5) ^ u64::from(value.to_bits()));

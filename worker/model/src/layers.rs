@@ -241,7 +241,7 @@ impl<D: Device> RowParallel<D> {
     pub fn forward(&self, ctx: &mut Ctx<'_, D>, x: &D::Buffer, out: &mut D::Buffer) -> Result<()> {
         let (device, n_rows) = (ctx.device, ctx.n_rows());
         device.linear_runs(x, &self.weight, n_rows, out); // [runs * n_rows, n_out]
-        ctx.ranks.sum_leaves(device, out, &self.runs, self.n_leaves, n_rows)?;
+        ctx.ranks.all_reduce(device, out, &self.runs, self.n_leaves, n_rows)?;
         if let Some(bias) = &self.bias {
             device.add_bias(out, bias, n_rows);
         }

@@ -160,7 +160,7 @@ impl<D: Device> Mixture<D> {
         device.linear(x, &self.router, n_rows, &mut scratch.scores); // [n_rows, n_experts]
         device.route(&scratch.scores, n_rows, &mut scratch.routes);
         device.experts(x, &self.experts, &self.runs, n_rows, &mut scratch.routes, out); // [runs * n_rows, hidden]
-        Ok(ctx.ranks.sum_leaves(device, out, &self.runs, self.n_experts, n_rows)?)
+        Ok(ctx.ranks.all_reduce(device, out, &self.runs, self.n_experts, n_rows)?)
     }
 }
 

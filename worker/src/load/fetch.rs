@@ -119,10 +119,10 @@ impl Fetch {
             tracing::info!(path = %told.display(), "the model is here already");
             return Ok(told.to_owned());
         }
-        let place = Place::open(&self.cache, files)?;
+        let place = ModelFolder::open(&self.cache, files)?;
         let paths: Vec<PathBuf> = place.files.files.iter().map(|file| place.file(file)).collect();
         let wanted: Vec<BTreeSet<u64>> = place.files.files.iter().map(|file| needed(file, part)).collect();
-        // Held until the digest has been looked at.
+        // LoadedPart until the digest has been looked at.
         let _lock = match place.found_whole(&self.checked, &paths, &wanted, cancel).await? {
             Found::Whole(lock) => lock,
             Found::Incomplete(lock) => {
@@ -232,7 +232,7 @@ fn runs(chunks: &BTreeSet<u64>) -> Vec<Range<u64>> {
 }
 
 /// The model's folder in the cache. Ranks of one machine read there side by side, and one at a time writes.
-struct Place {
+struct ModelFolder {
     folder: PathBuf,
     files: ModelFiles,
 }
@@ -271,12 +271,12 @@ struct Progress {
     said: Instant,
 }
 
-impl Place {
-    fn open(cache: &Path, files: ModelFiles) -> Result<Place, FetchError> {
+impl ModelFolder {
+    fn open(cache: &Path, files: ModelFiles) -> Result<ModelFolder, FetchError> {
         let digest: String = files.digest.iter().map(|byte| format!("{byte:02x}")).collect();
         let folder = cache.join(FETCHED).join(digest);
         std::fs::create_dir_all(folder.join(&files.name)).map_err(io_at(&folder))?;
-        Ok(Place { folder, files })
+        Ok(ModelFolder { folder, files })
     }
 
     /// Looks again whenever another worker of this machine has written: most of what is ours may be there by then.

@@ -2,6 +2,6 @@
 //! the last rank has kept.
 
 pub mod fetch;
-pub mod kept;
 pub(crate) mod reading;
 pub mod source;
+pub mod weight_cache;

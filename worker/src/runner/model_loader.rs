@@ -2,7 +2,7 @@
 //! Knows no step, and nothing of what is read of the model.
 
 use crate::assignment::{Assignment, Load, LoadError, Loaded, Ready};
-use crate::load::kept::Shelf;
+use crate::load::weight_cache::WeightCache;
 use crate::runner::Runner;
 use crate::runner::model_part::{ModelPart, load_failed, load_part};
 use crate::runner::model_runner::ModelRunner;
@@ -42,7 +42,7 @@ pub struct ModelLoader {
     pub refusals: Arc<Refusals>,
     pub wire: Wire,
     /// The weights that its last rank held.
-    pub shelf: Shelf,
+    pub weight_cache: WeightCache,
     /// The carrier between the ranks' devices; only for GPUs.
     pub carrier: CarrierChoice,
     /// Whether a GPU runs passes of the same shape as recorded graphs.
@@ -62,7 +62,7 @@ impl ModelLoader {
             listener: None,
             refusals: Arc::default(),
             wire,
-            shelf: Shelf::default(),
+            weight_cache: WeightCache::default(),
             carrier,
             graphs: true,
         }
@@ -115,11 +115,11 @@ impl ModelLoader {
             ComputeDevice::Cpu => {
                 let config = self.cpu(assignment.activations);
                 let open = || Cpu::new(config).map_err(load_failed(assignment));
-                Ok(boxed(load_part(open, &self.shelf, assignment, part, cancel)?))
+                Ok(boxed(load_part(open, &self.weight_cache, assignment, part, cancel)?))
             }
             ComputeDevice::Cuda { ordinal, cache } => {
                 let open = || self.cuda(*ordinal, cache.as_deref(), assignment);
-                Ok(boxed(load_part(open, &self.shelf, assignment, part, cancel)?))
+                Ok(boxed(load_part(open, &self.weight_cache, assignment, part, cancel)?))
             }
         }
     }

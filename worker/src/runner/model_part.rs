@@ -2,8 +2,8 @@
 //! the place before. Knows no other rank and no step.
 
 use crate::assignment::{Assignment, LoadError, Ready};
-use crate::load::kept::{Held, Lent, Of, Shelf};
 use crate::load::reading::{Ask, FilesNow, Reading};
+use crate::load::weight_cache::{LoadedPart, PartInUse, PartKey, WeightCache};
 use crate::runner::sequences::SequenceLimits;
 use backend::{Device, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
@@ -14,7 +14,7 @@ use types::{BLOCKS_MAX, DeviceClass, Part, PolicyDigest, Unsupported};
 
 /// A runner without its connection to the other ranks.
 pub(super) struct ModelPart<D: Device + 'static> {
-    pub lent: Lent<D>,
+    pub lent: PartInUse<D>,
     pub kv: KvCache<D>,
     pub limits: SequenceLimits,
     pub direct: ExchangeLimits,
@@ -23,14 +23,14 @@ pub(super) struct ModelPart<D: Device + 'static> {
 /// Loads a rank's part, on any device.
 pub(super) fn load_part<D: Device + 'static>(
     open: impl FnOnce() -> Result<D, LoadError>,
-    shelf: &Shelf,
+    weight_cache: &WeightCache,
     assignment: &Assignment,
     part: &Part,
     cancel: &CancelFlag,
 ) -> Result<(ModelPart<D>, Ready), LoadError> {
     let begun = Instant::now();
-    let told = assignment.policy.map(|policy| Of::new(policy, assignment, part));
-    let kept = shelf.take::<D>(told.as_ref());
+    let told = assignment.policy.map(|policy| PartKey::new(policy, assignment, part));
+    let kept = weight_cache.take::<D>(told.as_ref());
     let asked = kept.map(|mut kept| (kept.reading.asks(assignment), kept));
     let was_kept = matches!(asked, Some((Ask::Keep { .. }, _)));
     let (held, unread) = match asked {
@@ -38,7 +38,7 @@ pub(super) fn load_part<D: Device + 'static>(
         Some((Ask::Read(files), kept)) => again(kept, files, assignment, part, cancel)?,
         None => (read(open()?, assignment, part, cancel)?, None),
     };
-    let Held { device, spec, policy, .. } = &held;
+    let LoadedPart { device, spec, policy, .. } = &held;
     let (limits, specs) = sizes(assignment, spec, part, device.class())?;
     let kv = KvCache::new(device, &specs).map_err(load_failed(assignment))?;
     let (weight_bytes, weights) = (held.model.weight_bytes() as u64, held.model.runs().to_vec());
@@ -46,19 +46,19 @@ pub(super) fn load_part<D: Device + 'static>(
     let millis = begun.elapsed().as_millis() as u64;
     let (epoch, rank) = (assignment.epoch, assignment.rank.0);
     tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
-    let (of, direct) = (Of::new(*policy, assignment, part), direct(&limits, spec, device.class()));
-    Ok((ModelPart { lent: shelf.lend(held, of), kv, limits, direct }, ready))
+    let (of, direct) = (PartKey::new(*policy, assignment, part), direct(&limits, spec, device.class()));
+    Ok((ModelPart { lent: weight_cache.hand_out(held, of), kv, limits, direct }, ready))
 }
 
 /// Reads the model again, if the same model can still be read: where its file is gone or another model's, the rank
 /// keeps its old weights. These are dropped before reading: there may not be room for both.
 fn again<D: Device>(
-    mut kept: Held<D>,
+    mut kept: LoadedPart<D>,
     files: FilesNow,
     assignment: &Assignment,
     part: &Part,
     cancel: &CancelFlag,
-) -> Result<(Held<D>, Option<String>), LoadError> {
+) -> Result<(LoadedPart<D>, Option<String>), LoadError> {
     let why = difference(&kept, assignment, cancel).unwrap_or_else(|error| Some(error.to_string()));
     if cancel.is_cancelled() {
         // The epoch is over. The next one asks again.
@@ -71,14 +71,14 @@ fn again<D: Device>(
         kept.reading.refuse(assignment, files, why.clone());
         return Ok((kept, Some(why)));
     }
-    let Held { device, model, .. } = kept;
+    let LoadedPart { device, model, .. } = kept;
     drop(model);
     Ok((read(device, assignment, part, cancel)?, None))
 }
 
 /// Why the model on disk differs from the one held. Reads every byte of it.
 fn difference<D: Device>(
-    kept: &Held<D>,
+    kept: &LoadedPart<D>,
     assignment: &Assignment,
     cancel: &CancelFlag,
 ) -> checkpoint::Result<Option<String>> {
@@ -92,7 +92,12 @@ fn difference<D: Device>(
     Ok(differs.map(|weight| format!("there are other bytes of the weight {weight} than the replica serves")))
 }
 
-fn read<D: Device>(device: D, assignment: &Assignment, part: &Part, cancel: &CancelFlag) -> Result<Held<D>, LoadError> {
+fn read<D: Device>(
+    device: D,
+    assignment: &Assignment,
+    part: &Part,
+    cancel: &CancelFlag,
+) -> Result<LoadedPart<D>, LoadError> {
     let checkpoint = Checkpoint::open(&assignment.model_path).map_err(load_failed(assignment))?;
     let (limits, _) = sizes(assignment, checkpoint.spec(), part, device.class())?;
     let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
@@ -103,7 +108,7 @@ fn read<D: Device>(device: D, assignment: &Assignment, part: &Part, cancel: &Can
         tracing::debug!(?unread, "the model has no use for some of its file: the policy does not know of them");
     }
     let (policy, spec) = (policy(assignment, &checkpoint, &device)?, checkpoint.spec().clone());
-    Ok(Held { device, model, spec, policy, reading: Reading::new(assignment, &checkpoint) })
+    Ok(LoadedPart { device, model, spec, policy, reading: Reading::new(assignment, &checkpoint) })
 }
 
 fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device) -> Result<PolicyDigest, LoadError> {

@@ -8,7 +8,7 @@
 //! A rank alone on a device that samples begins the next step, if it has arrived, before it waits for this one's
 //! tokens: those that the next step needs stay on the device.
 
-use crate::load::kept::{Held, Lent};
+use crate::load::weight_cache::{LoadedPart, PartInUse};
 use crate::runner::sequences::{SequenceLimits, Sequences, TokenSource, Violation};
 use crate::runner::{RunError, Runner, Upcoming};
 use backend::{Batch, Device, Draw, Drawing, Repeats};
@@ -21,7 +21,7 @@ use types::{Step, StepDone, StepId, Token, TokenOut};
 pub struct ModelRunner<D: Device + 'static> {
     /// Dropped before the rest: transfers in progress use the device's memory.
     ranks: Ranks<D>,
-    lent: Lent<D>,
+    lent: PartInUse<D>,
     kv: KvCache<D>,
     sequences: Sequences,
     is_sampler: bool,
@@ -49,7 +49,7 @@ enum Begun {
 }
 
 impl<D: Device + 'static> ModelRunner<D> {
-    pub(super) fn new(lent: Lent<D>, ranks: Ranks<D>, kv: KvCache<D>, limits: SequenceLimits) -> ModelRunner<D> {
+    pub(super) fn new(lent: PartInUse<D>, ranks: Ranks<D>, kv: KvCache<D>, limits: SequenceLimits) -> ModelRunner<D> {
         let outputs_max = limits.outputs_max();
         let part = ranks.part();
         let (sequences, is_sampler) = (Sequences::new(limits, TokenSource::of(part)), part.is_sampler());
@@ -91,7 +91,7 @@ impl<D: Device + 'static> ModelRunner<D> {
     }
 
     fn pass(&mut self, step: &Step) -> model::Result<Begun> {
-        let Held { device, model, .. } = self.lent.get_mut();
+        let LoadedPart { device, model, .. } = self.lent.get_mut();
         let logits = model.forward(device, &mut self.ranks, &self.batch.pass(), &mut self.kv)?;
         let mut begun = Begun::Done;
         if let Some(logits) = logits {
@@ -156,7 +156,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         }
         let mut draws = emptied(std::mem::take(&mut self.draws));
         self.sequences.draws(next, &mut draws);
-        let Held { device, spec, .. } = self.lent.get();
+        let LoadedPart { device, spec, .. } = self.lent.get();
         let are_alone = draws.iter().all(|draw| device.draws_alone(draw, spec.vocab as usize));
         self.draws = emptied(draws);
         are_alone

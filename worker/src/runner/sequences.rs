@@ -6,14 +6,14 @@
 //! could be drawn.
 
 use backend::{Batch, Draw, Pass, Score};
-use let_go::LetGo;
+use freed_blocks::FreedBlocks;
 use sequence::Sequence;
 use std::collections::{HashMap, VecDeque};
 use types::cache::blocks_for;
 use types::{BlockId, Request, RequestId, Slice, SliceDone, Step, StepId, Token, TokenOut, Want};
 use untold::{UNKNOWN, Untold, UntoldDraw};
 
-mod let_go;
+mod freed_blocks;
 mod limits;
 mod sequence;
 mod untold;
@@ -34,7 +34,7 @@ pub struct Sequences {
     /// The number of steps begun, which stamps the present one.
     n_begun: u64,
     /// The freed blocks, where blocks are cleared.
-    let_go: Option<LetGo>,
+    freed: Option<FreedBlocks>,
 }
 
 impl Sequences {
@@ -51,7 +51,7 @@ impl Sequences {
             spare: Vec::with_capacity(limits.running_max),
             written: limits.n_blocks.iter().map(|n_blocks| vec![0; *n_blocks as usize]).collect(),
             n_begun: 0,
-            let_go: limits.zero_kv.then(|| LetGo::new(&limits)),
+            freed: limits.zero_kv.then(|| FreedBlocks::new(&limits)),
             limits,
         }
     }
@@ -92,7 +92,7 @@ impl Sequences {
     /// The freed blocks of each group that must be cleared before the step that has begun stores anything. None where
     /// blocks are not cleared.
     pub fn uncleared(&mut self) -> Option<&mut [Vec<BlockId>]> {
-        self.let_go.as_mut().map(LetGo::uncleared)
+        self.freed.as_mut().map(FreedBlocks::uncleared)
     }
 
     /// Frees all sequences.
@@ -172,8 +172,8 @@ impl Sequences {
         sequence.take_blocks(slice, blocks, &self.limits)?;
         sequence.last_slice = self.n_begun;
         sequence.n_computed = slice.range.end;
-        if let Some(let_go) = &mut self.let_go {
-            let_go.pass(&sequence.tables, &slice.range);
+        if let Some(freed) = &mut self.freed {
+            freed.pass(&sequence.tables, &slice.range);
         }
         let n_rows = batch.n_rows() + slice.range.len();
         if n_rows > self.limits.rows_max {
@@ -299,8 +299,8 @@ impl Sequences {
 
     fn forget(&mut self, id: RequestId) {
         if let Some(sequence) = self.held.remove(&id) {
-            if let Some(let_go) = &mut self.let_go {
-                let_go.leave(&sequence.tables, sequence.n_computed);
+            if let Some(freed) = &mut self.freed {
+                freed.leave(&sequence.tables, sequence.n_computed);
             }
             self.spare.push(sequence);
         }

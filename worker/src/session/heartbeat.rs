@@ -2,7 +2,7 @@
 //! is not taken for a death. Where time is modelled a task does it: no step takes any time there.
 
 use crate::config::Footing;
-use crate::session::seat::Turns;
+use crate::session::rank_thread::ThreadLeases;
 use proto::cluster::{Heartbeat, WorkerFrame, worker_frame::Frame};
 use std::io;
 use std::sync::Arc;
@@ -50,10 +50,10 @@ impl StepCounters {
         self.is_busy.load(Relaxed)
     }
 
-    fn beat(&self, turns: &Turns) -> Heartbeat {
+    fn beat(&self, leases: &ThreadLeases) -> Heartbeat {
         Heartbeat {
             in_step: self.in_step.load(Relaxed),
-            waits_for: turns.waits_for().map(|rank| rank.0.into()),
+            waits_for: leases.waits_for().map(|rank| rank.0.into()),
             steps_done: self.steps_done.load(Relaxed),
             compute_micros: self.compute_micros.load(Relaxed),
             idle_micros: self.idle_micros.load(Relaxed),
@@ -65,14 +65,14 @@ impl StepCounters {
 /// The heartbeat of one worker, and where it is sent.
 pub(crate) struct Pulse {
     pub progress: Arc<StepCounters>,
-    pub turns: Arc<Turns>,
+    pub leases: Arc<ThreadLeases>,
     pub up: mpsc::WeakSender<WorkerFrame>,
 }
 
 impl Pulse {
     /// False when nobody receives any more.
     fn beat(&self) -> bool {
-        let frame = WorkerFrame { frame: Some(Frame::Heartbeat(self.progress.beat(&self.turns))) };
+        let frame = WorkerFrame { frame: Some(Frame::Heartbeat(self.progress.beat(&self.leases))) };
         let Some(up) = self.up.upgrade() else { return false };
         // The frames of a full queue are themselves a sign of life.
         !matches!(up.try_send(frame), Err(mpsc::error::TrySendError::Closed(_)))

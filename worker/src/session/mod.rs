@@ -2,13 +2,13 @@
 //! a step computes, and never blocks: the computing thread does.
 
 pub mod heartbeat;
-pub mod seat;
+pub mod rank_thread;
 
 use crate::assignment::{Assignment, MeshSecret};
 use crate::config::{Config, Footing};
 use crate::error::Error;
 use crate::session::heartbeat::{Heart, Pulse, StepCounters};
-use crate::session::seat::{Reports, SeatLost, Turns, Work};
+use crate::session::rank_thread::{RankLost, Reports, ThreadLeases, Work};
 use collective::MeshTimeouts;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{
@@ -50,14 +50,14 @@ pub(crate) struct Worker {
     pub footing: Footing,
     pub work: mpsc::Sender<Work>,
     pub progress: Arc<StepCounters>,
-    pub turns: Arc<Turns>,
+    pub leases: Arc<ThreadLeases>,
     pub shutdown: CancellationToken,
 }
 
-/// Ends the session's turn on drop: the step that it leaves behind must not wait for other ranks.
-struct EndTurn<'a>(&'a Turns);
+/// Ends the session's lease on drop: the step that it leaves behind must not wait for other ranks.
+struct EndLease<'a>(&'a ThreadLeases);
 
-impl Drop for EndTurn<'_> {
+impl Drop for EndLease<'_> {
     fn drop(&mut self) {
         self.0.next();
     }
@@ -82,13 +82,13 @@ impl Worker {
             Ok(Err(status)) => return refused(&status),
             Ok(Ok(response)) => response.into_inner(),
         };
-        let pulse = Pulse { progress: self.progress.clone(), turns: self.turns.clone(), up: up.downgrade() };
+        let pulse = Pulse { progress: self.progress.clone(), leases: self.leases.clone(), up: up.downgrade() };
         let _heart = Heart::start(self.footing, pulse, self.config.heartbeat_every)?;
-        let (lost, seat_lost) = mpsc::channel(1);
-        let _end = EndTurn(&self.turns);
+        let (lost, rank_lost) = mpsc::channel(1);
+        let _end = EndLease(&self.leases);
         let reports = Reports { up: up.downgrade(), lost: lost.downgrade() };
         // The strong `lost` lives here, so that the computing thread's weak one works for the whole session.
-        let ended = Session { worker: self, up, reports, down, epoch: None }.run(seat_lost).await;
+        let ended = Session { worker: self, up, reports, down, epoch: None }.run(rank_lost).await;
         drop(lost);
         ended
     }
@@ -127,7 +127,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    async fn run(mut self, lost: mpsc::Receiver<SeatLost>) -> Result<Ended, Error> {
+    async fn run(mut self, lost: mpsc::Receiver<RankLost>) -> Result<Ended, Error> {
         let shutdown = self.worker.shutdown.clone();
         match shutdown.run_until_cancelled(self.serve(lost)).await {
             Some(ended) => ended,
@@ -135,11 +135,11 @@ impl Session<'_> {
         }
     }
 
-    async fn serve(&mut self, mut lost: mpsc::Receiver<SeatLost>) -> Result<Ended, Error> {
+    async fn serve(&mut self, mut lost: mpsc::Receiver<RankLost>) -> Result<Ended, Error> {
         loop {
             let frame = tokio::select! {
                 biased;
-                Some(why) = lost.recv() => return self.seat_lost(why).await,
+                Some(why) = lost.recv() => return self.rank_lost(why).await,
                 frame = self.down.message() => frame,
             };
             let ended = match frame {
@@ -183,9 +183,9 @@ impl Session<'_> {
         };
         tracing::info!(epoch = %assignment.epoch, rank = assignment.rank.0, "taking a place");
         self.epoch = Some(assignment.epoch);
-        let turn = self.worker.turns.next();
+        let lease = self.worker.leases.next();
         let (assignment, reports) = (Box::new(assignment), self.reports.clone());
-        self.hand_over(Work::Load { assignment, turn, reports }).await
+        self.hand_over(Work::Load { assignment, lease, reports }).await
     }
 
     async fn meet(&mut self, meet: Meet) -> Option<Ended> {
@@ -200,14 +200,14 @@ impl Session<'_> {
     /// Ends whatever the thread does for the finished assignment.
     async fn release(&mut self) -> Option<Ended> {
         self.epoch = None;
-        self.worker.turns.next();
+        self.worker.leases.next();
         self.hand_over(Work::Release).await
     }
 
     /// This process ends soon: by then, what lies in its cache must not be believed by the next one.
     async fn distrust(&mut self) {
         let (done, is_done) = oneshot::channel();
-        self.worker.turns.next();
+        self.worker.leases.next();
         let forgotten = async {
             let _gone = self.hand_over(Work::Distrust { done }).await;
             is_done.await
@@ -265,11 +265,11 @@ impl Session<'_> {
     }
 
     /// The computing thread is sending `Failed`.
-    async fn seat_lost(&mut self, why: SeatLost) -> Result<Ended, Error> {
+    async fn rank_lost(&mut self, why: RankLost) -> Result<Ended, Error> {
         self.until_closed().await;
         match why {
-            SeatLost::Load(error) => Err(Error::Load(error)),
-            SeatLost::Run(message) => Ok(Ended::Failed(message)),
+            RankLost::Load(error) => Err(Error::Load(error)),
+            RankLost::Run(message) => Ok(Ended::Failed(message)),
         }
     }
 }

@@ -4,9 +4,9 @@
 //! Each event's `id` is the stream's resume handle, and how much of each choice a client has that has read so far. The
 //! data precedes the id: a client that is cut off between the two reads the event again, and never misses one.
 
-use crate::front::attended::Unread;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::reader_watch::Unread;
 use crate::front::resume::ReadMarks;
 use crate::refusal::Refusal;
 use axum::body::Body;
@@ -44,7 +44,7 @@ pub fn stream(mut voice: impl Voice, generation: Generation, front: &Frontend) -
     let silence = Box::pin(tokio::time::sleep(silence_max));
     let body = Events { voice, generation, written, ended: false, silence, silence_max };
     let headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
-    (headers, Body::from_stream(front.attendance.attended(body))).into_response()
+    (headers, Body::from_stream(front.reader_watch.watched(body))).into_response()
 }
 
 /// How much a client has once it has read everything so far.

@@ -12,7 +12,7 @@ use std::fmt;
 /// the operations. An operation may only be enqueued when it returns: `settle` is called before results are used.
 pub trait Carry<D: Memory>: fmt::Debug + Send {
     /// Only called with several ranks; this rank's planes are those of the plan.
-    fn sum_leaves(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: Sum<'_>) -> Result<()>;
+    fn all_reduce(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: Sum<'_>) -> Result<()>;
 
     fn share_rows(
         &mut self,

@@ -33,7 +33,7 @@ impl Default for HostCarrier {
 }
 
 impl<D: Memory> Carry<D> for HostCarrier {
-    fn sum_leaves(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: Sum<'_>) -> Result<()> {
+    fn all_reduce(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: Sum<'_>) -> Result<()> {
         if sum.plan.n_planes_max() * sum.size() <= SMALL_WORDS {
             self.sum_small(mesh, device, planes, sum)
         } else {

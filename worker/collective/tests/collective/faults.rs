@@ -146,7 +146,7 @@ fn ranks_out_of_step_never_get_wrong_numbers() {
             _ => {
                 let mut planes = cpu.buffer(2, 10).unwrap();
                 let owned = rank.owned(4);
-                rank.sum_leaves(cpu, &mut planes, &[owned], 4, 1).unwrap_err()
+                rank.all_reduce(cpu, &mut planes, &[owned], 4, 1).unwrap_err()
             }
         });
         // Whichever rank sees it first; the other hears that its peer gave up.

@@ -39,7 +39,7 @@ impl Leaves {
         for (i, run) in runs.iter().enumerate() {
             cpu.write(&mut planes, i * self.n_rows, &self.plane(run));
         }
-        rank.sum_leaves(cpu, &mut planes, &runs, self.n_leaves, self.n_rows).unwrap();
+        rank.all_reduce(cpu, &mut planes, &runs, self.n_leaves, self.n_rows).unwrap();
         bits(cpu, &planes, self.n_rows, self.n_cols)
     }
 
@@ -188,7 +188,7 @@ fn what_a_rank_does_not_have_is_refused() {
     assert!(matches!(solo.send_rows(&cpu, &buffer, 1), Err(Error::NoPeer(_))));
     assert!(matches!(solo.recv_rows(&cpu, &mut buffer, 1), Err(Error::NoPeer(_))));
     assert!(matches!(solo.recv_tokens(StepId(0), &mut Vec::new()), Err(Error::NoPeer(_))));
-    assert!(matches!(solo.sum_leaves(&cpu, &mut buffer, &[], 2, 1), Err(Error::LeavesMissing { .. })));
+    assert!(matches!(solo.all_reduce(&cpu, &mut buffer, &[], 2, 1), Err(Error::LeavesMissing { .. })));
     let mut whole = cpu.buffer(2, 3).unwrap();
     solo.gather_columns(&cpu, &buffer, &mut whole, 3, 2).unwrap();
     assert_eq!(bits(&cpu, &whole, 2, 3), bits(&cpu, &buffer, 2, 3));
@@ -196,7 +196,7 @@ fn what_a_rank_does_not_have_is_refused() {
         assert!(matches!(rank.send_rows(&cpu, &buffer, 1), Err(Error::NoPeer(_))));
         assert!(matches!(rank.share_rows(&cpu, &mut buffer, |_| 2, 1), Err(Error::NoPeer(_))));
         let wrong = [0..1, 2..9];
-        let refused = rank.sum_leaves(&cpu, &mut buffer, &wrong, 9, 1);
+        let refused = rank.all_reduce(&cpu, &mut buffer, &wrong, 9, 1);
         assert!(matches!(refused, Err(Error::LeavesMissing { n_leaves: 9, .. })));
     }
 }

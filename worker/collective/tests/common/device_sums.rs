@@ -53,7 +53,7 @@ pub fn sum_in(
     if !planes.is_empty() {
         cuda.write(buffer, 0, &planes);
     }
-    rank.sum_leaves(cuda, buffer, &runs, n_leaves, n_rows)?;
+    rank.all_reduce(cuda, buffer, &runs, n_leaves, n_rows)?;
     let found = bits(cuda, buffer, n_rows, HIDDEN);
     rank.settle().map(|()| found)
 }

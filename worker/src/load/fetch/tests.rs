@@ -116,7 +116,7 @@ fn what_has_been_damaged_is_forgotten_and_nothing_else() {
 #[tokio::test]
 async fn ranks_look_side_by_side_at_what_is_there_and_one_at_a_time_writes() {
     let cache = std::env::temp_dir().join(format!("lockstep-locks-{}", std::process::id()));
-    let place = Place::open(&cache, files()).unwrap();
+    let place = ModelFolder::open(&cache, files()).unwrap();
     let (paths, wanted) = ([place.file(&place.files.files[0])], [BTreeSet::from([0, 1])]);
     let (checked, never) = (Checked::default(), CancelFlag::default());
     let found = || place.found_whole(&checked, &paths, &wanted, &never);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::assignment::Assignment;
-use crate::load::kept::Shelf;
+use crate::load::weight_cache::WeightCache;
 use crate::runner::model_part::{ModelPart, load_part};
 use backend::Memory;
 use backend::cpu::{Cpu, CpuConfig, Isa};
@@ -39,7 +39,7 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
     };
     let config = CpuConfig { threads: 1, activations: Activations::Int8, isa: Isa::detect(), spin: true };
     let open = || Ok(Cpu::new(config).unwrap());
-    let (loaded, _) = load_part(open, &Shelf::default(), &assignment, &part, &CancelFlag::default()).unwrap();
+    let (loaded, _) = load_part(open, &WeightCache::default(), &assignment, &part, &CancelFlag::default()).unwrap();
     let ModelPart { lent, kv, limits, .. } = loaded;
     ModelRunner::new(lent, Ranks::solo(n_layers), kv, limits)
 }

@@ -35,8 +35,8 @@ impl fmt::Debug for NcclCarrier {
 }
 
 impl Carry<Cuda> for NcclCarrier {
-    fn sum_leaves(&mut self, mesh: &mut Mesh, cuda: &Cuda, planes: &mut Buffer, sum: Sum<'_>) -> Result<()> {
-        let Some(stage) = &mut self.stage else { return self.host.sum_leaves(mesh, cuda, planes, sum) };
+    fn all_reduce(&mut self, mesh: &mut Mesh, cuda: &Cuda, planes: &mut Buffer, sum: Sum<'_>) -> Result<()> {
+        let Some(stage) = &mut self.stage else { return self.host.all_reduce(mesh, cuda, planes, sum) };
         let n_own = sum.plan.n_planes(mesh.tp()).max(1);
         let (at, chunks) = (cuda.floats_of(planes, n_own * sum.n_rows), self.chunks);
         self.watched.begin(mesh, |mesh, watchdog| {

@@ -31,13 +31,13 @@ pub struct PeerBuffers {
 }
 
 impl Carry<Cuda> for OneShotCarrier {
-    fn sum_leaves(&mut self, mesh: &mut Mesh, cuda: &Cuda, planes: &mut Buffer, sum: Sum<'_>) -> Result<()> {
+    fn all_reduce(&mut self, mesh: &mut Mesh, cuda: &Cuda, planes: &mut Buffer, sum: Sum<'_>) -> Result<()> {
         let found = self.buffers.sums.iter().find(|(n_leaves, _)| *n_leaves == sum.plan.n_leaves);
         // A sum that needs several launches is left to the carrier below, if that adds on the device.
         let taken = found.filter(|(_, one)| sum.size() <= one.n_max() || !self.below.adds_on_device());
         match taken {
             Some((_, one_shot)) => self.buffers.add(mesh, cuda, planes, one_shot, sum),
-            None => self.below.sum_leaves(mesh, cuda, planes, sum),
+            None => self.below.all_reduce(mesh, cuda, planes, sum),
         }
     }
 

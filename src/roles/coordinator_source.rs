@@ -9,18 +9,18 @@ use tonic::transport::Channel;
 use wire::JoinToken;
 
 /// The coordinator's address, now and as it changes.
-pub struct Found {
+pub struct FoundCoordinator {
     pub address: String,
     pub channel: Channel,
 }
 
 /// The choice made by flags.
-pub enum Whereabouts<'a> {
+pub enum CoordinatorSource<'a> {
     At(&'a str),
-    Told { store: &'a StoreSettings, replica: &'a str },
+    InStore { store: &'a StoreSettings, replica: &'a str },
 }
 
-impl<'a> Whereabouts<'a> {
+impl<'a> CoordinatorSource<'a> {
     pub fn of(join: Option<&'a str>, replica: Option<&'a str>, store: &'a StoreSettings) -> anyhow::Result<Self> {
         store.check()?;
         ensure!(replica.is_none() || store.is_given(), "--replica needs --etcd-endpoints HOST:PORT");
@@ -30,22 +30,22 @@ impl<'a> Whereabouts<'a> {
              that of --replica NAME is: one of them"
         );
         match join {
-            Some(address) => Ok(Whereabouts::At(address)),
+            Some(address) => Ok(CoordinatorSource::At(address)),
             None => {
                 let replica = replica.context("--etcd-endpoints needs --replica NAME: for whom to compute")?;
-                Ok(Whereabouts::Told { store, replica })
+                Ok(CoordinatorSource::InStore { store, replica })
             }
         }
     }
 
     /// Waits until the address is known. `handed` is a token that did not come from a file.
-    pub async fn find(self, trust: TrustSettings, handed: Option<JoinToken>) -> anyhow::Result<Found> {
+    pub async fn find(self, trust: TrustSettings, handed: Option<JoinToken>) -> anyhow::Result<FoundCoordinator> {
         match self {
-            Whereabouts::At(address) => {
+            CoordinatorSource::At(address) => {
                 let trust = trust.resolve("worker", address, handed)?;
-                Ok(Found { address: address.to_owned(), channel: wire::channel(address, trust) })
+                Ok(FoundCoordinator { address: address.to_owned(), channel: wire::channel(address, trust) })
             }
-            Whereabouts::Told { store, replica } => {
+            CoordinatorSource::InStore { store, replica } => {
                 let store = store.open().await?.context("--etcd-endpoints is missing")?;
                 tracing::info!(replica, store = store.kind(), "looking for the coordinator of this replica");
                 let told = follow(&store, replica.to_owned()).await;
@@ -57,7 +57,7 @@ impl<'a> Whereabouts<'a> {
                     let trust = trust.resolve("worker", &address, handed.clone()).map_err(|e| format!("{e:#}"))?;
                     Ok((address, trust))
                 };
-                Ok(Found { address, channel: wire::channel_to_where(now) })
+                Ok(FoundCoordinator { address, channel: wire::channel_to_where(now) })
             }
         }
     }
@@ -101,12 +101,14 @@ mod tests {
     fn there_is_one_way_to_find_it() {
         let none = StoreSettings::default();
         let etcd = StoreSettings { etcd_endpoints: Some(vec!["127.0.0.1:1".into()]), ..none.clone() };
-        let check =
-            |join, replica, store, expect: Result<bool, &str>| match (Whereabouts::of(join, replica, store), expect) {
-                (Ok(found), Ok(is_told)) => assert_eq!(matches!(found, Whereabouts::Told { .. }), is_told),
-                (Err(told), Err(part)) => assert!(told.to_string().contains(part), "{told}"),
-                (found, expect) => panic!("{}, expected {expect:?}", found.is_ok()),
-            };
+        let check = |join, replica, store, expect: Result<bool, &str>| match (
+            CoordinatorSource::of(join, replica, store),
+            expect,
+        ) {
+            (Ok(found), Ok(is_told)) => assert_eq!(matches!(found, CoordinatorSource::InStore { .. }), is_told),
+            (Err(told), Err(part)) => assert!(told.to_string().contains(part), "{told}"),
+            (found, expect) => panic!("{}, expected {expect:?}", found.is_ok()),
+        };
         check(Some("a:1"), None, &none, Ok(false));
         check(None, Some("name"), &etcd, Ok(true));
         check(None, None, &none, Err("--join HOST:PORT"));

@@ -12,17 +12,17 @@ use crate::runner::sequences::limits::SequenceLimits;
 use std::ops::Range;
 use types::{BlockId, CacheGroup};
 
-pub(crate) struct LetGo {
+pub(crate) struct FreedBlocks {
     groups: Vec<CacheGroup>,
     /// One list per group: blocks freed since the last clearing.
     blocks: Vec<Vec<BlockId>>,
 }
 
-impl LetGo {
+impl FreedBlocks {
     /// A block has one holder and so is listed once: no step needs more room.
-    pub fn new(limits: &SequenceLimits) -> LetGo {
+    pub fn new(limits: &SequenceLimits) -> FreedBlocks {
         let room = |n_blocks: &u32| Vec::with_capacity(*n_blocks as usize);
-        LetGo { groups: limits.groups.clone(), blocks: limits.n_blocks.iter().map(room).collect() }
+        FreedBlocks { groups: limits.groups.clone(), blocks: limits.n_blocks.iter().map(room).collect() }
     }
 
     /// Sorted, so that neighbouring blocks are adjacent, as devices prefer.

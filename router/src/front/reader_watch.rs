@@ -42,59 +42,59 @@ impl Rounds {
 
 /// All streams of a server that a client reads.
 #[derive(Default)]
-pub struct Attendance {
-    seats: Mutex<Seats>,
+pub struct ReaderWatch {
+    slots: Mutex<StreamSlots>,
     rounds: Arc<Rounds>,
 }
 
 #[derive(Default)]
-struct Seats {
-    taken: Vec<Option<Weak<dyn Seat>>>,
+struct StreamSlots {
+    taken: Vec<Option<Weak<dyn Watched>>>,
     free: Vec<usize>,
 }
 
-trait Seat: Send + Sync {
+trait Watched: Send + Sync {
     /// Gives the stream up if it was not read for too long.
     fn look(&self, now: u64);
 }
 
-impl Attendance {
+impl ReaderWatch {
     /// Makes rounds for ever, so often that no reader takes nothing for much longer than `unread_max`.
-    pub async fn attend(&self, unread_max: Duration) {
+    pub async fn watch(&self, unread_max: Duration) {
         let mut rounds = tokio::time::interval((unread_max / ROUNDS_MAX as u32).max(Duration::from_millis(1)));
         // While the process stood still, no round was made: missed rounds are not made up for.
         rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             rounds.tick().await;
             let now = self.rounds.0.fetch_add(1, Ordering::Relaxed) + 1;
-            // A stream that is given up may free a seat when it is dropped, so it is dropped outside the lock.
-            let seats: Vec<_> = lock(&self.seats).taken.iter().flatten().filter_map(Weak::upgrade).collect();
-            for seat in &seats {
+            // A stream that is given up may free a slot when it is dropped, so it is dropped outside the lock.
+            let slots: Vec<_> = lock(&self.slots).taken.iter().flatten().filter_map(Weak::upgrade).collect();
+            for slot in &slots {
                 // A panic while one stream is dropped ends no other.
-                if catch_unwind(AssertUnwindSafe(|| seat.look(now))).is_err() {
+                if catch_unwind(AssertUnwindSafe(|| slot.look(now))).is_err() {
                     tracing::error!("a stream broke where it was given up");
                 }
             }
         }
     }
 
-    pub fn attended<S: Send + 'static>(self: &Arc<Attendance>, stream: S) -> Attended<S> {
+    pub fn watched<S: Send + 'static>(self: &Arc<ReaderWatch>, stream: S) -> WatchedStream<S> {
         let (rounds, untaken) = (self.rounds.clone(), AtomicU64::new(self.rounds.now()));
-        let bell = Arc::new(Bell { rounds, untaken, reader: Mutex::new(None) });
-        let held = Mutex::new(Held { stream: Some(stream), is_given_up: false });
-        let held = Arc::new(Watched { held, bell: bell.clone() });
-        let place = lock(&self.seats).take(Arc::downgrade(&held) as Weak<dyn Seat>);
-        Attended { held, waker: Waker::from(bell), attendance: self.clone(), place }
+        let reader_waker = Arc::new(ReaderWaker { rounds, untaken, reader: Mutex::new(None) });
+        let held = Mutex::new(StreamState { stream: Some(stream), is_given_up: false });
+        let held = Arc::new(SharedStream { held, reader_waker: reader_waker.clone() });
+        let place = lock(&self.slots).take(Arc::downgrade(&held) as Weak<dyn Watched>);
+        WatchedStream { held, waker: Waker::from(reader_waker), reader_watch: self.clone(), place }
     }
 }
 
-impl Seats {
-    fn take(&mut self, seat: Weak<dyn Seat>) -> usize {
+impl StreamSlots {
+    fn take(&mut self, slot: Weak<dyn Watched>) -> usize {
         let place = self.free.pop().unwrap_or_else(|| {
             self.taken.push(None);
             self.taken.len() - 1
         });
-        self.taken[place] = Some(seat);
+        self.taken[place] = Some(slot);
         place
     }
 
@@ -104,20 +104,20 @@ impl Seats {
     }
 }
 
-pub struct Attended<S> {
-    held: Arc<Watched<S>>,
-    /// A waker for the bell.
+pub struct WatchedStream<S> {
+    held: Arc<SharedStream<S>>,
+    /// A waker for the reader_waker.
     waker: Waker,
-    attendance: Arc<Attendance>,
+    reader_watch: Arc<ReaderWatch>,
     place: usize,
 }
 
-struct Watched<S> {
-    held: Mutex<Held<S>>,
-    bell: Arc<Bell>,
+struct SharedStream<S> {
+    held: Mutex<StreamState<S>>,
+    reader_waker: Arc<ReaderWaker>,
 }
 
-struct Held<S> {
+struct StreamState<S> {
     /// None once the stream has ended, or was given up.
     stream: Option<S>,
     is_given_up: bool,
@@ -125,19 +125,19 @@ struct Held<S> {
 
 /// The waker that a stream gets: it notes when a reply is available, and wakes the reader. A reader that had all there
 /// was, and whose own buffers are full, is woken and does not poll: its earlier poll is no sign of life.
-struct Bell {
+struct ReaderWaker {
     rounds: Arc<Rounds>,
     /// The round since which the reader could have asked for the next reply.
     untaken: AtomicU64,
     reader: Mutex<Option<Waker>>,
 }
 
-impl Wake for Bell {
-    fn wake(self: Arc<Bell>) {
+impl Wake for ReaderWaker {
+    fn wake(self: Arc<ReaderWaker>) {
         self.wake_by_ref();
     }
 
-    fn wake_by_ref(self: &Arc<Bell>) {
+    fn wake_by_ref(self: &Arc<ReaderWaker>) {
         let now = self.rounds.now();
         // If the reader was woken before, it has been away since then.
         let _rung_before = self.untaken.compare_exchange(NOTHING, now, Ordering::Relaxed, Ordering::Relaxed);
@@ -146,7 +146,7 @@ impl Wake for Bell {
     }
 }
 
-impl Bell {
+impl ReaderWaker {
     /// Wakes this reader from now on.
     fn is_for(&self, reader: &Waker) {
         match &mut *lock(&self.reader) {
@@ -156,10 +156,10 @@ impl Bell {
     }
 }
 
-impl<S: Send> Seat for Watched<S> {
+impl<S: Send> Watched for SharedStream<S> {
     fn look(&self, now: u64) {
         let mut held = lock(&self.held);
-        let untaken = self.bell.untaken.load(Ordering::Relaxed);
+        let untaken = self.reader_waker.untaken.load(Ordering::Relaxed);
         if untaken == NOTHING || now - untaken <= ROUNDS_MAX || held.stream.is_none() {
             return;
         }
@@ -175,7 +175,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<S, T, E> Stream for Attended<S>
+impl<S, T, E> Stream for WatchedStream<S>
 where
     S: Stream<Item = Result<T, E>> + Unpin,
     E: From<Unread>,
@@ -183,17 +183,17 @@ where
     type Item = Result<T, E>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let bell = &self.held.bell;
+        let reader_waker = &self.held.reader_waker;
         let mut held = lock(&self.held.held);
         let Some(stream) = &mut held.stream else {
             let last = std::mem::take(&mut held.is_given_up).then(|| Err(Unread.into()));
             return Poll::Ready(last);
         };
-        bell.is_for(context.waker());
-        bell.untaken.store(NOTHING, Ordering::Relaxed);
+        reader_waker.is_for(context.waker());
+        reader_waker.untaken.store(NOTHING, Ordering::Relaxed);
         let next = Pin::new(stream).poll_next(&mut Context::from_waker(&self.waker));
         if next.is_ready() {
-            bell.untaken.store(bell.rounds.now(), Ordering::Relaxed);
+            reader_waker.untaken.store(reader_waker.rounds.now(), Ordering::Relaxed);
         }
         if matches!(next, Poll::Ready(None)) {
             held.stream = None;
@@ -202,9 +202,9 @@ where
     }
 }
 
-impl<S> Drop for Attended<S> {
+impl<S> Drop for WatchedStream<S> {
     fn drop(&mut self) {
-        lock(&self.attendance.seats).leave(self.place);
+        lock(&self.reader_watch.slots).leave(self.place);
         // The stream is dropped now, and not in the next round: a client that leaves has cancelled its request.
         let stream = lock(&self.held.held).stream.take();
         drop(stream);
@@ -220,17 +220,17 @@ mod tests {
 
     const MAX: Duration = Duration::from_secs(30);
 
-    fn attendance() -> Arc<Attendance> {
-        let attendance = Arc::new(Attendance::default());
-        let of_all = attendance.clone();
-        tokio::spawn(async move { of_all.attend(MAX).await });
-        attendance
+    fn reader_watch() -> Arc<ReaderWatch> {
+        let reader_watch = Arc::new(ReaderWatch::default());
+        let of_all = reader_watch.clone();
+        tokio::spawn(async move { of_all.watch(MAX).await });
+        reader_watch
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_waits_is_kept_and_one_that_takes_nothing_is_given_up() {
         let (replies, out) = mpsc::channel(8);
-        let mut attended = attendance().attended(ReceiverStream::new(out));
+        let mut attended = reader_watch().watched(ReceiverStream::new(out));
         for i in 0..3 {
             replies.send(Ok::<_, Unread>(i)).await.unwrap();
         }
@@ -250,7 +250,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_had_all_and_does_not_come_for_more_is_given_up() {
         let (replies, out) = mpsc::channel(8);
-        let mut attended = attendance().attended(ReceiverStream::new(out));
+        let mut attended = reader_watch().watched(ReceiverStream::new(out));
         replies.send(Ok::<_, Unread>(0)).await.unwrap();
         assert_eq!(attended.next().await, Some(Ok(0)));
         // It is polled once, as by a server that then waits for its connection.
@@ -273,10 +273,10 @@ mod tests {
     #[tokio::test]
     async fn a_dropped_stream_is_gone_at_once() {
         let (replies, out) = mpsc::channel::<Result<u8, Unread>>(8);
-        let attendance = attendance();
-        drop(attendance.attended(ReceiverStream::new(out)));
+        let reader_watch = reader_watch();
+        drop(reader_watch.watched(ReceiverStream::new(out)));
         assert!(replies.is_closed());
-        let _next = attendance.attended(tokio_stream::empty::<Result<u8, Unread>>());
-        assert_eq!(lock(&attendance.seats).taken.len(), 1, "its seat is another's");
+        let _next = reader_watch.watched(tokio_stream::empty::<Result<u8, Unread>>());
+        assert_eq!(lock(&reader_watch.slots).taken.len(), 1, "its slot is another's");
     }
 }

@@ -16,17 +16,17 @@ const WINDOW_MAX: Duration = Duration::from_secs(3);
 const KEPT: f64 = 0.8;
 
 #[derive(Debug)]
-pub struct Again {
+pub struct RetryAfter {
     wait_min: Duration,
     /// Places freed per second, until that is measured: all of them within the shortest wait.
     rate_guessed: f64,
     /// The lowest rate that is assumed.
     rate_min: f64,
-    book: Mutex<Book>,
+    rate_book: Mutex<RetryRate>,
 }
 
 #[derive(Debug, Default)]
-struct Book {
+struct RetryRate {
     /// The last moment that was given.
     given: Option<Instant>,
     /// The count starts when a client is refused; before that, places may have been free for lack of requests.
@@ -35,41 +35,41 @@ struct Book {
     rate: Option<f64>,
 }
 
-impl Again {
-    pub fn new(n_places: u32, wait_min: Duration) -> Again {
+impl RetryAfter {
+    pub fn new(n_places: u32, wait_min: Duration) -> RetryAfter {
         let n_places = f64::from(n_places.max(1));
-        Again {
+        RetryAfter {
             wait_min,
             rate_guessed: n_places / wait_min.as_secs_f64().max(0.001),
             rate_min: n_places / SPREAD_MAX.as_secs_f64(),
-            book: Mutex::default(),
+            rate_book: Mutex::default(),
         }
     }
 
     /// Counts freed places, whose requests are answered.
     pub fn freed(&self, n: u32) {
-        let mut book = self.book();
-        book.n_freed = book.n_freed.saturating_add(n);
+        let mut rate_book = self.rate_book();
+        rate_book.n_freed = rate_book.n_freed.saturating_add(n);
     }
 
     /// How long the next refused client is to wait.
     pub fn wait(&self, now: Instant) -> Duration {
-        let mut book = self.book();
-        book.measure(now);
-        let rate = book.rate.unwrap_or(self.rate_guessed).max(self.rate_min);
+        let mut rate_book = self.rate_book();
+        rate_book.measure(now);
+        let rate = rate_book.rate.unwrap_or(self.rate_guessed).max(self.rate_min);
         let (first, apart) = (now + self.wait_min, Duration::from_secs_f64(1.0 / (COMERS_PER_PLACE * rate)));
-        let next = book.given.map_or(first, |given| (given + apart).max(first));
+        let next = rate_book.given.map_or(first, |given| (given + apart).max(first));
         let moment = if next > first + SPREAD_MAX { first } else { next };
-        book.given = Some(moment);
+        rate_book.given = Some(moment);
         moment - now
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn rate_book(&self) -> MutexGuard<'_, RetryRate> {
+        self.rate_book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Book {
+impl RetryRate {
     /// Measures the rate at which places get free. Windows begin and end with refusals: in between there was always a
     /// client that would have taken a place.
     fn measure(&mut self, now: Instant) {
@@ -97,13 +97,13 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// The waits of `n` clients that are refused at once.
-    fn told(again: &Again, now: Instant, n: usize) -> Vec<Duration> {
+    fn told(again: &RetryAfter, now: Instant, n: usize) -> Vec<Duration> {
         (0..n).map(|_| again.wait(now)).collect()
     }
 
     #[test]
     fn refused_clients_come_back_one_after_the_other() {
-        let (again, now) = (Again::new(25, SECOND), Instant::now());
+        let (again, now) = (RetryAfter::new(25, SECOND), Instant::now());
         let waits = told(&again, now, 200);
         assert_eq!((waits[0], waits[199]), (SECOND, SECOND + 199 * Duration::from_millis(10)));
         assert!(waits.windows(2).all(|pair| pair[1] - pair[0] == Duration::from_millis(10)));
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn clients_come_back_at_the_rate_at_which_places_get_free() {
-        let (again, now) = (Again::new(40, SECOND), Instant::now());
+        let (again, now) = (RetryAfter::new(40, SECOND), Instant::now());
         again.freed(1000);
         assert_eq!(again.wait(now), SECOND);
         again.freed(10);
@@ -135,10 +135,10 @@ mod tests {
 
     #[test]
     fn every_wait_is_bounded_and_old_counts_are_forgotten() {
-        let (again, now) = (Again::new(1, SECOND), Instant::now());
+        let (again, now) = (RetryAfter::new(1, SECOND), Instant::now());
         let waits = told(&again, now, 10_000);
         assert!(waits.iter().all(|wait| (SECOND..=SECOND + SPREAD_MAX).contains(wait)));
         again.wait(now + 3600 * SECOND);
-        assert_eq!(again.book().rate, None);
+        assert_eq!(again.rate_book().rate, None);
     }
 }

@@ -2,7 +2,7 @@
 //! bounded queue, and reports to the session that gave the work. Knows nothing of sockets. It waits for work, for room
 //! to report, and within a step for other ranks; the session ends that last wait when it no longer needs the step.
 
-use crate::assignment::{Assignment, Load, LoadError, Loaded as LoadedPlace};
+use crate::assignment::{Assignment, Load, LoadError, Loaded as LoadedModel};
 use crate::runner::{Runner, Upcoming};
 use crate::session::heartbeat::StepCounters;
 use collective::{AbortHandle, CancelFlag};
@@ -24,7 +24,7 @@ use types::{Epoch, Rank, Step, StepDone};
 pub(crate) enum Work {
     Load {
         assignment: Box<Assignment>,
-        turn: SeatTurn,
+        lease: ThreadLease,
         reports: Reports,
     },
     /// All ranks of the epoch have loaded.
@@ -44,27 +44,27 @@ pub(crate) enum Work {
     },
 }
 
-/// One assignment's turn on the thread, and the flag that ends it.
+/// One assignment's lease on the thread, and the flag that ends it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SeatTurn(CancelFlag);
+pub(crate) struct ThreadLease(CancelFlag);
 
 /// Lets a session free the thread from a finished assignment: its work and its waits end.
 #[derive(Default)]
-pub(crate) struct Turns(Mutex<State>);
+pub(crate) struct ThreadLeases(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    last: SeatTurn,
-    seated: Option<AbortHandle>,
+    last: ThreadLease,
+    running: Option<AbortHandle>,
 }
 
-impl Turns {
-    /// Ends every turn before this one.
-    pub fn next(&self) -> SeatTurn {
+impl ThreadLeases {
+    /// Ends every lease before this one.
+    pub fn next(&self) -> ThreadLease {
         let mut state = self.state();
         state.last.0.cancel();
-        state.last = SeatTurn::default();
-        if let Some(handle) = state.seated.take() {
+        state.last = ThreadLease::default();
+        if let Some(handle) = state.running.take() {
             handle.abort();
         }
         state.last.clone()
@@ -72,15 +72,15 @@ impl Turns {
 
     /// The rank that the thread waits for at this moment, within a step.
     pub fn waits_for(&self) -> Option<Rank> {
-        self.state().seated.as_ref()?.waits_for()
+        self.state().running.as_ref()?.waits_for()
     }
 
-    /// False if the turn has ended: then no wait begins.
-    fn sit(&self, turn: &SeatTurn, handle: Option<AbortHandle>) -> bool {
+    /// False if the lease has ended: then no wait begins.
+    fn hold(&self, lease: &ThreadLease, handle: Option<AbortHandle>) -> bool {
         let mut state = self.state();
-        let is_on = !turn.is_over();
+        let is_on = !lease.is_over();
         if is_on {
-            state.seated = handle;
+            state.running = handle;
         }
         is_on
     }
@@ -90,7 +90,7 @@ impl Turns {
     }
 }
 
-impl SeatTurn {
+impl ThreadLease {
     fn is_over(&self) -> bool {
         self.0.is_cancelled()
     }
@@ -103,23 +103,23 @@ pub(crate) struct Reports {
     /// Frames for the coordinator, in order.
     pub up: mpsc::WeakSender<WorkerFrame>,
     /// Why this rank cannot go on. The coordinator is told right afterwards.
-    pub lost: mpsc::WeakSender<SeatLost>,
+    pub lost: mpsc::WeakSender<RankLost>,
 }
 
-pub(crate) enum SeatLost {
+pub(crate) enum RankLost {
     /// Loading failed in a way that would only repeat itself.
     Load(LoadError),
     Run(String),
 }
 
-impl SeatLost {
-    fn by(error: LoadError) -> SeatLost {
+impl RankLost {
+    fn by(error: LoadError) -> RankLost {
         match error {
             // The next attempt may succeed.
             error @ (LoadError::Collective(_) | LoadError::Fetch { .. } | LoadError::Changed(_)) => {
-                SeatLost::Run(error.to_string())
+                RankLost::Run(error.to_string())
             }
-            error => SeatLost::Load(error),
+            error => RankLost::Load(error),
         }
     }
 }
@@ -127,28 +127,28 @@ impl SeatLost {
 /// Polls a future on this thread to its end, and sleeps while there is nothing to do. It enters no runtime, so what is
 /// polled may block, and may enter a runtime of its own.
 pub(crate) fn drive<T>(future: impl Future<Output = T>) -> T {
-    let bell = Arc::new(Bell { sleeper: std::thread::current(), has_rung: AtomicBool::new(false) });
-    let waker = bell.clone().into();
+    let thread_waker = Arc::new(ThreadWaker { sleeper: std::thread::current(), is_woken: AtomicBool::new(false) });
+    let waker = thread_waker.clone().into();
     let mut future = pin!(future);
     loop {
         if let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return out;
         }
         // Others park on this thread too, and may consume a wake-up meant for this.
-        while !bell.has_rung.swap(false, Relaxed) {
+        while !thread_waker.is_woken.swap(false, Relaxed) {
             std::thread::park();
         }
     }
 }
 
-struct Bell {
+struct ThreadWaker {
     sleeper: Thread,
-    has_rung: AtomicBool,
+    is_woken: AtomicBool,
 }
 
-impl Wake for Bell {
+impl Wake for ThreadWaker {
     fn wake(self: Arc<Self>) {
-        self.has_rung.store(true, Relaxed);
+        self.is_woken.store(true, Relaxed);
         self.sleeper.unpark();
     }
 }
@@ -192,34 +192,34 @@ pub(crate) async fn run(
     mut loader: Box<dyn Load>,
     work: mpsc::Receiver<Work>,
     progress: Arc<StepCounters>,
-    turns: Arc<Turns>,
+    leases: Arc<ThreadLeases>,
 ) {
     let mut queue = Queue { work, seen: None };
-    let mut standing = Standing::Nowhere;
+    let mut state = RankState::Idle;
     let mut idle_since = Instant::now();
     while let Some(next) = queue.next().await {
         progress.busy(true);
         progress.add_idle(idle_since.elapsed());
-        standing = match (next, standing) {
-            (Work::Load { assignment, turn, reports }, old) => {
+        state = match (next, state) {
+            (Work::Load { assignment, lease, reports }, old) => {
                 // The old KV cache is dropped first: there may not be room for two.
                 drop(old);
-                let place = Place::load(&mut *loader, &assignment, turn, reports).await;
-                place.map_or(Standing::Nowhere, Standing::Loaded)
+                let place = LoadedRank::load(&mut *loader, &assignment, lease, reports).await;
+                place.map_or(RankState::Idle, RankState::Loaded)
             }
-            (Work::Meet { epoch }, Standing::Loaded(place)) if place.epoch == epoch => {
-                place.meet(&turns).await.map_or(Standing::Nowhere, Standing::Seated)
+            (Work::Meet { epoch }, RankState::Loaded(place)) if place.epoch == epoch => {
+                place.meet(&leases).await.map_or(RankState::Idle, RankState::Running)
             }
-            (Work::Step { step, traceparent }, Standing::Seated(seat)) => {
-                let seat = seat.run(&step, &traceparent, &progress, &mut queue).await;
-                seat.map_or(Standing::Nowhere, Standing::Seated)
+            (Work::Step { step, traceparent }, RankState::Running(rank)) => {
+                let rank = rank.run(&step, &traceparent, &progress, &mut queue).await;
+                rank.map_or(RankState::Idle, RankState::Running)
             }
-            (Work::Release, _) => Standing::Nowhere,
+            (Work::Release, _) => RankState::Idle,
             (Work::Distrust { done }, _) => {
                 loader.distrust();
                 // Who asked may have waited for long enough.
                 let _late = done.send(());
-                Standing::Nowhere
+                RankState::Idle
             }
             // Work for an assignment that was lost meanwhile.
             (Work::Meet { .. } | Work::Step { .. }, same) => same,
@@ -230,28 +230,28 @@ pub(crate) async fn run(
 }
 
 /// How far the thread's assignment is.
-enum Standing {
-    Nowhere,
-    Loaded(Place),
-    Seated(Seat),
+enum RankState {
+    Idle,
+    Loaded(LoadedRank),
+    Running(RunningRank),
 }
 
 /// An assignment loaded in one epoch, before the ranks have met.
-struct Place {
+struct LoadedRank {
     epoch: Epoch,
     rank: Rank,
-    turn: SeatTurn,
+    lease: ThreadLease,
     /// Whether it samples; other ranks report nothing of a step.
     answers: bool,
-    loaded: Box<dyn LoadedPlace>,
+    loaded: Box<dyn LoadedModel>,
     reports: Reports,
 }
 
 /// A rank that has met the others and runs steps.
-struct Seat {
+struct RunningRank {
     epoch: Epoch,
     rank: Rank,
-    turn: SeatTurn,
+    lease: ThreadLease,
     answers: bool,
     runner: Box<dyn Runner>,
     /// The runner's waiting time already reported.
@@ -260,15 +260,20 @@ struct Seat {
     reports: Reports,
 }
 
-impl Place {
-    async fn load(loader: &mut dyn Load, assignment: &Assignment, turn: SeatTurn, reports: Reports) -> Option<Place> {
+impl LoadedRank {
+    async fn load(
+        loader: &mut dyn Load,
+        assignment: &Assignment,
+        lease: ThreadLease,
+        reports: Reports,
+    ) -> Option<LoadedRank> {
         // A long step may have outlived the session that gave this one.
-        if turn.is_over() {
+        if lease.is_over() {
             return None;
         }
         let (epoch, rank) = (assignment.epoch, assignment.rank);
-        let attempt = attempt(|| loader.load(assignment, &turn.0));
-        let (loaded, ready) = reports.heed(epoch, &turn, attempt).await?;
+        let attempt = attempt(|| loader.load(assignment, &lease.0));
+        let (loaded, ready) = reports.heed(epoch, &lease, attempt).await?;
         let said = Loaded {
             epoch_incarnation: epoch.incarnation,
             epoch_n: epoch.n,
@@ -278,22 +283,22 @@ impl Place {
             weights: ready.weights.iter().map(PieceRun::from).collect(),
         };
         let answers = assignment.layout.part(rank).is_sampler();
-        reports.send(Frame::Loaded(said)).await.then(|| Place { epoch, rank, turn, answers, loaded, reports })
+        reports.send(Frame::Loaded(said)).await.then(|| LoadedRank { epoch, rank, lease, answers, loaded, reports })
     }
 
-    async fn meet(self, turns: &Turns) -> Option<Seat> {
-        let Place { epoch, rank, turn, answers, loaded, reports } = self;
-        let attempt = attempt(|| loaded.meet(&turn.0));
-        let runner = reports.heed(epoch, &turn, attempt).await?;
-        if !turns.sit(&turn, runner.abort_handle()) {
+    async fn meet(self, leases: &ThreadLeases) -> Option<RunningRank> {
+        let LoadedRank { epoch, rank, lease, answers, loaded, reports } = self;
+        let attempt = attempt(|| loaded.meet(&lease.0));
+        let runner = reports.heed(epoch, &lease, attempt).await?;
+        if !leases.hold(&lease, runner.abort_handle()) {
             return None;
         }
         let (waited, done) = (Duration::ZERO, StepDone::default());
         let ready = Ready { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n };
-        reports.send(Frame::Ready(ready)).await.then(|| Seat {
+        reports.send(Frame::Ready(ready)).await.then(|| RunningRank {
             epoch,
             rank,
-            turn,
+            lease,
             answers,
             runner,
             waited,
@@ -303,9 +308,15 @@ impl Place {
     }
 }
 
-impl Seat {
-    /// Runs a step. The seat is given up when the step fails or nobody listens any more.
-    async fn run(mut self, step: &Step, traceparent: &str, progress: &StepCounters, queue: &mut Queue) -> Option<Seat> {
+impl RunningRank {
+    /// Runs a step. The rank is given up when the step fails or nobody listens any more.
+    async fn run(
+        mut self,
+        step: &Step,
+        traceparent: &str,
+        progress: &StepCounters,
+        queue: &mut Queue,
+    ) -> Option<RunningRank> {
         if self.reports.are_unheard() {
             return None;
         }
@@ -335,12 +346,12 @@ impl Seat {
                 return self.reports.send(done).await.then_some(self);
             }
             Ok(Ok(())) => return Some(self),
-            // Whoever ended the turn knows why.
-            _ if self.turn.is_over() => return None,
+            // Whoever ended the lease knows why.
+            _ if self.lease.is_over() => return None,
             Ok(Err(error)) => (error.to_string(), error.guilty()),
             Err(panicked) => (format!("step {} panicked: {panicked}", step.id.0), None),
         };
-        self.reports.lost(self.epoch, message.clone(), guilty, SeatLost::Run(message)).await;
+        self.reports.lost(self.epoch, message.clone(), guilty, RankLost::Run(message)).await;
         None
     }
 
@@ -359,20 +370,20 @@ impl Reports {
         self.up.upgrade().is_none_or(|up| up.is_closed())
     }
 
-    /// The result of loading or meeting; None if that failed, which has been reported, or if the turn has ended.
-    async fn heed<T>(&self, epoch: Epoch, turn: &SeatTurn, result: Attempt<T>) -> Option<T> {
-        if turn.is_over() {
-            // Whoever ended the turn knows why.
+    /// The result of loading or meeting; None if that failed, which has been reported, or if the lease has ended.
+    async fn heed<T>(&self, epoch: Epoch, lease: &ThreadLease, result: Attempt<T>) -> Option<T> {
+        if lease.is_over() {
+            // Whoever ended the lease knows why.
             return None;
         }
         match result {
             Ok(Ok(got)) => return Some(got),
             Ok(Err(error)) => {
-                self.lost(epoch, error.to_string(), error.guilty(), SeatLost::by(error)).await;
+                self.lost(epoch, error.to_string(), error.guilty(), RankLost::by(error)).await;
             }
             Err(panicked) => {
                 let message = format!("the loader panicked: {panicked}");
-                self.lost(epoch, message.clone(), None, SeatLost::Run(message)).await;
+                self.lost(epoch, message.clone(), None, RankLost::Run(message)).await;
             }
         }
         None
@@ -386,7 +397,7 @@ impl Reports {
 
     /// Reports that this rank cannot go on, and names the rank to blame if that is another. This one is then sound, and
     /// waits for the coordinator's decision.
-    async fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: SeatLost) {
+    async fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: RankLost) {
         let guilty_rank = guilty.map(|rank| rank.0.into());
         let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message, guilty_rank };
         // The session is told first: the coordinator closes the stream once it has read this, and that end gives no

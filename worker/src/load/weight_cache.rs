@@ -1,0 +1,118 @@
+//! What a rank keeps of a model between two assignments: packed weights and the device that they are on. Knows no files
+//! and no other ranks.
+//!
+//! A runner borrows them. When it is dropped they are back in the cache, where the next assignment finds them if it is
+//! for the same part of the same model. Any look at the weight_cache empties it, so it never holds anything else.
+
+use crate::assignment::Assignment;
+use crate::load::reading::Reading;
+use backend::Device;
+use checkpoint::ModelSpec;
+use model::Model;
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use types::{Part, PolicyDigest};
+
+/// The weights kept by one loader. A copy of the loader has another weight_cache.
+#[derive(Default)]
+pub struct WeightCache(Arc<Mutex<Option<CachedPart>>>);
+
+struct CachedPart {
+    of: PartKey,
+    /// `LoadedPart` of one kind of device.
+    held: Box<dyn Any + Send>,
+}
+
+/// The key under which loaded weights are found again: equal keys have the same weights, cut alike, with as much
+/// scratch memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PartKey {
+    policy: PolicyDigest,
+    part: Part,
+    context: u32,
+    batch_tokens_max: u32,
+    running_max: u32,
+}
+
+/// A part of a model on a device.
+pub(crate) struct LoadedPart<D: Device> {
+    pub device: D,
+    pub model: Model<D>,
+    pub spec: ModelSpec,
+    pub policy: PolicyDigest,
+    pub reading: Reading,
+}
+
+/// `LoadedPart`, while a runner has it.
+pub(crate) struct PartInUse<D: Device + 'static> {
+    /// Some until this is dropped.
+    held: Option<LoadedPart<D>>,
+    of: PartKey,
+    weight_cache: WeightCache,
+    is_sound: bool,
+}
+
+impl PartKey {
+    pub fn new(policy: PolicyDigest, assignment: &Assignment, part: &Part) -> PartKey {
+        let Assignment { context, batch_tokens_max, running_max, .. } = *assignment;
+        PartKey { policy, part: part.clone(), context, batch_tokens_max, running_max }
+    }
+}
+
+impl WeightCache {
+    /// Empties the weight_cache, and returns what was there if it has this key.
+    pub(crate) fn take<D: Device + 'static>(&self, of: Option<&PartKey>) -> Option<LoadedPart<D>> {
+        let kept = self.place().take()?;
+        let held = kept.held.downcast::<LoadedPart<D>>().ok().filter(|_| Some(&kept.of) == of)?;
+        // A failure of the device while nobody looked has spoilt it for good.
+        held.device.settle().is_ok().then_some(*held)
+    }
+
+    pub(crate) fn hand_out<D: Device + 'static>(&self, held: LoadedPart<D>, of: PartKey) -> PartInUse<D> {
+        PartInUse { held: Some(held), of, weight_cache: WeightCache(self.0.clone()), is_sound: true }
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<CachedPart>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clone for WeightCache {
+    fn clone(&self) -> WeightCache {
+        WeightCache::default()
+    }
+}
+
+impl fmt::Debug for WeightCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.place().is_some() { "WeightCache(full)" } else { "WeightCache(empty)" })
+    }
+}
+
+impl<D: Device + 'static> PartInUse<D> {
+    pub fn get(&self) -> &LoadedPart<D> {
+        self.held.as_ref().expect("it is there until this is dropped")
+    }
+
+    pub fn get_mut(&mut self) -> &mut LoadedPart<D> {
+        self.held.as_mut().expect("it is there until this is dropped")
+    }
+
+    /// Whatever ends the runner between `begin` and `end` discards the weights, and keeps none for the next runner.
+    pub fn begin(&mut self) {
+        self.is_sound = false;
+    }
+
+    pub fn end(&mut self) {
+        self.is_sound = true;
+    }
+}
+
+impl<D: Device + 'static> Drop for PartInUse<D> {
+    fn drop(&mut self) {
+        if let Some(held) = self.held.take().filter(|_| self.is_sound) {
+            *self.weight_cache.place() = Some(CachedPart { of: self.of.clone(), held: Box::new(held) });
+        }
+    }
+}
