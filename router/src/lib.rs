@@ -94,7 +94,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     let bodies = Arc::new(Semaphore::new(config.limits.bodies_bytes_max.min(Semaphore::MAX_PERMITS)));
     let models = ModelTable::new(texts, config.names.clone(), config.routes.clone());
     let attends = reader_watch.clone();
-    let attends = tokio::spawn(async move { attends.attend(unread_max).await });
+    let attends = tokio::spawn(async move { attends.watch(unread_max).await });
     let front = Arc::new(Frontend {
         config,
         models,

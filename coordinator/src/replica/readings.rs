@@ -352,10 +352,10 @@ mod tests {
         assert_eq!(missed((2, 1), &[&[], &of(1, &[2, 3, 4])]), (vec![0, 1], 0));
         assert_eq!(missed((2, 1), &[&of(0, &[1, 2, 3, 4])[..0], &of(0, &[1, 2])]), (vec![1], 2));
         // Another stage that holds the weight too does not stand in for the one that omits it.
-        assert_eq!(missed((2, 2), &[&[whole.clone()], &[], &of(0, &[1, 2]), &[]]), (vec![2, 3], 2));
-        assert_eq!(missed((1, 2), &[&of(1, &[2, 3, 4]), &[whole.clone()]]), (vec![0], 0));
+        assert_eq!(missed((2, 2), &[std::slice::from_ref(&whole), &[], &of(0, &[1, 2]), &[]]), (vec![2, 3], 2));
+        assert_eq!(missed((1, 2), &[&of(1, &[2, 3, 4]), std::slice::from_ref(&whole)]), (vec![0], 0));
         // Who says more than its part takes nobody's blame, and a stage without the weight none either.
-        let all: [&[PieceRun]; 4] = [&[whole.clone()], &of(2, &[3, 4]), &[], &[]];
+        let all: [&[PieceRun]; 4] = [std::slice::from_ref(&whole), &of(2, &[3, 4]), &[], &[]];
         assert_eq!(say_on(&mut Readings::default(), (2, 2), &all), Ok(()));
     }
 }

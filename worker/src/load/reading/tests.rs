@@ -40,7 +40,7 @@ fn assignment(model_path: &Path) -> Assignment {
         context: 100,
         batch_tokens_max: 100,
         running_max: 4,
-        timeouts: crate::Timeouts::default(),
+        timeouts: crate::MeshTimeouts::default(),
         policy: None,
         reading: 0,
         zero_kv: false,
