@@ -138,9 +138,12 @@ fn show(peers: &Peers, shown: &BTreeMap<usize, Differs>, found: BTreeMap<usize, 
     }
 }
 
+/// A replica's view, and what it serves.
+type Serving<'a> = (&'a View, &'a Arc<Replica>);
+
 /// Those that mean what others mean and have another digest than most of these have.
 fn pairs(views: &[View]) -> Vec<Pair> {
-    let mut alike: BTreeMap<(&str, [u8; 32]), Vec<(&View, &Arc<Replica>)>> = BTreeMap::new();
+    let mut alike: BTreeMap<(&str, [u8; 32]), Vec<Serving<'_>>> = BTreeMap::new();
     for (view, replica) in views.iter().filter_map(|view| Some((view, view.replica.as_ref()?))) {
         if let Some(PolicyDigest(meant)) = replica.meant {
             alike.entry((&replica.model, meant)).or_default().push((view, replica));
@@ -149,7 +152,7 @@ fn pairs(views: &[View]) -> Vec<Pair> {
     alike.into_values().flat_map(|alike| strangers(&alike)).collect()
 }
 
-fn strangers(alike: &[(&View, &Arc<Replica>)]) -> Vec<Pair> {
+fn strangers(alike: &[Serving<'_>]) -> Vec<Pair> {
     if alike.iter().all(|(_, of)| of.digest == alike[0].1.digest) {
         return Vec::new();
     }
@@ -158,7 +161,7 @@ fn strangers(alike: &[(&View, &Arc<Replica>)]) -> Vec<Pair> {
     let most = alike.iter().rev().max_by_key(|(_, of)| n_like(of.digest));
     let Some((usual, other)) = most.copied() else { return Vec::new() };
     let differ = alike.iter().filter(|(_, of)| of.digest != other.digest);
-    let pair = |(view, replica): &(&View, &Arc<Replica>)| Pair {
+    let pair = |(view, replica): &Serving<'_>| Pair {
         place: view.place,
         replica: (*replica).clone(),
         name: view.name.clone(),
