@@ -106,7 +106,7 @@ impl StreamSlots {
 
 pub struct WatchedStream<S> {
     held: Arc<SharedStream<S>>,
-    /// A waker for the reader_waker.
+    /// The waker that the stream is polled with.
     waker: Waker,
     reader_watch: Arc<ReaderWatch>,
     place: usize,

@@ -29,9 +29,12 @@ use tonic::transport::Channel;
 use types::Part;
 
 mod checks;
+mod error;
 mod journal;
 
 pub use checks::Checked;
+pub use error::FetchError;
+use error::SILENCE_MAX;
 
 /// In the cache, the folder of all models that were fetched; and in a model's folder, what is there of it.
 const FETCHED: &str = "fetched";
@@ -49,8 +52,6 @@ const MODEL_BYTES_MAX: u64 = 1 << 45;
 
 /// Limit for listing the files: the coordinator opens the model when it is first asked for it.
 const LIST_MAX: Duration = Duration::from_secs(60);
-/// Limit for the next message of a read.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// The most attempts in a row that bring nothing.
 const FUTILE_MAX: u32 = 6;
 const RETRY_MIN: Duration = Duration::from_millis(200);
@@ -61,29 +62,6 @@ const LOCK_POLL: Duration = Duration::from_millis(100);
 const END_POLL: Duration = Duration::from_millis(50);
 /// Limit for the cache's lock: as long as a coordinator by default waits for a rank to load.
 const LOCK_MAX: Duration = Duration::from_secs(600);
-
-/// Why the model could not be brought here.
-#[derive(Debug, thiserror::Error)]
-pub enum FetchError {
-    #[error("the coordinator does not give the model: {0}")]
-    Refused(String),
-    #[error("nothing came for {} s", SILENCE_MAX.as_secs())]
-    Silence,
-    #[error("what the coordinator says of the model cannot be meant: {0}")]
-    Manifest(String),
-    #[error("bytes {start} of {file} came damaged")]
-    Damaged { file: String, start: u64 },
-    #[error("{path} cannot be written", path = path.display())]
-    Io { path: PathBuf, source: io::Error },
-    #[error("another worker of this machine has been fetching this model for too long")]
-    Locked,
-    #[error("what was fetched is another model: its digest differs")]
-    OtherModel,
-    #[error("what was fetched cannot be opened")]
-    Unreadable(#[from] checkpoint::Error),
-    #[error("the fetch was broken off")]
-    BrokenOff,
-}
 
 /// The source of a fetch and its destination.
 #[derive(Clone, Debug)]
@@ -122,7 +100,7 @@ impl Fetch {
         let place = ModelFolder::open(&self.cache, files)?;
         let paths: Vec<PathBuf> = place.files.files.iter().map(|file| place.file(file)).collect();
         let wanted: Vec<BTreeSet<u64>> = place.files.files.iter().map(|file| needed(file, part)).collect();
-        // LoadedPart until the digest has been looked at.
+        // Held until the digest has been looked at.
         let _lock = match place.found_whole(&self.checked, &paths, &wanted, cancel).await? {
             Found::Whole(lock) => lock,
             Found::Incomplete(lock) => {

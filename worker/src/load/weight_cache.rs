@@ -2,7 +2,7 @@
 //! and no other ranks.
 //!
 //! A runner borrows them. When it is dropped they are back in the cache, where the next assignment finds them if it is
-//! for the same part of the same model. Any look at the weight_cache empties it, so it never holds anything else.
+//! for the same part of the same model. Any look at the cache empties it, so it never holds anything else.
 
 use crate::assignment::Assignment;
 use crate::load::reading::Reading;
@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use types::{Part, PolicyDigest};
 
-/// The weights kept by one loader. A copy of the loader has another weight_cache.
+/// The weights kept by one loader. A copy of the loader has another cache.
 #[derive(Default)]
 pub struct WeightCache(Arc<Mutex<Option<CachedPart>>>);
 
@@ -61,7 +61,7 @@ impl PartKey {
 }
 
 impl WeightCache {
-    /// Empties the weight_cache, and returns what was there if it has this key.
+    /// Empties the cache, and returns what was there if it has this key.
     pub(crate) fn take<D: Device + 'static>(&self, of: Option<&PartKey>) -> Option<LoadedPart<D>> {
         let kept = self.place().take()?;
         let held = kept.held.downcast::<LoadedPart<D>>().ok().filter(|_| Some(&kept.of) == of)?;
