@@ -480,6 +480,26 @@ fn lines_fit() {
 }
 
 #[test]
+fn a_file_that_is_named_is_there() {
+    let all = files(&["rs"]);
+    let is_there = |name: &str| all.iter().any(|(path, _)| path == name || path.ends_with(&format!("/{name}")));
+    let is_name = |text: &str| {
+        text.len() > 3 && text.ends_with(".rs") && text.chars().all(|c| c.is_alphanumeric() || "_./-".contains(c))
+    };
+    let mut broken = Vec::new();
+    for (path, text) in files(&["md", "rs"]) {
+        // A result tells of the day on which it was made.
+        let is_code = |line: &str| path.ends_with(".rs") && !line.trim_start().starts_with("//");
+        for (i, line) in text.lines().enumerate().filter(|(_, line)| !path.contains("results/") && !is_code(line)) {
+            let named = line.split('`').skip(1).step_by(2).filter(|quoted| is_name(quoted));
+            let missing = named.filter(|name| !is_there(name));
+            broken.extend(missing.map(|name| format!("{path}:{} names {name}", i + 1)));
+        }
+    }
+    hold("A document or a comment that names a file that is no more leads nowhere.", broken);
+}
+
+#[test]
 fn no_machine_is_named() {
     // Put together here, so that this file does not name them.
     let places = ["tmp", "work", "root"].map(|name| format!("/{name}/"));

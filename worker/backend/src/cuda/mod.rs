@@ -4,7 +4,7 @@
 //! ```text
 //! driver    what the driver offers: contexts, streams, memory, launches
 //! compiler  sources -> a cubin, kept on disk
-//! table     which kernels there are: kernels/*.cu, written to the page kernels/kernels.cuh as the host is
+//! table     which kernels there are: kernels/*.cu, which implement the contract kernels/kernels.cuh
 //! kernels   their arguments, loading and launching
 //! fault     what failed first
 //! lt        cuBLASLt, for large products under `fast`

@@ -24,8 +24,8 @@
 //               w8h, w4h    128 bytes  [e / 16][r % 8][h] one pair for each 16
 //               f8, f8plain  64 bytes  [r % 8][h] no pair but one f32 for the 32 elements
 //             weight = bf16(fmaf(scale, digit, minimum)): the one number that stands for it wherever it is used.
-//             Of f8 it is bf16(float * scale), the product rounded to f32 first. Nothing stands for no number there: the
-//             scale is none where the file has such a one.
+//             Of f8 it is bf16(float * scale), the product rounded to f32 first. No digit is a NaN: where the file has
+//             one, its scale is NaN.
 //             Signed or offset digits are stored unsigned, with minimum = -offset * scale, which is exact.
 //
 // PRODUCTS    K is cut in at most PIECES_MAX pieces at multiples of 32 (`Pieces`): the owned leaves of a row-parallel
