@@ -33,6 +33,14 @@ impl Load for PresenceLoader {
         let (loaded, ready) = self.loader.load(assignment, cancel)?;
         Ok((Box::new(Apart { loaded, presence: self.presence.clone() }), ready))
     }
+
+    fn distrust(&mut self) {
+        self.loader.distrust();
+    }
+
+    fn holds(&self, assignment: &Assignment) -> bool {
+        self.loader.holds(assignment)
+    }
 }
 
 struct Apart {

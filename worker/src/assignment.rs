@@ -16,6 +16,11 @@ pub trait Load: Send {
 
     /// The bytes that were loaded last are refused: copies that were made for it are not believed again.
     fn distrust(&mut self) {}
+
+    /// Whether it has what this assignment needs, and would read no file for it.
+    fn holds(&self, _: &Assignment) -> bool {
+        false
+    }
 }
 
 /// A loaded assignment whose rank has not met the others.

@@ -8,6 +8,8 @@ use types::Micros;
 /// More are not remembered: whose wait is over first is forgotten.
 const HOSTS_MAX: usize = 1024;
 const DOUBLINGS_MAX: u32 = 20;
+/// A longer name is no host's.
+const HOST_BYTES_MAX: usize = 256;
 
 #[derive(Default)]
 pub(crate) struct Distrusted(BTreeMap<String, Distrust>);
@@ -22,6 +24,10 @@ impl Distrusted {
     /// What a rank of this host has loaded is refused: until when none of its workers is taken. The wait is `min` the
     /// first time, and doubles up to `max`.
     pub fn refused(&mut self, host: &str, now: Micros, [min, max]: [u64; 2]) -> Micros {
+        // Workers that do not say where they are have nothing in common.
+        if host.is_empty() || host.len() > HOST_BYTES_MAX {
+            return now.plus(min);
+        }
         let n_times = match self.0.get(host) {
             // Another rank of it, in the same epoch.
             Some(before) if now < before.until => return before.until,

@@ -65,6 +65,11 @@ impl GridChoice {
         self.fewer_from = None;
     }
 
+    /// When fewer ranks will do, if that is still to come.
+    pub fn next_chance(&self, now: Micros) -> Option<Micros> {
+        self.fewer_from.filter(|from| now < *from)
+    }
+
     /// A lost rank is kept free until the returned time. A grid that the replica grew to in vain keeps none: it goes
     /// back to what it just had at once.
     pub fn ended(&mut self, phase: &Phase, why: Ending, now: Micros, waits: &Waits) -> Micros {

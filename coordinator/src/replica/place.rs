@@ -40,8 +40,9 @@ impl Replica {
             }
             Err(why) => {
                 self.state_changed |= waiting.cannot(now, why, candidates.all().len());
-                // A worker that is left out may have another attempt by then.
-                waiting.try_again_at(self.members.next_chance(now));
+                // By then a worker that is left out may have another attempt, or fewer ranks will do.
+                let chances = [self.members.next_chance(now), self.grids.next_chance(now)];
+                waiting.try_again_at(chances.into_iter().flatten().min());
             }
         }
     }

@@ -113,11 +113,12 @@ impl Replicas {
         self.views.borrow().iter().any(|view| view.replica.is_none())
     }
 
-    /// A replica that has reported what it serves: a ready one, if there is any.
+    /// A replica that has reported what it serves: one of the ready version that most replicas have, if any is ready.
     pub fn any(&self) -> Option<Arc<Replica>> {
-        let views = self.views.borrow();
-        let ready = views.iter().find(|view| view.is_ready());
-        ready.or_else(|| views.iter().find(|view| view.replica.is_some()))?.replica.clone()
+        let versions = self.versions();
+        // Of equals, `max_by_key` takes the last: the first that came.
+        let most = versions.iter().rev().filter(|version| version.is_ready()).max_by_key(|version| version.n_replicas);
+        most.or(versions.first()).map(|version| version.replica.clone())
     }
 
     /// Picks a replica for a request that has been read, as late as possible. `cached` is the prompt to look up in

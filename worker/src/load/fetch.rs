@@ -257,7 +257,8 @@ impl ModelFolder {
         Ok(ModelFolder { folder, files })
     }
 
-    /// Looks again whenever another worker of this machine has written: most of what is ours may be there by then.
+    /// Looks again whenever another worker of this machine has written: most of what is ours may be there by then. With
+    /// nobody writing it does not: ranks that hash what is damaged again and again would share the lock for ever.
     async fn found_whole(
         &self,
         checked: &Checked,
@@ -265,16 +266,20 @@ impl ModelFolder {
         wanted: &[BTreeSet<u64>],
         cancel: &CancelFlag,
     ) -> Result<Found, FetchError> {
-        let since = Instant::now();
+        let (since, mut must_look) = (Instant::now(), true);
         while since.elapsed() <= LOCK_MAX {
-            if let Some(shared) = self.try_lock(File::try_lock_shared)? {
-                if self.is_whole(checked, paths, wanted, cancel)? {
-                    return Ok(Found::Whole(shared));
+            match self.try_lock(File::try_lock_shared)? {
+                Some(shared) if must_look => {
+                    if self.is_whole(checked, paths, wanted, cancel)? {
+                        return Ok(Found::Whole(shared));
+                    }
+                    must_look = false;
                 }
-                drop(shared);
-                if let Some(ours) = self.try_lock(File::try_lock)? {
-                    return Ok(Found::Incomplete(ours));
-                }
+                Some(_) => {}
+                None => must_look = true,
+            }
+            if !must_look && let Some(ours) = self.try_lock(File::try_lock)? {
+                return Ok(Found::Incomplete(ours));
             }
             tokio::time::sleep(LOCK_POLL).await;
         }
@@ -327,7 +332,11 @@ impl ModelFolder {
     }
 
     fn forget(&self) -> Result<(), FetchError> {
-        std::fs::remove_file(self.journal()).map_err(io_at(&self.journal()))
+        match std::fs::remove_file(self.journal()) {
+            // Another rank was first.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            forgotten => forgotten.map_err(io_at(&self.journal())),
+        }
     }
 
     /// Checks the wanted chunks that are here: damaged ones leave the journal.

@@ -55,7 +55,7 @@ impl Reading {
     pub fn asks(&mut self, assignment: &Assignment) -> Ask {
         let now = ReadingNumber::of(assignment);
         let (is_same, is_of_other_life) = (now == self.of, now.incarnation != self.of.incarnation);
-        if is_same && self.refused.is_none() || is_of_other_life && now.n == 0 {
+        if self.is_kept_for(assignment) {
             return self.keep(now);
         }
         let files = Checkpoint::open(&assignment.model_path).map(|found| found.stamps()).map_err(|why| why.to_string());
@@ -66,6 +66,12 @@ impl Reading {
             Ok(files) if files == self.files && (is_same || is_of_other_life) => self.keep(now),
             files => Ask::Read(files),
         }
+    }
+
+    /// Whether no file needs to be looked at to know that this is what the assignment asks for.
+    pub fn is_kept_for(&self, assignment: &Assignment) -> bool {
+        let now = ReadingNumber::of(assignment);
+        now == self.of && self.refused.is_none() || now.incarnation != self.of.incarnation && now.n == 0
     }
 
     fn keep(&mut self, now: ReadingNumber) -> Ask {

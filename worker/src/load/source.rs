@@ -43,9 +43,17 @@ impl Source {
 
 impl Load for Located {
     fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
-        let model_path = self.source.path(assignment, cancel)?;
+        let model_path = match (&self.source, &self.model_path) {
+            // Another rank of this machine may have been refused its bytes: then all of them would come anew.
+            (Source::Fetched(_), Some(path)) if self.loader.holds(assignment) => path.clone(),
+            _ => self.source.path(assignment, cancel)?,
+        };
         self.model_path = Some(model_path.clone());
         self.loader.load(&Assignment { model_path, ..assignment.clone() }, cancel)
+    }
+
+    fn holds(&self, assignment: &Assignment) -> bool {
+        self.loader.holds(assignment)
     }
 
     fn distrust(&mut self) {

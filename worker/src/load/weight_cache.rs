@@ -20,8 +20,23 @@ pub struct WeightCache(Arc<Mutex<Option<CachedPart>>>);
 
 struct CachedPart {
     of: PartKey,
-    /// `LoadedPart` of one kind of device.
-    held: Box<dyn Any + Send>,
+    held: Box<dyn AnyPart>,
+}
+
+/// A `LoadedPart` of some kind of device.
+trait AnyPart: Send {
+    fn is_kept_for(&self, assignment: &Assignment) -> bool;
+    fn into_any(self: Box<Self>) -> Box<dyn Any>;
+}
+
+impl<D: Device + 'static> AnyPart for LoadedPart<D> {
+    fn is_kept_for(&self, assignment: &Assignment) -> bool {
+        self.reading.is_kept_for(assignment)
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
 }
 
 /// The key under which loaded weights are found again: equal keys have the same weights, cut alike, with as much
@@ -64,9 +79,14 @@ impl WeightCache {
     /// Empties the cache, and returns what was there if it has this key.
     pub(crate) fn take<D: Device + 'static>(&self, of: Option<&PartKey>) -> Option<LoadedPart<D>> {
         let kept = self.place().take()?;
-        let held = kept.held.downcast::<LoadedPart<D>>().ok().filter(|_| Some(&kept.of) == of)?;
+        let held = kept.held.into_any().downcast::<LoadedPart<D>>().ok().filter(|_| Some(&kept.of) == of)?;
         // A failure of the device while nobody looked has spoilt it for good.
         held.device.settle().is_ok().then_some(*held)
+    }
+
+    /// Whether this is there, and is what the assignment asks for without a look at any file.
+    pub(crate) fn holds(&self, of: &PartKey, assignment: &Assignment) -> bool {
+        self.place().as_ref().is_some_and(|kept| kept.of == *of && kept.held.is_kept_for(assignment))
     }
 
     pub(crate) fn hand_out<D: Device + 'static>(&self, held: LoadedPart<D>, of: PartKey) -> PartInUse<D> {

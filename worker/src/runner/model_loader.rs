@@ -2,7 +2,7 @@
 //! Knows no step, and nothing of what is read of the model.
 
 use crate::assignment::{Assignment, Load, LoadError, Loaded, Ready};
-use crate::load::weight_cache::WeightCache;
+use crate::load::weight_cache::{PartKey, WeightCache};
 use crate::runner::Runner;
 use crate::runner::model_part::{ModelPart, load_failed, load_part};
 use crate::runner::model_runner::ModelRunner;
@@ -144,6 +144,12 @@ impl Load for ModelLoader {
     fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         let (apart, ready) = self.load_apart(assignment, cancel)?;
         Ok((Box::new(apart), ready))
+    }
+
+    fn holds(&self, assignment: &Assignment) -> bool {
+        let part = assignment.layout.part(assignment.rank);
+        let key = assignment.policy.map(|policy| PartKey::new(policy, assignment, &part));
+        key.is_some_and(|key| self.weight_cache.holds(&key, assignment))
     }
 }
 

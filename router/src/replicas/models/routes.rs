@@ -42,10 +42,14 @@ impl Pattern {
         Pattern { model: model.into(), digest: String::new() }
     }
 
-    /// Among several matching versions, the first that is ready: so one version answers under a name, until it is gone.
+    /// Among several matching versions, the ready one that most replicas have, and of equals the first: so one version
+    /// answers under a name, and one replica with a damaged file answers for nobody.
     pub fn among<'a>(&self, versions: &'a [Version]) -> Option<&'a Version> {
         let meant = || versions.iter().filter(|version| self.means(version));
-        meant().find(|version| version.is_ready()).or_else(|| meant().next())
+        let ready = meant().filter(|version| version.is_ready());
+        // Of equals, `max_by_key` takes the last.
+        let most = ready.collect::<Vec<_>>().into_iter().rev().max_by_key(|version| version.n_replicas);
+        most.or_else(|| meant().next())
     }
 
     pub fn means(&self, version: &Version) -> bool {

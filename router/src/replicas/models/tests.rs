@@ -115,8 +115,10 @@ fn the_share_of_a_version_without_a_ready_replica_goes_to_the_others_by_weight()
 }
 
 #[test]
-fn the_first_ready_digest_of_a_name_answers_unless_a_route_names_one() {
+fn the_ready_digest_that_most_have_answers_under_a_name_unless_a_route_names_one() {
     let both = versions(&[view("m", 1, false), view("m", 2, true), view("m", 1, true), view("m", 3, true)]);
+    let few = versions(&[view("m", 1, true), view("m", 2, true), view("m", 2, true)]);
+    assert_eq!(route(&shares("chat=m"), &few, 7).map(|version| version.digest().0[0]), Some(2));
     let got = |line: &str| route(&shares(line), &both, 7).map(|version| version.digest().0[0]);
     assert_eq!(
         (got("chat=m"), got("chat=m@02"), got("chat=m@0303"), got("chat=m@04")),
