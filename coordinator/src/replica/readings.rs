@@ -136,8 +136,7 @@ impl Readings {
         let behind = of_stage.iter().filter(|(_, run)| run.first > piece).map(|(rank, _)| *rank).min();
         let is_around =
             |rank: &Rank| before.is_none_or(|before| before <= *rank) && behind.is_none_or(|behind| *rank <= behind);
-        let ranks: Vec<Rank> =
-            self.said.keys().copied().filter(|rank| Some(self.stage(*rank)) == stage).collect();
+        let ranks: Vec<Rank> = self.said.keys().copied().filter(|rank| Some(self.stage(*rank)) == stage).collect();
         let around: Vec<Rank> = ranks.iter().copied().filter(is_around).collect();
         // Ranks that contradict the layout leave nobody between them: then nobody of the stage is believed.
         if around.is_empty() { ranks } else { around }

@@ -729,6 +729,31 @@ async fn a_host_that_has_loaded_another_model_is_taken_last() {
     cluster.stop().await;
 }
 
+/// The refused spare leaves nobody behind whose attempt could be waited for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fewer_ranks_carry_on_when_the_only_spare_was_refused() {
+    let mut config = on_grid(config(64, 128, 16), 2, 1);
+    config.waits.drain_max = Duration::from_millis(50);
+    (config.waits.replan_after, config.waits.replace_min) = (Duration::from_secs(3), Duration::from_millis(20));
+    let cluster = Cluster::start(config);
+    let (mut good, mut other) = (of_host(&cluster, "good", 1).await, of_host(&cluster, "other", 1).await);
+    (good.last, other.last) = (good.assigned().await, other.assigned().await);
+    for worker in [&mut good, &mut other] {
+        worker.say_loaded(sim_digest()).await;
+    }
+    good.meet().await;
+    other.meet().await;
+    cluster.router().await;
+    drop(other);
+    let mut bad = of_host(&cluster, "bad", 1).await;
+    (good.last, bad.last) = (good.assigned().await, bad.assigned().await);
+    bad.say_loaded([9; 32]).await;
+    assert!(bad.ended().await.message().contains("computes under"));
+    good.last = good.assigned().await;
+    assert!(good.last.mesh_addresses.is_empty(), "alone, not {:?}", good.last.mesh_addresses);
+    cluster.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_that_loads_another_model_again_and_again_is_placed_ever_more_slowly() {
     let mut config = config(64, 128, 16);
