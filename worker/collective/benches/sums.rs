@@ -1,4 +1,4 @@
-//! How long a `all_reduce` of 16 KB takes between two processes of one thread each, over shared memory and TCP, beside
+//! How long an `all_reduce` of 16 KB takes between two processes of one thread each, over shared memory and TCP, beside
 //! a plain ping-pong of as many bytes through shared memory: the floor. And how long one sequence's row takes to the
 //! next stage, and its token back. Interleaved rounds; a table, then JSON.
 //!

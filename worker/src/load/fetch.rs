@@ -14,10 +14,11 @@ use crate::assignment::{Assignment, LoadError};
 use crate::load::fetch::journal::Journal;
 use checkpoint::Checkpoint;
 use collective::CancelFlag;
+use lock::Lock;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{GetModelRequest, ModelBytes, ModelFile, ModelFiles, ReadModelRequest};
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -31,6 +32,7 @@ use types::Part;
 mod checks;
 mod error;
 mod journal;
+mod lock;
 
 pub use checks::Checked;
 pub use error::FetchError;
@@ -223,11 +225,6 @@ enum Found {
     Incomplete(Lock),
 }
 
-/// Of the folder; given back when it is dropped.
-struct Lock {
-    _file: File,
-}
-
 /// The chunks of a running fetch. However it ends, even by being dropped, they are not hashed again.
 struct FetchedChunks<'a> {
     checked: &'a Checked,
@@ -268,7 +265,7 @@ impl ModelFolder {
     ) -> Result<Found, FetchError> {
         let (since, mut must_look) = (Instant::now(), true);
         while since.elapsed() <= LOCK_MAX {
-            match self.try_lock(File::try_lock_shared)? {
+            match Lock::shared(&self.folder)? {
                 Some(shared) if must_look => {
                     if self.is_whole(checked, paths, wanted, cancel)? {
                         return Ok(Found::Whole(shared));
@@ -278,24 +275,12 @@ impl ModelFolder {
                 Some(_) => {}
                 None => must_look = true,
             }
-            if !must_look && let Some(ours) = self.try_lock(File::try_lock)? {
+            if !must_look && let Some(ours) = Lock::exclusive(&self.folder)? {
                 return Ok(Found::Incomplete(ours));
             }
             tokio::time::sleep(LOCK_POLL).await;
         }
         Err(FetchError::Locked)
-    }
-
-    /// None while somebody has it who does not share it. Another file each time: what becomes of the first lock when a
-    /// file asks for a second depends on the platform.
-    fn try_lock(&self, lock: impl Fn(&File) -> Result<(), TryLockError>) -> Result<Option<Lock>, FetchError> {
-        let path = self.folder.join("lock");
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(io_at(&path))?;
-        match lock(&file) {
-            Ok(()) => Ok(Some(Lock { _file: file })),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(source)) => Err(FetchError::Io { path, source }),
-        }
     }
 
     /// Whether all that is wanted is there as it came. Writes nothing.

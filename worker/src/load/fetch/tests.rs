@@ -121,16 +121,16 @@ async fn ranks_look_side_by_side_at_what_is_there_and_one_at_a_time_writes() {
     let (checked, never) = (Checked::default(), CancelFlag::default());
     let found = || place.found_whole(&checked, &paths, &wanted, &never);
     let Ok(Found::Incomplete(ours)) = found().await else { panic!("nothing is there") };
-    assert!(place.try_lock(File::try_lock_shared).unwrap().is_none(), "nobody looks at what is written");
+    assert!(Lock::shared(&place.folder).unwrap().is_none(), "nobody looks at what is written");
     let mut fetched = place.checked(&checked, &paths, &wanted, &never).unwrap();
     let out = File::create(&paths[0]).unwrap();
     out.set_len(place.files.files[0].n_bytes).unwrap();
     fetched.journal.add(0, 0..2, checks::hash(&out, &(0..2)).unwrap()).unwrap();
     drop((fetched, ours));
     // Another rank looks at it meanwhile.
-    let other = place.try_lock(File::try_lock_shared).unwrap().unwrap();
+    let other = Lock::shared(&place.folder).unwrap().unwrap();
     let Ok(Found::Whole(shared)) = found().await else { panic!("all of it is there") };
-    assert!(place.try_lock(File::try_lock).unwrap().is_none());
+    assert!(Lock::exclusive(&place.folder).unwrap().is_none());
     drop(shared);
     // What is not there is written when nobody looks any more.
     let more = [BTreeSet::from([0, 1, 2])];
