@@ -160,13 +160,16 @@ fn what_was_fetched_of_a_damaged_file_is_fetched_anew_when_it_is_refused() {
 #[test]
 fn replicas_that_differ_are_told_apart_by_the_weights_name() {
     let folder = Folder::new("replicas");
-    damage(&copy(&folder), true);
+    // A model is called by its folder's name.
+    let model = Folder(folder.0.join("llama-f32-tied"));
+    std::fs::create_dir_all(&model.0).unwrap();
+    damage(&copy(&model), true);
     let start = |model: &str| {
         let (coordinator, address) = coordinator(model, &[]);
         (coordinator, Node::start(&["worker", "--threads", "1", "--join", &address]), address)
     };
     // Of three, the first is the damaged one.
-    let started = [folder.0.to_str().unwrap(), MODEL, MODEL].map(start);
+    let started = [model.0.to_str().unwrap(), MODEL, MODEL].map(start);
     let addresses = started.iter().flat_map(|(_, _, address)| ["--coordinator", address]);
     let mut router = Node::start(&[&["router", MODEL], &addresses.collect::<Vec<_>>()[..], &DOORS[..4]].concat());
     let http = router.http();
