@@ -123,7 +123,7 @@ async fn ranks_look_side_by_side_at_what_is_there_and_one_at_a_time_writes() {
     let Ok(Found::Incomplete(ours)) = found().await else { panic!("nothing is there") };
     assert!(Lock::shared(&place.folder).unwrap().is_none(), "nobody looks at what is written");
     let mut fetched = place.checked(&checked, &paths, &wanted, &never).unwrap();
-    let out = File::create(&paths[0]).unwrap();
+    let out = OpenOptions::new().create_new(true).read(true).write(true).open(&paths[0]).unwrap();
     out.set_len(place.files.files[0].n_bytes).unwrap();
     fetched.journal.add(0, 0..2, checks::hash(&out, &(0..2)).unwrap()).unwrap();
     drop((fetched, ours));
