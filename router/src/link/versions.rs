@@ -34,6 +34,12 @@ impl Version {
     }
 }
 
+/// The ready version that most replicas have, and of equals the first.
+pub fn most_common<'a>(versions: impl DoubleEndedIterator<Item = &'a Version>) -> Option<&'a Version> {
+    // Of equals, `max_by_key` takes the last.
+    versions.rev().filter(|version| version.is_ready()).max_by_key(|version| version.n_replicas)
+}
+
 /// All versions, in the order in which their first replicas came.
 pub fn versions(views: &[View]) -> Arc<[Version]> {
     let mut versions: Vec<Version> = Vec::new();

@@ -9,7 +9,7 @@ use crate::link::handle::ReplicaLink;
 use crate::link::peers::Peers;
 use crate::link::request::Submit;
 use crate::link::ticket::Ticket;
-use crate::link::versions::Version;
+use crate::link::versions::{Version, most_common};
 use crate::link::view::{Replica, View};
 use crate::refusal::{NoResume, Refusal};
 use crate::replicas::roster::{Membership, Roster};
@@ -116,9 +116,7 @@ impl Replicas {
     /// A replica that has reported what it serves: one of the ready version that most replicas have, if any is ready.
     pub fn any(&self) -> Option<Arc<Replica>> {
         let versions = self.versions();
-        // Of equals, `max_by_key` takes the last: the first that came.
-        let most = versions.iter().rev().filter(|version| version.is_ready()).max_by_key(|version| version.n_replicas);
-        most.or(versions.first()).map(|version| version.replica.clone())
+        most_common(versions.iter()).or(versions.first()).map(|version| version.replica.clone())
     }
 
     /// Picks a replica for a request that has been read, as late as possible. `cached` is the prompt to look up in

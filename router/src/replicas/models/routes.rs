@@ -4,7 +4,7 @@
 
 use crate::board::pick::scatter;
 use crate::lines::{self, BadLine};
-use crate::link::versions::Version;
+use crate::link::versions::{Version, most_common};
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -46,10 +46,7 @@ impl Pattern {
     /// answers under a name, and one replica with a damaged file answers for nobody.
     pub fn among<'a>(&self, versions: &'a [Version]) -> Option<&'a Version> {
         let meant = || versions.iter().filter(|version| self.means(version));
-        let ready = meant().filter(|version| version.is_ready());
-        // Of equals, `max_by_key` takes the last.
-        let most = ready.collect::<Vec<_>>().into_iter().rev().max_by_key(|version| version.n_replicas);
-        most.or_else(|| meant().next())
+        most_common(meant()).or_else(|| meant().next())
     }
 
     pub fn means(&self, version: &Version) -> bool {
