@@ -1,21 +1,21 @@
 //! Paged K and V on the device, and attention over them: a block of threads for some rows of a sequence and a KV head,
 //! or, where rows are few and far along, one for each tile of positions too. All of them give the same bits.
 
+use super::buffer::Buffer;
+use super::device::Cuda;
 use super::driver::{Bytes, Pitched, Shape, Stream};
-use super::graphs::Outline;
 use super::kernels::{HeadShape, arguments, attend_shared_bytes};
+use super::lock::lock;
+use super::outline::{Outline, TILE, n_tiles};
+use super::scratch::Scratch;
 use super::table::Kernel;
+use super::uploads;
 use super::weights::GROUP;
-use super::{Buffer, Cuda, Scratch, lock, uploads};
 use crate::{Attention, AttentionCall, Error, Heads, KvSpec, Pass, Result, RopeStyle};
 use types::{BLOCK_TOKENS, BlockId, KvDtype};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
-/// Positions of a tile.
-const TILE: u32 = 256;
 const HEAD_DIM_MAX: usize = 256;
-/// Room for what the tiles of a split attention have made. Where it is too small, nothing is split.
-pub(super) const PARTIAL_BYTES: usize = 32 << 20;
 const FEW: u32 = 16;
 
 /// `[layer][block][KV head][K: [16, D] | V: [D, 16]]`
@@ -97,12 +97,6 @@ impl Rope {
         let n_positions = cos.len() / half_dim;
         Ok(Rope { cos: cuda.floats("a rope", cos)?, sin: cuda.floats("a rope", sin)?, half_dim, n_positions, style })
     }
-}
-
-/// Tiles up to the last position of a pass.
-pub(super) fn n_tiles(pass: &Pass<'_>) -> u32 {
-    let end = pass.slices.iter().map(|slice| slice.range.end).max().unwrap_or(0);
-    end.div_ceil(TILE)
 }
 
 /// How a pass is attended.

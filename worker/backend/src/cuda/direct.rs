@@ -1,10 +1,11 @@
 //! The device as a library sees it that moves memory between devices: where numbers lie, streams in an order with each
 //! other, columns of rows, and the sum of planes. Knows nothing of other devices, nor of who moves what.
 
+use super::buffer::Buffer;
+use super::device::Cuda;
 use super::driver::{Bytes, Event, Pitched, Shape, Stream};
-use super::kernels::arguments;
+use super::kernels::{arguments, by_row};
 use super::table::Kernel;
-use super::{Buffer, Cuda, by_row};
 use crate::Result;
 use std::ffi::c_void;
 use std::ops::Range;

@@ -1,12 +1,14 @@
 //! Mixtures of experts: who is chosen is decided on the device and never told to the host, so one launch is for all
 //! experts of a rank, each of which finds its rows.
 
+use super::buffer::Buffer;
+use super::device::Cuda;
 use super::driver::{Bytes, Shape};
-use super::kernels::arguments;
+use super::kernels::{arguments, by_row};
 use super::linear::tiles_per_block;
+use super::lock::lock;
 use super::table::Kernel;
 use super::weights::{Kind, Matrix};
-use super::{Buffer, Cuda, by_row, lock};
 use crate::{Error, Expert, Experts, Memory, Pointwise, Result, Routing};
 use std::collections::BTreeMap;
 use std::ops::Range;

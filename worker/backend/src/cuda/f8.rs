@@ -4,62 +4,22 @@
 //! widened to bf16 some at a time, and the library multiplies those; if there are enough rows for that to take less
 //! time than the kernels.
 
-use super::driver::{Bytes, Context, Shape};
-use super::kernels::arguments;
+use super::buffer::Buffer;
+use super::device::Cuda;
+use super::driver::Shape;
+use super::kernels::{arguments, by_row};
 use super::linear::{FLOAT, Operands};
 use super::lt::Number;
+use super::scratch::WIDENED_BYTES;
 use super::table::Kernel;
-use super::weights::{GROUP, Kind, Part, TILE};
-use super::{Buffer, Cuda, Matrix, Scratch, by_row};
+use super::weights::{GROUP, Kind, Matrix, Part, TILE};
 use crate::Result;
-use std::sync::Arc;
 
 /// The first GPUs whose tensor cores take numbers of eight bits.
 const CAPABILITY: (u32, u32) = (8, 9);
-/// Weights in bf16 at a time: so many may stay in a cache of the second level between their maker and their reader.
-const WIDENED_BYTES: usize = 64 << 20;
 /// From so many rows on weights are widened. Widening moves five bytes for each weight where the kernels read one,
 /// which is as much time as they lose to the library over some hundreds of rows; reckoned, not measured.
 const WIDENED_ROWS: usize = 512;
-
-/// Where rows in eight bits lie, and weights in bf16. None where no weights need it.
-#[derive(Default)]
-pub(super) struct ScaledScratch(Option<Places>);
-
-struct Places {
-    rows: Bytes,   // [rows_max, k]
-    scales: Bytes, // [rows_max]
-    widened: Bytes,
-}
-
-impl ScaledScratch {
-    /// For rows of so many numbers in all.
-    pub fn reserve(&mut self, context: &Arc<Context>, rows_max: usize, n_numbers: usize) -> Result<()> {
-        let fits = |places: &Places| places.rows.len() >= n_numbers && places.scales.len() >= 4 * rows_max;
-        if !self.0.as_ref().is_some_and(fits) {
-            // What is too small goes before its successor comes.
-            self.0 = None;
-            self.0 = Some(Places {
-                rows: Bytes::new(context, "rows in eight bits", n_numbers)?,
-                scales: Bytes::new(context, "scales of rows", 4 * rows_max)?,
-                widened: Bytes::new(context, "weights in bf16", WIDENED_BYTES)?,
-            });
-        }
-        Ok(())
-    }
-
-    pub fn is_made(&self) -> bool {
-        self.0.is_some()
-    }
-}
-
-impl Scratch {
-    /// As much as any buffer that is here needs.
-    pub(super) fn reserve_f8(&mut self, context: &Arc<Context>) -> Result<()> {
-        // A row of bf16 has two bytes for each number.
-        self.f8.reserve(context, self.rows_max, self.rows.len() / 2)
-    }
-}
 
 impl Cuda {
     /// Behind a matrix that was packed.
@@ -80,7 +40,7 @@ impl Cuda {
 
     fn in_f8(&self, plain: &Operands, w: &Matrix, part: &Part) -> bool {
         let scratch = self.scratch();
-        let (Some(places), Some(library)) = (&scratch.f8.0, &self.lt) else { return false };
+        let (Some(places), Some(library)) = (scratch.f8.places(), &self.lt) else { return false };
         let (to, of_rows) = (places.rows.at(0), places.scales.at(0));
         let operands = Operands { number: Number::F8, x: to, ..*plain };
         let mut products = w.pieces.runs().enumerate().map(|(plane, run)| operands.product(plane, run));
@@ -107,7 +67,7 @@ impl Cuda {
     /// Whole tiles of the weights at a time.
     fn widened(&self, plain: &Operands, w: &Matrix, part: &Part) -> bool {
         let scratch = self.scratch();
-        let Some(places) = &scratch.f8.0 else { return false };
+        let Some(places) = scratch.f8.places() else { return false };
         let (to, n_groups) = (places.widened.at(0), w.pieces.n_groups);
         let rows_each = WIDENED_BYTES.checked_div(2 * plain.ld).unwrap_or(0) / TILE * TILE;
         if rows_each == 0 {

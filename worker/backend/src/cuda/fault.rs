@@ -1,7 +1,7 @@
 //! The first failure of what the device was asked. Nothing is begun after it, until somebody has been told. Whether
 //! there is one is looked at before every launch, so that takes no lock.
 
-use super::lock;
+use super::lock::lock;
 use crate::Error;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -169,6 +169,11 @@ pub(super) const fn attend_shared_bytes(head_dim: u32, queries: u32) -> u32 {
     queries * (head_dim * 2 + 64) + queries * 264 * 4 + queries * 7 * 4
 }
 
+/// A block of 256 for each row.
+pub(super) fn by_row(n_rows: usize) -> Shape {
+    Shape { grid: [n_rows as u32, 1, 1], block: [256, 1, 1], shared_bytes: 0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::table::HEADERS;

@@ -1,12 +1,13 @@
 //! Products: the kernel for the kind of weight and the number of rows. All of them give the same bits. Under `fast`,
 //! products of many rows with plain weights are cuBLASLt's, whose bits are its own; `f8.rs` has those of eight bits.
 
+use super::buffer::Buffer;
+use super::device::Cuda;
 use super::driver::Shape;
-use super::kernels::arguments;
+use super::kernels::{arguments, by_row};
 use super::lt::{Number, Product};
 use super::table::Kernel;
-use super::weights::{GROUP, Kind, Part};
-use super::{Buffer, Cuda, Matrix, by_row};
+use super::weights::{GROUP, Kind, Matrix, Part};
 use crate::Linear;
 use std::ops::Range;
 

@@ -2,7 +2,7 @@
 //! asked once for each shape, and all memory is made when it is opened. Knows nothing of models.
 
 use super::driver::{Bytes, Context, Stream};
-use super::lock;
+use super::lock::lock;
 use crate::library::{MissingFunction, RuntimeLibrary};
 use crate::{Error, Result};
 use std::collections::HashMap;

@@ -1,15 +1,17 @@
 //! Sums of ranks whose devices reach each other's memory: each copies its planes to a buffer of its own, which all
 //! others see, and a kernel of each adds what lies in all buffers. Knows nothing of how ranks meet, nor of models.
 
+use super::device::Cuda;
+use super::direct::Floats;
 use super::driver::{Bytes, Driver, Handle, Opened, Pinned, Shape};
 use super::kernels::{Argument, arguments};
+use super::lock::lock;
+use super::peer_buffer::{MappedBuffer, OpenedBuffer, PEER_BUFFERS, PeerBuffer, SumControl};
 use super::table::Kernel;
-use super::{Cuda, Floats, lock};
 use crate::{Error, Result};
-use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// As in the header, where the layout of a buffer is.
@@ -23,65 +25,6 @@ const BUFFER_BYTES: usize = 2 << 20;
 const BLOCK_MIN: usize = 512;
 /// Parts of planes begin on whole lines of the cache.
 const LINE: usize = 32;
-
-/// Where a rank copies its planes for the others. It stays as long as somebody of this process may look.
-#[derive(Debug)]
-pub struct PeerBuffer(Bytes);
-
-impl PeerBuffer {
-    /// By which another thread of this process finds it.
-    pub fn address(&self) -> u64 {
-        self.0.at(0)
-    }
-
-    /// By which another process does.
-    pub fn handle(&self) -> Result<[u8; 64]> {
-        self.0.handle()
-    }
-}
-
-/// Those of this process.
-static PEER_BUFFERS: Mutex<BTreeMap<u64, Weak<PeerBuffer>>> = Mutex::new(BTreeMap::new());
-
-/// A rank's buffer, as another's device sees it.
-#[derive(Debug)]
-pub enum MappedBuffer {
-    Local(Arc<PeerBuffer>),
-    Opened(OpenedBuffer),
-}
-
-/// Of another process.
-#[derive(Debug)]
-pub struct OpenedBuffer(Opened);
-
-impl MappedBuffer {
-    fn at(&self) -> u64 {
-        match self {
-            MappedBuffer::Local(buffer) => buffer.address(),
-            MappedBuffer::Opened(OpenedBuffer(opened)) => opened.at(),
-        }
-    }
-}
-
-/// What host and device tell each other while a sum waits.
-#[derive(Debug)]
-pub struct SumControl(Pinned);
-
-impl SumControl {
-    fn word(&self, idx: usize) -> &AtomicU32 {
-        &self.0.atomics()[idx]
-    }
-
-    /// No sum waits any longer.
-    pub fn stop(&self) {
-        self.word(0).store(1, Ordering::Release);
-    }
-
-    /// The rank that a sum has waited for in vain.
-    pub fn missing(&self) -> Option<usize> {
-        (self.word(1).load(Ordering::Acquire) as usize).checked_sub(1)
-    }
-}
 
 /// One plane of a sum: whose it is, its number among that rank's, and how often to merge behind it.
 #[derive(Clone, Copy, Debug)]
@@ -181,7 +124,7 @@ impl Cuda {
         self.stream.finish()?;
         let buffer = Arc::new(PeerBuffer(bytes));
         let before = lock(&self.peer_buffer).replace(buffer.clone());
-        let mut buffers = PEER_BUFFERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buffers = lock(&PEER_BUFFERS);
         buffers.retain(|_, buffer| buffer.strong_count() > 0);
         buffers.insert(buffer.address(), Arc::downgrade(&buffer));
         // Freed, if it is, when nobody is kept from looking for others.
@@ -201,7 +144,7 @@ impl Cuda {
 
     /// The buffer of another thread's device.
     pub fn local_peer_buffer(&self, address: u64) -> Result<MappedBuffer> {
-        let buffer = PEER_BUFFERS.lock().unwrap_or_else(PoisonError::into_inner).get(&address).and_then(Weak::upgrade);
+        let buffer = lock(&PEER_BUFFERS).get(&address).and_then(Weak::upgrade);
         let buffer = buffer.ok_or_else(|| Error::Shape("a buffer that is nobody's in this process".into()))?;
         self.context.reach(buffer.0.context())?;
         Ok(MappedBuffer::Local(buffer))

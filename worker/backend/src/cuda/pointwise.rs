@@ -1,10 +1,12 @@
 //! Operations on each row alone.
 
+use super::buffer::{Buffer, Vector, padded};
+use super::device::Cuda;
 use super::driver::Shape;
-use super::kernels::{HeadShape, arguments, norm_bytes_max};
-use super::memory::padded;
+use super::kernels::{HeadShape, arguments, by_row, norm_bytes_max};
+use super::lock::lock;
 use super::table::Kernel;
-use super::{Buffer, Cuda, Matrix, Vector, by_row, lock};
+use super::weights::Matrix;
 use crate::{Error, Heads, Pass, Pointwise};
 
 /// As in the header.

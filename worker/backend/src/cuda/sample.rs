@@ -1,50 +1,15 @@
 //! Draws: on the device where a draw sees its row as it is and orders nothing; by the processor, from the same bits,
 //! where tokens are sorted, counted or told beside the drawn one.
 
-use super::driver::{Bytes, Context, Event, Pinned, Shape};
+use super::buffer::Buffer;
+use super::device::Cuda;
+use super::draws::{Answers, DrawScratch, Drawn, FilterRow, Way};
+use super::driver::Shape;
 use super::kernels::arguments;
+use super::lock::lock;
 use super::table::Kernel;
-use super::{Buffer, Cuda, lock};
-use crate::cpu::sample::{Unedited, unedited};
 use crate::{Draw, Drawing, Result, Sample};
-use bytemuck::{Pod, Zeroable};
-use std::sync::Arc;
 use types::TokenOut;
-
-/// What a row's draw depends on besides its logits; as in the header.
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct DrawRow {
-    key: u64,
-    scale: f64,
-    least: f64,
-    is_greedy: u32,
-    wants_logprob: u32,
-}
-
-/// Likewise, where tokens have to be ordered.
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct FilterRow {
-    key: u64,
-    scale: f64,
-    least: f64,
-    top_p: f64,
-    scale_f32: f32,
-    top_k: u32,
-    wants_logprob: u32,
-    unused: u32,
-}
-
-/// Likewise.
-#[repr(C)]
-#[derive(Clone, Copy, Default, Pod, Zeroable)]
-struct Drawn {
-    token: u32,
-    logprob: f32,
-    largest: f32,
-    log_sum: f32,
-}
 
 const NONE: u32 = u32::MAX;
 /// A filter keeps more than the device has room to order.
@@ -52,121 +17,6 @@ const BY_HOST: u32 = u32::MAX - 1;
 const THREADS: u32 = 512;
 /// As in the header: tokens that a filter keeps on the device.
 const SURVIVORS_MAX: usize = 1024;
-
-/// What the draws of a pass work in.
-pub(super) struct DrawScratch {
-    /// Of each row what either kernel has drawn. [2, n_max]
-    drawn: Bytes,
-    n_max: usize,
-    // Kept for their memory.
-    plain: Vec<DrawRow>,
-    filtered: Vec<FilterRow>,
-    /// Of the one kernel, then of the other; for two passes by turns.
-    answers: [Answers; 2],
-    turn: usize,
-    /// Of the last logits.
-    n_vocab: usize,
-    /// Which of what is drawn is the answer to each draw of the last pass.
-    entries: Vec<u32>,
-    logits: Vec<f32>,
-    by_host: Vec<Option<TokenOut>>,
-}
-
-struct Answers {
-    pinned: Pinned,
-    /// Behind the copy.
-    passed: Event,
-    /// Whose they are.
-    pass: u64,
-}
-
-impl Answers {
-    fn new(context: &Arc<Context>, n_bytes: usize) -> Result<Answers> {
-        Ok(Answers { pinned: Pinned::zeroed(context, "draws", n_bytes)?, passed: Event::new(context)?, pass: 0 })
-    }
-}
-
-impl DrawScratch {
-    pub fn new(context: &Arc<Context>) -> Result<DrawScratch> {
-        let mut room = DrawScratch {
-            drawn: Bytes::new(context, "draws", 0)?,
-            n_max: 0,
-            plain: Vec::new(),
-            filtered: Vec::new(),
-            answers: [Answers::new(context, 0)?, Answers::new(context, 0)?],
-            turn: 0,
-            n_vocab: 0,
-            entries: Vec::new(),
-            logits: Vec::new(),
-            by_host: Vec::new(),
-        };
-        room.reserve(context, 1)?;
-        Ok(room)
-    }
-
-    pub fn reserve(&mut self, context: &Arc<Context>, n_max: usize) -> Result<()> {
-        if n_max > self.n_max {
-            let n_bytes = 2 * n_max * size_of::<Drawn>();
-            self.drawn = Bytes::new(context, "draws", n_bytes)?;
-            self.answers = [Answers::new(context, n_bytes)?, Answers::new(context, n_bytes)?];
-            self.n_max = n_max;
-            self.plain.reserve(n_max);
-            self.filtered.reserve(n_max);
-            self.entries.reserve(n_max);
-        }
-        Ok(())
-    }
-
-    fn answer(&self, of: usize, i: usize) -> Option<Drawn> {
-        bytemuck::cast_slice(self.answers[of].pinned.bytes()).get(i).copied()
-    }
-
-    pub fn entries(&self) -> &[u32] {
-        &self.entries
-    }
-
-    pub fn on_device(&self) -> u64 {
-        self.drawn.at(0)
-    }
-
-    /// What the kernels are asked of each row. Of one that is not theirs they find the largest logit and go on.
-    fn ask(&mut self, draws: &[Draw<'_>], n_vocab: usize) {
-        self.plain.clear();
-        self.filtered.clear();
-        self.entries.clear();
-        for (row, draw) in draws.iter().enumerate() {
-            let way = Way::of(draw, n_vocab);
-            let plain = DrawRow { key: 0, scale: 1.0, least: f64::NEG_INFINITY, is_greedy: 1, wants_logprob: 0 };
-            let (key, scale, least) = (0, 1.0, f64::NEG_INFINITY);
-            let rest =
-                FilterRow { key, scale, least, top_p: 1.0, scale_f32: 1.0, top_k: 1, wants_logprob: 0, unused: 0 };
-            let behind = if matches!(way, Way::Filtered(_)) { draws.len() } else { 0 };
-            self.entries.push((behind + row) as u32);
-            self.plain.push(if let Way::Plain(row) = way { row } else { plain });
-            self.filtered.push(if let Way::Filtered(row) = way { row } else { rest });
-        }
-    }
-}
-
-/// Who draws a row.
-enum Way {
-    Plain(DrawRow),
-    Filtered(FilterRow),
-    Host,
-}
-
-impl Way {
-    fn of(draw: &Draw<'_>, n_vocab: usize) -> Way {
-        let Some(Unedited { key, scale, scale_f32, least, top_p, top_k }) = unedited(draw) else { return Way::Host };
-        let wants_logprob = draw.sampling.logprobs.is_some().into();
-        let top_k = if top_k as usize >= n_vocab { 0 } else { top_k };
-        if top_k == 0 && top_p >= 1.0 {
-            let is_greedy = draw.sampling.is_greedy().into();
-            return Way::Plain(DrawRow { key, scale, least, is_greedy, wants_logprob });
-        }
-        Way::Filtered(FilterRow { key, scale, least, top_p, scale_f32, top_k, wants_logprob, unused: 0 })
-    }
-}
 
 impl Drawn {
     fn told(self, draw: &Draw<'_>) -> Option<TokenOut> {

@@ -10,7 +10,7 @@
 //! ```
 
 use super::driver::{Bytes, Context, Event, Pinned, Stream};
-use super::graphs::Outline;
+use super::outline::Outline;
 use crate::{BatchLimits, Error, Pass, Result};
 use std::ops::Range;
 use std::sync::Arc;

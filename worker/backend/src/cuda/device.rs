@@ -1,0 +1,181 @@
+//! The device: what it is made of, how a kernel is begun on it, and how bytes get there and back.
+
+use super::clock::Clock;
+use super::draws::DrawScratch;
+use super::driver::{Bytes, Card, Context, Driver, Event, Shape, Stream};
+use super::fault::Fault;
+use super::graphs::Graphs;
+use super::kernels::Kernels;
+use super::lock::lock;
+use super::lt;
+use super::peer_buffer::PeerBuffer;
+use super::scratch::Scratch;
+use super::table::Kernel;
+use super::uploads::{self, Uploads};
+use super::weights::Packer;
+use crate::cpu::{Cpu, CpuConfig};
+use crate::{Repeats, Result};
+use std::ffi::c_void;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use types::Mode;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaConfig {
+    /// Which of the driver's devices.
+    pub ordinal: u32,
+    /// Where compiled kernels are kept between starts.
+    pub cache: Option<PathBuf>,
+    pub mode: Mode,
+    /// The processor beside it packs weights, and draws what the device has no kernel for.
+    pub host: CpuConfig,
+    /// Whether passes that are like others are begun as one.
+    pub graphs: bool,
+}
+
+/// Driven by one thread at a time.
+pub struct Cuda {
+    pub(super) card: Card,
+    pub(super) mode: Mode,
+    pub(super) host: Cpu,
+    pub(super) kernels: Kernels,
+    pub(super) uploads: Mutex<Uploads>,
+    pub(super) scratch: Mutex<Scratch>,
+    pub(super) draws: Mutex<DrawScratch>,
+    pub(super) fault: Fault,
+    pub(super) graphs: Mutex<Graphs>,
+    pub(super) clock: Mutex<Clock>,
+    /// What other ranks were shown last.
+    pub(super) peer_buffer: Mutex<Option<Arc<PeerBuffer>>>,
+    /// Under `fast`.
+    pub(super) lt: Option<lt::Library>,
+    pub(super) stream: Stream,
+    pub(super) context: Arc<Context>,
+}
+
+impl Cuda {
+    pub fn open(config: &CudaConfig) -> Result<Cuda> {
+        let driver = Driver::find()?;
+        let card = driver.card(config.ordinal)?;
+        card.check()?;
+        let context = Context::open(driver, &card)?;
+        Ok(Cuda {
+            mode: config.mode,
+            host: Cpu::new(config.host)?,
+            kernels: Kernels::load(driver, &context, &card, config.cache.as_deref())?,
+            uploads: Mutex::new(Uploads::new(&context, uploads::BYTES_MIN)?),
+            scratch: Mutex::new(Scratch::new(&context)?),
+            draws: Mutex::new(DrawScratch::new(&context)?),
+            fault: Fault::default(),
+            clock: Mutex::new(Clock::new(&context)?),
+            peer_buffer: Mutex::new(None),
+            graphs: Mutex::new(Graphs::new(&card, config.graphs)),
+            lt: (config.mode == Mode::Fast).then(|| lt::Library::open(&context)).transpose()?,
+            stream: Stream::new(&context)?,
+            card,
+            context,
+        })
+    }
+
+    pub fn card(&self) -> &Card {
+        &self.card
+    }
+
+    /// The processor beside it.
+    pub fn host(&self) -> &Cpu {
+        &self.host
+    }
+
+    /// What nobody has taken of the device's memory, and graphs are not to take either.
+    pub fn free_bytes(&self) -> Result<u64> {
+        let for_graphs = lock(&self.graphs).n_left() as u64;
+        Ok(self.context.free_bytes()?.saturating_sub(for_graphs))
+    }
+
+    /// Seconds that the device takes for what `work` begins.
+    pub fn seconds(&self, work: impl FnOnce()) -> Result<f64> {
+        let (begin, end) = (Event::timed(&self.context)?, Event::timed(&self.context)?);
+        begin.record(&self.stream)?;
+        work();
+        end.record(&self.stream)?;
+        end.wait()?;
+        Ok(f64::from(end.millis_since(&begin)?) / 1e3)
+    }
+
+    /// Runs a kernel, unless something has failed before.
+    ///
+    /// # Safety
+    /// As for `Kernels::launch`.
+    pub(super) unsafe fn launch(&self, kernel: Kernel, shape: Shape, args: &[*const c_void]) {
+        if self.is_well() {
+            // SAFETY: the caller's promise.
+            self.note(unsafe { self.kernels.launch(&self.stream, kernel, shape, args) });
+        }
+    }
+
+    pub(super) fn is_well(&self) -> bool {
+        !self.fault.is_there()
+    }
+
+    pub(super) fn note<T>(&self, result: Result<T>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.fault.keep(error);
+                None
+            }
+        }
+    }
+
+    pub(super) fn scratch(&self) -> MutexGuard<'_, Scratch> {
+        lock(&self.scratch)
+    }
+
+    /// Words that the device is to have for the rest of the pass.
+    pub(super) fn upload(&self, words: &[u32]) -> u64 {
+        let uploaded = lock(&self.uploads).put(&self.stream, words.len(), |to| to.copy_from_slice(words));
+        self.note(uploaded).unwrap_or(0)
+    }
+
+    /// Copies from the device, and has it when it returns.
+    ///
+    /// Whoever asks cannot go on without an answer and has no way to be told: a rank whose device has failed must not
+    /// send its peers what it does not have. The step fails as a whole.
+    pub(super) fn fetch(&self, from: &Bytes, at: usize, to: &mut [u8]) {
+        // SAFETY: `to` is borrowed until the stream is through.
+        let fetched = unsafe { self.stream.read(from, at, to) }.and_then(|()| self.stream.finish());
+        self.note(fetched);
+        self.fault.check();
+    }
+
+    pub(super) fn place(&self, to: &Bytes, at: usize, from: &[u8]) -> Result<()> {
+        // SAFETY: `from` is borrowed until the stream is through.
+        unsafe { self.stream.write(to, at, from) }?;
+        self.stream.finish()
+    }
+
+    pub(super) fn packer<T>(&self, pack: impl FnOnce(Packer<'_>) -> Result<T>) -> Result<T> {
+        let write = |to: &Bytes, at: usize, from: &[u8]| self.place(to, at, from);
+        pack(Packer { context: &self.context, team: &self.host.team, mode: self.mode, write: &write })
+    }
+
+    pub(super) fn floats(&self, what: &'static str, values: &[f32]) -> Result<Bytes> {
+        let bytes = Bytes::new(&self.context, what, size_of_val(values))?;
+        self.place(&bytes, 0, bytemuck::cast_slice(values))?;
+        Ok(bytes)
+    }
+
+    /// Whether what is begun is recorded and not done.
+    pub(super) fn is_recording(&self) -> bool {
+        lock(&self.graphs).is_recording
+    }
+
+    /// Whatever lies elsewhere from now on: no record may name where it was.
+    pub(super) fn forget_graphs(&self) {
+        lock(&self.graphs).forget();
+    }
+
+    pub(super) fn repeats_so_far(&self) -> Repeats {
+        lock(&self.graphs).counts
+    }
+}

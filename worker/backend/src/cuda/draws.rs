@@ -1,0 +1,158 @@
+//! What the draws of a pass work in.
+
+use super::driver::{Bytes, Context, Event, Pinned};
+use crate::cpu::sample::{Unedited, unedited};
+use crate::{Draw, Result};
+use bytemuck::{Pod, Zeroable};
+use std::sync::Arc;
+use types::TokenOut;
+
+/// What a row's draw depends on besides its logits; as in the header.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(super) struct DrawRow {
+    pub key: u64,
+    pub scale: f64,
+    pub least: f64,
+    pub is_greedy: u32,
+    pub wants_logprob: u32,
+}
+
+/// Likewise, where tokens have to be ordered.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(super) struct FilterRow {
+    pub key: u64,
+    pub scale: f64,
+    pub least: f64,
+    pub top_p: f64,
+    pub scale_f32: f32,
+    pub top_k: u32,
+    pub wants_logprob: u32,
+    pub unused: u32,
+}
+
+/// Likewise.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+pub(super) struct Drawn {
+    pub token: u32,
+    pub logprob: f32,
+    pub largest: f32,
+    pub log_sum: f32,
+}
+
+/// What the draws of a pass work in.
+pub(super) struct DrawScratch {
+    /// Of each row what either kernel has drawn. [2, n_max]
+    pub drawn: Bytes,
+    n_max: usize,
+    // Kept for their memory.
+    pub plain: Vec<DrawRow>,
+    pub filtered: Vec<FilterRow>,
+    /// Of the one kernel, then of the other; for two passes by turns.
+    pub answers: [Answers; 2],
+    pub turn: usize,
+    /// Of the last logits.
+    pub n_vocab: usize,
+    /// Which of what is drawn is the answer to each draw of the last pass.
+    entries: Vec<u32>,
+    pub logits: Vec<f32>,
+    pub by_host: Vec<Option<TokenOut>>,
+}
+
+pub(super) struct Answers {
+    pub pinned: Pinned,
+    /// Behind the copy.
+    pub passed: Event,
+    /// Whose they are.
+    pub pass: u64,
+}
+
+impl Answers {
+    fn new(context: &Arc<Context>, n_bytes: usize) -> Result<Answers> {
+        Ok(Answers { pinned: Pinned::zeroed(context, "draws", n_bytes)?, passed: Event::new(context)?, pass: 0 })
+    }
+}
+
+impl DrawScratch {
+    pub fn new(context: &Arc<Context>) -> Result<DrawScratch> {
+        let mut room = DrawScratch {
+            drawn: Bytes::new(context, "draws", 0)?,
+            n_max: 0,
+            plain: Vec::new(),
+            filtered: Vec::new(),
+            answers: [Answers::new(context, 0)?, Answers::new(context, 0)?],
+            turn: 0,
+            n_vocab: 0,
+            entries: Vec::new(),
+            logits: Vec::new(),
+            by_host: Vec::new(),
+        };
+        room.reserve(context, 1)?;
+        Ok(room)
+    }
+
+    pub fn reserve(&mut self, context: &Arc<Context>, n_max: usize) -> Result<()> {
+        if n_max > self.n_max {
+            let n_bytes = 2 * n_max * size_of::<Drawn>();
+            self.drawn = Bytes::new(context, "draws", n_bytes)?;
+            self.answers = [Answers::new(context, n_bytes)?, Answers::new(context, n_bytes)?];
+            self.n_max = n_max;
+            self.plain.reserve(n_max);
+            self.filtered.reserve(n_max);
+            self.entries.reserve(n_max);
+        }
+        Ok(())
+    }
+
+    pub fn answer(&self, of: usize, i: usize) -> Option<Drawn> {
+        bytemuck::cast_slice(self.answers[of].pinned.bytes()).get(i).copied()
+    }
+
+    pub fn entries(&self) -> &[u32] {
+        &self.entries
+    }
+
+    pub fn on_device(&self) -> u64 {
+        self.drawn.at(0)
+    }
+
+    /// What the kernels are asked of each row. Of one that is not theirs they find the largest logit and go on.
+    pub fn ask(&mut self, draws: &[Draw<'_>], n_vocab: usize) {
+        self.plain.clear();
+        self.filtered.clear();
+        self.entries.clear();
+        for (row, draw) in draws.iter().enumerate() {
+            let way = Way::of(draw, n_vocab);
+            let plain = DrawRow { key: 0, scale: 1.0, least: f64::NEG_INFINITY, is_greedy: 1, wants_logprob: 0 };
+            let (key, scale, least) = (0, 1.0, f64::NEG_INFINITY);
+            let rest =
+                FilterRow { key, scale, least, top_p: 1.0, scale_f32: 1.0, top_k: 1, wants_logprob: 0, unused: 0 };
+            let behind = if matches!(way, Way::Filtered(_)) { draws.len() } else { 0 };
+            self.entries.push((behind + row) as u32);
+            self.plain.push(if let Way::Plain(row) = way { row } else { plain });
+            self.filtered.push(if let Way::Filtered(row) = way { row } else { rest });
+        }
+    }
+}
+
+/// Who draws a row.
+pub(super) enum Way {
+    Plain(DrawRow),
+    Filtered(FilterRow),
+    Host,
+}
+
+impl Way {
+    pub fn of(draw: &Draw<'_>, n_vocab: usize) -> Way {
+        let Some(Unedited { key, scale, scale_f32, least, top_p, top_k }) = unedited(draw) else { return Way::Host };
+        let wants_logprob = draw.sampling.logprobs.is_some().into();
+        let top_k = if top_k as usize >= n_vocab { 0 } else { top_k };
+        if top_k == 0 && top_p >= 1.0 {
+            let is_greedy = draw.sampling.is_greedy().into();
+            return Way::Plain(DrawRow { key, scale, least, is_greedy, wants_logprob });
+        }
+        Way::Filtered(FilterRow { key, scale, least, top_p, scale_f32, top_k, wants_logprob, unused: 0 })
+    }
+}

@@ -1,0 +1,74 @@
+//! What operations need besides their arguments. Grown when buffers are made, and never in a pass.
+
+use super::driver::{Bytes, Context};
+use crate::Result;
+use std::sync::Arc;
+
+/// Room for what the tiles of a split attention have made. Where it is too small, nothing is split.
+pub(super) const PARTIAL_BYTES: usize = 32 << 20;
+/// Weights in bf16 at a time: so many may stay in a cache of the second level between their maker and their reader.
+pub(super) const WIDENED_BYTES: usize = 64 << 20;
+
+/// What operations need besides their arguments, grown when buffers are made.
+pub(super) struct Scratch {
+    /// Rows on their way from one form to the other.
+    pub(super) rows: Bytes,
+    /// What the tiles of a split attention have made.
+    pub(super) partial: Bytes,
+    /// Of products with weights of eight bits.
+    pub(super) f8: ScaledScratch,
+    /// Of any buffer.
+    pub(super) rows_max: usize,
+}
+
+impl Scratch {
+    pub fn new(context: &Arc<Context>) -> Result<Scratch> {
+        Ok(Scratch {
+            rows: Bytes::new(context, "scratch", 0)?,
+            partial: Bytes::new(context, "scratch", PARTIAL_BYTES)?,
+            f8: ScaledScratch::default(),
+            rows_max: 0,
+        })
+    }
+
+    /// As much as any buffer that is here needs.
+    pub fn reserve_f8(&mut self, context: &Arc<Context>) -> Result<()> {
+        // A row of bf16 has two bytes for each number.
+        self.f8.reserve(context, self.rows_max, self.rows.len() / 2)
+    }
+}
+
+/// Where rows in eight bits lie, and weights in bf16. None where no weights need it.
+#[derive(Default)]
+pub(super) struct ScaledScratch(Option<Places>);
+
+pub(super) struct Places {
+    pub rows: Bytes,   // [rows_max, k]
+    pub scales: Bytes, // [rows_max]
+    pub widened: Bytes,
+}
+
+impl ScaledScratch {
+    /// For rows of so many numbers in all.
+    pub fn reserve(&mut self, context: &Arc<Context>, rows_max: usize, n_numbers: usize) -> Result<()> {
+        let fits = |places: &Places| places.rows.len() >= n_numbers && places.scales.len() >= 4 * rows_max;
+        if !self.0.as_ref().is_some_and(fits) {
+            // What is too small goes before its successor comes.
+            self.0 = None;
+            self.0 = Some(Places {
+                rows: Bytes::new(context, "rows in eight bits", n_numbers)?,
+                scales: Bytes::new(context, "scales of rows", 4 * rows_max)?,
+                widened: Bytes::new(context, "weights in bf16", WIDENED_BYTES)?,
+            });
+        }
+        Ok(())
+    }
+
+    pub fn places(&self) -> Option<&Places> {
+        self.0.as_ref()
+    }
+
+    pub fn is_made(&self) -> bool {
+        self.0.is_some()
+    }
+}
