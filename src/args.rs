@@ -56,29 +56,28 @@ fn whose(error: clap::Error, lockstep: &mut clap::Command, words: &[OsString]) -
 }
 
 const SERVE_HELP: &str = "\
-Families, from safetensors (as a Hugging Face folder) and from GGUF:
-  Llama and what is made like it (SmolLM2, Yi, ..)  tp up to the query heads; a KV head may be cut
-  Mistral, SmolLM3, Qwen2, Qwen3, Phi-3             the same
-  Gemma 2, Gemma 3                                  the same; windowed layers by turns
-  GPT-2                                             the same; positions are learned
-  Mixtral, Qwen3-MoE                                the same, and the experts are spread over a stage's ranks
-pp goes up to the layers. `lockstep plan MODEL --tp N --pp N` shows who would hold what, or why it cannot be.
+Model families, from safetensors (a Hugging Face folder) or GGUF:
+  Llama and models like it (SmolLM2, Yi, ..), Mistral, SmolLM3, Qwen2, Qwen3, Phi-3, Gemma 2, Gemma 3, GPT-2,
+  Mixtral, Qwen3-MoE (experts are spread over the ranks of a stage)
+
+--tp may be as large as the number of query heads, --pp as large as the number of layers.
+`lockstep plan MODEL --tp N --pp N` shows what each rank would hold, or why a grid is not possible.
 
 Examples: lockstep serve smollm2 --http 127.0.0.1:8000
           lockstep serve smollm2 --tp 2 --pp 2      four worker processes
           lockstep serve smollm2 --replicas 2       two replicas behind one address";
 
 const SCALE_HELP: &str = "\
-The workers must have joined already: `lockstep status` shows spares. What does not fit is refused with the
-arithmetic, and then nothing has changed. A coordinator that is started again begins with the grid of its own flags.
+Further workers must have joined already: `lockstep status` shows spares. A grid that does not fit is refused with
+the reason, and nothing changes. A coordinator that is started again begins with the grid of its own flags.
 
-`lockstep serve` is reached at 127.0.0.1:50100 too, or where its --control says.
+`lockstep serve` listens for this at 127.0.0.1:50100, or at its --control.
 
 Example: lockstep scale --coordinator 127.0.0.1:50100 --tp 2 --pp 1";
 
 const SIMULATE_HELP: &str = "\
-The router's pick, the placement and the planner of steps are those that serve; GPUs are a table and a roofline, time
-is virtual, and the same seed says the same. No GPU, no model file and no network is asked for.
+Routing, placement and scheduling are the real code; GPUs are simulated from their data sheets, and time is virtual.
+The same seed gives the same report. No GPU, model file or network is needed.
 
 Examples: lockstep simulate --replicas 256 --gpu h100 --model llama-3.1-70b --tp 8 --rate 2000
           lockstep simulate --model qwen3-32b --weights fp8 --tp 2 --rate 4 --prompt lognormal:1500,1500 --json";
@@ -88,57 +87,57 @@ Example: lockstep worker --join coordinator:50100 --token-file token
          lockstep worker --etcd-endpoints etcd:2379 --replica one --token-file token";
 
 const RELOAD_HELP: &str = "\
-Streams go on with the same tokens. A file that has become another model is refused, and then nothing has changed: start
-another replica with it instead. A rank that cannot read its copy goes on with what it had, and is named.
+Streams go on with the same tokens. If the file holds another model now, that is refused and nothing changes: start
+another replica for it instead. A rank that cannot read its copy keeps what it had, and is named.
 
 Example: lockstep reload --coordinator 127.0.0.1:50100";
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Serve a model on this machine: OpenAI's API over HTTP, and gRPC
+    /// Serve a model on this machine, with OpenAI's API over HTTP and with gRPC
     #[command(after_help = SERVE_HELP)]
     Serve(ServeCommand),
-    /// Ask a model once, or chat with it when no prompt is given
+    /// Answer one prompt, or chat in the terminal
     #[command(after_help = "Example: lockstep run smollm2 \"Why is the sky blue?\"")]
     Run(RunCommand),
-    /// Coordinate a replica whose workers and routers are elsewhere
+    /// Run the coordinator of one replica, which plans the steps of its workers
     #[command(after_help = "Example: lockstep coordinator smollm2 --tp 2 --listen 0.0.0.0:50100 --token-file token")]
     Coordinator(CoordinatorCommand),
-    /// Compute for a coordinator
+    /// Run a worker, which holds one rank and computes for a coordinator
     #[command(after_help = WORKER_HELP)]
     Worker(WorkerCommand),
-    /// Answer clients for coordinators that are elsewhere
+    /// Run a router, which answers clients and sends their requests to replicas
     #[command(after_help = "Example: lockstep router smollm2 --coordinator one:50100 --coordinator two:50100 \
                       --token-file token")]
     Router(RouterCommand),
-    /// Print a new join token, for the file that all roles of a cluster share
+    /// Print a new join token, which all roles of a cluster share
     #[command(after_help = "Example: (umask 077; lockstep token > token)")]
     Token,
     /// Fetch a model and verify its checksum
     #[command(after_help = "Example: lockstep pull smollm2")]
     Pull(PullCommand),
-    /// List the models that are here, and those that have a short name
+    /// List the models on this machine, and those that have a short name
     #[command(after_help = "Example: lockstep models --json")]
     Models(ModelsCommand),
-    /// Show how a model would be placed, in bytes and tokens, without loading it
+    /// Show what each rank would hold of a model, in bytes and tokens, without loading it
     #[command(after_help = "Example: lockstep plan smollm2 --kv-memory 512MiB\n         lockstep plan --devices")]
     Plan(PlanCommand),
-    /// Show the live cluster once: each rank's place, memory and where its time goes
+    /// Show a running cluster: each rank's place, its memory and where its time goes
     #[command(after_help = "Example: lockstep status --url http://127.0.0.1:8000\n         lockstep status --devices")]
     Status(StatusCommand),
-    /// Show the live cluster, again and again
+    /// Show a running cluster, and keep the view up to date
     #[command(after_help = "Example: lockstep top --every 2")]
     Top(top::TopCommand),
-    /// Give a replica that serves another grid, with the same tokens and without failing a request
+    /// Change the grid of a replica while it serves: the same tokens, and no failed request
     #[command(after_help = SCALE_HELP)]
     Scale(scale::ScaleCommand),
-    /// Have every rank of a replica that serves read its model again, as when a disk was moved or a file restored
+    /// Have every rank of a replica read its model's files again while it serves, after a file was restored for example
     #[command(after_help = RELOAD_HELP)]
     Reload(scale::ReloadCommand),
-    /// Put load on a server that speaks OpenAI's API, and measure it
+    /// Measure the throughput and latency of any server with OpenAI's API
     #[command(after_help = "Example: lockstep bench --concurrency 1,8,32 --prompt uniform:64..256 --output 64")]
     Bench(bench::Options),
-    /// Foretell how a cluster of named GPUs would serve a load: latency, goodput, utilisation and cost
+    /// Predict how a cluster of GPUs would serve a load: latency, goodput, utilisation and cost
     #[command(after_help = SIMULATE_HELP)]
     Simulate(simulate::Options),
 }

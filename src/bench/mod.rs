@@ -18,45 +18,46 @@ use stream::{Server, Wanted};
 
 #[derive(Args)]
 pub struct Options {
-    /// The server: everything before `/v1`
+    /// URL of the server, without /v1
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     pub url: String,
-    /// The model to ask for [default: the first that the server lists]
+    /// Model to ask for [default: the first that the server lists]
     #[arg(long)]
     pub model: Option<String>,
-    /// A file with the API key
+    /// File with the API key [default: no key]
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Requests under way at once, one run for each: a new one begins as one ends
+    /// Number of requests in flight, with one run for each number given
     #[arg(long, value_delimiter = ',', default_value = "1,8,32", conflicts_with = "rate")]
     pub concurrency: Vec<usize>,
-    /// Requests a second that arrive whether or not earlier ones have ended (Poisson), one run for each
+    /// Requests per second, as Poisson arrivals, with one run for each rate given
     #[arg(long, value_delimiter = ',')]
     pub rate: Vec<f64>,
-    /// Requests of each run
+    /// Number of requests of each run
     #[arg(long, default_value_t = 64)]
     pub requests: usize,
-    /// Requests before the first run that are not counted
+    /// Number of requests before the first run, which do not count
     #[arg(long, default_value_t = 2)]
     pub warm_up: usize,
-    /// Words of a prompt, about a token each: `128`, `uniform:64..256`, `normal:128,32` or `lognormal:128,96`
+    /// Words of a prompt, about a token each: 128, uniform:64..256, normal:128,32 or lognormal:128,96 (mean, deviation)
     #[arg(long, default_value = "128")]
     pub prompt: Lengths,
-    /// Tokens of an answer, in the same words
+    /// Tokens of an answer, written as for --prompt
     #[arg(long, default_value = "64")]
     pub output: Lengths,
-    /// Words that all prompts begin with
+    /// Number of words that all prompts begin with in common
     #[arg(long, default_value_t = 0)]
     pub shared_prefix: usize,
-    /// Let the model stop where it likes; by default it is asked to ignore its end-of-text
+    /// Let answers end at the model's end token, which is ignored by default
     #[arg(long)]
     pub stop_early: bool,
-    /// Give up on a request after so many seconds
+    /// Seconds after which a request counts as failed
     #[arg(long, default_value_t = 600)]
     pub timeout: u64,
+    /// Seed of prompts, lengths and arrivals
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Write the figures here as well, as JSON
+    /// File to write the report to as JSON, besides printing it
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
 }

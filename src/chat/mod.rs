@@ -27,19 +27,19 @@ use tonic::transport::Channel;
 
 #[derive(Args)]
 pub struct RunCommand {
-    /// What to ask, or - for what stands on standard input; without it, a chat begins
+    /// Prompt, or - to read it from standard input; without it a chat begins
     #[arg(index = 2)]
     pub prompt: Option<String>,
-    /// Sampling temperature; 0 is greedy
+    /// Sampling temperature, 0 to 2; 0 is greedy [default: the model's, or 1]
     #[arg(long)]
     pub temperature: Option<f32>,
-    /// The same seed gives the same answer
+    /// Seed: the same one gives the same answer [default: a random one]
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Tokens to answer with at most
+    /// Most tokens of an answer [default: the rest of the context]
     #[arg(long)]
     pub max_tokens: Option<u32>,
-    /// Instructions that the chat begins with
+    /// System message for the model
     #[arg(long)]
     pub system: Option<String>,
     #[command(flatten)]

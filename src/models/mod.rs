@@ -9,9 +9,11 @@ use serde_json::{Value, json};
 
 #[derive(Args)]
 pub struct PullCommand {
-    /// A catalogue name, or a hub id as org/name or org/name:Q4_K_M
+    /// Name from `lockstep models`, or hub id such as org/name or org/name:Q4_K_M
     pub model: String,
-    /// What its SHA-256 must be; of several files that of `LC_ALL=C sha256sum * | sha256sum` [default: not asked]
+    /// Expected SHA-256 of the model's file
+    ///
+    /// For a model of several files it is that of `LC_ALL=C sha256sum * | sha256sum` in their folder.
     #[arg(long, value_name = "HEX")]
     pub sha256: Option<String>,
     #[command(flatten)]
@@ -20,7 +22,7 @@ pub struct PullCommand {
 
 #[derive(Args)]
 pub struct ModelsCommand {
-    /// As JSON, for programs
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

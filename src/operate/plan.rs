@@ -10,7 +10,7 @@ use types::DeviceClass;
 
 #[derive(Args)]
 pub struct PlanCommand {
-    /// List what this machine has to compute on, with drivers, memory and NCCL, and stop
+    /// List this machine's devices, drivers, memory and libraries, and exit
     #[arg(long)]
     pub devices: bool,
     #[command(flatten)]

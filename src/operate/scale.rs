@@ -19,7 +19,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(3600);
 /// Which coordinator is asked, and how it is trusted.
 #[derive(Args)]
 pub struct CoordinatorAddress {
-    /// The replica's coordinator
+    /// Address of the replica's coordinator
     #[arg(long, env = "LOCKSTEP_COORDINATOR", value_name = "HOST:PORT", default_value = "127.0.0.1:50100")]
     pub coordinator: String,
     #[command(flatten)]
@@ -28,10 +28,10 @@ pub struct CoordinatorAddress {
 
 #[derive(Args)]
 pub struct ScaleCommand {
-    /// Ranks that share each layer
+    /// Tensor parallel size: number of ranks that share each layer
     #[arg(long, value_name = "N")]
     pub tp: u16,
-    /// Stages that follow each other
+    /// Pipeline parallel size: number of stages, each with its own run of layers
     #[arg(long, value_name = "N")]
     pub pp: u16,
     #[command(flatten)]

@@ -10,10 +10,10 @@ use std::time::{Duration, UNIX_EPOCH};
 /// Which router is asked.
 #[derive(Args, Clone)]
 pub struct Look {
-    /// A router's HTTP address
+    /// HTTP address of a router
     #[arg(long, env = "LOCKSTEP_URL", default_value = "http://127.0.0.1:8000")]
     pub url: String,
-    /// A key, where the router asks for one
+    /// API key, if the router asks for one
     #[arg(long, env = "LOCKSTEP_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
 }
@@ -26,7 +26,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
 pub struct StatusCommand {
-    /// List what this machine has to compute on, with drivers, memory and NCCL, and stop
+    /// List this machine's devices, drivers, memory and libraries, and exit
     #[arg(long)]
     pub devices: bool,
     #[command(flatten)]

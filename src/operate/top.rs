@@ -10,10 +10,10 @@ use std::time::Duration;
 pub struct TopCommand {
     #[command(flatten)]
     pub look: Look,
-    /// Seconds between two looks
+    /// Seconds between updates
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub every: u64,
-    /// Looks before it ends by itself [default: it does not]
+    /// Number of updates before it exits [default: no limit]
     #[arg(long)]
     pub looks: Option<u64>,
 }

@@ -7,8 +7,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Instructions {
+    /// Nothing beyond the architecture's baseline
     Plain,
+    /// AVX2 with FMA and F16C
     Avx2,
+    /// AVX-512 with VNNI
     Avx512,
 }
 
@@ -26,10 +29,15 @@ impl From<Instructions> for worker::Isa {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PickChoice {
+    /// The one that should give the first token soonest, by its prefix cache and its queue
     Prefix,
+    /// The one with the least work
     LeastWork,
+    /// Of two random ones, the one with less work
     PowerOfTwo,
+    /// One after the other
     RoundRobin,
+    /// The same one for all requests of a session; by prefix for requests without a session
     Affinity,
 }
 
@@ -49,11 +57,11 @@ impl From<PickChoice> for router::PickPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HostWire {
-    /// Memory where two workers are on one machine, otherwise TCP
+    /// Shared memory between workers on one machine, otherwise TCP
     Auto,
-    /// Memory that they share, or not at all
+    /// Shared memory only: all workers must be on one machine
     Shm,
-    /// TCP, on one machine too
+    /// TCP, even on one machine
     Tcp,
 }
 
@@ -71,15 +79,14 @@ impl From<HostWire> for worker::Wire {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GpuCarrier {
-    /// NCCL where every worker has it and a GPU of its own, otherwise the host; between GPUs of one host that reach
-    /// each other's memory small sums go over that, and without NCCL all
+    /// NCCL if all workers have it and a GPU each, otherwise through the hosts; on one host GPUs that reach each
+    /// other's memory exchange small sums there, and without NCCL all sums
     Auto,
-    /// The host, along --wire
+    /// Through the hosts, by --wire
     Host,
-    /// NCCL alone, or not at all; from 2.30 on workers may share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1 is set
+    /// NCCL only; from NCCL 2.30 on workers may share a GPU if NCCL_MULTI_RANK_GPU_ENABLE=1 is set
     Nccl,
-    /// As auto, but sums go over memory that GPUs of one host reach of each other (CUDA IPC), or not at all; workers
-    /// may share a GPU
+    /// As auto, but sums only go through memory that GPUs of one host reach (CUDA IPC); workers may share a GPU
     Ipc,
 }
 
@@ -97,8 +104,9 @@ impl From<GpuCarrier> for worker::CarrierChoice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CudaGraphs {
-    /// Where every sequence says one token, as far as the memory for them goes
+    /// For steps in which every sequence computes one token, as far as there is memory for graphs
     Auto,
+    /// Never
     Off,
 }
 

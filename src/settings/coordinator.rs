@@ -23,56 +23,59 @@ pub const RANKS_MAX: u32 = 1024;
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct CoordinatorSettings {
-    /// Ranks that share each layer
+    /// Tensor parallel size: number of ranks that share each layer
     #[arg(long, env = "LOCKSTEP_TP", value_name = "N", default_value_t = 1)]
     pub tp: u16,
-    /// Stages that follow each other, each with its own layers
+    /// Pipeline parallel size: number of stages, each with its own run of layers
     #[arg(long, env = "LOCKSTEP_PP", value_name = "N", default_value_t = 1)]
     pub pp: u16,
-    /// Whether sums on GPUs have one order on every grid and in any company
+    /// How GPUs compute: with the same tokens in every batch and on every grid, or faster
     #[arg(
         long, env = "LOCKSTEP_NUMERICS", default_value = "lockstep",
         value_parser = words::explained(Mode::ALL, Mode::name, meaning)
     )]
     #[serde(with = "words")]
     pub numerics: Mode,
-    /// What meets a weight: int8 or f32 where that is quantized on the CPU, bf16 on a GPU [default: int8, or bf16]
+    /// Type of activations: int8 or f32 on the CPU, bf16 on a GPU [default: int8 on the CPU, bf16 on a GPU]
     #[arg(long, env = "LOCKSTEP_ACTIVATIONS", value_parser = words::parser(Activations::ALL, Activations::name))]
     #[serde(default, with = "words::open")]
     pub activations: Option<Activations>,
-    /// What K and V are kept in: f16 or f32 on the CPU, bf16 on a GPU [default: f16, or bf16]
+    /// Type of the KV cache: f16 or f32 on the CPU, bf16 on a GPU [default: f16 on the CPU, bf16 on a GPU]
     #[arg(long, env = "LOCKSTEP_KV_DTYPE", value_parser = words::parser(KvDtype::ALL, KvDtype::name))]
     #[serde(default, with = "words::open")]
     pub kv_dtype: Option<KvDtype>,
-    /// Memory of each worker for the KV cache, as 512MiB or 4GiB; where a context does not fit, it is shorter
-    /// [default: what 8 full contexts need, at most a quarter of memory]
+    /// Memory for the KV cache of each worker, such as 512MiB or 4GiB
+    ///
+    /// The default on the CPU is room for 8 full contexts, but at most a quarter of the worker's memory; on a GPU it is
+    /// nine tenths of what the weights leave.
     #[arg(long, env = "LOCKSTEP_KV_MEMORY", value_name = "BYTES")]
     pub kv_memory: Option<ByteSize>,
-    /// Tokens that a request may have, prompt and answer [default: the model's]
+    /// Context length: most tokens of a request, prompt and answer together [default: the model's, or as much of it as
+    /// the KV cache holds]
     #[arg(long, alias = "max-model-len", env = "LOCKSTEP_CONTEXT")]
     pub context: Option<u32>,
-    /// Tokens of one request in one step at most [default: as many as in a step]
+    /// Most tokens of one request in one step [default: --max-batch-tokens]
     #[arg(long, env = "LOCKSTEP_MAX_CHUNK_TOKENS")]
     pub max_chunk_tokens: Option<u32>,
-    /// Share the KV of equal beginnings between requests [default: true, but with --zero-kv]
+    /// Prefix caching: prompts that begin alike share KV blocks [default: true; false with --zero-kv]
     #[arg(long, env = "LOCKSTEP_PREFIX_CACHE", action = ArgAction::Set)]
     pub prefix_cache: Option<bool>,
-    /// Overwrite a request's KV with zeros on every rank when it ends; requests share none then
+    /// Overwrite a request's KV blocks with zeros when it ends; turns prefix caching off
     #[arg(
         long, env = "LOCKSTEP_ZERO_KV", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
         default_missing_value = "true"
     )]
     pub zero_kv: bool,
-    /// Seconds that a lost rank's place is kept for another worker, before fewer ranks carry the model
+    /// Seconds to wait for a worker in place of a lost one, before the replica goes on with fewer ranks
     #[arg(long, env = "LOCKSTEP_REPLAN_SECONDS", default_value_t = 10)]
     pub replan_seconds: u64,
-    /// Seconds that enough workers must have been there before the model is spread over them again
+    /// Seconds that enough workers must have been present before the replica returns to more ranks
     #[arg(long, env = "LOCKSTEP_REGROW_SECONDS", default_value_t = 10)]
     pub regrow_seconds: u64,
-    /// Seconds that a worker may take to load its part of the model
+    /// Most seconds that a worker may take to load its part of the model
     #[arg(long, env = "LOCKSTEP_LOAD_SECONDS", default_value_t = 600)]
     pub load_seconds: u64,
-    /// Send a span of each step and rank too, not only of requests
+    /// Also send a trace span for every step and rank, not only for requests
     #[arg(
         long, env = "LOCKSTEP_OTLP_STEPS", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
         default_missing_value = "true"
@@ -82,10 +85,10 @@ pub struct CoordinatorSettings {
 
 fn meaning(mode: Mode) -> &'static str {
     match mode {
-        Mode::Lockstep => "The same request has the same tokens, whatever happens",
+        Mode::Lockstep => "The same request gives the same tokens, whatever happens",
         Mode::Fast => {
-            "On GPUs: many rows multiplied by cuBLASLt, sums of ranks by NCCL; tokens may differ with company, \
-             grid and fault"
+            "GPUs only: large products by cuBLASLt, sums between ranks by NCCL; tokens may differ with batch, grid \
+             and faults"
         }
     }
 }
@@ -163,13 +166,13 @@ impl CoordinatorSettings {
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ListenSettings {
-    /// Where workers and routers reach this coordinator
+    /// Address to listen on for workers and routers
     #[arg(long, env = "LOCKSTEP_LISTEN", value_name = "ADDR", default_value_t = LISTEN)]
     pub listen: SocketAddr,
-    /// The replica's name in logs and resume handles [default: this machine's name and the port]
+    /// Name of the replica, in etcd, logs and resume handles [default: host name and port]
     #[arg(long, env = "LOCKSTEP_REPLICA", value_name = "NAME")]
     pub replica: Option<String>,
-    /// Where others reach this coordinator, as etcd tells it [default: where it listens, or this machine's name]
+    /// Address that etcd tells others for this coordinator [default: --listen, with the host name in place of 0.0.0.0]
     #[arg(long, env = "LOCKSTEP_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<String>,
 }

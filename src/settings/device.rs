@@ -14,8 +14,10 @@ use worker::{Card, Compiler, ComputeDevice, Driver};
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct DeviceSettings {
-    /// What computes: cpu, cuda (of `serve` each worker a GPU by turns), cuda:N, auto (a GPU if there is one), or sim
-    /// (no model)
+    /// Device to compute on: cpu, cuda, cuda:N, auto or sim
+    ///
+    /// With cuda each worker of `lockstep serve` takes the next GPU; cuda:N is one GPU. auto is cuda if there is a GPU,
+    /// otherwise cpu. sim loads no model and draws tokens from a hash, to test everything else.
     #[arg(long, env = "LOCKSTEP_DEVICE", value_name = "DEVICE", default_value = "cpu")]
     pub device: DeviceChoice,
 }

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 /// Where the settings come from, besides the flags.
 #[derive(Args)]
 pub struct ConfigSource {
-    /// A TOML file with the same names as the flags; flags and LOCKSTEP_* win over it
+    /// TOML file of settings, named as the flags; flags and LOCKSTEP_* variables win over it
     #[arg(long, env = "LOCKSTEP_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Print what was resolved from flags, environment and file, and stop
+    /// Print the settings from flags, environment and file as TOML, and exit
     #[arg(long)]
     pub print_config: bool,
     #[command(flatten)]

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct HealthSettings {
-    /// Address of this role's own /health, /ready and /metrics, over plain HTTP [default: none]
+    /// Address of an HTTP server with /health, /ready and /metrics of this process [default: none]
     #[arg(long, env = "LOCKSTEP_HEALTH", value_name = "ADDR")]
     pub health: Option<SocketAddr>,
 }

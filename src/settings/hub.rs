@@ -5,10 +5,10 @@ use checkpoint::catalogue::Sources;
 use clap::Args;
 use std::path::PathBuf;
 
-/// Where models are kept and fetched from. The names that people's machines have set already.
+/// Where models are kept and fetched from. The variables are those that other tools use, so most are set already.
 #[derive(Args, Clone)]
 pub struct Hub {
-    /// Where pulled models are kept [default: the user's cache folder]
+    /// Folder for fetched models [default: lockstep in the user's cache folder, usually ~/.cache/lockstep]
     #[arg(long, env = "LOCKSTEP_CACHE", value_name = "DIR")]
     pub cache: Option<PathBuf>,
     #[arg(long, env = "HF_TOKEN", hide = true, hide_env_values = true)]
@@ -22,7 +22,7 @@ pub struct Hub {
     /// Ollama's models are used where they are.
     #[arg(long, env = "OLLAMA_MODELS", hide = true)]
     pub ollama_models: Option<PathBuf>,
-    /// And so are llama.cpp's.
+    /// llama.cpp's models are used where they are.
     #[arg(long, env = "LLAMA_CACHE", hide = true)]
     pub llama_cache: Option<PathBuf>,
     #[arg(long, env = "XDG_CACHE_HOME", hide = true)]

@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ModelSettings {
-    /// A .gguf file, a Hugging Face folder, a catalogue name or a hub id
+    /// Model: a .gguf file, a Hugging Face folder, a name from `lockstep models`, or a hub id such as Qwen/Qwen3-0.6B
     #[arg(index = 1, env = "LOCKSTEP_MODEL", default_value = "smollm2")]
     pub model: String,
-    /// The name that clients call the model by [default: the model's own]
+    /// Name that clients use for the model [default: the model's own]
     #[arg(long, env = "LOCKSTEP_SERVED_MODEL_NAME")]
     pub served_model_name: Option<String>,
 }

@@ -23,31 +23,32 @@ pub struct RouterSettings {
     /// Address of the gRPC API [default: 127.0.0.1:50051]
     #[arg(long, env = "LOCKSTEP_GRPC", value_name = "ADDR")]
     pub grpc: Option<SocketAddr>,
-    /// Host of both APIs, where no full address is given
+    /// IP address of both APIs, unless --http or --grpc gives a full address [default: 127.0.0.1]
     #[arg(long, env = "LOCKSTEP_HOST", value_name = "IP")]
     pub host: Option<IpAddr>,
-    /// Port of the HTTP API, where no full address is given
+    /// Port of the HTTP API, unless --http gives a full address [default: 8000]
     #[arg(long, env = "LOCKSTEP_PORT")]
     pub port: Option<u16>,
-    /// Which of several replicas gets a request: prefix (where its first token comes soonest, by what caches have and
-    /// what is to be done), least-work, power-of-two, round-robin, affinity (by session)
+    /// Which replica gets a request
     #[arg(long, env = "LOCKSTEP_POLICY", value_enum, default_value = "prefix")]
     pub policy: PickChoice,
-    /// A file of API keys, a line each: key, or name:key; a name's requests share no cache with others'. Limits may
-    /// stand behind it: weight=4 requests_per_minute=600 tokens_per_minute=90000 concurrent=16
+    /// File of API keys, one per line: KEY or NAME:KEY [default: none]
+    ///
+    /// Keys of one name are one tenant, which shares no cache with others. A tenant's limits may follow its key:
+    /// weight=4 requests_per_minute=600 tokens_per_minute=90000 concurrent=16. A line that begins with * has the limits
+    /// of all tenants without their own. The file is read again when it changes. Without any key anybody may ask.
     #[arg(long, env = "LOCKSTEP_API_KEYS", value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
-    /// One API key, beside those of the file
+    /// An API key, besides those of --api-keys
     #[arg(long, env = "LOCKSTEP_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_key: Option<String>,
-    /// Seconds that a request waits for its replica to compute it again, or another one, before it fails: where a
-    /// coordinator, workers or room for it are missing
+    /// Most seconds that a request waits, after its coordinator or workers were lost, until it is computed again
     #[arg(long, env = "LOCKSTEP_FAILOVER_MAX", value_name = "SECONDS", default_value_t = 60)]
     pub failover_max: u64,
-    /// Seconds that a request may take in all, whatever its client says [default: as long as it takes]
+    /// Most seconds that a request may take, whatever deadline its client gives [default: no limit]
     #[arg(long, env = "LOCKSTEP_REQUEST_SECONDS", value_name = "SECONDS")]
     pub request_seconds: Option<u64>,
-    /// Send prompts and answers too, within the spans of requests
+    /// Also send the text of prompts and answers, in the trace spans of requests
     #[arg(
         long, env = "LOCKSTEP_OTLP_CONTENT", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
         default_missing_value = "true"
@@ -81,21 +82,25 @@ impl RouterSettings {
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RouteSettings {
-    /// The coordinator of a replica that serves; several replicas share the requests
+    /// Address of a replica's coordinator; give several, separated by commas, to route to several replicas
     #[arg(long, alias = "coordinators", env = "LOCKSTEP_COORDINATOR", value_name = "HOST:PORT", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub coordinator: Option<Vec<String>>,
-    /// Another model that replicas serve, and the name that they serve it by [default: MODEL's own]; MODEL itself is
-    /// what all the rest are read with that a route names
+    /// Another model that replicas serve, for its tokenizer and chat template
+    ///
+    /// NAME is the name that its replicas serve [default: the model's own]. Names in routes that no --text explains use
+    /// the tokenizer and chat template of the router's first model.
     #[arg(long, env = "LOCKSTEP_TEXT", value_name = "NAME=MODEL", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub text: Option<Vec<String>>,
-    /// A name that clients say, and the versions behind it by weight, as chat=v1:90,v2:10; a version is the name that
-    /// its replicas serve, with @ and the beginning of a policy digest where several serve it
+    /// Name that clients ask for, and the versions behind it by weight, such as chat=v1:90,v2:10
+    ///
+    /// A version is the name that its replicas serve. Where different replicas serve one name, @ and the beginning of a
+    /// policy digest tell them apart, as in v1@0a1b2c.
     #[arg(long, env = "LOCKSTEP_ROUTE", value_name = "NAME=VERSION:WEIGHT,..", value_delimiter = ';')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub route: Option<Vec<String>>,
-    /// A file of routes, a line each; it is read again when it changes
+    /// File of routes, one per line; it is read again when it changes
     #[arg(long, env = "LOCKSTEP_ROUTES", value_name = "FILE")]
     pub routes: Option<PathBuf>,
 }

@@ -18,14 +18,15 @@ use std::net::SocketAddr;
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct LocalSettings {
-    /// Where `scale` and `reload` reach this machine's replicas, on loopback: a port each, from this one on
-    /// [default: 127.0.0.1:50100, if it is free]
+    /// Loopback address where `lockstep scale` and `lockstep reload` reach this server [default: 127.0.0.1:50100]
+    ///
+    /// Each further replica takes the next port. If the default port is taken, the server goes on without.
     #[arg(long, env = "LOCKSTEP_CONTROL", value_name = "ADDR")]
     pub control: Option<SocketAddr>,
-    /// Replicas of the whole grid, each with workers of its own, behind the one router
+    /// Data parallel size: number of replicas behind the router, each with workers of its own
     #[arg(long, env = "LOCKSTEP_REPLICAS", value_name = "N", default_value_t = 1)]
     pub replicas: u16,
-    /// Workers as threads of this process, not as processes of their own
+    /// Run workers as threads of this process instead of processes of their own
     #[arg(
         long, env = "LOCKSTEP_INPROC", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
         default_missing_value = "true"

@@ -10,29 +10,29 @@ use std::time::{Duration, UNIX_EPOCH};
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct StoreSettings {
-    /// Members of the etcd where coordinators register and routers find them
+    /// Addresses of the etcd in which coordinators register, and where routers and workers find them
     #[arg(long, env = "LOCKSTEP_ETCD_ENDPOINTS", value_name = "HOST:PORT", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub etcd_endpoints: Option<Vec<String>>,
-    /// Of this cluster's keys in etcd [default: /lockstep]
+    /// Prefix of this cluster's keys in etcd [default: /lockstep]
     #[arg(long, env = "LOCKSTEP_ETCD_PREFIX", value_name = "PREFIX")]
     pub etcd_prefix: Option<String>,
-    /// The authority that has signed etcd's certificates; asks for TLS
+    /// CA certificate of etcd, as PEM; turns on TLS
     #[arg(long, env = "LOCKSTEP_ETCD_CA", value_name = "FILE")]
     pub etcd_ca: Option<PathBuf>,
-    /// This role's certificate for etcd
+    /// Client certificate for etcd, as PEM
     #[arg(long, env = "LOCKSTEP_ETCD_CERT", value_name = "FILE")]
     pub etcd_cert: Option<PathBuf>,
-    /// The certificate's private key
+    /// Private key of --etcd-cert, as PEM
     #[arg(long, env = "LOCKSTEP_ETCD_KEY", value_name = "FILE")]
     pub etcd_key: Option<PathBuf>,
-    /// This role's user in etcd
+    /// User name for etcd
     #[arg(long, env = "LOCKSTEP_ETCD_USER", value_name = "NAME")]
     pub etcd_user: Option<String>,
-    /// The user's password
+    /// File with the password of --etcd-user
     #[arg(long, env = "LOCKSTEP_ETCD_PASSWORD_FILE", value_name = "FILE")]
     pub etcd_password_file: Option<PathBuf>,
-    /// A coordinator that etcd has not heard of for so long is off the list; its open streams go on [default: 10]
+    /// Seconds without contact after which etcd drops a coordinator; its open streams go on [default: 10]
     #[arg(long, env = "LOCKSTEP_ETCD_LEASE_SECONDS", value_name = "N")]
     pub etcd_lease_seconds: Option<u64>,
 }

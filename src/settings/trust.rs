@@ -12,19 +12,19 @@ use wire::{JoinToken, Trust};
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct TrustSettings {
-    /// A file with the join token that all roles of the cluster share; `lockstep token` makes one
+    /// File with the cluster's join token, as `lockstep token` prints it
     #[arg(long, env = "LOCKSTEP_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// TLS between roles, with certificates on both sides [default: on, but for loopback]
+    /// Mutual TLS between roles [default: on, except over loopback]
     #[arg(long, env = "LOCKSTEP_TLS", value_enum)]
     pub tls: Option<TlsMode>,
-    /// This role's certificate, made out to lockstep.cluster, in place of one made from the join token
+    /// Certificate of this role, as PEM, issued to lockstep.cluster [default: made from the join token]
     #[arg(long, env = "LOCKSTEP_TLS_CERT", value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
     pub tls_cert: Option<PathBuf>,
-    /// The certificate's private key
+    /// Private key of --tls-cert, as PEM
     #[arg(long, env = "LOCKSTEP_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// The authority that has signed the certificates of all roles
+    /// CA certificate that signed the certificates of all roles, as PEM
     #[arg(long, env = "LOCKSTEP_TLS_CA", value_name = "FILE", requires = "tls_cert")]
     pub tls_ca: Option<PathBuf>,
 }

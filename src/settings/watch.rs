@@ -13,28 +13,28 @@ pub const LOG: &str = "info,tk_encode=warn";
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct WatchSettings {
-    /// How logs are written to stderr
+    /// Format of logs, which go to stderr
     #[arg(long, env = "LOCKSTEP_LOG_FORMAT", value_enum, default_value = "text")]
     pub log_format: LogFormat,
-    /// Which logs are written, as info or router=debug,info
+    /// Log filter, such as info or router=debug,info
     #[arg(long, env = "LOCKSTEP_LOG", default_value = LOG)]
     pub log: String,
-    /// Where an OpenTelemetry collector takes OTLP, as http://host:4317 [default: nothing is sent]
+    /// OTLP address of an OpenTelemetry collector, such as http://host:4317 [default: nothing is sent]
     #[arg(long, alias = "otlp", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// How it takes it
+    /// OTLP protocol of the collector
     #[arg(long, env = "OTEL_EXPORTER_OTLP_PROTOCOL", value_enum, default_value = "grpc")]
     pub otlp_protocol: OtlpProtocol,
-    /// Headers that it wants with everything, as name=value,name=value
+    /// Headers to send to the collector, as name=value,name=value
     #[arg(long, env = "OTEL_EXPORTER_OTLP_HEADERS", value_name = "HEADERS", hide_env_values = true)]
     pub otlp_headers: Option<String>,
-    /// PEM file with the authority of an https collector's certificate [default: the web's authorities]
+    /// CA certificate of an https collector, as PEM [default: public authorities]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
     pub otlp_certificate: Option<String>,
-    /// Of traces that begin here, the part that is recorded, 0 to 1; a caller's own are as the caller says
+    /// Fraction of traces to record, 0 to 1; a trace that the caller began is recorded if the caller says so
     #[arg(long, env = "LOCKSTEP_OTLP_SAMPLE", value_name = "RATIO", default_value_t = 1.0)]
     pub otlp_sample: f64,
-    /// Seconds from one sending of the metrics to the next; 0 sends none
+    /// Seconds between exports of metrics; 0 exports none
     #[arg(long, env = "LOCKSTEP_OTLP_METRICS_SECONDS", value_name = "SECONDS", default_value_t = 15)]
     pub otlp_metrics_seconds: u64,
 }

@@ -17,22 +17,22 @@ use std::path::PathBuf;
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct WorkerSettings {
-    /// Where kernels are kept that were compiled for a GPU [default: beside the models]
+    /// Folder for compiled GPU kernels [default: kernels in the folder for fetched models]
     #[arg(long, env = "LOCKSTEP_KERNEL_CACHE", value_name = "DIR")]
     pub kernel_cache: Option<PathBuf>,
-    /// Whether a GPU begins passes that are like others as CUDA graphs; changes no bit
+    /// When to use CUDA graphs; tokens are the same without them
     #[arg(long, env = "LOCKSTEP_CUDA_GRAPHS", value_enum, default_value = "auto")]
     pub cuda_graphs: CudaGraphs,
-    /// Which of the CPU's instructions to use; all give the same bits [default: the best there are]
+    /// CPU instructions to use; all give the same tokens [default: the best that the CPU has]
     #[arg(long, env = "LOCKSTEP_ISA", value_enum)]
     pub isa: Option<Instructions>,
-    /// What workers exchange numbers over
+    /// How workers exchange activations through the hosts
     #[arg(long, env = "LOCKSTEP_WIRE", value_enum, default_value = "auto")]
     pub wire: HostWire,
-    /// What carries numbers between GPUs
+    /// How GPUs exchange activations
     #[arg(long, env = "LOCKSTEP_COLLECTIVE", value_enum, default_value = "auto")]
     pub collective: GpuCarrier,
-    /// Threads of each worker [default: the cores, divided among this machine's workers]
+    /// Threads of each worker [default: the cores, divided by the number of workers on this machine]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
 }
@@ -57,31 +57,31 @@ impl WorkerSettings {
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct JoinSettings {
-    /// The coordinator to compute for
+    /// Address of the coordinator to join
     #[arg(long, env = "LOCKSTEP_JOIN", value_name = "HOST:PORT")]
     pub join: Option<String>,
-    /// The replica to compute for, wherever etcd says that its coordinator is
+    /// Name of the replica to join; its coordinator's address comes from etcd
     #[arg(long, env = "LOCKSTEP_REPLICA", value_name = "NAME")]
     pub replica: Option<String>,
-    /// Where other workers reach this one [default: any port of the address by which the coordinator is reached]
+    /// Address to listen on for other workers [default: any free port, on the interface towards the coordinator]
     #[arg(long, env = "LOCKSTEP_MESH_LISTEN", value_name = "ADDR")]
     pub mesh_listen: Option<SocketAddr>,
-    /// The model on this machine, where it is not at the coordinator's path
+    /// Path of the model on this machine [default: the coordinator's path of it]
     #[arg(long, env = "LOCKSTEP_MODEL_PATH", value_name = "PATH")]
     pub model_path: Option<PathBuf>,
-    /// A folder that holds the model under the name that it has at the coordinator
+    /// Folder that holds the model, under the same file name as at the coordinator
     #[arg(long, env = "LOCKSTEP_MODELS", value_name = "DIR", conflicts_with = "model_path")]
     pub models: Option<PathBuf>,
-    /// Fetch this rank's part of the model from the coordinator, where it is not on this machine
+    /// Fetch this rank's part of the model from the coordinator, unless it is on this machine already
     #[arg(
         long, env = "LOCKSTEP_FETCH", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
         default_missing_value = "true", conflicts_with_all = ["model_path", "models"]
     )]
     pub fetch: bool,
-    /// Workers of this machine, which share its cores and memory, or its GPUs'
+    /// Number of workers on this machine, which share its cores, memory and GPUs
     #[arg(long, env = "LOCKSTEP_LOCAL_WORKERS", value_name = "N", default_value_t = 1)]
     pub local_workers: u16,
-    /// Memory for weights and KV cache [default: this machine's]
+    /// Memory for weights and KV cache, such as 16GiB [default: this worker's share of the machine's, or of its GPU's]
     #[arg(long, env = "LOCKSTEP_MEMORY", value_name = "BYTES")]
     pub memory: Option<ByteSize>,
 }

@@ -28,90 +28,94 @@ use types::{Activations, DeviceClass, Grid, KvDtype, PolicyDigest};
 
 #[derive(Args, Clone)]
 pub struct Options {
-    /// A name (llama-3.1-70b, qwen3-32b, mixtral-8x7b, ..), a config.json, or a model that is here
+    /// Name of a model (llama-3.1-70b, qwen3-32b, mixtral-8x7b, ..), a config.json, or a model on this machine
     #[arg(long, default_value = "llama-3.1-8b")]
     pub model: String,
-    /// h100, h200, b200, a100, a100-40gb, h20, l40s, l4 or a10
+    /// GPU: h100, h200, b200, a100, a100-40gb, h20, l40s, l4 or a10
     #[arg(long, default_value = "h100", value_parser = hardware::find)]
     pub gpu: Gpu,
+    /// Data parallel size: number of replicas
     #[arg(long, default_value_t = 1)]
     pub replicas: usize,
-    /// Ranks that share each layer
+    /// Tensor parallel size: number of ranks that share each layer
     #[arg(long, default_value_t = 1)]
     pub tp: u16,
-    /// Stages of layers
+    /// Pipeline parallel size: number of stages, each with its own run of layers
     #[arg(long, default_value_t = 1)]
     pub pp: u16,
-    /// What weights are stored in [default: as the file has them; of a name or config.json, bf16]
+    /// Format of the weights [default: the file's; bf16 for a name or a config.json]
     #[arg(long)]
     pub weights: Option<WeightFormat>,
-    /// What the KV cache is stored in
+    /// Type of the KV cache
     #[arg(long, default_value = "bf16", value_parser = words::parser(KV_DTYPES, KvDtype::name))]
     pub kv_dtype: KvDtype,
-    /// Tokens of one request at most [default: the model's, as far as memory goes]
+    /// Context length [default: the model's, or as much of it as memory holds]
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<u32>,
-    /// Of each GPU's memory, the part that weights and KV cache may have
+    /// Fraction of each GPU's memory for weights and KV cache
     #[arg(long, default_value_t = 0.9, value_name = "PART")]
     pub memory_utilization: f64,
-    /// Tokens of one step
+    /// Most tokens of one step
     #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
     pub max_batch_tokens: u32,
-    /// Requests of a replica that run at once
+    /// Most requests that run at once, per replica
     #[arg(long, default_value_t = 256, value_name = "REQUESTS")]
     pub max_running: u32,
-    /// Requests of a replica that wait; more are refused
+    /// Most requests that wait, per replica; more are refused
     #[arg(long, default_value_t = 1024, value_name = "REQUESTS")]
     pub max_waiting: u32,
-    /// Requests a second that arrive, all replicas together, whether or not earlier ones have ended (Poisson)
+    /// Requests per second for all replicas together, as Poisson arrivals
     #[arg(long, default_value_t = 1.0)]
     pub rate: f64,
-    /// Seconds of arrivals that count
+    /// Length of the measurement in seconds
     #[arg(long, default_value_t = 60.0, value_name = "SECONDS")]
     pub duration: f64,
-    /// Seconds of arrivals before these, which fill the cluster and do not count
+    /// Seconds of the same load before the measurement, which do not count
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     pub warm_up: f64,
-    /// Tokens of a prompt: `1024`, `uniform:64..256`, `normal:128,32` or `lognormal:1024,800` (mean, deviation)
+    /// Tokens of a prompt: 1024, uniform:64..256, normal:128,32 or lognormal:1024,800 (mean, deviation)
     #[arg(long, default_value = "1024")]
     pub prompt: Lengths,
-    /// Tokens of an answer, in the same words
+    /// Tokens of an answer, written as for --prompt
     #[arg(long, default_value = "256")]
     pub output: Lengths,
-    /// Of each prompt, the part that it has in common with others
+    /// Fraction of each prompt that is a shared prefix
     #[arg(long, default_value_t = 0.0, value_name = "PART")]
     pub prefix_share: f64,
-    /// How many such beginnings there are, each as likely
+    /// Number of different shared prefixes, all equally likely
     #[arg(long, default_value_t = 16, value_name = "N")]
     pub prefixes: u64,
-    /// Requests as they came, instead: lines of JSON, {"at": SECONDS, "prompt": TOKENS, "output": TOKENS}, and where
-    /// prompts begin alike "prefix": NUMBER, "prefix_tokens": TOKENS
+    /// File of recorded requests to replay in place of random ones, as lines of JSON
+    ///
+    /// A line is {"at": SECONDS, "prompt": TOKENS, "output": TOKENS}. For a prompt with a shared prefix it has also
+    /// "prefix": NUMBER and "prefix_tokens": TOKENS.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rate", "prompt", "output", "prefix_share", "duration"])]
     pub trace: Option<PathBuf>,
-    /// Which replica gets a request; those that share a text are a session
+    /// Which replica gets a request; requests with the same prefix are a session
     #[arg(long, value_enum, default_value = "prefix")]
     pub policy: PickChoice,
-    /// Milliseconds to the first token that are good enough
+    /// Goal for the time to the first token, in milliseconds
     #[arg(long, default_value_t = 1000.0, value_name = "MS")]
     pub slo_ttft: f64,
-    /// Milliseconds between tokens, a request's mean, that are good enough
+    /// Goal for the mean time between tokens of a request, in milliseconds
     #[arg(long, default_value_t = 50.0, value_name = "MS")]
     pub slo_itl: f64,
-    /// [default: the table's]
+    /// Price of a GPU in dollars per hour [default: a typical one of 2025]
     #[arg(long, value_name = "DOLLARS")]
     pub price_per_gpu_hour: Option<f64>,
-    /// Of a GPU's bandwidth, what kernels reach
+    /// Fraction of a GPU's memory bandwidth that kernels reach
     #[arg(long, default_value_t = 0.75, value_name = "PART")]
     pub bandwidth_efficiency: f64,
-    /// Of a GPU's dense FLOP/s, what kernels reach
+    /// Fraction of a GPU's dense FLOP/s that kernels reach
     #[arg(long, default_value_t = 0.55, value_name = "PART")]
     pub compute_efficiency: f64,
-    /// Microseconds of a pass through a stage besides, for launches and the draw
+    /// Microseconds of overhead per step and stage, for launches and sampling
     #[arg(long, default_value_t = 100.0, value_name = "MICROS")]
     pub overhead: f64,
+    /// Seed of arrivals and lengths
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// As JSON, for programs
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

@@ -13,10 +13,11 @@ use types::Dtype;
 /// What matrices of layers are stored in. Embedding and head stay bf16, as checkpoints of these formats have them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WeightFormat {
+    /// Two bytes per weight
     Bf16,
-    /// One byte, and computed with in fp8 where the GPU can.
+    /// One byte per weight; products in fp8 if the GPU has them
     Fp8,
-    /// Four bits and a scale of sixteen for each 32; computed with in bf16.
+    /// Four bits per weight and a 16-bit scale for each 32; products in bf16
     Int4,
 }
 
