@@ -27,28 +27,35 @@ const fn conventional(ours: &'static str, theirs: &'static str, unit: &'static s
 }
 
 const RUNNING: Metric =
-    alias("lockstep:requests_running", &["vllm:num_requests_running"], "Requests that hold KV blocks.");
-const WAITING: Metric =
-    alias("lockstep:requests_waiting", &["vllm:num_requests_waiting"], "Requests in the queue of the coordinator.");
+    alias("lockstep:requests_running", &["vllm:num_requests_running"], "Requests that run: they hold KV blocks.");
+const WAITING: Metric = alias(
+    "lockstep:requests_waiting",
+    &["vllm:num_requests_waiting"],
+    "Requests that wait in the coordinator's queue.",
+);
 const KV_USAGE: Metric = alias(
     "lockstep:kv_usage_ratio",
     &["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"],
-    "KV blocks in use, from 0 to 1.",
+    "Fraction of the KV blocks that is in use, from 0 to 1.",
 );
-const BLOCKS: Metric = metric("lockstep:kv_blocks", "KV blocks of a rank.");
-const EPOCH: Metric = metric("lockstep:epoch", "The epoch's number: grows when a placement begins and when one ends.");
-const RANKS_READY: Metric = metric("lockstep:ranks_ready", "Ranks that can take steps.");
+const BLOCKS: Metric = metric("lockstep:kv_blocks", "Number of KV blocks of the replica, in use or free.");
+const EPOCH: Metric =
+    metric("lockstep:epoch", "Number of the epoch: it grows when a placement begins and when one ends.");
+const RANKS_READY: Metric = metric("lockstep:ranks_ready", "Number of ranks that can take steps.");
 const RANK_SLOW: Metric =
-    metric("lockstep:rank_slow", "1: this rank computes for much longer than others do over the same work.");
+    metric("lockstep:rank_slow", "1 while this rank needs much longer than the others for the same work, otherwise 0.");
 const STORE_CONNECTED: Metric =
     metric("lockstep:store_connected", "1 while the cluster store answers, 0 while it is away.");
 const STORE_SINCE: Metric =
-    metric("lockstep:store_since_seconds", "Unix time at which the cluster store came or went.");
-const CACHE: Metric =
-    alias("lockstep:cache_config_info", &["vllm:cache_config_info"], "1: how the KV cache is laid out, in the labels.");
+    metric("lockstep:store_since_seconds", "Unix time at which the cluster store last began to answer, or ceased to.");
+const CACHE: Metric = alias(
+    "lockstep:cache_config_info",
+    &["vllm:cache_config_info"],
+    "1 for the present layout of the KV cache, which the labels tell.",
+);
 const REPLICA_SHUNNED: Metric = metric(
     "lockstep:replica_shunned",
-    "1: this router gives the replica nothing new for a while, because it is slow or breaks often.",
+    "1 while this router sends the replica no new requests, because it is slow or breaks often; otherwise 0.",
 );
 const GAUGES: [&Metric; 11] = [
     &REPLICA_SHUNNED,
@@ -67,66 +74,73 @@ const GAUGES: [&Metric; 11] = [
 const PREFIX_QUERIES: Metric = alias(
     "lockstep:prefix_queries_total",
     &["vllm:prefix_cache_queries_total"],
-    "Prompt tokens that were looked up in the prefix cache.",
+    "Prompt tokens looked up in the prefix cache.",
 );
 const PREFIX_HITS: Metric =
-    alias("lockstep:prefix_hits_total", &["vllm:prefix_cache_hits_total"], "Prompt tokens that the prefix cache had.");
-const PREEMPTIONS: Metric =
-    alias("lockstep:preemptions_total", &["vllm:num_preemptions_total"], "Sequences that gave up their blocks.");
+    alias("lockstep:prefix_hits_total", &["vllm:prefix_cache_hits_total"], "Prompt tokens found in the prefix cache.");
+const PREEMPTIONS: Metric = alias(
+    "lockstep:preemptions_total",
+    &["vllm:num_preemptions_total"],
+    "Preemptions: a sequence gave up its KV blocks and waits again.",
+);
 const PROMPT_TOKENS: Metric =
-    alias("lockstep:prompt_tokens_total", &["vllm:prompt_tokens_total"], "Tokens of prompts that were taken.");
+    alias("lockstep:prompt_tokens_total", &["vllm:prompt_tokens_total"], "Prompt tokens of accepted requests.");
 const GENERATION_TOKENS: Metric =
-    alias("lockstep:generation_tokens_total", &["vllm:generation_tokens_total"], "Tokens that went out.");
-const DISCARDED_TOKENS: Metric = metric("lockstep:discarded_tokens_total", "Tokens that were computed for nobody.");
-const STEPS: Metric = metric("lockstep:steps_total", "Steps that were planned.");
+    alias("lockstep:generation_tokens_total", &["vllm:generation_tokens_total"], "Tokens drawn for answers.");
+const DISCARDED_TOKENS: Metric =
+    metric("lockstep:discarded_tokens_total", "Tokens drawn and discarded, because their request had ended meanwhile.");
+const STEPS: Metric = metric("lockstep:steps_total", "Steps planned by the scheduler.");
 const FINISHED: Metric =
-    alias("lockstep:requests_finished_total", &["vllm:request_success_total"], "Requests that ended, by reason.");
-const REFUSED: Metric = metric("lockstep:requests_refused_total", "Requests that were not taken, by reason.");
-const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Ranks that were lost, and why.");
-const REPLAYED_TOKENS: Metric =
-    metric("lockstep:replayed_tokens_total", "Positions computed again because the ranks that had them are no more.");
-const REQUESTS: Metric = metric("lockstep:requests_total", "Requests of clients, by face and outcome.");
-const RANK_COMPUTE: Metric = metric("lockstep:rank_compute_micros_total", "Time in which a rank computed.");
+    alias("lockstep:requests_finished_total", &["vllm:request_success_total"], "Finished requests, by reason.");
+const REFUSED: Metric = metric("lockstep:requests_refused_total", "Requests that the coordinator refused, by reason.");
+const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Lost ranks, by cause.");
+const REPLAYED_TOKENS: Metric = metric(
+    "lockstep:replayed_tokens_total",
+    "Positions computed again, because the ranks that held their KV were lost or changed.",
+);
+const REQUESTS: Metric = metric("lockstep:requests_total", "Requests from clients, by API (face) and outcome.");
+const RANK_COMPUTE: Metric = metric("lockstep:rank_compute_micros_total", "Microseconds in which a rank computed.");
 const RANK_WAIT: Metric =
-    metric("lockstep:rank_wait_micros_total", "Time in which a rank waited for its peers, within a step.");
-const RANK_IDLE: Metric = metric("lockstep:rank_idle_micros_total", "Time in which a rank waited for a step.");
+    metric("lockstep:rank_wait_micros_total", "Microseconds in which a rank waited for its peers, within a step.");
+const RANK_IDLE: Metric = metric("lockstep:rank_idle_micros_total", "Microseconds in which a rank had no step.");
 const RANK_BUBBLE: Metric = metric(
     "lockstep:rank_bubble_micros_total",
-    "Time in which a rank did not compute although a step was in flight somewhere.",
+    "Microseconds in which a rank did not compute although the replica had a step in flight.",
 );
 const PASSES: Metric = metric(
     "lockstep:cuda_passes_total",
-    "Passes of a GPU by how they were begun: plainly, recorded as a graph, replayed; and graphs that were refused.",
+    "Passes on a GPU, by the way they were launched: plain, recorded as a graph, replayed; and graphs refused.",
 );
 const STARVED: Metric =
-    metric("lockstep:starved_total", "Times that a stage could have had a step and nothing was left to plan.");
+    metric("lockstep:starved_total", "How often a stage was free and there was nothing left to plan for it.");
 const STEPS_EARLY: Metric = metric(
     "lockstep:steps_early_total",
-    "Steps nearer behind another of the same sequence than there are stages: on their way some stage waits.",
+    "Steps that follow another of the same sequence by fewer steps than there are stages, so that a stage waits.",
 );
-const SENT: Metric = metric("lockstep:otlp_sent_total", "What a collector took: spans, logs, points of metrics.");
+const SENT: Metric =
+    metric("lockstep:otlp_sent_total", "Spans, logs and metric points that the collector accepted, by signal.");
 const NOT_SENT: Metric = metric(
     "lockstep:otlp_dropped_total",
-    "Spans, logs and points of metrics that no collector has: its queue was full, it refused them, or was not there.",
+    "Spans, logs and metric points lost: the queue was full, or the collector refused them or was not there.",
 );
-const REPLICAS_SHUNNED: Metric =
-    metric("lockstep:replicas_shunned_total", "Times that a router gave a replica nothing new for a while, by cause.");
+const REPLICAS_SHUNNED: Metric = metric(
+    "lockstep:replicas_shunned_total",
+    "How often a router stopped sending a replica new requests for a while, by cause.",
+);
 const REPLICAS_SUSPECTED: Metric =
-    metric("lockstep:replicas_suspected_total", "Times that a router heard nothing of a replica for some beats.");
+    metric("lockstep:replicas_suspected_total", "How often a router missed several beats of a replica's coordinator.");
 const PANICS: Metric =
-    metric("lockstep:panics_total", "Panics of this process: each ended one request, one link or one rank.");
+    metric("lockstep:panics_total", "Panics in this process; each ended one request, one link or one rank.");
 const LOG_DROPPED: Metric = metric(
     "lockstep:log_dropped_total",
-    "Lines of the log that stderr does not have: it was not read in time, or could not be written.",
+    "Log lines lost, because stderr was not read in time or could not be written.",
 );
 const TENANT_REQUESTS: Metric =
-    metric("lockstep:tenant_requests_total", "Requests of a tenant that came to a router, refused ones among them.");
-const TENANT_REFUSED: Metric =
-    metric("lockstep:tenant_refused_total", "Requests of a tenant that were not served, by reason.");
+    metric("lockstep:tenant_requests_total", "Requests of a tenant that reached a router, including refused ones.");
+const TENANT_REFUSED: Metric = metric("lockstep:tenant_refused_total", "Refused requests of a tenant, by reason.");
 const TENANT_PROMPT_TOKENS: Metric =
-    metric("lockstep:tenant_prompt_tokens_total", "Tokens of a tenant's prompts that were computed or found.");
-const TENANT_GENERATION_TOKENS: Metric =
-    metric("lockstep:tenant_generation_tokens_total", "Tokens that went out to a tenant.");
+    metric("lockstep:tenant_prompt_tokens_total", "Prompt tokens of a tenant, computed or found in the prefix cache.");
+const TENANT_GENERATION_TOKENS: Metric = metric("lockstep:tenant_generation_tokens_total", "Tokens sent to a tenant.");
 const COUNTERS: [&Metric; 29] = [
     &PASSES,
     &PANICS,
@@ -162,47 +176,57 @@ const COUNTERS: [&Metric; 29] = [
 const FIRST_TOKEN: Metric = alias(
     "lockstep:time_to_first_token_seconds",
     &["vllm:time_to_first_token_seconds"],
-    "From a request's arrival to its first token.",
+    "Time from a request's arrival to its first token.",
 );
 const BETWEEN_TOKENS: Metric = alias(
     "lockstep:inter_token_latency_seconds",
     &["vllm:inter_token_latency_seconds"],
-    "From one token of a stream to the next.",
+    "Time from one token of a stream to the next.",
 );
-const REQUEST_SECONDS: Metric =
-    alias("lockstep:request_seconds", &["vllm:e2e_request_latency_seconds"], "From a request's arrival to its end.");
+const REQUEST_SECONDS: Metric = alias(
+    "lockstep:request_seconds",
+    &["vllm:e2e_request_latency_seconds"],
+    "Time from a request's arrival to its end.",
+);
 const STEP_SECONDS: Metric = metric("lockstep:step_seconds", "Time of a pass on the device.");
 const RECOVERY_SECONDS: Metric = metric(
     "lockstep:recovery_seconds",
-    "From a loss being noticed, or a change being asked for, until the replica served again.",
+    "Time from noticing a loss, or receiving a change, until the replica serves again.",
 );
 const REQUEST_PROMPT: Metric =
-    alias("lockstep:request_prompt_tokens", &["vllm:request_prompt_tokens"], "Tokens of a request's prompts.");
-const REQUEST_OUTPUT: Metric =
-    alias("lockstep:request_generation_tokens", &["vllm:request_generation_tokens"], "Tokens of a request's answers.");
+    alias("lockstep:request_prompt_tokens", &["vllm:request_prompt_tokens"], "Prompt tokens of a request.");
+const REQUEST_OUTPUT: Metric = alias(
+    "lockstep:request_generation_tokens",
+    &["vllm:request_generation_tokens"],
+    "Answer tokens of a request, all choices together.",
+);
 const AI_REQUEST: Metric = conventional(
     "gen_ai_server_request_duration_seconds",
     "gen_ai.server.request.duration",
     "s",
-    "From a request's arrival to its last byte.",
+    "Time from a request's arrival to its last byte.",
 );
 const AI_FIRST_TOKEN: Metric = conventional(
     "gen_ai_server_time_to_first_token_seconds",
     "gen_ai.server.time_to_first_token",
     "s",
-    "To the first token, of requests that went well.",
+    "Time to the first token, of successful requests.",
 );
 const AI_PER_TOKEN: Metric = conventional(
     "gen_ai_server_time_per_output_token_seconds",
     "gen_ai.server.time_per_output_token",
     "s",
-    "Per token behind the first, of requests that went well.",
+    "Time per token after the first, of successful requests.",
 );
-const AI_TOKENS: Metric =
-    conventional("gen_ai_client_token_usage", "gen_ai.client.token.usage", "{token}", "Tokens read and written.");
+const AI_TOKENS: Metric = conventional(
+    "gen_ai_client_token_usage",
+    "gen_ai.client.token.usage",
+    "{token}",
+    "Tokens of a request: of its input, and of its output.",
+);
 const TENANT_WAIT: Metric = metric(
     "lockstep:tenant_queue_seconds",
-    "From a tenant's request being let in to the first word of the replica: in queues, and computing the prompt.",
+    "Time from admitting a tenant's request to a replica's first answer: in queues, and computing the prompt.",
 );
 const HISTOGRAMS: [(&Metric, &[f64]); 12] = [
     (&FIRST_TOKEN, &SECONDS),
