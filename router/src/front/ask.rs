@@ -2,7 +2,7 @@
 
 use crate::config::RouterLimits;
 use crate::front::resume::Resume;
-use crate::front::sampling::{Decoding, random_seed, work};
+use crate::front::sampling::{Wording, random_seed, work};
 use crate::front::stop::Stops;
 use crate::refusal::Refusal;
 use crate::replicas::models::text::ModelText;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
-use types::{Goal, Sampling, TenantId};
+use types::{Goal, Request, Sampling, TenantId};
 
 /// A request as a face has parsed it.
 pub struct Ask {
@@ -85,19 +85,24 @@ impl Purpose {
         }
     }
 
-    /// Checks the sampling and fills in the model's defaults. `seed` is that of a resumed stream.
-    pub(super) fn read(self, of: &ModelText, seed: Option<u64>, limits: &RouterLimits) -> Result<Decoding, Refusal> {
+    /// Checks the sampling and fills in the model's defaults: a request without its prompt, and how it becomes text.
+    /// `seed` is that of a resumed stream.
+    pub(super) fn read(
+        self,
+        of: &ModelText,
+        seed: Option<u64>,
+        limits: &RouterLimits,
+    ) -> Result<(Request, Wording), Refusal> {
         match self {
             Purpose::Generate(mut sampling) => {
                 sampling.seed = sampling.seed.or(seed);
                 of.sampling(*sampling, limits)
             }
-            Purpose::Pool => Ok(Decoding {
-                sampling: Sampling { tokens_max: 1, ..Sampling::default() },
-                goal: Goal::Pool,
-                stops: Arc::new(Stops::new(Vec::new())),
-                show_special: false,
-            }),
+            Purpose::Pool => {
+                let sampling = Sampling { tokens_max: 1, ..Sampling::default() };
+                let request = Request { sampling, goal: Goal::Pool, cache_bypass: true, ..Request::default() };
+                Ok((request, Wording { stops: Arc::new(Stops::new(Vec::new())), show_special: false }))
+            }
         }
     }
 }

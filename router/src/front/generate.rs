@@ -1,8 +1,8 @@
 //! The way in: from a request to its generation. All faces come here with `lockstep.v1`; none of them knows the
 //! replica, and this file knows none of them.
 //!
-//! An `Ask` is let in, its prompts become tokens and its sampling is checked (`Prepared`). Then a replica is picked,
-//! and each answer becomes one request to it (`Placed`), which a link carries.
+//! An `Ask` is let in, its prompts become tokens and its sampling is checked (`Prepared`). Then a replica is picked
+//! (`Destination`), and each answer becomes one `Request` to it, which a link carries.
 
 use crate::board::pick::{Need, Wish};
 use crate::front::ask::{Ask, Purpose};
@@ -10,11 +10,11 @@ use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::generation::{Choice, Generation, Prompt};
 use crate::front::recorder::Recorder;
 use crate::front::resume::{Fingerprint, ReadMarks, Resume, ResumeHandle};
-use crate::front::sampling::Decoding;
+use crate::front::sampling::Wording;
 use crate::front::text::Assembly;
 use crate::limits::admission::AdmissionPermit;
 use crate::limits::tenants::{Charge, TenantLimits};
-use crate::link::request::{Adopts, Submit};
+use crate::link::request::{Adopts, Call};
 use crate::link::view::Replica;
 use crate::refusal::{NoResume, Refusal};
 use crate::replicas::models::table::{ResolvedModel, VersionBy};
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use telemetry::spans::Traced;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use types::{Goal, Priority, Request, RequestId, Sampling, Token};
+use types::{Goal, Priority, Request, RequestId, Token};
 
 impl Frontend {
     /// Lets a request in, sends it to a replica, and waits for its first answer, so that a refusal can be told as one.
@@ -61,10 +61,10 @@ impl Frontend {
         // This comes before each answer gets its own request, with a copy of prompt and lists.
         prepared.check_copies(self.config.limits.copies_bytes_max)?;
         self.admission.admit_tokens(&mut permit, prepared.n_waiting())?;
-        let placed = self.place(&prepared, resume)?;
-        let charge = tenant.charge(tokens_max(&prepared, &placed))?;
-        self.check_in_time(&prepared, &placed, &tenant)?;
-        self.submit(prepared, placed, (permit, charge), trace)
+        let (destination, requests) = self.place(&prepared, resume)?;
+        let charge = tenant.charge(tokens_max(&prepared.prompts, &requests))?;
+        self.check_in_time(&prepared, &destination.picked, &tenant)?;
+        self.submit(prepared, destination, requests, (permit, charge), trace)
     }
 
     fn let_in(&self, ask: &Ask, priority: Priority, tenant: &Arc<TenantLimits>) -> Result<AdmissionPermit, Refusal> {
@@ -99,20 +99,24 @@ impl Frontend {
             None => (VersionBy::Key(purpose.key(session, tenant)), None),
         };
         let model = self.model(&model, by)?;
-        let decoding = self.decoding(purpose, &model.text, seed).await?;
+        let (like, wording) = self.read(purpose, &model.text, seed).await?;
         let preparing = trace.prepare();
         let mut read = Vec::with_capacity(prompts.len());
         for input in prompts {
             read.push(self.prompt(&model.text, input, echo).await?);
         }
         drop((preparing, ask.body));
-        let weight = tenant_of.weight();
-        let like = Request { tenant, weight, priority, goal: decoding.goal, ..Request::default() };
+        let like = Request { tenant, weight: tenant_of.weight(), priority, ..like };
         let numbers = first_choice..first_choice + n_choices;
-        Ok((Prepared { prompts: read, decoding, like, numbers, model, session, deadline }, resume))
+        Ok((Prepared { prompts: read, like, wording, numbers, model, session, deadline }, resume))
     }
 
-    async fn decoding(&self, purpose: Purpose, of: &Arc<ModelText>, seed: Option<u64>) -> Result<Decoding, Refusal> {
+    async fn read(
+        &self,
+        purpose: Purpose,
+        of: &Arc<ModelText>,
+        seed: Option<u64>,
+    ) -> Result<(Request, Wording), Refusal> {
         let (of, limits) = (of.clone(), self.config.limits.clone());
         self.off_runtime(purpose.work(), move || purpose.read(&of, seed, &limits)).await?
     }
@@ -132,13 +136,13 @@ impl Frontend {
 
     /// Picks the replica once all that matters of the request is known, and as late as possible: by then others may
     /// have finished.
-    fn place(&self, prepared: &Prepared, resume: Option<Resume>) -> Result<Placed, Refusal> {
+    fn place(&self, prepared: &Prepared, resume: Option<Resume>) -> Result<(Destination, Vec<Request>), Refusal> {
         let Some(Resume { handle, marks }) = resume else {
             let picked = self.replicas.pick(prepared.wish(), prepared.cached_prompt(), prepared.like.tenant)?;
             let requests = prepared.requests(picked.replica.context)?;
             let print = prepared.print(&requests);
             let marks = ReadMarks::none(requests.len());
-            return Ok(Placed { picked, requests, print, before: None, marks });
+            return Ok((Destination { picked, print, before: None, marks }, requests));
         };
         let requests = prepared.requests(handle.unchecked.context)?;
         let print = prepared.print(&requests);
@@ -148,50 +152,48 @@ impl Frontend {
         let n_known = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(0) as u64;
         let need = Need { digest: handle.digest, n_tokens: n_tokens.unwrap_or(0) as u64, n_known };
         let picked = self.replicas.pick_again(need, |of| handle.is_of(&of.name, of.incarnation))?;
-        Ok(Placed { picked, requests, print, before: Some(handle), marks })
+        Ok((Destination { picked, print, before: Some(handle), marks }, requests))
     }
 
     /// Refuses a request that its deadline would end unanswered.
-    fn check_in_time(&self, prepared: &Prepared, placed: &Placed, tenant: &TenantLimits) -> Result<(), Refusal> {
+    fn check_in_time(&self, prepared: &Prepared, picked: &Picked, tenant: &TenantLimits) -> Result<(), Refusal> {
         let Some(deadline) = prepared.deadline else { return Ok(()) };
-        let n_tokens = placed.requests.iter().map(Request::n_tokens).max().unwrap_or(0);
-        let wait = placed.picked.wait(n_tokens as u64);
+        let wait = picked.link.wait(longest(&prepared.prompts) as u64);
         let wait = wait.map(|wait| self.admission.own_wait(wait, tenant, self.config.keys.weights_waiting()));
         let left = deadline.saturating_duration_since(Instant::now());
         self.admission.in_time(wait, Some(left), prepared.like.priority)
     }
 
-    /// Sends one request per prompt and choice to the replica; all outputs come through one queue.
+    /// Sends the requests, one per prompt and choice, to the replica; all outputs come through one queue.
     fn submit(
         self: &Arc<Self>,
         prepared: Prepared,
-        placed: Placed,
+        destination: Destination,
+        requests: Vec<Request>,
         (permit, charge): (AdmissionPermit, Charge),
         trace: &Traced,
     ) -> Result<Generation, Refusal> {
-        let Prepared { prompts, decoding, like, model, deadline, .. } = prepared;
+        let Prepared { prompts, like, wording, model, deadline, .. } = prepared;
+        let Destination { picked: Picked { link, replica, n_cached }, print, before, marks } = destination;
         // Caches were looked up only for the first prompt.
-        let n_cached = if prompts.len() == 1 { placed.picked.n_cached } else { 0 };
-        let Placed { picked, requests, print, before, marks } = placed;
-        let (replica, trace) = (picked.replica.clone(), trace.carried());
+        let n_cached = if prompts.len() == 1 { n_cached } else { 0 };
         let (outputs, heard) = mpsc::channel(self.unread_max(&requests));
-        let first_key = picked.keys(requests.len() as u64);
+        let (first_key, digest, trace) = (link.keys(requests.len() as u64), replica.digest, trace.carried());
+        let call = Arc::new(Call { first_key, deadline, digest, n_cached, trace, outputs });
         let mut choices = Vec::new();
-        for (slot, (request, mark)) in requests.into_iter().zip(&marks.choices).enumerate() {
-            let (tokens_min, stops) = (request.sampling.tokens_min, decoding.stops.clone());
-            let assembly = Assembly::new(&model.text.tokenizer, stops, tokens_min, decoding.show_special);
-            let (key, n_had) = (first_key + slot as u64, mark.n_tokens());
+        for (slot, (request, mark)) in (0..).zip(requests.into_iter().zip(&marks.choices)) {
+            let (tokens_min, stops) = (request.sampling.tokens_min, wording.stops.clone());
+            let assembly = Assembly::new(&model.text.tokenizer, stops, tokens_min, wording.show_special);
+            let n_had = mark.n_tokens();
             let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adopts { of, n_had });
             let mut choice = Choice::new(None, assembly, &request, n_had);
             if !mark.has_ended() {
-                let (digest, trace, outputs) = (replica.digest, trace.clone(), outputs.clone());
-                let slot = slot as u32;
-                let submit = Submit { key, request, slot, deadline, digest, n_cached, adopts, trace, outputs };
-                choice.begin(picked.submit(submit).map_err(|refusal| self.admission.again(refusal))?);
+                let ticket = link.submit(request, slot, adopts, &call);
+                choice.begin(ticket.map_err(|refusal| self.admission.again(refusal))?);
             }
             choices.push(choice);
         }
-        let handle = self.handle(before, &replica, decoding.sampling.seed, replica.id(first_key).0);
+        let handle = self.handle(before, &replica, like.sampling.seed, replica.id(first_key).0);
         let sealed = handle.seal(&self.config.resume_key, &print, like.tenant);
         let n_prompt = prompts.iter().map(|prompt| prompt.ids.len() as u32).sum();
         // If there is only one model, all metrics already have its name.
@@ -207,7 +209,7 @@ impl Frontend {
             prompts,
             heard,
             choices,
-            stops: decoding.stops,
+            stops: wording.stops,
             permit: Some(permit),
             charge,
             visit: None,
@@ -244,9 +246,9 @@ impl Frontend {
 /// A request that has been read: prompts are tokens, and its sampling is checked.
 struct Prepared {
     prompts: Vec<Prompt>,
-    decoding: Decoding,
-    /// The fields that the requests of all its answers share: all but prompt and sampling.
+    /// What the requests of all its answers share: all but the prompt, the choice, and the room for the answer.
     like: Request,
+    wording: Wording,
     numbers: std::ops::Range<u32>,
     model: ResolvedModel,
     session: Option<u64>,
@@ -258,7 +260,7 @@ const LISTS_BYTES_FREE: usize = 4 << 10;
 
 impl Prepared {
     fn check_copies(&self, bytes_max: usize) -> Result<(), Refusal> {
-        let (n_choices, lists) = (self.numbers.len() as u64, self.decoding.sampling.lists_bytes() as u64);
+        let (n_choices, lists) = (self.numbers.len() as u64, self.like.sampling.lists_bytes() as u64);
         let each = |prompt: &Prompt| (prompt.ids.len() * size_of::<Token>()) as u64 + lists;
         let n_bytes = n_choices * self.prompts.iter().map(each).sum::<u64>();
         if n_bytes <= bytes_max as u64 {
@@ -272,7 +274,7 @@ impl Prepared {
 
     /// The tokens of all its requests; the bytes of their lists count as if they were tokens.
     fn n_waiting(&self) -> usize {
-        let n_listed = self.decoding.sampling.lists_bytes().saturating_sub(LISTS_BYTES_FREE) / size_of::<Token>();
+        let n_listed = self.like.sampling.lists_bytes().saturating_sub(LISTS_BYTES_FREE) / size_of::<Token>();
         let of_prompts = self.prompts.iter().map(|prompt| prompt.ids.len() + n_listed);
         self.numbers.len() * of_prompts.sum::<usize>()
     }
@@ -288,11 +290,11 @@ impl Prepared {
     }
 
     fn request(&self, prompt: &Prompt, choice: u32, context: u32) -> Request {
-        let sampling = &self.decoding.sampling;
         let room = context - prompt.ids.len() as u32;
-        let sampling = Sampling { choice, tokens_max: sampling.tokens_max.min(room), ..sampling.clone() };
-        let cache_bypass = self.like.goal != Goal::Generate;
-        Request { prompt: prompt.ids.clone(), sampling, cache_bypass, ..self.like.clone() }
+        let mut request = Request { prompt: prompt.ids.clone(), ..self.like.clone() };
+        request.sampling.choice = choice;
+        request.sampling.tokens_max = request.sampling.tokens_max.min(room);
+        request
     }
 
     /// What the choice of a replica depends on.
@@ -308,17 +310,16 @@ impl Prepared {
     }
 
     fn print(&self, requests: &[Request]) -> Fingerprint {
-        let stops = &self.decoding.stops;
-        let flags = [stops.are_included(), self.decoding.show_special];
+        let stops = &self.wording.stops;
+        let flags = [stops.are_included(), self.wording.show_special];
         let flags = flags.map(|flag| if flag { "yes" } else { "no" });
         Fingerprint::of(requests.iter(), flags.into_iter().chain(stops.strings()))
     }
 }
 
-/// The replica's requests for a client's request, and the replica.
-struct Placed {
+/// The replica for a client's request, and the stream that goes on there.
+struct Destination {
     picked: Picked,
-    requests: Vec<Request>,
     print: Fingerprint,
     /// The handle of the resumed stream.
     before: Option<ResumeHandle>,
@@ -326,9 +327,9 @@ struct Placed {
 }
 
 /// The most tokens that a request can cost: its prompts, and all that its choices may generate.
-fn tokens_max(prepared: &Prepared, placed: &Placed) -> u64 {
-    let n_prompt: usize = prepared.prompts.iter().map(|prompt| prompt.ids.len()).sum();
-    let says = placed.requests.iter().filter(|request| request.goal != Goal::Pool);
+fn tokens_max(prompts: &[Prompt], requests: &[Request]) -> u64 {
+    let n_prompt: usize = prompts.iter().map(|prompt| prompt.ids.len()).sum();
+    let says = requests.iter().filter(|request| request.goal != Goal::Pool);
     n_prompt as u64 + says.map(|request| u64::from(request.sampling.tokens_max)).sum::<u64>()
 }
 
@@ -343,10 +344,10 @@ fn check_marks(marks: &ReadMarks, requests: &[Request]) -> Result<(), NoResume> 
 }
 
 /// The id under which the same replica, in the same incarnation, may still have the request.
-fn adopted(request: &Request, before: Option<&ResumeHandle>, replica: &Replica, slot: usize) -> Option<RequestId> {
+fn adopted(request: &Request, before: Option<&ResumeHandle>, replica: &Replica, slot: u32) -> Option<RequestId> {
     let before = before.filter(|before| before.is_of(&replica.name, replica.incarnation))?;
     // A request that scores or pools its prompt is run again, because all of its results are sent again.
-    (request.goal == Goal::Generate).then_some(RequestId(before.first_id + slot as u64))
+    (request.goal == Goal::Generate).then_some(RequestId(before.first_id + u64::from(slot)))
 }
 
 fn started(handle: &ResumeHandle, sealed: &str, model: String, prompt_tokens: u32) -> v1::Started {

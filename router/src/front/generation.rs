@@ -6,7 +6,7 @@ use crate::front::stop::Stops;
 use crate::front::text::Assembly;
 use crate::limits::admission::AdmissionPermit;
 use crate::limits::tenants::{Charge, Visit};
-use crate::link::request::ReplicaOutput;
+use crate::link::request::SlotOutput;
 use crate::link::ticket::Ticket;
 use crate::link::view::Replica;
 use crate::refusal::{NoResume, Refusal};
@@ -61,7 +61,7 @@ pub struct Generation {
     /// Each prompt's choices follow one another.
     pub prompts: Vec<Prompt>,
     // Dropped before `choices`: a link that hears of a dropped ticket finds this queue closed.
-    pub(crate) heard: mpsc::Receiver<(u32, ReplicaOutput)>,
+    pub(crate) heard: mpsc::Receiver<SlotOutput>,
     pub(crate) choices: Vec<Choice>,
     pub(crate) stops: Arc<Stops>,
     pub(crate) permit: Option<AdmissionPermit>,
@@ -108,8 +108,8 @@ impl Generation {
                 break;
             }
             match ready!(self.heard.poll_recv(context)) {
-                Some((choice, ReplicaOutput::Output(output, finish))) => self.hear(choice, output, finish),
-                Some((_, ReplicaOutput::Refused(refusal))) => self.fail(refusal),
+                Some((choice, Ok(output))) => self.hear(choice, output),
+                Some((_, Err(refusal))) => self.fail(refusal),
                 None => self.fail(Refusal::failed("the link to the replica ended")),
             }
         }
@@ -134,12 +134,16 @@ impl Generation {
         self.choices.iter_mut().for_each(|choice| choice.ticket = None);
     }
 
-    fn hear(&mut self, choice_idx: u32, mut output: wire::Output, finish: Option<Finish>) {
+    fn hear(&mut self, choice_idx: u32, mut output: wire::Output) {
         let Some(choice) = self.choices.get_mut(choice_idx as usize) else { return };
         if choice.ticket.is_none() {
             // The choice ended at a stop string, and these tokens were already on their way.
             return;
         }
+        let finish = match output.finished() {
+            Ok(finish) => finish,
+            Err(malformed) => return self.fail(Refusal::failed(malformed.to_string())),
+        };
         if let Some(permit) = self.permit.take() {
             permit.served();
             self.charge.began(self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum());

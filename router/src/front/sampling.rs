@@ -8,22 +8,21 @@ use crate::replicas::models::text::ModelText;
 use proto::v1;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use types::{Dry, Goal, Penalties, Sampling, Tokens, Xtc};
+use types::{Dry, Goal, Penalties, Request, Sampling, Tokens, Xtc};
 
 /// The strings at which repetitions end, unless the request gives others.
 const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
-/// How a request's tokens are drawn, and how they become text.
-pub struct Decoding {
-    pub sampling: Sampling,
-    pub goal: Goal,
+/// How a request's tokens become text.
+pub struct Wording {
     pub stops: Arc<Stops>,
     /// Whether special tokens are part of the text.
     pub show_special: bool,
 }
 
 impl ModelText {
-    pub(crate) fn sampling(&self, asked: v1::Sampling, limits: &RouterLimits) -> Result<Decoding, Refusal> {
+    /// A request with its sampling and its goal, as far as they do not depend on a prompt; and how it becomes text.
+    pub(crate) fn sampling(&self, asked: v1::Sampling, limits: &RouterLimits) -> Result<(Request, Wording), Refusal> {
         let tokens_max = asked.max_tokens.unwrap_or(u32::MAX);
         check("max_tokens", tokens_max, tokens_max > 0, "at least 1")?;
         check("min_tokens", asked.min_tokens, asked.min_tokens <= tokens_max, "at most max_tokens")?;
@@ -51,7 +50,9 @@ impl ModelText {
         };
         let stop = self.stop_tokens(asked.stop_token_ids, asked.ignore_eos);
         let sampling = Sampling { stop, allowed: each_once(asked.allowed_token_ids), ..sampling };
-        Ok(Decoding { sampling, goal, stops, show_special: asked.show_special })
+        let cache_bypass = goal != Goal::Generate;
+        let request = Request { sampling, goal, cache_bypass, ..Request::default() };
+        Ok((request, Wording { stops, show_special: asked.show_special }))
     }
 
     /// Temperature, and which tokens may be drawn.

@@ -2,7 +2,7 @@
 
 use crate::board::ledger::Ledger;
 use crate::link::absence::Absence;
-use crate::link::request::{LinkRequest, Submit};
+use crate::link::request::{Adopts, Call, LinkRequest};
 use crate::link::ticket::{Cancel, Home, Ticket};
 use crate::refusal::Refusal;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use types::Request;
 
 /// A link's handle, for the rest of the router and the other links.
 #[derive(Clone)]
@@ -48,16 +49,33 @@ impl ReplicaLink {
         self.next_key.fetch_add(n, Ordering::Relaxed)
     }
 
-    pub fn submit(&self, submit: Submit) -> Result<Ticket, Refusal> {
+    /// Submits the request in a slot of the call.
+    pub fn submit(
+        &self,
+        request: Request,
+        slot: u32,
+        adopts: Option<Adopts>,
+        call: &Arc<Call>,
+    ) -> Result<Ticket, Refusal> {
         let full = || Refusal::Full { retry_after: self.retry_after };
         let cancel = self.cancels.clone().try_reserve_owned().map_err(|_| full())?;
-        let last = submit.outputs.clone().try_reserve_owned().map_err(|_| full())?;
-        let n_missing = (submit.request.n_tokens() as u64).saturating_sub(submit.n_cached.into());
-        let (work, since) = (self.ledger.enter(n_missing), Instant::now());
-        let (key, home) = (submit.key, Home::at(cancel));
+        let last = call.outputs.clone().try_reserve_owned().map_err(|_| full())?;
+        let n_missing = (request.n_tokens() as u64).saturating_sub(call.n_cached.into());
+        let (key, home) = (call.first_key + u64::from(slot), Home::at(cancel));
         let ticket = Ticket::new(key, home.clone());
-        let entry =
-            LinkRequest { submit, last, home, work, since, absence: Absence::default(), n_lost: 0, heard: None };
+        let entry = LinkRequest {
+            request,
+            slot,
+            call: call.clone(),
+            adopts,
+            last,
+            home,
+            work: self.ledger.enter(n_missing),
+            since: Instant::now(),
+            absence: Absence::default(),
+            n_lost: 0,
+            heard: None,
+        };
         match self.submits.try_send((key, Box::new(entry))) {
             Ok(()) => Ok(ticket),
             Err(_) => {
@@ -73,8 +91,8 @@ impl ReplicaLink {
             return Err(entry);
         };
         if entry.home.moves_to(cancel) {
-            entry.work = self.ledger.enter(entry.submit.request.n_tokens() as u64);
-            (entry.submit.adopts, entry.heard) = (None, None);
+            entry.work = self.ledger.enter(entry.request.n_tokens() as u64);
+            (entry.adopts, entry.heard) = (None, None);
             place.send((key, entry));
         }
         Ok(())

@@ -2,7 +2,6 @@
 
 use crate::link::beats::Beats;
 use crate::link::connection::up;
-use crate::link::request::ReplicaOutput;
 use crate::link::task::Task;
 use crate::link::ticket::Cancel;
 use crate::link::view::{Replica, room};
@@ -97,7 +96,7 @@ impl Task {
     pub(super) fn refused(&mut self, refused: wire::Refused) {
         let Some(key) = self.key(refused.id) else { return };
         let Some(entry) = self.table.get(&key) else { return };
-        let refusal = self.refusal(&refused, entry.submit.request.prompt.len());
+        let refusal = self.refusal(&refused, entry.request.prompt.len());
         let has_begun = entry.has_begun();
         let Some(wait) = refusal.retry_after() else { return self.end(key, refusal) };
         // A full replica was the one with the least work. Beside one that drains or is not ready there may be others.
@@ -146,11 +145,11 @@ impl Task {
             Ok(finish) => finish,
             Err(error) => return self.broken(key, error.to_string()),
         };
-        let n_told = entry.submit.request.output.len() as u32;
+        let n_told = entry.request.output.len() as u32;
         if !splice(n_told, &mut output) {
             return self.broken(key, format!("the replica left a gap: position {} after {n_told}", output.position));
         }
-        entry.submit.request.output.extend(output.tokens.iter().map(|out| out.token));
+        entry.request.output.extend(output.tokens.iter().map(|out| out.token));
         if !output.tokens.is_empty() {
             entry.work.begun();
             entry.n_lost = 0;
@@ -177,7 +176,7 @@ impl Task {
             }
             return self.finish(key, output, finish);
         }
-        match entry.submit.outputs.try_send((entry.submit.slot, ReplicaOutput::Output(output, None))) {
+        match entry.call.outputs.try_send((entry.slot, Ok(output))) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Closed(_)) => self.cancel(Cancel { key, stopped: false }),
             Err(mpsc::error::TrySendError::Full(_)) => {

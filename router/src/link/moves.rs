@@ -24,7 +24,7 @@ impl Task {
     /// Moves one request. True if another link has it now.
     pub(super) fn move_to(&mut self, key: u64, others: &mut Neighbours) -> bool {
         let Some(entry) = self.table.get(&key) else { return false };
-        let Some(link) = others.ready_for(entry.need(), entry.submit.request.n_tokens() as u64) else { return false };
+        let Some(link) = others.ready_for(entry.need(), entry.request.n_tokens() as u64) else { return false };
         if let Err(wait) = self.peers.budget.take(Instant::now()) {
             if let Some(retry) = self.parked.get_mut(&key) {
                 // The later of both times counts: the replica asked for one of them, and a time that has passed would

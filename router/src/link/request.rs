@@ -14,22 +14,16 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use types::{Finish, PolicyDigest, Request, RequestId};
 
-/// A request on its way to the replica.
-pub struct Submit {
-    /// Unique among all links of this router.
-    pub key: u64,
-    /// Its id depends on the replica and is filled in on sending. Its output grows with what the owner receives:
-    /// together with the prompt it is the token log.
-    pub request: Request,
-    /// The owner's number for it.
-    pub slot: u32,
+/// What all requests of one client's call have in common. Each has a slot, its owner's number for it.
+pub struct Call {
+    /// The key of slot zero, unique among all links of this router. Those of the other slots follow.
+    pub first_key: u64,
     pub deadline: Option<Instant>,
     /// Replicas with another digest would give other tokens.
     pub digest: PolicyDigest,
-    /// How many of its tokens the replica's cache probably has.
+    /// How many tokens of each request the replica's cache probably has.
     pub n_cached: u32,
-    pub adopts: Option<Adopts>,
-    /// The request's span; empty if it is not recorded.
+    /// The call's span; empty if it is not recorded.
     pub trace: TraceHeaders,
     pub outputs: OutputSender,
 }
@@ -42,25 +36,23 @@ pub struct Adopts {
     pub n_had: u32,
 }
 
-/// What a request's owner receives.
-#[derive(Debug)]
-pub enum ReplicaOutput {
-    /// Tokens without gap or repetition, whatever happened to the replica in between: `position` is that of the first
-    /// new one. Logprobs of the prompt come as the replica sends them, perhaps repeatedly. Beside the output, how the
-    /// request ended, if it has.
-    Output(wire::Output, Option<Finish>),
-    /// No further output follows.
-    Refused(Refusal),
-}
-
-/// The channel of a request's owner; each item carries the request's slot.
-pub type OutputSender = mpsc::Sender<(u32, ReplicaOutput)>;
+/// What the owner of some requests receives: a slot, and its tokens without gap or repetition, whatever happened to the
+/// replica in between. `position` is that of the first new token, and `finish` is set in the last output, also where
+/// the link knows the end before the replica tells it. Logprobs of the prompt come as the replica sends them, perhaps
+/// repeatedly. After a refusal no further output follows.
+pub type SlotOutput = (u32, Result<wire::Output, Refusal>);
+pub type OutputSender = mpsc::Sender<SlotOutput>;
 
 /// A running request at a link.
 pub(super) struct LinkRequest {
-    pub(super) submit: Submit,
+    /// Its id depends on the replica and is filled in on sending. Its output grows with what the owner receives:
+    /// together with the prompt it is the token log.
+    pub(super) request: Request,
+    pub(super) slot: u32,
+    pub(super) call: Arc<Call>,
+    pub(super) adopts: Option<Adopts>,
     // A place in the owner's queue that is kept for the end, so that it reaches a slow reader too.
-    pub(super) last: mpsc::OwnedPermit<(u32, ReplicaOutput)>,
+    pub(super) last: mpsc::OwnedPermit<SlotOutput>,
     pub(super) home: Arc<Home>,
     pub(super) work: Item,
     /// When it began to wait for its first token at this replica.
@@ -74,38 +66,38 @@ pub(super) struct LinkRequest {
 
 impl LinkRequest {
     pub(super) fn end(self, refusal: Refusal) {
-        self.last(ReplicaOutput::Refused(refusal));
+        self.last(Err(refusal));
     }
 
     pub(super) fn finish(self, output: wire::Output, finish: Finish) {
-        self.last(ReplicaOutput::Output(output, Some(finish)));
+        self.last(Ok(wire::Output { finish: wire::Finish::from(finish).into(), ..output }));
     }
 
-    fn last(self, output: ReplicaOutput) {
+    fn last(self, output: Result<wire::Output, Refusal>) {
         // The work ends first, so that a client that learns of the end and asks again finds this replica free.
         drop(self.work);
-        self.last.send((self.submit.slot, output));
+        self.last.send((self.slot, output));
     }
 
     /// Whether its owner may have part of the answer: then it is not given up while its replica comes back.
     pub(super) fn has_begun(&self) -> bool {
-        !self.submit.request.output.is_empty() || self.n_lost > 0
+        !self.request.output.is_empty() || self.n_lost > 0
     }
 
     pub(super) fn need(&self) -> Need {
-        let request = &self.submit.request;
+        let request = &self.request;
         let n_tokens = request.prompt.len() as u64 + u64::from(request.sampling.tokens_max);
-        Need { digest: self.submit.digest, n_tokens, n_known: request.n_tokens() as u64 }
+        Need { digest: self.call.digest, n_tokens, n_known: request.n_tokens() as u64 }
     }
 
     pub(super) fn frame(&mut self, id: RequestId, now: Instant) -> Frame {
-        let mut request = wire::Request::from(&self.submit.request);
+        let mut request = wire::Request::from(&self.request);
         request.id = id.0;
-        request.traceparent.clone_from(&self.submit.trace.parent);
-        request.tracestate.clone_from(&self.submit.trace.state);
+        request.traceparent.clone_from(&self.call.trace.parent);
+        request.tracestate.clone_from(&self.call.trace.state);
         request.deadline_micros =
-            self.submit.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
-        match self.submit.adopts.take() {
+            self.call.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
+        match self.adopts.take() {
             Some(Adopts { of, n_had }) => Frame::Adopt(wire::Adopt { of: of.0, request: Some(request), n_had }),
             None => Frame::Submit(request),
         }
@@ -114,7 +106,7 @@ impl LinkRequest {
     /// How the request ended, if its log is complete. That saves waiting for the replica to report it, which could be
     /// lost first.
     pub(super) fn finished(&self) -> Option<Finish> {
-        let Request { output, sampling, .. } = &self.submit.request;
+        let Request { output, sampling, .. } = &self.request;
         let n_output = output.len() as u32;
         match output.last() {
             Some(last) if sampling.is_stop(*last) && n_output > sampling.tokens_min => Some(Finish::Stop),

@@ -221,7 +221,7 @@ impl Task {
     }
 
     pub(super) fn submit(&mut self, key: u64, entry: LinkRequest) {
-        if entry.submit.outputs.is_closed() || entry.home.is_over() {
+        if entry.call.outputs.is_closed() || entry.home.is_over() {
             // Its owner has already left; the cancel may have overtaken the request.
             return;
         }
@@ -244,7 +244,7 @@ impl Task {
     pub(super) fn send(&mut self, key: u64) {
         let (Some(replica), Some(entry)) = (self.replica.clone(), self.table.get_mut(&key)) else { return };
         let (now, need) = (Instant::now(), entry.need());
-        if entry.submit.deadline.is_some_and(|deadline| deadline <= now) {
+        if entry.call.deadline.is_some_and(|deadline| deadline <= now) {
             self.end(key, Refusal::Deadline);
         } else if need.digest != replica.digest || need.n_tokens > replica.context.into() {
             if !self.move_one(key) && !self.peers.besides(self.place).may_come_for(need) {

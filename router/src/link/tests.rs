@@ -6,7 +6,7 @@ use super::event::LinkEvent;
 use super::handle::ReplicaLink;
 use super::hear::splice;
 use super::peers::Peers;
-use super::request::{ReplicaOutput, Submit};
+use super::request::{Call, SlotOutput};
 use super::target::Target;
 use super::task::Task;
 use super::ticket::Ticket;
@@ -72,15 +72,13 @@ fn welcome(router: u32) -> wire::Welcome {
     wire::Welcome { version, router, policy_digest: vec![0; 32], context: 100, salt: vec![0; 16], ..Default::default() }
 }
 
-fn submit(link: &ReplicaLink, n_places: usize) -> (Ticket, mpsc::Receiver<(u32, ReplicaOutput)>) {
+fn submit(link: &ReplicaLink, n_places: usize) -> (Ticket, mpsc::Receiver<SlotOutput>) {
     let (outputs, heard) = mpsc::channel(n_places);
     let sampling = types::Sampling { tokens_max: 50, stop: vec![9], ..Default::default() };
     let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
-    let digest = PolicyDigest::default();
-    let (key, trace) = (link.keys(1), TraceHeaders::default());
-    let (n_cached, adopts, deadline) = (0, None, None);
-    let submit = Submit { key, request, slot: 0, deadline, digest, n_cached, adopts, trace, outputs };
-    (link.submit(submit).unwrap(), heard)
+    let (digest, trace, first_key) = (PolicyDigest::default(), TraceHeaders::default(), link.keys(1));
+    let call = Arc::new(Call { first_key, deadline: None, digest, n_cached: 0, trace, outputs });
+    (link.submit(request, 0, None, &call).unwrap(), heard)
 }
 
 /// Lets the task take what its handles have sent.
@@ -131,12 +129,12 @@ async fn a_slow_reader_is_cut_and_told() {
     assert_eq!(sent(&mut task), [(id.0, None)]);
     assert!(task.table.is_empty());
     for position in 0..2 {
-        assert!(
-            matches!(heard.try_recv(), Ok((0, ReplicaOutput::Output(output, None))) if output.position == position)
-        );
+        let (slot, told) = heard.try_recv().unwrap();
+        let told = told.unwrap();
+        assert_eq!((slot, told.position, told.finished().unwrap()), (0, position, None));
     }
     let end = heard.try_recv();
-    assert!(matches!(end, Ok((0, ReplicaOutput::Refused(Refusal::SlowReader { unread: 2 })))), "{end:?}");
+    assert!(matches!(end, Ok((0, Err(Refusal::SlowReader { unread: 2 })))), "{end:?}");
     assert!(heard.try_recv().is_err());
 }
 
@@ -203,7 +201,7 @@ async fn a_lost_replica_gets_the_log_and_a_complete_one_is_at_its_end() {
     // This is the stop token: no further frame is needed for the end.
     task.hear(token(id(&task, &complete), 0, 9));
     let end = told.try_recv();
-    assert!(matches!(&end, Ok((0, ReplicaOutput::Output(_, finish))) if *finish == Some(Finish::Stop)), "{end:?}");
+    assert!(matches!(&end, Ok((0, Ok(output))) if output.finished().unwrap() == Some(Finish::Stop)), "{end:?}");
     task.lost(&Status::unavailable("gone"));
     assert!(task.replica.is_none());
     task.hear(Frame::Welcome(welcome(2)));
@@ -212,7 +210,7 @@ async fn a_lost_replica_gets_the_log_and_a_complete_one_is_at_its_end() {
     // Ids from the replica's former incarnation mean nothing now.
     task.hear(token(before, 1, 6));
     task.hear(token(id, 1, 7));
-    assert_eq!(task.table[&goes_on.key()].submit.request.output, [5, 7]);
+    assert_eq!(task.table[&goes_on.key()].request.output, [5, 7]);
 }
 
 /// Two links whose replicas are ready, and their tasks.
@@ -265,7 +263,7 @@ async fn a_request_that_its_replica_ended_moves_to_another() {
     one.hear(Frame::Outputs(wire::Outputs { outputs: vec![ended] }));
     take(&mut two);
     assert_eq!(sent(&mut two), [(id(&two, &ticket).0, Some(vec![5]))]);
-    heard.try_recv().unwrap();
+    heard.try_recv().unwrap().1.unwrap();
     assert!(heard.try_recv().is_err() && one.table.is_empty());
 }
 
@@ -345,17 +343,17 @@ async fn a_request_waits_as_long_as_it_may_at_a_replica_that_does_not_compute_it
         task.due(due);
         due
     };
-    heard.try_recv().unwrap();
+    heard.try_recv().unwrap().1.unwrap();
     let ids = [&running, &new].map(|ticket| id(&task, ticket).0);
     assert_eq!(is_due(&mut task), Instant::now() + max / 2);
     assert_eq!(sent(&mut task), [(ids[0], None)]);
     let end = heard.try_recv().unwrap().1;
-    let ReplicaOutput::Refused(refusal @ Refusal::Away { waited, .. }) = &end else { panic!("{end:?}") };
+    let Err(refusal @ Refusal::Away { waited, .. }) = &end else { panic!("{end:?}") };
     assert!(refusal.to_string().contains("two workers are missing") && *waited <= max, "{refusal}");
     assert!(refusal.retry_after().is_some() && new_heard.try_recv().is_err());
     assert_eq!(is_due(&mut task), Instant::now() + max);
     assert_eq!((sent(&mut task), task.table.len()), (vec![(ids[1], None)], 0));
-    assert!(matches!(new_heard.try_recv(), Ok((0, ReplicaOutput::Refused(Refusal::Away { .. })))));
+    assert!(matches!(new_heard.try_recv(), Ok((0, Err(Refusal::Away { .. })))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -375,7 +373,7 @@ async fn ranks_that_come_and_go_without_a_token_are_one_absence() {
         assert!(heard.try_recv().is_err());
     }
     task.hear(token(id(&task, &ticket), 0, 5));
-    heard.try_recv().unwrap();
+    heard.try_recv().unwrap().1.unwrap();
     task.hear(Frame::State(recovers()));
     tokio::time::advance(max * 9 / 10).await;
     task.due(Instant::now());
@@ -384,7 +382,7 @@ async fn ranks_that_come_and_go_without_a_token_are_one_absence() {
     tokio::time::advance(max / 9).await;
     task.due(Instant::now());
     let end = heard.try_recv().unwrap().1;
-    let ReplicaOutput::Refused(refusal @ Refusal::Away { .. }) = &end else { panic!("{end:?}") };
+    let Err(refusal @ Refusal::Away { .. }) = &end else { panic!("{end:?}") };
     assert!(refusal.to_string().contains("its coordinator is lost (gone)"), "{refusal}");
 }
 
@@ -410,7 +408,7 @@ async fn a_request_that_has_outgrown_a_replica_waits_for_more_room_there_or_else
     one.heed(LinkEvent::Seen);
     take(&mut two);
     assert_eq!((sent(&mut two), one.table.len()), (vec![(id(&two, &ticket).0, Some(vec![5]))], 0));
-    heard.try_recv().unwrap();
+    heard.try_recv().unwrap().1.unwrap();
     assert!(heard.try_recv().is_err());
     // A request that has not begun does not wait.
     one.hear(narrow(2));
@@ -418,10 +416,7 @@ async fn a_request_that_has_outgrown_a_replica_waits_for_more_room_there_or_else
     let (_fresh, mut told) = submit(&links[0], 9);
     take(&mut one);
     let end = told.try_recv();
-    assert!(
-        matches!(&end, Ok((0, ReplicaOutput::Refused(Refusal::NotReady { why, .. }))) if why.contains("hold 2 tokens")),
-        "{end:?}"
-    );
+    assert!(matches!(&end, Ok((0, Err(Refusal::NotReady { why, .. }))) if why.contains("hold 2 tokens")), "{end:?}");
 }
 
 #[tokio::test]
@@ -444,7 +439,7 @@ async fn a_request_moves_only_to_the_same_policy_and_room_and_not_for_ever() {
         one.hear(Frame::Welcome(welcome(1)));
     }
     let end = heard.try_recv();
-    assert!(matches!(end, Ok((0, ReplicaOutput::Refused(Refusal::LostTooOften { times: 9 })))), "{end:?}");
+    assert!(matches!(end, Ok((0, Err(Refusal::LostTooOften { times: 9 })))), "{end:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -480,7 +475,7 @@ async fn a_panic_ends_one_request_and_the_others_move() {
     let (_breaks, mut broken) = submit(&links[0], 9);
     let (key, entry) = one.submitted.try_recv().unwrap();
     one.handle(LinkEvent::Submit(key, entry));
-    assert!(matches!(broken.try_recv(), Ok((0, ReplicaOutput::Refused(Refusal::Failed { .. })))));
+    assert!(matches!(broken.try_recv(), Ok((0, Err(Refusal::Failed { .. })))));
     assert!(one.table.is_empty() && one.replica.is_none() && heard.try_recv().is_err());
     assert!(links[1].work() > 0);
 }
@@ -494,7 +489,7 @@ async fn a_gap_and_another_version_are_refused() {
     let id = id(&task, &ticket);
     task.hear(token(id, 1, 5));
     assert_eq!(sent(&mut task), [(id.0, None)]);
-    assert!(matches!(heard.try_recv(), Ok((0, ReplicaOutput::Refused(Refusal::Failed { .. })))));
+    assert!(matches!(heard.try_recv(), Ok((0, Err(Refusal::Failed { .. })))));
     task.hear(Frame::Welcome(wire::Welcome { version: "0.0.0".into(), ..welcome(1) }));
     assert!(task.replica.is_none() && task.reason.contains("0.0.0"), "{}", task.reason);
 }

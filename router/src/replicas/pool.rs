@@ -7,8 +7,6 @@ use crate::config::{Config, Timeouts};
 use crate::link::budget::Budget;
 use crate::link::handle::ReplicaLink;
 use crate::link::peers::Peers;
-use crate::link::request::Submit;
-use crate::link::ticket::Ticket;
 use crate::link::versions::{Version, most_common};
 use crate::link::view::{Replica, View};
 use crate::refusal::{NoResume, Refusal};
@@ -41,24 +39,10 @@ pub struct Replicas {
 
 /// The replica for a request with all of its prompts and choices, which share what is cached.
 pub struct Picked {
-    link: ReplicaLink,
+    pub link: ReplicaLink,
     pub replica: Arc<Replica>,
     /// How much of the prompt its cache probably has.
     pub n_cached: u32,
-}
-
-impl Picked {
-    pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
-        self.link.wait(n_tokens)
-    }
-
-    pub fn keys(&self, n: u64) -> u64 {
-        self.link.keys(n)
-    }
-
-    pub fn submit(&self, submit: Submit) -> Result<Ticket, Refusal> {
-        self.link.submit(submit)
-    }
 }
 
 /// The replicas, and the roster that begins and ends their links, which the caller has to run.
