@@ -25,18 +25,10 @@ pub(crate) enum Event {
         former: Option<wire::FormerNumber>,
         frames: Outbound<wire::ReplicaFrame>,
     },
-    Submit {
-        router: u32,
-        request: Box<wire::Request>,
-    },
+    /// Its id names its router.
+    Submit(Box<wire::Request>),
     /// A request that may be here already, under another id.
-    Adopt {
-        router: u32,
-        of: RequestId,
-        request: Box<wire::Request>,
-        /// How many tokens the client has, complete with their logprobs.
-        n_had: u32,
-    },
+    Adopt(Box<wire::Adopt>),
     Cancel {
         router: u32,
         id: RequestId,

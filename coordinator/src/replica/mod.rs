@@ -148,8 +148,8 @@ impl Replica {
                 self.requests.attach(router, former, frames, now);
                 self.state_changed = true;
             }
-            Event::Submit { router, request } => drop(self.requests.submit(router, *request, now)),
-            Event::Adopt { router, of, request, n_had } => self.requests.adopt(router, of, *request, n_had, now),
+            Event::Submit(request) => drop(self.requests.submit(*request, now)),
+            Event::Adopt(adopt) => self.requests.adopt(*adopt, now),
             Event::Cancel { router, id, stopped } => self.requests.cancel_for(router, id, stopped, now),
             Event::Recite { router } => self.requests.recite_to(router),
             Event::RouterGone { router, why } => self.requests.router_gone(router, why, now),

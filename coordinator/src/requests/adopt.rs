@@ -9,11 +9,12 @@ use proto::cluster as wire;
 use types::{Goal, Micros, Request, RequestId, Token};
 
 impl LiveRequests {
-    pub fn adopt(&mut self, router: u32, of: RequestId, mut request: wire::Request, n_had: u32, now: Micros) {
+    pub fn adopt(&mut self, wire::Adopt { of, request, n_had }: wire::Adopt, now: Micros) {
+        let (of, Some(mut request)) = (RequestId(of), request) else { return };
         let (id, n_told) = (request.id, request.output.len());
         let said = self.said_since(of, &request, n_had as usize);
         request.output.extend_from_slice(&said);
-        if !self.submit(router, request, now) {
+        if !self.submit(request, now) {
             return;
         }
         if !said.is_empty() {

@@ -42,11 +42,11 @@ impl From<Malformed> for SubmitRefusal {
 
 impl LiveRequests {
     /// Whether it was accepted.
-    pub fn submit(&mut self, router: u32, request: wire::Request, now: Micros) -> bool {
-        if !self.routers.is_attached(router) {
+    pub fn submit(&mut self, request: wire::Request, now: Micros) -> bool {
+        let id = RequestId(request.id);
+        if !self.routers.is_attached(id.router()) {
             return false;
         }
-        let id = RequestId(request.id);
         let taken = self.take(request, now);
         taken.map_err(|refusal| self.refuse(id, refusal, now)).is_ok()
     }

@@ -205,14 +205,11 @@ impl<T> FrameReader<T> {
 fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
     match frame.frame {
         Some(router_frame::Frame::Submit(request)) if RequestId(request.id).router() == router => {
-            Ok(Event::Submit { router, request: Box::new(request) })
+            Ok(Event::Submit(Box::new(request)))
         }
         Some(router_frame::Frame::Submit(request)) => Err(not_of(router, request.id)),
-        Some(router_frame::Frame::Adopt(adopt)) => match adopt.request {
-            Some(request) if RequestId(request.id).router() == router => {
-                let (of, n_had) = (RequestId(adopt.of), adopt.n_had);
-                Ok(Event::Adopt { router, of, request: Box::new(request), n_had })
-            }
+        Some(router_frame::Frame::Adopt(adopt)) => match &adopt.request {
+            Some(request) if RequestId(request.id).router() == router => Ok(Event::Adopt(Box::new(adopt))),
             Some(request) => Err(not_of(router, request.id)),
             None => Err(Status::invalid_argument("an adoption of no request")),
         },
