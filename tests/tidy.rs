@@ -9,7 +9,7 @@ mod source;
 
 use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, Package};
 use modules::Modules;
-use source::{Source, files, functions, public_types, root, sources, strip, words};
+use source::{Source, files, functions, public_types, root, sources, strip, structs, words};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
@@ -449,6 +449,38 @@ fn a_type_name_means_one_thing() {
 }
 
 #[test]
+fn a_request_has_the_forms_that_are_listed() {
+    // With a face's own message and that of `step.proto` they are the eight of router/DESIGN.md.
+    const FORMS: &[&str] = &[
+        "router/src/front/ask.rs: Ask",
+        "router/src/front/generate.rs: Prepared",
+        "types/src/request.rs: Request",
+        "router/src/link/request.rs: LinkRequest",
+        "coordinator/scheduler/src/sequence.rs: Sequence",
+        "worker/src/runner/sequences/sequence.rs: Sequence",
+        // In simulations it stands in the place of a rank's.
+        "worker/src/runner/sim.rs: Sequence",
+    ];
+    // A step carries many requests, each as it is.
+    const CARRIES: &[&str] = &["types/src/step.rs: Step"];
+    const CONTENT: &[&str] = &["Request", "Sampling", "Input"];
+    let on_the_way = |source: &&Source| {
+        ["types", "router", "coordinator", "coordinator/scheduler", "worker"].contains(&source.folder())
+    };
+    let mut found = BTreeSet::new();
+    for source in SOURCES.iter().filter(on_the_way) {
+        let holds = |fields: &str| words(fields).any(|(_, word)| CONTENT.contains(&word));
+        let forms = structs(&source.shipped).into_iter().filter(|(_, fields)| holds(fields));
+        found.extend(forms.map(|(name, _)| format!("{}: {name}", source.path)));
+    }
+    let listed: BTreeSet<String> = FORMS.iter().chain(CARRIES).map(|form| form.to_string()).collect();
+    hold(
+        "A request is told anew in as few forms as it can be: one more has a reason, or is one of these.",
+        found.symmetric_difference(&listed).cloned().collect(),
+    );
+}
+
+#[test]
 fn nothing_is_left_for_later() {
     let mut broken = Vec::new();
     for source in SOURCES.iter() {
@@ -591,4 +623,12 @@ fn parameters_are_counted() {
         assert_eq!(functions(code)[0].n_parameters, n, "{code}");
     }
     assert_eq!(public_types("pub struct A; struct B; pub enum C {} pub fn d() {} pub(crate) type E = u8;").len(), 2);
+}
+
+#[test]
+fn structs_have_their_fields() {
+    let code = "pub struct A<'a> { b: &'a [C; 2] }\nimpl A<'_> { fn f(d: D) {} }\nstruct E(F, [G; 2]);\nstruct H;\n\
+        enum I { J(K) }";
+    let found: Vec<_> = structs(code).into_iter().map(|(name, fields)| (name, fields.trim())).collect();
+    assert_eq!(found, [("A", "<'a> { b: &'a [C; 2] }"), ("E", "(F, [G; 2]);"), ("H", ";")]);
 }

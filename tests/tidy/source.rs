@@ -333,6 +333,17 @@ fn is_parameter(text: &str) -> bool {
     !text.is_empty() && last != "self"
 }
 
+/// The structs that this code defines, each with its name and its fields.
+pub fn structs(code: &str) -> Vec<(&str, &str)> {
+    let words: Vec<(usize, &str)> = words(code).collect();
+    let defines = words.windows(2).filter(|pair| pair[0].1 == "struct").map(|pair| pair[1]);
+    let fields = |at: usize| {
+        let end = item_end(code, at);
+        &code[at..end]
+    };
+    defines.map(|(at, name)| (name, fields(at + name.len()))).collect()
+}
+
 /// Names of the types that this code defines for others to use, and where.
 pub fn public_types(code: &str) -> Vec<(usize, &str)> {
     let words: Vec<(usize, &str)> = words(code).collect();
