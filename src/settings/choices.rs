@@ -13,6 +13,8 @@ pub enum Instructions {
     Avx2,
     /// AVX-512 with VNNI
     Avx512,
+    #[value(name = "avx512bf16")]
+    Avx512Bf16,
 }
 
 impl From<Instructions> for worker::Isa {
@@ -21,6 +23,7 @@ impl From<Instructions> for worker::Isa {
             Instructions::Plain => worker::Isa::Plain,
             Instructions::Avx2 => worker::Isa::Avx2,
             Instructions::Avx512 => worker::Isa::Avx512,
+            Instructions::Avx512Bf16 => worker::Isa::Avx512Bf16,
         }
     }
 }

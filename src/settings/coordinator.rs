@@ -36,7 +36,8 @@ pub struct CoordinatorSettings {
     )]
     #[serde(with = "words")]
     pub numerics: Mode,
-    /// Type of activations: int8 or f32 on the CPU, bf16 on a GPU [default: int8 on the CPU, bf16 on a GPU]
+    /// Type of activations: int8 (bf16 for bf16 weights) or f32 on the CPU, bf16 on a GPU [default: int8 on the CPU,
+    /// bf16 on a GPU]
     #[arg(long, env = "LOCKSTEP_ACTIVATIONS", value_parser = words::parser(Activations::ALL, Activations::name))]
     #[serde(default, with = "words::open")]
     pub activations: Option<Activations>,

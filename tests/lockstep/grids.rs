@@ -23,9 +23,10 @@ const WIDE: &str = "llama-wide.gguf";
 const FEW_BLOCKS: u32 = 50;
 const GRID_MAX: u16 = 4;
 
-/// One checkpoint of each family, and both kinds of file for models with experts.
-const FAMILIES: [&str; 14] = [
+/// One checkpoint of each family, both kinds of file for models with experts, and weights of bf16.
+const FAMILIES: [&str; 15] = [
     WIDE,
+    "llama-bf16-odd",
     "gguf-llama3",
     "gguf-gemma2",
     "gemma3",

@@ -25,7 +25,7 @@ fn named<T: Copy>(all: &[T], name: fn(T) -> &'static str, word: &str) -> Option<
 /// The type of activations when they are multiplied by a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activations {
-    /// Int8 where the weight is quantized; otherwise f32.
+    /// Int8 where the weight is quantized, bf16 where it is bf16; otherwise f32.
     Int8,
     F32,
     /// Only on CUDA.

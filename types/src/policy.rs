@@ -26,7 +26,7 @@ pub struct Numerics<'a> {
 
 impl Numerics<'_> {
     /// Grows with every change to the numeric policy that can change a bit.
-    pub const VERSION: u32 = 1;
+    pub const VERSION: u32 = 2;
 
     /// The policy for weights as they are stored, without an adapter, on the device that a worker named.
     pub fn plain(
@@ -124,15 +124,15 @@ mod tests {
         };
         assert_eq!(
             digest("cpu", Mode::Lockstep, "int8", "f16"),
-            "642b3061a984cb3db8556bd78db4f9cddf8ee6606942a2b2fb6b81206a12bf1b"
+            "e64aecaef8882066fc992d09d70dad4db7b211ff41b10ea8c2cd3c089906f74a"
         );
         assert_eq!(
             digest("cuda/sm_90", Mode::Fast, "bf16", "bf16"),
-            "3655236033e3c7f5e738965534ae38e9d97990a476f49c135eac275761e0e359"
+            "5cb391eb33d6b2861658b32c4293bae575275753f89ab7a2406c77b620cb4b88"
         );
         assert_eq!(
             digest("sim", Mode::Lockstep, "f32", "f32"),
-            "70733879921a846c97f5ebd26ec3d2dca7e713fd33ebb076c37e3d9596fd24cb"
+            "9826de6afd2e8e136565ea23bd3ce9dda458f0f6cbfa5032bf772a26e0049267"
         );
     }
 }

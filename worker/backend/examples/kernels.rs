@@ -1,6 +1,6 @@
 //! How fast this machine computes: each kernel beside a plain read of the same memory in the same run.
 //!
-//! `cargo run -p backend --release --example kernels [avx512|avx2|plain] [threads]`
+//! `cargo run -p backend --release --example kernels [avx512bf16|avx512|avx2|plain] [threads]`
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program to look at")]
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
@@ -87,10 +87,10 @@ fn attention(cpu: &Cpu, n_slices: usize, n_rows: usize, start: usize) {
         table.bounds.push(table.blocks.len() as u32);
     }
     batch.tables.push(table);
-    let qkv = cpu.buffer(total, heads.qkv_cols()).unwrap();
+    let mut qkv = cpu.buffer(total, heads.qkv_cols()).unwrap();
     let mut out = cpu.buffer(total, 576).unwrap();
     let times = time(|| {
-        cpu.attend(&qkv, &kv, &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 }, &mut out)
+        cpu.attend(&mut qkv, &kv, &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 }, &mut out)
     });
     let positions: usize = (0..n_rows).map(|row| start + row + 1).sum::<usize>() * n_slices;
     let ops = (positions * 9 * 64 * 4) as f64;
@@ -99,12 +99,8 @@ fn attention(cpu: &Cpu, n_slices: usize, n_rows: usize, start: usize) {
 
 fn main() {
     let mut args = std::env::args().skip(1);
-    let isa = match args.next().as_deref() {
-        Some("plain") => Isa::Plain,
-        Some("avx2") => Isa::Avx2,
-        Some("avx512") => Isa::Avx512,
-        _ => Isa::detect(),
-    };
+    let named = |name: String| Isa::ALL.into_iter().find(|isa| isa.name() == name);
+    let isa = args.next().map_or_else(Isa::detect, |name| named(name).expect("the name of instructions"));
     let threads = args.next().map_or(2, |n| n.parse().unwrap());
     let memory = vec![1u64; 64 << 20];
     for activations in [Activations::Int8, Activations::F32] {
@@ -125,9 +121,9 @@ fn main() {
         }
         linear(&cpu, Dtype::Q4_1, 3072, 576);
         linear(&cpu, Dtype::Q8_0, 49152, 576);
+        linear(&cpu, Dtype::BF16, 8192, 4096);
         if activations == Activations::F32 {
             linear(&cpu, Dtype::F32, 4096, 4096);
-            linear(&cpu, Dtype::BF16, 8192, 4096);
             attention(&cpu, 1, 1, 2000);
             attention(&cpu, 32, 1, 500);
             attention(&cpu, 1, 512, 0);

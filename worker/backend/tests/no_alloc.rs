@@ -60,7 +60,12 @@ fn ops_allocate_nothing() {
                 &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 },
                 &mut kv,
             );
-            cpu.attend(&qkv, &kv, &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 }, &mut x);
+            cpu.attend(
+                &mut qkv,
+                &kv,
+                &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 },
+                &mut x,
+            );
             cpu.linear_runs(&x, &rows, n, &mut planes);
             cpu.rms_norm(&residual, &weight, 1e-5, n, &mut x);
             cpu.silu_mul(&x, n, &mut half);

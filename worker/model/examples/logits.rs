@@ -1,7 +1,7 @@
 //! A model's logits at every position of a text whose tokens are given: rows of f32 on stdout, as
 //! `tests/reference/kl.py` reads them. Knows nothing of texts or of what the logits are compared with.
 //!
-//!     cargo run -p model --example logits -- MODEL IDS WINDOW int8|f32 f16|f32 THREADS [plain|avx2|avx512]
+//!     cargo run -p model --example logits -- MODEL IDS WINDOW int8|f32 f16|f32 THREADS [plain|avx2|avx512|avx512bf16]
 //!
 //! IDS is a file of token ids with spaces between them. Each window of WINDOW tokens is a sequence of its own.
 
@@ -36,15 +36,13 @@ fn main() -> Result<()> {
 
 fn parse(arguments: &[String]) -> Result<Arguments> {
     let [model, ids, window, activations, kv_dtype, threads, isa @ ..] = arguments else {
-        return Err("MODEL IDS WINDOW int8|f32 f16|f32 THREADS [plain|avx2|avx512]".into());
+        return Err("MODEL IDS WINDOW int8|f32 f16|f32 THREADS [plain|avx2|avx512|avx512bf16]".into());
     };
     let (activations, kv_dtype) = (activations.parse::<Activations>()?, kv_dtype.parse::<KvDtype>()?);
-    let isa = match isa.first().map(String::as_str) {
+    let named = |name: &String| Isa::ALL.into_iter().find(|isa| isa.name() == name);
+    let isa = match isa.first() {
         None => Isa::detect(),
-        Some("plain") => Isa::Plain,
-        Some("avx2") => Isa::Avx2,
-        Some("avx512") => Isa::Avx512,
-        Some(other) => return Err(format!("instructions {other}: plain, avx2 or avx512").into()),
+        Some(name) => named(name).ok_or_else(|| format!("no instructions are called {name}"))?,
     };
     let ids = std::fs::read_to_string(ids)?;
     Ok(Arguments {

@@ -97,7 +97,7 @@ impl<D: Device> SelfAttention<D> {
         let call = AttentionCall { pass, heads: &self.heads, group, layer };
         device.rope_store(&mut scratch.qkv, ropes.of(self.positions), &call, kv);
         // [n_rows, n_heads * head_dim]
-        device.attend(&scratch.qkv, kv, &call, &mut scratch.attended);
+        device.attend(&mut scratch.qkv, kv, &call, &mut scratch.attended);
         self.output.forward(ctx, &scratch.attended, out)
     }
 }

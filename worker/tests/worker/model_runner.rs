@@ -51,7 +51,7 @@ fn threads_and_instructions_give_the_same_tokens() {
     let plan = Plan { chunk: 30, together: 16, ..ALONE };
     let reference = play(ModelLoader { isa: Isa::Plain, ..loader(1) }, &assignment, plan);
     for threads in [1, 2, 4] {
-        for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_supported()) {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
             assert_same(
                 &play(ModelLoader { isa, ..loader(threads) }, &assignment, plan),
                 &reference,

@@ -1,7 +1,8 @@
 //! Causal attention over paged K and V, tile by tile from position 0.
 //!
-//! Each tile's maximum, sum and weighted V come from its own scores; tiles merge in ascending order. So a row's bits
-//! depend on its query and the positions up to its own, not on how the rows were cut into steps.
+//! Each tile's maximum, sum and weighted V come from its own scores; tiles merge in ascending order into chunks, and
+//! chunks in ascending order into the row. So a row's bits depend on its query and the positions up to its own, not on
+//! how the rows were cut into steps, and a chunk is a unit of work that can be done apart.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
 use super::isa::{Isa, Kernel, dispatch};
@@ -29,7 +30,7 @@ impl Attention for Cpu {
         self.spread(n_rows, |rows| RopeStore { qkv, rope, call, kv, rows });
     }
 
-    fn attend(&self, qkv: &Buffer, kv: &Kv, call: &AttentionCall<'_>, out: &mut Buffer) {
+    fn attend(&self, qkv: &mut Buffer, kv: &Kv, call: &AttentionCall<'_>, out: &mut Buffer) {
         let AttentionCall { pass, heads, layer, .. } = *call;
         if heads.n_heads == 0 {
             return;
@@ -48,6 +49,8 @@ impl Attention for Cpu {
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 const TILE: usize = 256;
 const TILE_BLOCKS: usize = TILE / POSITIONS;
+const CHUNK: usize = 4096;
+const CHUNK_TILES: usize = CHUNK / TILE;
 /// Query heads that share each widened page: heads of one KV head, of consecutive rows.
 const QUERIES_MAX: usize = 16;
 
@@ -108,33 +111,39 @@ struct Query {
     end: usize,
 }
 
-/// What is kept of the tiles so far, per query, and room for one tile.
-struct State {
-    scores: [[f32; TILE]; QUERIES_MAX],
-    tile: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
-    acc: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
+/// The largest score of some positions, the sum of their weights relative to it, and V weighted by these, per query.
+struct Weighted {
     largest: [f32; QUERIES_MAX],
     sum: [f32; QUERIES_MAX],
-    tile_largest: [f32; QUERIES_MAX],
-    tile_sum: [f32; QUERIES_MAX],
+    values: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
+}
+
+impl Weighted {
+    const EMPTY: Weighted =
+        Weighted { largest: [0.0; QUERIES_MAX], sum: [0.0; QUERIES_MAX], values: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX] };
+}
+
+/// What is kept of the positions so far, and room for one tile.
+struct State {
+    scores: [[f32; TILE]; QUERIES_MAX],
     page: [f32; POSITIONS * HEAD_DIM_MAX],
+    tile: Weighted,
+    chunk: Weighted,
+    row: Weighted,
 }
 
 impl State {
     const EMPTY: State = State {
         scores: [[0.0; TILE]; QUERIES_MAX],
-        tile: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
-        acc: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
-        largest: [0.0; QUERIES_MAX],
-        sum: [0.0; QUERIES_MAX],
-        tile_largest: [0.0; QUERIES_MAX],
-        tile_sum: [0.0; QUERIES_MAX],
         page: [0.0; POSITIONS * HEAD_DIM_MAX],
+        tile: Weighted::EMPTY,
+        chunk: Weighted::EMPTY,
+        row: Weighted::EMPTY,
     };
 }
 
 thread_local! {
-    /// Kept, because clearing 64 KB would cost as much as a short sequence.
+    /// Kept, because clearing 80 KB would cost as much as a short sequence.
     static STATE: RefCell<State> = const { RefCell::new(State::EMPTY) };
 }
 
@@ -180,19 +189,25 @@ impl Attend<'_> {
         }
     }
 
-    /// All tiles that a query sees.
+    /// All tiles that a query sees, chunk by chunk.
     #[inline(always)]
     fn walk<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, state: &mut State) {
         let seen = seen(queries);
+        let n_lanes = self.call.heads.head_dim.next_multiple_of(LANES);
+        let tiles = seen.start / TILE..seen.end.div_ceil(TILE);
         let blocks = &blocks[..seen.end.div_ceil(POSITIONS)];
-        for (tile, blocks) in blocks.chunks(TILE_BLOCKS).enumerate().skip(seen.start / TILE) {
+        for (tile, blocks) in blocks.chunks(TILE_BLOCKS).enumerate().skip(tiles.start) {
             self.score::<L>(queries, blocks, kv_head, tile, state);
             self.weigh::<L>(queries, tile, state);
             self.add_values::<L>(queries, blocks, kv_head, tile, state);
-            self.merge::<L>(queries, tile, state);
+            let (chunk_start, end) = (tile / CHUNK_TILES * CHUNK, (tile + 1) * TILE);
+            merge::<L>(queries, tile * TILE..end, &state.tile, chunk_start, &mut state.chunk, n_lanes);
+            if end.is_multiple_of(CHUNK) || tile + 1 == tiles.end {
+                merge::<L>(queries, chunk_start..end, &state.chunk, 0, &mut state.row, n_lanes);
+            }
         }
         for (i, query) in queries.iter().enumerate() {
-            self.finish::<L>(query, &state.acc[i], state.sum[i]);
+            self.finish::<L>(query, &state.row.values[i], state.row.sum[i]);
         }
     }
 
@@ -238,7 +253,7 @@ impl Attend<'_> {
                 p.store(scores);
                 sum = sum.add(p);
             }
-            (state.tile_largest[i], state.tile_sum[i]) = (largest, sum.sum());
+            (state.tile.largest[i], state.tile.sum[i]) = (largest, sum.sum());
         }
     }
 
@@ -253,41 +268,19 @@ impl Attend<'_> {
         state: &mut State,
     ) {
         let dim = self.call.heads.head_dim;
-        state.tile[..queries.len()].iter_mut().for_each(|tile| tile[..dim.next_multiple_of(LANES)].fill(0.0));
+        let values = &mut state.tile.values[..queries.len()];
+        values.iter_mut().for_each(|values| values[..dim.next_multiple_of(LANES)].fill(0.0));
         for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {
             let page = &mut state.page[..POSITIONS * dim];
             self.kv.widen::<L>(self.kv.page(self.call.layer, block.0, kv_head) + self.kv.half_page(), page);
-            for (query, (tile_sum, scores)) in queries.iter().zip(state.tile.iter_mut().zip(&state.scores)) {
+            for (query, (values, scores)) in queries.iter().zip(values.iter_mut().zip(&state.scores)) {
                 let seen = query.seen_in(tile);
                 let start = seen.start.saturating_sub(i * POSITIONS).min(POSITIONS);
                 let end = seen.end.saturating_sub(i * POSITIONS).min(POSITIONS);
                 if start < end {
-                    weighted::<L>(&scores[i * POSITIONS..][start..end], &page[start * dim..], dim, tile_sum);
+                    weighted::<L>(&scores[i * POSITIONS..][start..end], &page[start * dim..], dim, values);
                 }
             }
-        }
-    }
-
-    /// Joins the tile with those before it. A tile that a query does not see changes nothing.
-    #[inline(always)]
-    fn merge<L: Lanes>(&self, queries: &[Query], tile: usize, state: &mut State) {
-        let n_lanes = self.call.heads.head_dim.next_multiple_of(LANES);
-        for (i, query) in queries.iter().enumerate().filter(|(_, query)| !query.seen_in(tile).is_empty()) {
-            let (before, now) = (state.largest[i], state.tile_largest[i]);
-            let (acc, tile_acc) = (&mut state.acc[i][..n_lanes], &state.tile[i][..n_lanes]);
-            if tile == query.first / TILE {
-                acc.copy_from_slice(tile_acc);
-                (state.largest[i], state.sum[i]) = (now, state.tile_sum[i]);
-                continue;
-            }
-            let largest = Real::max(before, now);
-            let (keep, take) = (exp(before - largest), exp(now - largest));
-            for (acc, tile) in acc.as_chunks_mut::<LANES>().0.iter_mut().zip(tile_acc.as_chunks::<LANES>().0) {
-                let taken = L::load(tile).mul(L::splat(take));
-                L::load(acc).fma(L::splat(keep), taken).store(acc);
-            }
-            state.sum[i] = state.sum[i].mul_add(keep, state.tile_sum[i] * take);
-            state.largest[i] = largest;
         }
     }
 
@@ -307,7 +300,42 @@ impl Attend<'_> {
     }
 }
 
+/// Joins `of`, which stands for `positions`, with `into`, which stands for those from `start` up to them. What a query
+/// does not see changes nothing of it.
+#[inline(always)]
+fn merge<L: Lanes>(
+    queries: &[Query],
+    positions: Range<usize>,
+    of: &Weighted,
+    start: usize,
+    into: &mut Weighted,
+    n_lanes: usize,
+) {
+    for (i, query) in queries.iter().enumerate().filter(|(_, query)| query.sees(&positions)) {
+        let (before, now) = (into.largest[i], of.largest[i]);
+        let (acc, values) = (&mut into.values[i][..n_lanes], &of.values[i][..n_lanes]);
+        if query.first.max(start) >= positions.start {
+            acc.copy_from_slice(values);
+            (into.largest[i], into.sum[i]) = (now, of.sum[i]);
+            continue;
+        }
+        let largest = Real::max(before, now);
+        let (keep, take) = (exp(before - largest), exp(now - largest));
+        for (acc, values) in acc.as_chunks_mut::<LANES>().0.iter_mut().zip(values.as_chunks::<LANES>().0) {
+            let taken = L::load(values).mul(L::splat(take));
+            L::load(acc).fma(L::splat(keep), taken).store(acc);
+        }
+        into.sum[i] = into.sum[i].mul_add(keep, of.sum[i] * take);
+        into.largest[i] = largest;
+    }
+}
+
 impl Query {
+    #[inline(always)]
+    fn sees(&self, positions: &Range<usize>) -> bool {
+        self.first < positions.end && positions.start < self.end
+    }
+
     /// Positions within a tile.
     #[inline(always)]
     fn seen_in(&self, tile: usize) -> Range<usize> {

@@ -12,20 +12,25 @@ pub enum Isa {
     Plain,
     Avx2,
     Avx512,
+    /// With an instruction for pairs of bf16.
+    Avx512Bf16,
 }
 
 impl Isa {
+    pub const ALL: [Isa; 4] = [Isa::Plain, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+
     pub fn name(self) -> &'static str {
         match self {
             Isa::Plain => "plain",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512bf16",
         }
     }
 
     /// The widest set that this machine has.
     pub fn detect() -> Isa {
-        [Isa::Avx512, Isa::Avx2].into_iter().find(|isa| isa.is_supported()).unwrap_or(Isa::Plain)
+        Isa::ALL.into_iter().rev().find(|isa| isa.is_supported()).unwrap_or(Isa::Plain)
     }
 
     pub fn is_supported(self) -> bool {
@@ -35,8 +40,10 @@ impl Isa {
             Isa::Avx2 => has_avx2(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => has_avx2() && has_avx512(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Isa::Avx512.is_supported() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => false,
+            Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => false,
         }
     }
 }
@@ -71,9 +78,20 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
         Isa::Avx2 => unsafe { with_avx2(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the instructions were found.
-        Isa::Avx512 => unsafe { with_avx512(kernel) },
+        Isa::Avx512 | Isa::Avx512Bf16 => unsafe { with_avx512(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 => unreachable!("not supported here"),
+        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => unreachable!("not supported here"),
+    }
+}
+
+/// `dispatch` for what has to do with pairs of bf16. Other kernels are not compiled for the instruction.
+pub(crate) fn dispatch_pairs<K: Kernel>(isa: Isa, kernel: K) {
+    debug_assert!(isa.is_supported());
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the instructions were found.
+        Isa::Avx512Bf16 => unsafe { with_avx512_bf16(kernel) },
+        _ => dispatch(isa, kernel),
     }
 }
 
@@ -86,5 +104,11 @@ fn with_avx2<K: Kernel>(kernel: K) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn with_avx512<K: Kernel>(kernel: K) {
-    kernel.run::<super::lanes::Avx512>();
+    kernel.run::<super::lanes::Avx512<false>>();
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")]
+fn with_avx512_bf16<K: Kernel>(kernel: K) {
+    kernel.run::<super::lanes::Avx512<true>>();
 }

@@ -52,6 +52,8 @@ pub(crate) trait Real: Copy {
 pub(crate) trait Lanes: Real {
     /// Sixteen i32, or sixty-four bytes.
     type Int: Copy;
+    /// Words of a panel that a row's pair of bf16 takes: as two f32, or as it is where an instruction multiplies pairs.
+    const PAIR_WORDS: usize = 2;
 
     fn load(from: &[f32; LANES]) -> Self;
     fn store(self, to: &mut [f32; LANES]);
@@ -82,9 +84,21 @@ pub(crate) trait Lanes: Real {
     fn byte_floats(bytes: Self::Int) -> [Self; 4];
     /// The lower and the upper unsigned byte of each.
     fn byte_pairs(from: &[u16; LANES]) -> (Self, Self);
+    /// The even and the odd number of each lane's pair of bf16; the even one is the lower half of a word.
+    fn pair_floats(pairs: Self::Int) -> [Self; 2];
     fn int_to_float(int: Self::Int) -> Self;
     /// Prefetches a cache line that need not exist.
     fn prefetch(address: *const u8);
+
+    /// acc[m] += odd w × odd x, then += even w × even x, each rounded once, for pairs whose products are not subnormal.
+    ///
+    /// # Safety
+    /// M × `PAIR_WORDS` words at `x`.
+    #[inline(always)]
+    unsafe fn add_pairs<const M: usize>(w: Self::Int, x: *const u32, acc: &mut [Self; M]) {
+        // SAFETY: the caller's promise.
+        unsafe { add_in_turn(w, x, acc) }
+    }
 
     #[inline(always)]
     fn load_first(from: &[f32]) -> Self {
@@ -119,6 +133,33 @@ pub(crate) trait Lanes: Real {
         let mut lanes = [0.0; LANES];
         self.store(&mut lanes);
         lanes.into_iter().fold(f32::NEG_INFINITY, |largest, lane| Real::max(lane, largest))
+    }
+}
+
+/// acc[m] += w × x for one k.
+///
+/// # Safety
+/// M words at `x`.
+#[inline(always)]
+pub(crate) unsafe fn add_products<L: Lanes, const M: usize>(w: L, x: *const u32, acc: &mut [L; M]) {
+    for (m, acc) in acc.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        let x = f32::from_bits(unsafe { *x.add(m) });
+        *acc = w.fma(L::splat(x), *acc);
+    }
+}
+
+/// `Lanes::add_pairs` of pairs of x that stand as two f32.
+///
+/// # Safety
+/// 2 × M words at `x`.
+#[inline(always)]
+unsafe fn add_in_turn<L: Lanes, const M: usize>(w: L::Int, x: *const u32, acc: &mut [L; M]) {
+    let [even, odd] = L::pair_floats(w);
+    // SAFETY: the caller's promise.
+    unsafe {
+        add_products(odd, x.add(M), acc);
+        add_products(even, x, acc);
     }
 }
 

@@ -4,16 +4,16 @@
 //! neighbours.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
-use super::isa::{Isa, Kernel, dispatch};
-use super::lanes::{LANES, Lanes};
+use super::isa::{Isa, Kernel, dispatch, dispatch_pairs};
+use super::lanes::{LANES, Lanes, add_products};
 use super::memory::{Pages, Shared};
 use super::pack::{DEPTH_MAX, Leaf, Matrix, Part};
-use super::panels::{BLOCK, BLOCK_WORDS, PANEL_ROWS, Panel, n_panels, panel};
+use super::panels::{BLOCK, Fill, Operand, PANEL_ROWS, Panel, n_panels, panel};
 use super::quants::{
     COLUMN_BYTES, Digits, Head, MXFP4, Packing, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
 };
 use super::quants::{Quant, Scale, ScaleLayout, Width, at, packing, unpack};
-use super::{Buffer, Cpu, pack, panels};
+use super::{Buffer, Cpu, panels};
 use crate::Linear;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -32,11 +32,12 @@ impl Linear for Cpu {
 }
 
 impl Cpu {
-    /// Fills the scratch panels with the rows of x, as f32 or quantized.
-    fn fill(&self, x: &[f32], k: usize, n_rows: usize, to: &Pages, quantized: bool) {
-        let to = Shared::new(to.start().cast::<u32>());
+    /// Fills the scratch panels with the rows of x as an operand.
+    fn fill(&self, x: &[f32], k: usize, n_rows: usize, to: &Pages, operand: Operand) {
+        let (to, isa) = (Shared::new(to.start().cast::<u32>()), self.config.isa);
         self.team.run(panels::n_panels(n_rows), &|panels| {
-            dispatch(self.config.isa, panels::Fill { x, k, n_rows, panels, to, quantized });
+            let fill = Fill { x, k, n_rows, panels, to, operand };
+            if operand == Operand::Bf16 { dispatch_pairs(isa, fill) } else { dispatch(isa, fill) }
         });
     }
 
@@ -48,17 +49,25 @@ impl Cpu {
         }
         let scratch = self.scratch();
         assert!(panels::n_words(n_rows, w.k).is_some_and(|n| n <= scratch.n_words), "x made room for itself");
-        let quantized = self.config.activations == Activations::Int8;
-        let meets_int8 = |part: &pack::Part| quantized && is_quantized(part.dtype);
-        if w.parts.iter().any(meets_int8) {
-            self.fill(x, w.k, n_rows, &scratch.int8, true);
+        let activations = self.config.activations;
+        for (of, panels) in Operand::ALL.into_iter().zip(&scratch.panels) {
+            if w.parts.iter().any(|part| operand(part.dtype, activations) == of) {
+                self.fill(x, w.k, n_rows, panels, of);
+            }
         }
-        if !w.parts.iter().all(meets_int8) {
-            self.fill(x, w.k, n_rows, &scratch.floats, false);
-        }
-        let (floats, int8) = (scratch.floats.start().cast::<u32>(), scratch.int8.start().cast::<u32>());
-        let product = Product { matrix: w, floats, int8, quantized, n_rows, out };
+        let panels = scratch.panels.each_ref().map(|panels| panels.start().cast::<u32>().cast_const());
+        let product = Product { matrix: w, panels, activations, n_rows, out };
         self.team.run(w.n_tiles(), &|tiles| product.run(self.config.isa, tiles));
+    }
+}
+
+/// What activations are where they meet a weight of this type.
+fn operand(dtype: Dtype, activations: Activations) -> Operand {
+    match packing(dtype).width {
+        _ if activations == Activations::F32 => Operand::Floats,
+        Width::Element | Width::E4M3 => Operand::Floats,
+        Width::Pair => Operand::Bf16,
+        Width::Four | Width::Five | Width::Six | Width::Eight => Operand::Int8,
     }
 }
 
@@ -66,10 +75,9 @@ impl Cpu {
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
     pub matrix: &'a Matrix,
-    /// The same rows as f32 panels and as quantized ones. Only forms that a part needs are filled.
-    pub floats: *const u32,
-    pub int8: *const u32,
-    pub quantized: bool,
+    /// The same rows as each operand. Only those that a part meets are filled.
+    pub panels: [*const u32; 3],
+    pub activations: Activations,
     pub n_rows: usize,
     /// [n_runs, n_rows, n_out]
     pub out: Shared<f32>,
@@ -93,7 +101,7 @@ impl Product<'_> {
         match part.dtype {
             Dtype::F32 => self.run_as::<F32>(isa, part, tiles),
             Dtype::F16 => self.run_as::<F16>(isa, part, tiles),
-            Dtype::BF16 => self.run_as::<BF16>(isa, part, tiles),
+            Dtype::BF16 => self.run_pairs(isa, part, tiles),
             Dtype::Q4_0 => self.run_quantized::<Q4_0>(isa, part, tiles),
             Dtype::Q4_1 => self.run_quantized::<Q4_1>(isa, part, tiles),
             Dtype::Q5_0 => self.run_quantized::<Q5_0>(isa, part, tiles),
@@ -109,21 +117,23 @@ impl Product<'_> {
         }
     }
 
+    fn run_pairs(&self, isa: Isa, part: &Part, tiles: Range<usize>) {
+        match operand(part.dtype, self.activations) {
+            Operand::Bf16 => dispatch_pairs(isa, Tiles::<Pairs> { product: self, part, tiles, weights: PhantomData }),
+            _ => self.run_as::<Floats<Pairs>>(isa, part, tiles),
+        }
+    }
+
     fn run_quantized<Q: Quant>(&self, isa: Isa, part: &Part, tiles: Range<usize>) {
-        match self.quantized {
-            true => self.run_as::<Int8<Q>>(isa, part, tiles),
-            false => self.run_as::<Floats<Q>>(isa, part, tiles),
+        match operand(part.dtype, self.activations) {
+            Operand::Int8 => self.run_as::<Int8<Q>>(isa, part, tiles),
+            _ => self.run_as::<Floats<Q>>(isa, part, tiles),
         }
     }
 
     fn run_as<W: Weights>(&self, isa: Isa, part: &Part, tiles: Range<usize>) {
         dispatch(isa, Tiles::<W> { product: self, part, tiles, weights: PhantomData });
     }
-}
-
-/// Whether a weight of this type is multiplied by quantized activations, if the policy quantizes any.
-pub(crate) fn is_quantized(dtype: Dtype) -> bool {
-    !matches!(packing(dtype).width, Width::Element | Width::E4M3)
 }
 
 /// Some tiles of one part. Generic, so that each weight type gets a function of its own.
@@ -160,14 +170,13 @@ fn tile_by_panels<L: Lanes, W: Weights>(product: &Product<'_>, part: &Part, tile
 /// How the kernels read one type of weight along K.
 trait Weights {
     const PACKING: Packing;
-    /// Panel words per row and step.
-    const STEP_WORDS: usize;
-    const QUANTIZED: bool;
+    /// What they meet.
+    const OPERAND: Operand;
 
     /// acc += the product over one step.
     ///
     /// # Safety
-    /// `w` is at a step of a tile, `a` at `STEP_WORDS * M` words of a panel of width M.
+    /// `w` is at a step of a tile, `a` at its words of a panel of width M.
     unsafe fn step<L: Lanes, const M: usize>(head: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]);
 }
 
@@ -182,19 +191,20 @@ impl Cut<'_> {
     #[inline(always)]
     fn compute<L: Lanes, W: Weights, const M: usize>(&self) {
         let matrix = self.product.matrix;
-        let words_per_row = matrix.k / W::PACKING.unit * W::STEP_WORDS;
-        let panels = if W::QUANTIZED { self.product.int8 } else { self.product.floats };
+        let (row_words, step_words) =
+            (W::OPERAND.row_words::<L>(matrix.k), W::OPERAND.step_words::<L>(W::PACKING.unit));
+        let panels = self.product.panels[W::OPERAND as usize];
         let start = self.part.start + self.tile * self.part.tile_bytes;
         debug_assert!(start + self.part.tile_bytes <= matrix.pages.bytes().len());
         // SAFETY: `pack` laid this tile out inside the pages; `panels::Fill` filled so many words of the panel.
-        let (mut w, mut a) = unsafe {
-            (matrix.pages.start().add(start).cast_const(), panels.add(self.panel.rows_start * words_per_row))
-        };
+        let (mut w, mut a) =
+            unsafe { (matrix.pages.start().add(start).cast_const(), panels.add(self.panel.rows_start * row_words)) };
         let mut pile = Pile::<L, M>::new();
         let mut head = Head::none();
         let (mut k, mut plane) = (0, 0);
         for &Leaf { k_end, n_merges, ends_run } in &matrix.leaves {
             let mut acc = [L::splat(0.0); M];
+            // Leaves end between pairs; a K that is odd does not, and its last pair has a zero.
             while k < k_end {
                 // SAFETY: k is below the matrix's, so a step of the tile and of the panel is left.
                 unsafe {
@@ -204,7 +214,7 @@ impl Cut<'_> {
                     }
                     W::step(&head, w, a, &mut acc);
                     w = w.add(W::PACKING.step_bytes);
-                    a = a.add(W::STEP_WORDS * M);
+                    a = a.add(step_words * M);
                 }
                 k += W::PACKING.unit;
             }
@@ -267,35 +277,22 @@ impl<L: Lanes, const M: usize> Pile<L, M> {
     }
 }
 
-/// acc += w * x for one k.
-///
-/// # Safety
-/// M words at `a`.
-#[inline(always)]
-unsafe fn add_products<L: Lanes, const M: usize>(w: L, a: *const u32, acc: &mut [L; M]) {
-    for m in 0..M {
-        // SAFETY: the caller's promise.
-        let x = f32::from_bits(unsafe { *a.add(m) });
-        acc[m] = w.fma(L::splat(x), acc[m]);
-    }
-}
-
 /// Prefetch distance for weights, in bytes: a few blocks. The hardware prefetcher does not cross a page of 4 KB.
 const AHEAD: usize = 2304;
 
 struct F32;
 struct F16;
-struct BF16;
 struct F8;
-/// A quantized weight times f32 activations.
+/// Pairs of bf16 times pairs of bf16.
+struct Pairs;
+/// A quantized weight, or pairs of bf16, times f32 activations.
 struct Floats<Q>(PhantomData<Q>);
 /// A quantized weight times int8 activations.
 struct Int8<Q>(PhantomData<Q>);
 
 impl Weights for F32 {
     const PACKING: Packing = packing(Dtype::F32);
-    const STEP_WORDS: usize = 1;
-    const QUANTIZED: bool = false;
+    const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
     unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
@@ -306,8 +303,7 @@ impl Weights for F32 {
 
 impl Weights for F16 {
     const PACKING: Packing = packing(Dtype::F16);
-    const STEP_WORDS: usize = 1;
-    const QUANTIZED: bool = false;
+    const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
     unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
@@ -316,22 +312,35 @@ impl Weights for F16 {
     }
 }
 
-impl Weights for BF16 {
+impl Weights for Pairs {
     const PACKING: Packing = packing(Dtype::BF16);
-    const STEP_WORDS: usize = 1;
-    const QUANTIZED: bool = false;
+    const OPERAND: Operand = Operand::Bf16;
 
     #[inline(always)]
     unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        // SAFETY: the caller's promise; tiles begin on 32 bytes.
-        unsafe { add_products(L::from_bf16(at(w)), a, acc) }
+        // SAFETY: the caller's promise: sixteen pairs, and one of each row.
+        unsafe { L::add_pairs(L::bytes(at(w)), a, acc) }
+    }
+}
+
+impl Weights for Floats<Pairs> {
+    const PACKING: Packing = packing(Dtype::BF16);
+    const OPERAND: Operand = Operand::Floats;
+
+    #[inline(always)]
+    unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+        // SAFETY: the caller's promise: sixteen pairs, and 2 × M words.
+        unsafe {
+            let [even, odd] = L::pair_floats(L::bytes(at(w)));
+            add_products(even, a, acc);
+            add_products(odd, a.add(M), acc);
+        }
     }
 }
 
 impl Weights for F8 {
     const PACKING: Packing = packing(Dtype::F8E4M3);
-    const STEP_WORDS: usize = BLOCK;
-    const QUANTIZED: bool = false;
+    const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
     unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
@@ -348,8 +357,7 @@ impl Weights for F8 {
 
 impl<Q: Quant> Weights for Floats<Q> {
     const PACKING: Packing = Q::PACKING;
-    const STEP_WORDS: usize = BLOCK;
-    const QUANTIZED: bool = false;
+    const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
     unsafe fn step<L: Lanes, const M: usize>(head: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
@@ -366,8 +374,7 @@ impl<Q: Quant> Weights for Floats<Q> {
 
 impl<Q: Quant> Weights for Int8<Q> {
     const PACKING: Packing = Q::PACKING;
-    const STEP_WORDS: usize = BLOCK_WORDS;
-    const QUANTIZED: bool = true;
+    const OPERAND: Operand = Operand::Int8;
 
     #[inline(always)]
     unsafe fn step<L: Lanes, const M: usize>(head: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {

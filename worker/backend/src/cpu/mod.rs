@@ -13,6 +13,7 @@ mod linear;
 pub(crate) mod math;
 pub(crate) mod memory;
 mod pack;
+mod pairs;
 mod panels;
 mod pointwise;
 mod quants;
@@ -54,9 +55,15 @@ pub struct Cpu {
 
 /// Memory for the panels of one product, grown when buffers are made.
 struct Scratch {
-    floats: Pages,
-    int8: Pages,
+    /// By operand.
+    panels: [Pages; 3],
     n_words: usize,
+}
+
+/// Memory that no product writes to is not taken from the system.
+fn scratch_panels(n_bytes: usize) -> Result<[Pages; 3]> {
+    let pages = || Pages::zeroed("scratch", n_bytes);
+    Ok([pages()?, pages()?, pages()?])
 }
 
 /// `[rows_max, cols]` of f32.
@@ -110,7 +117,7 @@ impl Cpu {
         }
         let team = Team::new(config.threads, config.spin)
             .map_err(|_| Error::OutOfMemory { what: "threads", n: config.threads })?;
-        let scratch = Scratch { floats: Pages::zeroed("scratch", 0)?, int8: Pages::zeroed("scratch", 0)?, n_words: 0 };
+        let scratch = Scratch { panels: scratch_panels(0)?, n_words: 0 };
         Ok(Cpu { config, team, scratch: Mutex::new(scratch), samplers: sample::Samplers::default() })
     }
 
@@ -130,8 +137,7 @@ impl Cpu {
         let n_bytes = n_words.checked_mul(4).ok_or_else(too_big)?;
         let mut scratch = self.scratch();
         if scratch.n_words < n_words {
-            scratch.floats = Pages::zeroed("scratch", n_bytes)?;
-            scratch.int8 = Pages::zeroed("scratch", n_bytes)?;
+            scratch.panels = scratch_panels(n_bytes)?;
             scratch.n_words = n_words;
         }
         Ok(())

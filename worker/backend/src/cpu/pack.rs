@@ -1,7 +1,8 @@
 //! Weights packed for the kernels: tiles of sixteen rows, one per lane, read along K.
 //!
 //! ```text
-//! F32, F16, BF16   per k:      16 elements
+//! F32, F16         per k:      16 elements
+//! BF16             per two k:  16 pairs
 //! quantized        per 32 k:   16 × scales (and minima) of two bytes each · digits of 16 × 32 numbers
 //!                  digits:     8 bits: 8 groups of 16 × 4 bytes, group g being k = 4g .. 4g+4
 //!                              less: 4 × 64 bytes, low nibbles group 2i, high nibbles group 2i+1; then the upper bits
@@ -13,6 +14,7 @@
 use super::blocks::sub_block;
 use super::lanes::LANES;
 use super::memory::{Pages, Shared};
+use super::pairs::pack_row;
 use super::quants::{COLUMN_BYTES, Packing, SUPER, Width, pack_digits, packing};
 use super::team::Team;
 use crate::{Error, Result, Stored};
@@ -168,8 +170,8 @@ fn lay_out(stored: &[Stored<'_>], k: usize) -> Result<(Vec<Part>, usize)> {
 /// Packs the tile whose first row is `row` into zeroed memory.
 fn pack_tile(stored: &Stored<'_>, row: usize, to: &mut [u8]) {
     let packing = packing(stored.dtype);
-    if packing.width == Width::Element {
-        return pack_elements(stored, row, packing.step_bytes / LANES, to);
+    if matches!(packing.width, Width::Element | Width::Pair) {
+        return pack_elements(stored, row, packing, to);
     }
     if packing.width == Width::E4M3 {
         return pack_e4m3(stored, row, packing, to);
@@ -218,15 +220,17 @@ fn put_columns(columns: &[[u8; 2]], lane: usize, to: &mut [u8]) {
     }
 }
 
-/// Elements of K that are packed for all sixteen rows before the next.
+/// Steps along K that are packed for all sixteen rows before the next.
 const STRETCH: usize = 256;
 
-fn pack_elements(stored: &Stored<'_>, row: usize, size: usize, to: &mut [u8]) {
+fn pack_elements(stored: &Stored<'_>, row: usize, packing: Packing, to: &mut [u8]) {
+    let size = packing.step_bytes / LANES;
     for (i, to) in to.chunks_mut(STRETCH * LANES * size).enumerate() {
         for lane in 0..LANES.min(stored.rows - row) {
-            let from = &stored.row(row + lane)[i * STRETCH * size..][..to.len() / LANES];
-            match size {
-                4 => spread::<4>(from, lane, to),
+            let from = &stored.row(row + lane)[i * STRETCH * size..];
+            match (packing.width, size) {
+                (Width::Pair, _) => pack_row(from, lane, to),
+                (_, 4) => spread::<4>(from, lane, to),
                 _ => spread::<2>(from, lane, to),
             }
         }

@@ -1,7 +1,8 @@
 //! Activations packed for the kernels: panels of up to twelve rows, interleaved, so that a kernel reads one stream.
 //!
 //! ```text
-//! f32    per k:       one float of each row
+//! f32    per k:       one float of each row; a zero more where K is odd
+//! bf16   per two k:   two numbers of each row, as `pairs` says
 //! int8   per 32 k:    8 × (4 bytes of each row), then of each row: scale · sum of q · scale × sum,
 //!                     sums of the first and second 16 q · scale × these
 //! ```
@@ -10,6 +11,7 @@
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::memory::Shared;
+use super::pairs::{PAIR, round_row};
 use std::ops::Range;
 
 /// Elements per quantized block of activations.
@@ -18,6 +20,34 @@ pub(crate) const BLOCK: usize = 32;
 pub(crate) const BLOCK_WORDS: usize = 15;
 /// Rows of a full panel.
 pub(crate) const PANEL_ROWS: usize = 12;
+
+/// What activations are where they meet weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operand {
+    Floats,
+    Bf16,
+    Int8,
+}
+
+impl Operand {
+    pub const ALL: [Operand; 3] = [Operand::Floats, Operand::Bf16, Operand::Int8];
+
+    /// Panel words of `k` elements of a row that are whole steps of a weight.
+    #[inline(always)]
+    pub const fn step_words<L: Lanes>(self, k: usize) -> usize {
+        match self {
+            Operand::Floats => k,
+            Operand::Bf16 => k / PAIR * L::PAIR_WORDS,
+            Operand::Int8 => k / BLOCK * BLOCK_WORDS,
+        }
+    }
+
+    /// Panel words of a row of `k` elements.
+    #[inline(always)]
+    pub const fn row_words<L: Lanes>(self, k: usize) -> usize {
+        self.step_words::<L>(k.next_multiple_of(PAIR))
+    }
+}
 
 /// A run of rows: panels are full, except the last one, which is as wide as a kernel that holds the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +76,7 @@ pub(crate) fn panel(n_rows: usize, i: usize) -> Panel {
 
 /// Words that the panels of `n_rows` rows take.
 pub(crate) fn n_words(n_rows: usize, k: usize) -> Option<usize> {
-    // An int8 block has 15 words for 32 elements: f32 is the larger of the two.
+    // An int8 block has 15 words for 32 elements, and a pair of bf16 at most two: none is larger than f32.
     n_rows.checked_next_multiple_of(PANEL_ROWS)?.checked_mul(k.checked_next_multiple_of(BLOCK)?)
 }
 
@@ -57,7 +87,7 @@ pub(crate) struct Fill<'a> {
     pub n_rows: usize,
     pub panels: Range<usize>,
     pub to: Shared<u32>,
-    pub quantized: bool,
+    pub operand: Operand,
 }
 
 impl Kernel for Fill<'_> {
@@ -65,18 +95,18 @@ impl Kernel for Fill<'_> {
     fn run<L: Lanes>(self) {
         for i in self.panels.clone() {
             let panel = panel(self.n_rows, i);
-            let words_per_row = if self.quantized { self.k / BLOCK * BLOCK_WORDS } else { self.k };
+            let row_words = self.operand.row_words::<L>(self.k);
             // SAFETY: panels follow each other, all but the last full, and one thread fills each.
-            let to = unsafe { self.to.part(panel.rows_start * words_per_row, panel.width * words_per_row) };
+            let to = unsafe { self.to.part(panel.rows_start * row_words, panel.width * row_words) };
             if panel.n_rows < panel.width {
                 to.fill(0);
             }
             for lane in 0..panel.n_rows {
                 let row = &self.x[(panel.rows_start + lane) * self.k..][..self.k];
-                if self.quantized {
-                    quantize_row::<L>(row, panel.width, lane, to);
-                } else {
-                    copy_row(row, panel.width, lane, to);
+                match self.operand {
+                    Operand::Floats => copy_row(row, panel.width, lane, to),
+                    Operand::Bf16 => round_row::<L>(row, panel.width, lane, to),
+                    Operand::Int8 => quantize_row::<L>(row, panel.width, lane, to),
                 }
             }
         }
@@ -87,6 +117,10 @@ impl Kernel for Fill<'_> {
 fn copy_row(row: &[f32], width: usize, lane: usize, to: &mut [u32]) {
     for (x, cells) in row.iter().zip(to.chunks_exact_mut(width)) {
         cells[lane] = x.to_bits();
+    }
+    // Weights that stand in pairs meet one more.
+    if !row.len().is_multiple_of(PAIR) {
+        to[row.len() * width + lane] = 0;
     }
 }
 

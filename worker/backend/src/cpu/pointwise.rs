@@ -8,9 +8,9 @@ use super::pack::{Matrix, Part};
 use super::panels::BLOCK;
 use super::quants::{COLUMN_BYTES, Head, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::quants::{Quant, at, packing, unpack};
-use super::{Buffer, Cpu, between, kv};
+use super::{Buffer, Cpu, between, kv, pairs};
 use crate::{Heads, Pointwise};
-use half::{bf16, f16};
+use half::f16;
 use std::ops::Range;
 use types::Dtype;
 
@@ -276,7 +276,7 @@ fn unpack_row<L: Lanes>(table: &Matrix, row: usize, out: &mut [f32]) {
     match part.dtype {
         Dtype::F32 => unpack_elements(tile, lane, f32::from_le_bytes, out),
         Dtype::F16 => unpack_elements(tile, lane, |bytes| f16::from_le_bytes(bytes).to_f32(), out),
-        Dtype::BF16 => unpack_elements(tile, lane, |bytes| bf16::from_le_bytes(bytes).to_f32(), out),
+        Dtype::BF16 => pairs::unpack_row(tile, lane, out),
         Dtype::Q4_0 => unpack_steps::<L, Q4_0>(part, tile, lane, out),
         Dtype::Q4_1 => unpack_steps::<L, Q4_1>(part, tile, lane, out),
         Dtype::Q5_0 => unpack_steps::<L, Q5_0>(part, tile, lane, out),

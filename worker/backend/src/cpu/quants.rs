@@ -3,6 +3,7 @@
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
 use super::lanes::{LANES, Lanes};
+use super::pairs::PAIR;
 use super::panels::BLOCK;
 use types::Dtype;
 
@@ -17,7 +18,7 @@ pub(crate) const COLUMN_BYTES: usize = 2 * LANES;
 /// The layout of a tile of sixteen rows: `[head] [scales, digits] [scales, digits] .. [head] ..`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packing {
-    /// Elements per step: one, or a block of activations.
+    /// Elements per step: one, a pair, or a block of activations.
     pub unit: usize,
     pub step_bytes: usize,
     pub head_columns: usize,
@@ -30,6 +31,8 @@ pub(crate) struct Packing {
 pub(crate) enum Width {
     /// Plain numbers, no digits.
     Element,
+    /// Pairs of bf16.
+    Pair,
     Four,
     Five,
     Six,
@@ -43,7 +46,7 @@ impl Width {
     const fn bytes(self) -> usize {
         BLOCK * LANES / 8
             * match self {
-                Width::Element => 0,
+                Width::Element | Width::Pair => 0,
                 Width::Four => 4,
                 Width::Five => 5,
                 Width::Six => 6,
@@ -54,8 +57,9 @@ impl Width {
 
 pub(crate) const fn packing(dtype: Dtype) -> Packing {
     match dtype {
-        Dtype::F32 => elements(4),
-        Dtype::F16 | Dtype::BF16 => elements(2),
+        Dtype::F32 => elements(Width::Element, 1, 4),
+        Dtype::F16 => elements(Width::Element, 1, 2),
+        Dtype::BF16 => elements(Width::Pair, PAIR, 2),
         Dtype::Q4_0 => steps(0, 1, Width::Four),
         Dtype::Q4_1 => steps(0, 2, Width::Four),
         Dtype::Q5_0 => steps(0, 1, Width::Five),
@@ -71,8 +75,8 @@ pub(crate) const fn packing(dtype: Dtype) -> Packing {
     }
 }
 
-const fn elements(size: usize) -> Packing {
-    Packing { unit: 1, step_bytes: size * LANES, head_columns: 0, scale_columns: 0, width: Width::Element }
+const fn elements(width: Width, unit: usize, size: usize) -> Packing {
+    Packing { unit, step_bytes: unit * size * LANES, head_columns: 0, scale_columns: 0, width }
 }
 
 const fn steps(head_columns: usize, scale_columns: usize, width: Width) -> Packing {
@@ -88,7 +92,7 @@ impl Packing {
     /// Bytes of a tile with `k` elements per row, the first of which is element `first` of its block.
     pub fn tile_bytes(self, first: usize, k: usize) -> Option<usize> {
         let heads = if k == 0 { 0 } else { first.checked_add(k)?.div_ceil(SUPER) };
-        (k / self.unit).checked_mul(self.step_bytes)?.checked_add(heads.checked_mul(self.head_bytes())?)
+        k.div_ceil(self.unit).checked_mul(self.step_bytes)?.checked_add(heads.checked_mul(self.head_bytes())?)
     }
 
     /// Whether a head stands before the step at `k`.
@@ -393,7 +397,7 @@ pub(crate) fn pack_digits(width: Width, q: &[u8; BLOCK], lane: usize, to: &mut [
                 put(to, 256 + 64 * half + 4 * lane, bits);
             }
         }
-        Width::Element | Width::Four | Width::Eight | Width::E4M3 => {}
+        Width::Element | Width::Pair | Width::Four | Width::Eight | Width::E4M3 => {}
     }
 }
 

@@ -18,7 +18,7 @@ const POSITIONS: usize = BLOCK_TOKENS as usize;
 const HEAD_DIM_MAX: usize = 256;
 const FEW: u32 = 16;
 
-/// `[layer][block][KV head][K: [16, D] | V: [D, 16]]`
+/// `[layer][block][KV head][K: [16, D] | V: [D, 16]]`, the rows of K by lane.
 pub struct Kv {
     spec: KvSpec,
     n_kv_heads: usize,
@@ -204,7 +204,7 @@ impl Attention for Cuda {
         unsafe { self.launch(Kernel::RopeStore, shape, args) };
     }
 
-    fn attend(&self, qkv: &Buffer, kv: &Kv, call: &AttentionCall<'_>, out: &mut Buffer) {
+    fn attend(&self, qkv: &mut Buffer, kv: &Kv, call: &AttentionCall<'_>, out: &mut Buffer) {
         let AttentionCall { pass, heads, group, layer } = *call;
         let n_rows = pass.n_rows();
         if heads.n_heads == 0 || n_rows == 0 {

@@ -166,7 +166,7 @@ fn attend_of(name: &str) -> Option<(u32, u32)> {
 
 /// `ATTEND_SMEM` of the header.
 pub(super) const fn attend_shared_bytes(head_dim: u32, queries: u32) -> u32 {
-    queries * (head_dim * 2 + 64) + queries * 264 * 4 + queries * 7 * 4
+    queries * (head_dim * 2 + 64) + queries * 264 * 4 + queries * 9 * 4
 }
 
 /// A block of 256 for each row.
@@ -217,6 +217,6 @@ mod tests {
         assert_eq!((size_of::<Pieces>(), size_of::<HeadShape>()), (56, 32));
         assert_eq!(attend_of("attend_split_d96_q16"), Some((96, 16)));
         assert_eq!(attend_of("attend_merge"), None);
-        assert!(HEADERS[0].text.contains("(QUERIES) * ((D) * 2 + 64) + (QUERIES) * 264 * 4 + (QUERIES) * 7 * 4"));
+        assert!(HEADERS[0].text.contains("(QUERIES) * ((D) * 2 + 64) + (QUERIES) * 264 * 4 + (QUERIES) * 9 * 4"));
     }
 }

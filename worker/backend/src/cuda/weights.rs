@@ -208,10 +208,12 @@ fn strands(k: usize) -> (Pieces, usize) {
     let n_groups = k.div_ceil(GROUP) as u32;
     let n = STRANDS.min(n_groups);
     let mut pieces = Pieces { n, n_groups, ..Pieces::default() };
-    for (i, end) in pieces.end.iter_mut().enumerate().take(n as usize) {
-        *end = ((i as u64 + 1) * u64::from(n_groups) / u64::from(n)) as u32;
+    for i in 0..n {
+        let strand = i as usize;
+        pieces.end[strand] = ((u64::from(i) + 1) * u64::from(n_groups) / u64::from(n)) as u32;
+        // Each is added to those before it, and the last ends the only run.
+        (pieces.merges[strand], pieces.ends_run[strand]) = (u8::from(i > 0), u8::from(i + 1 == n));
     }
-    push_runs(&mut pieces, std::slice::from_ref(&(0..n)));
     // A product of nothing is one plane all the same.
     (pieces, 1)
 }
@@ -277,22 +279,19 @@ impl StoredRows<'_> {
             let Some((stored, row)) = self.find(tile * TILE + r) else { return };
             let bytes = stored.row(row);
             for group in 0..self.n_groups {
-                let at = match kind {
-                    Kind::Bf16 => (group * TILE + r) * GROUP,
-                    Kind::Plain => (r * self.n_groups + group) * GROUP,
+                let elements = || elements(stored, bytes, group * GROUP, GROUP.min(self.k - group * GROUP));
+                match kind {
+                    Kind::Bf16 => put_elements(&by_lane(&elements()), &mut digits[2 * (group * TILE + r) * GROUP..]),
+                    Kind::Plain => put_elements(&elements(), &mut digits[2 * (r * self.n_groups + group) * GROUP..]),
                     Kind::F8 | Kind::F8Plain => {
                         self.put_floats(kind, (stored, row), group, r, (&mut *digits, &mut *scales));
-                        continue;
                     }
-                    _ => {
+                    Kind::W8 | Kind::W8h | Kind::W4 | Kind::W4h => {
                         let digits = &mut digits[group * kind.digit_bytes()..][..kind.digit_bytes()];
                         let scales = &mut scales[group * kind.scale_bytes()..][..kind.scale_bytes()];
                         put_group(kind, &group_of(stored, bytes, group), r, digits, scales);
-                        continue;
                     }
-                };
-                let n = GROUP.min(self.k - group * GROUP);
-                put_elements(&elements(stored, bytes, group * GROUP, n)[..n], &mut digits[2 * at..]);
+                }
             }
         }
     }
@@ -306,13 +305,13 @@ impl StoredRows<'_> {
         r: usize,
         (digits, scales): (&mut [u8], &mut [u8]),
     ) {
-        let numbers = &stored.row(row)[group * GROUP..][..GROUP];
+        let numbers = &stored.row(row).as_chunks::<GROUP>().0[group];
         let at = (group * TILE + r % 8 * 2 + r / 8) * size_of::<f32>();
         scales[at..][..size_of::<f32>()].copy_from_slice(&stored.scale(row, group).to_le_bytes());
         if kind == Kind::F8Plain {
             return digits[(r * self.n_groups + group) * GROUP..][..GROUP].copy_from_slice(numbers);
         }
-        for (i, eight) in numbers.chunks_exact(8).enumerate() {
+        for (i, eight) in by_lane(numbers).chunks_exact(8).enumerate() {
             let at = group * kind.digit_bytes() + (r % 8 * 4 + i) * 16 + r / 8 * 8;
             digits[at..][..8].copy_from_slice(eight);
         }
@@ -336,6 +335,15 @@ fn elements(stored: &Stored<'_>, row: &[u8], at: usize, n: usize) -> [bf16; GROU
             let number = |i: usize| f32::from(group.digits[i]).mul_add(group.scales[0].0, group.scales[0].1);
             out_n.for_each(|(i, out)| *out = bf16::from_f32(number(i)));
         }
+    }
+    out
+}
+
+/// Each of four lanes finds what it takes of both steps of sixteen side by side; as `by_lane` of the kernels.
+fn by_lane<T: Copy + Default>(elements: &[T; GROUP]) -> [T; GROUP] {
+    let mut out = [T::default(); GROUP];
+    for (e, element) in elements.iter().enumerate() {
+        out[e / 4 % 4 * 8 + e / 16 * 4 + e % 4] = *element;
     }
     out
 }
@@ -389,7 +397,7 @@ fn rounded(x: f32) -> f32 {
 
 fn put_group(kind: Kind, group: &Group, r: usize, digits: &mut [u8], scales: &mut [u8]) {
     let h = r / 8;
-    for (i, eight) in group.digits.as_chunks::<8>().0.iter().enumerate() {
+    for (i, eight) in by_lane(&group.digits).as_chunks::<8>().0.iter().enumerate() {
         let lane = r % 8 * 4 + i;
         match kind {
             Kind::W4 | Kind::W4h => {
@@ -401,7 +409,7 @@ fn put_group(kind: Kind, group: &Group, r: usize, digits: &mut [u8], scales: &mu
     }
     let n_halves = kind.scale_bytes() / 64;
     for (half, (scale, minimum)) in group.scales.iter().enumerate().take(n_halves) {
-        let to = &mut scales[((half * 8 + r % 8) * 2 + h) * 4..][..4];
+        let to = &mut scales[((r % 8 * n_halves + half) * 2 + h) * 4..][..4];
         to[..2].copy_from_slice(&f16::from_f32(*scale).to_le_bytes());
         to[2..].copy_from_slice(&f16::from_f32(*minimum).to_le_bytes());
     }
@@ -420,7 +428,7 @@ mod tests {
         let (pieces, n_runs) = strands(32 * 10);
         assert_eq!((pieces.n, pieces.n_groups, n_runs), (4, 10, 1));
         assert_eq!(pieces.end[..4], [2, 5, 7, 10]);
-        assert_eq!((&pieces.merges[..4], &pieces.ends_run[..4]), (&[0, 1, 0, 2][..], &[0, 0, 0, 1][..]));
+        assert_eq!((&pieces.merges[..4], &pieces.ends_run[..4]), (&[0, 1, 1, 1][..], &[0, 0, 0, 1][..]));
         let (pieces, _) = strands(70);
         assert_eq!((pieces.n, pieces.end[..3].to_vec()), (3, vec![1, 2, 3]));
         assert_eq!(pieces.merges[..3], [0, 1, 1]);

@@ -60,7 +60,7 @@ pub trait Attention: Memory {
         kv: &mut Self::Kv,
     );
     /// Causal attention of each row over the positions of its sequence up to its own, as far back as its window, K and
-    /// V read from their blocks. Query head h reads KV head `call.heads.kv_of(h)`. qkv: [n_rows, qkv_cols] (Q is read),
-    /// out: [n_rows, n_heads * head_dim]
-    fn attend(&self, qkv: &Self::Buffer, kv: &Self::Kv, call: &AttentionCall<'_>, out: &mut Self::Buffer);
+    /// V read from their blocks. Query head h reads KV head `call.heads.kv_of(h)`.
+    /// qkv: [n_rows, qkv_cols], whose Q is read, and may be written over; out: [n_rows, n_heads * head_dim]
+    fn attend(&self, qkv: &mut Self::Buffer, kv: &Self::Kv, call: &AttentionCall<'_>, out: &mut Self::Buffer);
 }

@@ -8,7 +8,8 @@ use half::f16;
 use types::{Activations, BlockId, KvDtype, KvLayout, Want};
 
 const LAYER: usize = 1;
-const N_BLOCKS: usize = 120;
+/// Blocks that sequences do not use, so that theirs are scattered.
+const SPARE_BLOCKS: usize = 20;
 
 /// A sequence and its blocks.
 struct Sequence {
@@ -24,6 +25,7 @@ struct Case {
     has_rope: bool,
     cos: Vec<f32>,
     sin: Vec<f32>,
+    n_blocks: usize,
     sequences: Vec<Sequence>,
 }
 
@@ -34,7 +36,8 @@ impl Case {
         let n_angles = lengths.iter().max().unwrap() * head_dim / 2;
         let angles: Vec<f32> = (0..n_angles).map(|_| rng.unit() * 3.0).collect();
         // The sequences' blocks are scattered over the pool.
-        let mut free: Vec<u32> = (0..N_BLOCKS as u32).collect();
+        let n_blocks = SPARE_BLOCKS + lengths.iter().map(|n| n.div_ceil(16)).sum::<usize>();
+        let mut free: Vec<u32> = (0..n_blocks as u32).collect();
         let mut block = |rng: &mut Rng| BlockId(free.swap_remove(rng.below(free.len())));
         let mut sequences = Vec::new();
         for &n in lengths {
@@ -43,7 +46,7 @@ impl Case {
             sequences.push(Sequence { qkv, blocks });
         }
         let (cos, sin) = (angles.iter().map(|a| a.cos()).collect(), angles.iter().map(|a| a.sin()).collect());
-        Case { heads, dtype, style, has_rope: true, cos, sin, sequences }
+        Case { heads, dtype, style, has_rope: true, cos, sin, n_blocks, sequences }
     }
 
     fn length(&self, sequence: usize) -> usize {
@@ -54,7 +57,7 @@ impl Case {
         let Heads { n_kv_heads, head_dim, .. } = self.heads;
         cpu.kv(KvSpec {
             n_layers: 2,
-            n_blocks: N_BLOCKS,
+            n_blocks: self.n_blocks,
             layout: KvLayout::heads(n_kv_heads as u32, head_dim as u32),
             dtype: self.dtype,
         })
@@ -87,7 +90,7 @@ impl Case {
             kv,
         );
         cpu.attend(
-            &qkv,
+            &mut qkv,
             kv,
             &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: LAYER },
             &mut out,
@@ -133,6 +136,27 @@ impl Case {
             }
         }
         out
+    }
+
+    /// What the values of even scores come to, by the letter: tiles are added up to chunks, and chunks to the row. All
+    /// weights are one, so each sum is of plain numbers and nothing but the order of additions is seen.
+    fn means(&self, sequence: usize, position: usize) -> Vec<f32> {
+        let Heads { n_heads, n_kv_heads, head_dim: d, window, .. } = self.heads;
+        let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let run = |at: usize, size: usize| first.max(at / size * size)..(position + 1).min((at / size + 1) * size);
+        let value = |at: usize, column: usize| self.sequences[sequence].qkv[at * self.heads.qkv_cols() + column];
+        let mean = |h: usize, i: usize| {
+            let column = (n_heads + n_kv_heads + h / (n_heads / n_kv_heads)) * d + i;
+            let tile = |at: usize| run(at, 256).fold(0.0f32, |sum, at| sum + value(at, column));
+            let sum = |starts: Vec<f32>| starts.into_iter().reduce(|sum, next| sum + next).unwrap();
+            let chunk = |at: usize| {
+                let chunk = run(at, 4096);
+                sum(chunk.clone().filter(|at| at % 256 == 0 || *at == chunk.start).map(tile).collect())
+            };
+            let row = (first..=position).filter(|at| at % 4096 == 0 || *at == first);
+            sum(row.map(chunk).collect()) / (position + 1 - first) as f32
+        };
+        (0..n_heads).flat_map(|h| (0..d).map(move |i| (h, i))).map(|(h, i)| mean(h, i)).collect()
     }
 
     fn turned(&self, x: &[f64], position: usize) -> Vec<f64> {
@@ -184,6 +208,63 @@ fn tiles_merge_into_the_whole() {
     let expected = case.whole(&cpus[0].1, 0);
     assert_close("600 positions", &expected, &case.naive(0), 1e-4);
     cpus.iter().for_each(|(path, cpu)| assert_bits(path, &case.whole(cpu, 0), &expected));
+}
+
+/// Three chunks, and windows that begin within a chunk, at its beginning for some rows, and in the tile before it. The
+/// values cancel: a tile is far larger than what is left of all of them.
+#[test]
+fn tiles_merge_into_chunks_and_chunks_into_the_row() {
+    let mut rng = Rng(9);
+    const N: usize = 8200;
+    for window in [None, Some(4100), Some(300), Some(5000)] {
+        let mut case = Case::new(&mut rng, (2, 1, 8), KvDtype::F32, RopeStyle::Halves, &[N]);
+        case.has_rope = false;
+        for (at, row) in case.sequences[0].qkv.chunks_exact_mut(4 * 8).enumerate() {
+            row[..2 * 8].fill(0.0);
+            let size = if at / 256 % 2 == 0 { 1000.0 } else { -1000.0 };
+            row[3 * 8..].iter_mut().for_each(|v| *v += size);
+        }
+        for (path, cpu) in cpus(Activations::F32) {
+            let mut kv = case.kv(&cpu);
+            for before in [4095, 4097, 4400, 8191, 8195] {
+                // What is stored does not depend on the window, and one position is soon computed.
+                case.heads.window = Some(1);
+                case.step(&cpu, &mut kv, &[(0, 0..before)]);
+                case.heads.window = window;
+                let got = case.step(&cpu, &mut kv, &[(0, before..before + 1)]);
+                assert_bits(&format!("{before} before, {window:?}, {path}"), &got, &case.means(0, before));
+            }
+        }
+    }
+}
+
+/// Positions one by one, in chunks of prefill that cross the boundary, and all at once.
+#[test]
+fn however_rows_are_cut_chunks_of_positions_are_the_same() {
+    let mut rng = Rng(10);
+    const N: usize = 4400;
+    for (window, dtype) in [(None, KvDtype::F16), (Some(4200), KvDtype::F32), (Some(290), KvDtype::F16)] {
+        let mut case = Case::new(&mut rng, (3, 1, 16), dtype, RopeStyle::Halves, &[N]);
+        case.heads = Heads { window, ..case.heads };
+        let cpus = cpus(Activations::F32);
+        let expected = case.whole(&cpus[0].1, 0);
+        for (path, cpu) in &cpus[1..] {
+            assert_bits(&format!("{window:?}, {path}"), &case.whole(cpu, 0), &expected);
+        }
+        let cpu = &cpus[cpus.len() - 1].1;
+        let lengths: [&[usize]; 3] = [&[4090, 12, 298], &[1000, 3000, 400], &[4096, 304]];
+        for lengths in lengths {
+            let (mut kv, mut at, mut got) = (case.kv(cpu), 0, Vec::new());
+            for n in lengths {
+                got.extend(case.step(cpu, &mut kv, &[(0, at..at + n)]));
+                at += n;
+            }
+            assert_bits(&format!("{window:?}, in steps of {lengths:?}"), &got, &expected);
+        }
+        let mut kv = case.kv(cpu);
+        let got: Vec<f32> = (0..N).flat_map(|at| case.step(cpu, &mut kv, &[(0, at..at + 1)])).collect();
+        assert_bits(&format!("{window:?}, one by one"), &got, &expected);
+    }
 }
 
 #[test]

@@ -1,13 +1,16 @@
 //! CUDA as a device, over a driver that runs its kernels on an emulator: operations beside the CPU's, the cache of
 //! compiled kernels, and the errors where something is missing. With NVRTC on this machine also the real compiler.
 
+use crate::emulator::functions::dot;
 use crate::fake_cuda::on_fake_cuda;
 use crate::{fake_cuda, numbers, on_device};
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Arch, Columns, Compiler, Cuda, CudaConfig, Driver, compile};
 use backend::{Batch, BatchLimits, BlockTables, Device, Error, Linear, Memory, PassSlice, Repeat, Repeats};
+use half::bf16;
+use std::ops::Range;
 use std::path::PathBuf;
-use types::{Activations, KvDtype, Mode, Want};
+use types::{Activations, Dtype, KvDtype, Mode, Want};
 
 fn config(cache: Option<PathBuf>) -> CudaConfig {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
@@ -92,7 +95,7 @@ fn weights_of_eight_bits_are_the_librarys_where_it_has_a_way() {
 fn a_record_of_a_pass_has_the_librarys_products_too() {
     on_fake_cuda("a_record_of_a_pass_has_the_librarys_products_too", &[], || {
         let rng = &mut numbers::Rng(1);
-        let in_bf16 = numbers::File::random(rng, types::Dtype::BF16, 16, 64);
+        let in_bf16 = numbers::File::random(rng, Dtype::BF16, 16, 64);
         for file in [in_bf16, numbers::File::in_eight_bits(rng, 16, 64, [1, 64])] {
             let (fast, n_rows) = (fast(), 64);
             fast.batches(BatchLimits { rows_max: n_rows, context: 32, n_groups: 0 }).unwrap();
@@ -135,7 +138,7 @@ fn a_library_that_fails_is_an_error_like_a_kernels() {
     on_fake_cuda("a_library_that_fails_is_an_error_like_a_kernels", &[("FAKE_CUBLASLT_FAILS", "1")], || {
         let fast = fast();
         let (x, mut out) = (fast.buffer(40, 64).unwrap(), fast.buffer(40, 16).unwrap());
-        let file = numbers::File::random(&mut numbers::Rng(1), types::Dtype::BF16, 16, 64);
+        let file = numbers::File::random(&mut numbers::Rng(1), Dtype::BF16, 16, 64);
         let w = fast.matrix(&[file.stored()]).unwrap();
         fast.linear(&x, &w, 40, &mut out);
         let failed = fast.settle().err().unwrap();
@@ -155,6 +158,38 @@ fn operations_are_the_cpus_but_for_bf16() {
         }
         let bad: Vec<_> = checks.iter().filter(|check| !check.is_good()).map(|check| &check.name).collect();
         assert!(bad.is_empty() && checks.len() > 30, "{bad:?}");
+    });
+}
+
+/// The strands of a k of 352: quarters of its eleven groups.
+const STRANDS: [Range<usize>; 4] = [0..64, 64..160, 160..256, 256..352];
+
+#[test]
+fn a_product_adds_sixteen_elements_at_once_and_strands_from_the_left() {
+    on_fake_cuda("a_product_adds_sixteen_elements_at_once_and_strands_from_the_left", &[], || {
+        let (cuda, host) = (Cuda::open(&config(None)).unwrap(), numbers::cpu(Isa::Plain, 1, Activations::F32));
+        let (rng, n_out, k) = (&mut numbers::Rng(5), 40, 352);
+        let rounded = |x: Vec<f32>| -> Vec<f32> { x.into_iter().map(|x| bf16::from_f32(x).to_f32()).collect() };
+        for dtype in [Dtype::BF16, Dtype::Q8_0, Dtype::Q4_0] {
+            let file = numbers::File::random(rng, dtype, n_out, k);
+            let (weights, w) = (rounded(numbers::dequantized(&host, file.stored())), cuda.matrix(&[file.stored()]));
+            for n_rows in [1, 9, 20, 40] {
+                let numbers = rounded(rng.floats(n_rows * k));
+                let (mut x, mut out) = (cuda.buffer(n_rows, k).unwrap(), cuda.buffer(n_rows, n_out).unwrap());
+                cuda.write(&mut x, 0, &numbers);
+                cuda.linear(&x, w.as_ref().unwrap(), n_rows, &mut out);
+                let mut got = vec![0.0; n_rows * n_out];
+                cuda.read(&out, 0..n_rows, &mut got);
+                cuda.settle().unwrap();
+                let of = |i: usize| {
+                    let (x, w) = (&numbers[i / n_out * k..][..k], &weights[i % n_out * k..][..k]);
+                    let strands = STRANDS.map(|strand| dot(&x[strand.clone()], &w[strand]));
+                    ((strands[0] + strands[1]) + strands[2]) + strands[3]
+                };
+                let expected: Vec<f32> = (0..got.len()).map(of).collect();
+                numbers::assert_bits(&format!("{dtype:?}, {n_rows} rows"), &got, &expected);
+            }
+        }
     });
 }
 

@@ -8,10 +8,11 @@
 //! barrier that some threads do not reach, two barriers for one, a missing, a short and a forgotten wait for copies, a
 //! crooked copy, a missing meeting of a warp, a lane that leaves its warp, two operations for one. In copies of the
 //! kernels themselves: every barrier, every meeting of a warp and every wait for copies taken out alone; stages of the
-//! pipeline mixed up; rows, columns and positions off by one at each bound; sums in another order; the mask of what
-//! nobody sees. Not caught, because no result here changes: the barrier between the rounds of a reduction that takes
-//! the largest (who reads the next round's number finds the same largest), the one behind a number that only its
-//! writer uses, two scores of f64 that are equal, and a last bit of f32 that rounding to bf16 hides.
+//! pipeline mixed up; rows, columns and positions off by one at each bound; sums in another order: steps of elements
+//! that do not lie side by side, strands by a tree, tiles that merge into the row at once; the mask of what nobody sees
+//! and a chunk of it that counts. Not caught, because no result here changes: the barrier between the rounds of a
+//! reduction that takes the largest (who reads the next round's number finds the same largest), the one behind a number
+//! that only its writer uses, two scores of f64 that are equal, and a last bit of f32 that rounding to bf16 hides.
 #![allow(unsafe_code, reason = "kernels take pointers")]
 
 mod device;
@@ -19,7 +20,7 @@ mod device;
 mod attention;
 mod experts;
 mod f8;
-mod functions;
+pub mod functions;
 mod linear;
 mod one_shot;
 mod planted;

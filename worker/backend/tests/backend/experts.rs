@@ -102,19 +102,21 @@ fn a_mixture_is_the_sum_of_its_chosen_experts() {
 
 #[test]
 fn a_row_does_not_know_its_neighbours() {
-    let case = Case::new(&mut Rng(2), Dtype::Q8_0, (6, 2), 29);
     let cpu = cpu(Isa::detect(), 2, Activations::Int8);
-    let together = case.whole(&cpu);
-    for row in 0..case.n_rows {
-        let alone = Case {
-            n_rows: 1,
-            x: case.x[row * HIDDEN..][..HIDDEN].to_vec(),
-            scores: case.scores[row * 6..][..6].to_vec(),
-            gate_up: case.gate_up.iter().map(copy).collect(),
-            down: case.down.iter().map(copy).collect(),
-            ..case
-        };
-        assert_bits(&format!("row {row}"), &alone.whole(&cpu), &together[row * HIDDEN..][..HIDDEN]);
+    for dtype in [Dtype::Q8_0, Dtype::BF16] {
+        let case = Case::new(&mut Rng(2), dtype, (6, 2), 29);
+        let together = case.whole(&cpu);
+        for row in 0..case.n_rows {
+            let alone = Case {
+                n_rows: 1,
+                x: case.x[row * HIDDEN..][..HIDDEN].to_vec(),
+                scores: case.scores[row * 6..][..6].to_vec(),
+                gate_up: case.gate_up.iter().map(copy).collect(),
+                down: case.down.iter().map(copy).collect(),
+                ..case
+            };
+            assert_bits(&format!("{dtype:?}, row {row}"), &alone.whole(&cpu), &together[row * HIDDEN..][..HIDDEN]);
+        }
     }
 }
 

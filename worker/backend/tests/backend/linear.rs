@@ -3,6 +3,7 @@
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized};
 use backend::cpu::{Cpu, Isa};
 use backend::{Error, Linear, Memory, Stored};
+use half::bf16;
 use types::leaves::{aligned_runs, sum_runs};
 use types::{Activations, Leaves};
 use types::{DeviceClass, Dtype};
@@ -16,6 +17,11 @@ fn product(cpu: &Cpu, parts: &[&File], x: &[f32], n_rows: usize) -> Vec<f32> {
     let mut out = cpu.buffer(n_rows, n_out).unwrap();
     cpu.linear(&filled(cpu, n_rows, x), &matrix, n_rows, &mut out);
     all(cpu, &out, n_rows)
+}
+
+/// A number as bf16 weights see it: the nearest bf16, and zero below 2^-55.
+fn to_bf16(x: f32) -> f32 {
+    if x.abs() < 2f32.powi(-55) { 0.0 } else { bf16::from_f32(x).to_f32() }
 }
 
 /// The activations as an int8 weight sees them: each block of 32 rounded to 127 steps of its largest magnitude.
@@ -34,6 +40,7 @@ fn naive(parts: &[&File], x: &[f32], k: usize, activations: Activations) -> Vec<
         for part in parts {
             let x = match activations {
                 Activations::Int8 if is_quantized(part.dtype) => rounded(x),
+                Activations::Int8 if part.dtype == Dtype::BF16 => x.iter().map(|x| f64::from(to_bf16(*x))).collect(),
                 _ => x.iter().map(|x| f64::from(*x)).collect(),
             };
             let dot = |w: &[f32]| w.iter().zip(&x).map(|(w, x)| f64::from(*w) * x).sum::<f64>();
@@ -62,6 +69,74 @@ fn every_path_gives_the_bits_of_the_plain_one() {
             assert_close(&name, &expected, &naive(&[&file], &x, k, activations), 1e-5 * k as f64);
             for (path, cpu) in &cpus[1..] {
                 assert_bits(&format!("{name}, {path}"), &product(cpu, &[&file], &x, n_rows), &expected);
+            }
+        }
+    }
+}
+
+/// Numbers that a product of bf16 meets: each tells its rules from others that look like them.
+#[derive(Clone, Copy, Debug)]
+enum Numbers {
+    Ordinary,
+    /// Of all sizes at once: most of a sum is rounded away.
+    Mixed,
+    /// Such that many products would be subnormal, and some numbers are.
+    Tiny,
+    /// Such that some sums overflow.
+    Huge,
+    AnyBits,
+}
+
+impl Numbers {
+    const ALL: [Numbers; 5] = [Numbers::Ordinary, Numbers::Mixed, Numbers::Tiny, Numbers::Huge, Numbers::AnyBits];
+
+    fn draw(self, rng: &mut Rng) -> f32 {
+        let mut sized = |least: i32, n: usize| rng.unit() * 2f32.powi(least + rng.below(n) as i32);
+        match self {
+            Numbers::Ordinary => rng.unit(),
+            Numbers::Mixed => sized(-40, 80),
+            Numbers::Tiny => sized(-75, 22) * 2f32.powi(-60 * (rng.below(9) == 0) as i32),
+            Numbers::Huge => sized(50, 15),
+            Numbers::AnyBits => f32::from_bits(rng.next() as u32),
+        }
+    }
+}
+
+/// One product by the letter: of each pair the odd element first, each product added with one rounding.
+fn of_pairs(w: &[f32], x: &[f32]) -> f32 {
+    let at = |of: &[f32], k: usize| of.get(k).map_or(0.0, |x| to_bf16(*x));
+    let add = |sum: f32, k: usize| at(w, k).mul_add(at(x, k), sum);
+    (0..w.len()).step_by(2).fold(0.0, |sum, k| add(add(sum, k + 1), k))
+}
+
+/// And in f32: one element after the other, the activations as they are.
+fn in_order(w: &[f32], x: &[f32]) -> f32 {
+    let at = |of: &[f32], k: usize| of.get(k).copied().unwrap_or(0.0);
+    (0..w.len().next_multiple_of(2)).fold(0.0, |sum, k| to_bf16(at(w, k)).mul_add(at(x, k), sum))
+}
+
+#[test]
+fn products_of_bf16_follow_the_letter() {
+    let mut rng = Rng(6);
+    for (case, numbers) in Numbers::ALL.into_iter().cycle().take(60).enumerate() {
+        let (n_rows, n_out, k) = (1 + rng.below(14), 1 + rng.below(35), 1 + rng.below(150));
+        let weights: Vec<f32> = (0..n_out * k).map(|_| bf16::from_f32(numbers.draw(&mut rng)).to_f32()).collect();
+        let x: Vec<f32> = (0..n_rows * k).map(|_| numbers.draw(&mut rng)).collect();
+        let bytes: Vec<u8> = weights.iter().flat_map(|w| bf16::from_f32(*w).to_le_bytes()).collect();
+        let file = File { dtype: Dtype::BF16, rows: n_out, k, bytes, scales: None, values: weights };
+        for (activations, sum) in
+            [(Activations::Int8, of_pairs as fn(&[f32], &[f32]) -> f32), (Activations::F32, in_order)]
+        {
+            let row = |x: &[f32]| file.values.chunks(k).map(|w| sum(w, x)).collect::<Vec<f32>>();
+            let expected: Vec<f32> = x.chunks(k).flat_map(row).collect();
+            for (path, cpu) in cpus(activations) {
+                let got = product(&cpu, &[&file], &x, n_rows);
+                let name = format!("case {case}: {numbers:?}, {n_out} x {k}, {n_rows} rows, {activations:?}, {path}");
+                // Which NaN it is nobody reads.
+                let as_one = |y: &[f32]| y.iter().map(|y| if y.is_nan() { f32::NAN } else { *y }).collect::<Vec<f32>>();
+                assert_bits(&name, &as_one(&got), &as_one(&expected));
+                let is_kept = |y: &&f32| y.is_nan() || **y == 0.0 || y.abs() >= 2f32.powi(-124);
+                assert!(activations == Activations::F32 || got.iter().all(|y| is_kept(&y)), "{name}: subnormal");
             }
         }
     }
@@ -166,6 +241,8 @@ fn whoever_owns_which_leaves_the_sum_is_the_same() {
     let mut cuts = vec![
         (heads(9, 64), Dtype::Q4_1),
         (heads(3, 80), Dtype::F16),
+        (heads(3, 80), Dtype::BF16),
+        (inner(1531), Dtype::BF16),
         (inner(1536), Dtype::Q8_0),
         (inner(32 * 43), Dtype::Q4_1),
     ];

@@ -66,6 +66,21 @@ fn columns_may_be_cut_inside_a_block() {
     }
 }
 
+#[test]
+fn a_bf16_is_read_back_unless_it_is_below_the_least() {
+    let all: Vec<u16> = (0..=u16::MAX).collect();
+    let bytes: Vec<u8> = all.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+    for (path, cpu) in cpus(Activations::Int8) {
+        let got = dequantized(&cpu, Stored::whole(Dtype::BF16, 1, all.len(), &bytes));
+        for (bits, got) in all.iter().zip(got) {
+            let number = f32::from_bits(u32::from(*bits) << 16);
+            let expected = if number.abs() < 2f32.powi(-55) { 0.0 } else { number };
+            let is_right = got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan();
+            assert!(is_right, "{path}: {number:e} is read as {got:e}");
+        }
+    }
+}
+
 /// The formula of E4M3: a sign, four bits of exponent, three of fraction, and one NaN.
 fn eight_bits(bits: u8) -> f32 {
     let (exponent, fraction) = (i32::from(bits >> 3 & 15), f32::from(bits & 7));

@@ -136,9 +136,9 @@ pub fn cpu(isa: Isa, threads: usize, activations: Activations) -> Cpu {
 
 /// Every instruction set with several thread counts; the reference first.
 pub fn cpus(activations: Activations) -> Vec<(String, Cpu)> {
-    [(Isa::Plain, 1), (Isa::Plain, 2), (Isa::Avx2, 1), (Isa::Avx2, 3), (Isa::Avx512, 1), (Isa::Avx512, 2)]
-        .into_iter()
-        .filter(|(isa, _)| isa.is_supported())
+    let threads = [(Isa::Plain, [1, 2]), (Isa::Avx2, [1, 3]), (Isa::Avx512, [1, 2]), (Isa::Avx512Bf16, [1, 2])];
+    let ways = threads.into_iter().flat_map(|(isa, threads)| threads.map(|threads| (isa, threads)));
+    ways.filter(|(isa, _)| isa.is_supported())
         .map(|(isa, threads)| (format!("{isa:?} on {threads}"), cpu(isa, threads, activations)))
         .collect()
 }

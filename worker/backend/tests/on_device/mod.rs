@@ -379,7 +379,7 @@ impl Attended {
             kv,
         );
         device.attend(
-            &qkv,
+            &mut qkv,
             kv,
             &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
             &mut out,

@@ -257,10 +257,10 @@ impl Far {
         }
         let range = |sequence: &usize| (*sequence, self.lengths[*sequence]);
         let ranges: Vec<_> = which.iter().map(range).map(|(i, n)| (i, n - n_new(n)..n)).collect();
-        let (batch, qkv) = store(&ranges);
+        let (batch, mut qkv) = store(&ranges);
         let mut out = device.buffer(batch.n_rows(), self.heads.n_heads * head_dim).unwrap();
         device.attend(
-            &qkv,
+            &mut qkv,
             &kv,
             &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
             &mut out,

@@ -190,7 +190,8 @@ fn every_family_gives_the_same_bits() {
         let run =
             |isa, threads, chunk| bits(&rig(name, isa, threads, Activations::Int8, KvDtype::F16).in_chunks(log, chunk));
         let reference = run(Isa::Plain, 1, 512);
-        for (isa, threads, chunk) in [(Isa::Avx2, 2, 7), (Isa::Avx512, 1, 1), (Isa::Avx512, 3, 20)] {
+        let ways = [(Isa::Avx2, 2, 7), (Isa::Avx512, 1, 1), (Isa::Avx512, 3, 20), (Isa::Avx512Bf16, 2, 7)];
+        for (isa, threads, chunk) in ways {
             if isa.is_supported() {
                 assert!(run(isa, threads, chunk) == reference, "{name} on {isa:?}, {threads} threads, {chunk} a chunk");
             }
@@ -200,8 +201,13 @@ fn every_family_gives_the_same_bits() {
 
 #[test]
 fn company_gives_the_same_bits() {
-    let name = FOLDERS[2];
-    let mut rig = plain(name);
+    for (name, activations) in [(FOLDERS[2], Activations::F32), (FOLDERS[3], Activations::Int8)] {
+        check_company(name, activations);
+    }
+}
+
+fn check_company(name: &str, activations: Activations) {
+    let mut rig = rig(name, Isa::detect(), 1, activations, KvDtype::F32);
     let logs: Vec<_> = [(0, 40), (1, 130), (2, 258)].map(|(i, n)| logs(name)[i.max(1)][..n].to_vec()).into();
     let alone: Vec<_> = logs.iter().map(|log| bits(&rig.in_chunks(log, 512))).collect();
     let mut together = vec![Vec::new(); 3];
@@ -216,18 +222,21 @@ fn company_gives_the_same_bits() {
             together[i].extend(bits(&rows.by_ref().take(range.len()).collect::<Vec<_>>()));
         }
     }
-    assert!(together == alone);
+    assert!(together == alone, "{name}, {activations}");
 }
 
 #[test]
 fn instructions_and_threads_give_the_same_bits() {
     for name in FOLDERS {
         let log = &logs(name)[2];
-        let run = |isa, threads| bits(&rig(name, isa, threads, Activations::F32, KvDtype::F16).in_chunks(log, 90));
-        let reference = run(Isa::Plain, 1);
-        for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_supported()) {
-            for threads in [1, 2, 5] {
-                assert!(run(isa, threads) == reference, "{name} on {isa:?} with {threads} threads");
+        for activations in [Activations::F32, Activations::Int8] {
+            let run = |isa, threads| bits(&rig(name, isa, threads, activations, KvDtype::F16).in_chunks(log, 90));
+            let reference = run(Isa::Plain, 1);
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.is_supported()) {
+                for threads in [1, 2, 5] {
+                    let what = format!("{name}, {activations} on {isa:?} with {threads} threads");
+                    assert!(run(isa, threads) == reference, "{what}");
+                }
             }
         }
     }

@@ -261,6 +261,16 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    fn pair_floats(pairs: Avx2Int) -> [Self; 2] {
+        unsafe {
+            let mask = _mm256_set1_epi32(!0xffff);
+            let (low, high) = (_mm256_slli_epi32::<16>(pairs.0), _mm256_slli_epi32::<16>(pairs.1));
+            let even = Avx2(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high));
+            let (low, high) = (_mm256_and_si256(pairs.0, mask), _mm256_and_si256(pairs.1, mask));
+            [even, Avx2(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))]
+        }
+    }
+    #[inline(always)]
     fn int_to_float(int: Avx2Int) -> Self {
         unsafe { Avx2(_mm256_cvtepi32_ps(int.0), _mm256_cvtepi32_ps(int.1)) }
     }

@@ -1,16 +1,17 @@
-//! Sixteen lanes in one register.
+//! Sixteen lanes in one register, with or without the instruction for pairs of bf16.
 //!
 //! SAFETY, for every block of this file: the instructions are there, because `isa::dispatch` names this type only when
 //! `Isa::is_supported` found them; loads and stores are unaligned and inside the arrays that they are given.
 #![allow(clippy::undocumented_unsafe_blocks, reason = "said once, above")]
 
-use super::{E4M3, LANES, Lanes, Real};
+use super::{E4M3, LANES, Lanes, Real, add_in_turn};
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(__m512);
+pub(crate) struct Avx512<const BF16: bool>(__m512);
 
-impl Real for Avx512 {
+impl<const BF16: bool> Real for Avx512<BF16> {
     #[inline(always)]
     fn splat(value: f32) -> Self {
         Avx512(unsafe { _mm512_set1_ps(value) })
@@ -81,8 +82,9 @@ impl Real for Avx512 {
     }
 }
 
-impl Lanes for Avx512 {
+impl<const BF16: bool> Lanes for Avx512<BF16> {
     type Int = __m512i;
+    const PAIR_WORDS: usize = if BF16 { 1 } else { 2 };
 
     #[inline(always)]
     fn load(from: &[f32; LANES]) -> Self {
@@ -185,6 +187,26 @@ impl Lanes for Avx512 {
             let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.as_ptr().cast()));
             let (low, high) = (_mm512_and_si512(words, _mm512_set1_epi32(0xff)), _mm512_srli_epi32::<8>(words));
             (Avx512(_mm512_cvtepi32_ps(low)), Avx512(_mm512_cvtepi32_ps(high)))
+        }
+    }
+    #[inline(always)]
+    fn pair_floats(pairs: __m512i) -> [Self; 2] {
+        unsafe {
+            let (even, odd) = (_mm512_slli_epi32::<16>(pairs), _mm512_and_si512(pairs, _mm512_set1_epi32(!0xffff)));
+            [Avx512(_mm512_castsi512_ps(even)), Avx512(_mm512_castsi512_ps(odd))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn add_pairs<const M: usize>(w: __m512i, x: *const u32, acc: &mut [Self; M]) {
+        unsafe {
+            if !BF16 {
+                return add_in_turn(w, x, acc);
+            }
+            let w: __m512bh = transmute(w);
+            for (m, acc) in acc.iter_mut().enumerate() {
+                let x: __m512bh = transmute(_mm512_set1_epi32(*x.add(m) as i32));
+                acc.0 = _mm512_dpbf16_ps(acc.0, w, x);
+            }
         }
     }
     #[inline(always)]

@@ -166,6 +166,11 @@ impl Lanes for Plain {
         (Plain(from.map(|word| f32::from(word as u8))), Plain(from.map(|word| f32::from((word >> 8) as u8))))
     }
     #[inline(always)]
+    fn pair_floats(pairs: PlainInt) -> [Plain; 2] {
+        let floats = |pairs: PlainInt| Plain(pairs.0.map(|bits| f32::from_bits(bits as u32)));
+        [floats(pairs.map(|pair| pair << 16)), floats(pairs.map(|pair| pair & !0xffff))]
+    }
+    #[inline(always)]
     fn int_to_float(int: PlainInt) -> Plain {
         Plain(int.0.map(|value| value as f32))
     }

@@ -400,8 +400,7 @@ fn where_all_is_forbidden_nothing_is_drawn() {
 
 #[test]
 fn every_instruction_set_draws_the_same_bits() {
-    let isas = [Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| isa.is_supported());
-    let isas: Vec<Isa> = isas.collect();
+    let isas: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.is_supported()).collect();
     let hot_edits = edits().into_iter().map(|sampling| Sampling { temperature: 0.9, top_p: 0.9, ..sampling });
     for sampling in filters().into_iter().chain(edits()).chain(hot_edits) {
         let sampling = Sampling { logprobs: Some(4), ..sampling };

@@ -8,6 +8,7 @@
 #define POSITIONS 16
 #define TILE 256
 #define TILE_BLOCKS (TILE / POSITIONS)
+#define CHUNK_TILES 16
 #define WARPS 4
 // Floats from one row of scores to the next: rows begin in different banks.
 #define SCORES_LD 264
@@ -47,29 +48,32 @@ KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_d
     const u32 block = slots[row] / POSITIONS, slot = slots[row] % POSITIONS;
     bf16* page = kv + ((u64)block * heads.n_kv_heads + kv_head) * 2 * POSITIONS * n;
     for (u32 i = threadIdx.x; i < n; i += 32) {
-        bf16* to = is_value ? page + POSITIONS * n + i * POSITIONS + slot : page + slot * n + i;
+        bf16* to = is_value ? page + POSITIONS * n + i * POSITIONS + slot : page + slot * n + by_lane(i);
         *to = narrow(i < heads.head_dim ? head[i] : 0.0f);
     }
 }
 
-// ---- what the tiles before have come to ---------------------------------------------------------------------------
+// ---- what the tiles of a chunk before have come to, or the chunks of a row -----------------------------------------
 
 struct Merge {
     float largest, sum, keep, take;
 };
 
-// acc becomes acc * keep + tile * take. A tile that is not seen, and the first that is, change no bit of the rest.
-DEVICE Merge merge_tile(float largest, float sum, float tile_largest, float tile_sum) {
-    if (tile_largest == minus_infinity()) {
+// acc becomes acc * keep + next * take. A part that is not seen, and the first that is, change no number of the rest.
+DEVICE Merge merge_parts(float largest, float sum, float next_largest, float next_sum) {
+    if (next_largest == minus_infinity()) {
         return {largest, sum, 1.0f, 0.0f};
     }
     if (largest == minus_infinity()) {
-        return {tile_largest, tile_sum, 0.0f, 1.0f};
+        return {next_largest, next_sum, 0.0f, 1.0f};
     }
-    float both = larger(largest, tile_largest);
-    float keep = exp_of(largest - both), take = exp_of(tile_largest - both);
-    return {both, fmaf(sum, keep, tile_sum * take), keep, take};
+    float both = larger(largest, next_largest);
+    float keep = exp_of(largest - both), take = exp_of(next_largest - both);
+    return {both, fmaf(sum, keep, next_sum * take), keep, take};
 }
+
+// What a row sees has come to this. A part that it does not see may have made a zero positive, so all are.
+DEVICE float weighted(float acc, float sum) { return acc / sum + 0.0f; }
 
 // ---- a block's queries and its room ---------------------------------------------------------------------------------
 
@@ -77,10 +81,11 @@ template <int D, int QUERIES>
 struct Room {
     // Words from one query to the next; 64 bytes more than a head, so that two rows meet no bank twice.
     static constexpr u32 QUERY_WORDS = D / 2 + 16;
-    u32* queries;   // [QUERIES, QUERY_WORDS] of two bf16
+    u32* queries;   // [QUERIES, QUERY_WORDS] of two bf16, each row by lane, as those of K
     float* scores;  // [QUERIES, SCORES_LD], then as many bf16 of e^score in the same rows
     u32 *first, *end, *place;  // positions [first, end) are seen; place = row * n_heads + head
-    float *largest, *sum, *keep, *take;
+    float *largest, *sum, *row_largest, *row_sum;  // of the chunk so far, and of the chunks before
+    float *keep, *take;
 
     DEVICE_MEMBER explicit Room(u8* bytes) {
         queries = (u32*)bytes;
@@ -90,7 +95,9 @@ struct Room {
         place = end + QUERIES;
         largest = (float*)(place + QUERIES);
         sum = largest + QUERIES;
-        keep = sum + QUERIES;
+        row_largest = sum + QUERIES;
+        row_sum = row_largest + QUERIES;
+        keep = row_sum + QUERIES;
         take = keep + QUERIES;
     }
 };
@@ -129,8 +136,8 @@ DEVICE void load_queries(const Room<D, QUERIES>& room, const float* qkv, const H
         room.end[i] = is ? end : 0;
         room.first[i] = is && heads.window ? minus(end, heads.window) : 0;
         room.place[i] = is ? (work.row + row) * heads.n_heads + work.head + i % work.n_heads : 0;
-        room.largest[i] = minus_infinity();
-        room.sum[i] = 0.0f;
+        room.largest[i] = room.row_largest[i] = minus_infinity();
+        room.sum[i] = room.row_sum[i] = 0.0f;
     }
     for (u32 i = threadIdx.x; i < QUERIES * D / 2; i += WARPS * 32) {
         u32 query = i / (D / 2), at = i % (D / 2) * 2;
@@ -140,7 +147,7 @@ DEVICE void load_queries(const Room<D, QUERIES>& room, const float* qkv, const H
             const float* from = qkv + (u64)row * qkv_cols(heads) + head * heads.head_dim + at;
             pair = pack_bf16(from[0], from[1]);
         }
-        room.queries[query * Room<D, QUERIES>::QUERY_WORDS + at / 2] = pair;
+        room.queries[query * Room<D, QUERIES>::QUERY_WORDS + by_lane(at) / 2] = pair;
     }
     __syncthreads();
 }
@@ -223,7 +230,7 @@ DEVICE void weigh_tile(const Room<D, QUERIES>& room, u32 tile) {
         if (lane == 0) {
             Merge merge = {largest, sum, 0.0f, 1.0f};
             if (!IS_SPLIT) {
-                merge = merge_tile(room.largest[q], room.sum[q], largest, sum);
+                merge = merge_parts(room.largest[q], room.sum[q], largest, sum);
             }
             room.largest[q] = merge.largest;
             room.sum[q] = merge.sum;
@@ -293,8 +300,41 @@ DEVICE Place place_of(u32 i) {
     return {i / (4 * n) * 16 + g + i % 4 / 2 * 8, warp * (D / 4) + i / 4 % n * 8 + 2 * t + i % 2};
 }
 
+// The chunk that has ended is added to those before: acc becomes their sum, or zero where another chunk follows. Until
+// then the sum waits in qkv in place of the query, which has been read: a third accumulator finds no registers.
 template <int D, int QUERIES>
-DEVICE void attend(const float* qkv, const bf16* kv, const HeadShape& heads, const AttendItem* items, const u32* blocks,
+DEVICE void merge_chunk(const Room<D, QUERIES>& room, float* qkv, const HeadShape& heads, const Work& work,
+                        bool is_first, bool is_last, float (&acc)[QUERIES / 16][D / 32][4]) {
+    const u32 ND = D / 32, q = threadIdx.x;
+    if (q < QUERIES) {
+        Merge merge = merge_parts(room.row_largest[q], room.row_sum[q], room.largest[q], room.sum[q]);
+        room.row_largest[q] = merge.largest;
+        room.row_sum[q] = merge.sum;
+        room.keep[q] = merge.keep;
+        room.take[q] = merge.take;
+        room.largest[q] = minus_infinity();
+        room.sum[q] = 0.0f;
+    }
+    __syncthreads();
+    UNROLL
+    for (u32 i = 0; i < QUERIES / 16 * ND * 4; i++) {
+        Place place = place_of<D>(i);
+        float& sum = acc[i / (4 * ND)][i / 4 % ND][i % 4];
+        if (place.query < work.n_queries && place.at < heads.head_dim) {
+            const u32 row = room.place[place.query] / heads.n_heads, head = room.place[place.query] % heads.n_heads;
+            float* waiting = qkv + (u64)row * qkv_cols(heads) + head * heads.head_dim + place.at;
+            float before = is_first ? 0.0f : *waiting;
+            sum = fmaf(before, room.keep[place.query], sum * room.take[place.query]);
+            if (!is_last) {
+                *waiting = sum;
+                sum = 0.0f;
+            }
+        }
+    }
+}
+
+template <int D, int QUERIES>
+DEVICE void attend(float* qkv, const bf16* kv, const HeadShape& heads, const AttendItem* items, const u32* blocks,
                    bf16* out) {
     SHARED_DYNAMIC(bytes);
     const u32 QT = QUERIES / 16, ND = D / 32;
@@ -305,8 +345,9 @@ DEVICE void attend(const float* qkv, const bf16* kv, const HeadShape& heads, con
         return;
     }
     load_queries(room, qkv, heads, work, item.position);
+    const u32 tile_first = work.seen_first / TILE, tile_end = ceil_div(work.seen_end, TILE);
     float acc[QT][ND][4] = {};
-    for (u32 tile = work.seen_first / TILE; tile * TILE < work.seen_end; tile++) {
+    for (u32 tile = tile_first; tile < tile_end; tile++) {
         score_tile(room, kv, heads, work, tile);
         __syncthreads();
         weigh_tile<D, QUERIES, false>(room, tile);
@@ -320,14 +361,18 @@ DEVICE void attend(const float* qkv, const bf16* kv, const HeadShape& heads, con
             sum = fmaf(sum, room.keep[query], now[i / (4 * ND)][i / 4 % ND][i % 4] * room.take[query]);
         }
         __syncthreads();
+        const bool is_last = tile + 1 == tile_end;
+        if (is_last || (tile + 1) % CHUNK_TILES == 0) {
+            merge_chunk(room, qkv, heads, work, tile / CHUNK_TILES == tile_first / CHUNK_TILES, is_last, acc);
+        }
     }
     UNROLL
     for (u32 i = 0; i < QT * ND * 4; i += 2) {
         Place place = place_of<D>(i);
         if (place.query < work.n_queries) {
             const float(&sums)[4] = acc[i / (4 * ND)][i / 4 % ND];
-            float sum = room.sum[place.query];
-            put_pair(out, heads, room.place[place.query], place.at, sums[i % 4] / sum, sums[i % 4 + 1] / sum);
+            float sum = room.row_sum[place.query], low = weighted(sums[i % 4], sum);
+            put_pair(out, heads, room.place[place.query], place.at, low, weighted(sums[i % 4 + 1], sum));
         }
     }
 }
@@ -382,30 +427,47 @@ DEFINE_ATTEND(192, 16) DEFINE_ATTEND(192, 32) DEFINE_SPLIT(192)
 DEFINE_ATTEND(224, 16) DEFINE_ATTEND(224, 32) DEFINE_SPLIT(224)
 DEFINE_ATTEND(256, 16) DEFINE_ATTEND(256, 32) DEFINE_SPLIT(256)
 
-// A lane has pairs of elements 2 * lane, 2 * lane + 64, ..
-KERNEL(32) attend_merge(const float* partial, HeadShape heads, const u32* positions, u32 tile_first, u32 n_tiles,
-                        bf16* out) {
-    const u32 PAIRS = 4, row = blockIdx.x, n = padded(heads.head_dim);
-    const u32 place = row * heads.n_heads + blockIdx.y, end = positions[row] + 1;
-    const u32 first = heads.window ? minus(end, heads.window) : 0;
-    float acc[PAIRS][2] = {}, largest = minus_infinity(), sum = 0.0f;
-    for (u32 tile = first / TILE; tile * TILE < end; tile++) {
-        const float* from = partial + ((u64)place * n_tiles + tile - tile_first) * (n + 2);
-        Merge merge = merge_tile(largest, sum, from[0], from[1]);
+// What some parts of a row have come to: a lane has pairs of elements 2 * lane, 2 * lane + 64, ..
+struct Merged {
+    static constexpr u32 PAIRS = 4;
+    float largest, sum, acc[PAIRS * 2];
+
+    DEVICE_MEMBER Merged() : largest(minus_infinity()), sum(0.0f), acc() {}
+
+    // Which element of the head number i of the lane is.
+    static DEVICE_MEMBER u32 at(u32 i) { return i / 2 * 64 + threadIdx.x * 2 + i % 2; }
+
+    // Merges the part that comes next; `number(i)` is the lane's number i of it.
+    template <class Number>
+    DEVICE_MEMBER void merge(float next_largest, float next_sum, Number number) {
+        Merge merge = merge_parts(largest, sum, next_largest, next_sum);
         largest = merge.largest;
         sum = merge.sum;
         UNROLL
         for (u32 i = 0; i < PAIRS * 2; i++) {
-            u32 at = i / 2 * 64 + threadIdx.x * 2 + i % 2;
-            float now = at < n ? from[2 + at] : 0.0f;
-            acc[i / 2][i % 2] = fmaf(acc[i / 2][i % 2], merge.keep, now * merge.take);
+            acc[i] = fmaf(acc[i], merge.keep, number(i) * merge.take);
+        }
+    }
+};
+
+KERNEL(32) attend_merge(const float* partial, HeadShape heads, const u32* positions, u32 tile_first, u32 n_tiles,
+                        bf16* out) {
+    const u32 row = blockIdx.x, n = padded(heads.head_dim);
+    const u32 place = row * heads.n_heads + blockIdx.y, end = positions[row] + 1;
+    const u32 first = heads.window ? minus(end, heads.window) : 0, tile_end = ceil_div(end, TILE);
+    Merged all, chunk;
+    for (u32 tile = first / TILE; tile < tile_end; tile++) {
+        const float* from = partial + ((u64)place * n_tiles + tile - tile_first) * (n + 2);
+        chunk.merge(from[0], from[1], [=](u32 i) { return Merged::at(i) < n ? from[2 + Merged::at(i)] : 0.0f; });
+        if (tile + 1 == tile_end || (tile + 1) % CHUNK_TILES == 0) {
+            all.merge(chunk.largest, chunk.sum, [&](u32 i) { return chunk.acc[i]; });
+            chunk = Merged();
         }
     }
     UNROLL
-    for (u32 i = 0; i < PAIRS; i++) {
-        u32 at = i * 64 + threadIdx.x * 2;
-        if (at < n) {
-            put_pair(out, heads, place, at, acc[i][0] / sum, acc[i][1] / sum);
+    for (u32 i = 0; i < Merged::PAIRS * 2; i += 2) {
+        if (Merged::at(i) < n) {
+            put_pair(out, heads, place, Merged::at(i), weighted(all.acc[i], all.sum), weighted(all.acc[i + 1], all.sum));
         }
     }
 }

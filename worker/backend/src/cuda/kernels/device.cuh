@@ -123,6 +123,11 @@ DEVICE void multiply_tiles(float (&acc)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 
 #endif
 }
 
+// Where element i stands in a row that lanes read by sixteen bytes: of each 32 elements lane t finds 4t .. 4t + 3 of
+// both steps of sixteen side by side. In `multiply_tiles` the first two of a step are columns 2t and 2t + 1, the others
+// 2t + 8 and 2t + 9: which of the sixteen stands in which column is free, as long as both operands agree.
+DEVICE u32 by_lane(u32 i) { return i / 32 * 32 + i / 4 % 4 * 8 + i / 16 % 2 * 4 + i % 4; }
+
 // Begins to copy 16 bytes to shared memory. They are there after `copies_arrived` of their group, and a barrier.
 DEVICE void copy_async(void* shared, const void* global) {
 #ifdef EMULATOR
@@ -171,6 +176,16 @@ DEVICE Words2 load_once(const Words2* from) {
 #else
     Words2 x;
     asm("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(x.w[0]), "=r"(x.w[1]) : "l"(from));
+    return x;
+#endif
+}
+
+DEVICE u32 load_once(const u32* from) {
+#ifdef EMULATOR
+    return *from;
+#else
+    u32 x;
+    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(x) : "l"(from));
     return x;
 #endif
 }

@@ -10,18 +10,26 @@
 //             form an argument has where both are taken. Products are f32, and so is the residual stream; what feeds a
 //             product is bf16, rounded to the nearest, ties to even.
 //
+// STEPS       What tensor cores multiply advances in steps of 16 elements that lie side by side, ascending. One
+//             accumulator in f32 takes the sixteen products of a step at once, in an inner order that is the
+//             hardware's; the emulator adds one by one: 4t, 4t + 1 for t = 0..4, and then 4t + 2, 4t + 3 for t = 0..4.
+//             Where rows are stored for this, they are `by_lane`: element e of 32 is at e / 4 % 4 * 8 + e / 16 * 4 +
+//             e % 4, so that a lane finds its part of two steps side by side.
+//
 // WEIGHTS     A matrix [n_out, k] is cut in tiles of 16 outputs, and k in groups of 32; both are padded with zeros (a
 //             digit of 0 with a scale and a minimum of 0). n_groups = padded(k) / 32. `digits` is, tile after tile and
-//             group after group, for row r of the tile and element e of the group, lane = r % 8 * 4 + e / 8, h = r / 8:
-//               bf16       1024 bytes  [h][lane][e % 8] of bf16: rows of 32 elements, as in the matrix
-//               plain                  of bf16 too, rows of the whole padded k, one after another: for a library
-//               w8, w8h     512 bytes  [lane][h][e % 8] of u8
-//               w4, w4h     256 bytes  [lane][h] of u32, whose nibble j is element e % 8 = j
-//               f8          512 bytes  [lane][h][e % 8] of u8, each a float: sign, 4 bits of exponent, 3 of fraction
-//               f8plain                of these, rows of the whole padded k, one after another: for a library
+//             group after group, for row r of the tile and the element at place p by lane, lane = r % 8 * 4 + p / 8,
+//             h = r / 8:
+//               bf16       1024 bytes  [h][lane][p % 8] of bf16: rows of 32 elements, by lane
+//               plain                  of bf16 too, rows of the whole padded k as in the matrix, one after another: for
+//                                      a library
+//               w8, w8h     512 bytes  [lane][h][p % 8] of u8
+//               w4, w4h     256 bytes  [lane][h] of u32, whose nibble p % 8 is the element
+//               f8          512 bytes  [lane][h][p % 8] of u8, each a float: sign, 4 bits of exponent, 3 of fraction
+//               f8plain                of these, rows of the whole padded k as in the matrix: for a library
 //             `scales` (none for bf16 and plain) is, tile after tile and group after group, pairs of f16 (scale, minimum):
 //               w8, w4       64 bytes  [r % 8][h] one pair for the 32 elements
-//               w8h, w4h    128 bytes  [e / 16][r % 8][h] one pair for each 16
+//               w8h, w4h    128 bytes  [r % 8][e / 16][h] one pair for each 16
 //               f8, f8plain  64 bytes  [r % 8][h] no pair but one f32 for the 32 elements
 //             weight = bf16(fmaf(scale, digit, minimum)): the one number that stands for it wherever it is used.
 //             Of f8 it is bf16(float * scale), the product rounded to f32 first. No digit is a NaN: where the file has
@@ -30,18 +38,16 @@
 //
 // PRODUCTS    K is cut in at most PIECES_MAX pieces at multiples of 32 (`Pieces`): the owned leaves of a row-parallel
 //             matrix; of any other 4 strands, piece i ending at group (i + 1) * n_groups / 4 (fewer if there are fewer
-//             groups: then n = n_groups). Within a piece: one accumulator in f32 from 0, a step for each 16 elements,
-//             two for each group: step s takes, for t = 0..4 in this order, elements 8t + 4s and 8t + 4s + 1, and then
-//             for t = 0..4 elements 8t + 4s + 2 and 8t + 4s + 3. (On the tensor cores the sixteen products of a step
-//             and the accumulator are one sum, whose inner order is the hardware's; the emulator adds one by one.)
-//             Pieces are added by the tree of `types::leaves`. How many rows there are, and which kernel computes them,
-//             does not enter.
-// ATTENTION   Tiles of 256 positions from 0. score = q . k in bf16 on the tensor cores, steps as above along head_dim;
-//             times scale; softly capped; -inf where a row does not see. p = bf16(exp(score - largest of the tile));
-//             sum of p in 16 lanes (lane = position % 16, ascending) and one tree (halves onto halves); p . v in
-//             steps of 16 positions, ascending, with 4t, 4t + 1 for t = 0..4 and then 4t + 2, 4t + 3. Tiles merge in
-//             ascending order: largest = max, acc = fmaf(acc, keep, tile * take); out = acc / sum. A tile that a row
-//             does not see changes nothing. Split or not, decode or prefill: the same bits.
+//             groups: then n = n_groups). Within a piece: one accumulator from 0, step by step. Leaves are added by the
+//             tree of `types::leaves`, strands from the left: ((0 + 1) + 2) + 3. How many rows there are, and which
+//             kernel computes them, does not enter.
+// ATTENTION   Tiles of 256 positions from 0, chunks of 16 tiles. score = q . k in bf16 on the tensor cores, step
+//             by step along head_dim; times scale; softly capped; -inf where a row does not see. p = bf16(exp(score -
+//             largest of the tile)); sum of p in 16 lanes (lane = position % 16, ascending) and one tree (halves onto
+//             halves); p . v in steps of 16 positions. Tiles merge in ascending order into their chunk, chunks in
+//             ascending order into the row: largest = max, acc = fmaf(acc, keep, next * take), where keep and take are
+//             exp of what acc's largest and the next one's are below the new largest; out = acc / sum + 0. A tile or
+//             chunk that a row does not see changes nothing. Split or not, decode or prefill: the same bits.
 // FUNCTIONS   exp, ln, tanh, silu, gelu, soft cap and the reductions over a row are the CPU's, operation for operation,
 //             so pointwise results in f32 are the CPU's bits.
 #pragma once
@@ -254,7 +260,7 @@ KERNEL(256) sum_one_shot(float* planes, u64 stride, u32 n, BY_VALUE OneShot rank
 
 // ---- attention (attention.cu) -------------------------------------------------------------------------------------
 // kv: bf16, of one layer: [n_blocks][n_kv_heads][K: [16 positions][D] | V: [D][16 positions]], D = padded(head_dim).
-// The host zeroes it once. Query heads, KV heads and `first` as in `backend::Heads`.
+// Each row of K is by lane. The host zeroes it once. Query heads, KV heads and `first` as in `backend::Heads`.
 
 // Turns Q and K of qkv (f32 [n_rows, (n_heads + 2 n_kv_heads) * head_dim]) in place, where `cos` is not null, and
 // stores K and V. slots[row] = block * 16 + position % 16, or NO_SLOT: the row is nobody's. cos, sin: f32
@@ -267,15 +273,15 @@ KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_d
 // attend_d{D}_q{QUERIES}: D = padded(head_dim) of 32, 64, 96, 128, 160, 192, 224, 256; QUERIES 16 for all (few rows),
 // and 64 up to D = 128, 32 beyond (many rows). A block of threads takes an item's rows for a KV head and walks all
 // tiles. grid (n_items, n_kv_heads * ceil(per_kv / QUERIES)), block 128, dynamic shared memory
-// ATTEND_SMEM(D, QUERIES), which may be over 48 KiB (88 KiB for d128_q64: ask the driver for it).
-// out: bf16 rows of n_heads * head_dim
+// ATTEND_SMEM(D, QUERIES), which may be over 48 KiB (89 KiB for d128_q64: ask the driver for it).
+// out: bf16 rows of n_heads * head_dim. Q of qkv is lost: a block that sees several chunks keeps their sum in its place
 //
 // attend_split_d{D}_q16: a block takes one tile, counted from `tile_first`: grid z = n of tiles at most. It writes
 // partial[((row * n_heads + head) * n_tiles + tile) * (D + 2)]: largest, sum, acc[D], f32, of tiles that the row sees;
-// then attend_merge: grid (n_rows, n_heads), block 32.
-#define ATTEND_SMEM(D, QUERIES) ((QUERIES) * ((D) * 2 + 64) + (QUERIES) * 264 * 4 + (QUERIES) * 7 * 4)
+// then attend_merge merges them: grid (n_rows, n_heads), block 32.
+#define ATTEND_SMEM(D, QUERIES) ((QUERIES) * ((D) * 2 + 64) + (QUERIES) * 264 * 4 + (QUERIES) * 9 * 4)
 #define ATTEND(name)                                                                                                \
-    KERNEL_SHARING(128, 2) name(const float* qkv, const bf16* kv, HeadShape heads, const AttendItem* items,         \
+    KERNEL_SHARING(128, 2) name(float* qkv, const bf16* kv, HeadShape heads, const AttendItem* items,               \
                                 const u32* blocks, bf16* out)
 #define ATTEND_SPLIT(name)                                                                                          \
     KERNEL_SHARING(128, 4) name(const float* qkv, const bf16* kv, HeadShape heads, const AttendItem* items,         \

@@ -27,9 +27,17 @@ struct Stack {
     }
 };
 
-DEVICE void multiply_group(float (&acc)[4], const Fragment& w, const Words4& x) {
-    multiply_tiles(acc, w.a[0][0], w.a[0][1], w.a[0][2], w.a[0][3], x.w[0], x.w[1]);
-    multiply_tiles(acc, w.a[1][0], w.a[1][1], w.a[1][2], w.a[1][3], x.w[2], x.w[3]);
+// Of a row: what a lane takes of each step of sixteen, which lies where it is in the row.
+struct Group {
+    Words2 steps[2];
+};
+
+DEVICE void multiply_group(float (&acc)[4], const Fragment& w, const Group& x) {
+    UNROLL
+    for (int step = 0; step < 2; step++) {
+        const u32(&a)[4] = w.a[step];
+        multiply_tiles(acc, a[0], a[1], a[2], a[3], x.steps[step].w[0], x.steps[step].w[1]);
+    }
 }
 
 // ---- few rows: a warp for each piece of a tile -------------------------------------------------------------------
@@ -52,24 +60,25 @@ DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& r
     // Groups that are asked for at once.
     const int AHEAD = NR > 2 ? 2 : 4;
     const u32 lane = threadIdx.x % 32;
-    const Words4* x[NR];
+    const Words2* x[NR];
     UNROLL
     for (int n = 0; n < NR; n++) {
         // What is computed of rows that do not exist is not written.
         u32 row = min_of(row_first + n * 8 + lane / 4, rows.n_rows - 1);
         u32 from = rows.order ? rows.order[row] / rows.n_used : row;
-        x[n] = (const Words4*)(rows.x + (u64)from * n_groups * 32) + lane % 4;
+        x[n] = (const Words2*)(rows.x + (u64)from * n_groups * 32) + lane % 4;
     }
     for (u32 group = begin; group < end; group += AHEAD) {
         typename Kind::Raw raw[AHEAD];
-        Words4 right[AHEAD][NR];
+        Group right[AHEAD][NR];
         UNROLL
         for (int i = 0; i < AHEAD; i++) {
             if (group + i < end) {
                 raw[i] = Kind::fetch(digits, scales, (u64)tile * n_groups, group + i, n_groups, lane);
                 UNROLL
                 for (int n = 0; n < NR; n++) {
-                    right[i][n] = x[n][(group + i) * 4];
+                    const Words2* of_group = x[n] + (group + i) * 8;
+                    right[i][n] = {{of_group[0], of_group[4]}};
                 }
             }
         }
@@ -86,7 +95,7 @@ DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& r
     }
 }
 
-// The tree over the pieces of one output of one row, each piece's sum `stride` floats after the last.
+// Adds the pieces of one output of one row, each piece's sum `stride` floats after the last.
 DEVICE void fold_pieces(const float* sums, u32 stride, const Pieces& pieces, float* out, u64 plane) {
     Stack<1> stack = {};
     for (u32 piece = 0; piece < pieces.n; piece++) {
@@ -139,20 +148,27 @@ DEVICE void few_rows(const void* digits, const void* scales, const Rows& rows, c
 #define STAGES 4
 #define TILE_ROWS 64
 
-// Asks for one group of all rows of the block: 16 bytes for each thread.
+// Where a step of a group lies in a row of a stage: in every other pair of rows the two steps have changed places, so
+// that four rows of a step, which are read at once, meet no bank twice.
+DEVICE u32 place_in_stage(u32 row, u32 step) { return step ^ (row / 2 % 2); }
+
+// Asks for one group of all rows of the block: 16 bytes, half a step, for each thread.
 DEVICE void copy_group(Words4* stage, const bf16* x, u32 row_first, u32 n_rows, u32 n_groups, u32 group) {
-    u32 row = min_of(row_first + threadIdx.x / 4, n_rows - 1);
-    copy_async(stage + threadIdx.x, (const Words4*)(x + (u64)row * n_groups * 32) + group * 4 + threadIdx.x % 4);
+    const u32 in_stage = threadIdx.x / 4, step = threadIdx.x % 4 / 2, half = threadIdx.x % 2;
+    u32 row = min_of(row_first + in_stage, n_rows - 1);
+    copy_async(stage + in_stage * 4 + place_in_stage(in_stage, step) * 2 + half,
+               (const Words4*)(x + (u64)row * n_groups * 32) + group * 4 + threadIdx.x % 4);
 }
 
 // acc[tile][8 rows][..]; the warp's four times eight rows begin at `x` in shared memory.
 template <class Kind>
 DEVICE void multiply_stage(const typename Kind::Raw (&raw)[2], const Words4* x, float (&acc)[32]) {
-    const u32 lane = threadIdx.x % 32;
-    Words4 right[4];
+    const u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    Group right[4];
     UNROLL
-    for (int n = 0; n < 4; n++) {
-        right[n] = x[n * 32 + lane];
+    for (int i = 0; i < 8; i++) {
+        u32 row = i / 2 * 8 + g, step = i % 2;
+        right[i / 2].steps[step] = ((const Words2*)x)[row * 8 + place_in_stage(row, step) * 4 + t];
     }
     UNROLL
     for (int m = 0; m < 2; m++) {

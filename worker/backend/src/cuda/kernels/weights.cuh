@@ -36,17 +36,21 @@ struct KindBf16 {
     }
 
     static DEVICE_MEMBER bf16 one(const void* digits, const void*, u64 first, u32 group, u32, u32 row, u32 element) {
-        return ((const bf16*)digits)[(first + group) * 512 + row * 32 + element];
+        return ((const bf16*)digits)[(first + group) * 512 + row * 32 + by_lane(element)];
     }
 };
 
 // Rows as they are in the matrix: a library reads them too.
 struct KindPlain : KindBf16 {
     static DEVICE_MEMBER Raw fetch(const void* digits, const void*, u64 first, u32 group, u32 n_groups, u32 lane) {
-        const Words4* from = (const Words4*)digits + (first * 16 + lane / 4 * n_groups + group) * 4 + lane % 4;
+        const Words2* from = (const Words2*)digits + (first * 16 + lane / 4 * n_groups + group) * 8 + lane % 4;
         Raw raw;
-        raw.rows[0] = load_once(from);
-        raw.rows[1] = load_once(from + n_groups * 32);
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            Words2 of_step = load_once(from + i / 2 * (n_groups * 64) + i % 2 * 4);
+            raw.rows[i / 2].w[i % 2 * 2] = of_step.w[0];
+            raw.rows[i / 2].w[i % 2 * 2 + 1] = of_step.w[1];
+        }
         return raw;
     }
 
@@ -75,13 +79,29 @@ struct KindQuantized {
     struct Digits {
         u32 rows[2][WORDS];
     };
+    // Of a row and of the one eight below it; where each step of sixteen has a scale, those of the second step follow.
+    struct Scales {
+        u32 w[HALVES ? 4 : 2];
+    };
     struct Raw {
         Digits digits;
-        Words2 scales;
+        Scales scales;
     };
 
-    static DEVICE_MEMBER u64 scale_at(u64 at, u32 row, u32 half) {
-        return HALVES ? (at * 2 + half) * 8 + row : at * 8 + row;
+    static DEVICE_MEMBER Scales fetch_scales(const void* scales, u64 at) {
+        Scales out;
+        if constexpr (HALVES) {
+            Words4 words = load_once((const Words4*)scales + at);
+            UNROLL
+            for (int i = 0; i < 4; i++) {
+                out.w[i] = words.w[i];
+            }
+        } else {
+            Words2 words = load_once((const Words2*)scales + at);
+            out.w[0] = words.w[0];
+            out.w[1] = words.w[1];
+        }
+        return out;
     }
 
     static DEVICE_MEMBER Raw fetch(const void* digits, const void* scales, u64 first, u32 group, u32, u32 lane) {
@@ -98,7 +118,7 @@ struct KindQuantized {
             raw.digits.rows[0][0] = words.w[0];
             raw.digits.rows[1][0] = words.w[1];
         }
-        raw.scales = load_once((const Words2*)scales + scale_at(at, lane / 4, lane % 4 / 2));
+        raw.scales = fetch_scales(scales, at * 8 + lane / 4);
         return raw;
     }
 
@@ -110,9 +130,9 @@ struct KindQuantized {
         Fragment out;
         UNROLL
         for (int row = 0; row < 2; row++) {
-            Scale scale(raw.scales.w[row]);
             UNROLL
             for (int i = 0; i < 4; i++) {
+                Scale scale(raw.scales.w[HALVES ? i / 2 * 2 + row : row]);
                 float low = scale.of(digit(raw.digits.rows[row], 2 * i));
                 float high = scale.of(digit(raw.digits.rows[row], 2 * i + 1));
                 out.a[i / 2][row + i % 2 * 2] = pack_bf16(low, high);
@@ -124,10 +144,10 @@ struct KindQuantized {
     static DEVICE_MEMBER bf16 one(const void* digits, const void* scales, u64 first, u32 group, u32, u32 row,
                                   u32 element) {
         const u64 at = first + group;
-        u32 lane = row % 8 * 4 + element / 8, h = row / 8;
-        const u8* byte = (const u8*)digits + ((at * 32 + lane) * 2 + h) * BITS + element % 8 * BITS / 8;
-        u32 digit = *byte >> (element % 8 * BITS % 8) & ((1u << BITS) - 1);
-        Scale scale(((const Words2*)scales)[scale_at(at, row % 8, element / 16)].w[h]);
+        u32 place = by_lane(element), lane = row % 8 * 4 + place / 8, h = row / 8;
+        const u8* byte = (const u8*)digits + ((at * 32 + lane) * 2 + h) * BITS + place % 8 * BITS / 8;
+        u32 digit = *byte >> (place % 8 * BITS % 8) & ((1u << BITS) - 1);
+        Scale scale(((const Scales*)scales)[at * 8 + row % 8].w[HALVES ? element / 16 * 2 + h : h]);
         return narrow(scale.of(digit));
     }
 };
@@ -166,9 +186,11 @@ struct KindFloat8 {
         const u64 at = first + group;
         Raw raw;
         if (PLAIN) {
-            const Words2* from = (const Words2*)digits + (first * 16 + lane / 4 * n_groups + group) * 4 + lane % 4;
-            raw.rows[0] = load_once(from);
-            raw.rows[1] = load_once(from + n_groups * 32);
+            const u32* from = (const u32*)digits + (first * 16 + lane / 4 * n_groups + group) * 8 + lane % 4;
+            UNROLL
+            for (int i = 0; i < 4; i++) {
+                raw.rows[i / 2].w[i % 2] = load_once(from + i / 2 * (n_groups * 64) + i % 2 * 4);
+            }
         } else {
             Words4 words = load_once((const Words4*)digits + at * 32 + lane);
             UNROLL
@@ -197,7 +219,8 @@ struct KindFloat8 {
     static DEVICE_MEMBER bf16 one(const void* digits, const void* scales, u64 first, u32 group, u32 n_groups, u32 row,
                                   u32 element) {
         const u64 at = first + group;
-        u64 in_tile = ((at * 32 + row % 8 * 4 + element / 8) * 2 + row / 8) * 8 + element % 8;
+        u32 place = by_lane(element);
+        u64 in_tile = ((at * 32 + row % 8 * 4 + place / 8) * 2 + row / 8) * 8 + place % 8;
         u64 in_rows = (first * 16 + row * n_groups + group) * 32 + element;
         float scale = ((const float*)scales)[at * 16 + row % 8 * 2 + row / 8];
         return narrow(widen_f8(((const u8*)digits)[PLAIN ? in_rows : in_tile]) * scale);

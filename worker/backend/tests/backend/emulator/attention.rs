@@ -2,7 +2,8 @@
 //! whatever other sequences and other blocks hold.
 
 use super::device::{Launch, Memory, ORDERS, bf16_rows, rounded};
-use super::functions::{exp, soft_cap};
+use super::functions::{STEP, dot, exp, soft_cap};
+use super::linear::by_lane;
 use super::pointwise::HeadShape;
 use crate::arguments;
 use crate::numbers::{Rng, assert_bits, cpu, filled};
@@ -13,7 +14,8 @@ use types::{Activations, BlockId, KvDtype, KvLayout, Want};
 
 const POSITIONS: usize = 16;
 const TILE: usize = 256;
-const N_BLOCKS: usize = 64;
+const CHUNK_TILES: usize = 16;
+const CHUNK: usize = CHUNK_TILES * TILE;
 /// A NaN, for memory that nobody has written.
 const GARBAGE: u16 = 0x7fc1;
 
@@ -40,17 +42,62 @@ type Step = [(usize, Range<usize>)];
 struct Case {
     heads: Heads,
     sequences: Vec<Sequence>,
+    n_blocks: usize,
+}
+
+/// What some positions have come to: the largest score, the sum of weights, and the weighted values.
+struct Part {
+    largest: f32,
+    sum: f32,
+    acc: Vec<f32>,
+}
+
+impl Part {
+    fn none(head_dim: usize) -> Part {
+        Part { largest: f32::NEG_INFINITY, sum: 0.0, acc: vec![0.0; head_dim] }
+    }
+
+    /// Followed by another part, which is seen.
+    fn then(self, next: &Part) -> Part {
+        let largest = if self.largest > next.largest { self.largest } else { next.largest };
+        let is_first = self.largest == f32::NEG_INFINITY;
+        let (keep, take) =
+            if is_first { (0.0, 1.0) } else { (exp(self.largest - largest), exp(next.largest - largest)) };
+        let acc = self.acc.iter().zip(&next.acc).map(|(acc, next)| acc.mul_add(keep, next * take)).collect();
+        Part { largest, sum: self.sum.mul_add(keep, next.sum * take), acc }
+    }
 }
 
 impl Case {
     fn new(seed: u64, heads: Heads, lengths: &[usize]) -> Case {
         let rng = &mut Rng(seed);
-        let mut free: Vec<u32> = (0..N_BLOCKS as u32).collect();
+        // Some blocks are nobody's.
+        let n_blocks = lengths.iter().map(|n| n.div_ceil(POSITIONS)).sum::<usize>() + 8;
+        let mut free: Vec<u32> = (0..n_blocks as u32).collect();
         let sequence = |n: &usize| Sequence {
             qkv: rng.floats(n * heads.qkv_cols()).iter().map(|x| x * 2.0).collect(),
             blocks: (0..n.div_ceil(POSITIONS)).map(|_| free.swap_remove(rng.below(free.len()))).collect(),
         };
-        Case { heads, sequences: lengths.iter().map(sequence).collect() }
+        Case { heads, sequences: lengths.iter().map(sequence).collect(), n_blocks }
+    }
+
+    /// A sequence of two chunks and a little more, of which the first half of a head comes to nothing: the second chunk
+    /// has the keys of the first with the opposite values. Tiles merged in any other way leave what they rounded.
+    fn cancelling(seed: u64, heads: Heads) -> Case {
+        let mut case = Case::new(seed, heads, &[2 * CHUNK + 20]);
+        let (cols, dim) = (heads.qkv_cols(), heads.head_dim);
+        let (keys, values) = (heads.n_heads * dim, (heads.n_heads + heads.n_kv_heads) * dim);
+        let qkv = &mut case.sequences[0].qkv;
+        for position in 0..CHUNK {
+            let (from, to) = (position * cols, (position + CHUNK) * cols);
+            qkv.copy_within(from + keys..from + values, to + keys);
+            let is_first_half = |column: &usize| column % dim < dim / 2;
+            (values..cols).filter(is_first_half).for_each(|column| qkv[to + column] = -qkv[from + column]);
+        }
+        for row in qkv[2 * CHUNK * cols..].chunks_mut(cols) {
+            row[values..].chunks_mut(dim).for_each(|value| value[..dim / 2].fill(0.0));
+        }
+        case
     }
 
     fn dim(&self) -> usize {
@@ -58,14 +105,14 @@ impl Case {
     }
 
     fn n_kv(&self) -> usize {
-        N_BLOCKS * self.heads.n_kv_heads * 2 * POSITIONS * self.dim()
+        self.n_blocks * self.heads.n_kv_heads * 2 * POSITIONS * self.dim()
     }
 
     /// The index of an element of K (0) or V (1) at a position.
     fn at(&self, sequence: usize, position: usize, head: usize, of: usize, i: usize) -> usize {
         let (block, slot) = (self.sequences[sequence].blocks[position / POSITIONS] as usize, position % POSITIONS);
         let page = (block * self.heads.n_kv_heads + head) * 2 + of;
-        page * POSITIONS * self.dim() + if of == 0 { slot * self.dim() + i } else { i * POSITIONS + slot }
+        page * POSITIONS * self.dim() + if of == 0 { slot * self.dim() + by_lane(i) } else { i * POSITIONS + slot }
     }
 
     /// A cache that holds the first positions of every sequence, and garbage elsewhere: behind them in the last block,
@@ -128,9 +175,9 @@ impl Case {
 
     /// The kernel's result: [n_rows, padded n_heads * head_dim].
     fn attend(&self, step: &Step, queries: usize, order: i32) -> Vec<u16> {
-        let (qkv, _, blocks, _) = self.rows(step);
-        let n_rows = qkv.len() / self.heads.qkv_cols();
-        let (qkv, kv, blocks) = (Memory::of(&qkv), Memory::of(&self.cache(step)), Memory::of(&blocks));
+        let (rows, _, blocks, _) = self.rows(step);
+        let n_rows = rows.len() / self.heads.qkv_cols();
+        let (qkv, kv, blocks) = (Memory::of(&rows), Memory::of(&self.cache(step)), Memory::of(&blocks));
         let items = self.items(step, queries);
         let (at, out) = (Memory::of(&items), self.out(n_rows));
         let launch =
@@ -139,6 +186,10 @@ impl Case {
             &format!("attend_d{}_q{queries}", self.dim()),
             arguments![qkv.start(), kv.start(), HeadShape::of(&self.heads), at.start(), blocks.start(), out.start()],
         );
+        let beside_q = |row: &[f32]| row[self.heads.n_heads * self.heads.head_dim..].to_vec();
+        for (after, before) in qkv.read().chunks(self.heads.qkv_cols()).zip(rows.chunks(self.heads.qkv_cols())) {
+            assert_bits("K and V of the rows", &beside_q(after), &beside_q(before));
+        }
         out.read()
     }
 
@@ -172,7 +223,7 @@ impl Case {
     }
 
     fn shared(&self, queries: usize) -> usize {
-        queries * (self.dim() * 2 + 64) + queries * 264 * 4 + queries * 7 * 4
+        queries * (self.dim() * 2 + 64) + queries * 264 * 4 + queries * 9 * 4
     }
 
     fn grid(&self, n_items: usize, queries: usize, n_tiles: usize) -> [usize; 3] {
@@ -181,35 +232,37 @@ impl Case {
 
     /// The contract, position by position, for the padded rows of a step.
     fn expected(&self, step: &Step) -> Vec<u16> {
+        self.in_chunks(step, CHUNK_TILES)
+    }
+
+    fn in_chunks(&self, step: &Step, chunk_tiles: usize) -> Vec<u16> {
         let mut out = Vec::new();
         for (sequence, range) in step {
             for position in range.clone() {
-                let heads = (0..self.heads.n_heads).flat_map(|head| self.head(*sequence, position, head));
-                out.extend(bf16_rows(&heads.collect::<Vec<_>>(), self.heads.n_heads * self.heads.head_dim));
+                let head = |head| self.head(*sequence, position, head, chunk_tiles);
+                let heads: Vec<f32> = (0..self.heads.n_heads).flat_map(head).collect();
+                out.extend(bf16_rows(&heads, self.heads.n_heads * self.heads.head_dim));
             }
         }
         out
     }
 
-    fn head(&self, sequence: usize, position: usize, head: usize) -> Vec<f32> {
+    fn head(&self, sequence: usize, position: usize, head: usize, chunk_tiles: usize) -> Vec<f32> {
         let dim = self.heads.head_dim;
         let from = &self.sequences[sequence].qkv[position * self.heads.qkv_cols() + head * dim..][..dim];
         let q: Vec<f32> = from.iter().copied().map(rounded).collect();
         let seen = self.seen(position);
-        let (mut acc, mut largest, mut sum) = (vec![0.0f32; dim], f32::NEG_INFINITY, 0.0f32);
-        for tile in seen.start / TILE..seen.end.div_ceil(TILE) {
-            let (now_largest, now_sum, now) = self.tile(sequence, &q, head, tile, &seen);
-            let both = if largest > now_largest { largest } else { now_largest };
-            let is_first = largest == f32::NEG_INFINITY;
-            let (keep, take) = if is_first { (0.0, 1.0) } else { (exp(largest - both), exp(now_largest - both)) };
-            acc.iter_mut().zip(&now).for_each(|(acc, now)| *acc = acc.mul_add(keep, now * take));
-            (largest, sum) = (both, sum.mul_add(keep, now_sum * take));
-        }
-        acc.iter().map(|acc| acc / sum).collect()
+        let tiles: Vec<usize> = (seen.start / TILE..seen.end.div_ceil(TILE)).collect();
+        let chunk = |tiles: &[usize]| {
+            let tiles = tiles.iter().map(|tile| self.tile(sequence, &q, head, *tile, &seen));
+            tiles.fold(Part::none(dim), |chunk, tile| chunk.then(&tile))
+        };
+        let chunks = tiles.chunk_by(|a, b| a / chunk_tiles == b / chunk_tiles).map(chunk);
+        let row = chunks.fold(Part::none(dim), |row, chunk| row.then(&chunk));
+        row.acc.iter().map(|acc| acc / row.sum + 0.0).collect()
     }
 
-    /// The largest score, the sum and the weighted values of a tile.
-    fn tile(&self, sequence: usize, q: &[f32], head: usize, tile: usize, seen: &Range<usize>) -> (f32, f32, Vec<f32>) {
+    fn tile(&self, sequence: usize, q: &[f32], head: usize, tile: usize, seen: &Range<usize>) -> Part {
         let (dim, kv_head) = (self.heads.head_dim, self.heads.kv_of(head));
         let number = |position: usize, of: usize, i: usize| {
             half::bf16::from_bits(self.stored(sequence, position, kv_head, of, i)).to_f32()
@@ -232,31 +285,15 @@ impl Case {
         }
         let mut acc = vec![0.0f32; dim];
         for block in (0..TILE).step_by(POSITIONS) {
-            for i in [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15] {
+            for i in STEP {
                 let position = tile * TILE + block + i;
                 if seen.contains(&position) {
                     acc.iter_mut().enumerate().for_each(|(j, acc)| *acc += p[block + i] * number(position, 1, j));
                 }
             }
         }
-        (largest, lanes[0], acc)
+        Part { largest, sum: lanes[0], acc }
     }
-}
-
-/// In steps of sixteen elements, in the order of `kernels.cuh`; padding elements of a head add nothing.
-fn dot(q: &[f32], k: &[f32]) -> f32 {
-    let mut sum = 0.0f32;
-    for (q, k) in q.chunks(32).zip(k.chunks(32)) {
-        for step in 0..2 {
-            for pair in 0..2 {
-                for i in 0..8 {
-                    let at = i / 2 * 8 + 4 * step + 2 * pair + i % 2;
-                    sum += if at < q.len() { q[at] * k[at] } else { 0.0 };
-                }
-            }
-        }
-    }
-    sum
 }
 
 fn check(case: &Case, step: &Step, name: &str, orders: &[i32]) {
@@ -282,11 +319,43 @@ fn every_head_width_gives_the_contract() {
 }
 
 #[test]
+fn scores_add_sixteen_elements_at_once() {
+    let mut case = Case::new(19, heads(1, 1, 32), &[40]);
+    // Of what a score adds between two numbers that cancel, rounding leaves little; the rest of the second step counts.
+    for row in case.sequences[0].qkv.chunks_mut(96) {
+        row[..32].fill(1.0);
+        (row[32], row[32 + 16]) = (2f32.powi(24), -2f32.powi(24));
+    }
+    check(&case, &[(0, 33..40)], "keys that cancel", &[0]);
+}
+
+#[test]
 fn tiles_are_merged_in_order() {
     let case = Case::new(20, heads(2, 1, 32), &[300, 1, 257, 17]);
     check(&case, &[(0, 299..300), (1, 0..1), (2, 256..257), (3, 15..17)], "several lengths", &ORDERS);
     check(&case, &[(0, 250..262)], "a slice over a tile's end", &[2]);
     check(&case, &[(2, 254..256), (0, 255..256)], "a tile's last position", &[77]);
+}
+
+#[test]
+fn tiles_are_merged_by_chunks() {
+    let case = Case::cancelling(27, heads(1, 1, 32));
+    let step: &Step = &[(0, 2 * CHUNK + 19..2 * CHUNK + 20)];
+    let expected = case.expected(step);
+    assert!(expected[..16].iter().all(|x| *x == 0) && expected[16..].iter().all(|x| *x != 0), "{expected:?}");
+    for chunk_tiles in [CHUNK_TILES / 2, 2 * CHUNK_TILES, usize::MAX] {
+        assert_ne!(case.in_chunks(step, chunk_tiles), expected, "chunks of {chunk_tiles} tiles");
+    }
+    check(&case, step, "three chunks", &[2]);
+}
+
+#[test]
+fn a_chunk_that_a_row_does_not_see_changes_nothing() {
+    let case = Case::new(28, heads(3, 1, 20), &[CHUNK + 2]);
+    check(&case, &[(0, CHUNK - 2..CHUNK + 2)], "rows before a chunk and in it", &[0]);
+    let windowed = Heads { window: Some(20), ..heads(3, 1, 20) };
+    let case = Case::new(29, windowed, &[CHUNK + 30]);
+    check(&case, &[(0, CHUNK + 10..CHUNK + 30)], "windows from a chunk before and from this one", &[1]);
 }
 
 #[test]
@@ -324,7 +393,7 @@ fn attention_is_near_the_cpus() {
     let step: &Step = &[(0, 270..280)];
     let (qkv, _, _, _) = case.rows(&[(0, 0..280)]);
     let cpu = cpu(Isa::Plain, 1, Activations::F32);
-    let spec = KvSpec { n_layers: 1, n_blocks: N_BLOCKS, layout: KvLayout::heads(2, 64), dtype: KvDtype::F32 };
+    let spec = KvSpec { n_layers: 1, n_blocks: case.n_blocks, layout: KvLayout::heads(2, 64), dtype: KvDtype::F32 };
     let (mut kv, mut x) = (cpu.kv(spec).unwrap(), filled(&cpu, 280, &qkv));
     let blocks = case.sequences[0].blocks.iter().copied().map(BlockId).collect::<Vec<_>>();
     let bounds = vec![0, blocks.len() as u32];
@@ -342,7 +411,7 @@ fn attention_is_near_the_cpus() {
         &mut kv,
     );
     let mut out = cpu.buffer(280, 4 * 64).unwrap();
-    cpu.attend(&x, &kv, &AttentionCall { pass: &batch.pass(), heads: &case.heads, group: 0, layer: 0 }, &mut out);
+    cpu.attend(&mut x, &kv, &AttentionCall { pass: &batch.pass(), heads: &case.heads, group: 0, layer: 0 }, &mut out);
     let got = case.attend(step, 16, 0);
     for (row, got) in got.chunks(4 * 64).enumerate() {
         for (expected, got) in out.row(270 + row).iter().zip(got) {
@@ -424,7 +493,7 @@ fn on_cpu(case: &Case, step: &Step, qkv: &[f32], rope: Option<(&[f32], &[f32], u
     let cpu = cpu(Isa::Plain, 1, Activations::F32);
     let spec = KvSpec {
         n_layers: 1,
-        n_blocks: N_BLOCKS,
+        n_blocks: case.n_blocks,
         layout: KvLayout::heads(n_kv_heads as u32, head_dim as u32),
         dtype: KvDtype::F32,
     };

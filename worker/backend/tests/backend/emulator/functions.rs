@@ -1,5 +1,18 @@
-//! The CPU's functions, written once more for references: the backend keeps its own to itself. `attention.rs` sees
-//! through them; that they are the CPU's is held by `pointwise.rs`, whose gates go through the same kernels' functions.
+//! What references are made of. The CPU's functions, written once more, as the backend keeps its own to itself:
+//! `attention.rs` sees through them; that they are the CPU's is held by `pointwise.rs`, whose gates go through the same
+//! kernels' functions. And the sums of tensor cores.
+
+/// The order in which the emulator adds the sixteen products of a step.
+pub const STEP: [usize; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
+
+/// On the tensor cores: one accumulator, and sixteen elements a step, ascending.
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sum = 0.0f32;
+    for (a, b) in a.chunks(STEP.len()).zip(b.chunks(STEP.len())) {
+        STEP.into_iter().filter(|i| *i < a.len()).for_each(|i| sum += a[i] * b[i]);
+    }
+    sum
+}
 
 /// e^x
 pub fn exp(x: f32) -> f32 {

@@ -1,6 +1,7 @@
 //! Products: every kernel and every kind of weight gives the contract's bits, whatever else is in the batch.
 
 use super::device::{Launch, Memory, ORDERS, UNWRITTEN, bf16_rows, rounded};
+use super::functions::dot;
 use crate::arguments;
 use crate::numbers::{Rng, assert_bits};
 use half::{bf16, f16};
@@ -52,8 +53,7 @@ impl Pieces {
         let mut pieces = Pieces::none(k);
         let n_groups = pieces.n_groups as usize;
         let n = STRANDS.min(n_groups);
-        let ends: Vec<usize> = (1..=n).map(|i| i * n_groups / n).collect();
-        pieces.run(&ends);
+        (1..=n).for_each(|i| pieces.push(i * n_groups / n, u32::from(i > 1), i == n));
         pieces
     }
 
@@ -145,7 +145,7 @@ fn sizes(kind: &str) -> (usize, usize) {
 
 /// Makes up a random group; writes its values to `weights`, and its packing to `digits` and `scales`.
 fn pack_group(rng: &mut Rng, kind: &str, row: usize, weights: &mut [f32], (digits, scales): (&mut [u8], &mut [u8])) {
-    let place = |e: usize| (row / 8, row % 8 * 4 + e / 8, e % 8); // h, lane, element of the lane
+    let place = |e: usize| (row / 8, row % 8 * 4 + by_lane(e) / 8, by_lane(e) % 8); // h, lane, element of the lane
     if kind == "f8" {
         let scale = scale_of_eight_bits(rng, row, scales);
         for (e, weight) in weights.iter_mut().enumerate() {
@@ -179,9 +179,15 @@ fn pack_group(rng: &mut Rng, kind: &str, row: usize, weights: &mut [f32], (digit
         scales[at * 4..][..2].copy_from_slice(&scale.to_le_bytes());
         scales[at * 4 + 2..][..2].copy_from_slice(&minimum.to_le_bytes());
     };
-    for half in 0..if halves { 2 } else { 1 } {
-        put((half * 8 + row % 8) * 2 + row / 8, group.scales[half]);
+    let n_halves = if halves { 2 } else { 1 };
+    for half in 0..n_halves {
+        put((row % 8 * n_halves + half) * 2 + row / 8, group.scales[half]);
     }
+}
+
+/// Where the contract has an element of a row that is stored by lane.
+pub fn by_lane(e: usize) -> usize {
+    e / 32 * 32 + e / 4 % 4 * 8 + e / 16 % 2 * 4 + e % 4
 }
 
 fn scale_of_eight_bits(rng: &mut Rng, row: usize, scales: &mut [u8]) -> f32 {
@@ -214,38 +220,30 @@ impl Group {
     }
 }
 
-/// The contract: one accumulator per piece, sixteen products a step in the order of the slots.
-fn piece(x: &[f32], w: &[f32], groups: Range<usize>) -> f32 {
-    let mut sum = 0.0f32;
-    let number = |of: &[f32], i: usize| of.get(i).copied().unwrap_or(0.0);
-    for group in groups {
-        for step in 0..2 {
-            for pair in 0..2 {
-                for t in 0..4 {
-                    for i in 0..2 {
-                        let at = group * 32 + 8 * t + 4 * step + 2 * pair + i;
-                        sum += number(x, at) * number(w, at);
-                    }
-                }
-            }
-        }
-    }
-    sum
+/// The contract of strands, which are added from the left: [n_rows, n_out]
+fn expected(x: &[f32], w: &Packed, pieces: &Pieces) -> Vec<f32> {
+    planes(x, w, pieces, |strands| strands.iter().copied().reduce(|sum, strand| sum + strand).unwrap())
 }
 
-/// [n_planes, n_rows, n_out]
-fn expected(x: &[f32], w: &Packed, pieces: &Pieces) -> Vec<f32> {
-    let n_rows = x.len() / w.k;
+/// The contract of leaves, which are added by their tree: [n_planes, n_rows, n_out]
+fn expected_of_leaves(x: &[f32], w: &Packed, pieces: &Pieces) -> Vec<f32> {
+    planes(x, w, pieces, |leaves| {
+        sum_runs(&(0u32..).zip(leaves).map(|(i, leaf)| (i..i + 1, *leaf)).collect::<Vec<_>>())
+    })
+}
+
+/// One accumulator for each piece, and a plane for each run of pieces.
+fn planes(x: &[f32], w: &Packed, pieces: &Pieces, add: fn(&[f32]) -> f32) -> Vec<f32> {
     let mut out = Vec::new();
     let mut first = 0;
     for plane in 0..pieces.n_planes() {
         let last = (first..).find(|i| pieces.ends_run[*i] != 0).unwrap();
-        for i in 0..n_rows * w.n_out {
+        for i in 0..x.len() / w.k * w.n_out {
             let (x, w) = (&x[i / w.n_out * w.k..][..w.k], &w.weights[i % w.n_out * w.k..][..w.k]);
-            let begin = |piece: usize| if piece == 0 { 0 } else { pieces.end[piece - 1] as usize };
-            let sum = |i: usize| piece(x, w, begin(i)..pieces.end[i] as usize);
-            let runs: Vec<_> = (first..=last).map(|i| ((i - first) as u32..(i - first) as u32 + 1, sum(i))).collect();
-            out.push(sum_runs(&runs));
+            let begin = |piece: usize| if piece == 0 { 0 } else { pieces.end[piece - 1] as usize * 32 };
+            let piece = |i: usize| begin(i)..(pieces.end[i] as usize * 32).min(x.len());
+            let sums: Vec<f32> = (first..=last).map(|i| dot(&x[piece(i)], &w[piece(i)])).collect();
+            out.push(add(&sums));
         }
         assert!(plane + 1 < pieces.n_planes() || last + 1 == pieces.n as usize);
         first = last + 1;
@@ -331,7 +329,7 @@ fn leaves_add_up_the_same_whoever_owns_them() {
     let (w, x) = (Packed::random(rng, "bf16", n_out, k), numbers(rng, n_rows * k));
     let all = Pieces::leaves(&leaves, 0..8);
     let whole = product(("r16", 16), &x, &w, &all, 0);
-    assert_bits("one rank", &whole, &expected(&x, &w, &all));
+    assert_bits("one rank", &whole, &expected_of_leaves(&x, &w, &all));
     for cut in 0..=8u32 {
         let kernel = KERNELS[cut as usize % KERNELS.len()];
         let mut planes = Vec::new();
