@@ -1,6 +1,7 @@
 //! Finds a model's files by its name, and fetches them with a progress bar if they are not here.
 
 use crate::settings::hub::{Hub, sources};
+use anyhow::Context;
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::{self, CATALOGUE, Listed, Located, Origin, Progress};
 use clap::Args;
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 
 #[derive(Args)]
 pub struct PullCommand {
-    /// Name from `lockstep models`, or hub id such as org/name or org/name:Q4_K_M
+    /// Name from `lockstep models`, hub id such as org/name or org/name:Q4_K_M, or path of a model that is here
     pub model: String,
     /// Expected SHA-256 of the model's file
     ///
@@ -39,6 +40,11 @@ pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<Located> {
 
 pub fn pull(pull: &PullCommand) -> anyhow::Result<()> {
     let located = ready(&pull.model, &pull.hub)?;
+    // What stood at a path, or came from a hub, is a model only if it opens.
+    Checkpoint::open(&located.path).with_context(|| {
+        let path = located.path.display();
+        format!("{path} is here and is no model that can be served: give a .gguf file, or a folder with config.json")
+    })?;
     if let Some(sha256) = &pull.sha256 {
         catalogue::verify(&located.path, sha256)?;
     }
@@ -149,4 +155,40 @@ fn show(bar: &ProgressBar, progress: Progress<'_>) {
     }
     bar.set_message(progress.what.to_owned());
     bar.set_position(progress.done);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        pull: PullCommand,
+    }
+
+    fn pulled(model: &str) -> String {
+        let line = Line::parse_from(["pull", model, "--cache", "nowhere", "--hf-endpoint", "http://127.0.0.1:9"]);
+        format!("{:#}", pull(&line.pull).unwrap_err())
+    }
+
+    #[test]
+    fn what_is_no_model_is_refused_by_its_name() {
+        let folder = std::env::temp_dir().join(format!("lockstep-pull-{}", std::process::id()));
+        let file = folder.join("notes.gguf");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(&file, "no weights").unwrap();
+        for path in [&folder, &file] {
+            let path = path.display().to_string();
+            let refused = pulled(&path);
+            assert!(refused.starts_with(&path) && refused.contains("is no model"), "{refused}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+        // None of these exists, wherever the test runs.
+        for name in ["../../no/such", "org/..", "../org", "org/a--b", "no-such-model"] {
+            let refused = pulled(name);
+            assert!(refused.contains(&format!("there is no model {name}: it is no path")), "{refused}");
+        }
+    }
 }

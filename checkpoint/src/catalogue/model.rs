@@ -113,7 +113,9 @@ impl<'a> HubId<'a> {
         let (org, name) = repo.split_once('/')?;
         let plain = |part: &str| {
             let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-            is_plain_name(part) && part.len() <= 96 && part.chars().all(known)
+            // As on the hub. A folder's name has `--` between these parts, so that two ids never share a folder.
+            let is_joined = part.contains("--") || part.contains("..");
+            is_plain_name(part) && part.len() <= 96 && part.chars().all(known) && !is_joined
         };
         let sound = plain(org) && plain(name) && !name.ends_with(".gguf") && variant.is_none_or(plain);
         sound.then_some(HubId { repo, variant })

@@ -84,6 +84,12 @@ fn names() {
         "org/na me",
         "a/b.gguf",
         "org/name:../x",
+        "../../etc",
+        "./name",
+        "org--a/name",
+        "org/a--b",
+        "org/a..b",
+        "org/name:a--b",
     ] {
         check(bad, None);
     }
