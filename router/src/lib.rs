@@ -19,7 +19,7 @@ pub use faces::Error;
 pub use faces::grpc_server::LIVE;
 pub use front::resume::ResumeKey;
 pub use limits::keys::ApiKeys;
-pub use lines::BadLine;
+pub use lines::{BadLine, nearest};
 pub use replicas::models::routes::ModelRoutes;
 pub use replicas::models::table::ModelTexts;
 pub use replicas::models::text::ModelText;

@@ -115,7 +115,12 @@ fn models(models: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
     let share = |share: &Value| {
         let (model, digest) = (text(&share["model"]), text(&share["policy_digest"]));
-        format!("{model}@{digest}:{} ({} of {} ready)", share["weight"], share["ready"], share["replicas"])
+        let standing = match (share["replicas"].as_u64(), share["like"].as_str()) {
+            (Some(0), Some(like)) => format!("no replica serves it: did you mean {like}?"),
+            (Some(0), None) => "no replica serves it".to_owned(),
+            _ => format!("{} of {} ready", share["ready"], share["replicas"]),
+        };
+        format!("{model}@{digest}:{} ({standing})", share["weight"])
     };
     let line = |model: &Value| {
         let shares: Vec<String> = list(&model["versions"]).iter().map(share).collect();
@@ -296,6 +301,18 @@ mod tests {
         assert!(
             render(&json!({ "store": { "kind": "static", "since": 7 } })).starts_with("store: static · there for ")
         );
+        let version = |model: &str, n: u32, like: Option<&str>| {
+            let (weight, policy_digest) = (9, "01");
+            json!({
+                "model": model, "policy_digest": policy_digest, "weight": weight, "ready": n, "replicas": n,
+                "like": like,
+            })
+        };
+        let versions = [version("v2", 2, None), version("v-2", 0, Some("v2")), version("w", 0, None)];
+        let told = render(&json!({ "models": [{ "name": "chat", "versions": versions }], "replicas": [{}] }));
+        let line = "chat = v2@01:9 (2 of 2 ready), v-2@01:9 (no replica serves it: did you mean v2?), \
+                    w@01:9 (no replica serves it)";
+        assert_eq!(told.lines().next(), Some(line));
         // A page of something else is shown as far as it goes.
         assert!(render(&json!({ "replicas": [{}] })).contains("predicted -"));
     }

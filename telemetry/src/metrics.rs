@@ -57,8 +57,13 @@ const REPLICA_SHUNNED: Metric = metric(
     "lockstep:replica_shunned",
     "1 while this router sends the replica no new requests, because it is slow or breaks often; otherwise 0.",
 );
-const GAUGES: [&Metric; 11] = [
+const ROUTE_UNSERVED: Metric = metric(
+    "lockstep:route_unserved",
+    "1: no replica serves this version of a routed name, and the name's other versions get its share.",
+);
+const GAUGES: [&Metric; 12] = [
     &REPLICA_SHUNNED,
+    &ROUTE_UNSERVED,
     &RUNNING,
     &WAITING,
     &KV_USAGE,
@@ -509,6 +514,12 @@ pub fn replica_shunned(name: &str, cause: Option<&'static str>) {
     if let Some(cause) = cause {
         REPLICAS_SHUNNED.add(1, &[replica, Label::from_static_parts("cause", cause)]);
     }
+}
+
+/// Sets whether a version that a route names lacks a replica.
+pub fn route_unserved(name: &str, version: &str, is_unserved: bool) {
+    let labels = [Label::new("route", name.to_owned()), Label::new("version", version.to_owned())];
+    ROUTE_UNSERVED.set(f64::from(u8::from(is_unserved)), &labels);
 }
 
 pub fn replica_suspected(name: &str) {

@@ -8,6 +8,7 @@ use crate::link::target::Target;
 use crate::link::task::Task;
 use crate::link::view::View;
 use crate::replicas::compare::Comparisons;
+use crate::replicas::models::unserved::{RouteChange, UnservedVersions};
 use cluster::{Change, Member, Store, Watch};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use telemetry::metrics;
 use tokio::sync::watch;
 use tokio::task::{Id, JoinSet};
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
@@ -61,6 +62,7 @@ pub struct Roster {
     /// The place of each link's task.
     places: HashMap<Id, LinkRecord>,
     comparisons: Comparisons,
+    unserved: UnservedVersions,
     end: CancellationToken,
 }
 
@@ -88,9 +90,22 @@ impl Roster {
         };
         let config = config.clone();
         let (keys, seats, links) = (Arc::new(AtomicU64::new(1)), BTreeMap::new(), JoinSet::new());
-        let (places, next_place, n_looks, comparisons) = (HashMap::new(), 0, 0, Comparisons::default());
-        let mut roster =
-            Roster { watch, dial, peers, config, keys, seats, next_place, n_looks, links, places, comparisons, end };
+        let (places, comparisons, unserved) = (HashMap::new(), Comparisons::default(), UnservedVersions::default());
+        let mut roster = Roster {
+            watch,
+            dial,
+            peers,
+            config,
+            keys,
+            seats,
+            next_place: 0,
+            n_looks: 0,
+            links,
+            places,
+            comparisons,
+            unserved,
+            end,
+        };
         for CoordinatorChannel { name, channel } in given {
             // Dropped, because the target of a given replica never changes.
             drop(roster.sit(&name, Target { channel, incarnation: 0, is_listed: true }, Duration::ZERO));
@@ -117,6 +132,7 @@ impl Roster {
                 _ = looks.tick(), if !end.is_cancelled() => {
                     self.judge();
                     self.compare();
+                    self.tell_unserved();
                 }
                 else => return,
             }
@@ -163,6 +179,25 @@ impl Roster {
             Some(of.target.borrow().channel.clone())
         };
         self.comparisons.look(&self.peers, channel);
+    }
+
+    /// Tells of versions that a route names and no replica serves.
+    fn tell_unserved(&mut self) {
+        let (table, versions) = (self.config.routes.table(), self.peers.versions());
+        for RouteChange { name, version, is_served, like } in self.unserved.look(&table, &versions, Instant::now()) {
+            metrics::route_unserved(&name, &version, !is_served);
+            let meant = like.map_or_else(String::new, |like| format!(": did you mean `{like}`?"));
+            match is_served {
+                true => tracing::info!(route = name, version, "a replica serves this version, or no route names it"),
+                false => {
+                    tracing::warn!(
+                        route = name,
+                        version,
+                        "no replica serves this version, and others get its share{meant}"
+                    );
+                }
+            }
+        }
     }
 
     fn apply(&mut self, change: Change) {

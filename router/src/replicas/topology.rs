@@ -188,6 +188,7 @@ fn model_json(model: &v1::ModelTopology) -> Value {
             "weight": share.weight,
             "ready": share.n_ready,
             "replicas": share.n_replicas,
+            "like": Some(&share.like).filter(|like| !like.is_empty()),
         })
     };
     json!({ "name": model.name, "versions": model.shares.iter().map(share).collect::<Vec<_>>() })

@@ -207,20 +207,20 @@ fn each_model_is_read_in_its_own_words_over_every_face() {
 #[test]
 fn served_models_are_listed_and_others_are_refused_by_name() {
     run(async {
-        let house = open("chat=v1:90,v2:10\nsoon=v3").await;
+        let house = open("chat=v1:90,v2:10\nsoon=v3\nslip=v1:9,othr:1").await;
         let listed = get(house.http, "/v1/models").await.json();
         let ids = |list: &Value| list.as_array().unwrap().iter().map(|of| of["id"].clone()).collect::<Vec<_>>();
-        assert_eq!(ids(&listed["data"]), ["chat", "v1", "other"]);
+        assert_eq!(ids(&listed["data"]), ["chat", "slip", "v1", "other"]);
         assert_eq!(listed["data"][0]["root"], "v1");
         assert_eq!(get(house.http, "/v1/models/other").await.json()["root"], "other");
         let listed = client(&house).list_models(v1::ListModelsRequest {}).await.unwrap().into_inner().models;
         let listed: Vec<_> = listed.iter().map(|of| (of.id.as_str(), of.policy_digest[0])).collect();
-        assert_eq!(listed, [("chat", 1), ("v1", 1), ("other", 3)]);
+        assert_eq!(listed, [("chat", 1), ("slip", 1), ("v1", 1), ("other", 3)]);
         for name in ["stranger", "nobody", &"n".repeat(1000)] {
             let body = json!({ "model": name, "prompt": "x" });
             let refused = post(house.http, COMPLETIONS, &body).await;
             assert_eq!((refused.status, &refused.json()["error"]["code"]), (404, &json!("model_not_found")));
-            assert!(refused.body.contains("`chat`, `soon`, `v1` and `other` are"), "{}", refused.body);
+            assert!(refused.body.contains("`chat`, `slip`, `soon`, `v1` and `other` are"), "{}", refused.body);
             assert!(refused.body.len() < 400);
             assert_eq!(get(house.http, &format!("/v1/models/{name}")).await.status, 404);
             let refused = client(&house).generate(seeded(name, 0)).await.unwrap_err();
@@ -233,11 +233,19 @@ fn served_models_are_listed_and_others_are_refused_by_name() {
         assert_eq!((refused.status, refused.headers.contains_key("retry-after")), (503, true), "{}", refused.body);
         let page = get(house.http, "/cluster").await.json();
         let versions = json!([
-            { "model": "v1", "policy_digest": "01".repeat(8), "weight": 90, "ready": 1, "replicas": 1 },
-            { "model": "v2", "policy_digest": "02".repeat(8), "weight": 10, "ready": 1, "replicas": 1 },
+            { "model": "v1", "policy_digest": "01".repeat(8), "weight": 90, "ready": 1, "replicas": 1, "like": null },
+            { "model": "v2", "policy_digest": "02".repeat(8), "weight": 10, "ready": 1, "replicas": 1, "like": null },
         ]);
         assert_eq!(page["models"][0], json!({ "name": "chat", "versions": versions }));
-        assert_eq!(page["models"][1]["versions"][0]["policy_digest"], Value::Null);
+        let slip = &page["models"][1]["versions"][1];
+        assert_eq!(
+            *slip,
+            json!({
+                "model": "othr", "policy_digest": null, "weight": 1, "ready": 0, "replicas": 0, "like": "other",
+            })
+        );
+        let soon = &page["models"][2]["versions"][0];
+        assert_eq!((&soon["policy_digest"], &soon["like"]), (&Value::Null, &Value::Null));
         house.close().await;
     });
 }
@@ -329,7 +337,7 @@ fn routes_change_while_requests_run() {
         // Without a route the router serves one model again, whatever name its replicas have for it.
         routes.replace("").unwrap();
         assert_eq!(version(&house, seeded("", 7)).await, 1);
-        let head = "GET /v1/models HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n";
+        let head = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
         assert_eq!(send(house.http, head).await.json()["data"][0]["id"], "v1");
         house.close().await;
     });

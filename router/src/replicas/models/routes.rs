@@ -3,9 +3,10 @@
 //! Knows no requests, and replicas only by version.
 
 use crate::board::pick::scatter;
-use crate::lines::{self, BadLine};
+use crate::lines::{self, BadLine, nearest};
 use crate::link::versions::{Version, most_common};
 use std::collections::BTreeMap;
+use std::fmt::{self, Display};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// The most names: each is a label of metrics.
@@ -52,6 +53,22 @@ impl Pattern {
     pub fn means(&self, version: &Version) -> bool {
         let is_of_it = || version.digest().to_string().starts_with(&self.digest);
         version.model() == self.model && (self.digest.is_empty() || is_of_it())
+    }
+
+    /// The served version that somebody may have meant who wrote this one, which no replica serves.
+    pub fn like(&self, versions: &[Version]) -> Option<String> {
+        let of_its_name = versions.iter().find(|version| version.model() == self.model);
+        let other_digest = of_its_name.map(|version| format!("{}@{}", version.model(), version.digest()));
+        other_digest.or_else(|| nearest(&self.model, versions.iter().map(Version::model)).map(str::to_owned))
+    }
+}
+
+impl Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.digest.as_str() {
+            "" => f.write_str(&self.model),
+            digest => write!(f, "{}@{digest}", self.model),
+        }
     }
 }
 

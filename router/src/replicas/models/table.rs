@@ -88,6 +88,8 @@ pub struct OfferedShare {
     pub model: String,
     /// None if no replica serves it.
     pub version: Option<Version>,
+    /// A served version that a route may have meant with one that no replica serves.
+    pub like: Option<String>,
 }
 
 impl ModelTable {
@@ -226,10 +228,11 @@ impl ModelTable {
         let versions = replicas.versions();
         let offer = |name: String| {
             let shares = self.shares(&table, &name).map(|(_, shares)| shares.into_owned()).unwrap_or_default();
-            let offered = |share: Share| OfferedShare {
-                weight: share.weight,
-                version: share.of.among(&versions).cloned(),
-                model: share.of.model,
+            let is_routed = table.contains_key(&name);
+            let offered = |share: Share| {
+                let version = share.of.among(&versions).cloned();
+                let like = if is_routed && version.is_none() { share.of.like(&versions) } else { None };
+                OfferedShare { weight: share.weight, version, like, model: share.of.model }
             };
             let shares: Vec<OfferedShare> = shares.into_iter().map(offered).collect();
             ModelOffer { name, shares }
@@ -245,6 +248,7 @@ impl ModelTable {
             weight: weight(version),
             model: version.model().to_owned(),
             version: Some(version.clone()),
+            like: None,
         };
         let shares = replicas.versions().iter().map(offered).collect();
         Some(ModelOffer { name: self.names.first().unwrap_or(&replica.model).clone(), shares })
@@ -278,6 +282,7 @@ pub fn offers(offers: Vec<ModelOffer>) -> Vec<v1::ModelTopology> {
         weight: offered.weight,
         n_ready: offered.version.as_ref().map_or(0, |version| version.n_ready as u32),
         n_replicas: offered.version.as_ref().map_or(0, |version| version.n_replicas as u32),
+        like: offered.like.unwrap_or_default(),
     };
     let model =
         |ModelOffer { name, shares }| v1::ModelTopology { name, shares: shares.into_iter().map(share).collect() };

@@ -1,10 +1,13 @@
 //! Routes as lines, and which version gets which key.
 
 use super::routes::{ModelRoutes, Pattern, Share, heaviest, route};
+use super::unserved::{RouteChange, UnservedVersions};
 use crate::link::versions::{Version, versions};
 use crate::link::view::{Replica, View};
 use proto::cluster as wire;
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
 use types::PolicyDigest;
 
 fn view(model: &str, digest: u8, is_ready: bool) -> View {
@@ -124,4 +127,37 @@ fn the_ready_digest_that_most_have_answers_under_a_name_unless_a_route_names_one
         (got("chat=m"), got("chat=m@02"), got("chat=m@0303"), got("chat=m@04")),
         (Some(1), Some(2), Some(3), None)
     );
+}
+
+#[test]
+fn a_version_that_nobody_serves_is_told_of_once_when_it_stays_so() {
+    let routes = ModelRoutes::parse("chat=smollm2:90,smollm-2:10\nsoon=v3:1,v4:0\ndigest=smollm2@02").unwrap();
+    let served = versions(&[view("smollm2", 1, false)]);
+    let (mut unserved, start) = (UnservedVersions::default(), Instant::now());
+    let mut look = |routes: &ModelRoutes, served: &[Version], after| {
+        unserved.look(&routes.table(), served, start + Duration::from_secs(after))
+    };
+    let change = |name: &str, version: &str, is_served, like: Option<&str>| RouteChange {
+        name: name.into(),
+        version: version.into(),
+        is_served,
+        like: like.map(str::to_owned),
+    };
+    assert_eq!(look(&routes, &[], 0), [], "a router that has just begun knows no replica");
+    assert_eq!(look(&routes, &served, 9), []);
+    let other = format!("smollm2@{}", PolicyDigest([1; 32]));
+    let missed = [
+        change("chat", "smollm-2", false, Some("smollm2")),
+        change("digest", "smollm2@02", false, Some(&other)),
+        change("soon", "v3", false, None),
+    ];
+    assert_eq!(look(&routes, &served, 10), missed);
+    assert_eq!(look(&routes, &served, 100), [], "it is told of once");
+    // The line is mended, and a replica of the other version comes.
+    routes.replace("chat=smollm2:90\nsoon=v3\ndigest=smollm2@02").unwrap();
+    let more = versions(&[view("smollm2", 1, false), view("v3", 3, true)]);
+    assert_eq!(look(&routes, &more, 101), [change("chat", "smollm-2", true, None), change("soon", "v3", true, None)]);
+    // A replica that goes is missed from then on.
+    assert_eq!(look(&routes, &served, 102), []);
+    assert_eq!(look(&routes, &served, 112), [change("soon", "v3", false, None)]);
 }

@@ -1,0 +1,58 @@
+//! Which versions of the routes no replica serves, as after a slip in a name. Requests go elsewhere without a word, so
+//! somebody has to be told. Knows no requests.
+
+use crate::link::versions::Version;
+use crate::replicas::models::routes::RouteTable;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A version is told of when it has been missed this long: replicas come and go, and a router that starts knows none.
+const MISSED_MAX: Duration = Duration::from_secs(10);
+
+/// The versions that are missed now, by the route's name and the version as it is written there.
+#[derive(Default)]
+pub struct UnservedVersions(BTreeMap<(String, String), Missed>);
+
+struct Missed {
+    since: Instant,
+    is_told: bool,
+}
+
+/// What has become of one version of a name, told once.
+#[derive(Debug, PartialEq, Eq)]
+pub struct RouteChange {
+    pub name: String,
+    pub version: String,
+    pub is_served: bool,
+    /// A served version that may have been meant.
+    pub like: Option<String>,
+}
+
+impl UnservedVersions {
+    /// Compares the routes with what replicas serve. A version that is to get nothing is not missed.
+    pub fn look(&mut self, table: &RouteTable, versions: &[Version], now: Instant) -> Vec<RouteChange> {
+        let routed = table.iter().flat_map(|(name, shares)| shares.iter().map(move |share| (name, share)));
+        let missed = routed.filter(|(_, share)| share.weight > 0 && share.of.among(versions).is_none());
+        let missed: BTreeMap<_, _> =
+            missed.map(|(name, share)| ((name.clone(), share.of.to_string()), share)).collect();
+        let mut changes = Vec::new();
+        self.0.retain(|of, before| {
+            let is_missed = missed.contains_key(of);
+            if !is_missed && before.is_told {
+                let (name, version) = of.clone();
+                changes.push(RouteChange { name, version, is_served: true, like: None });
+            }
+            is_missed
+        });
+        for ((name, version), share) in missed {
+            let of = (name.clone(), version.clone());
+            let before = self.0.entry(of).or_insert(Missed { since: now, is_told: false });
+            if !before.is_told && now.duration_since(before.since) >= MISSED_MAX {
+                before.is_told = true;
+                changes.push(RouteChange { name, version, is_served: false, like: share.of.like(versions) });
+            }
+        }
+        changes
+    }
+}
