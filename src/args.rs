@@ -7,6 +7,7 @@ use crate::roles::coordinator::CoordinatorCommand;
 use crate::roles::router::RouterCommand;
 use crate::roles::worker::WorkerCommand;
 use crate::serve::ServeCommand;
+use crate::settings::environment;
 use crate::{bench, simulate};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -21,14 +22,21 @@ struct Cli {
 }
 
 /// Reads the command line: the command, and the matches that tell flags from defaults. An invalid line ends the
-/// process.
+/// process, and so does a variable of ours that nothing is meant by.
 pub fn parse() -> (Command, ArgMatches) {
-    parsed(std::env::args_os().collect()).unwrap_or_else(|error| error.exit())
+    let text = |word: OsString| word.to_string_lossy().into_owned();
+    let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
+    parsed(std::env::args_os().collect(), variables).unwrap_or_else(|error| error.exit())
 }
 
-fn parsed(words: Vec<OsString>) -> Result<(Command, ArgMatches), clap::Error> {
+fn parsed(
+    words: Vec<OsString>,
+    variables: impl Iterator<Item = (String, String)>,
+) -> Result<(Command, ArgMatches), clap::Error> {
     let mut lockstep = Cli::command();
     let matches = lockstep.try_get_matches_from_mut(&words).map_err(|error| whose(error, &mut lockstep, &words))?;
+    let known = environment::check(&lockstep, variables);
+    known.map_err(|told| lockstep.error(ErrorKind::UnknownArgument, told))?;
     let cli = Cli::from_arg_matches(&matches)?;
     let said = matches.subcommand().map(|(_, said)| said.clone());
     Ok((cli.command, said.unwrap_or_default()))
@@ -147,7 +155,13 @@ mod tests {
     use super::*;
 
     fn check(line: &str, expect: Option<&str>) {
-        let told = parsed(line.split(' ').map(OsString::from).collect()).err().map(|error| error.to_string());
+        check_with(&[], line, expect);
+    }
+
+    fn check_with(variables: &[&str], line: &str, expect: Option<&str>) {
+        let variables = variables.iter().map(|name| ((*name).to_owned(), "1".to_owned()));
+        let told = parsed(line.split(' ').map(OsString::from).collect(), variables);
+        let told = told.err().map(|error| error.to_string());
         assert_eq!(told.is_some(), expect.is_some(), "{line}: {told:?}");
         assert!(told.is_none_or(|told| told.contains(expect.unwrap_or_default())), "{line}");
     }
@@ -166,5 +180,13 @@ mod tests {
         check("lockstep worker --max-running 1", Some("--max-running: it is for `lockstep router`"));
         check("lockstep worker --join a:1 --threads 1 --replica one", None);
         check("lockstep router --unheard-of", Some("unexpected argument '--unheard-of'"));
+    }
+
+    #[test]
+    fn variables_that_no_command_knows_are_refused_and_another_role_s_are_not() {
+        check_with(&["LOCKSTEP_THREADS", "LOCKSTEP_API_KEYS"], "lockstep coordinator --tp 2", None);
+        let meant = "LOCKSTEP_API_KEYES, which no command knows: a setting with a similar name is LOCKSTEP_API_KEYS";
+        check_with(&["HOME", "LOCKSTEP_API_KEYES"], "lockstep router", Some(meant));
+        check_with(&["LOCKSTEP_SEED"], "lockstep serve", Some("LOCKSTEP_SEED, which no command knows"));
     }
 }

@@ -147,7 +147,7 @@ impl Dice {
 #[test]
 fn streams_outlive_what_happens_to_any_role() {
     let number = |name: &str| std::env::var(name).ok().map(|n| n.parse::<u64>().expect("a number"));
-    let dice = Dice(number("LOCKSTEP_SEED").unwrap_or(11));
+    let dice = Dice(number("LOCKSTEP_CHAOS_SEED").unwrap_or(11));
     let star = hosts();
     match (number("LOCKSTEP_SOAK_MINUTES"), number("LOCKSTEP_CHAOS")) {
         (Some(minutes), _) => soak::run(Duration::from_secs(60 * minutes), dice, star),

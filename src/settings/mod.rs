@@ -6,6 +6,7 @@ mod check;
 mod choices;
 mod coordinator;
 pub mod device;
+pub mod environment;
 mod file;
 mod health;
 pub mod hub;

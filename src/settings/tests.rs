@@ -29,8 +29,10 @@ fn roles_may_share_a_file_and_what_nobody_knows_is_refused() {
     let (flags, said) = parsed::<CoordinatorRole>("--tp 2");
     let role = over::<CoordinatorRole, ServeSettings>(flags.clone(), &said, file).unwrap();
     assert_eq!((role.coordinator.tp, role.listen.listen.port()), (2, 2));
-    let worse = over::<CoordinatorRole, ServeSettings>(flags, &said, "worse = 1").unwrap_err();
+    let worse = over::<CoordinatorRole, ServeSettings>(flags.clone(), &said, "worse = 1").unwrap_err();
     assert!(worse.to_string().contains("worse is no setting"));
+    let slip = over::<CoordinatorRole, ServeSettings>(flags, &said, "max-batch-token = 1").unwrap_err();
+    assert!(slip.to_string().ends_with("a setting with a similar name is max-batch-tokens"), "{slip}");
     let alone = from_file::<WorkerRole>("", "http = \"127.0.0.1:1\"").unwrap_err();
     assert!(alone.to_string().contains("http is no setting"));
 }
