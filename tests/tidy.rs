@@ -246,9 +246,6 @@ fn clocks_are_for_people() {
         &["SystemTime", "UNIX_EPOCH", "OffsetDateTime", "UtcDateTime", "now_utc", "now_local", "chrono", "Utc"];
     // When something was made or seen, a name that nobody else has, and where a lone process begins to count.
     const TELLERS: &[&str] = &[
-        // `strftime_now` still decides a prompt: a template that asks for today's date gives another prompt
-        // tomorrow. It is to go.
-        "checkpoint/src/template.rs",
         "cluster/src/etcd/follow.rs",
         "cluster/src/etcd/keep.rs",
         "cluster/src/etcd/line.rs",

@@ -49,14 +49,17 @@ impl ChatTemplate {
         environment.add_filter("batch", bounded::batch);
         environment.add_filter("format", bounded::format);
         environment.add_function("raise_exception", raise_exception);
-        environment.add_function("strftime_now", strftime_now);
         sound(|| environment.add_template_owned(NAME, without_generation_marks(source)))?;
         Ok(ChatTemplate { environment, bos, eos })
     }
 
-    /// Renders the prompt. With `add_generation_prompt` it ends where the answer begins.
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let template = self.environment.get_template(NAME).map_err(failed)?;
+    /// Renders the prompt. With `add_generation_prompt` it ends where the answer begins. `now` is the time that a
+    /// template is told when it asks, in Unix seconds: the same chat at the same time is the same prompt everywhere.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool, now: u64) -> Result<String> {
+        // The clone shares all but the list of functions, which is short.
+        let mut environment = self.environment.clone();
+        environment.add_function("strftime_now", move |format: &str| strftime(format, now));
+        let template = environment.get_template(NAME).map_err(failed)?;
         let messages = messages
             .iter()
             .map(|message| Value::from_pairs([("role", message.role.as_str()), ("content", message.content.as_str())]));
@@ -187,9 +190,8 @@ fn raise_exception(message: String) -> std::result::Result<Value, minijinja::Err
     Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
 }
 
-fn strftime_now(format: &str) -> std::result::Result<String, minijinja::Error> {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    date::format(format, now.as_secs()).map_err(|what| minijinja::Error::new(ErrorKind::InvalidOperation, what))
+fn strftime(format: &str, now: u64) -> std::result::Result<String, minijinja::Error> {
+    date::format(format, now).map_err(|what| minijinja::Error::new(ErrorKind::InvalidOperation, what))
 }
 
 /// Like Python's `json.dumps(value, ensure_ascii=False)`, for which templates were written.
@@ -386,6 +388,8 @@ mod date {
             check(951_782_400, "Tuesday 29 Feb 2000 00:00:00");
             check(1_785_024_000, "Sunday 26 Jul 2026 00:00:00");
             assert!(format("%Q", 0).unwrap_err().contains("%Q"));
+            // A client may say any time in what it shows as a handle.
+            assert!(format("%A %d %b %Y", u64::MAX).is_ok());
         }
     }
 }

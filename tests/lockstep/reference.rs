@@ -52,7 +52,7 @@ fn prompts_are_those_of_transformers() {
         let text = case.text.unwrap_or_else(|| {
             let message = |said: &Said| Message { role: said.role.clone(), content: said.content.clone() };
             let messages: Vec<_> = case.messages.iter().map(message).collect();
-            let rendered = template.render(&messages, true).unwrap();
+            let rendered = template.render(&messages, true, 0).unwrap();
             assert_eq!(Some(&rendered), case.rendered.as_ref(), "case {}", case.name);
             n_chats += 1;
             rendered

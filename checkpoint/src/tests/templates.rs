@@ -10,19 +10,22 @@ fn renders_chats() {
     let template = checkpoint.chat_template().unwrap().unwrap();
     let messages = [Message { role: "user".into(), content: " Hi {{ 1 }} <b> ".into() }];
     assert_eq!(
-        template.render(&messages, true).unwrap(),
+        template.render(&messages, true, 0).unwrap(),
         "<|im_start|>user\nHi {{ 1 }} <b><|im_end|>\n<|im_start|>assistant\n"
     );
-    let tokens = checkpoint.tokenizer().unwrap().encode(&template.render(&messages, false).unwrap(), false).unwrap();
+    let tokens = checkpoint.tokenizer().unwrap().encode(&template.render(&messages, false, 0).unwrap(), false).unwrap();
     assert_eq!(tokens[0], 260);
 }
+
+/// Noon of the 29th of February 2000, in Unix seconds.
+const LEAP_DAY: u64 = 951_825_600;
 
 #[test]
 fn templates_as_transformers_runs_them() {
     let check = |source: &str, expect: std::result::Result<&str, &str>| {
         let messages = [Message { role: "user".into(), content: "é\"\n".into() }];
         let template = ChatTemplate::new(source, Some("<s>".into()), None);
-        match (template.and_then(|template| template.render(&messages, true)), expect) {
+        match (template.and_then(|template| template.render(&messages, true, LEAP_DAY)), expect) {
             (Ok(text), Ok(expect)) => assert_eq!(text, expect),
             (Err(error), Err(expect)) => assert!(error.to_string().contains(expect), "{error}"),
             (found, expect) => panic!("{source}: {found:?}, expected {expect:?}"),
@@ -36,7 +39,9 @@ fn templates_as_transformers_runs_them() {
     check("a {%- generation %}b{% endgeneration -%} c", Ok("abc"));
     check("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", Ok("01"));
     check("{{ raise_exception('roles must alternate') }}", Err("roles must alternate"));
-    check("{{ strftime_now('%Y') | length }}", Ok("4"));
+    check("{{ strftime_now('%d %b %Y') }}", Ok("29 Feb 2000"));
+    check("{% macro f() %}{{ strftime_now('%H') }}{% endmacro %}{{ f() }}", Ok("12"));
+    check("{{ strftime_now is defined }}", Ok("True"));
     check("{{ strftime_now('%Q') }}", Err("%Q"));
     check("{% for", Err("line 1"));
     check("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", Err("recursion"));
@@ -78,7 +83,7 @@ fn templates_of_models_render_as_in_transformers() {
             let text = |message: &Value, key: &str| message[key].as_str().unwrap().to_owned();
             let message = |m: &Value| Message { role: text(m, "role"), content: text(m, "content") };
             let messages: Vec<Message> = case["messages"].as_array().unwrap().iter().map(message).collect();
-            let rendered = template.render(&messages, case["prompt"].as_bool().unwrap());
+            let rendered = template.render(&messages, case["prompt"].as_bool().unwrap(), 0);
             match (&rendered, case["text"].as_str(), case["text"]["error"].as_str()) {
                 (Ok(rendered), Some(expected), _) if rendered == expected => {}
                 (Err(error), _, Some(expected)) if error.to_string().contains(expected) => {}

@@ -71,7 +71,7 @@ fn use_up(path: &Path) -> bool {
         tokenize(&tokenizer);
     }
     if let Ok(Some(template)) = checkpoint.chat_template() {
-        let _refused = template.render(&[Message { role: "user".into(), content: TEXT.into() }], true);
+        let _refused = template.render(&[Message { role: "user".into(), content: TEXT.into() }], true, 0);
     }
     true
 }

@@ -4,7 +4,7 @@ use crate::board::pick::hashed;
 use crate::faces::SESSION;
 use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::front::ask::{Ask, Purpose, after};
-use crate::front::frontend::Frontend;
+use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -62,7 +62,7 @@ impl Inference for Service {
             Some(v1::tokenize_request::Input::Chat(chat)) => Input::Chat(chat),
             None => return Err(status(Refusal::invalid("input", "one of text and chat"))),
         };
-        let token_ids = self.front.tokens(&text, input, true).await.map_err(status)?;
+        let token_ids = self.front.tokens(&text, input, true, unix_seconds()).await.map_err(status)?;
         Ok(Response::new(v1::TokenizeReply { token_ids }))
     }
 

@@ -79,10 +79,17 @@ impl Frontend {
         std::iter::successors(Some(self.topology(0)), |page| page.next.map(|from| self.topology(from)))
     }
 
-    /// A prompt's tokens. `add_special` is for plain text; a template writes its special tokens itself.
-    pub async fn tokens(&self, of: &Arc<ModelText>, input: Input, add_special: bool) -> Result<Tokens, Refusal> {
+    /// A prompt's tokens. `add_special` is for plain text; a template writes its special tokens itself. `now` is the
+    /// time that the template is told: the same at every router to which a stream is moved.
+    pub async fn tokens(
+        &self,
+        of: &Arc<ModelText>,
+        input: Input,
+        add_special: bool,
+        now: u64,
+    ) -> Result<Tokens, Refusal> {
         let of = of.clone();
-        self.off_runtime(length(&input), move || of.encode(input, add_special)).await?
+        self.off_runtime(length(&input), move || of.encode(input, add_special, now)).await?
     }
 
     /// The text of tokens that were checked, without special ones.

@@ -98,17 +98,19 @@ impl Frontend {
             Some(handle) => (VersionBy::Digest(handle.digest), Some(handle.seed)),
             None => (VersionBy::Key(purpose.key(session, tenant)), None),
         };
+        // A template may ask for the time: a resumed stream has that of its beginning, or it had another prompt.
+        let created = handle.map_or_else(unix_seconds, |handle| handle.created);
         let model = self.model(&model, by)?;
         let (like, wording) = self.read(purpose, &model.text, seed).await?;
         let preparing = trace.prepare();
         let mut read = Vec::with_capacity(prompts.len());
         for input in prompts {
-            read.push(self.prompt(&model.text, input, echo).await?);
+            read.push(self.prompt(&model.text, input, echo, created).await?);
         }
         drop((preparing, ask.body));
         let like = Request { tenant, weight: tenant_of.weight(), priority, ..like };
         let numbers = first_choice..first_choice + n_choices;
-        Ok((Prepared { prompts: read, like, wording, numbers, model, session, deadline }, resume))
+        Ok((Prepared { prompts: read, like, wording, numbers, model, session, deadline, created }, resume))
     }
 
     async fn read(
@@ -121,12 +123,12 @@ impl Frontend {
         self.off_runtime(purpose.work(), move || purpose.read(&of, seed, &limits)).await?
     }
 
-    async fn prompt(&self, of: &Arc<ModelText>, input: Input, echo: bool) -> Result<Prompt, Refusal> {
+    async fn prompt(&self, of: &Arc<ModelText>, input: Input, echo: bool, now: u64) -> Result<Prompt, Refusal> {
         let text = match &input {
             Input::Text(text) if echo => Some(text.clone()),
             _ => None,
         };
-        let ids = self.tokens(of, input, true).await?;
+        let ids = self.tokens(of, input, true, now).await?;
         let text = match text {
             None if echo => Some(self.detokenized(of, ids.clone()).await?),
             text => text,
@@ -173,7 +175,7 @@ impl Frontend {
         (permit, charge): (AdmissionPermit, Charge),
         trace: &Traced,
     ) -> Result<Generation, Refusal> {
-        let Prepared { prompts, like, wording, model, deadline, .. } = prepared;
+        let Prepared { prompts, like, wording, model, deadline, created, .. } = prepared;
         let Destination { picked: Picked { link, replica, n_cached }, print, before, marks } = destination;
         // Caches were looked up only for the first prompt.
         let n_cached = if prompts.len() == 1 { n_cached } else { 0 };
@@ -193,7 +195,7 @@ impl Frontend {
             }
             choices.push(choice);
         }
-        let handle = self.handle(before, &replica, like.sampling.seed, replica.id(first_key).0);
+        let handle = self.handle(before, &replica, like.sampling.seed, replica.id(first_key).0, created);
         let sealed = handle.seal(&self.config.resume_key, &print, like.tenant);
         let n_prompt = prompts.iter().map(|prompt| prompt.ids.len() as u32).sum();
         // If there is only one model, all metrics already have its name.
@@ -222,10 +224,17 @@ impl Frontend {
     }
 
     /// The handle of the stream from now on. A resumed stream keeps its reply's first id.
-    fn handle(&self, before: Option<ResumeHandle>, replica: &Replica, seed: u64, first_id: u64) -> ResumeHandle {
-        let (context, public, created) = match before {
-            Some(before) => (before.context, before.public, before.created),
-            None => (replica.context, (self.nonce, first_id), unix_seconds()),
+    fn handle(
+        &self,
+        before: Option<ResumeHandle>,
+        replica: &Replica,
+        seed: u64,
+        first_id: u64,
+        created: u64,
+    ) -> ResumeHandle {
+        let (context, public) = match before {
+            Some(before) => (before.context, before.public),
+            None => (replica.context, (self.nonce, first_id)),
         };
         let (digest, incarnation, replica) = (replica.digest, replica.incarnation, replica.name.clone());
         ResumeHandle { digest, seed, context, public, created, first_id, incarnation, replica }
@@ -253,6 +262,8 @@ struct Prepared {
     model: ResolvedModel,
     session: Option<u64>,
     deadline: Option<Instant>,
+    /// Unix seconds: when the stream began, wherever that was.
+    created: u64,
 }
 
 /// Bytes of a request's lists up to which they do not count as waiting tokens.

@@ -45,6 +45,7 @@ pub struct ResumeHandle {
     pub context: u32,
     /// The public id of the reply, which does not change.
     pub public: (u32, u64),
+    /// When it was let in, in Unix seconds. A template that asks for the time is told this one again.
     pub created: u64,
     /// The id of its first choice, under which it may still run; the others' follow.
     pub first_id: u64,

@@ -2,8 +2,10 @@
 //! undisturbed one, wherever it broke off.
 
 use crate::client::{Reply, post, post_after, post_with_key};
+use crate::fake::Fake;
 use crate::grpc::{ask, client, generate};
-use crate::{House, config, eventually, run_within};
+use crate::{House, config, eventually, model, run_within};
+use checkpoint::ChatTemplate;
 use proto::v1;
 use proto::v1::generate_reply::Event;
 use router::{ApiKeys, Config, ResumeKey};
@@ -73,6 +75,34 @@ fn a_stream_that_breaks_off_anywhere_resumes_with_the_same_rest() {
             }
             close_both((first, second)).await;
         }
+    });
+}
+
+/// A template that asks for the time, as Llama 3.1's does for the date, is told when the stream began.
+#[test]
+fn a_prompt_with_the_time_in_it_is_the_same_when_its_stream_is_resumed_later() {
+    run_within(PATIENCE, async {
+        let text = || {
+            let template = "{{ strftime_now('%Y-%m-%d %H:%M:%S') }}{{ messages[0].content }}";
+            let template = Some(ChatTemplate::new(template, None, None).unwrap());
+            router::ModelText { template, ..model::text() }
+        };
+        let fake = Fake::start();
+        fake.welcome();
+        let members = || -> router::Membership { vec![fake.coordinator()].into() };
+        let first = House::reading(config(), vec![fake.clone()], members(), text()).await;
+        let second = House::reading(config(), vec![fake.clone()], members(), text()).await;
+        first.ready().await;
+        second.ready().await;
+        let body = json!({ "messages": [{ "role": "user", "content": "A" }], "stream": true });
+        let whole = post(first.http, CHAT, &body).await;
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        let rest = post_after(second.http, CHAT, &whole.identified()[3].0, &body).await;
+        assert_eq!(rest.events(), whole.events()[4..], "{}", rest.body);
+        let prompts: Vec<_> = fake.submits().into_iter().map(|submit| submit.prompt).collect();
+        assert_eq!(prompts.iter().filter(|prompt| **prompt == prompts[0]).count(), prompts.len(), "{prompts:?}");
+        assert_eq!(prompts[0].len(), "2026-01-01 00:00:00A".len());
+        close_both((first, second)).await;
     });
 }
 

@@ -116,7 +116,7 @@ fn template() {
                 continue;
             }
         };
-        let rendered = chats.iter().filter(|chat| template.render(chat, true).is_ok());
+        let rendered = chats.iter().filter(|chat| template.render(chat, true, 0).is_ok());
         n_rendered += u64::from(rendered.count() > 0);
     }
     assert!(

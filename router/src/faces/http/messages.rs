@@ -6,7 +6,7 @@ use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::single::{self, invalid, objects, text_of, whole};
 use crate::faces::http::sse::{self, Position, Voice};
 use crate::front::ask::Ask;
-use crate::front::frontend::Frontend;
+use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::resume::ReadMark;
@@ -47,7 +47,7 @@ pub async fn count_tokens(State(front): State<Arc<Frontend>>, request: Request) 
     });
     let (text, messages) = read.map_err(said)?;
     let chat = v1::Chat { messages, add_generation_prompt: None };
-    let tokens = front.tokens(&text, Input::Chat(chat), false).await.map_err(said)?;
+    let tokens = front.tokens(&text, Input::Chat(chat), false, unix_seconds()).await.map_err(said)?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }
 

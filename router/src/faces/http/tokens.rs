@@ -4,8 +4,7 @@ use crate::faces::http::chat::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::format::token_text;
 use crate::faces::http::page::read;
-use crate::front::frontend::Frontend;
-use crate::front::frontend::TOKEN_TEXT_BYTES;
+use crate::front::frontend::{Frontend, TOKEN_TEXT_BYTES, unix_seconds};
 use crate::refusal::Refusal;
 use crate::replicas::models::table::VersionBy;
 use axum::Json;
@@ -27,7 +26,7 @@ pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> R
         None => Input::Chat(conversation(&mut fields)?),
     };
     let with_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
-    let tokens = front.tokens(&text, input, add_special).await?;
+    let tokens = front.tokens(&text, input, add_special, unix_seconds()).await?;
     let context = front.model(&model, VersionBy::Weight).map_or(text.spec.context, |model| model.replica.context);
     let n_tokens = tokens.len();
     let answer = move || {

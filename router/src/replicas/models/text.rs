@@ -15,12 +15,13 @@ pub struct ModelText {
 }
 
 impl ModelText {
-    /// `add_special` is for plain text; a template writes its special tokens itself.
-    pub(crate) fn encode(&self, input: Input, add_special: bool) -> Result<Tokens, Refusal> {
+    /// `add_special` is for plain text; a template writes its special tokens itself. `now` is the time that it is told
+    /// when it asks, in Unix seconds.
+    pub(crate) fn encode(&self, input: Input, add_special: bool, now: u64) -> Result<Tokens, Refusal> {
         let (field, text, add_special) = match input {
             Input::TokenIds(ids) => return self.checked(ids.ids),
             Input::Text(text) => ("text", text, add_special),
-            Input::Chat(chat) => ("chat", self.render(chat)?, false),
+            Input::Chat(chat) => ("chat", self.render(chat, now)?, false),
         };
         let tokens = self.tokenizer.encode(&text, add_special);
         let tokens = tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))?;
@@ -48,7 +49,7 @@ impl ModelText {
         }
     }
 
-    fn render(&self, chat: v1::Chat) -> Result<String, Refusal> {
+    fn render(&self, chat: v1::Chat, now: u64) -> Result<String, Refusal> {
         let no_template = || Refusal::invalid("chat", "the model has no chat template; send text instead");
         let template = self.template.as_ref().ok_or_else(no_template)?;
         if chat.messages.is_empty() {
@@ -56,7 +57,7 @@ impl ModelText {
         }
         let message = |message: v1::ChatMessage| checkpoint::Message { role: message.role, content: message.content };
         let messages: Vec<checkpoint::Message> = chat.messages.into_iter().map(message).collect();
-        let rendered = template.render(&messages, chat.add_generation_prompt.unwrap_or(true));
+        let rendered = template.render(&messages, chat.add_generation_prompt.unwrap_or(true), now);
         rendered.map_err(|error| Refusal::invalid("chat", error.to_string()))
     }
 }
