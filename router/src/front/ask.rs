@@ -32,11 +32,12 @@ pub struct Ask {
     pub session: Option<u64>,
     /// The stream to resume, and how much of it the client has.
     pub resume: Option<Resume>,
-    pub body: BodyPermits,
+    pub body: BodyPermit,
 }
 
-/// The memory that a request's text holds until it has become tokens.
-pub type BodyPermits = Vec<OwnedSemaphorePermit>;
+/// The memory that a request's text holds until it has become tokens. One permit for all of its bytes, in however many
+/// pieces they came.
+pub type BodyPermit = Option<OwnedSemaphorePermit>;
 
 impl Default for Ask {
     /// Asks for one answer to no prompt, with the model's defaults.
@@ -53,7 +54,7 @@ impl Default for Ask {
             tenant: TenantId::default(),
             session: None,
             resume: None,
-            body: Vec::new(),
+            body: None,
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::config::RouterLimits;
 use crate::faces::SESSION;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, Streaming};
-use crate::front::ask::{Ask, BodyPermits};
+use crate::front::ask::{Ask, BodyPermit};
 use crate::front::frontend::Frontend;
 use crate::front::recorder::Recorder;
 use crate::front::resume::Resume;
@@ -25,7 +25,7 @@ pub struct Page {
     /// The header as it came; empty if absent.
     last_event_id: String,
     /// The memory that the body holds until its text has become tokens.
-    pub body: BodyPermits,
+    pub body: BodyPermit,
 }
 
 impl Page {
@@ -80,10 +80,10 @@ async fn in_time<T>(front: &Frontend, body: impl Future<Output = T>) -> Result<T
 
 /// Reads the body. One that is too large, or has no room beside the others, is still read to its end, within reason: a
 /// client that is still sending reads no refusal.
-async fn read_body(front: &Frontend, body: Body) -> Result<(Vec<u8>, BodyPermits), HttpError> {
+async fn read_body(front: &Frontend, body: Body) -> Result<(Vec<u8>, BodyPermit), HttpError> {
     let limits = &front.config.limits;
     let mut chunks = body.into_data_stream();
-    let (mut bytes, mut n_bytes, mut room, mut is_room) = (Vec::new(), 0, Vec::new(), true);
+    let (mut bytes, mut n_bytes, mut room, mut is_room) = (Vec::new(), 0, BodyPermit::None, true);
     while let Some(chunk) = chunks.next().await {
         let broken = |_| HttpError::bad_request(StatusCode::BAD_REQUEST, "the body broke off");
         let chunk = chunk.map_err(broken)?;
@@ -97,7 +97,10 @@ async fn read_body(front: &Frontend, body: Body) -> Result<(Vec<u8>, BodyPermits
         }
         match front.bodies.clone().try_acquire_many_owned(wanted) {
             Ok(taken) => {
-                room.push(taken);
+                match &mut room {
+                    Some(room) => room.merge(taken),
+                    None => room = Some(taken),
+                }
                 bytes.extend_from_slice(&chunk);
             }
             Err(_) => is_room = false,
