@@ -4,19 +4,23 @@ use crate::connection::Connection;
 use crate::greeting::{PROOF_MAX, Trust};
 use crate::refusals::Refusals;
 use crate::refused::Unconnected;
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc};
-use tokio::time::timeout;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::{Instant, timeout};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpIncoming;
 
 /// The most peers that prove themselves at once; more wait in the listener's queue.
-const PROVING_MAX: usize = 64;
+const PROVING_MAX: usize = 128;
+/// What a proof takes between distant machines. A peer that took longer leaves its place where others wait for one: a
+/// peer that says nothing keeps out those that would for no longer.
+const PROOF_USUAL: Duration = Duration::from_millis(200);
 /// The most connections that have proved themselves and were not yet taken.
 const PROVED_MAX: usize = 64;
 /// The pause after the listener failed, as when the process has no descriptors left.
@@ -31,10 +35,9 @@ pub fn incoming(listener: TcpListener, trust: Trust) -> impl Stream<Item = io::R
 }
 
 async fn listen(listener: TcpListener, trust: Trust, proved: mpsc::Sender<io::Result<Connection>>) {
-    let proving = Arc::new(Semaphore::new(PROVING_MAX));
+    let mut proving = Proving::new();
     let refusals = Arc::new(Refusals::default());
     loop {
-        let Ok(permit) = proving.clone().acquire_owned().await else { return };
         let accepted = tokio::select! {
             () = proved.closed() => return,
             accepted = listener.accept() => accepted,
@@ -47,17 +50,70 @@ async fn listen(listener: TcpListener, trust: Trust, proved: mpsc::Sender<io::Re
                 continue;
             }
         };
+        let Some(place) = proving.place().await else { return };
         let (trust, proved, refusals) = (trust.clone(), proved.clone(), refusals.clone());
         tokio::spawn(async move {
-            let _permit = permit;
-            match timeout(PROOF_MAX, trust.accept(stream)).await.unwrap_or(Err(Unconnected::Late)) {
-                Ok(connection) => {
+            match place.prove(&trust, stream).await {
+                Ok((connection, _place)) => {
                     // Nobody takes connections any more when the server has ended.
                     let _ended = proved.send(Ok(connection)).await;
                 }
                 Err(why) => log_refusal(peer, &why, &refusals),
             }
         });
+    }
+}
+
+/// The places of the peers that prove themselves.
+struct Proving {
+    places: Arc<Semaphore>,
+    /// The peers that have a place, the longest there first.
+    peers: VecDeque<(Instant, oneshot::Sender<()>)>,
+}
+
+/// A peer's place until it has proved itself, and then until its connection is taken.
+struct Place {
+    permit: OwnedSemaphorePermit,
+    /// Ends when the place is given to another peer.
+    lost: oneshot::Receiver<()>,
+}
+
+impl Proving {
+    fn new() -> Proving {
+        Proving { places: Arc::new(Semaphore::new(PROVING_MAX)), peers: VecDeque::new() }
+    }
+
+    /// A place for one more peer: a free one, or that of the peer which has tried longest, once it has had its time.
+    async fn place(&mut self) -> Option<Place> {
+        loop {
+            self.peers.retain(|(_, place)| !place.is_closed());
+            let left = self.peers.front().map(|(since, _)| PROOF_USUAL.saturating_sub(since.elapsed()));
+            // Without a peer that could be asked to leave, those that have proved themselves hold all places.
+            let free = timeout(left.unwrap_or(PROOF_USUAL), self.places.clone().acquire_owned()).await;
+            match free {
+                Ok(Ok(permit)) => {
+                    let (kept, lost) = oneshot::channel();
+                    self.peers.push_back((Instant::now(), kept));
+                    return Some(Place { permit, lost });
+                }
+                Ok(Err(_closed)) => return None,
+                // Its task ends with the sender, and leaves the place.
+                Err(_elapsed) => drop(self.peers.pop_front()),
+            }
+        }
+    }
+}
+
+impl Place {
+    async fn prove(self, trust: &Trust, stream: TcpStream) -> Result<(Connection, OwnedSemaphorePermit), Unconnected> {
+        let Place { permit, lost } = self;
+        tokio::select! {
+            proved = timeout(PROOF_MAX, trust.accept(stream)) => {
+                let connection = proved.unwrap_or(Err(Unconnected::Late))?;
+                Ok((connection, permit))
+            }
+            _ = lost => Err(Unconnected::Displaced),
+        }
     }
 }
 

@@ -35,6 +35,8 @@ pub enum Unconnected {
     Io(#[from] io::Error),
     #[error("nothing was heard for too long")]
     Late,
+    #[error("nothing was proved in the usual time, and others wait to be heard")]
+    Displaced,
     #[error(transparent)]
     NoRandomness(#[from] NoRandomness),
     /// There was no address to dial.

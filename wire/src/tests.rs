@@ -4,6 +4,7 @@ use crate::dial::dial;
 use crate::greeting::{MAGIC, PROOF_BYTES, REPLY_BYTES, Verdict};
 use crate::token::NONCE_BYTES;
 use crate::{JoinToken, Refused, Trust, Unconnected, incoming};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt;
@@ -38,6 +39,30 @@ async fn both_sides_have_the_token_or_are_told_why_not() {
     check(Some(token('a')), Some(token('b')), Err(Refused::TokenWrong)).await;
     check(Some(token('a')), None, Err(Refused::TokenMissing)).await;
     check(None, Some(token('b')), Err(Refused::TokenUnwanted)).await;
+}
+
+/// Peers that say nothing, or begin and do not go on, wait for themselves alone.
+#[tokio::test]
+async fn who_proves_nothing_keeps_nobody_out() {
+    const N_IDLE: usize = 300;
+    const JOINED_MAX: Duration = Duration::from_secs(3);
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap().to_string();
+    let trust = Trust { token: Some(token('a')), tls: None };
+    let mut incoming = Box::pin(incoming(socket, trust.clone()));
+    let mut idle = Vec::new();
+    for n in 0..N_IDLE {
+        let mut stream = TcpStream::connect(&address).await.unwrap();
+        if n % 2 == 0 {
+            stream.write_all(&MAGIC).await.unwrap();
+        }
+        idle.push(stream);
+    }
+    for _ in 0..2 {
+        let joined = async { (dial(&address, &trust).await, incoming.next().await) };
+        let (dialled, taken) = tokio::time::timeout(JOINED_MAX, joined).await.expect("it waits behind them");
+        assert!(dialled.is_ok() && taken.unwrap().is_ok());
+    }
 }
 
 /// Whatever a peer sends, and wherever it stops, the next one is served.
