@@ -20,6 +20,11 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// The API keys. Without any, anybody may ask.
     pub keys: ApiKeys,
+    /// Names by which clients may say the HTTP server, besides this machine's own: where it listens on loopback and
+    /// asks for no key.
+    pub hosts_allowed: Vec<String>,
+    /// Origins whose pages may ask it, besides this machine's own: where it asks for no key.
+    pub origins_allowed: Vec<String>,
     /// The key that all routers of the cluster share, so that they can resume each other's streams.
     pub resume_key: ResumeKey,
     /// What `/metrics` answers.
@@ -175,6 +180,8 @@ impl Default for Config {
             limits: RouterLimits::default(),
             timeouts: Timeouts::default(),
             keys: ApiKeys::default(),
+            hosts_allowed: Vec::new(),
+            origins_allowed: Vec::new(),
             resume_key: ResumeKey::of(&[]),
             metrics: Arc::new(String::new),
             text_files: None,

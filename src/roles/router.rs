@@ -174,6 +174,8 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
         },
         timeouts: router::Timeouts { drain_max, replica_absence_max, request_max, ..router::Timeouts::default() },
         keys: keys::read(settings)?,
+        hosts_allowed: settings.allowed_hosts.clone().unwrap_or_default(),
+        origins_allowed: settings.allowed_origins.clone().unwrap_or_default(),
         metrics,
         ..router::Config::default()
     })

@@ -135,7 +135,7 @@ fn no_page_goes_around_the_key() {
             for path in written {
                 for method in ["GET", "POST", "HEAD", "PUT", "OPTIONS"] {
                     let body = r#"{"prompt": "x", "tokens": [1], "input": "x"}"#;
-                    let head = "host: test\r\nconnection: close\r\nx-original-url: /health\r\nx-api-key: k1";
+                    let head = "host: localhost\r\nconnection: close\r\nx-original-url: /health\r\nx-api-key: k1";
                     let n = body.len();
                     let request = format!("{method} {path} HTTP/1.1\r\n{head}\r\ncontent-length: {n}\r\n\r\n{body}");
                     let reply = send(house.http, &request).await;

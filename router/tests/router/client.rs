@@ -43,19 +43,20 @@ fn line_of(event: &str, name: &str) -> Option<String> {
 }
 
 pub async fn get(address: SocketAddr, path: &str) -> Reply {
-    send(address, &format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")).await
+    send(address, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await
 }
 
 /// Requests a stream from the position of an event's id on.
 pub async fn post_after(address: SocketAddr, path: &str, last_event_id: &str, body: &Value) -> Reply {
     let request = posting(path, &body.to_string());
-    let with_id = format!("host: test\r\nlast-event-id: {last_event_id}");
-    send(address, &request.replacen("host: test", &with_id, 1)).await
+    let with_id = format!("host: localhost\r\nlast-event-id: {last_event_id}");
+    send(address, &request.replacen("host: localhost", &with_id, 1)).await
 }
 
 pub async fn post_with_key(address: SocketAddr, path: &str, key: &str, body: &Value) -> Reply {
     let request = posting(path, &body.to_string());
-    send(address, &request.replacen("host: test", &format!("host: test\r\nauthorization: Bearer {key}"), 1)).await
+    send(address, &request.replacen("host: localhost", &format!("host: localhost\r\nauthorization: Bearer {key}"), 1))
+        .await
 }
 
 pub async fn post(address: SocketAddr, path: &str, body: &Value) -> Reply {
@@ -69,7 +70,7 @@ pub async fn post_text(address: SocketAddr, path: &str, body: &str) -> Reply {
 fn posting(path: &str, body: &str) -> String {
     let n = body.len();
     format!(
-        "POST {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-type: application/json\r\n\
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
          content-length: {n}\r\n\r\n{body}"
     )
 }

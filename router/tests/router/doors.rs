@@ -54,8 +54,9 @@ fn browsers_may_ask() {
         let mut config = config();
         config.keys = ApiKeys::parse("k1").unwrap();
         let house = House::open(config).await;
-        let preflight = "OPTIONS /v1/completions HTTP/1.1\r\nhost: test\r\nconnection: close\r\norigin: http://x\r\n\
-             access-control-request-method: POST\r\naccess-control-request-headers: authorization,x-more\r\n\r\n";
+        let preflight = "OPTIONS /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+             origin: http://x\r\naccess-control-request-method: POST\r\n\
+             access-control-request-headers: authorization,x-more\r\n\r\n";
         let reply = send(house.http, preflight).await;
         assert_eq!((reply.status, reply.headers["access-control-allow-origin"].as_str()), (204, "*"));
         assert_eq!(reply.headers["access-control-allow-headers"], "authorization,x-more");
@@ -63,6 +64,31 @@ fn browsers_may_ask() {
         // Refusals have the header too: a page could not read them otherwise.
         let refused = post(house.http, COMPLETIONS, &json!({})).await;
         assert_eq!((refused.status, refused.headers["access-control-allow-origin"].as_str()), (401, "*"));
+        house.close().await;
+    });
+}
+
+/// A page whose own name resolves to a loopback address asks as if it came from there; and so does any page of a
+/// browser on this machine.
+#[test]
+fn pages_of_strangers_are_not_answered_where_no_key_is_asked_for() {
+    run(async {
+        let house = House::open(config()).await;
+        let ask = |host: &str, origin: &str| {
+            let body = r#"{"prompt": "Hi", "max_tokens": 1}"#;
+            let (head, n) = (format!("host: {host}{origin}\r\nconnection: close"), body.len());
+            format!("POST {COMPLETIONS} HTTP/1.1\r\n{head}\r\ncontent-length: {n}\r\n\r\n{body}")
+        };
+        for (host, origin) in [("evil.example", ""), ("localhost", "\r\norigin: http://evil.example")] {
+            let refused = send(house.http, &ask(host, origin)).await;
+            assert_eq!(refused.status, 403, "{refused:?}");
+            assert!(refused.body.contains("evil.example") && refused.body.contains("--allowed-"), "{}", refused.body);
+            assert!(!refused.headers.contains_key("access-control-allow-origin"));
+        }
+        assert!(house.fake.submits().is_empty());
+        let own = send(house.http, &ask("localhost", "\r\norigin: http://localhost:3000")).await;
+        assert_eq!((own.status, &*own.headers["access-control-allow-origin"]), (200, "http://localhost:3000"));
+        assert_eq!(send(house.http, &ask(&house.http.to_string(), "")).await.status, 200);
         house.close().await;
     });
 }
@@ -100,7 +126,7 @@ fn a_connection_too_many_is_told_so() {
         let house = House::open(config).await;
         eventually(|| async {
             let mut first = TcpStream::connect(house.http).await.unwrap();
-            first.write_all(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
+            first.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
             if !read_until(&mut first, "\r\n\r\n").await.starts_with("HTTP/1.1 200") {
                 return false;
             }
@@ -184,7 +210,7 @@ fn a_connection_that_never_reads_gives_back_its_place() {
         house.fake.script(|script| script.answer = vec![120; 150]);
         let prompts: Vec<String> = (0..12).map(|i| format!("prompt {i}")).collect();
         let long = json!({ "prompt": prompts, "n": 16, "logprobs": 20, "stream": true }).to_string();
-        let head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\nauthorization: Bearer k1\r\n";
+        let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer k1\r\n";
         let mut deaf = TcpStream::connect(house.http).await.unwrap();
         deaf.write_all(format!("{head}content-length: {}\r\n\r\n{long}", long.len()).as_bytes()).await.unwrap();
         eventually(|| async { !house.fake.submits().is_empty() }).await;
@@ -205,7 +231,7 @@ fn a_connection_that_never_reads_gives_back_its_place() {
 
 async fn is_alive(address: SocketAddr) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect(address).await?;
-    stream.write_all(b"GET /health HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").await?;
+    stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await?;
     let mut reply = Vec::new();
     stream.read_to_end(&mut reply).await?;
     Ok(reply.starts_with(b"HTTP/1.1 200"))

@@ -82,7 +82,7 @@ fn bodies_that_are_read_together_are_limited() {
         config.limits.bodies_bytes_max = 1000;
         let house = House::open(config).await;
         let mut slow = TcpStream::connect(house.http).await.unwrap();
-        let head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: 950\r\n\r\n";
+        let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 950\r\n\r\n";
         slow.write_all(format!("{head}{}", " ".repeat(900)).as_bytes()).await.unwrap();
         let body = json!({ "prompt": "x".repeat(100) });
         eventually(|| async { post(house.http, COMPLETIONS, &body).await.status == 429 }).await;

@@ -145,7 +145,7 @@ fn anthropics_errors() {
         let bare = |key: &str, body: &Value| {
             let text = body.to_string();
             format!(
-                "POST {MESSAGES} HTTP/1.1\r\nhost: test\r\nconnection: close\r\nx-api-key: {key}\r\n\
+                "POST {MESSAGES} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-api-key: {key}\r\n\
                  content-length: {}\r\n\r\n{text}",
                 text.len()
             )

@@ -85,7 +85,7 @@ fn headers(path: &str, key: &str) -> Vec<u8> {
     let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
     let named = |name: &str, value: &str| [&[0][..], &text(name), &text(value)].concat();
     let mut all = vec![0x83, 0x86];
-    all.extend([&[4][..], &text(path), &[1], &text("test")].concat());
+    all.extend([&[4][..], &text(path), &[1], &text("localhost")].concat());
     all.extend(named("content-type", "application/grpc"));
     all.extend(named("te", "trailers"));
     if !key.is_empty() {

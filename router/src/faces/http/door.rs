@@ -1,4 +1,4 @@
-//! API keys, limits and CORS of the HTTP pages. Knows no page.
+//! API keys and limits of the HTTP pages. Knows no page.
 
 use crate::faces::doors::panics::{Panicked, caught};
 use crate::faces::http::error::HttpError;
@@ -8,12 +8,8 @@ use crate::refusal::Refusal;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use http::header::{
-    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
-    ACCESS_CONTROL_REQUEST_METHOD, AUTHORIZATION, HeaderName, HeaderValue,
-};
-use http::{HeaderMap, Method, StatusCode};
+use http::HeaderMap;
+use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use std::sync::Arc;
 use std::time::Duration;
 use types::TenantId;
@@ -81,36 +77,6 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 pub async fn unbroken(request: Request, next: Next) -> Response {
     let answered = caught(next.run(request)).await;
     answered.unwrap_or_else(|Panicked| HttpError::from(Refusal::failed("the server broke on it")).into_response())
-}
-
-/// Lets pages of any origin ask: keys keep others out, and there are no cookies.
-pub async fn cors(request: Request, next: Next) -> Response {
-    const ANY: HeaderValue = HeaderValue::from_static("*");
-    const EXPOSED: HeaderValue = HeaderValue::from_static(
-        "retry-after, retry-after-ms, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
-         x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens",
-    );
-    let is_preflight =
-        request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
-    let mut response = match is_preflight {
-        true => preflight(request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).cloned()),
-        false => next.run(request).await,
-    };
-    let headers = response.headers_mut();
-    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, ANY);
-    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
-    response
-}
-
-fn preflight(wanted: Option<HeaderValue>) -> Response {
-    let mut response = StatusCode::NO_CONTENT.into_response();
-    let headers = response.headers_mut();
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
-    // The requested headers are repeated as they came, because `*` does not cover `authorization`.
-    let allowed = wanted.unwrap_or(HeaderValue::from_static("authorization, content-type"));
-    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed);
-    headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400"));
-    response
 }
 
 #[cfg(test)]

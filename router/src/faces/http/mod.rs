@@ -1,8 +1,8 @@
 //! HTTP for clients: OpenAI's endpoints and Anthropic's, and pages for operators. Each page translates for `front`.
 //!
-//! Knows no replica, but for what lists of models show. Read `server` and `door` (connections and keys), `page` and
-//! `fields` (what a client sent), then an endpoint: OpenAI's `chat` and `completions` share `answer`, `format` and
-//! `chunks`; `responses` and Anthropic's `messages` share `single`. All streams go through `sse`.
+//! Knows no replica, but for what lists of models show. Read `server`, `origin` and `door` (connections, browsers and
+//! keys), `page` and `fields` (what a client sent), then an endpoint: OpenAI's `chat` and `completions` share `answer`,
+//! `format` and `chunks`; `responses` and Anthropic's `messages` share `single`. All streams go through `sse`.
 
 mod answer;
 mod chat;
@@ -15,6 +15,7 @@ pub mod fields;
 pub mod format;
 mod messages;
 mod models;
+mod origin;
 mod page;
 mod responses;
 mod server;
@@ -24,6 +25,7 @@ mod tokens;
 
 use crate::faces::Error;
 use crate::faces::http::error::HttpError;
+use crate::faces::http::origin::Visitors;
 use crate::front::frontend::Frontend;
 use axum::Router;
 use axum::extract::State;
@@ -36,10 +38,11 @@ use tokio_util::sync::CancellationToken;
 
 pub async fn serve(front: Arc<Frontend>, listener: TcpListener, shutdown: CancellationToken) -> Result<(), Error> {
     let (limits, timeouts) = (front.config.limits.clone(), front.config.timeouts.clone());
-    server::serve(routes(front), listener, &limits, &timeouts, shutdown).await
+    let visitors = Visitors::new(&front.config, listener.local_addr().map_err(Error::Http)?);
+    server::serve(routes(front, visitors), listener, &limits, &timeouts, shutdown).await
 }
 
-fn routes(front: Arc<Frontend>) -> Router {
+fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
     let keyed = Router::new()
         .route("/v1/chat/completions", post(chat::chat))
         .route("/v1/completions", post(completions::completions))
@@ -67,7 +70,7 @@ fn routes(front: Arc<Frontend>) -> Router {
         .fallback(|| async { HttpError::no_such_page() })
         .method_not_allowed_fallback(|| async { HttpError::wrong_method() })
         .layer(from_fn(door::unbroken))
-        .layer(from_fn(door::cors))
+        .layer(from_fn_with_state(visitors, origin::welcome))
         .with_state(front)
 }
 

@@ -1,0 +1,200 @@
+//! Who may ask through a browser. Where keys are asked for, any page may: a stranger has none, and there are no
+//! cookies. Where none is asked for, a browser would ask on behalf of whatever page it shows, and nothing else would
+//! keep that page out: its origin has to be this machine's, and on a loopback address so has the name by which it says
+//! the server, because a page's own name may resolve to that address. Knows no endpoint.
+
+use crate::config::Config;
+use crate::faces::http::error::HttpError;
+use crate::limits::keys::ApiKeys;
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
+    ACCESS_CONTROL_REQUEST_METHOD, HOST, HeaderMap, HeaderValue, ORIGIN, VARY,
+};
+use http::uri::Authority;
+use http::{Method, StatusCode, Uri};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+/// How many characters of a refused name an error repeats.
+const NAME_CHARS_MAX: usize = 100;
+/// In a list of names: any.
+const ANY: &str = "*";
+
+/// The names and origins that a server answers.
+pub struct Visitors {
+    keys: ApiKeys,
+    bound: IpAddr,
+    hosts: Vec<String>,
+    origins: Vec<String>,
+}
+
+/// The origins whose pages may read an answer.
+enum Readers {
+    All,
+    /// The page that has asked.
+    This(HeaderValue),
+    /// No page has asked.
+    Nobody,
+}
+
+impl Visitors {
+    pub fn new(config: &Config, bound: SocketAddr) -> Arc<Visitors> {
+        let (hosts, origins) = (config.hosts_allowed.clone(), config.origins_allowed.clone());
+        Arc::new(Visitors { keys: config.keys.clone(), bound: bound.ip().to_canonical(), hosts, origins })
+    }
+
+    /// Who may read the answer, or why there is none.
+    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<Readers, HttpError> {
+        if !self.keys.is_open() {
+            return Ok(Readers::All);
+        }
+        let host = host(uri, headers)?;
+        if let Some(host) = host.as_deref().filter(|host| self.bound.is_loopback() && !self.is_own(host)) {
+            let told = told(host);
+            let message =
+                format!("`{told}` is no name of this server: ask localhost, or start it with --allowed-hosts");
+            return Err(HttpError::bad_request(StatusCode::FORBIDDEN, message));
+        }
+        let Some(origin) = headers.get(ORIGIN) else { return Ok(Readers::Nobody) };
+        let text = origin.to_str().unwrap_or_default();
+        let of_page = text.parse::<Uri>().ok().and_then(|uri| uri.host().map(bare));
+        let is_known = of_page.is_some_and(|page| self.is_here(&page) || host.as_ref() == Some(&page));
+        if is_known || contains(&self.origins, text.trim_end_matches('/')) {
+            return Ok(Readers::This(origin.clone()));
+        }
+        let told = told(text);
+        let message =
+            format!("pages of `{told}` may not ask here: start the server with keys, or with --allowed-origins");
+        Err(HttpError::bad_request(StatusCode::FORBIDDEN, message))
+    }
+
+    fn is_own(&self, host: &str) -> bool {
+        self.is_here(host) || contains(&self.hosts, host)
+    }
+
+    /// Whether a name can only mean this machine: no page of another may have it.
+    fn is_here(&self, host: &str) -> bool {
+        match host.parse::<IpAddr>() {
+            Ok(ip) => ip.to_canonical().is_loopback() || ip.to_canonical() == self.bound,
+            Err(_) => host == "localhost" || host.ends_with(".localhost"),
+        }
+    }
+}
+
+fn contains(list: &[String], name: &str) -> bool {
+    list.iter().any(|known| known == ANY || known.trim_end_matches('/').eq_ignore_ascii_case(name))
+}
+
+/// The name by which a client says the server, without its port. A client of HTTP/1.0 need not say any.
+fn host(uri: &Uri, headers: &HeaderMap) -> Result<Option<String>, HttpError> {
+    if let Some(host) = uri.host() {
+        return Ok(Some(bare(host)));
+    }
+    let Some(host) = headers.get(HOST) else { return Ok(None) };
+    let authority = host.to_str().ok().and_then(|text| text.parse::<Authority>().ok());
+    let no_name = || HttpError::bad_request(StatusCode::BAD_REQUEST, "the host header is no name");
+    Ok(Some(bare(authority.ok_or_else(no_name)?.host())))
+}
+
+/// A name as it is compared: without brackets, the dot of its end and capitals.
+fn bare(host: &str) -> String {
+    host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_ascii_lowercase()
+}
+
+fn told(name: &str) -> String {
+    name.chars().take(NAME_CHARS_MAX).collect()
+}
+
+/// Answers those who may ask, and tells browsers which pages may read the answer.
+pub async fn welcome(State(visitors): State<Arc<Visitors>>, request: Request, next: Next) -> Response {
+    const EXPOSED: HeaderValue = HeaderValue::from_static(
+        "retry-after, retry-after-ms, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
+         x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens",
+    );
+    let readers = match visitors.check(request.uri(), request.headers()) {
+        Ok(readers) => readers,
+        Err(error) => return error.into_response(),
+    };
+    let is_preflight =
+        request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response = match is_preflight {
+        true => preflight(request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).cloned()),
+        false => next.run(request).await,
+    };
+    let headers = response.headers_mut();
+    match readers {
+        Readers::All => headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static(ANY)),
+        Readers::This(origin) => {
+            headers.insert(VARY, HeaderValue::from_static("origin"));
+            headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin)
+        }
+        Readers::Nobody => return response,
+    };
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+    response
+}
+
+fn preflight(wanted: Option<HeaderValue>) -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
+    // The requested headers are repeated as they came, because `*` does not cover `authorization`.
+    let allowed = wanted.unwrap_or(HeaderValue::from_static("authorization, content-type"));
+    headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed);
+    headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a request without a key is answered that says this host and comes from a page of this origin.
+    fn check(visitors: &Visitors, host: &str, origin: &str) -> bool {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [(HOST, host), (ORIGIN, origin)].into_iter().filter(|(_, value)| !value.is_empty()) {
+            headers.insert(name, value.parse().unwrap());
+        }
+        visitors.check(&Uri::from_static("/v1/models"), &headers).is_ok()
+    }
+
+    #[test]
+    fn only_this_machine_s_names_and_pages_are_answered_without_a_key() {
+        let bound = |address: &str, config: &Config| Visitors::new(config, address.parse().unwrap());
+        let open = Config::default();
+        let local = bound("127.0.0.1:8000", &open);
+        for host in ["localhost:8000", "LOCALHOST.", "127.0.0.1:8000", "127.0.0.2", "[::1]:8000", "a.localhost", ""] {
+            assert!(check(&local, host, ""), "{host}");
+        }
+        for host in ["evil.example", "evil.example:8000", "localhost.evil.example", "10.0.0.1", "0.0.0.0:8000", "[::]"]
+        {
+            assert!(!check(&local, host, ""), "{host}");
+        }
+        for origin in ["http://localhost:3000", "https://127.0.0.1", "http://[::1]:1"] {
+            assert!(check(&local, "localhost", origin), "{origin}");
+        }
+        for origin in ["http://evil.example", "null", "file://", "http://localhost.evil.example", "http://10.0.0.1"] {
+            assert!(!check(&local, "localhost", origin), "{origin}");
+        }
+        let named = Config {
+            hosts_allowed: vec!["gpu.example".into()],
+            origins_allowed: vec!["https://chat.example/".into()],
+            ..Config::default()
+        };
+        let named = bound("127.0.0.1:8000", &named);
+        assert!(check(&named, "GPU.example:8000", "https://chat.example") && !check(&named, "chat.example", ""));
+        assert!(!check(&named, "gpu.example", "http://chat.example"), "another scheme is another origin");
+        assert!(check(&named, "gpu.example", "https://gpu.example"), "its own pages");
+        let all = Config { hosts_allowed: vec![ANY.into()], origins_allowed: vec![ANY.into()], ..Config::default() };
+        assert!(check(&bound("127.0.0.1:1", &all), "evil.example", "http://evil.example"));
+        // Behind an address for all, names are not known here, and pages of strangers may not ask all the same.
+        let anywhere = bound("0.0.0.0:8000", &open);
+        assert!(check(&anywhere, "lockstep.svc:8000", "") && !check(&anywhere, "10.0.0.7", "http://evil.example"));
+        let keyed = Config { keys: ApiKeys::parse("k1").unwrap(), ..Config::default() };
+        assert!(check(&bound("127.0.0.1:8000", &keyed), "evil.example", "http://evil.example"));
+    }
+}
