@@ -116,14 +116,23 @@ impl GrpcInferenceService for Service {
         &self,
         request: Request<Streaming<wire::ModelInferRequest>>,
     ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
-        let caller = self.caller(request.metadata()).map_err(status)?;
+        let Asker { deadline, .. } = self.caller(request.metadata()).map_err(status)?;
         let (replies, out) = mpsc::channel(REPLIES_UNSENT_MAX);
         let (service, metadata, mut requests) = (self.clone(), request.metadata().clone(), request.into_inner());
         tokio::spawn(async move {
             let answered = async {
                 while let Ok(Some(request)) = requests.message().await {
-                    let recorder = Recorder::start(Face::Kserve, &Caller::of_grpc(&metadata));
-                    service.answer(request, &caller, recorder, &replies).await?;
+                    let mut recorder = Recorder::start(Face::Kserve, &Caller::of_grpc(&metadata));
+                    // A stream may stay open for days: its key may have been taken back, or given to another tenant.
+                    let tenant = match tenant(&service.front, &metadata) {
+                        Ok(tenant) => tenant,
+                        Err(refusal) => {
+                            recorder.refused(&refusal);
+                            service.reply(&replies, Err(status(refusal))).await?;
+                            break;
+                        }
+                    };
+                    service.answer(request, &Asker { tenant, deadline }, recorder, &replies).await?;
                 }
                 Some(())
             };

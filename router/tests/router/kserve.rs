@@ -5,8 +5,9 @@ use proto::kserve as wire;
 use proto::kserve::grpc_inference_service_client::GrpcInferenceServiceClient;
 use proto::kserve::infer_parameter::ParameterChoice;
 use proto::kserve::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
-use tonic::Code;
+use router::{ApiKeys, Config};
 use tonic::transport::Channel;
+use tonic::{Code, Request};
 
 pub fn client(house: &House) -> GrpcInferenceServiceClient<Channel> {
     GrpcInferenceServiceClient::new(::wire::tcp(&house.grpc.to_string()).unwrap())
@@ -103,6 +104,35 @@ fn a_client_that_leaves_has_cancelled() {
         replies.message().await.unwrap().unwrap();
         drop((replies, requests));
         eventually(|| async { house.fake.cancels().len() == 1 }).await;
+        house.close().await;
+    });
+}
+
+/// A stream that is open has no more rights than one that begins now.
+#[test]
+fn each_request_of_a_stream_needs_a_key_that_is_valid_then() {
+    run(async {
+        let keys = ApiKeys::parse("alice:k1\nbob:k2").unwrap();
+        let house = House::open(Config { keys: keys.clone(), ..config() }).await;
+        let (requests, waiting) = tokio::sync::mpsc::channel(1);
+        let mut call = Request::new(tokio_stream::wrappers::ReceiverStream::new(waiting));
+        call.metadata_mut().insert("authorization", "Bearer k1".parse().unwrap());
+        let mut replies = client(&house).model_stream_infer(call).await.unwrap().into_inner();
+        requests.send(ask(vec![text("text_input", "Hi")])).await.unwrap();
+        let heard = replies.message().await.unwrap().unwrap().infer_response.unwrap();
+        assert_eq!(said(&heard), ["HiHello, world"]);
+        // Limits that are new hold for the stream that is open too.
+        keys.replace("alice:k1 requests_per_minute=1\nbob:k2").unwrap();
+        for expect in ["", "1 requests a minute"] {
+            requests.send(ask(vec![text("text_input", "Hi")])).await.unwrap();
+            let heard = replies.message().await.unwrap().unwrap();
+            assert!(heard.error_message.contains(expect) && heard.error_message.is_empty() == expect.is_empty());
+        }
+        keys.replace("bob:k2").unwrap();
+        requests.send(ask(vec![text("text_input", "Hi")])).await.unwrap();
+        let refused = replies.message().await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");
+        assert_eq!(house.fake.submits().len(), 2);
         house.close().await;
     });
 }
