@@ -1,6 +1,6 @@
 //! The file of API keys: read at the start, and again whenever it has changed. Knows neither tenants nor limits.
 
-use crate::settings::RouterSettings;
+use crate::settings::{RouterSettings, secret};
 use anyhow::{Context, ensure};
 use router::ApiKeys;
 use std::future::Future;
@@ -16,7 +16,7 @@ pub fn read(settings: &RouterSettings) -> anyhow::Result<ApiKeys> {
         None => String::new(),
         Some(path) => {
             let what = || format!("API keys in {}", path.display());
-            let text = std::fs::read_to_string(path).with_context(what)?;
+            let text = secret::read_text(path).with_context(what)?;
             ensure!(!ApiKeys::parse(&text).with_context(what)?.is_open(), "{}: there are none", what());
             text
         }

@@ -5,6 +5,7 @@
 //! is nothing to hand out but one file. A certificate is valid for a month and is made anew, within the process, long
 //! before that.
 
+use super::secret;
 use anyhow::{Context, ensure};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -54,7 +55,10 @@ pub fn of_token(token: &JoinToken, role: &str) -> anyhow::Result<Tls> {
 /// Certificates on both sides, from files of PEM. They must be made out to `lockstep.cluster`.
 pub fn of_files(certificate: &Path, key: &Path, authority: &Path) -> anyhow::Result<Tls> {
     let chain = certificates(certificate)?;
-    let secret = || PrivateKeyDer::from_pem_file(key).with_context(|| format!("no private key in {}", key.display()));
+    let text = secret::read_text(key)?;
+    let secret = || {
+        PrivateKeyDer::from_pem_slice(text.as_bytes()).with_context(|| format!("no private key in {}", key.display()))
+    };
     let (server, client) = builders(certificates(authority)?)?;
     let unusable = || format!("{} and {} do not go together", certificate.display(), key.display());
     let server = server.with_single_cert(chain.clone(), secret()?).with_context(unusable)?;

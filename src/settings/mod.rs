@@ -15,6 +15,7 @@ pub mod machine;
 mod model;
 mod queue;
 mod router;
+pub mod secret;
 mod serve;
 mod store;
 mod trust;

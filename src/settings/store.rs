@@ -1,5 +1,6 @@
 //! The cluster store of a role, from flags. `cluster` is the store itself.
 
+use super::secret;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use cluster::{EtcdConfig, EtcdStore, EtcdTls, EtcdWaits, Store};
@@ -80,7 +81,7 @@ impl StoreSettings {
 
     fn tls(&self) -> anyhow::Result<Option<EtcdTls>> {
         let identity = match (&self.etcd_cert, &self.etcd_key) {
-            (Some(certificate), Some(key)) => Some((read(certificate)?, read(key)?)),
+            (Some(certificate), Some(key)) => Some((read(certificate)?, secret::read_text(key)?.into_bytes())),
             (None, None) => None,
             _ => bail!("--etcd-cert and --etcd-key go together"),
         };
@@ -94,7 +95,7 @@ impl StoreSettings {
     fn user(&self) -> anyhow::Result<Option<(String, String)>> {
         match (&self.etcd_user, &self.etcd_password_file) {
             (Some(name), Some(file)) => {
-                let password = String::from_utf8(read(file)?).with_context(|| format!("in {}", file.display()))?;
+                let password = secret::read_text(file)?;
                 Ok(Some((name.clone(), password.trim_end_matches(['\r', '\n']).to_owned())))
             }
             (None, None) => Ok(None),

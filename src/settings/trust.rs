@@ -1,7 +1,7 @@
 //! How the roles of this cluster trust each other: by a join token, TLS, or, on loopback, not at all. Resolved here
 //! from flags; `wire` carries it out, and `identity` provides certificates.
 
-use super::identity;
+use super::{identity, secret};
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,7 @@ impl TrustSettings {
 }
 
 fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = secret::read_text(path)?;
     JoinToken::new(&text).with_context(|| format!("in {}", path.display()))
 }
 

