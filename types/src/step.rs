@@ -19,9 +19,9 @@ pub struct Step {
     pub slices: Vec<Slice>,
     /// The new blocks of every slice, one run after another in the order of `slices`, and within a slice one run per
     /// cache group. The length of a run is not sent: it is `group.n_blocks(range.end)` less the entries that the
-    /// sequence holds, and a start holds none. So a sequence that starts with a prefix hit gets the shared blocks at
-    /// the front of its first run; the hit is `range.start` of its first slice, equal in all groups. `blocks` is used
-    /// up exactly.
+    /// sequence holds, or none where it holds more, and a start holds none. So a sequence that starts with a prefix hit
+    /// gets the shared blocks at the front of its first run; the hit is `range.start` of its first slice, equal in all
+    /// groups. `blocks` is used up exactly.
     ///
     /// Blocks of a windowed group that no later query reads may be given to others, and nobody says so: a rank keeps
     /// its entry and must not follow it. In front of a prefix hit the entries that no query will read are
@@ -65,6 +65,10 @@ impl Step {
 /// the last of them may be one that an earlier step has drawn. A slice that wants its last position draws the token of
 /// position `range.end` (with drafts: of `range.end - n_draft` and on, as far as they hold). A drawn token belongs to a
 /// position: one for a position that the log already holds is ignored.
+///
+/// A slice begins where the one before has ended. Only where a slice draws fewer tokens than it could, the last
+/// position of the log is computed again; slices that were planned behind the missing token take their blocks and are
+/// void.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
     pub id: RequestId,
@@ -119,7 +123,8 @@ pub struct StepDone {
     pub micros: u32,
 }
 
-/// The outcome of one slice: no token for a chunk, one token, or as many as a verified draft allows.
+/// The outcome of one slice: no token for a chunk, or for a draw that has to wait and is planned again; one token, or
+/// as many as a verified draft allows. The log grows by what was drawn.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SliceDone {
     /// `tokens[i]` is the token of position `range.end - n_draft + i`.

@@ -5,7 +5,8 @@ use crate::in_flight::Planned;
 use crate::scheduler::{Output, Scheduler};
 use crate::sequence::{Sequence, SequenceIdx, SequenceState};
 use alloc::vec::Vec;
-use types::{BLOCK_TOKENS, Finish, SliceDone, StepDone, Token};
+use core::ops::Range;
+use types::{BLOCK_TOKENS, Finish, SliceDone, StepDone, Token, TokenOut};
 
 impl Scheduler {
     /// Answers come in the order in which steps were planned; any other answer is refused and changes nothing.
@@ -31,12 +32,25 @@ impl Scheduler {
             return Err(Stale::SliceCount { expected: step.slices.len(), got: done.slices.len() });
         }
         for (slice, (planned, slice_done)) in step.slices.iter().zip(&done.slices).enumerate() {
-            let (expected, got) = (usize::from(planned.draws), slice_done.tokens.len());
-            if expected != got && !slice_done.failed {
-                return Err(Stale::TokenCount { slice, expected, got });
+            let (max, got) = (planned.draws_max as usize, slice_done.tokens.len());
+            if got > max && !slice_done.failed {
+                return Err(Stale::TokenCount { slice, max, got });
             }
         }
         Ok(())
+    }
+
+    /// Refuses an answer to the oldest step that lacks a token. `apply` takes such an answer and plans the draw again,
+    /// for ever if need be: so who asks ranks that have nothing to wait for asks this first.
+    pub fn drew_all(&self, done: &StepDone) -> Result<(), Stale> {
+        let oldest = self.in_flight.oldest().filter(|step| (step.id, self.epoch) == (done.id, done.epoch));
+        let planned = oldest.map_or(&[][..], |step| &step.slices);
+        let lacks =
+            |(planned, done): (&Planned, &SliceDone)| !done.failed && (done.tokens.len() as u32) < planned.draws_max;
+        match planned.iter().zip(&done.slices).position(lacks) {
+            Some(slice) => Err(Stale::NoToken { slice }),
+            None => Ok(()),
+        }
     }
 
     fn apply_slice(&mut self, planned: &Planned, slice: usize, done: &SliceDone, out: &mut Vec<Output>) {
@@ -51,37 +65,61 @@ impl Scheduler {
             self.forget_if_landed(idx);
             return;
         }
+        if sequence.n_stale > 0 {
+            sequence.n_stale -= 1;
+            self.counters.tokens_discarded += done.tokens.len() as u64;
+            return;
+        }
+        let said = Said { position: sequence.n_output(), slice, n_tokens: 0, scored_position: 0 };
         if done.failed {
-            let position = sequence.n_output();
-            return self.report(
-                idx,
-                Said { position, slice, n_tokens: 0, scored_position: 0 },
-                Some(Finish::Failed),
-                out,
-            );
+            return self.report(idx, said, Some(Finish::Failed), out);
         }
-        sequence.n_applied = planned.range.end;
-        let (position, is_pooled) = (sequence.n_output(), sequence.is_pooled());
-        if planned.range.start / BLOCK_TOKENS < planned.range.end / BLOCK_TOKENS && self.config.prefix_cache {
-            self.name_full_blocks(idx, planned.range.start);
-        }
-        if self.has_windows {
-            self.release_passed_blocks(idx);
-        }
-        let said = Said { position, slice, n_tokens: 0, scored_position: planned.range.start + 1 };
-        if let Some(drawn) = done.tokens.first() {
-            self.append(idx, said, drawn.token, out);
-        } else if is_pooled {
-            self.report(idx, said, Some(Finish::Stop), out);
-        } else if !done.scored.is_empty() {
-            self.report(idx, said, None, out);
+        let (n_tokens, finish) = self.settle(idx, planned, &done.tokens);
+        self.settle_blocks(idx, planned.range.start);
+        if n_tokens > 0 || finish.is_some() || !done.scored.is_empty() {
+            let said = Said { n_tokens, scored_position: planned.range.start + 1, ..said };
+            self.report(idx, said, finish, out);
         }
     }
 
-    /// Names the blocks that became full since position `from`.
-    fn name_full_blocks(&mut self, idx: SequenceIdx, from: u32) {
+    /// The log grows by what was drawn. Returns by how many tokens, and whether it ends with them.
+    fn settle(&mut self, idx: SequenceIdx, planned: &Planned, drawn: &[TokenOut]) -> (u32, Option<Finish>) {
         let sequence = &mut self.sequences[idx];
-        for i in from / BLOCK_TOKENS..sequence.n_applied / BLOCK_TOKENS {
+        let (mut n_tokens, mut finish) = (0, None);
+        for TokenOut { token, .. } in drawn {
+            sequence.append(*token);
+            n_tokens += 1;
+            finish = finish_after(sequence, *token);
+            if finish.is_some() {
+                break;
+            }
+        }
+        sequence.settle(planned.range.end, planned.draws_max, n_tokens);
+        if n_tokens > 0 {
+            self.n_suspects -= u32::from(sequence.is_suspect());
+            sequence.suspicion = 0;
+        } else if sequence.is_pooled() {
+            finish = Some(Finish::Stop);
+        }
+        self.counters.tokens_drawn += u64::from(n_tokens);
+        self.counters.draws_late += u64::from(n_tokens == 0 && planned.draws_max > 0);
+        (n_tokens, finish)
+    }
+
+    /// Names the blocks that became full for good since position `from`, and releases those behind windows.
+    fn settle_blocks(&mut self, idx: SequenceIdx, from: u32) {
+        let n_full = self.sequences[idx].n_sure / BLOCK_TOKENS;
+        if from / BLOCK_TOKENS < n_full && self.config.prefix_cache {
+            self.name_blocks(idx, from / BLOCK_TOKENS..n_full);
+        }
+        if self.has_windows {
+            self.release_passed_blocks(idx, n_full);
+        }
+    }
+
+    fn name_blocks(&mut self, idx: SequenceIdx, full: Range<u32>) {
+        let sequence = &mut self.sequences[idx];
+        for i in full {
             let name = sequence.hash(i);
             for (pool, table) in self.pools.iter_mut().zip(&sequence.tables) {
                 pool.name(table.blocks[i as usize], name);
@@ -89,25 +127,15 @@ impl Scheduler {
         }
     }
 
-    /// Releases the blocks behind the windows of all positions that are not planned yet. Slices in flight may still
-    /// read them: later steps may write them at once, because each rank runs steps in order. They are computed and
-    /// named by now.
-    fn release_passed_blocks(&mut self, idx: SequenceIdx) {
+    /// Releases, of the first `n_full` blocks, those behind the windows of all positions that may yet be planned.
+    /// Slices in flight may still read them: later steps may write them at once, because each rank runs steps in order.
+    /// They are named by now.
+    fn release_passed_blocks(&mut self, idx: SequenceIdx, n_full: u32) {
         let sequence = &mut self.sequences[idx];
-        let (position, n_full) = (sequence.n_computed, sequence.n_applied / BLOCK_TOKENS);
+        let position = sequence.earliest_start();
         for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
             self.counters.blocks_passed += u64::from(pool.release_passed(table, position, n_full));
         }
-    }
-
-    fn append(&mut self, idx: SequenceIdx, said: Said, token: Token, out: &mut Vec<Output>) {
-        let sequence = &mut self.sequences[idx];
-        self.n_suspects -= u32::from(sequence.is_suspect());
-        sequence.suspicion = 0;
-        sequence.append(token);
-        let finish = finish_after(sequence, token);
-        self.counters.tokens_drawn += 1;
-        self.report(idx, Said { n_tokens: 1, ..said }, finish, out);
     }
 
     fn report(&mut self, idx: SequenceIdx, said: Said, finish: Option<Finish>, out: &mut Vec<Output>) {

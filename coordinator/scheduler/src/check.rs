@@ -64,25 +64,26 @@ impl Scheduler {
         assert!(new.map(|sequence| u64::from(sequence.n_known())).sum::<u64>() <= self.config.waiting_tokens_max);
     }
 
-    /// `0 <= n_applied <= n_computed <= n_known + n_drawing <= length_max`
+    /// `0 <= n_sure <= n_computed <= n_known + n_drawing <= length_max`
     fn check_sequence(&self, sequence: &Sequence) {
-        let Sequence { n_applied, n_computed, n_drawing, length_max, .. } = *sequence;
+        let Sequence { n_sure, n_computed, n_drawing, length_max, .. } = *sequence;
         let n_known = sequence.n_known();
         assert_eq!(
             (n_known, sequence.n_output()),
             (sequence.request.n_tokens() as u32, sequence.request.output.len() as u32)
         );
-        assert_eq!((sequence.n_planned, sequence.starting), (0, false), "only while a step is planned");
+        assert_eq!(sequence.n_planned, 0, "only while a step is planned");
         assert!(sequence.hashes.len() as u32 <= n_known / BLOCK_TOKENS);
         match sequence.state {
             SequenceState::Waiting => {
-                assert_eq!((sequence.generation, n_applied, n_computed, n_drawing), (0, 0, 0, 0));
-                assert_eq!((sequence.n_slices_in_flight, sequence.n_entries()), (0, 0));
+                assert_eq!((sequence.generation, n_sure, n_computed, n_drawing), (0, 0, 0, 0));
+                assert_eq!((sequence.n_slices_in_flight, sequence.n_stale), (0, 0));
+                assert_eq!((sequence.n_entries(), sequence.n_sent), (0, 0));
                 assert!(n_known < length_max);
             }
             SequenceState::Running => {
                 assert!(sequence.generation != 0 && sequence.held && sequence.admitted);
-                assert!(n_applied <= n_computed && n_computed <= n_known + n_drawing);
+                assert!(n_sure <= n_computed && n_computed <= n_known + n_drawing);
                 assert!(n_known < length_max && n_known + n_drawing <= length_max && n_computed < length_max);
                 assert!(n_drawing <= 1 + self.config.slices_ahead_max);
                 assert!(n_computed <= n_known + self.config.slices_ahead_max);
@@ -97,13 +98,17 @@ impl Scheduler {
         }
     }
 
-    /// Each group's table has an entry for every planned position; held are the blocks that a query may still read, and
-    /// those that wait for their name.
+    /// Each group's table has an entry for every planned position, and the ranks have all of them; held are the blocks
+    /// that a query may still read, and those that wait for their name.
     fn check_tables(&self, sequence: &Sequence) {
         assert_eq!(sequence.tables.len(), self.pools.len());
         for (pool, Table { blocks, n_passed }) in self.pools.iter().zip(&sequence.tables) {
-            assert_eq!(blocks.len() as u32, blocks_for(sequence.n_computed));
-            assert!(*n_passed <= pool.group.n_passed(sequence.n_computed), "what a query will read is held");
+            let n_entries = blocks.len() as u32;
+            // What was planned behind a draw that did not come keeps its blocks: it is planned again soon.
+            let furthest = sequence.n_computed.max(sequence.n_known() + self.config.slices_ahead_max);
+            assert!((blocks_for(sequence.n_computed)..=blocks_for(furthest)).contains(&n_entries));
+            assert_eq!(n_entries, sequence.n_sent, "the ranks have what it holds");
+            assert!(*n_passed <= pool.group.n_passed(sequence.earliest_start()), "what a query may read is held");
             let is_passed = blocks.iter().map(|&block| block == BlockId::NONE);
             assert!(is_passed.eq((0..blocks.len() as u32).map(|i| i < *n_passed)), "what is passed is at the front");
             if sequence.state == SequenceState::Running && sequence.n_slices_in_flight == 0 {
@@ -121,8 +126,10 @@ impl Scheduler {
             let own = all.filter(|planned| planned.sequence == idx && planned.generation == sequence.generation);
             assert_eq!(own.clone().count() as u32, sequence.n_slices_in_flight);
             if sequence.state == SequenceState::Running {
-                assert_eq!(own.clone().filter(|planned| planned.draws).count() as u32, sequence.n_drawing);
-                let landed = own.fold(sequence.n_applied, |at, planned| {
+                assert!(sequence.n_stale <= sequence.n_slices_in_flight);
+                let fresh = own.skip(sequence.n_stale as usize);
+                assert_eq!(fresh.clone().map(|planned| planned.draws_max).sum::<u32>(), sequence.n_drawing);
+                let landed = fresh.fold(sequence.n_sure, |at, planned| {
                     assert_eq!(at, planned.range.start, "slices follow one another");
                     planned.range.end
                 });
@@ -148,7 +155,7 @@ impl Scheduler {
             let table = &sequence.tables[group];
             for (i, block) in table.blocks.iter().enumerate().skip(table.n_passed as usize) {
                 n_holders[block.0 as usize] += 1;
-                let is_full = (i as u32 + 1) * BLOCK_TOKENS <= sequence.n_applied;
+                let is_full = (i as u32 + 1) * BLOCK_TOKENS <= sequence.n_sure;
                 n_writers[block.0 as usize] += u32::from(!is_full);
                 if let Some(name) = pool.name_of(*block) {
                     assert_eq!(sequence.hashes.get(i), Some(name), "a name is the hash of what is in the block");

@@ -12,7 +12,8 @@ pub(crate) struct Planned {
     pub sequence: SequenceIdx,
     pub generation: u64,
     pub range: Range<u32>,
-    pub draws: bool,
+    /// The most tokens that it may draw; zero for a chunk that does not end its log.
+    pub draws_max: u32,
 }
 
 pub(crate) struct StepInFlight {

@@ -12,7 +12,6 @@ use crate::in_flight::Planned;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, SequenceIdx, SequenceState};
 use crate::stats::Counters;
-use types::cache::blocks_for;
 use types::{BLOCK_TOKENS, BlockId, CacheGroup, Micros, SCORED_ROWS_MAX, Slice, Step, StepId};
 
 /// What the running sequences leave of a step.
@@ -137,7 +136,7 @@ impl Scheduler {
         let sequence = &self.sequences[idx];
         let mut groups = self.pools.iter().zip(&sequence.tables);
         groups.all(|(pool, table)| {
-            let n_given_back = pool.group.n_passed(sequence.n_computed) - table.n_passed;
+            let n_given_back = pool.group.n_passed(sequence.earliest_start()) - table.n_passed;
             n_blocks <= pool.n_available() + n_given_back
         })
     }
@@ -335,11 +334,10 @@ impl Scheduler {
         sequence.state = SequenceState::Running;
         sequence.generation = self.n_generations;
         sequence.n_computed = n_hits * BLOCK_TOKENS;
-        sequence.n_applied = sequence.n_computed;
+        sequence.n_sure = sequence.n_computed;
         // A prompt is cut for all stages, so that it keeps them busy and none has the whole of it at once.
         let share = (sequence.n_known() - sequence.n_computed).div_ceil(self.config.n_stages);
         sequence.chunk_max = share.max(self.config.chunk_tokens_min).min(self.config.chunk_tokens_max);
-        sequence.starting = true;
         sequence.held = true;
         // Hits are reported once, as look-ups are: what a preempted sequence finds again is its own.
         if !sequence.admitted {
@@ -394,22 +392,21 @@ impl Scheduler {
 
 fn write_slice(idx: SequenceIdx, sequence: &mut Sequence, step: &mut Step, counters: &mut Counters) -> Planned {
     let range = sequence.n_computed..sequence.n_computed + sequence.n_planned;
-    let draws = sequence.draws_at(range.end);
-    let n_blocks_sent = if sequence.starting { 0 } else { blocks_for(range.start) };
-    if n_blocks_sent < sequence.n_entries() {
+    let draws_max = sequence.draws_max_at(range.end);
+    if sequence.n_sent < sequence.n_entries() {
         for table in &sequence.tables {
-            step.blocks.extend_from_slice(&table.blocks[n_blocks_sent as usize..]);
+            step.blocks.extend_from_slice(&table.blocks[sequence.n_sent as usize..]);
         }
+        sequence.n_sent = sequence.n_entries();
     }
-    let want = sequence.want(draws);
+    let want = sequence.want(draws_max > 0);
     step.slices.push(Slice { id: sequence.id, range: range.clone(), n_draft: 0, want });
     counters.slices_ahead += u64::from(range.end > sequence.n_known());
     counters.tokens_computed += u64::from(sequence.n_planned);
     sequence.n_computed = range.end;
-    sequence.n_drawing += u32::from(draws);
+    sequence.n_drawing += draws_max;
     sequence.n_slices_in_flight += 1;
     sequence.last_step = step.id.0;
     sequence.n_planned = 0;
-    sequence.starting = false;
-    Planned { sequence: idx, generation: sequence.generation, range, draws }
+    Planned { sequence: idx, generation: sequence.generation, range, draws_max }
 }

@@ -37,6 +37,8 @@ pub enum Stale {
     Step { expected: Option<StepId>, got: StepId },
     #[error("the answer has {got} slices, the step had {expected}")]
     SliceCount { expected: usize, got: usize },
-    #[error("slice {slice} of the answer has {got} tokens, the step asked for {expected}")]
-    TokenCount { slice: usize, expected: usize, got: usize },
+    #[error("slice {slice} of the answer has {got} tokens, the step asked for at most {max}")]
+    TokenCount { slice: usize, max: usize, got: usize },
+    #[error("slice {slice} of the answer lacks the token that the step asked for")]
+    NoToken { slice: usize },
 }

@@ -128,7 +128,7 @@ impl Scheduler {
     pub fn backlog_tokens(&self) -> u64 {
         let missing = |idx: &SequenceIdx| {
             let sequence = &self.sequences[*idx];
-            u64::from(sequence.n_known().saturating_sub(sequence.n_applied))
+            u64::from(sequence.n_known().saturating_sub(sequence.n_sure))
         };
         self.waiting.n_tokens() + self.running.iter().map(missing).sum::<u64>()
     }

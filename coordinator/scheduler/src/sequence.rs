@@ -19,7 +19,7 @@ pub(crate) enum SequenceState {
     Ending,
 }
 
-/// `[0, n_applied) computed · [n_applied, n_computed) in flight · [n_computed, n_known) to plan · n_drawing in flight`
+/// `[0, n_sure) computed · [n_sure, n_computed) in flight · [n_computed, n_known) to plan · n_drawing in flight`
 ///
 /// A step visits all running sequences, several times. The fields that it reads stand together at the front, in this
 /// order; the others are behind pointers.
@@ -32,7 +32,7 @@ pub(crate) struct Sequence {
     pub length_max: u32,
     /// Positions planned so far, or found in the prefix cache.
     pub n_computed: u32,
-    /// Tokens that slices in flight will draw.
+    /// The most tokens that slices in flight may draw.
     pub n_drawing: u32,
     /// The entries of each of its tables.
     n_entries: u32,
@@ -41,20 +41,23 @@ pub(crate) struct Sequence {
     /// The longest slice since its last start.
     pub chunk_max: u32,
     pub n_slices_in_flight: u32,
-    pub n_applied: u32,
+    /// Positions that are computed for good: their slices have come back, and no slice will compute them again.
+    pub n_sure: u32,
+    /// The entries of each of its tables that the ranks have; zero until a step carries its start.
+    pub n_sent: u32,
     pub tenant: TenantIdx,
     goal: Goal,
     pub state: SequenceState,
     /// Whether it may have a slice of one token in the step being planned.
     pub has_turn: bool,
-    /// Whether the step being planned carries its start.
-    pub starting: bool,
     /// Whether some token may end it before its log is full.
     has_stops: bool,
     /// The step of its last slice since its last start.
     pub last_step: u64,
     /// A new number for each admission; zero while it waits. Results planned for another number are dropped.
     pub generation: u64,
+    /// How many of its slices in flight, the oldest, were planned behind a draw that did not come.
+    pub n_stale: u32,
     pub id: RequestId,
     pub n_cached: u32,
     /// The longest log that the request may reach.
@@ -117,15 +120,16 @@ impl Sequence {
             n_planned: 0,
             chunk_max: 0,
             n_slices_in_flight: 0,
-            n_applied: 0,
+            n_sure: 0,
+            n_sent: 0,
             tenant,
             goal: request.goal,
             state: SequenceState::Waiting,
             has_turn: false,
-            starting: false,
             has_stops: !request.sampling.stop.is_empty(),
             last_step: 0,
             generation: 0,
+            n_stale: 0,
             id: request.id,
             n_cached: 0,
             length_whole,
@@ -175,12 +179,27 @@ impl Sequence {
         self.n_known - self.n_prompt
     }
 
-    /// The log grows by the token that a slice has drawn.
+    /// The log grows by a token that a slice has drawn.
     #[inline]
     pub fn append(&mut self, token: Token) {
-        self.n_drawing -= 1;
         self.n_known += 1;
         self.request.output.push(token);
+    }
+
+    /// A slice up to `end` has come back, and the log has taken `n_drawn` tokens of the `draws_max` that it might have
+    /// drawn. Where some lack, the log's last position is computed again, and later slices in flight are stale.
+    ///
+    /// `[.., end - draws_max] known before · (end - draws_max, end) drafts`
+    #[inline]
+    pub fn settle(&mut self, end: u32, draws_max: u32, n_drawn: u32) {
+        let n_lacking = draws_max - n_drawn;
+        self.n_sure = end - n_lacking;
+        self.n_drawing -= draws_max;
+        if n_lacking > 0 {
+            self.n_computed = self.n_sure;
+            self.n_drawing = 0;
+            self.n_stale = self.n_slices_in_flight;
+        }
     }
 
     /// Whether it may stop at this token, the last of its log.
@@ -206,6 +225,13 @@ impl Sequence {
         self.n_missing(slices_ahead_max) <= 1 && self.n_computed < self.length_max - 1
     }
 
+    /// No slice to come begins before this position. Even if all draws in flight come back without a token, only the
+    /// log's last position is computed again.
+    #[inline]
+    pub fn earliest_start(&self) -> u32 {
+        self.n_computed.min(self.n_known() - 1)
+    }
+
     /// Whether its next position is that of a token that a step in flight draws.
     #[inline]
     pub fn awaits_draw(&self) -> bool {
@@ -219,10 +245,11 @@ impl Sequence {
         self.n_missing(slices_ahead_max) == 1 && !is_near()
     }
 
-    /// Whether a slice with this end draws: it ends with the last token that is known or being drawn.
+    /// The most tokens that a slice with this end may draw: it draws if it ends with the last token that is known or
+    /// being drawn.
     #[inline]
-    pub fn draws_at(&self, end: u32) -> bool {
-        self.goal != Goal::Pool && end == self.n_known() + self.n_drawing
+    pub fn draws_max_at(&self, end: u32) -> u32 {
+        u32::from(self.goal != Goal::Pool && end == self.n_known() + self.n_drawing)
     }
 
     /// Whether a slice that begins at `n_computed` has rows to score: those that another token of the prompt follows.
@@ -245,7 +272,13 @@ impl Sequence {
     /// Whether it was pooled: all that it was for is done, and no token follows.
     #[inline]
     pub fn is_pooled(&self) -> bool {
-        self.goal == Goal::Pool && self.n_applied >= self.n_known()
+        self.goal == Goal::Pool && self.n_sure >= self.n_known()
+    }
+
+    /// Whether the step being planned carries its start.
+    #[inline]
+    pub fn is_starting(&self) -> bool {
+        self.n_sent == 0
     }
 
     /// The entries of each of its tables.
@@ -300,13 +333,14 @@ impl Sequence {
         self.state = SequenceState::Waiting;
         self.n_entries = 0;
         self.generation = 0;
-        self.n_applied = 0;
+        self.n_sure = 0;
+        self.n_sent = 0;
+        self.n_stale = 0;
         self.n_computed = 0;
         self.n_drawing = 0;
         self.n_slices_in_flight = 0;
         self.last_step = 0;
         self.n_planned = 0;
-        self.starting = false;
         self.has_turn = false;
     }
 }
@@ -379,5 +413,38 @@ impl core::ops::IndexMut<SequenceIdx> for SequenceSlab {
     #[inline]
     fn index_mut(&mut self, idx: SequenceIdx) -> &mut Sequence {
         self.slots[idx as usize].as_mut().expect("an index in use names a sequence")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use types::Micros;
+
+    /// Ten tokens are known, the slice ends with up to two drafts, and two more slices are in flight behind it.
+    #[test]
+    fn a_slice_is_settled_by_how_many_tokens_came_back() {
+        // (drafts, tokens drawn, sure, computed, still being drawn, stale)
+        let cases = [
+            (0, 1, 10, 12, 2, 0),
+            (0, 0, 9, 9, 0, 2),
+            (2, 3, 12, 14, 2, 0),
+            (2, 2, 11, 11, 0, 2),
+            (2, 1, 10, 10, 0, 2),
+            (2, 0, 9, 9, 0, 2),
+        ];
+        for (n_drafts, n_drawn, n_sure, n_computed, n_drawing, n_stale) in cases {
+            let request = Request { prompt: vec![1; 10], ..Request::default() };
+            let key = QueueKey::new(request.priority, Micros(0), 0, 0);
+            let mut sequence = Sequence::new(request, 0, key, 100, BlockHash([0; 16]), 1);
+            let (end, draws_max) = (10 + n_drafts, 1 + n_drafts);
+            (sequence.n_computed, sequence.n_drawing, sequence.n_slices_in_flight) = (end + 2, draws_max + 2, 2);
+            (0..n_drawn).for_each(|_| sequence.append(7));
+            assert_eq!(sequence.earliest_start(), 9 + n_drawn);
+            sequence.settle(end, draws_max, n_drawn);
+            let Sequence { n_stale: stale, n_drawing: drawing, .. } = sequence;
+            let counts = (sequence.n_sure, sequence.n_computed, drawing, stale);
+            assert_eq!(counts, (n_sure, n_computed, n_drawing, n_stale), "{n_drafts} drafts, {n_drawn} drawn");
+        }
     }
 }

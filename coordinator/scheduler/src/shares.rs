@@ -58,7 +58,7 @@ impl Scheduler {
             // A sequence that starts in this step cannot be preempted: the step already has its start.
             let may_give = |&at: &usize| {
                 let sequence = &self.sequences[self.running[at]];
-                Some(sequence.tenant) == above_share && !sequence.starting
+                Some(sequence.tenant) == above_share && !sequence.is_starting()
             };
             let last = (0..self.running.len()).filter(may_give).max_by_key(|&at| self.sequences[self.running[at]].key);
             let Some(last) = last else { return false };

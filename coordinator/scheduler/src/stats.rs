@@ -26,10 +26,13 @@ pub struct Counters {
     pub tokens_computed: u64,
     /// Tokens that were sent to clients.
     pub tokens_drawn: u64,
-    /// Tokens that came back for an ended sequence: planned past a stop, or cancelled.
+    /// Tokens that came back for an ended sequence (planned past a stop, or cancelled) or behind a draw that did not
+    /// come.
     pub tokens_discarded: u64,
     /// Tokens that came back for a preempted sequence; they are drawn again.
     pub tokens_redrawn: u64,
+    /// Draws that came back without a token; they are planned again.
+    pub draws_late: u64,
     pub slices_ahead: u64,
     /// Steps in which a sequence computes a token that one of the `n_stages - 1` steps before draws: then some stage
     /// has to wait, because fewer sequences decode than there are stages or they have just bunched.

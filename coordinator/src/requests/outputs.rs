@@ -7,9 +7,11 @@ use telemetry::metrics;
 use types::{Finish, Micros, StepDone};
 
 impl LiveRequests {
-    /// The oldest step in flight is answered.
+    /// The oldest step in flight is answered. No request has anything that a draw could wait for, so a rank that does
+    /// not draw would hold its requests for ever: it is refused.
     pub fn apply(&mut self, done: &StepDone, now: Micros) -> Result<(), Stale> {
         let Some(planner) = &mut self.planner else { return Ok(()) };
+        planner.scheduler.drew_all(done)?;
         planner.scheduler.apply(done, &mut self.outputs)?;
         self.traces.answered(done.id);
         self.outputs_of(done, now);

@@ -453,6 +453,17 @@ async fn ranks_that_lie_are_dismissed_by_name() {
     let end = liar.ended().await;
     assert!(end.message().contains("slices"), "{end:?}");
 
+    let mut idle = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
+    idle.ready(sim_digest()).await;
+    let rank_frame::Frame::Step(bytes) = idle.next().await.unwrap() else { panic!("the step comes again") };
+    let step = proto::decode_step(&bytes).unwrap();
+    // An answer without the one token that was asked for.
+    let slices = vec![types::SliceDone::default()];
+    let done = StepDone { id: step.id, epoch: step.epoch, slices, ..StepDone::default() };
+    idle.say(worker_frame::Frame::Done((&done).into())).await;
+    let end = idle.ended().await;
+    assert!(end.message().contains("lacks the token"), "{end:?}");
+
     let mut stranger = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
     stranger.last = stranger.assigned().await;
     stranger.say_loaded([9; 32]).await;

@@ -415,12 +415,13 @@ fn answers_that_belong_to_no_step_change_nothing() {
     let good = answer(&first, 7);
     let other = Epoch { incarnation: 9, n: 9 };
     let wrong_count = StepDone { slices: vec![], ..good.clone() };
-    let wrong_tokens = StepDone { slices: vec![SliceDone::default()], ..good.clone() };
+    let two = SliceDone { tokens: vec![TokenOut::default(); 2], ..SliceDone::default() };
+    let wrong_tokens = StepDone { slices: vec![two], ..good.clone() };
     let cases = [
         (StepDone { epoch: other, ..good.clone() }, Stale::Epoch { expected: Epoch::default(), got: other }),
         (answer(&second, 7), Stale::Step { expected: Some(StepId(0)), got: StepId(1) }),
         (wrong_count, Stale::SliceCount { expected: 1, got: 0 }),
-        (wrong_tokens, Stale::TokenCount { slice: 0, expected: 1, got: 0 }),
+        (wrong_tokens, Stale::TokenCount { slice: 0, max: 1, got: 2 }),
     ];
     for (done, stale) in cases {
         let mut out = Vec::new();
@@ -703,4 +704,95 @@ fn what_starts_fits_into_one_frame() {
     assert_eq!(starts, [2, 2, 1]);
     let too_large = scheduler.submit(with_list(6, 3000), Micros(0));
     assert!(matches!(too_large, Err(Rejected::TooLarge { available, .. }) if available == starts_bytes_max));
+}
+
+/// The answer to a step in which every draw is late.
+fn late(step: &Step) -> StepDone {
+    let slices = step.slices.iter().map(|_| SliceDone::default()).collect();
+    StepDone { slices, ..answer(step, 0) }
+}
+
+fn n_names(scheduler: &Scheduler) -> usize {
+    let mut names = Vec::new();
+    assert!(!scheduler.names(0..1000, &mut names));
+    names.len()
+}
+
+#[test]
+fn a_draw_that_does_not_come_is_planned_again_and_what_was_planned_behind_it_is_discarded() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(1, 32, 3), Micros(0)).unwrap();
+    let [first, behind] = [(); 2].map(|()| plan(&mut scheduler).unwrap());
+    assert_eq!((slices(&behind), behind.blocks.len()), (vec![(1, 32, 33)], 1));
+    let mut out = Vec::new();
+    scheduler.apply(&late(&first), &mut out).unwrap();
+    scheduler.check();
+    assert_eq!((n_names(&scheduler), scheduler.stats().draws_late), (1, 1), "its last block is written again");
+    let again = plan(&mut scheduler).unwrap();
+    assert_eq!((slices(&again), again.slices[0].want), (vec![(1, 31, 32)], Want::Last));
+    assert_eq!(again.starts.len() + again.blocks.len(), 0, "the ranks have all that it needs");
+    let behind_again = plan(&mut scheduler);
+    assert_eq!(behind_again, None, "as many steps as may be are in flight");
+
+    assert_eq!(apply(&mut scheduler, &behind, 9), [], "whatever was drawn from nothing");
+    assert_eq!(scheduler.stats().tokens_discarded, 1);
+    let behind_again = plan(&mut scheduler).unwrap();
+    assert_eq!((slices(&behind_again), behind_again.blocks.len()), (vec![(1, 32, 33)], 0));
+    assert_eq!(n_names(&scheduler), 1);
+    let said = apply(&mut scheduler, &again, 7);
+    assert_eq!((said[0].position, said[0].n_tokens, said[0].finish), (0, 1, None));
+    assert_eq!(n_names(&scheduler), 2);
+    assert_eq!(apply(&mut scheduler, &behind_again, 7)[0].position, 1);
+    assert_eq!(run_out(&mut scheduler).last().unwrap().finish, Some(Finish::Length));
+    assert_eq!((scheduler.stats().tokens_drawn, scheduler.stats().blocks_used), (3, 0));
+}
+
+#[test]
+fn draws_may_fail_to_come_again_and_again() {
+    let mut scheduler = scheduler(Config { slices_ahead_max: 0, ..config() });
+    scheduler.submit(Request { goal: Goal::Score { top_n: 0 }, ..request(1, 10, 2) }, Micros(0)).unwrap();
+    let first = plan(&mut scheduler).unwrap();
+    let mut scored = late(&first);
+    scored.slices[0].scored = vec![TokenOut::default(); 9];
+    let mut out = Vec::new();
+    scheduler.apply(&scored, &mut out).unwrap();
+    assert_eq!((out[0].n_tokens, out[0].scored_position, out[0].finish), (0, 1, None), "what was scored is said");
+    for _ in 0..5 {
+        let again = plan(&mut scheduler).unwrap();
+        assert_eq!((slices(&again), again.slices[0].want), (vec![(1, 9, 10)], Want::Last), "and not scored again");
+        scheduler.apply(&late(&again), &mut out).unwrap();
+        scheduler.check();
+    }
+    assert_eq!((out.len(), run_out(&mut scheduler).len()), (1, 2));
+    assert!(scheduler.is_idle());
+}
+
+#[test]
+fn who_ends_keeps_its_blocks_until_what_is_stale_has_landed() {
+    let mut scheduler = scheduler(config());
+    scheduler.submit(request(1, 32, 9), Micros(0)).unwrap();
+    let [first, behind] = [(); 2].map(|()| plan(&mut scheduler).unwrap());
+    let mut out = Vec::new();
+    scheduler.apply(&late(&first), &mut out).unwrap();
+    scheduler.cancel(RequestId(1), &mut out);
+    scheduler.check();
+    assert_eq!((out.len(), scheduler.stats().blocks_used), (1, 3));
+    scheduler.apply(&late(&behind), &mut out).unwrap();
+    scheduler.check();
+    assert_eq!((out.len(), scheduler.stats().blocks_used), (1, 0));
+}
+
+#[test]
+fn an_answer_that_lacks_a_token_is_refused_for_who_asks() {
+    let mut scheduler = scheduler(Config { chunk_tokens_max: 8, chunk_tokens_min: 1, ..config() });
+    (1..3).for_each(|id| scheduler.submit(request(id, 4 + 8 * (id as u32 - 1), 5), Micros(0)).unwrap());
+    let step = plan(&mut scheduler).unwrap();
+    assert_eq!(slices(&step), [(1, 0, 4), (2, 0, 8)]);
+    let no_token = Err(Stale::NoToken { slice: 0 });
+    assert_eq!((scheduler.drew_all(&answer(&step, 7)), scheduler.drew_all(&late(&step))), (Ok(()), no_token));
+    let mut failed = late(&step);
+    failed.slices[0].failed = true;
+    assert_eq!(scheduler.drew_all(&failed), Ok(()));
+    let of_another = StepDone { id: StepId(9), ..late(&step) };
+    assert_eq!(scheduler.drew_all(&of_another), Ok(()), "that is refused as an answer");
 }

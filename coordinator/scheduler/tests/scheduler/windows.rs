@@ -171,3 +171,28 @@ fn nobody_is_preempted_for_blocks_that_come_back_by_themselves() {
     assert_eq!((scheduler.stats().preemptions, scheduler.stats().tokens_drawn), (0, 40));
     assert!(n_side_by_side > 0);
 }
+
+#[test]
+fn a_window_stays_whole_until_the_draw_at_its_end_has_come() {
+    let mut scheduler = Scheduler::new(config([64, 64]), Epoch::default()).unwrap();
+    scheduler.submit(request(1, 0..32, 90), Micros(0)).unwrap();
+    let mut in_flight = plan(&mut scheduler).unwrap();
+    // A query at position 54 is the last that reads the first block.
+    let last = loop {
+        let behind = plan(&mut scheduler).unwrap();
+        if in_flight.slices[0].range.end == 55 {
+            break behind;
+        }
+        apply(&mut scheduler, &in_flight);
+        in_flight = behind;
+    };
+    assert_eq!((last.slices[0].range.clone(), scheduler.stats().blocks_passed), (55..56, 0));
+    let late = |step: &Step| StepDone { id: step.id, slices: vec![SliceDone::default()], ..StepDone::default() };
+    scheduler.apply(&late(&in_flight), &mut Vec::new()).unwrap();
+    scheduler.check();
+    let again = plan(&mut scheduler).unwrap();
+    assert_eq!((again.slices[0].range.clone(), scheduler.stats().blocks_passed), (54..55, 0));
+    apply(&mut scheduler, &last);
+    apply(&mut scheduler, &again);
+    assert_eq!(scheduler.stats().blocks_passed, 1);
+}

@@ -26,7 +26,7 @@ facts! {
     ticks, steps, tokens, ends_only, in_flight_peak,
     stages_busy_peak, chunks_in_flight, steps_early, starved,
     preemptions, prefix_hit_tokens, windowed_hits, blocks_passed, evictions,
-    slices_ahead, stopped_ahead, tokens_discarded, tokens_redrawn,
+    slices_ahead, stopped_ahead, tokens_discarded, tokens_redrawn, draws_late, planned_behind_late,
     restarted_in_flight, grids, losses, breaks, given_up, requeued, resumed, outgrown, narrowed, stale,
     cancelled_waiting, cancelled_running, expired,
     stopped, length, cancelled, deadline, failed,
@@ -39,6 +39,7 @@ impl Facts {
         self.preemptions = stats.preemptions;
         self.prefix_hit_tokens = stats.prefix_hit_tokens;
         self.evictions = stats.evictions;
+        self.draws_late = stats.draws_late;
         self.slices_ahead = stats.slices_ahead;
         self.steps_early = stats.steps_early;
         self.starved = stats.starved;

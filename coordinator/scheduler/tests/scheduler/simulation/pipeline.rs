@@ -71,13 +71,14 @@ impl Pipeline {
     /// Runs a step in its next stage. After the last its tokens go to the first.
     pub fn advance(&mut self, i: usize) {
         let OnItsWay { step, n_passed, hidden, done } = &mut self.steps[i];
-        *hidden = Some(self.stages[*n_passed].run(step, hidden.as_ref()));
+        let rows = self.stages[*n_passed].run(step, hidden.as_ref());
         *n_passed += 1;
         if *n_passed == self.stages.len() {
             let answer = self.stages[*n_passed - 1].draw(step);
-            self.stages[0].learn(step, &answer);
+            self.stages[0].learn(step, &rows, &answer);
             *done = Some(answer);
         }
+        *hidden = Some(rows);
     }
 
     /// A possible answer to the oldest step: its own, or one without tokens if it has not run yet.
@@ -87,8 +88,10 @@ impl Pipeline {
         Some(done.clone().unwrap_or(StepDone { id: step.id, epoch: step.epoch, slices, micros: 0 }))
     }
 
-    pub fn deliver(&mut self) -> Option<StepDone> {
+    /// The oldest step and its answer, if it has one.
+    pub fn deliver(&mut self) -> Option<(Step, StepDone)> {
         self.oldest()?.done.as_ref()?;
-        self.steps.pop_front()?.done
+        let OnItsWay { step, done, .. } = self.steps.pop_front()?;
+        done.map(|done| (step, done))
     }
 }

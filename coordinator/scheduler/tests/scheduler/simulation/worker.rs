@@ -6,6 +6,7 @@
 //! block that was shared, freed, named or written wrongly shows there.
 
 use super::reference::{draw, extend, root};
+use super::rng::mix;
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
     BLOCK_TOKENS, BlockId, CacheGroup, Epoch, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId, TokenOut,
@@ -20,8 +21,19 @@ struct Cell {
     prefix: u64,
 }
 
-/// Output of a stage for each slice: the log's hash at each of its positions. None for a failed slice.
-pub type Hidden = Vec<Option<Vec<u64>>>;
+/// Output of a stage for each slice.
+pub type Hidden = Vec<Rows>;
+
+pub enum Rows {
+    /// The log's hash at each of the slice's positions.
+    Computed(Vec<u64>),
+    /// The slice was planned behind a draw that did not come: nothing is computed.
+    Void,
+    Failed,
+}
+
+/// A token that nobody may take.
+const VOID: TokenOut = TokenOut { token: 1 << 20, logprob: None, top: Vec::new() };
 
 struct Held {
     request: Request,
@@ -32,6 +44,10 @@ struct Held {
     /// One table per cache group; entries behind a window stay and go stale.
     tables: Vec<Vec<BlockId>>,
     n_computed: Option<u32>,
+    /// The last draw did not come: the log's last position is computed again, and slices behind it are void.
+    is_late: bool,
+    /// Whether its slice in the present step is void.
+    is_void: bool,
     failed: bool,
 }
 
@@ -42,6 +58,8 @@ pub struct Limits {
     pub running_max: u32,
     /// Whether it clears released blocks, as when no sequences share blocks.
     pub clears: bool,
+    /// How many of a hundred draws come late.
+    pub late: u64,
 }
 
 pub struct Worker {
@@ -80,7 +98,7 @@ impl Worker {
         let starts = |id| step.starts.iter().any(|request| request.id == id);
         let knows = |slice: &Slice| {
             let held = &self.held[&slice.id];
-            held.failed || slice.range.end as usize <= held.prefixes.len()
+            held.failed || held.is_behind(slice) || slice.range.end as usize <= held.prefixes.len()
         };
         step.slices.iter().all(|slice| starts(slice.id) || knows(slice))
     }
@@ -100,10 +118,13 @@ impl Worker {
         }
         assert!(self.held.len() as u32 <= self.limits.running_max, "a rank never holds more than may run");
         let mut blocks = step.blocks.iter().copied();
-        step.slices.iter().for_each(|slice| self.take_blocks(slice, &mut blocks));
+        for (i, slice) in step.slices.iter().enumerate() {
+            self.go_on(slice, input.map(|hidden| &hidden[i]));
+            self.take_blocks(slice, &mut blocks);
+        }
         assert_eq!(blocks.next(), None, "every block belongs to a slice");
         if let Some(hidden) = input {
-            step.slices.iter().zip(hidden).for_each(|(slice, rows)| self.receive(slice, rows.as_deref()));
+            step.slices.iter().zip(hidden).for_each(|(slice, rows)| self.receive(slice, rows));
         }
         // A layer writes the rows of all slices before any of them reads.
         step.slices.iter().for_each(|slice| self.write(slice));
@@ -127,15 +148,22 @@ impl Worker {
 
     /// The answer to the step that this stage, the last, has just run.
     pub fn draw(&mut self, step: &Step) -> StepDone {
-        let draw = |slice: &Slice| self.held.get_mut(&slice.id).expect("its slice has just run").draw(slice);
+        let late = |slice: &Slice| mix(step.id.0 ^ mix(slice.id.0)) % 100 < self.limits.late;
+        let draw =
+            |slice: &Slice| self.held.get_mut(&slice.id).expect("its slice has just run").draw(slice, late(slice));
         StepDone { id: step.id, epoch: step.epoch, slices: step.slices.iter().map(draw).collect(), micros: 1 }
     }
 
-    /// Passes the last stage's tokens to the first. A draw for a sequence that has ended here is ignored.
-    pub fn learn(&mut self, step: &Step, done: &StepDone) {
-        for (slice, done) in step.slices.iter().zip(&done.slices) {
+    /// Passes the last stage's tokens to the first, and which draws are late. What is void, or for a sequence that has
+    /// ended here, is ignored.
+    pub fn learn(&mut self, step: &Step, last: &Hidden, done: &StepDone) {
+        let drawn = step.slices.iter().zip(&done.slices).zip(last).filter(|(_, rows)| !matches!(rows, Rows::Void));
+        for ((slice, done), _) in drawn {
             let Some(held) = self.held.get_mut(&slice.id).filter(|held| held.since <= step.id) else { continue };
             held.failed |= done.failed;
+            if slice.want == Want::Last && done.tokens.is_empty() && !done.failed {
+                held.rewind(slice);
+            }
             if let Some(drawn) = done.tokens.first().filter(|_| held.prefixes.len() as u32 == slice.range.end) {
                 held.prefixes.push(extend(*held.prefixes.last().expect("a log has tokens"), drawn.token));
             }
@@ -155,16 +183,30 @@ impl Worker {
         assert!(!step.slices.is_empty() || !step.ends.is_empty(), "a step says something");
     }
 
-    fn take_blocks(&mut self, slice: &Slice, blocks: &mut impl Iterator<Item = BlockId>) {
+    /// A slice begins where the one before has ended. Only behind a draw that did not come is a position computed
+    /// again: the first and the last stage know which, those between are told what is void.
+    fn go_on(&mut self, slice: &Slice, input: Option<&Rows>) {
+        let may_be_late = self.limits.late > 0 && slice.want == Want::Last && slice.range.len() == 1;
         let held = self.held.get_mut(&slice.id).expect("a slice of a sequence that started");
         assert!(!slice.range.is_empty());
-        assert!(held.n_computed.is_none_or(|n_computed| n_computed == slice.range.start), "slices follow one another");
+        held.is_void = input.map_or(!held.failed && held.is_behind(slice), |rows| matches!(rows, Rows::Void));
+        if held.is_void {
+            return;
+        }
+        let is_again = |n_computed: u32| may_be_late && input.is_some() && n_computed == slice.range.start + 1;
+        let follows = |n_computed| n_computed == slice.range.start || is_again(n_computed);
+        assert!(held.n_computed.is_none_or(follows), "slices follow one another");
         let is_hit = held.n_computed.is_none() && slice.range.start > 0;
         assert!(!(is_hit && held.request.cache_bypass), "a request that must not read the cache has read it");
         held.n_computed = Some(slice.range.end);
+        held.is_late = false;
+    }
+
+    fn take_blocks(&mut self, slice: &Slice, blocks: &mut impl Iterator<Item = BlockId>) {
+        let held = self.held.get_mut(&slice.id).expect("it has just gone on");
         for ((cache, table), passed) in self.caches.iter().zip(&mut held.tables).zip(&mut self.passed) {
             let n_none = if table.is_empty() { cache.group.n_passed(slice.range.start) } else { 0 };
-            let n_missing = cache.group.n_blocks(slice.range.end) as usize - table.len();
+            let n_missing = (cache.group.n_blocks(slice.range.end) as usize).saturating_sub(table.len());
             let new: Vec<BlockId> = blocks.by_ref().take(n_missing).collect();
             assert_eq!(new.len(), n_missing, "a block for every position");
             let is_none = new.iter().map(|&block| block == BlockId::NONE);
@@ -180,10 +222,11 @@ impl Worker {
     }
 
     /// Rows of the stage before: beyond the log that the start brought, nothing else is known of it.
-    fn receive(&mut self, slice: &Slice, rows: Option<&[u64]>) {
+    fn receive(&mut self, slice: &Slice, rows: &Rows) {
         let held = self.held.get_mut(&slice.id).expect("it was there when blocks were taken");
-        held.failed |= rows.is_none();
-        for (position, &prefix) in slice.range.clone().zip(rows.unwrap_or_default()) {
+        held.failed |= matches!(rows, Rows::Failed);
+        let Rows::Computed(rows) = rows else { return };
+        for (position, &prefix) in slice.range.clone().zip(rows) {
             if held.prefixes.len() as u32 == position {
                 held.prefixes.push(prefix);
             }
@@ -193,7 +236,7 @@ impl Worker {
 
     fn write(&mut self, slice: &Slice) {
         let held = &self.held[&slice.id];
-        for position in slice.range.clone().filter(|_| !held.failed) {
+        for position in slice.range.clone().filter(|_| !held.failed && !held.is_void) {
             let prefix = *held.prefixes.get(position as usize).expect("the token is in the log when its slice runs");
             for (cache, table) in self.caches.iter_mut().zip(&held.tables) {
                 let block = &mut cache.blocks[table[(position / BLOCK_TOKENS) as usize].0 as usize];
@@ -202,10 +245,13 @@ impl Worker {
         }
     }
 
-    fn read(&self, slice: &Slice) -> Option<Vec<u64>> {
+    fn read(&self, slice: &Slice) -> Rows {
         let held = &self.held[&slice.id];
         if held.failed {
-            return None;
+            return Rows::Failed;
+        }
+        if held.is_void {
+            return Rows::Void;
         }
         for (cache, table) in self.caches.iter().zip(&held.tables) {
             // Everything that the slice's queries read; the first of them reads farthest back.
@@ -216,7 +262,7 @@ impl Worker {
                 assert_eq!(found, Some(expected), "{} reads what is not its own", slice.id);
             }
         }
-        Some(held.prefixes[slice.range.start as usize..slice.range.end as usize].to_vec())
+        Rows::Computed(held.prefixes[slice.range.start as usize..slice.range.end as usize].to_vec())
     }
 }
 
@@ -229,10 +275,30 @@ impl Held {
             prefix
         });
         let tables = vec![Vec::new(); n_groups];
-        Held { prefixes: prefixes.collect(), request, since, tables, n_computed: None, failed: false }
+        let (n_computed, is_late, is_void, failed) = (None, false, false, false);
+        Held { prefixes: prefixes.collect(), request, since, tables, n_computed, is_late, is_void, failed }
     }
 
-    fn draw(&mut self, slice: &Slice) -> SliceDone {
+    /// Whether the slice was planned behind a draw that did not come.
+    fn is_behind(&self, slice: &Slice) -> bool {
+        self.is_late && self.n_computed.is_some_and(|n_computed| n_computed < slice.range.start)
+    }
+
+    /// The draw at the end of the slice has not come: its last position is computed again.
+    fn rewind(&mut self, slice: &Slice) {
+        self.n_computed = Some(slice.range.end - 1);
+        self.is_late = true;
+    }
+
+    fn draw(&mut self, slice: &Slice, is_late: bool) -> SliceDone {
+        if self.is_void {
+            // Whatever a device draws from nothing, or fails at.
+            return match slice.range.end % 3 {
+                0 => SliceDone { failed: true, ..SliceDone::default() },
+                1 => SliceDone { tokens: vec![VOID], ..SliceDone::default() },
+                _ => SliceDone::default(),
+            };
+        }
         if self.failed {
             return SliceDone { tokens: Vec::new(), failed: true, ..SliceDone::default() };
         }
@@ -242,6 +308,10 @@ impl Held {
             return SliceDone::default();
         }
         assert_eq!((slice.want, slice.range.end), (Want::Last, n_log), "a draw stands at the end of the log");
+        if is_late {
+            self.rewind(slice);
+            return SliceDone::default();
+        }
         let before = *self.prefixes.last().expect("a log has tokens");
         let Some(token) = draw(&self.request, slice.range.end, before) else {
             self.failed = true;

@@ -27,6 +27,8 @@ struct Weather {
     /// Tokens that a prompt has in common with others, at most.
     shared_max: u32,
     tenants: Crowd,
+    /// Draws that come back without a token, of a hundred.
+    late: u64,
 }
 
 /// The tenants of the requests.
@@ -89,12 +91,13 @@ impl World {
         } else {
             draw_weather(&mut rng)
         };
+        let weather = Weather { late: Rng(mix(!seed)).below(3) * 15, ..weather };
         let epoch = Epoch { incarnation: 1, n: 0 };
         let deadly = rng.chance(40).then(|| rng.below(REQUESTS_MAX));
         let bases = (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
         World {
             scheduler: Scheduler::new(config.clone(), epoch).unwrap(),
-            pipeline: pipeline(&config, epoch),
+            pipeline: pipeline(&config, &weather, epoch),
             weather,
             rng,
             room: config.context_max,
@@ -349,7 +352,14 @@ impl World {
             self.pipeline.advance(at);
             self.facts.stages_busy_peak = self.facts.stages_busy_peak.max(self.pipeline.n_inside() as u64);
         }
-        let Some(done) = self.pipeline.deliver() else { return };
+        let Some((step, done)) = self.pipeline.deliver() else { return };
+        let answers = step.slices.iter().zip(&done.slices).filter(|(slice, _)| slice.want == Want::Last);
+        let late = answers.filter(|(_, done)| done.tokens.is_empty() && !done.failed);
+        let is_ahead = |id| self.pipeline.slices().any(|slice| slice.id == id);
+        self.facts.planned_behind_late += late.clone().filter(|(slice, _)| is_ahead(slice.id)).count() as u64;
+        let first = late.map(|(slice, _)| slice.id).next();
+        let slice = step.slices.iter().position(|slice| Some(slice.id) == first);
+        assert_eq!(self.scheduler.drew_all(&done).err(), slice.map(|slice| Stale::NoToken { slice }));
         let mut out = Vec::new();
         self.scheduler.apply(&done, &mut out).unwrap();
         self.hear(&out, Some(&done));
@@ -407,7 +417,7 @@ impl World {
             self.scheduler.narrow(self.room);
             self.scheduler.requeue_into(self.epoch, &self.config.n_blocks, loss, &mut out);
         }
-        self.pipeline = pipeline(&self.config, self.epoch);
+        self.pipeline = pipeline(&self.config, &self.weather, self.epoch);
         self.facts.losses += 1;
         self.hear(&out, None);
     }
@@ -420,7 +430,7 @@ impl World {
         self.config.n_stages = self.rng.between(1, 4);
         self.config.steps_in_flight_max = self.rng.between(1, self.config.n_stages + 2);
         self.scheduler.reshape(self.config.n_stages, self.config.steps_in_flight_max).unwrap();
-        self.pipeline = pipeline(&self.config, self.epoch);
+        self.pipeline = pipeline(&self.config, &self.weather, self.epoch);
         self.facts.grids += 1;
         self.hear(&out, None);
     }
@@ -482,6 +492,7 @@ fn draw_weather(rng: &mut Rng) -> Weather {
         plans: u64::from(rng.between(15, 50)),
         shared_max: rng.between(20, 80),
         tenants: if rng.chance(50) { Crowd::OneHeavy } else { Crowd::Alike(rng.between(1, 9).into()) },
+        late: 0,
     }
 }
 
@@ -559,10 +570,11 @@ fn draw_crowd(rng: &mut Rng) -> Config {
     }
 }
 
-fn pipeline(config: &Config, epoch: Epoch) -> Pipeline {
+fn pipeline(config: &Config, &Weather { late, .. }: &Weather, epoch: Epoch) -> Pipeline {
     let Config { batch_tokens_max, chunk_tokens_max, running_max, .. } = *config;
-    let clears = !config.prefix_cache;
-    let limits = Limits { batch_tokens_max, chunk_tokens_max, running_max, clears };
+    // A rank clears a block behind a slice's window at once, which it must not where the slice may run again.
+    let clears = !config.prefix_cache && late == 0;
+    let limits = Limits { batch_tokens_max, chunk_tokens_max, running_max, clears, late };
     let stage = |_| Worker::new(epoch, &config.groups, &config.n_blocks, limits);
     Pipeline::new((0..config.n_stages).map(stage).collect())
 }
