@@ -90,13 +90,13 @@ impl Scheduler {
             let sequence = &self.sequences[idx];
             let (tenant, scores) = (sequence.tenant, sequence.scores());
             let n_missing = sequence.n_missing(self.config.slices_ahead_max);
-            let is_chunk = n_missing > 1;
+            let is_chunk = sequence.is_chunk();
             let n_wished = if is_chunk {
                 let n_scores = if scores { left.n_scores } else { u32::MAX };
                 let n_tokens = for_chunks.min(self.tenants.get(tenant).for_chunks);
                 n_missing.min(sequence.chunk_max).min(n_tokens).min(n_scores)
             } else {
-                u32::from(sequence.has_turn)
+                sequence.turn
             };
             // Most decoding sequences have room left in their last block.
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + n_wished);
@@ -365,15 +365,14 @@ impl Scheduler {
         self.n_steps += 1;
         self.counters.steps += 1;
         self.is_starved = false;
-        let ahead_max = self.config.slices_ahead_max;
         let mut slices = self.in_flight.list();
         let mut is_chunk_planned = false;
         for &idx in &self.running {
             let sequence = &mut self.sequences[idx];
-            match sequence.n_missing(ahead_max) {
-                _ if sequence.n_planned == 0 => {}
-                1 => slices.push(write_slice(idx, sequence, step, &mut self.counters)),
-                _ => is_chunk_planned = true,
+            if sequence.n_planned > 0 && sequence.is_chunk() {
+                is_chunk_planned = true;
+            } else if sequence.n_planned > 0 {
+                slices.push(write_slice(idx, sequence, step, &mut self.counters));
             }
         }
         // A sequence that was written has nothing planned any more.

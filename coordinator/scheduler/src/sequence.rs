@@ -45,11 +45,11 @@ pub(crate) struct Sequence {
     pub n_sure: u32,
     /// The entries of each of its tables that the ranks have; zero until a step carries its start.
     pub n_sent: u32,
+    /// The tokens of its turn in the step being planned; zero if it has none.
+    pub turn: u32,
     pub tenant: TenantIdx,
     goal: Goal,
     pub state: SequenceState,
-    /// Whether it may have a slice of one token in the step being planned.
-    pub has_turn: bool,
     /// Whether some token may end it before its log is full.
     has_stops: bool,
     /// The step of its last slice since its last start.
@@ -122,10 +122,10 @@ impl Sequence {
             n_slices_in_flight: 0,
             n_sure: 0,
             n_sent: 0,
+            turn: 0,
             tenant,
             goal: request.goal,
             state: SequenceState::Waiting,
-            has_turn: false,
             has_stops: !request.sampling.stop.is_empty(),
             last_step: 0,
             generation: 0,
@@ -218,11 +218,17 @@ impl Sequence {
         n_ready.min(self.length_max - 1).saturating_sub(self.n_computed)
     }
 
-    /// Whether it draws a token in each of its steps, or will after the one that is missing or in flight. False once
-    /// its last slice is in flight.
+    /// Whether its next slice is a chunk of a prefill: more of its log is missing than the last token.
     #[inline]
-    pub fn is_decoding(&self, slices_ahead_max: u32) -> bool {
-        self.n_missing(slices_ahead_max) <= 1 && self.n_computed < self.length_max - 1
+    pub fn is_chunk(&self) -> bool {
+        self.n_known() > self.n_computed + 1
+    }
+
+    /// Whether it draws in each of its steps, or will after the one that is missing or in flight. False once its last
+    /// slice is in flight.
+    #[inline]
+    pub fn is_decoding(&self) -> bool {
+        !self.is_chunk() && self.n_computed < self.length_max - 1
     }
 
     /// No slice to come begins before this position. Even if all draws in flight come back without a token, only the
@@ -238,11 +244,11 @@ impl Sequence {
         self.n_computed >= self.n_known()
     }
 
-    /// Whether it could have a slice of one token in the next step, `distance` steps behind the draw of that token.
+    /// The tokens of the turn that it could have in the next step, `distance` steps behind their draw; zero if none.
     #[inline]
-    pub fn asks_for_turn(&self, slices_ahead_max: u32, n_steps: u64, distance: u32) -> bool {
+    pub fn asks_for_turn(&self, slices_ahead_max: u32, n_steps: u64, distance: u32) -> u32 {
         let is_near = || self.awaits_draw() && n_steps - self.last_step < u64::from(distance);
-        self.n_missing(slices_ahead_max) == 1 && !is_near()
+        if self.is_chunk() || is_near() { 0 } else { self.n_missing(slices_ahead_max) }
     }
 
     /// The most tokens that a slice with this end may draw: it draws if it ends with the last token that is known or
@@ -341,7 +347,7 @@ impl Sequence {
         self.n_slices_in_flight = 0;
         self.last_step = 0;
         self.n_planned = 0;
-        self.has_turn = false;
+        self.turn = 0;
     }
 }
 

@@ -35,8 +35,8 @@ impl Scheduler {
         self.tenants.want(0);
         for &idx in &self.running {
             let sequence = &self.sequences[idx];
-            let n_missing = sequence.n_missing(self.config.slices_ahead_max);
-            if n_missing > 1 {
+            if sequence.is_chunk() {
+                let n_missing = sequence.n_missing(self.config.slices_ahead_max);
                 self.tenants.want_more(sequence.tenant, n_missing.min(sequence.chunk_max));
             }
         }
@@ -75,10 +75,10 @@ impl Scheduler {
         for at in 0..self.running.len() {
             let idx = self.running[at];
             let sequence = &self.sequences[idx];
-            let n_missing = sequence.n_missing(self.config.slices_ahead_max);
-            if n_tokens == 0 || left.short || n_missing <= 1 || sequence.scores() {
+            if n_tokens == 0 || left.short || !sequence.is_chunk() || sequence.scores() {
                 continue;
             }
+            let n_missing = sequence.n_missing(self.config.slices_ahead_max);
             let n_more = (n_missing.min(sequence.chunk_max) - sequence.n_planned).min(n_tokens);
             let n_planned = sequence.n_planned + n_more;
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + n_planned);

@@ -20,6 +20,7 @@ pub(crate) struct Turn {
     last_step: u64,
     /// Its place among the running: the order of the keys.
     at: usize,
+    n_tokens: u32,
 }
 
 impl Scheduler {
@@ -28,8 +29,8 @@ impl Scheduler {
         self.config.n_stages.min(self.n_steps_allowed())
     }
 
-    /// Marks the sequences that may have a slice of one token in this step, and counts them. A token that is being
-    /// drawn can be computed `distance` steps behind its draw.
+    /// Gives turns in this step to sequences that decode, and counts their tokens. A token that is being drawn can be
+    /// computed `distance` steps behind its draw.
     pub(crate) fn give_turns(&mut self, distance: u32) -> u32 {
         if self.n_turns() == 1 { self.give_all_a_turn(distance) } else { self.give_some_a_turn(distance) }
     }
@@ -40,8 +41,8 @@ impl Scheduler {
         let mut n_given = 0;
         for &idx in &self.running {
             let sequence = &mut self.sequences[idx];
-            sequence.has_turn = sequence.asks_for_turn(ahead_max, n_steps, distance);
-            n_given += u32::from(sequence.has_turn);
+            sequence.turn = sequence.asks_for_turn(ahead_max, n_steps, distance);
+            n_given += sequence.turn;
         }
         n_given
     }
@@ -53,13 +54,14 @@ impl Scheduler {
         self.turns.clear();
         for (at, &idx) in self.running.iter().enumerate() {
             let sequence = &mut self.sequences[idx];
-            sequence.has_turn = false;
-            n_decoding += u32::from(sequence.is_decoding(ahead_max));
-            if sequence.asks_for_turn(ahead_max, n_steps, distance) {
-                let n_blocks = sequence.n_blocks_missing(sequence.n_computed + 1);
+            sequence.turn = 0;
+            n_decoding += u32::from(sequence.is_decoding());
+            let n_tokens = sequence.asks_for_turn(ahead_max, n_steps, distance);
+            if n_tokens > 0 {
+                let n_blocks = sequence.n_blocks_missing(sequence.n_computed + n_tokens);
                 let is_stuck = at + 1 == self.running.len() && n_blocks > n_available;
                 let (n_slices_in_flight, last_step) = (sequence.n_slices_in_flight, sequence.last_step);
-                self.turns.push(Turn { is_stuck, n_slices_in_flight, last_step, at });
+                self.turns.push(Turn { is_stuck, n_slices_in_flight, last_step, at, n_tokens });
             }
         }
         let n_given = self.n_turns_of_step(n_decoding) as usize;
@@ -68,9 +70,9 @@ impl Scheduler {
             self.turns.truncate(n_given);
         }
         for turn in &self.turns {
-            self.sequences[self.running[turn.at]].has_turn = true;
+            self.sequences[self.running[turn.at]].turn = turn.n_tokens;
         }
-        self.turns.len() as u32
+        self.turns.iter().map(|turn| turn.n_tokens).sum()
     }
 
     /// This step's share: any `n_turns` steps together have all of them, and two steps differ by one at most.
