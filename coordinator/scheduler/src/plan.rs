@@ -6,7 +6,6 @@
 //! they cannot. Which sequences have a slice in a step is in `turns.rs`; chunks of one prompt may be in flight in every
 //! stage at once, because each stage computes positions in order.
 
-use crate::blocks::BlockPool;
 use crate::config::GROUPS_MAX;
 use crate::in_flight::Planned;
 use crate::scheduler::Scheduler;
@@ -120,7 +119,7 @@ impl Scheduler {
     /// later one, or its own slices in flight will free enough: then it waits.
     fn make_room(&mut self, at: usize, n_blocks: u32) -> bool {
         let idx = self.running[at];
-        while self.n_blocks_available() < n_blocks {
+        while !self.has_blocks(n_blocks) {
             if at + 1 == self.running.len() || self.gives_back(idx, n_blocks) {
                 return false;
             }
@@ -141,9 +140,9 @@ impl Scheduler {
         })
     }
 
-    /// Blocks that every group can give now.
-    pub(crate) fn n_blocks_available(&self) -> u32 {
-        self.pools.iter().map(BlockPool::n_available).min().unwrap_or(0)
+    /// Whether each group can give `n_blocks` now.
+    pub(crate) fn has_blocks(&self, n_blocks: u32) -> bool {
+        self.pools.iter().all(|pool| n_blocks <= pool.n_available())
     }
 
     /// Takes `n_blocks` of each group.

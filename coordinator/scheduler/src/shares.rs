@@ -82,7 +82,7 @@ impl Scheduler {
             let n_more = (n_missing.min(sequence.chunk_max) - sequence.n_planned).min(n_tokens);
             let n_planned = sequence.n_planned + n_more;
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + n_planned);
-            if n_blocks > self.n_blocks_available() {
+            if !self.has_blocks(n_blocks) {
                 continue;
             }
             self.tenants.plan(sequence.tenant, n_more);

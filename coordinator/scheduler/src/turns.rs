@@ -49,17 +49,16 @@ impl Scheduler {
 
     fn give_some_a_turn(&mut self, distance: u32) -> u32 {
         let (ahead_max, n_steps) = (self.config.slices_ahead_max, self.n_steps);
-        let n_available = self.n_blocks_available();
         let mut n_decoding = 0;
         self.turns.clear();
         for (at, &idx) in self.running.iter().enumerate() {
-            let sequence = &mut self.sequences[idx];
-            sequence.turn = 0;
+            self.sequences[idx].turn = 0;
+            let sequence = &self.sequences[idx];
             n_decoding += u32::from(sequence.is_decoding());
             let n_tokens = sequence.asks_for_turn(ahead_max, n_steps, distance);
             if n_tokens > 0 {
                 let n_blocks = sequence.n_blocks_missing(sequence.n_computed + n_tokens);
-                let is_stuck = at + 1 == self.running.len() && n_blocks > n_available;
+                let is_stuck = at + 1 == self.running.len() && !self.has_blocks(n_blocks);
                 let (n_slices_in_flight, last_step) = (sequence.n_slices_in_flight, sequence.last_step);
                 self.turns.push(Turn { is_stuck, n_slices_in_flight, last_step, at, n_tokens });
             }
