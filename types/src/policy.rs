@@ -21,14 +21,13 @@ pub struct Numerics<'a> {
     pub weights: [u8; 32],
     /// The type that the loader converts weights to (`none`, `q8_0`, ..).
     pub quantization: &'a str,
-    pub adapter: Option<[u8; 32]>,
 }
 
 impl Numerics<'_> {
     /// Grows with every change to the numeric policy that can change a bit.
     pub const VERSION: u32 = 2;
 
-    /// The policy for weights as they are stored, without an adapter, on the device that a worker named.
+    /// The policy for weights as they are stored, on the device that a worker named.
     pub fn plain(
         device: &DeviceKind,
         mode: Mode,
@@ -37,8 +36,7 @@ impl Numerics<'_> {
         weights: [u8; 32],
     ) -> Numerics<'_> {
         let (device_class, architecture) = (device.class(), device.architecture());
-        let (quantization, adapter) = ("none", None);
-        Numerics { device_class, architecture, mode, activations, kv_dtype, weights, quantization, adapter }
+        Numerics { device_class, architecture, mode, activations, kv_dtype, weights, quantization: "none" }
     }
 
     pub fn digest(&self) -> PolicyDigest {
@@ -55,9 +53,6 @@ impl Numerics<'_> {
             [self.architecture, self.mode.name()].into_iter().for_each(&mut add);
         }
         hasher.update(&self.weights);
-        if let Some(adapter) = &self.adapter {
-            hasher.update(adapter);
-        }
         PolicyDigest(*hasher.finalize().as_bytes())
     }
 }

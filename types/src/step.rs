@@ -79,6 +79,11 @@ pub struct Slice {
 }
 
 impl Slice {
+    /// A slice without drafts.
+    pub const fn new(id: RequestId, range: Range<u32>, want: Want) -> Slice {
+        Slice { id, range, n_draft: 0, want }
+    }
+
     fn supported(&self) -> Result<(), Unsupported> {
         if self.n_draft != 0 {
             return Err(Unsupported("drafts"));

@@ -86,7 +86,7 @@ fn generate(runner: &mut dyn Runner, args: &Args, n_groups: usize, is_sampler: b
     while n_computed < n_prompt + args.n_tokens - 1 {
         let end = if n_computed < n_prompt { n_prompt.min(n_computed + BATCH_TOKENS_MAX) } else { n_computed + 1 };
         let want = if end < n_prompt { Want::Nothing } else { Want::Last };
-        step.slices.push(Slice { id: RequestId(1), range: n_computed..end, n_draft: 0, want });
+        step.slices.push(Slice::new(RequestId(1), n_computed..end, want));
         let needed = types::cache::blocks_for(end);
         // No group frees blocks, and each has a pool of its own.
         (0..n_groups).for_each(|_| step.blocks.extend((n_blocks..needed).map(BlockId)));

@@ -21,7 +21,7 @@ fn steps(requests: &[Request], n: u32, n_groups: usize) -> Vec<Step> {
         for request in requests {
             let n_prompt = request.prompt.len() as u32;
             let (start, end) = if i == 0 { (0, n_prompt) } else { (n_prompt + i - 1, n_prompt + i) };
-            step.slices.push(Slice { id: request.id, range: start..end, n_draft: 0, want: Want::Last });
+            step.slices.push(Slice::new(request.id, start..end, Want::Last));
             let n_new = blocks_for(end) - if i == 0 { 0 } else { blocks_for(start) };
             (0..n_groups).for_each(|_| step.blocks.extend((n_given..n_given + n_new).map(BlockId)));
             n_given += n_new;

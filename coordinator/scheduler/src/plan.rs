@@ -398,7 +398,7 @@ fn write_slice(idx: SequenceIdx, sequence: &mut Sequence, step: &mut Step, count
         sequence.n_sent = sequence.n_entries();
     }
     let want = sequence.want(draws_max > 0);
-    step.slices.push(Slice { id: sequence.id, range: range.clone(), n_draft: 0, want });
+    step.slices.push(Slice::new(sequence.id, range.clone(), want));
     counters.slices_ahead += u64::from(range.end > sequence.n_known());
     counters.tokens_computed += u64::from(sequence.n_planned);
     sequence.n_computed = range.end;

@@ -132,8 +132,7 @@ mod tests {
 
     #[test]
     fn work_is_tokens_and_what_they_look_at() {
-        let slice =
-            |&(start, end): &(u32, u32)| Slice { id: RequestId(1), range: start..end, n_draft: 0, want: Want::Last };
+        let slice = |&(start, end): &(u32, u32)| Slice::new(RequestId(1), start..end, Want::Last);
         let step = |ranges: &[(u32, u32)]| Step { slices: ranges.iter().map(slice).collect(), ..Step::default() };
         assert_eq!(work(&step(&[])), 1);
         assert_eq!(work(&step(&[(0, 512)])), 512 + 256);

@@ -336,7 +336,7 @@ mod tests {
     }
 
     fn slice(range: Range<u32>, want: Want) -> Slice {
-        Slice { id: RequestId(1), range, n_draft: 0, want }
+        Slice::new(RequestId(1), range, want)
     }
 
     fn step(starts: Vec<Request>, slices: Vec<Slice>, blocks: &[u32]) -> Step {

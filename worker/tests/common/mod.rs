@@ -216,7 +216,7 @@ impl<'a> Player<'a> {
             let end = n_tokens.min(live.n_computed + chunk);
             let want = if end == n_tokens { Want::Last } else { Want::Nothing };
             live.n_asked += usize::from(want == Want::Last);
-            self.step.slices.push(Slice { id: request.id, range: live.n_computed..end, n_draft: 0, want });
+            self.step.slices.push(Slice::new(request.id, live.n_computed..end, want));
             let n_held = live.blocks.len();
             while live.blocks.len() < blocks_for(end) as usize {
                 live.blocks.push(self.free.pop().unwrap());

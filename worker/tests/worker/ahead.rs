@@ -140,7 +140,7 @@ fn steps_that_are_begun_ahead_give_the_tokens_of_one_after_another() {
 fn decode(id: u64, requests: &[Request]) -> Step {
     let slices = requests.iter().map(|request| {
         let at = request.prompt.len() as u32 + id as u32 - 1;
-        types::Slice { id: request.id, range: at..at + 1, n_draft: 0, want: types::Want::Last }
+        types::Slice::new(request.id, at..at + 1, types::Want::Last)
     });
     Step { id: types::StepId(id), slices: slices.collect(), ..Step::default() }
 }

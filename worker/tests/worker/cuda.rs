@@ -245,7 +245,7 @@ fn a_device_that_fails_is_an_error_of_its_step() {
     on_fake_cuda("a_device_that_fails_is_an_error_of_its_step", &[("FAKE_CUDA_FAIL_LAUNCH", "9")], || {
         let (mut runner, _) = loader().build(&on_cuda("llama-f32-tied")).unwrap();
         let request = Request { id: RequestId(1), prompt: [1, 2, 3].into(), ..Request::default() };
-        let slice = Slice { id: request.id, range: 0..3, n_draft: 0, want: Want::Last };
+        let slice = Slice::new(request.id, 0..3, Want::Last);
         let step = Step {
             id: StepId(1),
             starts: vec![request],

@@ -145,7 +145,7 @@ fn a_shared_prefix_gives_the_same_tokens_on_a_grid() {
             sampling: sampling.clone(),
             ..Request::default()
         }],
-        slices: vec![Slice { id: RequestId(id), range: start..70, n_draft: 0, want: Want::Last }],
+        slices: vec![Slice::new(RequestId(id), start..70, Want::Last)],
         blocks: [9, 2, 5, 7, last].map(BlockId).into(),
         ..Step::default()
     };
@@ -231,7 +231,7 @@ fn a_pass_that_is_broken_off_leaves_no_trace_in_what_is_kept() {
 fn first_step(request: &Request) -> Step {
     let range = 0..request.prompt.len() as u32;
     let blocks = (0..blocks_for(range.end)).map(BlockId).collect();
-    let slices = vec![Slice { id: request.id, range, n_draft: 0, want: Want::Last }];
+    let slices = vec![Slice::new(request.id, range, Want::Last)];
     Step { starts: vec![request.clone()], slices, blocks, ..Step::default() }
 }
 

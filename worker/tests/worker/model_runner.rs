@@ -68,7 +68,7 @@ fn a_shared_prefix_gives_the_same_tokens() {
     let sampling = Sampling { temperature: 1.0, logprobs: Some(2), ..Sampling::default() };
     let request =
         |id| Request { id: RequestId(id), prompt: prompt.clone(), sampling: sampling.clone(), ..Request::default() };
-    let slice = |id, range| Slice { id: RequestId(id), range, n_draft: 0, want: Want::Last };
+    let slice = |id, range| Slice::new(RequestId(id), range, Want::Last);
     let blocks = |ids: &[u32]| ids.iter().copied().map(BlockId).collect::<Vec<_>>();
     let (mut cold, mut warm) = (StepDone::default(), StepDone::default());
     let first = Step {
@@ -111,7 +111,7 @@ fn what_cannot_be_loaded_is_said() {
 #[test]
 fn a_step_that_contradicts_is_refused() {
     let (mut runner, _) = loader(1).build(&assignment(MODEL)).unwrap();
-    let slices = vec![Slice { id: RequestId(5), range: 0..1, n_draft: 0, want: Want::Last }];
+    let slices = vec![Slice::new(RequestId(5), 0..1, Want::Last)];
     let step = Step { slices, blocks: vec![BlockId(0)], ..Step::default() };
     let refused = runner.run(&step, &mut StepDone::default());
     assert!(matches!(refused, Err(RunError::Protocol { step: 0, .. })), "{refused:?}");

@@ -165,7 +165,7 @@ fn assign() -> Assign {
 fn first_step(epoch: Epoch) -> Step {
     let id = RequestId(1);
     let start = types::Request { id, prompt: vec![4, 5], ..types::Request::default() };
-    let slice = Slice { id, range: 0..2, n_draft: 0, want: Want::Last };
+    let slice = Slice::new(id, 0..2, Want::Last);
     Step { epoch, starts: vec![start], slices: vec![slice], blocks: vec![BlockId(0)], ..Step::default() }
 }
 

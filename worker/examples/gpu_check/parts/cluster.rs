@@ -203,7 +203,7 @@ fn lost(assignment: &Assignment, cache: &Path, carrier: CarrierChoice, way: &str
     }
     let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, assignment.layout.n_layers()).unwrap();
     let request = Request { id: RequestId(1), prompt: [1, 2, 3].into(), ..Request::default() };
-    let slice = Slice { id: request.id, range: 0..3, n_draft: 0, want: Want::Last };
+    let slice = Slice::new(request.id, 0..3, Want::Last);
     let blocks = vec![BlockId(0); assignment.n_blocks.len()];
     let step = Step { id: StepId(1), starts: vec![request], slices: vec![slice], blocks, ..Step::default() };
     let grid = Threads::start_each(loaders(2, cache, carrier), assignment, &layout);

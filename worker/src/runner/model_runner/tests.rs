@@ -63,7 +63,7 @@ fn request(id: u64, n_prompt: u32) -> Request {
 }
 
 fn run(runner: &mut ModelRunner<Cpu>, starts: &[Request], slices: &[(u64, u32)], blocks: &[u32], ends: &[u64]) {
-    let slice = |&(id, end)| Slice { id: RequestId(id), range: 0..end, n_draft: 0, want: Want::Nothing };
+    let slice = |&(id, end)| Slice::new(RequestId(id), 0..end, Want::Nothing);
     let step = Step {
         starts: starts.to_vec(),
         slices: slices.iter().map(slice).collect(),

@@ -31,7 +31,7 @@ fn request(id: RequestId, n_prompt: u32) -> Request {
 }
 
 fn slice(range: std::ops::Range<u32>, want: Want) -> Slice {
-    Slice { id: ID, range, n_draft: 0, want }
+    Slice::new(ID, range, want)
 }
 
 fn step(starts: &[Request], slices: &[Slice], blocks: &[u32]) -> Step {
@@ -240,7 +240,7 @@ fn what_is_let_go_is_told_once_and_before_others_may_have_it() {
     assert_eq!(after(&first), none);
     // Of the window's, what the next position does not read any more is not there for the next step.
     assert_eq!(after(&step(&[], &[slice(33..40, Want::Nothing)], &[])), none);
-    let beside = Slice { id: other, range: 0..5, n_draft: 0, want: Want::Nothing };
+    let beside = Slice::new(other, 0..5, Want::Nothing);
     let crowd = step(&[request(other, 9)], &[slice(40..60, Want::Nothing), beside.clone()], &[7, 0, 0, 4]);
     assert_eq!(after(&crowd), [vec![], vec![4]]);
     // One ends, and the other begins again in the step that would have ended it.

@@ -176,6 +176,6 @@ impl Course {
         let blocks = blocks_for(range.start)..blocks_for(range.end);
         step.blocks.extend(blocks.map(|block| BlockId(i as u32 * of_place + block)));
         place.at = range.end;
-        step.slices.push(Slice { id: place.id, range, n_draft: 0, want });
+        step.slices.push(Slice::new(place.id, range, want));
     }
 }
