@@ -9,6 +9,7 @@ extern crate alloc;
 
 pub mod block_hash;
 pub mod cache;
+pub mod certificate;
 pub mod dtype;
 pub mod id;
 pub mod kv;
@@ -25,6 +26,7 @@ pub mod weights;
 
 pub use block_hash::BlockHash;
 pub use cache::{BLOCKS_MAX, CacheGroup, LayerGroups};
+pub use certificate::{Hex, TokensHash, TokensHasher};
 pub use dtype::{Dtype, Scales};
 pub use id::{BlockId, Epoch, Micros, Rank, RequestId, StepId, TenantId, Token, Tokens};
 pub use kv::{BLOCK_TOKENS, KvLayout, Sharding};

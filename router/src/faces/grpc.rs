@@ -130,6 +130,7 @@ impl Service {
             tenant,
             session,
             resume: request.resume.map(resume).transpose()?,
+            certificate: request.certificate,
             ..Ask::default()
         })
     }

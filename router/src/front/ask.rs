@@ -25,6 +25,8 @@ pub struct Ask {
     pub purpose: Purpose,
     /// The client wants the prompts' texts back.
     pub echo: bool,
+    /// The client wants a certificate of each answer.
+    pub certificate: bool,
     pub priority: i32,
     pub deadline: Option<Instant>,
     pub tenant: TenantId,
@@ -49,6 +51,7 @@ impl Default for Ask {
             first_choice: 0,
             purpose: Purpose::Generate(Box::default()),
             echo: false,
+            certificate: false,
             priority: 0,
             deadline: None,
             tenant: TenantId::default(),

@@ -6,6 +6,7 @@
 
 use crate::board::pick::{Need, Wish};
 use crate::front::ask::{Ask, Purpose};
+use crate::front::certificate::CertificateDraft;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::generation::{Choice, Generation, Prompt};
 use crate::front::recorder::Recorder;
@@ -27,7 +28,7 @@ use std::sync::Arc;
 use telemetry::spans::Traced;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use types::{Goal, Priority, Request, RequestId, Token};
+use types::{Goal, Priority, Request, RequestId, Token, TokensHash};
 
 impl Frontend {
     /// Lets a request in, sends it to a replica, and waits for its first answer, so that a refusal can be told as one.
@@ -93,6 +94,7 @@ impl Frontend {
         let Ask {
             model, prompts, n_choices, first_choice, mut purpose, echo, deadline, tenant, session, resume, ..
         } = ask;
+        let certified = ask.certificate;
         let handle = resume.as_ref().map(|resume| &resume.handle.unchecked);
         let (by, seed) = match handle {
             Some(handle) => (VersionBy::Digest(handle.digest), Some(handle.seed)),
@@ -110,7 +112,8 @@ impl Frontend {
         drop((preparing, ask.body));
         let like = Request { tenant, weight: tenant_of.weight(), priority, ..like };
         let numbers = first_choice..first_choice + n_choices;
-        Ok((Prepared { prompts: read, like, wording, numbers, model, session, deadline, created }, resume))
+        let prepared = Prepared { prompts: read, like, wording, numbers, certified, model, session, deadline, created };
+        Ok((prepared, resume))
     }
 
     async fn read(
@@ -175,8 +178,9 @@ impl Frontend {
         (permit, charge): (AdmissionPermit, Charge),
         trace: &Traced,
     ) -> Result<Generation, Refusal> {
-        let Prepared { prompts, like, wording, model, deadline, created, .. } = prepared;
+        let Prepared { prompts, like, wording, numbers, certified, model, deadline, created, .. } = prepared;
         let Destination { picked: Picked { link, replica, n_cached }, print, before, marks } = destination;
+        let hashes: Vec<TokensHash> = prompts.iter().map(|prompt| TokensHash::of(&prompt.ids)).collect();
         // Caches were looked up only for the first prompt.
         let n_cached = if prompts.len() == 1 { n_cached } else { 0 };
         let (outputs, heard) = mpsc::channel(self.unread_max(&requests));
@@ -188,7 +192,9 @@ impl Frontend {
             let assembly = Assembly::new(&model.text.tokenizer, stops, tokens_min, wording.show_special);
             let n_had = mark.n_tokens();
             let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adopts { of, n_had });
-            let mut choice = Choice::new(None, assembly, &request, n_had);
+            let draft = || CertificateDraft::new(replica.digest, &request, hashes[slot as usize / numbers.len()]);
+            let draft = certified.then(|| Box::new(draft()));
+            let mut choice = Choice::new(assembly, &request, n_had, draft);
             if !mark.has_ended() {
                 let ticket = link.submit(request, slot, adopts, &call);
                 choice.begin(ticket.map_err(|refusal| self.admission.again(refusal))?);
@@ -197,11 +203,10 @@ impl Frontend {
         }
         let handle = self.handle(before, &replica, like.sampling.seed, replica.id(first_key).0, created);
         let sealed = handle.seal(&self.config.resume_key, &print, like.tenant);
-        let n_prompt = prompts.iter().map(|prompt| prompt.ids.len() as u32).sum();
         // If there is only one model, all metrics already have its name.
         let label = model.version.map(|_| Arc::from(model.name.as_str()));
         Ok(Generation {
-            started: started(&handle, &sealed, model.name, n_prompt),
+            started: started(&handle, &sealed, model.name, &prompts, &hashes),
             label,
             text: model.text,
             created: handle.created,
@@ -259,6 +264,8 @@ struct Prepared {
     like: Request,
     wording: Wording,
     numbers: std::ops::Range<u32>,
+    /// Whether each answer gets a certificate.
+    certified: bool,
     model: ResolvedModel,
     session: Option<u64>,
     deadline: Option<Instant>,
@@ -361,7 +368,13 @@ fn adopted(request: &Request, before: Option<&ResumeHandle>, replica: &Replica, 
     (request.goal == Goal::Generate).then_some(RequestId(before.first_id + u64::from(slot)))
 }
 
-fn started(handle: &ResumeHandle, sealed: &str, model: String, prompt_tokens: u32) -> v1::Started {
+fn started(
+    handle: &ResumeHandle,
+    sealed: &str,
+    model: String,
+    prompts: &[Prompt],
+    hashes: &[TokensHash],
+) -> v1::Started {
     let (nonce, id) = handle.public;
     let resume = v1::ResumeHandle {
         replica: handle.replica.clone(),
@@ -371,7 +384,16 @@ fn started(handle: &ResumeHandle, sealed: &str, model: String, prompt_tokens: u3
         incarnation: handle.incarnation,
         handle: sealed.to_owned(),
     };
-    v1::Started { id: format!("{nonce:08x}{id:016x}"), model, seed: handle.seed, prompt_tokens, resume: Some(resume) }
+    // Of several prompts each answer's certificate says its own.
+    let prompt_hash = if let [hash] = hashes { hash.0.to_vec() } else { Vec::new() };
+    v1::Started {
+        id: format!("{nonce:08x}{id:016x}"),
+        model,
+        seed: handle.seed,
+        prompt_tokens: prompts.iter().map(|prompt| prompt.ids.len() as u32).sum(),
+        resume: Some(resume),
+        prompt_hash,
+    }
 }
 
 fn longest(prompts: &[Prompt]) -> usize {

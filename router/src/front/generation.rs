@@ -1,5 +1,6 @@
 //! The way out: turns a running request's outputs into events. Knows tokens and text, and no face.
 
+use crate::front::certificate::CertificateDraft;
 use crate::front::recorder::Recorder;
 use crate::front::resume::ReadMarks;
 use crate::front::stop::Stops;
@@ -87,6 +88,8 @@ pub(crate) struct Choice {
     n_cached: u32,
     /// Logprobs of the prompt so far, until all of them are passed on.
     scored: Option<Vec<v1::Logprob>>,
+    /// Present if the client asked for a certificate.
+    draft: Option<Box<CertificateDraft>>,
 }
 
 impl Generation {
@@ -216,11 +219,12 @@ impl Stream for Generation {
 }
 
 impl Choice {
-    /// A choice. It has no ticket if it had already ended.
-    pub fn new(ticket: Option<Ticket>, assembly: Assembly, request: &Request, n_told: u32) -> Choice {
+    /// A choice that has not begun, as one stays that the client has to its end.
+    pub fn new(assembly: Assembly, request: &Request, n_told: u32, draft: Option<Box<CertificateDraft>>) -> Choice {
         let scored = matches!(request.goal, Goal::Score { .. }).then(Vec::new);
         let n_prompt = request.prompt.len() as u32;
-        Choice { ticket, assembly, stop_tokens: request.sampling.stop.clone(), n_prompt, n_told, n_cached: 0, scored }
+        let stop_tokens = request.sampling.stop.clone();
+        Choice { ticket: None, assembly, stop_tokens, n_prompt, n_told, n_cached: 0, scored, draft }
     }
 
     pub fn begin(&mut self, ticket: Ticket) {
@@ -262,6 +266,9 @@ impl Choice {
         let n_tokens = tokens.len();
         for (i, out) in tokens.into_iter().enumerate() {
             let is_told = position + (i as u32) < self.n_told;
+            if let Some(draft) = &mut self.draft {
+                draft.push(out.token);
+            }
             let delta = if is_told { &mut told } else { &mut delta };
             let ends = finish == Some(Finish::Stop) && i + 1 == n_tokens && self.stop_tokens.contains(&out.token);
             if ends && !stops.are_included() {
@@ -307,7 +314,9 @@ impl Choice {
             cached_tokens: self.n_cached,
             completion_tokens: self.assembly.n_tokens(),
         };
-        Some(v1::Finished { reason: reason.into(), stop: stop.unwrap_or_default().to_owned(), usage: Some(usage) })
+        let certificate = self.draft.as_ref().map(|draft| draft.finished(reason));
+        let stop = stop.unwrap_or_default().to_owned();
+        Some(v1::Finished { reason: reason.into(), stop, usage: Some(usage), certificate })
     }
 }
 

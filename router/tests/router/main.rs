@@ -3,6 +3,7 @@
 
 mod advisories;
 mod apis;
+mod certificates;
 mod client;
 mod doors;
 mod faces;

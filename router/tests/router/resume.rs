@@ -57,7 +57,9 @@ fn bodies() -> Vec<(&'static str, Value)> {
         (COMPLETIONS, stream(json!({ "prompt": "x", "stop": ["wor", "Hellx"] }))),
         (COMPLETIONS, stream(json!({ "prompt": "x", "stop": ["worldly"], "include_stop_str_in_output": true }))),
         (COMPLETIONS, stream(json!({ "prompt": "x", "echo": true, "max_tokens": 0 }))),
+        (COMPLETIONS, stream(json!({ "prompt": ["x", "yz"], "n": 2, "stop": "wor", "certificate": true }))),
         (CHAT, stream(json!({ "messages": messages, "n": 2, "stop": "zzz" }))),
+        (CHAT, stream(json!({ "messages": messages, "certificate": true }))),
         (CHAT, stream(json!({ "messages": messages, "logprobs": true, "top_logprobs": 2 }))),
     ]
 }

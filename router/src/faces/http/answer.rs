@@ -1,9 +1,9 @@
 //! An answer in OpenAI's shapes: whole, or passed to `chunks`.
 
-use crate::faces::http::chunks;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Wishes;
 use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, finish_reason};
+use crate::faces::http::{certificate, chunks};
 use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent, Prompt};
@@ -60,7 +60,7 @@ async fn whole<S: AnswerFormat>(
     {
         envelope.tell_prompt(&mut answer, prompt, &first.scored);
     }
-    Ok(Json(answer).into_response())
+    Ok(certificate::with_headers(Json(answer).into_response(), &generation.started))
 }
 
 /// One choice, gathered until it has ended.
@@ -105,6 +105,7 @@ impl Whole {
         if S::PROMPT_IN_CHOICE {
             envelope.tell_prompt(&mut choice, prompt, &self.scored);
         }
+        self.finished.iter().for_each(|finished| certificate::add(&mut choice, finished));
         choice
     }
 }

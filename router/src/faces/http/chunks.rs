@@ -1,5 +1,6 @@
 //! An answer in OpenAI's chunks. What differs between chat and completions is an `AnswerFormat`.
 
+use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Streaming;
 use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, finish_reason};
@@ -70,8 +71,9 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
                 self.usage.add(slot, &finished);
                 *self.mark(slot) = ReadMark::Tokens { n: self.mark(slot).n_tokens(), ended: true };
                 let reason = if self.envelope.wishes().nothing_new { "length" } else { finish_reason(&finished) };
-                let chunk = self.chunk(choice_value(slot, self.shape.piece(None), Value::Null, Some(reason)));
-                self.position.write(out, None, &chunk);
+                let mut choice = choice_value(slot, self.shape.piece(None), Value::Null, Some(reason));
+                certificate::add(&mut choice, &finished);
+                self.position.write(out, None, &self.chunk(choice));
             }
         }
     }

@@ -53,7 +53,11 @@ fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Wishes), Refusal> 
     wishes.streaming = fields.stream(&sampling)?;
     sampling.prompt_logprobs = sampling.prompt_logprobs.max(echoed(&sampling, &wishes));
     let ask = Ask { purpose: Purpose::Generate(Box::new(sampling)), ..ask };
-    Ok((page.finished(ask, wishes.streaming, limits)?, wishes))
+    let ask = page.finished(ask, wishes.streaming, limits)?;
+    match wishes.nothing_new && ask.certificate {
+        true => Err(Refusal::invalid("certificate", "is of an answer, and `max_tokens` is 0")),
+        false => Ok((ask, wishes)),
+    }
 }
 
 /// With an echo, a client may ask for no new token at all.

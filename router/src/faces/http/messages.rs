@@ -1,5 +1,6 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API, for text.
 
+use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, IsNeutral, is_empty};
 use crate::faces::http::page::{Page, counted, read};
@@ -34,7 +35,9 @@ pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> R
         return Ok(sse::stream(voice, generation, &front));
     }
     let (text, finished) = whole(&mut generation).await.map_err(said)?;
-    Ok(Json(Message::of(&generation).value(Some((&text, &finished)))).into_response())
+    let mut message = Message::of(&generation).value(Some((&text, &finished)));
+    certificate::add(&mut message, &finished);
+    Ok(certificate::with_headers(Json(message).into_response(), &generation.started))
 }
 
 pub async fn count_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
@@ -223,7 +226,9 @@ impl Voice for MessageVoice {
                 self.say(out, &json!({ "type": "content_block_stop", "index": 0 }));
                 let delta = json!({ "stop_reason": stop_reason(&finished), "stop_sequence": stop_sequence(&finished) });
                 let usage = usage_value(&finished.usage.unwrap_or_default());
-                self.say(out, &json!({ "type": "message_delta", "delta": delta, "usage": usage }));
+                let mut data = json!({ "type": "message_delta", "delta": delta, "usage": usage });
+                certificate::add(&mut data, &finished);
+                self.say(out, &data);
                 self.say_with_position(out, &json!({ "type": "message_stop" }));
             }
             GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}

@@ -5,6 +5,7 @@
 //! `format` and `chunks`; `responses` and Anthropic's `messages` share `single`. All streams go through `sse`.
 
 mod answer;
+mod certificate;
 mod chat;
 mod chunks;
 mod completions;

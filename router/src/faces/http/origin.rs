@@ -113,7 +113,8 @@ fn told(name: &str) -> String {
 pub async fn welcome(State(visitors): State<Arc<Visitors>>, request: Request, next: Next) -> Response {
     const EXPOSED: HeaderValue = HeaderValue::from_static(
         "retry-after, retry-after-ms, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
-         x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens",
+         x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, \
+         x-lockstep-policy-digest, x-lockstep-seed, x-lockstep-prompt-hash",
     );
     let readers = match visitors.check(request.uri(), request.headers()) {
         Ok(readers) => readers,

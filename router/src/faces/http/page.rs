@@ -31,11 +31,12 @@ pub struct Page {
 impl Page {
     /// Completes a request with what all pages read alike. Refuses fields that were not taken and would change the
     /// answer.
-    pub fn finished(self, ask: Ask, streaming: Option<Streaming>, limits: &RouterLimits) -> Result<Ask, Refusal> {
+    pub fn finished(mut self, ask: Ask, streaming: Option<Streaming>, limits: &RouterLimits) -> Result<Ask, Refusal> {
+        let certificate = self.fields.boolean("certificate")?.unwrap_or(false);
         let (session, resume) = (self.fields.session(), self.resume(streaming, limits)?);
         let Page { fields, tenant, body, .. } = self;
         fields.finish()?;
-        Ok(Ask { tenant, session, resume, body, ..ask })
+        Ok(Ask { tenant, session, resume, certificate, body, ..ask })
     }
 
     /// The stream that is to be resumed, if any.

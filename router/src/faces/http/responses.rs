@@ -1,5 +1,6 @@
 //! `/v1/responses`: OpenAI's newer API, for text. Nothing is stored: a response cannot be fetched again.
 
+use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, IsNeutral, is_empty};
 use crate::faces::http::page::{Page, counted, read};
@@ -30,7 +31,8 @@ pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> 
         return Ok(sse::stream(voice, generation, &front));
     }
     let (text, finished) = whole(&mut generation).await.map_err(said)?;
-    Ok(Json(reply.ended(&text, &finished)).into_response())
+    let whole = Json(reply.ended(&text, &finished)).into_response();
+    Ok(certificate::with_headers(whole, &generation.started))
 }
 
 /// Names the refused field as this page does.
@@ -168,6 +170,7 @@ impl Reply {
         }
         value["output"] = json!([self.item(status, Some(text))]);
         value["usage"] = usage_value(&finished.usage.unwrap_or_default());
+        certificate::add(&mut value, finished);
         value
     }
 

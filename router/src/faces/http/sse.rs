@@ -4,6 +4,7 @@
 //! Each event's `id` is the stream's resume handle, and how much of each choice a client has that has read so far. The
 //! data precedes the id: a client that is cut off between the two reads the event again, and never misses one.
 
+use crate::faces::http::certificate;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::reader_watch::Unread;
@@ -42,9 +43,10 @@ pub fn stream(mut voice: impl Voice, generation: Generation, front: &Frontend) -
     let mut written = String::new();
     voice.opening(&generation, &mut written);
     let silence = Box::pin(tokio::time::sleep(silence_max));
-    let body = Events { voice, generation, written, ended: false, silence, silence_max };
     let headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
-    (headers, Body::from_stream(front.reader_watch.watched(body))).into_response()
+    let head = certificate::with_headers(headers.into_response(), &generation.started);
+    let body = Events { voice, generation, written, ended: false, silence, silence_max };
+    head.map(|_| Body::from_stream(front.reader_watch.watched(body)))
 }
 
 /// How much a client has once it has read everything so far.

@@ -1,0 +1,75 @@
+//! A hash of token ids, and bytes as people compare them. Knows no text and no request.
+
+use crate::Token;
+use core::fmt;
+
+/// A hash of a prompt's or an answer's token ids, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TokensHash(pub [u8; 32]);
+
+impl TokensHash {
+    pub fn of(tokens: &[Token]) -> TokensHash {
+        let mut hasher = TokensHasher::default();
+        tokens.iter().for_each(|token| hasher.push(*token));
+        hasher.hash()
+    }
+}
+
+/// The hash of an answer that is not over. A token costs four bytes of hashing and no memory.
+#[derive(Clone, Debug)]
+pub struct TokensHasher(blake3::Hasher);
+
+impl Default for TokensHasher {
+    fn default() -> TokensHasher {
+        TokensHasher(blake3::Hasher::new_derive_key("lockstep 2026 token ids"))
+    }
+}
+
+impl TokensHasher {
+    pub fn push(&mut self, token: Token) {
+        self.0.update(&token.to_le_bytes());
+    }
+
+    /// The hash of the tokens so far.
+    pub fn hash(&self) -> TokensHash {
+        TokensHash(*self.0.finalize().as_bytes())
+    }
+}
+
+/// Bytes as hexadecimal digits.
+pub struct Hex<'a>(pub &'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn a_hash_is_of_every_token_in_its_order_and_of_nothing_else() {
+        let tokens: alloc::vec::Vec<Token> = (0..100).collect();
+        let mut running = TokensHasher::default();
+        for (n, token) in tokens.iter().enumerate() {
+            assert_eq!(running.hash(), TokensHash::of(&tokens[..n]));
+            running.push(*token);
+        }
+        for at in 0..tokens.len() {
+            let mut flipped = tokens.clone();
+            flipped[at] ^= 1;
+            assert_ne!(TokensHash::of(&flipped), running.hash(), "token {at}");
+        }
+        assert_ne!(TokensHash::of(&[1, 2]), TokensHash::of(&[2, 1]));
+    }
+
+    /// Certificates are kept: changing these bytes makes every kept one differ.
+    #[test]
+    fn hashes_are_what_they_were() {
+        let TokensHash(bytes) = TokensHash::of(&[1, 2, 0xffff_fffe]);
+        assert_eq!(Hex(&bytes).to_string(), "PINNED");
+    }
+}
