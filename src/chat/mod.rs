@@ -3,10 +3,9 @@
 mod said;
 mod terminal;
 
-use crate::roles::router::Listeners;
-use crate::serve::{begun, prepared, serve};
+use crate::serve::private::PrivateServer;
 use crate::settings::hub;
-use crate::settings::{ConfigSource, LOG, ServeSettings};
+use crate::settings::{ConfigSource, ServeSettings};
 use anyhow::{Context, anyhow, bail};
 use clap::{ArgMatches, Args};
 use proto::v1;
@@ -15,14 +14,10 @@ use proto::v1::generate_request::Input;
 use proto::v1::inference_client::InferenceClient;
 use said::{Typed, TypedMessage};
 use std::io::{IsTerminal, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::pin::pin;
 use std::time::{Duration, Instant};
 use terminal::{InputLine, Lines};
-use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 #[derive(Args)]
@@ -51,34 +46,11 @@ pub struct RunCommand {
 impl RunCommand {
     /// Starts the roles on ports of their own, asks, and stops them.
     pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
-        let Some((mut settings, located)) = prepared(self.settings.clone(), &self.source, said)? else {
+        let Some(server) = PrivateServer::prepare(self.settings.clone(), &self.source, said)? else {
             return Ok(());
         };
-        let any_port = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        (settings.router.http, settings.router.grpc) = (any_port, any_port);
-        // Only this client knows these ports, and it has no key.
-        (settings.router.api_keys, settings.router.api_key) = (None, None);
-        if settings.watch.log == LOG {
-            settings.watch.log = "warn".into();
-        }
-        let (metrics, checkpoint) = begun(&settings, &located)?;
         let history = hub::cache(&self.source.hub)?.join("history");
-        let runtime = Runtime::new()?;
-        let done = runtime.block_on(async {
-            let listeners = Listeners::open(settings.router()).await?;
-            let channel = wire::tcp(&listeners.grpc.local_addr()?.to_string())?;
-            let shutdown = CancellationToken::new();
-            let mut served = pin!(serve(&settings, &checkpoint, metrics, listeners, Vec::new(), shutdown.clone()));
-            let asked = tokio::select! {
-                asked = answer_all(channel, &self, history) => asked,
-                served = &mut served => return served.and(Err(anyhow!("the roles ended before the answer"))),
-            };
-            shutdown.cancel();
-            asked.and(served.await.context("the roles did not end well"))
-        });
-        // A read of the terminal cannot be cancelled, and nobody waits for its line any more.
-        runtime.shutdown_background();
-        done
+        server.serve_while(async |at| answer_all(wire::tcp(&at.grpc.to_string())?, &self, history).await)
     }
 }
 

@@ -5,6 +5,7 @@ mod children;
 mod control;
 mod parts;
 pub mod plan;
+pub mod private;
 mod relay;
 mod workers;
 

@@ -1,0 +1,65 @@
+//! A server for one client within this process: on ports that nobody else is told, so it asks for no key.
+
+use super::{begun, prepared, serve};
+use crate::roles::router::Listeners;
+use crate::settings::{ConfigSource, LOG, ServeSettings};
+use anyhow::{Context, anyhow};
+use checkpoint::Checkpoint;
+use clap::ArgMatches;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::pin;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+
+pub struct PrivateServer {
+    settings: ServeSettings,
+    checkpoint: Checkpoint,
+    metrics: router::Render,
+}
+
+/// Where a private server listens.
+pub struct PrivateAddresses {
+    pub http: SocketAddr,
+    pub grpc: SocketAddr,
+}
+
+impl PrivateServer {
+    /// Resolves the settings and finds the model, or prints the settings if that was asked for.
+    pub fn prepare(
+        settings: ServeSettings,
+        source: &ConfigSource,
+        said: &ArgMatches,
+    ) -> anyhow::Result<Option<PrivateServer>> {
+        let Some((mut settings, located)) = prepared(settings, source, said)? else { return Ok(None) };
+        let any_port = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        (settings.router.http, settings.router.grpc) = (any_port, any_port);
+        (settings.router.api_keys, settings.router.api_key) = (None, None);
+        if settings.watch.log == LOG {
+            settings.watch.log = "warn".into();
+        }
+        let (metrics, checkpoint) = begun(&settings, &located)?;
+        Ok(Some(PrivateServer { settings, checkpoint, metrics }))
+    }
+
+    /// Starts the roles, runs the client, and stops the roles. The client waits until they are ready.
+    pub fn serve_while<T>(self, client: impl AsyncFnOnce(PrivateAddresses) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let PrivateServer { settings, checkpoint, metrics } = self;
+        let runtime = Runtime::new()?;
+        let done = runtime.block_on(async {
+            let listeners = Listeners::open(settings.router()).await?;
+            let at = PrivateAddresses { http: listeners.http.local_addr()?, grpc: listeners.grpc.local_addr()? };
+            let shutdown = CancellationToken::new();
+            let mut served = pin!(serve(&settings, &checkpoint, metrics, listeners, Vec::new(), shutdown.clone()));
+            let asked = tokio::select! {
+                asked = client(at) => asked,
+                served = &mut served => return served.and(Err(anyhow!("the roles ended before the answer"))),
+            };
+            shutdown.cancel();
+            let served = served.await.context("the roles did not end well");
+            asked.and_then(|asked| served.map(|()| asked))
+        });
+        // A read of the terminal cannot be cancelled, and nobody waits for its line any more.
+        runtime.shutdown_background();
+        done
+    }
+}
