@@ -8,6 +8,7 @@ use crate::roles::router::RouterCommand;
 use crate::roles::worker::WorkerCommand;
 use crate::serve::ServeCommand;
 use crate::settings::environment;
+use crate::verify::VerifyCommand;
 use crate::{bench, simulate};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -90,6 +91,16 @@ The same seed gives the same report. No GPU, model file or network is needed.
 Examples: lockstep simulate --replicas 256 --gpu h100 --model llama-3.1-70b --tp 8 --rate 2000
           lockstep simulate --model qwen3-32b --weights fp8 --tp 2 --rate 4 --prompt lognormal:1500,1500 --json";
 
+const VERIFY_HELP: &str = "\
+FILE is JSON: {\"request\": what was sent, \"response\": what came back}. The response is the whole body, or the events of
+a stream as one string. Ask with \"certificate\": true, and with \"return_token_ids\": true to see where tokens differ.
+With MODEL a server is started for it, on any grid; otherwise the one at --url is asked.
+
+Ends with 0 if the answer is equal, 1 if it is not, 2 if it cannot be compared.
+
+Examples: lockstep verify answer.json
+          lockstep verify answer.json smollm2 --tp 2";
+
 const WORKER_HELP: &str = "\
 Example: lockstep worker --join coordinator:50100 --token-file token
          lockstep worker --etcd-endpoints etcd:2379 --replica one --token-file token";
@@ -142,6 +153,9 @@ pub enum Command {
     /// Have every rank of a replica read its model's files again while it serves, after a file was restored for example
     #[command(after_help = RELOAD_HELP)]
     Reload(scale::ReloadCommand),
+    /// Run an answer again and compare
+    #[command(after_help = VERIFY_HELP, mut_arg("model", |model| model.index(2)))]
+    Verify(VerifyCommand),
     /// Measure the throughput and latency of any server with OpenAI's API
     #[command(after_help = "Example: lockstep bench --concurrency 1,8,32 --prompt uniform:64..256 --output 64")]
     Bench(bench::Options),

@@ -11,6 +11,7 @@ mod roles;
 mod serve;
 mod settings;
 mod simulate;
+mod verify;
 
 use args::Command;
 use clap::ArgMatches;
@@ -22,7 +23,7 @@ fn main() -> ExitCode {
     let done = run(command, &said);
     telemetry::flush();
     let code = match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             logs::say(&format!("lockstep: {error:#}"));
             ExitCode::FAILURE
@@ -32,8 +33,8 @@ fn main() -> ExitCode {
     code
 }
 
-fn run(command: Command, said: &ArgMatches) -> anyhow::Result<()> {
-    match command {
+fn run(command: Command, said: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let done = match command {
         Command::Serve(serve) => serve.run(said),
         Command::Run(run) => run.run(said),
         Command::Coordinator(coordinator) => coordinator.run(said),
@@ -49,7 +50,9 @@ fn run(command: Command, said: &ArgMatches) -> anyhow::Result<()> {
         Command::Reload(reload) => reload.run(),
         Command::Bench(options) => bench::run(&options),
         Command::Simulate(options) => simulate::run(&options),
-    }
+        Command::Verify(verify) => return Ok(verify.run(said)),
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 fn token() -> anyhow::Result<()> {

@@ -79,7 +79,8 @@ const ROOMS: &[(&str, &Rooms)] = &[
     (
         "src/",
         &[
-            ("chat", &["serve", "roles", "settings"]),
+            ("chat", &["serve", "settings"]),
+            ("verify", &["serve", "settings"]),
             ("operate", &["serve", "settings"]),
             ("serve", &["roles", "models", "settings"]),
             ("roles", &["models", "settings"]),

@@ -20,3 +20,4 @@ mod replicas;
 mod resume;
 mod same_bits;
 mod tracing;
+mod verify;

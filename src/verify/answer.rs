@@ -1,0 +1,236 @@
+//! What a response says of its answers, whichever page it came from, whole or as the events of a stream. Knows no
+//! server.
+
+use anyhow::{Context, bail, ensure};
+use serde_json::Value;
+use types::{Hex, Token, TokensHash};
+
+/// The answers of one response.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answers {
+    /// Each seed that the response says, once. Two of them contradict each other.
+    pub seeds: Vec<u64>,
+    /// Each policy digest that it says, in hexadecimal digits: all of them, or the first ones.
+    pub digests: Vec<String>,
+    pub choices: Vec<AnsweredChoice>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AnsweredChoice {
+    pub text: String,
+    pub token_ids: Option<Vec<Token>>,
+    pub prompt_ids: Option<Vec<Token>>,
+    pub finish_reason: Option<String>,
+    /// As it came: an object, or null.
+    pub certificate: Value,
+}
+
+/// No response has more choices.
+const CHOICES_MAX: usize = 4096;
+
+impl Answers {
+    /// Reads a whole body, or the events of a stream as one text.
+    pub fn read(response: &Value) -> anyhow::Result<Answers> {
+        let mut answers = Answers::default();
+        match response {
+            Value::String(events) => {
+                for event in events.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim) {
+                    if event != "[DONE]" {
+                        answers.hear(&serde_json::from_str(event).context("an event is not JSON")?)?;
+                    }
+                }
+            }
+            whole => answers.hear(whole)?,
+        }
+        ensure!(!answers.choices.is_empty(), "the response has no answer");
+        for (i, choice) in answers.choices.iter().enumerate() {
+            ensure!(choice.finish_reason.is_some(), "the response breaks off before the end of choice {i}");
+        }
+        for choice in &answers.choices {
+            let certificate = &choice.certificate;
+            add(&mut answers.seeds, certificate["seed"].as_u64());
+            add(&mut answers.digests, certificate["policy_digest"].as_str().map(str::to_owned));
+        }
+        Ok(answers)
+    }
+
+    fn hear(&mut self, event: &Value) -> anyhow::Result<()> {
+        if !event["error"].is_null() {
+            bail!("the response is an error: {}", event["error"]);
+        }
+        add(&mut self.seeds, event["seed"].as_u64());
+        let digits = event["system_fingerprint"].as_str().and_then(|print| print.strip_prefix("fp_"));
+        add(&mut self.digests, digits.map(str::to_owned));
+        for said in event["choices"].as_array().into_iter().flatten() {
+            let choice = self.choice(said["index"].as_u64().unwrap_or(0) as usize)?;
+            choice.hear(said)?;
+            choice.prompt_ids = ids(&event["prompt_token_ids"])?.or(choice.prompt_ids.take());
+        }
+        match event["type"].as_str() {
+            _ if event["object"] == "response" => self.hear_response(event)?,
+            Some("response.completed" | "response.incomplete") => self.hear_response(&event["response"])?,
+            Some("message") => self.hear_message(event)?,
+            Some("content_block_delta") => self.choice(0)?.text.push_str(text(&event["delta"]["text"])),
+            Some("message_delta") => self.choice(0)?.end(&event["delta"]["stop_reason"], &event["certificate"]),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Reads an answer of `/v1/responses`.
+    fn hear_response(&mut self, response: &Value) -> anyhow::Result<()> {
+        add(&mut self.seeds, response["seed"].as_u64());
+        let choice = self.choice(0)?;
+        choice.text = text(&response["output"][0]["content"][0]["text"]).to_owned();
+        choice.end(&response["status"], &response["certificate"]);
+        Ok(())
+    }
+
+    /// Reads a whole answer of `/v1/messages`.
+    fn hear_message(&mut self, message: &Value) -> anyhow::Result<()> {
+        let choice = self.choice(0)?;
+        let parts = message["content"].as_array().into_iter().flatten();
+        choice.text = parts.map(|part| text(&part["text"])).collect();
+        choice.end(&message["stop_reason"], &message["certificate"]);
+        Ok(())
+    }
+
+    fn choice(&mut self, idx: usize) -> anyhow::Result<&mut AnsweredChoice> {
+        ensure!(idx < CHOICES_MAX, "choice {idx} is beyond {CHOICES_MAX}");
+        if self.choices.len() <= idx {
+            self.choices.resize_with(idx + 1, AnsweredChoice::default);
+        }
+        Ok(&mut self.choices[idx])
+    }
+
+    pub fn n_tokens(&self) -> u64 {
+        let of = |choice: &AnsweredChoice| {
+            let counted = choice.token_ids.as_ref().map(|ids| ids.len() as u64);
+            counted.or(choice.certificate["tokens"].as_u64()).unwrap_or(0)
+        };
+        self.choices.iter().map(of).sum()
+    }
+}
+
+impl AnsweredChoice {
+    /// Reads a choice in OpenAI's shapes.
+    fn hear(&mut self, said: &Value) -> anyhow::Result<()> {
+        for piece in [&said["text"], &said["message"]["content"], &said["delta"]["content"]] {
+            self.text.push_str(text(piece));
+        }
+        if let Some(more) = ids(&said["token_ids"])? {
+            self.token_ids.get_or_insert_default().extend(more);
+        }
+        self.prompt_ids = ids(&said["prompt_token_ids"])?.or(self.prompt_ids.take());
+        self.end(&said["finish_reason"], &said["certificate"]);
+        Ok(())
+    }
+
+    fn end(&mut self, reason: &Value, certificate: &Value) {
+        if let Some(reason) = reason.as_str() {
+            self.finish_reason = Some(reason.to_owned());
+        }
+        if certificate.is_object() {
+            self.certificate = certificate.clone();
+        }
+    }
+
+    /// The hash of the prompt's ids, as far as the response says it.
+    pub fn prompt_hash(&self) -> Option<String> {
+        let certified = self.certificate["prompt_hash"].as_str().map(str::to_owned);
+        certified.or_else(|| self.prompt_ids.as_ref().map(|ids| Hex(&TokensHash::of(ids).0).to_string()))
+    }
+}
+
+/// Adds what is new to a list.
+pub fn add<T: PartialEq>(to: &mut Vec<T>, said: Option<T>) {
+    if let Some(said) = said.filter(|said| !to.contains(said)) {
+        to.push(said);
+    }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn ids(value: &Value) -> anyhow::Result<Option<Vec<Token>>> {
+    let Some(all) = value.as_array() else { return Ok(None) };
+    let id = |value: &Value| value.as_u64().and_then(|id| Token::try_from(id).ok());
+    let ids = all.iter().map(|value| id(value).with_context(|| format!("{value} is no token id")));
+    ids.collect::<anyhow::Result<_>>().map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn certificate(seed: u64) -> Value {
+        json!({ "policy_digest": "0707", "seed": seed, "tokens": 2, "prompt_hash": "aa" })
+    }
+
+    fn read(response: Value) -> anyhow::Result<Answers> {
+        Answers::read(&response)
+    }
+
+    fn sent(events: &[Value]) -> Value {
+        events.iter().map(|event| format!("event: x\ndata: {event}\nid: y\n\n")).collect::<String>().into()
+    }
+
+    #[test]
+    fn a_stream_says_what_the_whole_says() {
+        let choice = |member: &str, value: Value, ids: &[u32], end: Value| {
+            let certificate = if end.is_null() { Value::Null } else { certificate(7) };
+            json!({ "system_fingerprint": "fp_07", "seed": 7, "choices": [{ "index": 0, member: value,
+                "token_ids": ids, "finish_reason": end, "certificate": certificate }] })
+        };
+        let whole = read(choice("message", json!({ "content": "ab" }), &[1, 2], "stop".into())).unwrap();
+        assert_eq!((&whole.seeds[..], &whole.digests.join(" ")[..], whole.n_tokens()), (&[7][..], "07 0707", 2));
+        let streamed = [
+            choice("delta", json!({ "role": "assistant", "content": "" }), &[], Value::Null),
+            choice("delta", json!({ "content": "a" }), &[1], Value::Null),
+            choice("delta", json!({ "content": "b" }), &[2], Value::Null),
+            choice("delta", json!({}), &[], "stop".into()),
+        ];
+        assert_eq!(read(sent(&streamed)).unwrap(), whole);
+        assert!(read(sent(&streamed[..3])).unwrap_err().to_string().contains("breaks off"));
+        let completion = read(choice("text", "ab".into(), &[1, 2], "stop".into())).unwrap();
+        assert_eq!(completion, whole);
+    }
+
+    #[test]
+    fn responses_and_messages_are_read_too() {
+        let response = json!({ "object": "response", "seed": 7, "status": "completed", "certificate": certificate(7),
+            "output": [{ "content": [{ "text": "ab" }] }] });
+        let whole = read(response.clone()).unwrap();
+        assert_eq!((&*whole.choices[0].text, &whole.seeds[..]), ("ab", &[7][..]));
+        let streamed = [
+            json!({ "type": "response.created", "response": { "object": "response", "status": "in_progress" } }),
+            json!({ "type": "response.output_text.delta", "delta": "ab" }),
+            json!({ "type": "response.completed", "response": response }),
+        ];
+        assert_eq!(read(sent(&streamed)).unwrap(), whole);
+        let message = json!({ "type": "message", "content": [{ "type": "text", "text": "ab" }],
+            "stop_reason": "end_turn", "certificate": certificate(7) });
+        let streamed = [
+            json!({ "type": "message_start", "message": { "type": "message", "content": [] } }),
+            json!({ "type": "content_block_delta", "delta": { "type": "text_delta", "text": "a" } }),
+            json!({ "type": "content_block_delta", "delta": { "type": "text_delta", "text": "b" } }),
+            json!({ "type": "message_delta", "delta": { "stop_reason": "end_turn" }, "certificate": certificate(7) }),
+        ];
+        assert_eq!(read(sent(&streamed)).unwrap(), read(message).unwrap());
+    }
+
+    #[test]
+    fn what_is_no_answer_is_told() {
+        let check = |response: Value, part: &str| {
+            let told = read(response.clone()).map(drop).unwrap_err().to_string();
+            assert!(told.contains(part), "{response}: {told}");
+        };
+        check(json!({}), "no answer");
+        check(json!("data: {\n\n"), "not JSON");
+        check(json!({ "error": { "message": "full" } }), "full");
+        check(json!({ "choices": [{ "index": 5000 }] }), "beyond");
+        check(json!({ "choices": [{ "text": "a", "token_ids": [-1] }] }), "no token id");
+    }
+}

@@ -1,0 +1,146 @@
+//! A past answer as a file holds it: the request as it was sent, and its response. Knows no server.
+
+use super::answer::{Answers, add};
+use anyhow::{Context, bail, ensure};
+use serde_json::{Map, Value};
+use std::path::Path;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const RESPONSES: &str = "/v1/responses";
+const MESSAGES: &str = "/v1/messages";
+
+/// No honest request and response are larger together.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+
+/// Fields of a request that say how an answer is sent or how soon, and not what it is.
+const OF_SENDING: [&str; 4] = ["stream", "stream_options", "deadline_ms", "priority"];
+
+#[derive(Clone, Debug)]
+pub struct PastAnswer {
+    /// The page that was asked.
+    pub path: String,
+    request: Map<String, Value>,
+    pub answers: Answers,
+    /// Each seed that request and response say, once. Two of them contradict each other.
+    pub seeds: Vec<u64>,
+}
+
+impl PastAnswer {
+    pub fn read(file: &Path) -> anyhow::Result<PastAnswer> {
+        let named = || file.display().to_string();
+        let n_bytes = std::fs::metadata(file).with_context(named)?.len();
+        ensure!(n_bytes <= FILE_BYTES_MAX, "{} is larger than {FILE_BYTES_MAX} bytes", named());
+        let text = std::fs::read_to_string(file).with_context(named)?;
+        PastAnswer::parse(&text).with_context(named)
+    }
+
+    fn parse(text: &str) -> anyhow::Result<PastAnswer> {
+        let whole: Value = serde_json::from_str(text).context("it is not JSON")?;
+        let Value::Object(request) = whole["request"].clone() else { bail!("it has no `request`, an object") };
+        let response = &whole["response"];
+        ensure!(!response.is_null(), "it has no `response`");
+        let answers = Answers::read(response)?;
+        let path = match whole["path"].as_str() {
+            Some(path @ (CHAT | COMPLETIONS | RESPONSES | MESSAGES)) => path,
+            Some(other) => bail!("`path` is {other}, and not one of {CHAT}, {COMPLETIONS}, {RESPONSES}, {MESSAGES}"),
+            None => page_of(&request, response)?,
+        };
+        let mut seeds = answers.seeds.clone();
+        // A client may write its seed with a sign.
+        let own = &request.get("seed").cloned().unwrap_or_default();
+        add(&mut seeds, own.as_u64().or(own.as_i64().map(|seed| seed as u64)));
+        let is_greedy = request.get("temperature").and_then(Value::as_f64) == Some(0.0);
+        ensure!(is_greedy || !seeds.is_empty(), "neither the request nor the response says the seed");
+        Ok(PastAnswer { path: path.to_owned(), request, answers, seeds })
+    }
+
+    /// The same for a server whose one model may have another name.
+    pub fn of_any_name(mut self) -> PastAnswer {
+        self.request.remove("model");
+        self
+    }
+
+    pub fn model(&self) -> Option<&Value> {
+        self.request.get("model")
+    }
+
+    /// The request that has the same answer, whole and with its certificate.
+    pub fn again(&self) -> Value {
+        let mut request = self.request.clone();
+        request.retain(|name, _| !OF_SENDING.contains(&&**name));
+        if let Some(seed) = self.seeds.first() {
+            request.insert("seed".into(), (*seed).into());
+        }
+        request.insert("certificate".into(), true.into());
+        if [CHAT, COMPLETIONS].contains(&&*self.path) {
+            request.insert("return_token_ids".into(), true.into());
+        }
+        request.into()
+    }
+}
+
+/// The page that a response without one comes from, by what is there alone.
+fn page_of(request: &Map<String, Value>, response: &Value) -> anyhow::Result<&'static str> {
+    let has = |name: &str| request.contains_key(name);
+    let is_anthropic = match response {
+        Value::String(events) => events.contains("\"message_start\""),
+        whole => whole["type"] == "message",
+    };
+    match (has("messages"), has("prompt"), has("input")) {
+        (true, false, false) => Ok(if is_anthropic { MESSAGES } else { CHAT }),
+        (false, true, false) => Ok(COMPLETIONS),
+        (false, false, true) => Ok(RESPONSES),
+        _ => bail!("the request has not one of `messages`, `prompt` and `input`: say the page in `path`"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn file(request: &Value) -> Value {
+        let choices = json!([{ "index": 0, "text": "a", "finish_reason": "stop" }]);
+        json!({ "request": request, "response": { "seed": 7, "choices": choices } })
+    }
+
+    #[test]
+    fn it_is_asked_again_with_its_seed_and_whole() {
+        let asked = json!({ "prompt": "x", "stream": true, "stream_options": {}, "deadline_ms": 5, "top_k": 3 });
+        let past = PastAnswer::parse(&file(&asked).to_string()).unwrap();
+        let again = json!({ "prompt": "x", "top_k": 3, "seed": 7, "certificate": true, "return_token_ids": true });
+        assert_eq!((&*past.path, past.again()), (COMPLETIONS, again));
+        let both = PastAnswer::parse(&file(&json!({ "prompt": "x", "seed": -1 })).to_string()).unwrap();
+        assert_eq!(both.seeds, [7, u64::MAX]);
+    }
+
+    #[test]
+    fn pages_are_told_apart() {
+        let check = |request: Value, expect: &str| {
+            assert_eq!(PastAnswer::parse(&file(&request).to_string()).unwrap().path, expect);
+        };
+        check(json!({ "messages": [] }), CHAT);
+        check(json!({ "input": "x" }), RESPONSES);
+        let message = json!({ "type": "message", "content": [], "stop_reason": "end_turn" });
+        let anthropic = json!({ "request": { "messages": [], "seed": 1 }, "response": message });
+        assert_eq!(PastAnswer::parse(&anthropic.to_string()).unwrap().path, MESSAGES);
+    }
+
+    #[test]
+    fn what_cannot_be_asked_again_is_told() {
+        let check = |whole: Value, part: &str| {
+            let told = PastAnswer::parse(&whole.to_string()).map(drop).unwrap_err().to_string();
+            assert!(told.contains(part), "{whole}: {told}");
+        };
+        check(json!({}), "`request`");
+        check(json!({ "request": {} }), "`response`");
+        check(file(&json!({})), "`path`");
+        let mut unseeded = file(&json!({ "prompt": "x" }));
+        unseeded["response"]["seed"] = Value::Null;
+        check(unseeded, "the seed");
+        let mut elsewhere = file(&json!({ "prompt": "x" }));
+        elsewhere["path"] = "/v2".into();
+        check(elsewhere, "/v2");
+    }
+}

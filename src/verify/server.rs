@@ -1,0 +1,90 @@
+//! The server that answers again: asked over HTTP, as any client asks. Knows no answer.
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+use std::time::Duration;
+use types::Token;
+
+pub struct AnsweringServer {
+    agent: ureq::Agent,
+    url: String,
+    key: Option<String>,
+}
+
+/// An answer of any length, on any machine.
+const ANSWER_MAX: Duration = Duration::from_secs(3600);
+/// No honest reply is longer.
+const REPLY_BYTES_MAX: u64 = 256 << 20;
+/// How often a server is asked whether it is ready, and how many times: a large model takes minutes.
+const READY_POLL: Duration = Duration::from_millis(20);
+const READY_POLLS_MAX: u32 = 30_000;
+
+/// One token at a position: its text, and its logprob.
+pub struct TokenScore {
+    pub text: String,
+    pub logprob: f64,
+}
+
+impl AnsweringServer {
+    pub fn at(url: &str, key: Option<String>) -> AnsweringServer {
+        let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER_MAX)).http_status_as_error(false);
+        let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        AnsweringServer { agent: config.build().into(), url, key }
+    }
+
+    pub fn until_ready(&self) -> anyhow::Result<()> {
+        for _ in 0..READY_POLLS_MAX {
+            let ready = self.agent.get(format!("{}/ready", self.url)).call();
+            if ready.is_ok_and(|reply| reply.status().is_success()) {
+                return Ok(());
+            }
+            std::thread::sleep(READY_POLL);
+        }
+        bail!("the model was not ready in time")
+    }
+
+    /// The policy digests that are served, as the first of their hexadecimal digits.
+    pub fn digests(&self) -> anyhow::Result<Vec<String>> {
+        let url = format!("{}/cluster", self.url);
+        let cluster = self.answered(self.agent.get(&url).call(), &url)?;
+        let versions = cluster["models"].as_array().into_iter().flatten().map(|model| &model["versions"]);
+        let all = versions.filter_map(Value::as_array).flatten();
+        Ok(all.filter_map(|version| version["policy_digest"].as_str().map(str::to_owned)).collect())
+    }
+
+    pub fn ask(&self, path: &str, request: &Value) -> anyhow::Result<Value> {
+        let url = format!("{}{path}", self.url);
+        let mut asked = self.agent.post(&url).content_type("application/json");
+        if let Some(key) = &self.key {
+            asked = asked.header("authorization", format!("Bearer {key}"));
+        }
+        self.answered(asked.send(request.to_string()), &url)
+    }
+
+    /// Scores the last of these tokens behind the others.
+    pub fn score(&self, model: Option<&Value>, tokens: &[Token]) -> anyhow::Result<TokenScore> {
+        let mut request = json!({ "prompt": tokens, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0 });
+        if let Some(model) = model {
+            request["model"] = model.clone();
+        }
+        let reply = self.ask("/v1/completions", &request)?;
+        let scores = reply["choices"][0]["prompt_logprobs"].as_array().and_then(|all| all.last());
+        let score = scores.zip(tokens.last()).map(|(score, last)| &score[last.to_string()]);
+        let logprob = score.and_then(|score| score["logprob"].as_f64()).context("the reply has no logprob")?;
+        let text = score.and_then(|score| score["decoded_token"].as_str()).unwrap_or_default().to_owned();
+        Ok(TokenScore { text, logprob })
+    }
+
+    fn answered(
+        &self,
+        reply: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+        url: &str,
+    ) -> anyhow::Result<Value> {
+        let mut reply = reply.with_context(|| format!("{url} does not answer"))?;
+        let text = reply.body_mut().with_config().limit(REPLY_BYTES_MAX).read_to_string()?;
+        if !reply.status().is_success() {
+            bail!("{url} answers with {}: {text}", reply.status());
+        }
+        serde_json::from_str(&text).with_context(|| format!("{url} does not answer with JSON"))
+    }
+}

@@ -1,0 +1,149 @@
+//! `lockstep verify`, as a process: an answer of one rank is equal on every grid and after a kill, and whatever was
+//! changed in its record is found, with the position.
+
+use crate::common::node::{BINARY, Folder, Node, post};
+use serde_json::{Value, json};
+use std::process::{Command, Output};
+
+const MODEL: &str = "tests/reference/llama-f32-tied";
+const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
+
+/// A server and its address, ready.
+fn serve(more: &[&str]) -> (Node, String) {
+    let mut node = Node::start(&[&["serve", MODEL, "--activations", "f32"], &DOORS[..], more].concat());
+    let http = node.http();
+    node.until_ready(&http);
+    (node, http)
+}
+
+/// A request and what a server answers: the body as JSON, or a stream's events as one string.
+fn record(http: &str, request: &Value) -> Value {
+    let text = post(http, request).body_mut().read_to_string().unwrap();
+    let response = serde_json::from_str(&text).unwrap_or_else(|_| Value::from(text.clone()));
+    assert!(text.contains("certificate"), "{text}");
+    json!({ "request": request, "response": response })
+}
+
+fn requests() -> [Value; 3] {
+    let request = |more: Value| {
+        let mut request = json!({ "max_tokens": 24, "ignore_eos": true, "certificate": true });
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        request
+    };
+    [
+        request(json!({ "prompt": "hello", "return_token_ids": true })),
+        request(json!({ "prompt": ["a b c d", "the grid"], "n": 2, "seed": 7, "stop": "zzz" })),
+        request(json!({ "prompt": "x", "presence_penalty": 0.7, "return_token_ids": true, "stream": true })),
+    ]
+}
+
+struct Records(Folder);
+
+impl Records {
+    fn verify(&self, record: &Value, more: &[&str]) -> Output {
+        let file = self.0.write("answer.json", &record.to_string());
+        let mut command = Command::new(BINARY);
+        command.args(["verify", &file]).args(more).current_dir(env!("CARGO_MANIFEST_DIR"));
+        command.output().unwrap()
+    }
+
+    /// Verifies, and expects this exit code and these parts of what it says.
+    fn check(&self, record: &Value, more: &[&str], code: i32, parts: &[&str]) {
+        let Output { status, stdout, stderr } = self.verify(record, more);
+        let told = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        assert_eq!(status.code(), Some(code), "{told}");
+        assert!(parts.iter().all(|part| told.contains(part)), "{told} has not all of {parts:?}");
+    }
+}
+
+#[test]
+fn an_answer_is_equal_on_every_grid_and_after_a_kill() {
+    let records = Records(Folder::new("verify-grids"));
+    let (_alone, alone) = serve(&[]);
+    let (mut wide, wide_http) = serve(&["--tp", "2"]);
+    let (_deep, deep_http) = serve(&["--pp", "2", "--inproc"]);
+    let all = requests().map(|request| record(&alone, &request));
+    for (record, n_tokens) in all.iter().zip([24, 96, 24]) {
+        let equal = format!("equal: {n_tokens} tokens, digest ");
+        for http in [&alone, &wide_http, &deep_http] {
+            records.check(record, &["--url", http], 0, &[&equal]);
+        }
+    }
+    let worker = wide.workers()[1];
+    let pid = rustix::process::Pid::from_raw(worker.cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    wide.until(&["a worker process ended"]);
+    wide.until_ready(&wide_http);
+    records.check(&all[0], &["--url", &wide_http], 0, &["equal: 24 tokens"]);
+    // A server of its own serves the model under another name than the request asks for.
+    let mut named = all[1].clone();
+    named["request"]["model"] = "some-name".into();
+    let own = [MODEL, "--activations", "f32", "--threads", "1", "--tp", "2", "--pp", "2", "--inproc"];
+    records.check(&named, &own, 0, &["equal: 96 tokens"]);
+    records.check(
+        &named,
+        &[MODEL, "--activations", "int8", "--threads", "1"],
+        1,
+        &["different: the policy digest was"],
+    );
+}
+
+#[test]
+fn whatever_was_changed_is_found() {
+    let records = Records(Folder::new("verify-changed"));
+    let (_node, http) = serve(&[]);
+    let [whole, _, streamed] = requests().map(|request| record(&http, &request));
+    let check = |change: &dyn Fn(&mut Value), code, parts: &[&str]| {
+        let mut changed = whole.clone();
+        change(&mut changed);
+        records.check(&changed, &["--url", &http], code, parts);
+    };
+    let token = whole["response"]["choices"][0]["token_ids"][5].as_u64().unwrap();
+    let other = token ^ 1;
+    let was = format!("choice 0, position 5: the token was {other} \"");
+    let is = format!("and is {token} \"");
+    let flip = |record: &mut Value| record["response"]["choices"][0]["token_ids"][5] = other.into();
+    check(&flip, 1, &["different: ", &was, &is, "(logprob -"]);
+    let shorten = |record: &mut Value| {
+        record["response"]["choices"][0]["token_ids"].as_array_mut().unwrap().pop();
+    };
+    check(&shorten, 1, &["position 23: the token was none, the answer is over"]);
+    let seed = |record: &mut Value| {
+        record["response"]["seed"] = 1.into();
+        record["response"]["choices"][0]["certificate"]["seed"] = 1.into();
+    };
+    check(&seed, 1, &["different: choice 0, position ", "the token was"]);
+    check(&|record| record["request"]["seed"] = 1.into(), 1, &["it says the seeds "]);
+    check(&|record| record["request"]["prompt"] = "hallo".into(), 1, &["the prompt has other token ids"]);
+    let certified = |name: &'static str, value: Value| {
+        move |record: &mut Value| record["response"]["choices"][0]["certificate"][name] = value.clone()
+    };
+    check(&certified("policy_digest", "00".repeat(32).into()), 1, &["the policy digest was 0000", "nothing was run"]);
+    check(&certified("answer_hash", "00".into()), 1, &["answer_hash was \"00\""]);
+    check(&certified("tokens", 25.into()), 1, &["tokens was 25, and is 24"]);
+    let text = |record: &mut Value| {
+        let text = record["response"]["choices"][0]["text"].as_str().unwrap();
+        let at = text.char_indices().nth(3).unwrap().0;
+        record["response"]["choices"][0]["text"] = format!("{}\u{1f600}{}", &text[..at], &text[at..]).into();
+    };
+    check(&text, 1, &["choice 0, character 3: the text was \"\u{1f600}"]);
+    // Without ids the text and the certificate's hash remain.
+    let bare = |record: &mut Value| {
+        let choice = record["response"]["choices"][0].as_object_mut().unwrap();
+        for name in ["token_ids", "prompt_token_ids"] {
+            choice.remove(name).unwrap();
+        }
+    };
+    check(&bare, 0, &["equal: 24 tokens"]);
+    let bare_text = |record: &mut Value| {
+        bare(record);
+        text(record);
+    };
+    check(&bare_text, 1, &["character 3"]);
+    let mut broken = streamed.clone();
+    let events = streamed["response"].as_str().unwrap();
+    broken["response"] = events.split_inclusive("\n\n").take(5).collect::<String>().into();
+    records.check(&broken, &["--url", &http], 2, &["cannot be compared", "breaks off"]);
+    records.check(&streamed, &["--url", "http://127.0.0.1:9"], 2, &["cannot be compared", "does not answer"]);
+    check(&|record| record["response"] = Value::Null, 2, &["it has no `response`"]);
+}
