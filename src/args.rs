@@ -92,9 +92,9 @@ Examples: lockstep simulate --replicas 256 --gpu h100 --model llama-3.1-70b --tp
           lockstep simulate --model qwen3-32b --weights fp8 --tp 2 --rate 4 --prompt lognormal:1500,1500 --json";
 
 const VERIFY_HELP: &str = "\
-FILE is JSON: {\"request\": what was sent, \"response\": what came back}. The response is the whole body, or the events of
-a stream as one string. Ask with \"certificate\": true, and with \"return_token_ids\": true to see where tokens differ.
-With MODEL a server is started for it, on any grid; otherwise the one at --url is asked.
+FILE is JSON: {\"request\": what was sent, \"response\": what came back}. The response is the whole body, or the
+events of a stream as one string. Ask with \"certificate\": true, and with \"return_token_ids\": true to see where
+tokens differ. With MODEL a server is started for it, on any grid; otherwise the one at --url is asked.
 
 Ends with 0 if the answer is equal, 1 if it is not, 2 if it cannot be compared.
 

@@ -42,13 +42,13 @@ pub struct RouterSettings {
     /// An API key, besides those of --api-keys
     #[arg(long, env = "LOCKSTEP_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_key: Option<String>,
-    /// Host names that the HTTP API answers to on a loopback address without keys, such as a proxy's [default: localhost
-    /// and loopback addresses; * is any]
+    /// Host names that the HTTP API answers to on a loopback address without keys, such as a proxy's [default:
+    /// localhost and loopback addresses; * is any]
     #[arg(long, env = "LOCKSTEP_ALLOWED_HOSTS", value_name = "HOST", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub allowed_hosts: Option<Vec<String>>,
-    /// Origins of web pages that may use the HTTP API without keys, such as https://chat.example [default: those of this
-    /// machine; * is any]
+    /// Origins of web pages that may use the HTTP API without keys, such as https://chat.example [default: those of
+    /// this machine; * is any]
     #[arg(long, env = "LOCKSTEP_ALLOWED_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub allowed_origins: Option<Vec<String>>,

@@ -4,9 +4,9 @@
 //! tile    per two k:   16 × (even, odd)                  an odd K is padded with zero
 //! panel   per two k:   the even f32 of each row · the odd ones, or (even, odd) of each row: `Lanes::PAIR_WORDS`
 //! ```
-//! `vdpbf16ps` adds the odd product first, then the even one, rounding each sum once; it takes subnormal numbers for zero
-//! and makes zero of subnormal sums. Plain FMA does the same where nothing is subnormal, and nothing is: numbers below
-//! 2^-55 are set to zero, so a number is a multiple of 2^-62, and a product or a sum one of 2^-124.
+//! `vdpbf16ps` adds the odd product first, then the even one, rounding each sum once; it takes subnormal numbers for
+//! zero and makes zero of subnormal sums. Plain FMA does the same where nothing is subnormal, and nothing is: numbers
+//! below 2^-55 are set to zero, so a number is a multiple of 2^-62, and a product or a sum one of 2^-124.
 
 use super::lanes::{LANES, Lanes};
 use half::bf16;

@@ -309,6 +309,8 @@ CALL ncclGetUniqueId(UniqueId* id) {
     trace("id");
     memset(id, 0, sizeof *id);
     snprintf(id->bytes, sizeof id->bytes, "/dev/shm/lockstep-fake-nccl-%d-%d", getpid(), n++);
+    // A process that was killed may have had this number, and left its meeting.
+    unlink(id->bytes);
     return SUCCESS;
 }
 
