@@ -2,7 +2,7 @@
 //!
 //! Keyed and wide, because a collision would show one tenant another's context.
 
-use crate::{PolicyDigest, TenantId, Token};
+use crate::{Hex, PolicyDigest, TenantId, Token};
 use core::fmt;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -59,6 +59,6 @@ impl BlockHash {
 
 impl fmt::Debug for BlockHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0[..6].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        fmt::Display::fmt(&Hex(&self.0[..6]), f)
     }
 }

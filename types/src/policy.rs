@@ -1,7 +1,7 @@
 //! What the bits depend on besides the request: two replicas with equal digests give equal tokens.
 
-use crate::WeightsRoot;
 use crate::numerics::{Activations, DeviceClass, DeviceKind, KvDtype, Mode};
+use crate::{Hex, WeightsRoot};
 use core::fmt;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -69,7 +69,7 @@ impl PolicyDigest {
 
 impl fmt::Display for PolicyDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        Hex(&self.0[..8]).fmt(f)
     }
 }
 

@@ -8,6 +8,7 @@
 //! ```
 //! No rank's part begins or ends within a piece, so that the same hashes arise wherever a model is cut.
 
+use crate::Hex;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
@@ -60,8 +61,7 @@ impl WeightsRoot {
 impl fmt::Debug for WeightsRoot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("WeightsRoot(")?;
-        self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
-        f.write_str(")")
+        write!(f, "{})", Hex(&self.0[..8]))
     }
 }
 
