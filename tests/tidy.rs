@@ -27,14 +27,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("proto", &[]),
     ("wire", &[]),
     ("checkpoint", &[]),
+    ("grammar", &[]),
     ("cluster", &[]),
     ("telemetry", &[]),
     ("backend", &[]),
     ("collective", &["backend"]),
     ("model", &["checkpoint", "backend", "collective"]),
-    ("worker", &["proto", "wire", "checkpoint", "model", "backend", "collective", "telemetry"]),
+    ("worker", &["proto", "wire", "checkpoint", "grammar", "model", "backend", "collective", "telemetry"]),
     ("coordinator", &["proto", "wire", "checkpoint", "scheduler", "cluster", "telemetry"]),
-    ("router", &["proto", "wire", "checkpoint", "cluster", "telemetry"]),
+    ("router", &["proto", "wire", "checkpoint", "grammar", "cluster", "telemetry"]),
     // The binary joins the roles; it starts no kernel, and plans no step itself but in `simulate`'s virtual time.
     (
         "lockstep",

@@ -1,0 +1,55 @@
+//! The grammar engine behind one door: its limits, its panics and its stack. Knows nothing of what is compiled.
+
+use crate::{Limits, Refused};
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// For digests: what may change a mask besides the grammar and the vocabulary.
+pub const ENGINE: &str = "llguidance 1.9.1, lockstep 1";
+
+/// Recursion in the engine is as deep as `Limits::depth_max` allows; this holds it with room to spare.
+const STACK_BYTES: usize = 64 << 20;
+
+pub(crate) fn parser_limits(limits: &Limits) -> ParserLimits {
+    ParserLimits {
+        max_items_in_row: 20_000,
+        initial_lexer_fuel: limits.compile_fuel,
+        step_lexer_fuel: limits.mask_fuel,
+        step_max_items: limits.mask_items_max,
+        max_lexer_states: limits.lexer_states_max,
+        max_grammar_size: limits.symbols_max,
+        precompute_large_lexemes: false,
+        verbose_errors: false,
+    }
+}
+
+/// Compiles it without a vocabulary, and drops what was made: only to know that it can be done.
+pub(crate) fn check(lark: &str, limits: &Limits) -> Result<(), Refused> {
+    let limits = parser_limits(limits);
+    let done = on_a_deep_stack(|| {
+        let init = GrammarInit::Serialized(TopLevelGrammar::from_lark(lark.to_owned()));
+        let mut logger = llguidance::Logger::new(0, 0);
+        init.to_cgrammar(None, &mut logger, limits, Vec::new()).map(|_| ()).map_err(|e| e.to_string())
+    });
+    done.and_then(|done| done).map_err(|why| Refused::invalid("grammar", first_line(&why)))
+}
+
+/// Runs the engine with its panics turned into errors. It is handed all input anew each time, so that a panic leaves no
+/// broken state behind.
+pub(crate) fn sound<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_panic| "the grammar engine stumbled over it".to_owned())
+}
+
+/// The same on a stack whose size is known. The thread ends before this returns.
+pub(crate) fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, || sound(work));
+        let thread = thread.map_err(|e| format!("no thread to compile on: {e}"))?;
+        thread.join().unwrap_or_else(|_panic| Err("the grammar engine stumbled over it".to_owned()))
+    })
+}
+
+/// What the engine says is followed by listings and backtraces.
+pub(crate) fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().chars().take(300).collect()
+}

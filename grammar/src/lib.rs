@@ -1,0 +1,28 @@
+//! Schemas, regular expressions and grammars to masks: which tokens may come next. Knows nothing of requests, text
+//! decoding, sampling or clocks, and is the only crate that knows the grammar engine.
+//!
+//! ```text
+//! router:  Wanted ── compile ──▶ types::Grammar, checked        worker:  Vocabulary + Grammar ──▶ Matcher ──▶ Mask
+//! ```
+
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
+
+mod compile;
+mod engine;
+mod lark;
+mod limits;
+mod mask;
+mod matcher;
+mod refused;
+mod specials;
+mod vocabulary;
+mod wanted;
+
+pub use compile::compile;
+pub use engine::ENGINE;
+pub use limits::Limits;
+pub use mask::Mask;
+pub use matcher::{Matcher, Stuck};
+pub use refused::Refused;
+pub use vocabulary::{BadVocabulary, Vocabulary};
+pub use wanted::Wanted;

@@ -1,0 +1,142 @@
+//! The bytes of each token, and which tokens end an answer. Knows nothing of grammars.
+
+use crate::engine::{self, sound};
+use llguidance::ParserFactory;
+use llguidance::earley::SlicedBiasComputer;
+use std::collections::HashMap;
+use std::sync::Arc;
+use thiserror::Error;
+use toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
+use types::Token;
+
+/// A model's tokens as bytes, shared by all matchers of the model.
+#[derive(Clone)]
+pub struct Vocabulary(Arc<Words>);
+
+struct Words {
+    factory: ParserFactory,
+    ends: Vec<Token>,
+    specials: HashMap<Vec<u8>, Token>,
+    n_vocab: usize,
+    hash: [u8; 32],
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum BadVocabulary {
+    #[error("a vocabulary of {0} tokens; from 1 to {max} can be masked", max = Vocabulary::TOKENS_MAX)]
+    Size(usize),
+    #[error("{0} tokens for a vocabulary of {1}")]
+    TooMany(usize, usize),
+    #[error("no token ends an answer")]
+    NoEnd,
+    #[error("token {0} ends an answer and is not in the vocabulary")]
+    EndOutside(Token),
+    #[error("the grammar engine cannot hold it: {0}")]
+    Engine(String),
+}
+
+impl Vocabulary {
+    /// The engine numbers tokens in 24 bits, and its tree holds two nodes for each.
+    pub const TOKENS_MAX: usize = 1 << 21;
+    /// A token of more bytes is never allowed: the engine's tree is not deeper.
+    pub const TOKEN_BYTES_MAX: usize = 1000;
+
+    /// From the bytes of token 0, 1, .. and whether it is special, that is, no text. Ids from the last one to `n_vocab`
+    /// have no bytes, and are never allowed.
+    pub fn new<'a>(
+        tokens: impl Iterator<Item = (&'a [u8], bool)>,
+        n_vocab: usize,
+        ends: &[Token],
+    ) -> Result<Vocabulary, BadVocabulary> {
+        if n_vocab == 0 || n_vocab > Self::TOKENS_MAX {
+            return Err(BadVocabulary::Size(n_vocab));
+        }
+        if let Some(end) = ends.iter().find(|end| **end as usize >= n_vocab) {
+            return Err(BadVocabulary::EndOutside(*end));
+        }
+        let first_end = *ends.first().ok_or(BadVocabulary::NoEnd)?;
+        let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 grammar vocabulary");
+        let (mut words, mut specials) = (Vec::with_capacity(n_vocab), HashMap::new());
+        for (id, (bytes, is_special)) in tokens.enumerate() {
+            if id >= n_vocab {
+                return Err(BadVocabulary::TooMany(id + 1, n_vocab));
+            }
+            hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes).update(&[u8::from(is_special)]);
+            if is_special {
+                specials.entry(bytes.to_vec()).or_insert(id as Token);
+            }
+            words.push(word(bytes, is_special));
+        }
+        words.resize(n_vocab, Vec::new());
+        hasher.update(&(n_vocab as u64).to_le_bytes());
+        ends.iter().for_each(|end| _ = hasher.update(&end.to_le_bytes()));
+        let factory = factory(&words, first_end, ends)?;
+        let hash = *hasher.finalize().as_bytes();
+        Ok(Vocabulary(Arc::new(Words { factory, ends: ends.to_vec(), specials, n_vocab, hash })))
+    }
+
+    /// Two vocabularies with equal hashes and one grammar have equal masks, under one version of the engine (`ENGINE`).
+    pub fn hash(&self) -> [u8; 32] {
+        self.0.hash
+    }
+
+    pub fn n_vocab(&self) -> usize {
+        self.0.n_vocab
+    }
+
+    pub fn ends(&self) -> &[Token] {
+        &self.0.ends
+    }
+
+    /// The special token with this text, if there is one.
+    pub fn special(&self, text: &str) -> Option<Token> {
+        self.0.specials.get(text.as_bytes()).copied()
+    }
+
+    pub(crate) fn factory(&self) -> &ParserFactory {
+        &self.0.factory
+    }
+}
+
+/// As the engine's tree holds it. What is special begins with a byte that no text has.
+fn word(bytes: &[u8], is_special: bool) -> Vec<u8> {
+    match is_special {
+        _ if bytes.is_empty() || bytes.len() > Vocabulary::TOKEN_BYTES_MAX => Vec::new(),
+        true => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
+        // A byte that only stands for itself in no UTF-8 would be read as the mark of a special token.
+        false if bytes[0] == TokTrie::SPECIAL_TOKEN_MARKER => Vec::new(),
+        false => bytes.to_vec(),
+    }
+}
+
+fn factory(words: &[Vec<u8>], first_end: Token, ends: &[Token]) -> Result<ParserFactory, BadVocabulary> {
+    let made = sound(|| {
+        let info = TokRxInfo::new(words.len() as u32, first_end);
+        let trie = TokTrie::from(&info, words).with_eos_tokens(ends);
+        let env: TokEnv = Arc::new(Env(trie));
+        let slices = SlicedBiasComputer::general_slices();
+        let mut factory =
+            ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(|e| e.to_string())?;
+        factory.quiet();
+        Ok(factory)
+    });
+    made.and_then(|made| made).map_err(|why| BadVocabulary::Engine(engine::first_line(&why)))
+}
+
+/// The engine's view. It does not tokenize as the model's tokenizer would, and says so: a text that the grammar forces
+/// may come in any tokens that spell it.
+struct Env(TokTrie);
+
+impl TokenizerEnv for Env {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.0
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<Token> {
+        self.0.greedy_tokenize(bytes)
+    }
+
+    fn tokenize_is_canonical(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,24 @@
+//! What a client can ask an answer to be. Knows nothing of how it is compiled.
+
+use serde_json::Value;
+
+/// One kind of constraint, as a face read it from a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Wanted {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema accepts. Everything that the schema says is enforced, or refused by name.
+    JsonSchema(Value),
+    /// The whole answer matches this regular expression.
+    Regex(String),
+    /// The answer is one of these texts.
+    Choice(Vec<String>),
+    /// Lark, as the engine reads it.
+    Lark(String),
+    /// EBNF in the form that vLLM and XGrammar read.
+    Ebnf(String),
+    /// llama.cpp's form of BNF.
+    Gbnf(String),
+    /// Free text and constrained parts by turns: the older form with `structures` and `triggers`, or the one with `format`.
+    StructuralTag(Value),
+}
