@@ -1,7 +1,9 @@
 //! From a wish to a checked description. Pure: no vocabulary, no clock, nothing is fetched.
 
+use crate::rules::Rules;
 use crate::specials::Specials;
-use crate::{Limits, Refused, Wanted, engine, lark, specials};
+use crate::words::{Pattern, plain};
+use crate::{Limits, Refused, Wanted, engine, lark, schema, specials};
 use serde_json::{Value, json};
 use types::Grammar;
 
@@ -18,11 +20,15 @@ pub fn compile(wanted: &Wanted, limits: &Limits) -> Result<Grammar, Refused> {
     Ok(Grammar::new(text))
 }
 
-fn rules(wanted: &Wanted, _specials: &mut Specials, _limits: &Limits) -> Result<String, Refused> {
+fn rules(wanted: &Wanted, _specials: &mut Specials, limits: &Limits) -> Result<String, Refused> {
     match wanted {
-        Wanted::JsonObject => schema(&json!({"type": "object"})),
-        Wanted::JsonSchema(wanted) => schema(wanted),
-        Wanted::Regex(regex) => Ok(format!("start: /{}/", regex.replace('/', "\\/"))),
+        Wanted::JsonObject => json_text(&json!({"type": "object"}), limits),
+        Wanted::JsonSchema(schema) => json_text(schema, limits),
+        Wanted::Regex(regex) => {
+            let pattern = Pattern::read(regex, limits.depth_max, limits.repeat_max);
+            let words = pattern.and_then(|pattern| plain(&pattern)).map_err(|why| Refused::invalid("regex", why))?;
+            Ok(format!("start: {}", words.lark()))
+        }
         Wanted::Choice(texts) if texts.is_empty() => Err(Refused::unsatisfiable("choice", "it is empty")),
         Wanted::Choice(texts) => {
             let texts: Vec<String> = texts.iter().map(|text| lark::literal(text)).collect();
@@ -33,72 +39,10 @@ fn rules(wanted: &Wanted, _specials: &mut Specials, _limits: &Limits) -> Result<
     }
 }
 
-/// Keywords that the engine enforces, and those that are for people.
-const ENFORCED: &[&str] = &[
-    "type",
-    "enum",
-    "const",
-    "properties",
-    "required",
-    "additionalProperties",
-    "items",
-    "prefixItems",
-    "minItems",
-    "maxItems",
-    "minLength",
-    "maxLength",
-    "pattern",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "anyOf",
-    "allOf",
-    "$ref",
-    "$defs",
-    "definitions",
-];
-const FOR_PEOPLE: &[&str] = &[
-    "title",
-    "description",
-    "default",
-    "examples",
-    "$comment",
-    "$schema",
-    "$id",
-    "deprecated",
-    "readOnly",
-    "writeOnly",
-];
-
-fn schema(schema: &Value) -> Result<String, Refused> {
-    known(schema, "")?;
-    let mut schema = schema.clone();
-    if let Some(object) = schema.as_object_mut() {
-        let space = r"[ ]|\n[ ]{0,16}";
-        let options = json!({"whitespace_pattern": space, "json_allowed_escapes": "nrbtf\\\""});
-        object.insert("x-guidance".to_owned(), options);
-    }
-    Ok(format!("start: %json {schema}"))
-}
-
-fn known(schema: &Value, at: &str) -> Result<(), Refused> {
-    let Some(object) = schema.as_object() else { return Ok(()) };
-    for (key, value) in object {
-        let here = format!("{at}/{key}");
-        match key.as_str() {
-            "properties" | "$defs" | "definitions" => {
-                let all = value.as_object().ok_or_else(|| Refused::invalid(&here, "it is not an object"))?;
-                all.iter().try_for_each(|(name, schema)| known(schema, &format!("{here}/{name}")))?;
-            }
-            "items" | "additionalProperties" => known(value, &here)?,
-            "anyOf" | "allOf" | "prefixItems" => {
-                let all = value.as_array().ok_or_else(|| Refused::invalid(&here, "it is not an array"))?;
-                all.iter().enumerate().try_for_each(|(i, schema)| known(schema, &format!("{here}/{i}")))?;
-            }
-            key if ENFORCED.contains(&key) || FOR_PEOPLE.contains(&key) => {}
-            _ => return Err(Refused::unsupported(&here, format!("the keyword {key}"))),
-        }
-    }
-    Ok(())
+fn json_text(schema: &Value, limits: &Limits) -> Result<String, Refused> {
+    let mut rules = Rules::default();
+    let start = schema::write(schema, &mut rules, limits)?;
+    let mut text = format!("start: r{start}\n");
+    rules.write(start, "r", &mut text).ok_or_else(|| Refused::unsatisfiable("", "no value satisfies the schema"))?;
+    Ok(text)
 }

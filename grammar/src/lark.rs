@@ -16,3 +16,21 @@ pub(crate) fn literal(text: &str) -> String {
     }
     quoted + "\""
 }
+
+/// A regular expression between slashes. A slash ends it, and a newline is the end of the line.
+pub(crate) fn regex(text: &str) -> String {
+    let mut written = String::from("/");
+    let mut is_escaped = false;
+    for c in text.chars() {
+        match c {
+            '/' if is_escaped => written += "x2F",
+            '/' => written += "\\x2F",
+            '\n' if is_escaped => written += "n",
+            '\n' => written += "\\n",
+            c => written.push(c),
+        }
+        is_escaped = c == '\\' && !is_escaped;
+    }
+    // An empty expression would be a comment.
+    if text.is_empty() { "\"\"".to_owned() } else { written + "/" }
+}

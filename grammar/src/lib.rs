@@ -14,9 +14,12 @@ mod limits;
 mod mask;
 mod matcher;
 mod refused;
+mod rules;
+mod schema;
 mod specials;
 mod vocabulary;
 mod wanted;
+mod words;
 
 pub use compile::compile;
 pub use engine::ENGINE;

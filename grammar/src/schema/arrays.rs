@@ -1,0 +1,162 @@
+//! Lists: what is claimed of each item, how many there are, and how many of them satisfy something.
+
+use super::facts::{Claim, Contains, Facts};
+use super::objects::blank;
+use super::writer::Writer;
+use crate::Refused;
+use crate::rules::{Rule, Symbol};
+use std::collections::HashMap;
+
+/// What is claimed of an item at its place.
+pub(super) fn claims_at(facts: &Facts, at: usize) -> Vec<Claim> {
+    let own = facts.item.iter().filter(|(i, _)| *i == at).map(|(_, claim)| *claim);
+    own.chain(facts.items.iter().filter(|(from, _)| *from <= at).map(|(_, claim)| *claim)).collect()
+}
+
+/// A list that is being written: the place of the next item, and what was counted so far. Places beyond those that anything
+/// tells apart are one.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Point {
+    at: usize,
+    counts: Vec<usize>,
+}
+
+struct List<'f, 'a> {
+    facts: &'f Facts<'a>,
+    /// No place from here on differs from the next.
+    same_from: usize,
+    known: HashMap<Point, Rule>,
+}
+
+impl<'a> Writer<'_, 'a> {
+    pub(super) fn array(&mut self, facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), Refused> {
+        let (min, max) = facts.n_items;
+        if max.is_some_and(|max| max < min) {
+            return Ok(());
+        }
+        if min.max(max.unwrap_or(0)) > self.limits.repeat_max {
+            return Err(Refused::too_large("a count of items", self.limits.repeat_max));
+        }
+        if facts.is_unique && max.is_none_or(|max| max > 1) {
+            return Err(Refused::unsupported("uniqueItems", "uniqueItems of more than one item"));
+        }
+        let open = self.rules.words(&blank::open('['));
+        let close = self.rules.words(&blank::close(']'));
+        if min == 0 && facts.contains.iter().all(|contains| contains.min == 0) {
+            out.push(vec![self.rules.words(&crate::words::Words::Text("[]".to_owned()))]);
+        }
+        let inner = match facts.contains.is_empty() {
+            true => self.plain_items(facts),
+            false => self.counted_items(facts)?,
+        };
+        out.extend(inner.into_iter().map(|inner| [vec![open.clone()], inner, vec![close.clone()]].concat()));
+        Ok(())
+    }
+
+    /// One item and more: those that have places of their own, and any number of the others.
+    fn plain_items(&mut self, facts: &Facts<'a>) -> Option<Vec<Symbol>> {
+        let (min, max) = facts.n_items;
+        let n_own = same_from(facts);
+        let comma = self.rules.words(&blank::comma());
+        let n_first = n_own.min(max.unwrap_or(n_own)).max(1);
+        if max == Some(0) {
+            return None;
+        }
+        let mut rest: Vec<Symbol> = Vec::new();
+        if max.is_none_or(|max| max > n_first) {
+            let item = Symbol::Rule(self.rule(claims_at(facts, n_own.max(n_first))));
+            let (min, max) = (min.saturating_sub(n_first), max.map(|max| max - n_first));
+            rest = vec![Symbol::Many { of: vec![comma.clone(), item], min, max }];
+        }
+        for at in (0..n_first).rev() {
+            let item = Symbol::Rule(self.rule(claims_at(facts, at)));
+            let mut here = if at == 0 { vec![item] } else { vec![comma.clone(), item] };
+            here.append(&mut rest);
+            // From here on the list may end before this item.
+            rest = if at > 0 && at >= min {
+                vec![Symbol::Maybe(vec![Symbol::Rule(self.rules.add(vec![here]))])]
+            } else {
+                here
+            };
+        }
+        Some(rest)
+    }
+
+    fn counted_items(&mut self, facts: &Facts<'a>) -> Result<Option<Vec<Symbol>>, Refused> {
+        let (min, max) = facts.n_items;
+        let last_from = facts.contains.iter().map(|contains| contains.from).max().unwrap_or(0);
+        let same_from = same_from(facts).max(last_from).max(min).max(max.unwrap_or(0));
+        let counts = vec![0; facts.contains.len()];
+        let mut list = List { facts, same_from, known: HashMap::new() };
+        let start = self.rules.reserve();
+        list.known.insert(Point { at: 0, counts: counts.clone() }, start);
+        let mut waiting = vec![(start, Point { at: 0, counts })];
+        while let Some((rule, point)) = waiting.pop() {
+            self.spend(1)?;
+            let alternatives = self.steps(&mut list, &point, &mut waiting)?;
+            self.rules.define(rule, alternatives);
+        }
+        Ok(Some(vec![Symbol::Rule(start)]))
+    }
+
+    /// What may follow at a point of a list: its end, or an item and what follows that.
+    fn steps(
+        &mut self,
+        list: &mut List<'_, 'a>,
+        point: &Point,
+        waiting: &mut Vec<(Rule, Point)>,
+    ) -> Result<Vec<Vec<Symbol>>, Refused> {
+        let facts = list.facts;
+        let (min, max) = facts.n_items;
+        let mut alternatives = Vec::new();
+        let is_enough = |(contains, count): (&Contains, &usize)| *count >= contains.min;
+        if point.at > 0 && point.at >= min && facts.contains.iter().zip(&point.counts).all(is_enough) {
+            alternatives.push(Vec::new());
+        }
+        if max.is_some_and(|max| point.at >= max) {
+            return Ok(alternatives);
+        }
+        let comma = self.rules.words(&blank::comma());
+        let own = claims_at(facts, point.at);
+        let open: Vec<usize> = (0..facts.contains.len()).filter(|i| facts.contains[*i].from <= point.at).collect();
+        if open.len() > 4 {
+            return Err(Refused::unsupported("contains", "more than four of them about one list"));
+        }
+        for bits in 0..1usize << open.len() {
+            let (mut claims, mut counts) = (own.clone(), point.counts.clone());
+            let mut is_possible = true;
+            for (bit, i) in open.iter().enumerate() {
+                let contains = &facts.contains[*i];
+                let (claim, is) = (contains.claim, bits >> bit & 1 == 1);
+                if is {
+                    claims.push(claim);
+                    let most = contains.max.unwrap_or(contains.min).max(contains.min);
+                    is_possible &= contains.max.is_none_or(|max| counts[*i] < max);
+                    counts[*i] = (counts[*i] + 1).min(most);
+                } else if contains.max.is_some() {
+                    claims.push((claim.0, !claim.1));
+                }
+            }
+            if !is_possible || self.is_nothing(&claims) {
+                continue;
+            }
+            let next = Point { at: (point.at + 1).min(list.same_from.max(1)), counts };
+            let follows = *list.known.entry(next.clone()).or_insert_with(|| {
+                let rule = self.rules.reserve();
+                waiting.push((rule, next));
+                rule
+            });
+            let item = Symbol::Rule(self.rule(claims));
+            let mut step = if point.at == 0 { Vec::new() } else { vec![comma.clone()] };
+            step.extend([item, Symbol::Rule(follows)]);
+            alternatives.push(step);
+        }
+        Ok(alternatives)
+    }
+}
+
+/// Of all items from here on the same is claimed.
+fn same_from(facts: &Facts) -> usize {
+    let own = facts.item.iter().map(|(at, _)| at + 1);
+    own.chain(facts.items.iter().map(|(from, _)| *from)).max().unwrap_or(0)
+}

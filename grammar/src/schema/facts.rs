@@ -1,0 +1,212 @@
+//! What is known of a value on one way through a schema: every fact must hold. Knows nothing of documents and of text.
+
+use super::decimal::Decimal;
+use super::places::Place;
+use serde_json::Value;
+
+/// A schema that a value satisfies (true) or does not (false).
+pub(crate) type Claim = (Place, bool);
+
+/// Kinds of values, a bit each. An integer is a number without a fraction, also where it is written with one.
+pub(crate) mod kinds {
+    pub const NULL: u8 = 1;
+    pub const FALSE: u8 = 2;
+    pub const TRUE: u8 = 4;
+    pub const INTEGER: u8 = 8;
+    pub const FRACTION: u8 = 16;
+    pub const STRING: u8 = 32;
+    pub const ARRAY: u8 = 64;
+    pub const OBJECT: u8 = 128;
+    pub const NUMBER: u8 = INTEGER | FRACTION;
+    pub const ALL: u8 = 255;
+}
+
+/// Items from a place on of which a claim holds for so many.
+#[derive(Clone, Debug)]
+pub(crate) struct Contains {
+    pub(crate) from: usize,
+    pub(crate) claim: Claim,
+    pub(crate) min: usize,
+    pub(crate) max: Option<usize>,
+}
+
+/// Names of properties.
+#[derive(Clone, Debug)]
+pub(crate) enum Names<'a> {
+    Pattern(&'a str),
+    /// All but these, and those that match one of the patterns.
+    Rest {
+        names: Vec<&'a str>,
+        patterns: Vec<&'a str>,
+    },
+    /// A string for which the claim holds.
+    Claimed(Claim),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Fact<'a> {
+    Kinds(u8),
+    Values(Vec<&'a Value>),
+    /// No array and no object.
+    Unlike(&'a Value),
+    Lower(Decimal, bool),
+    Upper(Decimal, bool),
+    Multiple(Decimal, bool),
+    Pattern(&'a str, bool),
+    Format(&'a str, bool),
+    MinLength(usize),
+    MaxLength(usize),
+    Item(usize, Claim),
+    Items(usize, Claim),
+    MinItems(usize),
+    MaxItems(usize),
+    Contains(Contains),
+    Unique,
+    Property(&'a str, Claim),
+    Properties(Names<'a>, Claim),
+    Required(&'a str),
+    MinProperties(usize),
+    MaxProperties(usize),
+    /// A property with such a name, for whose value the claim holds.
+    Exists(Names<'a>, Claim),
+}
+
+/// What is known together.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts<'a> {
+    pub(crate) kinds: u8,
+    pub(crate) values: Option<Vec<&'a Value>>,
+    pub(crate) unlike: Vec<&'a Value>,
+    pub(crate) lower: Option<(Decimal, bool)>,
+    pub(crate) upper: Option<(Decimal, bool)>,
+    pub(crate) multiples: Vec<(Decimal, bool)>,
+    pub(crate) patterns: Vec<(&'a str, bool)>,
+    pub(crate) formats: Vec<(&'a str, bool)>,
+    pub(crate) length: (usize, Option<usize>),
+    pub(crate) item: Vec<(usize, Claim)>,
+    pub(crate) items: Vec<(usize, Claim)>,
+    pub(crate) n_items: (usize, Option<usize>),
+    pub(crate) contains: Vec<Contains>,
+    pub(crate) is_unique: bool,
+    pub(crate) property: Vec<(&'a str, Claim)>,
+    pub(crate) properties: Vec<(Names<'a>, Claim)>,
+    pub(crate) required: Vec<&'a str>,
+    pub(crate) n_properties: (usize, Option<usize>),
+    pub(crate) exists: Vec<(Names<'a>, Claim)>,
+    pub(crate) evaluated: Vec<Evaluated<'a>>,
+}
+
+/// What the keywords of a schema with `unevaluated..` have looked at, on this way.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Evaluated<'a> {
+    pub(crate) names: Vec<&'a str>,
+    pub(crate) patterns: Vec<&'a str>,
+    pub(crate) all_properties: bool,
+    pub(crate) n_items: usize,
+    pub(crate) all_items: bool,
+    /// Whether it asks for the rest of the items.
+    pub(crate) asks_items: bool,
+    pub(crate) rest_properties: Option<Claim>,
+    pub(crate) rest_items: Option<Claim>,
+}
+
+impl<'a> Facts<'a> {
+    pub(crate) fn none() -> Facts<'a> {
+        Facts {
+            kinds: kinds::ALL,
+            values: None,
+            unlike: Vec::new(),
+            lower: None,
+            upper: None,
+            multiples: Vec::new(),
+            patterns: Vec::new(),
+            formats: Vec::new(),
+            length: (0, None),
+            item: Vec::new(),
+            items: Vec::new(),
+            n_items: (0, None),
+            contains: Vec::new(),
+            is_unique: false,
+            property: Vec::new(),
+            properties: Vec::new(),
+            required: Vec::new(),
+            n_properties: (0, None),
+            exists: Vec::new(),
+            evaluated: Vec::new(),
+        }
+    }
+
+    /// One more fact. `scopes` are the schemas with `unevaluated..` that it is a part of.
+    pub(crate) fn add(&mut self, fact: Fact<'a>, scopes: &[usize]) {
+        self.note(&fact, scopes);
+        match fact {
+            Fact::Kinds(kinds) => self.kinds &= kinds,
+            // Every claim is asked of each value in the end: the shortest list is enough.
+            Fact::Values(values) => match &self.values {
+                Some(known) if known.len() <= values.len() => {}
+                _ => self.values = Some(values),
+            },
+            Fact::Unlike(value) => self.unlike.push(value),
+            Fact::Lower(bound, or_equal) => {
+                let is_tighter = |(known, equal): &(Decimal, bool)| bound > *known || bound == *known && *equal;
+                if self.lower.as_ref().is_none_or(is_tighter) {
+                    self.lower = Some((bound, or_equal));
+                }
+            }
+            Fact::Upper(bound, or_equal) => {
+                let is_tighter = |(known, equal): &(Decimal, bool)| bound < *known || bound == *known && *equal;
+                if self.upper.as_ref().is_none_or(is_tighter) {
+                    self.upper = Some((bound, or_equal));
+                }
+            }
+            Fact::Multiple(of, is) => self.multiples.push((of, is)),
+            Fact::Pattern(pattern, is) => self.patterns.push((pattern, is)),
+            Fact::Format(format, is) => self.formats.push((format, is)),
+            Fact::MinLength(n) => self.length.0 = self.length.0.max(n),
+            Fact::MaxLength(n) => at_most(&mut self.length.1, n),
+            Fact::Item(at, claim) => self.item.push((at, claim)),
+            Fact::Items(from, claim) => self.items.push((from, claim)),
+            Fact::MinItems(n) => self.n_items.0 = self.n_items.0.max(n),
+            Fact::MaxItems(n) => at_most(&mut self.n_items.1, n),
+            Fact::Contains(contains) => self.contains.push(contains),
+            Fact::Unique => self.is_unique = true,
+            Fact::Property(name, claim) => self.property.push((name, claim)),
+            Fact::Properties(names, claim) => self.properties.push((names, claim)),
+            Fact::Required(name) => self.required.push(name),
+            Fact::MinProperties(n) => self.n_properties.0 = self.n_properties.0.max(n),
+            Fact::MaxProperties(n) => at_most(&mut self.n_properties.1, n),
+            Fact::Exists(names, claim) => self.exists.push((names, claim)),
+        }
+    }
+
+    fn note(&mut self, fact: &Fact<'a>, scopes: &[usize]) {
+        for scope in scopes {
+            let evaluated = &mut self.evaluated[*scope];
+            match fact {
+                Fact::Property(name, (_, true)) => evaluated.names.push(name),
+                Fact::Properties(Names::Pattern(pattern), _) => evaluated.patterns.push(pattern),
+                Fact::Properties(Names::Rest { .. }, _) => evaluated.all_properties = true,
+                Fact::Item(at, _) => evaluated.n_items = evaluated.n_items.max(at + 1),
+                Fact::Items(..) => evaluated.all_items = true,
+                _ => {}
+            }
+        }
+    }
+
+    /// What no keyword has looked at is now known to be the rest.
+    pub(crate) fn settle(&mut self) {
+        for scope in std::mem::take(&mut self.evaluated) {
+            let rest = Names::Rest { names: scope.names, patterns: scope.patterns };
+            if let Some(claim) = scope.rest_properties.filter(|_| !scope.all_properties) {
+                self.properties.push((rest, claim));
+            }
+            if let Some(claim) = scope.rest_items.filter(|_| !scope.all_items) {
+                self.items.push((scope.n_items, claim));
+            }
+        }
+    }
+}
+
+fn at_most(bound: &mut Option<usize>, n: usize) {
+    *bound = Some(bound.map_or(n, |known| known.min(n)));
+}

@@ -1,0 +1,160 @@
+//! Whether a value satisfies a claim: asked of the few values that a schema names.
+
+use super::decimal::Decimal;
+use super::expand::expand;
+use super::facts::{Claim, Facts, Names, kinds};
+use super::writer::Writer;
+use crate::Refused;
+use serde_json::Value;
+
+/// Equal as JSON Schema means it: 1 is 1.0.
+pub(super) fn same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => {
+            a == b || Decimal::of(a).is_some_and(|of_a| Decimal::of(b).is_some_and(|of_b| of_a == of_b))
+        }
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| same(a, b)))
+        }
+        (a, b) => a == b,
+    }
+}
+
+impl<'a> Writer<'_, 'a> {
+    /// Whether all claims hold for the value.
+    pub(super) fn holds(&mut self, claims: &[Claim], value: &Value, depth: usize) -> Result<bool, Refused> {
+        if depth > self.limits.depth_max {
+            return Err(Refused::too_large("the depth of a value", self.limits.depth_max));
+        }
+        self.spend(1)?;
+        for facts in expand(self.places, self.structures, claims, self.limits)? {
+            if self.fits(&facts, value, depth)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn fits(&mut self, facts: &Facts<'a>, value: &Value, depth: usize) -> Result<bool, Refused> {
+        if facts.kinds & kind(value) == 0
+            || facts.values.as_ref().is_some_and(|values| !values.iter().any(|other| same(value, other)))
+            || facts.unlike.iter().any(|other| same(value, other))
+        {
+            return Ok(false);
+        }
+        match value {
+            Value::Number(number) => {
+                let text = Decimal::of(number)
+                    .ok_or_else(|| Refused::unsupported("", "a number with so many digits as a value"))?;
+                let words = self.number(facts)?;
+                self.has(&words, &text.plain())
+            }
+            Value::String(text) => {
+                let words = self.text(facts)?;
+                self.has(&words, &super::text::quoted(text))
+            }
+            Value::Array(list) => self.fits_list(facts, list, depth),
+            Value::Object(object) => {
+                let n = object.len();
+                if n < facts.n_properties.0
+                    || facts.n_properties.1.is_some_and(|max| n > max)
+                    || facts.required.iter().any(|name| !object.contains_key(*name))
+                {
+                    return Ok(false);
+                }
+                for (name, value) in object {
+                    let claims = self.claims_of(facts, name)?;
+                    if !self.holds(&claims, value, depth + 1)? {
+                        return Ok(false);
+                    }
+                }
+                for (names, claim) in &facts.exists {
+                    let mut is_there = false;
+                    for (name, value) in object {
+                        is_there |= self.names_have(names, name)? && self.holds(&[*claim], value, depth + 1)?;
+                    }
+                    if !is_there {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+            _ => Ok(true),
+        }
+    }
+
+    fn fits_list(&mut self, facts: &Facts<'a>, list: &[Value], depth: usize) -> Result<bool, Refused> {
+        if list.len() < facts.n_items.0 || facts.n_items.1.is_some_and(|max| list.len() > max) {
+            return Ok(false);
+        }
+        for (i, value) in list.iter().enumerate() {
+            let claims: Vec<Claim> = super::arrays::claims_at(facts, i);
+            if !self.holds(&claims, value, depth + 1)? {
+                return Ok(false);
+            }
+        }
+        if facts.is_unique && (1..list.len()).any(|i| list[..i].iter().any(|other| same(other, &list[i]))) {
+            return Ok(false);
+        }
+        for contains in &facts.contains {
+            let mut n = 0;
+            for value in list.iter().skip(contains.from) {
+                n += usize::from(self.holds(&[contains.claim], value, depth + 1)?);
+            }
+            if n < contains.min || contains.max.is_some_and(|max| n > max) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// What is claimed of the value of a property.
+    pub(super) fn claims_of(&mut self, facts: &Facts<'a>, name: &str) -> Result<Vec<Claim>, Refused> {
+        let own = facts.property.iter().filter(|(other, _)| *other == name).map(|(_, claim)| *claim);
+        let mut claims: Vec<Claim> = own.collect();
+        for (names, claim) in &facts.properties {
+            if self.names_have(names, name)? {
+                claims.push(*claim);
+            }
+        }
+        Ok(claims)
+    }
+
+    pub(super) fn names_have(&mut self, names: &Names<'a>, name: &str) -> Result<bool, Refused> {
+        match names {
+            Names::Pattern(pattern) => {
+                let words = self.pattern(pattern)?;
+                self.has(&words, &super::text::quoted(name))
+            }
+            Names::Rest { names, patterns } => {
+                if names.contains(&name) {
+                    return Ok(false);
+                }
+                for pattern in patterns {
+                    let words = self.pattern(pattern)?;
+                    if self.has(&words, &super::text::quoted(name))? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+            Names::Claimed(claim) => self.holds(&[*claim], &Value::from(name), 0),
+        }
+    }
+}
+
+pub(super) fn kind(value: &Value) -> u8 {
+    match value {
+        Value::Null => kinds::NULL,
+        Value::Bool(false) => kinds::FALSE,
+        Value::Bool(true) => kinds::TRUE,
+        Value::Number(number) => match Decimal::of(number) {
+            Some(number) if !number.is_integer() => kinds::FRACTION,
+            _ => kinds::INTEGER,
+        },
+        Value::String(_) => kinds::STRING,
+        Value::Array(_) => kinds::ARRAY,
+        Value::Object(_) => kinds::OBJECT,
+    }
+}

@@ -1,0 +1,122 @@
+//! The words of JSON Schema: which hold schemas, which are for people, and which are refused by name.
+
+use crate::Refused;
+use serde_json::Value;
+
+/// Each has one schema.
+pub(super) const ONE: &[&str] = &[
+    "additionalProperties",
+    "propertyNames",
+    "items",
+    "additionalItems",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+];
+/// Each has a list of schemas.
+pub(super) const LIST: &[&str] = &["allOf", "anyOf", "oneOf", "prefixItems", "items"];
+/// Each has schemas by name.
+pub(super) const NAMED: &[&str] =
+    &["$defs", "definitions", "properties", "patternProperties", "dependentSchemas", "dependencies"];
+/// They say nothing about which values are valid.
+const FOR_PEOPLE: &[&str] = &[
+    "$schema",
+    "$id",
+    "$anchor",
+    "$dynamicAnchor",
+    "$comment",
+    "$defs",
+    "definitions",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "example",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "contentEncoding",
+    "contentMediaType",
+    "contentSchema",
+];
+/// They say something, and all of it is enforced.
+const ENFORCED: &[&str] = &[
+    "$ref",
+    "$dynamicRef",
+    "type",
+    "enum",
+    "const",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "minItems",
+    "maxItems",
+    "uniqueItems",
+    "minContains",
+    "maxContains",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "dependentRequired",
+];
+/// What `$schema` may be. Others have words of their own.
+const DRAFTS: &[&str] = &[
+    "json-schema.org/draft/2020-12/schema",
+    "json-schema.org/draft/2019-09/schema",
+    "json-schema.org/draft-07/schema",
+    "json-schema.org/draft-06/schema",
+];
+
+pub(super) fn is_for_people(key: &str) -> bool {
+    FOR_PEOPLE.contains(&key) || key.starts_with("x-")
+}
+
+/// The schemas in a schema, with their paths. An unknown word is refused, wherever it stands.
+pub(super) fn children<'a>(schema: &'a Value, path: &str) -> Result<Vec<(String, &'a Value)>, Refused> {
+    let object = match schema {
+        Value::Bool(_) => return Ok(Vec::new()),
+        Value::Object(object) => object,
+        _ => return Err(Refused::invalid(path, "a schema is an object, true or false")),
+    };
+    let mut found = Vec::new();
+    for (key, value) in object {
+        let at = format!("{path}/{}", escaped(key));
+        match (key.as_str(), value) {
+            ("$schema", value) => known_draft(value, &at)?,
+            (key, Value::Array(list)) if LIST.contains(&key) => {
+                found.extend(list.iter().enumerate().map(|(i, schema)| (format!("{at}/{i}"), schema)));
+            }
+            (key, value) if ONE.contains(&key) => found.push((at, value)),
+            (key, Value::Object(named)) if NAMED.contains(&key) => {
+                let schemas = named.iter().filter(|(_, schema)| key != "dependencies" || !schema.is_array());
+                found.extend(schemas.map(|(name, schema)| (format!("{at}/{}", escaped(name)), schema)));
+            }
+            (key, _) if LIST.contains(&key) => return Err(Refused::invalid(at, "it is no list of schemas")),
+            (key, _) if NAMED.contains(&key) => return Err(Refused::invalid(at, "it is no object of schemas")),
+            (key, _) if ENFORCED.contains(&key) || is_for_people(key) => {}
+            (key, _) => return Err(Refused::unsupported(at, format!("the keyword {key:?}"))),
+        }
+    }
+    Ok(found)
+}
+
+fn known_draft(value: &Value, at: &str) -> Result<(), Refused> {
+    let text = value.as_str().ok_or_else(|| Refused::invalid(at, "it is not a text"))?;
+    let name = text.trim_start_matches("https://").trim_start_matches("http://").trim_end_matches('#');
+    if DRAFTS.contains(&name) { Ok(()) } else { Err(Refused::unsupported(at, format!("the dialect {text:?}"))) }
+}
+
+/// A name as JSON pointers write it.
+pub(super) fn escaped(name: &str) -> String {
+    name.replace('~', "~0").replace('/', "~1")
+}

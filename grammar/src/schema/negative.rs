@@ -1,0 +1,197 @@
+//! The ways in which a value can fail a schema: each keyword's own.
+
+use super::Structures;
+use super::expand::{Choice, Way};
+use super::facts::{Contains, Fact, Names, kinds};
+use super::keywords;
+use super::places::{Place, Places};
+use super::positive::{contained, first_items, other_names};
+use super::read::{Keyword, texts};
+use crate::Refused;
+use serde_json::{Map, Value};
+
+struct Reader<'p, 'a> {
+    places: &'p Places<'a>,
+    structures: &'p Structures,
+    place: Place,
+    schema: &'a Map<String, Value>,
+}
+
+/// One of these holds for a value that does not satisfy the schema.
+pub(super) fn choice<'a>(places: &Places<'a>, structures: &Structures, place: Place) -> Result<Choice<'a>, Refused> {
+    let schema = match places.value(place) {
+        Value::Object(schema) => schema,
+        Value::Bool(true) => return Ok(Vec::new()),
+        _ => return Ok(vec![Way::facts([])]),
+    };
+    let reader = Reader { places, structures, place, schema };
+    let mut choice = Vec::new();
+    for (name, value) in schema {
+        let at = format!("{}/{}", places.path(place), keywords::escaped(name));
+        choice.extend(reader.keyword(&Keyword { name, value, at })?);
+    }
+    Ok(choice)
+}
+
+fn one<'a>(kinds: u8, facts: impl IntoIterator<Item = Fact<'a>>) -> Choice<'a> {
+    vec![Way::facts([Fact::Kinds(kinds)].into_iter().chain(facts))]
+}
+
+impl<'a> Reader<'_, 'a> {
+    fn keyword(&self, word: &Keyword<'a>) -> Result<Choice<'a>, Refused> {
+        let fewer = |n: usize, fact: fn(usize) -> Fact<'a>, kind| n.checked_sub(1).map(|n| one(kind, [fact(n)]));
+        let array = |facts: Option<Fact<'a>>| one(kinds::ARRAY, facts);
+        Ok(match word.name {
+            "type" => one(!word.kinds()?, []),
+            "enum" => self.unlike(word.list()?)?,
+            "const" => self.unlike(std::slice::from_ref(word.value))?,
+            "minimum" => one(kinds::NUMBER, [Fact::Upper(word.number()?, false)]),
+            "exclusiveMinimum" => one(kinds::NUMBER, [Fact::Upper(word.number()?, true)]),
+            "maximum" => one(kinds::NUMBER, [Fact::Lower(word.number()?, false)]),
+            "exclusiveMaximum" => one(kinds::NUMBER, [Fact::Lower(word.number()?, true)]),
+            "multipleOf" => one(kinds::NUMBER, [Fact::Multiple(word.number()?, false)]),
+            "minLength" => fewer(word.count()?, Fact::MaxLength, kinds::STRING).unwrap_or_default(),
+            "maxLength" => one(kinds::STRING, [Fact::MinLength(word.count()? + 1)]),
+            "pattern" => one(kinds::STRING, [Fact::Pattern(word.text()?, false)]),
+            "format" => one(kinds::STRING, [Fact::Format(word.text()?, false)]),
+            "minItems" => fewer(word.count()?, Fact::MaxItems, kinds::ARRAY).unwrap_or_default(),
+            "maxItems" => array(Some(Fact::MinItems(word.count()? + 1))),
+            "uniqueItems" if word.flag()? => return Err(word.unsupported("uniqueItems in what must not hold")),
+            "minProperties" => fewer(word.count()?, Fact::MaxProperties, kinds::OBJECT).unwrap_or_default(),
+            "maxProperties" => one(kinds::OBJECT, [Fact::MinProperties(word.count()? + 1)]),
+            "prefixItems" | "items" | "additionalItems" | "contains" => self.of_arrays(word)?,
+            "unevaluatedItems" | "unevaluatedProperties" => {
+                return Err(word.unsupported("it, in what must not hold,"));
+            }
+            "required" | "properties" | "patternProperties" | "additionalProperties" | "propertyNames" => {
+                self.of_objects(word)?
+            }
+            "dependentRequired" | "dependentSchemas" | "dependencies" => self.dependent(word)?,
+            _ => self.combining(word)?,
+        })
+    }
+
+    /// A list or an object differs from another as from a schema that only that one satisfies.
+    fn unlike(&self, values: &'a [Value]) -> Result<Choice<'a>, Refused> {
+        let mut way = Way::facts([]);
+        for value in values {
+            match value {
+                Value::Array(_) | Value::Object(_) => way.claims.push((self.structures.place(value)?, false)),
+                scalar => way.facts.push(Fact::Unlike(scalar)),
+            }
+        }
+        Ok(vec![way])
+    }
+
+    fn of_arrays(&self, word: &Keyword<'a>) -> Result<Choice<'a>, Refused> {
+        let n_first = first_items(self.schema).len();
+        let beyond = |item: &'a Value| -> Result<Choice<'a>, Refused> {
+            let contains = Contains { from: n_first, claim: (self.inner(item)?, false), min: 1, max: None };
+            Ok(one(kinds::ARRAY, [Fact::Contains(contains)]))
+        };
+        match (word.name, word.value) {
+            ("prefixItems" | "items", Value::Array(list)) => {
+                let way = |(i, item)| {
+                    let fact = Fact::Item(i, (self.inner(item)?, false));
+                    Ok(Way::facts([Fact::Kinds(kinds::ARRAY), Fact::MinItems(i + 1), fact]))
+                };
+                list.iter().enumerate().map(way).collect()
+            }
+            ("items", item) => beyond(item),
+            ("additionalItems", item) if self.schema.get("items").is_some_and(Value::is_array) => beyond(item),
+            ("contains", item) => {
+                let claim = (self.inner(item)?, true);
+                let (min, max) = contained(self.places, self.place, self.schema)?;
+                let of = |min, max| one(kinds::ARRAY, [Fact::Contains(Contains { from: 0, claim, min, max })]);
+                let fewer = min.checked_sub(1).map(|most| of(0, Some(most))).unwrap_or_default();
+                let more = max.map(|max| of(max + 1, None)).unwrap_or_default();
+                Ok(fewer.into_iter().chain(more).collect())
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    fn of_objects(&self, word: &Keyword<'a>) -> Result<Choice<'a>, Refused> {
+        let object = Fact::Kinds(kinds::OBJECT);
+        let nothing = (self.places.nothing(), true);
+        let exists = |names, claim| Way::facts([object.clone(), Fact::Exists(names, claim)]);
+        Ok(match word.name {
+            "required" => {
+                let without = |name| Way::facts([object.clone(), Fact::Property(name, nothing)]);
+                word.texts()?.into_iter().map(without).collect()
+            }
+            "properties" => {
+                let way = |(name, schema): (&'a String, &'a Value)| {
+                    let fact = Fact::Property(name, (self.inner(schema)?, false));
+                    Ok(Way::facts([object.clone(), Fact::Required(name), fact]))
+                };
+                word.object()?.iter().map(way).collect::<Result<_, Refused>>()?
+            }
+            "patternProperties" => {
+                let way = |(pattern, schema): (&'a String, &'a Value)| {
+                    Ok(exists(Names::Pattern(pattern), (self.inner(schema)?, false)))
+                };
+                word.object()?.iter().map(way).collect::<Result<_, Refused>>()?
+            }
+            "additionalProperties" => vec![exists(other_names(self.schema), (self.inner(word.value)?, false))],
+            _ => vec![exists(Names::Claimed((self.inner(word.value)?, false)), (self.places.nothing(), false))],
+        })
+    }
+
+    fn dependent(&self, word: &Keyword<'a>) -> Result<Choice<'a>, Refused> {
+        let nothing = (self.places.nothing(), true);
+        let mut choice = Vec::new();
+        for (name, value) in word.object()? {
+            let with = || Way::facts([Fact::Kinds(kinds::OBJECT), Fact::Required(name)]);
+            match texts(value).filter(|_| word.name != "dependentSchemas") {
+                Some(required) => choice.extend(required.into_iter().map(|required| {
+                    let mut way = with();
+                    way.facts.push(Fact::Property(required, nothing));
+                    way
+                })),
+                None => {
+                    let mut way = with();
+                    way.claims.push((self.inner(value)?, false));
+                    choice.push(way);
+                }
+            }
+        }
+        Ok(choice)
+    }
+
+    fn combining(&self, word: &Keyword<'a>) -> Result<Choice<'a>, Refused> {
+        let fails = |place: Place| Way::claims([(place, false)]);
+        Ok(match word.name {
+            "$ref" => vec![fails(self.places.referred(self.place, word.text()?)?)],
+            "$dynamicRef" => vec![fails(self.places.dynamically_referred(self.place, word.text()?)?)],
+            "allOf" => self.list(word)?.into_iter().map(fails).collect(),
+            "anyOf" => vec![Way::claims(self.list(word)?.into_iter().map(|place| (place, false)))],
+            "oneOf" => {
+                let one = self.list(word)?;
+                let mut choice = vec![Way::claims(one.iter().map(|place| (*place, false)))];
+                for (i, first) in one.iter().enumerate() {
+                    choice.extend(one[i + 1..].iter().map(|second| Way::claims([(*first, true), (*second, true)])));
+                }
+                choice
+            }
+            "not" => vec![Way::claims([(self.inner(word.value)?, true)])],
+            "if" => {
+                let condition = self.inner(word.value)?;
+                let way = |key: &str, holds| {
+                    let branch = self.schema.get(key).map(|schema| self.inner(schema)).transpose()?;
+                    Ok(branch.map(|branch| Way::claims([(condition, holds), (branch, false)])))
+                };
+                way("then", true)?.into_iter().chain(way("else", false)?).collect()
+            }
+            _ => Vec::new(),
+        })
+    }
+
+    fn list(&self, word: &Keyword<'a>) -> Result<Vec<Place>, Refused> {
+        word.list()?.iter().map(|schema| self.inner(schema)).collect()
+    }
+
+    fn inner(&self, schema: &'a Value) -> Result<Place, Refused> {
+        self.places.known(schema)
+    }
+}

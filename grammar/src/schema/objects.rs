@@ -1,0 +1,297 @@
+//! Objects: properties that are named, in their order, and then any others.
+
+use super::facts::{Claim, Facts, Names};
+use super::text::{quoted, strings};
+use super::writer::Writer;
+use crate::Refused;
+use crate::rules::{Rule, Symbol};
+use crate::words::Words;
+use std::collections::{HashMap, HashSet};
+
+/// The signs between values, with the blanks that may stand beside them.
+pub(super) mod blank {
+    use crate::words::Words;
+
+    /// A space, or a new line that is indented: bounded, so that nobody writes blanks for ever.
+    const BLANK: &str = "(?: |\\n {0,32}|\\n\\t{0,8})?";
+
+    pub(in crate::schema) fn open(sign: char) -> Words {
+        Words::regex(format!("\\{sign}{BLANK}"))
+    }
+
+    pub(in crate::schema) fn close(sign: char) -> Words {
+        Words::regex(format!("{BLANK}\\{sign}"))
+    }
+
+    pub(in crate::schema) fn comma() -> Words {
+        Words::regex(format!(",{BLANK}"))
+    }
+
+    pub(in crate::schema) fn colon() -> Words {
+        Words::regex(": ?")
+    }
+}
+
+/// A property, or the run of those that have no name.
+#[derive(Clone)]
+struct Entry {
+    parts: Vec<Symbol>,
+    is_required: bool,
+    /// One name stands for one property; a run for one and more.
+    is_run: bool,
+}
+
+/// Sets of names that a fact speaks of, beside those that are named.
+const SETS_MAX: usize = 6;
+
+impl<'a> Writer<'_, 'a> {
+    pub(super) fn object(&mut self, facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), Refused> {
+        let (min, max) = facts.n_properties;
+        if max.is_some_and(|max| max < min) {
+            return Ok(());
+        }
+        let Some((names, exists)) = facts.exists.split_first() else {
+            return self.one_object(facts, None, out);
+        };
+        if !exists.is_empty() {
+            return Err(Refused::unsupported("not", "two properties that must be there by what they are not"));
+        }
+        // The property that must be there is one that has a name, or the last of the others: a later one of the same name
+        // would take its place.
+        for name in names_in(facts) {
+            if self.names_have(&names.0, name)? {
+                let mut with = facts.clone();
+                with.exists.clear();
+                with.required.push(name);
+                with.property.push((name, names.1));
+                self.one_object(&with, None, out)?;
+            }
+        }
+        self.one_object(facts, Some(names), out)
+    }
+
+    fn one_object(
+        &mut self,
+        facts: &Facts<'a>,
+        last: Option<&(Names<'a>, Claim)>,
+        out: &mut Vec<Vec<Symbol>>,
+    ) -> Result<(), Refused> {
+        let comma = self.rules.words(&blank::comma());
+        let Some(mut entries) = self.entries(facts)? else { return Ok(()) };
+        let others = self.others(facts, None)?;
+        if let Some(item) = others {
+            let more = Symbol::Many { of: vec![comma.clone(), item.clone()], min: 0, max: None };
+            entries.push(Entry { parts: vec![item, more], is_required: false, is_run: true });
+        }
+        if let Some(last) = last {
+            let Some(item) = self.others(facts, Some(last))? else { return Ok(()) };
+            entries.push(Entry { parts: vec![item], is_required: true, is_run: false });
+        }
+        let (min, max) = facts.n_properties;
+        let n_required = entries.iter().filter(|entry| entry.is_required).count();
+        if max.is_some_and(|max| max < n_required) {
+            return Ok(());
+        }
+        let open = self.rules.words(&blank::open('{'));
+        let close = self.rules.words(&blank::close('}'));
+        if n_required == 0 && min == 0 {
+            out.push(vec![self.rules.words(&Words::Text("{}".to_owned()))]);
+        }
+        let inner = match min <= n_required.max(1) && max.is_none() {
+            true => self.joined(&entries, &comma),
+            false => self.counted(&entries, facts, &comma)?,
+        };
+        out.extend(inner.map(|inner| [vec![open], inner, vec![close]].concat()));
+        Ok(())
+    }
+
+    /// The properties that have names; none if one of them must be there and cannot.
+    fn entries(&mut self, facts: &Facts<'a>) -> Result<Option<Vec<Entry>>, Refused> {
+        let colon = self.rules.words(&blank::colon());
+        let required: HashSet<&str> = facts.required.iter().copied().collect();
+        let mut own: HashMap<&str, Vec<Claim>> = HashMap::new();
+        for (name, claim) in &facts.property {
+            own.entry(name).or_default().push(*claim);
+        }
+        let mut entries = Vec::new();
+        for name in names_in(facts) {
+            let mut claims = own.remove(name).unwrap_or_default();
+            for (names, claim) in &facts.properties {
+                if self.names_have(names, name)? {
+                    claims.push(*claim);
+                }
+            }
+            let is_required = required.contains(name);
+            if self.is_nothing(&claims) {
+                if is_required {
+                    return Ok(None);
+                }
+                continue;
+            }
+            let key = self.rules.words(&Words::Text(quoted(name)));
+            let value = Symbol::Rule(self.rule(claims));
+            entries.push(Entry { parts: vec![key, colon.clone(), value], is_required, is_run: false });
+        }
+        Ok(Some(entries))
+    }
+
+    /// One property that has no name in the schema: by the sets that its name is in, a value each. With `last`, its name
+    /// is one of those, and the claim holds for its value.
+    fn others(&mut self, facts: &Facts<'a>, last: Option<&(Names<'a>, Claim)>) -> Result<Option<Symbol>, Refused> {
+        let mut sets: Vec<(Words, String)> = Vec::new();
+        let all = facts.properties.iter().map(|(names, _)| names).chain(last.map(|(names, _)| names));
+        for names in all.clone() {
+            for words in self.sets_of(names)? {
+                let key = words.lark();
+                if !sets.iter().any(|(_, known)| *known == key) {
+                    sets.push((words, key));
+                }
+            }
+        }
+        if sets.len() > SETS_MAX {
+            return Err(Refused::unsupported("patternProperties", format!("more than {SETS_MAX} sets of names")));
+        }
+        let named: Vec<Words> = names_in(facts).map(|name| Words::Text(quoted(name))).collect();
+        let colon = self.rules.words(&blank::colon());
+        let mut alternatives = Vec::new();
+        for bits in 0..1usize << sets.len() {
+            let is_in = |key: &str| sets.iter().position(|(_, known)| known == key).is_some_and(|i| bits >> i & 1 == 1);
+            let mut claims = Vec::new();
+            for (names, claim) in &facts.properties {
+                let keys: Vec<String> = self.sets_of(names)?.iter().map(Words::lark).collect();
+                let speaks = match names {
+                    Names::Rest { .. } => !keys.iter().any(|key| is_in(key)),
+                    _ => keys.iter().all(|key| is_in(key)),
+                };
+                claims.extend(speaks.then_some(*claim));
+            }
+            if let Some((names, claim)) = last {
+                let keys: Vec<String> = self.sets_of(names)?.iter().map(Words::lark).collect();
+                let speaks = match names {
+                    Names::Rest { .. } => !keys.iter().any(|key| is_in(key)),
+                    _ => keys.iter().all(|key| is_in(key)),
+                };
+                if !speaks {
+                    continue;
+                }
+                claims.push(*claim);
+            }
+            if self.is_nothing(&claims) {
+                continue;
+            }
+            let mut words = vec![strings(0, None)];
+            for (i, (set, _)) in sets.iter().enumerate() {
+                words.push(if bits >> i & 1 == 1 { set.clone() } else { Words::not(set.clone()) });
+            }
+            if !named.is_empty() {
+                words.push(Words::not(Words::Any(named.clone())));
+            }
+            let words = if words.len() == 1 { words.remove(0) } else { Words::All(words) };
+            if self.is_empty(&words)? {
+                continue;
+            }
+            let key = self.rules.words(&words);
+            let value = Symbol::Rule(self.rule(claims));
+            alternatives.push(vec![key, colon.clone(), value]);
+        }
+        Ok((!alternatives.is_empty()).then(|| Symbol::Rule(self.rules.add(alternatives))))
+    }
+
+    /// The sets of names that a fact tells apart.
+    fn sets_of(&mut self, names: &Names<'a>) -> Result<Vec<Words>, Refused> {
+        match names {
+            Names::Pattern(pattern) => Ok(vec![self.pattern(pattern)?]),
+            Names::Rest { patterns, .. } => patterns.iter().map(|pattern| self.pattern(pattern)).collect(),
+            Names::Claimed(claim) => Ok(vec![self.strings_of(&[*claim])?]),
+        }
+    }
+
+    /// One property and more, in order, with commas between them. Halves are joined, so that rules lie in each other only
+    /// as deep as the logarithm of their number.
+    fn joined(&mut self, entries: &[Entry], comma: &Symbol) -> Option<Vec<Symbol>> {
+        match entries {
+            [] => None,
+            [entry] => Some(entry.parts.clone()),
+            _ => {
+                let (left, right) = entries.split_at(entries.len() / 2);
+                let must = |entries: &[Entry]| entries.iter().any(|entry| entry.is_required);
+                let (first, second) = (self.joined(left, comma)?, self.joined(right, comma)?);
+                let first = vec![Symbol::Rule(self.rules.add(vec![first]))];
+                let second = vec![Symbol::Rule(self.rules.add(vec![second]))];
+                let after = || [vec![comma.clone()], second.clone()].concat();
+                let before = || [first.clone(), vec![comma.clone()]].concat();
+                Some(match (must(left), must(right)) {
+                    (true, true) => [first.clone(), after()].concat(),
+                    (true, false) => [first.clone(), vec![Symbol::Maybe(after())]].concat(),
+                    (false, true) => [vec![Symbol::Maybe(before())], second.clone()].concat(),
+                    (false, false) => {
+                        let some = vec![[first.clone(), vec![Symbol::Maybe(after())]].concat(), second.clone()];
+                        vec![Symbol::Rule(self.rules.add(some))]
+                    }
+                })
+            }
+        }
+    }
+
+    /// The same where it matters how many there are: a rule for each entry and each count so far.
+    fn counted(
+        &mut self,
+        entries: &[Entry],
+        facts: &Facts<'a>,
+        comma: &Symbol,
+    ) -> Result<Option<Vec<Symbol>>, Refused> {
+        let (min, max) = facts.n_properties;
+        let n_required = entries.iter().filter(|entry| entry.is_required).count();
+        let has_run = entries.iter().any(|entry| entry.is_run);
+        // Two properties of a run may have one name, and are one property then.
+        if has_run && min > n_required + 1 {
+            return Err(Refused::unsupported("minProperties", "a minimum of properties that are not named"));
+        }
+        let most = max.unwrap_or(min).min(entries.len() + self.limits.repeat_max);
+        if most > self.limits.repeat_max {
+            return Err(Refused::too_large("a count of properties", self.limits.repeat_max));
+        }
+        // `after[count]`: what may follow when so many are written, `most` also standing for more if there is no maximum.
+        let enough = |count: usize| if count >= min && count > 0 { vec![Vec::new()] } else { Vec::new() };
+        let mut after: Vec<Rule> = (0..=most).map(|count| self.rules.add(enough(count))).collect();
+        for entry in entries.iter().rev() {
+            let mut here = Vec::with_capacity(most + 1);
+            for count in 0..=most {
+                self.spend(1)?;
+                let mut alternatives = Vec::new();
+                if !entry.is_required {
+                    alternatives.push(vec![Symbol::Rule(after[count])]);
+                }
+                let lead = if count == 0 { Vec::new() } else { vec![comma.clone()] };
+                let left = max.map(|max| max - count);
+                match entry.is_run {
+                    true if left != Some(0) => {
+                        let more = vec![comma.clone(), entry.parts[0].clone()];
+                        let more = Symbol::Many { of: more, min: 0, max: left.map(|left| left - 1) };
+                        let then = Symbol::Rule(after[(count + 1).min(most)]);
+                        alternatives.push([lead, vec![entry.parts[0].clone(), more, then]].concat());
+                    }
+                    false if left != Some(0) => {
+                        let then = Symbol::Rule(after[(count + 1).min(most)]);
+                        alternatives.push([lead, entry.parts.clone(), vec![then]].concat());
+                    }
+                    _ => {}
+                }
+                here.push(self.rules.add(alternatives));
+            }
+            after = here;
+        }
+        Ok(Some(vec![Symbol::Rule(after[0])]))
+    }
+}
+
+/// The names that any fact speaks of, in their order.
+fn names_in<'f, 'a>(facts: &'f Facts<'a>) -> impl Iterator<Item = &'a str> + use<'f, 'a> {
+    let rest = facts.properties.iter().chain(&facts.exists).filter_map(|(names, _)| match names {
+        Names::Rest { names, .. } => Some(names),
+        _ => None,
+    });
+    let own = facts.property.iter().map(|(name, _)| *name).chain(facts.required.iter().copied());
+    let mut seen = HashSet::new();
+    own.chain(rest.flatten().copied()).filter(move |name| seen.insert(*name))
+}

@@ -1,0 +1,239 @@
+//! What a schema asks of a value that satisfies it, keyword by keyword.
+
+use super::expand::{Asked, Choice, Scope, Way};
+use super::facts::{Contains, Fact, Names, kinds};
+use super::keywords;
+use super::places::{Place, Places};
+use super::read::{Keyword, texts};
+use crate::Refused;
+use serde_json::{Map, Value};
+
+/// So many schemas of an `anyOf` are told apart exactly, where `unevaluated..` asks which of them held.
+const EXACT_MAX: usize = 6;
+
+struct Reader<'p, 'a> {
+    places: &'p Places<'a>,
+    place: Place,
+    schema: &'a Map<String, Value>,
+    scope: Scope,
+    asked: Asked<'a>,
+}
+
+/// Where a schema around it asks which parts of it held, they are told apart.
+pub(super) fn asked<'a>(places: &Places<'a>, place: Place, scope: Scope) -> Result<Asked<'a>, Refused> {
+    let schema = match places.value(place) {
+        Value::Object(schema) => schema,
+        Value::Bool(true) => return Ok(Asked::default()),
+        _ => return Ok(Asked { choices: vec![Vec::new()], ..Asked::default() }),
+    };
+    let mut reader = Reader { places, place, schema, scope, asked: Asked::default() };
+    for (name, value) in schema {
+        let at = format!("{}/{}", places.path(place), keywords::escaped(name));
+        reader.keyword(&Keyword { name, value, at })?;
+    }
+    Ok(reader.asked)
+}
+
+impl<'a> Reader<'_, 'a> {
+    fn fact(&mut self, fact: Fact<'a>) {
+        self.asked.choices.push(vec![Way::facts([fact])]);
+    }
+
+    fn all(&mut self, facts: impl IntoIterator<Item = Fact<'a>>) {
+        self.asked.choices.push(vec![Way::facts(facts)]);
+    }
+
+    fn choice(&mut self, choice: Choice<'a>) {
+        self.asked.choices.push(choice);
+    }
+
+    fn keyword(&mut self, word: &Keyword<'a>) -> Result<(), Refused> {
+        match word.name {
+            "type" => self.fact(Fact::Kinds(word.kinds()?)),
+            "enum" => self.fact(Fact::Values(word.list()?.iter().collect())),
+            "const" => self.fact(Fact::Values(vec![word.value])),
+            "minimum" => self.fact(Fact::Lower(word.number()?, true)),
+            "exclusiveMinimum" => self.fact(Fact::Lower(word.number()?, false)),
+            "maximum" => self.fact(Fact::Upper(word.number()?, true)),
+            "exclusiveMaximum" => self.fact(Fact::Upper(word.number()?, false)),
+            "multipleOf" => self.fact(Fact::Multiple(word.number()?, true)),
+            "minLength" => self.fact(Fact::MinLength(word.count()?)),
+            "maxLength" => self.fact(Fact::MaxLength(word.count()?)),
+            "pattern" => self.fact(Fact::Pattern(word.text()?, true)),
+            "format" => self.fact(Fact::Format(word.text()?, true)),
+            "minItems" => self.fact(Fact::MinItems(word.count()?)),
+            "maxItems" => self.fact(Fact::MaxItems(word.count()?)),
+            "uniqueItems" if word.flag()? => self.fact(Fact::Unique),
+            "minProperties" => self.fact(Fact::MinProperties(word.count()?)),
+            "maxProperties" => self.fact(Fact::MaxProperties(word.count()?)),
+            "required" => self.all(word.texts()?.into_iter().map(Fact::Required)),
+            "prefixItems" | "items" | "additionalItems" | "contains" | "unevaluatedItems" => self.of_arrays(word)?,
+            "properties" | "patternProperties" | "additionalProperties" | "propertyNames" | "unevaluatedProperties" => {
+                self.of_objects(word)?;
+            }
+            "dependentRequired" | "dependentSchemas" | "dependencies" => self.dependent(word)?,
+            _ => self.combining(word)?,
+        }
+        Ok(())
+    }
+
+    fn of_arrays(&mut self, word: &Keyword<'a>) -> Result<(), Refused> {
+        let n_first = first_items(self.schema).len();
+        match (word.name, word.value) {
+            ("prefixItems", Value::Array(list)) | ("items", Value::Array(list)) => {
+                let facts: Result<Vec<_>, _> =
+                    list.iter().enumerate().map(|(i, item)| Ok(Fact::Item(i, (self.inner(item)?, true)))).collect();
+                self.all(facts?);
+            }
+            ("items", item) => self.fact(Fact::Items(n_first, (self.inner(item)?, true))),
+            ("additionalItems", item) if self.schema.get("items").is_some_and(Value::is_array) => {
+                self.fact(Fact::Items(n_first, (self.inner(item)?, true)));
+            }
+            ("contains", item) => {
+                if self.scope.asks_items {
+                    return Err(word.unsupported("contains beside unevaluatedItems"));
+                }
+                let claim = (self.inner(item)?, true);
+                let (min, max) = contained(self.places, self.place, self.schema)?;
+                self.all((min > 0 || max.is_some()).then_some(Fact::Contains(Contains { from: 0, claim, min, max })));
+            }
+            ("unevaluatedItems", item) => self.asked.rest_items = Some((self.inner(item)?, true)),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn of_objects(&mut self, word: &Keyword<'a>) -> Result<(), Refused> {
+        match word.name {
+            "properties" => {
+                let named = word.object()?.iter();
+                let facts: Result<Vec<_>, _> =
+                    named.map(|(name, schema)| Ok(Fact::Property(name, (self.inner(schema)?, true)))).collect();
+                self.all(facts?);
+            }
+            "patternProperties" => {
+                let named = word.object()?.iter();
+                let fact = |(pattern, schema): (&'a String, &'a Value)| {
+                    Ok(Fact::Properties(Names::Pattern(pattern), (self.inner(schema)?, true)))
+                };
+                let facts: Result<Vec<_>, Refused> = named.map(fact).collect();
+                self.all(facts?);
+            }
+            "additionalProperties" => {
+                self.fact(Fact::Properties(other_names(self.schema), (self.inner(word.value)?, true)));
+            }
+            "unevaluatedProperties" => self.asked.rest_properties = Some((self.inner(word.value)?, true)),
+            _ => {
+                // A property whose name is not such a string has no value that it may have.
+                let claim = (self.inner(word.value)?, false);
+                let nothing = (self.places.nothing(), true);
+                self.fact(Fact::Properties(Names::Claimed(claim), nothing));
+            }
+        }
+        Ok(())
+    }
+
+    fn dependent(&mut self, word: &Keyword<'a>) -> Result<(), Refused> {
+        let nothing = (self.places.nothing(), true);
+        for (name, value) in word.object()? {
+            let without = Way::facts([Fact::Property(name, nothing)]);
+            let mut with = Way::facts([Fact::Kinds(kinds::OBJECT), Fact::Required(name)]);
+            match texts(value).filter(|_| word.name != "dependentSchemas") {
+                Some(required) => with.facts.extend(required.into_iter().map(Fact::Required)),
+                None if word.name == "dependentRequired" => return Err(word.unsupported("what is no list of names")),
+                None => with.claims.push((self.inner(value)?, true)),
+            }
+            self.choice(vec![without, with]);
+        }
+        Ok(())
+    }
+
+    fn combining(&mut self, word: &Keyword<'a>) -> Result<(), Refused> {
+        match word.name {
+            "$ref" => {
+                let target = self.places.referred(self.place, word.text()?)?;
+                self.choice(vec![Way::claims([(target, true)])]);
+            }
+            "$dynamicRef" => {
+                let target = self.places.dynamically_referred(self.place, word.text()?)?;
+                self.choice(vec![Way::claims([(target, true)])]);
+            }
+            "allOf" => {
+                let all = self.list(word)?;
+                self.choice(vec![Way::claims(all.into_iter().map(|place| (place, true)))]);
+            }
+            "anyOf" => {
+                let any = self.list(word)?;
+                let choice = match self.scope.is_there {
+                    false => any.into_iter().map(|place| Way::claims([(place, true)])).collect(),
+                    true if any.len() <= EXACT_MAX => exactly(&any),
+                    true => return Err(word.unsupported("a long anyOf beside unevaluatedProperties")),
+                };
+                self.choice(choice);
+            }
+            "oneOf" => {
+                let one = self.list(word)?;
+                let only = |place: &Place| Way::claims(one.iter().map(|other| (*other, other == place)));
+                self.choice(one.iter().map(only).collect());
+            }
+            "not" => {
+                let claim = (self.inner(word.value)?, false);
+                self.choice(vec![Way::claims([claim])]);
+            }
+            "if" => {
+                let condition = self.inner(word.value)?;
+                let branch = |key| self.schema.get(key).map(|schema| self.inner(schema)).transpose();
+                let then = branch("then")?.map(|place| (place, true));
+                let otherwise = branch("else")?.map(|place| (place, true));
+                if then.is_some() || otherwise.is_some() || self.scope.is_there {
+                    let yes = Way::claims([(condition, true)].into_iter().chain(then));
+                    let no = Way::claims([(condition, false)].into_iter().chain(otherwise));
+                    self.choice(vec![yes, no]);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn list(&self, word: &Keyword<'a>) -> Result<Vec<Place>, Refused> {
+        word.list()?.iter().map(|schema| self.inner(schema)).collect()
+    }
+
+    fn inner(&self, schema: &'a Value) -> Result<Place, Refused> {
+        self.places.known(schema)
+    }
+}
+
+/// Every way in which at least one of them holds, each of them told to hold or not to.
+fn exactly<'a>(any: &[Place]) -> Choice<'a> {
+    let ways = 1..1usize << any.len();
+    let way = |bits: usize| Way::claims(any.iter().enumerate().map(|(i, place)| (*place, bits >> i & 1 == 1)));
+    ways.map(way).collect()
+}
+
+/// The schemas of the first items, by either name.
+pub(super) fn first_items(schema: &Map<String, Value>) -> &[Value] {
+    let older = || schema.get("items").and_then(Value::as_array);
+    schema.get("prefixItems").and_then(Value::as_array).or_else(older).map_or(&[], Vec::as_slice)
+}
+
+/// How many items `contains` asks for.
+pub(super) fn contained<'a>(
+    places: &Places<'a>,
+    place: Place,
+    schema: &'a Map<String, Value>,
+) -> Result<(usize, Option<usize>), Refused> {
+    let count = |name: &'static str| {
+        let word = schema.get(name).map(|value| Keyword { name, value, at: format!("{}/{name}", places.path(place)) });
+        word.map(|word| word.count()).transpose()
+    };
+    Ok((count("minContains")?.unwrap_or(1), count("maxContains")?))
+}
+
+/// The names that `additionalProperties` speaks of.
+pub(super) fn other_names<'a>(schema: &'a Map<String, Value>) -> Names<'a> {
+    let keys = |word: &str| schema.get(word).and_then(Value::as_object);
+    let names = |word| keys(word).into_iter().flat_map(Map::keys).map(String::as_str).collect();
+    Names::Rest { names: names("properties"), patterns: names("patternProperties") }
+}

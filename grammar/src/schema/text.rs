@@ -1,0 +1,114 @@
+//! Strings and numbers of a schema as sets of texts.
+
+use super::decimal::Decimal;
+use super::facts::{Facts, kinds};
+use super::writer::Writer;
+use super::{formats, multiples};
+use crate::Refused;
+use crate::words::{Chars, Pattern, Words, json_chars, json_text};
+use serde_json::Value;
+
+/// A string as we write it: every character in one way only, so that a text is equal to another if its value is.
+pub(super) fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' => quoted += "\\\"",
+            '\\' => quoted += "\\\\",
+            '\n' => quoted += "\\n",
+            '\r' => quoted += "\\r",
+            '\t' => quoted += "\\t",
+            '\u{8}' => quoted += "\\b",
+            '\u{c}' => quoted += "\\f",
+            c if (c as u32) < 0x20 => quoted += &format!("\\u{:04x}", c as u32),
+            c => quoted.push(c),
+        }
+    }
+    quoted + "\""
+}
+
+/// Strings of so many characters.
+pub(super) fn strings(min: usize, max: Option<usize>) -> Words {
+    let max = max.map_or(String::new(), |max| max.to_string());
+    Words::regex(format!("\"{}{{{min},{max}}}\"", json_chars(&Chars::all())))
+}
+
+impl<'a> Writer<'_, 'a> {
+    pub(super) fn text(&mut self, facts: &Facts<'a>) -> Result<Words, Refused> {
+        let (min, max) = facts.length;
+        let most = max.unwrap_or(0).max(min);
+        if most > self.limits.repeat_max {
+            return Err(Refused::too_large(format!("a length of {most}"), self.limits.repeat_max));
+        }
+        if max.is_some_and(|max| max < min) {
+            return Ok(Words::Any(Vec::new()));
+        }
+        let mut all = Vec::new();
+        if facts.length != (0, None) || facts.patterns.iter().all(|(_, is)| !is) && facts.formats.is_empty() {
+            all.push(strings(min, max));
+        }
+        for (pattern, is) in &facts.patterns {
+            let words = self.pattern(pattern)?;
+            all.push(if *is { words } else { Words::not(words) });
+        }
+        for (format, is) in &facts.formats {
+            let words = formats::words(format)
+                .filter(|_| *is)
+                .ok_or_else(|| Refused::unsupported("format", format!("the format {format:?}")))?;
+            all.push(words);
+        }
+        if !facts.unlike.is_empty() {
+            let texts = facts.unlike.iter().filter_map(|value| value.as_str());
+            all.push(Words::not(Words::Any(texts.map(|text| Words::Text(quoted(text))).collect())));
+        }
+        Ok(if all.len() == 1 { all.remove(0) } else { Words::All(all) })
+    }
+
+    pub(super) fn pattern(&mut self, pattern: &str) -> Result<Words, Refused> {
+        if let Some(words) = self.patterns.get(pattern) {
+            return Ok(words.clone());
+        }
+        let read = Pattern::read(pattern, self.limits.depth_max, self.limits.repeat_max);
+        let words = read.and_then(|read| json_text(&read)).map_err(|why| Refused::unsupported("pattern", why))?;
+        self.patterns.insert(pattern.to_owned(), words.clone());
+        Ok(words)
+    }
+
+    pub(super) fn number(&mut self, facts: &Facts<'a>) -> Result<Words, Refused> {
+        const INTEGER: &str = "0|-?[1-9][0-9]*";
+        const FRACTION: &str = "-?(?:0|[1-9][0-9]*)\\.[0-9]*[1-9][0-9]*";
+        let mut all = vec![match facts.kinds & kinds::NUMBER {
+            kinds::INTEGER => Words::regex(INTEGER),
+            kinds::FRACTION => Words::regex(FRACTION),
+            _ => Words::regex(format!("(?:{INTEGER})(?:\\.[0-9]+)?|-0\\.[0-9]*[1-9][0-9]*")),
+        }];
+        if let Some((bound, or_equal)) = &facts.lower {
+            all.push(bound.above(*or_equal));
+        }
+        if let Some((bound, or_equal)) = &facts.upper {
+            all.push(Words::not(bound.above(!or_equal)));
+        }
+        for (of, is) in &facts.multiples {
+            let words = multiples::words(of)
+                .ok_or_else(|| Refused::unsupported("multipleOf", format!("a step of {}", of.plain())))?;
+            all.push(if *is { words } else { Words::not(words) });
+        }
+        for number in facts.unlike.iter().filter_map(|value| value.as_number()) {
+            let number =
+                Decimal::of(number).ok_or_else(|| Refused::unsupported("enum", "a number with so many digits"))?;
+            all.push(Words::not(number.words()));
+        }
+        Ok(if all.len() == 1 { all.remove(0) } else { Words::All(all) })
+    }
+
+    /// A value as it is written. Lists and objects are not, as they may be written with blanks.
+    pub(super) fn scalar(value: &Value) -> Option<String> {
+        match value {
+            Value::Null => Some("null".to_owned()),
+            Value::Bool(is) => Some(is.to_string()),
+            Value::Number(number) => Decimal::of(number).map(|number| number.plain()),
+            Value::String(text) => Some(quoted(text)),
+            Value::Array(_) | Value::Object(_) => None,
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! From claims to rules: each set of claims is a rule, made once.
+
+use super::expand::expand;
+use super::facts::{Claim, Facts, kinds};
+use super::judge::kind;
+use super::places::Places;
+use super::structures::{Structures, named, structure};
+use crate::rules::{Rule, Rules, Symbol};
+use crate::words::{Automaton, Words};
+use crate::{Limits, Refused};
+use serde_json::Value;
+use std::collections::HashMap;
+
+/// Makes the rules of one document.
+pub(super) struct Writer<'p, 'a> {
+    pub(super) places: &'p Places<'a>,
+    pub(super) structures: &'p Structures,
+    pub(super) limits: &'p Limits,
+    pub(super) rules: &'p mut Rules,
+    pub(super) patterns: HashMap<String, Words>,
+    automata: HashMap<String, Automaton>,
+    known: HashMap<Vec<Claim>, Rule>,
+    waiting: Vec<(Rule, Vec<Claim>)>,
+    n_steps: usize,
+}
+
+/// The rule for values that satisfy a schema, among `rules`.
+pub(crate) fn write(schema: &Value, rules: &mut Rules, limits: &Limits) -> Result<Rule, Refused> {
+    shallow(schema, limits)?;
+    let nothing = Value::Bool(false);
+    let values = named(schema, limits)?;
+    let shapes: Vec<Value> = values.iter().map(|value| structure(value)).collect();
+    let mut documents = vec![(&nothing, "false"), (schema, "")];
+    documents.extend(shapes.iter().map(|shape| (shape, "value")));
+    let places = Places::of(&documents, limits)?;
+    let structures = Structures::of(&values, &shapes, &places);
+    let root = places.known(schema)?;
+    let mut writer = Writer {
+        places: &places,
+        structures: &structures,
+        limits,
+        rules,
+        patterns: HashMap::new(),
+        automata: HashMap::new(),
+        known: HashMap::new(),
+        waiting: Vec::new(),
+        n_steps: 0,
+    };
+    let start = writer.rule(vec![(root, true)]);
+    while let Some((rule, claims)) = writer.waiting.pop() {
+        let alternatives = writer.alternatives(&claims)?;
+        writer.rules.define(rule, alternatives);
+        writer.spend(1)?;
+    }
+    Ok(start)
+}
+
+/// Before anything walks through it: what is too deep would be too deep for the walk.
+fn shallow(schema: &Value, limits: &Limits) -> Result<(), Refused> {
+    let mut left = vec![(schema, 0)];
+    while let Some((value, depth)) = left.pop() {
+        if depth > limits.depth_max * 2 {
+            return Err(Refused::too_large("the depth of the schema", limits.depth_max * 2));
+        }
+        match value {
+            Value::Array(list) => left.extend(list.iter().map(|value| (value, depth + 1))),
+            Value::Object(object) => left.extend(object.values().map(|value| (value, depth + 1))),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+impl<'a> Writer<'_, 'a> {
+    pub(super) fn spend(&mut self, n: usize) -> Result<(), Refused> {
+        self.n_steps += n;
+        if self.n_steps > self.limits.nodes_max {
+            return Err(Refused::too_large("the work for the schema", self.limits.nodes_max));
+        }
+        if self.rules.size() > self.limits.symbols_max {
+            return Err(Refused::too_large("the size of the grammar", self.limits.symbols_max));
+        }
+        Ok(())
+    }
+
+    /// The rule for values of which all claims hold.
+    pub(super) fn rule(&mut self, mut claims: Vec<Claim>) -> Rule {
+        claims.sort_unstable();
+        claims.dedup();
+        let everything = (self.places.nothing(), false);
+        claims.retain(|claim| *claim != everything && self.places.value(claim.0) != &Value::Bool(claim.1));
+        if let Some(rule) = self.known.get(&claims) {
+            return *rule;
+        }
+        let rule = self.rules.reserve();
+        self.known.insert(claims.clone(), rule);
+        self.waiting.push((rule, claims));
+        rule
+    }
+
+    /// Whether it is plain that nothing satisfies them.
+    pub(super) fn is_nothing(&self, claims: &[Claim]) -> bool {
+        claims.iter().any(|(place, is)| self.places.value(*place) == &Value::Bool(!is))
+    }
+
+    pub(super) fn has(&mut self, words: &Words, text: &str) -> Result<bool, Refused> {
+        let key = words.lark();
+        if !self.automata.contains_key(&key) {
+            let automaton = words.automaton(self.limits.compile_fuel);
+            let automaton = automaton.map_err(|why| Refused::unsupported("pattern", first_line(&why)))?;
+            self.automata.insert(key.clone(), automaton);
+        }
+        Ok(self.automata.get_mut(&key).is_some_and(|automaton| automaton.has(text)))
+    }
+
+    pub(super) fn is_empty(&mut self, words: &Words) -> Result<bool, Refused> {
+        if matches!(words, Words::Text(_) | Words::Regex(_)) {
+            return Ok(false);
+        }
+        words
+            .is_empty(self.limits.compile_fuel)
+            .map_err(|why| Refused::unsupported("pattern", format!("so complex a set of texts ({})", first_line(&why))))
+    }
+
+    /// The names that are strings of which the claims hold.
+    pub(super) fn strings_of(&mut self, claims: &[Claim]) -> Result<Words, Refused> {
+        let mut any = Vec::new();
+        for facts in expand(self.places, self.structures, claims, self.limits)? {
+            if facts.kinds & kinds::STRING == 0 {
+                continue;
+            }
+            match &facts.values {
+                None => any.push(self.text(&facts)?),
+                Some(values) => {
+                    for value in values.clone() {
+                        if value.is_string() && self.holds(claims, value, 0)? {
+                            any.extend(Self::scalar(value).map(Words::Text));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(if any.len() == 1 { any.remove(0) } else { Words::Any(any) })
+    }
+
+    fn alternatives(&mut self, claims: &[Claim]) -> Result<Vec<Vec<Symbol>>, Refused> {
+        let mut alternatives = Vec::new();
+        for facts in expand(self.places, self.structures, claims, self.limits)? {
+            self.spend(1)?;
+            match facts.values.clone() {
+                Some(values) => self.values(&values, claims, &mut alternatives)?,
+                None => self.kinds(&facts, &mut alternatives)?,
+            }
+        }
+        Ok(alternatives)
+    }
+
+    fn values(&mut self, values: &[&'a Value], claims: &[Claim], out: &mut Vec<Vec<Symbol>>) -> Result<(), Refused> {
+        let mut scalars = Vec::new();
+        for value in values {
+            if !self.holds(claims, value, 0)? {
+                continue;
+            }
+            match Self::scalar(value) {
+                Some(text) => scalars.push(Words::Text(text)),
+                None => {
+                    let place = self.structures.place(value)?;
+                    out.push(vec![Symbol::Rule(self.rule(vec![(place, true)]))]);
+                }
+            }
+        }
+        if !scalars.is_empty() {
+            out.push(vec![self.rules.words(&Words::Any(scalars))]);
+        }
+        Ok(())
+    }
+
+    fn kinds(&mut self, facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), Refused> {
+        let words = [(kinds::NULL, "null"), (kinds::FALSE, "false"), (kinds::TRUE, "true")];
+        for (bit, text) in words {
+            let is_other = |value: &&Value| kind(value) == bit;
+            if facts.kinds & bit != 0 && !facts.unlike.iter().any(is_other) {
+                out.push(vec![self.rules.words(&Words::Text(text.to_owned()))]);
+            }
+        }
+        if facts.kinds & kinds::NUMBER != 0 {
+            let words = self.number(facts)?;
+            self.terminal(&words, out)?;
+        }
+        if facts.kinds & kinds::STRING != 0 {
+            let words = self.text(facts)?;
+            self.terminal(&words, out)?;
+        }
+        if facts.kinds & kinds::ARRAY != 0 {
+            self.array(facts, out)?;
+        }
+        if facts.kinds & kinds::OBJECT != 0 {
+            self.object(facts, out)?;
+        }
+        Ok(())
+    }
+
+    fn terminal(&mut self, words: &Words, out: &mut Vec<Vec<Symbol>>) -> Result<(), Refused> {
+        if !self.is_empty(words)? {
+            out.push(vec![self.rules.words(words)]);
+        }
+        Ok(())
+    }
+}
+
+fn first_line(text: &str) -> String {
+    crate::engine::first_line(text)
+}

@@ -1,0 +1,11 @@
+//! Sets of texts: regular expressions, and what is made of them. Knows nothing of JSON's values.
+
+mod chars;
+mod expr;
+mod pattern;
+mod translate;
+
+pub(crate) use chars::Chars;
+pub(crate) use expr::{Automaton, Words};
+pub(crate) use pattern::Pattern;
+pub(crate) use translate::{json_chars, json_text, plain};
