@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod compile;
+mod ebnf;
 mod engine;
 mod lark;
 mod limits;
@@ -17,6 +18,7 @@ mod refused;
 mod rules;
 mod schema;
 mod specials;
+mod tags;
 mod vocabulary;
 mod wanted;
 mod words;

@@ -16,6 +16,8 @@ pub struct Matcher {
     /// Tokens of the answer, the end not among them.
     n_tokens: usize,
     is_ended: bool,
+    /// A grammar may name a token that elsewhere ends answers. The engine cannot take such a one back.
+    names_end: bool,
 }
 
 /// The matcher can go no further. It is of no use any more, unless only the token was wrong.
@@ -47,7 +49,7 @@ impl Matcher {
             parser.map(|parser| Parser::new(Ok(parser))).map_err(|e| e.to_string())
         });
         let parser = made.and_then(|made| made).map_err(|why| Stuck::Grammar(engine::first_line(&why)))?;
-        Ok(Matcher { parser, vocabulary: vocabulary.clone(), n_tokens: 0, is_ended: false })
+        Ok(Matcher { parser, vocabulary: vocabulary.clone(), n_tokens: 0, is_ended: false, names_end: false })
     }
 
     /// Takes the next token of the answer. A token that is not allowed changes nothing.
@@ -55,15 +57,17 @@ impl Matcher {
         if self.is_ended {
             return Err(Stuck::Token(token));
         }
-        if self.vocabulary.ends().contains(&token) {
-            self.is_ended = self.is_complete()?;
-            return if self.is_ended { Ok(()) } else { Err(Stuck::Token(token)) };
+        let is_end = self.vocabulary.ends().contains(&token);
+        if is_end && self.is_complete()? {
+            self.is_ended = true;
+            return Ok(());
         }
         let n_taken = self.asked(|parser| parser.try_consume_tokens(&[token]))?;
         if n_taken == 0 {
             return Err(Stuck::Token(token));
         }
         self.n_tokens += 1;
+        self.names_end |= is_end;
         Ok(())
     }
 
@@ -107,7 +111,7 @@ impl Matcher {
     /// Takes back the last `n` tokens; an end counts as one.
     pub fn rewind(&mut self, n: usize) -> Result<(), Stuck> {
         let held = self.n_tokens + usize::from(self.is_ended);
-        if n > held {
+        if n > held || self.names_end && n > 0 {
             return Err(Stuck::Rewind { wanted: n, held });
         }
         let n_text = n - usize::from(self.is_ended && n > 0);

@@ -29,6 +29,25 @@ impl Refused {
         Refused::Unsatisfiable { at: root(at.into()), why: why.into() }
     }
 
+    /// The same of a part of what was sent.
+    pub(crate) fn below(self, path: &str) -> Refused {
+        self.moved(|at| if at.starts_with('/') { path.to_owned() + at.trim_end_matches('/') } else { at })
+    }
+
+    /// What is told by a word alone is told with the path of the schema that says it.
+    pub(crate) fn within(self, path: &str) -> Refused {
+        self.moved(|at| if at.starts_with('/') { at } else { format!("{path}/{at}") })
+    }
+
+    fn moved(self, under: impl Fn(String) -> String) -> Refused {
+        match self {
+            Refused::Unsupported { at, what } => Refused::Unsupported { at: under(at), what },
+            Refused::Invalid { at, why } => Refused::Invalid { at: under(at), why },
+            Refused::Unsatisfiable { at, why } => Refused::Unsatisfiable { at: under(at), why },
+            large => large,
+        }
+    }
+
     pub(crate) fn too_large(what: impl Into<String>, limit: usize) -> Refused {
         Refused::TooLarge { what: what.into(), limit: limit as u64 }
     }

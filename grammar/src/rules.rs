@@ -12,7 +12,7 @@ pub(crate) enum Symbol {
     Rule(Rule),
     /// One of the sets, by its number.
     Words(usize),
-    /// A rule of another description by name.
+    /// A rule that is defined elsewhere.
     Named(String),
     Maybe(Vec<Symbol>),
     Many {

@@ -61,7 +61,8 @@ impl Decimal {
         (self.whole.clone() + &self.part).parse().ok().map(|digits| (digits, self.part.len()))
     }
 
-    /// Whether it is a multiple of another; none where the numbers are too large to tell.
+    /// Whether it is a multiple of another, to compare automata with; none where the numbers are too large to tell.
+    #[cfg(test)]
     pub(crate) fn is_multiple_of(&self, of: &Decimal) -> Option<bool> {
         let places = self.part.len().max(of.part.len());
         let scaled = |of: &Decimal| -> Option<u128> {

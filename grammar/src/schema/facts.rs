@@ -2,24 +2,11 @@
 
 use super::decimal::Decimal;
 use super::places::Place;
+use super::values::{kinds, same};
 use serde_json::Value;
 
 /// A schema that a value satisfies (true) or does not (false).
 pub(crate) type Claim = (Place, bool);
-
-/// Kinds of values, a bit each. An integer is a number without a fraction, also where it is written with one.
-pub(crate) mod kinds {
-    pub const NULL: u8 = 1;
-    pub const FALSE: u8 = 2;
-    pub const TRUE: u8 = 4;
-    pub const INTEGER: u8 = 8;
-    pub const FRACTION: u8 = 16;
-    pub const STRING: u8 = 32;
-    pub const ARRAY: u8 = 64;
-    pub const OBJECT: u8 = 128;
-    pub const NUMBER: u8 = INTEGER | FRACTION;
-    pub const ALL: u8 = 255;
-}
 
 /// Items from a place on of which a claim holds for so many.
 #[derive(Clone, Debug)]
@@ -141,10 +128,9 @@ impl<'a> Facts<'a> {
         self.note(&fact, scopes);
         match fact {
             Fact::Kinds(kinds) => self.kinds &= kinds,
-            // Every claim is asked of each value in the end: the shortest list is enough.
-            Fact::Values(values) => match &self.values {
-                Some(known) if known.len() <= values.len() => {}
-                _ => self.values = Some(values),
+            Fact::Values(values) => match &mut self.values {
+                Some(known) => known.retain(|value| values.iter().any(|other| same(value, other))),
+                None => self.values = Some(values),
             },
             Fact::Unlike(value) => self.unlike.push(value),
             Fact::Lower(bound, or_equal) => {

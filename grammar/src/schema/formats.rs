@@ -7,7 +7,7 @@ const DATE: &str = "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])
     |02-(?:0[1-9]|1[0-9]|2[0-8]))\
     |(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)";
 const TIME: &str = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?\
-    (?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
+    (?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
 const BYTE: &str = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 const LABEL: &str = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?";
 const NAME: &str = "[a-zA-Z0-9!#$%&'*+\\x2F=?^_`{|}~-]{1,64}";
@@ -18,7 +18,7 @@ pub(super) fn words(format: &str) -> Option<Words> {
     let inner = match format {
         "date" => DATE.to_owned(),
         "time" => TIME.to_owned(),
-        "date-time" => format!("{DATE}T{TIME}"),
+        "date-time" => format!("{DATE}[Tt]{TIME}"),
         "duration" => duration(),
         "uuid" => format!("{}-{}-{}-{}-{}", hex(8), hex(4), hex(4), hex(4), hex(12)),
         "ipv4" => format!("{BYTE}(?:\\.{BYTE}){{3}}"),
@@ -57,6 +57,11 @@ fn ipv6() -> String {
             n => format!("(?:{h}(?::{h}){{0,{}}})?", n - 1),
         };
         ways.push(format!("{head}::{tail}"));
+        // The last two groups may be written as the four bytes that they are.
+        if before <= 5 {
+            let middle = if before == 5 { String::new() } else { format!("(?:{h}:){{0,{}}}", 5 - before) };
+            ways.push(format!("{head}::{middle}{BYTE}(?:\\.{BYTE}){{3}}"));
+        }
     }
     ways.join("|")
 }

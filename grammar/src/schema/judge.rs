@@ -2,24 +2,11 @@
 
 use super::decimal::Decimal;
 use super::expand::expand;
-use super::facts::{Claim, Facts, Names, kinds};
+use super::facts::{Claim, Facts, Names};
+use super::values::{kind, same};
 use super::writer::Writer;
 use crate::Refused;
 use serde_json::Value;
-
-/// Equal as JSON Schema means it: 1 is 1.0.
-pub(super) fn same(a: &Value, b: &Value) -> bool {
-    match (a, b) {
-        (Value::Number(a), Value::Number(b)) => {
-            a == b || Decimal::of(a).is_some_and(|of_a| Decimal::of(b).is_some_and(|of_b| of_a == of_b))
-        }
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
-        (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| same(a, b)))
-        }
-        (a, b) => a == b,
-    }
-}
 
 impl<'a> Writer<'_, 'a> {
     /// Whether all claims hold for the value.
@@ -141,20 +128,5 @@ impl<'a> Writer<'_, 'a> {
             }
             Names::Claimed(claim) => self.holds(&[*claim], &Value::from(name), 0),
         }
-    }
-}
-
-pub(super) fn kind(value: &Value) -> u8 {
-    match value {
-        Value::Null => kinds::NULL,
-        Value::Bool(false) => kinds::FALSE,
-        Value::Bool(true) => kinds::TRUE,
-        Value::Number(number) => match Decimal::of(number) {
-            Some(number) if !number.is_integer() => kinds::FRACTION,
-            _ => kinds::INTEGER,
-        },
-        Value::String(_) => kinds::STRING,
-        Value::Array(_) => kinds::ARRAY,
-        Value::Object(_) => kinds::OBJECT,
     }
 }

@@ -22,7 +22,8 @@ mod positive;
 mod read;
 mod structures;
 mod text;
+mod values;
 mod writer;
 
 use structures::Structures;
-pub(crate) use writer::write;
+pub(crate) use writer::{write, write_parts};

@@ -2,11 +2,12 @@
 
 use super::Structures;
 use super::expand::{Choice, Way};
-use super::facts::{Contains, Fact, Names, kinds};
+use super::facts::{Contains, Fact, Names};
 use super::keywords;
 use super::places::{Place, Places};
 use super::positive::{contained, first_items, other_names};
 use super::read::{Keyword, texts};
+use super::values::kinds;
 use crate::Refused;
 use serde_json::{Map, Value};
 

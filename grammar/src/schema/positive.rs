@@ -1,10 +1,11 @@
 //! What a schema asks of a value that satisfies it, keyword by keyword.
 
 use super::expand::{Asked, Choice, Scope, Way};
-use super::facts::{Contains, Fact, Names, kinds};
+use super::facts::{Contains, Fact, Names};
 use super::keywords;
 use super::places::{Place, Places};
 use super::read::{Keyword, texts};
+use super::values::kinds;
 use crate::Refused;
 use serde_json::{Map, Value};
 

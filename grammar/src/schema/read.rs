@@ -1,7 +1,7 @@
 //! Values of keywords, read as what they must be. Knows nothing of what they mean.
 
 use super::decimal::Decimal;
-use super::facts::kinds;
+use super::values::kinds;
 use crate::Refused;
 use serde_json::{Map, Value};
 

@@ -1,7 +1,8 @@
 //! Strings and numbers of a schema as sets of texts.
 
 use super::decimal::Decimal;
-use super::facts::{Facts, kinds};
+use super::facts::Facts;
+use super::values::kinds;
 use super::writer::Writer;
 use super::{formats, multiples};
 use crate::Refused;
@@ -75,13 +76,13 @@ impl<'a> Writer<'_, 'a> {
     }
 
     pub(super) fn number(&mut self, facts: &Facts<'a>) -> Result<Words, Refused> {
-        const INTEGER: &str = "0|-?[1-9][0-9]*";
-        const FRACTION: &str = "-?(?:0|[1-9][0-9]*)\\.[0-9]*[1-9][0-9]*";
-        let mut all = vec![match facts.kinds & kinds::NUMBER {
-            kinds::INTEGER => Words::regex(INTEGER),
-            kinds::FRACTION => Words::regex(FRACTION),
-            _ => Words::regex(format!("(?:{INTEGER})(?:\\.[0-9]+)?|-0\\.[0-9]*[1-9][0-9]*")),
-        }];
+        // A number is not beyond what readers of JSON hold, 1.7e308: many refuse a document with a longer one.
+        const WHOLE: &str = "(?:[1-9][0-9]{0,307}|1[0-6][0-9]{307})";
+        let mut all = vec![Words::regex(match facts.kinds & kinds::NUMBER {
+            kinds::INTEGER => format!("0|-?{WHOLE}"),
+            kinds::FRACTION => format!("-?(?:0|{WHOLE})\\.[0-9]*[1-9][0-9]*"),
+            _ => format!("(?:0|-?{WHOLE})(?:\\.[0-9]{{1,308}})?|-0\\.[0-9]{{0,307}}[1-9][0-9]{{0,308}}"),
+        })];
         if let Some((bound, or_equal)) = &facts.lower {
             all.push(bound.above(*or_equal));
         }

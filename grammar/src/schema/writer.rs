@@ -1,10 +1,10 @@
 //! From claims to rules: each set of claims is a rule, made once.
 
 use super::expand::expand;
-use super::facts::{Claim, Facts, kinds};
-use super::judge::kind;
+use super::facts::{Claim, Facts};
 use super::places::Places;
 use super::structures::{Structures, named, structure};
+use super::values::{kind, kinds};
 use crate::rules::{Rule, Rules, Symbol};
 use crate::words::{Automaton, Words};
 use crate::{Limits, Refused};
@@ -26,6 +26,16 @@ pub(super) struct Writer<'p, 'a> {
 
 /// The rule for values that satisfy a schema, among `rules`.
 pub(crate) fn write(schema: &Value, rules: &mut Rules, limits: &Limits) -> Result<Rule, Refused> {
+    write_parts(schema, &[schema], rules, limits).map(|parts| parts[0])
+}
+
+/// The rules for values that satisfy schemas in a document, which may refer to each other.
+pub(crate) fn write_parts(
+    schema: &Value,
+    parts: &[&Value],
+    rules: &mut Rules,
+    limits: &Limits,
+) -> Result<Vec<Rule>, Refused> {
     shallow(schema, limits)?;
     let nothing = Value::Bool(false);
     let values = named(schema, limits)?;
@@ -34,7 +44,7 @@ pub(crate) fn write(schema: &Value, rules: &mut Rules, limits: &Limits) -> Resul
     documents.extend(shapes.iter().map(|shape| (shape, "value")));
     let places = Places::of(&documents, limits)?;
     let structures = Structures::of(&values, &shapes, &places);
-    let root = places.known(schema)?;
+    let roots: Vec<_> = parts.iter().map(|part| places.known(part)).collect::<Result<_, _>>()?;
     let mut writer = Writer {
         places: &places,
         structures: &structures,
@@ -46,13 +56,16 @@ pub(crate) fn write(schema: &Value, rules: &mut Rules, limits: &Limits) -> Resul
         waiting: Vec::new(),
         n_steps: 0,
     };
-    let start = writer.rule(vec![(root, true)]);
+    let starts = roots.into_iter().map(|root| writer.rule(vec![(root, true)])).collect();
     while let Some((rule, claims)) = writer.waiting.pop() {
-        let alternatives = writer.alternatives(&claims)?;
+        let alternatives = writer.alternatives(&claims).map_err(|refused| match claims.first() {
+            Some((place, _)) => refused.within(places.path(*place)),
+            None => refused,
+        })?;
         writer.rules.define(rule, alternatives);
         writer.spend(1)?;
     }
-    Ok(start)
+    Ok(starts)
 }
 
 /// Before anything walks through it: what is too deep would be too deep for the walk.

@@ -9,6 +9,8 @@ pub(crate) enum Words {
     Text(String),
     /// In the engine's syntax, matched as a whole.
     Regex(String),
+    /// One after the other.
+    Then(Vec<Words>),
     All(Vec<Words>),
     Any(Vec<Words>),
     Not(Box<Words>),
@@ -29,6 +31,7 @@ impl Words {
         match self {
             Words::Text(text) => lark::literal(text),
             Words::Regex(regex) => lark::regex(regex),
+            Words::Then(all) => format!("({})", many(all, " ")),
             Words::All(all) => format!("({})", many(all, " & ")),
             Words::Any(all) => format!("({})", many(all, " | ")),
             Words::Not(inner) => format!("~({})", inner.lark()),
@@ -40,6 +43,7 @@ impl Words {
         match self {
             Words::Text(text) => RegexAst::Literal(text.clone()),
             Words::Regex(regex) => RegexAst::Regex(regex.clone()),
+            Words::Then(all) => RegexAst::Concat(many(all)),
             Words::All(all) => RegexAst::And(many(all)),
             Words::Any(all) => RegexAst::Or(many(all)),
             Words::Not(inner) => RegexAst::Not(Box::new(inner.ast())),

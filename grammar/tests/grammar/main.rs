@@ -3,4 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
+mod ebnf;
+mod hostile;
 mod kinds;
+mod schemas;
+mod tags;
+mod walks;

@@ -1,0 +1,183 @@
+//! Rules over characters to rules over sets of words.
+//!
+//! The engine takes the longest word that fits, and a grammar over characters takes any. The two are the same where no word
+//! is the beginning of another. So: a part without recursion is one set of words, unless a word in it begins a word of
+//! some set; then the part is taken apart, in the end to single characters. A grammar without recursion is one set.
+
+use super::{Expr, Grammar};
+use crate::rules::{Rule, Rules, Symbol};
+use crate::words::Words;
+use crate::{Limits, Refused};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// A longer expression is not made one set of words.
+const EXPRESSION_MAX: usize = 20_000;
+/// More sets are not compared with each other: all are taken apart.
+const SETS_MAX: usize = 80;
+/// Work to compare two of them.
+const COMPARE_FUEL: u64 = 20_000;
+
+struct Lower<'g, 'r> {
+    grammar: &'g Grammar,
+    rules: &'r mut Rules,
+    /// The expression of each rule without recursion.
+    regular: HashMap<&'g str, Option<String>>,
+    /// Expressions that are taken apart.
+    apart: HashSet<String>,
+    known: HashMap<&'g str, Rule>,
+    waiting: Vec<(&'g str, Rule)>,
+    /// Expressions that are sets of words, and whether each is of single characters.
+    sets: BTreeMap<String, bool>,
+}
+
+pub(super) fn lower(grammar: &Grammar, rules: &mut Rules, limits: &Limits) -> Result<Rule, Refused> {
+    let mut apart = HashSet::new();
+    loop {
+        // Rules of an earlier round are written by nobody.
+        let mut lower = Lower {
+            grammar,
+            rules,
+            regular: regular(grammar),
+            apart: std::mem::take(&mut apart),
+            known: HashMap::new(),
+            waiting: Vec::new(),
+            sets: BTreeMap::new(),
+        };
+        if let Some(Some(whole)) = lower.regular.get("root") {
+            let words = lower.rules.words(&Words::Regex(whole.clone()));
+            return Ok(lower.rules.add(vec![vec![words]]));
+        }
+        let start = lower.rule("root");
+        while let Some((name, rule)) = lower.waiting.pop() {
+            let symbols = lower.symbols(&grammar[name]);
+            lower.rules.define(rule, vec![symbols]);
+            if lower.rules.size() > limits.symbols_max {
+                return Err(Refused::too_large("the size of the grammar", limits.symbols_max));
+            }
+        }
+        let found = ambiguous(&lower.sets);
+        apart = lower.apart;
+        if found.is_empty() {
+            return Ok(start);
+        }
+        apart.extend(found);
+    }
+}
+
+/// The sets that have a word which begins another, and those whose words it begins.
+fn ambiguous(sets: &BTreeMap<String, bool>) -> Vec<String> {
+    let large = || sets.iter().filter(|(_, is_single)| !**is_single).map(|(set, _)| set.clone());
+    if sets.len() > SETS_MAX {
+        return large().collect();
+    }
+    let begins = |a: &String, b: &String| {
+        let longer = Words::Then(vec![Words::Regex(a.clone()), Words::regex("(?s:.+)")]);
+        !Words::All(vec![longer, Words::Regex(b.clone())]).is_empty(COMPARE_FUEL).unwrap_or(false)
+    };
+    let mut found = HashSet::new();
+    for set in large() {
+        for (other, is_single) in sets {
+            if begins(&set, other) || begins(other, &set) {
+                found.insert(set.clone());
+                if !is_single {
+                    found.insert(other.clone());
+                }
+            }
+        }
+    }
+    found.into_iter().collect()
+}
+
+impl<'g> Lower<'g, '_> {
+    fn rule(&mut self, name: &'g str) -> Rule {
+        if let Some(rule) = self.known.get(name) {
+            return *rule;
+        }
+        let rule = self.rules.reserve();
+        self.known.insert(name, rule);
+        self.waiting.push((name, rule));
+        rule
+    }
+
+    fn symbols(&mut self, expr: &'g Expr) -> Vec<Symbol> {
+        let whole = spell(expr, &self.regular).filter(|_| !is_nullable(expr, self.grammar, 0));
+        if let Some(whole) = whole.filter(|whole| !self.apart.contains(whole)) {
+            let is_single = matches!(expr, Expr::Chars(_));
+            *self.sets.entry(whole.clone()).or_insert(true) &= is_single;
+            return vec![self.rules.words(&Words::Regex(whole))];
+        }
+        match expr {
+            // Always a set, as nothing is smaller.
+            Expr::Chars(chars) => vec![self.rules.words(&Words::Regex(chars.class()))],
+            Expr::Rule(name) => vec![Symbol::Rule(self.rule(name))],
+            Expr::Sequence(parts) => parts.iter().flat_map(|part| self.symbols(part)).collect(),
+            Expr::Either(options) => {
+                let options = options.iter().map(|option| self.symbols(option)).collect();
+                vec![Symbol::Rule(self.rules.add(options))]
+            }
+            Expr::Repeat { of, min, max } => {
+                let of = self.symbols(of);
+                let of = vec![Symbol::Rule(self.rules.add(vec![of]))];
+                vec![Symbol::Many { of, min: *min, max: *max }]
+            }
+        }
+    }
+}
+
+/// The expression of each rule that reaches no recursion, where it is of a fair size.
+fn regular(grammar: &Grammar) -> HashMap<&str, Option<String>> {
+    let mut known: HashMap<&str, Option<String>> = HashMap::new();
+    // A rule is spelled when those that it uses are. What never is is recursive, or uses what is.
+    loop {
+        let mut fresh = Vec::new();
+        for (name, expr) in grammar.iter().filter(|(name, _)| !known.contains_key(name.as_str())) {
+            if uses(expr).iter().all(|used| known.contains_key(used)) {
+                fresh.push((name.as_str(), spell(expr, &known)));
+            }
+        }
+        if fresh.is_empty() {
+            return known;
+        }
+        known.extend(fresh);
+    }
+}
+
+fn uses(expr: &Expr) -> Vec<&str> {
+    match expr {
+        Expr::Chars(_) => Vec::new(),
+        Expr::Rule(name) => vec![name],
+        Expr::Sequence(parts) | Expr::Either(parts) => parts.iter().flat_map(uses).collect(),
+        Expr::Repeat { of, .. } => uses(of),
+    }
+}
+
+fn spell(expr: &Expr, known: &HashMap<&str, Option<String>>) -> Option<String> {
+    let text = match expr {
+        Expr::Chars(chars) => chars.class(),
+        Expr::Rule(name) => known.get(name.as_str())?.clone()?,
+        Expr::Sequence(parts) => {
+            let parts: Option<Vec<String>> = parts.iter().map(|part| spell(part, known)).collect();
+            parts?.concat()
+        }
+        Expr::Either(options) => {
+            let options: Option<Vec<String>> = options.iter().map(|option| spell(option, known)).collect();
+            format!("(?:{})", options?.join("|"))
+        }
+        Expr::Repeat { of, min, max } => {
+            let max = max.map_or(String::new(), |max| max.to_string());
+            format!("(?:{}){{{min},{max}}}", spell(of, known)?)
+        }
+    };
+    (text.len() <= EXPRESSION_MAX).then_some(text)
+}
+
+/// Whether the empty text is among its texts. Recursion is not followed far: what is recursive is no set of words.
+fn is_nullable(expr: &Expr, grammar: &Grammar, depth: usize) -> bool {
+    match expr {
+        Expr::Chars(_) => false,
+        Expr::Rule(name) => depth > 100 || grammar.get(name).is_some_and(|expr| is_nullable(expr, grammar, depth + 1)),
+        Expr::Sequence(parts) => parts.iter().all(|part| is_nullable(part, grammar, depth)),
+        Expr::Either(options) => options.iter().any(|option| is_nullable(option, grammar, depth)),
+        Expr::Repeat { of, min, .. } => *min == 0 || is_nullable(of, grammar, depth),
+    }
+}

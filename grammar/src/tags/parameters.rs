@@ -1,0 +1,62 @@
+//! An object as Qwen's coder models write it: `<parameter=name>value</parameter>` for each property.
+
+use super::free;
+use super::write::Writer;
+use crate::rules::Symbol;
+use crate::words::Words;
+use crate::{Refused, schema};
+use serde_json::Value;
+
+const END: &str = "</parameter>";
+
+/// Properties in their order, the optional ones where they are wanted. A string is written as it is, everything else as
+/// JSON.
+pub(super) fn write(writer: &mut Writer, document: &Value, at: &str) -> Result<Vec<Symbol>, Refused> {
+    const KNOWN: &[&str] = &[
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "title",
+        "description",
+        "$schema",
+        "$defs",
+        "strict",
+    ];
+    let object = document.as_object().ok_or_else(|| Refused::invalid(at, "it is not an object"))?;
+    if let Some(word) = object.keys().find(|word| !KNOWN.contains(&word.as_str())) {
+        return Err(Refused::unsupported(format!("{at}/{word}"), format!("{word:?} about parameters")));
+    }
+    let properties = object.get("properties").and_then(Value::as_object);
+    let properties: Vec<(&String, &Value)> = properties.into_iter().flatten().collect();
+    let required = object.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    if let Some(name) = required.iter().find(|name| !properties.iter().any(|(known, _)| *name == known.as_str())) {
+        return Err(Refused::unsupported(format!("{at}/required"), format!("{name}, which is no property,")));
+    }
+    let parts: Vec<&Value> = properties.iter().map(|(_, part)| *part).collect();
+    let rules = schema::write_parts(document, &parts, writer.rules, writer.limits).map_err(|why| why.below(at))?;
+    let blank = Symbol::Maybe(vec![writer.rules.words(&Words::regex("[ \\n]{1,2}"))]);
+    let mut symbols = Vec::new();
+    for ((name, part), rule) in properties.into_iter().zip(rules) {
+        if name.contains(['<', '>', '\n']) {
+            return Err(Refused::unsupported(format!("{at}/properties"), format!("the name {name:?} in a tag")));
+        }
+        let begin = writer.rules.words(&Words::Text(format!("<parameter={name}>")));
+        let end = writer.rules.words(&Words::regex(format!("\\n?{}", regex_syntax::escape(END))));
+        let text = writer.rules.words(&free::up_to(END, &[END.to_owned()], &[]));
+        let new_line = Symbol::Maybe(vec![writer.rules.words(&Words::Text("\n".to_owned()))]);
+        let value = if is_plain_text(part) { vec![text] } else { vec![new_line, Symbol::Rule(rule), end] };
+        let one = Symbol::Rule(writer.rules.add(vec![[vec![begin], value, vec![blank.clone()]].concat()]));
+        let is_required = required.iter().any(|required| required == name.as_str());
+        symbols.push(if is_required { one } else { Symbol::Maybe(vec![one]) });
+    }
+    Ok(symbols)
+}
+
+/// A string of which nothing is asked: it needs no quotes. Others are written as JSON, so that what is asked is enforced.
+fn is_plain_text(schema: &Value) -> bool {
+    const FOR_PEOPLE: &[&str] = &["type", "title", "description", "default", "examples"];
+    let says = |word: &String| FOR_PEOPLE.contains(&word.as_str());
+    schema.get("type").is_some_and(|kind| kind == "string")
+        && schema.as_object().is_some_and(|object| object.keys().all(says))
+}
