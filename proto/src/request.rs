@@ -3,7 +3,7 @@
 use crate::cluster as wire;
 use crate::malformed::{Malformed, out_of_range};
 use prost::Message;
-use types::{Finish, Goal, Micros, Priority, Request, RequestId, TenantId, Unsupported, Weight};
+use types::{Finish, Goal, Grammar, Micros, Priority, Request, RequestId, TenantId, Unsupported, Weight};
 
 impl From<&Request> for wire::Request {
     /// The deadline is left out: it is a time on the sender's clock. `with_deadline` sends what is left of it.
@@ -21,7 +21,7 @@ impl From<&Request> for wire::Request {
             deadline_micros: None,
             cache_bypass: request.cache_bypass,
             adapter: None,
-            constraint: None,
+            constraint: request.grammar.as_ref().map(|grammar| grammar.as_str().as_bytes().to_vec()),
             spans: Vec::new(),
             traceparent: String::new(),
             tracestate: String::new(),
@@ -64,6 +64,7 @@ impl TryFrom<wire::Request> for Request {
             output: request.output,
             sampling: request.sampling.ok_or(Malformed::Missing { field: "sampling" })?.try_into()?,
             goal: goal_from_wire(request.goal)?,
+            grammar: request.constraint.map(grammar_from_wire).transpose()?,
             priority: Priority(priority),
             deadline: None,
             cache_bypass: request.cache_bypass,
@@ -73,13 +74,14 @@ impl TryFrom<wire::Request> for Request {
 
 /// Refuses by name what the wire can say and nothing serves yet.
 fn served(request: &wire::Request) -> Result<(), Malformed> {
-    let said = [
-        (request.adapter.is_some(), "adapter"),
-        (request.constraint.is_some(), "constraint"),
-        (!request.spans.is_empty(), "spans"),
-    ];
+    let said = [(request.adapter.is_some(), "adapter"), (!request.spans.is_empty(), "spans")];
     let unserved = said.into_iter().find(|(is_said, _)| *is_said);
     unserved.map_or(Ok(()), |(_, what)| Err(Unsupported(what).into()))
+}
+
+fn grammar_from_wire(constraint: Vec<u8>) -> Result<Grammar, Malformed> {
+    let text = String::from_utf8(constraint).map_err(|bytes| out_of_range("constraint", bytes.into_bytes().len()))?;
+    Ok(Grammar::new(&text))
 }
 
 fn weight_from_wire(weight: u32) -> Result<Weight, Malformed> {

@@ -1,7 +1,7 @@
 //! A request as the cluster knows it: token ids and what to do with them. No text.
 
 use crate::sampling::TOKEN_BYTES;
-use crate::{Micros, RequestId, Sampling, TenantId, Token, Tokens};
+use crate::{Grammar, Micros, RequestId, Sampling, TenantId, Token, Tokens};
 
 /// All fields of a request in a frame that are not lists.
 const SCALARS_BYTES: usize = 1024;
@@ -21,6 +21,8 @@ pub struct Request {
     pub output: Tokens,
     pub sampling: Sampling,
     pub goal: Goal,
+    /// What the output must look like. Tokens that would break it are not drawn.
+    pub grammar: Option<Grammar>,
     pub priority: Priority,
     /// Refused or ended with `Finish::Deadline` when it has not finished by then. Never sent to workers.
     pub deadline: Option<Micros>,
@@ -60,7 +62,11 @@ impl Request {
 
     /// The most bytes that it takes in a frame.
     pub fn frame_bytes_max(&self) -> usize {
-        self.n_tokens() * TOKEN_BYTES + self.sampling.lists_bytes() + SCALARS_BYTES
+        self.n_tokens() * TOKEN_BYTES + self.sampling.lists_bytes() + self.grammar_bytes() + SCALARS_BYTES
+    }
+
+    fn grammar_bytes(&self) -> usize {
+        self.grammar.as_ref().map_or(0, Grammar::bytes)
     }
 
     /// The token at a position of the log.

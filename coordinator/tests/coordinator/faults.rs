@@ -289,7 +289,7 @@ async fn requests_that_cannot_be_meant_are_refused_alone() {
         (|r| r.prompt.push(64), Reason::Invalid, "token 64 is outside the vocabulary of 64"),
         (|r| r.prompt.resize(128, 1), Reason::TooLong, "context_max"),
         (|r| r.adapter = Some(1), Reason::Unsupported, "adapter"),
-        (|r| r.constraint = Some(vec![1]), Reason::Unsupported, "constraint"),
+        (|r| r.constraint = Some(vec![0xff]), Reason::Invalid, "constraint"),
         (|r| r.deadline_micros = Some(0), Reason::Deadline, "deadline"),
     ];
     for (change, reason, part) in cases {
