@@ -35,7 +35,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("model", &["checkpoint", "backend", "collective"]),
     ("worker", &["proto", "wire", "checkpoint", "grammar", "model", "backend", "collective", "telemetry"]),
     ("coordinator", &["proto", "wire", "checkpoint", "scheduler", "cluster", "telemetry"]),
-    ("router", &["proto", "wire", "checkpoint", "grammar", "cluster", "telemetry"]),
+    ("dialect", &[]),
+    ("router", &["proto", "wire", "checkpoint", "dialect", "grammar", "cluster", "telemetry"]),
     // The binary joins the roles; it starts no kernel, and plans no step itself but in `simulate`'s virtual time.
     (
         "lockstep",

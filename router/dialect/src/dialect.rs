@@ -1,0 +1,157 @@
+//! Which form of calls and which form of thoughts a model writes: by name, or from its chat template. Reads no answer.
+
+use crate::enforce::Layout;
+use crate::forms::json::{JsonCalls, JsonStyle};
+use crate::forms::{Form, Plain};
+use crate::names::{CALLS, TEMPLATE_CALLS, TEMPLATE_THOUGHTS, THOUGHTS};
+use crate::sink::Sink;
+use crate::thoughts::{Thought, ThoughtMarks};
+use crate::{Speech, ToolChoice, Tools, enforce};
+use serde_json::Value;
+
+/// How a family writes calls and thoughts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dialect {
+    calls: CallForm,
+    thoughts: ThoughtForm,
+}
+
+/// Each reader of `forms` with its style.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum CallForm {
+    None,
+    Json(&'static JsonStyle),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum ThoughtForm {
+    None,
+    Marked(&'static ThoughtMarks),
+}
+
+/// Where an answer begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    Answer,
+    /// The prompt ends within a thought, which the answer goes on with.
+    Thought,
+}
+
+/// There is no form of this name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownDialect {
+    pub name: String,
+    pub known: Vec<&'static str>,
+}
+
+impl std::fmt::Display for UnknownDialect {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} is no known form: {}", self.name, self.known.join(", "))
+    }
+}
+
+impl std::error::Error for UnknownDialect {}
+
+fn by_name<T: Copy>(table: &[(&'static str, T)], name: &str) -> Result<T, UnknownDialect> {
+    let found = table.iter().find(|(known, _)| *known == name).map(|(_, form)| *form);
+    let known = || table.iter().map(|(known, _)| *known).collect();
+    found.ok_or_else(|| UnknownDialect { name: name.to_owned(), known: known() })
+}
+
+impl Dialect {
+    /// A dialect without calls and thoughts.
+    pub const NONE: Dialect = Dialect { calls: CallForm::None, thoughts: ThoughtForm::None };
+
+    /// The dialect that a chat template's own text shows.
+    pub fn of_template(template: &str) -> Dialect {
+        let shows = |words: &&[&str]| words.iter().all(|word| template.contains(word));
+        let calls = TEMPLATE_CALLS.iter().find(|(words, _)| shows(words));
+        let thoughts = TEMPLATE_THOUGHTS.iter().find(|(words, _)| shows(words));
+        Dialect {
+            calls: calls.map_or(CallForm::None, |(_, form)| *form),
+            thoughts: thoughts.map_or(ThoughtForm::None, |(_, form)| *form),
+        }
+    }
+
+    /// This dialect with the calls of that name.
+    pub fn tools_named(self, name: &str) -> Result<Dialect, UnknownDialect> {
+        by_name(CALLS, name).map(|calls| Dialect { calls, ..self })
+    }
+
+    /// This dialect with the thoughts of that name.
+    pub fn thoughts_named(self, name: &str) -> Result<Dialect, UnknownDialect> {
+        by_name(THOUGHTS, name).map(|thoughts| Dialect { thoughts, ..self })
+    }
+
+    /// Whether its calls have a form, be it the generic one.
+    pub fn has_calls(&self) -> bool {
+        self.calls != CallForm::None
+    }
+
+    pub fn has_thoughts(&self) -> bool {
+        self.thoughts != ThoughtForm::None
+    }
+
+    /// The texts of special tokens that a [`Speech`] must be shown.
+    pub fn markers(&self) -> Vec<&'static str> {
+        let mut markers = match self.thoughts {
+            ThoughtForm::None => Vec::new(),
+            ThoughtForm::Marked(marks) => [marks.open, marks.close].concat(),
+        };
+        match self.calls {
+            CallForm::None => {}
+            CallForm::Json(style) => markers.extend([style.openers, style.closers].concat()),
+        }
+        markers
+    }
+
+    /// Where an answer to a prompt with this end begins.
+    pub fn opens_thought(&self, prompt_tail: &str) -> Opening {
+        let is_open = match self.thoughts {
+            ThoughtForm::None => false,
+            ThoughtForm::Marked(marks) => marks.is_open_at_end_of(prompt_tail),
+        };
+        if is_open { Opening::Thought } else { Opening::Answer }
+    }
+
+    /// A reader for one answer. Without tools there are no calls in it.
+    pub fn speech(&self, tools: &Tools, opening: Opening) -> Speech {
+        let calls = if tools.is_empty() { CallForm::None } else { self.calls };
+        let thought = match self.thoughts {
+            ThoughtForm::None => None,
+            ThoughtForm::Marked(marks) => Some(Thought::new(marks, opening == Opening::Thought)),
+        };
+        let sink = if calls == CallForm::None { Sink::plain() } else { Sink::default() };
+        Speech::new(thought, calls.reader(tools), sink)
+    }
+
+    /// The structural tag that a text must conform to, so that it has the calls that are wanted; none where every text
+    /// will do. `opening` says where the answer begins, `think` whether a thought may be written first.
+    pub fn enforced(
+        &self,
+        tools: &Tools,
+        choice: &ToolChoice,
+        parallel: bool,
+        opening: Opening,
+        think: bool,
+    ) -> Option<Value> {
+        let calls = enforce::calls(&self.calls.layout()?, tools, choice, parallel)?;
+        Some(enforce::structural_tag(enforce::behind_thought(calls, self.thoughts, opening, think)))
+    }
+}
+
+impl CallForm {
+    fn layout(self) -> Option<Layout> {
+        match self {
+            CallForm::None => None,
+            CallForm::Json(style) => Some(style.layout()),
+        }
+    }
+
+    fn reader(self, tools: &Tools) -> Box<dyn Form> {
+        match self {
+            CallForm::None => Box::new(Plain),
+            CallForm::Json(style) => Box::new(JsonCalls::new(style, tools.clone())),
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! A call as a JSON object: `{"name": .., "arguments": ..}` in any order, or that under the key `function`. Read member
+//! by member; what may still be no call is held as it was written. Knows nothing of what stands around the object.
+
+use crate::Tools;
+use crate::json::{Scanned, Unescape, ValueScan, decoded};
+use crate::marker::{Begins, begins, blank};
+use crate::sink::Sink;
+
+/// A longer name or key makes the object no call.
+const NAME_MAX: usize = 256;
+
+/// When an object is a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Rule {
+    /// A marker stands before it: as soon as it has a name.
+    Marked,
+    /// Nothing stands before it: as soon as it has a tool's name, and arguments.
+    Bare,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Member {
+    Took(usize),
+    More,
+    /// The object ends after so many bytes; it was a call.
+    Done(usize),
+    /// So many more bytes were held, and it is no call.
+    Failed(usize),
+}
+
+#[derive(Debug)]
+pub(super) struct CallObject {
+    rule: Rule,
+    /// What was read, as long as it may be no call.
+    held: String,
+    at: At,
+    key: Key,
+    in_function: bool,
+    name: Option<String>,
+    has_arguments: bool,
+    /// Arguments that came before the name.
+    early: String,
+    is_begun: bool,
+    /// The key, the name or the number that is being read.
+    word: String,
+    is_escaped: bool,
+    scan: ValueScan,
+    unescape: Unescape,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum At {
+    Open,
+    Key,
+    InKey,
+    Colon,
+    Value,
+    InName,
+    /// In arguments that are JSON.
+    InArguments,
+    /// In arguments that are a string, which means a JSON text.
+    InText,
+    InOther,
+    Comma,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Key {
+    Name,
+    Arguments,
+    Function,
+    Other,
+}
+
+impl CallObject {
+    /// `held` is what stands before the object, and is content with it if it is no call.
+    pub fn new(rule: Rule, held: String) -> CallObject {
+        CallObject {
+            rule,
+            held,
+            at: At::Open,
+            key: Key::Other,
+            in_function: false,
+            name: None,
+            has_arguments: false,
+            early: String::new(),
+            is_begun: false,
+            word: String::new(),
+            is_escaped: false,
+            scan: ValueScan::default(),
+            unescape: Unescape::default(),
+        }
+    }
+
+    /// Ends the text within the object: the call so far, or content.
+    pub fn finish(&mut self, sink: &mut Sink) {
+        if !self.is_begun {
+            sink.content(&self.held);
+        } else if self.at == At::InArguments && self.word != "null" {
+            sink.arguments(&self.word);
+        }
+    }
+
+    /// What was held of an object that is no call.
+    pub fn give_up(self, sink: &mut Sink) {
+        debug_assert!(!self.is_begun);
+        sink.content(&self.held);
+    }
+
+    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+        let member = match self.at {
+            At::InKey => self.in_key(rest),
+            At::InName => self.in_name(rest, tools, sink),
+            At::InText => self.in_text(rest, sink),
+            At::InArguments | At::InOther => match self.in_value(rest, closers, last, sink) {
+                Some(member) => member,
+                None => return Member::More,
+            },
+            _ => self.between(rest, tools, sink),
+        };
+        self.hold(rest, member);
+        match member {
+            Member::Failed(n) if self.is_begun => Member::Done(n),
+            Member::Done(n) if !self.is_begun => Member::Failed(n),
+            member => member,
+        }
+    }
+
+    fn hold(&mut self, rest: &str, member: Member) {
+        let (Member::Took(n) | Member::Done(n) | Member::Failed(n)) = member else { return };
+        if self.is_begun {
+            self.held.clear();
+        } else {
+            self.held.push_str(&rest[..n]);
+        }
+    }
+
+    fn between(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> Member {
+        let n = blank(rest);
+        if n > 0 {
+            return Member::Took(n);
+        }
+        let byte = rest.as_bytes()[0];
+        match (self.at, byte) {
+            (At::Open, b'{') => self.go(At::Key, 1),
+            (At::Key, b'"') => self.go(At::InKey, 1),
+            (At::Key | At::Comma, b'}') => self.close(),
+            (At::Colon, b':') => self.go(At::Value, 1),
+            (At::Comma, b',') => self.go(At::Key, 1),
+            (At::Value, _) => self.value(byte, tools, sink),
+            _ => Member::Failed(0),
+        }
+    }
+
+    fn go(&mut self, at: At, n: usize) -> Member {
+        self.at = at;
+        Member::Took(n)
+    }
+
+    fn close(&mut self) -> Member {
+        if !self.in_function {
+            return Member::Done(1);
+        }
+        self.in_function = false;
+        self.go(At::Comma, 1)
+    }
+
+    /// Reads up to the closing quote, and returns what stands before it.
+    fn quoted(&mut self, rest: &str) -> Result<(usize, String), Member> {
+        for (at, c) in rest.char_indices() {
+            match c {
+                _ if self.word.len() + at > NAME_MAX => return Err(Member::Failed(at)),
+                _ if self.is_escaped => self.is_escaped = false,
+                '\\' => self.is_escaped = true,
+                '"' => {
+                    self.word.push_str(&rest[..at]);
+                    return Ok((at + 1, std::mem::take(&mut self.word)));
+                }
+                _ => {}
+            }
+        }
+        self.word.push_str(rest);
+        Err(Member::Took(rest.len()))
+    }
+
+    fn in_key(&mut self, rest: &str) -> Member {
+        let (n, key) = match self.quoted(rest) {
+            Ok(key) => key,
+            Err(member) => return member,
+        };
+        self.key = match key.as_str() {
+            "name" if self.name.is_none() => Key::Name,
+            "arguments" | "parameters" if !self.has_arguments => Key::Arguments,
+            "function" if !self.in_function && self.name.is_none() => Key::Function,
+            "id" | "type" | "index" => Key::Other,
+            // A call has nothing else, unless it is known to be one.
+            _ if self.is_begun => Key::Other,
+            _ => return Member::Failed(n),
+        };
+        self.go(At::Colon, n)
+    }
+
+    fn value(&mut self, byte: u8, tools: &Tools, sink: &mut Sink) -> Member {
+        match (self.key, byte) {
+            (Key::Name, b'"') => self.go(At::InName, 1),
+            (Key::Name, _) => Member::Failed(0),
+            (Key::Function, b'{') => {
+                self.in_function = true;
+                self.go(At::Key, 1)
+            }
+            (Key::Arguments, _) => {
+                self.has_arguments = true;
+                self.begin(tools, sink);
+                if byte == b'"' { self.go(At::InText, 1) } else { self.scan_value(At::InArguments) }
+            }
+            _ => self.scan_value(At::InOther),
+        }
+    }
+
+    fn scan_value(&mut self, at: At) -> Member {
+        self.scan = ValueScan::default();
+        self.go(at, 0)
+    }
+
+    fn in_name(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> Member {
+        let (n, name) = match self.quoted(rest) {
+            Ok(name) => name,
+            Err(member) => return member,
+        };
+        let name = decoded(&name).filter(|name| !name.is_empty());
+        let Some(name) = name.filter(|name| self.rule == Rule::Marked || tools.get(name).is_some()) else {
+            return Member::Failed(n);
+        };
+        self.name = Some(name);
+        self.begin(tools, sink);
+        self.go(At::Comma, n)
+    }
+
+    /// Begins the call, if it is known to be one.
+    fn begin(&mut self, tools: &Tools, sink: &mut Sink) {
+        let Some(name) = &self.name else { return };
+        let is_call = self.rule == Rule::Marked || (self.has_arguments && tools.get(name).is_some());
+        if is_call && !self.is_begun {
+            self.is_begun = true;
+            sink.begin_call(name, None);
+            sink.arguments(&std::mem::take(&mut self.early));
+        }
+    }
+
+    fn say(&mut self, text: &str, sink: &mut Sink) {
+        if self.is_begun { sink.arguments(text) } else { self.early.push_str(text) }
+    }
+
+    fn in_text(&mut self, rest: &str, sink: &mut Sink) -> Member {
+        let mut meant = String::new();
+        let (n, is_whole) = self.unescape.read(rest, &mut meant);
+        self.say(&meant, sink);
+        if is_whole { self.go(At::Comma, n) } else { Member::Took(n) }
+    }
+
+    /// A value that is not looked into. Returns nothing where a closing marker may begin.
+    fn in_value(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Option<Member> {
+        match self.scan.scan(rest) {
+            Scanned::Whole(n) => {
+                self.take_value(&rest[..n], true, sink);
+                Some(self.go(At::Comma, n))
+            }
+            Scanned::Open => {
+                self.take_value(rest, false, sink);
+                Some(Member::Took(rest.len()))
+            }
+            Scanned::Foreign(0) => match begins(rest, closers, last) {
+                Begins::With(_) => Some(Member::Failed(0)),
+                Begins::Perhaps => None,
+                // What is broken stays as it was written.
+                Begins::No => {
+                    let n = rest.chars().next().map_or(0, char::len_utf8);
+                    self.take_value(&rest[..n], false, sink);
+                    Some(Member::Took(n))
+                }
+            },
+            Scanned::Foreign(n) => {
+                self.take_value(&rest[..n], false, sink);
+                Some(Member::Took(n))
+            }
+        }
+    }
+
+    /// A number or a word waits for its end, as `null` means no arguments.
+    fn take_value(&mut self, text: &str, is_whole: bool, sink: &mut Sink) {
+        if self.at != At::InArguments {
+            return;
+        }
+        if !self.scan.is_scalar() {
+            return self.say(text, sink);
+        }
+        self.word.push_str(text);
+        if is_whole {
+            let word = std::mem::take(&mut self.word);
+            if word != "null" {
+                self.say(&word, sink);
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Reads a text that comes in pieces: first a thought, then content and calls. What is said depends on the text so far
+//! and not on its pieces, so a replay or a resumed stream says the same. Knows no form and no marker.
+//!
+//! `[0, said) given out · [said, len - unread) given out now, or held by a form until it is a call or none ·
+//! [len - unread, len) may become a marker`
+
+use crate::Piece;
+use crate::forms::{Form, Turn};
+use crate::sink::Sink;
+use crate::thoughts::{Split, Thought};
+
+/// No marker is longer, so no more than this is read twice.
+#[cfg(debug_assertions)]
+const UNREAD_MAX: usize = 64;
+
+/// One answer of a model, as it is read.
+pub struct Speech {
+    unread: String,
+    thought: Option<Thought>,
+    form: Box<dyn Form>,
+    sink: Sink,
+    is_finished: bool,
+}
+
+impl Speech {
+    pub(crate) fn new(thought: Option<Thought>, form: Box<dyn Form>, sink: Sink) -> Speech {
+        Speech { unread: String::new(), thought, form, sink, is_finished: false }
+    }
+
+    /// Reads on. Appends to `said` what is known now. What comes after the end is not read.
+    pub fn push(&mut self, text: &str, said: &mut Vec<Piece>) {
+        if self.is_finished {
+            return;
+        }
+        self.unread.push_str(text);
+        self.advance(false);
+        #[cfg(debug_assertions)]
+        debug_assert!(self.unread.len() <= UNREAD_MAX, "unread: {:?}", self.unread);
+        self.sink.drain_into(said);
+    }
+
+    /// Ends the text: what may have become a marker is text, and what may have become a call is content.
+    pub fn finish(&mut self, said: &mut Vec<Piece>) {
+        if self.is_finished {
+            return;
+        }
+        self.is_finished = true;
+        self.advance(true);
+        self.end_thought();
+        self.advance(true);
+        self.form.finish(&mut self.sink);
+        self.sink.finish();
+        self.sink.drain_into(said);
+    }
+
+    fn advance(&mut self, last: bool) {
+        let mut at = 0;
+        while at < self.unread.len() {
+            let rest = &self.unread[at..];
+            let Some(thought) = &mut self.thought else {
+                match self.form.step(rest, last, &mut self.sink) {
+                    Turn::Took(n) => at += n,
+                    Turn::More => break,
+                }
+                continue;
+            };
+            match thought.step(rest, last, &mut self.sink) {
+                Split::Took(n) => at += n,
+                Split::More => break,
+                Split::Over => {
+                    self.unread.drain(..at);
+                    self.end_thought();
+                    at = 0;
+                }
+            }
+        }
+        self.unread.drain(..at);
+    }
+
+    /// The form reads what the thought's reader has held back.
+    fn end_thought(&mut self) {
+        if let Some(thought) = self.thought.take() {
+            self.unread.insert_str(0, thought.held());
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Reads a text whole, by characters, by random cuts, and cut off anywhere: what is said must always agree.
+
+use dialect::{Dialect, Opening, Piece, Tool, Tools};
+use serde_json::{Value, json};
+
+/// What a text says, in few words: `reasoning`, `content`, and calls as `name(arguments)`, with `..` if it has no end.
+#[derive(Debug, Default, PartialEq)]
+pub struct Answer {
+    pub reasoning: String,
+    pub content: String,
+    pub calls: Vec<String>,
+}
+
+pub fn answer(reasoning: &str, content: &str, calls: &[&str]) -> Answer {
+    let calls = calls.iter().map(|call| call.to_string()).collect();
+    Answer { reasoning: reasoning.into(), content: content.into(), calls }
+}
+
+impl Answer {
+    pub fn of(pieces: &[Piece]) -> Answer {
+        let mut answer = Answer::default();
+        for piece in pieces {
+            match piece {
+                Piece::Content(text) => answer.content.push_str(text),
+                Piece::Reasoning(text) => answer.reasoning.push_str(text),
+                Piece::CallBegin { index, name, id } => {
+                    assert_eq!(*index, answer.calls.len(), "calls are counted");
+                    let id = id.as_ref().map_or(String::new(), |id| format!("{id}="));
+                    answer.calls.push(format!("{id}{name}(.."));
+                }
+                Piece::CallArguments { index, text } => {
+                    assert_eq!(*index + 1, answer.calls.len(), "arguments belong to the last call");
+                    let call = answer.calls.last_mut().unwrap();
+                    call.truncate(call.len() - 2);
+                    call.push_str(text);
+                    call.push_str("..");
+                }
+                Piece::CallEnd { .. } => {
+                    let call = answer.calls.last_mut().unwrap();
+                    call.truncate(call.len() - 2);
+                    call.push(')');
+                }
+            }
+        }
+        answer
+    }
+}
+
+/// Tools with the types of parameter that there are.
+pub fn tools() -> Tools {
+    let tool = |name: &str, properties: Value| Tool {
+        name: name.into(),
+        parameters: json!({"type": "object", "properties": properties}),
+        strict: false,
+    };
+    Tools::new(vec![
+        tool(
+            "get_weather",
+            json!({
+                "city": {"type": "string"},
+                "days": {"type": "integer"},
+                "unit": {"enum": ["celsius", "fahrenheit"]},
+                "exact": {"type": "boolean"},
+                "spots": {"type": "array", "items": {"type": "string"}},
+                "more": {"type": "object"},
+                "note": {"type": ["string", "null"]},
+            }),
+        ),
+        tool("get_time", json!({})),
+    ])
+}
+
+/// Neighbours of one kind are one piece.
+fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
+    let mut all: Vec<Piece> = Vec::new();
+    for piece in pieces {
+        match (all.last_mut(), piece) {
+            (Some(Piece::Content(said)), Piece::Content(text))
+            | (Some(Piece::Reasoning(said)), Piece::Reasoning(text))
+            | (Some(Piece::CallArguments { text: said, .. }), Piece::CallArguments { text, .. }) => {
+                said.push_str(&text)
+            }
+            (_, piece) => all.push(piece),
+        }
+    }
+    all
+}
+
+fn is_prefix(some: &[Piece], all: &[Piece]) -> bool {
+    let Some((last, whole)) = some.split_last() else { return true };
+    let goes_on = match (last, all.get(whole.len())) {
+        (Piece::Content(a), Some(Piece::Content(b))) | (Piece::Reasoning(a), Some(Piece::Reasoning(b))) => {
+            b.starts_with(a)
+        }
+        (Piece::CallArguments { text: a, .. }, Some(Piece::CallArguments { text: b, .. })) => b.starts_with(a),
+        (last, at) => Some(last) == at,
+    };
+    goes_on && all.starts_with(whole)
+}
+
+pub struct Reader {
+    pub dialect: Dialect,
+    pub tools: Tools,
+    pub opening: Opening,
+}
+
+impl Reader {
+    pub fn new(calls: &str, thoughts: &str) -> Reader {
+        let dialect = Dialect::NONE.tools_named(calls).unwrap().thoughts_named(thoughts).unwrap();
+        Reader { dialect, tools: tools(), opening: Opening::Answer }
+    }
+
+    /// What is said after the pieces, and in the end.
+    pub fn read<'a>(&self, pieces: impl IntoIterator<Item = &'a str>) -> (Vec<Piece>, Vec<Piece>) {
+        let mut speech = self.dialect.speech(&self.tools, self.opening);
+        let mut said = Vec::new();
+        pieces.into_iter().for_each(|piece| speech.push(piece, &mut said));
+        let before = joined(said.clone());
+        speech.finish(&mut said);
+        (before, joined(said))
+    }
+
+    /// The text is read as `expect`, however it is cut, and what is said early is said in the end.
+    #[track_caller]
+    pub fn check(&self, text: &str, expect: &Answer) {
+        let (before, said) = self.read([text]);
+        assert_eq!(&Answer::of(&said), expect, "{text}");
+        self.check_cuts(text, &before, &said);
+    }
+
+    #[track_caller]
+    pub fn check_cuts(&self, text: &str, before: &[Piece], said: &[Piece]) {
+        let chars: Vec<&str> = text.split_inclusive(|_| true).collect();
+        let read = |pieces: Vec<&str>| {
+            let (early, late) = self.read(pieces.iter().copied());
+            assert_eq!((&early[..], &late[..]), (before, said), "{text} in pieces {pieces:?}");
+        };
+        read(chars.clone());
+        let mut random = Random(text.len() as u64);
+        for _ in 0..20 {
+            let mut pieces = vec![];
+            let mut at = 0;
+            while at < chars.len() {
+                let n = (1 + random.below(12)).min(chars.len() - at);
+                let start = chars[at].as_ptr() as usize - text.as_ptr() as usize;
+                let len: usize = chars[at..at + n].iter().map(|c| c.len()).sum();
+                pieces.push(&text[start..start + len]);
+                at += n;
+            }
+            read(pieces);
+        }
+        for (cut, _) in text.char_indices() {
+            let (early, late) = self.read([&text[..cut]]);
+            assert!(is_prefix(&early, before), "{:?} says {early:?}, and the whole {before:?}", &text[..cut]);
+            assert!(is_prefix(&early, &late), "{:?} says {early:?}, then {late:?}", &text[..cut]);
+        }
+    }
+}
+
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % n
+    }
+}

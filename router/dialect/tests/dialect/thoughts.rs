@@ -1,0 +1,54 @@
+//! Thoughts before an answer.
+
+use crate::common::{Reader, answer};
+use dialect::{Dialect, Opening, Tools};
+
+#[track_caller]
+fn check(form: &str, opening: Opening, text: &str, reasoning: &str, content: &str) {
+    let mut reader = Reader { opening, ..Reader::new("hermes", form) };
+    reader.check(text, &answer(reasoning, content, &[]));
+    reader.tools = Tools::default();
+    reader.check(text, &answer(reasoning, content, &[]));
+}
+
+#[test]
+fn a_thought_ends_before_the_answer() {
+    use Opening::{Answer, Thought};
+    check("qwen3", Answer, "<think>\nHm.\n\nYes.\n</think>\n\nIt is.", "Hm.\n\nYes.", "It is.");
+    check("qwen3", Answer, "\n<think>a</think>b", "a", "b");
+    check("qwen3", Answer, "<think>\n\n</think>\n\nb", "", "b");
+    check("deepseek_r1", Thought, "Hm.\n</think>\nIt is.", "Hm.", "It is.");
+    check("deepseek_r1", Thought, "Hm. a < b </thin", "Hm. a < b </thin", "");
+    check("qwen3", Answer, "It is, <think> or not </think>.", "", "It is, <think> or not </think>.");
+    check("qwen3", Answer, "  It is.", "", "  It is.");
+    check("qwen3", Answer, "<think>one</think>two</think>", "one", "two</think>");
+    check("mistral", Answer, "[THINK]a[b][/THINK]c", "a[b]", "c");
+    check("granite", Answer, "Here is my thought process: a\nHere's my response: b", " a", " b");
+    check("gemma4", Answer, "<|channel>thought\nHm.<channel|>It is.", "Hm.", "It is.");
+    check("gemma4", Answer, "<|channel>Hm.<channel|>It is.", "Hm.", "It is.");
+    check("seed_oss", Answer, "<seed:think>a</seed:think>b", "a", "b");
+    check("none", Answer, "<think>a</think>b", "", "<think>a</think>b");
+}
+
+#[test]
+fn calls_follow_a_thought() {
+    let text = "<think>\nI say <tool_call>.\n</think>\n\n<tool_call>\n{\"name\": \"f\"}\n</tool_call>";
+    Reader::new("hermes", "qwen3").check(text, &answer("I say <tool_call>.", "", &["f({})"]));
+}
+
+#[test]
+fn the_prompts_end_tells_where_the_answer_begins() {
+    let cases = [
+        ("qwen3", "<|im_start|>assistant\n<think>\n", Opening::Thought),
+        ("qwen3", "<|im_start|>assistant\n<think>", Opening::Thought),
+        ("qwen3", "<|im_start|>assistant\n", Opening::Answer),
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", Opening::Answer),
+        ("gemma4", "<|turn>model\n<|channel>thought\n", Opening::Thought),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", Opening::Answer),
+        ("none", "<think>", Opening::Answer),
+    ];
+    for (form, prompt, opening) in cases {
+        let dialect = Dialect::NONE.thoughts_named(form).unwrap();
+        assert_eq!(dialect.opens_thought(prompt), opening, "{form} {prompt}");
+    }
+}
