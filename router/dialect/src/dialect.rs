@@ -1,7 +1,8 @@
 //! Which form of calls and which form of thoughts a model writes: by name, or from its chat template. Reads no answer.
 
 use crate::enforce::Layout;
-use crate::forms::json::{JsonCalls, JsonStyle};
+use crate::forms::frame::{Frame, Style};
+use crate::forms::harmony::{self, Harmony};
 use crate::forms::{Form, Plain};
 use crate::names::{CALLS, TEMPLATE_CALLS, TEMPLATE_THOUGHTS, THOUGHTS};
 use crate::sink::Sink;
@@ -20,13 +21,15 @@ pub struct Dialect {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum CallForm {
     None,
-    Json(&'static JsonStyle),
+    Framed(&'static Style),
+    Harmony,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum ThoughtForm {
     None,
     Marked(&'static ThoughtMarks),
+    Harmony,
 }
 
 /// Where an answer begins.
@@ -97,11 +100,15 @@ impl Dialect {
         let mut markers = match self.thoughts {
             ThoughtForm::None => Vec::new(),
             ThoughtForm::Marked(marks) => [marks.open, marks.close].concat(),
+            ThoughtForm::Harmony => harmony::MARKERS.to_vec(),
         };
         match self.calls {
             CallForm::None => {}
-            CallForm::Json(style) => markers.extend([style.openers, style.closers].concat()),
+            CallForm::Framed(style) => markers.extend(style.markers()),
+            CallForm::Harmony => markers.extend(harmony::MARKERS),
         }
+        markers.sort_unstable();
+        markers.dedup();
         markers
     }
 
@@ -110,19 +117,28 @@ impl Dialect {
         let is_open = match self.thoughts {
             ThoughtForm::None => false,
             ThoughtForm::Marked(marks) => marks.is_open_at_end_of(prompt_tail),
+            ThoughtForm::Harmony => prompt_tail.ends_with(harmony::THOUGHT_OPEN),
         };
         if is_open { Opening::Thought } else { Opening::Answer }
     }
 
     /// A reader for one answer. Without tools there are no calls in it.
     pub fn speech(&self, tools: &Tools, opening: Opening) -> Speech {
-        let calls = if tools.is_empty() { CallForm::None } else { self.calls };
-        let thought = match self.thoughts {
-            ThoughtForm::None => None,
-            ThoughtForm::Marked(marks) => Some(Thought::new(marks, opening == Opening::Thought)),
+        let in_thought = opening == Opening::Thought;
+        let sink = if tools.is_empty() { Sink::plain() } else { Sink::default() };
+        if self.calls == CallForm::Harmony || self.thoughts == ThoughtForm::Harmony {
+            let has_tools = self.calls == CallForm::Harmony && !tools.is_empty();
+            return Speech::new(None, Box::new(Harmony::new(has_tools, in_thought)), sink);
+        }
+        let form: Box<dyn Form> = match self.calls {
+            CallForm::Framed(style) if !tools.is_empty() => Box::new(Frame::new(style, tools.clone())),
+            _ => Box::new(Plain),
         };
-        let sink = if calls == CallForm::None { Sink::plain() } else { Sink::default() };
-        Speech::new(thought, calls.reader(tools), sink)
+        let thought = match self.thoughts {
+            ThoughtForm::Marked(marks) => Some(Thought::new(marks, in_thought)),
+            _ => None,
+        };
+        Speech::new(thought, form, sink)
     }
 
     /// The structural tag that a text must conform to, so that it has the calls that are wanted; none where every text
@@ -144,14 +160,8 @@ impl CallForm {
     fn layout(self) -> Option<Layout> {
         match self {
             CallForm::None => None,
-            CallForm::Json(style) => Some(style.layout()),
-        }
-    }
-
-    fn reader(self, tools: &Tools) -> Box<dyn Form> {
-        match self {
-            CallForm::None => Box::new(Plain),
-            CallForm::Json(style) => Box::new(JsonCalls::new(style, tools.clone())),
+            CallForm::Framed(style) => Some(style.layout()),
+            CallForm::Harmony => Some(harmony::layout()),
         }
     }
 }

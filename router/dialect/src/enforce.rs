@@ -2,7 +2,7 @@
 //! `structural_tag`. Knows no form: each says how its own calls are laid out.
 
 use crate::dialect::{Opening, ThoughtForm};
-use crate::thoughts::ThoughtMarks;
+use crate::forms::harmony;
 use crate::{Tool, ToolChoice, Tools};
 use serde_json::{Value, json};
 
@@ -16,6 +16,60 @@ pub(crate) struct Layout {
     pub trigger: &'static str,
     /// A format of type `tag` for a call of the tool, whose arguments conform to the schema.
     pub tag: Box<dyn Fn(&Tool, &Value) -> Value>,
+}
+
+/// A property's schema, with the definitions to which it may refer.
+pub(crate) fn within(property: &Value, root: &Value) -> Value {
+    let mut property = property.clone();
+    let Some(of) = property.as_object_mut() else { return property };
+    for key in ["$defs", "definitions"] {
+        if let Some(definitions) = root.get(key) {
+            of.entry(key).or_insert_with(|| definitions.clone());
+        }
+    }
+    property
+}
+
+/// The properties of a schema, each with whether it must be there; none, if it does not list them.
+pub(crate) fn properties(schema: &Value) -> Option<Vec<(&str, &Value, bool)>> {
+    let required: Vec<&str> = match schema.get("required").and_then(Value::as_array) {
+        Some(names) => names.iter().filter_map(Value::as_str).collect(),
+        None => Vec::new(),
+    };
+    let properties = schema.get("properties")?.as_object()?.iter();
+    Some(properties.map(|(name, property)| (name.as_str(), property, required.contains(&name.as_str()))).collect())
+}
+
+pub(crate) fn optional(format: Value) -> Value {
+    either(vec![format, text("")])
+}
+
+/// Properties with something between them: first those that must be there, then the others, each in the schema's order.
+pub(crate) fn members(
+    schema: &Value,
+    separator: &str,
+    key: impl Fn(&str) -> String,
+    value: impl Fn(&Value) -> Value,
+) -> Value {
+    let Some(properties) = properties(schema) else { return any_text() };
+    let member = |before: &str, name: &str, property: &Value| {
+        sequence(vec![text(&format!("{before}{}", key(name))), value(property)])
+    };
+    let (required, others): (Vec<_>, Vec<_>) = properties.into_iter().partition(|(_, _, is_required)| *is_required);
+    let behind = |others: &[(&str, &Value, bool)]| -> Vec<Value> {
+        others.iter().map(|(name, property, _)| optional(member(separator, name, property))).collect()
+    };
+    if required.is_empty() {
+        // Whichever comes first has nothing before it.
+        let first = |i: usize| {
+            let (name, property, _) = others[i];
+            sequence([vec![member("", name, property)], behind(&others[i + 1..])].concat())
+        };
+        return either((0..others.len()).map(first).chain([text("")]).collect());
+    }
+    let before = |i: usize| if i == 0 { "" } else { separator };
+    let required = required.iter().enumerate().map(|(i, (name, property, _))| member(before(i), name, property));
+    sequence(required.chain(behind(&others)).collect())
 }
 
 pub(crate) fn any_text() -> Value {
@@ -105,24 +159,21 @@ fn triggered(layout: &Layout, tags: Vec<Value>, is_single: bool) -> Value {
 
 /// `calls` behind the thought that the answer has, or may have.
 pub(crate) fn behind_thought(calls: Value, thoughts: ThoughtForm, opening: Opening, think: bool) -> Value {
-    let ThoughtForm::Marked(marks) = thoughts else { return calls };
+    let (open, close, between) = match thoughts {
+        ThoughtForm::None => return calls,
+        // What models write between a thought and a call.
+        ThoughtForm::Marked(marks) => (format!("{}{}", marks.open[0], marks.label), marks.close[0], "\\n{0,2}"),
+        ThoughtForm::Harmony => (harmony::THOUGHT_OPEN.to_owned(), harmony::THOUGHT_CLOSE, ""),
+    };
+    let behind = |open: &str, calls: Value| {
+        let between = (!between.is_empty()).then(|| regex(between));
+        sequence([tag(open, any_text(), close)].into_iter().chain(between).chain([calls]).collect())
+    };
     match (opening, think) {
-        (Opening::Thought, _) => sequence(vec![thought(marks, ""), newlines(), calls]),
-        (Opening::Answer, true) => {
-            let open = format!("{}{}", marks.open[0], marks.label);
-            either(vec![sequence(vec![thought(marks, &open), newlines(), calls.clone()]), calls])
-        }
+        (Opening::Thought, _) => behind("", calls),
+        (Opening::Answer, true) => either(vec![behind(&open, calls.clone()), calls]),
         (Opening::Answer, false) => calls,
     }
-}
-
-fn thought(marks: &ThoughtMarks, open: &str) -> Value {
-    tag(open, any_text(), marks.close[0])
-}
-
-/// What models write between a thought and a call.
-fn newlines() -> Value {
-    regex("\\n{0,2}")
 }
 
 /// The whole value that a request carries.

@@ -15,6 +15,7 @@ mod names;
 mod piece;
 mod sink;
 mod speech;
+mod styles;
 mod thoughts;
 mod tools;
 

@@ -10,8 +10,8 @@ use crate::sink::Sink;
 use crate::thoughts::{Split, Thought};
 
 /// No marker is longer, so no more than this is read twice.
-#[cfg(debug_assertions)]
 const UNREAD_MAX: usize = 64;
+const IDLE_MAX: usize = 8;
 
 /// One answer of a model, as it is read.
 pub struct Speech {
@@ -34,8 +34,7 @@ impl Speech {
         }
         self.unread.push_str(text);
         self.advance(false);
-        #[cfg(debug_assertions)]
-        debug_assert!(self.unread.len() <= UNREAD_MAX, "unread: {:?}", self.unread);
+        debug_assert!(self.unread.len() <= UNREAD_MAX, "{} bytes are unread", self.unread.len());
         self.sink.drain_into(said);
     }
 
@@ -55,7 +54,12 @@ impl Speech {
 
     fn advance(&mut self, last: bool) {
         let mut at = 0;
+        // The steps since something was read: a form changes its state a few times before it reads on.
+        let (mut n_idle, mut read) = (0, 0);
         while at < self.unread.len() {
+            n_idle = if at == read { n_idle + 1 } else { 0 };
+            read = at;
+            debug_assert!(n_idle < IDLE_MAX, "nothing reads {:?}", self.unread[at..].chars().take(UNREAD_MAX));
             let rest = &self.unread[at..];
             let Some(thought) = &mut self.thought else {
                 match self.form.step(rest, last, &mut self.sink) {

@@ -29,13 +29,57 @@ pub enum ToolChoice {
     Named(String),
 }
 
-/// How a parameter's text becomes JSON.
+/// Which types of JSON a parameter may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ParameterType {
-    /// Every text is a string.
-    Text,
-    /// What is JSON of another type is that; any other text is a string.
-    Any,
+pub(crate) struct Types(u8);
+
+impl Default for Types {
+    fn default() -> Types {
+        Types::ANY
+    }
+}
+
+impl Types {
+    pub const ANY: Types = Types(0b11_1111);
+    pub const TEXT: Types = Types(0b00_0001);
+
+    fn named(name: &str) -> Types {
+        Types(match name {
+            "string" => 0b00_0001,
+            "integer" | "number" => 0b00_0010,
+            "boolean" => 0b00_0100,
+            "null" => 0b00_1000,
+            "object" => 0b01_0000,
+            "array" => 0b10_0000,
+            _ => return Types::ANY,
+        })
+    }
+
+    fn of(value: &Value) -> Types {
+        Types::named(match value {
+            Value::String(_) => "string",
+            Value::Number(_) => "number",
+            Value::Bool(_) => "boolean",
+            Value::Null => "null",
+            Value::Object(_) => "object",
+            Value::Array(_) => "array",
+        })
+    }
+
+    fn all(types: impl Iterator<Item = Types>) -> Types {
+        match types.fold(0, |all, types| all | types.0) {
+            0 => Types::ANY,
+            types => Types(types),
+        }
+    }
+
+    pub fn allow(self, value: &Value) -> bool {
+        self.0 & Types::of(value).0 != 0
+    }
+
+    pub fn allow_text(self) -> bool {
+        self.0 & Types::TEXT.0 != 0
+    }
 }
 
 impl Tools {
@@ -55,18 +99,15 @@ impl Tools {
         self.0.iter().find(|tool| tool.name == name)
     }
 
-    pub(crate) fn parameter_type(&self, tool: &str, parameter: &str) -> ParameterType {
-        self.get(tool).map_or(ParameterType::Any, |tool| tool.parameter_type(parameter))
+    pub(crate) fn types(&self, tool: &str, parameter: &str) -> Types {
+        self.get(tool).map_or(Types::ANY, |tool| tool.types(parameter))
     }
 }
 
 impl Tool {
-    fn parameter_type(&self, parameter: &str) -> ParameterType {
+    fn types(&self, parameter: &str) -> Types {
         let schema = self.parameters.get("properties").and_then(|properties| properties.get(parameter));
-        match schema {
-            Some(schema) if is_text(schema, &self.parameters, 0) => ParameterType::Text,
-            _ => ParameterType::Any,
-        }
+        schema.map_or(Types::ANY, |schema| types_of(schema, &self.parameters, 0))
     }
 
     /// The name of the parameter that stands at this place, for calls by position.
@@ -76,29 +117,28 @@ impl Tool {
     }
 }
 
-/// Whether the schema allows strings and nothing else.
-fn is_text(schema: &Value, root: &Value, depth: usize) -> bool {
+/// The types that a schema allows; all, where it does not say.
+pub(crate) fn types_of(schema: &Value, root: &Value, depth: usize) -> Types {
     // A schema may name itself.
     const DEPTH_MAX: usize = 16;
     if depth == DEPTH_MAX {
-        return false;
+        return Types::ANY;
     }
-    let all_are_text = |schemas: &Value| {
-        let schemas = schemas.as_array();
-        schemas.is_some_and(|all| !all.is_empty() && all.iter().all(|one| is_text(one, root, depth + 1)))
-    };
-    if let Some(of_type) = schema.get("type") {
-        return of_type == "string" || of_type.as_array().is_some_and(|types| types.len() == 1 && types[0] == "string");
+    match schema.get("type") {
+        Some(Value::String(name)) => return Types::named(name),
+        Some(Value::Array(names)) => return Types::all(names.iter().filter_map(Value::as_str).map(Types::named)),
+        _ => {}
     }
     if let Some(values) = schema.get("enum").and_then(Value::as_array) {
-        return !values.is_empty() && values.iter().all(Value::is_string);
+        return Types::all(values.iter().map(Types::of));
     }
     if let Some(value) = schema.get("const") {
-        return value.is_string();
+        return Types::of(value);
     }
     if let Some(target) = schema.get("$ref").and_then(Value::as_str) {
         let target = target.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
-        return target.is_some_and(|schema| is_text(schema, root, depth + 1));
+        return target.map_or(Types::ANY, |schema| types_of(schema, root, depth + 1));
     }
-    ["anyOf", "oneOf", "allOf"].iter().filter_map(|key| schema.get(*key)).any(all_are_text)
+    let several = ["anyOf", "oneOf"].iter().find_map(|key| schema.get(*key)?.as_array());
+    several.map_or(Types::ANY, |all| Types::all(all.iter().map(|one| types_of(one, root, depth + 1))))
 }

@@ -1,12 +1,23 @@
-//! The forms in which families write calls, a reader for each. What a form reads it says to a [`Sink`].
+//! The forms in which families write calls. All but harmony stand in a frame of markers, and differ in the calls within.
+//! What is read goes to a [`Sink`].
 
-pub(crate) mod json;
-pub(crate) mod object;
+pub(crate) mod frame;
+pub(crate) mod function;
+pub(crate) mod harmony;
+pub(crate) mod headed;
+mod loose;
+mod object;
 mod plain;
+mod raw;
+mod typed;
+pub(crate) mod xml;
 
 pub(crate) use plain::Plain;
 
 use crate::sink::Sink;
+
+/// A longer name or key makes a text no call.
+const NAME_MAX: usize = 256;
 
 /// What a reader did with the text in front of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,4 +35,25 @@ pub(crate) trait Form: Send {
 
     /// Ends the text, all of which was read.
     fn finish(&mut self, sink: &mut Sink);
+}
+
+/// When a text is a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Rule {
+    /// A marker stands before it: as soon as it has a name.
+    Marked,
+    /// Nothing stands before it: as soon as it has a tool's name, and arguments.
+    Bare,
+}
+
+/// What a call's reader did with the text in front of it. Until a call has begun its reader holds what it reads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Member {
+    Took(usize),
+    /// As [`Turn::More`].
+    More,
+    /// The call ends after so many bytes.
+    Done(usize),
+    /// So many more bytes were held, and it is no call.
+    Failed(usize),
 }

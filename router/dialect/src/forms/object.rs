@@ -1,32 +1,12 @@
 //! A call as a JSON object: `{"name": .., "arguments": ..}` in any order, or that under the key `function`. Read member
 //! by member; what may still be no call is held as it was written. Knows nothing of what stands around the object.
 
+use super::raw::Raw;
+use super::{Member, NAME_MAX, Rule};
 use crate::Tools;
-use crate::json::{Scanned, Unescape, ValueScan, decoded};
-use crate::marker::{Begins, begins, blank};
+use crate::json::{Unescape, decoded};
+use crate::marker::blank;
 use crate::sink::Sink;
-
-/// A longer name or key makes the object no call.
-const NAME_MAX: usize = 256;
-
-/// When an object is a call.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Rule {
-    /// A marker stands before it: as soon as it has a name.
-    Marked,
-    /// Nothing stands before it: as soon as it has a tool's name, and arguments.
-    Bare,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Member {
-    Took(usize),
-    More,
-    /// The object ends after so many bytes; it was a call.
-    Done(usize),
-    /// So many more bytes were held, and it is no call.
-    Failed(usize),
-}
 
 #[derive(Debug)]
 pub(super) struct CallObject {
@@ -41,10 +21,10 @@ pub(super) struct CallObject {
     /// Arguments that came before the name.
     early: String,
     is_begun: bool,
-    /// The key, the name or the number that is being read.
+    /// The key or the name that is being read.
     word: String,
     is_escaped: bool,
-    scan: ValueScan,
+    raw: Raw,
     unescape: Unescape,
 }
 
@@ -87,7 +67,7 @@ impl CallObject {
             is_begun: false,
             word: String::new(),
             is_escaped: false,
-            scan: ValueScan::default(),
+            raw: Raw::default(),
             unescape: Unescape::default(),
         }
     }
@@ -96,15 +76,14 @@ impl CallObject {
     pub fn finish(&mut self, sink: &mut Sink) {
         if !self.is_begun {
             sink.content(&self.held);
-        } else if self.at == At::InArguments && self.word != "null" {
-            sink.arguments(&self.word);
+        } else if self.at == At::InArguments {
+            sink.arguments(&self.raw.rest());
         }
     }
 
     /// What was held of an object that is no call.
-    pub fn give_up(self, sink: &mut Sink) {
-        debug_assert!(!self.is_begun);
-        sink.content(&self.held);
+    pub fn held(&self) -> &str {
+        &self.held
     }
 
     pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, tools: &Tools, sink: &mut Sink) -> Member {
@@ -218,7 +197,7 @@ impl CallObject {
     }
 
     fn scan_value(&mut self, at: At) -> Member {
-        self.scan = ValueScan::default();
+        self.raw = Raw::default();
         self.go(at, 0)
     }
 
@@ -258,48 +237,15 @@ impl CallObject {
         if is_whole { self.go(At::Comma, n) } else { Member::Took(n) }
     }
 
-    /// A value that is not looked into. Returns nothing where a closing marker may begin.
+    /// A value that is not looked into. Nothing is read where a closing marker may begin.
     fn in_value(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Option<Member> {
-        match self.scan.scan(rest) {
-            Scanned::Whole(n) => {
-                self.take_value(&rest[..n], true, sink);
-                Some(self.go(At::Comma, n))
-            }
-            Scanned::Open => {
-                self.take_value(rest, false, sink);
-                Some(Member::Took(rest.len()))
-            }
-            Scanned::Foreign(0) => match begins(rest, closers, last) {
-                Begins::With(_) => Some(Member::Failed(0)),
-                Begins::Perhaps => None,
-                // What is broken stays as it was written.
-                Begins::No => {
-                    let n = rest.chars().next().map_or(0, char::len_utf8);
-                    self.take_value(&rest[..n], false, sink);
-                    Some(Member::Took(n))
-                }
-            },
-            Scanned::Foreign(n) => {
-                self.take_value(&rest[..n], false, sink);
-                Some(Member::Took(n))
-            }
+        let step = self.raw.step(rest, closers, last)?;
+        if self.at == At::InArguments {
+            self.say(&step.text, sink);
         }
-    }
-
-    /// A number or a word waits for its end, as `null` means no arguments.
-    fn take_value(&mut self, text: &str, is_whole: bool, sink: &mut Sink) {
-        if self.at != At::InArguments {
-            return;
+        if step.is_whole {
+            return Some(self.go(At::Comma, step.n));
         }
-        if !self.scan.is_scalar() {
-            return self.say(text, sink);
-        }
-        self.word.push_str(text);
-        if is_whole {
-            let word = std::mem::take(&mut self.word);
-            if word != "null" {
-                self.say(&word, sink);
-            }
-        }
+        Some(Member::Took(step.n))
     }
 }

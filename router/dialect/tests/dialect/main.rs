@@ -4,6 +4,12 @@
 
 mod common;
 mod enforced;
+mod function;
 mod generic;
+mod harmony;
+mod headed;
 mod hermes;
+mod hostile;
+mod templates;
 mod thoughts;
+mod xml;

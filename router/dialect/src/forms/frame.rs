@@ -1,0 +1,352 @@
+//! Calls within markers: a marker opens, calls of one kind or another follow, alone or in a list, and a marker closes.
+//! Without a marker calls may begin a line. Knows nothing of what a call is made of.
+//!
+//! `text · opener · [ · call · , · call · ] · closer · text`
+
+use super::function::{FunctionCall, FunctionStyle};
+use super::headed::{HeadedCall, HeadedStyle};
+use super::object::CallObject;
+use super::xml::{XmlCall, XmlStyle};
+use super::{Form, Member, Rule, Turn};
+use crate::enforce::{Layout, schema, tag};
+use crate::json::quoted;
+use crate::marker::{Begins, begins, blank};
+use crate::sink::Sink;
+use crate::{Tool, Tools};
+use serde_json::Value;
+
+/// What a family writes around its calls, and which calls.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Style {
+    /// Before a call or a list of them. One that is a call's own beginning opens a frame that lacks its opener.
+    pub openers: &'static [&'static str],
+    /// Behind them; they are optional.
+    pub closers: &'static [&'static str],
+    /// What stands behind an opener.
+    pub opened: Rule,
+    /// Whether a call or a list at a line's start needs no opener.
+    pub is_bare: bool,
+    /// What is read. The first is what is written.
+    pub kinds: &'static [CallKind],
+    pub written: Written,
+}
+
+/// How a call is written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum CallKind {
+    Object,
+    Function(&'static FunctionStyle),
+    Headed(&'static HeadedStyle),
+    Xml(&'static XmlStyle),
+}
+
+/// How a model that must call writes it: of what is read, the form that it was trained on.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Written {
+    /// Around all calls, and between two.
+    pub open: &'static str,
+    pub separator: &'static str,
+    pub close: &'static str,
+    /// Around each call.
+    pub before: &'static str,
+    pub after: &'static str,
+    /// The key of an object's arguments.
+    pub key: &'static str,
+    /// What `open`, or else every call, begins with.
+    pub trigger: &'static str,
+}
+
+impl Style {
+    pub fn layout(&'static self) -> Layout {
+        let Written { open, separator, close, trigger, .. } = self.written;
+        let kind = self.kinds[0];
+        let tag = move |tool: &Tool, arguments: &Value| kind.tag(tool, arguments, &self.written);
+        Layout { open, separator, close, trigger, tag: Box::new(tag) }
+    }
+
+    pub fn markers(&self) -> Vec<&'static str> {
+        let of_kinds = self.kinds.iter().flat_map(|kind| kind.markers());
+        self.openers.iter().chain(self.closers).copied().chain(of_kinds).collect()
+    }
+}
+
+impl CallKind {
+    fn tag(self, tool: &Tool, arguments: &Value, written: &Written) -> Value {
+        let (before, after) = (written.before, written.after);
+        match self {
+            CallKind::Object => {
+                let name = quoted(&tool.name);
+                let begin = format!("{before}{{\"name\": {name}, \"{}\": ", written.key);
+                tag(&begin, schema(arguments), &format!("}}{after}"))
+            }
+            CallKind::Function(style) => style.tag(tool, arguments, before, after),
+            CallKind::Headed(style) => style.tag(tool, arguments, before, after),
+            CallKind::Xml(style) => style.tag(tool, arguments, before, after),
+        }
+    }
+
+    fn markers(self) -> Vec<&'static str> {
+        match self {
+            CallKind::Object => Vec::new(),
+            CallKind::Function(style) => style.markers().collect(),
+            CallKind::Headed(style) => style.markers().collect(),
+            CallKind::Xml(style) => style.markers().collect(),
+        }
+    }
+
+    /// What every call begins with; empty, if that is a name.
+    fn begin(self) -> &'static str {
+        match self {
+            CallKind::Object => "{",
+            CallKind::Function(style) => style.begin,
+            CallKind::Headed(style) => style.begin,
+            CallKind::Xml(style) => style.begin,
+        }
+    }
+
+    fn begins(self, rest: &str, last: bool) -> Begins {
+        match self.begin() {
+            "" if rest.starts_with(|c: char| c.is_alphabetic() || c == '_') => Begins::With(0),
+            "" => Begins::No,
+            begin => begins(rest, &[begin], last),
+        }
+    }
+
+    fn call(self, rule: Rule, held: String) -> Call {
+        match self {
+            CallKind::Object => Call::Object(Box::new(CallObject::new(rule, held))),
+            CallKind::Function(style) => Call::Function(Box::new(FunctionCall::new(style, rule, held))),
+            CallKind::Headed(style) => Call::Headed(Box::new(HeadedCall::new(style, held))),
+            CallKind::Xml(style) => Call::Xml(Box::new(XmlCall::new(style, held))),
+        }
+    }
+}
+
+enum Call {
+    Object(Box<CallObject>),
+    Function(Box<FunctionCall>),
+    Headed(Box<HeadedCall>),
+    Xml(Box<XmlCall>),
+}
+
+impl Call {
+    fn step(&mut self, rest: &str, last: bool, frame: &Frame, sink: &mut Sink) -> Member {
+        let (closers, tools) = (frame.style.closers, &frame.tools);
+        match self {
+            Call::Object(call) => call.step(rest, closers, last, tools, sink),
+            Call::Function(call) => call.step(rest, last, tools, sink),
+            Call::Headed(call) => call.step(rest, closers, last, sink),
+            Call::Xml(call) => call.step(rest, closers, last, tools, sink),
+        }
+    }
+
+    /// What was read of what is no call.
+    fn held(&self) -> &str {
+        match self {
+            Call::Object(call) => call.held(),
+            Call::Function(call) => call.held(),
+            Call::Headed(call) => call.held(),
+            Call::Xml(call) => call.held(),
+        }
+    }
+
+    /// Ends the text within the call: the call so far, or content.
+    fn finish(&mut self, sink: &mut Sink) {
+        match self {
+            Call::Object(call) => call.finish(sink),
+            Call::Function(call) => call.finish(sink),
+            Call::Headed(call) => call.finish(sink),
+            Call::Xml(call) => call.finish(sink),
+        }
+    }
+}
+
+pub(crate) struct Frame {
+    style: &'static Style,
+    tools: Tools,
+    at: At,
+    in_list: bool,
+    at_line_start: bool,
+}
+
+enum At {
+    Text,
+    /// Behind an opener or a bracket, which are held.
+    Opened(Rule, String),
+    Call(Rule, Call),
+    /// Behind a call. What may stand before the next is held.
+    Behind(Rule, String),
+}
+
+/// Which call begins here.
+enum Next {
+    Call(CallKind),
+    Perhaps,
+    None,
+}
+
+impl Frame {
+    pub fn new(style: &'static Style, tools: Tools) -> Frame {
+        Frame { style, tools, at: At::Text, in_list: false, at_line_start: true }
+    }
+
+    fn text(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+        let is_first = |byte: u8| self.style.openers.iter().any(|opener| opener.as_bytes()[0] == byte);
+        let mut at_line_start = self.at_line_start;
+        for (at, byte) in rest.bytes().enumerate() {
+            let may_open = is_first(byte) && begins(&rest[at..], self.style.openers, last) != Begins::No;
+            if may_open || (self.style.is_bare && at_line_start && matches!(byte, b'{' | b'[')) {
+                self.at_line_start = at_line_start;
+                return if at == 0 { self.open(rest, last) } else { say(&rest[..at], sink) };
+            }
+            at_line_start = byte == b'\n' || (at_line_start && matches!(byte, b' ' | b'\t' | b'\r'));
+        }
+        self.at_line_start = at_line_start;
+        say(rest, sink)
+    }
+
+    /// Something opens here, or may open once more has come.
+    fn open(&mut self, rest: &str, last: bool) -> Turn {
+        let opener = match begins(rest, self.style.openers, last) {
+            Begins::With(i) => self.style.openers[i],
+            Begins::Perhaps => return Turn::More,
+            Begins::No => {
+                self.at = At::Opened(Rule::Bare, String::new());
+                return Turn::Took(0);
+            }
+        };
+        let is_of_call = self.style.kinds.iter().any(|kind| kind.begin() == opener);
+        let held = if is_of_call { "" } else { opener };
+        self.at = At::Opened(self.style.opened, held.to_owned());
+        Turn::Took(held.len())
+    }
+
+    fn next_call(&self, rest: &str, last: bool) -> Next {
+        let mut next = Next::None;
+        for kind in self.style.kinds {
+            match kind.begins(rest, last) {
+                Begins::With(_) => return Next::Call(*kind),
+                Begins::Perhaps => next = Next::Perhaps,
+                Begins::No => {}
+            }
+        }
+        next
+    }
+
+    fn opened(&mut self, rule: Rule, mut held: String, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+        let n = blank(rest).max(usize::from(!self.in_list && rest.starts_with('[')));
+        if n > 0 {
+            self.in_list |= rest.starts_with('[');
+            held.push_str(&rest[..n]);
+            self.at = At::Opened(rule, held);
+            return Turn::Took(n);
+        }
+        match self.next_call(rest, last) {
+            Next::Call(kind) => self.call(kind, rule, held),
+            Next::Perhaps => {
+                self.at = At::Opened(rule, held);
+                Turn::More
+            }
+            // Nothing is held of a list or a call that has no opener: its first character is none of either.
+            Next::None if held.is_empty() => {
+                let n = rest.chars().next().map_or(0, char::len_utf8);
+                (self.at, self.at_line_start) = (At::Text, false);
+                say(&rest[..n], sink)
+            }
+            Next::None => self.back_to_text(&held, sink),
+        }
+    }
+
+    fn call(&mut self, kind: CallKind, rule: Rule, held: String) -> Turn {
+        self.at = At::Call(rule, kind.call(rule, held));
+        Turn::Took(0)
+    }
+
+    fn in_call(&mut self, rule: Rule, mut call: Call, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+        match call.step(rest, last, self, sink) {
+            Member::Took(n) => {
+                self.at = At::Call(rule, call);
+                Turn::Took(n)
+            }
+            Member::More => {
+                self.at = At::Call(rule, call);
+                Turn::More
+            }
+            Member::Done(n) => {
+                sink.end_call();
+                self.at = At::Behind(rule, String::new());
+                Turn::Took(n)
+            }
+            Member::Failed(n) => {
+                self.back_to_text(call.held(), sink);
+                Turn::Took(n)
+            }
+        }
+    }
+
+    fn behind(&mut self, rule: Rule, mut held: String, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+        let n = blank(rest).max(usize::from(rest.starts_with([',', ';'])));
+        if n > 0 {
+            held.push_str(&rest[..n]);
+            self.at = At::Behind(rule, held);
+            return Turn::Took(n);
+        }
+        if self.in_list && rest.starts_with(']') {
+            self.in_list = false;
+            self.at = At::Behind(rule, String::new());
+            return Turn::Took(1);
+        }
+        match begins(rest, self.style.closers, last) {
+            Begins::With(i) => {
+                self.back_to_text("", sink);
+                return Turn::Took(self.style.closers[i].len());
+            }
+            Begins::Perhaps => {
+                self.at = At::Behind(rule, held);
+                return Turn::More;
+            }
+            Begins::No => {}
+        }
+        match self.next_call(rest, last) {
+            Next::Call(kind) => self.call(kind, rule, held),
+            Next::Perhaps => {
+                self.at = At::Behind(rule, held);
+                Turn::More
+            }
+            Next::None => self.back_to_text(&held, sink),
+        }
+    }
+
+    fn back_to_text(&mut self, held: &str, sink: &mut Sink) -> Turn {
+        sink.content(held);
+        let line = held.trim_end_matches([' ', '\t', '\r']);
+        self.at_line_start = line.is_empty() || line.ends_with('\n');
+        self.in_list = false;
+        self.at = At::Text;
+        Turn::Took(0)
+    }
+}
+
+fn say(text: &str, sink: &mut Sink) -> Turn {
+    sink.content(text);
+    Turn::Took(text.len())
+}
+
+impl Form for Frame {
+    fn step(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+        match std::mem::replace(&mut self.at, At::Text) {
+            At::Text => self.text(rest, last, sink),
+            At::Opened(rule, held) => self.opened(rule, held, rest, last, sink),
+            At::Call(rule, call) => self.in_call(rule, call, rest, last, sink),
+            At::Behind(rule, held) => self.behind(rule, held, rest, last, sink),
+        }
+    }
+
+    fn finish(&mut self, sink: &mut Sink) {
+        match &mut self.at {
+            At::Text => {}
+            At::Opened(_, held) | At::Behind(_, held) => sink.content(held),
+            At::Call(_, call) => call.finish(sink),
+        }
+    }
+}

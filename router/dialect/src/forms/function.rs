@@ -1,0 +1,177 @@
+//! A call as a function's name and its arguments in brackets: Python's `f(a="x")`, Gemma's `call:f{a:<escape>x<escape>}`.
+//! Knows the brackets and what stands before the name, and not how values are written.
+
+use super::loose::{Loose, Syntax};
+use super::{Member, NAME_MAX, Rule};
+use crate::enforce::{any_text, either, members, schema, tag, text, within};
+use crate::marker::{Begins, begins, blank};
+use crate::sink::Sink;
+use crate::tools::{Types, types_of};
+use crate::{Tool, Tools};
+use serde_json::Value;
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct FunctionStyle {
+    /// Before the name.
+    pub begin: &'static str,
+    syntax: Syntax,
+}
+
+pub(crate) const PYTHON: FunctionStyle = FunctionStyle {
+    begin: "",
+    syntax: Syntax { assign: '=', open: '(', quotes: &["\"\"\"", "'''", "\"", "'"], has_places: true },
+};
+pub(crate) const FUNCTION_GEMMA: FunctionStyle = FunctionStyle {
+    begin: "call:",
+    syntax: Syntax { assign: ':', open: '{', quotes: &["<escape>", "\""], has_places: false },
+};
+pub(crate) const GEMMA4: FunctionStyle = FunctionStyle {
+    begin: "call:",
+    syntax: Syntax { assign: ':', open: '{', quotes: &["<|\"|>", "\""], has_places: false },
+};
+
+impl FunctionStyle {
+    /// The markers around strings.
+    pub fn markers(&self) -> impl Iterator<Item = &'static str> {
+        self.syntax.quotes.iter().copied().filter(|quote| quote.starts_with('<'))
+    }
+
+    /// A call, as a model that must call writes it.
+    pub fn tag(&self, tool: &Tool, arguments: &Value, before: &str, after: &str) -> Value {
+        let (open, assign) = (self.syntax.open, self.syntax.assign);
+        let (close, separator) = if open == '(' { (')', ", ") } else { ('}', ",") };
+        let key = |name: &str| format!("{name}{assign}");
+        let value = |property: &Value| self.value(property, arguments);
+        let begin = format!("{before}{}{}{open}", self.begin, tool.name);
+        tag(&begin, members(arguments, separator, key, value), &format!("{close}{after}"))
+    }
+
+    fn value(&self, property: &Value, root: &Value) -> Value {
+        let quote = self.syntax.quotes[0];
+        let has_markers = quote.starts_with('<');
+        match property.get("enum").and_then(Value::as_array) {
+            Some(values) if has_markers && values.iter().all(Value::is_string) => {
+                let values = values.iter().filter_map(Value::as_str);
+                either(values.map(|value| text(&format!("{quote}{value}{quote}"))).collect())
+            }
+            _ if has_markers && types_of(property, root, 0) == Types::TEXT => tag(quote, any_text(), quote),
+            _ => schema(&within(property, root)),
+        }
+    }
+}
+
+/// Reads one call.
+#[derive(Debug)]
+pub(super) struct FunctionCall {
+    style: &'static FunctionStyle,
+    rule: Rule,
+    held: String,
+    at: At,
+    name: String,
+    arguments: Option<Loose>,
+    /// Whether the call stands in `print(..)`.
+    is_printed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum At {
+    Begin,
+    Name,
+    Arguments,
+    Printed,
+}
+
+impl FunctionCall {
+    pub fn new(style: &'static FunctionStyle, rule: Rule, held: String) -> FunctionCall {
+        let (at, name) = (At::Begin, String::new());
+        FunctionCall { style, rule, held, at, name, arguments: None, is_printed: false }
+    }
+
+    pub fn held(&self) -> &str {
+        &self.held
+    }
+
+    pub fn finish(&mut self, sink: &mut Sink) {
+        match &mut self.arguments {
+            Some(arguments) => arguments.finish(sink),
+            None => sink.content(&self.held),
+        }
+    }
+
+    pub fn step(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+        match self.at {
+            At::Begin => self.begin(rest, last),
+            At::Name => self.name(rest, tools, sink),
+            At::Arguments => self.arguments(rest, last, tools, sink),
+            At::Printed => match blank(rest) {
+                0 => Member::Done(usize::from(rest.starts_with(')'))),
+                n => Member::Took(n),
+            },
+        }
+    }
+
+    fn begin(&mut self, rest: &str, last: bool) -> Member {
+        match begins(rest, &[self.style.begin], last) {
+            Begins::With(_) => {
+                self.held.push_str(self.style.begin);
+                self.at = At::Name;
+                Member::Took(self.style.begin.len())
+            }
+            Begins::Perhaps => Member::More,
+            Begins::No => Member::Failed(0),
+        }
+    }
+
+    fn name(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> Member {
+        let is_of_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
+        let n = rest.find(|c| !is_of_name(c)).unwrap_or(rest.len());
+        let n = n.min(floor(rest, (NAME_MAX + 1).saturating_sub(self.name.len())));
+        self.name.push_str(&rest[..n]);
+        self.held.push_str(&rest[..n]);
+        if n == rest.len() && self.name.len() <= NAME_MAX {
+            return Member::Took(n);
+        }
+        if self.name.is_empty() || self.name.len() > NAME_MAX || !rest[n..].starts_with(self.style.syntax.open) {
+            return Member::Failed(n);
+        }
+        self.opened(n, tools, sink)
+    }
+
+    /// Behind the name comes a bracket.
+    fn opened(&mut self, n: usize, tools: &Tools, sink: &mut Sink) -> Member {
+        let is_known = tools.get(&self.name).is_some();
+        if self.name == "print" && !is_known && !self.is_printed {
+            self.is_printed = true;
+            self.name.clear();
+            self.held.push(self.style.syntax.open);
+            return Member::Took(n + 1);
+        }
+        if self.rule == Rule::Bare && !is_known {
+            return Member::Failed(n);
+        }
+        sink.begin_call(&self.name, None);
+        self.arguments = Some(Loose::new(&self.style.syntax, &self.name));
+        self.at = At::Arguments;
+        Member::Took(n + 1)
+    }
+
+    fn arguments(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+        let Some(arguments) = &mut self.arguments else { return Member::Failed(0) };
+        match arguments.step(rest, last, tools, sink) {
+            Member::Done(n) if self.is_printed => {
+                self.at = At::Printed;
+                Member::Took(n)
+            }
+            member => member,
+        }
+    }
+}
+
+/// The last place of a character at or before `at`.
+fn floor(text: &str, at: usize) -> usize {
+    let mut at = at.min(text.len());
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
+}

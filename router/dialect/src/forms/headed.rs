@@ -1,0 +1,284 @@
+//! A call as a header and JSON: DeepSeek, Kimi, Mistral. Knows the markers of one call, and not those around all.
+//!
+//! `begin · header · separator · [name] · [fence] · arguments · end`
+
+use super::raw::Raw;
+use super::{Member, NAME_MAX};
+use crate::Tool;
+use crate::enforce::{regex, schema, sequence, tag, text};
+use crate::marker::{Begins, begins, blank};
+use crate::sink::Sink;
+use serde_json::Value;
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct HeadedStyle {
+    pub begin: &'static str,
+    /// Behind the header. The first is what is written.
+    pub separators: &'static [&'static str],
+    pub end: &'static str,
+    pub header: Header,
+}
+
+/// What a header says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Header {
+    /// The name; or `function`, and the name is a line behind the separator.
+    Name,
+    /// The same, written with the line, and with a fence around the arguments.
+    Typed,
+    /// The call's own name, `functions.NAME:INDEX`.
+    Numbered,
+    /// The name, which a brace may follow without a separator.
+    Direct,
+}
+
+const MISTRAL_ID: &str = "[CALL_ID]";
+const FENCE: &str = "```";
+
+pub(crate) const MISTRAL: HeadedStyle =
+    HeadedStyle { begin: "", separators: &["[ARGS]", MISTRAL_ID], end: "", header: Header::Direct };
+pub(crate) const KIMI: HeadedStyle = HeadedStyle {
+    begin: "<|tool_call_begin|>",
+    separators: &["<|tool_call_argument_begin|>"],
+    end: "<|tool_call_end|>",
+    header: Header::Numbered,
+};
+pub(crate) const DEEPSEEK_V31: HeadedStyle = HeadedStyle {
+    begin: "<｜tool▁call▁begin｜>",
+    separators: &["<｜tool▁sep｜>"],
+    end: "<｜tool▁call▁end｜>",
+    header: Header::Name,
+};
+pub(crate) const DEEPSEEK_V3: HeadedStyle = HeadedStyle { header: Header::Typed, ..DEEPSEEK_V31 };
+
+impl HeadedStyle {
+    /// A call, as a model that must call writes it.
+    pub fn tag(&self, tool: &Tool, arguments: &Value, before: &str, after: &str) -> Value {
+        let (begin, separator, end, name) = (self.begin, self.separators[0], self.end, &tool.name);
+        let after = format!("{end}{after}");
+        let arguments = schema(arguments);
+        match self.header {
+            Header::Name | Header::Direct => tag(&format!("{before}{begin}{name}{separator}"), arguments, &after),
+            Header::Typed => {
+                let begin = format!("{before}{begin}function{separator}{name}\n{FENCE}json\n");
+                tag(&begin, arguments, &format!("\n{FENCE}{after}"))
+            }
+            Header::Numbered => {
+                let content = sequence(vec![regex("[0-9]+"), text(separator), arguments]);
+                tag(&format!("{before}{begin}functions.{name}:"), content, &after)
+            }
+        }
+    }
+
+    pub fn markers(&self) -> impl Iterator<Item = &'static str> {
+        let around = [self.begin, self.end];
+        self.separators.iter().copied().chain(around).filter(|marker| !marker.is_empty())
+    }
+}
+
+/// Reads one call.
+#[derive(Debug)]
+pub(super) struct HeadedCall {
+    style: &'static HeadedStyle,
+    held: String,
+    at: At,
+    word: String,
+    /// Whether white space stands behind the word.
+    is_ended: bool,
+    name: String,
+    raw: Raw,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum At {
+    Begin,
+    Header,
+    /// Behind `function`: the name, unless that was it.
+    Typed,
+    Line,
+    Id,
+    Before,
+    Arguments,
+    Behind,
+}
+
+impl HeadedCall {
+    pub fn new(style: &'static HeadedStyle, held: String) -> HeadedCall {
+        let (word, name) = (String::new(), String::new());
+        HeadedCall { style, held, at: At::Begin, word, is_ended: false, name, raw: Raw::default() }
+    }
+
+    pub fn held(&self) -> &str {
+        &self.held
+    }
+
+    pub fn finish(&mut self, sink: &mut Sink) {
+        match self.at {
+            At::Before | At::Behind => {}
+            At::Arguments => sink.arguments(&self.raw.rest()),
+            _ => sink.content(&self.held),
+        }
+    }
+
+    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Member {
+        match self.at {
+            At::Begin => self.begin(rest, last),
+            At::Header => self.header(rest, last, sink),
+            At::Typed => self.typed(rest, sink),
+            At::Line => self.line(rest, sink),
+            At::Id => self.id(rest, last, sink),
+            At::Before => self.before(rest, last),
+            At::Arguments => self.arguments(rest, closers, last, sink),
+            At::Behind => self.behind(rest, last),
+        }
+    }
+
+    fn hold(&mut self, text: &str) -> Member {
+        self.held.push_str(text);
+        Member::Took(text.len())
+    }
+
+    fn begin(&mut self, rest: &str, last: bool) -> Member {
+        match begins(rest, &[self.style.begin], last) {
+            Begins::With(_) => {
+                self.at = At::Header;
+                self.hold(self.style.begin)
+            }
+            Begins::Perhaps => Member::More,
+            Begins::No => Member::Failed(0),
+        }
+    }
+
+    fn header(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Member {
+        if self.style.header == Header::Direct && rest.starts_with('{') {
+            return self.named(None, "", sink);
+        }
+        match begins(rest, self.style.separators, last) {
+            Begins::With(i) => self.separated(self.style.separators[i], sink),
+            Begins::Perhaps => Member::More,
+            Begins::No => self.spell(rest),
+        }
+    }
+
+    /// Reads a character of a name.
+    fn spell(&mut self, rest: &str) -> Member {
+        let Some(c) = rest.chars().next() else { return Member::More };
+        let is_blank = matches!(c, ' ' | '\t' | '\n' | '\r');
+        let is_of_name = c.is_alphanumeric() || matches!(c, '_' | '.' | '-' | ':' | '/');
+        let fits = is_of_name && !self.is_ended && self.word.len() < NAME_MAX;
+        if !is_blank && !fits {
+            return Member::Failed(0);
+        }
+        self.is_ended |= is_blank && !self.word.is_empty();
+        if !is_blank {
+            self.word.push(c);
+        }
+        self.hold(&rest[..c.len_utf8()])
+    }
+
+    fn separated(&mut self, separator: &'static str, sink: &mut Sink) -> Member {
+        let is_typed = matches!(self.style.header, Header::Name | Header::Typed);
+        if is_typed && self.word == "function" {
+            self.at = At::Typed;
+            return self.hold(separator);
+        }
+        if separator == MISTRAL_ID {
+            self.name = std::mem::take(&mut self.word);
+            (self.at, self.is_ended) = (At::Id, false);
+            return self.hold(separator);
+        }
+        self.named(None, separator, sink)
+    }
+
+    /// The word before `separator` is the name.
+    fn named(&mut self, id: Option<&str>, separator: &str, sink: &mut Sink) -> Member {
+        let word = std::mem::take(&mut self.word);
+        if word.is_empty() {
+            return Member::Failed(0);
+        }
+        let (name, id) = match self.style.header {
+            Header::Numbered => (numbered(&word), Some(word.as_str())),
+            _ => (word.as_str(), id),
+        };
+        sink.begin_call(name, id);
+        self.at = At::Before;
+        Member::Took(separator.len())
+    }
+
+    fn typed(&mut self, rest: &str, sink: &mut Sink) -> Member {
+        if rest.starts_with(['{', '`']) {
+            return self.named(None, "", sink);
+        }
+        self.word.clear();
+        self.is_ended = false;
+        self.at = At::Line;
+        Member::Took(0)
+    }
+
+    fn line(&mut self, rest: &str, sink: &mut Sink) -> Member {
+        if rest.starts_with('\n') && !self.word.is_empty() {
+            return self.named(None, "\n", sink);
+        }
+        self.spell(rest)
+    }
+
+    fn id(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Member {
+        let separator = match begins(rest, &self.style.separators[..1], last) {
+            Begins::With(_) => self.style.separators[0],
+            Begins::Perhaps => return Member::More,
+            Begins::No if rest.starts_with('{') => "",
+            Begins::No => return self.spell(rest),
+        };
+        let id = std::mem::replace(&mut self.word, std::mem::take(&mut self.name));
+        self.named(Some(&id), separator, sink)
+    }
+
+    fn before(&mut self, rest: &str, last: bool) -> Member {
+        let n = blank(rest);
+        if n > 0 {
+            return Member::Took(n);
+        }
+        match begins(rest, &["```json"], last) {
+            Begins::With(_) => Member::Took("```json".len()),
+            Begins::Perhaps => Member::More,
+            Begins::No => {
+                self.at = At::Arguments;
+                Member::Took(0)
+            }
+        }
+    }
+
+    fn arguments(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Member {
+        let ends = [self.style.end];
+        let closers = if self.style.end.is_empty() { closers } else { &ends };
+        let Some(step) = self.raw.step(rest, closers, last) else { return Member::More };
+        sink.arguments(&step.text);
+        if !step.is_whole {
+            return Member::Took(step.n);
+        }
+        self.at = At::Behind;
+        if self.style.end.is_empty() { Member::Done(step.n) } else { Member::Took(step.n) }
+    }
+
+    fn behind(&mut self, rest: &str, last: bool) -> Member {
+        let n = blank(rest);
+        if n > 0 {
+            return Member::Took(n);
+        }
+        match begins(rest, &[FENCE, self.style.end], last) {
+            Begins::With(0) => Member::Took(FENCE.len()),
+            Begins::With(_) => Member::Done(self.style.end.len()),
+            Begins::Perhaps => Member::More,
+            Begins::No => Member::Done(0),
+        }
+    }
+}
+
+/// The name in `functions.NAME:INDEX`.
+fn numbered(word: &str) -> &str {
+    let word = word.strip_prefix("functions.").unwrap_or(word);
+    match word.rsplit_once(':') {
+        Some((name, number)) if !name.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit()) => name,
+        _ => word,
+    }
+}

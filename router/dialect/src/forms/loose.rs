@@ -1,0 +1,364 @@
+//! Makes JSON of values that are written in another way, character by character: Python's literals, and Gemma's values
+//! between markers. Knows what stands within a call's brackets, and nothing of what stands before them.
+
+use super::typed::json_of;
+use super::{Member, NAME_MAX};
+use crate::Tools;
+use crate::json::{escape, quoted};
+use crate::marker::{Begins, begins, blank};
+use crate::sink::Sink;
+use crate::tools::Types;
+
+/// How arguments are written.
+#[derive(Debug, PartialEq)]
+pub(super) struct Syntax {
+    /// Between an argument's name and its value.
+    pub assign: char,
+    /// Before the first argument; any bracket closes behind the last.
+    pub open: char,
+    /// Around strings. Within those of one character a backslash escapes.
+    pub quotes: &'static [&'static str],
+    /// Whether arguments may have a place instead of a name.
+    pub has_places: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Loose {
+    syntax: &'static Syntax,
+    tool: String,
+    n_arguments: usize,
+    types: Types,
+    /// Whether each bracket that is open is a dictionary's.
+    open: Vec<bool>,
+    at: At,
+    /// Whether the dictionary or list that was opened last is still empty.
+    is_empty: bool,
+    word: String,
+    /// How many brackets are open in a word that is no literal.
+    word_depth: usize,
+    quote: &'static str,
+    escape: Option<String>,
+    is_key: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum At {
+    /// Before a name, or before a value that has a place.
+    Argument,
+    /// In a name, or in a value that has a place.
+    Name,
+    /// Before a dictionary's key.
+    Key,
+    Assign,
+    Value,
+    Word,
+    Text,
+    Comma,
+}
+
+impl Loose {
+    pub fn new(syntax: &'static Syntax, tool: &str) -> Loose {
+        Loose {
+            syntax,
+            tool: tool.to_owned(),
+            n_arguments: 0,
+            types: Types::ANY,
+            open: Vec::new(),
+            at: At::Argument,
+            is_empty: true,
+            word: String::new(),
+            word_depth: 0,
+            quote: "",
+            escape: None,
+            is_key: false,
+        }
+    }
+
+    pub fn step(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+        match self.at {
+            At::Text => self.text(rest, last, sink),
+            At::Word => self.word(rest, sink),
+            At::Name => self.name(rest, tools, sink),
+            _ => self.between(rest, last, tools, sink),
+        }
+    }
+
+    /// Ends the text within the arguments.
+    pub fn finish(&mut self, sink: &mut Sink) {
+        if self.at == At::Word {
+            sink.arguments(self.word.trim());
+        }
+    }
+
+    fn go(&mut self, at: At, n: usize) -> Member {
+        self.at = at;
+        Member::Took(n)
+    }
+
+    fn between(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+        let n = blank(rest);
+        if n > 0 {
+            return Member::Took(n);
+        }
+        let Some(c) = rest.chars().next() else { return Member::More };
+        match (self.at, c) {
+            (At::Argument, ')' | ']' | '}') => self.close(sink),
+            (At::Argument | At::Comma | At::Key, ',') => self.comma(),
+            (At::Argument, _) => self.argument(rest, last, tools, sink),
+            (At::Comma | At::Value | At::Key, ')' | ']' | '}') => self.close(sink),
+            (At::Assign, ':') => {
+                sink.arguments(": ");
+                self.go(At::Value, 1)
+            }
+            (At::Value | At::Key, _) => self.value(rest, last, sink),
+            // What stands behind a value is part of no literal.
+            _ => Member::Took(c.len_utf8()),
+        }
+    }
+
+    fn comma(&mut self) -> Member {
+        let at = match self.open.last() {
+            None => At::Argument,
+            Some(true) => At::Key,
+            Some(false) => At::Value,
+        };
+        self.go(at, 1)
+    }
+
+    /// Closes what was opened last.
+    fn close(&mut self, sink: &mut Sink) -> Member {
+        if self.at == At::Value && self.open.last() != Some(&false) {
+            // A name without a value.
+            sink.arguments("null");
+        }
+        let Some(is_dictionary) = self.open.pop() else {
+            sink.arguments(if self.n_arguments == 0 { "{}" } else { "}" });
+            return Member::Done(1);
+        };
+        sink.arguments(if is_dictionary { "}" } else { "]" });
+        self.is_empty = false;
+        self.go(At::Comma, 1)
+    }
+
+    fn argument(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+        let is_name = rest.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+        if is_name || !self.syntax.has_places {
+            self.word.clear();
+            return self.go(At::Name, 0);
+        }
+        if self.quote_of(rest, last).is_none() {
+            return Member::More;
+        }
+        self.place(tools, sink);
+        self.go(At::Value, 0)
+    }
+
+    /// Begins an argument that has no name.
+    fn place(&mut self, tools: &Tools, sink: &mut Sink) {
+        let tool = tools.get(&self.tool);
+        let name = tool.and_then(|tool| tool.parameter_at(self.n_arguments)).map(str::to_owned);
+        let name = name.unwrap_or_else(|| self.n_arguments.to_string());
+        self.begin_argument(&name, tools, sink);
+    }
+
+    fn begin_argument(&mut self, name: &str, tools: &Tools, sink: &mut Sink) {
+        let before = if self.n_arguments == 0 { "{" } else { ", " };
+        sink.arguments(&format!("{before}{}: ", quoted(name)));
+        self.n_arguments += 1;
+        self.types = tools.types(&self.tool, name);
+    }
+
+    fn name(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> Member {
+        let has_places = self.syntax.has_places;
+        let ends = |c: char| match c {
+            ',' | ')' | '}' => true,
+            '(' | '[' | '{' | '"' | '\'' => has_places,
+            c => c == self.syntax.assign,
+        };
+        let n = rest.find(ends).unwrap_or(rest.len());
+        let room = NAME_MAX.saturating_sub(self.word.len());
+        if n > room && self.syntax.has_places {
+            // No name is so long: it is a value.
+            self.place(tools, sink);
+            return self.go(At::Word, 0);
+        }
+        self.word.push_str(&rest[..n]);
+        if n == rest.len() {
+            return Member::Took(n);
+        }
+        let is_named = rest[n..].starts_with(self.syntax.assign);
+        if is_named || !self.syntax.has_places {
+            let name = std::mem::take(&mut self.word);
+            self.begin_argument(name.trim().trim_matches('"'), tools, sink);
+            return self.go(At::Value, n + usize::from(is_named));
+        }
+        self.place(tools, sink);
+        self.go(At::Word, n)
+    }
+
+    /// The quote that a text begins with: an empty one if it begins with none, nothing if that is not known yet.
+    fn quote_of(&self, rest: &str, last: bool) -> Option<&'static str> {
+        let quotes = self.syntax.quotes;
+        let may_be = |quote: &&&str| quote.len() > rest.len() && quote.starts_with(rest) && !last;
+        if quotes.iter().any(|quote| may_be(&quote)) {
+            return None;
+        }
+        // The longest counts: three quotes are one.
+        let fitting = quotes.iter().filter(|quote| rest.starts_with(**quote));
+        Some(fitting.max_by_key(|quote| quote.len()).copied().unwrap_or(""))
+    }
+
+    fn value(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Member {
+        let Some(quote) = self.quote_of(rest, last) else { return Member::More };
+        self.separate(sink);
+        self.is_key = self.at == At::Key;
+        if !quote.is_empty() {
+            self.quote = quote;
+            sink.arguments("\"");
+            return self.go(At::Text, quote.len());
+        }
+        let is_dictionary = rest.starts_with('{');
+        if !self.is_key && rest.starts_with(['{', '[', '(']) {
+            sink.arguments(if is_dictionary { "{" } else { "[" });
+            self.open.push(is_dictionary);
+            self.is_empty = true;
+            return self.go(if is_dictionary { At::Key } else { At::Value }, 1);
+        }
+        self.word.clear();
+        self.go(At::Word, 0)
+    }
+
+    /// The comma before what is not the first of a list or dictionary.
+    fn separate(&mut self, sink: &mut Sink) {
+        let is_in_dictionary = self.open.last() == Some(&true);
+        let is_element = self.open.last() == Some(&false) || (is_in_dictionary && self.at == At::Key);
+        if is_element && !std::mem::take(&mut self.is_empty) {
+            sink.arguments(", ");
+        }
+    }
+
+    fn word(&mut self, rest: &str, sink: &mut Sink) -> Member {
+        for (at, c) in rest.char_indices() {
+            let ends = self.word_depth == 0
+                && (matches!(c, ',' | ')' | ']' | '}') || (self.is_key && self.at == At::Word && c == ':'));
+            if ends {
+                self.word.push_str(&rest[..at]);
+                self.end_word(sink);
+                return Member::Took(at);
+            }
+            match c {
+                '(' | '[' | '{' => self.word_depth += 1,
+                ')' | ']' | '}' => self.word_depth -= 1,
+                _ => {}
+            }
+        }
+        self.word.push_str(rest);
+        Member::Took(rest.len())
+    }
+
+    fn end_word(&mut self, sink: &mut Sink) {
+        let word = std::mem::take(&mut self.word);
+        let word = word.trim();
+        if std::mem::take(&mut self.is_key) {
+            sink.arguments(&quoted(word));
+            self.at = At::Assign;
+            return;
+        }
+        let types = if self.open.is_empty() { self.types } else { Types::ANY };
+        sink.arguments(&json_of(word, types));
+        self.at = At::Comma;
+    }
+
+    fn text(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Member {
+        let mut json = String::new();
+        let member = self.text_to(rest, last, &mut json);
+        sink.arguments(&json);
+        member
+    }
+
+    fn text_to(&mut self, rest: &str, last: bool, json: &mut String) -> Member {
+        let has_escapes = self.quote.starts_with(['"', '\'']);
+        for (at, c) in rest.char_indices() {
+            if self.escape.as_ref().is_some_and(|escape| belongs(escape, c)) {
+                self.escaped(c, json);
+                continue;
+            }
+            self.flush(json);
+            if c == '\\' && has_escapes {
+                self.escape = Some(String::new());
+            } else if self.quote.starts_with(c) {
+                match begins(&rest[at..], &[self.quote], last) {
+                    Begins::With(_) => {
+                        json.push('"');
+                        let is_key = std::mem::take(&mut self.is_key);
+                        return self.go(if is_key { At::Assign } else { At::Comma }, at + self.quote.len());
+                    }
+                    Begins::Perhaps if at == 0 => return Member::More,
+                    Begins::Perhaps => return Member::Took(at),
+                    Begins::No => escape(&rest[at..at + c.len_utf8()], json),
+                }
+            } else {
+                escape(&rest[at..at + c.len_utf8()], json);
+            }
+        }
+        Member::Took(rest.len())
+    }
+
+    fn escaped(&mut self, c: char, json: &mut String) {
+        let Some(escape) = &mut self.escape else { return };
+        escape.push(c);
+        if is_whole(escape) {
+            self.flush(json);
+        }
+    }
+
+    /// What Python does not know stays as it is written.
+    fn flush(&mut self, json: &mut String) {
+        if let Some(written) = self.escape.take() {
+            match meaning(&written) {
+                Some(text) => escape(&text, json),
+                None => escape(&format!("\\{written}"), json),
+            }
+        }
+    }
+}
+
+/// Whether `c` belongs to an escape, of which this stands behind the backslash. A pair of surrogates is one.
+fn belongs(escape: &str, c: char) -> bool {
+    match (escape.as_bytes().first(), escape.len()) {
+        (None, _) => true,
+        (Some(b'u'), 5) => c == '\\',
+        (Some(b'u'), 6) => c == 'u',
+        _ => c.is_ascii_hexdigit(),
+    }
+}
+
+fn is_whole(escape: &str) -> bool {
+    match (escape.as_bytes()[0], escape.len()) {
+        (b'x', n) => n == 3,
+        (b'U', n) => n == 9,
+        (b'u', 5) => !matches!(escape.as_bytes()[1..3], [b'd' | b'D', b'8' | b'9' | b'a' | b'b' | b'A' | b'B']),
+        (b'u', n) => n == 11,
+        _ => true,
+    }
+}
+
+/// What an escape means, of which this stands behind the backslash.
+fn meaning(escape: &str) -> Option<String> {
+    let of_code = |digits: &str| u32::from_str_radix(digits, 16).ok().and_then(char::from_u32);
+    let c = match *escape.as_bytes().first()? {
+        b'n' => '\n',
+        b't' => '\t',
+        b'r' => '\r',
+        b'0' => '\0',
+        b'b' => '\u{8}',
+        b'f' => '\u{c}',
+        b'\n' => return Some(String::new()),
+        b'\\' | b'\'' | b'"' | b'/' => return Some(escape.to_owned()),
+        b'u' if escape.len() >= 5 => return crate::json::decoded(&format!("\\{escape}")),
+        b'x' if escape.len() == 3 => of_code(&escape[1..])?,
+        b'U' if escape.len() == 9 => of_code(&escape[1..])?,
+        _ => return None,
+    };
+    Some(c.to_string())
+}

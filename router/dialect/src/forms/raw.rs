@@ -1,0 +1,59 @@
+//! Arguments that are JSON already: given on as they are written. Knows where they end, and nothing of calls.
+
+use crate::json::{Scanned, ValueScan};
+use crate::marker::{Begins, begins};
+use std::borrow::Cow;
+
+#[derive(Debug, Default)]
+pub(super) struct Raw {
+    scan: ValueScan,
+    /// A number or a word, which waits for its end: `null` means no arguments.
+    word: String,
+    is_begun: bool,
+}
+
+/// What was read: so many bytes, which say `text`.
+pub(super) struct RawStep<'t> {
+    pub n: usize,
+    pub text: Cow<'t, str>,
+    pub is_whole: bool,
+}
+
+impl Raw {
+    pub fn is_begun(&self) -> bool {
+        self.is_begun
+    }
+
+    /// Reads the value up to its end, or to a closing marker where no JSON can be. Nothing is read where such a marker
+    /// may begin.
+    pub fn step<'t>(&mut self, rest: &'t str, closers: &[&str], last: bool) -> Option<RawStep<'t>> {
+        let (n, is_whole) = match self.scan.scan(rest) {
+            Scanned::Whole(n) => (n, true),
+            Scanned::Open => (rest.len(), false),
+            Scanned::Foreign(0) => match begins(rest, closers, last) {
+                Begins::With(_) => (0, true),
+                Begins::Perhaps => return None,
+                // What is broken stays as it was written.
+                Begins::No => (rest.chars().next().map_or(0, char::len_utf8), false),
+            },
+            Scanned::Foreign(n) => (n, false),
+        };
+        self.is_begun |= n > 0;
+        let text = self.said(&rest[..n], is_whole);
+        Some(RawStep { n, text, is_whole })
+    }
+
+    fn said<'t>(&mut self, text: &'t str, is_whole: bool) -> Cow<'t, str> {
+        if !self.scan.is_scalar() {
+            return text.into();
+        }
+        self.word.push_str(text);
+        if is_whole { self.rest().into() } else { "".into() }
+    }
+
+    /// What still waits, when the text ends.
+    pub fn rest(&mut self) -> String {
+        let word = std::mem::take(&mut self.word);
+        if word == "null" { String::new() } else { word }
+    }
+}

@@ -1,0 +1,89 @@
+//! Makes a JSON object of parameters that are written as text, as they come. Of a parameter that can only be a string
+//! every character goes out at once; any other waits for its end. Knows no markers.
+
+use crate::json::{escape, quoted};
+use crate::sink::Sink;
+use crate::tools::Types;
+
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    n_members: usize,
+    types: Types,
+    /// A value that may be no string.
+    held: String,
+    /// Whether one newline at the start and at the end is not of the value.
+    is_framed: bool,
+    at_start: bool,
+    has_newline: bool,
+}
+
+impl Members {
+    pub fn key(&mut self, key: &str, types: Types, is_framed: bool, sink: &mut Sink) {
+        let before = if self.n_members == 0 { "{" } else { ", " };
+        sink.arguments(&format!("{before}{}: ", quoted(key)));
+        self.n_members += 1;
+        (self.types, self.is_framed, self.at_start) = (types, is_framed, true);
+        if types == Types::TEXT {
+            sink.arguments("\"");
+        }
+    }
+
+    pub fn text(&mut self, text: &str, sink: &mut Sink) {
+        if text.is_empty() {
+            return;
+        }
+        if self.types != Types::TEXT {
+            self.held.push_str(text);
+            return;
+        }
+        let text = if self.is_framed && self.at_start { text.strip_prefix('\n').unwrap_or(text) } else { text };
+        self.at_start = false;
+        if text.is_empty() {
+            return;
+        }
+        let mut json = String::new();
+        if std::mem::take(&mut self.has_newline) {
+            escape("\n", &mut json);
+        }
+        let body = if self.is_framed { text.strip_suffix('\n').unwrap_or(text) } else { text };
+        self.has_newline = body.len() < text.len();
+        escape(body, &mut json);
+        sink.arguments(&json);
+    }
+
+    pub fn end_value(&mut self, sink: &mut Sink) {
+        self.has_newline = false;
+        if self.types == Types::TEXT {
+            sink.arguments("\"");
+            return;
+        }
+        let held = std::mem::take(&mut self.held);
+        let text = held.strip_prefix('\n').filter(|_| self.is_framed).unwrap_or(&held);
+        let text = text.strip_suffix('\n').filter(|_| self.is_framed).unwrap_or(text);
+        sink.arguments(&json_of(text, self.types));
+    }
+
+    pub fn end(&mut self, sink: &mut Sink) {
+        sink.arguments(if self.n_members == 0 { "{}" } else { "}" });
+    }
+
+    /// Ends the text within the object.
+    pub fn finish(&mut self, sink: &mut Sink) {
+        sink.arguments(std::mem::take(&mut self.held).trim());
+    }
+}
+
+/// A text as JSON of one of the types, or else as a string.
+pub(super) fn json_of(text: &str, types: Types) -> String {
+    let word = text.trim();
+    let word = match word {
+        "True" => "true",
+        "False" => "false",
+        "None" => "null",
+        word => word,
+    };
+    match serde_json::from_str(word) {
+        Ok(value) if types.allow(&value) || !types.allow_text() => word.to_owned(),
+        _ => quoted(text),
+    }
+}

@@ -1,0 +1,348 @@
+//! A call as elements with a name and parameters: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2, Seed. Knows the markers of
+//! one call, and not those around all.
+//!
+//! `begin · name · ( parameter · key · value )* · end`
+
+use super::typed::Members;
+use super::{Member, NAME_MAX};
+use crate::enforce::{any_text, either, optional, properties, schema, sequence, tag, text, within};
+use crate::marker::{Begins, Found, begins, blank, find};
+use crate::sink::Sink;
+use crate::tools::{Types, types_of};
+use crate::{Tool, Tools};
+use serde_json::Value;
+
+#[derive(Debug, PartialEq)]
+pub(crate) struct XmlStyle {
+    pub begin: &'static str,
+    /// Behind the name. Where it is empty, a parameter or a closing marker ends the name.
+    pub name_end: &'static str,
+    pub parameter: &'static str,
+    pub key_end: &'static str,
+    /// Behind the key, where a value has a marker of its own.
+    pub value: &'static str,
+    /// The first is the value's; the others end a value that lacks it, and are read on from.
+    pub value_ends: &'static [&'static str],
+    pub end: &'static str,
+    /// Whether names are quoted, and attributes may follow them up to `>`.
+    pub has_attributes: bool,
+    /// Whether a value stands on lines of its own.
+    pub is_framed: bool,
+}
+
+pub(crate) const QWEN: XmlStyle = XmlStyle {
+    begin: "<function=",
+    name_end: ">",
+    parameter: "<parameter=",
+    key_end: ">",
+    value: "",
+    value_ends: &["</parameter>", "\n<parameter=", "\n</function>"],
+    end: "</function>",
+    has_attributes: false,
+    is_framed: true,
+};
+pub(crate) const SEED: XmlStyle = XmlStyle { is_framed: false, ..QWEN };
+pub(crate) const GLM: XmlStyle = XmlStyle {
+    begin: "",
+    name_end: "",
+    parameter: "<arg_key>",
+    key_end: "</arg_key>",
+    value: "<arg_value>",
+    value_ends: &["</arg_value>"],
+    end: "",
+    has_attributes: false,
+    is_framed: false,
+};
+pub(crate) const MINIMAX: XmlStyle = XmlStyle {
+    begin: "<invoke name=\"",
+    name_end: "\"",
+    parameter: "<parameter name=\"",
+    key_end: "\"",
+    value: "",
+    value_ends: &["</parameter>"],
+    end: "</invoke>",
+    has_attributes: true,
+    is_framed: false,
+};
+pub(crate) const DEEPSEEK_V32: XmlStyle = XmlStyle {
+    begin: "<｜DSML｜invoke name=\"",
+    parameter: "<｜DSML｜parameter name=\"",
+    value_ends: &["</｜DSML｜parameter>"],
+    end: "</｜DSML｜invoke>",
+    ..MINIMAX
+};
+
+impl XmlStyle {
+    /// A call, as a model that must call writes it.
+    pub fn tag(&self, tool: &Tool, arguments: &Value, before: &str, after: &str) -> Value {
+        let attributes = if self.has_attributes { ">" } else { "" };
+        let begin = format!("{before}{}{}{}{attributes}\n", self.begin, tool.name, self.name_end);
+        let content = match properties(arguments) {
+            None => any_text(),
+            Some(properties) => {
+                let parameters = properties.iter().map(|(name, property, is_required)| {
+                    let parameter = self.parameter_tag(name, property, arguments);
+                    if *is_required { parameter } else { optional(parameter) }
+                });
+                sequence(parameters.collect())
+            }
+        };
+        tag(&begin, content, &format!("{}{after}", self.end))
+    }
+
+    fn parameter_tag(&self, name: &str, property: &Value, root: &Value) -> Value {
+        let is_text = types_of(property, root, 0) == Types::TEXT;
+        let line = if self.is_framed { "\n" } else { "" };
+        let behind = match (self.has_attributes, self.value) {
+            // DeepSeek says whether it is a string.
+            (true, _) if self.begin == DEEPSEEK_V32.begin => format!(" string=\"{is_text}\">"),
+            (true, _) => ">".to_owned(),
+            (false, "") => line.to_owned(),
+            (false, value) => format!("\n{value}"),
+        };
+        let begin = format!("{}{name}{}{behind}", self.parameter, self.key_end);
+        let texts = property.get("enum").and_then(Value::as_array).filter(|_| is_text);
+        let content = match texts {
+            Some(texts) => either(texts.iter().filter_map(Value::as_str).map(text).collect()),
+            None if is_text => any_text(),
+            None => schema(&within(property, root)),
+        };
+        tag(&begin, content, &format!("{line}{}\n", self.value_ends[0]))
+    }
+
+    pub fn markers(&self) -> impl Iterator<Item = &'static str> {
+        let markers = [self.begin, self.parameter, self.key_end, self.value, self.value_ends[0], self.end];
+        markers.into_iter().filter(|marker| marker.len() > 1)
+    }
+}
+
+/// Reads one call.
+#[derive(Debug)]
+pub(super) struct XmlCall {
+    style: &'static XmlStyle,
+    held: String,
+    at: At,
+    name: String,
+    /// Whether white space stands behind the name.
+    is_ended: bool,
+    key: String,
+    attributes: String,
+    members: Members,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum At {
+    Begin,
+    Name,
+    NameAttributes,
+    Between,
+    Key,
+    KeyAttributes,
+    ValueMarker,
+    Value,
+}
+
+impl XmlCall {
+    pub fn new(style: &'static XmlStyle, held: String) -> XmlCall {
+        XmlCall {
+            style,
+            held,
+            at: At::Begin,
+            name: String::new(),
+            is_ended: false,
+            key: String::new(),
+            attributes: String::new(),
+            members: Members::default(),
+        }
+    }
+
+    pub fn held(&self) -> &str {
+        &self.held
+    }
+
+    pub fn finish(&mut self, sink: &mut Sink) {
+        match self.at {
+            At::Begin | At::Name | At::NameAttributes => sink.content(&self.held),
+            _ => self.members.finish(sink),
+        }
+    }
+
+    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+        match self.at {
+            At::Begin => self.begin(rest, last),
+            At::Name => self.name(rest, closers, last, sink),
+            At::NameAttributes => self.name_attributes(rest, sink),
+            At::Between => self.between(rest, closers, last, sink),
+            At::Key => self.key(rest, last, tools, sink),
+            At::KeyAttributes => self.key_attributes(rest, tools, sink),
+            At::ValueMarker => self.value_marker(rest, last),
+            At::Value => self.value(rest, last, sink),
+        }
+    }
+
+    fn hold(&mut self, text: &str) -> Member {
+        self.held.push_str(text);
+        Member::Took(text.len())
+    }
+
+    fn go(&mut self, at: At, n: usize) -> Member {
+        self.at = at;
+        Member::Took(n)
+    }
+
+    fn begin(&mut self, rest: &str, last: bool) -> Member {
+        match begins(rest, &[self.style.begin], last) {
+            Begins::With(_) => {
+                self.at = At::Name;
+                self.hold(self.style.begin)
+            }
+            Begins::Perhaps => Member::More,
+            Begins::No => Member::Failed(0),
+        }
+    }
+
+    fn name(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Member {
+        let end = self.style.name_end;
+        let is_over = if end.is_empty() {
+            begins(rest, &[&[self.style.parameter], closers].concat(), last)
+        } else {
+            begins(rest, &[end], last)
+        };
+        match is_over {
+            Begins::With(_) if self.name.is_empty() => Member::Failed(0),
+            Begins::With(_) if self.style.has_attributes => {
+                self.at = At::NameAttributes;
+                self.hold(end)
+            }
+            Begins::With(_) => self.named(end.len(), sink),
+            Begins::Perhaps => Member::More,
+            Begins::No => self.spell(rest),
+        }
+    }
+
+    /// Reads a character of the name. White space stands only behind a name that has no marker at its end.
+    fn spell(&mut self, rest: &str) -> Member {
+        let Some(c) = rest.chars().next() else { return Member::More };
+        let is_blank = matches!(c, ' ' | '\t' | '\n' | '\r');
+        let may_end = self.style.name_end.is_empty() && !self.name.is_empty();
+        let is_of_name = !is_blank && !matches!(c, '<' | '>' | '{' | '}' | '"' | '`');
+        if is_of_name && !self.is_ended && self.name.len() < NAME_MAX {
+            self.name.push(c);
+        } else if is_blank && may_end {
+            self.is_ended = true;
+        } else {
+            return Member::Failed(0);
+        }
+        self.hold(&rest[..c.len_utf8()])
+    }
+
+    fn named(&mut self, n: usize, sink: &mut Sink) -> Member {
+        sink.begin_call(&self.name, None);
+        self.go(At::Between, n)
+    }
+
+    fn name_attributes(&mut self, rest: &str, sink: &mut Sink) -> Member {
+        match rest.chars().next() {
+            Some('>') => self.named(1, sink),
+            Some(c) if c != '<' && c != '\n' && self.held.len() < 2 * NAME_MAX => self.hold(&rest[..c.len_utf8()]),
+            _ => Member::Failed(0),
+        }
+    }
+
+    fn between(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Member {
+        let n = blank(rest);
+        if n > 0 {
+            return Member::Took(n);
+        }
+        let own = [self.style.parameter, self.style.end, self.style.begin];
+        let markers: Vec<&str> = own.iter().chain(closers).copied().filter(|marker| !marker.is_empty()).collect();
+        match begins(rest, &markers, last) {
+            Begins::With(0) => {
+                self.key.clear();
+                self.go(At::Key, self.style.parameter.len())
+            }
+            Begins::With(i) => {
+                self.members.end(sink);
+                let is_own = markers[i] == self.style.end;
+                Member::Done(if is_own { self.style.end.len() } else { 0 })
+            }
+            Begins::Perhaps => Member::More,
+            // What stands between parameters is of none.
+            Begins::No => Member::Took(rest.chars().next().map_or(0, char::len_utf8)),
+        }
+    }
+
+    fn key(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+        match find(rest, &[self.style.key_end], last) {
+            Found::Perhaps(0) => Member::More,
+            Found::At(n, _) => {
+                self.key.push_str(&rest[..n]);
+                self.attributes.clear();
+                let n = n + self.style.key_end.len();
+                if self.style.has_attributes {
+                    return self.go(At::KeyAttributes, n);
+                }
+                self.begin_value(tools, sink);
+                Member::Took(n)
+            }
+            Found::Perhaps(n) => {
+                self.key.push_str(&rest[..n]);
+                Member::Took(n)
+            }
+            Found::Nowhere => {
+                self.key.push_str(rest);
+                Member::Took(rest.len())
+            }
+        }
+    }
+
+    fn key_attributes(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> Member {
+        let Some(n) = rest.find('>') else {
+            self.attributes.push_str(rest);
+            return Member::Took(rest.len());
+        };
+        self.attributes.push_str(&rest[..n]);
+        self.begin_value(tools, sink);
+        Member::Took(n + 1)
+    }
+
+    fn begin_value(&mut self, tools: &Tools, sink: &mut Sink) {
+        let types = match self.attributes.trim() {
+            "string=\"true\"" => Types::TEXT,
+            "string=\"false\"" => Types::ANY,
+            _ => tools.types(&self.name, self.key.trim()),
+        };
+        self.members.key(self.key.trim(), types, self.style.is_framed, sink);
+        self.at = if self.style.value.is_empty() { At::Value } else { At::ValueMarker };
+    }
+
+    fn value_marker(&mut self, rest: &str, last: bool) -> Member {
+        let n = blank(rest);
+        if n > 0 {
+            return Member::Took(n);
+        }
+        match begins(rest, &[self.style.value], last) {
+            Begins::With(_) => self.go(At::Value, self.style.value.len()),
+            Begins::Perhaps => Member::More,
+            Begins::No => self.go(At::Value, 0),
+        }
+    }
+
+    fn value(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Member {
+        match find(rest, self.style.value_ends, last) {
+            Found::At(0, i) => {
+                self.members.end_value(sink);
+                self.go(At::Between, if i == 0 { self.style.value_ends[0].len() } else { 0 })
+            }
+            Found::Perhaps(0) => Member::More,
+            Found::At(n, _) | Found::Perhaps(n) => {
+                self.members.text(&rest[..n], sink);
+                Member::Took(n)
+            }
+            Found::Nowhere => {
+                self.members.text(rest, sink);
+                Member::Took(rest.len())
+            }
+        }
+    }
+}

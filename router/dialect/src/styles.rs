@@ -1,0 +1,168 @@
+//! What each family writes around its calls. Flat: one constant for each, which `names.rs` lists.
+
+use crate::forms::Rule;
+use crate::forms::frame::CallKind::{Function, Headed, Object, Xml};
+use crate::forms::frame::{Style, Written};
+use crate::forms::function::{FUNCTION_GEMMA as GEMMA_FUNCTION, GEMMA4 as GEMMA4_FUNCTION, PYTHON};
+use crate::forms::headed::{self, DEEPSEEK_V3 as V3_CALL, DEEPSEEK_V31 as V31_CALL, KIMI as KIMI_CALL};
+use crate::forms::xml::{self, DEEPSEEK_V32 as V32_CALL};
+
+const BARE: Written =
+    Written { open: "", separator: "\n", close: "", before: "", after: "", key: "arguments", trigger: "{\"name\": \"" };
+
+/// All calls within one pair of markers.
+const fn within(open: &'static str, separator: &'static str, close: &'static str, trigger: &'static str) -> Written {
+    Written { open, separator, close, trigger, ..BARE }
+}
+
+/// Each call within a pair of markers.
+const fn each(before: &'static str, after: &'static str, trigger: &'static str) -> Written {
+    Written { before, after, trigger, ..BARE }
+}
+
+const MARKED: Style =
+    Style { openers: &[], closers: &[], opened: Rule::Marked, is_bare: false, kinds: &[Object], written: BARE };
+
+pub(crate) const HERMES: Style = Style {
+    openers: &["<tool_call>"],
+    closers: &["</tool_call>"],
+    written: each("<tool_call>\n", "\n</tool_call>", "<tool_call>"),
+    ..MARKED
+};
+pub(crate) const LLAMA_JSON: Style = Style {
+    openers: &["<|python_tag|>", "<|python_start|>"],
+    closers: &["<|python_end|>"],
+    is_bare: true,
+    written: Written { separator: "; ", key: "parameters", ..BARE },
+    ..MARKED
+};
+pub(crate) const PHI: Style = Style {
+    openers: &["<|tool_call|>", "functools"],
+    closers: &["<|/tool_call|>"],
+    written: within("<|tool_call|>[", ", ", "]<|/tool_call|>", "<|tool_call|>"),
+    ..MARKED
+};
+pub(crate) const GRANITE: Style = Style {
+    openers: &["<|tool_call|>", "<tool_call>"],
+    closers: &["</tool_call>"],
+    written: within("<|tool_call|>[", ", ", "]", "<|tool_call|>"),
+    ..MARKED
+};
+pub(crate) const GENERIC: Style = Style {
+    openers: &["```json", "```tool_call", "<tool_call>"],
+    closers: &["```", "</tool_call>"],
+    opened: Rule::Bare,
+    is_bare: true,
+    ..MARKED
+};
+pub(crate) const GEMMA3: Style = Style {
+    openers: &["```tool_code", "```json", "```tool_call"],
+    closers: &["```"],
+    opened: Rule::Bare,
+    is_bare: true,
+    kinds: &[Function(&PYTHON), Object],
+    written: within("```tool_code\n", "\n", "\n```", "```tool_code"),
+};
+pub(crate) const PYTHONIC: Style =
+    Style { is_bare: true, kinds: &[Function(&PYTHON)], written: within("[", ", ", "]", "["), ..MARKED };
+pub(crate) const LLAMA_PYTHONIC: Style = Style {
+    openers: &["<|python_start|>", "<|python_tag|>"],
+    closers: &["<|python_end|>"],
+    is_bare: true,
+    kinds: &[Function(&PYTHON)],
+    written: within("<|python_start|>[", ", ", "]<|python_end|>", "<|python_start|>"),
+    ..MARKED
+};
+pub(crate) const LFM2: Style = Style {
+    openers: &["<|tool_call_start|>"],
+    closers: &["<|tool_call_end|>"],
+    kinds: &[Function(&PYTHON), Object],
+    written: within("<|tool_call_start|>[", ", ", "]<|tool_call_end|>", "<|tool_call_start|>"),
+    ..MARKED
+};
+pub(crate) const OLMO3: Style = Style {
+    openers: &["<function_calls>"],
+    closers: &["</function_calls>"],
+    kinds: &[Function(&PYTHON)],
+    written: within("<function_calls>\n", "\n", "\n</function_calls>", "<function_calls>"),
+    ..MARKED
+};
+pub(crate) const FUNCTION_GEMMA: Style = Style {
+    openers: &["<start_function_call>"],
+    closers: &["<end_function_call>"],
+    kinds: &[Function(&GEMMA_FUNCTION)],
+    written: Written { separator: "", ..each("<start_function_call>", "<end_function_call>", "<start_function_call>") },
+    ..MARKED
+};
+pub(crate) const GEMMA4: Style = Style {
+    openers: &["<|tool_call>"],
+    closers: &["<tool_call|>"],
+    kinds: &[Function(&GEMMA4_FUNCTION)],
+    written: Written { separator: "", ..each("<|tool_call>", "<tool_call|>", "<|tool_call>") },
+    ..MARKED
+};
+pub(crate) const QWEN_XML: Style = Style {
+    openers: &["<tool_call>", "<function="],
+    closers: &["</tool_call>"],
+    kinds: &[Xml(&xml::QWEN)],
+    written: each("<tool_call>\n", "\n</tool_call>", "<tool_call>"),
+    ..MARKED
+};
+pub(crate) const SEED: Style = Style {
+    openers: &["<seed:tool_call>"],
+    closers: &["</seed:tool_call>"],
+    kinds: &[Xml(&xml::SEED)],
+    written: each("<seed:tool_call>\n", "\n</seed:tool_call>", "<seed:tool_call>"),
+    ..MARKED
+};
+pub(crate) const GLM: Style = Style {
+    openers: &["<tool_call>"],
+    closers: &["</tool_call>"],
+    kinds: &[Xml(&xml::GLM)],
+    written: each("<tool_call>", "</tool_call>", "<tool_call>"),
+    ..MARKED
+};
+pub(crate) const MINIMAX: Style = Style {
+    openers: &["<minimax:tool_call>"],
+    closers: &["</minimax:tool_call>"],
+    kinds: &[Xml(&xml::MINIMAX)],
+    written: within("<minimax:tool_call>\n", "\n", "\n</minimax:tool_call>", "<minimax:tool_call>"),
+    ..MARKED
+};
+pub(crate) const DEEPSEEK_V32: Style = Style {
+    openers: &["<｜DSML｜function_calls>"],
+    closers: &["</｜DSML｜function_calls>"],
+    kinds: &[Xml(&V32_CALL)],
+    written: within("<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>", "<｜DSML｜function_calls>"),
+    ..MARKED
+};
+pub(crate) const MISTRAL: Style = Style {
+    openers: &["[TOOL_CALLS]"],
+    kinds: &[Headed(&headed::MISTRAL), Object],
+    written: Written { separator: "", ..each("[TOOL_CALLS]", "", "[TOOL_CALLS]") },
+    ..MARKED
+};
+pub(crate) const MISTRAL_LIST: Style = Style {
+    kinds: &[Object, Headed(&headed::MISTRAL)],
+    written: within("[TOOL_CALLS][", ", ", "]", "[TOOL_CALLS]"),
+    ..MISTRAL
+};
+pub(crate) const KIMI: Style = Style {
+    openers: &["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
+    closers: &["<|tool_calls_section_end|>"],
+    kinds: &[Headed(&KIMI_CALL)],
+    written: within("<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>", "<|tool_calls_section_begin|>"),
+    ..MARKED
+};
+pub(crate) const DEEPSEEK_V31: Style = Style {
+    openers: &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
+    closers: &["<｜tool▁calls▁end｜>"],
+    kinds: &[Headed(&V31_CALL)],
+    written: within("<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>", "<｜tool▁calls▁begin｜>"),
+    ..MARKED
+};
+pub(crate) const DEEPSEEK_V3: Style = Style {
+    kinds: &[Headed(&V3_CALL)],
+    written: within("<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>", "<｜tool▁calls▁begin｜>"),
+    ..DEEPSEEK_V31
+};
