@@ -70,20 +70,30 @@ impl Dialect {
         let shows = |words: &&[&str]| words.iter().all(|word| template.contains(word));
         let calls = TEMPLATE_CALLS.iter().find(|(words, _)| shows(words));
         let thoughts = TEMPLATE_THOUGHTS.iter().find(|(words, _)| shows(words));
-        Dialect {
-            calls: calls.map_or(CallForm::None, |(_, form)| *form),
-            thoughts: thoughts.map_or(ThoughtForm::None, |(_, form)| *form),
+        Dialect::of(
+            calls.map_or(CallForm::None, |(_, form)| *form),
+            thoughts.map_or(ThoughtForm::None, |(_, form)| *form),
+        )
+    }
+
+    /// In harmony calls and thoughts are messages alike: neither goes with another form.
+    fn of(calls: CallForm, thoughts: ThoughtForm) -> Dialect {
+        match (calls, thoughts) {
+            (CallForm::Harmony, _) | (CallForm::Framed(_), ThoughtForm::Harmony) => {
+                Dialect { calls: CallForm::Harmony, thoughts: ThoughtForm::Harmony }
+            }
+            _ => Dialect { calls, thoughts },
         }
     }
 
     /// This dialect with the calls of that name.
     pub fn tools_named(self, name: &str) -> Result<Dialect, UnknownDialect> {
-        by_name(CALLS, name).map(|calls| Dialect { calls, ..self })
+        by_name(CALLS, name).map(|calls| Dialect::of(calls, self.thoughts))
     }
 
     /// This dialect with the thoughts of that name.
     pub fn thoughts_named(self, name: &str) -> Result<Dialect, UnknownDialect> {
-        by_name(THOUGHTS, name).map(|thoughts| Dialect { thoughts, ..self })
+        by_name(THOUGHTS, name).map(|thoughts| Dialect::of(self.calls, thoughts))
     }
 
     /// Whether its calls have a form, be it the generic one.
@@ -126,7 +136,7 @@ impl Dialect {
     pub fn speech(&self, tools: &Tools, opening: Opening) -> Speech {
         let in_thought = opening == Opening::Thought;
         let sink = if tools.is_empty() { Sink::plain() } else { Sink::default() };
-        if self.calls == CallForm::Harmony || self.thoughts == ThoughtForm::Harmony {
+        if self.thoughts == ThoughtForm::Harmony {
             let has_tools = self.calls == CallForm::Harmony && !tools.is_empty();
             return Speech::new(None, Box::new(Harmony::new(has_tools, in_thought)), sink);
         }

@@ -12,11 +12,13 @@ pub(crate) struct Layout {
     pub open: &'static str,
     pub separator: &'static str,
     pub close: &'static str,
-    /// What no text but a call, or `open`, begins with.
+    /// What no text but a call, or `open`, begins with; empty, where any text may begin as a call does.
     pub trigger: &'static str,
-    /// A format of type `tag` for a call of the tool, whose arguments conform to the schema.
-    pub tag: Box<dyn Fn(&Tool, &Value) -> Value>,
+    pub tag: TagOf,
 }
+
+/// A format of type `tag` for a call of the tool, whose arguments conform to the schema.
+pub(crate) type TagOf = Box<dyn Fn(&Tool, &Value) -> Value>;
 
 /// A property's schema, with the definitions to which it may refer.
 pub(crate) fn within(property: &Value, root: &Value) -> Value {
@@ -105,8 +107,8 @@ pub(crate) fn calls(layout: &Layout, tools: &Tools, choice: &ToolChoice, paralle
     let is_auto = *choice == ToolChoice::Auto;
     let wanted: Vec<&Tool> = match choice {
         ToolChoice::None => return None,
-        ToolChoice::Auto if tools.iter().any(|tool| tool.strict) => tools.iter().collect(),
-        ToolChoice::Auto => return None,
+        ToolChoice::Auto if layout.trigger.is_empty() || tools.iter().all(|tool| !tool.strict) => return None,
+        ToolChoice::Auto => tools.iter().collect(),
         ToolChoice::Required => tools.iter().collect(),
         ToolChoice::Named(name) => tools.get(name).into_iter().collect(),
     };
@@ -120,8 +122,12 @@ pub(crate) fn calls(layout: &Layout, tools: &Tools, choice: &ToolChoice, paralle
 
 /// Where the model may choose, only a strict tool has more than an object for arguments.
 fn arguments_schema(tool: &Tool, is_auto: bool) -> Value {
-    let is_free = tool.parameters.is_null() || (is_auto && !tool.strict);
-    if is_free { json!({"type": "object"}) } else { tool.parameters.clone() }
+    match &tool.parameters {
+        // Who names no parameters has none.
+        Value::Null => json!({"type": "object", "properties": {}, "additionalProperties": false}),
+        _ if is_auto && !tool.strict => json!({"type": "object"}),
+        parameters => parameters.clone(),
+    }
 }
 
 fn several(separator: &str, tags: Vec<Value>, is_single: bool) -> Value {

@@ -64,7 +64,7 @@ pub(crate) const GEMMA3: Style = Style {
     written: within("```tool_code\n", "\n", "\n```", "```tool_code"),
 };
 pub(crate) const PYTHONIC: Style =
-    Style { is_bare: true, kinds: &[Function(&PYTHON)], written: within("[", ", ", "]", "["), ..MARKED };
+    Style { is_bare: true, kinds: &[Function(&PYTHON)], written: within("[", ", ", "]", ""), ..MARKED };
 pub(crate) const LLAMA_PYTHONIC: Style = Style {
     openers: &["<|python_start|>", "<|python_tag|>"],
     closers: &["<|python_end|>"],

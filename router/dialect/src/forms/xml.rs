@@ -76,7 +76,7 @@ impl XmlStyle {
     /// A call, as a model that must call writes it.
     pub fn tag(&self, tool: &Tool, arguments: &Value, before: &str, after: &str) -> Value {
         let attributes = if self.has_attributes { ">" } else { "" };
-        let begin = format!("{before}{}{}{}{attributes}\n", self.begin, tool.name, self.name_end);
+        let begin = format!("{before}{}{}{}{attributes}", self.begin, tool.name, self.name_end);
         let content = match properties(arguments) {
             None => any_text(),
             Some(properties) => {
@@ -87,7 +87,7 @@ impl XmlStyle {
                 sequence(parameters.collect())
             }
         };
-        tag(&begin, content, &format!("{}{after}", self.end))
+        tag(&begin, content, &format!("\n{}{after}", self.end).replace("\n\n", "\n"))
     }
 
     fn parameter_tag(&self, name: &str, property: &Value, root: &Value) -> Value {
@@ -100,14 +100,18 @@ impl XmlStyle {
             (false, "") => line.to_owned(),
             (false, value) => format!("\n{value}"),
         };
-        let begin = format!("{}{name}{}{behind}", self.parameter, self.key_end);
+        let begin = format!("\n{}{name}{}{behind}", self.parameter, self.key_end);
+        let end = self.value_ends[0];
         let texts = property.get("enum").and_then(Value::as_array).filter(|_| is_text);
-        let content = match texts {
-            Some(texts) => either(texts.iter().filter_map(Value::as_str).map(text).collect()),
-            None if is_text => any_text(),
-            None => schema(&within(property, root)),
-        };
-        tag(&begin, content, &format!("{line}{}\n", self.value_ends[0]))
+        match texts {
+            Some(texts) => {
+                let texts = texts.iter().filter_map(Value::as_str).map(text);
+                tag(&begin, either(texts.collect()), &format!("{line}{end}"))
+            }
+            // Text ends at the marker alone, wherever it stands; the model writes the newline before it.
+            None if is_text => tag(&begin, any_text(), end),
+            None => tag(&begin, schema(&within(property, root)), &format!("{line}{end}")),
+        }
     }
 
     pub fn markers(&self) -> impl Iterator<Item = &'static str> {
