@@ -1,12 +1,12 @@
 //! Which form of calls and which form of thoughts a model writes: by name, or from its chat template. Reads no answer.
 
-use crate::enforce::Layout;
-use crate::forms::frame::{Frame, Style};
+use crate::families::{CallForm, ThoughtForm};
+use crate::forms::frame::Frame;
 use crate::forms::harmony::{self, Harmony};
 use crate::forms::{Form, Plain};
 use crate::names::{CALLS, TEMPLATE_CALLS, TEMPLATE_THOUGHTS, THOUGHTS};
 use crate::sink::Sink;
-use crate::thoughts::{Thought, ThoughtMarks};
+use crate::thoughts::{Opening, Thought};
 use crate::{Speech, ToolChoice, Tools, enforce};
 use serde_json::Value;
 
@@ -15,29 +15,6 @@ use serde_json::Value;
 pub struct Dialect {
     calls: CallForm,
     thoughts: ThoughtForm,
-}
-
-/// Each reader of `forms` with its style.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum CallForm {
-    None,
-    Framed(&'static Style),
-    Harmony,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum ThoughtForm {
-    None,
-    Marked(&'static ThoughtMarks),
-    Harmony,
-}
-
-/// Where an answer begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opening {
-    Answer,
-    /// The prompt ends within a thought, which the answer goes on with.
-    Thought,
 }
 
 /// There is no form of this name.
@@ -145,7 +122,7 @@ impl Dialect {
             _ => Box::new(Plain),
         };
         let thought = match self.thoughts {
-            ThoughtForm::Marked(marks) => Some(Thought::new(marks, in_thought)),
+            ThoughtForm::Marked(marks) => Some(Thought::new(marks, opening)),
             _ => None,
         };
         Speech::new(thought, form, sink)
@@ -163,15 +140,5 @@ impl Dialect {
     ) -> Option<Value> {
         let calls = enforce::calls(&self.calls.layout()?, tools, choice, parallel)?;
         Some(enforce::structural_tag(enforce::behind_thought(calls, self.thoughts, opening, think)))
-    }
-}
-
-impl CallForm {
-    fn layout(self) -> Option<Layout> {
-        match self {
-            CallForm::None => None,
-            CallForm::Framed(style) => Some(style.layout()),
-            CallForm::Harmony => Some(harmony::layout()),
-        }
     }
 }

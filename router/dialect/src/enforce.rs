@@ -1,106 +1,12 @@
 //! The structural tag that makes a model write valid calls: a value of the format that xgrammar and vLLM take for
 //! `structural_tag`. Knows no form: each says how its own calls are laid out.
 
-use crate::dialect::{Opening, ThoughtForm};
+use crate::families::ThoughtForm;
 use crate::forms::harmony;
+use crate::tag::{Layout, any_text, either, regex, sequence, tag, text};
+use crate::thoughts::Opening;
 use crate::{Tool, ToolChoice, Tools};
 use serde_json::{Value, json};
-
-/// What a form writes around its calls, and how it writes one.
-pub(crate) struct Layout {
-    /// Before the first call, between two, and behind the last.
-    pub open: &'static str,
-    pub separator: &'static str,
-    pub close: &'static str,
-    /// What no text but a call, or `open`, begins with; empty, where any text may begin as a call does.
-    pub trigger: &'static str,
-    pub tag: TagOf,
-}
-
-/// A format of type `tag` for a call of the tool, whose arguments conform to the schema.
-pub(crate) type TagOf = Box<dyn Fn(&Tool, &Value) -> Value>;
-
-/// A property's schema, with the definitions to which it may refer.
-pub(crate) fn within(property: &Value, root: &Value) -> Value {
-    let mut property = property.clone();
-    let Some(of) = property.as_object_mut() else { return property };
-    for key in ["$defs", "definitions"] {
-        if let Some(definitions) = root.get(key) {
-            of.entry(key).or_insert_with(|| definitions.clone());
-        }
-    }
-    property
-}
-
-/// The properties of a schema, each with whether it must be there; none, if it does not list them.
-pub(crate) fn properties(schema: &Value) -> Option<Vec<(&str, &Value, bool)>> {
-    let required: Vec<&str> = match schema.get("required").and_then(Value::as_array) {
-        Some(names) => names.iter().filter_map(Value::as_str).collect(),
-        None => Vec::new(),
-    };
-    let properties = schema.get("properties")?.as_object()?.iter();
-    Some(properties.map(|(name, property)| (name.as_str(), property, required.contains(&name.as_str()))).collect())
-}
-
-pub(crate) fn optional(format: Value) -> Value {
-    either(vec![format, text("")])
-}
-
-/// Properties with something between them: first those that must be there, then the others, each in the schema's order.
-pub(crate) fn members(
-    schema: &Value,
-    separator: &str,
-    key: impl Fn(&str) -> String,
-    value: impl Fn(&Value) -> Value,
-) -> Value {
-    let Some(properties) = properties(schema) else { return any_text() };
-    let member = |before: &str, name: &str, property: &Value| {
-        sequence(vec![text(&format!("{before}{}", key(name))), value(property)])
-    };
-    let (required, others): (Vec<_>, Vec<_>) = properties.into_iter().partition(|(_, _, is_required)| *is_required);
-    let behind = |others: &[(&str, &Value, bool)]| -> Vec<Value> {
-        others.iter().map(|(name, property, _)| optional(member(separator, name, property))).collect()
-    };
-    if required.is_empty() {
-        // Whichever comes first has nothing before it.
-        let first = |i: usize| {
-            let (name, property, _) = others[i];
-            sequence([vec![member("", name, property)], behind(&others[i + 1..])].concat())
-        };
-        return either((0..others.len()).map(first).chain([text("")]).collect());
-    }
-    let before = |i: usize| if i == 0 { "" } else { separator };
-    let required = required.iter().enumerate().map(|(i, (name, property, _))| member(before(i), name, property));
-    sequence(required.chain(behind(&others)).collect())
-}
-
-pub(crate) fn any_text() -> Value {
-    json!({"type": "any_text"})
-}
-
-pub(crate) fn text(value: &str) -> Value {
-    json!({"type": "const_string", "value": value})
-}
-
-pub(crate) fn schema(schema: &Value) -> Value {
-    json!({"type": "json_schema", "json_schema": schema})
-}
-
-pub(crate) fn regex(pattern: &str) -> Value {
-    json!({"type": "regex", "pattern": pattern})
-}
-
-pub(crate) fn sequence(elements: Vec<Value>) -> Value {
-    json!({"type": "sequence", "elements": elements})
-}
-
-pub(crate) fn either(elements: Vec<Value>) -> Value {
-    json!({"type": "or", "elements": elements})
-}
-
-pub(crate) fn tag(begin: &str, content: Value, end: &str) -> Value {
-    json!({"type": "tag", "begin": begin, "content": content, "end": end})
-}
 
 /// The format of what a request wants of an answer; none where every text will do.
 pub(crate) fn calls(layout: &Layout, tools: &Tools, choice: &ToolChoice, parallel: bool) -> Option<Value> {

@@ -8,6 +8,7 @@
 
 mod dialect;
 mod enforce;
+mod families;
 mod forms;
 mod json;
 mod marker;
@@ -16,10 +17,12 @@ mod piece;
 mod sink;
 mod speech;
 mod styles;
+mod tag;
 mod thoughts;
 mod tools;
 
-pub use dialect::{Dialect, Opening, UnknownDialect};
+pub use dialect::{Dialect, UnknownDialect};
 pub use piece::Piece;
 pub use speech::Speech;
+pub use thoughts::Opening;
 pub use tools::{Tool, ToolChoice, Tools};

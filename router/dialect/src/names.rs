@@ -1,8 +1,8 @@
 //! The forms by their names, ours and those of vLLM's `--tool-call-parser` and `--reasoning-parser`, and by what a chat
 //! template says. Flat tables: the first row that fits counts.
 
-use crate::dialect::CallForm::{self, Framed};
-use crate::dialect::ThoughtForm::{self, Marked};
+use crate::families::CallForm::{self, Framed};
+use crate::families::ThoughtForm::{self, Marked};
 use crate::styles as calls;
 use crate::thoughts as marks;
 
@@ -13,6 +13,7 @@ pub(crate) const CALLS: &[(&str, CallForm)] = &[
     ("deepseek_v3", Framed(&calls::DEEPSEEK_V3)),
     ("deepseek_v31", Framed(&calls::DEEPSEEK_V31)),
     ("deepseek_v32", Framed(&calls::DEEPSEEK_V32)),
+    ("ernie45", Framed(&calls::HERMES)),
     ("functiongemma", Framed(&calls::FUNCTION_GEMMA)),
     ("gemma3", Framed(&calls::GEMMA3)),
     ("gemma4", Framed(&calls::GEMMA4)),
@@ -20,15 +21,21 @@ pub(crate) const CALLS: &[(&str, CallForm)] = &[
     ("glm47", Framed(&calls::GLM)),
     ("gpt_oss", CallForm::Harmony),
     ("granite", Framed(&calls::GRANITE)),
+    ("granite-20b-fc", Framed(&calls::GRANITE_20B)),
     ("granite4", Framed(&calls::HERMES)),
     ("harmony", CallForm::Harmony),
     ("hermes", Framed(&calls::HERMES)),
+    ("hunyuan_a13b", Framed(&calls::TOOL_CALLS)),
+    ("internlm", Framed(&calls::INTERNLM)),
+    ("jamba", Framed(&calls::TOOL_CALLS)),
     ("kimi_k2", Framed(&calls::KIMI)),
     ("lfm2", Framed(&calls::LFM2)),
     ("llama3_json", Framed(&calls::LLAMA_JSON)),
     ("llama4_json", Framed(&calls::LLAMA_JSON)),
     ("llama4_pythonic", Framed(&calls::LLAMA_PYTHONIC)),
+    ("longcat", Framed(&calls::LONGCAT)),
     ("mimo", Framed(&calls::QWEN_XML)),
+    ("minimax", Framed(&calls::MINIMAX_M1)),
     ("minimax_m2", Framed(&calls::MINIMAX)),
     ("mistral", Framed(&calls::MISTRAL)),
     ("mistral_list", Framed(&calls::MISTRAL_LIST)),
@@ -87,7 +94,12 @@ pub(crate) const TEMPLATE_CALLS: &[(&[&str], CallForm)] = &[
     (&["[TOOL_CALLS]"], Framed(&calls::MISTRAL_LIST)),
     (&["<|tool_call_start|>"], Framed(&calls::LFM2)),
     (&["<function_calls>"], Framed(&calls::OLMO3)),
+    (&["<longcat_tool_call>"], Framed(&calls::LONGCAT)),
+    (&["<|action_start|>", "<|plugin|>"], Framed(&calls::INTERNLM)),
+    (&["<|tool_list_start|>"], Framed(&calls::LFM2)),
     (&["<tool_call>"], Framed(&calls::HERMES)),
+    (&["<tool_calls>"], Framed(&calls::TOOL_CALLS)),
+    (&["<|tool|>", "<|/tool|>"], Framed(&calls::PHI)),
     (&["<|tool_call|>", "<|/tool_call|>"], Framed(&calls::PHI)),
     (&["<|tool_call|>"], Framed(&calls::GRANITE)),
     (&["functools"], Framed(&calls::PHI)),

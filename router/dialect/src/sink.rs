@@ -7,26 +7,15 @@ use crate::Piece;
 pub(crate) struct Sink {
     pieces: Vec<Piece>,
     n_calls: usize,
-    call: Option<Call>,
+    /// Of the call that is open, whether it has arguments.
+    has_arguments: Option<bool>,
     /// White space at the start of the answer or behind a call: said only if content follows.
     margin: String,
     in_content: bool,
-    thought: Thought,
+    in_thought: bool,
     /// Newlines of a thought that may be its last.
     n_newlines: usize,
     has_thought: bool,
-}
-
-#[derive(Debug)]
-struct Call {
-    has_arguments: bool,
-}
-
-#[derive(Debug, Default, PartialEq)]
-enum Thought {
-    #[default]
-    Fresh,
-    Begun,
 }
 
 impl Sink {
@@ -58,14 +47,14 @@ impl Sink {
 
     /// Newlines at a thought's start and end are of its frame.
     pub fn reasoning(&mut self, text: &str) {
-        let text = if self.thought == Thought::Fresh { text.trim_start_matches('\n') } else { text };
+        let text = if self.in_thought { text } else { text.trim_start_matches('\n') };
         if text.is_empty() {
             return;
         }
-        if self.thought == Thought::Fresh && self.has_thought {
+        if !self.in_thought && self.has_thought {
             self.say_reasoning("\n");
         }
-        (self.thought, self.has_thought) = (Thought::Begun, true);
+        (self.in_thought, self.has_thought) = (true, true);
         let body = text.trim_end_matches('\n');
         let n_newlines = text.len() - body.len();
         if body.is_empty() {
@@ -92,25 +81,24 @@ impl Sink {
     }
 
     pub fn end_reasoning(&mut self) {
-        (self.thought, self.n_newlines) = (Thought::Fresh, 0);
+        (self.in_thought, self.n_newlines) = (false, 0);
     }
 
     pub fn begin_call(&mut self, name: &str, id: Option<&str>) {
-        debug_assert!(self.call.is_none(), "a call begins within a call");
+        debug_assert!(self.has_arguments.is_none(), "a call begins within a call");
         let index = self.n_calls;
         self.margin.clear();
         self.in_content = false;
         self.n_calls += 1;
-        self.call = Some(Call { has_arguments: false });
+        self.has_arguments = Some(false);
         self.pieces.push(Piece::CallBegin { index, name: name.to_owned(), id: id.map(str::to_owned) });
     }
 
     pub fn arguments(&mut self, text: &str) {
-        let Some(call) = &mut self.call else { return };
-        if text.is_empty() {
+        if text.is_empty() || self.has_arguments.is_none() {
             return;
         }
-        call.has_arguments = true;
+        self.has_arguments = Some(true);
         match self.pieces.last_mut() {
             Some(Piece::CallArguments { text: said, .. }) => said.push_str(text),
             _ => self.pieces.push(Piece::CallArguments { index: self.n_calls - 1, text: text.to_owned() }),
@@ -119,10 +107,10 @@ impl Sink {
 
     /// A call without arguments has none by name: an empty object.
     pub fn end_call(&mut self) {
-        if self.call.as_ref().is_some_and(|call| !call.has_arguments) {
+        if self.has_arguments == Some(false) {
             self.arguments("{}");
         }
-        if self.call.take().is_some() {
+        if self.has_arguments.take().is_some() {
             self.pieces.push(Piece::CallEnd { index: self.n_calls - 1 });
         }
     }
@@ -135,7 +123,7 @@ impl Sink {
             self.say_content(&text);
         }
         self.margin.clear();
-        self.call = None;
+        self.has_arguments = None;
     }
 
     pub fn drain_into(&mut self, said: &mut Vec<Piece>) {

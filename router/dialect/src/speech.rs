@@ -22,6 +22,12 @@ pub struct Speech {
     is_finished: bool,
 }
 
+impl std::fmt::Debug for Speech {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Speech").field("unread", &self.unread).field("thought", &self.thought).finish_non_exhaustive()
+    }
+}
+
 impl Speech {
     pub(crate) fn new(thought: Option<Thought>, form: Box<dyn Form>, sink: Sink) -> Speech {
         Speech { unread: String::new(), thought, form, sink, is_finished: false }

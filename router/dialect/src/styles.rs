@@ -48,6 +48,31 @@ pub(crate) const GRANITE: Style = Style {
     written: within("<|tool_call|>[", ", ", "]", "<|tool_call|>"),
     ..MARKED
 };
+pub(crate) const TOOL_CALLS: Style = Style {
+    openers: &["<tool_calls>"],
+    closers: &["</tool_calls>"],
+    written: within("<tool_calls>[", ", ", "]</tool_calls>", "<tool_calls>"),
+    ..MARKED
+};
+pub(crate) const MINIMAX_M1: Style =
+    Style { written: within("<tool_calls>\n", "\n", "\n</tool_calls>", "<tool_calls>"), ..TOOL_CALLS };
+pub(crate) const LONGCAT: Style = Style {
+    openers: &["<longcat_tool_call>"],
+    closers: &["</longcat_tool_call>"],
+    written: each("<longcat_tool_call>\n", "\n</longcat_tool_call>", "<longcat_tool_call>"),
+    ..MARKED
+};
+pub(crate) const GRANITE_20B: Style =
+    Style { openers: &["<function_call>"], written: each("<function_call> ", "", "<function_call>"), ..MARKED };
+pub(crate) const INTERNLM: Style = Style {
+    openers: &["<|action_start|><|plugin|>"],
+    closers: &["<|action_end|>"],
+    written: Written {
+        key: "parameters",
+        ..each("<|action_start|><|plugin|>\n", "<|action_end|>", "<|action_start|><|plugin|>")
+    },
+    ..MARKED
+};
 pub(crate) const GENERIC: Style = Style {
     openers: &["```json", "```tool_call", "<tool_call>"],
     closers: &["```", "</tool_call>"],
@@ -89,14 +114,15 @@ pub(crate) const OLMO3: Style = Style {
 };
 pub(crate) const FUNCTION_GEMMA: Style = Style {
     openers: &["<start_function_call>"],
-    closers: &["<end_function_call>"],
+    // Behind its calls the model asks for their results.
+    closers: &["<end_function_call>", "<start_function_response>"],
     kinds: &[Function(&GEMMA_FUNCTION)],
     written: Written { separator: "", ..each("<start_function_call>", "<end_function_call>", "<start_function_call>") },
     ..MARKED
 };
 pub(crate) const GEMMA4: Style = Style {
     openers: &["<|tool_call>"],
-    closers: &["<tool_call|>"],
+    closers: &["<tool_call|>", "<|tool_response>"],
     kinds: &[Function(&GEMMA4_FUNCTION)],
     written: Written { separator: "", ..each("<|tool_call>", "<tool_call|>", "<|tool_call>") },
     ..MARKED

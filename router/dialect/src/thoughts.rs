@@ -40,6 +40,14 @@ impl ThoughtMarks {
     }
 }
 
+/// Where an answer begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    Answer,
+    /// The prompt ends within a thought, which the answer goes on with.
+    Thought,
+}
+
 /// Reads the thought of one answer.
 #[derive(Debug)]
 pub(crate) struct Thought {
@@ -68,9 +76,13 @@ pub(crate) enum Split {
 }
 
 impl Thought {
-    pub fn new(marks: &'static ThoughtMarks, is_open: bool) -> Thought {
+    pub fn new(marks: &'static ThoughtMarks, opening: Opening) -> Thought {
         let ends = marks.close.iter().chain(marks.until).copied().collect();
-        Thought { marks, ends, at: if is_open { At::Label } else { At::Start }, held: String::new() }
+        let at = match opening {
+            Opening::Answer => At::Start,
+            Opening::Thought => At::Label,
+        };
+        Thought { marks, ends, at, held: String::new() }
     }
 
     pub fn held(&self) -> &str {

@@ -8,10 +8,10 @@ use super::headed::{HeadedCall, HeadedStyle};
 use super::object::CallObject;
 use super::xml::{XmlCall, XmlStyle};
 use super::{Form, Member, Rule, Turn};
-use crate::enforce::{Layout, schema, tag};
 use crate::json::quoted;
 use crate::marker::{Begins, begins, blank};
 use crate::sink::Sink;
+use crate::tag::{Layout, schema, tag};
 use crate::{Tool, Tools};
 use serde_json::Value;
 
@@ -176,6 +176,8 @@ enum At {
     Call(Rule, Call),
     /// Behind a call. What may stand before the next is held.
     Behind(Rule, String),
+    /// Behind a closer, where white space is held and other closers may follow.
+    Closed(String),
 }
 
 /// Which call begins here.
@@ -297,10 +299,7 @@ impl Frame {
             return Turn::Took(1);
         }
         match begins(rest, self.style.closers, last) {
-            Begins::With(i) => {
-                self.back_to_text("", sink);
-                return Turn::Took(self.style.closers[i].len());
-            }
+            Begins::With(i) => return self.close(i),
             Begins::Perhaps => {
                 self.at = At::Behind(rule, held);
                 return Turn::More;
@@ -314,6 +313,31 @@ impl Frame {
                 Turn::More
             }
             Next::None => self.back_to_text(&held, sink),
+        }
+    }
+
+    fn close(&mut self, closer: usize) -> Turn {
+        (self.at, self.in_list) = (At::Closed(String::new()), false);
+        Turn::Took(self.style.closers[closer].len())
+    }
+
+    fn closed(&mut self, mut held: String, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+        let n = blank(rest);
+        if n > 0 {
+            held.push_str(&rest[..n]);
+            self.at = At::Closed(held);
+            return Turn::Took(n);
+        }
+        // An opener may begin as a closer does, and counts first.
+        let opener = begins(rest, self.style.openers, last);
+        let closer = begins(rest, self.style.closers, last);
+        match (opener, closer) {
+            (Begins::With(_), _) | (Begins::No, Begins::No) => self.back_to_text(&held, sink),
+            (Begins::No, Begins::With(i)) => self.close(i),
+            (Begins::Perhaps, _) | (_, Begins::Perhaps) => {
+                self.at = At::Closed(held);
+                Turn::More
+            }
         }
     }
 
@@ -339,13 +363,14 @@ impl Form for Frame {
             At::Opened(rule, held) => self.opened(rule, held, rest, last, sink),
             At::Call(rule, call) => self.in_call(rule, call, rest, last, sink),
             At::Behind(rule, held) => self.behind(rule, held, rest, last, sink),
+            At::Closed(held) => self.closed(held, rest, last, sink),
         }
     }
 
     fn finish(&mut self, sink: &mut Sink) {
         match &mut self.at {
             At::Text => {}
-            At::Opened(_, held) | At::Behind(_, held) => sink.content(held),
+            At::Opened(_, held) | At::Behind(_, held) | At::Closed(held) => sink.content(held),
             At::Call(_, call) => call.finish(sink),
         }
     }

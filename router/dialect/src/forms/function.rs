@@ -1,11 +1,11 @@
-//! A call as a function's name and its arguments in brackets: Python's `f(a="x")`, Gemma's `call:f{a:<escape>x<escape>}`.
-//! Knows the brackets and what stands before the name, and not how values are written.
+//! A call as a function's name and its arguments in brackets: Python's `f(a="x")`, and Gemma's
+//! `call:f{a:<escape>x<escape>}`. Knows the brackets and what stands before the name, and not how values are written.
 
 use super::loose::{Loose, Syntax};
 use super::{Member, NAME_MAX, Rule};
-use crate::enforce::{any_text, either, members, schema, tag, text, within};
 use crate::marker::{Begins, begins, blank};
 use crate::sink::Sink;
+use crate::tag::{any_text, either, members, schema, tag, text, within};
 use crate::tools::{Types, types_of};
 use crate::{Tool, Tools};
 use serde_json::Value;

@@ -4,9 +4,9 @@
 
 use super::raw::Raw;
 use super::{Form, Turn};
-use crate::enforce::{Layout, schema, tag};
 use crate::marker::{Begins, Found, begins, blank, find};
 use crate::sink::Sink;
+use crate::tag::{Layout, schema, tag};
 
 const CHANNEL: &str = "<|channel|>";
 const START: &str = "<|start|>";

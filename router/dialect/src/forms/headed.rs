@@ -5,9 +5,9 @@
 use super::raw::Raw;
 use super::{Member, NAME_MAX};
 use crate::Tool;
-use crate::enforce::{regex, schema, sequence, tag, text};
 use crate::marker::{Begins, begins, blank};
 use crate::sink::Sink;
+use crate::tag::{regex, schema, sequence, tag, text};
 use serde_json::Value;
 
 #[derive(Debug, PartialEq)]

@@ -1,5 +1,5 @@
-//! The forms in which families write calls. All but harmony stand in a frame of markers, and differ in the calls within.
-//! What is read goes to a [`Sink`].
+//! The forms in which families write calls. All but harmony stand in a frame of markers, and differ in the calls
+//! within. What is read goes to a [`Sink`].
 
 pub(crate) mod frame;
 pub(crate) mod function;

@@ -5,9 +5,9 @@
 
 use super::typed::Members;
 use super::{Member, NAME_MAX};
-use crate::enforce::{any_text, either, optional, properties, schema, sequence, tag, text, within};
 use crate::marker::{Begins, Found, begins, blank, find};
 use crate::sink::Sink;
+use crate::tag::{any_text, either, optional, properties, schema, sequence, tag, text, within};
 use crate::tools::{Types, types_of};
 use crate::{Tool, Tools};
 use serde_json::Value;

@@ -38,90 +38,95 @@ fn brief(format: &Value) -> String {
     }
 }
 
-#[test]
-fn every_form_writes_what_it_was_trained_on() {
-    let python = "'a=' json (', s=' json | '') (', e=' json | '')";
-    let cases = [
-        ("hermes", "{['<tool_call>\n{\"name\": \"f\", \"arguments\": ' json '}\n</tool_call>']}'\n'"),
-        ("llama3_json", "{['{\"name\": \"f\", \"parameters\": ' json '}']}'; '"),
-        ("generic", "{['{\"name\": \"f\", \"arguments\": ' json '}']}'\n'"),
-        ("granite", "'<|tool_call|>[' {['{\"name\": \"f\", \"arguments\": ' json '}']}', ' ']'"),
-        ("phi4_mini_json", "'<|tool_call|>[' {['{\"name\": \"f\", \"arguments\": ' json '}']}', ' ']<|/tool_call|>'"),
-        ("mistral_list", "'[TOOL_CALLS][' {['{\"name\": \"f\", \"arguments\": ' json '}']}', ' ']'"),
-        ("mistral", "{['[TOOL_CALLS]f[ARGS]' json '']}''"),
-        (
-            "deepseek_v3",
-            "'<｜tool▁calls▁begin｜>' {['<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n' json \
+/// Of each form how it writes calls of the one tool.
+const WRITTEN: &[(&str, &str)] = &[
+    ("hermes", "{['<tool_call>\n{\"name\": \"f\", \"arguments\": ' json '}\n</tool_call>']}'\n'"),
+    ("llama3_json", "{['{\"name\": \"f\", \"parameters\": ' json '}']}'; '"),
+    ("generic", "{['{\"name\": \"f\", \"arguments\": ' json '}']}'\n'"),
+    ("granite", "'<|tool_call|>[' {['{\"name\": \"f\", \"arguments\": ' json '}']}', ' ']'"),
+    ("phi4_mini_json", "'<|tool_call|>[' {['{\"name\": \"f\", \"arguments\": ' json '}']}', ' ']<|/tool_call|>'"),
+    ("mistral_list", "'[TOOL_CALLS][' {['{\"name\": \"f\", \"arguments\": ' json '}']}', ' ']'"),
+    ("mistral", "{['[TOOL_CALLS]f[ARGS]' json '']}''"),
+    (
+        "deepseek_v3",
+        "'<｜tool▁calls▁begin｜>' {['<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n' json \
              '\n```<｜tool▁call▁end｜>']}'\n' '<｜tool▁calls▁end｜>'",
-        ),
-        (
-            "deepseek_v31",
-            "'<｜tool▁calls▁begin｜>' {['<｜tool▁call▁begin｜>f<｜tool▁sep｜>' json '<｜tool▁call▁end｜>']}'' \
+    ),
+    (
+        "deepseek_v31",
+        "'<｜tool▁calls▁begin｜>' {['<｜tool▁call▁begin｜>f<｜tool▁sep｜>' json '<｜tool▁call▁end｜>']}'' \
              '<｜tool▁calls▁end｜>'",
-        ),
-        (
-            "kimi_k2",
-            "'<|tool_calls_section_begin|>' {['<|tool_call_begin|>functions.f:' /[0-9]+/ \
+    ),
+    (
+        "kimi_k2",
+        "'<|tool_calls_section_begin|>' {['<|tool_call_begin|>functions.f:' /[0-9]+/ \
              '<|tool_call_argument_begin|>' json '<|tool_call_end|>']}'' '<|tool_calls_section_end|>'",
-        ),
-        (
-            "qwen3_coder",
-            "{['<tool_call>\n<function=f>' ['\n<parameter=a>\n' json '\n</parameter>'] \
+    ),
+    (
+        "qwen3_coder",
+        "{['<tool_call>\n<function=f>' ['\n<parameter=a>\n' json '\n</parameter>'] \
              (['\n<parameter=s>\n' any '</parameter>'] | '') (['\n<parameter=e>\n' ('x' | 'y') '\n</parameter>'] | '') \
              '\n</function>\n</tool_call>']}'\n'",
-        ),
-        (
-            "glm45",
-            "{['<tool_call>f' ['\n<arg_key>a</arg_key>\n<arg_value>' json '</arg_value>'] \
+    ),
+    (
+        "glm45",
+        "{['<tool_call>f' ['\n<arg_key>a</arg_key>\n<arg_value>' json '</arg_value>'] \
              (['\n<arg_key>s</arg_key>\n<arg_value>' any '</arg_value>'] | '') \
              (['\n<arg_key>e</arg_key>\n<arg_value>' ('x' | 'y') '</arg_value>'] | '') '\n</tool_call>']}'\n'",
-        ),
-        (
-            "minimax_m2",
-            "'<minimax:tool_call>\n' {['<invoke name=\"f\">' ['\n<parameter name=\"a\">' json '</parameter>'] \
+    ),
+    (
+        "minimax_m2",
+        "'<minimax:tool_call>\n' {['<invoke name=\"f\">' ['\n<parameter name=\"a\">' json '</parameter>'] \
              (['\n<parameter name=\"s\">' any '</parameter>'] | '') \
              (['\n<parameter name=\"e\">' ('x' | 'y') '</parameter>'] | '') '\n</invoke>']}'\n' \
              '\n</minimax:tool_call>'",
-        ),
-        (
-            "deepseek_v32",
-            "'<｜DSML｜function_calls>\n' {['<｜DSML｜invoke name=\"f\">' \
+    ),
+    (
+        "deepseek_v32",
+        "'<｜DSML｜function_calls>\n' {['<｜DSML｜invoke name=\"f\">' \
              ['\n<｜DSML｜parameter name=\"a\" string=\"false\">' json '</｜DSML｜parameter>'] \
              (['\n<｜DSML｜parameter name=\"s\" string=\"true\">' any '</｜DSML｜parameter>'] | '') \
              (['\n<｜DSML｜parameter name=\"e\" string=\"true\">' ('x' | 'y') '</｜DSML｜parameter>'] | '') \
              '\n</｜DSML｜invoke>']}'\n' '\n</｜DSML｜function_calls>'",
-        ),
-        (
-            "seed_oss",
-            "{['<seed:tool_call>\n<function=f>' ['\n<parameter=a>' json '</parameter>'] \
+    ),
+    (
+        "seed_oss",
+        "{['<seed:tool_call>\n<function=f>' ['\n<parameter=a>' json '</parameter>'] \
              (['\n<parameter=s>' any '</parameter>'] | '') (['\n<parameter=e>' ('x' | 'y') '</parameter>'] | '') \
              '\n</function>\n</seed:tool_call>']}'\n'",
-        ),
-        ("pythonic", &format!("'[' {{['f(' {python} ')']}}', ' ']'")),
-        ("llama4_pythonic", &format!("'<|python_start|>[' {{['f(' {python} ')']}}', ' ']<|python_end|>'")),
-        ("lfm2", &format!("'<|tool_call_start|>[' {{['f(' {python} ')']}}', ' ']<|tool_call_end|>'")),
-        ("olmo3", &format!("'<function_calls>\n' {{['f(' {python} ')']}}'\n' '\n</function_calls>'")),
-        ("gemma3", &format!("'```tool_code\n' {{['f(' {python} ')']}}'\n' '\n```'")),
-        (
-            "functiongemma",
-            "{['<start_function_call>call:f{' 'a:' json (',s:' ['<escape>' any '<escape>'] | '') \
+    ),
+    (
+        "functiongemma",
+        "{['<start_function_call>call:f{' 'a:' json (',s:' ['<escape>' any '<escape>'] | '') \
              (',e:' ('<escape>x<escape>' | '<escape>y<escape>') | '') '}<end_function_call>']}''",
-        ),
-        (
-            "gemma4",
-            "{['<|tool_call>call:f{' 'a:' json (',s:' ['<|\"|>' any '<|\"|>'] | '') \
+    ),
+    (
+        "gemma4",
+        "{['<|tool_call>call:f{' 'a:' json (',s:' ['<|\"|>' any '<|\"|>'] | '') \
              (',e:' ('<|\"|>x<|\"|>' | '<|\"|>y<|\"|>') | '') '}<tool_call|>']}''",
-        ),
-        (
-            "openai",
-            "{['<|channel|>commentary to=functions.f <|constrain|>json<|message|>' json '<|call|>']}\
+    ),
+    (
+        "openai",
+        "{['<|channel|>commentary to=functions.f <|constrain|>json<|message|>' json '<|call|>']}\
              '<|start|>assistant'",
-        ),
-    ];
-    for (form, expect) in cases {
-        let tag = dialect(form, "none").enforced(&one_tool(false), &ToolChoice::Required, true, Opening::Answer, false);
-        assert_eq!(brief(&tag.unwrap()["format"]), expect, "{form}");
-    }
+    ),
+];
+
+#[track_caller]
+fn check_written(form: &str, expect: &str) {
+    let tag = dialect(form, "none").enforced(&one_tool(false), &ToolChoice::Required, true, Opening::Answer, false);
+    assert_eq!(brief(&tag.unwrap()["format"]), expect, "{form}");
+}
+
+#[test]
+fn every_form_writes_what_it_was_trained_on() {
+    WRITTEN.iter().for_each(|(form, expect)| check_written(form, expect));
+    let call = "['f(' 'a=' json (', s=' json | '') (', e=' json | '') ')']";
+    check_written("pythonic", &format!("'[' {{{call}}}', ' ']'"));
+    check_written("llama4_pythonic", &format!("'<|python_start|>[' {{{call}}}', ' ']<|python_end|>'"));
+    check_written("lfm2", &format!("'<|tool_call_start|>[' {{{call}}}', ' ']<|tool_call_end|>'"));
+    check_written("olmo3", &format!("'<function_calls>\n' {{{call}}}'\n' '\n</function_calls>'"));
+    check_written("gemma3", &format!("'```tool_code\n' {{{call}}}'\n' '\n```'"));
 }
 
 fn hermes_call(schema: Value) -> Value {
@@ -342,13 +347,14 @@ impl Writer {
 }
 
 fn many_tools() -> Tools {
+    let m = json!({"type": "array", "items": {"type": "integer"}});
     let properties = json!({
         "n": {"type": "integer"},
         "s": {"type": "string"},
         "e": {"enum": ["x", "y z"]},
         "b": {"type": "boolean"},
         "l": {"type": "array", "items": {"type": "string"}},
-        "o": {"type": "object", "properties": {"k": {"type": "string"}, "m": {"type": "array", "items": {"type": "integer"}}}},
+        "o": {"type": "object", "properties": {"k": {"type": "string"}, "m": m}},
     });
     Tools::new(vec![
         tool("one", json!({"type": "object", "properties": properties, "required": ["s", "o"]}), false),

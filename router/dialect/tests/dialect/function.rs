@@ -95,6 +95,8 @@ fn gemma_writes_strings_between_markers() {
         "",
         &[r#"f({"a": "x<y", "b": [""]})"#],
     );
+    check("functiongemma", &format!("{}<start_function_response>", gemma("f{}")), "", &["f({})"]);
+    check("functiongemma", &format!("{}\n<start_function", gemma("f{}")), "\n<start_function", &["f({})"]);
     let text = "The marker <start_function_call> stands before call:f{}.";
     check("functiongemma", text, text, &[]);
 }

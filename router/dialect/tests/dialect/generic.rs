@@ -46,7 +46,8 @@ fn llama_separates_calls_by_semicolons() {
         Reader::new("llama3_json", "none").check(text, &answer("", content, calls));
     };
     check(
-        "{\"name\": \"get_time\", \"parameters\": {}}; {\"name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\"}}",
+        "{\"name\": \"get_time\", \"parameters\": {}}; \
+         {\"name\": \"get_weather\", \"parameters\": {\"city\": \"Oslo\"}}",
         "",
         &["get_time({})", "get_weather({\"city\": \"Oslo\"})"],
     );
@@ -67,5 +68,11 @@ fn lists_stand_behind_a_marker() {
     check("phi4_mini_json", &format!("functools{two}"), "", &calls);
     check("phi4_mini_json", "import functools\n", "import functools\n", &[]);
     check("granite", &format!("<|tool_call|>{two}"), "", &calls);
+    check("jamba", &format!("<tool_calls>{two}</tool_calls>"), "", &calls);
+    let [f, g] = ["{\"name\": \"f\", \"arguments\": {\"a\": 1}}", "{\"name\": \"g\", \"parameters\": {}}"];
+    check("minimax", &format!("<tool_calls>\n{f}\n{g}\n</tool_calls>"), "", &calls);
+    check("longcat", &format!("<longcat_tool_call>{f}</longcat_tool_call>"), "", &calls[..1]);
+    check("granite-20b-fc", &format!("<function_call> {f}\n<function_call> {g}"), "", &calls);
+    check("internlm", &format!("So.<|action_start|><|plugin|>\n{g}<|action_end|>\n"), "So.", &calls[1..]);
     check("granite", &format!("Sure. <tool_call> {two}"), "Sure. ", &calls);
 }

@@ -12,7 +12,8 @@ fn mistral_writes_lists_or_names() {
     for form in ["mistral", "mistral_list"] {
         let check = |text: &str, content: &str, calls: &[&str]| check(form, text, content, calls);
         check(
-            "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {\"a\": 3.5}}, {\"name\": \"g\", \"arguments\": {}, \"id\": \"x\"}]",
+            "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {\"a\": 3.5}}, \
+             {\"name\": \"g\", \"arguments\": {}, \"id\": \"x\"}]",
             "",
             &["add({\"a\": 3.5})", "g({})"],
         );

@@ -31,7 +31,8 @@ fn calls_are_read() {
 fn members_come_in_any_order() {
     check("<tool_call>{\"arguments\": {\"a\": 1}, \"name\": \"f\"}</tool_call>", "", &["f({\"a\": 1})"]);
     check(
-        "<tool_call>{\"id\": \"1\", \"type\": \"function\", \"function\": {\"name\": \"f\", \"arguments\": \"{\\\"a\\\": \
+        "<tool_call>{\"id\": \"1\", \"type\": \"function\", \"function\": {\"name\": \"f\", \
+         \"arguments\": \"{\\\"a\\\": \
          \\\"\\u00e9\\ud83d\\ude00\\\"}\"}}</tool_call>",
         "",
         &["f({\"a\": \"é😀\"})"],

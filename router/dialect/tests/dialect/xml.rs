@@ -87,7 +87,8 @@ fn attributes_hold_names() {
     check(
         "minimax_m2",
         "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Oslo</parameter>\n\
-         <parameter name=\"spots\">[\"a\"]</parameter>\n</invoke>\n<invoke name=\"g\">\n</invoke>\n</minimax:tool_call>",
+         <parameter name=\"spots\">[\"a\"]</parameter>\n</invoke>\n\
+         <invoke name=\"g\">\n</invoke>\n</minimax:tool_call>",
         "",
         &[r#"get_weather({"city": "Oslo", "spots": ["a"]})"#, "g({})"],
     );

@@ -1,0 +1,31 @@
+//! Which reader reads a family's calls, and which its thoughts. Knows no names.
+
+use crate::forms::frame::Style;
+use crate::forms::harmony;
+use crate::tag::Layout;
+use crate::thoughts::ThoughtMarks;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum CallForm {
+    None,
+    Framed(&'static Style),
+    Harmony,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum ThoughtForm {
+    None,
+    Marked(&'static ThoughtMarks),
+    Harmony,
+}
+
+impl CallForm {
+    /// How its calls are written.
+    pub fn layout(self) -> Option<Layout> {
+        match self {
+            CallForm::None => None,
+            CallForm::Framed(style) => Some(style.layout()),
+            CallForm::Harmony => Some(harmony::layout()),
+        }
+    }
+}
