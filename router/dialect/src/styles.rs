@@ -42,6 +42,13 @@ pub(crate) const PHI: Style = Style {
     written: within("<|tool_call|>[", ", ", "]<|/tool_call|>", "<|tool_call|>"),
     ..MARKED
 };
+pub(crate) const PHI_FUNCTOOLS: Style = Style { written: within("functools[", ", ", "]", "functools["), ..PHI };
+pub(crate) const NEMOTRON: Style = Style {
+    openers: &["<TOOLCALL>"],
+    closers: &["</TOOLCALL>"],
+    written: within("<TOOLCALL>[", ", ", "]</TOOLCALL>", "<TOOLCALL>"),
+    ..MARKED
+};
 pub(crate) const GRANITE: Style = Style {
     openers: &["<|tool_call|>", "<tool_call>"],
     closers: &["</tool_call>"],

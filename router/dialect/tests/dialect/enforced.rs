@@ -45,6 +45,7 @@ const WRITTEN: &[(&str, &str)] = &[
     ("generic", "{['{\"name\": \"f\", \"arguments\": ' json '}']}'\n'"),
     ("granite", "'<|tool_call|>[' {['{\"name\": \"f\", \"arguments\": ' json '}']}', ' ']'"),
     ("phi4_mini_json", "'<|tool_call|>[' {['{\"name\": \"f\", \"arguments\": ' json '}']}', ' ']<|/tool_call|>'"),
+    ("phi4_mini_functools", "'functools[' {['{\"name\": \"f\", \"arguments\": ' json '}']}', ' ']'"),
     ("mistral_list", "'[TOOL_CALLS][' {['{\"name\": \"f\", \"arguments\": ' json '}']}', ' ']'"),
     ("mistral", "{['[TOOL_CALLS]f[ARGS]' json '']}''"),
     (

@@ -68,6 +68,7 @@ fn lists_stand_behind_a_marker() {
     check("phi4_mini_json", &format!("functools{two}"), "", &calls);
     check("phi4_mini_json", "import functools\n", "import functools\n", &[]);
     check("granite", &format!("<|tool_call|>{two}"), "", &calls);
+    check("nemotron_json", &format!("<TOOLCALL>{two}</TOOLCALL>\n"), "", &calls);
     check("jamba", &format!("<tool_calls>{two}</tool_calls>"), "", &calls);
     let [f, g] = ["{\"name\": \"f\", \"arguments\": {\"a\": 1}}", "{\"name\": \"g\", \"parameters\": {}}"];
     check("minimax", &format!("<tool_calls>\n{f}\n{g}\n</tool_calls>"), "", &calls);
