@@ -4,6 +4,7 @@
 use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::faces::http::fields::Fields;
 use crate::faces::http::format::finish_reason;
+use crate::faces::http::known::Endpoint;
 use crate::faces::kserve::tensors::{Tensors, metadata, response};
 use crate::front::ask::Ask;
 use crate::front::ask::Purpose;
@@ -232,6 +233,7 @@ fn read(request: wire::ModelInferRequest, caller: &Asker) -> Result<(Ask, Style)
     let tensors = Tensors::read(request.inputs, request.raw_input_contents)?;
     let has_reason = tensors::has_reason(&request.outputs)?;
     let mut fields = Fields::of(tensors::parameters(request.parameters, tensors.sampling)?);
+    fields.check(Endpoint::Infer)?;
     let text = tensors.text.ok_or_else(|| Refusal::invalid("text_input", "is missing"))?;
     // As in Triton's backend, a streamed answer comes alone, and otherwise the prompt precedes it.
     let is_stream = tensors.is_stream;
@@ -243,7 +245,6 @@ fn read(request: wire::ModelInferRequest, caller: &Asker) -> Result<(Ask, Style)
     let sampling = fields.sampling()?;
     let deadline = [caller.deadline, fields.deadline()?].into_iter().flatten().min();
     let priority = fields.priority()?;
-    fields.finish()?;
     let ask = Ask {
         model: request.model_name,
         prompts: vec![Input::Text(text)],

@@ -11,6 +11,7 @@ mod fake;
 mod fuzz;
 mod grpc;
 mod http;
+mod known;
 mod kserve;
 mod limits;
 mod loss;

@@ -5,6 +5,7 @@ use crate::faces::http::answer::answer;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, Wishes, wrong};
 use crate::faces::http::format::{AnswerFormat, Echo, token_text};
+use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
 use crate::front::ask::{Ask, Purpose};
 use crate::front::frontend::Frontend;
@@ -29,6 +30,7 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
 
 fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Wishes), Refusal> {
     let fields = &mut page.fields;
+    fields.check(Endpoint::Chat)?;
     let mut sampling = fields.sampling()?;
     sampling.logprobs = logprobs(fields, limits.logprobs_max)?;
     let ask = Ask {

@@ -5,6 +5,7 @@ use crate::faces::http::answer::answer;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Wishes, token_ids, wrong};
 use crate::faces::http::format::{AnswerFormat, Echo, token_text};
+use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
 use crate::front::ask::{Ask, Purpose};
 use crate::front::frontend::Frontend;
@@ -33,6 +34,7 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
 
 fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Wishes), Refusal> {
     let fields = &mut page.fields;
+    fields.check(Endpoint::Completions)?;
     let mut sampling = fields.sampling()?;
     sampling.logprobs = fields.unsigned("logprobs")?;
     let mut wishes = fields.wishes(&sampling)?;

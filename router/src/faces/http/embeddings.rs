@@ -3,6 +3,7 @@
 use crate::faces::http::completions::inputs;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
+use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
 use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
@@ -43,13 +44,13 @@ fn usage_value(usage: &v1::Usage) -> Value {
 
 fn ask(page: Page) -> Result<(Ask, Encoding), Refusal> {
     let Page { mut fields, tenant, .. } = page;
+    fields.check(Endpoint::Embeddings)?;
     let encoding = encoding(&mut fields)?;
     let input = fields.take("input").ok_or_else(|| Refusal::invalid("input", "is missing"))?;
     let model = fields.string("model")?.unwrap_or_default();
     let prompts = inputs("input", input)?;
-    fields.refuse_if_meant("dimensions")?;
-    fields.finish()?;
-    Ok((Ask { model, prompts, tenant, ..Ask::default() }, encoding))
+    let (priority, deadline) = (fields.priority()?, fields.deadline()?);
+    Ok((Ask { model, prompts, tenant, priority, deadline, ..Ask::default() }, encoding))
 }
 
 #[derive(Clone, Copy)]

@@ -1,8 +1,9 @@
-//! The fields of a JSON body, taken one by one; each refusal names its field. Knows which fields of OpenAI and of other
-//! servers would change the answer and are not served yet, and ignores unknown ones.
+//! The fields of a JSON body, taken one by one; each refusal names its field. Knows no endpoint: `known` has which
+//! fields each of them does, and those that nobody knows are ignored.
 
 use crate::board::pick::hashed;
 use crate::faces::http::error::HttpError;
+use crate::faces::http::known::{self, Endpoint};
 use crate::front::ask::after;
 use crate::refusal::Refusal;
 use http::StatusCode;
@@ -183,22 +184,9 @@ impl Fields {
         }
     }
 
-    /// Refuses a field that this page does not take, unless it is absent or null.
-    pub fn refuse_if_meant(&mut self, name: &'static str) -> Result<(), Refusal> {
-        match self.take(name) {
-            Some(_) => Err(Refusal::invalid(name, "is not supported here")),
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses those of these fields that would change the answer.
-    pub fn refuse(&mut self, unserved: &[(&'static str, IsNeutral)]) -> Result<(), Refusal> {
-        for (name, is_neutral) in unserved {
-            if self.take(name).is_some_and(|value| !is_neutral(&value)) {
-                return Err(Refusal::invalid(name, "is not supported yet, but for a value that changes nothing"));
-            }
-        }
-        Ok(())
+    /// Refuses a field of other servers that this endpoint does not do and that would change the answer.
+    pub fn check(&self, on: Endpoint) -> Result<(), Refusal> {
+        self.0.iter().try_for_each(|(name, value)| known::check(name, value, on))
     }
 
     /// Reads `stream`, and whether the last chunk carries the usage.
@@ -257,16 +245,6 @@ impl Fields {
             _ => Ok(n),
         }
     }
-
-    /// Refuses fields that were not taken and would change the answer.
-    pub fn finish(self) -> Result<(), Refusal> {
-        for (name, is_neutral) in UNSERVED {
-            if self.0.get(*name).is_some_and(|value| !value.is_null() && !is_neutral(value)) {
-                return Err(Refusal::invalid(name, "is not supported yet, but for a value that changes nothing"));
-            }
-        }
-        Ok(())
-    }
 }
 
 /// What a client wants to receive besides the text, and how.
@@ -286,70 +264,6 @@ pub struct Wishes {
 #[derive(Clone, Copy, Debug)]
 pub struct Streaming {
     pub include_usage: bool,
-}
-
-pub type IsNeutral = fn(&Value) -> bool;
-
-/// Fields that other servers serve and this one does not yet, each with the values that change nothing.
-const UNSERVED: &[(&str, IsNeutral)] = &[
-    ("tools", is_empty),
-    ("tool_choice", |value| value == "none" || value == "auto"),
-    ("functions", is_empty),
-    ("function_call", |value| value == "none" || value == "auto"),
-    ("response_format", |value| value.get("type").is_some_and(|kind| kind == "text")),
-    ("modalities", |value| value.as_array().is_some_and(|all| all.iter().all(|one| one == "text"))),
-    ("audio", is_empty),
-    ("web_search_options", never),
-    ("length_penalty", is_one),
-    ("use_beam_search", is_false),
-    ("echo", is_false),
-    ("suffix", is_empty),
-    ("spaces_between_special_tokens", |value| value.is_boolean()),
-    ("truncate_prompt_tokens", never),
-    ("add_special_tokens", never),
-    ("continue_final_message", is_false),
-    ("chat_template", never),
-    ("chat_template_kwargs", is_empty),
-    ("documents", is_empty),
-    ("guided_json", never),
-    ("guided_regex", never),
-    ("guided_choice", never),
-    ("guided_grammar", never),
-    ("structured_outputs", is_empty),
-    ("grammar", is_empty),
-    ("json_schema", is_empty),
-    ("return_tokens_as_token_ids", is_false),
-    // Its target moves with the surprise of every earlier token, which the token log does not have.
-    ("mirostat", is_zero),
-    ("mirostat_mode", is_zero),
-    ("dry_penalty_last_n", |value| value == -1),
-    ("repeat_last_n", |value| value == -1),
-    ("dynatemp_range", is_zero),
-];
-
-fn never(_: &Value) -> bool {
-    false
-}
-
-pub fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Array(all) => all.is_empty(),
-        Value::Object(all) => all.is_empty(),
-        Value::String(text) => text.is_empty(),
-        _ => false,
-    }
-}
-
-fn is_zero(value: &Value) -> bool {
-    value.as_f64() == Some(0.0)
-}
-
-fn is_one(value: &Value) -> bool {
-    value.as_f64() == Some(1.0)
-}
-
-fn is_false(value: &Value) -> bool {
-    value == &Value::Bool(false)
 }
 
 pub fn token_ids(name: &'static str, value: Value) -> Result<Vec<u32>, Refusal> {
@@ -379,9 +293,9 @@ mod tests {
 
     fn refused(body: &str) -> Option<String> {
         let mut fields = Fields::parse(body.as_bytes()).unwrap();
-        let read = fields.sampling().and_then(|sampling| fields.n_choices().map(|_| sampling));
-        let read = read.and_then(|sampling| fields.stream(&sampling).map(|_| ()));
-        match read.and_then(|()| fields.finish()) {
+        let read = fields.check(Endpoint::Chat).and_then(|()| fields.sampling());
+        let read = read.and_then(|sampling| fields.n_choices().map(|_| sampling));
+        match read.and_then(|sampling| fields.stream(&sampling).map(|_| ())) {
             Ok(()) => None,
             Err(Refusal::Invalid { field, .. }) => Some(field.into_owned()),
             Err(other) => panic!("{other}"),
@@ -426,7 +340,6 @@ mod tests {
             (r#"{"dry_multiplier": []}"#, "dry_multiplier"),
             (r#"{"mirostat": 2}"#, "mirostat"),
             (r#"{"echo": true}"#, "echo"),
-            (r#"{"suffix": "end"}"#, "suffix"),
             (r#"{"guided_json": {}}"#, "guided_json"),
         ] {
             assert_eq!(refused(body).as_deref(), Some(field), "{body}");

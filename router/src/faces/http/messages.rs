@@ -2,7 +2,8 @@
 
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::{Fields, IsNeutral, is_empty};
+use crate::faces::http::fields::Fields;
+use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::single::{self, invalid, objects, text_of, whole};
 use crate::faces::http::sse::{self, Position, Voice};
@@ -44,10 +45,10 @@ pub async fn count_tokens(State(front): State<Arc<Frontend>>, request: Request) 
     let page = read(&front, request).await?;
     let _visit = front.visit(page.tenant).map_err(said)?;
     let mut fields = page.fields;
-    let read = conversation(&mut fields).and_then(|messages| {
-        fields.refuse(UNSERVED)?;
-        Ok((front.text(&fields.string("model")?.unwrap_or_default())?, messages))
-    });
+    let checked = fields.check(Endpoint::CountTokens);
+    let read = checked
+        .and_then(|()| conversation(&mut fields))
+        .and_then(|messages| Ok((front.text(&fields.string("model")?.unwrap_or_default())?, messages)));
     let (text, messages) = read.map_err(said)?;
     let chat = v1::Chat { messages, add_generation_prompt: None };
     let tokens = front.tokens(&text, Input::Chat(chat), false, unix_seconds()).await.map_err(said)?;
@@ -83,21 +84,9 @@ fn said(refusal: Refusal) -> HttpError {
     HttpError::of(refusal.renamed(&[("chat", "messages"), ("stop", "stop_sequences")]))
 }
 
-/// Fields that would change the answer and are not served, each with the values that change nothing.
-const UNSERVED: &[(&str, IsNeutral)] = &[
-    ("tools", is_empty),
-    ("tool_choice", |value| value["type"] == "auto" || value["type"] == "none"),
-    ("thinking", |value| value["type"] == "disabled"),
-    ("mcp_servers", is_empty),
-    ("container", is_empty),
-    ("context_management", is_empty),
-    ("output_config", is_empty),
-    ("output_format", is_empty),
-];
-
 fn ask(front: &Frontend, mut page: Page) -> Result<(Ask, bool), Refusal> {
     let fields = &mut page.fields;
-    fields.refuse(UNSERVED)?;
+    fields.check(Endpoint::Messages)?;
     let messages = conversation(fields)?;
     let mut sampling = fields.sampling()?;
     sampling.stop.extend(fields.strings("stop_sequences")?);

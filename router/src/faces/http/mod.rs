@@ -1,7 +1,7 @@
 //! HTTP for clients: OpenAI's endpoints and Anthropic's, and pages for operators. Each page translates for `front`.
 //!
 //! Knows no replica, but for what lists of models show. Read `server`, `origin` and `door` (connections, browsers and
-//! keys), `page` and `fields` (what a client sent), then an endpoint: OpenAI's `chat` and `completions` share `answer`,
+//! keys), `page`, `fields` and `known` (what a client sent), then an endpoint: OpenAI's `chat` and `completions` share `answer`,
 //! `format` and `chunks`; `responses` and Anthropic's `messages` share `single`. All streams go through `sse`.
 
 mod answer;
@@ -14,6 +14,7 @@ mod embeddings;
 mod error;
 pub mod fields;
 pub mod format;
+pub mod known;
 mod messages;
 mod models;
 mod origin;

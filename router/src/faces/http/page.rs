@@ -29,13 +29,11 @@ pub struct Page {
 }
 
 impl Page {
-    /// Completes a request with what all pages read alike. Refuses fields that were not taken and would change the
-    /// answer.
+    /// Completes a request with what all pages read alike.
     pub fn finished(mut self, ask: Ask, streaming: Option<Streaming>, limits: &RouterLimits) -> Result<Ask, Refusal> {
         let certificate = self.fields.boolean("certificate")?.unwrap_or(false);
         let (session, resume) = (self.fields.session(), self.resume(streaming, limits)?);
-        let Page { fields, tenant, body, .. } = self;
-        fields.finish()?;
+        let Page { tenant, body, .. } = self;
         Ok(Ask { tenant, session, resume, certificate, body, ..ask })
     }
 

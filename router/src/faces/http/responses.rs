@@ -2,7 +2,8 @@
 
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::{Fields, IsNeutral, is_empty};
+use crate::faces::http::fields::Fields;
+use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::single::{self, invalid, objects, text_of, unserved, whole};
 use crate::faces::http::sse::{self, Position, Voice};
@@ -40,36 +41,10 @@ fn said(refusal: Refusal) -> HttpError {
     HttpError::of(refusal.renamed(&[("chat", "input"), ("max_tokens", "max_output_tokens")]))
 }
 
-/// Fields that would change the answer and are not served, each with the values that change nothing.
-const UNSERVED: &[(&str, IsNeutral)] = &[
-    ("previous_response_id", is_empty),
-    ("conversation", is_empty),
-    ("background", |value| value == false),
-    ("prompt", is_empty),
-    ("tools", is_empty),
-    ("tool_choice", |value| value == "none" || value == "auto"),
-    ("include", is_empty),
-    ("top_logprobs", |value| value == 0),
-    ("truncation", |value| value == "disabled"),
-    ("reasoning", |value| value.as_object().is_some_and(|all| all.values().all(Value::is_null))),
-    ("text", is_plain_text),
-];
-
-fn is_plain_text(value: &Value) -> bool {
-    let is_plain = |(name, value): (&String, &Value)| match name.as_str() {
-        "format" => value["type"] == "text",
-        "verbosity" => value == "medium",
-        _ => true,
-    };
-    value.as_object().is_some_and(|all| all.iter().filter(|(_, value)| !value.is_null()).all(is_plain))
-}
-
 /// Returns the request, whether it is to be streamed, and the fields that a reply repeats.
 fn ask(front: &Frontend, mut page: Page) -> Result<(Ask, bool, Value), Refusal> {
     let fields = &mut page.fields;
-    fields.refuse(UNSERVED)?;
-    // `store` changes no answer; the reply says that nothing is stored.
-    fields.boolean("store")?;
+    fields.check(Endpoint::Responses)?;
     let metadata = fields.take("metadata").unwrap_or_else(|| Value::Object(Map::new()));
     let instructions = fields.string("instructions")?;
     let mut messages = input(fields)?;

@@ -14,8 +14,7 @@ use tokio_stream::StreamExt;
 /// How many characters of an unknown kind a refusal repeats.
 const KIND_CHARS_MAX: usize = 40;
 
-/// Reads the fields that every such page has, and refuses leftover ones that would change the answer. Also returns
-/// whether the answer is to be streamed.
+/// Reads the fields that every such page has. Also returns whether the answer is to be streamed.
 pub fn ask(
     front: &Frontend,
     mut page: Page,

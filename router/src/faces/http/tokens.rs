@@ -3,6 +3,7 @@
 use crate::faces::http::chat::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::format::token_text;
+use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::read;
 use crate::front::frontend::{Frontend, TOKEN_TEXT_BYTES, unix_seconds};
 use crate::refusal::Refusal;
@@ -18,6 +19,7 @@ pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> R
     let page = read(&front, request).await?;
     let _visit = front.visit(page.tenant)?;
     let mut fields = page.fields;
+    fields.check(Endpoint::Tokenize)?;
     let model = fields.string("model")?.unwrap_or_default();
     let text = front.text(&model)?;
     let add_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
@@ -42,6 +44,7 @@ pub async fn detokenize(State(front): State<Arc<Frontend>>, request: Request) ->
     let page = read(&front, request).await?;
     let _visit = front.visit(page.tenant)?;
     let mut fields = page.fields;
+    fields.check(Endpoint::Detokenize)?;
     let text = front.text(&fields.string("model")?.unwrap_or_default())?;
     let tokens = fields.token_ids("tokens")?.ok_or_else(|| Refusal::invalid("tokens", "is missing"))?;
     text.check_ids("tokens", &tokens)?;

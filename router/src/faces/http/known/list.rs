@@ -1,0 +1,298 @@
+//! The list of known fields, in the order in which a request is read: a flat list, which is looked up and not read.
+
+use super::Endpoint::{
+    self, Chat, Completions, CountTokens, Detokenize, Embeddings, Infer, Messages, Responses, Tokenize,
+};
+use super::NeutralValues::{self, All, Empty, These};
+use super::{Endpoints, KnownField};
+
+const ALL: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Tokenize, Detokenize, Infer];
+/// They generate.
+const SAYS: Endpoints = &[Chat, Completions, Responses, Messages, Infer];
+/// They generate, over HTTP.
+const HTTP: Endpoints = &[Chat, Completions, Responses, Messages];
+/// They render a conversation, or may be thought to.
+const TALKS: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Tokenize];
+/// They make tokens of text.
+const READS: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Tokenize, Infer];
+const BOTH: Endpoints = &[Chat, Completions];
+/// They name a model.
+const NAMED: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Tokenize, Detokenize];
+/// They have a place in the queue, and a time by which they end.
+const QUEUED: Endpoints = &[Chat, Completions, Responses, Messages, Embeddings, Infer];
+const STREAMS: Endpoints = &[Chat, Completions, Responses];
+
+const fn done(name: &'static str, of: &'static str, on: Endpoints, meant: &'static str) -> KnownField {
+    KnownField { name, of, on, is_done: true, neutral: NeutralValues::None, meant, instead: None }
+}
+
+const fn undone(name: &'static str, of: &'static str, on: Endpoints, meant: &'static str) -> KnownField {
+    KnownField { is_done: false, ..done(name, of, on, meant) }
+}
+
+impl KnownField {
+    const fn but(self, neutral: NeutralValues) -> KnownField {
+        KnownField { neutral, ..self }
+    }
+
+    const fn say(self, instead: &'static str) -> KnownField {
+        KnownField { instead: Some(instead), ..self }
+    }
+}
+
+const FALSE: NeutralValues = These(&["false"]);
+const TRUE: NeutralValues = These(&["true"]);
+const ZERO: NeutralValues = These(&["0"]);
+const ONE: NeutralValues = These(&["1"]);
+const UNLIMITED: NeutralValues = These(&["-1"]);
+
+/// A field stands twice where endpoints differ in what it means.
+pub const KNOWN_FIELDS: &[KnownField] = &[
+    // What is asked
+    done("model", "O A V L M S", NAMED, r#""toy""#),
+    done("messages", "O A V L M S", &[Chat, Messages, CountTokens, Tokenize], r#"[{"role": "user", "content": "Hi"}]"#),
+    done("prompt", "O V L M S", &[Completions, Tokenize], r#""Hi""#),
+    undone("prompt", "O V", &[Responses], r#"{"id": "pmpt_1"}"#).but(Empty),
+    done("input", "O V M", &[Responses, Embeddings], r#""Hi""#),
+    done("tokens", "V L", &[Detokenize], "[65]"),
+    undone("content", "L", &[Tokenize], r#""Hi""#).say("prompt"),
+    done("instructions", "O V", &[Responses], r#""Be short.""#),
+    done("system", "A", &[Messages, CountTokens], r#""Be short.""#),
+    undone("system", "M", BOTH, r#""Be short.""#).but(Empty),
+    undone("prompt_embeds", "V", BOTH, r#""AAAA""#).but(Empty),
+    undone("images", "M", BOTH, r#"["AAAA"]"#).but(Empty),
+    undone("context", "M", BOTH, "[1]").but(Empty),
+    undone("suffix", "O V M S", &[Completions], r#""end""#).but(Empty),
+    undone("input_prefix", "L", &[Completions], r#""a""#).but(Empty),
+    undone("input_suffix", "L", &[Completions], r#""a""#).but(Empty),
+    undone("input_extra", "L", &[Completions], r#"[{"text": "a"}]"#).but(Empty),
+    undone("previous_response_id", "O V", &[Responses], r#""resp_1""#).but(Empty),
+    undone("previous_input_messages", "V", &[Responses], "[{}]").but(Empty),
+    undone("previous_response", "V", &[Responses], "{}"),
+    undone("conversation", "O", &[Responses], r#""conv_1""#).but(Empty),
+    undone("container", "A", HTTP, r#""c1""#).but(Empty),
+    undone("context_management", "O A", &[Responses, Messages, CountTokens], r#"{"edits": [{}]}"#).but(Empty),
+    // How it is rendered
+    done("add_generation_prompt", "V S", &[Chat, Tokenize], "false"),
+    undone("add_generation_prompt", "V S", &[Responses, Messages, CountTokens], "false").but(TRUE),
+    undone("continue_final_message", "V S", TALKS, "true").but(FALSE),
+    undone("chat_template", "V", TALKS, r#""{{ 1 }}""#),
+    undone("template", "M", TALKS, r#""{{ 1 }}""#).but(Empty),
+    undone("raw", "M", TALKS, "true").but(FALSE),
+    undone("chat_template_kwargs", "V L S", TALKS, r#"{"a": 1}"#).but(Empty),
+    undone("documents", "V", TALKS, r#"[{"text": "a"}]"#).but(Empty),
+    undone("media_io_kwargs", "V", TALKS, r#"{"image": {}}"#).but(Empty),
+    undone("mm_processor_kwargs", "V", READS, r#"{"a": 1}"#).but(Empty),
+    // A template writes its special tokens itself, and plain text gets them always.
+    done("add_special_tokens", "V", &[Tokenize], "false"),
+    undone("add_special_tokens", "V", &[Completions, Embeddings, Infer], "false").but(TRUE),
+    undone("add_special_tokens", "V", &[Chat, Responses, Messages, CountTokens], "true").but(FALSE),
+    undone("add_special", "L", &[Tokenize], "true").say("add_special_tokens"),
+    undone("parse_special", "L", &[Tokenize], "false").but(TRUE),
+    undone("with_pieces", "L", &[Tokenize], "true").but(FALSE).say("return_token_strs"),
+    done("return_token_strs", "V", &[Tokenize], "true"),
+    undone("truncate_prompt_tokens", "V", READS, "2"),
+    undone("truncation_side", "V", READS, r#""left""#).but(All),
+    undone("truncation", "O V", &[Responses], r#""auto""#).but(These(&[r#""disabled""#])),
+    undone("truncate", "M", READS, "true").but(FALSE),
+    undone("n_keep", "L", SAYS, "5").but(All),
+    undone("n_discard", "L", SAYS, "5").but(All),
+    // How tokens are drawn
+    done("temperature", "O A V L S", SAYS, "0.5"),
+    done("top_p", "O A V L S", SAYS, "0.5"),
+    done("top_k", "A V L S", SAYS, "5"),
+    done("min_p", "V L S", SAYS, "0.5"),
+    done("typical_p", "L", SAYS, "0.5"),
+    done("top_n_sigma", "L", SAYS, "2"),
+    done("xtc_probability", "L", SAYS, "0.5"),
+    done("xtc_threshold", "L", SAYS, "0.2"),
+    done("dry_multiplier", "L", SAYS, "0.5"),
+    done("dry_base", "L", SAYS, "2"),
+    done("dry_allowed_length", "L", SAYS, "3"),
+    done("dry_sequence_breakers", "L", SAYS, r#"["!"]"#),
+    undone("dry_penalty_last_n", "L", SAYS, "5").but(UNLIMITED),
+    done("presence_penalty", "O V L S", SAYS, "0.5"),
+    done("frequency_penalty", "O V L S", SAYS, "0.5"),
+    done("repetition_penalty", "V S", SAYS, "1.5"),
+    done("repeat_penalty", "L", SAYS, "1.5"),
+    undone("repeat_last_n", "L", SAYS, "5").but(UNLIMITED),
+    undone("penalty_last_n", "L", SAYS, "5").but(UNLIMITED),
+    done("seed", "O V L S", SAYS, "5"),
+    done("logit_bias", "O V L S", SAYS, r#"{"65": 1}"#),
+    done("allowed_token_ids", "V", SAYS, "[65]"),
+    done("bad_words", "V", SAYS, r#"["a"]"#),
+    // Its target moves with the surprise of every earlier token, which the token log does not have.
+    undone("mirostat", "L", SAYS, "2").but(ZERO),
+    undone("mirostat_mode", "L", SAYS, "2").but(ZERO),
+    undone("mirostat_tau", "L", SAYS, "5").but(All),
+    undone("mirostat_eta", "L", SAYS, "0.1").but(All),
+    undone("dynatemp_range", "L", SAYS, "0.5").but(ZERO),
+    undone("dynatemp_exponent", "L", SAYS, "2").but(All),
+    undone("adaptive_target", "L", SAYS, "0.5").but(UNLIMITED),
+    undone("adaptive_decay", "L", SAYS, "0.5").but(All),
+    undone("min_keep", "L", SAYS, "5").but(These(&["0", "1"])),
+    undone("samplers", "L", SAYS, r#"["top_k"]"#),
+    undone("tfs_z", "M", SAYS, "0.5").but(ONE),
+    undone("penalize_nl", "M", SAYS, "false").but(TRUE),
+    undone("options", "M", HTTP, r#"{"num_ctx": 1}"#).but(Empty),
+    undone("logits_processors", "V", SAYS, r#"["a"]"#).but(Empty),
+    undone("custom_logit_processor", "S", SAYS, r#""a""#).but(Empty),
+    undone("custom_params", "S", SAYS, r#"{"a": 1}"#).but(Empty),
+    undone("use_beam_search", "V", SAYS, "true").but(FALSE),
+    undone("length_penalty", "V", SAYS, "2").but(ONE),
+    undone("watermarking", "V", SAYS, "true").but(FALSE),
+    undone("lora", "L", SAYS, r#"[{"id": 0, "scale": 1}]"#).but(Empty),
+    undone("lora_path", "S", SAYS, r#""a""#).but(Empty),
+    undone("vllm_xargs", "V", SAYS, r#"{"a": 1}"#).but(Empty),
+    undone("prediction", "O", HTTP, r#"{"type": "content", "content": "a"}"#).but(All),
+    // What it may say
+    undone("response_format", "O V L S", SAYS, r#"{"type": "json_object"}"#).but(These(&[r#"{"type": "text"}"#])),
+    undone("text", "O V", &[Responses], r#"{"format": {"type": "json_object"}}"#)
+        .but(These(&[r#"{"format": {"type": "text"}, "verbosity": "medium"}"#])),
+    undone("output_config", "A", &[Messages, CountTokens], r#"{"effort": "low"}"#).but(Empty),
+    undone("output_format", "A", &[Messages, CountTokens], r#"{"type": "json_schema"}"#).but(Empty),
+    undone("format", "M", SAYS, r#""json""#).but(Empty),
+    undone("structured_outputs", "V", SAYS, r#"{"regex": "a"}"#).but(Empty),
+    undone("guided_json", "V", SAYS, "{}"),
+    undone("guided_regex", "V", SAYS, r#""a""#),
+    undone("guided_choice", "V", SAYS, r#"["a"]"#),
+    undone("guided_grammar", "V", SAYS, r#""a""#),
+    undone("guided_decoding_backend", "V", SAYS, r#""a""#).but(All),
+    undone("regex", "S", SAYS, r#""a""#).but(Empty),
+    undone("ebnf", "S", SAYS, r#""a""#).but(Empty),
+    undone("grammar", "L", SAYS, r#""root ::= \"a\"""#).but(Empty),
+    undone("grammar_lazy", "L", SAYS, "true").but(FALSE),
+    undone("json_schema", "L S", SAYS, r#"{"type": "object"}"#).but(Empty),
+    undone("verbosity", "O", HTTP, r#""low""#).but(These(&[r#""medium""#])),
+    undone("modalities", "O", HTTP, r#"["audio"]"#).but(These(&[r#"["text"]"#, "[]"])),
+    undone("audio", "O", HTTP, r#"{"voice": "a"}"#).but(Empty),
+    // Tools
+    undone("tools", "O A V L M S", TALKS, r#"[{"type": "function"}]"#).but(Empty),
+    undone("tool_choice", "O V L S", STREAMS, r#""required""#).but(These(&[r#""none""#, r#""auto""#])),
+    undone("tool_choice", "A", &[Messages, CountTokens], r#"{"type": "any"}"#)
+        .but(These(&[r#"{"type": "auto", "disable_parallel_tool_use": null}"#, r#"{"type": "none"}"#])),
+    undone("parallel_tool_calls", "O V L", HTTP, "false").but(All),
+    undone("max_tool_calls", "O V", &[Responses], "1").but(All),
+    undone("functions", "O", BOTH, r#"[{"name": "f"}]"#).but(Empty),
+    undone("function_call", "O", BOTH, r#"{"name": "f"}"#).but(These(&[r#""none""#, r#""auto""#])),
+    undone("parse_tool_calls", "L", &[Chat], "true").but(All),
+    undone("web_search_options", "O", BOTH, "{}"),
+    undone("mcp_servers", "A", &[Messages, CountTokens], r#"[{"url": "a"}]"#).but(Empty),
+    // Thinking
+    undone("reasoning_effort", "O V L S", HTTP, r#""high""#).but(These(&[r#""none""#])),
+    undone("reasoning", "O V", HTTP, r#"{"effort": "high"}"#)
+        .but(These(&[r#"{"effort": "none", "summary": null, "generate_summary": null}"#])),
+    undone("thinking", "A", HTTP, r#"{"type": "enabled", "budget_tokens": 1024}"#)
+        .but(These(&[r#"{"type": "disabled"}"#])),
+    undone("think", "M", HTTP, "true").but(FALSE),
+    undone("enable_thinking", "S", TALKS, "true"),
+    undone("thinking_token_budget", "V", SAYS, "5").but(UNLIMITED),
+    undone("thinking_budget_tokens", "L", SAYS, "5").but(UNLIMITED),
+    undone("reasoning_format", "L", HTTP, r#""deepseek""#).but(These(&[r#""none""#, r#""auto""#])),
+    undone("thinking_forced_open", "L", HTTP, "true").but(FALSE),
+    undone("include_reasoning", "V", HTTP, "false").but(TRUE),
+    undone("separate_reasoning", "S", HTTP, "false").but(TRUE),
+    undone("stream_reasoning", "S", HTTP, "true").but(All),
+    // Where it ends
+    done("max_tokens", "O A V L S", SAYS, "5"),
+    done("max_completion_tokens", "O V L S", SAYS, "5"),
+    done("max_output_tokens", "O V", &[Responses], "5"),
+    undone("max_output_tokens", "O V", BOTH, "5").say("max_completion_tokens"),
+    undone("max_new_tokens", "S", SAYS, "5").say("max_tokens"),
+    undone("n_predict", "L", SAYS, "5").but(UNLIMITED).say("max_tokens"),
+    undone("num_predict", "M", SAYS, "5").but(UNLIMITED).say("max_tokens"),
+    done("min_tokens", "V", SAYS, "2"),
+    undone("min_new_tokens", "S", SAYS, "5").but(ZERO).say("min_tokens"),
+    done("stop", "O V L S", SAYS, r#"["a"]"#),
+    done("stop_sequences", "A", &[Messages], r#"["a"]"#),
+    undone("stop_sequences", "A", &[Chat, Completions, Responses, Infer], r#"["a"]"#).but(Empty).say("stop"),
+    done("stop_token_ids", "V S", SAYS, "[65]"),
+    undone("stop_regex", "S", SAYS, r#""a""#).but(Empty),
+    undone("no_stop_trim", "S", SAYS, "true").but(FALSE).say("include_stop_str_in_output"),
+    done("include_stop_str_in_output", "V", SAYS, "true"),
+    done("ignore_eos", "V L S", SAYS, "true"),
+    undone("repetition_detection", "V", SAYS, r#"{"max_pattern_size": 5}"#),
+    undone("t_max_predict_ms", "L", SAYS, "5").but(These(&["0", "-1"])).say("deadline_ms"),
+    undone("t_max_prompt_ms", "L", SAYS, "5").but(These(&["0", "-1"])).say("deadline_ms"),
+    undone("n_indent", "L", SAYS, "5").but(ZERO),
+    done("deadline_ms", "-", QUEUED, "60000"),
+    // What is told
+    done("n", "O V L S", BOTH, "2"),
+    undone("n", "O V L S", &[Responses, Messages, Infer], "2").but(ONE),
+    done("best_of", "O V", BOTH, "1"),
+    undone("best_of", "O V", &[Responses, Messages, Infer], "2").but(ONE),
+    undone("n_cmpl", "L", SAYS, "2").but(ONE).say("n"),
+    done("echo", "O V", &[Completions], "true"),
+    undone("echo", "V", &[Chat, Responses, Messages, Infer], "true").but(FALSE),
+    done("logprobs", "O V L", &[Chat], "true"),
+    done("logprobs", "O V L", &[Completions], "1"),
+    undone("logprobs", "V", &[Responses, Messages, Infer], "1").but(FALSE),
+    done("top_logprobs", "O V L", &[Chat], "1"),
+    undone("top_logprobs", "O V", &[Responses], "1").but(ZERO),
+    done("prompt_logprobs", "V", BOTH, "1"),
+    undone("prompt_logprobs", "V", &[Responses, Messages, Infer], "1"),
+    undone("logprob_token_ids", "V", SAYS, "[65]").but(Empty),
+    undone("logprob_start_len", "S", SAYS, "5").but(UNLIMITED),
+    undone("top_logprobs_num", "S", SAYS, "5").but(ZERO).say("top_logprobs"),
+    undone("n_probs", "L", SAYS, "5").but(ZERO).say("logprobs"),
+    undone("post_sampling_probs", "L", SAYS, "true").but(FALSE),
+    undone("include", "O V", &[Responses], r#"["message.output_text.logprobs"]"#).but(Empty),
+    done("return_token_ids", "V", BOTH, "true"),
+    undone("return_token_ids", "V", &[Responses, Messages, Infer], "true").but(FALSE),
+    undone("return_tokens", "L", SAYS, "true").but(FALSE).say("return_token_ids"),
+    undone("return_tokens_as_token_ids", "V", SAYS, "true").but(FALSE),
+    undone("return_prompt_text", "V", SAYS, "true").but(FALSE),
+    undone("return_token_offsets", "V", SAYS, "true").but(FALSE),
+    undone("return_hidden_states", "S", SAYS, "true").but(FALSE),
+    undone("return_mm_kwargs", "V", SAYS, "true").but(All),
+    undone("routed_experts_prompt_start", "V", SAYS, "1").but(ZERO),
+    done("skip_special_tokens", "V S", SAYS, "false"),
+    undone("spaces_between_special_tokens", "V S", SAYS, "false").but(All),
+    undone("response_fields", "L", SAYS, r#"["content"]"#).but(Empty),
+    undone("timings_per_token", "L", SAYS, "true").but(FALSE),
+    undone("return_progress", "L", SAYS, "true").but(FALSE),
+    undone("enable_response_messages", "V", &[Responses], "true").but(FALSE),
+    done("stream", "O A V L M S", HTTP, "true"),
+    done("stream_options", "O V L S", STREAMS, r#"{"include_usage": true}"#),
+    undone("stream_interval", "V", SAYS, "5").but(All),
+    undone("sse_ping_interval", "L", SAYS, "5").but(All),
+    done("certificate", "-", HTTP, "true"),
+    undone("moderation", "O", HTTP, r#"{"model": "m"}"#),
+    // Embeddings
+    undone("dimensions", "O V M", &[Embeddings], "1"),
+    done("encoding_format", "O V L", &[Embeddings], r#""base64""#),
+    undone("embed_dtype", "V", &[Embeddings], r#""float16""#).but(These(&[r#""float32""#])),
+    undone("endianness", "V", &[Embeddings], r#""big""#).but(These(&[r#""little""#, r#""native""#])),
+    undone("normalize", "V", &[Embeddings], "false").but(TRUE),
+    undone("use_activation", "V", &[Embeddings], "false").but(TRUE),
+    undone("embd_normalize", "L", &[Embeddings], "0").but(These(&["2"])),
+    undone("padding", "V", &[Embeddings], r#""max_length""#).but(These(&[r#""do_not_pad""#])),
+    undone("input_type", "V", &[Embeddings], r#""query""#).but(Empty),
+    // Who asks, how soon, and with what memory
+    done("priority", "V S", QUEUED, "1"),
+    undone("user", "O V", ALL, r#""me""#).but(All),
+    undone("prompt_cache_key", "O V", ALL, r#""me""#).but(All),
+    undone("session_id", "V", ALL, r#""me""#).but(All),
+    undone("safety_identifier", "O", ALL, r#""me""#).but(All),
+    undone("user_profile_id", "A", ALL, r#""me""#).but(All),
+    undone("metadata", "O A V", ALL, r#"{"a": "b"}"#).but(All),
+    undone("request_id", "V", ALL, r#""me""#).but(All),
+    undone("rid", "S", ALL, r#""me""#).but(All),
+    undone("store", "O V", ALL, "true").but(All),
+    undone("background", "O V", &[Responses], "true").but(FALSE),
+    undone("service_tier", "O A V", ALL, r#""flex""#).but(All),
+    undone("speed", "A", ALL, r#""fast""#).but(All),
+    undone("inference_geo", "A", HTTP, r#""us""#).but(Empty),
+    undone("fallbacks", "A", HTTP, r#"[{"model": "a"}]"#).but(Empty),
+    undone("diagnostics", "A", HTTP, "{}").but(All),
+    undone("prompt_cache_retention", "O", ALL, r#""24h""#).but(All),
+    undone("prompt_cache_options", "O", ALL, "{}").but(All),
+    undone("cache_control", "A", ALL, r#"{"type": "ephemeral"}"#).but(All),
+    undone("cache_prompt", "L", ALL, "false").but(All),
+    undone("n_cache_reuse", "L", ALL, "5").but(All),
+    undone("id_slot", "L", ALL, "1").but(All),
+    undone("keep_alive", "M", ALL, r#""5m""#).but(All),
+    undone("cache_salt", "V", READS, r#""salt""#),
+    undone("kv_transfer_params", "V", SAYS, r#"{"a": 1}"#).but(Empty),
+    undone("ec_transfer_params", "V", SAYS, r#"{"a": 1}"#).but(Empty),
+];

@@ -1,0 +1,166 @@
+//! Every known field on every endpoint: done, taken or refused, as the list says; and `docs/fields.md`, made of the list.
+
+use crate::client::post;
+use crate::{House, config, run};
+use router::{Endpoint, KNOWN_FIELDS, KnownField, NeutralValues};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+
+fn base(of: Endpoint, name: &str) -> Option<(&'static str, Value)> {
+    let messages = json!([{ "role": "user", "content": "Hi" }]);
+    let of_talk = ["messages", "add_generation_prompt"].contains(&name);
+    Some(match of {
+        Endpoint::Chat => ("/v1/chat/completions", json!({ "messages": messages })),
+        Endpoint::Completions => ("/v1/completions", json!({ "prompt": "Hi" })),
+        Endpoint::Responses => ("/v1/responses", json!({ "input": "Hi" })),
+        Endpoint::Messages => ("/v1/messages", json!({ "messages": messages, "max_tokens": 9 })),
+        Endpoint::CountTokens => ("/v1/messages/count_tokens", json!({ "messages": messages })),
+        Endpoint::Embeddings => ("/v1/embeddings", json!({ "input": "Hi" })),
+        Endpoint::Tokenize if of_talk => ("/tokenize", json!({ "messages": messages })),
+        Endpoint::Tokenize => ("/tokenize", json!({ "prompt": "Hi" })),
+        Endpoint::Detokenize => ("/detokenize", json!({ "tokens": [65] })),
+        // It has no page; `kserve` has its tests.
+        Endpoint::Infer => return None,
+    })
+}
+
+/// What a field means nothing without.
+fn company(on: Endpoint, name: &str) -> Value {
+    match name {
+        "top_logprobs" if on == Endpoint::Chat => json!({ "logprobs": true }),
+        "stream_options" => json!({ "stream": true }),
+        "min_tokens" => json!({ "max_tokens": 9 }),
+        _ => json!({}),
+    }
+}
+
+/// The names under which an endpoint tells of shared fields.
+fn told(of: Endpoint, name: &'static str) -> &'static str {
+    match (of, name) {
+        (Endpoint::Messages, "stop") => "stop_sequences",
+        (Endpoint::Responses, "max_tokens") => "max_output_tokens",
+        _ => name,
+    }
+}
+
+/// The refusal of a request with this field, or nothing.
+async fn refused(http: SocketAddr, on: Endpoint, name: &str, value: &Value) -> Option<String> {
+    let (path, mut body) = base(on, name).unwrap();
+    let all = body.as_object_mut().unwrap();
+    all.extend(company(on, name).as_object().unwrap().clone());
+    all.insert(name.to_owned(), value.clone());
+    let reply = post(http, path, &body).await;
+    match reply.status {
+        200 => None,
+        400 => Some(reply.json()["error"]["message"].as_str().unwrap().to_owned()),
+        _ => panic!("{path} {body}: {reply:?}"),
+    }
+}
+
+fn neutral_values(known: &KnownField) -> Vec<Value> {
+    let read = |text: &str| serde_json::from_str(text).unwrap();
+    match known.neutral {
+        NeutralValues::None => vec![],
+        NeutralValues::All => vec![read(known.meant), json!([[[]]])],
+        NeutralValues::Empty => vec![json!([]), json!({}), json!("")],
+        NeutralValues::These(all) => all.iter().map(|one| read(one)).collect(),
+    }
+}
+
+async fn check(http: SocketAddr, known: &'static KnownField, on: Endpoint) {
+    let names = |refusal: Option<String>| refusal.is_some_and(|text| text.starts_with(told(on, known.name)));
+    let meant: Value = serde_json::from_str(known.meant).unwrap();
+    let of_meant = refused(http, on, known.name, &meant).await;
+    if known.is_done {
+        assert_eq!(of_meant, None, "{on:?} {known:?}");
+        // What is done is read: a value of another kind is refused.
+        let wrong = refused(http, on, known.name, &json!([[[]]])).await;
+        assert!(names(wrong.clone()), "{on:?} {known:?} {wrong:?}");
+        return;
+    }
+    let is_neutral = matches!(known.neutral, NeutralValues::All);
+    assert!(if is_neutral { of_meant.is_none() } else { names(of_meant.clone()) }, "{on:?} {known:?} {of_meant:?}");
+    for value in neutral_values(known).into_iter().chain([Value::Null]) {
+        assert_eq!(refused(http, on, known.name, &value).await, None, "{on:?} {value} {known:?}");
+    }
+}
+
+#[test]
+fn every_known_field_is_done_or_taken_or_refused_by_its_name() {
+    run(async {
+        let house = House::open(config()).await;
+        for known in KNOWN_FIELDS {
+            for on in known.on.iter().filter(|on| base(**on, known.name).is_some()) {
+                check(house.http, known, *on).await;
+            }
+        }
+        assert_eq!(refused(house.http, Endpoint::Chat, "unheard_of", &json!([1, 2])).await, None);
+        house.close().await;
+    });
+}
+
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/fields.md");
+const HEAD: &str = "# Fields of a request
+
+Made of `router/src/faces/http/known/list.rs`: change it there, and run the router's tests with `LOCKSTEP_WRITE=1`. Every
+field that the APIs of OpenAI, Anthropic, vLLM, llama.cpp, Ollama and SGLang have, what is done with it here, and where.
+A value that a field may not have is refused with a 400 that names the field; fields that are not in this table are
+ignored, and so is a field on an endpoint that its row does not name. Null is the same as no field.
+
+| field | known from | on | values |
+|---|---|---|---|
+";
+
+fn sources(of: &str) -> String {
+    let name = |letter| match letter {
+        "O" => "OpenAI",
+        "A" => "Anthropic",
+        "V" => "vLLM",
+        "L" => "llama.cpp",
+        "M" => "Ollama",
+        "S" => "SGLang",
+        _ => "Lockstep",
+    };
+    of.split(' ').map(name).collect::<Vec<_>>().join(", ")
+}
+
+fn places(on: &[Endpoint]) -> String {
+    let name = |of: &Endpoint| match of {
+        Endpoint::Chat => "chat",
+        Endpoint::Completions => "completions",
+        Endpoint::Responses => "responses",
+        Endpoint::Messages => "messages",
+        Endpoint::CountTokens => "count_tokens",
+        Endpoint::Embeddings => "embeddings",
+        Endpoint::Tokenize => "tokenize",
+        Endpoint::Detokenize => "detokenize",
+        Endpoint::Infer => "KServe",
+    };
+    if on.len() == 9 { "all".into() } else { on.iter().map(name).collect::<Vec<_>>().join(", ") }
+}
+
+fn values(known: &KnownField) -> String {
+    let say = known.instead.map_or(String::new(), |instead| format!("; say `{instead}`"));
+    match known.neutral {
+        _ if known.is_done => "done".into(),
+        NeutralValues::None => format!("refused{say}"),
+        NeutralValues::All => "any; it changes no answer".into(),
+        NeutralValues::Empty => format!("only empty{say}"),
+        NeutralValues::These(all) => {
+            let quoted: Vec<String> = all.iter().map(|one| format!("`{one}`")).collect();
+            format!("only {}{say}", quoted.join(", "))
+        }
+    }
+}
+
+#[test]
+fn the_page_of_fields_is_made_of_the_list() {
+    let row = |known: &KnownField| {
+        format!("| `{}` | {} | {} | {} |\n", known.name, sources(known.of), places(known.on), values(known))
+    };
+    let page = HEAD.to_owned() + &KNOWN_FIELDS.iter().map(row).collect::<String>();
+    if std::env::var_os("LOCKSTEP_WRITE").is_some() {
+        std::fs::write(PAGE, &page).unwrap();
+    }
+    assert!(std::fs::read_to_string(PAGE).unwrap() == page, "run the router's tests with LOCKSTEP_WRITE=1");
+}
