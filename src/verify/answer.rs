@@ -174,7 +174,7 @@ mod tests {
     }
 
     fn sent(events: &[Value]) -> Value {
-        events.iter().map(|event| format!("event: x\ndata: {event}\nid: y\n\n")).collect::<String>().into()
+        events.iter().map(|event| format!("id: y\nevent: x\ndata: {event}\n\n")).collect::<String>().into()
     }
 
     #[test]

@@ -164,16 +164,19 @@ impl Client {
             told.n_refused += 1;
             return Err(why);
         }
+        let mut next_id = None;
         for line in BufReader::new(answer.into_body().into_reader()).lines() {
             let line = line.map_err(|error| error.to_string())?;
             if let Some(id) = line.strip_prefix("id:") {
-                told.last_id = Some(id.trim().to_owned());
+                // It counts with its event's data.
+                next_id = Some(id.trim().to_owned());
             } else if line == "data: [DONE]" {
                 return Ok(());
             } else if let Some(event) = line.strip_prefix("data: ") {
                 let stood_still = told.heard.replace(Instant::now()).map(|heard| heard.elapsed());
                 told.stood_still = told.stood_still.max(stood_still.unwrap_or_default());
                 self.event(&serde_json::from_str(event).unwrap(), told)?;
+                told.last_id = next_id.take().or(told.last_id.take());
             }
         }
         Err("the stream broke off".into())

@@ -35,9 +35,9 @@ class Curl(unittest.TestCase):
 
     def test_chat_streams_events(self):
         blocks = [block.split("\n") for block in chat(stream=True).split("\n\n") if block]
-        # The data, and behind it where to go on from.
-        self.assertTrue(all(block[1].startswith("id: ") for block in blocks[:-1]), blocks)
-        events = [block[0] for block in blocks]
+        # Where to go on from, and then the data.
+        self.assertTrue(all(block[0].startswith("id: ") for block in blocks[:-1]), blocks)
+        events = [block[-1] for block in blocks]
         self.assertTrue(all(event.startswith("data: ") for event in events), events)
         self.assertEqual(events[-1], "data: [DONE]")
         parts = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]

@@ -16,6 +16,7 @@ use crate::front::text::Assembly;
 use crate::limits::admission::AdmissionPermit;
 use crate::limits::tenants::{Charge, TenantLimits};
 use crate::link::request::{Adopts, Call};
+use crate::link::versions::Version;
 use crate::link::view::Replica;
 use crate::refusal::{NoResume, Refusal};
 use crate::replicas::models::table::{ResolvedModel, VersionBy};
@@ -92,8 +93,11 @@ impl Frontend {
         trace: &Traced,
     ) -> Result<(Prepared, Option<Resume>), Refusal> {
         let Ask {
-            model, prompts, n_choices, first_choice, mut purpose, echo, deadline, tenant, session, resume, ..
+            model, prompts, n_choices, first_choice, mut purpose, echo, deadline, tenant, session, mut resume, ..
         } = ask;
+        if let Some(resume) = &mut resume {
+            resume.handle.complete(self.replicas.versions().iter().map(Version::digest));
+        }
         let certified = ask.certificate;
         let handle = resume.as_ref().map(|resume| &resume.handle.unchecked);
         let (by, seed) = match handle {

@@ -9,9 +9,11 @@ use crate::refusal::NoResume;
 use std::fmt::{self, Display};
 use types::{PolicyDigest, Request, TenantId};
 
-const VERSION: u8 = 1;
-const PRINT_BYTES: usize = 16;
-const CODE_BYTES: usize = 16;
+const VERSION: u8 = 2;
+/// Of the policy digest: whoever reads a handle knows the digests that are served.
+const DIGEST_BYTES: usize = 8;
+const PRINT_BYTES: usize = 8;
+const CODE_BYTES: usize = 12;
 const KEY_PURPOSE: &str = "lockstep 2026 resume handle";
 const PRINT_PURPOSE: &str = "lockstep 2026 resume fingerprint";
 /// A longer text is no handle, and is not read.
@@ -88,13 +90,13 @@ impl ResumeHandle {
 
     fn fields(&self, print: &Fingerprint) -> Vec<u8> {
         let mut bytes = vec![VERSION];
-        bytes.extend_from_slice(&self.digest.0);
+        bytes.extend_from_slice(&self.digest.0[..DIGEST_BYTES]);
         bytes.extend_from_slice(&print.0);
-        for number in [self.seed, self.public.1, self.created, self.first_id, self.incarnation] {
-            bytes.extend_from_slice(&number.to_le_bytes());
-        }
-        for number in [self.context, self.public.0] {
-            bytes.extend_from_slice(&number.to_le_bytes());
+        let (nonce, public) = self.public;
+        // A stream that was not resumed yet has one id.
+        let moved = self.first_id ^ public;
+        for number in [self.seed, public, self.created, moved, self.incarnation, self.context.into(), nonce.into()] {
+            put(&mut bytes, number);
         }
         bytes.extend_from_slice(&self.replica.as_bytes()[..cut(&self.replica)]);
         bytes
@@ -123,6 +125,14 @@ impl UncheckedHandle {
         Ok(UncheckedHandle { unchecked, bytes, code })
     }
 
+    /// Completes the digest, of which a handle has only the beginning, by one of those that are served here.
+    pub fn complete(&mut self, served: impl Iterator<Item = PolicyDigest>) {
+        let of = &mut self.unchecked.digest;
+        let is_it = |known: &PolicyDigest| known.0[..DIGEST_BYTES] == of.0[..DIGEST_BYTES];
+        let found = { served }.find(is_it);
+        *of = found.unwrap_or(*of);
+    }
+
     /// The handle, if it was made by this cluster for this request of this tenant.
     pub fn check(self, key: &ResumeKey, print: &Fingerprint, tenant: TenantId) -> Result<ResumeHandle, NoResume> {
         // All bytes are compared to the end, so that timing does not show how much of a guess was right.
@@ -136,16 +146,18 @@ impl UncheckedHandle {
     }
 }
 
-const PRINT_AT: usize = 1 + 32;
+const PRINT_AT: usize = 1 + DIGEST_BYTES;
 
 fn fields(bytes: &[u8]) -> Option<ResumeHandle> {
     let mut rest = bytes.strip_prefix(&[VERSION])?;
-    let digest = PolicyDigest(take(&mut rest)?);
+    let begins: [u8; DIGEST_BYTES] = take(&mut rest)?;
+    let mut digest = PolicyDigest::default();
+    digest.0[..DIGEST_BYTES].copy_from_slice(&begins);
     let _print: [u8; PRINT_BYTES] = take(&mut rest)?;
-    let mut long = || take(&mut rest).map(u64::from_le_bytes);
-    let (seed, public, created, first_id, incarnation) = (long()?, long()?, long()?, long()?, long()?);
-    let mut short = || take(&mut rest).map(u32::from_le_bytes);
-    let (context, nonce) = (short()?, short()?);
+    let mut number = || number(&mut rest);
+    let (seed, public, created, moved, incarnation) = (number()?, number()?, number()?, number()?, number()?);
+    let (context, nonce) = (u32::try_from(number()?).ok()?, u32::try_from(number()?).ok()?);
+    let first_id = moved ^ public;
     let replica = Some(rest).filter(|name| name.len() <= NAME_BYTES_MAX)?;
     let replica = String::from_utf8(replica.to_vec()).ok()?;
     Some(ResumeHandle { digest, seed, context, public: (nonce, public), created, first_id, incarnation, replica })
@@ -155,6 +167,27 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     let (first, after) = rest.split_first_chunk()?;
     *rest = after;
     Some(*first)
+}
+
+/// Seven bits a byte, the lowest first; all bytes but the last have the eighth.
+fn put(bytes: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+}
+
+fn number(rest: &mut &[u8]) -> Option<u64> {
+    let mut number = 0u64;
+    for at in (0..u64::BITS).step_by(7) {
+        let [byte] = take(rest)?;
+        number |= u64::from(byte & 0x7f) << at;
+        if byte < 0x80 {
+            return Some(number);
+        }
+    }
+    None
 }
 
 fn code(key: &ResumeKey, fields: &[u8], tenant: TenantId) -> [u8; CODE_BYTES] {
@@ -303,6 +336,10 @@ mod tests {
         let (key, print, tenant) = (ResumeKey::of(b"secret"), print(&[1, 2]), TenantId(9));
         let text = handle().seal(&key, &print, tenant);
         let opened = UncheckedHandle::read(&text).unwrap();
+        let begins = |of: &ResumeHandle| PolicyDigest(std::array::from_fn(|i| if i < 8 { of.digest.0[i] } else { 0 }));
+        assert_eq!(opened.unchecked, ResumeHandle { digest: begins(&handle()), ..handle() });
+        let mut opened = opened;
+        opened.complete([PolicyDigest([6; 32]), PolicyDigest([7; 32])].into_iter());
         assert_eq!(opened.unchecked, handle());
         let check = |key: &ResumeKey, print: &Fingerprint, tenant| opened.clone().check(key, print, tenant);
         assert_eq!(check(&key, &print, tenant), Ok(handle()));
@@ -321,6 +358,15 @@ mod tests {
             let check = UncheckedHandle::read(&text[..cut]).and_then(|opened| opened.check(&key, &print, tenant));
             assert!(check.is_err(), "{cut} letters of {text}");
         }
+    }
+
+    /// It stands in each event.
+    #[test]
+    fn a_handle_is_short() {
+        let made = ResumeHandle { seed: (1 << 53) - 1, created: 1 << 31, public: (u32::MAX, 1 << 40), ..handle() };
+        let made = ResumeHandle { first_id: 1 << 40, context: 131_072, incarnation: 1 << 20, ..made };
+        let text = made.seal(&ResumeKey::of(b""), &print(&[]), TenantId(0));
+        assert!(text.len() <= 96, "{} letters: {text}", text.len());
     }
 
     #[test]

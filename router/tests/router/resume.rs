@@ -112,6 +112,9 @@ async fn check_every_cut(second: &House, path: &str, body: &Value, whole: &Reply
     let events = whole.events();
     let identified = whole.identified();
     assert_eq!(identified.len() + 1, events.len(), "each event but the last has an id: {}", whole.body);
+    let blocks: Vec<&str> = whole.body.split_terminator("\n\n").collect();
+    let has_it_first = |block: &&str| block.starts_with("id: ") && block.lines().last().unwrap().starts_with("data: ");
+    assert!(blocks[..identified.len()].iter().all(has_it_first), "the data comes last: {}", whole.body);
     for (cut, (id, _)) in identified.iter().enumerate() {
         let rest = post_after(second.http, path, id, body).await;
         assert_eq!(rest.status, 200, "{}", rest.body);
@@ -230,9 +233,9 @@ fn a_handle_of_another_request_is_refused_by_name() {
         let whole = post(first.http, COMPLETIONS, &body).await;
         let (id, _) = whole.identified()[2].clone();
         let (handle, _) = id.split_once(':').unwrap();
-        // This changes a letter of the seed.
-        let letter = if &handle[60..61] == "A" { "B" } else { "A" };
-        let changed = format!("{}{letter}{}", &handle[..60], &handle[61..]);
+        // This changes a letter of the digest.
+        let letter = if &handle[6..7] == "A" { "B" } else { "A" };
+        let changed = format!("{}{letter}{}", &handle[..6], &handle[7..]);
         let check = async |id: &str, body: &Value, status: u16, code: Option<&str>| {
             let reply = post_after(second.http, COMPLETIONS, id, body).await;
             assert_eq!((reply.status, reply.json()["error"]["code"].as_str()), (status, code), "{id}: {}", reply.body);

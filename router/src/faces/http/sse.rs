@@ -1,8 +1,9 @@
 //! An answer as server-sent events, in the words of a page's `Voice`. Dropping the stream, as hyper does when a client
 //! leaves, cancels the request.
 //!
-//! Each event's `id` is the stream's resume handle, and how much of each choice a client has that has read so far. The
-//! data precedes the id: a client that is cut off between the two reads the event again, and never misses one.
+//! Each event's `id` is the stream's resume handle, and how much of each choice a client has that has read so far. It
+//! counts once the empty line has come that ends the event, as the standard of these streams says: a client that is cut
+//! off before reads the event again, and never misses one.
 
 use crate::faces::http::certificate;
 use crate::front::frontend::Frontend;
@@ -63,12 +64,11 @@ impl Position {
 
     /// Writes an event that brings the client to this position.
     pub fn write(&self, out: &mut String, name: Option<&str>, data: &Value) {
-        write(out, name, data);
         if let Some(handle) = &self.handle {
-            // The id follows the data, before the empty line that ends the event.
-            out.truncate(out.len() - 1);
-            out.push_str(&format!("id: {handle}:{}\n\n", self.marks));
+            // The data comes last: simple readers take an event as complete when they have that.
+            out.push_str(&format!("id: {handle}:{}\n", self.marks));
         }
+        write(out, name, data);
     }
 }
 
