@@ -32,6 +32,7 @@ use crate::limits::admission::Admission;
 use crate::replicas::models::table::ModelTable;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -106,6 +107,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
         long_texts,
         bodies,
         nonce,
+        n_unnamed: AtomicU64::new(0),
     });
     let roster = tokio::spawn(roster.run());
     // Connections are accepted while streams end: a new client is told that this router drains, and readiness says so.

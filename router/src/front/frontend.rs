@@ -13,6 +13,7 @@ use crate::replicas::pool::Replicas;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
@@ -40,9 +41,15 @@ pub struct Frontend {
     pub bodies: Arc<Semaphore>,
     /// Part of every public id: so two routers, or two runs of one, never give the same id.
     pub nonce: u32,
+    /// Counts the requests that their clients have not named.
+    pub n_unnamed: AtomicU64,
 }
 
 impl Frontend {
+    pub fn next_request(&self) -> u64 {
+        self.n_unnamed.fetch_add(1, Relaxed)
+    }
+
     /// A request's own deadline or the router's, whichever is sooner.
     pub fn deadline(&self, own: Option<Instant>) -> Option<Instant> {
         let ours = self.config.timeouts.request_max.and_then(|max| Instant::now().checked_add(max));

@@ -93,7 +93,17 @@ impl Frontend {
         trace: &Traced,
     ) -> Result<(Prepared, Option<Resume>), Refusal> {
         let Ask {
-            model, prompts, n_choices, first_choice, mut purpose, echo, deadline, tenant, session, mut resume, ..
+            model,
+            prompts,
+            n_choices,
+            first_choice,
+            mut purpose,
+            echo,
+            deadline,
+            tenant,
+            session,
+            mut resume,
+            ..
         } = ask;
         if let Some(resume) = &mut resume {
             resume.handle.complete(self.replicas.versions().iter().map(Version::digest));

@@ -49,6 +49,30 @@ fn a_key_opens_and_names_the_tenant() {
 }
 
 #[test]
+fn every_answer_names_its_request() {
+    run(async {
+        let house = House::open(config()).await;
+        let ask = async |line: &str, id: &str| {
+            let head = format!("{line} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-request-id: {id}\r\n\r\n");
+            send(house.http, &head).await.headers["x-request-id"].clone()
+        };
+        for line in ["GET /health", "GET /v1/models", "GET /no/such/page", "POST /v1/completions", "PUT /v1/models"] {
+            assert_eq!(ask(line, "trace-1.a:b/c").await, "trace-1.a:b/c", "{line}");
+            // What would have to be escaped in a log, or is none, is not repeated.
+            let mut own = std::collections::BTreeSet::new();
+            for id in ["", "a b", "a\"b", &"x".repeat(129)] {
+                own.insert(ask(line, id).await);
+            }
+            assert!(own.len() == 4 && own.iter().all(|id| id.starts_with("req-")), "{own:?}");
+        }
+        let stranger = "GET /v1/models HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\nx-request-id: x7\r\n\r\n";
+        let refused = send(house.http, stranger).await;
+        assert_eq!((refused.status, refused.headers["x-request-id"].as_str()), (403, "x7"));
+        house.close().await;
+    });
+}
+
+#[test]
 fn browsers_may_ask() {
     run(async {
         let mut config = config();

@@ -1,4 +1,4 @@
-//! API keys and limits of the HTTP pages. Knows no page.
+//! API keys, limits and names of requests of the HTTP pages. Knows no page.
 
 use crate::faces::doors::panics::{Panicked, caught};
 use crate::faces::http::error::HttpError;
@@ -13,6 +13,27 @@ use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use std::sync::Arc;
 use std::time::Duration;
 use types::TenantId;
+
+/// The header by which a client and its proxies name a request.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const REQUEST_ID_CHARS_MAX: usize = 128;
+
+/// Names every answer as its client has named the request, or else by a name of this router's own.
+pub async fn named(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
+    let given = request.headers().get(REQUEST_ID).filter(|id| is_plain(id.as_bytes())).cloned();
+    let mut response = next.run(request).await;
+    let own = || HeaderValue::from_str(&format!("req-{:08x}{:016x}", front.nonce, front.next_request()));
+    if let Some(id) = given.or_else(|| own().ok()) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+/// A name that no log has to escape.
+fn is_plain(id: &[u8]) -> bool {
+    let is_letter = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/+=@".contains(byte);
+    !id.is_empty() && id.len() <= REQUEST_ID_CHARS_MAX && id.iter().all(is_letter)
+}
 
 /// Lets in requests with a valid key, and passes the tenant to the page.
 pub async fn authorize(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {

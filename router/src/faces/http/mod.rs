@@ -73,6 +73,7 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
         .method_not_allowed_fallback(|| async { HttpError::wrong_method() })
         .layer(from_fn(door::unbroken))
         .layer(from_fn_with_state(visitors, origin::welcome))
+        .layer(from_fn_with_state(front.clone(), door::named))
         .with_state(front)
 }
 
