@@ -52,6 +52,7 @@ pub struct RouterLimits {
     pub outputs_unread_max: usize,
     /// A request whose replica was lost this often before its first token is not given to another: it may be the cause.
     pub losses_max: u32,
+    /// At most `body_discarded_max`.
     pub body_bytes_max: usize,
     /// Bytes of all bodies that are read at the same time.
     pub bodies_bytes_max: usize,
@@ -95,7 +96,7 @@ impl Default for RouterLimits {
             bodies_bytes_max: 256 << 20,
             body_discarded_max: 64 << 20,
             long_texts_max: 4,
-            choices_max: 16,
+            choices_max: 128,
             choices_resumed_max: 64,
             prompts_max: 256,
             embeddings_max: 2048,

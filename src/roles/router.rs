@@ -170,6 +170,8 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
             requests_waiting_max: requests_max,
             waiting_tokens_max: coordinator::Limits::default().waiting_tokens_max as usize * n_replicas,
             requests_max,
+            choices_max: settings.max_choices,
+            body_bytes_max: settings.max_body_bytes.0 as usize,
             ..router::RouterLimits::default()
         },
         timeouts: router::Timeouts { drain_max, replica_absence_max, request_max, ..router::Timeouts::default() },
@@ -212,5 +214,20 @@ mod tests {
         let minute = Some(Duration::from_secs(60));
         let said = ["", "--request-seconds 60", "--request-seconds 0"];
         assert_eq!(said.map(request_max), [Some(None), Some(minute), None]);
+    }
+
+    #[test]
+    fn routers_take_as_much_as_they_are_told() {
+        let check = |words: &str, expect: Option<(u32, usize)>| {
+            let settings = said::<ServeSettings>(words).resolved().ok();
+            let limits = settings.map(|of| config(of.router(), 1, Arc::new(String::new)).unwrap().limits);
+            assert_eq!(limits.map(|limits| (limits.choices_max, limits.body_bytes_max)), expect, "{words}");
+        };
+        check("", Some((128, 4 << 20)));
+        check("--max-choices 7 --max-body-bytes 1MiB", Some((7, 1 << 20)));
+        check("--max-body-bytes 64MiB", Some((128, 64 << 20)));
+        for words in ["--max-choices 0", "--max-body-bytes 0", "--max-body-bytes 65MiB"] {
+            check(words, None);
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! A router's settings, in `serve` and by itself.
 
+use super::bytes::ByteSize;
 use super::check::at_least_one;
 use super::choices::PickChoice;
 use super::model::ModelSettings;
@@ -58,6 +59,12 @@ pub struct RouterSettings {
     /// Most seconds that a request may take, whatever deadline its client gives [default: no limit]
     #[arg(long, env = "LOCKSTEP_REQUEST_SECONDS", value_name = "SECONDS")]
     pub request_seconds: Option<u64>,
+    /// Most choices of one prompt, the field n
+    #[arg(long, env = "LOCKSTEP_MAX_CHOICES", default_value_t = 128)]
+    pub max_choices: u32,
+    /// Largest body of a request, over HTTP and gRPC
+    #[arg(long, env = "LOCKSTEP_MAX_BODY_BYTES", value_name = "SIZE", default_value = "4MiB")]
+    pub max_body_bytes: ByteSize,
     /// Also send the text of prompts and answers, in the trace spans of requests
     #[arg(
         long, env = "LOCKSTEP_OTLP_CONTENT", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
@@ -82,6 +89,10 @@ impl RouterSettings {
     /// Fills in the full addresses, and checks the rest.
     pub fn resolved(mut self) -> anyhow::Result<RouterSettings> {
         self.request_seconds.map_or(Ok(()), |seconds| at_least_one("request-seconds", seconds))?;
+        at_least_one("max-choices", self.max_choices)?;
+        at_least_one("max-body-bytes", self.max_body_bytes.0)?;
+        let limit = router::RouterLimits::default().body_discarded_max as u64;
+        ensure!(self.max_body_bytes.0 <= limit, "--max-body-bytes {} is more than 64 MiB", self.max_body_bytes);
         (self.http, self.grpc) = (Some(self.http()), Some(self.grpc()));
         (self.host, self.port) = (None, None);
         Ok(self)

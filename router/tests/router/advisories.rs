@@ -36,7 +36,7 @@ fn greedy() -> Vec<Value> {
     let nested = (0..200).fold(json!("x"), |inner, _| json!([inner]));
     vec![
         json!({ "n": u32::MAX }),
-        json!({ "n": 17 }),
+        json!({ "n": 129 }),
         json!({ "best_of": 1_000_000 }),
         json!({ "n": 2, "best_of": 1_000_000 }),
         json!({ "logprobs": u32::MAX }),

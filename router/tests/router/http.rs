@@ -86,7 +86,7 @@ fn a_wrong_field_is_named() {
         for (path, body, param) in [
             (CHAT, chat(json!({ "temperature": 3 })), "temperature"),
             (CHAT, chat(json!({ "n": 0 })), "n"),
-            (CHAT, chat(json!({ "n": 17 })), "n"),
+            (CHAT, chat(json!({ "n": 129 })), "n"),
             (CHAT, chat(json!({ "min_tokens": 9, "max_tokens": 8 })), "min_tokens"),
             (CHAT, chat(json!({ "stop": "" })), "stop"),
             (CHAT, chat(json!({ "logprobs": true, "top_logprobs": 21 })), "top_logprobs"),
