@@ -38,11 +38,11 @@ impl CoordinatorCommand {
             return Ok(());
         }
         let located = models::ready(&role.model.model, &source.hub)?;
-        role.model.served_model_name.get_or_insert(located.name);
+        role.model.named(located.name);
         let steps = role.coordinator.otlp_steps;
         let collector = role.watch.collector()?.map(|collector| Collector { steps, ..collector });
         // Installed with or without a metrics page, so that the same counters are kept as in `serve`.
-        let metrics = watch(&role.watch, collector.as_ref(), role.model.served_model_name.as_deref())?;
+        let metrics = watch(&role.watch, collector.as_ref(), role.model.served_name())?;
         let checkpoint = Checkpoint::open(&located.path)?;
         let trust = role.trust.resolve("coordinator", &role.listen.listen.to_string(), None)?;
         Runtime::new()?.block_on(listen(&role, &checkpoint, trust, metrics))
@@ -127,7 +127,7 @@ where
 }
 
 fn model_name(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> String {
-    parts.model.served_model_name.clone().unwrap_or_else(|| checkpoint.spec().name.clone())
+    parts.model.served_name().map_or_else(|| checkpoint.spec().name.clone(), str::to_owned)
 }
 
 fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -> anyhow::Result<coordinator::Config> {

@@ -40,7 +40,7 @@ impl RouterCommand {
         role.store.check()?;
         let given = role.route.given(role.store.is_given())?;
         let located = models::ready(&role.model.model, &source.hub)?;
-        let name = role.model.served_model_name.get_or_insert(located.name).clone();
+        let name = role.model.named(located.name);
         let others = OtherModels::of(&role.route, &name, &source.hub)?;
         let content = role.router.otlp_content;
         let collector = role.watch.collector()?.map(|collector| Collector { content, ..collector });
@@ -94,7 +94,7 @@ impl Listeners {
     /// Prints how to send a request.
     pub fn greet(&self, parts: RouterParts<'_>) -> anyhow::Result<()> {
         let (http, grpc) = (self.http.local_addr()?, self.grpc.local_addr()?);
-        let model = parts.model.served_model_name.as_deref().unwrap_or(&parts.model.model);
+        let model = parts.model.served_name().unwrap_or(&parts.model.model);
         let version = env!("CARGO_PKG_VERSION");
         logs::say(&format!("lockstep {version} serves {model} on http://{http}/v1 and grpc://{grpc}"));
         logs::say(&format!(
@@ -163,7 +163,7 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
     let request_max = settings.request_seconds.map(Duration::from_secs);
     let requests_max = (queue.max_waiting as usize + queue.max_running as usize) * n_replicas;
     Ok(router::Config {
-        names: model.served_model_name.iter().cloned().collect(),
+        names: model.served_model_name.clone().unwrap_or_default(),
         policy: settings.policy.into(),
         limits: router::RouterLimits {
             // Requests without a first token: those that wait, and those in prefill.
@@ -214,6 +214,17 @@ mod tests {
         let minute = Some(Duration::from_secs(60));
         let said = ["", "--request-seconds 60", "--request-seconds 0"];
         assert_eq!(said.map(request_max), [Some(None), Some(minute), None]);
+    }
+
+    #[test]
+    fn routers_answer_to_several_names() {
+        for words in ["--served-model-name a --served-model-name b", "--served-model-name a,b"] {
+            let settings = said::<ServeSettings>(words);
+            assert_eq!(settings.model.served_name(), Some("a"));
+            assert_eq!(config(settings.router(), 1, Arc::new(String::new)).unwrap().names, ["a", "b"], "{words}");
+        }
+        let mut model = said::<ServeSettings>("").model;
+        assert_eq!((model.served_name(), model.named("own".into()).as_str()), (None, "own"));
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub fn prepared(
         return Ok(None);
     }
     let located = models::ready(&settings.model.model, &source.hub)?;
-    settings.model.served_model_name.get_or_insert_with(|| located.name.clone());
+    settings.model.named(located.name.clone());
     Ok(Some((settings, located)))
 }
 
@@ -79,7 +79,7 @@ pub fn prepared(
 pub fn begun(settings: &ServeSettings, located: &Located) -> anyhow::Result<(router::Render, Checkpoint)> {
     let (steps, content) = (settings.coordinator.otlp_steps, settings.router.otlp_content);
     let collector = settings.watch.collector()?.map(|collector| Collector { steps, content, ..collector });
-    let metrics = watch(&settings.watch, collector.as_ref(), settings.model.served_model_name.as_deref())?;
+    let metrics = watch(&settings.watch, collector.as_ref(), settings.model.served_name())?;
     let checkpoint = Checkpoint::open(&located.path)?;
     plan::blueprint(settings, &checkpoint)?;
     Ok((metrics, checkpoint))

@@ -656,7 +656,7 @@ def test_values_reach_the_program(binary):
         printed[name] = ask(binary, [*arguments, "--print-config"], environment).stdout
     for line in ("tp = 2", "pp = 2", 'activations = "f32"', 'kv-dtype = "f32"', 'kv-memory = "4GiB"', "context = 8192",
                  "max-batch-tokens = 1048576", "max-chunk-tokens = 512", "max-running = 128", "max-waiting = 64",
-                 "prefix-cache = false", "zero-kv = true", 'served-model-name = "ours"',
+                 "prefix-cache = false", "zero-kv = true", 'served-model-name = ["ours"]',
                  "drain-seconds = 90", 'replica = "probe-0"',
                  'log = "router=debug,info"', 'otlp-endpoint = "http://collector:4318"', "otlp-steps = true",
                  'otlp-protocol = "http/protobuf"', "otlp-sample = 0.25", "otlp-metrics-seconds = 30",
