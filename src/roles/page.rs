@@ -39,7 +39,8 @@ pub async fn open(
         async move { answer }
     };
     let page = Router::new()
-        .route("/health", get(|| async { "alive\n" }))
+        .route("/livez", get(|| async { "alive\n" }))
+        .route("/health", get(ready.clone()))
         .route("/ready", get(ready))
         .route_service("/grpc.health.v1.Health/{method}", health)
         .route("/metrics", get(move || async move { ([(header::CONTENT_TYPE, METRICS_TYPE)], metrics()) }));
@@ -118,10 +119,14 @@ mod tests {
         let metrics: router::Render = Arc::new(|| "lockstep:epoch 3\n".into());
         let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
         let address = open(any_port, metrics, move || now.load(Ordering::Relaxed)).await.unwrap();
-        check(address, "/health", "200", "alive\n").await;
-        check(address, "/ready", "503", "not ready\n").await;
+        for page in ["/health", "/ready"] {
+            check(address, page, "503", "not ready\n").await;
+        }
+        check(address, "/livez", "200", "alive\n").await;
         is_ready.store(true, Ordering::Relaxed);
-        check(address, "/ready", "200", "ready\n").await;
+        for page in ["/health", "/ready"] {
+            check(address, page, "200", "ready\n").await;
+        }
         check(address, "/metrics", "200", "lockstep:epoch 3\n").await;
         check(address, "/elsewhere", "404", "").await;
     }

@@ -45,7 +45,7 @@ class Curl(unittest.TestCase):
         self.assertEqual(text, json.loads(chat())["choices"][0]["message"]["content"])
 
     def test_pages(self):
-        for path in ["/health", "/ready", "/cluster", "/v1/models", "/metrics"]:
+        for path in ["/livez", "/health", "/ready", "/cluster", "/v1/models", "/metrics"]:
             self.assertEqual(server.get(path)[0], 200, path)
         self.assertEqual(server.get("/no/such/page")[0], 404)
         json.loads(server.get("/cluster")[1])

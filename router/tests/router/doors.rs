@@ -27,7 +27,7 @@ fn a_key_opens_and_names_the_tenant() {
             }
         }
         assert_eq!(get(house.http, "/v1/models").await.status, 401);
-        for open in ["/health", "/ready", "/metrics"] {
+        for open in ["/livez", "/health", "/ready", "/metrics"] {
             assert_eq!(get(house.http, open).await.status, 200, "{open}");
         }
         for key in ["k1", "k2", "k3"] {
@@ -255,7 +255,7 @@ fn a_connection_that_never_reads_gives_back_its_place() {
 
 async fn is_alive(address: SocketAddr) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect(address).await?;
-    stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await?;
+    stream.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await?;
     let mut reply = Vec::new();
     stream.read_to_end(&mut reply).await?;
     Ok(reply.starts_with(b"HTTP/1.1 200"))

@@ -219,7 +219,9 @@ fn a_client_that_leaves_is_cancelled() {
 fn readiness_tells_the_truth() {
     run(async {
         let house = House::open_unready(config()).await;
-        assert_eq!(get(house.http, "/health").await.status, 200);
+        let statuses = async || (get(house.http, "/livez").await.status, get(house.http, "/health").await.status);
+        assert_eq!(statuses().await, (200, 503));
+        assert_eq!(get(house.http, "/health").await.json()["error"]["code"], "not_ready");
         let check = async |status: u16, code: &str| {
             let reply = get(house.http, "/ready").await;
             assert_eq!((reply.status, reply.json()["error"]["code"].as_str()), (status, Some(code)), "{reply:?}");
@@ -233,11 +235,13 @@ fn readiness_tells_the_truth() {
         assert_eq!((&replica["replica"], &replica["phase"]), (&json!("somewhere"), &json!("absent")));
         house.fake.welcome();
         house.ready().await;
+        assert_eq!(statuses().await, (200, 200));
         house.fake.phase(proto::cluster::state::Phase::Draining);
         eventually(|| async { get(house.http, "/ready").await.status == 503 }).await;
         check(503, "draining").await;
         house.fake.die();
         eventually(|| async { get(house.http, "/ready").await.body.contains("not_ready") }).await;
+        assert_eq!(statuses().await, (200, 503));
         house.close().await;
     });
 }

@@ -63,7 +63,8 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
         .route_layer(from_fn(messages::in_its_words));
     // Probes and monitoring ask these without a key.
     Router::new()
-        .route("/health", get(|| async { "alive\n" }))
+        .route("/livez", get(|| async { "alive\n" }))
+        .route("/health", get(models::health))
         .route("/ready", get(models::ready))
         .route("/cluster", get(models::cluster))
         .route("/metrics", get(metrics))

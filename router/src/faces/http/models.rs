@@ -33,6 +33,11 @@ fn model(name: &str, replica: &Replica) -> Value {
     })
 }
 
+/// Healthy means that a replica can serve. Unlike `ready` it stays so while this router drains.
+pub async fn health(State(front): State<Arc<Frontend>>) -> Result<&'static str, HttpError> {
+    if front.replicas.is_any_ready() { Ok("healthy\n") } else { Err(front.replicas.refusal().into()) }
+}
+
 /// Ready means that a request sent now is served.
 pub async fn ready(State(front): State<Arc<Frontend>>) -> Result<&'static str, HttpError> {
     let retry_after = front.config.timeouts.retry_after;
