@@ -233,7 +233,7 @@ fn a_connection_that_never_reads_gives_back_its_place() {
         // This connection reads nothing: more is sent than sockets hold.
         house.fake.script(|script| script.answer = vec![120; 150]);
         let prompts: Vec<String> = (0..12).map(|i| format!("prompt {i}")).collect();
-        let long = json!({ "prompt": prompts, "n": 16, "logprobs": 20, "stream": true }).to_string();
+        let long = json!({ "prompt": prompts, "n": 16, "logprobs": 20, "stream": true, "max_tokens": 150 }).to_string();
         let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer k1\r\n";
         let mut deaf = TcpStream::connect(house.http).await.unwrap();
         deaf.write_all(format!("{head}content-length: {}\r\n\r\n{long}", long.len()).as_bytes()).await.unwrap();

@@ -52,6 +52,27 @@ fn parameters_reach_the_replica() {
 }
 
 #[test]
+fn a_completion_without_a_length_has_sixteen_tokens() {
+    run(async {
+        let house = House::open(config()).await;
+        let room = u64::from(crate::model::CONTEXT) - 10;
+        for (path, body, expect) in [
+            (COMPLETIONS, json!({}), 16),
+            (COMPLETIONS, json!({ "max_tokens": null }), 16),
+            (COMPLETIONS, json!({ "max_tokens": 40 }), 40),
+            (COMPLETIONS, json!({ "max_completion_tokens": 41, "max_tokens": 40 }), 41),
+            (CHAT, json!({}), room),
+        ] {
+            let base = if path == CHAT { chat(body) } else { completion(body) };
+            assert_eq!(post(house.http, path, &base).await.status, 200, "{base}");
+            let sent = house.fake.submits().pop().unwrap().sampling.unwrap();
+            assert_eq!(u64::from(sent.tokens_max), expect, "{base}");
+        }
+        house.close().await;
+    });
+}
+
+#[test]
 fn all_of_sampling_reaches_the_replica() {
     run(async {
         let house = House::open(config()).await;

@@ -45,6 +45,9 @@ fn bodies() -> Vec<(&'static str, Value)> {
     let stream = |mut body: Value| {
         body["stream"] = true.into();
         body["stream_options"] = json!({ "include_usage": true });
+        if body["max_tokens"].is_null() {
+            body["max_tokens"] = 40.into();
+        }
         body
     };
     let messages = json!([{ "role": "user", "content": "A" }]);

@@ -21,6 +21,9 @@ use proto::v1::generate_request::Input;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
+/// How many tokens an answer has at most that says no `max_tokens`, as OpenAI has it.
+const TOKENS_MAX: u32 = 16;
+
 pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
@@ -37,6 +40,7 @@ fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Wishes), Refusal> 
     fields.check(Endpoint::Completions)?;
     let mut sampling = fields.sampling()?;
     sampling.logprobs = fields.unsigned("logprobs")?;
+    sampling.max_tokens.get_or_insert(TOKENS_MAX);
     let mut wishes = fields.wishes(&sampling)?;
     wishes.echo = fields.boolean("echo")?.unwrap_or(false);
     if wishes.echo {
