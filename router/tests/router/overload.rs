@@ -128,7 +128,7 @@ fn a_client_that_does_not_read_is_cut_and_the_rest_goes_on() {
         let house = House::open(config).await;
         house.fake.script(|script| script.answer = vec![120; 150]);
         let prompts: Vec<String> = (0..12).map(|i| format!("prompt {i}")).collect();
-        let body = json!({ "prompt": prompts, "n": 16, "logprobs": 20, "stream": true });
+        let body = json!({ "prompt": prompts, "n": 16, "logprobs": 20, "stream": true, "max_tokens": 150 });
         let mut unread = post_and_leave_open(house.http, COMPLETIONS, &body).await;
         eventually(|| async { house.fake.submits().len() == 12 * 16 }).await;
         // One stream is not read while others are served.

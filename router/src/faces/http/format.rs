@@ -122,12 +122,15 @@ impl Envelope {
     }
 }
 
-/// The prompt's logprobs by token, with null for the first, which nothing predicts. The rank is known for tokens among
-/// the most likely.
+/// The prompt's logprobs by token, with null for the first, which nothing predicts. Only tokens among the most likely
+/// have a rank: that of another one was not counted.
 fn prompt_logprobs(tokenizer: &Tokenizer, scored: &[v1::Logprob]) -> Value {
     let one = |logprob: &v1::Logprob, rank: Option<usize>| {
         let text = token_text(tokenizer, logprob.token_id);
-        json!({ "logprob": logprob.logprob, "rank": rank, "decoded_token": text })
+        match rank {
+            Some(rank) => json!({ "logprob": logprob.logprob, "rank": rank, "decoded_token": text }),
+            None => json!({ "logprob": logprob.logprob, "decoded_token": text }),
+        }
     };
     let position = |scored: &v1::Logprob| {
         let mut tokens = Map::new();
