@@ -1,6 +1,6 @@
 //! The HTTP face: what it accepts and what it refuses, and when.
 
-use crate::client::{get, post, post_and_leave_open, post_text, post_until};
+use crate::client::{get, post, post_and_leave_open, post_text, post_until, send};
 use crate::{House, config, eventually, run};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -95,6 +95,34 @@ fn all_of_sampling_reaches_the_replica() {
         assert_eq!(sent.allowed, [65, 66, 67]);
         // Each token of the toy model is a byte: with a space before it a word has one token more, and is not added.
         assert_eq!(sent.bad_words.iter().map(|run| run.tokens.clone()).collect::<Vec<_>>(), [vec![65, 66]]);
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_body_that_says_to_be_no_json_is_refused() {
+    run(async {
+        let house = House::open(config()).await;
+        let body = r#"{"prompt": "Hi"}"#;
+        let status = async |headers: &str, body: &str| {
+            let n = body.len();
+            let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}");
+            send(house.http, &format!("{head}content-length: {n}\r\n\r\n{body}")).await.status
+        };
+        for (headers, expect) in [
+            ("", 200),
+            ("content-type: application/json\r\n", 200),
+            ("content-type: Application/JSON; charset=utf-8\r\n", 200),
+            ("content-type: application/problem+json\r\ncontent-encoding: identity\r\n", 200),
+            ("content-type: application/x-www-form-urlencoded\r\n", 415),
+            ("content-type: text/plain\r\n", 415),
+            ("content-type: multipart/form-data; boundary=x\r\n", 415),
+            ("content-type: \r\n", 415),
+            ("content-type: application/json\r\ncontent-encoding: gzip\r\n", 415),
+        ] {
+            assert_eq!(status(headers, body).await, expect, "{headers}");
+        }
+        assert_eq!(status("", &format!("\u{feff}{body}")).await, 200);
         house.close().await;
     });
 }

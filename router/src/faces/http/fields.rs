@@ -15,6 +15,8 @@ use tokio::time::Instant;
 /// Fields that name a session; the first one present counts.
 const SESSION_FIELDS: [&str; 2] = ["prompt_cache_key", "user"];
 
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 pub struct Fields(Map<String, Value>);
 
 impl Fields {
@@ -23,7 +25,8 @@ impl Fields {
     }
 
     pub fn parse(body: &[u8]) -> Result<Fields, HttpError> {
-        match serde_json::from_slice(body) {
+        // Some editors and languages begin a file with this mark.
+        match serde_json::from_slice(body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body)) {
             Ok(Value::Object(fields)) => Ok(Fields(fields)),
             Ok(_) => Err(HttpError::bad_request(StatusCode::BAD_REQUEST, "the body is JSON, but no object")),
             Err(error) => {
@@ -62,7 +65,7 @@ impl Fields {
         // 3.0 is a whole number too: some clients write every number so.
         let whole = |n: f64| (n.fract() == 0.0 && n.abs() < 9e15).then_some(n as i64);
         let integer = |value: Value| value.as_i64().or_else(|| value.as_f64().and_then(whole)).ok_or(value);
-        self.take(name).map(integer).transpose().map_err(|value| wrong(name, "a whole number", &value))
+        self.take(name).map(integer).transpose().map_err(|value| no_integer(name, &value))
     }
 
     pub fn unsigned(&mut self, name: &'static str) -> Result<Option<u32>, Refusal> {
@@ -168,7 +171,7 @@ impl Fields {
     /// Reads any whole number of 64 bits, with or without a sign.
     fn seed(&mut self) -> Result<Option<u64>, Refusal> {
         let seed = |value: Value| value.as_u64().or(value.as_i64().map(|seed| seed as u64)).ok_or(value);
-        self.take("seed").map(seed).transpose().map_err(|value| wrong("seed", "a whole number", &value))
+        self.take("seed").map(seed).transpose().map_err(|value| no_integer("seed", &value))
     }
 
     /// Reads a string or a list of strings.
@@ -274,12 +277,22 @@ pub fn token_ids(name: &'static str, value: Value) -> Result<Vec<u32>, Refusal> 
     }
 }
 
+fn no_integer(name: &'static str, value: &Value) -> Refusal {
+    match value.as_f64().is_some_and(|number| number.fract() == 0.0) {
+        true => Refusal::invalid(name, "is out of range"),
+        false => wrong(name, "a whole number", value),
+    }
+}
+
 /// The refusal names the value's kind and does not repeat it: it may be long, or private.
 pub fn wrong(name: impl Into<std::borrow::Cow<'static, str>>, must: &str, value: &Value) -> Refusal {
     let kind = match value {
         Value::Null => "null",
         Value::Bool(_) => "true or false",
-        Value::Number(_) => "another number",
+        Value::Number(number) if number.is_f64() && number.as_f64().is_some_and(|n| n.fract() != 0.0) => {
+            "a number with a fraction"
+        }
+        Value::Number(_) => "a number",
         Value::String(_) => "a string",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
@@ -314,6 +327,27 @@ mod tests {
         ] {
             assert_eq!(refused(body), None, "{body}");
         }
+    }
+
+    #[test]
+    fn a_number_is_refused_for_what_it_is() {
+        let check = |body: &str, told: &str| {
+            let mut fields = Fields::parse(body.as_bytes()).unwrap();
+            assert_eq!(fields.sampling().unwrap_err().to_string(), told, "{body}");
+        };
+        check(r#"{"max_tokens": 18446744073709551616}"#, "max_tokens: is out of range");
+        check(r#"{"max_tokens": 1e30}"#, "max_tokens: is out of range");
+        check(r#"{"max_tokens": 4294967296}"#, "max_tokens: 4294967296 is out of range");
+        check(r#"{"max_tokens": 1.5}"#, "max_tokens: must be a whole number, and is a number with a fraction");
+        check(r#"{"seed": 18446744073709551616}"#, "seed: is out of range");
+        check(r#"{"seed": 0.5}"#, "seed: must be a whole number, and is a number with a fraction");
+        check(r#"{"stop": 5}"#, "stop: must be a string or a list of strings, and is a number");
+    }
+
+    #[test]
+    fn a_body_may_begin_with_a_byte_order_mark() {
+        assert!(Fields::parse("\u{feff}{\"n\": 1}".as_bytes()).is_ok());
+        assert!(Fields::parse("{\"n\": 1}\u{feff}".as_bytes()).is_err());
     }
 
     #[test]

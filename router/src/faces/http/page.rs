@@ -13,7 +13,7 @@ use crate::refusal::Refusal;
 use axum::body::Body;
 use axum::extract::Request;
 use http::StatusCode;
-use http::header::{CONTENT_LENGTH, HeaderValue};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use std::future::Future;
 use tokio_stream::StreamExt;
 use types::TenantId;
@@ -64,12 +64,31 @@ pub async fn read(front: &Frontend, request: Request) -> Result<Page, HttpError>
     if declared.is_some_and(|length| length > limits.body_discarded_max) {
         return Err(HttpError::too_large(limits.body_bytes_max));
     }
+    let is_json = check_kind(request.headers());
     let (bytes, body) = in_time(front, read_body(front, request.into_body())).await??;
+    is_json?;
     let mut fields = front.off_runtime(bytes.len(), move || Fields::parse(&bytes)).await??;
     if let Some(session) = session {
         fields.belongs_to(session);
     }
     Ok(Page { fields, tenant, last_event_id, body })
+}
+
+/// Refuses a body that is packed, or says to be something else than JSON. What forms and scripts of any web page may
+/// send without being asked is of such a kind.
+fn check_kind(headers: &HeaderMap) -> Result<(), HttpError> {
+    let text =
+        |name: HeaderName| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).to_lowercase());
+    let refused = |message: &str| Err(HttpError::bad_request(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    if text(CONTENT_ENCODING).is_some_and(|packed| packed.trim() != "identity") {
+        return refused("a body with a content-encoding is not read here: send it as it is");
+    }
+    let Some(kind) = text(CONTENT_TYPE) else { return Ok(()) };
+    let essence = kind.split(';').next().unwrap_or_default().trim();
+    match essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
+        true => Ok(()),
+        false => refused("the body must be JSON: say `content-type: application/json`"),
+    }
 }
 
 async fn in_time<T>(front: &Frontend, body: impl Future<Output = T>) -> Result<T, HttpError> {
