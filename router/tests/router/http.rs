@@ -128,6 +128,31 @@ fn a_body_that_says_to_be_no_json_is_refused() {
 }
 
 #[test]
+fn what_a_chat_refuses_is_not_tokenized_either() {
+    run(async {
+        let house = House::open(config()).await;
+        let user = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
+        for (extra, name) in [
+            (json!({ "tools": [{ "type": "function" }] }), "tools"),
+            (json!({ "continue_final_message": true }), "continue_final_message"),
+            (json!({ "chat_template": "{{ 1 }}" }), "chat_template"),
+            (json!({ "chat_template_kwargs": { "a": 1 } }), "chat_template_kwargs"),
+            (json!({ "documents": [{ "text": "a" }] }), "documents"),
+            (json!({ "add_special_tokens": true }), "add_special_tokens"),
+            (json!({ "messages": [{ "role": "wizard", "content": "x" }] }), "messages[0].role"),
+        ] {
+            for path in [CHAT, "/tokenize"] {
+                let reply = post(house.http, path, &merged(user.clone(), extra.clone())).await;
+                assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(name)), "{path} {extra}");
+            }
+        }
+        let both = merged(user, json!({ "prompt": "Hi" }));
+        assert_eq!(post(house.http, "/tokenize", &both).await.json()["error"]["param"], "messages");
+        house.close().await;
+    });
+}
+
+#[test]
 fn a_wrong_field_is_named() {
     run(async {
         let house = House::open(config()).await;

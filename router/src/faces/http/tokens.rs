@@ -2,6 +2,7 @@
 
 use crate::faces::http::chat::conversation;
 use crate::faces::http::error::HttpError;
+use crate::faces::http::fields::Fields;
 use crate::faces::http::format::token_text;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::read;
@@ -11,6 +12,7 @@ use crate::replicas::models::table::VersionBy;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -22,11 +24,14 @@ pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> R
     fields.check(Endpoint::Tokenize)?;
     let model = fields.string("model")?.unwrap_or_default();
     let text = front.text(&model)?;
-    let add_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
     let input = match fields.string("prompt")? {
+        Some(_) if fields.take("messages").is_some() => {
+            return Err(Refusal::invalid("messages", "give a prompt or messages, not both").into());
+        }
         Some(text) => Input::Text(text),
-        None => Input::Chat(conversation(&mut fields)?),
+        None => Input::Chat(chat(&mut fields)?),
     };
+    let add_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
     let with_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
     let tokens = front.tokens(&text, input, add_special, unix_seconds()).await?;
     let context = front.model(&model, VersionBy::Weight).map_or(text.spec.context, |model| model.replica.context);
@@ -38,6 +43,12 @@ pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> R
         Json(told).into_response()
     };
     Ok(front.off_runtime(TOKEN_TEXT_BYTES * n_tokens, answer).await?)
+}
+
+/// A conversation, of which nothing is taken that a chat would refuse.
+fn chat(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
+    fields.check(Endpoint::Chat)?;
+    conversation(fields)
 }
 
 pub async fn detokenize(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
