@@ -186,6 +186,8 @@ fn embeddings_have_length_one() {
         let first = |i: usize| reply["data"][i]["embedding"][0].as_f64().unwrap() as f32;
         assert_eq!((reply["data"].as_array().unwrap().len(), first(0), first(1)), (5, 0.8, 1.0));
         assert_eq!(reply["usage"]["total_tokens"], 13);
+        let hidden = json!({ "input": "a", "dimensions": 32, "add_special_tokens": true, "normalize": true });
+        assert_eq!(post(house.http, EMBEDDINGS, &hidden).await.status, 200);
         let body = json!({ "input": "\u{4}abc", "encoding_format": "base64" });
         let text =
             post(house.http, EMBEDDINGS, &body).await.json()["data"][0]["embedding"].as_str().unwrap().to_owned();

@@ -20,7 +20,7 @@ pub async fn embeddings(State(front): State<Arc<Frontend>>, request: Request) ->
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
     let page = counted(&mut recorder, read)?;
-    let (ask, encoding) = counted(&mut recorder, ask(page).map_err(HttpError::from))?;
+    let (ask, encoding) = counted(&mut recorder, ask(&front, page).map_err(HttpError::from))?;
     // This endpoint calls prompts `input`.
     let named = |refusal: Refusal| refusal.renamed(&[("text", "input"), ("token_ids", "input")]);
     let reply = front.embed(ask, &mut recorder).await.map_err(named)?;
@@ -42,15 +42,26 @@ fn usage_value(usage: &v1::Usage) -> Value {
     json!({ "prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens })
 }
 
-fn ask(page: Page) -> Result<(Ask, Encoding), Refusal> {
+fn ask(front: &Frontend, page: Page) -> Result<(Ask, Encoding), Refusal> {
     let Page { mut fields, tenant, .. } = page;
     fields.check(Endpoint::Embeddings)?;
     let encoding = encoding(&mut fields)?;
     let input = fields.take("input").ok_or_else(|| Refusal::invalid("input", "is missing"))?;
     let model = fields.string("model")?.unwrap_or_default();
     let prompts = inputs("input", input)?;
+    if let Some(wanted) = fields.unsigned("dimensions")? {
+        check_dimensions(wanted, front.text(&model)?.spec.hidden)?;
+    }
     let (priority, deadline) = (fields.priority()?, fields.deadline()?);
     Ok((Ask { model, prompts, tenant, priority, deadline, ..Ask::default() }, encoding))
+}
+
+/// An embedding is not cut: the first numbers of most models' are none themselves.
+fn check_dimensions(wanted: u32, own: u32) -> Result<(), Refusal> {
+    match wanted == own {
+        true => Ok(()),
+        false => Err(Refusal::invalid("dimensions", format!("must be {own}, which the model has, and is {wanted}"))),
+    }
 }
 
 #[derive(Clone, Copy)]

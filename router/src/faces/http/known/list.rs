@@ -259,7 +259,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     done("certificate", "-", HTTP, "true"),
     undone("moderation", "O", HTTP, r#"{"model": "m"}"#),
     // Embeddings
-    undone("dimensions", "O V M", &[Embeddings], "1"),
+    done("dimensions", "O V M", &[Embeddings], "32"),
     done("encoding_format", "O V L", &[Embeddings], r#""base64""#),
     undone("embed_dtype", "V", &[Embeddings], r#""float16""#).but(These(&[r#""float32""#])),
     undone("endianness", "V", &[Embeddings], r#""big""#).but(These(&[r#""little""#, r#""native""#])),
