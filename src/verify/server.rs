@@ -46,7 +46,11 @@ impl AnsweringServer {
     /// The policy digests that are served, as the first of their hexadecimal digits.
     pub fn digests(&self) -> anyhow::Result<Vec<String>> {
         let url = format!("{}/cluster", self.url);
-        let cluster = self.answered(self.agent.get(&url).call(), &url)?;
+        let mut asked = self.agent.get(&url);
+        if let Some(key) = &self.key {
+            asked = asked.header("authorization", format!("Bearer {key}"));
+        }
+        let cluster = self.answered(asked.call(), &url)?;
         let versions = cluster["models"].as_array().into_iter().flatten().map(|model| &model["versions"]);
         let all = versions.filter_map(Value::as_array).flatten();
         Ok(all.filter_map(|version| version["policy_digest"].as_str().map(str::to_owned)).collect())

@@ -26,7 +26,9 @@ fn a_key_opens_and_names_the_tenant() {
                 assert_eq!((reply.status, &reply.json()["error"]["code"]), (401, &json!("invalid_api_key")), "{path}");
             }
         }
-        assert_eq!(get(house.http, "/v1/models").await.status, 401);
+        for keyed in ["/v1/models", "/cluster"] {
+            assert_eq!(get(house.http, keyed).await.status, 401, "{keyed}");
+        }
         for open in ["/livez", "/health", "/ready", "/metrics"] {
             assert_eq!(get(house.http, open).await.status, 200, "{open}");
         }

@@ -246,6 +246,20 @@ async fn services(house: &House) -> Vec<String> {
 }
 
 #[test]
+fn a_role_that_no_api_has_is_refused() {
+    run(async {
+        let house = House::open(config()).await;
+        let message = v1::ChatMessage { role: "wizard".into(), content: "A".into() };
+        let chat = v1::Chat { messages: vec![message], add_generation_prompt: None };
+        let input = Some(v1::generate_request::Input::Chat(chat));
+        let status = client(&house).generate(v1::GenerateRequest { input, ..ask("x") }).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().contains("messages[0].role"), "{status}");
+        house.close().await;
+    });
+}
+
+#[test]
 fn health_tells_the_truth() {
     run(async {
         let house = House::open_unready(config()).await;

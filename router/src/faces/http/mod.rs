@@ -52,6 +52,7 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
+        .route("/cluster", get(models::cluster))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route_layer(from_fn_with_state(front.clone(), door::authorize));
@@ -66,7 +67,6 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
         .route("/livez", get(|| async { "alive\n" }))
         .route("/health", get(models::health))
         .route("/ready", get(models::ready))
-        .route("/cluster", get(models::cluster))
         .route("/metrics", get(metrics))
         .merge(keyed)
         .merge(anthropic)

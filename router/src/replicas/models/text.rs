@@ -6,6 +6,9 @@ use proto::v1;
 use proto::v1::generate_request::Input;
 use types::{Token, Tokens};
 
+/// Who may say a message. A template that meets another one writes it, or nothing, or fails.
+const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+
 /// How a model's text is tokenized, rendered and decoded.
 pub struct ModelText {
     pub tokenizer: Tokenizer,
@@ -54,6 +57,10 @@ impl ModelText {
         let template = self.template.as_ref().ok_or_else(no_template)?;
         if chat.messages.is_empty() {
             return Err(Refusal::invalid("chat", "there are no messages"));
+        }
+        let is_known = |message: &v1::ChatMessage| ROLES.contains(&message.role.as_str());
+        if let Some(i) = chat.messages.iter().position(|message| !is_known(message)) {
+            return Err(Refusal::invalid("chat", format!("messages[{i}].role must be one of {}", ROLES.join(", "))));
         }
         let message = |message: v1::ChatMessage| checkpoint::Message { role: message.role, content: message.content };
         let messages: Vec<checkpoint::Message> = chat.messages.into_iter().map(message).collect();
