@@ -280,7 +280,7 @@ fn messages_beyond_their_limit_are_refused() {
     run_within(PATIENCE, async {
         let house = House::open(config()).await;
         let long = ask(&"x".repeat((1 << 20) + 1));
-        assert_eq!(client(&house).generate(long).await.unwrap_err().code(), Code::OutOfRange);
+        assert_eq!(client(&house).generate(long).await.unwrap_err().code(), Code::ResourceExhausted);
         // The client sends a length alone, and nothing of what it announces.
         let mut raw = Raw::connect(house.grpc, &[]).await;
         raw.post(1, "/lockstep.v1.Inference/Generate", "", &[0, 255, 255, 255, 255, 1], false).await;

@@ -3,6 +3,7 @@
 
 use crate::front::frontend::Frontend;
 use crate::refusal::{NoResume, Refusal, whole_millis, whole_seconds};
+use http::HeaderMap;
 use std::time::Duration;
 use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
@@ -37,12 +38,27 @@ pub fn status(refusal: Refusal) -> Status {
     Status::with_metadata(code, refusal.to_string(), metadata)
 }
 
+/// How much sooner than the client asks a call ends by its deadline: first its stream, then the gate in front of it. The
+/// library's own clock comes last; it says CANCELLED.
+const STREAM_MARGIN: Duration = Duration::from_millis(4);
+const GATE_MARGIN: Duration = Duration::from_millis(2);
+
 /// The deadline that the client's library put on the call.
 pub fn call_deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Refusal> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
     let timeout = value.to_str().ok().and_then(timeout);
     let timeout = timeout.ok_or_else(|| Refusal::invalid("grpc-timeout", "is no timeout"))?;
-    Ok(Instant::now().checked_add(timeout))
+    Ok(Instant::now().checked_add(sooner(timeout, STREAM_MARGIN)))
+}
+
+/// How long the gate waits for a call's answer. None: for as long as it takes.
+pub fn gate_timeout(headers: &HeaderMap) -> Option<Duration> {
+    let asked = headers.get("grpc-timeout")?.to_str().ok().and_then(timeout)?;
+    Some(sooner(asked, GATE_MARGIN))
+}
+
+fn sooner(timeout: Duration, margin: Duration) -> Duration {
+    timeout.saturating_sub(margin.min(timeout / 4))
 }
 
 /// Parses at most eight digits and a unit.
@@ -66,6 +82,17 @@ fn timeout(value: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_call_ends_before_the_library_s_clock() {
+        for (asked, gate) in [("1S", Duration::from_millis(998)), ("4m", Duration::from_millis(3))] {
+            let headers = HeaderMap::from_iter([("grpc-timeout".parse().unwrap(), asked.parse().unwrap())]);
+            assert_eq!(gate_timeout(&headers), Some(gate));
+            let stream = call_deadline(&MetadataMap::from_headers(headers)).unwrap().unwrap();
+            assert!(stream < Instant::now() + gate);
+        }
+        assert_eq!(gate_timeout(&HeaderMap::new()), None);
+    }
 
     #[test]
     fn timeouts() {

@@ -1,23 +1,23 @@
 //! Checks of a gRPC call before it is read: its key must be valid, and its body has to arrive in time. A panic behind
 //! the gate ends this one call. Knows methods only by their paths.
 
-use crate::faces::doors::call::status;
+use crate::faces::doors::call::{gate_timeout, status};
 use crate::faces::doors::panics::{Panicked, caught};
 use crate::front::frontend::Frontend;
 use crate::refusal::Refusal;
 use axum::body::BodyDataStream;
 use bytes::Bytes;
-use http::header::AUTHORIZATION;
+use http::header::{AUTHORIZATION, HeaderValue};
 use http::{Request, Response};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Sleep, sleep, timeout};
 use tokio_stream::Stream;
-use tonic::Status;
 use tonic::body::Body;
+use tonic::{Code, Status};
 use tower::{Layer, Service};
 
 /// Paths that probes and tools may call without a key.
@@ -80,9 +80,29 @@ where
         let is_endless = request.uri().path() == ENDLESS;
         let body_max = self.front.config.timeouts.body_max;
         let request = if is_endless { request } else { request.map(|body| in_time(body, body_max)) };
+        let wait_max = gate_timeout(request.headers());
         let answered = caught(self.inner.call(request));
-        Box::pin(async move { answered.await.unwrap_or_else(|Panicked| Ok(broken().into_http())) })
+        Box::pin(async move {
+            let answer = match wait_max {
+                Some(wait_max) => timeout(wait_max, answered).await.unwrap_or_else(|_| Ok(Ok(too_late().into_http()))),
+                None => answered.await,
+            };
+            answer.unwrap_or_else(|Panicked| Ok(broken().into_http())).map(retold)
+        })
     }
+}
+
+fn too_late() -> Status {
+    status(Refusal::Deadline)
+}
+
+/// A message beyond the limit is told as other servers tell it: the library says that it is out of range.
+fn retold(mut response: Response<Body>) -> Response<Body> {
+    let code = response.headers_mut().get_mut("grpc-status");
+    if let Some(code) = code.filter(|code| code.as_bytes() == (Code::OutOfRange as i32).to_string().as_bytes()) {
+        *code = HeaderValue::from(Code::ResourceExhausted as i32);
+    }
+    response
 }
 
 fn broken() -> Status {

@@ -1,8 +1,6 @@
 //! The list of known fields, in the order in which a request is read: a flat list, which is looked up and not read.
 
-use super::Endpoint::{
-    self, Chat, Completions, CountTokens, Detokenize, Embeddings, Infer, Messages, Responses, Tokenize,
-};
+use super::Endpoint::{Chat, Completions, CountTokens, Detokenize, Embeddings, Infer, Messages, Responses, Tokenize};
 use super::NeutralValues::{self, All, Empty, These};
 use super::{Endpoints, KnownField};
 
