@@ -16,7 +16,7 @@ mod replicas;
 pub use board::pick::PickPolicy;
 pub use config::{Config, ReadTextFiles, Render, RouterLimits, Timeouts};
 pub use faces::Error;
-pub use faces::grpc_server::LIVE;
+pub use faces::health::LIVE;
 pub use faces::http::known::{Endpoint, KNOWN_FIELDS, KnownField, NeutralValues};
 pub use front::resume::ResumeKey;
 pub use limits::keys::ApiKeys;

@@ -4,21 +4,16 @@ use crate::config::Timeouts;
 use crate::faces::doors::gate::GrpcGate;
 use crate::faces::doors::gathered::Gathered;
 use crate::faces::doors::socket::Socket;
+use crate::faces::health::{SERVICE, ServingHealth};
 use crate::faces::{Error, SERVICES, grpc, kserve, vllm};
 use crate::front::frontend::Frontend;
 use std::sync::Arc;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
-use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
-
-const SERVICE: &str = "lockstep.v1.Inference";
-/// The name under which the health service reports the process itself: it serves for as long as it lives, also while it
-/// drains or has no replica.
-pub const LIVE: &str = "live";
+use tonic_health::pb::health_server::HealthServer;
 
 pub async fn serve<IO, E>(
     front: Arc<Frontend>,
@@ -30,7 +25,7 @@ where
     IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let (reporter, health) = tonic_health::server::health_reporter();
+    let (reporter, is_ready) = watch::channel(false);
     let inference = grpc::service(front.clone());
     let reflection = || {
         tonic_reflection::server::Builder::configure()
@@ -47,7 +42,7 @@ where
         .add_service(inference)
         .add_service(vllm::service(front.clone()))
         .add_service(kserve::service(front.clone()))
-        .add_service(health)
+        .add_service(HealthServer::new(ServingHealth { is_ready }))
         .add_service(reflection().build_v1().map_err(Error::Reflection)?)
         .add_service(reflection().build_v1alpha().map_err(Error::Reflection)?)
         .serve_with_incoming_shutdown(incoming, end.cancelled_owned());
@@ -76,16 +71,11 @@ fn placed<IO, E>(
 }
 
 /// Keeps what the health service says up to date. Never ends.
-async fn report_health(front: &Frontend, reporter: HealthReporter, draining: CancellationToken) {
-    reporter.set_service_status(LIVE, ServingStatus::Serving).await;
+async fn report_health(front: &Frontend, reporter: watch::Sender<bool>, draining: CancellationToken) {
     let mut views = front.replicas.views();
     loop {
         views.mark_unchanged();
-        let ready = front.replicas.is_any_ready() && !front.admission.is_draining();
-        let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
-        for service in ["", SERVICE].into_iter().chain(SERVICES) {
-            reporter.set_service_status(service, status).await;
-        }
+        reporter.send_replace(front.replicas.is_any_ready() && !front.admission.is_draining());
         tokio::select! {
             biased;
             Ok(()) = views.changed() => {}

@@ -4,11 +4,12 @@
 //!
 //! Knows no link, and of replicas only what lists of models show. Read `doors/` (what every connection passes), then a
 //! face: `grpc` is the shortest and `http/` the largest; `kserve` and `vllm` are other projects' protocols.
-//! `grpc_server` serves everything over gRPC.
+//! `grpc_server` serves everything over gRPC, `health` beside it.
 
 pub mod doors;
 pub mod grpc;
 pub mod grpc_server;
+pub mod health;
 pub mod http;
 pub mod kserve;
 pub mod vllm;

@@ -287,6 +287,13 @@ fn health_tells_the_truth() {
         assert_eq!(next().await, SERVING);
         house.fake.die();
         assert_eq!(next().await, NOT_SERVING);
+        // A service that nobody knows may still come: its watch stays open, and a check says that there is none.
+        let unknown = || HealthCheckRequest { service: "elsewhere.v1".into() };
+        assert_eq!(live.check(unknown()).await.unwrap_err().code(), Code::NotFound);
+        let mut strange = live.watch(unknown()).await.unwrap().into_inner();
+        assert_eq!(strange.message().await.unwrap().unwrap().status, 3);
+        let more = tokio::time::timeout(Duration::from_millis(50), strange.message()).await;
+        assert!(more.is_err(), "{more:?}");
         // A watch that stays open holds nothing up.
         house.close().await;
     });

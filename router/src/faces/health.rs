@@ -1,0 +1,54 @@
+//! gRPC's health service: whether requests are served now, and that the process lives. Knows only whether it is ready.
+
+use crate::faces::SERVICES;
+use std::pin::Pin;
+use tokio::sync::watch;
+use tokio_stream::wrappers::WatchStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status};
+use tonic_health::ServingStatus;
+use tonic_health::pb::health_server::Health;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+
+/// The name under which it reports the process itself: that serves for as long as it lives, also while it drains or has
+/// no replica.
+pub const LIVE: &str = "live";
+pub const SERVICE: &str = "lockstep.v1.Inference";
+/// The value in gRPC's health protocol.
+const SERVICE_UNKNOWN: i32 = 3;
+
+pub struct ServingHealth {
+    pub is_ready: watch::Receiver<bool>,
+}
+
+fn status(service: &str, is_ready: bool) -> Option<ServingStatus> {
+    let is_ours = service.is_empty() || service == SERVICE || SERVICES.contains(&service);
+    match service {
+        LIVE => Some(ServingStatus::Serving),
+        _ if is_ours && is_ready => Some(ServingStatus::Serving),
+        _ => is_ours.then_some(ServingStatus::NotServing),
+    }
+}
+
+#[tonic::async_trait]
+impl Health for ServingHealth {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
+
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        let service = &request.get_ref().service;
+        let status = status(service, *self.is_ready.borrow());
+        let status = status.ok_or_else(|| Status::not_found(format!("there is no service {service}")))?;
+        Ok(Response::new(HealthCheckResponse { status: status as i32 }))
+    }
+
+    /// An unknown service gets a status too, and its stream stays open, as gRPC asks for: it could appear later.
+    async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let service = request.into_inner().service;
+        let mut told = None;
+        let changes = WatchStream::new(self.is_ready.clone()).filter_map(move |is_ready| {
+            let status = status(&service, is_ready).map_or(SERVICE_UNKNOWN, |status| status as i32);
+            (told.replace(status) != Some(status)).then_some(Ok(HealthCheckResponse { status }))
+        });
+        Ok(Response::new(Box::pin(changes)))
+    }
+}
