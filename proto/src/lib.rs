@@ -26,6 +26,7 @@ pub mod kserve {
 }
 
 mod assign;
+mod details;
 mod malformed;
 mod request;
 mod sampling;
@@ -33,6 +34,7 @@ mod step;
 mod weights;
 
 pub use assign::policy_digest;
+pub use details::{StatusDetail, status_details};
 pub use malformed::Malformed;
 pub use request::said;
 pub use step::{decode_step, decode_traced_step, encode_step, encode_traced_step};

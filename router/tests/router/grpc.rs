@@ -255,6 +255,9 @@ fn a_role_that_no_api_has_is_refused() {
         let status = client(&house).generate(v1::GenerateRequest { input, ..ask("x") }).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
         assert!(status.message().contains("messages[0].role"), "{status}");
+        // Programs read the field from the details.
+        let told = String::from_utf8_lossy(status.details()).into_owned();
+        assert!(told.contains("google.rpc.BadRequest") && told.contains("\u{4}chat"), "{told}");
         house.close().await;
     });
 }

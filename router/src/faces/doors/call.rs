@@ -4,6 +4,7 @@
 use crate::front::frontend::Frontend;
 use crate::refusal::{NoResume, Refusal, whole_millis, whole_seconds};
 use http::HeaderMap;
+use proto::StatusDetail;
 use std::time::Duration;
 use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
@@ -35,7 +36,18 @@ pub fn status(refusal: Refusal) -> Status {
         metadata.insert("retry-after", MetadataValue::from(whole_seconds(wait)));
         metadata.insert("retry-after-ms", MetadataValue::from(whole_millis(wait)));
     }
-    Status::with_metadata(code, refusal.to_string(), metadata)
+    let (message, details) = (refusal.to_string(), details(&refusal));
+    let details = proto::status_details(code.into(), &message, &details);
+    Status::with_details_and_metadata(code, message, details.into(), metadata)
+}
+
+/// What programs read of a refusal.
+fn details(refusal: &Refusal) -> Vec<StatusDetail<'_>> {
+    let field = match refusal {
+        Refusal::Invalid { field, message } => Some(StatusDetail::Field { name: field, message }),
+        _ => None,
+    };
+    field.into_iter().chain(refusal.retry_after().map(StatusDetail::RetryAfter)).collect()
 }
 
 /// How much sooner than the client asks a call ends by its deadline: first its stream, then the gate in front of it. The
