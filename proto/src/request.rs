@@ -3,7 +3,7 @@
 use crate::cluster as wire;
 use crate::malformed::{Malformed, out_of_range};
 use prost::Message;
-use types::{Finish, Goal, Grammar, Micros, Priority, Request, RequestId, TenantId, Unsupported, Weight};
+use types::{CacheSalt, Finish, Goal, Grammar, Micros, Priority, Request, RequestId, TenantId, Unsupported, Weight};
 
 impl From<&Request> for wire::Request {
     /// The deadline is left out: it is a time on the sender's clock. `with_deadline` sends what is left of it.
@@ -20,6 +20,7 @@ impl From<&Request> for wire::Request {
             priority: request.priority.0.into(),
             deadline_micros: None,
             cache_bypass: request.cache_bypass,
+            cache_salt: cache_salt_to_wire(request.cache_salt),
             adapter: None,
             constraint: request.grammar.as_ref().map(|grammar| grammar.as_str().as_bytes().to_vec()),
             spans: Vec::new(),
@@ -68,6 +69,7 @@ impl TryFrom<wire::Request> for Request {
             priority: Priority(priority),
             deadline: None,
             cache_bypass: request.cache_bypass,
+            cache_salt: cache_salt_from_wire(&request.cache_salt)?,
         })
     }
 }
@@ -81,7 +83,18 @@ fn served(request: &wire::Request) -> Result<(), Malformed> {
 
 fn grammar_from_wire(constraint: Vec<u8>) -> Result<Grammar, Malformed> {
     let text = String::from_utf8(constraint).map_err(|bytes| out_of_range("constraint", bytes.into_bytes().len()))?;
-    Ok(Grammar::new(&text))
+    Ok(Grammar::new(text))
+}
+
+fn cache_salt_to_wire(salt: CacheSalt) -> Vec<u8> {
+    if salt == CacheSalt::default() { Vec::new() } else { salt.0.to_vec() }
+}
+
+fn cache_salt_from_wire(bytes: &[u8]) -> Result<CacheSalt, Malformed> {
+    match bytes.len() {
+        0 => Ok(CacheSalt::default()),
+        len => bytes.try_into().map(CacheSalt).map_err(|_| out_of_range("cache_salt", len)),
+    }
 }
 
 fn weight_from_wire(weight: u32) -> Result<Weight, Malformed> {
@@ -131,5 +144,21 @@ impl wire::Output {
             wire::Finish::Failed => Some(Finish::Failed),
             wire::Finish::Outgrown => Some(Finish::Outgrown),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_salt_goes_there_and_back_and_half_of_one_is_refused() {
+        for salt in [CacheSalt::default(), CacheSalt::of("mine")] {
+            let request = Request { cache_salt: salt, ..Request::default() };
+            let read = Request::try_from(wire::Request::from(&request)).unwrap();
+            assert_eq!(read.cache_salt, salt);
+        }
+        let half = wire::Request { cache_salt: vec![1; 8], ..wire::Request::from(&Request::default()) };
+        assert!(Request::try_from(half).is_err());
     }
 }

@@ -88,7 +88,7 @@ fn measure(what: &str, mut choose: impl FnMut(u64) -> Option<usize>) {
 
 fn main() {
     let prompt: Vec<Token> = (0..N_PROMPT).collect();
-    let known: Vec<u64> = names(&prompt, TenantId(0), &PolicyDigest::default(), &SALT).collect();
+    let known: Vec<u64> = names(&prompt, TenantId(0).into(), &PolicyDigest::default(), &SALT).collect();
     let wish = |n_before| Wish { n_prompt: N_PROMPT, session: Some(7), n_before, version: None };
     println!("{:<44} {:>11} {:>11}", "choice", "median", "p99");
     for (what, shared) in [("64 blocks are at all", 64), ("all blocks are at all", known.len())] {
@@ -98,7 +98,7 @@ fn main() {
             board.choose(PickPolicy::Prefix, &wish(round), Some(names), &mut scratch).map(|chosen| chosen.place)
         });
         measure(&format!("prefix, {what}, named on the way"), |round| {
-            let names = |digest: &PolicyDigest, salt: &Salt| names(&prompt, TenantId(0), digest, salt);
+            let names = |digest: &PolicyDigest, salt: &Salt| names(&prompt, TenantId(0).into(), digest, salt);
             board.choose(PickPolicy::Prefix, &wish(round), Some(names), &mut scratch).map(|chosen| chosen.place)
         });
     }

@@ -8,6 +8,32 @@ use core::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHash(pub [u8; 16]);
 
+/// What a client said that parts its cached blocks from those of the rest of its tenant. All zeros if it said nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheSalt(pub [u8; 16]);
+
+impl CacheSalt {
+    /// The salt of a text: whoever does not know the text finds no block under it.
+    pub fn of(text: &str) -> CacheSalt {
+        let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 cache salt");
+        hasher.update(text.as_bytes());
+        CacheSalt(BlockHash::first_half(&hasher.finalize()).0)
+    }
+}
+
+/// Whose requests share cached blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheOwner {
+    pub tenant: TenantId,
+    pub own_salt: CacheSalt,
+}
+
+impl From<TenantId> for CacheOwner {
+    fn from(tenant: TenantId) -> CacheOwner {
+        CacheOwner { tenant, own_salt: CacheSalt::default() }
+    }
+}
+
 impl BlockHash {
     /// Derives the salt of every block's name from the cluster's secret.
     pub fn salt(secret: &[u8]) -> [u8; 16] {
@@ -16,15 +42,20 @@ impl BlockHash {
         BlockHash::first_half(&hasher.finalize()).0
     }
 
-    /// Where every chain of one tenant and policy begins. `salt` is the cluster's secret, so that nobody
+    /// Where every chain of one owner and policy begins. `salt` is the cluster's secret, so that nobody
     /// outside can aim at a hash.
-    pub fn root(policy: &PolicyDigest, tenant: TenantId, salt: &[u8; 16]) -> BlockHash {
+    pub fn root(policy: &PolicyDigest, owner: impl Into<CacheOwner>, salt: &[u8; 16]) -> BlockHash {
+        let CacheOwner { tenant, own_salt } = owner.into();
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 block hash root");
         hasher.update(&policy.0);
         hasher.update(&tenant.0.to_le_bytes());
         // Stands for "no adapter": block names stay the same when adapters are added.
         hasher.update(&u64::MAX.to_le_bytes());
         hasher.update(salt);
+        // Without a salt of its own a tenant's names are what they were before there were any.
+        if own_salt != CacheSalt::default() {
+            hasher.update(&own_salt.0);
+        }
         BlockHash::first_half(&hasher.finalize())
     }
 

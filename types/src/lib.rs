@@ -25,7 +25,7 @@ pub mod topology;
 pub mod unsupported;
 pub mod weights;
 
-pub use block_hash::BlockHash;
+pub use block_hash::{BlockHash, CacheOwner, CacheSalt};
 pub use cache::{BLOCKS_MAX, CacheGroup, LayerGroups};
 pub use certificate::{Hex, TokensHash, TokensHasher};
 pub use dtype::{Dtype, Scales};

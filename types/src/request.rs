@@ -1,7 +1,7 @@
 //! A request as the cluster knows it: token ids and what to do with them. No text.
 
 use crate::sampling::TOKEN_BYTES;
-use crate::{Grammar, Micros, RequestId, Sampling, TenantId, Token, Tokens};
+use crate::{CacheOwner, CacheSalt, Grammar, Micros, RequestId, Sampling, TenantId, Token, Tokens};
 
 /// All fields of a request in a frame that are not lists.
 const SCALARS_BYTES: usize = 1024;
@@ -28,6 +28,7 @@ pub struct Request {
     pub deadline: Option<Micros>,
     /// The prefix cache may be filled but not read: the request needs what a hit would skip (logits of its prompt).
     pub cache_bypass: bool,
+    pub cache_salt: CacheSalt,
 }
 
 /// What a request is for.
@@ -56,6 +57,10 @@ impl Default for Weight {
 }
 
 impl Request {
+    pub fn cache_owner(&self) -> CacheOwner {
+        CacheOwner { tenant: self.tenant, own_salt: self.cache_salt }
+    }
+
     pub fn n_tokens(&self) -> usize {
         self.prompt.len() + self.output.len()
     }

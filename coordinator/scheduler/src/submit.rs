@@ -18,7 +18,7 @@ impl Scheduler {
         self.latest = self.latest.max(now);
         let key = QueueKey::new(request.priority, self.latest, self.n_arrivals, self.config.aging_micros);
         self.n_arrivals += 1;
-        let root = BlockHash::root(&self.config.policy, request.tenant, &self.config.salt);
+        let root = BlockHash::root(&self.config.policy, request.cache_owner(), &self.config.salt);
         let (id, deadline) = (request.id, request.deadline);
         let tenant = self.tenants.place(request.tenant, request.weight);
         let mut sequence = Sequence::new(request, tenant, key, length_whole, root, self.pools.len());

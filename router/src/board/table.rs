@@ -7,7 +7,7 @@ use crate::board::ledger::{Ledger, Ledgers, Loads};
 use crate::board::pick::{self, Candidate, Open, PickPolicy, Row, Standing, VersionId, Wish};
 use proto::cluster as wire;
 use std::sync::Arc;
-use types::{BLOCK_TOKENS, BlockHash, PolicyDigest, TenantId, Token};
+use types::{BLOCK_TOKENS, BlockHash, CacheOwner, PolicyDigest, Token};
 
 /// Replicas derive the names of their blocks from their cluster's secret, the salt. Caches are looked up for at most
 /// this many different salts.
@@ -311,13 +311,13 @@ fn number<T: PartialEq>(known: &mut Vec<T>, value: T) -> u16 {
 /// block is excluded.
 pub fn names<'a>(
     prompt: &'a [Token],
-    tenant: TenantId,
+    owner: CacheOwner,
     digest: &PolicyDigest,
     salt: &Salt,
 ) -> impl Iterator<Item = u64> + use<'a> {
     let n_blocks = prompt.len().saturating_sub(1) / BLOCK_TOKENS as usize;
     let blocks = prompt.chunks_exact(BLOCK_TOKENS as usize).take(n_blocks);
-    let root = BlockHash::root(digest, tenant, salt);
+    let root = BlockHash::root(digest, owner, salt);
     blocks.scan(root, |name, block| {
         *name = name.child(block.iter().copied());
         Some(name.short())
@@ -327,6 +327,7 @@ pub fn names<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use types::TenantId;
 
     fn facts(salt: u8, id: u64) -> ReplicaFacts {
         let (digest, version) = (PolicyDigest::default(), VersionId::default());
@@ -343,14 +344,14 @@ mod tests {
     }
 
     fn tell(board: &mut ReplicaTable, place: usize, sequence: u64, prompt: &[Token], salt: u8) {
-        let added = names(prompt, TenantId(0), &PolicyDigest::default(), &[salt; 16]).collect();
+        let added = names(prompt, CacheOwner::default(), &PolicyDigest::default(), &[salt; 16]).collect();
         let told = wire::Cached { sequence, anew: sequence == 1, added, dropped: Vec::new() };
         board.hear(place, &told).unwrap();
     }
 
     fn choose(board: &ReplicaTable, prompt: &[Token]) -> (usize, u32) {
         let wish = Wish { n_prompt: prompt.len() as u32, ..Wish::default() };
-        let names = |digest: &PolicyDigest, salt: &Salt| names(prompt, TenantId(0), digest, salt);
+        let names = |digest: &PolicyDigest, salt: &Salt| names(prompt, CacheOwner::default(), digest, salt);
         let chosen = board.choose(PickPolicy::Prefix, &wish, Some(names), &mut ChoiceBuffers::default()).unwrap();
         (chosen.place, chosen.n_cached)
     }
@@ -365,7 +366,7 @@ mod tests {
         tell(&mut board, 2, 1, &prompt, 1);
         assert_eq!(choose(&board, &prompt), (2, 96));
         // The same prompt of another tenant has other names.
-        let others = |digest: &PolicyDigest, salt: &Salt| names(&prompt, TenantId(9), digest, salt);
+        let others = |digest: &PolicyDigest, salt: &Salt| names(&prompt, TenantId(9).into(), digest, salt);
         let wish = Wish { n_prompt: 100, ..Wish::default() };
         let chosen = board.choose(PickPolicy::Prefix, &wish, Some(others), &mut ChoiceBuffers::default()).unwrap();
         assert_eq!((chosen.place, chosen.n_cached), (0, 0));

@@ -244,12 +244,13 @@ fn read(request: wire::ModelInferRequest, caller: &Asker) -> Result<(Ask, Style)
     let prompt = if repeats { text.clone() } else { String::new() };
     let sampling = fields.sampling()?;
     let deadline = [caller.deadline, fields.deadline()?].into_iter().flatten().min();
-    let priority = fields.priority()?;
+    let (priority, cache_salt) = (fields.priority()?, fields.cache_salt()?);
     let ask = Ask {
         model: request.model_name,
         prompts: vec![Input::Text(text)],
         purpose: Purpose::Generate(Box::new(sampling)),
         priority,
+        cache_salt,
         deadline,
         tenant: caller.tenant,
         ..Ask::default()

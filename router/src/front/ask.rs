@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
-use types::{Goal, Request, Sampling, TenantId};
+use types::{CacheSalt, Goal, Request, Sampling, TenantId};
 
 /// A request as a face has parsed it.
 pub struct Ask {
@@ -28,6 +28,7 @@ pub struct Ask {
     /// The client wants a certificate of each answer.
     pub certificate: bool,
     pub priority: i32,
+    pub cache_salt: CacheSalt,
     pub deadline: Option<Instant>,
     pub tenant: TenantId,
     /// Requests with the same session belong together.
@@ -53,6 +54,7 @@ impl Default for Ask {
             echo: false,
             certificate: false,
             priority: 0,
+            cache_salt: CacheSalt::default(),
             deadline: None,
             tenant: TenantId::default(),
             session: None,

@@ -36,7 +36,7 @@ impl Frontend {
 
     /// Runs a few at a time, so that one request does not fill the queue for all.
     async fn embed_all(self: &Arc<Self>, ask: Ask, trace: &Traced) -> Result<v1::EmbedReply, Refusal> {
-        let Ask { model, prompts: mut inputs, deadline, priority, tenant, .. } = ask;
+        let Ask { model, prompts: mut inputs, deadline, priority, cache_salt, tenant, .. } = ask;
         let deadline = self.deadline(deadline);
         let limits = &self.config.limits;
         let (n, n_max) = (inputs.len(), limits.embeddings_max);
@@ -47,7 +47,16 @@ impl Frontend {
         while !inputs.is_empty() {
             let n = inputs.len().min(limits.embeddings_at_once_max).min(self.admission.places() as usize).max(1);
             let (model, prompts) = (model.clone(), inputs.drain(..n).collect());
-            let ask = Ask { model, prompts, purpose: Purpose::Pool, deadline, priority, tenant, ..Ask::default() };
+            let ask = Ask {
+                model,
+                prompts,
+                purpose: Purpose::Pool,
+                deadline,
+                priority,
+                cache_salt,
+                tenant,
+                ..Ask::default()
+            };
             self.embed_some(ask, trace, &mut reply).await?;
         }
         Ok(reply)

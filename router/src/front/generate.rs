@@ -93,22 +93,10 @@ impl Frontend {
         trace: &Traced,
     ) -> Result<(Prepared, Option<Resume>), Refusal> {
         let Ask {
-            model,
-            prompts,
-            n_choices,
-            first_choice,
-            mut purpose,
-            echo,
-            deadline,
-            tenant,
-            session,
-            mut resume,
-            ..
+            model, prompts, n_choices, first_choice, mut purpose, echo, deadline, tenant, session, resume, ..
         } = ask;
-        if let Some(resume) = &mut resume {
-            resume.handle.complete(self.replicas.versions().iter().map(Version::digest));
-        }
-        let certified = ask.certificate;
+        let (certified, cache_salt) = (ask.certificate, ask.cache_salt);
+        let resume = resume.map(|resume| self.completed(resume));
         let handle = resume.as_ref().map(|resume| &resume.handle.unchecked);
         let (by, seed) = match handle {
             Some(handle) => (VersionBy::Digest(handle.digest), Some(handle.seed)),
@@ -124,10 +112,16 @@ impl Frontend {
             read.push(self.prompt(&model.text, input, echo, created).await?);
         }
         drop((preparing, ask.body));
-        let like = Request { tenant, weight: tenant_of.weight(), priority, ..like };
+        let like = Request { tenant, weight: tenant_of.weight(), priority, cache_salt, ..like };
         let numbers = first_choice..first_choice + n_choices;
         let prepared = Prepared { prompts: read, like, wording, numbers, certified, model, session, deadline, created };
         Ok((prepared, resume))
+    }
+
+    /// A handle has only the beginning of its digest.
+    fn completed(&self, mut resume: Resume) -> Resume {
+        resume.handle.complete(self.replicas.versions().iter().map(Version::digest));
+        resume
     }
 
     async fn read(
@@ -157,7 +151,7 @@ impl Frontend {
     /// have finished.
     fn place(&self, prepared: &Prepared, resume: Option<Resume>) -> Result<(Destination, Vec<Request>), Refusal> {
         let Some(Resume { handle, marks }) = resume else {
-            let picked = self.replicas.pick(prepared.wish(), prepared.cached_prompt(), prepared.like.tenant)?;
+            let picked = self.replicas.pick(prepared.wish(), prepared.cached_prompt(), prepared.like.cache_owner())?;
             let requests = prepared.requests(picked.replica.context)?;
             let print = prepared.print(&requests);
             let marks = ReadMarks::none(requests.len());

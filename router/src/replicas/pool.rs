@@ -21,7 +21,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use types::{PolicyDigest, TenantId, Token};
+use types::{CacheOwner, PolicyDigest, Token};
 
 /// All replicas, in order of arrival.
 pub struct Replicas {
@@ -105,10 +105,10 @@ impl Replicas {
 
     /// Picks a replica for a request that has been read, as late as possible. `cached` is the prompt to look up in
     /// caches, if any.
-    pub fn pick(&self, wish: Wish, cached: Option<&[Token]>, tenant: TenantId) -> Result<Picked, Refusal> {
+    pub fn pick(&self, wish: Wish, cached: Option<&[Token]>, owner: CacheOwner) -> Result<Picked, Refusal> {
         let wish = Wish { n_before: self.n_picked.fetch_add(1, Relaxed), ..wish };
         let names =
-            cached.map(|prompt| move |digest: &PolicyDigest, salt: &Salt| board::names(prompt, tenant, digest, salt));
+            cached.map(|prompt| move |digest: &PolicyDigest, salt: &Salt| board::names(prompt, owner, digest, salt));
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let chosen = self.peers.choose(self.policy, &wish, names, &mut scratch);
         drop(scratch);

@@ -204,6 +204,15 @@ fn the_prefix_cache_is_the_keys_own() {
         let tenants: Vec<u64> = house.fake.submits().iter().map(|request| request.tenant).collect();
         assert_eq!((tenants[0], tenants[1]), (tenants[3], tenants[2]));
         assert!(tenants[0] != tenants[1] && !tenants.contains(&0));
+        // A salt parts a key's requests from each other, and joins them with nobody's.
+        let salts: Vec<Vec<u8>> = house.fake.submits().into_iter().map(|request| request.cache_salt).collect();
+        assert!(salts[0].is_empty() && salts[1].is_empty() && salts[2] == salts[3]);
+        assert_eq!(salts[2].len(), 16);
+        for salt in ["", &"x".repeat(1025)] {
+            let body = json!({ "prompt": "secret", "cache_salt": salt });
+            let refused = post_with_key(house.http, COMPLETIONS, "k1", &body).await;
+            assert_eq!(refused.json()["error"]["param"], "cache_salt", "{salt}");
+        }
         house.close().await;
     });
 }

@@ -12,7 +12,7 @@ use router::{Config, PickPolicy, Timeouts, board};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tonic::Request;
-use types::{PolicyDigest, TenantId};
+use types::{CacheOwner, PolicyDigest};
 
 /// The policy digest of fakes.
 const DIGEST: PolicyDigest = PolicyDigest([7; 32]);
@@ -28,7 +28,7 @@ fn beat(backlog_tokens: u64, cached: Option<wire::Cached>) -> wire::Beat {
 
 fn names(text: &str) -> Vec<u64> {
     let prompt: Vec<u32> = text.bytes().map(u32::from).collect();
-    board::names(&prompt, TenantId(0), &DIGEST, &SALT).collect()
+    board::names(&prompt, CacheOwner::default(), &DIGEST, &SALT).collect()
 }
 
 fn told(sequence: u64, added: Vec<u64>) -> Option<wire::Cached> {

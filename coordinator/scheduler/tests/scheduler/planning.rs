@@ -2,8 +2,8 @@
 
 use scheduler::{Config, Loss, Output, Rejected, Scheduler, Stale};
 use types::{
-    CacheGroup, Epoch, Finish, Goal, Micros, Priority, Request, RequestId, SCORED_ROWS_MAX, Sampling, SliceDone, Step,
-    StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
+    CacheGroup, CacheSalt, Epoch, Finish, Goal, Micros, Priority, Request, RequestId, SCORED_ROWS_MAX, Sampling,
+    SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
 };
 
 fn config() -> Config {
@@ -193,6 +193,7 @@ fn a_prefix_is_shared_by_full_blocks_of_the_same_owner_and_one_token_is_left_to_
         ("other in the second block", changed(16), 16),
         ("other in the third block", changed(39), 32),
         ("another tenant", Request { tenant: TenantId(9), ..request(1, 40, 1) }, 0),
+        ("another salt", Request { cache_salt: CacheSalt::of("mine"), ..request(1, 40, 1) }, 0),
         ("no reading", Request { cache_bypass: true, ..request(1, 40, 1) }, 0),
     ];
     for (name, again, n_cached) in cases {

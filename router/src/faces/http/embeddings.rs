@@ -52,8 +52,8 @@ fn ask(front: &Frontend, page: Page) -> Result<(Ask, Encoding), Refusal> {
     if let Some(wanted) = fields.unsigned("dimensions")? {
         check_dimensions(wanted, front.text(&model)?.spec.hidden)?;
     }
-    let (priority, deadline) = (fields.priority()?, fields.deadline()?);
-    Ok((Ask { model, prompts, tenant, priority, deadline, ..Ask::default() }, encoding))
+    let (priority, deadline, cache_salt) = (fields.priority()?, fields.deadline()?, fields.cache_salt()?);
+    Ok((Ask { model, prompts, tenant, priority, deadline, cache_salt, ..Ask::default() }, encoding))
 }
 
 /// An embedding is not cut: the first numbers of most models' are none themselves.

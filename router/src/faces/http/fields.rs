@@ -11,10 +11,12 @@ use proto::v1;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use tokio::time::Instant;
+use types::CacheSalt;
 
 /// Fields that name a session; the first one present counts.
 const SESSION_FIELDS: [&str; 2] = ["prompt_cache_key", "user"];
 
+const CACHE_SALT_BYTES_MAX: usize = 1024;
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 pub struct Fields(Map<String, Value>);
@@ -233,6 +235,15 @@ impl Fields {
     pub fn priority(&mut self) -> Result<i32, Refusal> {
         let fits = |n: i64| i32::try_from(n).map_err(|_| Refusal::invalid("priority", format!("{n} is out of range")));
         self.integer("priority")?.map_or(Ok(0), fits)
+    }
+
+    /// Reads `cache_salt`: only requests of one salt share what is cached.
+    pub fn cache_salt(&mut self) -> Result<CacheSalt, Refusal> {
+        match self.string("cache_salt")? {
+            None => Ok(CacheSalt::default()),
+            Some(text) if (1..=CACHE_SALT_BYTES_MAX).contains(&text.len()) => Ok(CacheSalt::of(&text)),
+            Some(_) => Err(Refusal::invalid("cache_salt", format!("must have 1 to {CACHE_SALT_BYTES_MAX} bytes"))),
+        }
     }
 
     /// Reads `deadline_ms`, as in `lockstep.v1`: the request ends, or is refused, after this many milliseconds.

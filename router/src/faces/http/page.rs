@@ -32,9 +32,10 @@ impl Page {
     /// Completes a request with what all pages read alike.
     pub fn finished(mut self, ask: Ask, streaming: Option<Streaming>, limits: &RouterLimits) -> Result<Ask, Refusal> {
         let certificate = self.fields.boolean("certificate")?.unwrap_or(false);
+        let cache_salt = self.fields.cache_salt()?;
         let (session, resume) = (self.fields.session(), self.resume(streaming, limits)?);
         let Page { tenant, body, .. } = self;
-        Ok(Ask { tenant, session, resume, certificate, body, ..ask })
+        Ok(Ask { tenant, session, resume, certificate, cache_salt, body, ..ask })
     }
 
     /// The stream that is to be resumed, if any.

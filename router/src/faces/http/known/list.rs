@@ -290,7 +290,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("n_cache_reuse", "L", ALL, "5").but(All),
     undone("id_slot", "L", ALL, "1").but(All),
     undone("keep_alive", "M", ALL, r#""5m""#).but(All),
-    undone("cache_salt", "V", READS, r#""salt""#),
+    done("cache_salt", "V", QUEUED, r#""salt""#),
     undone("kv_transfer_params", "V", SAYS, r#"{"a": 1}"#).but(Empty),
     undone("ec_transfer_params", "V", SAYS, r#"{"a": 1}"#).but(Empty),
 ];
