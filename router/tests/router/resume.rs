@@ -44,7 +44,7 @@ fn by_choice(events: &[String]) -> BTreeMap<Option<u64>, Vec<&str>> {
 fn bodies() -> Vec<(&'static str, Value)> {
     let stream = |mut body: Value| {
         body["stream"] = true.into();
-        body["stream_options"] = json!({ "include_usage": true });
+        body["stream_options"] = json!({ "include_usage": true, "continuous_usage_stats": body["n"].is_null() });
         if body["max_tokens"].is_null() {
             body["max_tokens"] = 40.into();
         }

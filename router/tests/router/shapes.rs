@@ -80,6 +80,27 @@ fn a_chat_answer_in_chunks() {
 }
 
 #[test]
+fn each_chunk_may_say_the_usage_so_far() {
+    run(async {
+        let house = House::open(config()).await;
+        let extra = |each: bool, all: bool| {
+            json!({ "stream": true, "n": 2, "max_tokens": 3,
+                "stream_options": { "include_usage": all, "continuous_usage_stats": each } })
+        };
+        let chunks = post(house.http, CHAT, &chat(extra(true, true))).await.chunks();
+        let said: Vec<u64> = chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+        assert!(said.is_sorted() && said[0] == 0 && said.ends_with(&[6, 6]), "{said:?}");
+        for chunk in &chunks {
+            let of = |name: &str| chunk["usage"][name].as_u64().unwrap();
+            assert_eq!((of("prompt_tokens"), of("total_tokens")), (10, 10 + of("completion_tokens")));
+        }
+        let silent = post(house.http, CHAT, &chat(extra(true, false))).await.chunks();
+        assert!(silent.iter().all(|chunk| chunk["usage"].is_null()));
+        house.close().await;
+    });
+}
+
+#[test]
 fn completions_whole_and_in_chunks() {
     run(async {
         let house = House::open(config()).await;

@@ -10,7 +10,7 @@ use crate::front::resume::ReadMark;
 use crate::refusal::Refusal;
 use axum::response::Response;
 use proto::v1;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub fn stream<S: AnswerFormat>(
     envelope: Envelope,
@@ -21,8 +21,8 @@ pub fn stream<S: AnswerFormat>(
 ) -> Response {
     let front = envelope.front().clone();
     let usage = UsageSum::new(n_choices, envelope.wishes());
-    let (include_usage, position) = (streaming.include_usage, Position::of(&generation));
-    let chunks = Chunks { envelope, shape, n_choices, include_usage, usage, position };
+    let (n_prompt, position) = (generation.started.prompt_tokens, Position::of(&generation));
+    let chunks = Chunks { envelope, shape, n_choices, streaming, usage, n_prompt, position };
     sse::stream(chunks, generation, &front)
 }
 
@@ -30,8 +30,10 @@ struct Chunks<S> {
     envelope: Envelope,
     shape: S,
     n_choices: u32,
-    include_usage: bool,
+    streaming: Streaming,
     usage: UsageSum,
+    /// The tokens of all prompts.
+    n_prompt: u32,
     position: Position,
 }
 
@@ -79,7 +81,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
     }
 
     fn ending(&mut self, out: &mut String) {
-        if self.include_usage && !self.position.marks.usage {
+        if self.streaming.include_usage && !self.position.marks.usage {
             self.position.marks.usage = true;
             let mut chunk = self.envelope.value(S::CHUNK_OBJECT, Vec::new());
             chunk["usage"] = self.usage.value();
@@ -140,10 +142,17 @@ impl<S: AnswerFormat> Chunks<S> {
         }
     }
 
+    /// What the client has been told of: so a resumed stream says the same.
+    fn usage_so_far(&self) -> Value {
+        let told = self.position.marks.choices.iter().map(|mark| mark.n_tokens()).sum::<u32>();
+        let n_said = if self.envelope.wishes().nothing_new { 0 } else { told };
+        json!({ "prompt_tokens": self.n_prompt, "completion_tokens": n_said, "total_tokens": self.n_prompt + n_said })
+    }
+
     fn chunk(&self, choice: Value) -> Value {
         let mut chunk = self.envelope.value(S::CHUNK_OBJECT, vec![choice]);
-        if self.include_usage {
-            chunk["usage"] = Value::Null;
+        if self.streaming.include_usage {
+            chunk["usage"] = if self.streaming.usage_in_each { self.usage_so_far() } else { Value::Null };
         }
         chunk
     }

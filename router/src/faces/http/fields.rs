@@ -204,9 +204,12 @@ impl Fields {
         match (stream, options) {
             (false, Some(_)) => Err(Refusal::invalid("stream_options", "is for streams; `stream` is not set")),
             (false, None) => Ok(None),
-            (true, None) => Ok(Some(Streaming { include_usage: false })),
+            (true, None) => Ok(Some(Streaming::default())),
             (true, Some(mut options)) => {
-                Ok(Some(Streaming { include_usage: options.boolean("include_usage")?.unwrap_or(false) }))
+                let include_usage = options.boolean("include_usage")?.unwrap_or(false);
+                // As in vLLM, it adds to `include_usage` and asks for nothing alone.
+                let each = options.boolean("continuous_usage_stats")?.unwrap_or(false);
+                Ok(Some(Streaming { include_usage, usage_in_each: include_usage && each }))
             }
         }
     }
@@ -275,9 +278,11 @@ pub struct Wishes {
 }
 
 /// A client's options for a stream.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Streaming {
     pub include_usage: bool,
+    /// Each chunk says the usage so far.
+    pub usage_in_each: bool,
 }
 
 pub fn token_ids(name: &'static str, value: Value) -> Result<Vec<u32>, Refusal> {

@@ -24,7 +24,7 @@ pub fn ask(
     let fields = &mut page.fields;
     let (model, priority, deadline) = (fields.string("model")?, fields.priority()?, fields.deadline()?);
     let is_stream = fields.boolean("stream")?.unwrap_or(false);
-    let streaming = is_stream.then_some(Streaming { include_usage: false });
+    let streaming = is_stream.then(Streaming::default);
     let ask = Ask {
         model: model.unwrap_or_default(),
         prompts: vec![Input::Chat(v1::Chat { messages, add_generation_prompt: None })],
