@@ -33,6 +33,11 @@ const WAITING: Metric = alias(
     &["vllm:num_requests_waiting"],
     "Requests that wait in the coordinator's queue.",
 );
+const WAITING_WHY: Metric = alias(
+    "lockstep:requests_waiting_by_reason",
+    &["vllm:num_requests_waiting_by_reason"],
+    "Requests that wait in the coordinator's queue, by what they wait for: always room (capacity), nothing is deferred.",
+);
 const KV_USAGE: Metric = alias(
     "lockstep:kv_usage_ratio",
     &["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"],
@@ -61,11 +66,12 @@ const ROUTE_UNSERVED: Metric = metric(
     "lockstep:route_unserved",
     "1: no replica serves this version of a routed name, and the name's other versions get its share.",
 );
-const GAUGES: [&Metric; 12] = [
+const GAUGES: [&Metric; 13] = [
     &REPLICA_SHUNNED,
     &ROUTE_UNSERVED,
     &RUNNING,
     &WAITING,
+    &WAITING_WHY,
     &KV_USAGE,
     &BLOCKS,
     &EPOCH,
@@ -205,6 +211,38 @@ const REQUEST_OUTPUT: Metric = alias(
     &["vllm:request_generation_tokens"],
     "Answer tokens of a request, all choices together.",
 );
+const QUEUE_SECONDS: Metric = alias(
+    "lockstep:request_queue_seconds",
+    &["vllm:request_queue_time_seconds"],
+    "Time from accepting a request at a replica to the first step that computes some of it.",
+);
+const PREFILL_SECONDS: Metric = alias(
+    "lockstep:request_prefill_seconds",
+    &["vllm:request_prefill_time_seconds"],
+    "Time from the first step that computes some of a request to its first token.",
+);
+const DECODE_SECONDS: Metric = alias(
+    "lockstep:request_decode_seconds",
+    &["vllm:request_decode_time_seconds"],
+    "Time from a request's first token to its end.",
+);
+const INFERENCE_SECONDS: Metric = alias(
+    "lockstep:request_inference_seconds",
+    &["vllm:request_inference_time_seconds"],
+    "Time from the first step that computes some of a request to its end: prefill and decode.",
+);
+const STEP_TOKENS: Metric = alias(
+    "lockstep:step_tokens",
+    &["vllm:iteration_tokens_total"],
+    "Tokens that a step computes, all requests together.",
+);
+const ASKED_TOKENS: Metric = alias(
+    "lockstep:request_max_tokens",
+    &["vllm:request_params_max_tokens"],
+    "The most answer tokens that a request asks for, of those that say it.",
+);
+const ASKED_CHOICES: Metric =
+    alias("lockstep:request_choices", &["vllm:request_params_n"], "Choices of each prompt that a request asks for.");
 const AI_REQUEST: Metric = conventional(
     "gen_ai_server_request_duration_seconds",
     "gen_ai.server.request.duration",
@@ -233,7 +271,7 @@ const TENANT_WAIT: Metric = metric(
     "lockstep:tenant_queue_seconds",
     "Time from admitting a tenant's request to a replica's first answer: in queues, and computing the prompt.",
 );
-const HISTOGRAMS: [(&Metric, &[f64]); 12] = [
+const HISTOGRAMS: [(&Metric, &[f64]); 19] = [
     (&FIRST_TOKEN, &SECONDS),
     (&BETWEEN_TOKENS, &SECONDS),
     (&REQUEST_SECONDS, &SECONDS),
@@ -242,6 +280,13 @@ const HISTOGRAMS: [(&Metric, &[f64]); 12] = [
     (&TENANT_WAIT, &SECONDS),
     (&REQUEST_PROMPT, &TOKENS),
     (&REQUEST_OUTPUT, &TOKENS),
+    (&QUEUE_SECONDS, &SECONDS),
+    (&PREFILL_SECONDS, &SECONDS),
+    (&DECODE_SECONDS, &SECONDS),
+    (&INFERENCE_SECONDS, &SECONDS),
+    (&STEP_TOKENS, &TOKENS),
+    (&ASKED_TOKENS, &TOKENS),
+    (&ASKED_CHOICES, &CHOICES),
     (&AI_REQUEST, &AI_REQUEST_SECONDS),
     (&AI_FIRST_TOKEN, &AI_FIRST_TOKEN_SECONDS),
     (&AI_PER_TOKEN, &AI_PER_TOKEN_SECONDS),
@@ -269,6 +314,7 @@ const TOKENS: [f64; 14] = [
     16_777_216.0,
     67_108_864.0,
 ];
+const CHOICES: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 const AI_REQUEST_SECONDS: [f64; 14] =
     [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
 const AI_FIRST_TOKEN_SECONDS: [f64; 16] =
@@ -379,6 +425,7 @@ pub fn load(of: &ReplicaLabel, n_running: u32, n_waiting: u32, blocks_used: u32,
     let labels = [of.label()];
     RUNNING.set(n_running.into(), &labels);
     WAITING.set(n_waiting.into(), &labels);
+    WAITING_WHY.set(n_waiting.into(), &[of.label(), Label::from_static_parts("reason", "capacity")]);
     BLOCKS.set(blocks_total.into(), &labels);
     KV_USAGE.set(f64::from(blocks_used) / f64::from(blocks_total.max(1)), &labels);
 }
@@ -486,6 +533,26 @@ fn of_rank(of: &ReplicaLabel, rank: u16) -> [Label; 2] {
     [of.label(), Label::new("rank", rank.to_string())]
 }
 
+/// What a request took at a replica, from its acceptance to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestDurations {
+    pub queue: Duration,
+    pub prefill: Duration,
+    pub decode: Duration,
+}
+
+pub fn request_durations(of: &ReplicaLabel, took: &RequestDurations) {
+    let labels = [of.label()];
+    QUEUE_SECONDS.observe(took.queue, &labels);
+    PREFILL_SECONDS.observe(took.prefill, &labels);
+    DECODE_SECONDS.observe(took.decode, &labels);
+    INFERENCE_SECONDS.observe(took.prefill + took.decode, &labels);
+}
+
+pub fn step_tokens(of: &ReplicaLabel, n_tokens: u64) {
+    STEP_TOKENS.record(n_tokens as f64, &[of.label()]);
+}
+
 pub fn step(of: &ReplicaLabel, took: Duration) {
     STEP_SECONDS.observe(took, &[of.label()]);
 }
@@ -577,6 +644,14 @@ pub fn request(model: Option<&Arc<str>>, face: &'static str, outcome: &'static s
     let labels: Vec<Label> = model_name(model).chain(labels).collect();
     REQUESTS.add(1, &labels);
     REQUEST_SECONDS.observe(took, &model_name(model).collect::<Vec<_>>());
+}
+
+/// What a request asks for that was read. Without a word on its length, that is what is left of the context.
+pub fn asked(tokens_max: Option<u32>, n_choices: u32) {
+    if let Some(tokens_max) = tokens_max {
+        ASKED_TOKENS.record(tokens_max.into(), &[]);
+    }
+    ASKED_CHOICES.record(n_choices.into(), &[]);
 }
 
 /// A request that has been read.
@@ -675,6 +750,11 @@ mod tests {
         answered(&Answer { first_token: first, last_token: last, took: Duration::from_millis(100), ..answer.clone() });
         answered(&Answer { outcome: "full", model: None, usage: TokenUsage::default(), ..answer });
         not_sent("logs", "full", 3);
+        let millis = Duration::from_millis;
+        request_durations(&one, &RequestDurations { queue: millis(1), prefill: millis(20), decode: millis(300) });
+        step_tokens(&one, 40);
+        asked(Some(100), 2);
+        asked(None, 1);
         let page = exporter.render();
         let gen_ai = "model_name=\"toy\",gen_ai_operation_name=\"chat\",gen_ai_provider_name=\"lockstep\"";
         let of_toy = format!("{gen_ai},gen_ai_request_model=\"toy\",gen_ai_response_model=\"toy\"");
@@ -707,6 +787,14 @@ mod tests {
             "lockstep:steps_early_total{model_name=\"toy\",replica=\"one\"} 3",
             "vllm:request_success_total{model_name=\"toy\",replica=\"one\",finished_reason=\"stop\"} 1",
             "vllm:time_to_first_token_seconds_bucket{model_name=\"toy\",le=\"0.005\"} 1",
+            "vllm:num_requests_waiting_by_reason{model_name=\"toy\",replica=\"one\",reason=\"capacity\"} 2",
+            "vllm:request_queue_time_seconds_bucket{model_name=\"toy\",replica=\"one\",le=\"0.001\"} 1",
+            "vllm:request_prefill_time_seconds_bucket{model_name=\"toy\",replica=\"one\",le=\"0.025\"} 1",
+            "vllm:request_decode_time_seconds_bucket{model_name=\"toy\",replica=\"one\",le=\"0.25\"} 0",
+            "vllm:request_inference_time_seconds_bucket{model_name=\"toy\",replica=\"one\",le=\"0.5\"} 1",
+            "vllm:iteration_tokens_total_sum{model_name=\"toy\",replica=\"one\"} 40",
+            "vllm:request_params_max_tokens_count{model_name=\"toy\"} 1",
+            "vllm:request_params_n_bucket{model_name=\"toy\",le=\"1\"} 1",
         ] {
             assert!(page.contains(line), "{line} is not in\n{page}");
         }

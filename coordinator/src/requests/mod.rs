@@ -11,6 +11,7 @@ mod outputs;
 mod pace;
 mod routers;
 mod submit;
+mod times;
 mod traces;
 
 use crate::Config;
@@ -18,11 +19,12 @@ use crate::placement::Blueprint;
 use crate::requests::names::NameChanges;
 use crate::requests::pace::Pace;
 use crate::requests::routers::Routers;
+use crate::requests::times::RequestTimes;
 use crate::requests::traces::Traces;
 use bytes::Bytes;
 use proto::cluster as wire;
 use scheduler::{Loss, Output, Scheduler, Stats};
-use telemetry::metrics::ReplicaLabel;
+use telemetry::metrics::{self, ReplicaLabel};
 use types::{Epoch, Micros, PolicyDigest, RequestId, Step, Unsupported};
 
 pub(crate) struct LiveRequests {
@@ -38,6 +40,7 @@ pub(crate) struct LiveRequests {
     is_draining: bool,
     pace: Pace,
     traces: Traces,
+    times: RequestTimes,
     /// Reused for its memory.
     step: Step,
     /// Empty between calls; reused for its memory.
@@ -75,6 +78,7 @@ impl LiveRequests {
             is_draining: false,
             pace: Pace::default(),
             traces: Traces::default(),
+            times: RequestTimes::default(),
             step: Step::default(),
             outputs: Vec::new(),
             name_changes: NameChanges::default(),
@@ -186,8 +190,13 @@ impl LiveRequests {
     /// Plans a step, if one more may be in flight and there is work: the bytes for every rank.
     pub fn next_step(&mut self, now: Micros) -> Option<Bytes> {
         let planner = self.planner.as_mut()?;
-        let is_planned = planner.scheduler.next_step(now, &mut self.step);
-        is_planned.then(|| proto::encode_traced_step(&self.step, self.traces.planned(&self.step)))
+        if !planner.scheduler.next_step(now, &mut self.step) {
+            return None;
+        }
+        self.times.planned(&self.step, now);
+        let n_positions = self.step.slices.iter().map(|slice| u64::from(slice.range.end - slice.range.start)).sum();
+        metrics::step_tokens(&self.of, n_positions);
+        Some(proto::encode_traced_step(&self.step, self.traces.planned(&self.step)))
     }
 
     /// The step that was planned last.

@@ -21,6 +21,9 @@ impl LiveRequests {
     fn outputs_of(&mut self, done: &StepDone, now: Micros) {
         for output in self.outputs.drain(..) {
             self.traces.told(&output, output.finish.map(finish_label), now);
+            if let Some(took) = self.times.told(&output, now) {
+                metrics::request_durations(&self.of, &took);
+            }
             if let Some(finish) = output.finish {
                 self.pace.ended(now);
                 metrics::finished(&self.of, finish_label(finish));

@@ -71,6 +71,7 @@ impl LiveRequests {
         if let Some(submitted) = traced {
             self.traces.taken(submitted, now);
         }
+        self.times.taken(id, now);
         metrics::taken(&self.of, n_prompt, looks_up);
         displaced.into_iter().for_each(|id| self.displace(id, now));
         Ok(())
@@ -80,6 +81,7 @@ impl LiveRequests {
     fn displace(&mut self, id: RequestId, now: Micros) {
         let message = "the queue is full, and other tenants have less in it; try again later".into();
         self.traces.given_back(id);
+        self.times.given_back(id);
         self.refuse(id, SubmitRefusal { reason: Reason::Full, message }, now);
         self.routers.given_back(id);
     }

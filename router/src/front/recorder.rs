@@ -130,6 +130,9 @@ impl Recorder {
         };
         self.operation = operation;
         self.n_choices = ask.n_choices;
+        if let Some(sampling) = sampling {
+            metrics::asked(sampling.max_tokens, ask.n_choices);
+        }
         if !self.trace.is_recorded() {
             return;
         }
