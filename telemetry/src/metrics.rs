@@ -36,7 +36,7 @@ const WAITING: Metric = alias(
 const WAITING_WHY: Metric = alias(
     "lockstep:requests_waiting_by_reason",
     &["vllm:num_requests_waiting_by_reason"],
-    "Requests that wait in the coordinator's queue, by what they wait for: always room (capacity), nothing is deferred.",
+    "Requests that wait in the coordinator's queue, by what they wait for: room (capacity), always.",
 );
 const KV_USAGE: Metric = alias(
     "lockstep:kv_usage_ratio",

@@ -50,8 +50,8 @@ fn details(refusal: &Refusal) -> Vec<StatusDetail<'_>> {
     field.into_iter().chain(refusal.retry_after().map(StatusDetail::RetryAfter)).collect()
 }
 
-/// How much sooner than the client asks a call ends by its deadline: first its stream, then the gate in front of it. The
-/// library's own clock comes last; it says CANCELLED.
+/// How much sooner than the client asks a call ends by its deadline: first its stream, then the gate in front of it.
+/// The library's own clock comes last; it says CANCELLED.
 const STREAM_MARGIN: Duration = Duration::from_millis(4);
 const GATE_MARGIN: Duration = Duration::from_millis(2);
 

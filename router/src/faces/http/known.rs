@@ -1,5 +1,5 @@
-//! Every field that OpenAI, Anthropic, vLLM, llama.cpp, Ollama and SGLang have in a request's body: on which endpoints it
-//! means something, whether it is done there, and which values change nothing. What is left is refused by its name.
+//! Every field that OpenAI, Anthropic, vLLM, llama.cpp, Ollama and SGLang have in a request's body: on which endpoints
+//! it means something, whether it is done there, and which values change nothing. What is left is refused by its name.
 //! `docs/fields.md` is made of the list. Knows no endpoint's own code.
 
 mod list;

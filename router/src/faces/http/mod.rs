@@ -1,8 +1,8 @@
 //! HTTP for clients: OpenAI's endpoints and Anthropic's, and pages for operators. Each page translates for `front`.
 //!
 //! Knows no replica, but for what lists of models show. Read `server`, `origin` and `door` (connections, browsers and
-//! keys), `page`, `fields` and `known` (what a client sent), then an endpoint: OpenAI's `chat` and `completions` share `answer`,
-//! `format` and `chunks`; `responses` and Anthropic's `messages` share `single`. All streams go through `sse`.
+//! keys), `page`, `fields` and `known` (what a client sent), then an endpoint: OpenAI's `chat` and `completions` share
+//! `answer`, `format` and `chunks`; `responses` and Anthropic's `messages` share `single`. All streams go through `sse`.
 
 mod answer;
 mod certificate;
