@@ -14,6 +14,8 @@ FAULTS ?=
 MINUTES ?= 60
 # Crates whose kernels the loom tests do not run.
 UNHURRIED := $(foreach crate,backend cudarc,--config 'profile.dev.package.$(crate).opt-level=0')
+# Of the images: the CUDA image's has -cuda behind it.
+TAG ?= lockstep:0.1.0
 # Given to `lockstep serve`: make serve ARGS="--port 9000"
 ARGS ?=
 # Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
@@ -29,6 +31,7 @@ BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)
 
 .PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
 .PHONY: bench bench-sums bench-grids bench-router bench-scheduler bench-tenants check deny
+.PHONY: images compose
 .PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload
 
 help:
@@ -37,6 +40,8 @@ help:
 	@echo "make clients only the tests with real clients: openai, anthropic, smg, gRPC, curl, LangChain, litellm"
 	@echo "make helm    the chart by Helm 3 and 4, images, dashboards and rules by promtool"
 	@echo "make telemetry a live cluster behind a real collector and a real Prometheus"
+	@echo "make images  both images, where Docker is; where no registry answers, on a base made from packages (TAG=..)"
+	@echo "make compose deploy/compose.yaml around the debug binary: hurt while it answers, and taken down again"
 	@echo "make proto   the .proto files by buf: lint, and what would break those who speak the last baseline"
 	@echo "make proto-baseline what is spoken from now on: at a release, or where a break is meant; say it in the commit"
 	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
@@ -91,6 +96,17 @@ helm: $(HELM_PACKAGES)/.ready
 	$(PYTHON) tests/helm/tools.py $(HELM_TOOLS)
 	$(CARGO) test --workspace --locked --no-run
 	PYTHONPATH=$(HELM_PACKAGES) $(PYTHON) -m pytest -q -p no:cacheprovider tests/helm
+
+# The whole build, as deploy/Dockerfile says it: ten minutes or more.
+images:
+	deploy/dev/images.sh $(TAG)
+
+# An image around the binary that is built anyway, and the distribution's etcd. Says so where there is no Docker.
+compose: protoc
+	deploy/dev/packages.sh etcd:etcd-server strip:binutils
+	$(CARGO) test --workspace --locked --no-run
+	target/debug/lockstep pull smollm2
+	$(PYTHON) tests/compose/run.py target/debug/lockstep
 
 # A cluster of processes, a collector between it and a sink, and Prometheus: each as its users run it.
 telemetry: protoc $(TELEMETRY_PACKAGES)/.ready

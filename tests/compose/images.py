@@ -1,0 +1,86 @@
+"""Images without a registry: around the binary that was built anyway, and around the distribution's etcd. Knows Docker's
+command line, and nothing of Compose."""
+
+import io
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# As the last stage of deploy/Dockerfile says it.
+SETTINGS = ['ENTRYPOINT ["/lockstep"]', "USER 65532:65532", "ENV LOCKSTEP_CACHE=/cache HOME=/cache"]
+USER = 65532
+
+
+def docker(*arguments, stdin=None, seconds=120):
+    """What a command prints; an error with what it said where it fails."""
+    done = subprocess.run(["docker", *arguments], input=stdin, capture_output=True, timeout=seconds)
+    if done.returncode != 0:
+        raise AssertionError(f"docker {' '.join(arguments)}: {done.stderr.decode().strip()}")
+    return done.stdout.decode()
+
+
+def is_there():
+    """Whether a daemon answers."""
+    try:
+        docker("version", seconds=20)
+        return True
+    except (OSError, AssertionError, subprocess.TimeoutExpired):
+        return False
+
+
+def of_lockstep(name, binary):
+    """The small image's file system around a binary, without its debug information."""
+    with tempfile.TemporaryDirectory() as folder:
+        program, root = f"{folder}/lockstep", f"{folder}/root"
+        subprocess.run(["strip", "--strip-all", "-o", program, str(binary)], check=True, timeout=60)
+        subprocess.run([str(ROOT / "deploy" / "rootfs.sh"), program, root], check=True, timeout=60)
+        imported(name, root, SETTINGS)
+
+
+def of_etcd(name, program):
+    """The distribution's etcd, with the libraries that it is linked with."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "root"
+        (root / "tmp").mkdir(parents=True)
+        subprocess.run(["cp", "-L", "--parents", *linked(program), str(root)], check=True, timeout=60)
+        imported(name, root, ["ENV PATH=" + str(Path(program).parent)])
+
+
+def linked(program):
+    """The program and its libraries, where it looks for them. A static program has none."""
+    said = subprocess.run(["ldd", program], capture_output=True, text=True, timeout=20).stdout
+    words = (word for line in said.splitlines() for word in line.split())
+    return [program, *(word for word in words if word.startswith("/"))]
+
+
+def imported(name, root, settings):
+    """The caches belong to the user, as the Dockerfile has it: a volume that is mounted there takes that over."""
+    def owned(entry):
+        mine = entry.name.split("/")[1:2] in (["cache"], ["tmp"])
+        entry.uid = entry.gid = USER if mine else 0
+        return entry
+
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w") as archive:
+        archive.add(root, arcname=".", filter=owned)
+    changes = [word for setting in settings for word in ("--change", setting)]
+    docker("import", *changes, "-", name, stdin=tar.getvalue())
+
+
+def filled(volume, image, folder, into):
+    """Puts a folder into a volume, whose files then belong to the image's user."""
+    tar = io.BytesIO()
+
+    def owned(entry):
+        entry.uid = entry.gid = USER
+        return entry
+
+    with tarfile.open(fileobj=tar, mode="w") as archive:
+        archive.add(folder, arcname=into, filter=owned)
+    container = docker("create", "--volume", f"{volume}:/cache", image, "token").strip()
+    try:
+        docker("cp", "-", f"{container}:/cache", stdin=tar.getvalue())
+    finally:
+        docker("rm", container)

@@ -1,0 +1,231 @@
+"""deploy/compose.yaml, started and hurt: `run.py BINARY`. Four ranks, a coordinator and a router in containers of their
+own, with etcd between them. While streams run a rank is killed, stood still and cut from its network, and the coordinator
+is killed: every answer must be what it was without any of that. In the end nothing is left.
+
+Without a Docker daemon it says so and tries nothing.
+"""
+
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import images  # noqa: E402
+from images import ROOT, docker  # noqa: E402
+
+COMPOSE = ROOT / "deploy" / "compose.yaml"
+MODEL = Path.home() / ".cache" / "lockstep" / "models" / "smollm2"
+SERVICES = ["etcd", "coordinator", "worker-0", "worker-1", "worker-2", "worker-3", "router"]
+STREAMS = 4
+TOKENS = 160
+READY_MAX_S = 180
+ANSWER_MAX_S = 180
+
+
+class Cluster:
+    """One project of Compose, with a name, images and ports of its own."""
+
+    def __init__(self, binary):
+        self.name = f"lockstep-test-{os.getpid()}"
+        self.port, self.grpc = free_ports(2)
+        self.images = {"LOCKSTEP_IMAGE": f"{self.name}/lockstep", "ETCD_IMAGE": f"{self.name}/etcd"}
+        self.token = tempfile.NamedTemporaryFile("w", suffix=".token")
+        self.token.write(subprocess.run([binary, "token"], capture_output=True, text=True, check=True).stdout)
+        self.token.flush()
+        os.chmod(self.token.name, 0o644)
+        ports = {"LOCKSTEP_HTTP_PORT": str(self.port), "LOCKSTEP_GRPC_PORT": str(self.grpc)}
+        self.environment = {**os.environ, **self.images, **ports, "JOIN_TOKEN_FILE": self.token.name}
+
+    def compose(self, *arguments, seconds=READY_MAX_S):
+        command = [*compose_command(), "-p", self.name, "-f", str(COMPOSE), *arguments]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=seconds)
+        assert done.returncode == 0, f"{' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def container(self, service):
+        return self.compose("ps", "-q", service).split()[0]
+
+    def network(self):
+        return docker("network", "ls", "-q", "--filter", f"name={self.name}").split()[0]
+
+    def up(self, binary):
+        images.of_lockstep(self.images["LOCKSTEP_IMAGE"], binary)
+        images.of_etcd(self.images["ETCD_IMAGE"], shutil.which("etcd"))
+        # Made before, so that nothing is fetched from within; Compose takes a volume of its name as its own.
+        volume = f"{self.name}_models"
+        labels = [f"com.docker.compose.project={self.name}", "com.docker.compose.volume=models"]
+        docker("volume", "create", *(word for label in labels for word in ("--label", label)), volume)
+        images.filled(volume, self.images["LOCKSTEP_IMAGE"], MODEL, "models/smollm2")
+        self.compose("up", "-d", *SERVICES)
+        self.wait_until_ready()
+
+    def wait_until_ready(self):
+        give_up = time.monotonic() + READY_MAX_S
+        while self.get("/ready") != 200:
+            assert time.monotonic() < give_up, f"not ready within {READY_MAX_S} s\n{self.logs()}"
+            time.sleep(0.2)
+
+    def get(self, path):
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+            connection.request("GET", path)
+            return connection.getresponse().status
+        except OSError:
+            return None
+
+    def logs(self):
+        return self.compose("logs", "--no-color", "--tail=40")
+
+    def down(self):
+        self.compose("down", "--volumes", "--timeout", "50")
+        docker("image", "rm", *self.images.values())
+
+    def left(self):
+        """What is still there of it."""
+        found = [docker("ps", "-aq", "--filter", f"label=com.docker.compose.project={self.name}")]
+        found += [docker(kind, "ls", "-q", "--filter", f"name={self.name}") for kind in ("network", "volume")]
+        return [name for names in found for name in names.split()]
+
+
+class Stream(threading.Thread):
+    """One answer, read as it comes."""
+
+    def __init__(self, port, seed):
+        super().__init__(daemon=True)
+        self.port, self.seed = port, seed
+        self.ids, self.error, self.is_whole = [], None, False
+
+    def run(self):
+        body = {"prompt": "The story of a small machine that", "max_tokens": TOKENS, "temperature": 0.8,
+                "seed": self.seed, "ignore_eos": True, "stream": True, "return_token_ids": True}
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_MAX_S)
+            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            for line in answer:
+                self.hear(line.decode().strip())
+        except Exception as error:  # noqa: BLE001 the main thread judges it
+            self.error = error
+
+    def hear(self, line):
+        if line == "data: [DONE]":
+            self.is_whole = True
+        elif line.startswith("data: "):
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                self.ids += choice.get("token_ids") or []
+
+
+def started(cluster):
+    streams = [Stream(cluster.port, seed) for seed in range(STREAMS)]
+    for stream in streams:
+        stream.start()
+    return streams
+
+
+def answers(streams):
+    for stream in streams:
+        stream.join(ANSWER_MAX_S)
+        assert stream.is_whole and not stream.error, f"seed {stream.seed}: {len(stream.ids)} tokens, {stream.error}"
+    return [stream.ids for stream in streams]
+
+
+def hurt(cluster, fault, expected):
+    """Does something to the cluster while streams run, and gives how long that took from the fault to the last token."""
+    streams = started(cluster)
+    give_up = time.monotonic() + ANSWER_MAX_S
+    while min(len(stream.ids) for stream in streams) < TOKENS // 8:
+        assert time.monotonic() < give_up, "streams did not begin"
+        time.sleep(0.01)
+    begun = time.monotonic()
+    n_running = sum(len(stream.ids) < TOKENS for stream in streams)
+    assert n_running == STREAMS, f"the fault hits {n_running} of {STREAMS} streams"
+    fault()
+    assert answers(streams) == expected
+    return time.monotonic() - begun
+
+
+def killed(cluster, service):
+    """Ended like a process for which there is no memory; started again as its policy would."""
+    container = cluster.container(service)
+    docker("kill", container)
+    docker("start", container)
+
+
+def stood_still(cluster, service):
+    container = cluster.container(service)
+    docker("pause", container)
+    time.sleep(4)
+    docker("unpause", container)
+
+
+def cut_off(cluster, service):
+    network, container = cluster.network(), cluster.container(service)
+    docker("network", "disconnect", network, container)
+    time.sleep(4)
+    docker("network", "connect", "--alias", service, network, container)
+
+
+FAULTS = [
+    ("a rank killed", killed, "worker-1"),
+    ("a rank paused", stood_still, "worker-2"),
+    ("a rank cut from its network", cut_off, "worker-0"),
+    ("the coordinator killed", killed, "coordinator"),
+]
+
+
+def free_ports(n):
+    import socket
+
+    doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    ports = [door.getsockname()[1] for door in doors]
+    for door in doors:
+        door.close()
+    return ports
+
+
+def compose_command():
+    """Compose is a plugin of Docker's, or a program of its own."""
+    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
+    return ["docker", "compose"] if plugin else ["docker-compose"]
+
+
+def main(binary):
+    missing = [what for what, there in [("a Docker daemon", images.is_there()), ("etcd", shutil.which("etcd")),
+                                        ("Compose", compose_command()[0] == "docker" or shutil.which("docker-compose"))]
+               if not there]
+    if missing:
+        print(f"compose: NOT TRIED, because there is no {' and no '.join(missing)}")
+        return
+    cluster = Cluster(binary)
+    began = time.monotonic()
+    try:
+        cluster.up(binary)
+        size = int(docker("image", "inspect", "--format", "{{.Size}}", cluster.images["LOCKSTEP_IMAGE"]))
+        print(f"ready after {time.monotonic() - began:.1f} s, from the images' making on; the image has {size >> 20} MiB")
+        expected = answers(started(cluster))
+        assert all(len(ids) == TOKENS for ids in expected) and len({tuple(ids) for ids in expected}) == STREAMS
+        for name, fault, service in FAULTS:
+            seconds = hurt(cluster, lambda fault=fault, service=service: fault(cluster, service), expected)
+            print(f"{name}: {STREAMS} of {STREAMS} streams equal, {seconds:.1f} s to the last token")
+            cluster.wait_until_ready()
+    except BaseException:
+        print(cluster.logs())
+        raise
+    finally:
+        cluster.down()
+    assert not cluster.left(), cluster.left()
+    print("down: nothing is left")
+
+
+if __name__ == "__main__":
+    main(str(Path(sys.argv[1]).resolve()))
