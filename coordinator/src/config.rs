@@ -26,6 +26,8 @@ pub struct Config {
     pub salt: [u8; 16],
     /// Every epoch's secret, by which its ranks know each other, is derived from this.
     pub mesh_seed: [u8; 32],
+    /// What routers and workers are told and compared with: this build's own.
+    pub speaks: proto::Speaks,
     pub limits: Limits,
     pub waits: Waits,
 }

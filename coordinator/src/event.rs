@@ -45,6 +45,8 @@ pub(crate) enum Event {
     WorkerJoined {
         worker: WorkerId,
         hello: wire::WorkerHello,
+        /// The protocol that both sides of its stream speak.
+        protocol: u32,
         frames: Outbound<wire::RankFrame>,
     },
     RankLoaded {

@@ -28,6 +28,7 @@ pub mod kserve {
 mod assign;
 mod details;
 mod malformed;
+mod protocol;
 mod request;
 mod sampling;
 mod step;
@@ -36,6 +37,7 @@ mod weights;
 pub use assign::policy_digest;
 pub use details::{StatusDetail, status_details};
 pub use malformed::Malformed;
+pub use protocol::{NoCommonProtocol, Speaks};
 pub use request::said;
 pub use step::{decode_step, decode_traced_step, encode_step, encode_traced_step};
 
@@ -45,5 +47,5 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descrip
 /// A frame may carry whole logs, when many requests start or a replica replays. Set on both ends of both services.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
 
-/// Peers of another version are refused: frames have no compatibility to keep before 1.0.
+/// The build's version. Who understands whom is decided by `Speaks`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -31,6 +31,8 @@ pub struct Config {
     pub metrics: Render,
     /// The tokenizer files for gateways that tokenize themselves. None if there are none.
     pub text_files: Option<ReadTextFiles>,
+    /// What coordinators are told and compared with: this build's own.
+    pub speaks: proto::Speaks,
 }
 
 /// Reads the model's tokenizer files when a gateway first asks for them.
@@ -186,6 +188,7 @@ impl Default for Config {
             resume_key: ResumeKey::of(&[]),
             metrics: Arc::new(String::new),
             text_files: None,
+            speaks: proto::Speaks::default(),
         }
     }
 }

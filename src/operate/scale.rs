@@ -4,6 +4,7 @@
 use crate::settings::TrustSettings;
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
+use proto::Speaks;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{ReloadReply, ReloadRequest, ScaleReply, ScaleRequest, Unread};
 use std::time::Duration;
@@ -46,7 +47,8 @@ pub struct ReloadCommand {
 
 impl ScaleCommand {
     pub fn run(&self) -> anyhow::Result<()> {
-        let asked = ScaleRequest { version: proto::VERSION.into(), tp: self.tp.into(), pp: self.pp.into() };
+        let Speaks { version, protocols } = Speaks::default();
+        let asked = ScaleRequest { version, tp: self.tp.into(), pp: self.pp.into(), protocols };
         let reply = self.asked.ask(async |mut client| client.scale(asked).await)?;
         println!("{}", told(&reply));
         if (reply.tp, reply.pp) != (self.tp.into(), self.pp.into()) {
@@ -58,7 +60,8 @@ impl ScaleCommand {
 
 impl ReloadCommand {
     pub fn run(&self) -> anyhow::Result<()> {
-        let asked = ReloadRequest { version: proto::VERSION.into() };
+        let Speaks { version, protocols } = Speaks::default();
+        let asked = ReloadRequest { version, protocols };
         let reply = self.asked.ask(async |mut client| client.reload(asked).await)?;
         println!("{}", reloaded(&reply));
         for Unread { rank, host, why } in &reply.unread {

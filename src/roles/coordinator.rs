@@ -144,6 +144,7 @@ fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -
         zero_kv: settings.zero_kv,
         salt: [0; 16],
         mesh_seed: wire::random()?,
+        speaks: proto::Speaks::default(),
         limits: coordinator::Limits {
             waiting_max: queue.max_waiting,
             batch_tokens_max: queue.max_batch_tokens,

@@ -275,6 +275,7 @@ fn config(options: &Options, model: &SimulatedModel, policy: Policy) -> coordina
         zero_kv: false,
         salt: [0; 16],
         mesh_seed: [0; 32],
+        speaks: proto::Speaks::default(),
         limits: Limits {
             waiting_max: options.max_waiting,
             batch_tokens_max: options.max_batch_tokens,

@@ -90,6 +90,7 @@ fn coordinator_config(checkpoint: &Checkpoint, rooms: &Rooms) -> coordinator::Co
         salt: [7; 16],
         policy_digest: None,
         mesh_seed: [7; 32],
+        speaks: proto::Speaks::default(),
         limits: coordinator::Limits { waiting_max: rooms.waiting_max, ..coordinator::Limits::default() },
         // No rank is lost for being late on a busy machine.
         waits: coordinator::Waits {

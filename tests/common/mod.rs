@@ -180,6 +180,7 @@ impl Setup {
             zero_kv: self.zero_kv,
             salt: [7; 16],
             mesh_seed: [3; 32],
+            speaks: proto::Speaks::default(),
             limits: coordinator::Limits {
                 batch_tokens_max: self.batch_tokens_max,
                 chunk_tokens_max: self.chunk_tokens_max,
@@ -443,7 +444,7 @@ fn start_processes(setup: &Setup, coordinator: SocketAddr) -> Vec<Node> {
 
 async fn attach(dialer: &Dialer) -> (mpsc::Sender<wire::RouterFrame>, Streaming<wire::ReplicaFrame>) {
     let (frames, sent) = mpsc::channel(FRAMES_UP_MAX);
-    let hello = wire::RouterHello { version: proto::VERSION.into(), former: None };
+    let hello = wire::RouterHello { version: proto::VERSION.into(), ..wire::RouterHello::default() };
     frames.send(up(router_frame::Frame::Hello(hello))).await.unwrap();
     let mut client = CoordinatorClient::new(dialer.channel()).max_decoding_message_size(proto::FRAME_BYTES_MAX);
     (frames, client.attach(ReceiverStream::new(sent)).await.unwrap().into_inner())

@@ -162,6 +162,7 @@ impl Stage {
             salt: [7; 16],
             policy_digest: None,
             mesh_seed: [7; 32],
+            speaks: proto::Speaks::default(),
             limits,
             waits: coordinator::Waits::default(),
         }

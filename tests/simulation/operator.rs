@@ -85,7 +85,7 @@ async fn scale(fault: Fault, record: Record) {
     sleep(Duration::from_millis(fault.at_millis)).await;
     let What::Scale { replica, tp, pp } = fault.what else { return };
     let mut client = CoordinatorClient::new(channel(&Host::Coordinator(replica).name()));
-    let asked = ScaleRequest { version: proto::VERSION.into(), tp: tp.into(), pp: pp.into() };
+    let asked = ScaleRequest { version: proto::VERSION.into(), tp: tp.into(), pp: pp.into(), protocols: None };
     match timeout(Duration::from_secs(20), client.scale(asked)).await {
         Ok(Ok(_)) => {
             record.count("scaled");

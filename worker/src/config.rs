@@ -33,6 +33,8 @@ pub struct Config {
     /// How long the computing thread may take to return from the last session's work. Until then this worker does not
     /// join: it could not take an assignment.
     pub come_back_max: Duration,
+    /// What the coordinator is told: this build's own.
+    pub speaks: proto::Speaks,
 }
 
 impl Default for Config {
@@ -54,6 +56,7 @@ impl Default for Config {
             redial_max: Duration::from_secs(5),
             redial_after_leave: Duration::from_secs(1),
             come_back_max: Duration::from_secs(120),
+            speaks: proto::Speaks::default(),
         }
     }
 }

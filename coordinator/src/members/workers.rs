@@ -59,6 +59,8 @@ struct Member {
     machine: Machine,
     pid: u32,
     mesh_address: String,
+    /// The protocol that its stream speaks.
+    protocol: u32,
     frames: Outbound<wire::RankFrame>,
     beats_missed: u32,
     /// The counters of its last heartbeat.
@@ -89,13 +91,14 @@ impl JoinedWorkers {
     pub fn join(
         &mut self,
         worker: WorkerId,
-        hello: wire::WorkerHello,
+        (hello, protocol): (wire::WorkerHello, u32),
         frames: Outbound<wire::RankFrame>,
         now: Micros,
     ) -> bool {
         let (host, pid, device) = (hello.host.clone(), hello.pid, hello.device.clone());
-        match self.take(worker, hello, frames) {
-            Ok(()) => tracing::info!(%worker, host, pid, device, "a worker joins"),
+        let version = hello.version.clone();
+        match self.take(worker, (hello, protocol), frames) {
+            Ok(()) => tracing::info!(%worker, host, pid, device, version, protocol, "a worker joins"),
             Err(why) => {
                 self.log_refused(worker, (&host, pid), &why, now);
                 return false;
@@ -107,7 +110,7 @@ impl JoinedWorkers {
     fn take(
         &mut self,
         worker: WorkerId,
-        hello: wire::WorkerHello,
+        (hello, protocol): (wire::WorkerHello, u32),
         frames: Outbound<wire::RankFrame>,
     ) -> Result<(), NotTaken> {
         let device = match hello.device() {
@@ -130,6 +133,7 @@ impl JoinedWorkers {
             machine: Machine { worker, host, device, memory_bytes, threads, cores },
             pid,
             mesh_address,
+            protocol,
             frames,
             beats_missed: 0,
             told: wire::Heartbeat::default(),
@@ -331,6 +335,8 @@ impl JoinedWorkers {
 
     /// False: the queue is full, or there is no such worker.
     pub fn assign(&self, worker: WorkerId, assign: wire::Assign) -> bool {
+        let protocol = self.workers.get(&worker).map_or(0, |member| member.protocol);
+        let assign = wire::Assign { protocol, ..assign };
         self.send(worker, wire::rank_frame::Frame::Assign(assign))
     }
 

@@ -153,7 +153,9 @@ impl Replica {
             Event::Cancel { router, id, stopped } => self.requests.cancel_for(router, id, stopped, now),
             Event::Recite { router } => self.requests.recite_to(router),
             Event::RouterGone { router, why } => self.requests.router_gone(router, why, now),
-            Event::WorkerJoined { worker, hello, frames } => self.worker_joined(worker, hello, frames),
+            Event::WorkerJoined { worker, hello, protocol, frames } => {
+                self.worker_joined(worker, hello, protocol, frames);
+            }
             Event::RankLoaded { worker, loaded } => self.rank_loaded(worker, &loaded),
             Event::RankReady { worker, ready } => self.rank_ready(worker, &ready)?,
             Event::StepDone { worker, done } => self.step_done(worker, &done),

@@ -17,10 +17,11 @@ impl Replica {
         &mut self,
         worker: WorkerId,
         hello: wire::WorkerHello,
+        protocol: u32,
         frames: Outbound<wire::RankFrame>,
     ) {
         let now = self.now();
-        if !self.members.join(worker, hello, frames, now) {
+        if !self.members.join(worker, (hello, protocol), frames, now) {
             return;
         }
         self.phase.crowd_changed();

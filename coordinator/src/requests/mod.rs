@@ -57,7 +57,8 @@ struct StepPlanner {
 impl LiveRequests {
     pub fn new(config: &Config, of: ReplicaLabel, incarnation: u64) -> LiveRequests {
         let welcome = wire::Welcome {
-            version: proto::VERSION.into(),
+            version: config.speaks.version.clone(),
+            protocols: config.speaks.protocols,
             router: 0,
             replica: config.replica.clone(),
             model: config.model.clone(),

@@ -6,8 +6,9 @@ use crate::WorkerId;
 use crate::config::Config;
 use crate::event::{Event, Reply};
 use crate::outbound::{OutboundStream, outbound};
+use proto::Speaks;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
-use proto::cluster::{GetHashesRequest, GetModelRequest, ModelFiles, ReadModelRequest, WeightHashes};
+use proto::cluster::{GetHashesRequest, GetModelRequest, ModelFiles, Protocols, ReadModelRequest, WeightHashes};
 use proto::cluster::{RankFrame, ReplicaFrame, RouterFrame, WorkerFrame, router_frame, worker_frame};
 use proto::cluster::{ReloadReply, ReloadRequest, ScaleReply, ScaleRequest};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -23,6 +24,7 @@ pub(crate) struct Service {
     hello_max: Duration,
     /// The time limit for a change to be in force: ranks load and meet.
     change_max: Duration,
+    speaks: Speaks,
     router_frames_max: usize,
     rank_frames_max: usize,
     /// Routers and workers are numbered in order of arrival. No number is used twice in one incarnation.
@@ -37,6 +39,7 @@ impl Service {
             events,
             hello_max: config.waits.hello_max,
             change_max: config.waits.load_max + config.waits.meet_max,
+            speaks: config.speaks.clone(),
             router_frames_max: config.limits.router_frames_max,
             rank_frames_max: config.limits.rank_frames_max,
             next_router: AtomicU32::new(1),
@@ -67,6 +70,13 @@ impl Service {
         }
     }
 
+    /// Returns the protocol that this coordinator and a peer speak. Builds that do not understand each other must say
+    /// so instead of giving wrong answers.
+    fn meet(&self, version: &str, protocols: Option<Protocols>) -> Result<u32, Status> {
+        let met = self.speaks.meet(Speaks::of(version, protocols));
+        met.map_err(|refusal| Status::failed_precondition(refusal.to_string()))
+    }
+
     async fn tell(&self, event: Event) -> Result<(), Status> {
         self.events.send(event).await.map_err(|_| Status::unavailable("this coordinator is ending"))
     }
@@ -82,15 +92,6 @@ fn unreadable(status: Status) -> Status {
     }
 }
 
-/// Frames have no compatibility to keep, so that a mixed cluster must say so instead of giving wrong answers.
-fn same_version(theirs: &str) -> Result<(), Status> {
-    if theirs == proto::VERSION {
-        return Ok(());
-    }
-    let ours = proto::VERSION;
-    Err(Status::failed_precondition(format!("this coordinator is version {ours}, the peer is version {theirs:?}")))
-}
-
 #[tonic::async_trait]
 impl Coordinator for Service {
     type AttachStream = OutboundStream<ReplicaFrame>;
@@ -98,7 +99,8 @@ impl Coordinator for Service {
     type ReadModelStream = ModelStream;
 
     async fn get_model(&self, request: Request<GetModelRequest>) -> Result<Response<ModelFiles>, Status> {
-        same_version(&request.get_ref().version)?;
+        let GetModelRequest { version, protocols } = request.into_inner();
+        self.meet(&version, protocols)?;
         Ok(Response::new(self.library.files().await?))
     }
 
@@ -107,8 +109,8 @@ impl Coordinator for Service {
     }
 
     async fn scale(&self, request: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {
-        let ScaleRequest { version, tp, pp } = request.into_inner();
-        same_version(&version)?;
+        let ScaleRequest { version, tp, pp, protocols } = request.into_inner();
+        self.meet(&version, protocols)?;
         let (Ok(tp), Ok(pp)) = (u16::try_from(tp), u16::try_from(pp)) else {
             return Err(Status::invalid_argument(format!("tp {tp} x pp {pp} is no grid")));
         };
@@ -116,14 +118,15 @@ impl Coordinator for Service {
     }
 
     async fn reload(&self, request: Request<ReloadRequest>) -> Result<Response<ReloadReply>, Status> {
-        same_version(&request.get_ref().version)?;
+        let ReloadRequest { version, protocols } = request.into_inner();
+        self.meet(&version, protocols)?;
         let found = self.library.weights_now().await?;
         self.change(|reply| Event::Reload { found, reply }).await
     }
 
     async fn get_hashes(&self, request: Request<GetHashesRequest>) -> Result<Response<WeightHashes>, Status> {
-        let GetHashesRequest { version, weight } = request.into_inner();
-        same_version(&version)?;
+        let GetHashesRequest { version, weight, protocols } = request.into_inner();
+        self.meet(&version, protocols)?;
         let (reply, served) = oneshot::channel();
         self.tell(Event::Weights { reply }).await?;
         let served = served.await.map_err(|_| Status::unavailable("this coordinator is ending"))??;
@@ -137,12 +140,13 @@ impl Coordinator for Service {
         let Some(router_frame::Frame::Hello(hello)) = self.hello(&mut inbound).await?.frame else {
             return Err(Status::invalid_argument("a router's first frame must be its hello"));
         };
-        same_version(&hello.version)?;
+        let protocol = self.meet(&hello.version, hello.protocols)?;
         let former = hello.former;
         let router = self.next_router.fetch_add(1, Relaxed);
         if router >= RequestId::ROUTERS_MAX {
             return Err(Status::resource_exhausted("this coordinator has no router numbers left: restart it"));
         }
+        tracing::debug!(router, version = hello.version, protocol, "a router attaches");
         let (frames, stream, closed) = outbound(self.router_frames_max);
         self.tell(Event::RouterAttached { router, former, frames }).await?;
         let reader = FrameReader { inbound, events: self.events.clone(), closed };
@@ -157,10 +161,10 @@ impl Coordinator for Service {
         let Some(worker_frame::Frame::Hello(hello)) = self.hello(&mut inbound).await?.frame else {
             return Err(Status::invalid_argument("a worker's first frame must be its hello"));
         };
-        same_version(&hello.version)?;
+        let protocol = self.meet(&hello.version, hello.protocols)?;
         let worker = WorkerId(self.next_worker.fetch_add(1, Relaxed));
         let (frames, stream, closed) = outbound(self.rank_frames_max);
-        self.tell(Event::WorkerJoined { worker, hello, frames }).await?;
+        self.tell(Event::WorkerJoined { worker, hello, protocol, frames }).await?;
         let reader = FrameReader { inbound, events: self.events.clone(), closed };
         tokio::spawn(reader.run(move |frame| worker_event(worker, frame), move |why| Event::RankLost { worker, why }));
         Ok(Response::new(stream))

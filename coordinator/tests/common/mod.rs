@@ -65,6 +65,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         salt: [7; 16],
         policy_digest: None,
         mesh_seed: [7; 32],
+        speaks: proto::Speaks::default(),
         limits: Limits::default(),
         // More patience than in production: a busy machine must not make a worker count as dead. Tests that want losses
         // set these themselves.
@@ -133,7 +134,11 @@ impl Cluster {
     }
 
     pub async fn router(&self) -> Router {
-        let (up, mut down) = attach(&self.dialer, &[hello(proto::VERSION)]).await.unwrap();
+        self.router_that_says(hello(proto::VERSION)).await
+    }
+
+    pub async fn router_that_says(&self, hello: wire::RouterFrame) -> Router {
+        let (up, mut down) = attach(&self.dialer, &[hello]).await.unwrap();
         let mut states = Vec::new();
         let welcome = loop {
             match next(&mut down).await.unwrap() {
@@ -171,7 +176,8 @@ impl Worker {
 }
 
 pub fn hello(version: &str) -> wire::RouterFrame {
-    router_frame(router_frame::Frame::Hello(wire::RouterHello { version: version.into(), former: None }))
+    let hello = wire::RouterHello { version: version.into(), ..wire::RouterHello::default() };
+    router_frame(router_frame::Frame::Hello(hello))
 }
 
 pub fn router_frame(frame: router_frame::Frame) -> wire::RouterFrame {

@@ -9,6 +9,7 @@ mod cancels;
 mod faults;
 mod few;
 mod names;
+mod protocols;
 mod recovery;
 mod tenants;
 mod windows;

@@ -336,7 +336,7 @@ async fn who_is_not_reached_is_left_out_of_a_replica_that_serves() {
 
 async fn scale(cluster: &Cluster, tp: u32, pp: u32) -> Result<wire::ScaleReply, Status> {
     let mut client = CoordinatorClient::new(cluster.dialer.channel());
-    let asked = wire::ScaleRequest { version: proto::VERSION.into(), tp, pp };
+    let asked = wire::ScaleRequest { version: proto::VERSION.into(), tp, pp, protocols: None };
     timeout(PATIENCE, client.scale(asked)).await.unwrap().map(tonic::Response::into_inner)
 }
 
@@ -384,7 +384,8 @@ async fn a_grid_is_asked_for_by_peers_of_this_version_once_the_replica_serves() 
     let early = scale(&cluster, 1, 1).await.unwrap_err();
     assert!(early.code() == Code::Unavailable && early.message().contains("loading"), "{early:?}");
     let mut client = CoordinatorClient::new(cluster.dialer.channel());
-    let other = client.scale(wire::ScaleRequest { version: "0.0.0".into(), tp: 1, pp: 1 }).await.unwrap_err();
+    let other =
+        client.scale(wire::ScaleRequest { version: "0.0.0".into(), tp: 1, pp: 1, protocols: None }).await.unwrap_err();
     assert!(other.code() == Code::FailedPrecondition && other.message().contains("0.0.0"), "{other:?}");
     cluster.stop().await;
 }
@@ -432,7 +433,7 @@ async fn a_router_that_comes_again_has_its_old_requests_dropped_at_once() {
     let incarnation = router.welcome.incarnation;
     let former = |incarnation, router| {
         let former = Some(wire::FormerNumber { incarnation, router });
-        let hello = wire::RouterHello { version: proto::VERSION.into(), former };
+        let hello = wire::RouterHello { version: proto::VERSION.into(), former, protocols: None };
         common::router_frame(router_frame::Frame::Hello(hello))
     };
     // A number from another incarnation belongs to nobody, and a router that had none drops none.

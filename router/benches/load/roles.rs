@@ -136,6 +136,7 @@ async fn replica() {
         zero_kv: false,
         salt: [7; 16],
         mesh_seed: [7; 32],
+        speaks: proto::Speaks::default(),
         limits,
         // A busy machine is not a dead rank.
         waits: Waits { beats_missed_max: 1000, hang_min: Duration::from_secs(60), ..Waits::default() },

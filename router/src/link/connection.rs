@@ -48,13 +48,8 @@ impl CoordinatorStream {
     }
 }
 
-pub(super) async fn attach(
-    channel: Channel,
-    wait_max: Duration,
-    former: Option<wire::FormerNumber>,
-) -> Result<Attached, Status> {
+pub(super) async fn attach(channel: Channel, wait_max: Duration, hello: wire::RouterHello) -> Result<Attached, Status> {
     let (outbound, frames) = mpsc::channel(FRAMES_SENDING_MAX);
-    let hello = wire::RouterHello { version: proto::VERSION.to_owned(), former };
     let said = outbound.try_send(up(wire::router_frame::Frame::Hello(hello)));
     debug_assert!(said.is_ok(), "a new queue has room for one frame");
     let mut client = CoordinatorClient::new(channel)

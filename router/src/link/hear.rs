@@ -67,7 +67,7 @@ impl Task {
 
     pub(super) fn welcome(&mut self, welcome: wire::Welcome) {
         let welcome_beats = u64::from(welcome.beat_millis);
-        let replica = match Replica::of(welcome) {
+        let replica = match Replica::of(welcome, &self.speaks) {
             Ok(replica) => replica,
             Err(status) => return self.lost(&status),
         };

@@ -14,6 +14,7 @@ use crate::link::target::Target;
 use crate::link::ticket::Cancel;
 use crate::link::view::{Replica, View};
 use crate::refusal::Refusal;
+use proto::Speaks;
 use proto::cluster as wire;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,6 +38,7 @@ pub struct Task {
     pub(super) timeouts: Timeouts,
     pub(super) outputs_unread_max: usize,
     pub(super) losses_max: u32,
+    pub(super) speaks: Speaks,
     pub(super) submitted: mpsc::Receiver<(u64, Box<LinkRequest>)>,
     pub(super) cancelled: mpsc::Receiver<Cancel>,
     pub(super) peers: Peers,
@@ -88,6 +90,7 @@ impl Task {
             timeouts: config.timeouts.clone(),
             outputs_unread_max: config.limits.outputs_unread_max,
             losses_max: config.limits.losses_max,
+            speaks: config.speaks.clone(),
             submitted,
             cancelled,
             views: peers.views(),
@@ -175,7 +178,9 @@ impl Task {
     pub(super) fn dial(&mut self) {
         let Target { channel, incarnation, .. } = self.target.borrow_and_update().clone();
         self.aimed = incarnation;
-        self.connection = CoordinatorStream::Dialing(Box::pin(attach(channel, self.timeouts.attach_max, self.former)));
+        let Speaks { version, protocols } = self.speaks.clone();
+        let hello = wire::RouterHello { version, protocols, former: self.former };
+        self.connection = CoordinatorStream::Dialing(Box::pin(attach(channel, self.timeouts.attach_max, hello)));
     }
 
     /// Follows the store's address of the replica. An open stream stays, unless another coordinator has claimed the

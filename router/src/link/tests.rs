@@ -494,6 +494,28 @@ async fn a_gap_and_another_version_are_refused() {
     assert!(task.replica.is_none() && task.reason.contains("0.0.0"), "{}", task.reason);
 }
 
+#[tokio::test]
+async fn a_router_attaches_to_builds_of_consecutive_protocols_and_to_no_other() {
+    let build = |newest: u32| {
+        let protocols = Some(wire::Protocols { oldest: newest - 1, newest });
+        proto::Speaks::of(&format!("0.{newest}.0"), protocols)
+    };
+    let check = |router: u32, coordinator: u32, is_met: bool| {
+        let (_link, mut task) = attached(10);
+        (task.replica, task.speaks) = (None, build(router));
+        let proto::Speaks { version, protocols } = build(coordinator);
+        task.hear(Frame::Welcome(wire::Welcome { version, protocols, ..welcome(1) }));
+        assert_eq!(task.replica.is_some(), is_met, "{router} to {coordinator}: {}", task.reason);
+        let names_both = [build(router), build(coordinator)].iter().all(|of| task.reason.contains(&of.to_string()));
+        assert_eq!(names_both, !is_met, "{}", task.reason);
+    };
+    check(5, 4, true);
+    check(5, 5, true);
+    check(4, 5, true);
+    check(5, 3, false);
+    check(4, 6, false);
+}
+
 /// A task that is attached under claim 5, and the sender of its target.
 fn claimed() -> (watch::Sender<Target>, Task) {
     let (dialer, _) = ::wire::in_memory();

@@ -1,6 +1,7 @@
 //! A replica's own reports, and its present state as this router knows it. Knows no requests.
 
 use crate::board::Salt;
+use proto::Speaks;
 use proto::cluster as wire;
 use std::sync::Arc;
 use tonic::Status;
@@ -23,11 +24,10 @@ pub struct Replica {
 }
 
 impl Replica {
-    pub(super) fn of(welcome: wire::Welcome) -> Result<Replica, Status> {
-        if welcome.version != proto::VERSION {
-            let message = format!("the coordinator speaks version {}, this router {}", welcome.version, proto::VERSION);
-            return Err(Status::failed_precondition(message));
-        }
+    pub(super) fn of(welcome: wire::Welcome, speaks: &Speaks) -> Result<Replica, Status> {
+        let met = speaks.meet(Speaks::of(&welcome.version, welcome.protocols));
+        let protocol = met.map_err(|refusal| Status::failed_precondition(refusal.to_string()))?;
+        tracing::debug!(replica = welcome.replica, version = welcome.version, protocol, "a replica's welcome");
         let malformed = |error: proto::Malformed| Status::internal(format!("the coordinator's welcome: {error}"));
         let digest = proto::policy_digest(&welcome.policy_digest).map_err(malformed)?;
         let meant = match welcome.policy_meant.is_empty() {

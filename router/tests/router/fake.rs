@@ -370,6 +370,7 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
         incarnation: script.incarnation,
         salt: SALT.to_vec(),
         beat_millis: script.beat_millis,
+        protocols: None,
     }
 }
 

@@ -15,6 +15,7 @@ use crate::load::fetch::journal::Journal;
 use checkpoint::Checkpoint;
 use collective::CancelFlag;
 use lock::Lock;
+use proto::Speaks;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{GetModelRequest, ModelBytes, ModelFile, ModelFiles, ReadModelRequest};
 use std::collections::BTreeSet;
@@ -92,7 +93,8 @@ impl Fetch {
 
     async fn bring(&self, told: &Path, part: &Part, cancel: &CancelFlag) -> Result<PathBuf, FetchError> {
         let mut client = CoordinatorClient::new(self.channel.clone()).max_decoding_message_size(proto::FRAME_BYTES_MAX);
-        let listed = timeout(LIST_MAX, client.get_model(GetModelRequest { version: proto::VERSION.into() })).await;
+        let Speaks { version, protocols } = Speaks::default();
+        let listed = timeout(LIST_MAX, client.get_model(GetModelRequest { version, protocols })).await;
         let files = listed.map_err(|_| FetchError::Silence)?.map_err(refused)?.into_inner();
         check(&files)?;
         if is_the_model(told, &files) {

@@ -96,7 +96,8 @@ impl Worker {
     fn hello(&self) -> WorkerHello {
         let config = &self.config;
         WorkerHello {
-            version: proto::VERSION.into(),
+            version: config.speaks.version.clone(),
+            protocols: config.speaks.protocols,
             host: config.host.clone(),
             pid: config.pid,
             device: config.device.clone(),
@@ -177,11 +178,12 @@ impl Session<'_> {
     }
 
     async fn assign(&mut self, assign: Assign) -> Option<Ended> {
+        let protocol = assign.protocol;
         let assignment = match assignment(assign) {
             Ok(assignment) => assignment,
             Err(malformed) => return self.fail(format!("a place that cannot be meant: {malformed}")).await,
         };
-        tracing::info!(epoch = %assignment.epoch, rank = assignment.rank.0, "taking a place");
+        tracing::info!(epoch = %assignment.epoch, rank = assignment.rank.0, protocol, "taking a place");
         self.epoch = Some(assignment.epoch);
         let lease = self.worker.leases.next();
         let (assignment, reports) = (Box::new(assignment), self.reports.clone());
