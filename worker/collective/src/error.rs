@@ -2,6 +2,7 @@
 
 use crate::carriers::nccl::api::NcclError;
 use crate::frame::FrameKind;
+use crate::plan::LinkEncryption;
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -72,6 +73,8 @@ pub enum JoinRefusal {
     Version,
     #[error("the secret is wrong")]
     WrongSecret,
+    #[error("--link-encryption is {theirs} there and {ours} here")]
+    Encryption { ours: LinkEncryption, theirs: LinkEncryption },
     #[error("epoch {theirs} is over, it is {ours}")]
     Stale { ours: Epoch, theirs: Epoch },
     #[error("epoch {theirs} has not begun, it is {ours}")]

@@ -1,9 +1,10 @@
 //! Peers that do what they must not, seen from inside: every one is named, and none brings wrong numbers.
 
 use crate::error::Error;
-use crate::frame::{FRAME_WORDS_MAX, FrameHead, FrameKind, HEAD_WORDS, checksum, frame_words};
-use crate::link::{LinkSide, PeerLink, ShmLink, TcpLink};
+use crate::frame::{FRAME_WORDS_MAX, FrameHead, FrameKind, HEAD_WORDS, frame_words};
+use crate::link::{LinkFault, LinkSeals, LinkSide, PeerLink, Seal, ShmLink, TcpLink};
 use crate::mesh::{Mesh, Wiring};
+use crate::plan::LinkEncryption;
 use crate::region::Region;
 use crate::ring::LINE_WORDS;
 use crate::sync::Ordering;
@@ -65,12 +66,25 @@ fn payload() -> Vec<u32> {
     (0..N_COLS).map(|i| (i as f32).to_bits()).collect()
 }
 
-/// A frame's words, with a right checksum.
-fn frame(head: FrameHead) -> Vec<u32> {
-    let mut words = head.encode(checksum(&payload())).to_vec();
-    words.extend(payload());
-    words.resize(frame_words(N_COLS), 0);
-    words
+/// What an exchange of rows over a connection may be.
+const MODES: [LinkEncryption; 2] = [LinkEncryption::Off, LinkEncryption::On];
+const SECRET: [u8; 32] = [5; 32];
+
+/// The peer's frames, each sealed where it stands.
+fn frames(mode: LinkEncryption, heads: &[FrameHead]) -> Vec<Vec<u32>> {
+    let mut seal = Seal::new(&SECRET, mode);
+    let frame = |head: &FrameHead| {
+        let mut words = [vec![0; HEAD_WORDS], payload()].concat();
+        words.resize(frame_words(N_COLS), 0);
+        words.truncate(if head.n_words == 0 { HEAD_WORDS } else { words.len() });
+        seal.seal(head, &mut words);
+        words
+    };
+    heads.iter().map(frame).collect()
+}
+
+fn frame(mode: LinkEncryption, head: FrameHead) -> Vec<u32> {
+    frames(mode, &[head]).remove(0)
 }
 
 fn connected() -> (TcpStream, TcpStream) {
@@ -81,75 +95,156 @@ fn connected() -> (TcpStream, TcpStream) {
     (ours, theirs)
 }
 
-/// What rank 0 sees of a peer that sends these words over a socket, and then hangs up or says nothing more.
-fn over_socket(words: &[u32], n_bytes: usize, hangs_up: bool) -> Result<Vec<f32>, Error> {
+/// Rank 0 beside a peer that sends these words over a socket, and then hangs up or says nothing more.
+fn beside(mode: LinkEncryption, words: &[u32], n_bytes: usize, hangs_up: bool) -> (Mesh, Option<TcpStream>) {
     let (ours, mut theirs) = connected();
     theirs.write_all(&bytemuck::cast_slice::<u32, u8>(words)[..n_bytes]).unwrap();
-    let kept = (!hangs_up).then_some(theirs);
-    let result = receive(&mut mesh(PeerLink::Tcp(TcpLink::new(ours)), doorbell(), Duration::from_millis(300)));
-    drop(kept);
-    result
+    let seals = LinkSeals { outgoing: Seal::new(&[6; 32], mode), incoming: Seal::new(&SECRET, mode) };
+    let link = PeerLink::Tcp(TcpLink::new(ours, seals));
+    (mesh(link, doorbell(), Duration::from_millis(300)), (!hangs_up).then_some(theirs))
+}
+
+/// What rank 0 sees of it.
+fn over_socket(mode: LinkEncryption, words: &[u32], n_bytes: usize, hangs_up: bool) -> Result<Vec<f32>, Error> {
+    let (mut mesh, _kept) = beside(mode, words, n_bytes, hangs_up);
+    receive(&mut mesh)
 }
 
 const PEER: Rank = Rank(1);
 
-#[test]
-fn what_is_meant_arrives() {
-    let words = frame(due());
-    let row = over_socket(&words, 4 * words.len(), true).unwrap();
-    assert!(row.iter().enumerate().all(|(i, value)| *value == i as f32));
+fn is_garbage(result: &Result<Vec<f32>, Error>) -> bool {
+    matches!(result, Err(Error::Garbage { rank: PEER, .. }))
 }
 
 #[test]
-fn a_peer_that_ends_or_stops_in_the_middle_is_named() {
-    let words = frame(due());
-    for n_bytes in [0, 1, 4 * HEAD_WORDS, 4 * HEAD_WORDS + 3, 4 * words.len() - 1] {
-        assert!(matches!(over_socket(&words, n_bytes, true), Err(Error::PeerLost { rank: PEER })), "{n_bytes} bytes");
-        assert!(matches!(over_socket(&words, n_bytes, false), Err(Error::Deadline { rank: PEER })), "{n_bytes} bytes");
+fn what_is_meant_arrives() {
+    for mode in MODES {
+        let words = frame(mode, due());
+        let row = over_socket(mode, &words, 4 * words.len(), true).unwrap();
+        assert!(row.iter().enumerate().all(|(i, value)| *value == i as f32));
     }
 }
 
 #[test]
+fn a_peer_that_ends_or_stops_in_the_middle_is_named() {
+    for mode in MODES {
+        let words = frame(mode, due());
+        for n_bytes in [0, 1, 4 * HEAD_WORDS, 4 * HEAD_WORDS + 3, 4 * words.len() - 1] {
+            let ended = over_socket(mode, &words, n_bytes, true);
+            assert!(matches!(ended, Err(Error::PeerLost { rank: PEER })), "{n_bytes} bytes: {ended:?}");
+            let silent = over_socket(mode, &words, n_bytes, false);
+            assert!(matches!(silent, Err(Error::Deadline { rank: PEER })), "{n_bytes} bytes: {silent:?}");
+        }
+    }
+}
+
+/// One bit of each part: the head, the tag, the checksum, the payload, the zeros behind it.
+#[test]
 fn garbage_on_a_socket_is_named() {
-    let good = frame(due());
-    let changed = |at: usize| {
-        let mut words = good.clone();
-        words[at] ^= 1 << 13;
-        words
-    };
-    let long = FrameHead { n_words: FRAME_WORDS_MAX as u32 + 1, ..due() };
-    let skip = [vec![FrameHead::skip()], vec![0; 63]].concat();
-    for words in [changed(0), changed(1), changed(3), changed(10), changed(HEAD_WORDS), frame(long), skip] {
-        let result = over_socket(&words, 4 * words.len(), false);
-        assert!(matches!(result, Err(Error::Garbage { rank: PEER, .. })), "{result:?}");
+    for mode in MODES {
+        let good = frame(mode, due());
+        let changed = |at: usize| {
+            let mut words = good.clone();
+            words[at] ^= 1 << 13;
+            words
+        };
+        let parts = [0, 1, 2, 3, 4, 6, 8, 9, 10, 13, 14, HEAD_WORDS, HEAD_WORDS + N_COLS - 1, HEAD_WORDS + N_COLS];
+        let long = FrameHead { n_words: FRAME_WORDS_MAX as u32 + 1, ..due() };
+        let skip = [vec![FrameHead::skip()], vec![0; 63]].concat();
+        for words in parts.map(changed).into_iter().chain([frame(mode, long), skip]) {
+            let result = over_socket(mode, &words, 4 * words.len(), false);
+            assert!(is_garbage(&result), "{mode:?}: {result:?}");
+        }
+    }
+}
+
+/// Whoever is between two ranks can send again, leave out and swap what has a right tag, and make a checksum right.
+#[test]
+fn a_frame_that_is_not_the_next_one_is_named() {
+    for mode in MODES {
+        let sent = frames(mode, &[due(), FrameHead { seq: 1, ..due() }]);
+        let [first, second] = [&sent[0], &sent[1]];
+        let mut renumbered = first.clone();
+        renumbered[2] = 1;
+        let head = FrameHead::checked(renumbered.first_chunk().unwrap());
+        renumbered[..HEAD_WORDS].copy_from_slice(&head);
+        for (what, again) in [("sent again", first), ("sent again as another", &renumbered)] {
+            let words = [first.as_slice(), again].concat();
+            let (mut mesh, _kept) = beside(mode, &words, 4 * words.len(), false);
+            assert!(receive(&mut mesh).is_ok());
+            let result = receive(&mut mesh);
+            assert!(is_garbage(&result), "{mode:?}, {what}: {result:?}");
+        }
+        let swapped = [second.as_slice(), first].concat();
+        for (what, words) in [("left out", second), ("swapped", &swapped)] {
+            let result = over_socket(mode, words, 4 * words.len(), false);
+            assert!(is_garbage(&result), "{mode:?}, {what}: {result:?}");
+        }
+    }
+}
+
+#[test]
+fn a_frame_of_another_key_is_named() {
+    for mode in MODES {
+        let mut words = frame(mode, due());
+        Seal::new(&[9; 32], mode).seal(&due(), &mut words);
+        let result = over_socket(mode, &words, 4 * words.len(), false);
+        assert!(is_garbage(&result), "{mode:?}: {result:?}");
     }
 }
 
 #[test]
 fn a_peer_that_is_out_of_step_is_named() {
-    let heads = [
-        FrameHead { kind: FrameKind::Sums, ..due() },
-        FrameHead { seq: 1, ..due() },
-        FrameHead { tag: 2, ..due() },
-        FrameHead { n_words: N_COLS as u32 - 1, ..due() },
-    ];
-    for head in heads {
-        let mut words = frame(head);
-        words[..HEAD_WORDS].copy_from_slice(&head.encode(checksum(&payload()[..head.n_words as usize])));
-        let result = over_socket(&words, 4 * words.len(), false);
-        assert!(matches!(result, Err(Error::OutOfStep { rank: PEER, .. })), "{result:?}");
+    for mode in MODES {
+        let heads = [
+            FrameHead { kind: FrameKind::Sums, ..due() },
+            FrameHead { seq: 1, ..due() },
+            FrameHead { tag: 2, ..due() },
+            FrameHead { n_words: N_COLS as u32 - 1, ..due() },
+        ];
+        for head in heads {
+            let words = frame(mode, head);
+            let result = over_socket(mode, &words, 4 * words.len(), false);
+            assert!(matches!(result, Err(Error::OutOfStep { rank: PEER, .. })), "{result:?}");
+        }
+        let stale = Epoch { n: EPOCH.n - 1, ..EPOCH };
+        let words = frame(mode, FrameHead { epoch: stale, ..due() });
+        let result = over_socket(mode, &words, 4 * words.len(), false);
+        assert!(matches!(result, Err(Error::Stale { rank: PEER, ours: EPOCH, theirs }) if theirs == stale));
     }
-    let stale = Epoch { n: EPOCH.n - 1, ..EPOCH };
-    let words = frame(FrameHead { epoch: stale, ..due() });
-    let result = over_socket(&words, 4 * words.len(), false);
-    assert!(matches!(result, Err(Error::Stale { rank: PEER, ours: EPOCH, theirs }) if theirs == stale));
+}
+
+fn last_word(n_before: u32) -> FrameHead {
+    FrameHead { kind: FrameKind::Break, seq: n_before, n_words: 0, tag: 9, ..due() }
 }
 
 #[test]
 fn who_breaks_off_names_the_culprit() {
-    let words = FrameHead { kind: FrameKind::Break, n_words: 0, tag: 9, ..due() }.encode(checksum(&[]));
-    let result = over_socket(&words, 4 * HEAD_WORDS, true);
-    assert!(matches!(result, Err(Error::PeerLost { rank: Rank(9) })), "{result:?}");
+    for mode in MODES {
+        let words = frame(mode, last_word(0));
+        let result = over_socket(mode, &words, 4 * words.len(), true);
+        assert!(matches!(result, Err(Error::PeerLost { rank: Rank(9) })), "{result:?}");
+    }
+}
+
+/// A last word is looked for behind a frame that is still held; only the peer's own is believed there.
+#[test]
+fn a_last_word_behind_a_held_frame_is_believed_by_its_seal() {
+    for mode in MODES {
+        let sent = frames(mode, &[due(), last_word(1)]);
+        let mut forged = sent[1].clone();
+        forged[4] ^= 1;
+        let head = FrameHead::checked(forged.first_chunk().unwrap());
+        forged.copy_from_slice(&head);
+        for (last, expected) in [(&sent[1], Some(LinkFault::Lost(Some(Rank(9))))), (&forged, None)] {
+            let (ours, mut theirs) = connected();
+            theirs.write_all(bytemuck::cast_slice(&[sent[0].as_slice(), last].concat())).unwrap();
+            let seals = LinkSeals { outgoing: Seal::new(&[6; 32], mode), incoming: Seal::new(&SECRET, mode) };
+            let mut link = TcpLink::new(ours, seals);
+            while link.peek() == Ok(None) {}
+            assert_eq!(link.has_ended(), expected, "{mode:?}");
+        }
+    }
 }
 
 const RING: u32 = 1 << 15;

@@ -7,8 +7,13 @@ pub const HEAD_WORDS: usize = LINE_WORDS as usize;
 /// Longer transfers are cut into frames: 64 KiB.
 pub const FRAME_WORDS_MAX: usize = 16 * 1024;
 
+/// What a sealed frame's tag takes.
+pub const TAG_WORDS: usize = 4;
+/// A tag as words; zeros where memory is shared and nothing is sealed.
+pub type Tag = [u32; TAG_WORDS];
+
 /// "LSC" and the version of this format.
-const MAGIC: u32 = u32::from_le_bytes(*b"LSC\x01");
+const MAGIC: u32 = u32::from_le_bytes(*b"LSC\x02");
 /// Written in a header's place when the next frame begins at the ring's start.
 const SKIP: u32 = u32::from_le_bytes(*b"SKIP");
 
@@ -66,8 +71,8 @@ pub enum FrameStart {
 }
 
 impl FrameHead {
-    /// `sum` is the checksum of the payload, for wires that may change it.
-    pub fn encode(&self, sum: u64) -> [u32; HEAD_WORDS] {
+    /// `seal` is the tag of the head and its payload, for wires on which others may write.
+    pub fn encode(&self, seal: Tag) -> [u32; HEAD_WORDS] {
         let (tag, incarnation) = (self.tag, self.epoch.incarnation);
         let mut words = [0; HEAD_WORDS];
         words[..9].copy_from_slice(&[
@@ -81,27 +86,34 @@ impl FrameHead {
             (incarnation >> 32) as u32,
             self.epoch.n,
         ]);
-        words[10..12].copy_from_slice(&[sum as u32, (sum >> 32) as u32]);
-        let check = checksum(&words[..14]);
+        words[10..14].copy_from_slice(&seal);
+        FrameHead::checked(&words)
+    }
+
+    /// A head's words with the checksum that they should have.
+    pub fn checked(words: &[u32; HEAD_WORDS]) -> [u32; HEAD_WORDS] {
+        let (mut words, check) = (*words, checksum(&words[..14]));
         words[14..].copy_from_slice(&[check as u32, (check >> 32) as u32]);
         words
     }
 
-    /// The header, and the checksum that its payload should have.
-    pub fn decode(words: &[u32; HEAD_WORDS]) -> (FrameStart, u64) {
+    /// The header, and the tag that the frame should have.
+    pub fn decode(words: &[u32; HEAD_WORDS]) -> (FrameStart, Tag) {
+        const NONE: Tag = [0; TAG_WORDS];
         let wide = |at: usize| u64::from(words[at]) | u64::from(words[at + 1]) << 32;
         let kind = match words[0] {
-            SKIP => return (FrameStart::Skip, 0),
+            SKIP => return (FrameStart::Skip, NONE),
             MAGIC if wide(14) == checksum(&words[..14]) => FrameKind::of(words[1]),
-            MAGIC => return (FrameStart::Garbage("a head whose checksum is wrong"), 0),
-            _ => return (FrameStart::Garbage("no message where one should begin"), 0),
+            MAGIC => return (FrameStart::Garbage("a head whose checksum is wrong"), NONE),
+            _ => return (FrameStart::Garbage("no message where one should begin"), NONE),
         };
-        let Some(kind) = kind else { return (FrameStart::Garbage("an unknown kind of message"), 0) };
+        let Some(kind) = kind else { return (FrameStart::Garbage("an unknown kind of message"), NONE) };
         if words[3] as usize > FRAME_WORDS_MAX {
-            return (FrameStart::Garbage("a message longer than any"), 0);
+            return (FrameStart::Garbage("a message longer than any"), NONE);
         }
         let epoch = Epoch { incarnation: wide(6), n: words[8] };
-        (FrameStart::Head(FrameHead { kind, seq: words[2], n_words: words[3], tag: wide(4), epoch }), wide(10))
+        let head = FrameHead { kind, seq: words[2], n_words: words[3], tag: wide(4), epoch };
+        (FrameStart::Head(head), [words[10], words[11], words[12], words[13]])
     }
 
     /// The word that a writer leaves where a frame would not fit before the ring's end.
@@ -115,9 +127,9 @@ pub fn frame_words(n_words: usize) -> usize {
     HEAD_WORDS + n_words.next_multiple_of(HEAD_WORDS)
 }
 
-/// Guards against faults of wires and drivers, not against an attacker. Each step of the four lanes is a bijection, so
-/// no change of a single word goes unseen.
-pub fn checksum(words: &[u32]) -> u64 {
+/// Guards a head against faults of memory and wires, not against an attacker: what a connection brings has a tag
+/// besides. Each step of the four lanes is a bijection, so no change of a single word goes unseen.
+fn checksum(words: &[u32]) -> u64 {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut lanes = [1u64, 2, 3, 4];
     let (fours, rest) = words.as_chunks::<4>();
@@ -137,6 +149,8 @@ pub fn checksum(words: &[u32]) -> u64 {
 mod tests {
     use super::*;
 
+    const SEAL: Tag = [1, 2, u32::MAX, 4];
+
     fn head() -> FrameHead {
         let epoch = Epoch { incarnation: 0x1234_5678_9abc_def0, n: 7 };
         FrameHead { kind: FrameKind::Tokens, seq: 3, n_words: 17, tag: u64::MAX - 5, epoch }
@@ -144,13 +158,13 @@ mod tests {
 
     #[test]
     fn heads_come_back() {
-        assert_eq!(FrameHead::decode(&head().encode(99)), (FrameStart::Head(head()), 99));
+        assert_eq!(FrameHead::decode(&head().encode(SEAL)), (FrameStart::Head(head()), SEAL));
         assert_eq!(frame_words(17), HEAD_WORDS + 32);
     }
 
     #[test]
     fn every_flipped_bit_of_a_head_is_seen() {
-        let words = head().encode(99);
+        let words = head().encode(SEAL);
         for bit in 0..HEAD_WORDS * 32 {
             let mut changed = words;
             changed[bit / 32] ^= 1 << (bit % 32);
@@ -175,6 +189,6 @@ mod tests {
     #[test]
     fn a_length_beyond_the_limit_is_garbage() {
         let long = FrameHead { n_words: FRAME_WORDS_MAX as u32 + 1, ..head() };
-        assert_eq!(FrameHead::decode(&long.encode(0)).0, FrameStart::Garbage("a message longer than any"));
+        assert_eq!(FrameHead::decode(&long.encode(SEAL)).0, FrameStart::Garbage("a message longer than any"));
     }
 }

@@ -32,7 +32,7 @@
 //! sum, fold  the tree over the planes of all ranks
 //! mesh       a rank's links, and the loop that moves what an operation has to move; tokens, notes
 //! join       how ranks meet: listener, plan, the handshake; wiring for threads of one process
-//! link       frames over rings in shared memory (shm) or a connection (tcp)
+//! link       frames over rings in shared memory (shm) or a connection (tcp), sealed there (seal)
 //! ring       indices and the doorbell; region is the memory that they lie in
 //! wait       spinning and sleeping; abort and cancel end it from outside
 //! ```
@@ -74,7 +74,7 @@ pub use error::{Due, Error, JoinRefusal, Result};
 pub use frame::FrameKind;
 pub use listener::{PeerListener, RefusedPeer};
 pub use mesh::{ExchangeTimes, Mesh};
-pub use plan::{MeshPlan, MeshTimeouts, Wire};
+pub use plan::{LinkEncryption, MeshPlan, MeshTimeouts, Wire};
 pub use ranks::Ranks;
 pub use wait::WaitPolicy;
 

@@ -3,6 +3,9 @@
 mod shm;
 mod tcp;
 
+mod seal;
+
+pub use seal::{LinkSeals, Seal};
 pub use shm::{LinkSide, ShmLink, hung_up};
 pub use tcp::TcpLink;
 

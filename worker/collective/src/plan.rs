@@ -16,6 +16,8 @@ pub struct MeshPlan {
     /// The secret of this epoch. A connection that does not know it is refused.
     pub secret: [u8; 32],
     pub wire: Wire,
+    /// The same for all ranks: who differs is refused.
+    pub encryption: LinkEncryption,
     pub timeouts: MeshTimeouts,
     /// Whether to spin before sleeping. Only where there are not more threads than cores.
     pub spin: bool,
@@ -30,6 +32,27 @@ pub enum Wire {
     /// Shared memory, or the join fails.
     Memory,
     Socket,
+}
+
+/// Whether others can read what a connection between ranks carries. Nobody can change it either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkEncryption {
+    #[default]
+    Off,
+    On,
+}
+
+impl LinkEncryption {
+    /// What a rank has that does not have this.
+    pub(crate) fn other(self) -> LinkEncryption {
+        if self == LinkEncryption::On { LinkEncryption::Off } else { LinkEncryption::On }
+    }
+}
+
+impl fmt::Display for LinkEncryption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == LinkEncryption::On { "on" } else { "off" })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +71,15 @@ impl Default for MeshTimeouts {
 
 impl MeshPlan {
     pub fn new(epoch: Epoch, rank: Rank, layout: Layout, peers: Vec<String>, secret: [u8; 32]) -> MeshPlan {
-        let (wire, timeouts, spin) = (Wire::default(), MeshTimeouts::default(), false);
-        MeshPlan { epoch, rank, layout, peers, secret, wire, timeouts, spin }
+        let (wire, encryption) = (Wire::default(), LinkEncryption::default());
+        let (timeouts, spin) = (MeshTimeouts::default(), false);
+        MeshPlan { epoch, rank, layout, peers, secret, wire, encryption, timeouts, spin }
+    }
+
+    /// The same for ranks that also share `key`: whoever overhears the epoch's secret is not one of them.
+    pub fn among(self, key: &[u8; 32]) -> MeshPlan {
+        let secret = *blake3::keyed_hash(key, &self.secret).as_bytes();
+        MeshPlan { secret, ..self }
     }
 }
 
@@ -62,6 +92,7 @@ impl fmt::Debug for MeshPlan {
             .field("layout", &self.layout)
             .field("peers", &self.peers)
             .field("wire", &self.wire)
+            .field("encryption", &self.encryption)
             .field("timeouts", &self.timeouts)
             .field("spin", &self.spin)
             .finish_non_exhaustive()
@@ -71,6 +102,15 @@ impl fmt::Debug for MeshPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_key_beside_the_secret_makes_another_secret() {
+        let plan = MeshPlan::new(Epoch::default(), Rank(0), Layout::solo(1), vec![], [213; 32]);
+        let secrets =
+            [plan.clone(), plan.clone().among(&[1; 32]), plan.clone().among(&[2; 32])].map(|plan| plan.secret);
+        assert!(secrets[0] != secrets[1] && secrets[1] != secrets[2] && secrets[0] != secrets[2]);
+        assert_eq!(plan.clone().among(&[1; 32]), plan.among(&[1; 32]));
+    }
 
     #[test]
     fn a_secret_is_not_printed() {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! dialer                                        acceptor
-//! Hello   version, epoch, from, to, nonce  ──▶
+//! Hello   version, encryption, epoch,
+//!         from, to, nonce                  ──▶
 //!                                          ◀──  Greeting  refusal or not, epoch, nonce
 //! proof   MAC(session, "dial")             ──▶
 //!                                          ◀──  verdict and proof: MAC(session, "accept")
@@ -11,12 +12,13 @@
 //! verdict whether that could be opened     ──▶
 //! ```
 //! The session's key is a MAC of Hello and Greeting under the secret: nonces of both sides, so nothing can be replayed.
-//! What follows the proofs carries a MAC too.
+//! What follows the proofs carries a MAC too, and the keys of a connection's frames are made of the session's, one for
+//! each direction: no two connections and no two epochs have a key in common.
 
 use super::stream::{HandshakeResult, HandshakeStream};
 use crate::error::{Error, JoinRefusal, Result};
-use crate::link::{LinkSide, PeerLink, ShmLink, TcpLink};
-use crate::plan::{MeshPlan, Wire};
+use crate::link::{LinkSeals, LinkSide, PeerLink, Seal, ShmLink, TcpLink};
+use crate::plan::{LinkEncryption, MeshPlan, Wire};
 use crate::region::{Nonce, Region, RegionExport, boot_id};
 use crate::wiring::ring_words;
 use std::net::TcpStream;
@@ -24,9 +26,10 @@ use std::sync::Arc;
 use types::{Epoch, Rank};
 
 const MAGIC: &[u8; 8] = b"LOCKSTEP";
-const VERSION: u32 = 1;
+/// Version 1 had neither a word on encryption nor seals. A Hello keeps its length, so that both versions can read it.
+const VERSION: u16 = 2;
 
-const HELLO: usize = 8 + 4 + EPOCH + 2 + 2 + 32;
+const HELLO: usize = 8 + 2 + 2 + EPOCH + 2 + 2 + 32;
 const GREETING: usize = 4 + EPOCH + 32;
 const EPOCH: usize = 12;
 const MAC: usize = 32;
@@ -46,6 +49,14 @@ pub struct Meeting<'a> {
 pub struct Met {
     stream: TcpStream,
     memory: Option<(Arc<Region>, usize, Arc<Region>)>,
+    seals: LinkSeals,
+}
+
+/// Who of the two sides of a connection this one is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Dialer,
+    Acceptor,
 }
 
 impl Met {
@@ -57,7 +68,7 @@ impl Met {
                 Ok(PeerLink::Shm(ShmLink::new(side, words, Some(self.stream))))
             }
             None if plan.wire == Wire::Memory => Err(Error::NoSharedMemory { rank }),
-            None => Ok(PeerLink::Tcp(TcpLink::new(self.stream))),
+            None => Ok(PeerLink::Tcp(TcpLink::new(self.stream, self.seals))),
         }
     }
 }
@@ -79,6 +90,16 @@ struct Session([u8; 32]);
 impl Session {
     fn new(secret: &[u8; 32], hello: &[u8; HELLO], greeting: &[u8; GREETING]) -> Session {
         Session(*blake3::keyed_hash(secret, &[hello.as_slice(), greeting].concat()).as_bytes())
+    }
+
+    /// The seals of the connection's frames, as `side` has them.
+    fn seals(&self, side: Side, encryption: LinkEncryption) -> LinkSeals {
+        let seal = |from: &str| Seal::new(self.mac("frames of the", from.as_bytes()).as_bytes(), encryption);
+        let (dialer, acceptor) = (seal("dialer"), seal("acceptor"));
+        match side {
+            Side::Dialer => LinkSeals { outgoing: dialer, incoming: acceptor },
+            Side::Acceptor => LinkSeals { outgoing: acceptor, incoming: dialer },
+        }
     }
 
     fn mac(&self, what: &str, body: &[u8]) -> blake3::Hash {
@@ -105,8 +126,12 @@ impl Fields<'_> {
         u32::from_le_bytes(self.take())
     }
 
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.take())
+    }
+
     fn rank(&mut self) -> Rank {
-        Rank(u16::from_le_bytes(self.take()))
+        Rank(self.u16())
     }
 
     fn epoch(&mut self) -> Epoch {
@@ -134,11 +159,13 @@ fn verdict(refusal: Option<JoinRefusal>) -> u32 {
         Some(JoinRefusal::Duplicate) => 5,
         Some(JoinRefusal::Unexpected) => 6,
         Some(JoinRefusal::Garbage | JoinRefusal::Silence | JoinRefusal::Gone) => 7,
+        Some(JoinRefusal::Encryption { .. }) => 8,
     }
 }
 
 /// Reads the verdict as the dialer: to it, its own epoch is `ours`.
-fn refusal(verdict: u32, ours: Epoch, theirs: Epoch) -> HandshakeResult<()> {
+fn refusal(verdict: u32, plan: &MeshPlan, theirs: Epoch) -> HandshakeResult<()> {
+    let (ours, encryption) = (plan.epoch, plan.encryption);
     Err(match verdict {
         0 => return Ok(()),
         1 => JoinRefusal::Version,
@@ -147,6 +174,7 @@ fn refusal(verdict: u32, ours: Epoch, theirs: Epoch) -> HandshakeResult<()> {
         4 => JoinRefusal::Early { ours: theirs, theirs: ours },
         5 => JoinRefusal::Duplicate,
         6 => JoinRefusal::Unexpected,
+        8 => JoinRefusal::Encryption { ours: encryption, theirs: encryption.other() },
         _ => JoinRefusal::Garbage,
     })
 }
@@ -193,8 +221,12 @@ impl Meeting<'_> {
         if &fields.take::<8>() != MAGIC {
             return Err(JoinRefusal::Garbage);
         }
-        if fields.u32() != VERSION {
+        if fields.u16() != VERSION {
             return Err(JoinRefusal::Version);
+        }
+        let encryption = self.plan.encryption;
+        if fields.u16() != encryption as u16 {
+            return Err(JoinRefusal::Encryption { ours: encryption, theirs: encryption.other() });
         }
         let (theirs, from, to) = (fields.epoch(), fields.rank(), fields.rank());
         if theirs < ours {
@@ -212,20 +244,20 @@ impl Meeting<'_> {
         let plan = self.plan;
         let (from, to) = (plan.rank.0.to_le_bytes(), rank.0.to_le_bytes());
         let nonce = fresh().map_err(|_| JoinRefusal::Gone)?;
-        let version = VERSION.to_le_bytes();
-        let hello = message::<HELLO>(&[MAGIC, &version, &epoch_bytes(plan.epoch), &from, &to, &nonce]);
+        let (version, encryption) = (VERSION.to_le_bytes(), (plan.encryption as u16).to_le_bytes());
+        let hello = message::<HELLO>(&[MAGIC, &version, &encryption, &epoch_bytes(plan.epoch), &from, &to, &nonce]);
         self.stream.send(&hello)?;
         let greeting = self.stream.receive::<GREETING>()?;
         let mut fields = Fields(&greeting);
         let (code, theirs) = (fields.u32(), fields.epoch());
-        refusal(code, plan.epoch, theirs)?;
+        refusal(code, plan, theirs)?;
         let session = Session::new(&plan.secret, &hello, &greeting);
         self.stream.send(session.mac("dial", &[]).as_bytes())?;
         let answer = self.stream.receive::<{ 4 + MAC }>()?;
         let mut fields = Fields(&answer);
         let (code, proof) = (fields.take::<4>(), fields.take());
         // Read before the proof is checked: under a wrong secret there is no valid proof.
-        refusal(u32::from_le_bytes(code), plan.epoch, theirs)?;
+        refusal(u32::from_le_bytes(code), plan, theirs)?;
         match session.is_meant("accept", &code, proof) {
             true => self.offer_wire(rank, &session),
             false => Err(JoinRefusal::WrongSecret),
@@ -252,7 +284,7 @@ impl Meeting<'_> {
         let doorbell = is_opened.then(|| Region::open(pid, number, Region::doorbell_bytes(), &nonce).ok()).flatten();
         self.send_sealed(session, "settled", &u32::from(doorbell.is_some()).to_le_bytes())?;
         let memory = pair.zip(doorbell).map(|((region, _), doorbell)| (Arc::new(region), 0, Arc::new(doorbell)));
-        self.met(memory)
+        self.met(memory, session.seals(Side::Dialer, self.plan.encryption))
     }
 
     fn make_pair(&self, rank: Rank) -> Option<(Region, RegionExport)> {
@@ -274,7 +306,8 @@ impl Meeting<'_> {
         self.send_sealed(session, "answer", &answer)?;
         let settled = self.receive_sealed::<4>(session, "settled")?;
         let is_settled = u32::from_le_bytes(settled) == 1;
-        self.met(regions.filter(|_| is_settled).map(|(pair, doorbell)| (Arc::new(pair), 1, Arc::new(doorbell))))
+        let memory = regions.filter(|_| is_settled).map(|(pair, doorbell)| (Arc::new(pair), 1, Arc::new(doorbell)));
+        self.met(memory, session.seals(Side::Acceptor, self.plan.encryption))
     }
 
     /// Opens the pair's region and the peer's doorbell, if the peer is on this host and both are what it says.
@@ -292,9 +325,9 @@ impl Meeting<'_> {
         Some((pair, doorbell))
     }
 
-    fn met(&self, memory: Option<(Arc<Region>, usize, Arc<Region>)>) -> HandshakeResult<Met> {
+    fn met(&self, memory: Option<(Arc<Region>, usize, Arc<Region>)>, seals: LinkSeals) -> HandshakeResult<Met> {
         let stream = self.stream.stream().map_err(|_| JoinRefusal::Gone)?;
-        Ok(Met { stream, memory })
+        Ok(Met { stream, memory, seals })
     }
 
     fn send_sealed(&mut self, session: &Session, what: &str, body: &[u8]) -> HandshakeResult<()> {

@@ -1,7 +1,7 @@
 //! Two rings in a region: to a thread of this process, or to another process that may write there what it likes.
 
 use super::{LinkFault, Result};
-use crate::frame::{FrameHead, FrameStart, HEAD_WORDS, frame_words};
+use crate::frame::{FrameHead, FrameStart, HEAD_WORDS, TAG_WORDS, frame_words};
 use crate::futex;
 use crate::region::Region;
 use crate::ring::{Cursors, InvalidCursor, Reader, Reservation, Writer};
@@ -110,7 +110,7 @@ impl ShmLink {
             // SAFETY: the skipped words end the ring, at least a line of them, and are this side's.
             unsafe { self.out_at(self.ring_words - room.skip).write(FrameHead::skip()) };
         }
-        let words = head.encode(0);
+        let words = head.encode([0; TAG_WORDS]);
         // SAFETY: as in `frame`: the room begins with the head's line.
         unsafe { self.out_at(room.at).copy_from_nonoverlapping(words.as_ptr(), HEAD_WORDS) };
         self.writer.publish(self.side.outgoing(), room.skip + n);

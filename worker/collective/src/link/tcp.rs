@@ -1,7 +1,8 @@
-//! A TCP connection between hosts: frames with a checksum, sent and received without blocking.
+//! A TCP connection between hosts: sealed frames, sent and received without blocking.
 
+use super::seal::{Forged, LinkSeals};
 use super::{LinkFault, Result};
-use crate::frame::{FRAME_WORDS_MAX, FrameHead, FrameKind, FrameStart, HEAD_WORDS, checksum, frame_words};
+use crate::frame::{FRAME_WORDS_MAX, FrameHead, FrameKind, FrameStart, HEAD_WORDS, frame_words};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
@@ -13,6 +14,7 @@ const ROOM_WORDS: usize = HEAD_WORDS + FRAME_WORDS_MAX;
 #[derive(Debug)]
 pub struct TcpLink {
     stream: TcpStream,
+    seals: LinkSeals,
     /// The frame being sent; `leaving` are its bytes that the system has not taken yet.
     staged: Box<[u32]>,
     leaving: Range<usize>,
@@ -24,10 +26,10 @@ pub struct TcpLink {
 
 impl TcpLink {
     /// `stream` must be non-blocking and without Nagle's delay.
-    pub fn new(stream: TcpStream) -> TcpLink {
+    pub fn new(stream: TcpStream, seals: LinkSeals) -> TcpLink {
         let room = |n: usize| vec![0; n].into_boxed_slice();
         let (staged, incoming) = (room(ROOM_WORDS), room(2 * ROOM_WORDS));
-        TcpLink { stream, staged, leaving: 0..0, incoming, arrived: 0..0, front: None }
+        TcpLink { stream, seals, staged, leaving: 0..0, incoming, arrived: 0..0, front: None }
     }
 
     pub fn stream(&self) -> &TcpStream {
@@ -43,9 +45,8 @@ impl TcpLink {
 
     pub fn send(&mut self, head: &FrameHead) -> Result<()> {
         let n_words = head.n_words as usize;
-        let sum = checksum(&self.staged[HEAD_WORDS..][..n_words]);
-        self.staged[..HEAD_WORDS].copy_from_slice(&head.encode(sum));
         self.staged[HEAD_WORDS + n_words..frame_words(n_words)].fill(0);
+        self.seals.outgoing.seal(head, &mut self.staged[..frame_words(n_words)]);
         self.leaving = 0..4 * frame_words(n_words);
         self.flush()?;
         Ok(())
@@ -88,28 +89,27 @@ impl TcpLink {
         let received = if is_full { Ok(()) } else { self.receive() };
         let behind = self.arrived.start / 4 + frame_words(held.n_words as usize);
         let words = self.incoming[..self.arrived.end / 4].get(behind..).unwrap_or(&[]);
-        match words.first_chunk().map(FrameHead::decode) {
-            Some((FrameStart::Head(head), _)) => last_word(&head),
+        let Some(words) = words.first_chunk() else { return received.err() };
+        match FrameHead::decode(words) {
+            // It has no payload, so its tag can be checked before the frame in front of it is released.
+            (FrameStart::Head(head), tag) => last_word(&head).filter(|_| self.seals.incoming.is_next(tag, words)),
             _ => received.err(),
         }
     }
 
-    /// The next frame's header, once the frame is whole and its checksum is right.
+    /// The next frame's header, once the frame is whole and its tag is right.
     fn whole(&mut self) -> Result<Option<FrameHead>> {
-        let words = &self.incoming[self.arrived.start / 4..self.arrived.end / 4];
+        let words = &mut self.incoming[self.arrived.start / 4..self.arrived.end / 4];
         let Some(head_words) = words.first_chunk() else { return Ok(None) };
-        let (front, sum) = FrameHead::decode(head_words);
+        let (front, tag) = FrameHead::decode(head_words);
         let head = match front {
             FrameStart::Head(head) => head,
             FrameStart::Skip => return Err(LinkFault::Garbage("a skip on a connection")),
             FrameStart::Garbage(what) => return Err(LinkFault::Garbage(what)),
         };
-        if words.len() < frame_words(head.n_words as usize) {
-            return Ok(None);
-        }
-        if checksum(&words[HEAD_WORDS..][..head.n_words as usize]) != sum {
-            return Err(LinkFault::Garbage("words whose checksum is wrong"));
-        }
+        let Some(frame) = words.get_mut(..frame_words(head.n_words as usize)) else { return Ok(None) };
+        let opened = self.seals.incoming.open(tag, frame);
+        opened.map_err(|Forged| LinkFault::Garbage("a message whose seal is wrong"))?;
         self.front = Some(head);
         Ok(self.front)
     }

@@ -2,9 +2,9 @@
 
 use crate::common;
 use crate::common::{EPOCH, join_all, plans};
-use collective::{CancelFlag, Error, JoinRefusal, Mesh, MeshPlan, PeerListener, RefusedPeer, Wire};
+use collective::{CancelFlag, Error, JoinRefusal, LinkEncryption, Mesh, MeshPlan, PeerListener, RefusedPeer, Wire};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 use types::{Epoch, Grid, Layout, Rank, StepId};
 
@@ -53,6 +53,28 @@ fn a_wrong_secret_is_refused_on_both_sides() {
     let why = JoinRefusal::WrongSecret;
     assert!(matches!(results[1], Err(Error::Refused { rank: Rank(0), why: w }) if w == why), "{results:?}");
     assert!(refusals.iter().any(|refused| refused.why == why), "{refusals:?}");
+}
+
+#[test]
+fn ranks_of_which_one_encrypts_refuse_each_other_by_name() {
+    for (ours, theirs) in [(LinkEncryption::Off, LinkEncryption::On), (LinkEncryption::On, LinkEncryption::Off)] {
+        let mut plans = plans(&layout(2), Wire::Any);
+        shortly(&mut plans);
+        (plans[0].1.encryption, plans[1].1.encryption) = (theirs, ours);
+        let (door, plan) = plans.remove(0);
+        let (here, there) = std::thread::scope(|scope| {
+            let here = scope.spawn(|| Mesh::join(&door, plan));
+            let there = join_all(plans).remove(0);
+            (here.join().unwrap(), there)
+        });
+        let why = JoinRefusal::Encryption { ours, theirs };
+        assert!(matches!(there, Err(Error::Refused { rank: Rank(0), why: w }) if w == why), "{there:?}");
+        assert!(matches!(here, Err(Error::Deadline { rank: Rank(1) })), "{here:?}");
+        let why = JoinRefusal::Encryption { ours: theirs, theirs: ours };
+        let refusals = door.refusals();
+        assert!(refusals.iter().any(|refused| refused.why == why), "{refusals:?}");
+        assert_eq!(why.to_string(), format!("--link-encryption is {ours} there and {theirs} here"));
+    }
 }
 
 #[test]
@@ -156,20 +178,43 @@ fn strangers_at_the_door_harm_nobody() {
     drop(strangers);
 }
 
+/// Version 1 had no seals: a peer of before is told so at once, whoever dials.
 #[test]
 fn another_version_is_refused() {
+    for version in [1, 9] {
+        let mut plans = plans(&layout(2), Wire::Any);
+        shortly(&mut plans);
+        let (door, plan) = plans.remove(0);
+        let mut stranger = TcpStream::connect(door.address()).unwrap();
+        let mut hello = [0; 60];
+        hello[..9].copy_from_slice(&[b"LOCKSTEP".as_slice(), &[version]].concat());
+        stranger.write_all(&hello).unwrap();
+        assert!(Mesh::join(&door, plan).is_err());
+        assert!(door.refusals().iter().any(|refused| refused.why == JoinRefusal::Version));
+        let mut verdict = [0; 4];
+        stranger.read_exact(&mut verdict).unwrap();
+        assert_eq!(u32::from_le_bytes(verdict), 1);
+    }
+}
+
+/// As version 1 answered: it read as many bytes, and its verdict on another version was the same.
+#[test]
+fn a_listener_of_another_version_is_named() {
     let mut plans = plans(&layout(2), Wire::Any);
     shortly(&mut plans);
-    let (door, plan) = plans.remove(0);
-    let mut stranger = TcpStream::connect(door.address()).unwrap();
-    let mut hello = [0; 60];
-    hello[..9].copy_from_slice(b"LOCKSTEP\x09");
-    stranger.write_all(&hello).unwrap();
-    assert!(Mesh::join(&door, plan).is_err());
-    assert!(door.refusals().iter().any(|refused| refused.why == JoinRefusal::Version));
-    let mut verdict = [0; 4];
-    stranger.read_exact(&mut verdict).unwrap();
-    assert_eq!(u32::from_le_bytes(verdict), 1);
+    let old = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (door, mut plan) = plans.remove(1);
+    plan.peers[0] = old.local_addr().unwrap().to_string();
+    let joined = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut dialer = old.accept().unwrap().0;
+            dialer.read_exact(&mut [0; 60]).unwrap();
+            dialer.write_all(&[1u32.to_le_bytes().as_slice(), &[0; 44]].concat()).unwrap();
+        });
+        Mesh::join(&door, plan)
+    });
+    let why = JoinRefusal::Version;
+    assert!(matches!(joined, Err(Error::Refused { rank: Rank(0), why: w }) if w == why), "{joined:?}");
 }
 
 #[test]

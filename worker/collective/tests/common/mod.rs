@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use collective::{Error, Mesh, MeshPlan, PeerListener, Ranks, WaitPolicy, Wire};
+use collective::{Error, LinkEncryption, Mesh, MeshPlan, PeerListener, Ranks, WaitPolicy, Wire};
 use std::time::Duration;
 use types::{Activations, Epoch, Layout, Rank, Shares, Stage};
 
@@ -70,6 +70,7 @@ pub fn wires(layout: &Layout) -> Vec<(&'static str, Vec<Ranks<Cpu>>)> {
         ("memory of one process, spinning", over_host(Mesh::in_process_with(layout, spinning).unwrap())),
         ("shared memory", joined(layout, Wire::Memory)),
         ("sockets", joined(layout, Wire::Socket)),
+        ("sockets, encrypted", joined_by(plans(layout, Wire::Socket), LinkEncryption::On)),
     ]
 }
 
@@ -80,7 +81,11 @@ pub fn over_host(meshes: Vec<Mesh>) -> Vec<Ranks<Cpu>> {
 }
 
 pub fn joined(layout: &Layout, wire: Wire) -> Vec<Ranks<Cpu>> {
-    let plans = plans(layout, wire);
+    joined_by(plans(layout, wire), LinkEncryption::Off)
+}
+
+fn joined_by(mut plans: Vec<(PeerListener, MeshPlan)>, encryption: LinkEncryption) -> Vec<Ranks<Cpu>> {
+    plans.iter_mut().for_each(|(_, plan)| plan.encryption = encryption);
     over_host(join_all(plans).into_iter().map(Result::unwrap).collect())
 }
 
