@@ -76,18 +76,18 @@ impl XmlStyle {
     /// A call, as a model that must call writes it.
     pub fn tag(&self, tool: &Tool, arguments: &Value, before: &str, after: &str) -> Value {
         let attributes = if self.has_attributes { ">" } else { "" };
-        let begin = format!("{before}{}{}{}{attributes}", self.begin, tool.name, self.name_end);
+        let begin = format!("{before}{}{}{}{attributes}\n", self.begin, tool.name, self.name_end);
         let content = match properties(arguments) {
             None => any_text(),
             Some(properties) => {
                 let parameters = properties.iter().map(|(name, property, is_required)| {
-                    let parameter = self.parameter_tag(name, property, arguments);
+                    let parameter = sequence(vec![self.parameter_tag(name, property, arguments), text("\n")]);
                     if *is_required { parameter } else { optional(parameter) }
                 });
                 sequence(parameters.collect())
             }
         };
-        tag(&begin, content, &format!("\n{}{after}", self.end).replace("\n\n", "\n"))
+        tag(&begin, content, &format!("{}{after}", self.end))
     }
 
     fn parameter_tag(&self, name: &str, property: &Value, root: &Value) -> Value {
@@ -100,7 +100,7 @@ impl XmlStyle {
             (false, "") => line.to_owned(),
             (false, value) => format!("\n{value}"),
         };
-        let begin = format!("\n{}{name}{}{behind}", self.parameter, self.key_end);
+        let begin = format!("{}{name}{}{behind}", self.parameter, self.key_end);
         let end = self.value_ends[0];
         let texts = property.get("enum").and_then(Value::as_array).filter(|_| is_text);
         match texts {

@@ -65,36 +65,35 @@ const WRITTEN: &[(&str, &str)] = &[
     ),
     (
         "qwen3_coder",
-        "{['<tool_call>\n<function=f>' ['\n<parameter=a>\n' json '\n</parameter>'] \
-             (['\n<parameter=s>\n' any '</parameter>'] | '') (['\n<parameter=e>\n' ('x' | 'y') '\n</parameter>'] | '') \
-             '\n</function>\n</tool_call>']}'\n'",
+        "{['<tool_call>\n<function=f>\n' ['<parameter=a>\n' json '\n</parameter>'] '\n' \
+         (['<parameter=s>\n' any '</parameter>'] '\n' | '') \
+         (['<parameter=e>\n' ('x' | 'y') '\n</parameter>'] '\n' | '') '</function>\n</tool_call>']}'\n'",
     ),
     (
         "glm45",
-        "{['<tool_call>f' ['\n<arg_key>a</arg_key>\n<arg_value>' json '</arg_value>'] \
-             (['\n<arg_key>s</arg_key>\n<arg_value>' any '</arg_value>'] | '') \
-             (['\n<arg_key>e</arg_key>\n<arg_value>' ('x' | 'y') '</arg_value>'] | '') '\n</tool_call>']}'\n'",
+        "{['<tool_call>f\n' ['<arg_key>a</arg_key>\n<arg_value>' json '</arg_value>'] '\n' \
+         (['<arg_key>s</arg_key>\n<arg_value>' any '</arg_value>'] '\n' | '') \
+         (['<arg_key>e</arg_key>\n<arg_value>' ('x' | 'y') '</arg_value>'] '\n' | '') '</tool_call>']}'\n'",
     ),
     (
         "minimax_m2",
-        "'<minimax:tool_call>\n' {['<invoke name=\"f\">' ['\n<parameter name=\"a\">' json '</parameter>'] \
-             (['\n<parameter name=\"s\">' any '</parameter>'] | '') \
-             (['\n<parameter name=\"e\">' ('x' | 'y') '</parameter>'] | '') '\n</invoke>']}'\n' \
-             '\n</minimax:tool_call>'",
+        "'<minimax:tool_call>\n' {['<invoke name=\"f\">\n' ['<parameter name=\"a\">' json '</parameter>'] '\n' \
+         (['<parameter name=\"s\">' any '</parameter>'] '\n' | '') \
+         (['<parameter name=\"e\">' ('x' | 'y') '</parameter>'] '\n' | '') '</invoke>']}'\n' '\n</minimax:tool_call>'",
     ),
     (
         "deepseek_v32",
-        "'<｜DSML｜function_calls>\n' {['<｜DSML｜invoke name=\"f\">' \
-             ['\n<｜DSML｜parameter name=\"a\" string=\"false\">' json '</｜DSML｜parameter>'] \
-             (['\n<｜DSML｜parameter name=\"s\" string=\"true\">' any '</｜DSML｜parameter>'] | '') \
-             (['\n<｜DSML｜parameter name=\"e\" string=\"true\">' ('x' | 'y') '</｜DSML｜parameter>'] | '') \
-             '\n</｜DSML｜invoke>']}'\n' '\n</｜DSML｜function_calls>'",
+        "'<｜DSML｜function_calls>\n' {['<｜DSML｜invoke name=\"f\">\n' \
+         ['<｜DSML｜parameter name=\"a\" string=\"false\">' json '</｜DSML｜parameter>'] '\n' \
+         (['<｜DSML｜parameter name=\"s\" string=\"true\">' any '</｜DSML｜parameter>'] '\n' | '') \
+         (['<｜DSML｜parameter name=\"e\" string=\"true\">' ('x' | 'y') '</｜DSML｜parameter>'] '\n' | '') \
+         '</｜DSML｜invoke>']}'\n' '\n</｜DSML｜function_calls>'",
     ),
     (
         "seed_oss",
-        "{['<seed:tool_call>\n<function=f>' ['\n<parameter=a>' json '</parameter>'] \
-             (['\n<parameter=s>' any '</parameter>'] | '') (['\n<parameter=e>' ('x' | 'y') '</parameter>'] | '') \
-             '\n</function>\n</seed:tool_call>']}'\n'",
+        "{['<seed:tool_call>\n<function=f>\n' ['<parameter=a>' json '</parameter>'] '\n' \
+         (['<parameter=s>' any '</parameter>'] '\n' | '') (['<parameter=e>' ('x' | 'y') '</parameter>'] '\n' | '') \
+         '</function>\n</seed:tool_call>']}'\n'",
     ),
     (
         "functiongemma",
@@ -177,7 +176,7 @@ fn parameters_bring_their_definitions() {
     let tools = Tools::new(vec![tool("f", root, false)]);
     let qwen = dialect("qwen3_coder", "none");
     let tag = qwen.enforced(&tools, &ToolChoice::Required, false, Opening::Answer, false).unwrap();
-    let parameter = &tag["format"]["tags"][0]["content"]["elements"][0]["elements"][0];
+    let parameter = &tag["format"]["tags"][0]["content"]["elements"][0]["elements"][0]["elements"][0];
     let expect = json!({"$ref": "#/$defs/P", "$defs": {"P": {"type": "integer"}}});
     assert_eq!(parameter["content"]["json_schema"], expect);
 }
