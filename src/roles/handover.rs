@@ -56,6 +56,7 @@ mod tests {
     #[test]
     fn a_worker_is_told_all_that_its_parent_has_in_one_line() {
         let words = "--join a:1 --memory 3MiB --otlp-headers x=hidden --etcd-endpoints b:2,c:3 --wire tcp --fetch \
+                     --link-encryption on \
                      --kernel-cache kernels --otlp-sample 0.25 --device cuda:1 --tls off --log debug";
         let settings = said::<WorkerRole>(words);
         let token = JoinToken::random().unwrap();

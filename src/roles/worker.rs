@@ -21,7 +21,7 @@ use wire::JoinToken;
 use worker::fetch::{Checked, Fetch};
 use worker::sim::Sim;
 use worker::source::{self, Source as ModelSource};
-use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, ModelLoader, PeerListener, Ready};
+use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, MeshSecret, ModelLoader, PeerListener, Ready};
 
 /// A worker's runtime carries one stream; the cores are for computing.
 const RUNTIME_THREADS: usize = 1;
@@ -66,6 +66,7 @@ fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: Can
     // The coordinator decides whether steps have spans.
     let collector = role.watch.collector()?.map(|collector| Collector { steps: true, ..collector });
     let metrics = watch(&role.watch, collector.as_ref(), None)?;
+    let link_key = role.trust.token()?.or_else(|| token.clone()).map(|token| MeshSecret(token.link_key()));
     let runtime = Builder::new_multi_thread().worker_threads(RUNTIME_THREADS).enable_all().build()?;
     runtime.block_on(async {
         tokio::spawn(stop_on_signals(shutdown.clone()));
@@ -73,7 +74,7 @@ fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: Can
         // A signal came before the coordinator was found.
         let Some(found) = finding.await else { return Ok(()) };
         let FoundCoordinator { address, channel } = found?;
-        let Rank { loader, config } = rank(role, &address, model_source(&role.join, channel.clone(), hub)?)?;
+        let Rank { loader, config } = rank(role, &address, model_source(&role.join, channel.clone(), hub)?, link_key)?;
         let presence = Presence::default();
         let loader = Box::new(PresenceLoader { loader, presence: presence.clone() });
         if let Some(health) = role.health.health {
@@ -90,11 +91,16 @@ struct Rank {
     config: worker::Config,
 }
 
-fn rank(role: &WorkerRole, coordinator: &str, source: ModelSource) -> anyhow::Result<Rank> {
+fn rank(
+    role: &WorkerRole,
+    coordinator: &str,
+    source: ModelSource,
+    link_key: Option<MeshSecret>,
+) -> anyhow::Result<Rank> {
     let (n_local, said) = (role.join.local_workers, role.device.device);
     let device = said.of_worker(0)?;
     let (door, mesh_address) = mesh(&role.join, coordinator)?;
-    let loader = loader(device, &role.worker, n_local, Some(door))?;
+    let loader = loader(device, &role.worker, n_local, RankPeers { listener: Some(door), link_key })?;
     let memory = match role.join.memory {
         Some(memory) => memory.0,
         None => said.memory_bytes_of_one(n_local, machine::memory_bytes())?,
@@ -145,14 +151,22 @@ pub fn listener(address: SocketAddr) -> anyhow::Result<Arc<PeerListener>> {
     Ok(Arc::new(opened.with_context(|| format!("cannot listen for other workers on {address}"))?))
 }
 
+/// How a rank is reached by the others, and what it shares with them: nothing where their cluster is one process.
+#[derive(Default)]
+pub struct RankPeers {
+    pub listener: Option<Arc<PeerListener>>,
+    pub link_key: Option<MeshSecret>,
+}
+
 /// The loader of a rank on this machine, which has `n_local` of them. Waiting threads spin only where there are as many
 /// cores as threads.
 pub fn loader(
     device: DeviceChoice,
     settings: &WorkerSettings,
     n_local: u16,
-    listener: Option<Arc<PeerListener>>,
+    peers: RankPeers,
 ) -> anyhow::Result<Box<dyn Load>> {
+    let RankPeers { listener, link_key } = peers;
     let threads = settings.threads(n_local);
     Ok(match device.compute_device(settings.kernel_cache.clone())? {
         Some(device) => Box::new(ModelLoader {
@@ -161,6 +175,8 @@ pub fn loader(
             spin: threads * usize::from(n_local) <= machine::cores(),
             listener,
             wire: settings.wire.into(),
+            encryption: settings.link_encryption.into(),
+            link_key,
             carrier: settings.collective.into(),
             graphs: settings.cuda_graphs == CudaGraphs::Auto,
             ..ModelLoader::new(threads)

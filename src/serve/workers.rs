@@ -2,6 +2,7 @@
 
 use super::children::{self, Order};
 use super::parts::RoleTask;
+use crate::roles::worker::RankPeers;
 use crate::roles::{handover, worker};
 use crate::settings::device::DeviceSettings;
 use crate::settings::{
@@ -25,7 +26,8 @@ pub fn threads(settings: &ServeSettings, dialer: &Dialer, first: u16) -> anyhow:
         let mesh_address = door.as_ref().map_or_else(String::new, |door| door.address().to_string());
         let device = settings.device.device.of_worker(first + i)?;
         let config = worker::config(device, settings.threads(), memory_bytes, mesh_address)?;
-        let loader = worker::loader(device, &settings.worker, n_workers, door)?;
+        let peers = RankPeers { listener: door, ..RankPeers::default() };
+        let loader = worker::loader(device, &settings.worker, n_workers, peers)?;
         let worker = ::worker::serve(dialer.channel(), loader, config, end.clone());
         Ok(RoleTask::start("a worker", end, async { Ok(worker.await?) }))
     };

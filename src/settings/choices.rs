@@ -78,6 +78,25 @@ impl From<HostWire> for worker::Wire {
     }
 }
 
+/// Whether TCP connections between workers are encrypted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkPrivacy {
+    /// Others can read what is sent, and cannot change it
+    Off,
+    /// Others can neither read nor change it
+    On,
+}
+
+impl From<LinkPrivacy> for worker::LinkEncryption {
+    fn from(privacy: LinkPrivacy) -> worker::LinkEncryption {
+        match privacy {
+            LinkPrivacy::Off => worker::LinkEncryption::Off,
+            LinkPrivacy::On => worker::LinkEncryption::On,
+        }
+    }
+}
+
 /// What carries numbers between GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

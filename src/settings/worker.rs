@@ -1,7 +1,7 @@
 //! A worker's settings, in `serve` and by itself.
 
 use super::bytes::ByteSize;
-use super::choices::{CudaGraphs, GpuCarrier, HostWire, Instructions};
+use super::choices::{CudaGraphs, GpuCarrier, HostWire, Instructions, LinkPrivacy};
 use super::device::DeviceSettings;
 use super::health::HealthSettings;
 use super::machine;
@@ -29,6 +29,10 @@ pub struct WorkerSettings {
     /// How workers exchange activations through the hosts
     #[arg(long, env = "LOCKSTEP_WIRE", value_enum, default_value = "auto")]
     pub wire: HostWire,
+    /// Encrypt TCP connections between workers, which are authenticated in any case; the same for all workers of a
+    /// replica, whose GPUs then use no NCCL between hosts
+    #[arg(long, env = "LOCKSTEP_LINK_ENCRYPTION", value_enum, default_value = "off")]
+    pub link_encryption: LinkPrivacy,
     /// How GPUs exchange activations
     #[arg(long, env = "LOCKSTEP_COLLECTIVE", value_enum, default_value = "auto")]
     pub collective: GpuCarrier,

@@ -666,5 +666,6 @@ def test_values_reach_the_program(binary):
                  "max-running = 128", "max-waiting = 64", "drain-seconds = 90", "otlp-content = true"):
         assert line in printed["router"].splitlines(), f"{line}\n{printed['router']}"
     for line in ("threads = 4", 'tls = "on"', 'otlp-protocol = "http/protobuf"', "otlp-sample = 0.25",
-                 'mesh-listen = "10.0.0.1:50200"', 'wire = "auto"', 'collective = "auto"'):
+                 'mesh-listen = "10.0.0.1:50200"', 'wire = "auto"', 'link-encryption = "on"',
+                 'collective = "auto"'):
         assert line in printed["worker"].splitlines(), f"{line}\n{printed['worker']}"

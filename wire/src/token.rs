@@ -10,6 +10,7 @@ pub const TOKEN_CHARS_MAX: usize = 4096;
 /// The length of the random number that each side makes up for one greeting.
 pub(crate) const NONCE_BYTES: usize = 32;
 const TOKEN_PURPOSE: &str = "lockstep 2026 join token greeting";
+const LINK_PURPOSE: &str = "lockstep 2026 join token links between ranks";
 
 /// A secret that only the machines of a cluster know.
 #[derive(Clone, PartialEq, Eq)]
@@ -32,6 +33,11 @@ impl JoinToken {
     /// The token's text, for the file or pipe that hands it on.
     pub fn expose(&self) -> &str {
         &self.0
+    }
+
+    /// What the links between a cluster's ranks are made of, besides their epoch's secret.
+    pub fn link_key(&self) -> [u8; 32] {
+        blake3::derive_key(LINK_PURPOSE, self.0.as_bytes())
     }
 
     pub(crate) fn proof(&self, side: &str, dialler: &[u8; NONCE_BYTES], listener: &[u8; NONCE_BYTES]) -> blake3::Hash {
@@ -74,6 +80,8 @@ mod tests {
         }
         let made = JoinToken::random().unwrap();
         assert_eq!(JoinToken::new(&format!(" {}\n", made.expose())).unwrap(), made);
-        assert_ne!(JoinToken::random().unwrap(), made);
+        let other = JoinToken::random().unwrap();
+        assert_ne!(other, made);
+        assert_ne!(other.link_key(), made.link_key());
     }
 }

@@ -14,7 +14,8 @@ pub use backend::Repeats;
 pub use backend::cpu::Isa;
 pub use backend::cuda::{Card, Compiler, Driver, lt_version};
 pub use collective::{
-    AbortHandle, CancelFlag, CarrierChoice, Error as MeshError, MeshTimeouts, PeerListener, Wire, nccl_version,
+    AbortHandle, CancelFlag, CarrierChoice, Error as MeshError, LinkEncryption, MeshTimeouts, PeerListener, Wire,
+    nccl_version,
 };
 pub use config::Config;
 pub use error::Error;

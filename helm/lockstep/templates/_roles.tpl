@@ -116,6 +116,9 @@ between epochs nobody answers there.
     {{- with $values.engine.wire }}
     - --wire={{ . }}
     {{- end }}
+    {{- if not (kindIs "invalid" $values.engine.linkEncryption) }}
+    - --link-encryption={{ ternary "on" "off" $values.engine.linkEncryption }}
+    {{- end }}
     {{- with $values.engine.collective }}
     - --collective={{ . }}
     {{- end }}

@@ -26,7 +26,8 @@ fn mesh(link: PeerLink, doorbell: Arc<Region>, deadline: Duration) -> Mesh {
     let layout = Layout::even(Grid { pp: 1, tp: 10, ep: 1 }, 1).unwrap();
     let policy = WaitPolicy { deadline, spin: false };
     let links = [None, Some(link)].into_iter().chain((2..10).map(|_| None)).collect();
-    Mesh::new(&layout, Wiring { rank: Rank(0), epoch: EPOCH, policy, doorbell, links }).unwrap()
+    Mesh::new(&layout, Wiring { rank: Rank(0), epoch: EPOCH, encryption: LinkEncryption::Off, policy, doorbell, links })
+        .unwrap()
 }
 
 /// Receives a row from rank 1.

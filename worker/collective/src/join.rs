@@ -137,8 +137,8 @@ impl Join<'_> {
         });
         let plan = self.plan;
         let policy = WaitPolicy { deadline: plan.timeouts.op, spin: plan.spin };
-        let (rank, epoch, doorbell) = (plan.rank, plan.epoch, self.doorbell);
-        Mesh::new(&plan.layout, Wiring { rank, epoch, policy, doorbell, links: links.collect() })
+        let (rank, epoch, encryption, doorbell) = (plan.rank, plan.epoch, plan.encryption, self.doorbell);
+        Mesh::new(&plan.layout, Wiring { rank, epoch, encryption, policy, doorbell, links: links.collect() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

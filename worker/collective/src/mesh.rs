@@ -5,6 +5,7 @@ use crate::abort::{AbortHandle, AbortState, DeviceWait};
 use crate::error::{Due, Error, Result};
 use crate::frame::{FrameHead, FrameKind};
 use crate::link::{LinkFault, PeerLink};
+use crate::plan::LinkEncryption;
 use crate::region::Region;
 use crate::transfer::{Direction, OwnerOf, Payload, Transfer};
 use crate::wait::{Idle, WaitPolicy};
@@ -42,6 +43,7 @@ pub struct Mesh {
     rank: Rank,
     grid: Grid,
     epoch: Epoch,
+    encryption: LinkEncryption,
     /// One per rank; None for itself and for ranks that it never talks to.
     peers: Vec<Option<Peer>>,
     policy: WaitPolicy,
@@ -75,6 +77,7 @@ struct Peer {
 pub(crate) struct Wiring {
     pub rank: Rank,
     pub epoch: Epoch,
+    pub encryption: LinkEncryption,
     pub policy: WaitPolicy,
     /// This rank's own doorbell.
     pub doorbell: Arc<Region>,
@@ -104,14 +107,14 @@ impl Peer {
 
 impl Mesh {
     pub(crate) fn new(layout: &Layout, wiring: Wiring) -> Result<Mesh> {
-        let Wiring { rank, epoch, policy, doorbell, links } = wiring;
+        let Wiring { rank, epoch, encryption, policy, doorbell, links } = wiring;
         let abort = AbortState::new(rank, doorbell.clone(), links.iter().flatten());
         let abort = Arc::new(abort.map_err(|source| Error::Io { what: "a second handle of a connection", source })?);
         let peer = |link| Peer { link, n_sent: 0, n_received: 0 };
         let peers = links.into_iter().map(|link| link.map(peer)).collect();
         let (part, grid) = (layout.part(rank), layout.grid());
         let (transfers, words, spent) = (Vec::new(), Vec::new(), Spent::default());
-        Ok(Mesh { part, rank, grid, epoch, peers, policy, abort, doorbell, transfers, words, spent })
+        Ok(Mesh { part, rank, grid, epoch, encryption, peers, policy, abort, doorbell, transfers, words, spent })
     }
 
     /// What this rank holds of the model.
@@ -121,6 +124,11 @@ impl Mesh {
 
     pub(crate) fn rank(&self) -> Rank {
         self.rank
+    }
+
+    /// Whether what connections to other hosts carry is encrypted.
+    pub(crate) fn encryption(&self) -> LinkEncryption {
+        self.encryption
     }
 
     pub(crate) fn grid(&self) -> Grid {

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::link::{LinkSide, PeerLink, ShmLink};
 use crate::mesh::{Mesh, Wiring};
+use crate::plan::LinkEncryption;
 use crate::region::Region;
 use crate::wait::WaitPolicy;
 use std::sync::Arc;
@@ -66,6 +67,8 @@ fn in_process(layout: &Layout, policy: WaitPolicy) -> Result<Vec<Mesh>> {
             links[usize::from(from.0)][usize::from(to.0)] = Some(PeerLink::Shm(ShmLink::new(side, words, None)));
         }
     }
-    let wire = |((rank, links), doorbell)| Wiring { rank, epoch: Epoch::default(), policy, doorbell, links };
+    // Memory of one process has nobody to be hidden from.
+    let (epoch, encryption) = (Epoch::default(), LinkEncryption::Off);
+    let wire = |((rank, links), doorbell)| Wiring { rank, epoch, encryption, policy, doorbell, links };
     ranks().zip(links).zip(doorbells).map(wire).map(|wiring| Mesh::new(layout, wiring)).collect()
 }

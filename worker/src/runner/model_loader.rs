@@ -1,7 +1,7 @@
 //! Makes the runner with a model: which device it computes on, and how its rank meets the others when all have loaded.
 //! Knows no step, and nothing of what is read of the model.
 
-use crate::assignment::{Assignment, Load, LoadError, Loaded, Ready};
+use crate::assignment::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready};
 use crate::load::weight_cache::{PartKey, WeightCache};
 use crate::runner::Runner;
 use crate::runner::model_part::{ModelPart, load_failed, load_part};
@@ -10,7 +10,7 @@ use crate::runner::refused;
 use backend::Device;
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
-use collective::{CancelFlag, CarrierChoice, Mesh, MeshPlan, PeerListener, RankDevice, Ranks, Wire};
+use collective::{CancelFlag, CarrierChoice, LinkEncryption, Mesh, MeshPlan, PeerListener, RankDevice, Ranks, Wire};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use types::{Activations, Mode, Part, Unsupported};
@@ -41,6 +41,10 @@ pub struct ModelLoader {
     /// The peers refused there, for the log.
     pub refusals: Arc<Refusals>,
     pub wire: Wire,
+    /// Whether connections between ranks are encrypted.
+    pub encryption: LinkEncryption,
+    /// A key that all ranks of the cluster have, besides an epoch's secret; none where they have none.
+    pub link_key: Option<MeshSecret>,
     /// The weights that its last rank held.
     pub weight_cache: WeightCache,
     /// The carrier between the ranks' devices; only for GPUs.
@@ -62,6 +66,8 @@ impl ModelLoader {
             listener: None,
             refusals: Arc::default(),
             wire,
+            encryption: LinkEncryption::default(),
+            link_key: None,
             weight_cache: WeightCache::default(),
             carrier,
             graphs: true,
@@ -98,7 +104,12 @@ impl ModelLoader {
             return Err(Unsupported("a grid of several ranks, of a worker that has no address for peers").into());
         };
         let plan = MeshPlan::new(*epoch, *rank, layout.clone(), mesh_addresses.clone(), mesh_secret.0);
-        let plan = MeshPlan { wire: self.wire, spin: self.spin, timeouts: *timeouts, ..plan };
+        let (wire, encryption, spin, timeouts) = (self.wire, self.encryption, self.spin, *timeouts);
+        let plan = match self.link_key {
+            Some(MeshSecret(key)) => plan.among(&key),
+            None => plan,
+        };
+        let plan = MeshPlan { wire, encryption, spin, timeouts, ..plan };
         Ok(Way::Through { listener, refusals: self.refusals.clone(), plan: Box::new(plan) })
     }
 

@@ -7,8 +7,8 @@
 //!       14..16   a checksum without a key over both: a fault of the wire shows before the frame is whole
 //!       16..     the payload, with zeros up to a whole line: authenticated, and encrypted if links are
 //! ```
-//! Each direction of each connection has a key of its own, so a frame's number in its direction is a nonce that no other
-//! frame has. A frame that was left out, repeated or moved stands at another number, and its tag is wrong there.
+//! Each direction of each connection has a key of its own, so a frame's number in its direction is a nonce that no
+//! other frame has. A frame that was left out, repeated or moved stands at another number, and its tag is wrong there.
 
 use crate::frame::{FrameHead, HEAD_WORDS, TAG_WORDS, Tag};
 use crate::plan::LinkEncryption;

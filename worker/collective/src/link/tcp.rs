@@ -14,7 +14,7 @@ const ROOM_WORDS: usize = HEAD_WORDS + FRAME_WORDS_MAX;
 #[derive(Debug)]
 pub struct TcpLink {
     stream: TcpStream,
-    seals: LinkSeals,
+    seals: Box<LinkSeals>,
     /// The frame being sent; `leaving` are its bytes that the system has not taken yet.
     staged: Box<[u32]>,
     leaving: Range<usize>,
@@ -29,7 +29,7 @@ impl TcpLink {
     pub fn new(stream: TcpStream, seals: LinkSeals) -> TcpLink {
         let room = |n: usize| vec![0; n].into_boxed_slice();
         let (staged, incoming) = (room(ROOM_WORDS), room(2 * ROOM_WORDS));
-        TcpLink { stream, seals, staged, leaving: 0..0, incoming, arrived: 0..0, front: None }
+        TcpLink { stream, seals: Box::new(seals), staged, leaving: 0..0, incoming, arrived: 0..0, front: None }
     }
 
     pub fn stream(&self) -> &TcpStream {

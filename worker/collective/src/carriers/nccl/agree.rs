@@ -5,9 +5,10 @@ use super::api::{NcclApi, NcclVersion, UniqueId};
 use crate::carriers::carry::CarrierChoice;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
+use crate::plan::LinkEncryption;
 use backend::cuda::Cuda;
 
-const SUPPORT_WORDS: usize = 6;
+const SUPPORT_WORDS: usize = 8;
 const ID_WORDS: usize = 32;
 
 /// What a rank tells its neighbours.
@@ -19,24 +20,27 @@ pub(super) struct NcclSupport {
     version: i32,
     /// Names a device of a host.
     device: [u32; 4],
+    /// Names a host.
+    host: [u32; 2],
 }
 
 impl NcclSupport {
     pub fn new(cuda: &Cuda, choice: CarrierChoice, api: Option<&NcclApi>) -> Result<NcclSupport> {
         let version = api.map_or(Ok(NcclVersion(0)), NcclApi::version)?.0;
-        Ok(NcclSupport { wish: choice as u32, version, device: device_name(cuda) })
+        Ok(NcclSupport { wish: choice as u32, version, device: device_name(cuda), host: host_name() })
     }
 
     fn words(&self) -> [u32; SUPPORT_WORDS] {
         let mut words = [0; SUPPORT_WORDS];
         (words[0], words[1]) = (self.wish, self.version as u32);
-        words[2..].copy_from_slice(&self.device);
+        words[2..6].copy_from_slice(&self.device);
+        words[6..].copy_from_slice(&self.host);
         words
     }
 
     fn of(words: &[u32; SUPPORT_WORDS]) -> NcclSupport {
         let device = std::array::from_fn(|i| words[2 + i]);
-        NcclSupport { wish: words[0], version: words[1] as i32, device }
+        NcclSupport { wish: words[0], version: words[1] as i32, device, host: [words[6], words[7]] }
     }
 }
 
@@ -64,7 +68,7 @@ pub(super) struct Names {
 }
 
 /// Whether these ranks exchange through NCCL. All of them reach the same answer.
-fn agree(all: &[NcclSupport]) -> Result<bool> {
+fn agree(all: &[NcclSupport], encryption: LinkEncryption) -> Result<bool> {
     let wish = |choice: CarrierChoice| all.iter().any(|one| one.wish == choice as u32);
     if wish(CarrierChoice::Nccl) && wish(CarrierChoice::Host) {
         return Err(Error::Plan("ranks that are to exchange through NCCL, and their peers through the host"));
@@ -72,7 +76,12 @@ fn agree(all: &[NcclSupport]) -> Result<bool> {
     let version = all[0].version;
     let is_there = version >= NcclVersion::MIN.0 && all.iter().all(|one| one.version == version);
     let is_shared = (1..all.len()).any(|i| all[..i].iter().any(|one| one.device == all[i].device));
-    let is_able = is_there && (!is_shared || NcclVersion(version) >= NcclVersion::SHARING);
+    // NCCL's own connections are in the clear.
+    let is_overheard = encryption == LinkEncryption::On && all.iter().any(|one| one.host != all[0].host);
+    if wish(CarrierChoice::Nccl) && is_overheard {
+        return Err(Error::Plan("NCCL between hosts, which encrypts nothing, though links are to be encrypted"));
+    }
+    let is_able = is_there && !is_overheard && (!is_shared || NcclVersion(version) >= NcclVersion::SHARING);
     if wish(CarrierChoice::Nccl) && !is_able {
         return Err(Error::Plan(match is_there {
             true => "NCCL before 2.30 for ranks that share a device",
@@ -92,10 +101,11 @@ pub(super) fn partners(mesh: &mut Mesh, mine: &NcclSupport) -> Result<Partners> 
     let before = (!mesh.part().is_first()).then(|| [me - tp_size, me]);
     let groups = [&stage, next.as_slice().as_flattened(), before.as_slice().as_flattened()];
     let neighbours: Vec<usize> = groups.concat().into_iter().filter(|rank| *rank != me).collect();
+    let encryption = mesh.encryption();
     let all = mesh.swap_notes(SUPPORT_WORDS as u64, mine.words(), &neighbours, &neighbours)?;
     let has_agreed = |ranks: &[usize]| {
         let group: Vec<NcclSupport> = ranks.iter().map(|rank| NcclSupport::of(&all[*rank])).collect();
-        if group.len() > 1 { agree(&group) } else { Ok(false) }
+        if group.len() > 1 { agree(&group, encryption) } else { Ok(false) }
     };
     Ok(Partners { stage: has_agreed(groups[0])?, next: has_agreed(groups[1])?, before: has_agreed(groups[2])? })
 }
@@ -123,14 +133,25 @@ pub(super) fn names(mesh: &mut Mesh, api: &NcclApi, partners: Partners) -> Resul
 
 /// The device's name, equal in all processes that can reach it.
 fn device_name(cuda: &Cuda) -> [u32; 4] {
-    // Where the boot id cannot be read, hosts look the same and devices look shared: the host carries.
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let mut hasher = blake3::Hasher::new();
-    hasher.update(&boot);
+    hasher.update(&boot());
     for number in cuda.card().pci {
         hasher.update(&number.to_le_bytes());
     }
-    let hash = hasher.finalize();
+    words_of(hasher.finalize())
+}
+
+/// The machine's name, for as long as it runs.
+fn host_name() -> [u32; 2] {
+    words_of(blake3::hash(&boot()))
+}
+
+/// Where the boot id cannot be read, hosts look the same and devices look shared: the host carries.
+fn boot() -> Vec<u8> {
+    std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}
+
+fn words_of<const N: usize>(hash: blake3::Hash) -> [u32; N] {
     let words = hash.as_bytes().as_chunks::<4>().0;
     std::array::from_fn(|i| u32::from_le_bytes(words[i]))
 }
@@ -140,11 +161,26 @@ mod tests {
     use super::*;
 
     fn support(wish: CarrierChoice, version: i32, device: u32) -> NcclSupport {
-        NcclSupport { wish: wish as u32, version, device: [device; 4] }
+        NcclSupport { wish: wish as u32, version, device: [device; 4], host: [1, 2] }
     }
 
     fn agreed(all: &[NcclSupport]) -> Option<bool> {
-        agree(all).ok()
+        agree(all, LinkEncryption::Off).ok()
+    }
+
+    #[test]
+    fn what_is_to_be_encrypted_goes_through_nccl_within_a_host_alone() {
+        let on = |wish, host| NcclSupport { host: [1, host], ..support(wish, 22_800, host) };
+        let check = |choice, hosts: [u32; 2], expect| {
+            let all = hosts.map(|host| on(choice, host));
+            let all = [all[0], NcclSupport { device: [9; 4], ..all[1] }];
+            let agreed = [LinkEncryption::Off, LinkEncryption::On].map(|encryption| agree(&all, encryption).ok());
+            assert_eq!(agreed, expect, "{choice:?} on {hosts:?}");
+        };
+        check(CarrierChoice::Auto, [1, 1], [Some(true), Some(true)]);
+        check(CarrierChoice::Auto, [1, 2], [Some(true), Some(false)]);
+        check(CarrierChoice::Nccl, [1, 1], [Some(true), Some(true)]);
+        check(CarrierChoice::Nccl, [1, 2], [Some(true), None]);
     }
 
     #[test]
@@ -171,6 +207,6 @@ mod tests {
     fn what_is_said_comes_back() {
         let there = support(CarrierChoice::Nccl, 23_007, 5);
         let back = NcclSupport::of(&there.words());
-        assert_eq!((back.wish, back.version, back.device), (2, 23_007, [5; 4]));
+        assert_eq!((back.wish, back.version, back.device, back.host), (2, 23_007, [5; 4], [1, 2]));
     }
 }
