@@ -30,7 +30,7 @@ TELEMETRY_PACKAGES := target/telemetry-packages
 BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)/bin/buf
 
 .PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
-.PHONY: bench bench-sums bench-grids bench-router bench-scheduler bench-tenants check deny
+.PHONY: bench bench-sums bench-links bench-grids bench-router bench-scheduler bench-tenants check deny
 .PHONY: images compose
 .PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload
 
@@ -55,6 +55,7 @@ help:
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
 	@echo "make loom    all interleavings of the memory that ranks share"
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
+	@echo "make bench-links what authenticated and encrypted connections between ranks cost"
 	@echo "make bench-router what a router adds to a request and costs; PART=latency|cpu|streams"
 	@echo "make bench-scheduler a step with 1,024 sequences, look-ups in the prefix cache"
 	@echo "make bench-tenants how long a tenant waits beside one at 50 times its share, ROUNDS (5); as a table"
@@ -176,6 +177,9 @@ bench: bench-sums bench-grids
 
 bench-sums: protoc
 	$(CARGO) bench --workspace --locked --bench sums -- 40
+
+bench-links: protoc
+	$(CARGO) bench --workspace --locked --bench links
 
 bench-grids: protoc
 	$(CARGO) build --release --locked
