@@ -5,6 +5,7 @@ use crate::limits::tenants::{Quotas, TenantLimits};
 use crate::lines::{self, BadLine};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
+use tokio_util::sync::CancellationToken;
 use types::TenantId;
 
 /// How many tenants have their own metrics label, for as long as the process lives: the first of the file. All others
@@ -31,6 +32,16 @@ struct Table {
 struct Known {
     hash: [u8; 32],
     tenant: TenantId,
+    /// Cancelled when the file no longer has the key, or has it for another tenant.
+    revoked: CancellationToken,
+}
+
+/// Whoever has shown a key.
+#[derive(Clone, Debug)]
+pub struct Admitted {
+    pub tenant: TenantId,
+    /// Cancelled when the key is taken back; never where none is asked for.
+    pub revoked: CancellationToken,
 }
 
 /// A line, parsed.
@@ -74,7 +85,7 @@ impl Table {
                 continue;
             };
             let id = tenant(line.name);
-            table.known.push(Known { hash: hash(key), tenant: id });
+            table.known.push(before.known(hash(key), id));
             let label = table.label(line.name, line.is_secret);
             let (quotas, _) = named.entry(id).or_insert((Quotas::default(), label));
             *quotas = quotas.and(line.quotas).map_err(bad)?;
@@ -87,6 +98,19 @@ impl Table {
         table.tenants = named.into_iter().map(tenant).collect();
         table.others = before.others.clone();
         Ok(table)
+    }
+
+    /// A key of the next table, which is the same as one of this if it is of the same tenant.
+    fn known(&self, hash: [u8; 32], tenant: TenantId) -> Known {
+        let same = self.known.iter().find(|known| known.hash == hash && known.tenant == tenant);
+        Known { hash, tenant, revoked: same.map_or_else(CancellationToken::new, |known| known.revoked.clone()) }
+    }
+
+    /// Ends what was asked with keys that `next` does not have for the same tenant.
+    fn revoke_all_but(&self, next: &Table) {
+        let goes_on =
+            |known: &Known| next.known.iter().any(|other| (other.hash, other.tenant) == (known.hash, known.tenant));
+        self.known.iter().filter(|known| !goes_on(known)).for_each(|known| known.revoked.cancel());
     }
 
     fn label(&mut self, name: &str, is_secret: bool) -> Arc<str> {
@@ -123,7 +147,10 @@ impl ApiKeys {
         if table.known.is_empty() && !before.known.is_empty() {
             return Err(BadLine { line: text.lines().count(), problem: "there is no key up to here".into() });
         }
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+        let table = Arc::new(table);
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = table.clone();
+        // Only now: whoever is ended by it and asks again is refused.
+        before.revoke_all_but(&table);
         Ok(())
     }
 
@@ -137,13 +164,18 @@ impl ApiKeys {
 
     /// The tenant of a key. The search takes as long for a nearly right key as for any other.
     pub fn tenant(&self, key: &str) -> Option<TenantId> {
+        self.admitted_by(key).map(|admitted| admitted.tenant)
+    }
+
+    /// The same, with the end of the key.
+    pub fn admitted_by(&self, key: &str) -> Option<Admitted> {
         let offered = hash(key);
         let mut found = None;
         for known in &self.table().known {
             // All are compared to the end, and by hashes, which nobody can choose.
             let differs = known.hash.iter().zip(&offered).fold(0, |all, (a, b)| all | (a ^ b));
             if std::hint::black_box(differs) == 0 {
-                found = Some(known.tenant);
+                found = Some(Admitted { tenant: known.tenant, revoked: known.revoked.clone() });
             }
         }
         found
@@ -151,11 +183,16 @@ impl ApiKeys {
 
     /// The tenant of an `authorization` header. Without keys, all clients are one tenant.
     pub fn authorized(&self, authorization: Option<&str>) -> Option<TenantId> {
+        self.admitted(authorization).map(|admitted| admitted.tenant)
+    }
+
+    /// The same, with the end of the key.
+    pub fn admitted(&self, authorization: Option<&str>) -> Option<Admitted> {
         if self.is_open() {
-            return Some(TenantId::default());
+            return Some(Admitted { tenant: TenantId::default(), revoked: CancellationToken::new() });
         }
         let (scheme, key) = authorization?.trim().split_once(' ')?;
-        if scheme.eq_ignore_ascii_case("bearer") { self.tenant(key.trim()) } else { None }
+        if scheme.eq_ignore_ascii_case("bearer") { self.admitted_by(key.trim()) } else { None }
     }
 
     /// A tenant, with its limits and use.
@@ -195,6 +232,22 @@ fn tenant(name: &str) -> TenantId {
 mod tests {
     use super::*;
     use types::Weight;
+
+    #[test]
+    fn a_key_ends_when_the_file_has_it_no_more_or_for_another() {
+        let keys = ApiKeys::parse("a:k1\na:k2\nb:k3\nb:k4").unwrap();
+        let admitted = ["k1", "k2", "k3", "k4"].map(|key| keys.admitted_by(key).unwrap());
+        let ended = || admitted.each_ref().map(|admitted| admitted.revoked.is_cancelled());
+        assert!(keys.replace("").is_err());
+        assert_eq!(ended(), [false; 4]);
+        keys.replace("a:k1 weight=2\na:k3\nb:k4\nc:k5").unwrap();
+        assert_eq!(ended(), [false, true, true, false]);
+        let again = keys.admitted_by("k3").unwrap();
+        assert!(again.tenant == admitted[0].tenant && !again.revoked.is_cancelled());
+        keys.replace("a:k3").unwrap();
+        assert_eq!(ended(), [true; 4]);
+        assert!(!again.revoked.is_cancelled());
+    }
 
     #[test]
     fn a_key_names_its_tenant() {

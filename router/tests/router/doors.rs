@@ -50,6 +50,57 @@ fn a_key_opens_and_names_the_tenant() {
     });
 }
 
+/// Those of other keys go on, also of the same tenant.
+#[test]
+fn a_key_that_is_taken_back_ends_its_streams_alone() {
+    run(async {
+        let keys = ApiKeys::parse("alice:k1\nalice:k2").unwrap();
+        let house = House::open(Config { keys: keys.clone(), ..config() }).await;
+        house.fake.script(|script| script.hold_at = 3);
+        let open = async |key: &str, path: &str, body: &str| {
+            let mut stream = TcpStream::connect(house.http).await.unwrap();
+            let n = body.len();
+            let head = format!("authorization: Bearer {key}\r\nconnection: close\r\ncontent-length: {n}");
+            let request = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{head}\r\n\r\n{body}");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            stream
+        };
+        let streamed = r#"{"prompt": "Hi", "stream": true}"#;
+        let mut ended = open("k1", COMPLETIONS, streamed).await;
+        let mut whole = open("k1", COMPLETIONS, r#"{"prompt": "Hi"}"#).await;
+        let mut kept = open("k2", COMPLETIONS, streamed).await;
+        let mut keyed = tonic::Request::new(ask("Hi"));
+        keyed.metadata_mut().insert("authorization", "Bearer k1".parse().unwrap());
+        let mut call = client(&house).generate(keyed).await.unwrap().into_inner();
+        for stream in [&mut ended, &mut kept] {
+            read_until(stream, "data: ").await;
+        }
+        call.message().await.unwrap().unwrap();
+        eventually(|| async { house.fake.submits().len() == 4 }).await;
+        keys.replace("alice:k2").unwrap();
+        let mut rest = String::new();
+        ended.read_to_string(&mut rest).await.unwrap();
+        assert!(rest.contains("event: error\ndata: {") && rest.contains("invalid_api_key"), "{rest}");
+        let mut refused = String::new();
+        whole.read_to_string(&mut refused).await.unwrap();
+        assert!(refused.starts_with("HTTP/1.1 401") && refused.contains("invalid_api_key"), "{refused}");
+        let status = loop {
+            match call.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("it ended well"),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(status.code(), tonic::Code::Unauthenticated, "{status}");
+        // What computed for them is free, and the other key's stream is as it was.
+        eventually(|| async { house.fake.cancels().len() == 3 }).await;
+        let nothing = tokio::time::timeout(Duration::from_millis(200), kept.read_u8()).await;
+        assert!(nothing.is_err() || nothing.is_ok_and(|read| read.is_ok()), "the other stream ended");
+        drop(kept);
+        house.close().await;
+    });
+}
+
 #[test]
 fn every_answer_names_its_request() {
     run(async {

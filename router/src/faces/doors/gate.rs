@@ -3,12 +3,14 @@
 
 use crate::faces::doors::call::{gate_timeout, status};
 use crate::faces::doors::panics::{Panicked, caught};
+use crate::faces::doors::revocable::{LastFrame, Revocable};
 use crate::front::frontend::Frontend;
 use crate::refusal::Refusal;
 use axum::body::BodyDataStream;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, HeaderValue};
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
+use http_body::Body as _;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::{Layer, Service};
@@ -51,11 +54,15 @@ pub struct GatedService<S> {
 }
 
 impl<S> GatedService<S> {
-    fn may_pass(&self, request: &Request<Body>) -> bool {
+    /// The end of the key that a call was made with; never where none is asked for. None: the call may not pass.
+    fn admitted(&self, request: &Request<Body>) -> Option<CancellationToken> {
         let path = request.uri().path();
         let is_open = |open: &&str| if open.ends_with('/') { path.starts_with(*open) } else { path == *open };
+        if OPEN.iter().any(is_open) {
+            return Some(CancellationToken::new());
+        }
         let authorization = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        OPEN.iter().any(is_open) || self.front.config.keys.authorized(authorization).is_some()
+        self.front.config.keys.admitted(authorization).map(|admitted| admitted.revoked)
     }
 }
 
@@ -74,20 +81,27 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        if !self.may_pass(&request) {
-            return Box::pin(std::future::ready(Ok(status(Refusal::NoKey).into_http())));
-        }
+        let no_key = || status(Refusal::NoKey).into_http();
+        let Some(revoked) = self.admitted(&request) else {
+            return Box::pin(std::future::ready(Ok(no_key())));
+        };
         let is_endless = request.uri().path() == ENDLESS;
         let body_max = self.front.config.timeouts.body_max;
         let request = if is_endless { request } else { request.map(|body| in_time(body, body_max)) };
         let wait_max = gate_timeout(request.headers());
         let answered = caught(self.inner.call(request));
         Box::pin(async move {
-            let answer = match wait_max {
-                Some(wait_max) => timeout(wait_max, answered).await.unwrap_or_else(|_| Ok(Ok(too_late().into_http()))),
-                None => answered.await,
+            let in_time = async {
+                match wait_max {
+                    Some(wait_max) => {
+                        timeout(wait_max, answered).await.unwrap_or_else(|_| Ok(Ok(too_late().into_http())))
+                    }
+                    None => answered.await,
+                }
             };
-            answer.unwrap_or_else(|Panicked| Ok(broken().into_http())).map(retold)
+            let Some(answered) = revoked.run_until_cancelled(in_time).await else { return Ok(no_key()) };
+            let answered = answered.unwrap_or_else(|Panicked| Ok(broken().into_http()));
+            answered.map(|answer| retold(answer).map(|body| until_revoked(body, revoked)))
         })
     }
 }
@@ -103,6 +117,17 @@ fn retold(mut response: Response<Body>) -> Response<Body> {
         *code = HeaderValue::from(Code::ResourceExhausted as i32);
     }
     response
+}
+
+/// A call ends with its key.
+fn until_revoked(body: Body, revoked: CancellationToken) -> Body {
+    let no_key = status(Refusal::NoKey);
+    let mut trailers = HeaderMap::new();
+    let last = match no_key.add_header(&mut trailers) {
+        Ok(()) => LastFrame::Trailers(trailers),
+        Err(_) => LastFrame::Break(no_key),
+    };
+    if body.is_end_stream() { body } else { Body::new(Revocable::new(body, revoked, last)) }
 }
 
 fn broken() -> Status {

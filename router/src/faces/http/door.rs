@@ -1,18 +1,22 @@
 //! API keys, limits and names of requests of the HTTP pages. Knows no page.
 
 use crate::faces::doors::panics::{Panicked, caught};
+use crate::faces::doors::revocable::{LastFrame, Revocable};
 use crate::faces::http::error::HttpError;
 use crate::front::frontend::Frontend;
+use crate::limits::keys::Admitted;
 use crate::limits::tenants::{LimitState, TenantLimits};
 use crate::refusal::Refusal;
+use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::HeaderMap;
-use http::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
+use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
-use types::TenantId;
+use tokio_util::sync::CancellationToken;
 
 /// The header by which a client and its proxies name a request.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -37,27 +41,40 @@ fn is_plain(id: &[u8]) -> bool {
 
 /// Lets in requests with a valid key, and passes the tenant to the page.
 pub async fn authorize(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
-    let tenant = tenant(&front, request.headers());
-    enter(&front, tenant, request, next).await
+    let admitted = admitted(&front, request.headers());
+    enter(&front, admitted, request, next).await
 }
 
 /// The same for pages whose clients may also send the key as `x-api-key`.
 pub async fn authorize_either(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
-    let bare = || front.config.keys.tenant(text(request.headers(), "x-api-key")?.trim());
-    let tenant = tenant(&front, request.headers()).or_else(bare);
-    enter(&front, tenant, request, next).await
+    let bare = || front.config.keys.admitted_by(text(request.headers(), "x-api-key")?.trim());
+    let admitted = admitted(&front, request.headers()).or_else(bare);
+    enter(&front, admitted, request, next).await
 }
 
-async fn enter(front: &Frontend, tenant: Option<TenantId>, mut request: Request, next: Next) -> Response {
-    match tenant {
-        Some(tenant) => {
-            request.extensions_mut().insert(tenant);
-            let mut response = next.run(request).await;
-            tell_limits(&front.config.keys.of(tenant), response.headers_mut());
-            response
-        }
-        None => HttpError::from(Refusal::NoKey).into_response(),
+async fn enter(front: &Frontend, admitted: Option<Admitted>, mut request: Request, next: Next) -> Response {
+    let no_key = || HttpError::from(Refusal::NoKey).into_response();
+    let Some(Admitted { tenant, revoked }) = admitted else { return no_key() };
+    request.extensions_mut().insert(tenant);
+    let Some(mut response) = revoked.run_until_cancelled(next.run(request)).await else { return no_key() };
+    tell_limits(&front.config.keys.of(tenant), response.headers_mut());
+    until_revoked(response, revoked)
+}
+
+/// A stream ends with its key. Anthropic's clients know an error by the event's name, OpenAI's by its content.
+fn until_revoked(response: Response, revoked: CancellationToken) -> Response {
+    if response.body().size_hint().exact().is_some() {
+        return response;
     }
+    let error = HttpError::from(Refusal::NoKey).body()["error"].take();
+    let is_events = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "text/event-stream");
+    let last = match is_events {
+        true => {
+            LastFrame::Event(format!("event: error\ndata: {}\n\n", json!({ "type": "error", "error": error })).into())
+        }
+        false => LastFrame::Break(axum::Error::new(Refusal::NoKey)),
+    };
+    response.map(|body| Body::new(Revocable::new(body, revoked, last)))
 }
 
 /// Writes what is left of a tenant's limits into OpenAI's headers.
@@ -86,8 +103,8 @@ fn span(time: Duration) -> String {
     }
 }
 
-fn tenant(front: &Frontend, headers: &HeaderMap) -> Option<TenantId> {
-    front.config.keys.authorized(text(headers, AUTHORIZATION.as_str()))
+fn admitted(front: &Frontend, headers: &HeaderMap) -> Option<Admitted> {
+    front.config.keys.admitted(text(headers, AUTHORIZATION.as_str()))
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
