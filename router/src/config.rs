@@ -20,6 +20,8 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// The API keys. Without any, anybody may ask.
     pub keys: ApiKeys,
+    /// TLS towards clients, over HTTP and gRPC. The caller may replace its certificate while connections are served.
+    pub tls: Option<wire::OfferedTls>,
     /// Names by which clients may say the HTTP server, besides this machine's own: where it listens on loopback and
     /// asks for no key.
     pub hosts_allowed: Vec<String>,
@@ -183,6 +185,7 @@ impl Default for Config {
             limits: RouterLimits::default(),
             timeouts: Timeouts::default(),
             keys: ApiKeys::default(),
+            tls: None,
             hosts_allowed: Vec::new(),
             origins_allowed: Vec::new(),
             resume_key: ResumeKey::of(&[]),

@@ -55,10 +55,19 @@ pub async fn serve(
     grpc: TcpListener,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
-    let connections = wire::tcp_incoming(grpc);
+    let tls = config.tls.clone();
     let faces = |front: Arc<Frontend>, draining, end: CancellationToken| async move {
         let http = faces::http::serve(front.clone(), http, end.clone());
-        tokio::try_join!(http, faces::grpc_server::serve(front, connections, draining, end)).map(|_| ())
+        let grpc = async {
+            match tls {
+                None => faces::grpc_server::serve(front, wire::tcp_incoming(grpc), draining, end).await,
+                Some(tls) => {
+                    let connections = wire::clients(grpc, tls, wire::Spoken::Grpc);
+                    faces::grpc_server::serve(front, connections, draining, end).await
+                }
+            }
+        };
+        tokio::try_join!(http, grpc).map(|_| ())
     };
     serve_faces(config, members.into(), texts.into(), shutdown, faces).await
 }

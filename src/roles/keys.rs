@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Interval between looks at the file. A mounted secret changes by links, which no watch reports.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+pub const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// The keys of the file and of the flag. A file without keys is refused: it would let in everybody.
 pub fn read(settings: &RouterSettings) -> anyhow::Result<ApiKeys> {

@@ -1,6 +1,7 @@
 //! The roles: how each is built from settings, and how each runs in a process of its own. However they are started,
 //! they send each other the same frames.
 
+mod api_tls;
 pub mod coordinator;
 mod coordinator_source;
 pub mod handover;

@@ -1,8 +1,8 @@
 //! Builds a router from its settings, within `serve` or in a process of its own.
 
-use super::keys;
 use super::process::{resume_key, stop_on_signals, watch};
 use super::routes::OtherModels;
+use super::{api_tls, keys};
 use crate::models;
 use crate::settings::{ConfigSource, RouterParts, RouterRole, ServeSettings, printed};
 use anyhow::Context;
@@ -96,9 +96,10 @@ impl Listeners {
         let (http, grpc) = (self.http.local_addr()?, self.grpc.local_addr()?);
         let model = parts.model.served_name().unwrap_or(&parts.model.model);
         let version = env!("CARGO_PKG_VERSION");
-        logs::say(&format!("lockstep {version} serves {model} on http://{http}/v1 and grpc://{grpc}"));
+        let (web, rpc) = if parts.router.api_tls_cert.is_some() { ("https", "grpcs") } else { ("http", "grpc") };
+        logs::say(&format!("lockstep {version} serves {model} on {web}://{http}/v1 and {rpc}://{grpc}"));
         logs::say(&format!(
-            "try: curl -s http://{http}/v1/chat/completions -H 'content-type: application/json' \
+            "try: curl -s {web}://{http}/v1/chat/completions -H 'content-type: application/json' \
              -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'"
         ));
         Ok(())
@@ -145,6 +146,7 @@ pub fn route(
         texts = texts.and(name.clone(), text(checkpoint).with_context(|| format!("--text {name}"))?);
     }
     let (keys_followed, routes_followed) = (keys::follow(parts.router, &config.keys), others.follow());
+    let tls_followed = api_tls::follow(parts.router, config.tls.as_ref());
     let served = router::serve(config, membership, texts, listeners.http, listeners.grpc, shutdown);
     Ok(async move {
         tokio::select! {
@@ -152,6 +154,7 @@ pub fn route(
             served = served => Ok(served?),
             () = keys_followed => Ok(()),
             () = routes_followed => Ok(()),
+            () = tls_followed => Ok(()),
         }
     })
 }
@@ -176,6 +179,7 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
         },
         timeouts: router::Timeouts { drain_max, replica_absence_max, request_max, ..router::Timeouts::default() },
         keys: keys::read(settings)?,
+        tls: api_tls::read(settings)?,
         hosts_allowed: settings.allowed_hosts.clone().unwrap_or_default(),
         origins_allowed: settings.allowed_origins.clone().unwrap_or_default(),
         metrics,

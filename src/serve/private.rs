@@ -34,6 +34,7 @@ impl PrivateServer {
         let any_port = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         (settings.router.http, settings.router.grpc) = (any_port, any_port);
         (settings.router.api_keys, settings.router.api_key) = (None, None);
+        (settings.router.api_tls_cert, settings.router.api_tls_key, settings.router.api_client_ca) = (None, None, None);
         if settings.watch.log == LOG {
             settings.watch.log = "warn".into();
         }

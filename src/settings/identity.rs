@@ -55,18 +55,20 @@ pub fn of_token(token: &JoinToken, role: &str) -> anyhow::Result<Tls> {
 /// Certificates on both sides, from files of PEM. They must be made out to `lockstep.cluster`.
 pub fn of_files(certificate: &Path, key: &Path, authority: &Path) -> anyhow::Result<Tls> {
     let chain = certificates(certificate)?;
-    let text = secret::read_text(key)?;
-    let secret = || {
-        PrivateKeyDer::from_pem_slice(text.as_bytes()).with_context(|| format!("no private key in {}", key.display()))
-    };
+    let secret = private_key(key)?;
     let (server, client) = builders(certificates(authority)?)?;
     let unusable = || format!("{} and {} do not go together", certificate.display(), key.display());
-    let server = server.with_single_cert(chain.clone(), secret()?).with_context(unusable)?;
-    let client = client.with_client_auth_cert(chain, secret()?).with_context(unusable)?;
+    let server = server.with_single_cert(chain.clone(), secret.clone_key()).with_context(unusable)?;
+    let client = client.with_client_auth_cert(chain, secret).with_context(unusable)?;
     Ok(Tls { server: Arc::new(server), client: Arc::new(client) })
 }
 
-fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+pub(super) fn private_key(path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
+    let text = secret::read_text(path)?;
+    PrivateKeyDer::from_pem_slice(text.as_bytes()).with_context(|| format!("no private key in {}", path.display()))
+}
+
+pub(super) fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let unreadable = || format!("no certificates can be read from {}", path.display());
     let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).with_context(unreadable)?.collect();
     let read = read.with_context(unreadable)?;

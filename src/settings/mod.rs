@@ -13,6 +13,7 @@ pub mod hub;
 mod identity;
 pub mod machine;
 mod model;
+pub mod offered;
 mod queue;
 mod router;
 pub mod secret;

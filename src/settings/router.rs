@@ -43,6 +43,17 @@ pub struct RouterSettings {
     /// An API key, besides those of --api-keys
     #[arg(long, env = "LOCKSTEP_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_key: Option<String>,
+    /// Certificate of the HTTP and gRPC APIs, as PEM; turns on TLS towards clients
+    ///
+    /// The files of --api-tls-cert, --api-tls-key and --api-client-ca are read again when they change.
+    #[arg(long, env = "LOCKSTEP_API_TLS_CERT", value_name = "FILE", requires = "api_tls_key")]
+    pub api_tls_cert: Option<PathBuf>,
+    /// Private key of --api-tls-cert, as PEM
+    #[arg(long, env = "LOCKSTEP_API_TLS_KEY", value_name = "FILE", requires = "api_tls_cert")]
+    pub api_tls_key: Option<PathBuf>,
+    /// CA certificate of clients, as PEM: who has no certificate of it is refused
+    #[arg(long, env = "LOCKSTEP_API_CLIENT_CA", value_name = "FILE", requires = "api_tls_cert")]
+    pub api_client_ca: Option<PathBuf>,
     /// Host names that the HTTP API answers to on a loopback address without keys, such as a proxy's [default:
     /// localhost and loopback addresses; * is any]
     #[arg(long, env = "LOCKSTEP_ALLOWED_HOSTS", value_name = "HOST", value_delimiter = ',')]

@@ -3,6 +3,7 @@
 
 mod damaged;
 mod intruder;
+mod offered;
 mod stalled;
 mod stranded;
 

@@ -1,4 +1,4 @@
-//! A connection between two roles that have proved themselves, whatever carries it.
+//! A connection between two roles that have proved themselves, or of a client, whatever carries it.
 
 use std::io;
 use std::pin::Pin;
@@ -45,6 +45,22 @@ impl AsyncRead for Connection {
 impl AsyncWrite for Connection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         either!(self, io => io.poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(self, io => io.poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Connection::Plain(io) => io.is_write_vectored(),
+            Connection::Tls(io) => io.is_write_vectored(),
+            Connection::Pipe(io) => io.is_write_vectored(),
+        }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

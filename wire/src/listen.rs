@@ -2,6 +2,7 @@
 
 use crate::connection::Connection;
 use crate::greeting::{PROOF_MAX, Trust};
+use crate::offered::{OfferedTls, Spoken};
 use crate::refusals::Refusals;
 use crate::refused::Unconnected;
 use std::collections::VecDeque;
@@ -26,15 +27,46 @@ const PROVED_MAX: usize = 64;
 /// The pause after the listener failed, as when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// What a peer has to do before anything else is read from it.
+#[derive(Clone)]
+enum Proof {
+    /// Prove that it belongs to the cluster.
+    Role(Trust),
+    /// Shake hands, as any client may.
+    Client(OfferedTls, Spoken),
+}
+
+impl Proof {
+    async fn accept(&self, stream: TcpStream) -> Result<Connection, Unconnected> {
+        match self {
+            Proof::Role(trust) => trust.accept(stream).await,
+            Proof::Client(tls, spoken) => tls.accept(stream, *spoken).await,
+        }
+    }
+}
+
 /// The connections of a listener that have proved themselves. A peer that does not is told why, and is named in the
 /// log, once a second.
 pub fn incoming(listener: TcpListener, trust: Trust) -> impl Stream<Item = io::Result<Connection>> + Send {
+    proved(listener, Proof::Role(trust))
+}
+
+/// The connections of clients whose handshakes are done: as many at once, and each as long, as those of roles.
+pub fn clients(
+    listener: TcpListener,
+    tls: OfferedTls,
+    spoken: Spoken,
+) -> impl Stream<Item = io::Result<Connection>> + Send + Unpin {
+    proved(listener, Proof::Client(tls, spoken))
+}
+
+fn proved(listener: TcpListener, proof: Proof) -> ReceiverStream<io::Result<Connection>> {
     let (proved, connections) = mpsc::channel(PROVED_MAX);
-    tokio::spawn(listen(listener, trust, proved));
+    tokio::spawn(listen(listener, proof, proved));
     ReceiverStream::new(connections)
 }
 
-async fn listen(listener: TcpListener, trust: Trust, proved: mpsc::Sender<io::Result<Connection>>) {
+async fn listen(listener: TcpListener, proof: Proof, proved: mpsc::Sender<io::Result<Connection>>) {
     let mut proving = Proving::new();
     let refusals = Arc::new(Refusals::default());
     loop {
@@ -51,9 +83,9 @@ async fn listen(listener: TcpListener, trust: Trust, proved: mpsc::Sender<io::Re
             }
         };
         let Some(place) = proving.place().await else { return };
-        let (trust, proved, refusals) = (trust.clone(), proved.clone(), refusals.clone());
+        let (proof, proved, refusals) = (proof.clone(), proved.clone(), refusals.clone());
         tokio::spawn(async move {
-            match place.prove(&trust, stream).await {
+            match place.prove(&proof, stream).await {
                 Ok((connection, _place)) => {
                     // Nobody takes connections any more when the server has ended.
                     let _ended = proved.send(Ok(connection)).await;
@@ -105,10 +137,10 @@ impl Proving {
 }
 
 impl Place {
-    async fn prove(self, trust: &Trust, stream: TcpStream) -> Result<(Connection, OwnedSemaphorePermit), Unconnected> {
+    async fn prove(self, proof: &Proof, stream: TcpStream) -> Result<(Connection, OwnedSemaphorePermit), Unconnected> {
         let Place { permit, lost } = self;
         tokio::select! {
-            proved = timeout(PROOF_MAX, trust.accept(stream)) => {
+            proved = timeout(PROOF_MAX, proof.accept(stream)) => {
                 let connection = proved.unwrap_or(Err(Unconnected::Late))?;
                 Ok((connection, permit))
             }

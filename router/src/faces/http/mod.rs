@@ -41,7 +41,8 @@ use tokio_util::sync::CancellationToken;
 pub async fn serve(front: Arc<Frontend>, listener: TcpListener, shutdown: CancellationToken) -> Result<(), Error> {
     let (limits, timeouts) = (front.config.limits.clone(), front.config.timeouts.clone());
     let visitors = Visitors::new(&front.config, listener.local_addr().map_err(Error::Http)?);
-    server::serve(routes(front, visitors), listener, &limits, &timeouts, shutdown).await
+    let incoming = server::Incoming::of(listener, front.config.tls.clone());
+    server::serve(routes(front, visitors), incoming, &limits, &timeouts, shutdown).await
 }
 
 fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {

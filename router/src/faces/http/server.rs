@@ -8,6 +8,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use std::future::Future;
+use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,10 +17,11 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service;
-use wire::{HEADERS_BYTES_MAX, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX};
+use wire::{Connection, HEADERS_BYTES_MAX, OfferedTls, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX, Spoken};
 
 /// The answer to a connection beyond the limit.
 const FULL: &[u8] =
@@ -27,9 +29,33 @@ const FULL: &[u8] =
 /// The pause after a failed accept: file descriptors may have run out, and come back.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// The connections of a listener: by TLS those whose handshakes are done.
+pub enum Incoming {
+    Plain(TcpListener),
+    Tls(Box<dyn Stream<Item = io::Result<Connection>> + Send + Unpin>),
+}
+
+impl Incoming {
+    pub fn of(listener: TcpListener, tls: Option<OfferedTls>) -> Incoming {
+        match tls {
+            None => Incoming::Plain(listener),
+            Some(tls) => Incoming::Tls(Box::new(wire::clients(listener, tls, Spoken::Http))),
+        }
+    }
+
+    async fn next(&mut self) -> io::Result<Connection> {
+        match self {
+            Incoming::Plain(listener) => listener.accept().await.map(|(stream, _)| Connection::Plain(stream)),
+            Incoming::Tls(connections) => {
+                connections.next().await.unwrap_or_else(|| Err(io::ErrorKind::ConnectionAborted.into()))
+            }
+        }
+    }
+}
+
 pub async fn serve(
     routes: Router,
-    listener: TcpListener,
+    mut incoming: Incoming,
     limits: &RouterLimits,
     timeouts: &Timeouts,
     shutdown: CancellationToken,
@@ -38,10 +64,10 @@ pub async fn serve(
     let connections = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = incoming.next() => accepted,
             () = shutdown.cancelled() => break,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok(stream) = accepted else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
@@ -50,7 +76,10 @@ pub async fn serve(
                 connections.spawn(connection(stream, place, routes.clone(), timeouts.clone(), shutdown.clone()));
             }
             // If the answer does not fit into the socket's buffer, it is not worth a task.
-            Err(_) => drop(stream.try_write(FULL)),
+            Err(_) => match stream {
+                Connection::Plain(stream) => drop(stream.try_write(FULL)),
+                secured => drop(secured),
+            },
         }
     }
     connections.close();
@@ -58,24 +87,28 @@ pub async fn serve(
     Ok(())
 }
 
+/// Waits until a connection without TLS has something to say: it gets no buffers before.
+async fn begins(stream: &TcpStream, headers_max: Duration, shutdown: &CancellationToken) -> bool {
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "a connection keeps Nagle's delay");
+    }
+    tokio::select! {
+        first = tokio::time::timeout(headers_max, stream.readable()) => first.is_ok(),
+        () = shutdown.cancelled() => false,
+    }
+}
+
 async fn connection(
-    mut stream: TcpStream,
+    mut stream: Connection,
     place: OwnedSemaphorePermit,
     routes: Router,
     timeouts: Timeouts,
     shutdown: CancellationToken,
 ) {
     let Timeouts { headers_max, unread_max, .. } = timeouts;
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "a connection keeps Nagle's delay");
-    }
-    // A first byte has to come before the connection gets buffers.
-    let first = tokio::time::timeout(headers_max, stream.readable());
-    let came = tokio::select! {
-        first = first => first.is_ok(),
-        () = shutdown.cancelled() => false,
-    };
-    if !came {
+    if let Connection::Plain(plain) = &stream
+        && !begins(plain, headers_max, &shutdown).await
+    {
         // It does not matter whether the other side hears of the end.
         let _gone = stream.shutdown().await;
         return;

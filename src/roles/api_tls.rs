@@ -1,0 +1,61 @@
+//! TLS towards clients: read at the start, and again whenever one of its files has changed. Knows no listener.
+
+use super::keys::LOOK_EVERY;
+use crate::settings::RouterSettings;
+use crate::settings::offered::OfferedFiles;
+use std::future::Future;
+use std::io;
+use wire::OfferedTls;
+
+/// What clients are offered at first; none without TLS.
+pub fn read(settings: &RouterSettings) -> anyhow::Result<Option<OfferedTls>> {
+    let files = OfferedFiles::of(settings)?;
+    files.map(|files| Ok(OfferedTls::new(files.read()?))).transpose()
+}
+
+/// Reads the files again for as long as this is polled. Those that cannot be used are logged once, and what was offered
+/// before stays.
+pub fn follow(settings: &RouterSettings, offered: Option<&OfferedTls>) -> impl Future<Output = ()> + use<> {
+    let files = OfferedFiles::of(settings).ok().flatten().zip(offered.cloned());
+    async move {
+        match files {
+            Some((files, offered)) => each_change(&files, &offered).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+async fn each_change(files: &OfferedFiles, offered: &OfferedTls) {
+    let mut last = None;
+    loop {
+        let read = files.clone();
+        let read = tokio::task::spawn_blocking(move || contents(&read)).await;
+        if let Ok(now) = read
+            && last.as_ref() != Some(&now)
+        {
+            take(files, offered, last.is_none());
+            last = Some(now);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// What the files hold, or why one cannot be read. A mounted secret changes by links, so times say nothing.
+fn contents(files: &OfferedFiles) -> Vec<Result<Vec<u8>, io::ErrorKind>> {
+    files.paths().map(|path| std::fs::read(path).map_err(|error| error.kind())).collect()
+}
+
+fn take(files: &OfferedFiles, offered: &OfferedTls, is_first: bool) {
+    match files.read() {
+        Ok(config) => {
+            offered.replace(config);
+            if !is_first {
+                tracing::info!("clients are offered another certificate from now on: its files have changed");
+            }
+        }
+        Err(problem) => {
+            let problem = format!("{problem:#}");
+            tracing::warn!(problem, "clients are offered the same certificate: its new files cannot be used");
+        }
+    }
+}

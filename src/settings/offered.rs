@@ -1,0 +1,59 @@
+//! The certificate that clients of the APIs see, from files that may change while it is used. `wire` offers it.
+
+use super::RouterSettings;
+use super::identity::{certificates, private_key};
+use anyhow::{Context, bail};
+use rustls::crypto::ring;
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The files of TLS towards clients.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OfferedFiles {
+    certificate: PathBuf,
+    key: PathBuf,
+    client_authority: Option<PathBuf>,
+}
+
+impl OfferedFiles {
+    /// None where clients are served without TLS.
+    pub fn of(settings: &RouterSettings) -> anyhow::Result<Option<OfferedFiles>> {
+        match (&settings.api_tls_cert, &settings.api_tls_key, &settings.api_client_ca) {
+            (Some(certificate), Some(key), authority) => Ok(Some(OfferedFiles {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                client_authority: authority.clone(),
+            })),
+            (None, None, None) => Ok(None),
+            _ => bail!("--api-tls-cert and --api-tls-key go together, and --api-client-ca needs both"),
+        }
+    }
+
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        let all = [Some(&self.certificate), Some(&self.key), self.client_authority.as_ref()];
+        all.into_iter().flatten().map(PathBuf::as_path)
+    }
+
+    /// What the files say now.
+    pub fn read(&self) -> anyhow::Result<ServerConfig> {
+        let provider = Arc::new(ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;
+        let builder = match &self.client_authority {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let mut roots = RootCertStore::empty();
+                for authority in certificates(path)? {
+                    let unusable = || format!("a certificate in {} cannot be used", path.display());
+                    roots.add(authority).with_context(unusable)?;
+                }
+                let roots = Arc::new(roots);
+                builder.with_client_cert_verifier(WebPkiClientVerifier::builder_with_provider(roots, provider).build()?)
+            }
+        };
+        let (certificate, key) = (&self.certificate, &self.key);
+        let unusable = || format!("{} and {} do not go together", certificate.display(), key.display());
+        builder.with_single_cert(certificates(certificate)?, private_key(key)?).with_context(unusable)
+    }
+}

@@ -1,0 +1,228 @@
+//! TLS towards clients, by curl: both protocols, both ports, certificates that are replaced, and clients who cannot
+//! shake hands.
+
+use super::{DOORS, MODEL, pem};
+use crate::common::node::{Folder, Node, PATIENCE};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// An authority, and the files of certificates that it has signed.
+struct Authority {
+    params: CertificateParams,
+    key: KeyPair,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Authority { params, key: KeyPair::generate().unwrap() }
+    }
+
+    fn root(&self) -> String {
+        pem("CERTIFICATE", self.params.clone().self_signed(&self.key).unwrap().der())
+    }
+
+    /// A certificate and its key.
+    fn signed(&self) -> [String; 2] {
+        let params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let leaf = params.signed_by(&key, &Issuer::from_params(&self.params, &self.key)).unwrap();
+        [pem("CERTIFICATE", leaf.der()), pem("PRIVATE KEY", &key.serialize_der())]
+    }
+}
+
+/// A server, and where it listens for HTTPS and for gRPC by TLS.
+struct Served {
+    node: Node,
+    http: String,
+    grpc: String,
+}
+
+impl Served {
+    fn with(folder: &Folder, authority: &Authority, more: &[&str]) -> Served {
+        let [certificate, key] = authority.signed();
+        let (certificate, key) = (folder.write("cert.pem", &certificate), folder.write("key.pem", &key));
+        folder.write("root.pem", &authority.root());
+        let tls = ["--api-tls-cert", &certificate, "--api-tls-key", &key];
+        let mut node = Node::start(&[&["serve", MODEL, "--activations", "f32"], &DOORS[..], &tls, more].concat());
+        let line = node.until(&["serves", "https://", "grpcs://"]);
+        let address = |scheme: &str| {
+            let rest = &line[line.find(scheme).unwrap() + scheme.len()..];
+            rest.split(['/', ' ']).next().unwrap().trim_end_matches('"').to_owned()
+        };
+        let (http, grpc) = (address("https://"), address("grpcs://"));
+        Served { node, http, grpc }
+    }
+}
+
+fn curl(folder: &Folder, words: &[&str]) -> Output {
+    let root = folder.0.join("root.pem");
+    let common = ["-s", "-S", "--max-time", "60", "--cacert", root.to_str().unwrap()];
+    Command::new("curl").args(common).args(words).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
+}
+
+fn until_ready(folder: &Folder, served: &Served) {
+    let deadline = Instant::now() + PATIENCE;
+    let url = format!("https://{}/ready", served.http);
+    while !curl(folder, &["-f", &url]).status.success() {
+        assert!(Instant::now() < deadline, "it is never ready:\n{}", served.node.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+const ASKED: &str = r#"{"prompt": "hello", "max_tokens": 12, "seed": 7, "temperature": 0.8}"#;
+
+fn answer(folder: &Folder, served: &Served, protocol: &str) -> serde_json::Value {
+    let url = format!("https://{}/v1/completions", served.http);
+    let reply = curl(folder, &[protocol, "-f", "-H", "content-type: application/json", "-d", ASKED, &url]);
+    let value: serde_json::Value = serde_json::from_slice(&reply.stdout).unwrap_or_else(|_| panic!("{}", said(&reply)));
+    value["choices"][0]["text"].clone()
+}
+
+#[test]
+fn clients_are_served_by_tls_in_both_protocols_and_on_both_ports() {
+    let (folder, authority) = (Folder::new("offered"), Authority::new());
+    let served = Served::with(&folder, &authority, &[]);
+    until_ready(&folder, &served);
+    let health = format!("https://{}/health", served.http);
+    for (protocol, version) in [("--http1.1", "1.1"), ("--http2", "2")] {
+        let reply = curl(&folder, &[protocol, "-w", "%{http_version}", &health]);
+        assert_eq!(said(&reply), format!("alive\n{version}"));
+    }
+    assert_eq!(answer(&folder, &served, "--http2"), answer(&folder, &served, "--http1.1"));
+
+    std::fs::write(folder.0.join("empty.grpc"), [0; 5]).unwrap();
+    let body = format!("@{}", folder.0.join("empty.grpc").display());
+    let check = format!("https://{}/grpc.health.v1.Health/Check", served.grpc);
+    let words = ["-H", "content-type: application/grpc", "-H", "te: trailers", "--data-binary", &body, "-D", "-"];
+    let reply = said(&curl(&folder, &[&["--http2"], &words[..], &[&check]].concat()));
+    assert!(reply.contains("HTTP/2 200") && reply.contains("grpc-status: 0"), "{reply}");
+    // This port speaks HTTP/2 alone, and says so while hands are shaken.
+    assert!(!curl(&folder, &["--http1.1", &check]).status.success());
+
+    let stranger = Command::new("curl").args(["-s", "-S", &health]).output().unwrap();
+    assert!(!stranger.status.success() && said(&stranger).contains("certificate"), "{}", said(&stranger));
+    for port in [&served.http, &served.grpc] {
+        let plain = curl(&folder, &["-w", "%{http_code}", &format!("http://{port}/health")]);
+        assert_eq!(said(&plain), "this port speaks TLS: https://400");
+    }
+}
+
+/// Whoever shakes hands slowly, badly or not at all keeps out nobody for long, and holds no place among the others.
+#[test]
+fn clients_who_cannot_shake_hands_keep_out_nobody() {
+    const N_SILENT: usize = 300;
+    let (folder, authority) = (Folder::new("handshakes"), Authority::new());
+    let served = Served::with(&folder, &authority, &[]);
+    until_ready(&folder, &served);
+    let connect = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(&served.http).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream
+    };
+    // A record that has begun, one that is none, and nothing.
+    let slow: Vec<TcpStream> =
+        (0..N_SILENT).map(|n| connect(if n % 2 == 0 { &[22, 3, 1, 2, 0] } else { b"" })).collect();
+    let mut bad = connect(&[22, 3, 1, 0, 4, 9, 9, 9, 9]);
+    let begun = Instant::now();
+    let reply = curl(&folder, &["-f", &format!("https://{}/health", served.http)]);
+    assert_eq!(said(&reply), "alive\n");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    bad.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut alert = Vec::new();
+    // A reset says as much as an alert.
+    let _ended = bad.read_to_end(&mut alert);
+    assert!(alert.is_empty() || alert[0] == 21, "{alert:?}");
+    served.node.until_since(0, &["a peer is refused"]);
+    drop(slow);
+}
+
+#[test]
+fn a_certificate_is_replaced_under_load_and_a_broken_one_is_not_taken() {
+    let (folder, old, new) = (Folder::new("renewal"), Authority::new(), Authority::new());
+    let served = Served::with(&folder, &old, &[]);
+    until_ready(&folder, &served);
+    let health = format!("https://{}/health", served.http);
+    folder.write("root.pem", &(old.root() + &new.root()));
+    folder.write("new.pem", &new.root());
+    let by_new = || {
+        let root = folder.0.join("new.pem");
+        let asked = Command::new("curl").args(["-s", "--cacert", root.to_str().unwrap(), &health]).output();
+        asked.unwrap().status.success()
+    };
+    assert!(!by_new());
+    let (over, deadline) = (AtomicBool::new(false), Instant::now() + PATIENCE);
+    let n_asked = std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut n = 0;
+            while !over.load(Ordering::Relaxed) {
+                let reply = curl(&folder, &["-f", &health]);
+                assert!(reply.status.success(), "{}", said(&reply));
+                n += 1;
+            }
+            n
+        });
+        let [certificate, key] = new.signed();
+        // For a moment they do not go together.
+        folder.write("cert.pem", &certificate);
+        served.node.until_since(0, &["clients are offered the same certificate", "do not go together"]);
+        folder.write("key.pem", &key);
+        served.node.until_since(0, &["clients are offered another certificate"]);
+        while !by_new() {
+            assert!(Instant::now() < deadline, "{}", served.node.log());
+        }
+        let place = served.node.heard();
+        folder.write("cert.pem", "no certificate");
+        served.node.until_since(place, &["clients are offered the same certificate", "cert.pem"]);
+        assert!(by_new());
+        over.store(true, Ordering::Relaxed);
+        load.join().unwrap()
+    });
+    assert!(n_asked > 3, "{n_asked} requests");
+}
+
+#[test]
+fn clients_prove_themselves_where_they_are_asked_to() {
+    let (folder, authority, clients) = (Folder::new("mutual"), Authority::new(), Authority::new());
+    let client_root = folder.write("clients.pem", &clients.root());
+    let served = Served::with(&folder, &authority, &["--api-client-ca", &client_root]);
+    let health = format!("https://{}/health", served.http);
+    let ask = |by: Option<&Authority>| {
+        let [certificate, key] = by.unwrap_or(&clients).signed();
+        let (certificate, key) = (folder.write("me.pem", &certificate), folder.write("me.key", &key));
+        let proof = ["--cert", certificate.as_str(), "--key", key.as_str()];
+        let words = if by.is_some() { &proof[..] } else { &[] };
+        curl(&folder, &[words, &["-f", health.as_str()]].concat())
+    };
+    assert_eq!(said(&ask(Some(&clients))), "alive\n");
+    for refused in [ask(None), ask(Some(&authority))] {
+        assert!(!refused.status.success(), "{}", said(&refused));
+    }
+}
+
+#[test]
+fn files_that_cannot_be_used_are_named_at_the_start() {
+    let (folder, authority) = (Folder::new("unusable"), Authority::new());
+    let [[certificate, _], [_, key]] = [authority.signed(), authority.signed()];
+    let (certificate, key) = (folder.write("cert.pem", &certificate), folder.write("key.pem", &key));
+    let missing = folder.0.join("missing.pem");
+    let check = |certificate: &str, key: &str, told: &str| {
+        let files = ["--api-tls-cert", certificate, "--api-tls-key", key];
+        let mut node = Node::start(&[&["serve", MODEL, "--activations", "f32"], &DOORS[..], &files].concat());
+        node.until(&["lockstep:", told]);
+        assert!(!node.ended().success());
+    };
+    check(&certificate, &key, "do not go together");
+    check(missing.to_str().unwrap(), &key, "missing.pem");
+    assert!(Path::new(&certificate).exists());
+}

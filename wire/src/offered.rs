@@ -1,0 +1,97 @@
+//! TLS towards clients, who are no roles: a listener shows its certificate, asks for one if it is told to, and may get
+//! another while it serves. Knows nothing of where keys come from.
+
+use crate::connection::Connection;
+use crate::refused::{Refused, Unconnected};
+use crate::tls::{TLS_HANDSHAKE, of_tls};
+use rustls::ServerConfig;
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+
+/// What is spoken behind a handshake, by the names that clients choose from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spoken {
+    /// HTTP/2 or HTTP/1.1, as the client prefers.
+    Http,
+    /// HTTP/2 alone.
+    Grpc,
+}
+
+impl Spoken {
+    fn names(self) -> Vec<Vec<u8>> {
+        let names: &[&str] = match self {
+            Spoken::Http => &["h2", "http/1.1"],
+            Spoken::Grpc => &["h2"],
+        };
+        names.iter().map(|name| name.as_bytes().to_vec()).collect()
+    }
+}
+
+/// The TLS that clients are offered; clones share it.
+#[derive(Clone)]
+pub struct OfferedTls(Arc<RwLock<Offer>>);
+
+/// One certificate, as each kind of listener offers it.
+struct Offer {
+    http: Arc<ServerConfig>,
+    grpc: Arc<ServerConfig>,
+}
+
+impl Offer {
+    fn of(config: ServerConfig) -> Offer {
+        let speaks = |spoken: Spoken| {
+            let mut config = config.clone();
+            config.alpn_protocols = spoken.names();
+            Arc::new(config)
+        };
+        Offer { http: speaks(Spoken::Http), grpc: speaks(Spoken::Grpc) }
+    }
+}
+
+/// The answer to whoever speaks HTTP/1.1 without TLS.
+const PLAIN: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 30\r\n\
+    connection: close\r\n\r\nthis port speaks TLS: https://";
+/// Bytes of such a request that are read before it is answered: a connection that closes on unread bytes takes the
+/// answer with it.
+const PLAIN_READ_BYTES: usize = 4096;
+
+impl OfferedTls {
+    pub fn new(config: ServerConfig) -> OfferedTls {
+        OfferedTls(Arc::new(RwLock::new(Offer::of(config))))
+    }
+
+    /// New handshakes see this; connections go on as they began.
+    pub fn replace(&self, config: ServerConfig) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Offer::of(config);
+    }
+
+    fn now(&self, spoken: Spoken) -> Arc<ServerConfig> {
+        let offer = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        match spoken {
+            Spoken::Http => offer.http.clone(),
+            Spoken::Grpc => offer.grpc.clone(),
+        }
+    }
+
+    pub(crate) async fn accept(&self, mut stream: TcpStream, spoken: Spoken) -> Result<Connection, Unconnected> {
+        stream.set_nodelay(true)?;
+        let mut first = [0];
+        if stream.peek(&mut first).await? == 1 && first[0] != TLS_HANDSHAKE[0] {
+            let _read = stream.read(&mut [0; PLAIN_READ_BYTES]).await?;
+            stream.write_all(PLAIN).await?;
+            stream.shutdown().await?;
+            return Err(Refused::TlsMissing.into());
+        }
+        let accepted = TlsAcceptor::from(self.now(spoken)).accept(stream).await.map_err(of_tls)?;
+        Ok(Connection::Tls(Box::new(accepted.into())))
+    }
+}
+
+impl fmt::Debug for OfferedTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OfferedTls(..)")
+    }
+}
