@@ -139,6 +139,11 @@ impl Dialect {
         think: bool,
     ) -> Option<Value> {
         let calls = enforce::calls(&self.calls.layout()?, tools, choice, parallel)?;
-        Some(enforce::structural_tag(enforce::behind_thought(calls, self.thoughts, opening, think)))
+        Some(enforce::structural_tag(self.behind_thought(calls, opening, think)))
+    }
+
+    /// A format of a structural tag behind the thought that an answer has, or may have.
+    pub fn behind_thought(&self, format: Value, opening: Opening, think: bool) -> Value {
+        enforce::behind_thought(format, self.thoughts, opening, think)
     }
 }
