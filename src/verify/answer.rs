@@ -115,8 +115,17 @@ impl Answers {
 impl AnsweredChoice {
     /// Reads a choice in OpenAI's shapes.
     fn hear(&mut self, said: &Value) -> anyhow::Result<()> {
-        for piece in [&said["text"], &said["message"]["content"], &said["delta"]["content"]] {
-            self.text.push_str(text(piece));
+        self.text.push_str(text(&said["text"]));
+        for part in [&said["message"], &said["delta"]] {
+            // Thoughts, text and calls come in this order, whole and in chunks.
+            self.text.push_str(text(&part["reasoning_content"]));
+            self.text.push_str(text(&part["content"]));
+            for call in part["tool_calls"].as_array().into_iter().flatten() {
+                let function = &call["function"];
+                for piece in [&call["id"], &function["name"], &function["arguments"]] {
+                    self.text.push_str(text(piece));
+                }
+            }
         }
         if let Some(more) = ids(&said["token_ids"])? {
             self.token_ids.get_or_insert_default().extend(more);
@@ -194,6 +203,10 @@ mod tests {
         ];
         assert_eq!(read(sent(&streamed)).unwrap(), whole);
         assert!(read(sent(&streamed[..3])).unwrap_err().to_string().contains("breaks off"));
+        let call = |function: Value| json!({ "tool_calls": [{ "index": 0, "id": "i", "function": function }] });
+        let called =
+            read(choice("message", call(json!({ "name": "f", "arguments": "{}" })), &[1], "stop".into())).unwrap();
+        assert_eq!(called.choices[0].text, "if{}");
         let completion = read(choice("text", "ab".into(), &[1, 2], "stop".into())).unwrap();
         assert_eq!(completion, whole);
     }
