@@ -1,6 +1,7 @@
 //! Turns tokens into text as they come. Knows only bytes and where a character ends.
 
 use crate::tokenizer::Tokenizer;
+use std::sync::Arc;
 use types::Token;
 
 /// The text of one answer. `pending` is an incomplete character: at most three bytes between pushes.
@@ -8,20 +9,27 @@ use types::Token;
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special: bool,
+    /// Control tokens that are text all the same.
+    shown: Arc<[Token]>,
     pending: Vec<u8>,
     text: String,
 }
 
 impl Detokenizer {
     pub(super) fn new(tokenizer: Tokenizer, skip_special: bool) -> Detokenizer {
-        Detokenizer { tokenizer, skip_special, pending: Vec::new(), text: String::new() }
+        Detokenizer { tokenizer, skip_special, shown: Arc::from([]), pending: Vec::new(), text: String::new() }
+    }
+
+    /// The same with these control tokens spelled out.
+    pub fn showing(self, shown: Arc<[Token]>) -> Detokenizer {
+        Detokenizer { shown, ..self }
     }
 
     /// Returns the characters that this token completes. Only invalid bytes become U+FFFD, and all pushes together
     /// equal what `decode` gives.
     pub fn push(&mut self, token: Token) -> &str {
         self.text.clear();
-        if !(self.skip_special && self.tokenizer.is_special(token)) {
+        if !self.is_hidden(token) {
             self.pending.extend_from_slice(self.tokenizer.token_bytes(token));
             self.take_whole_characters();
         }
@@ -34,6 +42,10 @@ impl Detokenizer {
         self.text.push_str(&String::from_utf8_lossy(&self.pending));
         self.pending.clear();
         &self.text
+    }
+
+    fn is_hidden(&self, token: Token) -> bool {
+        self.skip_special && self.tokenizer.is_special(token) && !self.shown.contains(&token)
     }
 
     fn take_whole_characters(&mut self) {
