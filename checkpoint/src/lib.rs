@@ -6,6 +6,7 @@
 mod bundle;
 pub mod catalogue;
 pub mod config;
+mod conversation;
 pub mod error;
 pub mod file;
 pub mod gguf;
@@ -30,11 +31,12 @@ pub use catalogue::{Located, Progress, Sources};
 pub use config::{
     AttentionSpec, Defaults, ExpertsSpec, Family, LayerSpec, ModelSpec, Positions, RopeScaling, RopeSpec,
 };
+pub use conversation::{Conversation, TEMPLATE_NAMES};
 pub use error::{Error, Result};
 pub use file::{SourceFile, Stamp};
 pub use pieces::WeightPieces;
 pub use sizes::{LayerSizes, Sizes};
-pub use template::{ChatTemplate, Message};
+pub use template::ChatTemplate;
 pub use tensor::{ScaleBytes, Tensor};
 pub use threads::{IsOver, in_threads};
 pub use tokenizer::{Detokenizer, Tokenizer};

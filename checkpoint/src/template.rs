@@ -1,42 +1,41 @@
 //! Renders a chat to a prompt by the template that comes with the model. Knows Jinja as transformers runs it, and no
 //! tokens.
 
+use crate::conversation::Conversation;
 use crate::error::{Error, Fault, Result};
 use crate::gguf::Gguf;
 use crate::small_files::{read_json_if_there, read_text};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Value};
-use minijinja::{Environment, ErrorKind, UndefinedBehavior, context};
+use minijinja::value::{Kwargs, Serde, Value};
+use minijinja::{Environment, ErrorKind, UndefinedBehavior};
+use std::collections::{BTreeMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::Arc;
 
 const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 /// The most instructions of one rendering: a chat of thousands of messages needs a small part of them.
 const FUEL: u64 = 50_000_000;
 
-/// One message of a chat.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    pub role: String,
-    pub content: String,
-}
-
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: Arc<str>,
     bos: Option<String>,
     eos: Option<String>,
+    /// Whether there is another template for chats with tools.
+    has_tool_use: bool,
+    /// The variables that it reads.
+    variables: Arc<HashSet<String>>,
 }
 
 const NAME: &str = "chat";
+/// The name of a second template, for chats with tools.
+const TOOL_USE: &str = "tool_use";
 
 impl ChatTemplate {
     /// Compiles a template. `bos` and `eos` are its variables `bos_token` and `eos_token`.
     pub fn new(source: &str, bos: Option<String>, eos: Option<String>) -> Result<ChatTemplate> {
-        if source.len() > TEMPLATE_BYTES_MAX {
-            let n = source.len();
-            return Err(Error::Template(format!("{n} bytes are more than the {TEMPLATE_BYTES_MAX} of any template")));
-        }
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(failed)?;
         environment.set_syntax(syntax);
@@ -49,30 +48,70 @@ impl ChatTemplate {
         environment.add_filter("batch", bounded::batch);
         environment.add_filter("format", bounded::format);
         environment.add_function("raise_exception", raise_exception);
-        sound(|| environment.add_template_owned(NAME, without_generation_marks(source)))?;
-        Ok(ChatTemplate { environment, bos, eos })
+        add(&mut environment, NAME, source)?;
+        let variables = Arc::new(variables(&environment, NAME)?);
+        Ok(ChatTemplate { environment, source: Arc::from(source), bos, eos, has_tool_use: false, variables })
     }
 
-    /// Renders the prompt. With `add_generation_prompt` it ends where the answer begins. `now` is the time that a
-    /// template is told when it asks, in Unix seconds: the same chat at the same time is the same prompt everywhere.
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool, now: u64) -> Result<String> {
+    /// The same, with another template for chats with tools.
+    pub fn with_tool_use(mut self, source: &str) -> Result<ChatTemplate> {
+        add(&mut self.environment, TOOL_USE, source)?;
+        // What a template shows of calls is in the one that shows them.
+        self.source = Arc::from(source);
+        Ok(ChatTemplate { has_tool_use: true, ..self })
+    }
+
+    /// The same special tokens, and another template.
+    pub fn replaced(&self, source: &str) -> Result<ChatTemplate> {
+        ChatTemplate::new(source, self.bos.clone(), self.eos.clone())
+    }
+
+    /// The template's text; of two the one for chats with tools.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Whether it shows the tools of a chat to the model.
+    pub fn uses_tools(&self) -> bool {
+        self.has_tool_use || self.reads("tools")
+    }
+
+    /// Whether it reads a variable of this name.
+    pub fn reads(&self, variable: &str) -> bool {
+        self.variables.contains(variable)
+    }
+
+    /// Renders the prompt. `now` is the time that a template is told when it asks, in Unix seconds: the same chat at
+    /// the same time is the same prompt everywhere.
+    pub fn render(&self, chat: &Conversation, now: u64) -> Result<String> {
         // The clone shares all but the list of functions, which is short.
         let mut environment = self.environment.clone();
         environment.add_function("strftime_now", move |format: &str| strftime(format, now));
-        let template = environment.get_template(NAME).map_err(failed)?;
-        let messages = messages
-            .iter()
-            .map(|message| Value::from_pairs([("role", message.role.as_str()), ("content", message.content.as_str())]));
-        let variables = context! {
-            messages => Value::from(messages.collect::<Vec<Value>>()),
-            add_generation_prompt => add_generation_prompt,
-            bos_token => text_or_undefined(&self.bos),
-            eos_token => text_or_undefined(&self.eos),
-            tools => Value::from(()),
-            documents => Value::from(()),
-        };
-        sound(|| template.render(variables))
+        let name = if self.has_tool_use && chat.tools.is_some() { TOOL_USE } else { NAME };
+        let template = environment.get_template(name).map_err(failed)?;
+        let mut variables: BTreeMap<&str, Value> =
+            BTreeMap::from([("bos_token", text_or_undefined(&self.bos)), ("eos_token", text_or_undefined(&self.eos))]);
+        variables.extend(chat.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
+        variables.extend([
+            ("messages", Value::from(Serde(chat.seen()?))),
+            ("add_generation_prompt", chat.add_generation_prompt.into()),
+            ("tools", Value::from(Serde(&chat.tools))),
+            ("documents", Value::from(Serde(&chat.documents))),
+        ]);
+        chat.ended(sound(|| template.render(variables))?)
     }
+}
+
+fn add(environment: &mut Environment<'static>, name: &'static str, source: &str) -> Result<()> {
+    if source.len() > TEMPLATE_BYTES_MAX {
+        let n = source.len();
+        return Err(Error::Template(format!("{n} bytes are more than the {TEMPLATE_BYTES_MAX} of any template")));
+    }
+    sound(|| environment.add_template_owned(name, without_generation_marks(source)))
+}
+
+fn variables(environment: &Environment<'static>, name: &str) -> Result<HashSet<String>> {
+    sound(|| Ok(environment.get_template(name)?.undeclared_variables(false)))
 }
 
 /// Runs the engine with its panics turned into errors: it has some, for example when it reverses an empty string. All
@@ -96,16 +135,25 @@ impl ChatTemplate {
         };
         let bos = text_of("bos").map_err(Error::fault(path))?;
         let eos = text_of("eos").map_err(Error::fault(path))?;
-        ChatTemplate::new(source, bos, eos).map(Some)
+        let template = ChatTemplate::new(source, bos, eos)?;
+        match gguf.text(bytes, "tokenizer.chat_template.tool_use").map_err(Error::fault(path))? {
+            Some(tool_use) => template.with_tool_use(tool_use).map(Some),
+            None => Ok(Some(template)),
+        }
     }
 
     /// From `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`.
     pub(crate) fn from_folder(folder: &Path) -> Result<Option<ChatTemplate>> {
         let config = read_json_if_there(&folder.join("tokenizer_config.json"))?;
         let file = folder.join("chat_template.jinja");
-        let source = if file.exists() { Some(read_text(&file)?) } else { named_template(&config["chat_template"]) };
+        let templates = &config["chat_template"];
+        let source = if file.exists() { Some(read_text(&file)?) } else { default_template(templates) };
         let Some(source) = source else { return Ok(None) };
-        ChatTemplate::new(&source, token_text(&config["bos_token"]), token_text(&config["eos_token"])).map(Some)
+        let template = ChatTemplate::new(&source, token_text(&config["bos_token"]), token_text(&config["eos_token"]))?;
+        match named_template(templates, TOOL_USE).filter(|_| !file.exists()) {
+            Some(tool_use) => template.with_tool_use(tool_use).map(Some),
+            None => Ok(Some(template)),
+        }
     }
 }
 
@@ -114,12 +162,14 @@ fn text_or_undefined(text: &Option<String>) -> Value {
 }
 
 /// A single template, or among several the one named `default`.
-fn named_template(value: &serde_json::Value) -> Option<String> {
-    let of_list = |list: &Vec<serde_json::Value>| {
-        let default = list.iter().find(|entry| entry["name"] == "default").or(list.first())?;
-        default["template"].as_str().map(str::to_owned)
-    };
-    value.as_str().map(str::to_owned).or_else(|| value.as_array().and_then(of_list))
+fn default_template(value: &serde_json::Value) -> Option<String> {
+    let first = || value.as_array()?.first()?["template"].as_str();
+    value.as_str().or_else(|| named_template(value, "default")).or_else(first).map(str::to_owned)
+}
+
+fn named_template<'a>(value: &'a serde_json::Value, name: &str) -> Option<&'a str> {
+    let entry = value.as_array()?.iter().find(|entry| entry["name"] == name)?;
+    entry["template"].as_str()
 }
 
 /// A token is written as its text, or as an object with the text.

@@ -84,6 +84,10 @@ pub struct RouterLimits {
     pub logit_bias_max: usize,
     /// The bytes of a request's prompts and sampling lists, times the answers that each prompt gets.
     pub copies_bytes_max: usize,
+    /// How large a grammar may be, and how much work it may cause.
+    pub grammar: grammar::Limits,
+    /// The bytes of compiled grammars that are kept for requests that want the same.
+    pub grammars_kept_bytes_max: usize,
     /// The most likely tokens that may be reported beside each token.
     pub logprobs_max: u32,
 }
@@ -110,6 +114,8 @@ impl Default for RouterLimits {
             stop_bytes_max: 256 << 10,
             logit_bias_max: 1024,
             copies_bytes_max: 64 << 20,
+            grammar: grammar::Limits::default(),
+            grammars_kept_bytes_max: 16 << 20,
             logprobs_max: 20,
         }
     }

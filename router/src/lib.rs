@@ -27,6 +27,7 @@ pub use replicas::models::text::ModelText;
 pub use replicas::roster::{CoordinatorChannel, Dial, Membership};
 
 use crate::front::frontend::Frontend;
+use crate::front::grammars::Grammars;
 use crate::front::reader_watch::ReaderWatch;
 use crate::limits::admission::Admission;
 use crate::replicas::models::table::ModelTable;
@@ -102,6 +103,8 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     let (streams, reader_watch) = (TaskTracker::new(), Arc::new(ReaderWatch::default()));
     let nonce = front::sampling::random_nonce();
     let long_texts = Arc::new(Semaphore::new(config.limits.long_texts_max.clamp(1, Semaphore::MAX_PERMITS)));
+    let grammars = Grammars::new(config.limits.grammar, config.limits.grammars_kept_bytes_max);
+    let grammars = Arc::new(grammars);
     let bodies = Arc::new(Semaphore::new(config.limits.bodies_bytes_max.min(Semaphore::MAX_PERMITS)));
     let models = ModelTable::new(texts, config.names.clone(), config.routes.clone());
     let attends = reader_watch.clone();
@@ -114,6 +117,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
         streams: streams.clone(),
         reader_watch,
         long_texts,
+        grammars,
         bodies,
         nonce,
         n_unnamed: AtomicU64::new(0),

@@ -110,7 +110,7 @@ impl Ask {
 }
 
 fn message(role: &str, content: &str) -> v1::ChatMessage {
-    v1::ChatMessage { role: role.into(), content: content.into() }
+    v1::ChatMessage { role: role.into(), content: content.into(), ..v1::ChatMessage::default() }
 }
 
 async fn once(mut client: InferenceClient<Channel>, mut ask: Ask, prompt: &str) -> anyhow::Result<()> {
@@ -270,7 +270,7 @@ impl Spoken {
 /// Streams one answer to stdout, and adds it to the conversation.
 async fn answer(client: &mut InferenceClient<Channel>, ask: &mut Ask, prompt: &str) -> anyhow::Result<Spoken> {
     ask.messages.push(message(USER, prompt));
-    let chat = v1::Chat { messages: ask.messages.clone(), add_generation_prompt: None };
+    let chat = v1::Chat { messages: ask.messages.clone(), ..v1::Chat::default() };
     let request = v1::GenerateRequest {
         input: Some(Input::Chat(chat)),
         sampling: Some(ask.sampling.clone()),
@@ -288,6 +288,8 @@ async fn answer(client: &mut InferenceClient<Channel>, ask: &mut Ask, prompt: &s
             Event::Started(_) | Event::PromptLogprobs(_) => {}
             Event::Delta(delta) => {
                 first_token.get_or_insert_with(|| asked.elapsed());
+                // The answer alone can be piped on.
+                eprint!("{}", delta.reasoning);
                 show(&delta.text)?;
                 // The text is kept at once, because the answer may be stopped.
                 if let Some(said) = ask.messages.last_mut() {

@@ -11,4 +11,5 @@ mod presence;
 pub mod process;
 pub mod router;
 mod routes;
+mod text;
 pub mod worker;

@@ -2,7 +2,7 @@
 
 use super::process::{resume_key, stop_on_signals, watch};
 use super::routes::OtherModels;
-use super::{api_tls, keys};
+use super::{api_tls, keys, text};
 use crate::models;
 use crate::settings::{ConfigSource, RouterParts, RouterRole, ServeSettings, printed};
 use anyhow::Context;
@@ -141,9 +141,9 @@ pub fn route(
     let text_files = Some(text_files);
     let routes = others.routes.clone();
     let config = router::Config { resume_key, text_files, routes, ..config(parts, n_replicas, metrics)? };
-    let mut texts = router::ModelTexts::from(text(checkpoint)?);
+    let mut texts = router::ModelTexts::from(text::first(checkpoint, parts.router)?);
     for (name, checkpoint) in &others.models {
-        texts = texts.and(name.clone(), text(checkpoint).with_context(|| format!("--text {name}"))?);
+        texts = texts.and(name.clone(), text::other(checkpoint).with_context(|| format!("--text {name}"))?);
     }
     let (keys_followed, routes_followed) = (keys::follow(parts.router, &config.keys), others.follow());
     let tls_followed = api_tls::follow(parts.router, config.tls.as_ref());
@@ -184,15 +184,6 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
         origins_allowed: settings.allowed_origins.clone().unwrap_or_default(),
         metrics,
         ..router::Config::default()
-    })
-}
-
-fn text(checkpoint: &Checkpoint) -> anyhow::Result<router::ModelText> {
-    Ok(router::ModelText {
-        tokenizer: checkpoint.tokenizer()?,
-        template: checkpoint.chat_template()?,
-        spec: checkpoint.spec().clone(),
-        defaults: *checkpoint.defaults(),
     })
 }
 

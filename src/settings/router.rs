@@ -76,6 +76,27 @@ pub struct RouterSettings {
     /// Largest body of a request, over HTTP and gRPC
     #[arg(long, env = "LOCKSTEP_MAX_BODY_BYTES", value_name = "SIZE", default_value = "4MiB")]
     pub max_body_bytes: ByteSize,
+    /// Chat template instead of the model's own: a file, or the template itself
+    #[arg(long, env = "LOCKSTEP_CHAT_TEMPLATE", value_name = "FILE")]
+    pub chat_template: Option<String>,
+    /// Form in which the model writes tool calls, such as hermes or llama3_json [default: found in its chat template]
+    #[arg(long, env = "LOCKSTEP_TOOL_CALL_PARSER", value_name = "NAME")]
+    pub tool_call_parser: Option<String>,
+    /// Form in which the model writes its thoughts, such as deepseek_r1 or qwen3 [default: found in its chat template]
+    #[arg(long, env = "LOCKSTEP_REASONING_PARSER", value_name = "NAME")]
+    pub reasoning_parser: Option<String>,
+    /// Whether a model may choose by itself to call a tool; it always may, and the flag is taken as vLLM has it
+    #[arg(
+        long, env = "LOCKSTEP_ENABLE_AUTO_TOOL_CHOICE", action = ArgAction::Set, num_args = 0..=1,
+        default_value_t = true, default_missing_value = "true"
+    )]
+    pub enable_auto_tool_choice: bool,
+    /// Let clients send a chat template of their own with a request
+    #[arg(
+        long, env = "LOCKSTEP_TRUST_REQUEST_CHAT_TEMPLATE", action = ArgAction::Set, num_args = 0..=1,
+        default_value_t = false, default_missing_value = "true"
+    )]
+    pub trust_request_chat_template: bool,
     /// Also send the text of prompts and answers, in the trace spans of requests
     #[arg(
         long, env = "LOCKSTEP_OTLP_CONTENT", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
@@ -99,6 +120,10 @@ impl RouterSettings {
 
     /// Fills in the full addresses, and checks the rest.
     pub fn resolved(mut self) -> anyhow::Result<RouterSettings> {
+        ensure!(
+            self.enable_auto_tool_choice,
+            "--enable-auto-tool-choice=false cannot be had: a client that wants no calls says `tool_choice` none"
+        );
         self.request_seconds.map_or(Ok(()), |seconds| at_least_one("request-seconds", seconds))?;
         at_least_one("max-choices", self.max_choices)?;
         at_least_one("max-body-bytes", self.max_body_bytes.0)?;

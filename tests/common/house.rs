@@ -102,12 +102,7 @@ fn coordinator_config(checkpoint: &Checkpoint, rooms: &Rooms) -> coordinator::Co
 }
 
 fn text(checkpoint: &Checkpoint) -> router::ModelText {
-    router::ModelText {
-        tokenizer: checkpoint.tokenizer().unwrap(),
-        template: checkpoint.chat_template().unwrap(),
-        spec: checkpoint.spec().clone(),
-        defaults: *checkpoint.defaults(),
-    }
+    router::ModelText::of(checkpoint).unwrap()
 }
 
 async fn listener() -> TcpListener {

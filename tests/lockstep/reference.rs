@@ -3,8 +3,9 @@
 
 use crate::common;
 use crate::common::{Answer, Replica, Setup, smollm2};
-use checkpoint::{Checkpoint, Message};
+use checkpoint::{Checkpoint, Conversation};
 use serde::Deserialize;
+use serde_json::json;
 use types::{Finish, Request, Sampling, Token, Tokens};
 
 /// Logits this close to each other may change places.
@@ -50,9 +51,9 @@ fn prompts_are_those_of_transformers() {
     let (mut n_texts, mut n_chats) = (0, 0);
     for case in cases() {
         let text = case.text.unwrap_or_else(|| {
-            let message = |said: &Said| Message { role: said.role.clone(), content: said.content.clone() };
-            let messages: Vec<_> = case.messages.iter().map(message).collect();
-            let rendered = template.render(&messages, true, 0).unwrap();
+            let message = |said: &Said| json!({ "role": said.role, "content": said.content });
+            let chat = Conversation::new(case.messages.iter().map(message).collect());
+            let rendered = template.render(&chat, 0).unwrap();
             assert_eq!(Some(&rendered), case.rendered.as_ref(), "case {}", case.name);
             n_chats += 1;
             rendered

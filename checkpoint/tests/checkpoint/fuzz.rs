@@ -6,7 +6,8 @@ mod safetensors;
 mod template;
 mod tokenizer;
 
-use checkpoint::{Checkpoint, Message, Tokenizer};
+use checkpoint::{Checkpoint, Conversation, Tokenizer};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 
 /// Text with what tokenizers handle specially: words, digits, spaces, several scripts, control tokens.
@@ -71,7 +72,8 @@ fn use_up(path: &Path) -> bool {
         tokenize(&tokenizer);
     }
     if let Ok(Some(template)) = checkpoint.chat_template() {
-        let _refused = template.render(&[Message { role: "user".into(), content: TEXT.into() }], true, 0);
+        let chat = Conversation::new(vec![json!({ "role": "user", "content": TEXT })]);
+        let _refused = template.render(&chat, 0);
     }
     true
 }

@@ -95,12 +95,7 @@ async fn router(coordinator: &str) {
     // Metrics are installed as the binary does: what is not counted costs nothing.
     telemetry::exporter::install(&[]).unwrap();
     let checkpoint = model();
-    let text = router::ModelText {
-        tokenizer: checkpoint.tokenizer().unwrap(),
-        template: checkpoint.chat_template().unwrap(),
-        spec: checkpoint.spec().clone(),
-        defaults: *checkpoint.defaults(),
-    };
+    let text = router::ModelText::of(&checkpoint).unwrap();
     let limits = router::RouterLimits {
         requests_max: REQUESTS_MAX,
         requests_waiting_max: REQUESTS_MAX,

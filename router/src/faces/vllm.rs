@@ -9,6 +9,7 @@ use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};
+use crate::front::structure;
 use crate::refusal::Refusal;
 use crate::replicas::models::table::{ResolvedModel, VersionBy};
 use bytes::Bytes;
@@ -61,9 +62,11 @@ impl VllmEngine for Service {
         request: Request<wire::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let mut recorder = Recorder::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
+        let constraint = words::constraint_name(request.get_ref());
         let (ask, style) = self.ask(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(said)?;
         let guard = self.running.enter(ask.tenant, &style.request_id);
-        let generation = self.front.generate(ask, recorder).await.map_err(said)?;
+        let generation = self.front.generate(ask, recorder).await;
+        let generation = generation.map_err(|refusal| said(refusal.renamed(&[(structure::FIELD, constraint)])))?;
         let replies = EngineReplies::new(generation, style, guard);
         Ok(Response::new(self.front.reader_watch.watched(replies)))
     }

@@ -83,6 +83,14 @@ impl Purpose {
         }
     }
 
+    /// Takes out what the answer must be.
+    pub(super) fn take_structure(&mut self) -> Option<v1::Structure> {
+        match self {
+            Purpose::Generate(sampling) => sampling.structure.take(),
+            Purpose::Pool => None,
+        }
+    }
+
     /// The cost of reading it, in bytes of text.
     pub(super) fn work(&self) -> usize {
         match self {
@@ -122,9 +130,16 @@ pub(super) fn length(input: &Input) -> usize {
         Input::TokenIds(_) => 0,
         Input::Text(text) => text.len(),
         Input::Chat(chat) => {
-            chat.messages.iter().map(|message| MESSAGE_BYTES + message.role.len() + message.content.len()).sum()
+            let tools: usize = chat.tools.iter().map(String::len).sum();
+            let rest = chat.documents.len() + chat.template_variables.len() + chat.template.len();
+            tools + rest + chat.messages.iter().map(message_length).sum::<usize>()
         }
     }
+}
+
+fn message_length(message: &v1::ChatMessage) -> usize {
+    let calls = message.tool_calls.iter().map(|call| MESSAGE_BYTES + call.name.len() + call.arguments.len());
+    MESSAGE_BYTES + message.role.len() + message.content.len() + message.reasoning.len() + calls.sum::<usize>()
 }
 
 /// A deadline this many milliseconds from now; zero means none.

@@ -3,12 +3,13 @@
 
 use crate::config::Config;
 use crate::front::ask::length;
+use crate::front::grammars::Grammars;
 use crate::front::reader_watch::ReaderWatch;
 use crate::limits::admission::Admission;
 use crate::limits::tenants::{TenantLimits, Visit};
 use crate::refusal::Refusal;
 use crate::replicas::models::table::{ModelTable, ResolvedModel, VersionBy, offers};
-use crate::replicas::models::text::ModelText;
+use crate::replicas::models::text::{Encoded, ModelText};
 use crate::replicas::pool::Replicas;
 use proto::v1;
 use proto::v1::generate_request::Input;
@@ -37,6 +38,8 @@ pub struct Frontend {
     pub reader_watch: Arc<ReaderWatch>,
     /// Permits for work on long texts.
     pub long_texts: Arc<Semaphore>,
+    /// Grammars that were compiled lately.
+    pub grammars: Arc<Grammars>,
     /// Permits for the bytes of bodies that are being read.
     pub bodies: Arc<Semaphore>,
     /// Part of every public id: so two routers, or two runs of one, never give the same id.
@@ -95,6 +98,17 @@ impl Frontend {
         add_special: bool,
         now: u64,
     ) -> Result<Tokens, Refusal> {
+        Ok(self.encoded(of, input, add_special, now).await?.ids)
+    }
+
+    /// The same, with how the answer to a chat is read.
+    pub(super) async fn encoded(
+        &self,
+        of: &Arc<ModelText>,
+        input: Input,
+        add_special: bool,
+        now: u64,
+    ) -> Result<Encoded, Refusal> {
         let of = of.clone();
         self.off_runtime(length(&input), move || of.encode(input, add_special, now)).await?
     }
@@ -112,9 +126,14 @@ impl Frontend {
         n_bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        if n_bytes <= BYTES_INLINE_MAX {
-            return Ok(work());
-        }
+        if n_bytes <= BYTES_INLINE_MAX { Ok(work()) } else { self.on_a_thread(work).await }
+    }
+
+    /// Runs work on one of a few threads, so that no stream waits for it.
+    pub(super) async fn on_a_thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
         let timeouts = &self.config.timeouts;
         let place = timeout(timeouts.body_max, self.long_texts.clone().acquire_owned()).await;
         let place = place.ok().and_then(Result::ok).ok_or(Refusal::Full { retry_after: timeouts.retry_after })?;

@@ -6,12 +6,14 @@
 
 use crate::board::pick::{Need, Wish};
 use crate::front::ask::{Ask, Purpose};
+use crate::front::calls::CallIds;
 use crate::front::certificate::CertificateDraft;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::generation::{Choice, Generation, Prompt};
 use crate::front::recorder::Recorder;
 use crate::front::resume::{Fingerprint, ReadMarks, Resume, ResumeHandle};
 use crate::front::sampling::Wording;
+use crate::front::structure;
 use crate::front::text::Assembly;
 use crate::limits::admission::AdmissionPermit;
 use crate::limits::tenants::{Charge, TenantLimits};
@@ -20,7 +22,7 @@ use crate::link::versions::Version;
 use crate::link::view::Replica;
 use crate::refusal::{NoResume, Refusal};
 use crate::replicas::models::table::{ResolvedModel, VersionBy};
-use crate::replicas::models::text::ModelText;
+use crate::replicas::models::text::{Encoded, ModelText};
 use crate::replicas::pool::Picked;
 use proto::v1;
 use proto::v1::generate_request::Input;
@@ -29,7 +31,7 @@ use std::sync::Arc;
 use telemetry::spans::Traced;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use types::{Goal, Priority, Request, RequestId, Token, TokensHash};
+use types::{Goal, Grammar, Priority, Request, RequestId, Token, TokensHash};
 
 impl Frontend {
     /// Lets a request in, sends it to a replica, and waits for its first answer, so that a refusal can be told as one.
@@ -105,14 +107,16 @@ impl Frontend {
         // A template may ask for the time: a resumed stream has that of its beginning, or it had another prompt.
         let created = handle.map_or_else(unix_seconds, |handle| handle.created);
         let model = self.model(&model, by)?;
+        let structure = purpose.take_structure();
         let (like, wording) = self.read(purpose, &model.text, seed).await?;
         let preparing = trace.prepare();
         let mut read = Vec::with_capacity(prompts.len());
         for input in prompts {
             read.push(self.prompt(&model.text, input, echo, created).await?);
         }
+        let grammar = self.grammar_of(structure, &read).await?;
         drop((preparing, ask.body));
-        let like = Request { tenant, weight: tenant_of.weight(), priority, cache_salt, ..like };
+        let like = Request { grammar, tenant, weight: tenant_of.weight(), priority, cache_salt, ..like };
         let numbers = first_choice..first_choice + n_choices;
         let prepared = Prepared { prompts: read, like, wording, numbers, certified, model, session, deadline, created };
         Ok((prepared, resume))
@@ -139,12 +143,27 @@ impl Frontend {
             Input::Text(text) if echo => Some(text.clone()),
             _ => None,
         };
-        let ids = self.tokens(of, input, true, now).await?;
+        let Encoded { ids, talk } = self.encoded(of, input, true, now).await?;
         let text = match text {
             None if echo => Some(self.detokenized(of, ids.clone()).await?),
             text => text,
         };
-        Ok(Prompt { ids, text })
+        Ok(Prompt { ids, text, talk })
+    }
+
+    /// The grammar of what the answers must be. A chat has one prompt, so the first stands for all.
+    async fn grammar_of(
+        &self,
+        structure: Option<v1::Structure>,
+        prompts: &[Prompt],
+    ) -> Result<Option<Grammar>, Refusal> {
+        let talk = prompts.first().and_then(|prompt| prompt.talk.clone());
+        let n_bytes = structure.as_ref().map_or(0, structure::n_bytes);
+        let wanted = self.off_runtime(n_bytes, move || structure::wanted(structure, talk.as_ref())).await??;
+        match wanted {
+            Some(wanted) => self.grammar(wanted).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Picks the replica once all that matters of the request is known, and as late as possible: by then others may
@@ -198,9 +217,14 @@ impl Frontend {
         for (slot, (request, mark)) in (0..).zip(requests.into_iter().zip(&marks.choices)) {
             let (tokens_min, stops) = (request.sampling.tokens_min, wording.stops.clone());
             let assembly = Assembly::new(&model.text.tokenizer, stops, tokens_min, wording.show_special);
+            let of_prompt = slot as usize / numbers.len();
+            let assembly = match &prompts[of_prompt].talk {
+                Some(talk) => assembly.of_chat(talk, call_ids(&request, hashes[of_prompt])),
+                None => assembly,
+            };
             let n_had = mark.n_tokens();
             let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adopts { of, n_had });
-            let draft = || CertificateDraft::new(replica.digest, &request, hashes[slot as usize / numbers.len()]);
+            let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt]);
             let draft = certified.then(|| Box::new(draft()));
             let mut choice = Choice::new(assembly, &request, n_had, draft);
             if !mark.has_ended() {
@@ -286,23 +310,29 @@ const LISTS_BYTES_FREE: usize = 4 << 10;
 
 impl Prepared {
     fn check_copies(&self, bytes_max: usize) -> Result<(), Refusal> {
-        let (n_choices, lists) = (self.numbers.len() as u64, self.like.sampling.lists_bytes() as u64);
+        let (n_choices, lists) = (self.numbers.len() as u64, self.lists_bytes() as u64);
         let each = |prompt: &Prompt| (prompt.ids.len() * size_of::<Token>()) as u64 + lists;
         let n_bytes = n_choices * self.prompts.iter().map(each).sum::<u64>();
         if n_bytes <= bytes_max as u64 {
             return Ok(());
         }
         let told = format!("its {n_choices} answers to {} prompts take {n_bytes} bytes", self.prompts.len());
-        let message =
-            format!("{told} with the lists of each (logit_bias, allowed_token_ids, words): at most {bytes_max}");
+        let message = format!(
+            "{told} with the lists of each (logit_bias, allowed_token_ids, words) and its grammar: at most {bytes_max}"
+        );
         Err(Refusal::invalid("n", message))
     }
 
     /// The tokens of all its requests; the bytes of their lists count as if they were tokens.
     fn n_waiting(&self) -> usize {
-        let n_listed = self.like.sampling.lists_bytes().saturating_sub(LISTS_BYTES_FREE) / size_of::<Token>();
+        let n_listed = self.lists_bytes().saturating_sub(LISTS_BYTES_FREE) / size_of::<Token>();
         let of_prompts = self.prompts.iter().map(|prompt| prompt.ids.len() + n_listed);
         self.numbers.len() * of_prompts.sum::<usize>()
+    }
+
+    /// The bytes that each request has besides its prompt.
+    fn lists_bytes(&self) -> usize {
+        self.like.sampling.lists_bytes() + self.like.grammar.as_ref().map_or(0, Grammar::n_bytes)
     }
 
     /// The requests, one per choice of each prompt, for a replica with this context.
@@ -339,8 +369,14 @@ impl Prepared {
         let stops = &self.wording.stops;
         let flags = [stops.are_included(), self.wording.show_special];
         let flags = flags.map(|flag| if flag { "yes" } else { "no" });
-        Fingerprint::of(requests.iter(), flags.into_iter().chain(stops.strings()))
+        let talks: Vec<String> = self.prompts.iter().filter_map(|prompt| Some(prompt.talk.as_ref()?.said())).collect();
+        let texts = flags.into_iter().chain(stops.strings()).chain(talks.iter().map(String::as_str));
+        Fingerprint::of(requests.iter(), texts)
     }
+}
+
+fn call_ids(request: &Request, prompt: TokensHash) -> CallIds {
+    CallIds { seed: request.sampling.seed, choice: request.sampling.choice, prompt }
 }
 
 /// The replica for a client's request, and the stream that goes on there.

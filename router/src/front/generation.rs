@@ -11,6 +11,7 @@ use crate::link::request::SlotOutput;
 use crate::link::ticket::Ticket;
 use crate::link::view::Replica;
 use crate::refusal::{NoResume, Refusal};
+use crate::replicas::models::talk::Talk;
 use crate::replicas::models::text::ModelText;
 use proto::cluster as wire;
 use proto::v1;
@@ -44,6 +45,8 @@ pub struct Prompt {
     pub ids: Tokens,
     /// Its text, if that is to be echoed.
     pub text: Option<String>,
+    /// How the answer to a chat is read.
+    pub(crate) talk: Option<Talk>,
 }
 
 /// A running request. Dropping it cancels all choices that have not finished.
@@ -181,7 +184,7 @@ impl Generation {
         if (has_finish || finished.is_some()) && end < position {
             return self.fail(NoResume::Beyond { position, end }.into());
         }
-        let says = |delta: &v1::Delta| !delta.token_ids.is_empty() || !delta.text.is_empty();
+        let says = |delta: &v1::Delta| !delta.token_ids.is_empty() || says_more(delta);
         if let Some(recorder) = &mut self.recorder {
             recorder.said(choice_idx, &delta.text);
         }
@@ -274,7 +277,7 @@ impl Choice {
             if ends && !stops.are_included() {
                 self.assembly.push_stop_token();
             } else {
-                stopped = self.assembly.push(out.token, &mut delta.text);
+                stopped = self.assembly.push(out.token, delta);
             }
             delta.token_ids.push(out.token);
             // Tokens that the client already has may come with the id alone: it suffices to know where the next one
@@ -289,7 +292,7 @@ impl Choice {
         if stopped.is_none() && finish.is_some() {
             // A client that has the last token has this text too: they are sent together.
             let has_all = self.assembly.n_tokens() <= self.n_told;
-            stopped = self.assembly.finish(if has_all { &mut told.text } else { &mut delta.text });
+            stopped = self.assembly.finish(if has_all { &mut told } else { &mut delta });
         }
         let finished = self.end(finish, stopped.map(|stop| stops.string(stop)));
         (told, delta, finished)
@@ -316,8 +319,14 @@ impl Choice {
         };
         let certificate = self.draft.as_ref().map(|draft| draft.finished(reason));
         let stop = stop.unwrap_or_default().to_owned();
-        Some(v1::Finished { reason: reason.into(), stop, usage: Some(usage), certificate })
+        let tool_calls = self.assembly.n_calls();
+        Some(v1::Finished { reason: reason.into(), stop, usage: Some(usage), certificate, tool_calls })
     }
+}
+
+/// Whether a delta says something besides tokens.
+pub fn says_more(delta: &v1::Delta) -> bool {
+    !delta.text.is_empty() || !delta.reasoning.is_empty() || !delta.tool_calls.is_empty()
 }
 
 fn logprob(out: wire::TokenOut) -> Option<v1::Logprob> {

@@ -1,8 +1,14 @@
-//! Turns tokens into text that can be shown: whole characters only, and nothing of a stop string. Knows nothing of
-//! requests.
+//! Turns tokens into what can be shown: whole characters only, nothing of a stop string, and in a chat's answer calls
+//! and thoughts apart from the text. Knows nothing of requests.
+//!
+//! `tokens ── detokenizer ──▶ characters ── stop filter ──▶ text ── dialect ──▶ content, reasoning, calls`
 
+use crate::front::calls::{CallIds, DeltaWriter};
 use crate::front::stop::{Filter, Stops};
+use crate::replicas::models::talk::Talk;
 use checkpoint::{Detokenizer, Tokenizer};
+use dialect::Speech;
+use proto::v1;
 use std::sync::Arc;
 use types::Token;
 
@@ -13,12 +19,37 @@ pub struct Assembly {
     /// How many tokens at the beginning cannot complete a stop string.
     n_unstoppable: u32,
     n_tokens: u32,
+    /// None where the answer is text and nothing else.
+    reader: Option<Box<Reader>>,
+    /// What the filter has let through, empty between calls.
+    shown: String,
+}
+
+/// How the text of a chat's answer becomes content, reasoning and calls.
+struct Reader {
+    speech: Speech,
+    said: DeltaWriter,
 }
 
 impl Assembly {
     pub fn new(tokenizer: &Tokenizer, stops: Arc<Stops>, tokens_min: u32, show_special: bool) -> Assembly {
         let detokenizer = if show_special { tokenizer.stream_with_special() } else { tokenizer.stream() };
-        Assembly { detokenizer, filter: Filter::new(stops), n_unstoppable: tokens_min, n_tokens: 0 }
+        Assembly {
+            detokenizer,
+            filter: Filter::new(stops),
+            n_unstoppable: tokens_min,
+            n_tokens: 0,
+            reader: None,
+            shown: String::new(),
+        }
+    }
+
+    /// Reads the answer of a chat.
+    pub fn of_chat(self, talk: &Talk, ids: CallIds) -> Assembly {
+        let Some(speech) = talk.speech() else { return self };
+        let said = DeltaWriter::new(ids, talk.is_parallel, talk.includes_reasoning);
+        let detokenizer = self.detokenizer.showing(talk.markers.clone());
+        Assembly { detokenizer, reader: Some(Box::new(Reader { speech, said })), ..self }
     }
 
     /// How many tokens count: all up to and including the one that completed a stop string.
@@ -26,16 +57,24 @@ impl Assembly {
         self.n_tokens
     }
 
-    /// Appends to `text` what this token allows to be shown. Returns the index of a stop string that it completed: then
+    /// How many whole calls were said.
+    pub fn n_calls(&self) -> u32 {
+        self.reader.as_ref().map_or(0, |reader| reader.said.n_whole())
+    }
+
+    /// Adds to `delta` what this token allows to be shown. Returns the index of a stop string that it completed: then
     /// the text is over.
-    pub fn push(&mut self, token: Token, text: &mut String) -> Option<usize> {
+    pub fn push(&mut self, token: Token, delta: &mut v1::Delta) -> Option<usize> {
         self.n_tokens += 1;
         let piece = self.detokenizer.push(token);
-        if self.n_tokens <= self.n_unstoppable {
-            text.push_str(piece);
-            return None;
-        }
-        self.filter.push(piece, text)
+        let stop = if self.n_tokens <= self.n_unstoppable {
+            self.shown.push_str(piece);
+            None
+        } else {
+            self.filter.push(piece, &mut self.shown)
+        };
+        self.show(stop.is_some(), delta);
+        stop
     }
 
     /// Counts the token that ends the text, which is not part of it.
@@ -45,9 +84,31 @@ impl Assembly {
 
     /// Ends the text. A character that was cut off is shown as a replacement character, and may still complete a stop
     /// string.
-    pub fn finish(&mut self, text: &mut String) -> Option<usize> {
-        let stop = self.filter.push(self.detokenizer.finish(), text);
-        self.filter.finish(text);
+    pub fn finish(&mut self, delta: &mut v1::Delta) -> Option<usize> {
+        let stop = self.filter.push(self.detokenizer.finish(), &mut self.shown);
+        self.filter.finish(&mut self.shown);
+        self.show(true, delta);
         stop
+    }
+
+    fn show(&mut self, is_last: bool, delta: &mut v1::Delta) {
+        match &mut self.reader {
+            Some(reader) => reader.read(&self.shown, is_last, delta),
+            None => delta.text.push_str(&self.shown),
+        }
+        self.shown.clear();
+    }
+}
+
+impl Reader {
+    fn read(&mut self, text: &str, is_last: bool, delta: &mut v1::Delta) {
+        let mut pieces = Vec::new();
+        if !text.is_empty() {
+            self.speech.push(text, &mut pieces);
+        }
+        if is_last {
+            self.speech.finish(&mut pieces);
+        }
+        pieces.into_iter().for_each(|piece| self.said.add(piece, delta));
     }
 }

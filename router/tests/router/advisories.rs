@@ -65,10 +65,10 @@ fn greedy() -> Vec<Value> {
         json!({ "prompt": [[], []] }),
         json!({ "prompt": nested }),
         json!({ "prompt": "x".repeat(900_000) }),
-        json!({ "guided_regex": "((a+)+)+$" }),
+        json!({ "guided_regex": "(a{1,100000}){1,100000}" }),
         json!({ "guided_grammar": "root ::= root" }),
         json!({ "guided_json": { "$ref": "#" } }),
-        json!({ "response_format": { "type": "json_schema", "json_schema": { "$ref": "#" } } }),
+        json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": { "$ref": "#" } } } }),
         json!({ "chat_template": "{% for i in range(1000000000) %}{% endfor %}" }),
     ]
 }

@@ -188,7 +188,7 @@ fn refusals_name_what_they_refuse() {
         let ids = |input_ids: Vec<u32>| {
             Some(Input::Tokenized(wire::TokenizedInput { original_text: String::new(), input_ids }))
         };
-        let json_schema = Some(Constraint::JsonSchema("{}".into()));
+        let json_schema = Some(Constraint::JsonSchema("{".into()));
         for (request, name) in [
             (wire::GenerateRequest { input: None, ..plain() }, "input"),
             (wire::GenerateRequest { input: ids(vec![]), ..plain() }, "tokenized.input_ids"),

@@ -78,8 +78,8 @@ fn tells_tokens_text_and_how_to_resume() {
 fn chat_and_token_ids_are_prompts_too() {
     run(async {
         let house = House::open(config()).await;
-        let message = v1::ChatMessage { role: "user".into(), content: "A".into() };
-        let chat = v1::Chat { messages: vec![message], add_generation_prompt: None };
+        let message = v1::ChatMessage { role: "user".into(), content: "A".into(), ..Default::default() };
+        let chat = v1::Chat { messages: vec![message], ..Default::default() };
         let request = v1::GenerateRequest { input: Some(Input::Chat(chat)), ..Default::default() };
         generate(&house, request).await.unwrap();
         let ids = v1::TokenIds { ids: vec![1, 2, 3] };
@@ -249,8 +249,8 @@ async fn services(house: &House) -> Vec<String> {
 fn a_role_that_no_api_has_is_refused() {
     run(async {
         let house = House::open(config()).await;
-        let message = v1::ChatMessage { role: "wizard".into(), content: "A".into() };
-        let chat = v1::Chat { messages: vec![message], add_generation_prompt: None };
+        let message = v1::ChatMessage { role: "wizard".into(), content: "A".into(), ..v1::ChatMessage::default() };
+        let chat = v1::Chat { messages: vec![message], ..v1::Chat::default() };
         let input = Some(v1::generate_request::Input::Chat(chat));
         let status = client(&house).generate(v1::GenerateRequest { input, ..ask("x") }).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);

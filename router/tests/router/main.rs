@@ -3,6 +3,7 @@
 
 mod advisories;
 mod apis;
+mod calls;
 mod certificates;
 mod client;
 mod doors;

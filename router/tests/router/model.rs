@@ -12,7 +12,8 @@ pub const CONTEXT: u32 = 200;
 
 const HIDDEN: usize = 32;
 const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}:{{ message.content }}<|im_end|>\
-     {% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}";
+     {% endfor %}{% if reasoning_effort is defined %}[{{ reasoning_effort }}]{% endif %}\
+     {% if add_generation_prompt %}<|im_start|>{% endif %}";
 
 pub fn text() -> router::ModelText {
     static READ: OnceLock<router::ModelText> = OnceLock::new();
@@ -23,21 +24,12 @@ pub fn text() -> router::ModelText {
         std::fs::remove_dir_all(&folder).unwrap();
         text
     });
-    router::ModelText {
-        tokenizer: read.tokenizer.clone(),
-        template: read.template.clone(),
-        spec: read.spec.clone(),
-        defaults: read.defaults,
-    }
+    read.clone()
 }
 
 fn text_of(checkpoint: &Checkpoint) -> router::ModelText {
-    router::ModelText {
-        tokenizer: checkpoint.tokenizer().unwrap(),
-        template: checkpoint.chat_template().unwrap(),
-        spec: checkpoint.spec().clone(),
-        defaults: *checkpoint.defaults(),
-    }
+    let text = router::ModelText::of(checkpoint).unwrap();
+    router::ModelText { trusts_templates: true, ..text }
 }
 
 fn write(folder: &Path) {

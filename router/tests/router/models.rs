@@ -38,8 +38,7 @@ async fn open(routes: &str) -> House {
 async fn open_with(routes: &str, fakes: Vec<Fake>) -> House {
     // Its chat template differs.
     let template = "{% for message in messages %}<{{ message.content }}>{% endfor %}";
-    let template = Some(ChatTemplate::new(template, None, None).unwrap());
-    let other = router::ModelText { template, ..model::text() };
+    let other = model::text().with_template(ChatTemplate::new(template, None, None).unwrap());
     let (n_fakes, texts) = (fakes.len(), ModelTexts::from(model::text()).and("other".into(), other));
     let members: Vec<_> = fakes.iter().map(Fake::coordinator).collect();
     let house = House::reading(routed(routes), fakes, members.into(), texts).await;
@@ -181,8 +180,8 @@ fn each_model_is_read_in_its_own_words_over_every_face() {
             let counted = post(house.http, "/tokenize", &json!({ "model": name, "messages": messages })).await.json();
             assert_eq!(counted["count"], prompt.len(), "{counted}");
             let input = Some(v1::tokenize_request::Input::Chat(v1::Chat {
-                messages: vec![v1::ChatMessage { role: "user".into(), content: "A".into() }],
-                add_generation_prompt: None,
+                messages: vec![v1::ChatMessage { role: "user".into(), content: "A".into(), ..Default::default() }],
+                ..Default::default()
             }));
             let asked = v1::TokenizeRequest { model: name.into(), input };
             assert_eq!(client(&house).tokenize(asked).await.unwrap().into_inner().token_ids, *prompt);

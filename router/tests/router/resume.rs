@@ -89,8 +89,7 @@ fn a_prompt_with_the_time_in_it_is_the_same_when_its_stream_is_resumed_later() {
     run_within(PATIENCE, async {
         let text = || {
             let template = "{{ strftime_now('%Y-%m-%d %H:%M:%S') }}{{ messages[0].content }}";
-            let template = Some(ChatTemplate::new(template, None, None).unwrap());
-            router::ModelText { template, ..model::text() }
+            model::text().with_template(ChatTemplate::new(template, None, None).unwrap())
         };
         let fake = Fake::start();
         fake.welcome();

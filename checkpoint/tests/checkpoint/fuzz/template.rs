@@ -2,7 +2,8 @@
 
 use super::reference;
 use crate::harness::{Random, Rounds, scramble};
-use checkpoint::{ChatTemplate, Message};
+use checkpoint::{ChatTemplate, Conversation};
+use serde_json::{Value, json};
 
 /// Pieces of templates, valid and not. Not `'x' * n`: it is known to make 100 MB.
 const PIECES: &[&str] = &[
@@ -87,6 +88,16 @@ fn tokens(source: &str) -> Vec<String> {
     pieces
 }
 
+fn with_tools() -> Vec<Value> {
+    let call =
+        json!({ "id": "a23456789", "type": "function", "function": { "name": "f", "arguments": { "é": [1.5] } } });
+    vec![
+        json!({ "role": "user", "content": [{ "type": "text", "text": "Hi" }] }),
+        json!({ "role": "assistant", "content": null, "tool_calls": [call] }),
+        json!({ "role": "tool", "content": "2", "tool_call_id": "a23456789", "name": "f" }),
+    ]
+}
+
 #[test]
 fn template() {
     let files = std::fs::read_dir(reference("templates")).unwrap().map(|entry| entry.unwrap().path());
@@ -94,7 +105,7 @@ fn template() {
     files.sort();
     let sources: Vec<String> = files.iter().map(|path| std::fs::read_to_string(path).unwrap()).collect();
     assert!(sources.len() >= 10);
-    let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+    let message = |role: &str, content: &str| json!({ "role": role, "content": content });
     let chats = [
         vec![message("user", "Hi {{ 1 }} {% x %}")],
         vec![
@@ -104,7 +115,10 @@ fn template() {
             message("user", ""),
         ],
         vec![message("", "\u{0}")],
+        with_tools(),
     ];
+    let tools = json!([{ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } }]);
+    let chats = chats.map(|messages| Conversation { tools: Some(tools.clone()), ..Conversation::new(messages) });
     let mut rounds = Rounds::of("template", 1500);
     let mut n_rendered = 0;
     while let Some(mut random) = rounds.next() {
@@ -116,7 +130,7 @@ fn template() {
                 continue;
             }
         };
-        let rendered = chats.iter().filter(|chat| template.render(chat, true, 0).is_ok());
+        let rendered = chats.iter().filter(|chat| template.render(chat, 0).is_ok());
         n_rendered += u64::from(rendered.count() > 0);
     }
     assert!(

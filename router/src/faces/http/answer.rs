@@ -2,7 +2,9 @@
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Wishes;
-use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, finish_reason};
+use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value};
+use crate::faces::http::said::SaidAnswer;
+use crate::faces::http::structure::renamed;
 use crate::faces::http::{certificate, chunks};
 use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
@@ -24,7 +26,8 @@ pub async fn answer<F: AnswerFormat>(
     format: F,
 ) -> Result<Response, HttpError> {
     let n_choices = ask.n_choices;
-    let generation = front.generate(ask, recorder).await?;
+    let generation = front.generate(ask, recorder).await;
+    let generation = generation.map_err(|refusal| renamed(refusal, wishes.structure_field))?;
     let envelope = Envelope::new(front, &generation, F::ID_PREFIX, wishes);
     match wishes.streaming {
         Some(streaming) => Ok(chunks::stream(envelope, format, generation, n_choices, streaming)),
@@ -49,7 +52,7 @@ async fn whole<S: AnswerFormat>(
         choice.finished.iter().for_each(|finished| usage.add(slot as u32, finished));
     }
     let mut values = Vec::with_capacity(n_slots);
-    for (slot, choice) in choices.iter().enumerate() {
+    for (slot, choice) in choices.iter_mut().enumerate() {
         let prompt = &generation.prompts[slot / n_choices as usize];
         values.push(choice.value(&envelope, &mut shape, slot as u32, prompt));
     }
@@ -67,7 +70,7 @@ async fn whole<S: AnswerFormat>(
 #[derive(Default)]
 struct Whole {
     scored: Vec<v1::Logprob>,
-    text: String,
+    said: SaidAnswer,
     token_ids: Vec<u32>,
     logprobs: Vec<v1::Logprob>,
     finished: Option<v1::Finished>,
@@ -78,7 +81,7 @@ impl Whole {
         match event {
             GenerationEvent::Prompt(prompt) => self.scored = prompt.logprobs,
             GenerationEvent::Delta(delta) => {
-                self.text.push_str(&delta.text);
+                self.said.add(&delta);
                 self.token_ids.extend(delta.token_ids);
                 self.logprobs.extend(delta.logprobs);
             }
@@ -87,17 +90,18 @@ impl Whole {
         }
     }
 
-    fn value<S: AnswerFormat>(&self, envelope: &Envelope, shape: &mut S, slot: u32, prompt: &Prompt) -> Value {
+    fn value<S: AnswerFormat>(&mut self, envelope: &Envelope, shape: &mut S, slot: u32, prompt: &Prompt) -> Value {
         let echo = envelope.echo(shape, slot, prompt, &self.scored);
-        let (mut text, mut logprobs) = echo.map_or((String::new(), Value::Null), |echo| (echo.text, echo.logprobs));
-        let mut reason = self.finished.as_ref().map(finish_reason);
+        let (text, mut logprobs) = echo.map_or((String::new(), Value::Null), |echo| (echo.text, echo.logprobs));
+        let mut reason = self.finished.as_ref().map(|finished| shape.finish_reason(finished));
         if envelope.wishes().nothing_new {
             reason = Some("length");
+            self.said = SaidAnswer::of_text(text);
         } else {
-            text.push_str(&self.text);
+            self.said.text.insert_str(0, &text);
             logprobs = joined(logprobs, envelope.logprobs_of(shape, slot, &self.logprobs));
         }
-        let mut choice = choice_value(slot, shape.whole(&text), logprobs, reason);
+        let mut choice = choice_value(slot, shape.whole(&self.said), logprobs, reason);
         if envelope.wishes().token_ids {
             let told = if envelope.wishes().nothing_new { &[][..] } else { &self.token_ids };
             choice["token_ids"] = told.into();

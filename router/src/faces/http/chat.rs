@@ -2,11 +2,15 @@
 
 use crate::config::RouterLimits;
 use crate::faces::http::answer::answer;
+use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::{Fields, Wishes, wrong};
+use crate::faces::http::fields::{Fields, Wishes};
 use crate::faces::http::format::{AnswerFormat, Echo, token_text};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::said::SaidAnswer;
+use crate::faces::http::structure::structure;
+use crate::faces::http::tools;
 use crate::front::ask::{Ask, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::generation::Prompt;
@@ -24,13 +28,14 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
     let page = counted(&mut recorder, read)?;
-    let (ask, wishes) = counted(&mut recorder, ask(page, &front.config.limits).map_err(HttpError::from))?;
-    answer(front, ask, wishes, recorder, Chat).await
+    let (ask, wishes, format) = counted(&mut recorder, ask(page, &front.config.limits).map_err(HttpError::from))?;
+    answer(front, ask, wishes, recorder, format).await
 }
 
-fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Wishes), Refusal> {
+fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Wishes, ChatFormat), Refusal> {
     let fields = &mut page.fields;
     fields.check(Endpoint::Chat)?;
+    let format = ChatFormat { is_older: tools::are_older(fields) };
     let mut sampling = fields.sampling()?;
     sampling.logprobs = logprobs(fields, limits.logprobs_max)?;
     let ask = Ask {
@@ -41,10 +46,13 @@ fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Wishes), Refusal> 
         deadline: fields.deadline()?,
         ..Ask::default()
     };
+    let structure = structure(fields)?;
     let mut wishes = fields.wishes(&sampling)?;
+    wishes.structure_field = structure.as_ref().map(|said| said.field);
+    sampling.structure = structure.map(|said| said.structure);
     wishes.streaming = fields.stream(&sampling)?;
     let ask = Ask { purpose: Purpose::Generate(Box::new(sampling)), ..ask };
-    Ok((page.finished(ask, wishes.streaming, limits)?, wishes))
+    Ok((page.finished(ask, wishes.streaming, limits)?, wishes, format))
 }
 
 fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
@@ -59,71 +67,44 @@ fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
     }
 }
 
-pub fn conversation(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
-    let messages = match fields.take("messages") {
-        Some(Value::Array(messages)) => messages,
-        Some(other) => return Err(wrong("messages", "a list of messages", &other)),
-        None => return Err(Refusal::invalid("messages", "is missing")),
-    };
-    if messages.is_empty() {
-        return Err(Refusal::invalid("messages", "there are none"));
-    }
-    let messages = messages.into_iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<_, _>>()?;
-    Ok(v1::Chat { messages, add_generation_prompt: fields.boolean("add_generation_prompt")? })
+struct ChatFormat {
+    /// The client speaks of functions, as before there were tools: an answer has one call at most.
+    is_older: bool,
 }
 
-fn message(i: usize, value: Value) -> Result<v1::ChatMessage, Refusal> {
-    let Value::Object(mut message) = value else {
-        return Err(wrong(format!("messages[{i}]"), "an object", &value));
-    };
-    for field in ["tool_calls", "function_call", "audio", "tool_call_id"] {
-        if message
-            .get(field)
-            .is_some_and(|value| !value.is_null() && value.as_array().is_none_or(|all| !all.is_empty()))
-        {
-            return Err(invalid(format!("messages[{i}].{field}"), "is not supported yet"));
+impl ChatFormat {
+    fn add_calls(&self, said: &mut Map<String, Value>, mut calls: Vec<Value>) {
+        match calls.first_mut() {
+            Some(first) if self.is_older => drop(said.insert("function_call".to_owned(), first["function"].take())),
+            Some(_) => drop(said.insert("tool_calls".to_owned(), calls.into())),
+            None => {}
         }
     }
-    let role = role(i, &mut message)?;
-    let content = match message.remove("content") {
-        Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => text_of(i, parts)?,
-        // A reply without text, as a client sends it back.
-        None | Some(Value::Null) if role == "assistant" => String::new(),
-        other => return Err(wrong(format!("messages[{i}].content"), "a string or a list of parts", &other.into())),
-    };
-    Ok(v1::ChatMessage { role, content })
 }
 
-fn role(i: usize, message: &mut Map<String, Value>) -> Result<String, Refusal> {
-    let role = message.remove("role").unwrap_or_default();
-    match role.as_str() {
-        Some(role @ ("system" | "user" | "assistant")) => Ok(role.to_owned()),
-        // The newer name of the same role.
-        Some("developer") => Ok("system".to_owned()),
-        Some("tool" | "function") => Err(invalid(format!("messages[{i}].role"), "tools are not supported yet")),
-        _ => Err(invalid(format!("messages[{i}].role"), "must be system, developer, user or assistant")),
+/// vLLM has had both names for it, and clients read one or the other.
+fn add_reasoning(said: &mut Map<String, Value>, reasoning: &str) {
+    if !reasoning.is_empty() {
+        said.insert("reasoning_content".to_owned(), reasoning.into());
+        said.insert("reasoning".to_owned(), reasoning.into());
     }
 }
 
-/// Joins parts of text as lines of one text, as other servers do for templates that take only strings.
-fn text_of(i: usize, parts: Vec<Value>) -> Result<String, Refusal> {
-    let text = |(j, part): (usize, &Value)| match (part.get("type").and_then(Value::as_str), part.get("text")) {
-        (Some("text"), Some(Value::String(text))) => Ok(text.clone()),
-        (Some("text"), _) => Err(invalid(format!("messages[{i}].content[{j}].text"), "must be a string")),
-        _ => Err(invalid(format!("messages[{i}].content[{j}].type"), "is not supported yet; only `text` is")),
-    };
-    let lines: Vec<String> = parts.iter().enumerate().map(text).collect::<Result<_, _>>()?;
-    Ok(lines.join("\n"))
+/// A part of a call. The first has its name and no more, unless more came with it.
+fn call_part(part: &v1::ToolCallDelta) -> Value {
+    if part.name.is_empty() {
+        return json!({ "index": part.index, "function": { "arguments": part.arguments } });
+    }
+    let function = json!({ "name": part.name, "arguments": part.arguments });
+    json!({ "index": part.index, "id": part.id, "type": "function", "function": function })
 }
 
-fn invalid(field: String, message: &str) -> Refusal {
-    Refusal::Invalid { field: field.into(), message: message.to_owned() }
+fn call(call: &v1::ToolCall) -> Value {
+    let function = json!({ "name": call.name, "arguments": call.arguments });
+    json!({ "id": call.id, "type": "function", "function": function })
 }
 
-struct Chat;
-
-impl AnswerFormat for Chat {
+impl AnswerFormat for ChatFormat {
     const ID_PREFIX: &'static str = "chatcmpl-";
     const OBJECT: &'static str = "chat.completion";
     const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
@@ -133,12 +114,31 @@ impl AnswerFormat for Chat {
         Some(("delta", json!({ "role": "assistant", "content": "" })))
     }
 
-    fn piece(&self, text: Option<&str>) -> (&'static str, Value) {
-        ("delta", text.map_or_else(|| json!({}), |text| json!({ "content": text })))
+    fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value) {
+        let mut said = Map::new();
+        if let Some(delta) = delta {
+            add_reasoning(&mut said, &delta.reasoning);
+            // A piece without anything carries the logprobs of tokens that say nothing yet.
+            if !delta.text.is_empty() || (delta.tool_calls.is_empty() && said.is_empty()) {
+                said.insert("content".to_owned(), delta.text.as_str().into());
+            }
+            self.add_calls(&mut said, delta.tool_calls.iter().map(call_part).collect());
+        }
+        ("delta", Value::Object(said))
     }
 
-    fn whole(&self, text: &str) -> (&'static str, Value) {
-        ("message", json!({ "role": "assistant", "content": text, "refusal": null }))
+    fn whole(&self, answer: &SaidAnswer) -> (&'static str, Value) {
+        let is_silent = answer.text.is_empty() && !(answer.calls.is_empty() && answer.reasoning.is_empty());
+        let content = if is_silent { Value::Null } else { answer.text.as_str().into() };
+        let mut said = Map::from_iter([("role".to_owned(), "assistant".into()), ("content".to_owned(), content)]);
+        said.insert("refusal".to_owned(), Value::Null);
+        add_reasoning(&mut said, &answer.reasoning);
+        self.add_calls(&mut said, answer.calls.iter().map(call).collect());
+        ("message", Value::Object(said))
+    }
+
+    fn called(&self) -> &'static str {
+        if self.is_older { "function_call" } else { "tool_calls" }
     }
 
     fn logprobs(&mut self, tokenizer: &Tokenizer, _: u32, logprobs: &[v1::Logprob]) -> Value {

@@ -3,7 +3,7 @@
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Streaming;
-use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, finish_reason};
+use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value};
 use crate::faces::http::sse::{self, Position, Voice};
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::resume::ReadMark;
@@ -62,7 +62,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
                     return;
                 }
                 let logprobs = self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs);
-                let mut choice = choice_value(slot, self.shape.piece(Some(&delta.text)), logprobs, None);
+                let mut choice = choice_value(slot, self.shape.piece(Some(&delta)), logprobs, None);
                 if self.envelope.wishes().token_ids {
                     choice["token_ids"] = delta.token_ids.into();
                 }
@@ -72,7 +72,8 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
             GenerationEvent::Finished(finished) => {
                 self.usage.add(slot, &finished);
                 *self.mark(slot) = ReadMark::Tokens { n: self.mark(slot).n_tokens(), ended: true };
-                let reason = if self.envelope.wishes().nothing_new { "length" } else { finish_reason(&finished) };
+                let reason =
+                    if self.envelope.wishes().nothing_new { "length" } else { self.shape.finish_reason(&finished) };
                 let mut choice = choice_value(slot, self.shape.piece(None), Value::Null, Some(reason));
                 certificate::add(&mut choice, &finished);
                 self.position.write(out, None, &self.chunk(choice));
@@ -138,7 +139,8 @@ impl<S: AnswerFormat> Chunks<S> {
     fn echo(&mut self, slot: u32, scored: &[v1::Logprob], generation: &Generation, out: &mut String) {
         let prompt = &generation.prompts[(slot / self.n_choices) as usize];
         if let Some(echo) = self.envelope.echo(&mut self.shape, slot, prompt, scored) {
-            self.open(slot, self.shape.piece(Some(&echo.text)), echo.logprobs, generation, out);
+            let delta = v1::Delta { text: echo.text, ..v1::Delta::default() };
+            self.open(slot, self.shape.piece(Some(&delta)), echo.logprobs, generation, out);
         }
     }
 

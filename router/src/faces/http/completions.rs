@@ -7,6 +7,8 @@ use crate::faces::http::fields::{Wishes, token_ids, wrong};
 use crate::faces::http::format::{AnswerFormat, Echo, token_text};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::said::SaidAnswer;
+use crate::faces::http::structure::structure;
 use crate::front::ask::{Ask, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::generation::Prompt;
@@ -41,7 +43,10 @@ fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Wishes), Refusal> 
     let mut sampling = fields.sampling()?;
     sampling.logprobs = fields.unsigned("logprobs")?;
     sampling.max_tokens.get_or_insert(TOKENS_MAX);
+    let structure = structure(fields)?;
     let mut wishes = fields.wishes(&sampling)?;
+    wishes.structure_field = structure.as_ref().map(|said| said.field);
+    sampling.structure = structure.map(|said| said.structure);
     wishes.echo = fields.boolean("echo")?.unwrap_or(false);
     if wishes.echo {
         only_prompt(&mut sampling, &mut wishes);
@@ -112,12 +117,17 @@ impl AnswerFormat for Completion {
         None
     }
 
-    fn piece(&self, text: Option<&str>) -> (&'static str, Value) {
-        ("text", text.unwrap_or_default().into())
+    fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value) {
+        ("text", delta.map_or("", |delta| &delta.text).into())
     }
 
-    fn whole(&self, text: &str) -> (&'static str, Value) {
-        ("text", text.into())
+    fn whole(&self, answer: &SaidAnswer) -> (&'static str, Value) {
+        ("text", answer.text.as_str().into())
+    }
+
+    /// A text has no calls.
+    fn called(&self) -> &'static str {
+        "stop"
     }
 
     fn logprobs(&mut self, tokenizer: &Tokenizer, choice: u32, logprobs: &[v1::Logprob]) -> Value {

@@ -37,6 +37,16 @@ impl Fields {
         }
     }
 
+    /// What was not taken.
+    pub fn rest(self) -> Map<String, Value> {
+        self.0
+    }
+
+    /// Whether a field is there and means something.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|value| !value.is_null() && value.as_array().is_none_or(|all| !all.is_empty()))
+    }
+
     /// Takes a field's value. Null counts as absent.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.0.remove(name).filter(|value| !value.is_null())
@@ -118,6 +128,7 @@ impl Fields {
             show_special: !self.boolean("skip_special_tokens")?.unwrap_or(true),
             logprobs: None,
             prompt_logprobs: self.unsigned("prompt_logprobs")?,
+            structure: None,
         })
     }
 
@@ -275,6 +286,8 @@ pub struct Wishes {
     pub nothing_new: bool,
     /// None: the answer is sent whole.
     pub streaming: Option<Streaming>,
+    /// The field that says what the answer must be.
+    pub structure_field: Option<&'static str>,
 }
 
 /// A client's options for a stream.
@@ -379,8 +392,7 @@ mod tests {
             (r#"{"stream": "yes"}"#, "stream"),
             (r#"{"stream_options": {"include_usage": true}}"#, "stream_options"),
             (r#"{"best_of": 3}"#, "best_of"),
-            (r#"{"tools": [{"type": "function"}]}"#, "tools"),
-            (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
+            (r#"{"thinking_token_budget": 5}"#, "thinking_token_budget"),
             (r#"{"logit_bias": {"five": -100}}"#, "logit_bias"),
             (r#"{"logit_bias": {"5": "much"}}"#, "logit_bias"),
             (r#"{"logit_bias": [5]}"#, "logit_bias"),
@@ -390,7 +402,6 @@ mod tests {
             (r#"{"dry_multiplier": []}"#, "dry_multiplier"),
             (r#"{"mirostat": 2}"#, "mirostat"),
             (r#"{"echo": true}"#, "echo"),
-            (r#"{"guided_json": {}}"#, "guided_json"),
         ] {
             assert_eq!(refused(body).as_deref(), Some(field), "{body}");
         }

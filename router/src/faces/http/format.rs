@@ -2,8 +2,9 @@
 //! `AnswerFormat`.
 
 use crate::faces::http::fields::Wishes;
+use crate::faces::http::said::SaidAnswer;
 use crate::front::frontend::Frontend;
-use crate::front::generation::{Generation, Prompt};
+use crate::front::generation::{Generation, Prompt, says_more};
 use crate::replicas::models::text::ModelText;
 use checkpoint::Tokenizer;
 use proto::v1;
@@ -20,10 +21,18 @@ pub trait AnswerFormat: Send + Unpin + 'static {
 
     /// The member that begins a choice's stream, if there is one.
     fn opening(&self) -> Option<(&'static str, Value)>;
-    /// The member that carries a piece of text; None at the end.
-    fn piece(&self, text: Option<&str>) -> (&'static str, Value);
-    /// The member that carries the whole text.
-    fn whole(&self, text: &str) -> (&'static str, Value);
+    /// The member that carries a piece of the answer; None at the end.
+    fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value);
+    /// The member that carries the whole answer.
+    fn whole(&self, answer: &SaidAnswer) -> (&'static str, Value);
+    /// Why an answer with calls has ended.
+    fn called(&self) -> &'static str;
+
+    fn finish_reason(&self, finished: &v1::Finished) -> &'static str {
+        let has_called = finished.tool_calls > 0 && finished.reason() == v1::finished::Reason::Stop;
+        if has_called { self.called() } else { finish_reason(finished) }
+    }
+
     fn logprobs(&mut self, tokenizer: &Tokenizer, choice: u32, logprobs: &[v1::Logprob]) -> Value;
     /// The prompt before an answer, as a member and its logprobs, if the endpoint repeats it.
     fn echo(&mut self, tokenizer: &Tokenizer, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<Echo>;
@@ -115,9 +124,8 @@ impl Envelope {
     /// Whether this client needs a chunk for the delta.
     pub fn says(&self, delta: &v1::Delta) -> bool {
         let Wishes { logprobs, token_ids, nothing_new, .. } = self.wishes;
-        let told = !delta.text.is_empty()
-            || (logprobs && !delta.logprobs.is_empty())
-            || (token_ids && !delta.token_ids.is_empty());
+        let told =
+            says_more(delta) || (logprobs && !delta.logprobs.is_empty()) || (token_ids && !delta.token_ids.is_empty());
         told && !nothing_new
     }
 }
@@ -148,6 +156,7 @@ pub fn choice_value(index: u32, member: (&'static str, Value), logprobs: Value, 
     json!({ "index": index, name: value, "logprobs": logprobs, "finish_reason": reason })
 }
 
+/// The reason without regard to what the text says, as in a certificate.
 pub fn finish_reason(finished: &v1::Finished) -> &'static str {
     match finished.reason() {
         v1::finished::Reason::Length => "length",

@@ -50,7 +50,7 @@ pub async fn count_tokens(State(front): State<Arc<Frontend>>, request: Request) 
         .and_then(|()| conversation(&mut fields))
         .and_then(|messages| Ok((front.text(&fields.string("model")?.unwrap_or_default())?, messages)));
     let (text, messages) = read.map_err(said)?;
-    let chat = v1::Chat { messages, add_generation_prompt: None };
+    let chat = v1::Chat { messages, ..v1::Chat::default() };
     let tokens = front.tokens(&text, Input::Chat(chat), false, unix_seconds()).await.map_err(said)?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }
@@ -103,7 +103,7 @@ fn conversation(fields: &mut Fields) -> Result<Vec<v1::ChatMessage>, Refusal> {
     if turns.last().is_some_and(|last| last.role == "assistant") {
         return Err(Refusal::invalid("messages", "the last is the assistant's, and going on with it is not supported"));
     }
-    let system = system.map(|content| v1::ChatMessage { role: "system".into(), content });
+    let system = system.map(|content| single::said("system", content));
     Ok(system.into_iter().chain(turns).collect())
 }
 
@@ -113,7 +113,7 @@ fn message(i: usize, mut turn: Fields) -> Result<v1::ChatMessage, Refusal> {
         _ => return Err(invalid(format!("messages[{i}].role"), "must be user or assistant")),
     };
     let content = text_of(&format!("messages[{i}].content"), turn.take("content"), &["text"])?;
-    Ok(v1::ChatMessage { role, content })
+    Ok(single::said(&role, content))
 }
 
 /// The fields of an answer that are known when it begins.

@@ -1,14 +1,16 @@
 //! HTTP for clients: OpenAI's endpoints and Anthropic's, and pages for operators. Each page translates for `front`.
 //!
 //! Knows no replica, but for what lists of models show. Read `server`, `origin` and `door` (connections, browsers and
-//! keys), `page`, `fields` and `known` (what a client sent), then an endpoint: OpenAI's `chat` and `completions` share
-//! `answer`, `format` and `chunks`; `responses` and Anthropic's `messages` share `single`. All streams go through `sse`.
+//! keys), `page`, `fields` and `known` (what a client sent; `conversation`, `tools` and `structure` read parts of it),
+//! then an endpoint: OpenAI's `chat` and `completions` share `answer`, `said`, `format` and `chunks`; `responses` and
+//! Anthropic's `messages` share `single`. All streams go through `sse`.
 
 mod answer;
 mod certificate;
 mod chat;
 mod chunks;
 mod completions;
+mod conversation;
 mod door;
 mod embeddings;
 mod error;
@@ -20,10 +22,13 @@ mod models;
 mod origin;
 mod page;
 mod responses;
+mod said;
 mod server;
 mod single;
 mod sse;
+mod structure;
 mod tokens;
+mod tools;
 
 use crate::faces::Error;
 use crate::faces::http::error::HttpError;

@@ -49,7 +49,7 @@ fn ask(front: &Frontend, mut page: Page) -> Result<(Ask, bool, Value), Refusal> 
     let instructions = fields.string("instructions")?;
     let mut messages = input(fields)?;
     if let Some(content) = instructions.clone() {
-        messages.insert(0, v1::ChatMessage { role: "system".into(), content });
+        messages.insert(0, single::said("system", content));
     }
     let mut sampling = fields.sampling()?;
     let most = fields.unsigned("max_output_tokens")?;
@@ -69,7 +69,7 @@ fn ask(front: &Frontend, mut page: Page) -> Result<(Ask, bool, Value), Refusal> 
 
 fn input(fields: &mut Fields) -> Result<Vec<v1::ChatMessage>, Refusal> {
     match fields.take("input") {
-        Some(Value::String(content)) => Ok(vec![v1::ChatMessage { role: "user".into(), content }]),
+        Some(Value::String(content)) => Ok(vec![single::said("user", content)]),
         list => objects("input", list)?.into_iter().enumerate().map(|(i, item)| message(i, item)).collect(),
     }
 }
@@ -88,7 +88,7 @@ fn message(i: usize, mut item: Fields) -> Result<v1::ChatMessage, Refusal> {
     };
     let kinds = ["input_text", "output_text", "text"];
     let content = text_of(&format!("input[{i}].content"), item.take("content"), &kinds)?;
-    Ok(v1::ChatMessage { role, content })
+    Ok(single::said(&role, content))
 }
 
 /// The fields of a reply that are known when it begins.

@@ -27,13 +27,18 @@ pub fn ask(
     let streaming = is_stream.then(Streaming::default);
     let ask = Ask {
         model: model.unwrap_or_default(),
-        prompts: vec![Input::Chat(v1::Chat { messages, add_generation_prompt: None })],
+        prompts: vec![Input::Chat(v1::Chat { messages, ..v1::Chat::default() })],
         purpose: Purpose::Generate(Box::new(sampling)),
         priority,
         deadline,
         ..Ask::default()
     };
     Ok((page.finished(ask, streaming, &front.config.limits)?, is_stream))
+}
+
+/// A message of text.
+pub fn said(role: &str, content: String) -> v1::ChatMessage {
+    v1::ChatMessage { role: role.to_owned(), content, ..v1::ChatMessage::default() }
 }
 
 /// Returns the whole answer and how it ended.

@@ -1,6 +1,6 @@
 //! `/tokenize` and `/detokenize`, as vLLM has them.
 
-use crate::faces::http::chat::conversation;
+use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::format::token_text;

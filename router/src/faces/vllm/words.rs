@@ -1,8 +1,10 @@
 //! Translates values of `vllm.grpc.engine` from and to the router's own. Knows no stream and no replica.
 
+use crate::front::structure::vllm_grammar;
 use crate::refusal::Refusal;
 use checkpoint::Defaults;
 use proto::v1;
+use proto::v1::structure::{Choices, Form};
 use proto::vllm as wire;
 use proto::vllm::sampling_params::Constraint;
 use serde_json::{Map, Value};
@@ -18,14 +20,6 @@ pub struct Counts {
 /// Refuses by name what would change the answer and is not served.
 pub fn refuse_unserved(request: &wire::GenerateRequest) -> Result<(), Refusal> {
     let params = request.sampling_params.as_ref();
-    let constraint = params.and_then(|params| params.constraint.as_ref()).map(|constraint| match constraint {
-        Constraint::JsonSchema(_) => "json_schema",
-        Constraint::Regex(_) => "regex",
-        Constraint::Grammar(_) => "grammar",
-        Constraint::StructuralTag(_) => "structural_tag",
-        Constraint::JsonObject(_) => "json_object",
-        Constraint::Choice(_) => "choice",
-    });
     let present = [
         ("kv_transfer_params", request.kv_transfer_params.is_some()),
         ("kv_transfer_params_json", request.kv_transfer_params_json.is_some()),
@@ -34,9 +28,8 @@ pub fn refuse_unserved(request: &wire::GenerateRequest) -> Result<(), Refusal> {
         ("media_refs", request.media_refs.is_some()),
         ("truncate_prompt_tokens", params.is_some_and(|params| params.truncate_prompt_tokens.is_some())),
     ];
-    let present = present.into_iter().filter(|(_, is_present)| *is_present).map(|(name, _)| name);
-    match constraint.into_iter().chain(present).next() {
-        Some(name) => Err(Refusal::invalid(name, "is not supported yet")),
+    match present.into_iter().find(|(_, is_present)| *is_present) {
+        Some((name, _)) => Err(Refusal::invalid(name, "is not supported yet")),
         None => Ok(()),
     }
 }
@@ -65,8 +58,34 @@ pub fn sampling(params: wire::SamplingParams) -> Result<v1::Sampling, Refusal> {
         include_stop: params.include_stop_str_in_output,
         show_special: !params.skip_special_tokens,
         prompt_logprobs: n_logprobs("prompt_logprobs", params.prompt_logprobs)?,
+        structure: params.constraint.map(|constraint| v1::Structure { form: Some(form(constraint)) }),
         ..v1::Sampling::default()
     })
+}
+
+fn form(constraint: Constraint) -> Form {
+    match constraint {
+        Constraint::JsonSchema(schema) => Form::JsonSchema(schema),
+        Constraint::Regex(regex) => Form::Regex(regex),
+        Constraint::Grammar(text) => vllm_grammar(text),
+        Constraint::StructuralTag(tag) => Form::StructuralTag(tag),
+        Constraint::JsonObject(wanted) => Form::JsonObject(wanted),
+        Constraint::Choice(choice) => Form::Choice(Choices { texts: choice.choices }),
+    }
+}
+
+/// The field that a refusal of the structure names.
+pub fn constraint_name(request: &wire::GenerateRequest) -> &'static str {
+    let constraint = request.sampling_params.as_ref().and_then(|params| params.constraint.as_ref());
+    match constraint {
+        Some(Constraint::JsonSchema(_)) => "json_schema",
+        Some(Constraint::Regex(_)) => "regex",
+        Some(Constraint::Grammar(_)) => "grammar",
+        Some(Constraint::StructuralTag(_)) => "structural_tag",
+        Some(Constraint::JsonObject(_)) => "json_object",
+        Some(Constraint::Choice(_)) => "choice",
+        None => "constraint",
+    }
 }
 
 fn n_logprobs(field: &'static str, n: Option<i32>) -> Result<Option<u32>, Refusal> {
@@ -212,8 +231,6 @@ mod tests {
         };
         check(|request| request.mm_inputs = Some(wire::Unserved {}), "mm_inputs");
         check(|request| request.kv_transfer_params_json = Some("{}".into()), "kv_transfer_params_json");
-        check(|request| request.sampling_params = constrained(Constraint::Regex("a".into())), "regex");
-        check(|request| request.sampling_params = constrained(Constraint::JsonObject(true)), "json_object");
         check(
             |request| {
                 request.sampling_params = Some(wire::SamplingParams { logprobs: Some(-1), ..Default::default() });
@@ -229,7 +246,19 @@ mod tests {
         );
     }
 
-    fn constrained(constraint: Constraint) -> Option<wire::SamplingParams> {
-        Some(wire::SamplingParams { constraint: Some(constraint), ..Default::default() })
+    #[test]
+    fn constraints_are_structures() {
+        let check = |constraint: Constraint, name: &str, form: Form| {
+            let params = wire::SamplingParams { constraint: Some(constraint), ..Default::default() };
+            let request = wire::GenerateRequest { sampling_params: Some(params.clone()), ..Default::default() };
+            assert_eq!((refuse_unserved(&request), constraint_name(&request)), (Ok(()), name));
+            assert_eq!(sampling(params).unwrap().structure.unwrap().form, Some(form), "{name}");
+        };
+        let text = |text: &str| text.to_owned();
+        check(Constraint::Regex(text("a")), "regex", Form::Regex(text("a")));
+        check(Constraint::JsonObject(true), "json_object", Form::JsonObject(true));
+        check(Constraint::JsonSchema(text("{}")), "json_schema", Form::JsonSchema(text("{}")));
+        check(Constraint::Grammar(text("root ::= \"a\"")), "grammar", Form::Ebnf(text("root ::= \"a\"")));
+        check(Constraint::Grammar(text("start: \"a\"")), "grammar", Form::Lark(text("start: \"a\"")));
     }
 }

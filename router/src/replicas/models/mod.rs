@@ -1,11 +1,15 @@
 //! Models by clients' names for them: the versions behind each name, and each model's tokenizer and template.
 //!
 //! Knows what replicas report to serve, and no stream. Read `routes` (names, versions and weights), `unserved` (those
-//! that nobody serves), `text` (tokenizer and template of one model), then `table` (which model a request means).
+//! that nobody serves), `text` (tokenizer, template and dialect of one model, with `conversation` and `untold`, which
+//! read a chat for its template, and `talk`, how the answer is read), then `table` (which model a request means).
 
+mod conversation;
 pub mod routes;
 pub mod table;
+pub mod talk;
 #[cfg(test)]
 mod tests;
 pub mod text;
 pub mod unserved;
+mod untold;

@@ -1,39 +1,87 @@
-//! Tokenizer and template of one model. Knows no replica and no other model.
+//! Tokenizer, template and dialect of one model. Knows no replica and no other model.
 
 use crate::refusal::Refusal;
-use checkpoint::{ChatTemplate, Defaults, ModelSpec, Tokenizer};
+use crate::replicas::models::conversation::{self, ReadChat};
+use crate::replicas::models::talk::{Talk, markers, may_open_thought};
+use crate::replicas::models::untold;
+use checkpoint::{ChatTemplate, Checkpoint, Conversation, Defaults, ModelSpec, Tokenizer};
+use dialect::{Dialect, UnknownDialect};
 use proto::v1;
 use proto::v1::generate_request::Input;
 use types::{Token, Tokens};
 
-/// Who may say a message. A template that meets another one writes it, or nothing, or fails.
-const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+/// The form of calls for templates that know no tools.
+const UNTOLD_CALLS: &str = "generic";
+/// A variable of templates, and the field that says it.
+const EFFORT: &str = "reasoning_effort";
 
-/// How a model's text is tokenized, rendered and decoded.
+/// How a model's text is tokenized, rendered, decoded and read. Cheap to clone.
+#[derive(Clone)]
 pub struct ModelText {
     pub tokenizer: Tokenizer,
     pub template: Option<ChatTemplate>,
     pub spec: ModelSpec,
     pub defaults: Defaults,
+    /// How the model writes calls and thoughts.
+    pub dialect: Dialect,
+    /// Whether clients may send a chat template of their own.
+    pub trusts_templates: bool,
+}
+
+/// An input as tokens. A chat says how its answer is read.
+pub(crate) struct Encoded {
+    pub ids: Tokens,
+    pub talk: Option<Talk>,
 }
 
 impl ModelText {
+    pub fn of(checkpoint: &Checkpoint) -> checkpoint::Result<ModelText> {
+        let text = ModelText {
+            tokenizer: checkpoint.tokenizer()?,
+            template: None,
+            spec: checkpoint.spec().clone(),
+            defaults: *checkpoint.defaults(),
+            dialect: Dialect::NONE,
+            trusts_templates: false,
+        };
+        Ok(match checkpoint.chat_template()? {
+            Some(template) => text.with_template(template),
+            None => text,
+        })
+    }
+
+    /// The same model with another template, and the dialect that it shows.
+    pub fn with_template(self, template: ChatTemplate) -> ModelText {
+        let dialect = dialect_of(&template);
+        ModelText { template: Some(template), dialect, ..self }
+    }
+
+    /// The same with calls and thoughts of these names, where they are given.
+    pub fn with_dialect(self, calls: Option<&str>, thoughts: Option<&str>) -> Result<ModelText, UnknownDialect> {
+        let dialect = calls.map_or(Ok(self.dialect), |name| self.dialect.tools_named(name))?;
+        let dialect = thoughts.map_or(Ok(dialect), |name| dialect.thoughts_named(name))?;
+        Ok(ModelText { dialect, ..self })
+    }
+
     /// `add_special` is for plain text; a template writes its special tokens itself. `now` is the time that it is told
     /// when it asks, in Unix seconds.
-    pub(crate) fn encode(&self, input: Input, add_special: bool, now: u64) -> Result<Tokens, Refusal> {
-        let (field, text, add_special) = match input {
-            Input::TokenIds(ids) => return self.checked(ids.ids),
-            Input::Text(text) => ("text", text, add_special),
-            Input::Chat(chat) => ("chat", self.render(chat, now)?, false),
+    pub(crate) fn encode(&self, input: Input, add_special: bool, now: u64) -> Result<Encoded, Refusal> {
+        let (field, text, talk) = match input {
+            Input::TokenIds(ids) => return Ok(Encoded { ids: self.checked(ids.ids)?, talk: None }),
+            Input::Text(text) => ("text", text, None),
+            Input::Chat(chat) => {
+                let (text, talk) = self.render(chat, now)?;
+                ("chat", text, Some(talk))
+            }
         };
-        let tokens = self.tokenizer.encode(&text, add_special);
-        let tokens = tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))?;
-        if tokens.is_empty() {
+        let tokens = self.tokenizer.encode(&text, add_special && talk.is_none());
+        let ids = tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))?;
+        if ids.is_empty() {
             return Err(Refusal::invalid(field, "the prompt is empty"));
         }
         // A tokenizer may know more tokens than the model has rows for.
-        self.check_ids(field, &tokens)?;
-        Ok(tokens)
+        self.check_ids(field, &ids)?;
+        Ok(Encoded { ids, talk })
     }
 
     fn checked(&self, ids: Vec<Token>) -> Result<Tokens, Refusal> {
@@ -52,19 +100,75 @@ impl ModelText {
         }
     }
 
-    fn render(&self, chat: v1::Chat, now: u64) -> Result<String, Refusal> {
+    /// The prompt of a chat, and how its answer is read.
+    fn render(&self, chat: v1::Chat, now: u64) -> Result<(String, Talk), Refusal> {
         let no_template = || Refusal::invalid("chat", "the model has no chat template; send text instead");
-        let template = self.template.as_ref().ok_or_else(no_template)?;
-        if chat.messages.is_empty() {
-            return Err(Refusal::invalid("chat", "there are no messages"));
+        let own = self.template.as_ref();
+        let mut read = conversation::read(chat)?;
+        let sent = read.template.as_deref().map(|source| self.sent_template(source)).transpose()?;
+        let template = sent.as_ref().or(own).ok_or_else(no_template)?;
+        if let Some(effort) = read.effort.take() {
+            think(template, self.dialect, &mut read.conversation, effort)?;
         }
-        let is_known = |message: &v1::ChatMessage| ROLES.contains(&message.role.as_str());
-        if let Some(i) = chat.messages.iter().position(|message| !is_known(message)) {
-            return Err(Refusal::invalid("chat", format!("messages[{i}].role must be one of {}", ROLES.join(", "))));
-        }
-        let message = |message: v1::ChatMessage| checkpoint::Message { role: message.role, content: message.content };
-        let messages: Vec<checkpoint::Message> = chat.messages.into_iter().map(message).collect();
-        let rendered = template.render(&messages, chat.add_generation_prompt.unwrap_or(true), now);
-        rendered.map_err(|error| Refusal::invalid("chat", error.to_string()))
+        let rendered = rendered(template, &read, now)?;
+        let opening = self.dialect.opens_thought(&rendered);
+        let ReadChat { tools, choice, is_parallel, includes_reasoning, .. } = read;
+        let talk = Talk {
+            dialect: self.dialect,
+            tools,
+            choice,
+            is_parallel,
+            includes_reasoning,
+            opening,
+            may_open_thought: may_open_thought(&self.dialect, opening, &rendered),
+            markers: markers(&self.dialect, &self.tokenizer),
+        };
+        Ok((rendered, talk))
     }
+
+    fn sent_template(&self, source: &str) -> Result<ChatTemplate, Refusal> {
+        if !self.trusts_templates {
+            let why = "the operator does not allow it (--trust-request-chat-template)";
+            return Err(Refusal::invalid("chat_template", why));
+        }
+        let like = |own: &ChatTemplate| own.replaced(source);
+        let template = self.template.as_ref().map_or_else(|| ChatTemplate::new(source, None, None), like);
+        template.map_err(|error| Refusal::invalid("chat_template", error.to_string()))
+    }
+}
+
+fn dialect_of(template: &ChatTemplate) -> Dialect {
+    let dialect = Dialect::of_template(template.source());
+    if template.uses_tools() {
+        return dialect;
+    }
+    // Every build has the generic form.
+    dialect.tools_named(UNTOLD_CALLS).unwrap_or(dialect)
+}
+
+/// Tells a template how much the model is to think. One that reads nothing of it would think as before.
+fn think(template: &ChatTemplate, dialect: Dialect, chat: &mut Conversation, effort: String) -> Result<(), Refusal> {
+    let (is_none, switch) = (effort == "none", "enable_thinking");
+    let mut is_heeded = is_none && !dialect.has_thoughts();
+    if is_none && template.reads(switch) {
+        chat.variables.insert(switch.to_owned(), false.into());
+        is_heeded = true;
+    }
+    if template.reads(EFFORT) {
+        chat.variables.insert(EFFORT.to_owned(), effort.into());
+        is_heeded = true;
+    }
+    let why = "is not read by the model's chat template (chat_template_kwargs may have its own word for it)";
+    if is_heeded { Ok(()) } else { Err(Refusal::invalid(EFFORT, why)) }
+}
+
+fn rendered(template: &ChatTemplate, read: &ReadChat, now: u64) -> Result<String, Refusal> {
+    let chat = &read.conversation;
+    let refused = |error: checkpoint::Error| Refusal::invalid("chat", error.to_string());
+    if template.uses_tools() || !untold::is_needed(chat) {
+        return template.render(chat, now).map_err(refused);
+    }
+    let in_system = template.render(&untold::plain(chat, true), now);
+    // Some templates take no system message.
+    in_system.or_else(|_| template.render(&untold::plain(chat, false), now)).map_err(refused)
 }

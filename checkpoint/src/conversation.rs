@@ -1,0 +1,103 @@
+//! A chat as a template gets it: messages, tools and variables as JSON. Knows how transformers prepares them, and no
+//! template's language.
+
+use crate::error::{Error, Result};
+use serde_json::{Map, Value};
+
+/// Names that a template is given, so that no variable of a client may take them.
+pub const TEMPLATE_NAMES: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
+/// Stands behind the final message while it is rendered: the prompt ends where it is found.
+const CONTINUE_HERE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+/// The names under which templates look for what the model thought.
+const THOUGHT_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// A chat, with all that a template may ask for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conversation {
+    /// Objects, as transformers takes them: the arguments of calls are objects too.
+    pub messages: Vec<Value>,
+    /// A list of tools, as OpenAI's API writes them.
+    pub tools: Option<Value>,
+    pub documents: Option<Value>,
+    /// Further variables.
+    pub variables: Map<String, Value>,
+    /// Whether the prompt ends where an assistant's turn begins.
+    pub add_generation_prompt: bool,
+    /// Whether the prompt ends with the final message, which the answer continues.
+    pub continue_final_message: bool,
+}
+
+impl Conversation {
+    /// A chat that the assistant is to answer.
+    pub fn new(messages: Vec<Value>) -> Conversation {
+        Conversation { messages, add_generation_prompt: true, ..Conversation::default() }
+    }
+
+    /// The messages as a template sees them: without members that are null, and with the thought under each of the
+    /// names that templates use.
+    pub(crate) fn seen(&self) -> Result<Vec<Value>> {
+        let mut messages: Vec<Value> = self.messages.iter().map(seen).collect();
+        if self.continue_final_message {
+            self.check_continued()?;
+            let last = messages.last_mut().and_then(text_of).ok_or_else(nothing_to_continue)?;
+            last.push_str(CONTINUE_HERE);
+        }
+        Ok(messages)
+    }
+
+    fn check_continued(&self) -> Result<()> {
+        if self.add_generation_prompt {
+            let both = "continue_final_message and add_generation_prompt exclude each other";
+            return Err(Error::Template(both.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// The prompt that was rendered from the messages as they are `seen`.
+    pub(crate) fn ended(&self, mut rendered: String) -> Result<String> {
+        if !self.continue_final_message {
+            return Ok(rendered);
+        }
+        let mut last = self.messages.last().cloned().ok_or_else(nothing_to_continue)?;
+        let last = text_of(&mut last).ok_or_else(nothing_to_continue)?;
+        let at = rendered.rfind(CONTINUE_HERE.trim_end()).filter(|_| rendered.contains(last.trim()));
+        let at = at.ok_or_else(|| Error::Template("it does not show the final message as it is".to_owned()))?;
+        // A template that trims messages has trimmed the mark's own space too.
+        let keeps_space = rendered[at..].starts_with(CONTINUE_HERE);
+        rendered.truncate(at);
+        if !keeps_space {
+            rendered.truncate(rendered.trim_end().len());
+        }
+        Ok(rendered)
+    }
+}
+
+fn nothing_to_continue() -> Error {
+    Error::Template("continue_final_message is set, and the final message has no text".to_owned())
+}
+
+/// The text of a message, or the last text among its parts.
+fn text_of(message: &mut Value) -> Option<&mut String> {
+    let content = match message.get_mut("content")? {
+        Value::Array(parts) => parts.iter_mut().rev().find_map(|part| part.get_mut("text"))?,
+        content => content,
+    };
+    match content {
+        Value::String(text) => Some(text),
+        _ => None,
+    }
+}
+
+fn seen(message: &Value) -> Value {
+    let Value::Object(members) = message else { return message.clone() };
+    let given = || members.iter().filter(|(_, value)| !value.is_null());
+    let thought = THOUGHT_FIELDS.iter().find_map(|name| given().find(|(given, _)| given == name));
+    // A template may show a whole message as JSON: members are in transformers' order.
+    let thinking = thought.map(|(_, thought)| ("thinking".to_owned(), thought.clone()));
+    let mut seen: Map<String, Value> = thinking.into_iter().collect();
+    seen.extend(given().map(|(name, value)| (name.clone(), value.clone())));
+    if let Some((_, thought)) = thought {
+        seen.insert("reasoning_content".to_owned(), thought.clone());
+    }
+    Value::Object(seen)
+}

@@ -1,0 +1,33 @@
+//! An answer as it was said so far: text, thoughts and calls, put together from its deltas. Knows no page.
+
+use proto::v1;
+
+#[derive(Debug, Default)]
+pub struct SaidAnswer {
+    pub text: String,
+    pub reasoning: String,
+    pub calls: Vec<v1::ToolCall>,
+}
+
+impl SaidAnswer {
+    pub fn of_text(text: String) -> SaidAnswer {
+        SaidAnswer { text, ..SaidAnswer::default() }
+    }
+
+    pub fn add(&mut self, delta: &v1::Delta) {
+        self.text.push_str(&delta.text);
+        self.reasoning.push_str(&delta.reasoning);
+        for part in &delta.tool_calls {
+            let at = part.index as usize;
+            // A call's first part comes before those of the next.
+            if at == self.calls.len() {
+                self.calls.push(v1::ToolCall::default());
+            }
+            if let Some(call) = self.calls.get_mut(at) {
+                call.id.push_str(&part.id);
+                call.name.push_str(&part.name);
+                call.arguments.push_str(&part.arguments);
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Grammars, compiled once for all who want the same: on the threads for long texts, with those that were wanted last
+//! kept. Knows what a grammar is only by its hash.
+
+use crate::front::frontend::Frontend;
+use crate::front::structure::FIELD;
+use crate::refusal::Refusal;
+use grammar::{Limits, Refused, Wanted};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+use types::Grammar;
+
+/// What a kept grammar costs beside its text, in bytes.
+const ENTRY_BYTES: usize = 256;
+
+/// Compiled grammars by a hash of what was wanted. Those that were kept first go first.
+pub struct Grammars {
+    limits: Limits,
+    kept: Mutex<Kept>,
+    bytes_max: usize,
+}
+
+#[derive(Default)]
+struct Kept {
+    grammars: HashMap<Key, Result<Grammar, Refused>>,
+    order: VecDeque<Key>,
+    n_bytes: usize,
+}
+
+type Key = [u8; 32];
+
+impl Grammars {
+    pub fn new(limits: Limits, bytes_max: usize) -> Grammars {
+        Grammars { limits, kept: Mutex::default(), bytes_max }
+    }
+
+    fn kept(&self, key: &Key) -> Option<Result<Grammar, Refused>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).grammars.get(key).cloned()
+    }
+
+    fn compile(&self, key: Key, wanted: &Wanted) -> Result<Grammar, Refused> {
+        let compiled = grammar::compile(wanted, &self.limits);
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).keep(key, &compiled, self.bytes_max);
+        compiled
+    }
+}
+
+impl Kept {
+    fn keep(&mut self, key: Key, compiled: &Result<Grammar, Refused>, bytes_max: usize) {
+        if self.grammars.insert(key, compiled.clone()).is_some() {
+            // Two requests that came together have compiled the same.
+            return;
+        }
+        self.order.push_back(key);
+        self.n_bytes += n_bytes(compiled);
+        while self.n_bytes > bytes_max
+            && let Some(first) = self.order.pop_front()
+        {
+            self.n_bytes -= self.grammars.remove(&first).map_or(0, |gone| n_bytes(&gone));
+        }
+    }
+}
+
+fn n_bytes(compiled: &Result<Grammar, Refused>) -> usize {
+    ENTRY_BYTES + compiled.as_ref().map_or_else(|refused| refused.to_string().len(), Grammar::n_bytes)
+}
+
+/// A hash of what is wanted. Two kinds with the same text differ.
+fn key(wanted: &Wanted) -> Key {
+    let (kind, texts): (u8, Vec<String>) = match wanted {
+        Wanted::JsonObject => (0, Vec::new()),
+        Wanted::JsonSchema(schema) => (1, vec![schema.to_string()]),
+        Wanted::Regex(text) => (2, vec![text.clone()]),
+        Wanted::Choice(texts) => (3, texts.clone()),
+        Wanted::Lark(text) => (4, vec![text.clone()]),
+        Wanted::Ebnf(text) => (5, vec![text.clone()]),
+        Wanted::Gbnf(text) => (6, vec![text.clone()]),
+        Wanted::StructuralTag(tag) => (7, vec![tag.to_string()]),
+    };
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&[kind]);
+    for text in texts {
+        hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+    }
+    *hasher.finalize().as_bytes()
+}
+
+impl Frontend {
+    /// The grammar of what is wanted. It is compiled once: off the runtime, because a short text can mean much work.
+    pub(super) async fn grammar(&self, wanted: Wanted) -> Result<Grammar, Refusal> {
+        let key = key(&wanted);
+        if let Some(kept) = self.grammars.kept(&key) {
+            return kept.map_err(refusal);
+        }
+        let grammars = self.grammars.clone();
+        self.on_a_thread(move || grammars.compile(key, &wanted)).await?.map_err(refusal)
+    }
+}
+
+fn refusal(refused: Refused) -> Refusal {
+    Refusal::invalid(FIELD, refused.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_wanted_first_goes_first_and_nothing_is_counted_twice() {
+        let mut kept = Kept::default();
+        let grammar = |n: usize| Ok(Grammar::new("x".repeat(n)));
+        let room = 2 * ENTRY_BYTES + 100;
+        kept.keep([1; 32], &grammar(40), room);
+        kept.keep([1; 32], &grammar(40), room);
+        kept.keep([2; 32], &grammar(60), room);
+        assert_eq!((kept.grammars.len(), kept.n_bytes), (2, room));
+        kept.keep([3; 32], &grammar(1), room);
+        let has = |n: u8| kept.grammars.contains_key(&[n; 32]);
+        assert_eq!(([1, 2, 3].map(has), kept.n_bytes), ([false, true, true], room - 39));
+        // One that is larger than all room is not kept.
+        kept.keep([4; 32], &grammar(room), room);
+        assert_eq!((kept.grammars.len(), kept.n_bytes), (0, 0));
+    }
+
+    #[test]
+    fn other_wishes_have_other_keys() {
+        let wishes = [
+            Wanted::JsonObject,
+            Wanted::Regex("a".into()),
+            Wanted::Lark("a".into()),
+            Wanted::Choice(vec!["ab".into(), "c".into()]),
+            Wanted::Choice(vec!["a".into(), "bc".into()]),
+        ];
+        for (i, one) in wishes.iter().enumerate() {
+            assert!(wishes[i + 1..].iter().all(|other| key(one) != key(other)));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What an answer must be, in the words of `lockstep.v1`: read, and joined with what the calls of a chat must be. Knows
+//! no token and no request.
+
+use crate::refusal::Refusal;
+use crate::replicas::models::talk::Talk;
+use dialect::ToolChoice;
+use grammar::Wanted;
+use proto::v1;
+use proto::v1::structure::Form;
+use serde_json::{Value, json};
+
+/// The field that a refusal names; a face has its own name for it.
+pub const FIELD: &str = "structure";
+
+/// What the answer must be. None where every text will do.
+pub fn wanted(structure: Option<v1::Structure>, talk: Option<&Talk>) -> Result<Option<Wanted>, Refusal> {
+    let structure = structure.and_then(|structure| structure.form).map(form).transpose()?.flatten();
+    let Some(talk) = talk else { return Ok(structure) };
+    match (structure, &talk.choice) {
+        // The answer is a call: there is no content that a structure could speak of.
+        (None, _) | (Some(_), ToolChoice::Required | ToolChoice::Named(_)) => calls(talk),
+        (Some(structure), ToolChoice::Auto) if !talk.tools.is_empty() => {
+            let calls = talk.calls_format().ok_or_else(no_form)?;
+            let either = json!({ "type": "or", "elements": [format_of(&structure)?, calls] });
+            Ok(Some(Wanted::StructuralTag(talk.behind_thought(either))))
+        }
+        (Some(structure), _) if talk.may_think() => {
+            Ok(Some(Wanted::StructuralTag(talk.behind_thought(format_of(&structure)?))))
+        }
+        (structure, _) => Ok(structure),
+    }
+}
+
+/// The calls that an answer must have, or may have in one form alone.
+fn calls(talk: &Talk) -> Result<Option<Wanted>, Refusal> {
+    let enforced = talk.enforced(&talk.choice);
+    let must = match &talk.choice {
+        ToolChoice::None => false,
+        ToolChoice::Auto => talk.tools.iter().any(|tool| tool.strict),
+        ToolChoice::Required | ToolChoice::Named(_) => true,
+    };
+    if must && enforced.is_none() { Err(no_form()) } else { Ok(enforced.map(Wanted::StructuralTag)) }
+}
+
+fn no_form() -> Refusal {
+    let why = "cannot be enforced: the form in which this model calls tools is unknown (--tool-call-parser names it)";
+    Refusal::invalid("tools", why)
+}
+
+fn both(why: &str) -> Refusal {
+    Refusal::invalid(FIELD, format!("is not supported here: {why}"))
+}
+
+fn form(form: Form) -> Result<Option<Wanted>, Refusal> {
+    Ok(Some(match form {
+        Form::JsonObject(false) => return Ok(None),
+        Form::JsonObject(true) => Wanted::JsonObject,
+        Form::JsonSchema(schema) => Wanted::JsonSchema(json_of(&schema)?),
+        Form::Regex(regex) => Wanted::Regex(regex),
+        Form::Choice(choices) => Wanted::Choice(choices.texts),
+        Form::Lark(text) => Wanted::Lark(text),
+        Form::Ebnf(text) => Wanted::Ebnf(text),
+        Form::Gbnf(text) => Wanted::Gbnf(text),
+        Form::StructuralTag(tag) => Wanted::StructuralTag(json_of(&tag)?),
+    }))
+}
+
+fn json_of(text: &str) -> Result<Value, Refusal> {
+    serde_json::from_str(text).map_err(|error| Refusal::invalid(FIELD, format!("is not JSON: {error}")))
+}
+
+/// The same as a part of a structural tag, which may stand beside others.
+fn format_of(wanted: &Wanted) -> Result<Value, Refusal> {
+    Ok(match wanted {
+        Wanted::JsonObject => json!({ "type": "json_schema", "json_schema": { "type": "object" } }),
+        Wanted::JsonSchema(schema) => json!({ "type": "json_schema", "json_schema": schema }),
+        Wanted::Regex(regex) => json!({ "type": "regex", "pattern": regex }),
+        Wanted::Choice(texts) => {
+            let texts = texts.iter().map(|text| json!({ "type": "const_string", "value": text }));
+            json!({ "type": "or", "elements": texts.collect::<Vec<_>>() })
+        }
+        Wanted::Ebnf(text) => json!({ "type": "grammar", "grammar": text }),
+        Wanted::StructuralTag(tag) if tag["format"].is_object() => tag["format"].clone(),
+        Wanted::Lark(_) | Wanted::Gbnf(_) | Wanted::StructuralTag(_) => {
+            return Err(both("in this form it cannot stand beside thoughts or tools; a JSON schema can"));
+        }
+    })
+}
+
+/// vLLM takes two languages in one field, and tells them apart by how rules are defined: `name ::= ..` is EBNF.
+pub fn vllm_grammar(text: String) -> Form {
+    let is_ebnf = text.lines().any(|line| !line.trim_start().starts_with(['#', '/']) && line.contains("::="));
+    if is_ebnf { Form::Ebnf(text) } else { Form::Lark(text) }
+}
+
+/// The text of a structure, in bytes.
+pub fn n_bytes(structure: &v1::Structure) -> usize {
+    match &structure.form {
+        None | Some(Form::JsonObject(_)) => 0,
+        Some(Form::Choice(choices)) => choices.texts.iter().map(String::len).sum(),
+        Some(
+            Form::JsonSchema(text)
+            | Form::Regex(text)
+            | Form::Lark(text)
+            | Form::Ebnf(text)
+            | Form::Gbnf(text)
+            | Form::StructuralTag(text),
+        ) => text.len(),
+    }
+}

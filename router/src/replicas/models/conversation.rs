@@ -1,0 +1,243 @@
+//! A chat of `lockstep.v1` as a template gets it: its JSON is read and checked here. Knows no template and no dialect.
+
+use crate::refusal::Refusal;
+use checkpoint::{Conversation, TEMPLATE_NAMES};
+use dialect::{Tool, ToolChoice, Tools};
+use proto::v1;
+use proto::v1::tool_choice::Mode;
+use serde_json::{Map, Value, json};
+
+/// The most tools of one chat.
+pub(super) const TOOLS_MAX: usize = 512;
+/// The most bytes of a tool's name.
+const NAME_BYTES_MAX: usize = 256;
+
+/// Who may say a message. A template that meets another one writes it, or nothing, or fails.
+const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+
+/// A chat that was read.
+pub(super) struct ReadChat {
+    pub conversation: Conversation,
+    /// Empty where no calls are to be read.
+    pub tools: Tools,
+    pub choice: ToolChoice,
+    pub is_parallel: bool,
+    pub includes_reasoning: bool,
+    /// A template that the client sent.
+    pub template: Option<String>,
+    /// How much the model is to think, if the client has said so.
+    pub effort: Option<String>,
+}
+
+pub(super) fn read(chat: v1::Chat) -> Result<ReadChat, Refusal> {
+    if chat.messages.is_empty() {
+        return Err(Refusal::invalid("chat", "there are no messages"));
+    }
+    let continued = chat.continue_final_message;
+    let (shown, tools) = tools(&chat.tools)?;
+    let choice = choice(chat.tool_choice.unwrap_or_default(), &tools)?;
+    let is_told = choice != ToolChoice::None && !shown.is_empty();
+    let conversation = Conversation {
+        messages: chat.messages.into_iter().enumerate().map(|(i, said)| message(i, said)).collect::<Result<_, _>>()?,
+        tools: is_told.then(|| Value::Array(shown)),
+        documents: documents(&chat.documents)?,
+        variables: variables(&chat.template_variables)?,
+        add_generation_prompt: chat.add_generation_prompt.unwrap_or(!continued),
+        continue_final_message: continued,
+    };
+    Ok(ReadChat {
+        conversation,
+        tools: if is_told { tools } else { Tools::default() },
+        choice,
+        is_parallel: chat.parallel_tool_calls.unwrap_or(true),
+        includes_reasoning: chat.include_reasoning.unwrap_or(true),
+        template: Some(chat.template).filter(|template| !template.is_empty()),
+        effort: Some(chat.reasoning_effort).filter(|effort| !effort.is_empty()),
+    })
+}
+
+/// The tools as a template shows them, and as a dialect reads their calls.
+fn tools(said: &[String]) -> Result<(Vec<Value>, Tools), Refusal> {
+    if said.len() > TOOLS_MAX {
+        return Err(Refusal::invalid("tools", format!("{} are more than {TOOLS_MAX}", said.len())));
+    }
+    let (mut shown, mut read): (Vec<Value>, Vec<Tool>) = (Vec::new(), Vec::new());
+    for (i, text) in said.iter().enumerate() {
+        let value = json_of(&format!("tools[{i}]"), text)?;
+        let one = tool(i, &value)?;
+        if read.iter().any(|other| other.name == one.name) {
+            return Err(at(format!("tools[{i}].function.name"), "another tool has this name"));
+        }
+        shown.push(value);
+        read.push(one);
+    }
+    Ok((shown, Tools::new(read)))
+}
+
+fn tool(i: usize, value: &Value) -> Result<Tool, Refusal> {
+    if value["type"] != "function" {
+        return Err(at(format!("tools[{i}].type"), "must be `function`; no other tools are supported"));
+    }
+    let function = &value["function"];
+    let name = function["name"].as_str().unwrap_or_default();
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
+        return Err(at(format!("tools[{i}].function.name"), "must be a name of 1 to 256 bytes"));
+    }
+    let parameters = function["parameters"].clone();
+    if !parameters.is_null() && !parameters.is_object() {
+        return Err(at(format!("tools[{i}].function.parameters"), "must be a JSON schema, which is an object"));
+    }
+    let strict = match &function["strict"] {
+        Value::Null => false,
+        Value::Bool(strict) => *strict,
+        _ => return Err(at(format!("tools[{i}].function.strict"), "must be true or false")),
+    };
+    Ok(Tool { name: name.to_owned(), parameters, strict })
+}
+
+fn choice(said: v1::ToolChoice, tools: &Tools) -> Result<ToolChoice, Refusal> {
+    let is_named = !said.name.is_empty();
+    let needs_tool = said.mode() == Mode::Required;
+    if needs_tool && tools.is_empty() {
+        return Err(Refusal::invalid("tool_choice", "needs `tools`, and there are none"));
+    }
+    if is_named && (!needs_tool || tools.get(&said.name).is_none()) {
+        return Err(Refusal::invalid("tool_choice", "names a function that is none of `tools`"));
+    }
+    Ok(match said.mode() {
+        Mode::None => ToolChoice::None,
+        Mode::Required if is_named => ToolChoice::Named(said.name),
+        Mode::Required => ToolChoice::Required,
+        Mode::Auto | Mode::Unspecified => ToolChoice::Auto,
+    })
+}
+
+/// As transformers takes it: arguments are objects, and what is absent has no member.
+fn message(i: usize, said: v1::ChatMessage) -> Result<Value, Refusal> {
+    let v1::ChatMessage { role, content, tool_calls, tool_call_id, name, reasoning } = said;
+    if !ROLES.contains(&role.as_str()) {
+        return Err(Refusal::invalid("chat", format!("messages[{i}].role must be one of {}", ROLES.join(", "))));
+    }
+    let has_content = !content.is_empty() || tool_calls.is_empty();
+    let calls = tool_calls.into_iter().enumerate().map(|(j, said)| call(i, j, said));
+    let calls: Vec<Value> = calls.collect::<Result<_, _>>()?;
+    let mut message = Map::from_iter([("role".to_owned(), role.into())]);
+    let members = [
+        ("content", has_content.then(|| content.into())),
+        ("name", text(name)),
+        ("reasoning_content", text(reasoning)),
+        ("tool_calls", (!calls.is_empty()).then(|| calls.into())),
+        ("tool_call_id", text(tool_call_id)),
+    ];
+    message.extend(members.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+    Ok(Value::Object(message))
+}
+
+fn text(text: String) -> Option<Value> {
+    Some(text).filter(|text| !text.is_empty()).map(Value::String)
+}
+
+fn call(i: usize, j: usize, said: v1::ToolCall) -> Result<Value, Refusal> {
+    let field = format!("messages[{i}].tool_calls[{j}].function.arguments");
+    let arguments = match said.arguments.trim().is_empty() {
+        true => Value::Object(Map::new()),
+        false => json_of(&field, &said.arguments)?,
+    };
+    let function = json!({ "name": said.name, "arguments": arguments });
+    Ok(json!({ "id": said.id, "type": "function", "function": function }))
+}
+
+fn documents(said: &str) -> Result<Option<Value>, Refusal> {
+    if said.is_empty() {
+        return Ok(None);
+    }
+    match json_of("documents", said)? {
+        Value::Array(all) if all.iter().all(Value::is_object) => Ok(Some(all.into())),
+        _ => Err(Refusal::invalid("documents", "must be a list of objects")),
+    }
+}
+
+fn variables(said: &str) -> Result<Map<String, Value>, Refusal> {
+    const FIELD: &str = "chat_template_kwargs";
+    if said.is_empty() {
+        return Ok(Map::new());
+    }
+    let Value::Object(variables) = json_of(FIELD, said)? else {
+        return Err(Refusal::invalid(FIELD, "must be an object"));
+    };
+    match TEMPLATE_NAMES.iter().find(|name| variables.contains_key(**name)) {
+        Some(name) => Err(Refusal::invalid(FIELD, format!("`{name}` comes from the request's own fields"))),
+        None => Ok(variables),
+    }
+}
+
+fn json_of(field: &str, text: &str) -> Result<Value, Refusal> {
+    serde_json::from_str(text).map_err(|error| at(field.to_owned(), format!("is not JSON: {error}")))
+}
+
+fn at(field: String, message: impl Into<String>) -> Refusal {
+    Refusal::Invalid { field: field.into(), message: message.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user() -> v1::ChatMessage {
+        v1::ChatMessage { role: "user".into(), content: "Hi".into(), ..v1::ChatMessage::default() }
+    }
+
+    fn refused(change: impl FnOnce(&mut v1::Chat)) -> String {
+        let mut chat = v1::Chat { messages: vec![user()], ..v1::Chat::default() };
+        change(&mut chat);
+        read(chat).err().unwrap().to_string()
+    }
+
+    fn function(name: &str) -> String {
+        json!({ "type": "function", "function": { "name": name } }).to_string()
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let check = |change: fn(&mut v1::Chat), part: &str| {
+            let told = refused(change);
+            assert!(told.contains(part), "{told}, expected {part}");
+        };
+        check(|chat| chat.messages.clear(), "no messages");
+        check(|chat| chat.tools = vec!["{".into()], "tools[0]: is not JSON");
+        check(|chat| chat.tools = vec![r#"{"type": "retrieval"}"#.into()], "tools[0].type");
+        check(|chat| chat.tools = vec![function("a"), function("")], "tools[1].function.name");
+        check(|chat| chat.tools = vec![function("a"), function("a")], "another tool");
+        check(|chat| chat.tools = vec![function("a"); TOOLS_MAX + 1], "more than 512");
+        let named = |name: &str| v1::ToolChoice { mode: Mode::Required.into(), name: name.into() };
+        assert!(refused(|chat| chat.tool_choice = Some(named(""))).contains("needs `tools`"));
+        let other = refused(|chat| (chat.tools, chat.tool_choice) = (vec![function("a")], Some(named("b"))));
+        assert!(other.contains("none of `tools`"), "{other}");
+        check(|chat| chat.template_variables = "[1]".into(), "chat_template_kwargs: must be an object");
+        check(|chat| chat.template_variables = r#"{"tools": []}"#.into(), "`tools` comes from");
+        check(|chat| chat.documents = "[1]".into(), "documents");
+        let call = v1::ToolCall { id: "1".into(), name: "f".into(), arguments: "{\"a\":".into() };
+        let told = refused(|chat| chat.messages[0].tool_calls = vec![call]);
+        assert!(told.contains("messages[0].tool_calls[0].function.arguments: is not JSON"), "{told}");
+    }
+
+    #[test]
+    fn arguments_are_objects_and_absent_members_are_absent() {
+        let call = v1::ToolCall { id: "a1".into(), name: "f".into(), arguments: "{\"x\": 1}".into() };
+        let said = v1::ChatMessage { role: "assistant".into(), tool_calls: vec![call], ..v1::ChatMessage::default() };
+        let function = json!({ "name": "f", "arguments": { "x": 1 } });
+        let expected = json!({
+            "role": "assistant", "tool_calls": [{ "id": "a1", "type": "function", "function": function }],
+        });
+        assert_eq!(message(0, said).unwrap(), expected);
+        assert_eq!(message(0, user()).unwrap(), json!({ "role": "user", "content": "Hi" }));
+    }
+
+    #[test]
+    fn a_model_that_shall_not_call_is_told_no_tools() {
+        let tool_choice = Some(v1::ToolChoice { mode: Mode::None.into(), name: String::new() });
+        let chat = v1::Chat { messages: vec![user()], tools: vec![function("a")], tool_choice, ..v1::Chat::default() };
+        let read = read(chat).unwrap();
+        assert!(read.conversation.tools.is_none() && read.tools.is_empty());
+    }
+}

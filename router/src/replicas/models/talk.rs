@@ -1,0 +1,73 @@
+//! How the answer to a chat is read: which dialect the model writes, which tools it may call, and where the prompt
+//! ends. Knows no tokens of an answer.
+
+use checkpoint::Tokenizer;
+use dialect::{Dialect, Opening, Speech, ToolChoice, Tools};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use types::Token;
+
+/// What the reading of an answer depends on, beside its tokens. Cheap to clone.
+#[derive(Clone)]
+pub struct Talk {
+    pub dialect: Dialect,
+    /// Empty where no calls are read.
+    pub tools: Tools,
+    pub choice: ToolChoice,
+    pub is_parallel: bool,
+    pub includes_reasoning: bool,
+    pub opening: Opening,
+    /// Whether an answer that does not go on with a thought may begin with one.
+    pub may_open_thought: bool,
+    /// Special tokens that the dialect reads, whoever else may see them.
+    pub markers: Arc<[Token]>,
+}
+
+impl Talk {
+    /// A reader for one answer. None where an answer is text and nothing else.
+    pub fn speech(&self) -> Option<Speech> {
+        let reads_calls = self.dialect.has_calls() && !self.tools.is_empty();
+        let reads = reads_calls || self.dialect.has_thoughts();
+        reads.then(|| self.dialect.speech(&self.tools, self.opening))
+    }
+
+    /// Whether the answer may begin with a thought, or goes on with one.
+    pub fn may_think(&self) -> bool {
+        self.dialect.has_thoughts() && (self.opening == Opening::Thought || self.may_open_thought)
+    }
+
+    /// The structural tag of an answer with these calls. None where every text will do.
+    pub fn enforced(&self, choice: &ToolChoice) -> Option<Value> {
+        self.dialect.enforced(&self.tools, choice, self.is_parallel, self.opening, self.may_open_thought)
+    }
+
+    /// The format of one call at least, without a thought before it.
+    pub fn calls_format(&self) -> Option<Value> {
+        let choice = ToolChoice::Required;
+        let tag = self.dialect.enforced(&self.tools, &choice, self.is_parallel, Opening::Answer, false);
+        tag.map(|mut tag| tag["format"].take())
+    }
+
+    /// The structural tag of a format behind the thought that the answer has, or may have.
+    pub fn behind_thought(&self, format: Value) -> Value {
+        let format = self.dialect.behind_thought(format, self.opening, self.may_open_thought);
+        json!({ "type": "structural_tag", "format": format })
+    }
+
+    /// What a client asked of the reading, for the request's fingerprint.
+    pub fn said(&self) -> String {
+        format!("{:?} {} {}", self.choice, self.is_parallel, self.includes_reasoning)
+    }
+}
+
+/// The tokens of a dialect's markers.
+pub(super) fn markers(dialect: &Dialect, tokenizer: &Tokenizer) -> Arc<[Token]> {
+    dialect.markers().into_iter().filter_map(|marker| tokenizer.added_token(marker)).collect()
+}
+
+/// Whether an answer to this prompt may begin with a thought: not if the prompt ends with one that is over.
+pub(super) fn may_open_thought(dialect: &Dialect, opening: Opening, prompt: &str) -> bool {
+    let end = prompt.trim_end();
+    let is_over = opening == Opening::Answer && dialect.markers().iter().any(|marker| end.ends_with(marker));
+    dialect.has_thoughts() && !is_over
+}

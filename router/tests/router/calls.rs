@@ -1,0 +1,436 @@
+//! Tools, thoughts and structures from a client's request to the replica and back, with a replica whose tokens spell
+//! what the test says.
+
+use crate::client::{Reply, post, post_after};
+use crate::fake::Fake;
+use crate::grpc::client;
+use crate::{House, config, model, run, run_within};
+use checkpoint::ChatTemplate;
+use proto::v1;
+use proto::v1::generate_reply::Event;
+use proto::v1::generate_request::Input;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const PATIENCE: Duration = Duration::from_secs(120);
+const CONTEXT: u32 = 4000;
+
+/// Shows tools by their names, and calls as Hermes' models write them.
+const TOLD: &str = "{% for tool in tools or [] %}({{ tool.function.name }}){% endfor %}\
+     {% for message in messages %}<|im_start|>{{ message.role }}:{{ message.content }}\
+     {% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\
+     <|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}";
+/// A model that thinks first.
+const THINKS: &str = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}\
+     {% if add_generation_prompt %}<|im_start|>{% if enable_thinking is defined and not enable_thinking %}<think>\n\n\
+     </think>\n\n{% else %}<think>\n{% endif %}{% endif %}";
+
+const CALL: &str = "I look.<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Par\u{ed}s\"}}\n\
+     </tool_call>\n<tool_call>\n{\"name\": \"clock\", \"arguments\": {}}\n</tool_call>";
+const ARGUMENTS: &str = "{\"city\": \"Par\u{ed}s\"}";
+
+/// A router of a model with this template, and its replica.
+async fn open(template: &str, answer: &str) -> House {
+    of(template, Fake::start(), answer).await
+}
+
+async fn of(template: &str, fake: Fake, answer: &str) -> House {
+    fake.script(|script| script.context = CONTEXT);
+    fake.answer(answer);
+    fake.welcome();
+    let members = vec![fake.coordinator()].into();
+    let text = model::text().with_template(ChatTemplate::new(template, None, None).unwrap());
+    let text = router::ModelText { trusts_templates: false, ..text };
+    let house = House::reading(config(), vec![fake], members, text).await;
+    house.ready().await;
+    house
+}
+
+fn tool(name: &str) -> Value {
+    let parameters = json!({ "type": "object", "properties": { "city": { "type": "string" } } });
+    json!({ "type": "function", "function": { "name": name, "parameters": parameters } })
+}
+
+fn asked(more: Value) -> Value {
+    let tools = json!([tool("weather"), tool("clock")]);
+    let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }], "seed": 5, "tools": tools });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn prompt(house: &House, submit: usize) -> String {
+    let prompt = house.fake.submits()[submit].prompt.clone();
+    String::from_utf8(prompt.iter().map(|id| u8::try_from(*id).unwrap_or(b'|')).collect()).unwrap()
+}
+
+fn grammar(house: &House, submit: usize) -> Option<String> {
+    house.fake.submits()[submit].constraint.clone().map(|bytes| String::from_utf8(bytes).unwrap())
+}
+
+/// A choice's message as a client puts it together from chunks.
+fn gathered(reply: &Reply, index: u64) -> (Value, Value) {
+    let (mut content, mut thought, mut calls, mut reason) =
+        (String::new(), String::new(), Vec::<Value>::new(), json!(0));
+    for chunk in reply.chunks() {
+        let choice = &chunk["choices"][0];
+        if choice["index"] != index {
+            continue;
+        }
+        let delta = &choice["delta"];
+        content.push_str(delta["content"].as_str().unwrap_or_default());
+        thought.push_str(delta["reasoning_content"].as_str().unwrap_or_default());
+        for part in delta["tool_calls"].as_array().into_iter().flatten() {
+            let at = part["index"].as_u64().unwrap() as usize;
+            if at == calls.len() {
+                assert!(part["id"].is_string() && part["function"]["name"].is_string(), "{part}");
+                calls.push(json!({ "id": part["id"], "type": part["type"], "function": part["function"] }));
+                continue;
+            }
+            assert!(part["id"].is_null() && part["function"]["name"].is_null(), "said once: {part}");
+            let before = calls[at]["function"]["arguments"].as_str().unwrap().to_owned();
+            calls[at]["function"]["arguments"] = (before + part["function"]["arguments"].as_str().unwrap()).into();
+        }
+        if !choice["finish_reason"].is_null() {
+            reason = choice["finish_reason"].clone();
+        }
+    }
+    let content =
+        if content.is_empty() && !(calls.is_empty() && thought.is_empty()) { Value::Null } else { content.into() };
+    let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+    if !thought.is_empty() {
+        message["reasoning_content"] = thought.clone().into();
+        message["reasoning"] = thought.into();
+    }
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.into();
+    }
+    (message, reason)
+}
+
+#[test]
+fn a_call_its_result_and_the_next_turn() {
+    run(async {
+        let house = open(TOLD, CALL).await;
+        let first = post(house.http, CHAT, &asked(json!({}))).await.json();
+        let choice = &first["choices"][0];
+        assert_eq!(
+            (&choice["finish_reason"], &choice["message"]["content"]),
+            (&json!("tool_calls"), &json!("I look."))
+        );
+        let calls = choice["message"]["tool_calls"].as_array().unwrap();
+        assert_eq!(calls[0]["function"], json!({ "name": "weather", "arguments": ARGUMENTS }));
+        assert_eq!(calls[1]["function"], json!({ "name": "clock", "arguments": "{}" }));
+        assert_eq!((calls[0]["type"].as_str(), calls[0]["id"].as_str().unwrap().len()), (Some("function"), 9));
+        assert_ne!(calls[0]["id"], calls[1]["id"]);
+        assert!(prompt(&house, 0).starts_with("(weather)(clock)|user:Hi|"), "{}", prompt(&house, 0));
+        // The model may call or not: nothing is enforced.
+        assert_eq!(grammar(&house, 0), None);
+        house.fake.answer("It is warm.");
+        let messages = json!([
+            { "role": "user", "content": "Hi" },
+            choice["message"],
+            { "role": "tool", "tool_call_id": calls[0]["id"], "content": [{ "type": "text", "text": "21" }] },
+            { "role": "tool", "tool_call_id": calls[1]["id"], "content": "noon" },
+        ]);
+        let second = post(house.http, CHAT, &asked(json!({ "messages": messages }))).await.json();
+        let choice = &second["choices"][0];
+        let expected = json!({ "role": "assistant", "content": "It is warm.", "refusal": null });
+        assert_eq!((&choice["finish_reason"], &choice["message"]), (&json!("stop"), &expected));
+        let shown = prompt(&house, 1);
+        let call = "I look.<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Par\u{ed}s\"}}</tool_call>";
+        assert!(shown.contains(call) && shown.contains("|tool:21||tool:noon|"), "{shown}");
+        house.close().await;
+    });
+}
+
+#[test]
+fn in_chunks_the_message_is_the_same() {
+    run(async {
+        let house = open(TOLD, CALL).await;
+        for (answer, n) in [(CALL, 1), (CALL, 2), (&CALL["I look.".len()..], 1), ("no <tool_call> at all", 1)] {
+            house.fake.answer(answer);
+            for tokens_per_frame in [1, 7, 1000] {
+                house.fake.script(|script| script.tokens_per_frame = tokens_per_frame);
+                let whole = post(house.http, CHAT, &asked(json!({ "n": n }))).await.json();
+                let chunks = post(house.http, CHAT, &asked(json!({ "n": n, "stream": true }))).await;
+                for index in 0..n {
+                    let choice = &whole["choices"][index as usize];
+                    let expected = (choice["message"].clone(), choice["finish_reason"].clone());
+                    assert_eq!(gathered(&chunks, index), expected, "{answer} by {tokens_per_frame}");
+                }
+            }
+        }
+        // Each choice has ids of its own.
+        house.fake.answer(CALL);
+        let both = post(house.http, CHAT, &asked(json!({ "n": 2 }))).await.json();
+        let id = |index: usize| both["choices"][index]["message"]["tool_calls"][0]["id"].clone();
+        assert_ne!(id(0), id(1));
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_call_begins_with_its_name_and_no_arguments() {
+    run(async {
+        let house = open(TOLD, CALL).await;
+        let chunks = post(house.http, CHAT, &asked(json!({ "stream": true }))).await.chunks();
+        let deltas = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
+        let parts: Vec<&Value> =
+            deltas.flat_map(|delta| delta["tool_calls"].as_array().into_iter().flatten()).collect();
+        assert_eq!(parts[0]["function"], json!({ "name": "weather", "arguments": "" }));
+        assert_eq!((&parts[0]["index"], &parts[0]["type"]), (&json!(0), &json!("function")));
+        assert!(parts.len() > 10, "arguments come as they are drawn: {parts:?}");
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_stream_that_breaks_off_in_a_call_resumes_with_the_same_rest() {
+    run_within(PATIENCE, async {
+        let fake = Fake::start();
+        let first = of(TOLD, fake.clone(), CALL).await;
+        let second = of(TOLD, fake.clone(), CALL).await;
+        for (tokens_per_frame, more) in [(1, json!({})), (5, json!({ "stop": "zzz", "logprobs": true }))] {
+            fake.script(|script| script.tokens_per_frame = tokens_per_frame);
+            let mut body = asked(more);
+            body["stream"] = true.into();
+            let whole = post(first.http, CHAT, &body).await;
+            for (cut, (id, _)) in whole.identified().iter().enumerate() {
+                let rest = post_after(second.http, CHAT, id, &body).await;
+                assert_eq!(rest.events(), whole.events()[cut + 1..], "behind event {cut}");
+            }
+            let (id, _) = whole.identified()[3].clone();
+            // Another reading would be another stream.
+            body["parallel_tool_calls"] = false.into();
+            assert_eq!(post_after(second.http, CHAT, &id, &body).await.json()["error"]["code"], "resume_other_request");
+        }
+        first.close().await;
+        second.close().await;
+    });
+}
+
+#[test]
+fn a_stop_string_ends_a_call_as_it_ends_a_text() {
+    run(async {
+        let house = open(TOLD, CALL).await;
+        let reply = post(house.http, CHAT, &asked(json!({ "stop": "ar\u{ed}" }))).await.json();
+        let choice = &reply["choices"][0];
+        assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"city\": \"P");
+        // The call is not whole.
+        assert_eq!(choice["finish_reason"], "stop");
+        let cut = post(house.http, CHAT, &asked(json!({ "max_tokens": 60 }))).await.json();
+        assert_eq!(cut["choices"][0]["finish_reason"], "length");
+        house.close().await;
+    });
+}
+
+#[test]
+fn what_must_be_called_is_enforced() {
+    run(async {
+        let house = open(TOLD, CALL).await;
+        let named = json!({ "type": "function", "function": { "name": "weather" } });
+        let strict = |strict: bool| {
+            let mut tool = tool("weather");
+            tool["function"]["strict"] = strict.into();
+            json!([tool])
+        };
+        for (i, (more, is_enforced)) in [
+            (json!({}), false),
+            (json!({ "tool_choice": "auto" }), false),
+            (json!({ "tool_choice": "none" }), false),
+            (json!({ "tool_choice": "required" }), true),
+            (json!({ "tool_choice": named }), true),
+            (json!({ "tools": strict(false) }), false),
+            (json!({ "tools": strict(true) }), true),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let reply = post(house.http, CHAT, &asked(more.clone())).await;
+            assert_eq!(reply.status, 200, "{more}: {reply:?}");
+            assert_eq!(grammar(&house, i).is_some(), is_enforced, "{more}");
+        }
+        // Who shall not call is told no tools, and what it writes is text.
+        assert!(prompt(&house, 2).starts_with("|user:"), "{}", prompt(&house, 2));
+        let reply = post(house.http, CHAT, &asked(json!({ "tool_choice": "none" }))).await.json();
+        assert_eq!(reply["choices"][0]["message"]["content"], CALL);
+        let one = post(house.http, CHAT, &asked(json!({ "parallel_tool_calls": false }))).await.json();
+        assert_eq!(one["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 1);
+        house.close().await;
+    });
+}
+
+#[test]
+fn functions_are_tools_by_an_older_name() {
+    run(async {
+        let house = open(TOLD, CALL).await;
+        let call = json!({ "name": "weather", "arguments": "{}" });
+        let body = json!({
+            "messages": [
+                { "role": "user", "content": "Hi" },
+                { "role": "assistant", "content": null, "function_call": call },
+                { "role": "function", "name": "weather", "content": "21" },
+            ],
+            "functions": [tool("weather")["function"]], "function_call": { "name": "weather" },
+        });
+        let reply = post(house.http, CHAT, &body).await.json();
+        let choice = &reply["choices"][0];
+        assert_eq!(choice["finish_reason"], "function_call", "{reply}");
+        assert_eq!(choice["message"]["function_call"], json!({ "name": "weather", "arguments": ARGUMENTS }));
+        let shown = prompt(&house, 0);
+        assert!(shown.contains("<tool_call>{\"name\": \"weather\", \"arguments\": {}}</tool_call>"), "{shown}");
+        assert!(grammar(&house, 0).is_some());
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_template_that_knows_no_tools_gets_them_as_text() {
+    run(async {
+        let plain = "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}";
+        let house = open(plain, "{\"name\": \"clock\", \"arguments\": {}}").await;
+        let reply = post(house.http, CHAT, &asked(json!({}))).await.json();
+        let choice = &reply["choices"][0];
+        assert_eq!(
+            choice["message"]["tool_calls"][0]["function"],
+            json!({ "name": "clock", "arguments": "{}" }),
+            "{reply}"
+        );
+        let shown = prompt(&house, 0);
+        assert!(shown.starts_with("|system:You can call functions."), "{shown}");
+        assert!(shown.contains("{\"name\":\"weather\",\"parameters\":"), "{shown}");
+        let forced = post(house.http, CHAT, &asked(json!({ "tool_choice": "required" }))).await;
+        assert!(forced.status == 200 && grammar(&house, 1).is_some(), "{forced:?}");
+        house.close().await;
+    });
+}
+
+#[test]
+fn thoughts_are_told_apart_from_the_answer() {
+    run(async {
+        let house = open(THINKS, "so, \u{e9}h\n</think>\n\n{\"a\": 1}").await;
+        let body = |more: Value| {
+            let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            body
+        };
+        let reply = post(house.http, CHAT, &body(json!({}))).await.json();
+        let message = &reply["choices"][0]["message"];
+        assert_eq!((&message["content"], &message["reasoning_content"]), (&json!("{\"a\": 1}"), &json!("so, \u{e9}h")));
+        assert_eq!(message["reasoning"], message["reasoning_content"]);
+        let chunks = post(house.http, CHAT, &body(json!({ "stream": true }))).await;
+        assert_eq!(gathered(&chunks, 0).0, *message);
+        let hidden = post(house.http, CHAT, &body(json!({ "include_reasoning": false }))).await.json();
+        let expected = json!({ "role": "assistant", "content": "{\"a\": 1}", "refusal": null });
+        assert_eq!(hidden["choices"][0]["message"], expected);
+        // A structure begins behind the thought.
+        let format = json!({ "response_format": { "type": "json_object" } });
+        assert_eq!(post(house.http, CHAT, &body(format.clone())).await.status, 200);
+        let behind = grammar(&house, 3).unwrap();
+        // Without a thought it is all of the answer, and so is the text.
+        house.fake.answer("{\"a\": 1}");
+        let mut still = body(format);
+        still["chat_template_kwargs"] = json!({ "enable_thinking": false });
+        let reply = post(house.http, CHAT, &still).await.json();
+        assert_eq!(reply["choices"][0]["message"]["content"], "{\"a\": 1}", "{reply}");
+        assert_ne!(grammar(&house, 4).unwrap(), behind);
+        let mut still = body(json!({ "reasoning_effort": "none" }));
+        assert_eq!(post(house.http, CHAT, &still).await.status, 200);
+        assert!(prompt(&house, 5).ends_with("</think>\n\n"));
+        still["reasoning_effort"] = "high".into();
+        let refused = post(house.http, CHAT, &still).await;
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("reasoning_effort")));
+        house.close().await;
+    });
+}
+
+#[test]
+fn structures_reach_the_replica_as_grammars() {
+    run(async {
+        let house = House::open(config()).await;
+        let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "required": ["a"] });
+        let format = json!({ "type": "json_schema", "json_schema": { "name": "n", "schema": schema } });
+        let messages = json!([{ "role": "user", "content": "Hi" }]);
+        for (path, body) in [
+            (CHAT, json!({ "messages": messages, "response_format": format })),
+            (CHAT, json!({ "messages": messages, "structured_outputs": { "json": schema } })),
+            (COMPLETIONS, json!({ "prompt": "x", "guided_json": schema })),
+            (COMPLETIONS, json!({ "prompt": ["x", "y"], "json_schema": schema })),
+        ] {
+            let reply = post(house.http, path, &body).await;
+            assert_eq!(reply.status, 200, "{body}: {reply:?}");
+        }
+        let all: Vec<Option<String>> = (0..5).map(|submit| grammar(&house, submit)).collect();
+        assert!(all[0].is_some() && all.iter().all(|one| *one == all[0]), "{all:?}");
+        let free = json!({ "prompt": "x", "response_format": { "type": "text" } });
+        assert_eq!(post(house.http, COMPLETIONS, &free).await.status, 200);
+        assert_eq!(grammar(&house, 5), None);
+        house.close().await;
+    });
+}
+
+#[test]
+fn what_cannot_be_enforced_is_refused_by_its_name() {
+    run(async {
+        let house = open(TOLD, "x").await;
+        let lark = json!({ "structured_outputs": { "grammar": "start: \"a\"" } });
+        let format = |schema: Value| {
+            let json_schema = json!({ "name": "n", "schema": schema });
+            json!({ "response_format": { "type": "json_schema", "json_schema": json_schema } })
+        };
+        let unheard = json!({ "type": "object", "unheardOf": 1 });
+        for (more, param) in [
+            (format(unheard), "response_format"),
+            (format(json!("{")), "response_format"),
+            (json!({ "guided_regex": "(" }), "guided_regex"),
+            (json!({ "tool_choice": "must" }), "tool_choice"),
+            (json!({ "tool_choice": { "type": "function", "function": { "name": "g" } } }), "tool_choice"),
+            (json!({ "tools": [], "tool_choice": "required" }), "tool_choice"),
+            (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
+            (json!({ "tools": [{ "type": "function", "function": {} }] }), "tools[0].function.name"),
+            (json!({ "chat_template": "x" }), "chat_template"),
+            (json!({ "chat_template_kwargs": { "messages": 1 } }), "chat_template_kwargs"),
+            // Beside tools, which the answer may call, a form is needed that can stand beside them.
+            (lark, "structured_outputs"),
+        ] {
+            let reply = post(house.http, CHAT, &asked(more.clone())).await;
+            assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)), "{more}: {reply:?}");
+        }
+        assert_eq!(house.fake.seen(), []);
+        house.close().await;
+    });
+}
+
+#[test]
+fn over_grpc_calls_come_in_parts_too() {
+    run_within(PATIENCE, async {
+        let house = open(TOLD, CALL).await;
+        let message = v1::ChatMessage { role: "user".into(), content: "Hi".into(), ..Default::default() };
+        let chat = v1::Chat { messages: vec![message], tools: vec![tool("weather").to_string()], ..Default::default() };
+        let sampling = v1::Sampling { seed: Some(5), ..Default::default() };
+        let request = v1::GenerateRequest {
+            input: Some(Input::Chat(chat)),
+            sampling: Some(sampling),
+            ..v1::GenerateRequest::default()
+        };
+        let mut replies = client(&house).generate(request).await.unwrap().into_inner();
+        let (mut text, mut parts, mut finished) = (String::new(), Vec::new(), v1::Finished::default());
+        while let Some(reply) = replies.message().await.unwrap() {
+            match reply.event.unwrap() {
+                Event::Delta(delta) => {
+                    text.push_str(&delta.text);
+                    parts.extend(delta.tool_calls);
+                }
+                Event::Finished(end) => finished = end,
+                Event::Started(_) | Event::PromptLogprobs(_) => {}
+            }
+        }
+        assert_eq!((text.as_str(), parts[0].name.as_str(), parts[0].id.len()), ("I look.", "weather", 9));
+        let of_first = parts.iter().filter(|part| part.index == 0);
+        assert_eq!(of_first.map(|part| part.arguments.as_str()).collect::<String>(), ARGUMENTS);
+        assert_eq!((finished.reason(), finished.tool_calls), (v1::finished::Reason::Stop, 2));
+        house.close().await;
+    });
+}

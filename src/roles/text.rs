@@ -1,0 +1,66 @@
+//! How a router reads the text of its models, as its settings say: the chat template, and the forms of calls and
+//! thoughts. Knows no request.
+
+use crate::settings::RouterSettings;
+use anyhow::{Context as _, bail};
+use checkpoint::{ChatTemplate, Checkpoint};
+use router::ModelText;
+use std::path::Path;
+
+/// The text of the router's first model, of which its settings speak.
+pub fn first(checkpoint: &Checkpoint, settings: &RouterSettings) -> anyhow::Result<ModelText> {
+    let mut text = ModelText::of(checkpoint)?;
+    if let Some(said) = &settings.chat_template {
+        let source = template(said)?;
+        let like = |own: &ChatTemplate| own.replaced(&source);
+        let template = text.template.as_ref().map_or_else(|| ChatTemplate::new(&source, None, None), like);
+        text = text.with_template(template.context("--chat-template")?);
+    }
+    text.trusts_templates = settings.trust_request_chat_template;
+    let calls = settings.tool_call_parser.as_deref();
+    let text = text.with_dialect(calls, None).context("--tool-call-parser")?;
+    text.with_dialect(None, settings.reasoning_parser.as_deref()).context("--reasoning-parser")
+}
+
+/// The text of another model.
+pub fn other(checkpoint: &Checkpoint) -> anyhow::Result<ModelText> {
+    Ok(ModelText::of(checkpoint)?)
+}
+
+/// A file's text, or a template that is given itself, as vLLM's flag takes both.
+fn template(said: &str) -> anyhow::Result<String> {
+    match std::fs::read_to_string(Path::new(said)) {
+        Ok(source) => Ok(source),
+        Err(_) if said.contains("{{") || said.contains("{%") => Ok(said.to_owned()),
+        Err(error) => bail!("--chat-template {said} cannot be read, and is no template itself: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::ServeSettings;
+    use crate::settings::tests::said;
+
+    fn read(words: &str) -> anyhow::Result<ModelText> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/llama-f32-tied");
+        first(&Checkpoint::open(&folder)?, &said::<ServeSettings>(words).router)
+    }
+
+    #[test]
+    fn a_template_and_the_names_of_forms_are_taken_or_refused_with_the_list() {
+        let text = read("--chat-template {{messages[0].content}} --tool-call-parser hermes --reasoning-parser qwen3");
+        let text = text.unwrap();
+        assert_eq!(text.template.unwrap().source(), "{{messages[0].content}}");
+        assert!(text.dialect.has_calls() && text.dialect.has_thoughts());
+        let refused = |words: &str| format!("{:#}", read(words).err().unwrap());
+        for (words, part) in [
+            ("--tool-call-parser hermess", "hermes"),
+            ("--reasoning-parser deepthink", "deepseek_r1"),
+            ("--chat-template no/such/file", "no/such/file cannot be read"),
+            ("--chat-template {%for", "--chat-template"),
+        ] {
+            assert!(refused(words).contains(part), "{}", refused(words));
+        }
+    }
+}
