@@ -1,5 +1,6 @@
 """The unmodified `openai` client against the HTTP API."""
 
+import json
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 
@@ -244,14 +245,45 @@ class Refusals(unittest.TestCase):
         self.refused(openai.BadRequestError, "8192", messages=[{"role": "user", "content": "word " * 10_000}])
 
     def test_a_field_that_would_change_the_answer(self):
-        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-        self.refused(openai.BadRequestError, "tools", tools=tools)
-        schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+        self.refused(openai.BadRequestError, "tools", tools=[{"type": "web_search"}])
+        self.refused(openai.BadRequestError, "thinking_token_budget", extra_body={"thinking_token_budget": 9})
+        schema = {"type": "object", "unheardOf": 1}
+        schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
         self.refused(openai.BadRequestError, "response_format", response_format=schema)
 
     def test_harmless_unknown_fields_are_ignored(self):
         plain = chat().choices[0].message.content
         self.assertEqual(chat(extra_body={"some_new_field": 1}, user="me").choices[0].message.content, plain)
+
+
+PLACE = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"],
+         "additionalProperties": False}
+
+
+class Structures(unittest.TestCase):
+    def test_a_schema_is_met(self):
+        schema = {"type": "json_schema", "json_schema": {"name": "place", "strict": True, "schema": PLACE}}
+        reply = chat(response_format=schema, max_tokens=100).choices[0]
+        self.assertEqual(reply.finish_reason, "stop")
+        self.assertEqual(list(json.loads(reply.message.content)), ["city"])
+
+    def test_a_choice_is_made(self):
+        reply = chat(extra_body={"structured_outputs": {"choice": ["red", "green"]}}).choices[0]
+        self.assertIn(reply.message.content, ["red", "green"])
+
+    def test_a_tool_that_must_be_called_is_called(self):
+        tool = {"type": "function", "function": {"name": "look_at", "description": "Looks.", "parameters": PLACE}}
+        ask = {"tools": [tool], "tool_choice": "required", "max_tokens": 100, "parallel_tool_calls": False}
+        whole = chat(**ask).choices[0]
+        self.assertEqual(whole.finish_reason, "tool_calls")
+        function = whole.message.tool_calls[0].function
+        self.assertEqual((function.name, list(json.loads(function.arguments))), ("look_at", ["city"]))
+        parts = [part for chunk in chat(stream=True, **ask) for part in chunk.choices[0].delta.tool_calls or []]
+        self.assertEqual(parts[0].function.name, "look_at")
+        self.assertEqual("".join(part.function.arguments for part in parts), function.arguments)
+        called = {"role": "assistant", "content": None, "tool_calls": [whole.message.tool_calls[0].model_dump()]}
+        result = {"role": "tool", "tool_call_id": whole.message.tool_calls[0].id, "content": "It is sunny."}
+        self.assertTrue(chat(messages=[*ASK, called, result], tools=[tool]).choices[0].finish_reason)
 
 
 if __name__ == "__main__":
