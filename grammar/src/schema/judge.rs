@@ -24,10 +24,13 @@ impl<'a> Writer<'_, 'a> {
     }
 
     fn fits(&mut self, facts: &Facts<'a>, value: &Value, depth: usize) -> Result<bool, Refused> {
-        if facts.kinds & kind(value) == 0
-            || facts.values.as_ref().is_some_and(|values| !values.iter().any(|other| same(value, other)))
-            || facts.unlike.iter().any(|other| same(value, other))
-        {
+        let is_listed = facts.values.as_ref().is_none_or(|values| values.iter().any(|other| same(value, other)));
+        Ok(is_listed && self.fits_beside_list(facts, value, depth)?)
+    }
+
+    /// Whether all but the list of values fits the value: for one that is of that list.
+    pub(super) fn fits_beside_list(&mut self, facts: &Facts<'a>, value: &Value, depth: usize) -> Result<bool, Refused> {
+        if facts.kinds & kind(value) == 0 || facts.unlike.iter().any(|other| same(value, other)) {
             return Ok(false);
         }
         match value {

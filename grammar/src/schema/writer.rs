@@ -68,17 +68,24 @@ pub(crate) fn write_parts(
     Ok(starts)
 }
 
-/// Before anything walks through it: what is too deep would be too deep for the walk.
+/// Before anything walks through it: what is too deep would be too deep for the walk, and what is too large too long.
 fn shallow(schema: &Value, limits: &Limits) -> Result<(), Refused> {
-    let mut left = vec![(schema, 0)];
+    let (mut left, mut n_bytes) = (vec![(schema, 0)], 0);
     while let Some((value, depth)) = left.pop() {
         if depth > limits.depth_max * 2 {
             return Err(Refused::too_large("the depth of the schema", limits.depth_max * 2));
         }
+        n_bytes += value.as_str().map_or(1, str::len);
         match value {
             Value::Array(list) => left.extend(list.iter().map(|value| (value, depth + 1))),
-            Value::Object(object) => left.extend(object.values().map(|value| (value, depth + 1))),
+            Value::Object(object) => {
+                n_bytes += object.keys().map(String::len).sum::<usize>();
+                left.extend(object.values().map(|value| (value, depth + 1)));
+            }
             _ => {}
+        }
+        if n_bytes > limits.bytes_max {
+            return Err(Refused::too_large("the bytes of the schema", limits.bytes_max));
         }
     }
     Ok(())
@@ -146,7 +153,7 @@ impl<'a> Writer<'_, 'a> {
                 None => any.push(self.text(&facts)?),
                 Some(values) => {
                     for value in values.clone() {
-                        if value.is_string() && self.holds(claims, value, 0)? {
+                        if value.is_string() && self.fits_beside_list(&facts, value, 0)? {
                             any.extend(Self::scalar(value).map(Words::Text));
                         }
                     }
@@ -161,17 +168,17 @@ impl<'a> Writer<'_, 'a> {
         for facts in expand(self.places, self.structures, claims, self.limits)? {
             self.spend(1)?;
             match facts.values.clone() {
-                Some(values) => self.values(&values, claims, &mut alternatives)?,
+                Some(values) => self.values(&values, &facts, &mut alternatives)?,
                 None => self.kinds(&facts, &mut alternatives)?,
             }
         }
         Ok(alternatives)
     }
 
-    fn values(&mut self, values: &[&'a Value], claims: &[Claim], out: &mut Vec<Vec<Symbol>>) -> Result<(), Refused> {
+    fn values(&mut self, values: &[&'a Value], facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), Refused> {
         let mut scalars = Vec::new();
         for value in values {
-            if !self.holds(claims, value, 0)? {
+            if !self.fits_beside_list(facts, value, 0)? {
                 continue;
             }
             match Self::scalar(value) {

@@ -14,7 +14,8 @@ fn nested(n: usize, open: &str, inner: &str, close: &str) -> String {
 }
 
 fn deep(n: usize) -> Value {
-    (0..n).fold(json!({"type": "null"}), |inner, _| json!({"items": inner}))
+    let outside = |inner| Value::Object([("items".to_owned(), inner)].into_iter().collect());
+    (0..n).fold(json!({"type": "null"}), |inner, _| outside(inner))
 }
 
 fn doubling(n: usize, word: &str) -> Value {
@@ -34,6 +35,10 @@ fn wide(n: usize, required: bool) -> Value {
     json!({"type": "object", "required": names, "properties": properties, "additionalProperties": false})
 }
 
+fn numbers(from: usize) -> Vec<Value> {
+    (0..15_000).map(|i| json!(2 * i + from)).collect()
+}
+
 fn cases() -> Vec<(&'static str, Wanted)> {
     let tags: Vec<Value> = (0..2000)
         .map(|i| json!({"type": "tag", "begin": format!("<f={i}>"), "content": {"type": "any_text"}, "end": "</f>"}))
@@ -49,6 +54,10 @@ fn cases() -> Vec<(&'static str, Wanted)> {
         ("2000 properties", schema(wide(2000, false))),
         ("10000 required", schema(wide(10_000, true))),
         ("long enum", schema(json!({"enum": (0..50_000).collect::<Vec<_>>()}))),
+        (
+            "two enums",
+            schema(json!({"enum": numbers(0), "allOf": [{"enum": numbers(1)}, {"not": {"enum": numbers(2)}}]})),
+        ),
         ("long text", schema(json!({"const": "x".repeat(10_000_000)}))),
         ("ref to itself", schema(json!({"$ref": "#"}))),
         (
