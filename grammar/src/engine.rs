@@ -1,16 +1,16 @@
 //! The grammar engine behind one door: its limits, its panics and its stack. Knows nothing of what is compiled.
 
-use crate::{Limits, Refused};
+use crate::{GrammarLimits, GrammarRefused};
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// For digests: what may change a mask besides the grammar and the vocabulary.
 pub const ENGINE: &str = "llguidance 1.9.1, lockstep 1";
 
-/// Recursion in the engine is as deep as `Limits::depth_max` allows; this holds it with room to spare.
+/// Recursion in the engine is as deep as `GrammarLimits::depth_max` allows; this holds it with room to spare.
 const STACK_BYTES: usize = 64 << 20;
 
-pub(crate) fn parser_limits(limits: &Limits) -> ParserLimits {
+pub(crate) fn parser_limits(limits: &GrammarLimits) -> ParserLimits {
     ParserLimits {
         max_items_in_row: 20_000,
         initial_lexer_fuel: limits.compile_fuel,
@@ -24,18 +24,18 @@ pub(crate) fn parser_limits(limits: &Limits) -> ParserLimits {
 }
 
 /// Compiles it without a vocabulary, and drops what was made: only to know that it can be done.
-pub(crate) fn check(lark: &str, limits: &Limits) -> Result<(), Refused> {
+pub(crate) fn check(lark: &str, limits: &GrammarLimits) -> Result<(), GrammarRefused> {
     let limits = parser_limits(limits);
     let done = on_a_deep_stack(|| {
         let init = GrammarInit::Serialized(TopLevelGrammar::from_lark(lark.to_owned()));
         let mut logger = llguidance::Logger::new(0, 0);
         init.to_cgrammar(None, &mut logger, limits, Vec::new()).map(|_| ()).map_err(|e| e.to_string())
     });
-    done.and_then(|done| done).map_err(|why| Refused::invalid("grammar", first_line(&why)))
+    done.and_then(|done| done).map_err(|why| GrammarRefused::invalid("grammar", first_line(&why)))
 }
 
-/// Runs the engine with its panics turned into errors. It is handed all input anew each time, so that a panic leaves no
-/// broken state behind.
+/// Runs the engine with its panics turned into errors. It is handed all input anew each time, so that a panic leaves
+/// no broken state behind.
 pub(crate) fn sound<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_panic| "the grammar engine stumbled over it".to_owned())
 }

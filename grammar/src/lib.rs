@@ -2,7 +2,8 @@
 //! decoding, sampling or clocks, and is the only crate that knows the grammar engine.
 //!
 //! ```text
-//! router:  Wanted ── compile ──▶ types::Grammar, checked        worker:  Vocabulary + Grammar ──▶ Matcher ──▶ Mask
+//! router:  WantedGrammar ── compile ──▶ types::Grammar, checked
+//! worker:  Vocabulary + Grammar ──▶ Matcher ──▶ Mask
 //! ```
 
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
@@ -25,9 +26,9 @@ mod words;
 
 pub use compile::compile;
 pub use engine::ENGINE;
-pub use limits::Limits;
+pub use limits::GrammarLimits;
 pub use mask::Mask;
 pub use matcher::{Matcher, Stuck};
-pub use refused::Refused;
+pub use refused::GrammarRefused;
 pub use vocabulary::{BadVocabulary, Vocabulary};
-pub use wanted::Wanted;
+pub use wanted::WantedGrammar;

@@ -1,9 +1,9 @@
-//! How large a grammar may be and how much work it may cause. Knows nothing of time: each is a count, so that a grammar is
-//! refused on every machine or on none.
+//! How large a grammar may be and how much work it may cause. Knows nothing of time: each is a count, so that a
+//! grammar is refused on every machine or on none.
 
 /// Everything that bounds a grammar, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct GrammarLimits {
     /// Bytes of what the client sent, and of the text that is made of it.
     pub bytes_max: usize,
     /// How deeply schemas, brackets and groups may lie in each other.
@@ -24,9 +24,9 @@ pub struct Limits {
     pub mask_items_max: usize,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for GrammarLimits {
+    fn default() -> GrammarLimits {
+        GrammarLimits {
             bytes_max: 1 << 20,
             depth_max: 64,
             nodes_max: 20_000,

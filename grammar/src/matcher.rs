@@ -1,15 +1,15 @@
 //! One answer and its grammar: which tokens may come next, one after the other. Knows nothing of sampling.
 
 use crate::engine::{self, on_a_deep_stack, sound};
-use crate::{Limits, Mask, Vocabulary, specials};
+use crate::{GrammarLimits, Mask, Vocabulary, specials};
 use llguidance::api::{GrammarInit, StopReason, TopLevelGrammar};
 use llguidance::{Logger, Matcher as Parser};
 use thiserror::Error;
 use toktrie::InferenceCapabilities;
 use types::{Grammar, Token};
 
-/// Where an answer stands in its grammar. Two matchers that were given the same vocabulary, grammar and tokens have the
-/// same masks.
+/// Where an answer stands in its grammar. Two matchers that were given the same vocabulary, grammar and tokens have
+/// the same masks.
 pub struct Matcher {
     parser: Parser,
     vocabulary: Vocabulary,
@@ -38,7 +38,7 @@ pub enum Stuck {
 }
 
 impl Matcher {
-    pub fn new(vocabulary: &Vocabulary, grammar: &Grammar, limits: &Limits) -> Result<Matcher, Stuck> {
+    pub fn new(vocabulary: &Vocabulary, grammar: &Grammar, limits: &GrammarLimits) -> Result<Matcher, Stuck> {
         let lark = specials::resolve(grammar.as_str(), Some(vocabulary));
         let lark = lark.ok_or_else(|| Stuck::Grammar("it is not a description".to_owned()))?;
         let limits = engine::parser_limits(limits);

@@ -2,10 +2,10 @@
 
 use thiserror::Error;
 
-/// A wish that cannot be kept exactly, and so is not taken. `at` is the path in what the client sent (`/properties/a`), or
-/// a line and a column of its text.
+/// A wish that cannot be kept exactly, and so is not taken. `at` is the path in what the client sent
+/// (`/properties/a`), or a line and a column of its text.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Refused {
+pub enum GrammarRefused {
     #[error("{at}: {what} is not supported")]
     Unsupported { at: String, what: String },
     #[error("{at}: {why}")]
@@ -16,40 +16,40 @@ pub enum Refused {
     TooLarge { what: String, limit: u64 },
 }
 
-impl Refused {
-    pub(crate) fn unsupported(at: impl Into<String>, what: impl Into<String>) -> Refused {
-        Refused::Unsupported { at: root(at.into()), what: what.into() }
+impl GrammarRefused {
+    pub(crate) fn unsupported(at: impl Into<String>, what: impl Into<String>) -> GrammarRefused {
+        GrammarRefused::Unsupported { at: root(at.into()), what: what.into() }
     }
 
-    pub(crate) fn invalid(at: impl Into<String>, why: impl Into<String>) -> Refused {
-        Refused::Invalid { at: root(at.into()), why: why.into() }
+    pub(crate) fn invalid(at: impl Into<String>, why: impl Into<String>) -> GrammarRefused {
+        GrammarRefused::Invalid { at: root(at.into()), why: why.into() }
     }
 
-    pub(crate) fn unsatisfiable(at: impl Into<String>, why: impl Into<String>) -> Refused {
-        Refused::Unsatisfiable { at: root(at.into()), why: why.into() }
+    pub(crate) fn unsatisfiable(at: impl Into<String>, why: impl Into<String>) -> GrammarRefused {
+        GrammarRefused::Unsatisfiable { at: root(at.into()), why: why.into() }
     }
 
     /// The same of a part of what was sent.
-    pub(crate) fn below(self, path: &str) -> Refused {
+    pub(crate) fn below(self, path: &str) -> GrammarRefused {
         self.moved(|at| if at.starts_with('/') { path.to_owned() + at.trim_end_matches('/') } else { at })
     }
 
     /// What is told by a word alone is told with the path of the schema that says it.
-    pub(crate) fn within(self, path: &str) -> Refused {
+    pub(crate) fn within(self, path: &str) -> GrammarRefused {
         self.moved(|at| if at.starts_with('/') { at } else { format!("{path}/{at}") })
     }
 
-    fn moved(self, under: impl Fn(String) -> String) -> Refused {
+    fn moved(self, under: impl Fn(String) -> String) -> GrammarRefused {
         match self {
-            Refused::Unsupported { at, what } => Refused::Unsupported { at: under(at), what },
-            Refused::Invalid { at, why } => Refused::Invalid { at: under(at), why },
-            Refused::Unsatisfiable { at, why } => Refused::Unsatisfiable { at: under(at), why },
+            GrammarRefused::Unsupported { at, what } => GrammarRefused::Unsupported { at: under(at), what },
+            GrammarRefused::Invalid { at, why } => GrammarRefused::Invalid { at: under(at), why },
+            GrammarRefused::Unsatisfiable { at, why } => GrammarRefused::Unsatisfiable { at: under(at), why },
             large => large,
         }
     }
 
-    pub(crate) fn too_large(what: impl Into<String>, limit: usize) -> Refused {
-        Refused::TooLarge { what: what.into(), limit: limit as u64 }
+    pub(crate) fn too_large(what: impl Into<String>, limit: usize) -> GrammarRefused {
+        GrammarRefused::TooLarge { what: what.into(), limit: limit as u64 }
     }
 }
 

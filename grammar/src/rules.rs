@@ -1,5 +1,5 @@
-//! Context-free rules over sets of texts: made by a part that knows what they mean, written as Lark. Rules that no text can
-//! satisfy are cut, so that a matcher never runs into one.
+//! Context-free rules over sets of texts: made by a part that knows what they mean, written as Lark. Rules that no
+//! text can satisfy are cut, so that a matcher never runs into one.
 
 use crate::words::Words;
 use std::collections::HashMap;

@@ -1,5 +1,5 @@
-//! Texts that may be one special token of some vocabularies. A description names them by text, in lines before its rules,
-//! and the vocabulary says at the worker what they are.
+//! Texts that may be one special token of some vocabularies. A description names them by text, in lines before its
+//! rules, and the vocabulary says at the worker what they are.
 
 use crate::Vocabulary;
 use std::fmt::Write;

@@ -41,8 +41,8 @@ impl Vocabulary {
     /// A token of more bytes is never allowed: the engine's tree is not deeper.
     pub const TOKEN_BYTES_MAX: usize = 1000;
 
-    /// From the bytes of token 0, 1, .. and whether it is special, that is, no text. Ids from the last one to `n_vocab`
-    /// have no bytes, and are never allowed.
+    /// From the bytes of token 0, 1, .. and whether it is special, that is, no text. Ids from the last one to
+    /// `n_vocab` have no bytes, and are never allowed.
     pub fn new<'a>(
         tokens: impl Iterator<Item = (&'a [u8], bool)>,
         n_vocab: usize,
@@ -75,7 +75,8 @@ impl Vocabulary {
         Ok(Vocabulary(Arc::new(Words { factory, ends: ends.to_vec(), specials, n_vocab, hash })))
     }
 
-    /// Two vocabularies with equal hashes and one grammar have equal masks, under one version of the engine (`ENGINE`).
+    /// Two vocabularies with equal hashes and one grammar have equal masks, under one version of the engine
+    /// (`ENGINE`).
     pub fn hash(&self) -> [u8; 32] {
         self.0.hash
     }
@@ -123,8 +124,8 @@ fn factory(words: &[Vec<u8>], first_end: Token, ends: &[Token]) -> Result<Parser
     made.and_then(|made| made).map_err(|why| BadVocabulary::Engine(engine::first_line(&why)))
 }
 
-/// The engine's view. It does not tokenize as the model's tokenizer would, and says so: a text that the grammar forces
-/// may come in any tokens that spell it.
+/// The engine's view. It does not tokenize as the model's tokenizer would, and says so: a text that the grammar
+/// forces may come in any tokens that spell it.
 struct Env(TokTrie);
 
 impl TokenizerEnv for Env {

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// One kind of constraint, as a face read it from a request.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Wanted {
+pub enum WantedGrammar {
     /// Any JSON object.
     JsonObject,
     /// JSON that a schema accepts. Everything that the schema says is enforced, or refused by name.
@@ -19,6 +19,7 @@ pub enum Wanted {
     Ebnf(String),
     /// llama.cpp's form of BNF.
     Gbnf(String),
-    /// Free text and constrained parts by turns: the older form with `structures` and `triggers`, or the one with `format`.
+    /// Free text and constrained parts by turns: the older form with `structures` and `triggers`, or the one with
+    /// `format`.
     StructuralTag(Value),
 }

@@ -1,13 +1,14 @@
 //! Rules over characters to rules over sets of words.
 //!
-//! The engine takes the longest word that fits, and a grammar over characters takes any. The two are the same where no word
-//! is the beginning of another. So: a part without recursion is one set of words, unless a word in it begins a word of
-//! some set; then the part is taken apart, in the end to single characters. A grammar without recursion is one set.
+//! The engine takes the longest word that fits, and a grammar over characters takes any. The two are the same where
+//! no word is the beginning of another. So: a part without recursion is one set of words, unless a word in it begins
+//! a word of some set; then the part is taken apart, in the end to single characters. A grammar without recursion is
+//! one set.
 
 use super::{Expr, Grammar};
 use crate::rules::{Rule, Rules, Symbol};
 use crate::words::Words;
-use crate::{Limits, Refused};
+use crate::{GrammarLimits, GrammarRefused};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A longer expression is not made one set of words.
@@ -30,7 +31,7 @@ struct Lower<'g, 'r> {
     sets: BTreeMap<String, bool>,
 }
 
-pub(super) fn lower(grammar: &Grammar, rules: &mut Rules, limits: &Limits) -> Result<Rule, Refused> {
+pub(super) fn lower(grammar: &Grammar, rules: &mut Rules, limits: &GrammarLimits) -> Result<Rule, GrammarRefused> {
     let mut apart = HashSet::new();
     loop {
         // Rules of an earlier round are written by nobody.
@@ -52,7 +53,7 @@ pub(super) fn lower(grammar: &Grammar, rules: &mut Rules, limits: &Limits) -> Re
             let symbols = lower.symbols(&grammar[name]);
             lower.rules.define(rule, vec![symbols]);
             if lower.rules.size() > limits.symbols_max {
-                return Err(Refused::too_large("the size of the grammar", limits.symbols_max));
+                return Err(GrammarRefused::too_large("the size of the grammar", limits.symbols_max));
             }
         }
         let found = ambiguous(&lower.sets);

@@ -1,12 +1,12 @@
-//! EBNF as vLLM and XGrammar read it, and llama.cpp's GBNF, to rules. Both count characters; the engine counts words, the
-//! longest first. `lower` makes words only where that is the same.
+//! EBNF as vLLM and XGrammar read it, and llama.cpp's GBNF, to rules. Both count characters; the engine counts words,
+//! the longest first. `lower` makes words only where that is the same.
 
 mod lower;
 mod reader;
 
 use crate::rules::{Rule, Rules};
 use crate::words::Chars;
-use crate::{Limits, Refused};
+use crate::{GrammarLimits, GrammarRefused};
 use std::collections::HashMap;
 
 /// Which of the two, for what they write differently.
@@ -28,9 +28,9 @@ pub(super) enum Expr {
 pub(super) type Grammar = HashMap<String, Expr>;
 
 /// The rule that `root` is.
-pub(crate) fn write(text: &str, form: Form, rules: &mut Rules, limits: &Limits) -> Result<Rule, Refused> {
+pub(crate) fn write(text: &str, form: Form, rules: &mut Rules, limits: &GrammarLimits) -> Result<Rule, GrammarRefused> {
     if text.len() > limits.bytes_max {
-        return Err(Refused::too_large(format!("a grammar of {} bytes", text.len()), limits.bytes_max));
+        return Err(GrammarRefused::too_large(format!("a grammar of {} bytes", text.len()), limits.bytes_max));
     }
     let grammar = reader::read(text, form, limits)?;
     lower::lower(&grammar, rules, limits)

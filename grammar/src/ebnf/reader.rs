@@ -2,19 +2,19 @@
 
 use super::{Expr, Form, Grammar};
 use crate::words::Chars;
-use crate::{Limits, Refused};
+use crate::{GrammarLimits, GrammarRefused};
 
 struct Reader<'t, 'l> {
     text: &'t str,
     at: usize,
     form: Form,
     depth: usize,
-    limits: &'l Limits,
+    limits: &'l GrammarLimits,
     /// Rules that are used, and where.
     used: Vec<(String, usize)>,
 }
 
-pub(super) fn read(text: &str, form: Form, limits: &Limits) -> Result<Grammar, Refused> {
+pub(super) fn read(text: &str, form: Form, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
     let mut reader = Reader { text, at: 0, form, depth: 0, limits, used: Vec::new() };
     let mut grammar = Grammar::new();
     reader.blanks();
@@ -40,7 +40,7 @@ pub(super) fn read(text: &str, form: Form, limits: &Limits) -> Result<Grammar, R
 }
 
 impl Reader<'_, '_> {
-    fn wrong(&self, why: &str) -> Refused {
+    fn wrong(&self, why: &str) -> GrammarRefused {
         self.wrong_at(self.at, why)
     }
 
@@ -50,12 +50,12 @@ impl Reader<'_, '_> {
         format!("line {}, column {}", before.matches('\n').count() + 1, column + 1)
     }
 
-    fn wrong_at(&self, at: usize, why: &str) -> Refused {
-        Refused::invalid(self.place(at), why)
+    fn wrong_at(&self, at: usize, why: &str) -> GrammarRefused {
+        GrammarRefused::invalid(self.place(at), why)
     }
 
-    fn unsupported(&self, what: &str) -> Refused {
-        Refused::unsupported(self.place(self.at), what)
+    fn unsupported(&self, what: &str) -> GrammarRefused {
+        GrammarRefused::unsupported(self.place(self.at), what)
     }
 
     fn rest(&self) -> &str {
@@ -109,9 +109,9 @@ impl Reader<'_, '_> {
         is_rule
     }
 
-    fn either(&mut self) -> Result<Expr, Refused> {
+    fn either(&mut self) -> Result<Expr, GrammarRefused> {
         if self.depth == self.limits.depth_max {
-            return Err(Refused::too_large("the depth of groups", self.limits.depth_max));
+            return Err(GrammarRefused::too_large("the depth of groups", self.limits.depth_max));
         }
         self.depth += 1;
         let mut options = vec![self.sequence()?];
@@ -122,7 +122,7 @@ impl Reader<'_, '_> {
         Ok(if options.len() == 1 { options.remove(0) } else { Expr::Either(options) })
     }
 
-    fn sequence(&mut self) -> Result<Expr, Refused> {
+    fn sequence(&mut self) -> Result<Expr, GrammarRefused> {
         let mut parts = Vec::new();
         loop {
             self.blanks();
@@ -139,7 +139,7 @@ impl Reader<'_, '_> {
         Ok(if parts.len() == 1 { parts.remove(0) } else { Expr::Sequence(parts) })
     }
 
-    fn atom(&mut self, c: char) -> Result<Expr, Refused> {
+    fn atom(&mut self, c: char) -> Result<Expr, GrammarRefused> {
         match c {
             '"' => self.literal(),
             '[' => self.class(),
@@ -170,7 +170,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    fn repeated(&mut self, of: Expr) -> Result<Expr, Refused> {
+    fn repeated(&mut self, of: Expr) -> Result<Expr, GrammarRefused> {
         let mut of = of;
         loop {
             let (min, max) = match self.peek() {
@@ -182,7 +182,7 @@ impl Reader<'_, '_> {
             };
             self.at += 1;
             if min.max(max.unwrap_or(0)) > self.limits.repeat_max {
-                return Err(Refused::too_large(
+                return Err(GrammarRefused::too_large(
                     format!("a repetition at {}", self.place(self.at)),
                     self.limits.repeat_max,
                 ));
@@ -192,7 +192,7 @@ impl Reader<'_, '_> {
     }
 
     /// `{n}`, `{n,}`, `{n,m}`, up to the brace that closes it.
-    fn counts(&mut self) -> Result<(usize, Option<usize>), Refused> {
+    fn counts(&mut self) -> Result<(usize, Option<usize>), GrammarRefused> {
         let inner = self.rest()[1..].split('}').next().unwrap_or_default();
         let n = inner.len();
         let (min, max) = inner
@@ -213,7 +213,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    fn literal(&mut self) -> Result<Expr, Refused> {
+    fn literal(&mut self) -> Result<Expr, GrammarRefused> {
         let from = self.at;
         self.at += 1;
         let mut parts = Vec::new();
@@ -228,7 +228,7 @@ impl Reader<'_, '_> {
         Ok(if parts.len() == 1 { parts.remove(0) } else { Expr::Sequence(parts) })
     }
 
-    fn class(&mut self) -> Result<Expr, Refused> {
+    fn class(&mut self) -> Result<Expr, GrammarRefused> {
         let from = self.at;
         self.at += 1;
         let is_negated = self.eat("^");
@@ -251,7 +251,7 @@ impl Reader<'_, '_> {
         Ok(Expr::Chars(if is_negated { chars.negated() } else { chars }))
     }
 
-    fn member(&mut self, from: usize) -> Result<char, Refused> {
+    fn member(&mut self, from: usize) -> Result<char, GrammarRefused> {
         match self.next() {
             Some('\\') => self.escape(),
             Some('\n') | None => Err(self.wrong_at(from, "this class has no end")),
@@ -259,7 +259,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    fn escape(&mut self) -> Result<char, Refused> {
+    fn escape(&mut self) -> Result<char, GrammarRefused> {
         let from = self.at - 1;
         let wrong = |reader: &Self| reader.wrong_at(from, "an escape that has no meaning");
         let c = self.next().ok_or_else(|| wrong(self))?;

@@ -3,7 +3,7 @@
 use super::facts::{Claim, Contains, Facts};
 use super::objects::blank;
 use super::writer::Writer;
-use crate::Refused;
+use crate::GrammarRefused;
 use crate::rules::{Rule, Symbol};
 use std::collections::HashMap;
 
@@ -13,8 +13,8 @@ pub(super) fn claims_at(facts: &Facts, at: usize) -> Vec<Claim> {
     own.chain(facts.items.iter().filter(|(from, _)| *from <= at).map(|(_, claim)| *claim)).collect()
 }
 
-/// A list that is being written: the place of the next item, and what was counted so far. Places beyond those that anything
-/// tells apart are one.
+/// A list that is being written: the place of the next item, and what was counted so far. Places beyond those that
+/// anything tells apart are one.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Point {
     at: usize,
@@ -29,16 +29,16 @@ struct List<'f, 'a> {
 }
 
 impl<'a> Writer<'_, 'a> {
-    pub(super) fn array(&mut self, facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), Refused> {
+    pub(super) fn array(&mut self, facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
         let (min, max) = facts.n_items;
         if max.is_some_and(|max| max < min) {
             return Ok(());
         }
         if min.max(max.unwrap_or(0)) > self.limits.repeat_max {
-            return Err(Refused::too_large("a count of items", self.limits.repeat_max));
+            return Err(GrammarRefused::too_large("a count of items", self.limits.repeat_max));
         }
         if facts.is_unique && max.is_none_or(|max| max > 1) {
-            return Err(Refused::unsupported("uniqueItems", "uniqueItems of more than one item"));
+            return Err(GrammarRefused::unsupported("uniqueItems", "uniqueItems of more than one item"));
         }
         let open = self.rules.words(&blank::open('['));
         let close = self.rules.words(&blank::close(']'));
@@ -82,7 +82,7 @@ impl<'a> Writer<'_, 'a> {
         Some(rest)
     }
 
-    fn counted_items(&mut self, facts: &Facts<'a>) -> Result<Option<Vec<Symbol>>, Refused> {
+    fn counted_items(&mut self, facts: &Facts<'a>) -> Result<Option<Vec<Symbol>>, GrammarRefused> {
         let (min, max) = facts.n_items;
         let last_from = facts.contains.iter().map(|contains| contains.from).max().unwrap_or(0);
         let same_from = same_from(facts).max(last_from).max(min).max(max.unwrap_or(0));
@@ -105,7 +105,7 @@ impl<'a> Writer<'_, 'a> {
         list: &mut List<'_, 'a>,
         point: &Point,
         waiting: &mut Vec<(Rule, Point)>,
-    ) -> Result<Vec<Vec<Symbol>>, Refused> {
+    ) -> Result<Vec<Vec<Symbol>>, GrammarRefused> {
         let facts = list.facts;
         let (min, max) = facts.n_items;
         let mut alternatives = Vec::new();
@@ -120,7 +120,7 @@ impl<'a> Writer<'_, 'a> {
         let own = claims_at(facts, point.at);
         let open: Vec<usize> = (0..facts.contains.len()).filter(|i| facts.contains[*i].from <= point.at).collect();
         if open.len() > 4 {
-            return Err(Refused::unsupported("contains", "more than four of them about one list"));
+            return Err(GrammarRefused::unsupported("contains", "more than four of them about one list"));
         }
         for bits in 0..1usize << open.len() {
             let (mut claims, mut counts) = (own.clone(), point.counts.clone());

@@ -3,7 +3,7 @@
 use super::facts::{Claim, Evaluated, Fact, Facts};
 use super::places::{Place, Places};
 use super::{Structures, negative, positive};
-use crate::{Limits, Refused};
+use crate::{GrammarLimits, GrammarRefused};
 use std::collections::HashSet;
 use std::rc::Rc;
 
@@ -67,8 +67,8 @@ pub(super) fn expand<'a>(
     places: &Places<'a>,
     structures: &Structures,
     claims: &[Claim],
-    limits: &Limits,
-) -> Result<Vec<Facts<'a>>, Refused> {
+    limits: &GrammarLimits,
+) -> Result<Vec<Facts<'a>>, GrammarRefused> {
     let none: Rc<[usize]> = Rc::new([]);
     let tasks = claims.iter().rev().map(|claim| Task::Claim { claim: *claim, scopes: none.clone(), above: None });
     let mut states = vec![State { facts: Facts::none(), tasks: tasks.collect(), seen: HashSet::new() }];
@@ -78,7 +78,7 @@ pub(super) fn expand<'a>(
         while let Some(task) = state.tasks.pop().filter(|_| state.facts.kinds != 0) {
             n_steps += 1;
             if n_steps > limits.nodes_max || states.len() > limits.nodes_max {
-                return Err(Refused::too_large("the number of combinations of schemas", limits.nodes_max));
+                return Err(GrammarRefused::too_large("the number of combinations of schemas", limits.nodes_max));
             }
             match task {
                 Task::Claim { claim, scopes, above } => {
@@ -127,11 +127,11 @@ fn asked<'a>(
     scopes: Rc<[usize]>,
     above: Option<Rc<Above>>,
     state: &mut State<'a>,
-) -> Result<(), Refused> {
+) -> Result<(), GrammarRefused> {
     let mut before = &above;
     while let Some(link) = before {
         if link.claim.0 == claim.0 {
-            return Err(Refused::invalid(places.path(claim.0), "it refers to itself and says nothing"));
+            return Err(GrammarRefused::invalid(places.path(claim.0), "it refers to itself and says nothing"));
         }
         before = &link.before;
     }

@@ -1,4 +1,5 @@
-//! What is known of a value on one way through a schema: every fact must hold. Knows nothing of documents and of text.
+//! What is known of a value on one way through a schema: every fact must hold. Knows nothing of documents and of
+//! text.
 
 use super::decimal::Decimal;
 use super::places::Place;

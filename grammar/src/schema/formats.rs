@@ -1,5 +1,5 @@
-//! Named formats of strings as sets of texts. A text that is written has the format; a few that nobody writes, such as
-//! leap seconds, are not among them.
+//! Named formats of strings as sets of texts. A text that is written has the format; a few that nobody writes, such
+//! as leap seconds, are not among them.
 
 use crate::words::Words;
 

@@ -5,14 +5,14 @@ use super::expand::expand;
 use super::facts::{Claim, Facts, Names};
 use super::values::{kind, same};
 use super::writer::Writer;
-use crate::Refused;
+use crate::GrammarRefused;
 use serde_json::Value;
 
 impl<'a> Writer<'_, 'a> {
     /// Whether all claims hold for the value.
-    pub(super) fn holds(&mut self, claims: &[Claim], value: &Value, depth: usize) -> Result<bool, Refused> {
+    pub(super) fn holds(&mut self, claims: &[Claim], value: &Value, depth: usize) -> Result<bool, GrammarRefused> {
         if depth > self.limits.depth_max {
-            return Err(Refused::too_large("the depth of a value", self.limits.depth_max));
+            return Err(GrammarRefused::too_large("the depth of a value", self.limits.depth_max));
         }
         self.spend(1)?;
         for facts in expand(self.places, self.structures, claims, self.limits)? {
@@ -23,20 +23,25 @@ impl<'a> Writer<'_, 'a> {
         Ok(false)
     }
 
-    fn fits(&mut self, facts: &Facts<'a>, value: &Value, depth: usize) -> Result<bool, Refused> {
+    fn fits(&mut self, facts: &Facts<'a>, value: &Value, depth: usize) -> Result<bool, GrammarRefused> {
         let is_listed = facts.values.as_ref().is_none_or(|values| values.iter().any(|other| same(value, other)));
         Ok(is_listed && self.fits_beside_list(facts, value, depth)?)
     }
 
     /// Whether all but the list of values fits the value: for one that is of that list.
-    pub(super) fn fits_beside_list(&mut self, facts: &Facts<'a>, value: &Value, depth: usize) -> Result<bool, Refused> {
+    pub(super) fn fits_beside_list(
+        &mut self,
+        facts: &Facts<'a>,
+        value: &Value,
+        depth: usize,
+    ) -> Result<bool, GrammarRefused> {
         if facts.kinds & kind(value) == 0 || facts.unlike.iter().any(|other| same(value, other)) {
             return Ok(false);
         }
         match value {
             Value::Number(number) => {
                 let text = Decimal::of(number)
-                    .ok_or_else(|| Refused::unsupported("", "a number with so many digits as a value"))?;
+                    .ok_or_else(|| GrammarRefused::unsupported("", "a number with so many digits as a value"))?;
                 let words = self.number(facts)?;
                 self.has(&words, &text.plain())
             }
@@ -74,7 +79,7 @@ impl<'a> Writer<'_, 'a> {
         }
     }
 
-    fn fits_list(&mut self, facts: &Facts<'a>, list: &[Value], depth: usize) -> Result<bool, Refused> {
+    fn fits_list(&mut self, facts: &Facts<'a>, list: &[Value], depth: usize) -> Result<bool, GrammarRefused> {
         if list.len() < facts.n_items.0 || facts.n_items.1.is_some_and(|max| list.len() > max) {
             return Ok(false);
         }
@@ -100,7 +105,7 @@ impl<'a> Writer<'_, 'a> {
     }
 
     /// What is claimed of the value of a property.
-    pub(super) fn claims_of(&mut self, facts: &Facts<'a>, name: &str) -> Result<Vec<Claim>, Refused> {
+    pub(super) fn claims_of(&mut self, facts: &Facts<'a>, name: &str) -> Result<Vec<Claim>, GrammarRefused> {
         let own = facts.property.iter().filter(|(other, _)| *other == name).map(|(_, claim)| *claim);
         let mut claims: Vec<Claim> = own.collect();
         for (names, claim) in &facts.properties {
@@ -111,7 +116,7 @@ impl<'a> Writer<'_, 'a> {
         Ok(claims)
     }
 
-    pub(super) fn names_have(&mut self, names: &Names<'a>, name: &str) -> Result<bool, Refused> {
+    pub(super) fn names_have(&mut self, names: &Names<'a>, name: &str) -> Result<bool, GrammarRefused> {
         match names {
             Names::Pattern(pattern) => {
                 let words = self.pattern(pattern)?;

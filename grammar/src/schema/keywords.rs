@@ -1,6 +1,6 @@
 //! The words of JSON Schema: which hold schemas, which are for people, and which are refused by name.
 
-use crate::Refused;
+use crate::GrammarRefused;
 use serde_json::Value;
 
 /// Each has one schema.
@@ -82,11 +82,11 @@ pub(super) fn is_for_people(key: &str) -> bool {
 }
 
 /// The schemas in a schema, with their paths. An unknown word is refused, wherever it stands.
-pub(super) fn children<'a>(schema: &'a Value, path: &str) -> Result<Vec<(String, &'a Value)>, Refused> {
+pub(super) fn children<'a>(schema: &'a Value, path: &str) -> Result<Vec<(String, &'a Value)>, GrammarRefused> {
     let object = match schema {
         Value::Bool(_) => return Ok(Vec::new()),
         Value::Object(object) => object,
-        _ => return Err(Refused::invalid(path, "a schema is an object, true or false")),
+        _ => return Err(GrammarRefused::invalid(path, "a schema is an object, true or false")),
     };
     let mut found = Vec::new();
     for (key, value) in object {
@@ -101,19 +101,19 @@ pub(super) fn children<'a>(schema: &'a Value, path: &str) -> Result<Vec<(String,
                 let schemas = named.iter().filter(|(_, schema)| key != "dependencies" || !schema.is_array());
                 found.extend(schemas.map(|(name, schema)| (format!("{at}/{}", escaped(name)), schema)));
             }
-            (key, _) if LIST.contains(&key) => return Err(Refused::invalid(at, "it is no list of schemas")),
-            (key, _) if NAMED.contains(&key) => return Err(Refused::invalid(at, "it is no object of schemas")),
+            (key, _) if LIST.contains(&key) => return Err(GrammarRefused::invalid(at, "it is no list of schemas")),
+            (key, _) if NAMED.contains(&key) => return Err(GrammarRefused::invalid(at, "it is no object of schemas")),
             (key, _) if ENFORCED.contains(&key) || is_for_people(key) => {}
-            (key, _) => return Err(Refused::unsupported(at, format!("the keyword {key:?}"))),
+            (key, _) => return Err(GrammarRefused::unsupported(at, format!("the keyword {key:?}"))),
         }
     }
     Ok(found)
 }
 
-fn known_draft(value: &Value, at: &str) -> Result<(), Refused> {
-    let text = value.as_str().ok_or_else(|| Refused::invalid(at, "it is not a text"))?;
+fn known_draft(value: &Value, at: &str) -> Result<(), GrammarRefused> {
+    let text = value.as_str().ok_or_else(|| GrammarRefused::invalid(at, "it is not a text"))?;
     let name = text.trim_start_matches("https://").trim_start_matches("http://").trim_end_matches('#');
-    if DRAFTS.contains(&name) { Ok(()) } else { Err(Refused::unsupported(at, format!("the dialect {text:?}"))) }
+    if DRAFTS.contains(&name) { Ok(()) } else { Err(GrammarRefused::unsupported(at, format!("the dialect {text:?}"))) }
 }
 
 /// A name as JSON pointers write it.

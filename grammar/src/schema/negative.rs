@@ -8,7 +8,7 @@ use super::places::{Place, Places};
 use super::positive::{contained, first_items, other_names};
 use super::read::{Keyword, texts};
 use super::values::kinds;
-use crate::Refused;
+use crate::GrammarRefused;
 use serde_json::{Map, Value};
 
 struct Reader<'p, 'a> {
@@ -19,7 +19,11 @@ struct Reader<'p, 'a> {
 }
 
 /// One of these holds for a value that does not satisfy the schema.
-pub(super) fn choice<'a>(places: &Places<'a>, structures: &Structures, place: Place) -> Result<Choice<'a>, Refused> {
+pub(super) fn choice<'a>(
+    places: &Places<'a>,
+    structures: &Structures,
+    place: Place,
+) -> Result<Choice<'a>, GrammarRefused> {
     let schema = match places.value(place) {
         Value::Object(schema) => schema,
         Value::Bool(true) => return Ok(Vec::new()),
@@ -39,7 +43,7 @@ fn one<'a>(kinds: u8, facts: impl IntoIterator<Item = Fact<'a>>) -> Choice<'a> {
 }
 
 impl<'a> Reader<'_, 'a> {
-    fn keyword(&self, word: &Keyword<'a>) -> Result<Choice<'a>, Refused> {
+    fn keyword(&self, word: &Keyword<'a>) -> Result<Choice<'a>, GrammarRefused> {
         let fewer = |n: usize, fact: fn(usize) -> Fact<'a>, kind| n.checked_sub(1).map(|n| one(kind, [fact(n)]));
         let array = |facts: Option<Fact<'a>>| one(kinds::ARRAY, facts);
         Ok(match word.name {
@@ -73,7 +77,7 @@ impl<'a> Reader<'_, 'a> {
     }
 
     /// A list or an object differs from another as from a schema that only that one satisfies.
-    fn unlike(&self, values: &'a [Value]) -> Result<Choice<'a>, Refused> {
+    fn unlike(&self, values: &'a [Value]) -> Result<Choice<'a>, GrammarRefused> {
         let mut way = Way::facts([]);
         for value in values {
             match value {
@@ -84,9 +88,9 @@ impl<'a> Reader<'_, 'a> {
         Ok(vec![way])
     }
 
-    fn of_arrays(&self, word: &Keyword<'a>) -> Result<Choice<'a>, Refused> {
+    fn of_arrays(&self, word: &Keyword<'a>) -> Result<Choice<'a>, GrammarRefused> {
         let n_first = first_items(self.schema).len();
-        let beyond = |item: &'a Value| -> Result<Choice<'a>, Refused> {
+        let beyond = |item: &'a Value| -> Result<Choice<'a>, GrammarRefused> {
             let contains = Contains { from: n_first, claim: (self.inner(item)?, false), min: 1, max: None };
             Ok(one(kinds::ARRAY, [Fact::Contains(contains)]))
         };
@@ -112,7 +116,7 @@ impl<'a> Reader<'_, 'a> {
         }
     }
 
-    fn of_objects(&self, word: &Keyword<'a>) -> Result<Choice<'a>, Refused> {
+    fn of_objects(&self, word: &Keyword<'a>) -> Result<Choice<'a>, GrammarRefused> {
         let object = Fact::Kinds(kinds::OBJECT);
         let nothing = (self.places.nothing(), true);
         let exists = |names, claim| Way::facts([object.clone(), Fact::Exists(names, claim)]);
@@ -126,20 +130,20 @@ impl<'a> Reader<'_, 'a> {
                     let fact = Fact::Property(name, (self.inner(schema)?, false));
                     Ok(Way::facts([object.clone(), Fact::Required(name), fact]))
                 };
-                word.object()?.iter().map(way).collect::<Result<_, Refused>>()?
+                word.object()?.iter().map(way).collect::<Result<_, GrammarRefused>>()?
             }
             "patternProperties" => {
                 let way = |(pattern, schema): (&'a String, &'a Value)| {
                     Ok(exists(Names::Pattern(pattern), (self.inner(schema)?, false)))
                 };
-                word.object()?.iter().map(way).collect::<Result<_, Refused>>()?
+                word.object()?.iter().map(way).collect::<Result<_, GrammarRefused>>()?
             }
             "additionalProperties" => vec![exists(other_names(self.schema), (self.inner(word.value)?, false))],
             _ => vec![exists(Names::Claimed((self.inner(word.value)?, false)), (self.places.nothing(), false))],
         })
     }
 
-    fn dependent(&self, word: &Keyword<'a>) -> Result<Choice<'a>, Refused> {
+    fn dependent(&self, word: &Keyword<'a>) -> Result<Choice<'a>, GrammarRefused> {
         let nothing = (self.places.nothing(), true);
         let mut choice = Vec::new();
         for (name, value) in word.object()? {
@@ -160,7 +164,7 @@ impl<'a> Reader<'_, 'a> {
         Ok(choice)
     }
 
-    fn combining(&self, word: &Keyword<'a>) -> Result<Choice<'a>, Refused> {
+    fn combining(&self, word: &Keyword<'a>) -> Result<Choice<'a>, GrammarRefused> {
         let fails = |place: Place| Way::claims([(place, false)]);
         Ok(match word.name {
             "$ref" => vec![fails(self.places.referred(self.place, word.text()?)?)],
@@ -188,11 +192,11 @@ impl<'a> Reader<'_, 'a> {
         })
     }
 
-    fn list(&self, word: &Keyword<'a>) -> Result<Vec<Place>, Refused> {
+    fn list(&self, word: &Keyword<'a>) -> Result<Vec<Place>, GrammarRefused> {
         word.list()?.iter().map(|schema| self.inner(schema)).collect()
     }
 
-    fn inner(&self, schema: &'a Value) -> Result<Place, Refused> {
+    fn inner(&self, schema: &'a Value) -> Result<Place, GrammarRefused> {
         self.places.known(schema)
     }
 }

@@ -3,7 +3,7 @@
 use super::facts::{Claim, Facts, Names};
 use super::text::{quoted, strings};
 use super::writer::Writer;
-use crate::Refused;
+use crate::GrammarRefused;
 use crate::rules::{Rule, Symbol};
 use crate::words::Words;
 use std::collections::{HashMap, HashSet};
@@ -45,7 +45,7 @@ struct Entry {
 const SETS_MAX: usize = 6;
 
 impl<'a> Writer<'_, 'a> {
-    pub(super) fn object(&mut self, facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), Refused> {
+    pub(super) fn object(&mut self, facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
         let (min, max) = facts.n_properties;
         if max.is_some_and(|max| max < min) {
             return Ok(());
@@ -54,10 +54,10 @@ impl<'a> Writer<'_, 'a> {
             return self.one_object(facts, None, out);
         };
         if !exists.is_empty() {
-            return Err(Refused::unsupported("not", "two properties that must be there by what they are not"));
+            return Err(GrammarRefused::unsupported("not", "two properties that must be there by what they are not"));
         }
-        // The property that must be there is one that has a name, or the last of the others: a later one of the same name
-        // would take its place.
+        // The property that must be there is one that has a name, or the last of the others: a later one of the same
+        // name would take its place.
         for name in names_in(facts) {
             if self.names_have(&names.0, name)? {
                 let mut with = facts.clone();
@@ -75,7 +75,7 @@ impl<'a> Writer<'_, 'a> {
         facts: &Facts<'a>,
         last: Option<&(Names<'a>, Claim)>,
         out: &mut Vec<Vec<Symbol>>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), GrammarRefused> {
         let comma = self.rules.words(&blank::comma());
         let Some(mut entries) = self.entries(facts)? else { return Ok(()) };
         let others = self.others(facts, None)?;
@@ -106,7 +106,7 @@ impl<'a> Writer<'_, 'a> {
     }
 
     /// The properties that have names; none if one of them must be there and cannot.
-    fn entries(&mut self, facts: &Facts<'a>) -> Result<Option<Vec<Entry>>, Refused> {
+    fn entries(&mut self, facts: &Facts<'a>) -> Result<Option<Vec<Entry>>, GrammarRefused> {
         let colon = self.rules.words(&blank::colon());
         let required: HashSet<&str> = facts.required.iter().copied().collect();
         let mut own: HashMap<&str, Vec<Claim>> = HashMap::new();
@@ -135,9 +135,13 @@ impl<'a> Writer<'_, 'a> {
         Ok(Some(entries))
     }
 
-    /// One property that has no name in the schema: by the sets that its name is in, a value each. With `last`, its name
-    /// is one of those, and the claim holds for its value.
-    fn others(&mut self, facts: &Facts<'a>, last: Option<&(Names<'a>, Claim)>) -> Result<Option<Symbol>, Refused> {
+    /// One property that has no name in the schema: by the sets that its name is in, a value each. With `last`, its
+    /// name is one of those, and the claim holds for its value.
+    fn others(
+        &mut self,
+        facts: &Facts<'a>,
+        last: Option<&(Names<'a>, Claim)>,
+    ) -> Result<Option<Symbol>, GrammarRefused> {
         let mut sets: Vec<(Words, String)> = Vec::new();
         let all = facts.properties.iter().map(|(names, _)| names).chain(last.map(|(names, _)| names));
         for names in all.clone() {
@@ -149,7 +153,10 @@ impl<'a> Writer<'_, 'a> {
             }
         }
         if sets.len() > SETS_MAX {
-            return Err(Refused::unsupported("patternProperties", format!("more than {SETS_MAX} sets of names")));
+            return Err(GrammarRefused::unsupported(
+                "patternProperties",
+                format!("more than {SETS_MAX} sets of names"),
+            ));
         }
         let named: Vec<Words> = names_in(facts).map(|name| Words::Text(quoted(name))).collect();
         let colon = self.rules.words(&blank::colon());
@@ -198,7 +205,7 @@ impl<'a> Writer<'_, 'a> {
     }
 
     /// The sets of names that a fact tells apart.
-    fn sets_of(&mut self, names: &Names<'a>) -> Result<Vec<Words>, Refused> {
+    fn sets_of(&mut self, names: &Names<'a>) -> Result<Vec<Words>, GrammarRefused> {
         match names {
             Names::Pattern(pattern) => Ok(vec![self.pattern(pattern)?]),
             Names::Rest { patterns, .. } => patterns.iter().map(|pattern| self.pattern(pattern)).collect(),
@@ -206,8 +213,8 @@ impl<'a> Writer<'_, 'a> {
         }
     }
 
-    /// One property and more, in order, with commas between them. Halves are joined, so that rules lie in each other only
-    /// as deep as the logarithm of their number.
+    /// One property and more, in order, with commas between them. Halves are joined, so that rules lie in each other
+    /// only as deep as the logarithm of their number.
     fn joined(&mut self, entries: &[Entry], comma: &Symbol) -> Option<Vec<Symbol>> {
         match entries {
             [] => None,
@@ -239,19 +246,20 @@ impl<'a> Writer<'_, 'a> {
         entries: &[Entry],
         facts: &Facts<'a>,
         comma: &Symbol,
-    ) -> Result<Option<Vec<Symbol>>, Refused> {
+    ) -> Result<Option<Vec<Symbol>>, GrammarRefused> {
         let (min, max) = facts.n_properties;
         let n_required = entries.iter().filter(|entry| entry.is_required).count();
         let has_run = entries.iter().any(|entry| entry.is_run);
         // Two properties of a run may have one name, and are one property then.
         if has_run && min > n_required + 1 {
-            return Err(Refused::unsupported("minProperties", "a minimum of properties that are not named"));
+            return Err(GrammarRefused::unsupported("minProperties", "a minimum of properties that are not named"));
         }
         let most = max.unwrap_or(min).min(entries.len() + self.limits.repeat_max);
         if most > self.limits.repeat_max {
-            return Err(Refused::too_large("a count of properties", self.limits.repeat_max));
+            return Err(GrammarRefused::too_large("a count of properties", self.limits.repeat_max));
         }
-        // `after[count]`: what may follow when so many are written, `most` also standing for more if there is no maximum.
+        // `after[count]`: what may follow when so many are written, `most` also standing for more if there is no
+        // maximum.
         let enough = |count: usize| if count >= min && count > 0 { vec![Vec::new()] } else { Vec::new() };
         let mut after: Vec<Rule> = (0..=most).map(|count| self.rules.add(enough(count))).collect();
         for entry in entries.iter().rev() {

@@ -1,7 +1,8 @@
-//! The schemas of a document: where each is, what refers to it. Nothing is fetched: what is not in the document is refused.
+//! The schemas of a document: where each is, what refers to it. Nothing is fetched: what is not in the document is
+//! refused.
 
 use super::keywords;
-use crate::{Limits, Refused};
+use crate::{GrammarLimits, GrammarRefused};
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -26,7 +27,7 @@ struct At<'a> {
 }
 
 impl<'a> Places<'a> {
-    pub(crate) fn of(documents: &[(&'a Value, &str)], limits: &Limits) -> Result<Places<'a>, Refused> {
+    pub(crate) fn of(documents: &[(&'a Value, &str)], limits: &GrammarLimits) -> Result<Places<'a>, GrammarRefused> {
         let mut places =
             Places { all: Vec::new(), by_address: HashMap::new(), addresses: HashMap::new(), dynamic: HashMap::new() };
         for (document, path) in documents {
@@ -35,11 +36,11 @@ impl<'a> Places<'a> {
         Ok(places)
     }
 
-    fn find(&mut self, document: &'a Value, path: String, limits: &Limits) -> Result<(), Refused> {
+    fn find(&mut self, document: &'a Value, path: String, limits: &GrammarLimits) -> Result<(), GrammarRefused> {
         let mut left = vec![(document, path, None::<Place>)];
         while let Some((value, path, parent)) = left.pop() {
             if self.all.len() == limits.nodes_max {
-                return Err(Refused::too_large("the number of schemas", limits.nodes_max));
+                return Err(GrammarRefused::too_large("the number of schemas", limits.nodes_max));
             }
             let place = self.all.len() as Place;
             let (mut root, mut base) = parent.map_or((place, String::new()), |parent| {
@@ -49,7 +50,7 @@ impl<'a> Places<'a> {
             if let Some(id) = value.get("$id").and_then(Value::as_str) {
                 (root, base) = (place, absolute(&base, id.trim_end_matches('#')));
                 if self.addresses.insert(base.clone(), place).is_some() {
-                    return Err(Refused::invalid(path + "/$id", format!("{id} is the address of two schemas")));
+                    return Err(GrammarRefused::invalid(path + "/$id", format!("{id} is the address of two schemas")));
                 }
             }
             self.all.push(At { value, path, root, base });
@@ -63,12 +64,12 @@ impl<'a> Places<'a> {
         Ok(())
     }
 
-    fn note_anchors(&mut self, place: Place) -> Result<(), Refused> {
+    fn note_anchors(&mut self, place: Place) -> Result<(), GrammarRefused> {
         let At { value, base, path, .. } = &self.all[place as usize];
         for key in ["$anchor", "$dynamicAnchor"] {
             let Some(name) = value.get(key).and_then(Value::as_str) else { continue };
             if self.addresses.insert(format!("{base}#{name}"), place).is_some() {
-                return Err(Refused::invalid(format!("{path}/{key}"), format!("{name} names two schemas")));
+                return Err(GrammarRefused::invalid(format!("{path}/{key}"), format!("{name} names two schemas")));
             }
             if key == "$dynamicAnchor" {
                 self.dynamic.entry(name.to_owned()).or_default().push(place);
@@ -91,8 +92,8 @@ impl<'a> Places<'a> {
     }
 
     /// The place of a schema that a keyword holds.
-    pub(crate) fn known(&self, value: &'a Value) -> Result<Place, Refused> {
-        self.place(value).ok_or_else(|| Refused::invalid("", "a schema that is out of place"))
+    pub(crate) fn known(&self, value: &'a Value) -> Result<Place, GrammarRefused> {
+        self.place(value).ok_or_else(|| GrammarRefused::invalid("", "a schema that is out of place"))
     }
 
     /// The place of a schema that lies in a known place.
@@ -101,9 +102,9 @@ impl<'a> Places<'a> {
     }
 
     /// What `$ref` refers to.
-    pub(crate) fn referred(&self, from: Place, reference: &str) -> Result<Place, Refused> {
+    pub(crate) fn referred(&self, from: Place, reference: &str) -> Result<Place, GrammarRefused> {
         let At { base, root, path, .. } = &self.all[from as usize];
-        let unknown = |why: &str| Refused::unsupported(format!("{path}/$ref"), format!("{reference:?}, {why},"));
+        let unknown = |why: &str| GrammarRefused::unsupported(format!("{path}/$ref"), format!("{reference:?}, {why},"));
         let (address, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let root = if address.is_empty() {
             *root
@@ -123,15 +124,18 @@ impl<'a> Places<'a> {
         self.place(value).ok_or_else(|| unknown("which leads to no schema"))
     }
 
-    /// What `$dynamicRef` refers to, where that is the same from everywhere: the initial target, if it is not dynamic, or
-    /// if no other place has its anchor.
-    pub(crate) fn dynamically_referred(&self, from: Place, reference: &str) -> Result<Place, Refused> {
+    /// What `$dynamicRef` refers to, where that is the same from everywhere: the initial target, if it is not
+    /// dynamic, or if no other place has its anchor.
+    pub(crate) fn dynamically_referred(&self, from: Place, reference: &str) -> Result<Place, GrammarRefused> {
         let target = self.referred(from, reference)?;
         let name = reference.split_once('#').map_or("", |(_, fragment)| fragment);
         let is_dynamic = self.value(target).get("$dynamicAnchor").and_then(Value::as_str) == Some(name);
         if is_dynamic && self.dynamic.get(name).is_some_and(|places| places.len() > 1) {
             let at = format!("{}/$dynamicRef", self.path(from));
-            return Err(Refused::unsupported(at, format!("{reference:?}, an anchor that several schemas have,")));
+            return Err(GrammarRefused::unsupported(
+                at,
+                format!("{reference:?}, an anchor that several schemas have,"),
+            ));
         }
         Ok(target)
     }

@@ -6,7 +6,7 @@ use super::keywords;
 use super::places::{Place, Places};
 use super::read::{Keyword, texts};
 use super::values::kinds;
-use crate::Refused;
+use crate::GrammarRefused;
 use serde_json::{Map, Value};
 
 /// So many schemas of an `anyOf` are told apart exactly, where `unevaluated..` asks which of them held.
@@ -21,7 +21,7 @@ struct Reader<'p, 'a> {
 }
 
 /// Where a schema around it asks which parts of it held, they are told apart.
-pub(super) fn asked<'a>(places: &Places<'a>, place: Place, scope: Scope) -> Result<Asked<'a>, Refused> {
+pub(super) fn asked<'a>(places: &Places<'a>, place: Place, scope: Scope) -> Result<Asked<'a>, GrammarRefused> {
     let schema = match places.value(place) {
         Value::Object(schema) => schema,
         Value::Bool(true) => return Ok(Asked::default()),
@@ -48,7 +48,7 @@ impl<'a> Reader<'_, 'a> {
         self.asked.choices.push(choice);
     }
 
-    fn keyword(&mut self, word: &Keyword<'a>) -> Result<(), Refused> {
+    fn keyword(&mut self, word: &Keyword<'a>) -> Result<(), GrammarRefused> {
         match word.name {
             "type" => self.fact(Fact::Kinds(word.kinds()?)),
             "enum" => self.fact(Fact::Values(word.list()?.iter().collect())),
@@ -78,7 +78,7 @@ impl<'a> Reader<'_, 'a> {
         Ok(())
     }
 
-    fn of_arrays(&mut self, word: &Keyword<'a>) -> Result<(), Refused> {
+    fn of_arrays(&mut self, word: &Keyword<'a>) -> Result<(), GrammarRefused> {
         let n_first = first_items(self.schema).len();
         match (word.name, word.value) {
             ("prefixItems", Value::Array(list)) | ("items", Value::Array(list)) => {
@@ -104,7 +104,7 @@ impl<'a> Reader<'_, 'a> {
         Ok(())
     }
 
-    fn of_objects(&mut self, word: &Keyword<'a>) -> Result<(), Refused> {
+    fn of_objects(&mut self, word: &Keyword<'a>) -> Result<(), GrammarRefused> {
         match word.name {
             "properties" => {
                 let named = word.object()?.iter();
@@ -117,7 +117,7 @@ impl<'a> Reader<'_, 'a> {
                 let fact = |(pattern, schema): (&'a String, &'a Value)| {
                     Ok(Fact::Properties(Names::Pattern(pattern), (self.inner(schema)?, true)))
                 };
-                let facts: Result<Vec<_>, Refused> = named.map(fact).collect();
+                let facts: Result<Vec<_>, GrammarRefused> = named.map(fact).collect();
                 self.all(facts?);
             }
             "additionalProperties" => {
@@ -134,7 +134,7 @@ impl<'a> Reader<'_, 'a> {
         Ok(())
     }
 
-    fn dependent(&mut self, word: &Keyword<'a>) -> Result<(), Refused> {
+    fn dependent(&mut self, word: &Keyword<'a>) -> Result<(), GrammarRefused> {
         let nothing = (self.places.nothing(), true);
         for (name, value) in word.object()? {
             let without = Way::facts([Fact::Property(name, nothing)]);
@@ -149,7 +149,7 @@ impl<'a> Reader<'_, 'a> {
         Ok(())
     }
 
-    fn combining(&mut self, word: &Keyword<'a>) -> Result<(), Refused> {
+    fn combining(&mut self, word: &Keyword<'a>) -> Result<(), GrammarRefused> {
         match word.name {
             "$ref" => {
                 let target = self.places.referred(self.place, word.text()?)?;
@@ -197,11 +197,11 @@ impl<'a> Reader<'_, 'a> {
         Ok(())
     }
 
-    fn list(&self, word: &Keyword<'a>) -> Result<Vec<Place>, Refused> {
+    fn list(&self, word: &Keyword<'a>) -> Result<Vec<Place>, GrammarRefused> {
         word.list()?.iter().map(|schema| self.inner(schema)).collect()
     }
 
-    fn inner(&self, schema: &'a Value) -> Result<Place, Refused> {
+    fn inner(&self, schema: &'a Value) -> Result<Place, GrammarRefused> {
         self.places.known(schema)
     }
 }
@@ -224,7 +224,7 @@ pub(super) fn contained<'a>(
     places: &Places<'a>,
     place: Place,
     schema: &'a Map<String, Value>,
-) -> Result<(usize, Option<usize>), Refused> {
+) -> Result<(usize, Option<usize>), GrammarRefused> {
     let count = |name: &'static str| {
         let word = schema.get(name).map(|value| Keyword { name, value, at: format!("{}/{name}", places.path(place)) });
         word.map(|word| word.count()).transpose()

@@ -1,7 +1,7 @@
 //! Lists and objects that a schema names as values, as schemas that only they satisfy.
 
 use super::places::{Place, Places};
-use crate::{Limits, Refused};
+use crate::{GrammarLimits, GrammarRefused};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
@@ -15,19 +15,19 @@ impl Structures {
         Structures(at.collect())
     }
 
-    pub(crate) fn place(&self, value: &Value) -> Result<Place, Refused> {
+    pub(crate) fn place(&self, value: &Value) -> Result<Place, GrammarRefused> {
         let place = self.0.get(&(value as *const Value)).copied();
-        place.ok_or_else(|| Refused::unsupported("", "a list or an object as a value here"))
+        place.ok_or_else(|| GrammarRefused::unsupported("", "a list or an object as a value here"))
     }
 }
 
 /// The lists and objects that are named as values anywhere.
-pub(crate) fn named<'a>(document: &'a Value, limits: &Limits) -> Result<Vec<&'a Value>, Refused> {
+pub(crate) fn named<'a>(document: &'a Value, limits: &GrammarLimits) -> Result<Vec<&'a Value>, GrammarRefused> {
     let (mut found, mut left, mut n_values) = (Vec::new(), vec![document], 0);
     while let Some(value) = left.pop() {
         n_values += 1;
         if n_values > limits.nodes_max * 8 {
-            return Err(Refused::too_large("the number of values in the schema", limits.nodes_max * 8));
+            return Err(GrammarRefused::too_large("the number of values in the schema", limits.nodes_max * 8));
         }
         match value {
             Value::Array(list) => left.extend(list),

@@ -5,7 +5,7 @@ use super::facts::Facts;
 use super::values::kinds;
 use super::writer::Writer;
 use super::{formats, multiples};
-use crate::Refused;
+use crate::GrammarRefused;
 use crate::words::{Chars, Pattern, Words, json_chars, json_text};
 use serde_json::Value;
 
@@ -35,11 +35,11 @@ pub(super) fn strings(min: usize, max: Option<usize>) -> Words {
 }
 
 impl<'a> Writer<'_, 'a> {
-    pub(super) fn text(&mut self, facts: &Facts<'a>) -> Result<Words, Refused> {
+    pub(super) fn text(&mut self, facts: &Facts<'a>) -> Result<Words, GrammarRefused> {
         let (min, max) = facts.length;
         let most = max.unwrap_or(0).max(min);
         if most > self.limits.repeat_max {
-            return Err(Refused::too_large(format!("a length of {most}"), self.limits.repeat_max));
+            return Err(GrammarRefused::too_large(format!("a length of {most}"), self.limits.repeat_max));
         }
         if max.is_some_and(|max| max < min) {
             return Ok(Words::Any(Vec::new()));
@@ -55,7 +55,7 @@ impl<'a> Writer<'_, 'a> {
         for (format, is) in &facts.formats {
             let words = formats::words(format)
                 .filter(|_| *is)
-                .ok_or_else(|| Refused::unsupported("format", format!("the format {format:?}")))?;
+                .ok_or_else(|| GrammarRefused::unsupported("format", format!("the format {format:?}")))?;
             all.push(words);
         }
         if !facts.unlike.is_empty() {
@@ -65,17 +65,18 @@ impl<'a> Writer<'_, 'a> {
         Ok(if all.len() == 1 { all.remove(0) } else { Words::All(all) })
     }
 
-    pub(super) fn pattern(&mut self, pattern: &str) -> Result<Words, Refused> {
+    pub(super) fn pattern(&mut self, pattern: &str) -> Result<Words, GrammarRefused> {
         if let Some(words) = self.patterns.get(pattern) {
             return Ok(words.clone());
         }
         let read = Pattern::read(pattern, self.limits.depth_max, self.limits.repeat_max);
-        let words = read.and_then(|read| json_text(&read)).map_err(|why| Refused::unsupported("pattern", why))?;
+        let words =
+            read.and_then(|read| json_text(&read)).map_err(|why| GrammarRefused::unsupported("pattern", why))?;
         self.patterns.insert(pattern.to_owned(), words.clone());
         Ok(words)
     }
 
-    pub(super) fn number(&mut self, facts: &Facts<'a>) -> Result<Words, Refused> {
+    pub(super) fn number(&mut self, facts: &Facts<'a>) -> Result<Words, GrammarRefused> {
         // A number is not beyond what readers of JSON hold, 1.7e308: many refuse a document with a longer one.
         const WHOLE: &str = "(?:[1-9][0-9]{0,307}|1[0-6][0-9]{307})";
         let mut all = vec![Words::regex(match facts.kinds & kinds::NUMBER {
@@ -91,12 +92,12 @@ impl<'a> Writer<'_, 'a> {
         }
         for (of, is) in &facts.multiples {
             let words = multiples::words(of)
-                .ok_or_else(|| Refused::unsupported("multipleOf", format!("a step of {}", of.plain())))?;
+                .ok_or_else(|| GrammarRefused::unsupported("multipleOf", format!("a step of {}", of.plain())))?;
             all.push(if *is { words } else { Words::not(words) });
         }
         for number in facts.unlike.iter().filter_map(|value| value.as_number()) {
-            let number =
-                Decimal::of(number).ok_or_else(|| Refused::unsupported("enum", "a number with so many digits"))?;
+            let number = Decimal::of(number)
+                .ok_or_else(|| GrammarRefused::unsupported("enum", "a number with so many digits"))?;
             all.push(Words::not(number.words()));
         }
         Ok(if all.len() == 1 { all.remove(0) } else { Words::All(all) })

@@ -7,7 +7,7 @@ use super::structures::{Structures, named, structure};
 use super::values::{kind, kinds};
 use crate::rules::{Rule, Rules, Symbol};
 use crate::words::{Automaton, Words};
-use crate::{Limits, Refused};
+use crate::{GrammarLimits, GrammarRefused};
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 pub(super) struct Writer<'p, 'a> {
     pub(super) places: &'p Places<'a>,
     pub(super) structures: &'p Structures,
-    pub(super) limits: &'p Limits,
+    pub(super) limits: &'p GrammarLimits,
     pub(super) rules: &'p mut Rules,
     pub(super) patterns: HashMap<String, Words>,
     automata: HashMap<String, Automaton>,
@@ -25,7 +25,7 @@ pub(super) struct Writer<'p, 'a> {
 }
 
 /// The rule for values that satisfy a schema, among `rules`.
-pub(crate) fn write(schema: &Value, rules: &mut Rules, limits: &Limits) -> Result<Rule, Refused> {
+pub(crate) fn write(schema: &Value, rules: &mut Rules, limits: &GrammarLimits) -> Result<Rule, GrammarRefused> {
     write_parts(schema, &[schema], rules, limits).map(|parts| parts[0])
 }
 
@@ -34,8 +34,8 @@ pub(crate) fn write_parts(
     schema: &Value,
     parts: &[&Value],
     rules: &mut Rules,
-    limits: &Limits,
-) -> Result<Vec<Rule>, Refused> {
+    limits: &GrammarLimits,
+) -> Result<Vec<Rule>, GrammarRefused> {
     shallow(schema, limits)?;
     let nothing = Value::Bool(false);
     let values = named(schema, limits)?;
@@ -69,11 +69,11 @@ pub(crate) fn write_parts(
 }
 
 /// Before anything walks through it: what is too deep would be too deep for the walk, and what is too large too long.
-fn shallow(schema: &Value, limits: &Limits) -> Result<(), Refused> {
+fn shallow(schema: &Value, limits: &GrammarLimits) -> Result<(), GrammarRefused> {
     let (mut left, mut n_bytes) = (vec![(schema, 0)], 0);
     while let Some((value, depth)) = left.pop() {
         if depth > limits.depth_max * 2 {
-            return Err(Refused::too_large("the depth of the schema", limits.depth_max * 2));
+            return Err(GrammarRefused::too_large("the depth of the schema", limits.depth_max * 2));
         }
         n_bytes += value.as_str().map_or(1, str::len);
         match value {
@@ -85,20 +85,20 @@ fn shallow(schema: &Value, limits: &Limits) -> Result<(), Refused> {
             _ => {}
         }
         if n_bytes > limits.bytes_max {
-            return Err(Refused::too_large("the bytes of the schema", limits.bytes_max));
+            return Err(GrammarRefused::too_large("the bytes of the schema", limits.bytes_max));
         }
     }
     Ok(())
 }
 
 impl<'a> Writer<'_, 'a> {
-    pub(super) fn spend(&mut self, n: usize) -> Result<(), Refused> {
+    pub(super) fn spend(&mut self, n: usize) -> Result<(), GrammarRefused> {
         self.n_steps += n;
         if self.n_steps > self.limits.nodes_max {
-            return Err(Refused::too_large("the work for the schema", self.limits.nodes_max));
+            return Err(GrammarRefused::too_large("the work for the schema", self.limits.nodes_max));
         }
         if self.rules.size() > self.limits.symbols_max {
-            return Err(Refused::too_large("the size of the grammar", self.limits.symbols_max));
+            return Err(GrammarRefused::too_large("the size of the grammar", self.limits.symbols_max));
         }
         Ok(())
     }
@@ -123,27 +123,27 @@ impl<'a> Writer<'_, 'a> {
         claims.iter().any(|(place, is)| self.places.value(*place) == &Value::Bool(!is))
     }
 
-    pub(super) fn has(&mut self, words: &Words, text: &str) -> Result<bool, Refused> {
+    pub(super) fn has(&mut self, words: &Words, text: &str) -> Result<bool, GrammarRefused> {
         let key = words.lark();
         if !self.automata.contains_key(&key) {
             let automaton = words.automaton(self.limits.compile_fuel);
-            let automaton = automaton.map_err(|why| Refused::unsupported("pattern", first_line(&why)))?;
+            let automaton = automaton.map_err(|why| GrammarRefused::unsupported("pattern", first_line(&why)))?;
             self.automata.insert(key.clone(), automaton);
         }
         Ok(self.automata.get_mut(&key).is_some_and(|automaton| automaton.has(text)))
     }
 
-    pub(super) fn is_empty(&mut self, words: &Words) -> Result<bool, Refused> {
+    pub(super) fn is_empty(&mut self, words: &Words) -> Result<bool, GrammarRefused> {
         if matches!(words, Words::Text(_) | Words::Regex(_)) {
             return Ok(false);
         }
-        words
-            .is_empty(self.limits.compile_fuel)
-            .map_err(|why| Refused::unsupported("pattern", format!("so complex a set of texts ({})", first_line(&why))))
+        words.is_empty(self.limits.compile_fuel).map_err(|why| {
+            GrammarRefused::unsupported("pattern", format!("so complex a set of texts ({})", first_line(&why)))
+        })
     }
 
     /// The names that are strings of which the claims hold.
-    pub(super) fn strings_of(&mut self, claims: &[Claim]) -> Result<Words, Refused> {
+    pub(super) fn strings_of(&mut self, claims: &[Claim]) -> Result<Words, GrammarRefused> {
         let mut any = Vec::new();
         for facts in expand(self.places, self.structures, claims, self.limits)? {
             if facts.kinds & kinds::STRING == 0 {
@@ -163,7 +163,7 @@ impl<'a> Writer<'_, 'a> {
         Ok(if any.len() == 1 { any.remove(0) } else { Words::Any(any) })
     }
 
-    fn alternatives(&mut self, claims: &[Claim]) -> Result<Vec<Vec<Symbol>>, Refused> {
+    fn alternatives(&mut self, claims: &[Claim]) -> Result<Vec<Vec<Symbol>>, GrammarRefused> {
         let mut alternatives = Vec::new();
         for facts in expand(self.places, self.structures, claims, self.limits)? {
             self.spend(1)?;
@@ -175,7 +175,12 @@ impl<'a> Writer<'_, 'a> {
         Ok(alternatives)
     }
 
-    fn values(&mut self, values: &[&'a Value], facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), Refused> {
+    fn values(
+        &mut self,
+        values: &[&'a Value],
+        facts: &Facts<'a>,
+        out: &mut Vec<Vec<Symbol>>,
+    ) -> Result<(), GrammarRefused> {
         let mut scalars = Vec::new();
         for value in values {
             if !self.fits_beside_list(facts, value, 0)? {
@@ -195,7 +200,7 @@ impl<'a> Writer<'_, 'a> {
         Ok(())
     }
 
-    fn kinds(&mut self, facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), Refused> {
+    fn kinds(&mut self, facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
         let words = [(kinds::NULL, "null"), (kinds::FALSE, "false"), (kinds::TRUE, "true")];
         for (bit, text) in words {
             let is_other = |value: &&Value| kind(value) == bit;
@@ -220,7 +225,7 @@ impl<'a> Writer<'_, 'a> {
         Ok(())
     }
 
-    fn terminal(&mut self, words: &Words, out: &mut Vec<Vec<Symbol>>) -> Result<(), Refused> {
+    fn terminal(&mut self, words: &Words, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
         if !self.is_empty(words)? {
             out.push(vec![self.rules.words(words)]);
         }

@@ -19,8 +19,8 @@ pub(super) fn without(signs: &[String]) -> Words {
     }
 }
 
-/// Text whose first sign is this one, at its end. `signs` are all that may not come earlier, and `excluded` those that may
-/// not come at all.
+/// Text whose first sign is this one, at its end. `signs` are all that may not come earlier, and `excluded` those
+/// that may not come at all.
 pub(super) fn up_to(sign: &str, signs: &[String], excluded: &[String]) -> Words {
     let ends = Words::regex(format!("{ANY}{}", regex_syntax::escape(sign)));
     let mut all = vec![ends, Words::not(Words::regex(format!("{ANY}{}{SOME}", one_of(signs))))];

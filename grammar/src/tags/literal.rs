@@ -7,8 +7,8 @@ pub(super) enum Piece<'a> {
     Special(&'a str),
 }
 
-/// `<tool_call>`, `[TOOL_CALLS]` and their like are pieces of their own: as text they are what they were, and where the
-/// vocabulary has a special token of that name, that token is as good.
+/// `<tool_call>`, `[TOOL_CALLS]` and their like are pieces of their own: as text they are what they were, and where
+/// the vocabulary has a special token of that name, that token is as good.
 pub(super) fn pieces(text: &str) -> Vec<Piece<'_>> {
     let (mut pieces, mut from, mut at) = (Vec::new(), 0, 0);
     while at < text.len() {

@@ -1,5 +1,5 @@
-//! Structural tags: free text and constrained parts by turns. A value in vLLM's older form, or XGrammar's with `format`, to
-//! rules.
+//! Structural tags: free text and constrained parts by turns. A value in vLLM's older form, or XGrammar's with
+//! `format`, to rules.
 
 mod free;
 mod literal;

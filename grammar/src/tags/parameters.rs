@@ -4,14 +4,14 @@ use super::free;
 use super::write::Writer;
 use crate::rules::Symbol;
 use crate::words::Words;
-use crate::{Refused, schema};
+use crate::{GrammarRefused, schema};
 use serde_json::Value;
 
 const END: &str = "</parameter>";
 
-/// Properties in their order, the optional ones where they are wanted. A string is written as it is, everything else as
-/// JSON.
-pub(super) fn write(writer: &mut Writer, document: &Value, at: &str) -> Result<Vec<Symbol>, Refused> {
+/// Properties in their order, the optional ones where they are wanted. A string is written as it is, everything else
+/// as JSON.
+pub(super) fn write(writer: &mut Writer, document: &Value, at: &str) -> Result<Vec<Symbol>, GrammarRefused> {
     const KNOWN: &[&str] = &[
         "type",
         "properties",
@@ -23,15 +23,15 @@ pub(super) fn write(writer: &mut Writer, document: &Value, at: &str) -> Result<V
         "$defs",
         "strict",
     ];
-    let object = document.as_object().ok_or_else(|| Refused::invalid(at, "it is not an object"))?;
+    let object = document.as_object().ok_or_else(|| GrammarRefused::invalid(at, "it is not an object"))?;
     if let Some(word) = object.keys().find(|word| !KNOWN.contains(&word.as_str())) {
-        return Err(Refused::unsupported(format!("{at}/{word}"), format!("{word:?} about parameters")));
+        return Err(GrammarRefused::unsupported(format!("{at}/{word}"), format!("{word:?} about parameters")));
     }
     let properties = object.get("properties").and_then(Value::as_object);
     let properties: Vec<(&String, &Value)> = properties.into_iter().flatten().collect();
     let required = object.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     if let Some(name) = required.iter().find(|name| !properties.iter().any(|(known, _)| *name == known.as_str())) {
-        return Err(Refused::unsupported(format!("{at}/required"), format!("{name}, which is no property,")));
+        return Err(GrammarRefused::unsupported(format!("{at}/required"), format!("{name}, which is no property,")));
     }
     let parts: Vec<&Value> = properties.iter().map(|(_, part)| *part).collect();
     let rules = schema::write_parts(document, &parts, writer.rules, writer.limits).map_err(|why| why.below(at))?;
@@ -39,7 +39,7 @@ pub(super) fn write(writer: &mut Writer, document: &Value, at: &str) -> Result<V
     let mut symbols = Vec::new();
     for ((name, part), rule) in properties.into_iter().zip(rules) {
         if name.contains(['<', '>', '\n']) {
-            return Err(Refused::unsupported(format!("{at}/properties"), format!("the name {name:?} in a tag")));
+            return Err(GrammarRefused::unsupported(format!("{at}/properties"), format!("the name {name:?} in a tag")));
         }
         let begin = writer.rules.words(&Words::Text(format!("<parameter={name}>")));
         let end = writer.rules.words(&Words::regex(format!("\\n?{}", regex_syntax::escape(END))));
@@ -53,7 +53,8 @@ pub(super) fn write(writer: &mut Writer, document: &Value, at: &str) -> Result<V
     Ok(symbols)
 }
 
-/// A string of which nothing is asked: it needs no quotes. Others are written as JSON, so that what is asked is enforced.
+/// A string of which nothing is asked: it needs no quotes. Others are written as JSON, so that what is asked is
+/// enforced.
 fn is_plain_text(schema: &Value) -> bool {
     const FOR_PEOPLE: &[&str] = &["type", "title", "description", "default", "examples"];
     let says = |word: &String| FOR_PEOPLE.contains(&word.as_str());

@@ -5,14 +5,14 @@ use super::{free, parameters};
 use crate::rules::{Rule, Rules, Symbol};
 use crate::specials::Specials;
 use crate::words::{Pattern, Words, plain};
-use crate::{Limits, Refused, ebnf, schema};
+use crate::{GrammarLimits, GrammarRefused, ebnf, schema};
 use serde_json::Value;
 
 /// Makes the rules of one value.
 pub(super) struct Writer<'w> {
     pub(super) rules: &'w mut Rules,
     pub(super) specials: &'w mut Specials,
-    pub(super) limits: &'w Limits,
+    pub(super) limits: &'w GrammarLimits,
     depth: usize,
 }
 
@@ -21,13 +21,13 @@ pub(crate) fn write(
     value: &Value,
     rules: &mut Rules,
     specials: &mut Specials,
-    limits: &Limits,
-) -> Result<Rule, Refused> {
+    limits: &GrammarLimits,
+) -> Result<Rule, GrammarRefused> {
     let mut writer = Writer { rules, specials, limits, depth: 0 };
     let symbols = match (value.get("format"), value.get("structures")) {
         (Some(format), None) => writer.format(format, "/format", &[])?,
         (None, Some(structures)) => writer.older(value, structures)?,
-        _ => return Err(Refused::invalid("", "a structural tag has either a format or structures")),
+        _ => return Err(GrammarRefused::invalid("", "a structural tag has either a format or structures")),
     };
     Ok(writer.rules.add(vec![symbols]))
 }
@@ -46,7 +46,7 @@ enum Content<'v> {
 }
 
 impl Writer<'_> {
-    fn older(&mut self, value: &Value, structures: &Value) -> Result<Vec<Symbol>, Refused> {
+    fn older(&mut self, value: &Value, structures: &Value) -> Result<Vec<Symbol>, GrammarRefused> {
         let mut tags = Vec::new();
         for (i, structure) in list(structures, "/structures")?.iter().enumerate() {
             let at = format!("/structures/{i}");
@@ -58,12 +58,12 @@ impl Writer<'_> {
     }
 
     /// Texts of a format, and then one of `ends`: what is free text ends where one of them is first found.
-    fn format(&mut self, format: &Value, at: &str, ends: &[String]) -> Result<Vec<Symbol>, Refused> {
+    fn format(&mut self, format: &Value, at: &str, ends: &[String]) -> Result<Vec<Symbol>, GrammarRefused> {
         if self.depth == self.limits.depth_max {
-            return Err(Refused::too_large("the depth of a structural tag", self.limits.depth_max));
+            return Err(GrammarRefused::too_large("the depth of a structural tag", self.limits.depth_max));
         }
         if self.rules.size() > self.limits.symbols_max {
-            return Err(Refused::too_large("the size of the grammar", self.limits.symbols_max));
+            return Err(GrammarRefused::too_large("the size of the grammar", self.limits.symbols_max));
         }
         self.depth += 1;
         let symbols = self.of_kind(format, at, ends);
@@ -71,7 +71,7 @@ impl Writer<'_> {
         symbols
     }
 
-    fn of_kind(&mut self, format: &Value, at: &str, ends: &[String]) -> Result<Vec<Symbol>, Refused> {
+    fn of_kind(&mut self, format: &Value, at: &str, ends: &[String]) -> Result<Vec<Symbol>, GrammarRefused> {
         only_known(format, at)?;
         match text(format, "type", at)? {
             "any_text" => self.any_text(format, at, ends),
@@ -86,7 +86,10 @@ impl Writer<'_> {
                     let is_last = i + 1 == elements.len();
                     let at = format!("{at}/elements/{i}");
                     if !is_last && is_free(element) {
-                        return Err(Refused::unsupported(at, "free text that something other than an end follows"));
+                        return Err(GrammarRefused::unsupported(
+                            at,
+                            "free text that something other than an end follows",
+                        ));
                     }
                     symbols.extend(self.format(element, &at, if is_last { ends } else { &[] })?);
                 }
@@ -113,7 +116,7 @@ impl Writer<'_> {
     }
 
     /// The kinds whose texts end by themselves.
-    fn bounded(&mut self, kind: &str, format: &Value, at: &str) -> Result<Vec<Symbol>, Refused> {
+    fn bounded(&mut self, kind: &str, format: &Value, at: &str) -> Result<Vec<Symbol>, GrammarRefused> {
         let schema = || format.get("json_schema").ok_or_else(|| missing(at, "json_schema"));
         match (kind, format.get("style").and_then(Value::as_str)) {
             ("const_string", _) => Ok(self.literal(text(format, "value", at)?)),
@@ -121,21 +124,21 @@ impl Writer<'_> {
             ("json_schema", Some("qwen_xml")) | ("qwen_xml_parameter", _) => {
                 parameters::write(self, schema()?, &format!("{at}/json_schema"))
             }
-            ("json_schema", Some(style)) => Err(Refused::unsupported(at, format!("the style {style:?}"))),
+            ("json_schema", Some(style)) => Err(GrammarRefused::unsupported(at, format!("the style {style:?}"))),
             ("grammar", _) => {
                 let start = ebnf::write(text(format, "grammar", at)?, ebnf::Form::Ebnf, self.rules, self.limits)?;
                 Ok(vec![Symbol::Rule(start)])
             }
             ("tags_with_separator", _) => self.separated(format, at),
             ("optional" | "star" | "plus" | "repeat", _) => self.repeated(kind, format, at),
-            (kind, _) => Err(Refused::unsupported(at, format!("the kind {kind:?} here"))),
+            (kind, _) => Err(GrammarRefused::unsupported(at, format!("the kind {kind:?} here"))),
         }
     }
 
-    fn repeated(&mut self, kind: &str, format: &Value, at: &str) -> Result<Vec<Symbol>, Refused> {
+    fn repeated(&mut self, kind: &str, format: &Value, at: &str) -> Result<Vec<Symbol>, GrammarRefused> {
         let content = format.get("content").ok_or_else(|| missing(at, "content"))?;
         if is_free(content) {
-            return Err(Refused::unsupported(at, "free text that is repeated"));
+            return Err(GrammarRefused::unsupported(at, "free text that is repeated"));
         }
         let of = self.format(content, &format!("{at}/content"), &[])?;
         let count = |name: &str| {
@@ -149,12 +152,12 @@ impl Writer<'_> {
             _ => (count("min")?.unwrap_or(0), count("max")?),
         };
         if min.max(max.unwrap_or(0)) > self.limits.repeat_max || max.is_some_and(|max| max < min) {
-            return Err(Refused::invalid(at, "a repetition beyond the limits"));
+            return Err(GrammarRefused::invalid(at, "a repetition beyond the limits"));
         }
         Ok(vec![Symbol::Many { of: vec![Symbol::Rule(self.rules.add(vec![of]))], min, max }])
     }
 
-    pub(super) fn schema(&mut self, value: &Value, at: &str) -> Result<Vec<Symbol>, Refused> {
+    pub(super) fn schema(&mut self, value: &Value, at: &str) -> Result<Vec<Symbol>, GrammarRefused> {
         let rule = schema::write(value, self.rules, self.limits).map_err(|refused| refused.below(at))?;
         Ok(vec![Symbol::Rule(rule)])
     }
@@ -177,10 +180,10 @@ impl Writer<'_> {
         symbols
     }
 
-    fn any_text(&mut self, format: &Value, at: &str, ends: &[String]) -> Result<Vec<Symbol>, Refused> {
+    fn any_text(&mut self, format: &Value, at: &str, ends: &[String]) -> Result<Vec<Symbol>, GrammarRefused> {
         for word in ["max_tokens", "max_chars"] {
             if format.get(word).is_some_and(|value| !value.is_null()) {
-                return Err(Refused::unsupported(format!("{at}/{word}"), word));
+                return Err(GrammarRefused::unsupported(format!("{at}/{word}"), word));
             }
         }
         let excludes = texts_or_none(format, "excludes", at)?;
@@ -212,9 +215,10 @@ impl Writer<'_> {
         is_one.then(|| Symbol::Named(self.specials.rule(text)))
     }
 
-    fn regex(&mut self, pattern: &str, at: &str, ends: &[String]) -> Result<Vec<Symbol>, Refused> {
+    fn regex(&mut self, pattern: &str, at: &str, ends: &[String]) -> Result<Vec<Symbol>, GrammarRefused> {
         let read = Pattern::read(pattern, self.limits.depth_max, self.limits.repeat_max);
-        let words = read.and_then(|read| plain(&read)).map_err(|why| Refused::invalid(format!("{at}/pattern"), why))?;
+        let words =
+            read.and_then(|read| plain(&read)).map_err(|why| GrammarRefused::invalid(format!("{at}/pattern"), why))?;
         if ends.is_empty() {
             return Ok(vec![self.rules.words(&words)]);
         }
@@ -229,7 +233,7 @@ impl Writer<'_> {
     }
 
     /// A tag from `rest` on, which is what is left of its beginning.
-    fn tag(&mut self, tag: &Tag, rest: &str) -> Result<Vec<Symbol>, Refused> {
+    fn tag(&mut self, tag: &Tag, rest: &str) -> Result<Vec<Symbol>, GrammarRefused> {
         let mut symbols = self.literal(rest);
         match tag.content {
             Content::Format(format) => {
@@ -243,7 +247,7 @@ impl Writer<'_> {
         Ok(vec![Symbol::Rule(self.rules.add(vec![symbols]))])
     }
 
-    fn separated(&mut self, format: &Value, at: &str) -> Result<Vec<Symbol>, Refused> {
+    fn separated(&mut self, format: &Value, at: &str) -> Result<Vec<Symbol>, GrammarRefused> {
         let mut alternatives = Vec::new();
         for tag in tags(format, at)? {
             alternatives.push(self.tag(&tag, tag.begin)?);
@@ -258,7 +262,7 @@ impl Writer<'_> {
         Ok(if flag(format, "at_least_one") { symbols } else { vec![Symbol::Maybe(symbols)] })
     }
 
-    fn triggered(&mut self, format: &Triggered, ends: &[String]) -> Result<Vec<Symbol>, Refused> {
+    fn triggered(&mut self, format: &Triggered, ends: &[String]) -> Result<Vec<Symbol>, GrammarRefused> {
         let Triggered { tags, triggers, .. } = format;
         // What follows a trigger, by trigger; and whole tags, for the one that text begins with.
         let mut after: Vec<Vec<Vec<Symbol>>> = vec![Vec::new(); triggers.len()];
@@ -266,7 +270,7 @@ impl Writer<'_> {
         for tag in tags {
             let fits = triggers.iter().enumerate().filter(|(_, trigger)| tag.begin.starts_with(trigger.as_str()));
             let [(index, trigger)] = fits.collect::<Vec<_>>()[..] else {
-                return Err(Refused::invalid(
+                return Err(GrammarRefused::invalid(
                     format!("{}/begin", tag.at),
                     "it begins with no trigger, or with several",
                 ));
@@ -308,26 +312,26 @@ struct Triggered<'v> {
     only_one: bool,
 }
 
-fn triggered<'v>(format: &'v Value, at: &str) -> Result<Triggered<'v>, Refused> {
+fn triggered<'v>(format: &'v Value, at: &str) -> Result<Triggered<'v>, GrammarRefused> {
     let triggers = texts(format, "triggers", at)?;
     let excludes = texts_or_none(format, "excludes", at)?;
     let (at_least_one, only_one) = (flag(format, "at_least_one"), flag(format, "stop_after_first"));
     Ok(Triggered { tags: tags(format, at)?, triggers, excludes, at_least_one, only_one })
 }
 
-fn tags<'v>(format: &'v Value, at: &str) -> Result<Vec<Tag<'v>>, Refused> {
+fn tags<'v>(format: &'v Value, at: &str) -> Result<Vec<Tag<'v>>, GrammarRefused> {
     let tags = list_of(format, "tags", at)?;
     let tags = tags.iter().enumerate().map(|(i, value)| tag(value, &format!("{at}/tags/{i}")));
     tags.collect()
 }
 
-fn tag<'v>(value: &'v Value, at: &str) -> Result<Tag<'v>, Refused> {
+fn tag<'v>(value: &'v Value, at: &str) -> Result<Tag<'v>, GrammarRefused> {
     let content = Content::Format(value.get("content").ok_or_else(|| missing(at, "content"))?);
     Ok(Tag { begin: text(value, "begin", at)?, content, ends: ends(value, at)?, at: at.to_owned() })
 }
 
 /// The fields of each kind: one that is not among them would be ignored.
-fn only_known(format: &Value, at: &str) -> Result<(), Refused> {
+fn only_known(format: &Value, at: &str) -> Result<(), GrammarRefused> {
     const FIELDS: &[(&str, &[&str])] = &[
         ("const_string", &["value"]),
         ("json_schema", &["json_schema", "style"]),
@@ -348,11 +352,11 @@ fn only_known(format: &Value, at: &str) -> Result<(), Refused> {
     let kind = text(format, "type", at)?;
     let known = FIELDS.iter().find(|(name, _)| *name == kind).map(|(_, fields)| *fields);
     let Some(known) = known else {
-        return Err(Refused::unsupported(format!("{at}/type"), format!("the kind {kind:?}")));
+        return Err(GrammarRefused::unsupported(format!("{at}/type"), format!("the kind {kind:?}")));
     };
     let mut fields = format.as_object().into_iter().flatten().map(|(field, _)| field.as_str());
     match fields.find(|field| *field != "type" && !known.contains(field)) {
-        Some(field) => Err(Refused::unsupported(format!("{at}/{field}"), format!("{field:?} of {kind}"))),
+        Some(field) => Err(GrammarRefused::unsupported(format!("{at}/{field}"), format!("{field:?} of {kind}"))),
         None => Ok(()),
     }
 }
@@ -368,33 +372,33 @@ fn is_free(format: &Value) -> bool {
     }
 }
 
-fn missing(at: &str, name: &str) -> Refused {
-    Refused::invalid(at, format!("{name} is missing, or is not what it must be"))
+fn missing(at: &str, name: &str) -> GrammarRefused {
+    GrammarRefused::invalid(at, format!("{name} is missing, or is not what it must be"))
 }
 
-fn text<'v>(value: &'v Value, name: &str, at: &str) -> Result<&'v str, Refused> {
+fn text<'v>(value: &'v Value, name: &str, at: &str) -> Result<&'v str, GrammarRefused> {
     value.get(name).and_then(Value::as_str).ok_or_else(|| missing(at, name))
 }
 
-fn list<'v>(value: &'v Value, at: &str) -> Result<&'v [Value], Refused> {
-    value.as_array().map(Vec::as_slice).ok_or_else(|| Refused::invalid(at, "it is not a list"))
+fn list<'v>(value: &'v Value, at: &str) -> Result<&'v [Value], GrammarRefused> {
+    value.as_array().map(Vec::as_slice).ok_or_else(|| GrammarRefused::invalid(at, "it is not a list"))
 }
 
-fn list_of<'v>(value: &'v Value, name: &str, at: &str) -> Result<&'v [Value], Refused> {
+fn list_of<'v>(value: &'v Value, name: &str, at: &str) -> Result<&'v [Value], GrammarRefused> {
     list(value.get(name).ok_or_else(|| missing(at, name))?, &format!("{at}/{name}"))
 }
 
 /// Signs in free text: an empty one would be everywhere.
-fn texts(value: &Value, name: &str, at: &str) -> Result<Vec<String>, Refused> {
+fn texts(value: &Value, name: &str, at: &str) -> Result<Vec<String>, GrammarRefused> {
     let texts = list_of(value, name, at)?.iter().map(|text| text.as_str().filter(|text| !text.is_empty()));
     texts.map(|text| text.map(str::to_owned).ok_or_else(|| missing(at, name))).collect()
 }
 
-fn texts_or_none(value: &Value, name: &str, at: &str) -> Result<Vec<String>, Refused> {
+fn texts_or_none(value: &Value, name: &str, at: &str) -> Result<Vec<String>, GrammarRefused> {
     if value.get(name).is_some() { texts(value, name, at) } else { Ok(Vec::new()) }
 }
 
-fn ends(value: &Value, at: &str) -> Result<Vec<String>, Refused> {
+fn ends(value: &Value, at: &str) -> Result<Vec<String>, GrammarRefused> {
     match value.get("end") {
         Some(Value::String(end)) if end.is_empty() => Ok(Vec::new()),
         Some(Value::String(end)) => Ok(vec![end.clone()]),

@@ -1,4 +1,5 @@
-//! Regular expressions as ECMA-262 writes them, with the `u` flag: text to a tree. What is no regular language is refused.
+//! Regular expressions as ECMA-262 writes them, with the `u` flag: text to a tree. What is no regular language is
+//! refused.
 
 use super::Chars;
 

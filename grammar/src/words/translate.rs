@@ -1,4 +1,5 @@
-//! From a pattern to a set of texts: the texts that it matches anywhere or as a whole, as they are or as JSON writes them.
+//! From a pattern to a set of texts: the texts that it matches anywhere or as a whole, as they are or as JSON writes
+//! them.
 
 use super::{Chars, Pattern, Words};
 

@@ -1,6 +1,6 @@
 //! A small vocabulary, and texts through matchers.
 
-use grammar::{Limits, Mask, Matcher, Refused, Vocabulary, Wanted, compile};
+use grammar::{GrammarLimits, GrammarRefused, Mask, Matcher, Vocabulary, WantedGrammar, compile};
 use types::{Grammar, Token};
 
 /// Every byte is token 0 to 255; then words, two special tokens, and the end.
@@ -18,17 +18,17 @@ pub fn vocabulary() -> Vocabulary {
     Vocabulary::new(all.iter().map(|(word, special)| (word.as_slice(), *special)), N_VOCAB, &[END]).unwrap()
 }
 
-pub fn compiled(wanted: &Wanted) -> Result<Grammar, Refused> {
-    compile(wanted, &Limits::default())
+pub fn compiled(wanted: &WantedGrammar) -> Result<Grammar, GrammarRefused> {
+    compile(wanted, &GrammarLimits::default())
 }
 
-pub fn matcher(vocabulary: &Vocabulary, wanted: &Wanted) -> Matcher {
-    Matcher::new(vocabulary, &compiled(wanted).unwrap(), &Limits::default()).unwrap()
+pub fn matcher(vocabulary: &Vocabulary, wanted: &WantedGrammar) -> Matcher {
+    Matcher::new(vocabulary, &compiled(wanted).unwrap(), &GrammarLimits::default()).unwrap()
 }
 
 /// Whether the bytes, one token each, are a complete answer. Each is looked up in the mask before it is taken.
 pub fn takes(vocabulary: &Vocabulary, grammar: &Grammar, text: &str) -> bool {
-    let mut matcher = Matcher::new(vocabulary, grammar, &Limits::default()).unwrap();
+    let mut matcher = Matcher::new(vocabulary, grammar, &GrammarLimits::default()).unwrap();
     let mut mask = Mask::default();
     for byte in text.bytes() {
         matcher.mask(&mut mask).unwrap();
@@ -44,7 +44,7 @@ pub fn takes(vocabulary: &Vocabulary, grammar: &Grammar, text: &str) -> bool {
 }
 
 /// `yes` are answers, `no` are not.
-pub fn check(wanted: &Wanted, yes: &[&str], no: &[&str]) {
+pub fn check(wanted: &WantedGrammar, yes: &[&str], no: &[&str]) {
     let vocabulary = vocabulary();
     let grammar = compiled(wanted).unwrap_or_else(|e| panic!("{wanted:?}: {e}"));
     let cases = yes.iter().map(|text| (text, true)).chain(no.iter().map(|text| (text, false)));

@@ -1,7 +1,7 @@
 //! EBNF and GBNF: the texts of their rules, character by character, and what is wrong with a text.
 
 use crate::common::{check, compiled};
-use grammar::{Refused, Wanted};
+use grammar::{GrammarRefused, WantedGrammar};
 
 const JSON: &str = r#"
 root   ::= object
@@ -23,7 +23,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
 
 #[test]
 fn both_forms_count_characters() {
-    let forms: [fn(String) -> Wanted; 2] = [Wanted::Ebnf, Wanted::Gbnf];
+    let forms: [fn(String) -> WantedGrammar; 2] = [WantedGrammar::Ebnf, WantedGrammar::Gbnf];
     for form in forms {
         let takes = |text: &str, yes: &[&str], no: &[&str]| check(&form(text.to_owned()), yes, no);
         takes("root ::= \"a\" | b\nb ::= [0-9]+ \"x\"?", &["a", "1", "12x"], &["", "x", "ax"]);
@@ -45,7 +45,7 @@ fn both_forms_count_characters() {
             &["{", "[]", "{\"a\" 1}", "{\"\u{1}\":1}"],
         );
     }
-    check(&Wanted::Gbnf("root ::= .{2,3}".to_owned()), &["ab", "a\né"], &["a", "abcd"]);
+    check(&WantedGrammar::Gbnf("root ::= .{2,3}".to_owned()), &["ab", "a\né"], &["a", "abcd"]);
 }
 
 #[test]
@@ -65,9 +65,9 @@ fn what_is_wrong_is_told_with_its_line_and_column() {
         ("root ::= \"a\" ) \"b\"", "line 1, column 14"),
     ];
     for (text, place) in cases {
-        let refused = compiled(&Wanted::Ebnf(text.to_owned())).unwrap_err();
+        let refused = compiled(&WantedGrammar::Ebnf(text.to_owned())).unwrap_err();
         assert!(refused.to_string().starts_with(place), "{text:?}: {refused}");
     }
-    let endless = compiled(&Wanted::Ebnf("root ::= \"a\" root".to_owned()));
-    assert!(matches!(endless, Err(Refused::Unsatisfiable { .. })), "{endless:?}");
+    let endless = compiled(&WantedGrammar::Ebnf("root ::= \"a\" root".to_owned()));
+    assert!(matches!(endless, Err(GrammarRefused::Unsatisfiable { .. })), "{endless:?}");
 }

@@ -1,13 +1,15 @@
 //! What nobody meant is refused, or takes bounded time and memory: no panic, no hang, no overflow of a stack.
 
 use crate::common::{N_VOCAB, compiled, vocabulary};
-use grammar::{BadVocabulary, Limits, Mask, Matcher, Stuck, Vocabulary, Wanted};
+use grammar::{BadVocabulary, GrammarLimits, Mask, Matcher, Stuck, Vocabulary, WantedGrammar};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use types::Grammar;
 
 /// Far above what any case needs, far below a hang.
 const TIME_MAX: Duration = Duration::from_secs(20);
+
+const ODD_NAME: &str = "\u{0}\u{7f}\u{85}\u{2028}\u{fffd}/*";
 
 fn nested(n: usize, open: &str, inner: &str, close: &str) -> String {
     open.repeat(n) + inner + &close.repeat(n)
@@ -39,12 +41,12 @@ fn numbers(from: usize) -> Vec<Value> {
     (0..15_000).map(|i| json!(2 * i + from)).collect()
 }
 
-fn cases() -> Vec<(&'static str, Wanted)> {
+fn cases() -> Vec<(&'static str, WantedGrammar)> {
     let tags: Vec<Value> = (0..2000)
         .map(|i| json!({"type": "tag", "begin": format!("<f={i}>"), "content": {"type": "any_text"}, "end": "</f>"}))
         .collect();
     let triggered = json!({"format": {"type": "triggered_tags", "triggers": ["<f="], "tags": tags}});
-    let schema = Wanted::JsonSchema;
+    let schema = WantedGrammar::JsonSchema;
     vec![
         ("deep schema", schema(deep(120))),
         ("deeper schema", schema(deep(5000))),
@@ -79,34 +81,29 @@ fn cases() -> Vec<(&'static str, Wanted)> {
                 json!({"type": "string", "pattern": "^(a|b)*a(a|b){18}$", "not": {"pattern": "^(b|a)*b(a|b){17}$"}}),
             ),
         ),
-        ("deep groups", Wanted::Regex(nested(10_000, "(", "a", ")"))),
-        ("deep lark", Wanted::Lark(format!("start: {}", nested(10_000, "(", "\"a\"", ")")))),
-        ("wrong lark", Wanted::Lark("start: /(/ b %ignore".to_owned())),
-        ("no lark", Wanted::Lark(String::new())),
-        ("deep ebnf", Wanted::Ebnf(format!("root ::= {}", nested(10_000, "(", "\"a\"", ")")))),
+        ("deep groups", WantedGrammar::Regex(nested(10_000, "(", "a", ")"))),
+        ("deep lark", WantedGrammar::Lark(format!("start: {}", nested(10_000, "(", "\"a\"", ")")))),
+        ("wrong lark", WantedGrammar::Lark("start: /(/ b %ignore".to_owned())),
+        ("no lark", WantedGrammar::Lark(String::new())),
+        ("deep ebnf", WantedGrammar::Ebnf(format!("root ::= {}", nested(10_000, "(", "\"a\"", ")")))),
         (
             "long chain",
-            Wanted::Ebnf(
+            WantedGrammar::Ebnf(
                 (0..3000).map(|i| format!("r{i} ::= r{} \"a\" root?\n", i + 1)).collect::<String>()
                     + "r3000 ::= \"b\"\nroot ::= r0",
             ),
         ),
         (
             "doubled rules",
-            Wanted::Ebnf(
+            WantedGrammar::Ebnf(
                 (0..60).map(|i| format!("r{i} ::= r{0} r{0}\n", i + 1)).collect::<String>()
                     + "r60 ::= \"b\"\nroot ::= r0",
             ),
         ),
-        ("left recursion", Wanted::Ebnf("root ::= root root | \"a\" | \"\"".to_owned())),
-        ("2000 tags", Wanted::StructuralTag(triggered)),
-        ("empty tag", Wanted::StructuralTag(json!(null))),
-        (
-            "unicode in names",
-            schema(
-                json!({"type": "object", "properties": {"\u{0}\u{7f}\u{85}\u{2028}\u{fffd}/*": {}}, "required": ["\u{0}\u{7f}\u{85}\u{2028}\u{fffd}/*"]}),
-            ),
-        ),
+        ("left recursion", WantedGrammar::Ebnf("root ::= root root | \"a\" | \"\"".to_owned())),
+        ("2000 tags", WantedGrammar::StructuralTag(triggered)),
+        ("empty tag", WantedGrammar::StructuralTag(json!(null))),
+        ("unicode in names", schema(json!({"type": "object", "properties": {ODD_NAME: {}}, "required": [ODD_NAME]}))),
     ]
 }
 
@@ -120,7 +117,7 @@ fn nothing_hostile_hangs_or_panics() {
         if let Ok(grammar) = &compiled {
             // The first tokens, so that masks are made too.
             let mut mask = Mask::default();
-            if let Ok(mut matcher) = Matcher::new(&vocabulary, grammar, &Limits::default()) {
+            if let Ok(mut matcher) = Matcher::new(&vocabulary, grammar, &GrammarLimits::default()) {
                 for _ in 0..50 {
                     let asked = matcher.mask(&mut mask);
                     assert!(asked.is_err() || matcher.is_ended() || mask.n_allowed() > 0, "{name}");
@@ -139,7 +136,7 @@ fn nothing_hostile_hangs_or_panics() {
 fn what_is_no_description_is_refused_by_the_matcher() {
     let vocabulary = vocabulary();
     for text in ["", "x", "// special \n\nstart: \"a\"", "\nstart: <|nobody|>", "\nstart: special_0", "\nstart: /(/"] {
-        let made = Matcher::new(&vocabulary, &Grammar::new(text), &Limits::default()).map(|_| ());
+        let made = Matcher::new(&vocabulary, &Grammar::new(text), &GrammarLimits::default()).map(|_| ());
         assert!(matches!(made, Err(Stuck::Grammar(_))), "{text:?}: {made:?}");
     }
 }
@@ -157,8 +154,8 @@ fn a_vocabulary_that_cannot_be_masked_is_refused() {
     let vocabulary = Vocabulary::new(long.into_iter(), N_VOCAB, &[3]).unwrap();
     let other = Vocabulary::new(long.into_iter(), N_VOCAB, &[4]).unwrap();
     assert_ne!(vocabulary.hash(), other.hash());
-    let grammar = compiled(&Wanted::Regex("[^]*".to_owned())).unwrap();
-    let mut matcher = Matcher::new(&vocabulary, &grammar, &Limits::default()).unwrap();
+    let grammar = compiled(&WantedGrammar::Regex("[^]*".to_owned())).unwrap();
+    let mut matcher = Matcher::new(&vocabulary, &grammar, &GrammarLimits::default()).unwrap();
     let mut mask = Mask::default();
     matcher.mask(&mut mask).unwrap();
     assert_eq!(mask.tokens().collect::<Vec<_>>(), [1, 3]);

@@ -1,26 +1,34 @@
 //! Each kind of constraint, and the tokens that its masks allow.
 
 use crate::common::{END, N_VOCAB, TOOL, check, matcher, vocabulary};
-use grammar::{Mask, Stuck, Wanted};
+use grammar::{Mask, Stuck, WantedGrammar};
 use serde_json::json;
 use types::Token;
 
 #[test]
 fn each_kind_takes_its_texts_and_no_others() {
-    check(&Wanted::JsonObject, &["{}", r#"{"a": [1, null]}"#, r#"{"a":{"b":"c"}}"#], &["[]", "1", "{", "{} {}", "{a}"]);
+    check(
+        &WantedGrammar::JsonObject,
+        &["{}", r#"{"a": [1, null]}"#, r#"{"a":{"b":"c"}}"#],
+        &["[]", "1", "{", "{} {}", "{a}"],
+    );
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
         "additionalProperties": false});
-    check(&Wanted::JsonSchema(schema), &[r#"{"a":1}"#, r#"{"a": -20}"#], &["{}", r#"{"a":"1"}"#, r#"{"a":1,"b":2}"#]);
-    check(&Wanted::Regex("[a-c]+/x?".to_owned()), &["a/", "abc/x"], &["", "/", "d/", "a/xx"]);
+    check(
+        &WantedGrammar::JsonSchema(schema),
+        &[r#"{"a":1}"#, r#"{"a": -20}"#],
+        &["{}", r#"{"a":"1"}"#, r#"{"a":1,"b":2}"#],
+    );
+    check(&WantedGrammar::Regex("[a-c]+/x?".to_owned()), &["a/", "abc/x"], &["", "/", "d/", "a/xx"]);
     let choice = ["yes", "no \"quoted\"\n", "naïve"].map(str::to_owned).to_vec();
-    check(&Wanted::Choice(choice), &["yes", "no \"quoted\"\n", "naïve"], &["", "ye", "yesno"]);
-    check(&Wanted::Lark("start: \"a\" b*\nb: \"b\"".to_owned()), &["a", "abb"], &["b", "ba"]);
+    check(&WantedGrammar::Choice(choice), &["yes", "no \"quoted\"\n", "naïve"], &["", "ye", "yesno"]);
+    check(&WantedGrammar::Lark("start: \"a\" b*\nb: \"b\"".to_owned()), &["a", "abb"], &["b", "ba"]);
 }
 
 #[test]
 fn only_an_end_follows_where_nothing_else_can() {
     let vocabulary = vocabulary();
-    let mut matcher = matcher(&vocabulary, &Wanted::Choice(vec!["ab".to_owned(), "abc".to_owned()]));
+    let mut matcher = matcher(&vocabulary, &WantedGrammar::Choice(vec!["ab".to_owned(), "abc".to_owned()]));
     let mut mask = Mask::default();
     let mut allowed = |matcher: &mut grammar::Matcher| -> Vec<Token> {
         matcher.mask(&mut mask).unwrap();
@@ -49,7 +57,7 @@ fn only_an_end_follows_where_nothing_else_can() {
 #[test]
 fn special_tokens_are_in_no_free_text() {
     let vocabulary = vocabulary();
-    let mut matcher = matcher(&vocabulary, &Wanted::Regex("[^]*".to_owned()));
+    let mut matcher = matcher(&vocabulary, &WantedGrammar::Regex("[^]*".to_owned()));
     let mut mask = Mask::default();
     matcher.mask(&mut mask).unwrap();
     assert!(mask.allows(Token::from(b'<')) && mask.allows(256 + 9) && mask.allows(END));

@@ -1,11 +1,11 @@
 //! What schemas accept, what is refused of them, and by which path.
 
 use crate::common::{check, compiled};
-use grammar::{Refused, Wanted};
+use grammar::{GrammarRefused, WantedGrammar};
 use serde_json::{Value, json};
 
-fn schema(schema: Value) -> Wanted {
-    Wanted::JsonSchema(schema)
+fn schema(schema: Value) -> WantedGrammar {
+    WantedGrammar::JsonSchema(schema)
 }
 
 #[test]
@@ -40,12 +40,14 @@ fn keywords_are_enforced_together() {
             &["[1]", "[null,1]"],
         ),
         (
-            json!({"type": "object", "properties": {"a": true}, "patternProperties": {"^x": {"type": "null"}}, "additionalProperties": false}),
+            json!({"type": "object", "properties": {"a": true}, "additionalProperties": false,
+                "patternProperties": {"^x": {"type": "null"}}}),
             &["{}", "{\"a\":1,\"x1\":null}"],
             &["{\"x\":1}", "{\"b\":1}"],
         ),
         (
-            json!({"type": "object", "if": {"properties": {"k": {"const": "a"}}, "required": ["k"]}, "then": {"required": ["x"]},
+            json!({"type": "object", "if": {"properties": {"k": {"const": "a"}}, "required": ["k"]},
+                "then": {"required": ["x"]},
             "properties": {"k": {"enum": ["a", "b"]}, "x": {"type": "null"}}, "additionalProperties": false}),
             &["{\"k\":\"a\",\"x\":null}", "{\"k\":\"b\"}", "{}"],
             &["{\"k\":\"a\"}"],
@@ -94,7 +96,9 @@ fn what_is_not_enforced_is_refused_by_its_path() {
     ];
     for (value, path) in cases {
         let refused = compiled(&schema(value.clone())).unwrap_err();
-        let (Refused::Unsupported { at, .. } | Refused::Invalid { at, .. }) = &refused else { panic!("{refused}") };
+        let (GrammarRefused::Unsupported { at, .. } | GrammarRefused::Invalid { at, .. }) = &refused else {
+            panic!("{refused}")
+        };
         assert!(at.starts_with(path), "{value}: {refused}");
     }
     for value in [
@@ -103,7 +107,7 @@ fn what_is_not_enforced_is_refused_by_its_path() {
         json!({"allOf": [{"const": 1}, {"const": 2}]}),
     ] {
         let refused = compiled(&schema(value.clone()));
-        assert!(matches!(refused, Err(Refused::Unsatisfiable { .. })), "{value}: {refused:?}");
+        assert!(matches!(refused, Err(GrammarRefused::Unsatisfiable { .. })), "{value}: {refused:?}");
     }
     let people =
         json!({"title": "t", "description": "d", "examples": [1], "default": 2, "x-mine": 3, "type": "integer"});

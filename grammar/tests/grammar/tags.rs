@@ -1,12 +1,12 @@
 //! Structural tags: free text and constrained parts by turns, with special tokens where a vocabulary has them.
 
 use crate::common::{END, TOOL, check, compiled, matcher, vocabulary};
-use grammar::{Mask, Refused, Wanted};
+use grammar::{GrammarRefused, Mask, WantedGrammar};
 use serde_json::{Value, json};
 use types::Token;
 
-fn format(format: Value) -> Wanted {
-    Wanted::StructuralTag(json!({"type": "structural_tag", "format": format}))
+fn format(format: Value) -> WantedGrammar {
+    WantedGrammar::StructuralTag(json!({"type": "structural_tag", "format": format}))
 }
 
 fn call(name: &str, key: &str) -> Value {
@@ -31,7 +31,7 @@ fn tags_follow_their_triggers_in_free_text() {
     check(&format(triggered.clone()), &yes, &no);
     let older = json!({"type": "structural_tag", "triggers": ["<function="], "structures": [
         {"begin": "<function=f>", "schema": {"type": "integer"}, "end": "</function>"}]});
-    check(&Wanted::StructuralTag(older), &["x", "<function=f>12</function>y"], &["<function=f>x</function>"]);
+    check(&WantedGrammar::StructuralTag(older), &["x", "<function=f>12</function>y"], &["<function=f>x</function>"]);
     let mut first = triggered.clone();
     first["at_least_one"] = json!(true);
     check(&format(first.clone()), &["<function=f>{\"a\":1}</function> x"], &["", "x"]);
@@ -103,7 +103,9 @@ fn what_is_wrong_in_a_tag_is_named() {
     ];
     for (value, path) in cases {
         let refused = compiled(&format(value.clone())).unwrap_err();
-        let (Refused::Unsupported { at, .. } | Refused::Invalid { at, .. }) = &refused else { panic!("{refused}") };
+        let (GrammarRefused::Unsupported { at, .. } | GrammarRefused::Invalid { at, .. }) = &refused else {
+            panic!("{refused}")
+        };
         assert!(at.starts_with(path), "{value}: {refused}");
     }
 }

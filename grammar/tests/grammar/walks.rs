@@ -1,7 +1,8 @@
-//! Random walks: whatever tokens are taken of the masks, the text satisfies its schema, and no mask is empty before it ends.
+//! Random walks: whatever tokens are taken of the masks, the text satisfies its schema, and no mask is empty before
+//! it ends.
 
 use crate::common::{END, compiled, vocabulary};
-use grammar::{Limits, Mask, Matcher, Wanted};
+use grammar::{GrammarLimits, Mask, Matcher, WantedGrammar};
 use serde_json::{Value, json};
 use types::Token;
 
@@ -23,7 +24,9 @@ impl Random {
 }
 
 const NAMES: &[&str] = &["a", "ab", "name", "\"q\"", "é"];
-const PATTERNS: &[(&str, fn(&str) -> bool)] = &[
+type Judge = fn(&str) -> bool;
+
+const PATTERNS: &[(&str, Judge)] = &[
     ("^a", |text| text.starts_with('a')),
     ("b", |text| text.contains('b')),
     ("^[0-9]{2,4}$", |text| (2..=4).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit())),
@@ -37,18 +40,21 @@ fn schema(random: &mut Random, depth: usize) -> Value {
         0 => json!({"type": random.of(&["null", "boolean", "string", "integer", "number"])}),
         1 => json!({"type": "integer", "minimum": random.below(40) as i64 - 20, "maximum": random.below(300)}),
         2 => {
-            json!({"type": "number", "exclusiveMinimum": random.of(&[-1.5, 0.0, 0.25]), "maximum": random.of(&[0.5, 17.0])})
+            json!({"type": "number", "exclusiveMinimum": random.of(&[-1.5, 0.0, 0.25]),
+            "maximum": random.of(&[0.5, 17.0])})
         }
         3 => json!({"type": "string", "minLength": random.below(3), "maxLength": 3 + random.below(4)}),
         4 => json!({"type": "string", "pattern": random.of(PATTERNS).0}),
         5 => json!({"enum": [1, "a", "ab", null, [1, {"a": "b"}], 2.5]}),
         6 => json!({"type": "integer", "multipleOf": random.of(&[2, 3, 10])}),
         7 => {
-            json!({"type": "array", "items": inner(random), "minItems": random.below(3), "maxItems": 2 + random.below(3)})
+            json!({"type": "array", "items": inner(random), "minItems": random.below(3),
+            "maxItems": 2 + random.below(3)})
         }
         8 => json!({"type": "array", "prefixItems": [inner(random), inner(random)], "items": inner(random)}),
         9 => {
-            json!({"type": "array", "items": {"type": ["integer", "null"]}, "contains": inner(random), "maxContains": 2})
+            json!({"type": "array", "items": {"type": ["integer", "null"]}, "contains": inner(random),
+            "maxContains": 2})
         }
         10 => json!({"anyOf": [inner(random), inner(random)]}),
         11 => json!({"oneOf": [inner(random), inner(random)]}),
@@ -178,6 +184,40 @@ fn walk(matcher: &mut Matcher, random: &mut Random) -> Option<Vec<u8>> {
     None
 }
 
+/// A matcher that is asked for every mask, one that is asked only now and then, and one that takes back what it took.
+#[test]
+fn a_mask_is_a_function_of_the_tokens_so_far() {
+    let (vocabulary, limits, mut random) = (vocabulary(), GrammarLimits::default(), Random(2));
+    let mut n_compared = 0;
+    while n_compared < 400 {
+        let Ok(grammar) = compiled(&WantedGrammar::JsonSchema(schema(&mut random, 2))) else { continue };
+        let new = || Matcher::new(&vocabulary, &grammar, &limits).unwrap();
+        let (mut always, mut seldom, mut back) = (new(), new(), new());
+        let (mut mask, mut other) = (Mask::default(), Mask::default());
+        for n in 0..30 {
+            always.mask(&mut mask).unwrap();
+            let tokens: Vec<Token> = mask.tokens().collect();
+            if n % 7 == 6 {
+                seldom.mask(&mut other).unwrap();
+                assert_eq!(mask, other);
+                n_compared += 1;
+            }
+            // Another way, and back again.
+            back.accept(random.of(&tokens)).unwrap();
+            back.rewind(1).unwrap();
+            back.mask(&mut other).unwrap();
+            assert_eq!(mask, other);
+            let token = random.of(&tokens);
+            for matcher in [&mut always, &mut seldom, &mut back] {
+                matcher.accept(token).unwrap();
+            }
+            if always.is_ended() {
+                break;
+            }
+        }
+    }
+}
+
 #[test]
 fn random_walks_satisfy_their_schemas() {
     let vocabulary = vocabulary();
@@ -185,10 +225,10 @@ fn random_walks_satisfy_their_schemas() {
     let (mut n_schemas, mut n_walks, mut n_unended) = (0, 0, 0);
     while n_schemas < 150 {
         let schema = schema(&mut random, 2);
-        let Ok(grammar) = compiled(&Wanted::JsonSchema(schema.clone())) else { continue };
+        let Ok(grammar) = compiled(&WantedGrammar::JsonSchema(schema.clone())) else { continue };
         n_schemas += 1;
         for _ in 0..6 {
-            let mut matcher = Matcher::new(&vocabulary, &grammar, &Limits::default()).unwrap();
+            let mut matcher = Matcher::new(&vocabulary, &grammar, &GrammarLimits::default()).unwrap();
             let Some(text) = walk(&mut matcher, &mut random) else {
                 n_unended += 1;
                 continue;
