@@ -39,7 +39,7 @@ pub use sizes::{LayerSizes, Sizes};
 pub use template::ChatTemplate;
 pub use tensor::{ScaleBytes, Tensor};
 pub use threads::{IsOver, in_threads};
-pub use tokenizer::{Detokenizer, Tokenizer};
+pub use tokenizer::{Detokenizer, TokenTable, Tokenizer};
 pub use window::{BandHashes, Window};
 
 use crate::names::StoredTensor;
@@ -214,6 +214,11 @@ impl Checkpoint {
             Weights::Gguf(parts) => Tokenizer::from_gguf(&parts.header, &parts.bytes, &self.path),
             Weights::Folder(_) => self.tokenizer_of_folder(),
         }
+    }
+
+    /// The tokens as bytes, for who has masks to make and no text.
+    pub fn token_table(&self) -> Result<TokenTable> {
+        self.tokenizer().map(TokenTable::new)
     }
 
     fn tokenizer_of_folder(&self) -> Result<Tokenizer> {

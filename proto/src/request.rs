@@ -127,6 +127,8 @@ impl From<Finish> for wire::Finish {
             Finish::Deadline => wire::Finish::Deadline,
             Finish::Failed => wire::Finish::Failed,
             Finish::Outgrown => wire::Finish::Outgrown,
+            Finish::NoToken => wire::Finish::NoToken,
+            Finish::Grammar => wire::Finish::Grammar,
         }
     }
 }
@@ -143,6 +145,8 @@ impl wire::Output {
             wire::Finish::Deadline => Some(Finish::Deadline),
             wire::Finish::Failed => Some(Finish::Failed),
             wire::Finish::Outgrown => Some(Finish::Outgrown),
+            wire::Finish::NoToken => Some(Finish::NoToken),
+            wire::Finish::Grammar => Some(Finish::Grammar),
         })
     }
 }

@@ -5,8 +5,8 @@ use crate::malformed::{Malformed, out_of_range};
 use bytes::Bytes;
 use prost::Message;
 use types::{
-    BlockCopy, BlockId, Epoch, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId, TokenLogprob, TokenOut,
-    Want,
+    BlockCopy, BlockId, Epoch, Failure, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId, TokenLogprob,
+    TokenOut, Want,
 };
 
 /// Encodes a step once: the bytes are the same for every rank.
@@ -135,9 +135,10 @@ impl From<&SliceDone> for wire::SliceDone {
     fn from(slice: &SliceDone) -> Self {
         wire::SliceDone {
             tokens: slice.tokens.iter().map(wire::TokenOut::from).collect(),
-            failed: slice.failed,
+            failed: slice.failed.is_some(),
             scored: slice.scored.iter().map(wire::TokenOut::from).collect(),
             pooled: slice.pooled.clone(),
+            failure: slice.failed.map_or(wire::Finish::Unspecified, failure_to_wire).into(),
         }
     }
 }
@@ -146,10 +147,27 @@ impl From<wire::SliceDone> for SliceDone {
     fn from(slice: wire::SliceDone) -> Self {
         SliceDone {
             tokens: slice.tokens.into_iter().map(TokenOut::from).collect(),
-            failed: slice.failed,
+            failed: slice.failed.then(|| failure_from_wire(slice.failure)),
             scored: slice.scored.into_iter().map(TokenOut::from).collect(),
             pooled: slice.pooled,
         }
+    }
+}
+
+fn failure_to_wire(failure: Failure) -> wire::Finish {
+    match failure {
+        Failure::Computation => wire::Finish::Unspecified,
+        Failure::NoToken => wire::Finish::NoToken,
+        Failure::Grammar => wire::Finish::Grammar,
+    }
+}
+
+/// A reason that this build does not know is still a failure.
+fn failure_from_wire(failure: i32) -> Failure {
+    match wire::Finish::try_from(failure) {
+        Ok(wire::Finish::NoToken) => Failure::NoToken,
+        Ok(wire::Finish::Grammar) => Failure::Grammar,
+        _ => Failure::Computation,
     }
 }
 

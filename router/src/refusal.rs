@@ -43,6 +43,13 @@ pub enum Refusal {
     LostTooOften { times: u32 },
     #[error("the stream was read too slowly: {unread} steps were left unread")]
     SlowReader { unread: usize },
+    #[error("the grammar and what else the request forbids leave no token at position {position} of the answer")]
+    NoToken { position: u32 },
+    #[error(
+        "the grammar cannot be followed from position {position} of the answer on: it asks for more time or memory \
+         than a grammar may have"
+    )]
+    Grammar { position: u32 },
     #[error("the request could not be computed: {message}")]
     Failed { message: String },
 }
@@ -167,6 +174,8 @@ impl Refusal {
             Refusal::NoResume(_) => "no_resume",
             Refusal::LostTooOften { .. } => "lost_too_often",
             Refusal::SlowReader { .. } => "slow_reader",
+            Refusal::NoToken { .. } => "no_token",
+            Refusal::Grammar { .. } => "grammar",
             Refusal::Failed { .. } => "failed",
         }
     }

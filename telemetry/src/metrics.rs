@@ -66,7 +66,10 @@ const ROUTE_UNSERVED: Metric = metric(
     "lockstep:route_unserved",
     "1: no replica serves this version of a routed name, and the name's other versions get its share.",
 );
-const GAUGES: [&Metric; 13] = [
+const GRAMMARS: Metric =
+    metric("lockstep:grammars_running", "Requests with a grammar whose masks the rank that samples makes.");
+const GAUGES: [&Metric; 14] = [
+    &GRAMMARS,
     &REPLICA_SHUNNED,
     &ROUTE_UNSERVED,
     &RUNNING,
@@ -100,6 +103,10 @@ const GENERATION_TOKENS: Metric =
     alias("lockstep:generation_tokens_total", &["vllm:generation_tokens_total"], "Tokens drawn for answers.");
 const DISCARDED_TOKENS: Metric =
     metric("lockstep:discarded_tokens_total", "Tokens drawn and discarded, because their request had ended meanwhile.");
+const DRAWS_LATE: Metric = metric(
+    "lockstep:draws_late_total",
+    "Draws that waited for the mask of a grammar and were planned again, because it was late.",
+);
 const STEPS: Metric = metric("lockstep:steps_total", "Steps planned by the scheduler.");
 const FINISHED: Metric =
     alias("lockstep:requests_finished_total", &["vllm:request_success_total"], "Finished requests, by reason.");
@@ -152,7 +159,8 @@ const TENANT_REFUSED: Metric = metric("lockstep:tenant_refused_total", "Refused 
 const TENANT_PROMPT_TOKENS: Metric =
     metric("lockstep:tenant_prompt_tokens_total", "Prompt tokens of a tenant, computed or found in the prefix cache.");
 const TENANT_GENERATION_TOKENS: Metric = metric("lockstep:tenant_generation_tokens_total", "Tokens sent to a tenant.");
-const COUNTERS: [&Metric; 29] = [
+const COUNTERS: [&Metric; 30] = [
+    &DRAWS_LATE,
     &PASSES,
     &PANICS,
     &LOG_DROPPED,
@@ -200,6 +208,8 @@ const REQUEST_SECONDS: Metric = alias(
     "Time from a request's arrival to its end.",
 );
 const STEP_SECONDS: Metric = metric("lockstep:step_seconds", "Time of a pass on the device.");
+const MASK_SECONDS: Metric =
+    metric("lockstep:mask_seconds", "Time in which the mask of a grammar for one token was made, beside the pass.");
 const RECOVERY_SECONDS: Metric = metric(
     "lockstep:recovery_seconds",
     "Time from noticing a loss, or receiving a change, until the replica serves again.",
@@ -271,7 +281,8 @@ const TENANT_WAIT: Metric = metric(
     "lockstep:tenant_queue_seconds",
     "Time from admitting a tenant's request to a replica's first answer: in queues, and computing the prompt.",
 );
-const HISTOGRAMS: [(&Metric, &[f64]); 19] = [
+const HISTOGRAMS: [(&Metric, &[f64]); 20] = [
+    (&MASK_SECONDS, &MASK_SECONDS_BUCKETS),
     (&FIRST_TOKEN, &SECONDS),
     (&BETWEEN_TOKENS, &SECONDS),
     (&REQUEST_SECONDS, &SECONDS),
@@ -296,6 +307,10 @@ const HISTOGRAMS: [(&Metric, &[f64]); 19] = [
 /// From half a millisecond to two minutes, about three buckets per factor of ten.
 const SECONDS: [f64; 17] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0];
+
+/// From ten microseconds to a second.
+const MASK_SECONDS_BUCKETS: [f64; 11] =
+    [0.00001, 0.000025, 0.0001, 0.00025, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0];
 
 /// Powers of four, as the conventions ask for.
 const TOKENS: [f64; 14] = [
@@ -460,6 +475,7 @@ pub struct PlannerCounts {
     pub preemptions: u64,
     pub tokens_out: u64,
     pub tokens_discarded: u64,
+    pub draws_late: u64,
     pub prefix_hit_tokens: u64,
     pub starved: u64,
     pub steps_early: u64,
@@ -471,6 +487,7 @@ pub fn planned(of: &ReplicaLabel, planned: PlannerCounts) {
     PREEMPTIONS.total(planned.preemptions, &labels);
     GENERATION_TOKENS.total(planned.tokens_out, &labels);
     DISCARDED_TOKENS.total(planned.tokens_discarded, &labels);
+    DRAWS_LATE.total(planned.draws_late, &labels);
     PREFIX_HITS.total(planned.prefix_hit_tokens, &labels);
     STARVED.total(planned.starved, &labels);
     STEPS_EARLY.total(planned.steps_early, &labels);
@@ -562,6 +579,16 @@ pub fn step(of: &ReplicaLabel, took: Duration) {
 /// Adds the growth of a GPU's counts of passes.
 pub fn cuda_passes(way: &'static str, n: u64) {
     PASSES.add(n, &[Label::from_static_parts("way", way)]);
+}
+
+/// A mask of a grammar was made.
+pub fn mask_made(took: Duration) {
+    MASK_SECONDS.observe(took, &[]);
+}
+
+/// The number of requests whose masks this rank makes.
+pub fn grammars_running(n: usize) {
+    GRAMMARS.set(n as f64, &[]);
 }
 
 // -- of both

@@ -38,7 +38,9 @@ pub use numerics::{Activations, DeviceClass, DeviceKind, KvDtype, Mode, UnknownW
 pub use policy::{Numerics, PolicyDigest};
 pub use request::{Goal, Priority, Request, Weight};
 pub use sampling::{Dry, Penalties, Sampling, Xtc};
-pub use step::{BlockCopy, Finish, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone, TokenLogprob, TokenOut, Want};
+pub use step::{
+    BlockCopy, Failure, Finish, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone, TokenLogprob, TokenOut, Want,
+};
 pub use topology::{Grid, Place};
 pub use unsupported::Unsupported;
 pub use weights::{PieceHash, PieceRun, WeightsRoot};

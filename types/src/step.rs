@@ -134,8 +134,8 @@ pub struct StepDone {
 pub struct SliceDone {
     /// `tokens[i]` is the token of position `range.end - n_draft + i`.
     pub tokens: Vec<TokenOut>,
-    /// The request alone has failed (its logits were not numbers, say); its neighbours have not.
-    pub failed: bool,
+    /// Why the request alone cannot go on; its neighbours can.
+    pub failed: Option<Failure>,
     /// For `Want::All`: entry i is the token at `range.start + 1 + i`.
     pub scored: Vec<TokenOut>,
     /// For `Want::Pool`, with the last chunk.
@@ -156,6 +156,27 @@ pub struct TokenLogprob {
     pub logprob: f32,
 }
 
+/// Why one request cannot go on, on ranks that are well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Failure {
+    /// Its logits were not numbers, say.
+    Computation,
+    /// Its grammar and what else it forbids leave no token to draw.
+    NoToken,
+    /// Its grammar cannot be followed: it asks for more time or memory than a grammar may have.
+    Grammar,
+}
+
+impl From<Failure> for Finish {
+    fn from(failure: Failure) -> Finish {
+        match failure {
+            Failure::Computation => Finish::Failed,
+            Failure::NoToken => Finish::NoToken,
+            Failure::Grammar => Finish::Grammar,
+        }
+    }
+}
+
 /// Why a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Finish {
@@ -169,4 +190,8 @@ pub enum Finish {
     Failed,
     /// Its log has become longer than the present ranks can hold. More ranks could go on with it.
     Outgrown,
+    /// Its grammar and what else it forbids left no token to draw.
+    NoToken,
+    /// Its grammar could not be followed.
+    Grammar,
 }

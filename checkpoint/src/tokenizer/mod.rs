@@ -9,9 +9,11 @@ mod from_json;
 mod pieces;
 mod recipes;
 mod scores;
+mod table;
 mod to_json;
 
 pub use detokenizer::Detokenizer;
+pub use table::TokenTable;
 
 use crate::error::{Error, Result};
 use crate::tokenizer::pieces::Pieces;

@@ -33,20 +33,21 @@ impl Scheduler {
         }
         for (slice, (planned, slice_done)) in step.slices.iter().zip(&done.slices).enumerate() {
             let (max, got) = (planned.draws_max as usize, slice_done.tokens.len());
-            if got > max && !slice_done.failed {
+            if got > max && slice_done.failed.is_none() {
                 return Err(Stale::TokenCount { slice, max, got });
             }
         }
         Ok(())
     }
 
-    /// Refuses an answer to the oldest step that lacks a token. `apply` takes such an answer and plans the draw again,
-    /// for ever if need be: so who asks ranks that have nothing to wait for asks this first.
+    /// Refuses an answer to the oldest step that lacks a token of a request without a grammar. `apply` takes such an
+    /// answer and plans the draw again, for ever if need be: ranks have only masks to wait for.
     pub fn drew_all(&self, done: &StepDone) -> Result<(), Stale> {
         let oldest = self.in_flight.oldest().filter(|step| (step.id, self.epoch) == (done.id, done.epoch));
         let planned = oldest.map_or(&[][..], |step| &step.slices);
-        let lacks =
-            |(planned, done): (&Planned, &SliceDone)| !done.failed && (done.tokens.len() as u32) < planned.draws_max;
+        let lacks = |(planned, done): (&Planned, &SliceDone)| {
+            !planned.may_be_late && done.failed.is_none() && (done.tokens.len() as u32) < planned.draws_max
+        };
         match planned.iter().zip(&done.slices).position(lacks) {
             Some(slice) => Err(Stale::NoToken { slice }),
             None => Ok(()),
@@ -71,8 +72,8 @@ impl Scheduler {
             return;
         }
         let said = Said { position: sequence.n_output(), slice, n_tokens: 0, scored_position: 0 };
-        if done.failed {
-            return self.report(idx, said, Some(Finish::Failed), out);
+        if let Some(failure) = done.failed {
+            return self.report(idx, said, Some(failure.into()), out);
         }
         let (n_tokens, finish) = self.settle(idx, planned, &done.tokens);
         self.settle_blocks(idx, planned.range.start);

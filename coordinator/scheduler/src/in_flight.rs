@@ -14,6 +14,8 @@ pub(crate) struct Planned {
     pub range: Range<u32>,
     /// The most tokens that it may draw; zero for a chunk that does not end its log.
     pub draws_max: u32,
+    /// Its draw waits for a grammar's mask, and may come back without a token.
+    pub may_be_late: bool,
 }
 
 pub(crate) struct StepInFlight {

@@ -406,5 +406,6 @@ fn write_slice(idx: SequenceIdx, sequence: &mut Sequence, step: &mut Step, count
     sequence.n_slices_in_flight += 1;
     sequence.last_step = step.id.0;
     sequence.n_planned = 0;
-    Planned { sequence: idx, generation: sequence.generation, range, draws_max }
+    let may_be_late = sequence.request.grammar.is_some();
+    Planned { sequence: idx, generation: sequence.generation, range, draws_max, may_be_late }
 }

@@ -109,6 +109,7 @@ impl Replica {
                 preemptions: stats.preemptions,
                 tokens_out: stats.tokens_drawn,
                 tokens_discarded: stats.tokens_discarded,
+                draws_late: stats.draws_late,
                 prefix_hit_tokens: stats.prefix_hit_tokens,
                 starved: stats.starved,
                 steps_early: stats.steps_early,

@@ -7,8 +7,8 @@ use telemetry::metrics;
 use types::{Finish, Micros, StepDone};
 
 impl LiveRequests {
-    /// The oldest step in flight is answered. No request has anything that a draw could wait for, so a rank that does
-    /// not draw would hold its requests for ever: it is refused.
+    /// The oldest step in flight is answered. Only a request with a grammar has something that its draws wait for: a
+    /// rank that does not draw another's token would hold it for ever, and is refused.
     pub fn apply(&mut self, done: &StepDone, now: Micros) -> Result<(), Stale> {
         let Some(planner) = &mut self.planner else { return Ok(()) };
         planner.scheduler.drew_all(done)?;
@@ -64,6 +64,6 @@ fn finish_label(finish: Finish) -> &'static str {
         Finish::Length => "length",
         Finish::Cancelled => "abort",
         Finish::Deadline => "deadline",
-        Finish::Failed | Finish::Outgrown => "error",
+        Finish::Failed | Finish::Outgrown | Finish::NoToken | Finish::Grammar => "error",
     }
 }

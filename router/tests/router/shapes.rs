@@ -256,3 +256,25 @@ fn an_error_after_the_first_token() {
         house.close().await;
     });
 }
+
+/// The replica says that the request itself is the reason: it is the client's to change.
+#[test]
+fn a_request_that_leaves_no_token_is_told_so() {
+    run(async {
+        use proto::cluster::Finish;
+        let cases = [(Finish::NoToken, "no_token_left"), (Finish::Grammar, "grammar_too_costly")];
+        let house = House::open(config()).await;
+        for (finish, code) in cases {
+            house.fake.script(|script| script.last = finish);
+            let reply = post(house.http, CHAT, &chat(json!({ "stream": true }))).await;
+            let last: Value = serde_json::from_str(reply.events().last().unwrap()).unwrap();
+            let whole = post(house.http, CHAT, &chat(json!({}))).await;
+            assert_eq!(whole.status, 400);
+            for error in [&last["error"], &whole.json()["error"]] {
+                assert_eq!((&error["type"], &error["code"]), (&json!("invalid_request_error"), &json!(code)));
+                assert!(error["message"].as_str().unwrap().contains("of the answer"), "{error}");
+            }
+        }
+        house.close().await;
+    });
+}

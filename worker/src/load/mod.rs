@@ -4,4 +4,5 @@
 pub mod fetch;
 pub(crate) mod reading;
 pub mod source;
+pub(crate) mod vocabulary;
 pub mod weight_cache;

@@ -6,6 +6,7 @@
 
 use crate::assignment::Assignment;
 use crate::load::reading::Reading;
+use crate::load::vocabulary::LazyVocabulary;
 use backend::Device;
 use checkpoint::ModelSpec;
 use model::Model;
@@ -57,6 +58,7 @@ pub(crate) struct LoadedPart<D: Device> {
     pub spec: ModelSpec,
     pub policy: PolicyDigest,
     pub reading: Reading,
+    pub vocabulary: Arc<LazyVocabulary>,
 }
 
 /// `LoadedPart`, while a runner has it.

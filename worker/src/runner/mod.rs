@@ -1,5 +1,6 @@
 //! What a rank does with a step. Knows nothing of streams or threads: the session calls it on one thread that it owns.
 
+pub(crate) mod masks;
 pub mod model_loader;
 mod model_part;
 pub mod model_runner;

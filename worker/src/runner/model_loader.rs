@@ -4,6 +4,7 @@
 use crate::assignment::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready};
 use crate::load::weight_cache::{PartKey, WeightCache};
 use crate::runner::Runner;
+use crate::runner::masks::MaskConfig;
 use crate::runner::model_part::{ModelPart, load_failed, load_part};
 use crate::runner::model_runner::ModelRunner;
 use crate::runner::refused;
@@ -51,6 +52,7 @@ pub struct ModelLoader {
     pub carrier: CarrierChoice,
     /// Whether a GPU runs passes of the same shape as recorded graphs.
     pub graphs: bool,
+    pub masks: MaskConfig,
 }
 
 impl ModelLoader {
@@ -71,6 +73,7 @@ impl ModelLoader {
             weight_cache: WeightCache::default(),
             carrier,
             graphs: true,
+            masks: MaskConfig::default(),
         }
     }
 
@@ -78,7 +81,7 @@ impl ModelLoader {
     pub fn build_with(&self, assignment: &Assignment, mesh: Mesh) -> Result<(Box<dyn Runner>, Ready), LoadError> {
         let cancel = CancelFlag::default();
         let (parts, ready) = self.prepare(assignment, mesh.part(), &cancel)?;
-        Ok((parts.with(mesh, self.carrier, &cancel)?, ready))
+        Ok((parts.with(mesh, self.carrier, self.masks, &cancel)?, ready))
     }
 
     /// `load` followed by `meet`.
@@ -90,7 +93,7 @@ impl ModelLoader {
     fn load_apart(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Apart, Ready), LoadError> {
         let way = self.way(assignment)?;
         let (parts, ready) = self.prepare(assignment, &assignment.layout.part(assignment.rank), cancel)?;
-        Ok((Apart { parts, way, carrier: self.carrier }, ready))
+        Ok((Apart { parts, way, carrier: self.carrier, masks: self.masks }, ready))
     }
 
     /// How the rank will meet the others, once all have loaded.
@@ -174,6 +177,7 @@ trait Prepared: Send {
         self: Box<Self>,
         mesh: Mesh,
         carrier: CarrierChoice,
+        masks: MaskConfig,
         cancel: &CancelFlag,
     ) -> Result<Box<dyn Runner>, collective::Error>;
 }
@@ -183,6 +187,7 @@ impl<D: Device + RankDevice + 'static> Prepared for ModelPart<D> {
         self: Box<Self>,
         mesh: Mesh,
         carrier: CarrierChoice,
+        masks: MaskConfig,
         cancel: &CancelFlag,
     ) -> Result<Box<dyn Runner>, collective::Error> {
         let ModelPart { lent, kv, limits, direct } = *self;
@@ -193,7 +198,7 @@ impl<D: Device + RankDevice + 'static> Prepared for ModelPart<D> {
         if ranks.has(CarrierChoice::Ipc) {
             tracing::info!(rank = ranks.part().place.tp, "sums go over the devices' memory");
         }
-        Ok(Box::new(ModelRunner::new(lent, ranks, kv, limits)))
+        Ok(Box::new(ModelRunner::new(lent, ranks, kv, limits, masks)))
     }
 }
 
@@ -202,6 +207,7 @@ struct Apart {
     parts: Box<dyn Prepared>,
     way: Way,
     carrier: CarrierChoice,
+    masks: MaskConfig,
 }
 
 enum Way {
@@ -219,7 +225,7 @@ impl Apart {
                 joined?
             }
         };
-        Ok(self.parts.with(mesh, self.carrier, cancel)?)
+        Ok(self.parts.with(mesh, self.carrier, self.masks, cancel)?)
     }
 }
 

@@ -3,12 +3,14 @@
 
 use crate::assignment::{Assignment, LoadError, Ready};
 use crate::load::reading::{Ask, FilesNow, Reading};
+use crate::load::vocabulary::LazyVocabulary;
 use crate::load::weight_cache::{LoadedPart, PartInUse, PartKey, WeightCache};
 use crate::runner::sequences::SequenceLimits;
 use backend::{Device, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
 use collective::{CancelFlag, ChunkLimits, ExchangeLimits};
 use model::{KvCache, Model, PassLimits};
+use std::sync::Arc;
 use std::time::Instant;
 use types::{BLOCKS_MAX, DeviceClass, Part, PolicyDigest, Unsupported};
 
@@ -108,7 +110,8 @@ fn read<D: Device>(
         tracing::debug!(?unread, "the model has no use for some of its file: the policy does not know of them");
     }
     let (policy, spec) = (policy(assignment, &checkpoint, &device)?, checkpoint.spec().clone());
-    Ok(LoadedPart { device, model, spec, policy, reading: Reading::new(assignment, &checkpoint) })
+    let vocabulary = Arc::new(LazyVocabulary::new(&assignment.model_path, spec.vocab, &spec.eos));
+    Ok(LoadedPart { device, model, spec, policy, reading: Reading::new(assignment, &checkpoint), vocabulary })
 }
 
 fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device) -> Result<PolicyDigest, LoadError> {

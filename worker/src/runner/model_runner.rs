@@ -2,16 +2,17 @@
 //! model it only knows that it turns a batch into logits.
 //!
 //! A step on a rank: apply ends and starts; on the first stage, receive the sampler's tokens of earlier steps if a row
-//! needs one; lay out the rows; run the pass, together with all ranks; on the sampler, draw, and send the tokens to the
-//! first stage.
+//! needs one; lay out the rows; run the pass, together with all ranks; on the sampler, take the masks of grammars,
+//! draw, and send the tokens to the first stage.
 //!
 //! A rank alone on a device that samples begins the next step, if it has arrived, before it waits for this one's
 //! tokens: those that the next step needs stay on the device.
 
 use crate::load::weight_cache::{LoadedPart, PartInUse};
+use crate::runner::masks::{MaskConfig, Masks};
 use crate::runner::sequences::{SequenceLimits, Sequences, TokenSource, Violation};
 use crate::runner::{RunError, Runner, Upcoming};
-use backend::{Batch, Device, Draw, Drawing, Repeats};
+use backend::{Batch, Device, Draw, Drawing, Repeats, Undrawn};
 use collective::{AbortHandle, Ranks};
 use model::KvCache;
 use std::time::{Duration, Instant};
@@ -24,11 +25,13 @@ pub struct ModelRunner<D: Device + 'static> {
     lent: PartInUse<D>,
     kv: KvCache<D>,
     sequences: Sequences,
+    /// Only the sampler has any.
+    masks: Masks,
     is_sampler: bool,
     // A step's buffers, reused.
     batch: Batch,
     draws: Vec<Draw<'static>>,
-    drawn: Vec<Option<TokenOut>>,
+    drawn: Vec<Result<TokenOut, Undrawn>>,
     /// The tokens that the sampler sends to the first stage.
     told: Vec<Option<Token>>,
     /// The hidden state of one row.
@@ -49,8 +52,15 @@ enum Begun {
 }
 
 impl<D: Device + 'static> ModelRunner<D> {
-    pub(super) fn new(lent: PartInUse<D>, ranks: Ranks<D>, kv: KvCache<D>, limits: SequenceLimits) -> ModelRunner<D> {
+    pub(super) fn new(
+        lent: PartInUse<D>,
+        ranks: Ranks<D>,
+        kv: KvCache<D>,
+        limits: SequenceLimits,
+        masks: MaskConfig,
+    ) -> ModelRunner<D> {
         let outputs_max = limits.outputs_max();
+        let masks = Masks::new(masks, lent.get().vocabulary.clone(), limits.running_max);
         let part = ranks.part();
         let (sequences, is_sampler) = (Sequences::new(limits, TokenSource::of(part)), part.is_sampler());
         let batch = sequences.new_batch();
@@ -58,13 +68,30 @@ impl<D: Device + 'static> ModelRunner<D> {
         let told = Vec::with_capacity(outputs_max);
         let state = vec![0.0; lent.get().spec.hidden as usize];
         let counted = lent.get().device.repeats();
-        ModelRunner { lent, ranks, kv, sequences, is_sampler, batch, draws, drawn, told, state, ahead: None, counted }
+        ModelRunner {
+            lent,
+            ranks,
+            kv,
+            sequences,
+            masks,
+            is_sampler,
+            batch,
+            draws,
+            drawn,
+            told,
+            state,
+            ahead: None,
+            counted,
+        }
     }
 
     /// Applies a step up to the layout of its rows.
     fn begin(&mut self, step: &Step) -> Result<(), RunError> {
         let protocol = |violation: Violation| RunError::Protocol { step: step.id.0, what: violation.to_string() };
         self.sequences.begin(step).map_err(protocol)?;
+        if self.is_sampler {
+            self.masks.begin(step);
+        }
         self.clear();
         while let Some(earlier) = self.sequences.must_hear(step) {
             self.ranks.recv_tokens(earlier, &mut self.told)?;
@@ -96,7 +123,8 @@ impl<D: Device + 'static> ModelRunner<D> {
         let mut begun = Begun::Done;
         if let Some(logits) = logits {
             let mut draws = emptied(std::mem::take(&mut self.draws));
-            self.sequences.draws(step, &mut draws);
+            self.sequences.take_masks(step, &mut self.masks);
+            self.sequences.draws(step, &self.masks, &mut draws);
             match device.begin_draws(logits, &draws) {
                 Some(drawing) => begun = Begun::Drawing(drawing),
                 None => device.draw(logits, &draws, &mut self.drawn),
@@ -155,7 +183,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             return false;
         }
         let mut draws = emptied(std::mem::take(&mut self.draws));
-        self.sequences.draws(next, &mut draws);
+        self.sequences.draws(next, &self.masks, &mut draws);
         let LoadedPart { device, spec, .. } = self.lent.get();
         let are_alone = draws.iter().all(|draw| device.draws_alone(draw, spec.vocab as usize));
         self.draws = emptied(draws);
@@ -170,7 +198,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             Begun::Done => {}
             Begun::Drawing(drawing) => {
                 let mut draws = emptied(std::mem::take(&mut self.draws));
-                self.sequences.draws(step, &mut draws);
+                self.sequences.draws(step, &self.masks, &mut draws);
                 device.drawn(&drawing, &draws, &mut self.drawn);
                 self.draws = emptied(draws);
             }
@@ -234,7 +262,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             self.sequences.pass_by(step);
             return Ok(());
         }
-        self.sequences.finish(step, &mut self.drawn, &mut self.told, &mut done.slices);
+        self.sequences.finish(step, &mut self.drawn, &self.masks, &mut self.told, &mut done.slices);
         if self.told.is_empty() { Ok(()) } else { Ok(self.ranks.send_tokens(step.id, &self.told)?) }
     }
 }

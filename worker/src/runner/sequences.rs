@@ -5,7 +5,8 @@
 //! grows by position: a rank that does not know the token writes `UNKNOWN` there, and so do all ranks where nothing
 //! could be drawn.
 
-use backend::{Batch, Draw, Pass, Score};
+use crate::runner::masks::{Found, Masks};
+use backend::{Batch, Draw, Mask, Pass, Score, Undrawn};
 use freed_blocks::FreedBlocks;
 use sequence::Sequence;
 use std::collections::{HashMap, VecDeque};
@@ -169,6 +170,13 @@ impl Sequences {
     fn slice(&mut self, slice: &Slice, blocks: &mut &[BlockId], batch: &mut Batch) -> Result<(), Violation> {
         let sequence = self.held.get_mut(&slice.id).ok_or(Violation::Unknown(slice.id))?;
         sequence.check(slice, &self.limits, self.n_begun)?;
+        if sequence.runs_again(slice) {
+            let is_known = self.tokens == TokenSource::Draws && sequence.late != Some(slice.range.end);
+            if is_known {
+                return Err(Violation::NotLate { id: slice.id, position: slice.range.end });
+            }
+            sequence.go_back(slice.range.start, self.n_begun);
+        }
         sequence.take_blocks(slice, blocks, &self.limits)?;
         sequence.last_slice = self.n_begun;
         sequence.n_computed = slice.range.end;
@@ -185,29 +193,60 @@ impl Sequences {
         if n > outputs_max { Err(Violation::TooManyOutputs { n, outputs_max }) } else { Ok(()) }
     }
 
+    /// Takes the masks of the step's draws that are ready, or become so while one may wait.
+    pub fn take_masks(&mut self, step: &Step, masks: &mut Masks) {
+        masks.begin_draws();
+        let may_be_late = self.limits.may_run_again();
+        for slice in &step.slices {
+            let held = self.held.get_mut(&slice.id).filter(|sequence| sequence.has_grammar && sequence.draws(slice));
+            let Some(sequence) = held else { continue };
+            sequence.is_masked = false;
+            if sequence.is_void(slice) || sequence.failed.is_some() {
+                continue;
+            }
+            let n_output = slice.range.end.saturating_sub(sequence.n_prompt as u32);
+            match masks.find(slice.id, n_output, may_be_late) {
+                Found::Ready => sequence.is_masked = true,
+                Found::Late => {}
+                Found::Failed(failure) => sequence.failed = Some(failure),
+            }
+        }
+    }
+
     /// The draws of a step's outputs, in the order of `batch.outputs`.
-    pub fn draws<'a>(&'a self, step: &Step, draws: &mut Vec<Draw<'a>>) {
+    pub fn draws<'a>(&'a self, step: &Step, masks: &'a Masks, draws: &mut Vec<Draw<'a>>) {
         draws.clear();
         for slice in &step.slices {
             let Some(sequence) = self.held.get(&slice.id) else { continue };
             for (token, n_top) in sequence.scores(slice) {
                 let (prompt, output) = (&sequence.tokens[..0], &sequence.tokens[..0]);
                 let score = Some(Score { token, n_top });
-                draws.push(Draw { sampling: &sequence.sampling, prompt, output, score });
+                draws.push(Draw { sampling: &sequence.sampling, prompt, output, score, mask: Mask::Open });
             }
             if sequence.draws(slice) {
                 let log = &sequence.tokens[..slice.range.end as usize];
                 let (prompt, output) = log.split_at(sequence.n_prompt.min(log.len()));
-                draws.push(Draw { sampling: &sequence.sampling, prompt, output, score: None });
+                let mask = match sequence.has_grammar {
+                    false => Mask::Open,
+                    true if sequence.is_masked => masks.of(slice.id),
+                    true => Mask::Late,
+                };
+                draws.push(Draw { sampling: &sequence.sampling, prompt, output, score: None, mask });
             }
         }
     }
 
     /// Whether `next` may begin before the draws of `step` are known: it starts no sequence, ends none that `step`
-    /// computes, and asks only for drawn tokens. If so, logs from now on count the pending tokens.
+    /// computes, asks only for drawn tokens, and draws none that needs a mask. If so, logs from now on count the
+    /// pending tokens.
     pub fn can_follow(&mut self, step: &Step, next: &Step) -> bool {
         let is_in_step = |id: &RequestId| step.slices.iter().any(|slice| slice.id == *id);
-        let is_plain = |slice: &Slice| matches!(slice.want, Want::Nothing | Want::Last);
+        let has_mask = |slice: &Slice| self.held.get(&slice.id).is_some_and(|sequence| sequence.has_grammar);
+        let is_plain = |slice: &Slice| match slice.want {
+            Want::Nothing => true,
+            Want::Last => !has_mask(slice),
+            Want::All { .. } | Want::Pool => false,
+        };
         let may = next.starts.is_empty()
             && next.copies.is_empty()
             && !next.ends.iter().any(is_in_step)
@@ -242,34 +281,37 @@ impl Sequences {
     }
 
     /// On the sampler: appends the drawn tokens to the logs, answers each slice, and leaves in `told` the message for
-    /// the first stage, with no token for a failed request.
+    /// the first stage, with no token where none was drawn.
     pub fn finish(
         &mut self,
         step: &Step,
-        drawn: &mut [Option<TokenOut>],
+        drawn: &mut Vec<Result<TokenOut, Undrawn>>,
+        masks: &Masks,
         told: &mut Vec<Option<Token>>,
         done: &mut Vec<SliceDone>,
     ) {
-        let mut drawn = drawn.iter_mut();
+        let mut drawn = drawn.drain(..);
         told.clear();
         done.resize_with(step.slices.len(), SliceDone::default);
         for (slice, done) in step.slices.iter().zip(done) {
             clear(done);
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
             for _ in sequence.scored(slice) {
-                let out = drawn.next().and_then(Option::take);
-                sequence.failed |= out.is_none();
+                let out = drawn.next().and_then(Result::ok);
+                sequence.fails_if(out.is_none());
                 done.scored.extend(out);
             }
             if slice.want == Want::Pool && slice.range.end as usize == sequence.n_prompt {
                 sequence.give_pooled(&mut done.pooled);
-                sequence.failed |= done.pooled.is_empty();
+                sequence.fails_if(done.pooled.is_empty());
             }
             if sequence.draws(slice) {
-                let out = drawn.next().and_then(Option::take).filter(|_| !sequence.failed);
+                let out = sequence.outcome(slice, drawn.next());
                 let token = out.as_ref().map(|out| out.token);
-                sequence.failed |= token.is_none();
                 sequence.learn(slice.range.end, token.unwrap_or(UNKNOWN));
+                if let Some(token) = token.filter(|_| sequence.has_grammar) {
+                    masks.drawn(slice.id, token);
+                }
                 told.push(token);
                 done.tokens.extend(out);
             }
@@ -312,7 +354,7 @@ fn clear(done: &mut SliceDone) {
     done.tokens.clear();
     done.scored.clear();
     done.pooled.clear();
-    done.failed = false;
+    done.failed = None;
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 use types::cache::blocks_for;
 use types::{
-    BLOCK_TOKENS, BLOCKS_MAX, BlockId, CacheGroup, DeviceClass, Numerics, Request, RequestId, Sampling, Slice,
+    BLOCK_TOKENS, BLOCKS_MAX, BlockId, CacheGroup, DeviceClass, Failure, Numerics, Request, RequestId, Sampling, Slice,
     SliceDone, Step, StepDone, Token, TokenLogprob, TokenOut, Tokens, Unsupported, Want,
 };
 
@@ -186,6 +186,12 @@ impl SimRunner {
         };
         if !draws {
             return Ok(done);
+        }
+        if sequence.request.grammar.is_some() {
+            // The answer is a hash, and what a client wants of it needs the bytes of tokens.
+            tracing::warn!(request = %slice.id, "the sim runner has no vocabulary: it serves no grammar");
+            sequence.log.push(0);
+            return Ok(SliceDone { failed: Some(Failure::Grammar), ..done });
         }
         if sequence.log.len() != slice.range.end as usize {
             return Err(format!("{} draws position {}, which it has", slice.id, slice.range.end));

@@ -118,6 +118,8 @@ pub struct Played {
     pub outputs: Vec<Vec<TokenOut>>,
     pub n_preempted: u64,
     pub n_together: usize,
+    /// Draws that came back without a token, and were asked for again.
+    pub n_late: u64,
 }
 
 struct Live {
@@ -128,6 +130,8 @@ struct Live {
     n_computed: u32,
     blocks: Vec<BlockId>,
     has_begun: bool,
+    /// Its slices in flight that were planned behind a draw that was late.
+    n_void: usize,
 }
 
 pub struct Player<'a> {
@@ -139,6 +143,7 @@ pub struct Player<'a> {
     step: Step,
     in_flight: VecDeque<Vec<Slice>>,
     finished: Vec<Live>,
+    n_late: u64,
 }
 
 impl<'a> Player<'a> {
@@ -146,7 +151,7 @@ impl<'a> Player<'a> {
         let free = (0..N_BLOCKS).map(BlockId).collect();
         let (live, finished, in_flight) = (Vec::new(), Vec::new(), VecDeque::new());
         let n_groups = assignment.n_blocks.len();
-        Player { ranks, n_groups, free, live, step: Step::default(), in_flight, finished }
+        Player { ranks, n_groups, free, live, step: Step::default(), in_flight, finished, n_late: 0 }
     }
 
     pub fn play(&mut self, requests: &[Request], plan: Plan) -> Played {
@@ -156,7 +161,15 @@ impl<'a> Player<'a> {
             while self.live.len() < plan.together && !waiting.is_empty() {
                 let request = waiting.pop_front().unwrap();
                 let (outputs, blocks) = (vec![], vec![]);
-                self.live.push(Live { request, outputs, n_asked: 0, n_computed: 0, blocks, has_begun: false });
+                self.live.push(Live {
+                    request,
+                    outputs,
+                    n_asked: 0,
+                    n_computed: 0,
+                    blocks,
+                    has_begun: false,
+                    n_void: 0,
+                });
             }
             if plan.preempt_every.is_some_and(|every| self.step.id.0 % every == every - 1) {
                 n_preempted += self.preempt();
@@ -178,7 +191,8 @@ impl<'a> Player<'a> {
         assert!(self.ranks.answer().slices.is_empty());
         let mut finished = std::mem::take(&mut self.finished);
         finished.sort_by_key(|live: &Live| live.request.id);
-        Played { outputs: finished.into_iter().map(|live| live.outputs).collect(), n_preempted, n_together }
+        let outputs = finished.into_iter().map(|live| live.outputs).collect();
+        Played { outputs, n_preempted, n_together, n_late: std::mem::take(&mut self.n_late) }
     }
 
     fn give(&mut self) {
@@ -231,9 +245,18 @@ impl<'a> Player<'a> {
         let (slices, done) = (self.in_flight.pop_front().unwrap(), self.ranks.answer());
         assert_eq!(done.slices.len(), slices.len());
         for (slice, done) in slices.iter().zip(done.slices) {
-            assert!(!done.failed);
+            assert_eq!(done.failed, None);
             let live = self.live.iter_mut().find(|live| live.request.id == slice.id).unwrap();
-            live.outputs.extend(done.tokens);
+            if live.n_void > 0 {
+                assert!(done.tokens.is_empty(), "drawn from nothing");
+                live.n_void -= 1;
+            } else if slice.want == Want::Last && done.tokens.is_empty() {
+                self.n_late += 1;
+                (live.n_asked, live.n_computed) = (live.outputs.len(), slice.range.end - 1);
+                live.n_void = self.in_flight.iter().flatten().filter(|later| later.id == slice.id).count();
+            } else {
+                live.outputs.extend(done.tokens);
+            }
         }
         for i in (0..self.live.len()).rev() {
             if self.live[i].outputs.len() == self.live[i].request.sampling.tokens_max as usize {

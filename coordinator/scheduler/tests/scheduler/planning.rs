@@ -2,8 +2,8 @@
 
 use scheduler::{Config, Loss, Output, Rejected, Scheduler, Stale};
 use types::{
-    CacheGroup, CacheSalt, Epoch, Finish, Goal, Micros, Priority, Request, RequestId, SCORED_ROWS_MAX, Sampling,
-    SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
+    CacheGroup, CacheSalt, Epoch, Failure, Finish, Goal, Grammar, Micros, Priority, Request, RequestId,
+    SCORED_ROWS_MAX, Sampling, SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
 };
 
 fn config() -> Config {
@@ -45,7 +45,7 @@ fn answer(step: &Step, token: Token) -> StepDone {
     let slices = step
         .slices
         .iter()
-        .map(|slice| SliceDone { tokens: draw(slice.want), failed: false, ..SliceDone::default() })
+        .map(|slice| SliceDone { tokens: draw(slice.want), failed: None, ..SliceDone::default() })
         .collect();
     StepDone { id: step.id, epoch: step.epoch, slices, micros: 0 }
 }
@@ -397,7 +397,7 @@ fn a_failed_slice_ends_its_request_and_no_other() {
     (1..3).for_each(|id| scheduler.submit(request(id, 10, 5), Micros(0)).unwrap());
     let step = plan(&mut scheduler).unwrap();
     let mut done = answer(&step, 7);
-    done.slices[0] = SliceDone { tokens: vec![], failed: true, ..SliceDone::default() };
+    done.slices[0] = SliceDone { tokens: vec![], failed: Some(Failure::Computation), ..SliceDone::default() };
     let mut out = Vec::new();
     scheduler.apply(&done, &mut out).unwrap();
     assert_eq!(
@@ -769,6 +769,25 @@ fn draws_may_fail_to_come_again_and_again() {
 }
 
 #[test]
+fn a_failure_ends_its_request_with_its_own_reason() {
+    let cases = [
+        (Failure::Computation, Finish::Failed),
+        (Failure::NoToken, Finish::NoToken),
+        (Failure::Grammar, Finish::Grammar),
+    ];
+    for (failure, finish) in cases {
+        let mut scheduler = scheduler(config());
+        (1..3).for_each(|id| scheduler.submit(request(id, 4, 2), Micros(0)).unwrap());
+        let step = plan(&mut scheduler).unwrap();
+        let mut done = answer(&step, 7);
+        done.slices[0] = SliceDone { failed: Some(failure), ..SliceDone::default() };
+        let mut out = Vec::new();
+        scheduler.apply(&done, &mut out).unwrap();
+        assert_eq!((out[0].finish, out[0].n_tokens, out[1].finish), (Some(finish), 0, None));
+    }
+}
+
+#[test]
 fn who_ends_keeps_its_blocks_until_what_is_stale_has_landed() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(1, 32, 9), Micros(0)).unwrap();
@@ -792,8 +811,13 @@ fn an_answer_that_lacks_a_token_is_refused_for_who_asks() {
     let no_token = Err(Stale::NoToken { slice: 0 });
     assert_eq!((scheduler.drew_all(&answer(&step, 7)), scheduler.drew_all(&late(&step))), (Ok(()), no_token));
     let mut failed = late(&step);
-    failed.slices[0].failed = true;
+    failed.slices[0].failed = Some(Failure::Computation);
     assert_eq!(scheduler.drew_all(&failed), Ok(()));
+    let mut with_grammar = self::scheduler(config());
+    let grammar = Some(Grammar::new("any"));
+    with_grammar.submit(Request { grammar, ..request(1, 4, 5) }, Micros(0)).unwrap();
+    let masked = plan(&mut with_grammar).unwrap();
+    assert_eq!(with_grammar.drew_all(&late(&masked)), Ok(()), "its draw waits for a mask");
     let of_another = StepDone { id: StepId(9), ..late(&step) };
     assert_eq!(scheduler.drew_all(&of_another), Ok(()), "that is refused as an answer");
 }

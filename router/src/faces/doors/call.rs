@@ -22,7 +22,7 @@ pub fn status(refusal: Refusal) -> Status {
         Refusal::Invalid { .. } | Refusal::TooLong { .. } | Refusal::TooLarge { .. } => Code::InvalidArgument,
         Refusal::NoResume(NoResume::OtherPolicy) => Code::FailedPrecondition,
         Refusal::NoResume(NoResume::Forged) => Code::PermissionDenied,
-        Refusal::NoResume(_) => Code::InvalidArgument,
+        Refusal::NoResume(_) | Refusal::NoToken { .. } | Refusal::Grammar { .. } => Code::InvalidArgument,
         Refusal::NoKey => Code::Unauthenticated,
         Refusal::NoModel { .. } => Code::NotFound,
         Refusal::Full { .. } | Refusal::Limited { .. } | Refusal::TooLate { .. } => Code::ResourceExhausted,

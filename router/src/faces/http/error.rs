@@ -91,6 +91,8 @@ impl HttpError {
             Refusal::NoResume(why) => (no_resume(*why), INVALID, Some(why.label())),
             Refusal::LostTooOften { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("lost_too_often")),
             Refusal::SlowReader { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("slow_reader")),
+            Refusal::NoToken { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("no_token_left")),
+            Refusal::Grammar { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("grammar_too_costly")),
             Refusal::Failed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, None),
         };
         let param = match &refusal {

@@ -2,7 +2,7 @@
 
 use super::driver::{Bytes, Context, Event, Pinned};
 use crate::cpu::sample::{Unedited, unedited};
-use crate::{Draw, Result};
+use crate::{Draw, Result, Undrawn};
 use bytemuck::{Pod, Zeroable};
 use std::sync::Arc;
 use types::TokenOut;
@@ -58,7 +58,7 @@ pub(super) struct DrawScratch {
     /// Which of what is drawn is the answer to each draw of the last pass.
     entries: Vec<u32>,
     pub logits: Vec<f32>,
-    pub by_host: Vec<Option<TokenOut>>,
+    pub by_host: Vec<std::result::Result<TokenOut, Undrawn>>,
 }
 
 pub(super) struct Answers {

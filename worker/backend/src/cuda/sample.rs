@@ -8,7 +8,7 @@ use super::driver::Shape;
 use super::kernels::arguments;
 use super::lock::lock;
 use super::table::Kernel;
-use crate::{Draw, Drawing, Result, Sample};
+use crate::{Draw, Drawing, Mask, Sample, Undrawn};
 use types::TokenOut;
 
 const NONE: u32 = u32::MAX;
@@ -19,15 +19,16 @@ const THREADS: u32 = 512;
 const SURVIVORS_MAX: usize = 1024;
 
 impl Drawn {
-    fn told(self, draw: &Draw<'_>) -> Option<TokenOut> {
+    fn told(self, draw: &Draw<'_>) -> Result<TokenOut, Undrawn> {
         let logprob = draw.sampling.logprobs.map(|_| self.logprob);
-        (self.token != NONE).then(|| TokenOut { token: self.token, logprob, top: Vec::new() })
+        let out = TokenOut { token: self.token, logprob, top: Vec::new() };
+        if self.token == NONE { Err(Undrawn::NotNumbers) } else { Ok(out) }
     }
 }
 
 impl Cuda {
     /// All rows, whoever draws them in the end; and where the answers will be: of the one kernel, then of the other.
-    fn draw_on_device(&self, logits: &Buffer, draws: &[Draw<'_>], room: &mut DrawScratch) -> Result<usize> {
+    fn draw_on_device(&self, logits: &Buffer, draws: &[Draw<'_>], room: &mut DrawScratch) -> crate::Result<usize> {
         room.reserve(&self.context, draws.len())?;
         room.ask(draws, logits.cols);
         room.n_vocab = logits.cols;
@@ -61,7 +62,7 @@ impl Cuda {
         n_vocab: usize,
         room: &mut DrawScratch,
         of: usize,
-        out: &mut Vec<Option<TokenOut>>,
+        out: &mut Vec<Result<TokenOut, Undrawn>>,
     ) {
         let waited = match room.answers[of].passed.is_passed() {
             Ok(false) => room.answers[of].passed.wait(),
@@ -80,11 +81,12 @@ impl Cuda {
                 Way::Host => None,
             };
             out.push(match (answer, logits) {
-                _ if !is_drawn => None,
+                _ if !is_drawn => Err(Undrawn::NotNumbers),
+                _ if draw.mask == Mask::Late => Err(Undrawn::Late),
                 (Some(answer), _) => answer.told(draw),
                 (None, Some(logits)) => {
                     let drawn = self.draw_by_host(logits, row, draw, room);
-                    self.note(drawn).flatten()
+                    self.note(drawn).unwrap_or(Err(Undrawn::NotNumbers))
                 }
                 (None, None) => unreachable!("only what the device draws alone is answered later"),
             });
@@ -98,29 +100,29 @@ impl Cuda {
         row: usize,
         draw: &Draw<'_>,
         room: &mut DrawScratch,
-    ) -> Result<Option<TokenOut>> {
+    ) -> crate::Result<Result<TokenOut, Undrawn>> {
         room.logits.resize(logits.cols, 0.0);
         // SAFETY: `logits` is borrowed until the stream is through.
         unsafe { self.stream.read(&logits.bytes, row * logits.cols * 4, bytemuck::cast_slice_mut(&mut room.logits)) }?;
         self.stream.finish()?;
         self.host.draw_rows(&room.logits, logits.cols, std::slice::from_ref(draw), &mut room.by_host);
-        Ok(room.by_host.pop().flatten())
+        Ok(room.by_host.pop().unwrap_or(Err(Undrawn::NotNumbers)))
     }
 }
 
 impl Sample for Cuda {
-    fn draw(&self, logits: &Buffer, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>) {
+    fn draw(&self, logits: &Buffer, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, Undrawn>>) {
         logits.check(draws.len(), logits.cols);
         out.clear();
         if draws.is_empty() || logits.cols == 0 {
-            return out.resize_with(draws.len(), || None);
+            return out.resize_with(draws.len(), || Err(Undrawn::NotNumbers));
         }
         self.to_f32(logits, draws.len());
         let mut room = lock(&self.draws);
         let begun = self.draw_on_device(logits, draws, &mut room);
         match self.note(begun) {
             Some(of) => self.collect(Some(logits), draws, logits.cols, &mut room, of, out),
-            None => out.resize_with(draws.len(), || None),
+            None => out.resize_with(draws.len(), || Err(Undrawn::NotNumbers)),
         }
     }
 
@@ -151,7 +153,7 @@ impl Sample for Cuda {
         self.note(passed).unwrap_or(true)
     }
 
-    fn drawn(&self, drawing: &Drawing, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>) {
+    fn drawn(&self, drawing: &Drawing, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, Undrawn>>) {
         out.clear();
         let mut room = lock(&self.draws);
         let n_vocab = room.n_vocab;

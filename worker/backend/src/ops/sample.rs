@@ -12,6 +12,39 @@ pub struct Draw<'a> {
     pub output: &'a [Token],
     /// Set where nothing is drawn: the row's token is known, and its logprob is asked for.
     pub score: Option<Score>,
+    pub mask: Mask<'a>,
+}
+
+/// Which tokens a grammar lets a draw take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mask<'a> {
+    /// There is no grammar.
+    Open,
+    /// A bit for each token, the lowest bit of the first word for token 0. Tokens behind the last word are not allowed.
+    Of(&'a [u32]),
+    /// Not known yet: nothing is drawn.
+    Late,
+}
+
+impl Mask<'_> {
+    /// The token that is allowed, if it is the only one.
+    pub fn only(self) -> Option<Token> {
+        let Mask::Of(words) = self else { return None };
+        let mut some = words.iter().zip(0u32..).filter(|(word, _)| **word != 0);
+        let (word, at) = some.next()?;
+        (word.is_power_of_two() && some.next().is_none()).then(|| at * 32 + word.trailing_zeros())
+    }
+}
+
+/// Why a row has no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undrawn {
+    /// It holds a NaN or +infinity, or no number at all.
+    NotNumbers,
+    /// Mask and bans leave nothing of it.
+    NothingLeft,
+    /// Its mask is not known yet.
+    Late,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -34,9 +67,8 @@ impl Draw<'_> {
 }
 
 pub trait Sample: Memory {
-    /// Draws one token from each row of logits into `out`, which is cleared first. A row without any number draws
-    /// nothing: `None`. logits: [draws.len(), n_vocab]
-    fn draw(&self, logits: &Self::Buffer, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>);
+    /// Draws one token from each row of logits into `out`, which is cleared first. logits: [draws.len(), n_vocab]
+    fn draw(&self, logits: &Self::Buffer, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, Undrawn>>);
 
     /// Whether the device can answer this draw without the host, whatever the logits are.
     fn draws_alone(&self, _draw: &Draw<'_>, _n_vocab: usize) -> bool {
@@ -55,9 +87,9 @@ pub trait Sample: Memory {
     }
 
     /// Waits for the answers, which are those that `draw` would give.
-    fn drawn(&self, _drawing: &Drawing, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>) {
+    fn drawn(&self, _drawing: &Drawing, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, Undrawn>>) {
         out.clear();
-        out.resize_with(draws.len(), || None);
+        out.resize_with(draws.len(), || Err(Undrawn::NotNumbers));
     }
 }
 

@@ -8,7 +8,10 @@ pub mod shapes;
 
 use crate::numbers::{File, Rng, cpu};
 use backend::cpu::{Cpu, Isa};
-use backend::{AttentionCall, Batch, BlockTables, Device, Draw, Expert, Heads, KvSpec, PassSlice, RopeStyle, Routing};
+use backend::{
+    AttentionCall, Batch, BlockTables, Device, Draw, Expert, Heads, KvSpec, Mask, PassSlice, RopeStyle, Routing,
+    Undrawn,
+};
 use types::leaves::aligned_runs;
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Sampling, Want};
 
@@ -488,16 +491,24 @@ fn draws<D: Device>(device: &D, reference: &Cpu, rng: &mut Rng, [n_rows, n_vocab
     };
     let samplings: Vec<Sampling> = (0..n_rows as u64).map(sampling).collect();
     let prompt = [1, 2, 3];
-    let draw = |sampling| Draw { sampling, prompt: &prompt, output: &[], score: None };
-    let asked: Vec<Draw<'_>> = samplings.iter().map(draw).collect();
-    fn drawn<D: Device>(device: &D, n: usize, logits: &[f32], asked: &[Draw<'_>]) -> Vec<Option<types::TokenOut>> {
+    // Every fifth row has a mask of every third token.
+    let words: Vec<u32> = (0..n_vocab.div_ceil(32) as u32).map(|i| 0x4924_9249u32.rotate_left(i)).collect();
+    let mask = |i: usize| if i % 5 == 4 { Mask::Of(&words) } else { Mask::Open };
+    let draw = |(i, sampling)| Draw { sampling, prompt: &prompt, output: &[], score: None, mask: mask(i) };
+    let asked: Vec<Draw<'_>> = samplings.iter().enumerate().map(draw).collect();
+    fn drawn<D: Device>(
+        device: &D,
+        n: usize,
+        logits: &[f32],
+        asked: &[Draw<'_>],
+    ) -> Vec<Result<types::TokenOut, Undrawn>> {
         let mut out = Vec::new();
         device.draw(&filled(device, n, logits), asked, &mut out);
         device.settle().unwrap();
         out
     }
     let (got, expected) = (drawn(device, n_rows, &logits, &asked), drawn(reference, n_rows, &logits, &asked));
-    let same_bits = got == expected && got.iter().all(Option::is_some);
+    let same_bits = got == expected && got.iter().all(Result::is_ok);
     Check { name: format!("draws from {n_rows} rows of {n_vocab}"), apart: 0.0, limit: EXACT, same_bits }
 }
 

@@ -24,6 +24,12 @@ impl SequenceLimits {
     pub fn outputs_max(&self) -> usize {
         self.rows_max.min(self.running_max + SCORED_ROWS_MAX as usize)
     }
+
+    /// Whether a slice can run again because its draw was late: not where blocks behind windows are cleared at once, as
+    /// it may still read them.
+    pub fn may_run_again(&self) -> bool {
+        !(self.zero_kv && self.groups.iter().any(|group| *group != CacheGroup::FULL))
+    }
 }
 
 /// How a step contradicts what this rank holds.
@@ -35,6 +41,8 @@ pub enum Violation {
     Gap { id: RequestId, start: u32, n_computed: u32 },
     #[error("request {id} has an empty slice at {start}")]
     Empty { id: RequestId, start: u32 },
+    #[error("request {id} draws position {position} again, which was not late")]
+    NotLate { id: RequestId, position: u32 },
     #[error("request {id} is to be computed up to {end}, its log has {n_tokens} tokens")]
     NotInLog { id: RequestId, end: u32, n_tokens: u32 },
     #[error("request {0} has two slices in one step")]

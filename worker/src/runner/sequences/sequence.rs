@@ -3,10 +3,10 @@
 
 use crate::runner::sequences::limits::{SequenceLimits, Violation};
 use crate::runner::sequences::untold::{UNKNOWN, UntoldDraw};
-use backend::{Batch, PassSlice};
+use backend::{Batch, PassSlice, Undrawn};
 use std::ops::Range;
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockId, Request, Sampling, Slice, Token, Want};
+use types::{BLOCK_TOKENS, BlockId, Failure, Request, Sampling, Slice, Token, TokenOut, Want};
 
 /// `[0, n_computed) in the cache · [n_computed, tokens.len()) to be computed`
 #[derive(Debug, Default)]
@@ -27,8 +27,16 @@ pub(super) struct Sequence {
     /// The position of a token that the device has drawn and the host does not know yet, and its number among the
     /// draws.
     pub promised: Option<(u32, u32)>,
-    /// Nothing could be drawn. Slices planned ahead still run, on any tokens, and their results are discarded.
-    pub failed: bool,
+    /// Why nothing could be drawn. Slices planned ahead still run, on any tokens, and their results are discarded.
+    pub failed: Option<Failure>,
+    /// Its draws have masks, and may be late.
+    pub has_grammar: bool,
+    /// The length of the log at its start.
+    n_started: u32,
+    /// On the sampler: the position whose draw was late. Slices that were planned behind it are void.
+    pub late: Option<u32>,
+    /// On the sampler: there is a mask for the draw of this step.
+    pub is_masked: bool,
     /// Per cache group, the blocks of its positions.
     pub tables: Vec<Vec<BlockId>>,
 }
@@ -50,7 +58,11 @@ impl Sequence {
         self.is_untold = false;
         self.pooled.clear();
         self.promised = None;
-        self.failed = false;
+        self.failed = None;
+        self.has_grammar = request.grammar.is_some();
+        self.n_started = self.tokens.len() as u32;
+        self.late = None;
+        self.is_masked = false;
         self.tables.resize_with(limits.groups.len(), Vec::new);
         for table in &mut self.tables {
             table.clear();
@@ -68,7 +80,7 @@ impl Sequence {
         }
         // Only full blocks are shared, so a shared prefix ends at a block's end.
         let shared_prefix = self.last_slice == 0 && start.is_multiple_of(BLOCK_TOKENS) && !limits.zero_kv;
-        if start != self.n_computed && !shared_prefix {
+        if start != self.n_computed && !shared_prefix && !self.runs_again(slice) {
             return Err(Violation::Gap { id, start, n_computed: self.n_computed });
         }
         if end > context {
@@ -79,6 +91,49 @@ impl Sequence {
             return Err(Violation::NotInLog { id, end, n_tokens });
         }
         Ok(())
+    }
+
+    /// Whether the slice computes the log's last position again, because the token behind it was drawn late. Only the
+    /// sampler knows at which position that was.
+    pub fn runs_again(&self, slice: &Slice) -> bool {
+        let (start, end) = (slice.range.start, slice.range.end);
+        let is_one = start + 1 == end && slice.want == Want::Last;
+        let is_behind = start < self.n_computed && end >= self.n_started && self.last_slice != 0;
+        self.has_grammar && is_one && is_behind
+    }
+
+    /// `[0, start) computed · [start, start + 1) again`. What was drawn behind it before is not for this run.
+    pub fn go_back(&mut self, start: u32, life: u64) {
+        self.tokens.truncate(start as usize + 1);
+        self.n_computed = start;
+        self.life = life;
+        self.is_untold = false;
+        self.late = None;
+    }
+
+    pub fn fails_if(&mut self, has_failed: bool) {
+        if has_failed {
+            self.failed.get_or_insert(Failure::Computation);
+        }
+    }
+
+    /// What comes of the slice's draw. A mask that was late is noted: the draw comes again.
+    pub fn outcome(&mut self, slice: &Slice, drawn: Option<Result<TokenOut, Undrawn>>) -> Option<TokenOut> {
+        if self.failed.is_some() || self.is_void(slice) {
+            return None;
+        }
+        match drawn {
+            Some(Ok(out)) => return Some(out),
+            Some(Err(Undrawn::Late)) => self.late = Some(slice.range.end),
+            Some(Err(Undrawn::NothingLeft)) => self.failed = Some(Failure::NoToken),
+            Some(Err(Undrawn::NotNumbers)) | None => self.failed = Some(Failure::Computation),
+        }
+        None
+    }
+
+    /// Whether the slice was planned behind a token that was drawn late.
+    pub fn is_void(&self, slice: &Slice) -> bool {
+        self.late.is_some_and(|late| slice.range.end > late)
     }
 
     pub fn take_blocks(

@@ -1,8 +1,12 @@
 //! What steps do to sequences, and which steps are refused.
 
 use super::*;
+use crate::load::vocabulary::LazyVocabulary;
+use crate::runner::masks::MaskConfig;
 use backend::PassSlice;
-use types::CacheGroup;
+use std::path::Path;
+use std::sync::Arc;
+use types::{CacheGroup, Failure, Grammar};
 
 const ID: RequestId = RequestId(1);
 
@@ -30,6 +34,11 @@ fn request(id: RequestId, n_prompt: u32) -> Request {
     Request { id, prompt: (0..n_prompt).collect(), ..Request::default() }
 }
 
+/// Of no grammar.
+fn no_masks() -> Masks {
+    Masks::new(MaskConfig::default(), Arc::new(LazyVocabulary::new(Path::new("no/such/model"), 100, &[])), 2)
+}
+
 fn slice(range: std::ops::Range<u32>, want: Want) -> Slice {
     Slice::new(ID, range, want)
 }
@@ -39,18 +48,27 @@ fn step(starts: &[Request], slices: &[Slice], blocks: &[u32]) -> Step {
     Step { starts: starts.into(), slices: slices.into(), blocks, ..Step::default() }
 }
 
-/// Runs a step in which every draw is the given token, or none.
+/// Runs a step in which every draw is the given token, or fails.
 fn run(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> Result<(Batch, Vec<SliceDone>), Violation> {
+    run_drawn(sequences, step, token.ok_or(Undrawn::NotNumbers))
+}
+
+fn run_drawn(
+    sequences: &mut Sequences,
+    step: &Step,
+    token: Result<Token, Undrawn>,
+) -> Result<(Batch, Vec<SliceDone>), Violation> {
+    let masks = no_masks();
     let mut batch = sequences.new_batch();
     sequences.begin(step)?;
     sequences.lay_out(step, &mut batch)?;
     let mut draws = Vec::new();
-    sequences.draws(step, &mut draws);
+    sequences.draws(step, &masks, &mut draws);
     assert_eq!(draws.len(), batch.outputs.len());
     let out = |token| TokenOut { token, ..TokenOut::default() };
     let mut drawn: Vec<_> = draws.iter().map(|_| token.map(out)).collect();
     let mut done = Vec::new();
-    sequences.finish(step, &mut drawn, &mut Vec::new(), &mut done);
+    sequences.finish(step, &mut drawn, &masks, &mut Vec::new(), &mut done);
     Ok((batch, done))
 }
 
@@ -84,8 +102,8 @@ fn draws_see_the_log_before_the_token() {
     let all = step(&[again], &[slice(0..6, Want::Last)], &[0]);
     sequences.begin(&all).unwrap();
     sequences.lay_out(&all, &mut Batch { tables: vec![Default::default()], ..Batch::default() }).unwrap();
-    let mut draws = Vec::new();
-    sequences.draws(&all, &mut draws);
+    let (masks, mut draws) = (no_masks(), Vec::new());
+    sequences.draws(&all, &masks, &mut draws);
     assert_eq!((draws[0].position(), draws[0].n_output()), (6, 2));
     assert_eq!((draws[0].prompt, draws[0].output), ([0, 1, 2, 3].as_slice(), [50, 51].as_slice()));
 }
@@ -103,14 +121,14 @@ fn a_drawn_token_that_the_log_holds_is_not_learned_twice() {
 fn a_request_that_draws_nothing_fails_alone() {
     let mut sequences = sequences();
     let (_, done) = run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]), None).unwrap();
-    assert!(done[0].failed && done[0].tokens.is_empty());
+    assert!(done[0].failed == Some(Failure::Computation) && done[0].tokens.is_empty());
     // What was planned ahead has its rows, as on ranks that know nothing of it, and is worth nothing.
     let planned = step(&[], &[slice(3..4, Want::Last)], &[]);
     let (batch, done) = run(&mut sequences, &planned, Some(1)).unwrap();
-    assert!(batch.tokens == [UNKNOWN] && done[0].failed && done[0].tokens.is_empty());
+    assert!(batch.tokens == [UNKNOWN] && done[0].failed.is_some() && done[0].tokens.is_empty());
     // Begun again, it is as good as new.
     let (_, done) = run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[4]), Some(8)).unwrap();
-    assert!(!done[0].failed && done[0].tokens.len() == 1);
+    assert!(done[0].failed.is_none() && done[0].tokens.len() == 1);
 }
 
 /// What a rank lays out that is told `token` of each draw; and of how many steps it was told.
@@ -329,4 +347,82 @@ fn contradictions_are_refused_by_name() {
     let long = Slice { id: other, ..last(0..40) };
     let rows = step(&[request(other, 40)], &[last(10..20), long], &[1, 2, 3, 4]);
     check(rows, Violation::TooManyRows { n: 50, rows_max: 40 });
+}
+
+fn with_grammar(n_prompt: u32) -> Request {
+    Request { grammar: Some(Grammar::new("any")), ..request(ID, n_prompt) }
+}
+
+/// A prompt of three; its first draw, whatever is planned behind that, and the draw again, with what follows it.
+fn late_steps() -> [Step; 5] {
+    let last = |range| step(&[], &[slice(range, Want::Last)], &[]);
+    [step(&[with_grammar(3)], &[slice(0..3, Want::Last)], &[0]), last(3..4), last(4..5), last(2..3), last(3..4)]
+}
+
+#[test]
+fn a_late_draw_comes_again_and_what_was_planned_behind_it_is_void() {
+    let mut sequences = sequences();
+    let [first, behind, behind_that, again, next] = late_steps();
+    let mut run = |step: &Step, drawn| {
+        let (batch, done) = run_drawn(&mut sequences, step, drawn).unwrap();
+        let tokens: Vec<Token> = done[0].tokens.iter().map(|out| out.token).collect();
+        (batch.tokens, batch.positions, tokens, done[0].failed)
+    };
+    assert_eq!(run(&first, Err(Undrawn::Late)), (vec![0, 1, 2], vec![0, 1, 2], vec![], None));
+    // Whatever a device draws from nothing, or fails at.
+    assert_eq!(run(&behind, Ok(77)), (vec![UNKNOWN], vec![3], vec![], None));
+    assert_eq!(run(&behind_that, Err(Undrawn::NotNumbers)), (vec![UNKNOWN], vec![4], vec![], None));
+    for _ in 0..2 {
+        assert_eq!(run(&again, Err(Undrawn::Late)), (vec![2], vec![2], vec![], None), "as often as need be");
+    }
+    assert_eq!(run(&again, Ok(42)), (vec![2], vec![2], vec![42], None));
+    assert_eq!(run(&next, Err(Undrawn::NothingLeft)), (vec![42], vec![3], vec![], Some(Failure::NoToken)));
+}
+
+#[test]
+fn a_late_draw_leaves_the_same_rows_on_all_ranks() {
+    let drawn = [Err(Undrawn::Late), Ok(7), Ok(8), Ok(42), Ok(43)];
+    let mut sampler = sequences();
+    let steps = late_steps();
+    let expected: Vec<_> =
+        steps.iter().zip(drawn).map(|(step, drawn)| run_drawn(&mut sampler, step, drawn).unwrap().0.tokens).collect();
+    assert_eq!(expected, [vec![0, 1, 2], vec![UNKNOWN], vec![UNKNOWN], vec![2], vec![42]]);
+    for late_max in [0, 1, 2, 8] {
+        let mut sequences = sequences_that(TokenSource::IsTold { late_max });
+        let (mut told, mut laid) = (vec![None, None, None, Some(42), Some(43)].into_iter(), Vec::new());
+        for step in &steps {
+            let mut batch = sequences.new_batch();
+            sequences.begin(step).unwrap();
+            while sequences.must_hear(step).is_some() {
+                sequences.hear(&[told.next().unwrap()]).unwrap();
+            }
+            sequences.lay_out(step, &mut batch).unwrap();
+            sequences.pass_by(step);
+            laid.push(batch.tokens);
+        }
+        assert_eq!(laid, expected, "late by {late_max}");
+    }
+    let mut between = sequences_that(TokenSource::NeverKnows);
+    let n_rows = |sequences: &mut Sequences, step| run_told(sequences, step, None).0.len();
+    assert!(steps.iter().zip(&expected).all(|(step, rows)| n_rows(&mut between, step) == rows.len()));
+}
+
+#[test]
+fn what_was_not_late_is_not_drawn_again() {
+    let [first, behind, _, again, _] = late_steps();
+    let refused = |request: Request| {
+        let mut sequences = sequences();
+        run(&mut sequences, &Step { starts: vec![request], ..first.clone() }, Some(42)).unwrap();
+        run(&mut sequences, &behind, Some(43)).unwrap();
+        run(&mut sequences, &again, Some(42)).unwrap_err()
+    };
+    assert_eq!(refused(with_grammar(3)), Violation::NotLate { id: ID, position: 3 });
+    assert_eq!(refused(request(ID, 3)), Violation::Gap { id: ID, start: 2, n_computed: 4 });
+    // A prompt is never computed again.
+    let mut sequences = sequences_that(TokenSource::NeverKnows);
+    run_told(&mut sequences, &first, None);
+    let within = step(&[], &[slice(1..2, Want::Last)], &[]);
+    sequences.begin(&within).unwrap();
+    let refused = sequences.lay_out(&within, &mut sequences.new_batch());
+    assert_eq!(refused, Err(Violation::Gap { id: ID, start: 1, n_computed: 3 }));
 }

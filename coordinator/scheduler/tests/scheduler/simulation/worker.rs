@@ -9,8 +9,8 @@ use super::reference::{draw, extend, root};
 use super::rng::mix;
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
-    BLOCK_TOKENS, BlockId, CacheGroup, Epoch, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId, TokenOut,
-    Want,
+    BLOCK_TOKENS, BlockId, CacheGroup, Epoch, Failure, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId,
+    TokenOut, Want,
 };
 
 /// The content of one position of a layer's cache: all that its bits would depend on.
@@ -160,8 +160,8 @@ impl Worker {
         let drawn = step.slices.iter().zip(&done.slices).zip(last).filter(|(_, rows)| !matches!(rows, Rows::Void));
         for ((slice, done), _) in drawn {
             let Some(held) = self.held.get_mut(&slice.id).filter(|held| held.since <= step.id) else { continue };
-            held.failed |= done.failed;
-            if slice.want == Want::Last && done.tokens.is_empty() && !done.failed {
+            held.failed |= done.failed.is_some();
+            if slice.want == Want::Last && done.tokens.is_empty() && done.failed.is_none() {
                 held.rewind(slice);
             }
             if let Some(drawn) = done.tokens.first().filter(|_| held.prefixes.len() as u32 == slice.range.end) {
@@ -294,13 +294,13 @@ impl Held {
         if self.is_void {
             // Whatever a device draws from nothing, or fails at.
             return match slice.range.end % 3 {
-                0 => SliceDone { failed: true, ..SliceDone::default() },
+                0 => SliceDone { failed: Some(Failure::Computation), ..SliceDone::default() },
                 1 => SliceDone { tokens: vec![VOID], ..SliceDone::default() },
                 _ => SliceDone::default(),
             };
         }
         if self.failed {
-            return SliceDone { tokens: Vec::new(), failed: true, ..SliceDone::default() };
+            return SliceDone { tokens: Vec::new(), failed: Some(Failure::Computation), ..SliceDone::default() };
         }
         let n_log = self.prefixes.len() as u32;
         if slice.want == Want::Nothing {
@@ -315,9 +315,9 @@ impl Held {
         let before = *self.prefixes.last().expect("a log has tokens");
         let Some(token) = draw(&self.request, slice.range.end, before) else {
             self.failed = true;
-            return SliceDone { tokens: Vec::new(), failed: true, ..SliceDone::default() };
+            return SliceDone { tokens: Vec::new(), failed: Some(Failure::Computation), ..SliceDone::default() };
         };
         self.prefixes.push(extend(before, token));
-        SliceDone { tokens: vec![TokenOut { token, ..TokenOut::default() }], failed: false, ..SliceDone::default() }
+        SliceDone { tokens: vec![TokenOut { token, ..TokenOut::default() }], failed: None, ..SliceDone::default() }
     }
 }

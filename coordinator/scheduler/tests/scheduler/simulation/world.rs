@@ -8,8 +8,8 @@ use super::worker::{Limits, Worker};
 use scheduler::{Config, Loss, Output, Rejected, Scheduler, Stale};
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
-    BlockId, CacheGroup, Epoch, Finish, Micros, PolicyDigest, Priority, Request, RequestId, Sampling, Step, StepDone,
-    TenantId, Token, Want, Weight,
+    BlockId, CacheGroup, Epoch, Finish, Grammar, Micros, PolicyDigest, Priority, Request, RequestId, Sampling, Step,
+    StepDone, TenantId, Token, Want, Weight,
 };
 
 const REQUESTS_MAX: u64 = 24;
@@ -190,6 +190,8 @@ impl World {
             priority: Priority(rng.below(3) as i8 - 1),
             deadline: rng.chance(self.weather.deadlines).then(|| self.now.plus(rng.below(4000).saturating_sub(100))),
             cache_bypass: rng.chance(10),
+            // Only those may be late for who asks ranks that have masks to wait for.
+            grammar: self.n_submitted.is_multiple_of(2).then(|| Grammar::new("any")),
             ..Request::default()
         }
     }
@@ -354,10 +356,11 @@ impl World {
         }
         let Some((step, done)) = self.pipeline.deliver() else { return };
         let answers = step.slices.iter().zip(&done.slices).filter(|(slice, _)| slice.want == Want::Last);
-        let late = answers.filter(|(_, done)| done.tokens.is_empty() && !done.failed);
+        let late = answers.filter(|(_, done)| done.tokens.is_empty() && done.failed.is_none());
         let is_ahead = |id| self.pipeline.slices().any(|slice| slice.id == id);
         self.facts.planned_behind_late += late.clone().filter(|(slice, _)| is_ahead(slice.id)).count() as u64;
-        let first = late.map(|(slice, _)| slice.id).next();
+        let has_grammar = |id: &RequestId| self.clients[id].request.grammar.is_some();
+        let first = late.map(|(slice, _)| slice.id).find(|id| !has_grammar(id));
         let slice = step.slices.iter().position(|slice| Some(slice.id) == first);
         assert_eq!(self.scheduler.drew_all(&done).err(), slice.map(|slice| Stale::NoToken { slice }));
         let mut out = Vec::new();
@@ -374,7 +377,7 @@ impl World {
             0 => done.epoch.n += 1,
             1 => done.id.0 += 1,
             2 => done.slices.push(Default::default()),
-            _ => match done.slices.iter_mut().find(|slice| !slice.failed) {
+            _ => match done.slices.iter_mut().find(|slice| slice.failed.is_none()) {
                 Some(slice) => slice.tokens.extend([Default::default(), Default::default()]),
                 None => return,
             },

@@ -1,6 +1,6 @@
 //! Edits of logits before the draw: masks, bias and penalties. They depend on the row and the log only.
 
-use crate::Draw;
+use crate::{Draw, Mask};
 use types::{Dry, Penalties, Sampling, Token, Tokens};
 
 /// Longer repetitions are penalized like one of this length. That already leaves nothing of the logit, and the search
@@ -12,7 +12,8 @@ const PENALTY_MAX: f64 = 1e30;
 /// Whether this draw edits nothing.
 pub(super) fn is_plain(draw: &Draw<'_>) -> bool {
     let Sampling { bias, allowed, bad_words, penalties, dry, .. } = draw.sampling;
-    bias.is_empty()
+    draw.mask == Mask::Open
+        && bias.is_empty()
         && allowed.is_empty()
         && bad_words.is_empty()
         && *penalties == Penalties::default()
@@ -24,10 +25,23 @@ fn hides_stops(draw: &Draw<'_>) -> bool {
     draw.n_output() < draw.sampling.tokens_min && !draw.sampling.stop.is_empty()
 }
 
+/// Whether something besides the mask forbids the token.
+pub(super) fn bans(draw: &Draw<'_>, token: Token) -> bool {
+    let Sampling { allowed, bad_words, .. } = draw.sampling;
+    let ends_word =
+        |word: &Tokens| word.split_last().is_some_and(|(last, before)| draw.output.ends_with(before) && *last == token);
+    (!allowed.is_empty() && !allowed.contains(&token))
+        || (hides_stops(draw) && draw.sampling.is_stop(token))
+        || bad_words.iter().any(ends_word)
+}
+
 /// Writes the row to `edited` with this draw's edits. `marks` is zero for every token before and after.
 pub(super) fn edit(row: &[f32], draw: &Draw<'_>, edited: &mut Vec<f32>, marks: &mut Vec<u32>) {
     let sampling = draw.sampling;
     allow(row, &sampling.allowed, edited);
+    if let Mask::Of(words) = draw.mask {
+        hide(words, edited);
+    }
     sampling.bad_words.iter().for_each(|word| forbid_end(edited, word, draw.output));
     if hides_stops(draw) {
         sampling.stop.iter().for_each(|stop| mask(edited, *stop));
@@ -53,6 +67,16 @@ fn allow(row: &[f32], allowed: &[Token], edited: &mut Vec<f32>) {
     for &token in allowed {
         if let (Some(to), Some(from)) = (edited.get_mut(token as usize), row.get(token as usize)) {
             *to = *from;
+        }
+    }
+}
+
+/// Masks what has no bit.
+fn hide(words: &[u32], row: &mut [f32]) {
+    let words = words.iter().copied().chain(std::iter::repeat(0));
+    for (logits, word) in row.chunks_mut(32).zip(words).filter(|(_, word)| *word != u32::MAX) {
+        for (_, logit) in logits.iter_mut().enumerate().filter(|(i, _)| word >> i & 1 == 0) {
+            *logit = f32::NEG_INFINITY;
         }
     }
 }

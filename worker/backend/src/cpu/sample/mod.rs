@@ -3,6 +3,7 @@
 //! In this order, which is vLLM's for what vLLM has; the rest stands where llama.cpp has it:
 //! ```text
 //! logits -> logprobs are of these
+//!        -> the grammar's mask; a token that it leaves alone is taken without a draw
 //!        -> allowed tokens -> bad words -> stop tokens before tokens_min -> bias                       (edits.rs)
 //!        -> repetition, frequency, presence penalty -> DRY
 //!        -> greedy: the largest, of equals the lower id
@@ -21,14 +22,14 @@ mod tests;
 
 use super::memory::Shared;
 use super::{Buffer, Cpu, Isa, math, rows};
-use crate::{Draw, Sample};
+use crate::{Draw, Mask, Sample, Undrawn};
 use filters::{Heated, Key, select_largest};
 use noise::Noise;
 use std::sync::{Mutex, PoisonError};
 use types::{Sampling, Token, TokenLogprob, TokenOut};
 
 impl Sample for Cpu {
-    fn draw(&self, logits: &Buffer, draws: &[Draw<'_>], out: &mut Vec<Option<TokenOut>>) {
+    fn draw(&self, logits: &Buffer, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, Undrawn>>) {
         self.draw_rows(logits.rows(draws.len(), logits.cols()), logits.cols(), draws, out);
     }
 }
@@ -40,10 +41,10 @@ impl Cpu {
         logits: &[f32],
         n_vocab: usize,
         draws: &[Draw<'_>],
-        out: &mut Vec<Option<TokenOut>>,
+        out: &mut Vec<Result<TokenOut, Undrawn>>,
     ) {
         out.clear();
-        out.resize_with(draws.len(), || None);
+        out.resize_with(draws.len(), || Err(Undrawn::NotNumbers));
         self.samplers.prepare(self.config().threads, n_vocab);
         let drawn = Shared::new(out.as_mut_ptr());
         self.team.run(draws.len(), &|rows| {
@@ -142,7 +143,8 @@ pub(crate) fn unedited(draw: &Draw<'_>) -> Option<Unedited> {
         stop: _,
         logprobs,
     } = sampling;
-    let is_told_alone = draw.score.is_none() && logprobs.is_none_or(|n_top| n_top == 0);
+    let Draw { sampling: _, prompt: _, output: _, score, mask: _ } = draw;
+    let is_told_alone = score.is_none() && logprobs.is_none_or(|n_top| n_top == 0);
     if !edits::is_plain(draw) || !is_told_alone {
         return None;
     }
@@ -157,22 +159,37 @@ pub(crate) fn unedited(draw: &Draw<'_>) -> Option<Unedited> {
     is_known.then_some(Unedited { key, scale, scale_f32, least, top_p, top_k: *top_k })
 }
 
-/// None if the row holds a NaN or +infinity, or nothing that can be drawn.
-fn draw_row(row: &[f32], draw: &Draw<'_>, scratch: &mut Scratch) -> Option<TokenOut> {
-    let Scratch { isa, keys, edited, marks } = scratch;
-    let isa = *isa;
-    let largest = largest_of(isa, row)?;
-    if let Some(score) = draw.score {
-        return Some(told(row, largest, score.token, Some(score.n_top), isa, keys));
+fn draw_row(row: &[f32], draw: &Draw<'_>, scratch: &mut Scratch) -> Result<TokenOut, Undrawn> {
+    if draw.mask == Mask::Late {
+        return Err(Undrawn::Late);
     }
-    let token = match edits::is_plain(draw) {
-        true => drawn(row, largest, draw, isa, keys),
-        false => {
-            edits::edit(row, draw, edited, marks);
-            drawn(edited, largest_of(isa, edited)?, draw, isa, keys)
-        }
+    let isa = scratch.isa;
+    let largest = largest_of(isa, row).ok_or(Undrawn::NotNumbers)?;
+    if let Some(score) = draw.score {
+        return Ok(told(row, largest, score.token, Some(score.n_top), isa, &mut scratch.keys));
+    }
+    let token = match draw.mask.only() {
+        Some(only) => forced(row, only, draw)?,
+        None if edits::is_plain(draw) => drawn(row, largest, draw, isa, &mut scratch.keys),
+        None => drawn_edited(row, draw, scratch)?,
     };
-    Some(told(row, largest, token, draw.sampling.logprobs, isa, keys))
+    Ok(told(row, largest, token, draw.sampling.logprobs, isa, &mut scratch.keys))
+}
+
+/// The only token of a mask: whatever is edited and filtered, it is this one or none.
+fn forced(row: &[f32], only: Token, draw: &Draw<'_>) -> Result<Token, Undrawn> {
+    let is_there = row.get(only as usize).is_some_and(|logit| logit.is_finite());
+    if is_there && !edits::bans(draw, only) { Ok(only) } else { Err(Undrawn::NothingLeft) }
+}
+
+fn drawn_edited(row: &[f32], draw: &Draw<'_>, scratch: &mut Scratch) -> Result<Token, Undrawn> {
+    let Scratch { isa, keys, edited, marks } = scratch;
+    edits::edit(row, draw, edited, marks);
+    match largest_of(*isa, edited) {
+        Some(largest) => Ok(drawn(edited, largest, draw, *isa, keys)),
+        None if edited.iter().all(|logit| *logit == f32::NEG_INFINITY) => Err(Undrawn::NothingLeft),
+        None => Err(Undrawn::NotNumbers),
+    }
 }
 
 /// The largest logit of a row without NaN or +infinity; -infinity is allowed, as a mask.

@@ -12,7 +12,8 @@ fn logits(n: usize, seed: u64) -> Vec<f32> {
 
 fn draw(row: &[f32], sampling: &Sampling, position: u32) -> Option<TokenOut> {
     let prompt = vec![0; position as usize];
-    draw_row(row, &Draw { sampling, prompt: &prompt, output: &[], score: None }, &mut Scratch::new(0))
+    draw_row(row, &Draw { sampling, prompt: &prompt, output: &[], score: None, mask: Mask::Open }, &mut Scratch::new(0))
+        .ok()
 }
 
 fn token(row: &[f32], sampling: &Sampling, position: u32) -> Token {
@@ -248,7 +249,7 @@ fn stop_tokens_wait_for_tokens_min() {
     let row = [0.0, 9.0, 1.0];
     let sampling = Sampling { tokens_min: 2, stop: vec![1, 77], ..Sampling::default() };
     let after = |output: &[Token]| {
-        let draw = Draw { sampling: &sampling, prompt: &[1, 1, 1], output, score: None };
+        let draw = Draw { sampling: &sampling, prompt: &[1, 1, 1], output, score: None, mask: Mask::Open };
         draw_row(&row, &draw, &mut Scratch::new(0)).unwrap().token
     };
     assert_eq!(after(&[0]), 2);
@@ -362,7 +363,7 @@ fn edits_change_what_they_say() {
             // Few tokens, so that there are repetitions.
             let log: Vec<Token> = (0..30 + seed).map(|at| (mix(seed ^ mix(at)) % 7) as Token).collect();
             let (prompt, output) = log.split_at((mix(seed) % (log.len() as u64 + 1)) as usize);
-            let draw = Draw { sampling, prompt, output, score: None };
+            let draw = Draw { sampling, prompt, output, score: None, mask: Mask::Open };
             edits::edit(&row, &draw, &mut scratch.edited, &mut scratch.marks);
             let expected = edited(&row, sampling, prompt, output);
             assert_eq!(scratch.edited, expected, "{sampling:?} after {prompt:?} {output:?}");
@@ -370,9 +371,9 @@ fn edits_change_what_they_say() {
             n_changed += usize::from(row != expected);
         }
         assert!(n_changed > 5, "edit {i} changed {n_changed} rows");
-        assert!(!edits::is_plain(&Draw { sampling, prompt: &[1], output: &[], score: None }));
+        assert!(!edits::is_plain(&Draw { sampling, prompt: &[1], output: &[], score: None, mask: Mask::Open }));
     }
-    assert!(edits::is_plain(&Draw { sampling: &hot(1.0), prompt: &[1], output: &[], score: None }));
+    assert!(edits::is_plain(&Draw { sampling: &hot(1.0), prompt: &[1], output: &[], score: None, mask: Mask::Open }));
 }
 
 #[test]
@@ -380,7 +381,7 @@ fn a_word_said_for_ever_costs_a_number() {
     let dry = Dry { multiplier: 100.0, base: 10.0, length_allowed: 1, breakers: vec![] };
     let sampling = Sampling { dry, ..Sampling::default() };
     let output = [5; 3000];
-    let draw = Draw { sampling: &sampling, prompt: &[5], output: &output, score: None };
+    let draw = Draw { sampling: &sampling, prompt: &[5], output: &output, score: None, mask: Mask::Open };
     let out = draw_row(&[1.0, 0.0, 0.0, 0.0, 0.0, 9.0], &draw, &mut Scratch::new(0));
     assert_eq!(out.unwrap().token, 0);
     // The only allowed token is drawn even if it is penalized.
@@ -398,6 +399,106 @@ fn where_all_is_forbidden_nothing_is_drawn() {
     assert_eq!(draw(&row, &Sampling { bad_words, ..Sampling::default() }, 0), None);
 }
 
+/// A mask of about one token in `one_in`.
+fn mask(n_vocab: usize, seed: u64, one_in: u64) -> Vec<u32> {
+    let bit = |i: u64, bit: u64| u32::from(mix(seed ^ mix(32 * i + bit)).is_multiple_of(one_in)) << bit;
+    (0..n_vocab.div_ceil(32) as u64).map(|i| (0..32).fold(0, |word, at| word | bit(i, at))).collect()
+}
+
+fn allows(words: &[u32], token: usize) -> bool {
+    words.get(token / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+}
+
+/// A masked draw is a draw from a row that never had the other logits; its logprobs are those of the whole row.
+#[test]
+fn a_mask_comes_before_everything_but_logprobs() {
+    let hot_edits = edits().into_iter().map(|sampling| Sampling { temperature: 1.2, ..sampling });
+    for sampling in filters().into_iter().chain(edits()).chain(hot_edits) {
+        let sampling = Sampling { logprobs: Some(3), ..sampling };
+        let plain = Sampling { temperature: 0.0, logprobs: Some(3), ..Sampling::default() };
+        for seed in 0..12 {
+            let row = logits(300, seed);
+            // The last tokens have no word.
+            let words = mask(290, seed, [1, 3, 60][seed as usize % 3]);
+            let hidden: Vec<f32> = (0..row.len())
+                .map(|token| if allows(&words, token) { row[token] } else { f32::NEG_INFINITY })
+                .collect();
+            let log: Vec<Token> = (0..40).map(|at| (mix(seed ^ mix(at)) % 7) as Token).collect();
+            let draw = Draw {
+                sampling: &sampling,
+                prompt: &log[..15],
+                output: &log[15..],
+                score: None,
+                mask: Mask::Of(&words),
+            };
+            let (scratch, open) = (&mut Scratch::new(0), Draw { mask: Mask::Open, ..draw });
+            let masked = draw_row(&row, &draw, scratch);
+            let expected = draw_row(&hidden, &open, scratch);
+            let token = |out: &Result<TokenOut, Undrawn>| out.as_ref().ok().map(|out| out.token);
+            assert_eq!(token(&masked), token(&expected), "{sampling:?}");
+            let Ok(out) = masked else { continue };
+            assert!(allows(&words, out.token as usize));
+            let score = Some(crate::Score { token: out.token, n_top: 3 });
+            assert_eq!(Ok(out), draw_row(&row, &Draw { sampling: &plain, score, ..open }, scratch), "of the whole row");
+        }
+    }
+}
+
+#[test]
+fn a_token_that_is_alone_in_its_mask_is_taken_without_a_draw() {
+    let row = logits(100, 3);
+    for sampling in filters().into_iter().chain([Sampling::default()]) {
+        for only in [0, 31, 32, 99] {
+            let mut words = vec![0; 4];
+            words[only as usize / 32] = 1 << (only % 32);
+            assert_eq!(Mask::Of(&words).only(), Some(only));
+            let draw = Draw { sampling: &sampling, prompt: &[1], output: &[2], score: None, mask: Mask::Of(&words) };
+            assert_eq!(draw_row(&row, &draw, &mut Scratch::new(0)).unwrap().token, only);
+            // The long way draws the same.
+            assert_eq!(drawn_edited(&row, &draw, &mut Scratch::new(0)), Ok(only), "{sampling:?}");
+        }
+    }
+    for words in [&[][..], &[0, 0], &[3, 0], &[1, 1]] {
+        assert_eq!(Mask::Of(words).only(), None, "{words:?}");
+    }
+}
+
+#[test]
+fn why_nothing_is_drawn_is_said() {
+    let row = logits(64, 1);
+    let none = [0, 0];
+    let (one, two) = ([1 << 5, 0], [1 << 5 | 1 << 6, 0]);
+    let allowed = |tokens: &[Token]| Sampling { allowed: tokens.to_vec(), ..Sampling::default() };
+    let bad_words = Sampling { bad_words: vec![vec![5], vec![9, 6]], ..Sampling::default() };
+    let stops = Sampling { stop: vec![5, 6], tokens_min: 9, ..hot(1.0) };
+    let cases: [(&[u32], Sampling, &[Token], Result<Token, Undrawn>); 9] = [
+        (&none, Sampling::default(), &[], Err(Undrawn::NothingLeft)),
+        (&[], hot(1.0), &[], Err(Undrawn::NothingLeft)),
+        (&one, allowed(&[4, 6]), &[], Err(Undrawn::NothingLeft)),
+        (&two, allowed(&[4, 6]), &[], Ok(6)),
+        (&one, bad_words.clone(), &[], Err(Undrawn::NothingLeft)),
+        (&two, bad_words.clone(), &[], Ok(6)),
+        (&two, bad_words, &[9], Err(Undrawn::NothingLeft)),
+        (&two, stops.clone(), &[9], Err(Undrawn::NothingLeft)),
+        (&one, stops, &[9; 9], Ok(5)),
+    ];
+    for (words, sampling, output, expected) in &cases {
+        let draw = Draw { sampling, prompt: &[1], output, score: None, mask: Mask::Of(words) };
+        let token = |row: &[f32], draw| draw_row(row, draw, &mut Scratch::new(0)).map(|out| out.token);
+        assert_eq!(token(&row, &draw), *expected, "{words:?} {sampling:?} {output:?}");
+        assert_eq!(token(&row, &Draw { mask: Mask::Late, ..draw }), Err(Undrawn::Late));
+        let mut broken = row.clone();
+        broken[40] = f32::NAN;
+        assert_eq!(token(&broken, &draw), Err(Undrawn::NotNumbers), "a fault is not hidden by a mask");
+    }
+    assert!(
+        unedited(&Draw { sampling: &hot(1.0), prompt: &[1], output: &[], score: None, mask: Mask::Of(&one) }).is_none()
+    );
+    assert!(
+        unedited(&Draw { sampling: &hot(1.0), prompt: &[1], output: &[], score: None, mask: Mask::Late }).is_none()
+    );
+}
+
 #[test]
 fn every_instruction_set_draws_the_same_bits() {
     let isas: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.is_supported()).collect();
@@ -407,7 +508,8 @@ fn every_instruction_set_draws_the_same_bits() {
         for seed in 0..8 {
             let row = logits(997, seed);
             let log: Vec<Token> = (0..40).map(|at| (mix(seed ^ mix(at)) % 7) as Token).collect();
-            let draw = Draw { sampling: &sampling, prompt: &log[..15], output: &log[15..], score: None };
+            let draw =
+                Draw { sampling: &sampling, prompt: &log[..15], output: &log[15..], score: None, mask: Mask::Open };
             let plain = draw_row(&row, &draw, &mut Scratch::new(0));
             for &isa in &isas {
                 let mut scratch = Scratch { isa, ..Scratch::new(0) };
@@ -422,7 +524,7 @@ fn a_known_token_is_told_and_not_drawn() {
     let row = logits(500, 4);
     let sampling = Sampling { allowed: vec![3], logprobs: Some(5), ..hot(1.0) };
     let score = Some(crate::Score { token: 77, n_top: 2 });
-    let draw = Draw { sampling: &sampling, prompt: &[1], output: &[], score };
+    let draw = Draw { sampling: &sampling, prompt: &[1], output: &[], score, mask: Mask::Open };
     let told = draw_row(&row, &draw, &mut Scratch::new(0)).unwrap();
     let log_sum = row.iter().map(|&logit| f64::from(logit).exp()).sum::<f64>().ln();
     assert_eq!((told.token, told.top.len()), (77, 2));

@@ -1,0 +1,171 @@
+//! The masks of requests with a grammar, on the rank that samples: threads follow each grammar beside the passes, and a
+//! step's draws take what is ready. Knows requests and tokens; nothing of logits, blocks or other ranks.
+//!
+//! ```text
+//! step     start ─────────┐  draw 0 ── drawn ──┐  draw 1
+//! threads                 └ compile, mask 0     └ mask 1
+//! ```
+//!
+//! A mask for the next token is made as soon as this one is drawn, while the next pass runs. One that is not ready then
+//! is waited for a little, and else its slice draws nothing and runs again.
+
+mod slot;
+mod threads;
+
+use crate::load::vocabulary::LazyVocabulary;
+use backend::Mask;
+use slot::{Made, Slot};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use telemetry::metrics;
+use threads::Threads;
+use types::{Failure, Goal, Request, RequestId, Step, Token};
+
+/// How masks are made and waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskConfig {
+    /// Threads that follow grammars. With two, one grammar that takes long to compile holds up no other's masks.
+    pub threads: usize,
+    /// How long all draws of a step together wait for masks that are not ready.
+    pub wait_max: Duration,
+    /// A request whose mask is not ready by then ends: its grammar cannot be followed.
+    pub late_max: Duration,
+    /// Added to the making of every mask, so that tests have late ones.
+    pub delay: Duration,
+}
+
+impl Default for MaskConfig {
+    fn default() -> Self {
+        let (wait_max, late_max) = (Duration::from_millis(2), Duration::from_secs(30));
+        MaskConfig { threads: 2, wait_max, late_max, delay: Duration::ZERO }
+    }
+}
+
+pub(crate) struct Masks {
+    config: MaskConfig,
+    vocabulary: Arc<LazyVocabulary>,
+    /// None until the first grammar.
+    threads: Option<Threads>,
+    running_max: usize,
+    live: HashMap<RequestId, Live>,
+    /// When the present step's draws cease to wait.
+    wait_until: Option<Instant>,
+}
+
+/// A request with a grammar.
+struct Live {
+    slot: Arc<Slot>,
+    /// The mask of the draw with this number, the first of the output being 0. Its memory goes to and fro.
+    words: Vec<u32>,
+    of: Option<u32>,
+    /// Since when a draw waits for its mask.
+    late_since: Option<Instant>,
+}
+
+/// What a draw finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    Ready,
+    Late,
+    Failed(Failure),
+}
+
+impl Masks {
+    pub fn new(config: MaskConfig, vocabulary: Arc<LazyVocabulary>, running_max: usize) -> Masks {
+        let live = HashMap::with_capacity(running_max);
+        Masks { config, vocabulary, threads: None, running_max, live, wait_until: None }
+    }
+
+    /// Applies the ends and starts of a step.
+    pub fn begin(&mut self, step: &Step) {
+        let n_before = self.live.len();
+        if !self.live.is_empty() {
+            let restarts = step.starts.iter().map(|request| request.id);
+            step.ends.iter().copied().chain(restarts).for_each(|id| self.end(id));
+        }
+        let draws = |request: &&Request| request.goal != Goal::Pool;
+        step.starts.iter().filter(draws).for_each(|request| self.start(request));
+        if self.live.len() != n_before {
+            metrics::grammars_running(self.live.len());
+        }
+    }
+
+    fn start(&mut self, request: &Request) {
+        let Some(grammar) = &request.grammar else { return };
+        let slot = Arc::new(Slot::new(grammar.clone(), &request.output));
+        let live = Live { slot, words: Vec::new(), of: None, late_since: None };
+        if self.threads.is_none() {
+            let started = Threads::start(self.config, self.vocabulary.clone(), 2 * self.running_max);
+            self.threads = started.inspect_err(|error| tracing::error!(%error, "no thread for masks")).ok();
+        }
+        match &self.threads {
+            Some(threads) => threads.see_to(&live.slot),
+            None => live.slot.fail(),
+        }
+        self.live.insert(request.id, live);
+    }
+
+    fn end(&mut self, id: RequestId) {
+        if let Some(live) = self.live.remove(&id) {
+            live.slot.end();
+        }
+    }
+
+    /// A step's draws are about to ask for their masks.
+    pub fn begin_draws(&mut self) {
+        self.wait_until = None;
+    }
+
+    /// Takes the mask for a request's next draw, the output having `n_output` tokens. `may_be_late` is false where the
+    /// slice cannot run again: then the wait is as long as any.
+    pub fn find(&mut self, id: RequestId, n_output: u32, may_be_late: bool) -> Found {
+        let MaskConfig { wait_max, late_max, .. } = self.config;
+        let Some(live) = self.live.get_mut(&id) else { return Found::Failed(Failure::Grammar) };
+        if live.of == Some(n_output) {
+            return Found::Ready;
+        }
+        if let Some(threads) = &self.threads {
+            threads.see_to(&live.slot);
+        }
+        let until = match may_be_late {
+            true => *self.wait_until.get_or_insert_with(|| Instant::now() + wait_max),
+            false => Instant::now() + late_max,
+        };
+        match live.slot.take(n_output, until, &mut live.words) {
+            Made::Mask => {
+                (live.of, live.late_since) = (Some(n_output), None);
+                Found::Ready
+            }
+            Made::Nothing if live.late_since.get_or_insert_with(Instant::now).elapsed() < late_max && may_be_late => {
+                Found::Late
+            }
+            Made::Nothing | Made::Failed => {
+                live.slot.end();
+                Found::Failed(Failure::Grammar)
+            }
+        }
+    }
+
+    /// The mask that was found for this request's draw.
+    pub fn of(&self, id: RequestId) -> Mask<'_> {
+        self.live.get(&id).map_or(Mask::Late, |live| Mask::Of(&live.words))
+    }
+
+    /// A token was drawn: its follower's mask can be made.
+    pub fn drawn(&self, id: RequestId, token: Token) {
+        if let (Some(live), Some(threads)) = (self.live.get(&id), &self.threads) {
+            live.slot.push(token);
+            threads.see_to(&live.slot);
+        }
+    }
+}
+
+impl Drop for Masks {
+    fn drop(&mut self) {
+        self.live.values().for_each(|live| live.slot.end());
+        if !self.live.is_empty() {
+            metrics::grammars_running(0);
+        }
+    }
+}
