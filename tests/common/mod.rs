@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use types::{Finish, Grid, Layout, Request, RequestId, Token, TokenOut};
 use watched::{Seen, Watch};
-use worker::{Isa, ModelLoader, PeerListener, Wire};
+use worker::{Isa, MaskConfig, ModelLoader, PeerListener, Wire};
 
 /// Limit for one round of requests, far beyond what any needs: a test that hangs fails.
 const ROUND_MAX: Duration = Duration::from_secs(600);
@@ -81,6 +81,7 @@ pub struct Setup {
     pub workers: Workers,
     pub wire: Wire,
     pub cut: Cut,
+    pub masks: MaskConfig,
 }
 
 impl Setup {
@@ -102,6 +103,7 @@ impl Setup {
             workers: Workers::Threads,
             wire: Wire::Any,
             cut: Cut::Alike,
+            masks: MaskConfig::default(),
         }
     }
 
@@ -348,6 +350,11 @@ impl Replica {
         answers
     }
 
+    /// The rank that samples fails at its `n`th step from now.
+    pub fn break_at(&self, n: u32) {
+        self.watch.break_at(n);
+    }
+
     /// The worker's counts since the last call.
     pub fn seen(&self) -> Seen {
         self.watch.take()
@@ -423,7 +430,14 @@ fn start_threads(
         let (listener, isa, wire) = (Some(door), setup.isa, setup.wire);
         // With one rank per core or more, no thread spins.
         let spin = setup.grid.n_ranks() == 1;
-        let loader = watch.around(ModelLoader { isa, wire, listener, spin, ..ModelLoader::new(setup.threads) });
+        let loader = watch.around(ModelLoader {
+            isa,
+            wire,
+            listener,
+            spin,
+            masks: setup.masks,
+            ..ModelLoader::new(setup.threads)
+        });
         let config = worker::Config { memory_bytes: MEMORY, threads: speed, mesh_address, ..worker::Config::default() };
         tokio::spawn(worker::serve(dialer.channel(), loader, config, end.clone()))
     };

@@ -3,6 +3,8 @@
 
 use super::Answer;
 use checkpoint::Checkpoint;
+use grammar::{Limits, Wanted};
+use serde_json::json;
 use std::cmp::Reverse;
 use std::path::Path;
 use types::{Dry, Penalties, Request, Sampling, Token, Tokens, Xtc};
@@ -33,6 +35,9 @@ pub fn tiny_requests(model: &Path) -> Vec<Request> {
     requests[REQUESTS - 1].prompt = tokens(99, spec.vocab, longest);
     // For the few models whose context is so short.
     requests.iter_mut().for_each(|it| it.prompt.truncate((spec.context - it.sampling.tokens_max) as usize));
+    if checkpoint.token_table().is_ok() {
+        give_grammars(&mut requests);
+    }
     requests
 }
 
@@ -56,6 +61,7 @@ pub fn smollm2_requests() -> Vec<Request> {
     let mut requests = mixed(VOCAB, &LENGTHS, tokens_max, &[28, 30, 198, 2]);
     requests[REQUESTS - 2].prompt = tokens(98, VOCAB, 270);
     requests[REQUESTS - 1].prompt = tokens(99, VOCAB, 600);
+    give_grammars(&mut requests);
     requests
 }
 
@@ -69,6 +75,28 @@ fn mixed(vocab: u32, lengths: &[usize], tokens_max: impl Fn(usize) -> u32, stops
         Request { prompt: tokens(seed, vocab, length), sampling, ..Request::default() }
     };
     (0..REQUESTS).map(request).collect()
+}
+
+/// One of four to about every third request, also to some that outgrow their blocks. Models without a vocabulary have
+/// none.
+fn give_grammars(requests: &mut [Request]) {
+    let (number, word) = (json!({"type": "integer"}), json!({"type": "string", "maxLength": 9}));
+    let wanted = [
+        Wanted::JsonObject,
+        Wanted::JsonSchema(json!({"type": "array", "items": {"anyOf": [number, word]}, "minItems": 30})),
+        Wanted::Regex("([a-z]{2,5} ){4,}[0-9]+".into()),
+        Wanted::JsonSchema(json!({
+            "type": "object",
+            "properties": {"name": word, "ages": {"type": "array", "items": number}},
+            "required": ["name", "ages"],
+            "additionalProperties": false,
+        })),
+    ];
+    let grammars = wanted.map(|wanted| grammar::compile(&wanted, &Limits::default()).unwrap());
+    let picked = requests.iter_mut().enumerate().filter(|(i, _)| i % 4 == 2 || i % 8 == 5);
+    for ((_, request), grammar) in picked.zip(grammars.iter().cycle()) {
+        request.grammar = Some(grammar.clone());
+    }
 }
 
 fn sampling(i: usize, stops: &[Token]) -> Sampling {

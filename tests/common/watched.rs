@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
-use types::{Request, RequestId, Slice, Step, StepDone, Want};
+use types::{Request, RequestId, Slice, SliceDone, Step, StepDone, Want};
 use worker::{AbortHandle, Assignment, CancelFlag, Load, LoadError, Loaded, ModelLoader, Ready, RunError, Runner};
 
 /// Counts over steps.
@@ -27,6 +27,9 @@ pub struct Seen {
     /// First starts with a cached beginning, and its length.
     pub hits: u32,
     pub hit_tokens: u32,
+    /// Draws without a token, of requests that have not failed: they wait for a mask, or were planned behind one that
+    /// did.
+    pub late: u32,
 }
 
 #[derive(Default)]
@@ -78,6 +81,8 @@ impl Notes {
 pub struct Watch {
     notes: Arc<Mutex<Notes>>,
     closed: Arc<(Mutex<bool>, Condvar)>,
+    /// Counts of steps after which the sampler says that it has failed.
+    breaks: Arc<Mutex<Vec<u32>>>,
 }
 
 impl Watch {
@@ -93,6 +98,16 @@ impl Watch {
     pub fn open(&self) {
         *self.closed.0.lock().unwrap() = false;
         self.closed.1.notify_all();
+    }
+
+    /// The sampler fails when it is given its `n`th step from now.
+    pub fn break_at(&self, n: u32) {
+        self.breaks.lock().unwrap().push(self.notes.lock().unwrap().seen.steps + n);
+    }
+
+    fn breaks_now(&self) -> bool {
+        let n = self.notes.lock().unwrap().seen.steps;
+        self.breaks.lock().unwrap().extract_if(.., |at| *at <= n).count() > 0
     }
 
     fn pass(&self) {
@@ -143,8 +158,19 @@ impl Runner for WatchedRunner {
         self.watch.pass();
         if self.writes {
             self.watch.notes.lock().unwrap().write(step);
+            if self.watch.breaks_now() {
+                return Err(RunError::Pass("a test has broken this rank".into()));
+            }
         }
-        self.runner.run(step, done)
+        self.runner.run(step, done)?;
+        if self.writes {
+            let is_late = |(slice, done): &(&Slice, &SliceDone)| {
+                slice.want == Want::Last && done.tokens.is_empty() && done.failed.is_none()
+            };
+            let late = step.slices.iter().zip(&done.slices).filter(is_late).count();
+            self.watch.notes.lock().unwrap().seen.late += late as u32;
+        }
+        Ok(())
     }
 
     fn abort_handle(&self) -> Option<AbortHandle> {

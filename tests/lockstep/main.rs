@@ -10,6 +10,7 @@ mod fake_cuda;
 
 mod advisories;
 mod cuda;
+mod grammars;
 mod grids;
 mod membership;
 mod oracle;

@@ -6,8 +6,9 @@ use crate::common::requests::{REQUESTS, difference, smollm2_requests, tiny_reque
 use crate::common::watched::Seen;
 use crate::common::{Answer, Replica, Setup, reference_folder, smollm2};
 use std::cmp::Reverse;
+use std::time::Duration;
 use types::{BLOCK_TOKENS, Finish, Goal, Request};
-use worker::Isa;
+use worker::{Isa, MaskConfig};
 
 #[tokio::test]
 async fn llama_f32_tied() {
@@ -131,6 +132,7 @@ async fn tiny_every_way(folder: &str, activations: &'static str) {
         let bench = Bench::new(&format!("{folder} {activations} {kv_dtype}"), setup, requests).await;
         let all = bench.first(REQUESTS);
         bench.company(&all).await;
+        bench.late_masks(&all).await;
         bench.chunks(&[1, 7, 512], &all).await;
         bench.prefix_cache(&all).await;
         bench.preemption(50, &all).await;
@@ -203,6 +205,17 @@ impl Bench {
             assert!(seen.running_max >= 32, "{way}: {} at once", seen.running_max);
             // With more steps in flight each step holds only some of the requests.
             assert!(steps_in_flight_max > 2 || seen.drawing_max >= 32, "{way}: {} in a step", seen.drawing_max);
+        }
+    }
+
+    /// Masks that are later than the passes: draws come again, with steps in flight behind them.
+    async fn late_masks(&self, picked: &[usize]) {
+        let (wait_max, delay) = (Duration::ZERO, Duration::from_millis(3));
+        let masks = MaskConfig { wait_max, delay, ..MaskConfig::default() };
+        for steps_in_flight_max in [1, 3] {
+            let way = format!("late masks, {steps_in_flight_max} in flight");
+            let seen = self.same(&way, Setup { masks, steps_in_flight_max, ..self.base.clone() }, picked).await;
+            assert!(seen.late > 100, "{way}: {} draws were late", seen.late);
         }
     }
 
