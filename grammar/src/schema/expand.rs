@@ -62,6 +62,13 @@ struct State<'a> {
     seen: HashSet<(Claim, Rc<[usize]>)>,
 }
 
+/// A copy of so many entries costs as much as a step: copies are what takes memory.
+const ENTRIES_A_STEP: usize = 16;
+
+fn too_many(limits: &GrammarLimits) -> GrammarRefused {
+    GrammarRefused::too_large("the number of combinations of schemas", limits.nodes_max)
+}
+
 /// All ways in which the claims hold together.
 pub(super) fn expand<'a>(
     places: &Places<'a>,
@@ -78,7 +85,7 @@ pub(super) fn expand<'a>(
         while let Some(task) = state.tasks.pop().filter(|_| state.facts.kinds != 0) {
             n_steps += 1;
             if n_steps > limits.nodes_max || states.len() > limits.nodes_max {
-                return Err(GrammarRefused::too_large("the number of combinations of schemas", limits.nodes_max));
+                return Err(too_many(limits));
             }
             match task {
                 Task::Claim { claim, scopes, above } => {
@@ -90,6 +97,10 @@ pub(super) fn expand<'a>(
                         break;
                     };
                     for other in choice[1..].iter().rev() {
+                        n_steps += state.facts.n_entries() / ENTRIES_A_STEP;
+                        if n_steps > limits.nodes_max {
+                            return Err(too_many(limits));
+                        }
                         let mut branch = state.clone();
                         branch.take(other, &scopes, &above);
                         states.push(branch);

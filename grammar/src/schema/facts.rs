@@ -124,6 +124,13 @@ impl<'a> Facts<'a> {
         }
     }
 
+    /// How many entries a copy of it has.
+    pub(crate) fn n_entries(&self) -> usize {
+        let values = self.values.as_ref().map_or(0, Vec::len) + self.unlike.len();
+        let items = self.item.len() + self.items.len() + self.contains.len();
+        values + items + self.property.len() + self.properties.len() + self.required.len()
+    }
+
     /// One more fact. `scopes` are the schemas with `unevaluated..` that it is a part of.
     pub(crate) fn add(&mut self, fact: Fact<'a>, scopes: &[usize]) {
         self.note(&fact, scopes);

@@ -55,6 +55,7 @@ fn cases() -> Vec<(&'static str, WantedGrammar)> {
         ("doubled allOf", schema(doubling(30, "allOf"))),
         ("2000 properties", schema(wide(2000, false))),
         ("10000 required", schema(wide(10_000, true))),
+        ("wide anyOf", schema(json!({"allOf": [wide(2000, true), {"anyOf": vec![json!({"minimum": 1}); 9000]}]}))),
         ("long enum", schema(json!({"enum": (0..50_000).collect::<Vec<_>>()}))),
         (
             "two enums",

@@ -22,6 +22,9 @@ fn each_kind_takes_its_texts_and_no_others() {
     check(&WantedGrammar::Regex("[a-c]+/x?".to_owned()), &["a/", "abc/x"], &["", "/", "d/", "a/xx"]);
     let choice = ["yes", "no \"quoted\"\n", "naïve"].map(str::to_owned).to_vec();
     check(&WantedGrammar::Choice(choice), &["yes", "no \"quoted\"\n", "naïve"], &["", "ye", "yesno"]);
+    check(&WantedGrammar::Choice(vec![String::new(), "a".to_owned()]), &["", "a"], &["aa"]);
+    check(&WantedGrammar::Choice(vec![String::new()]), &[""], &["a"]);
+    check(&WantedGrammar::Regex(String::new()), &[""], &["a"]);
     check(&WantedGrammar::Lark("start: \"a\" b*\nb: \"b\"".to_owned()), &["a", "abb"], &["b", "ba"]);
 }
 
