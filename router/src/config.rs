@@ -85,7 +85,7 @@ pub struct RouterLimits {
     /// The bytes of a request's prompts and sampling lists, times the answers that each prompt gets.
     pub copies_bytes_max: usize,
     /// How large a grammar may be, and how much work it may cause.
-    pub grammar: grammar::Limits,
+    pub grammar: grammar::GrammarLimits,
     /// The bytes of compiled grammars that are kept for requests that want the same.
     pub grammars_kept_bytes_max: usize,
     /// The most likely tokens that may be reported beside each token.
@@ -114,7 +114,7 @@ impl Default for RouterLimits {
             stop_bytes_max: 256 << 10,
             logit_bias_max: 1024,
             copies_bytes_max: 64 << 20,
-            grammar: grammar::Limits::default(),
+            grammar: grammar::GrammarLimits::default(),
             grammars_kept_bytes_max: 16 << 20,
             logprobs_max: 20,
         }

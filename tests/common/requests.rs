@@ -3,7 +3,7 @@
 
 use super::Answer;
 use checkpoint::Checkpoint;
-use grammar::{Limits, Wanted};
+use grammar::{GrammarLimits, WantedGrammar};
 use serde_json::json;
 use std::cmp::Reverse;
 use std::path::Path;
@@ -82,17 +82,17 @@ fn mixed(vocab: u32, lengths: &[usize], tokens_max: impl Fn(usize) -> u32, stops
 fn give_grammars(requests: &mut [Request]) {
     let (number, word) = (json!({"type": "integer"}), json!({"type": "string", "maxLength": 9}));
     let wanted = [
-        Wanted::JsonObject,
-        Wanted::JsonSchema(json!({"type": "array", "items": {"anyOf": [number, word]}, "minItems": 30})),
-        Wanted::Regex("([a-z]{2,5} ){4,}[0-9]+".into()),
-        Wanted::JsonSchema(json!({
+        WantedGrammar::JsonObject,
+        WantedGrammar::JsonSchema(json!({"type": "array", "items": {"anyOf": [number, word]}, "minItems": 30})),
+        WantedGrammar::Regex("([a-z]{2,5} ){4,}[0-9]+".into()),
+        WantedGrammar::JsonSchema(json!({
             "type": "object",
             "properties": {"name": word, "ages": {"type": "array", "items": number}},
             "required": ["name", "ages"],
             "additionalProperties": false,
         })),
     ];
-    let grammars = wanted.map(|wanted| grammar::compile(&wanted, &Limits::default()).unwrap());
+    let grammars = wanted.map(|wanted| grammar::compile(&wanted, &GrammarLimits::default()).unwrap());
     let picked = requests.iter_mut().enumerate().filter(|(i, _)| i % 4 == 2 || i % 8 == 5);
     for ((_, request), grammar) in picked.zip(grammars.iter().cycle()) {
         request.grammar = Some(grammar.clone());

@@ -3,7 +3,7 @@
 
 use crate::common::requests::{difference, few_requests};
 use crate::common::{Answer, Replica, Setup, reference_model};
-use grammar::{Limits, Wanted};
+use grammar::{GrammarLimits, WantedGrammar};
 use std::time::Duration;
 use types::{Finish, Grammar, Request, Sampling};
 use worker::MaskConfig;
@@ -53,7 +53,7 @@ async fn lost_ranks_and_late_masks_on_grids_cost_no_token() {
 
 #[tokio::test]
 async fn a_request_whose_limits_leave_no_token_ends_alone_with_its_own_reason() {
-    let yes = grammar::compile(&Wanted::Choice(vec!["yes".into()]), &Limits::default()).unwrap();
+    let yes = grammar::compile(&WantedGrammar::Choice(vec!["yes".into()]), &GrammarLimits::default()).unwrap();
     let request = |grammar: &Grammar, allowed: &[u32]| Request {
         prompt: vec![1, 2, 3],
         sampling: Sampling { tokens_max: 5, allowed: allowed.to_vec(), ..Sampling::default() },

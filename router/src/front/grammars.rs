@@ -4,7 +4,7 @@
 use crate::front::frontend::Frontend;
 use crate::front::structure::FIELD;
 use crate::refusal::Refusal;
-use grammar::{Limits, Refused, Wanted};
+use grammar::{GrammarLimits, GrammarRefused, WantedGrammar};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 use types::Grammar;
@@ -14,14 +14,14 @@ const ENTRY_BYTES: usize = 256;
 
 /// Compiled grammars by a hash of what was wanted. Those that were kept first go first.
 pub struct Grammars {
-    limits: Limits,
+    limits: GrammarLimits,
     kept: Mutex<Kept>,
     bytes_max: usize,
 }
 
 #[derive(Default)]
 struct Kept {
-    grammars: HashMap<Key, Result<Grammar, Refused>>,
+    grammars: HashMap<Key, Result<Grammar, GrammarRefused>>,
     order: VecDeque<Key>,
     n_bytes: usize,
 }
@@ -29,15 +29,15 @@ struct Kept {
 type Key = [u8; 32];
 
 impl Grammars {
-    pub fn new(limits: Limits, bytes_max: usize) -> Grammars {
+    pub fn new(limits: GrammarLimits, bytes_max: usize) -> Grammars {
         Grammars { limits, kept: Mutex::default(), bytes_max }
     }
 
-    fn kept(&self, key: &Key) -> Option<Result<Grammar, Refused>> {
+    fn kept(&self, key: &Key) -> Option<Result<Grammar, GrammarRefused>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).grammars.get(key).cloned()
     }
 
-    fn compile(&self, key: Key, wanted: &Wanted) -> Result<Grammar, Refused> {
+    fn compile(&self, key: Key, wanted: &WantedGrammar) -> Result<Grammar, GrammarRefused> {
         let compiled = grammar::compile(wanted, &self.limits);
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).keep(key, &compiled, self.bytes_max);
         compiled
@@ -45,7 +45,7 @@ impl Grammars {
 }
 
 impl Kept {
-    fn keep(&mut self, key: Key, compiled: &Result<Grammar, Refused>, bytes_max: usize) {
+    fn keep(&mut self, key: Key, compiled: &Result<Grammar, GrammarRefused>, bytes_max: usize) {
         if self.grammars.insert(key, compiled.clone()).is_some() {
             // Two requests that came together have compiled the same.
             return;
@@ -60,21 +60,21 @@ impl Kept {
     }
 }
 
-fn n_bytes(compiled: &Result<Grammar, Refused>) -> usize {
+fn n_bytes(compiled: &Result<Grammar, GrammarRefused>) -> usize {
     ENTRY_BYTES + compiled.as_ref().map_or_else(|refused| refused.to_string().len(), Grammar::n_bytes)
 }
 
 /// A hash of what is wanted. Two kinds with the same text differ.
-fn key(wanted: &Wanted) -> Key {
+fn key(wanted: &WantedGrammar) -> Key {
     let (kind, texts): (u8, Vec<String>) = match wanted {
-        Wanted::JsonObject => (0, Vec::new()),
-        Wanted::JsonSchema(schema) => (1, vec![schema.to_string()]),
-        Wanted::Regex(text) => (2, vec![text.clone()]),
-        Wanted::Choice(texts) => (3, texts.clone()),
-        Wanted::Lark(text) => (4, vec![text.clone()]),
-        Wanted::Ebnf(text) => (5, vec![text.clone()]),
-        Wanted::Gbnf(text) => (6, vec![text.clone()]),
-        Wanted::StructuralTag(tag) => (7, vec![tag.to_string()]),
+        WantedGrammar::JsonObject => (0, Vec::new()),
+        WantedGrammar::JsonSchema(schema) => (1, vec![schema.to_string()]),
+        WantedGrammar::Regex(text) => (2, vec![text.clone()]),
+        WantedGrammar::Choice(texts) => (3, texts.clone()),
+        WantedGrammar::Lark(text) => (4, vec![text.clone()]),
+        WantedGrammar::Ebnf(text) => (5, vec![text.clone()]),
+        WantedGrammar::Gbnf(text) => (6, vec![text.clone()]),
+        WantedGrammar::StructuralTag(tag) => (7, vec![tag.to_string()]),
     };
     let mut hasher = blake3::Hasher::new();
     hasher.update(&[kind]);
@@ -86,7 +86,7 @@ fn key(wanted: &Wanted) -> Key {
 
 impl Frontend {
     /// The grammar of what is wanted. It is compiled once: off the runtime, because a short text can mean much work.
-    pub(super) async fn grammar(&self, wanted: Wanted) -> Result<Grammar, Refusal> {
+    pub(super) async fn grammar(&self, wanted: WantedGrammar) -> Result<Grammar, Refusal> {
         let key = key(&wanted);
         if let Some(kept) = self.grammars.kept(&key) {
             return kept.map_err(refusal);
@@ -96,7 +96,7 @@ impl Frontend {
     }
 }
 
-fn refusal(refused: Refused) -> Refusal {
+fn refusal(refused: GrammarRefused) -> Refusal {
     Refusal::invalid(FIELD, refused.to_string())
 }
 
@@ -124,11 +124,11 @@ mod tests {
     #[test]
     fn other_wishes_have_other_keys() {
         let wishes = [
-            Wanted::JsonObject,
-            Wanted::Regex("a".into()),
-            Wanted::Lark("a".into()),
-            Wanted::Choice(vec!["ab".into(), "c".into()]),
-            Wanted::Choice(vec!["a".into(), "bc".into()]),
+            WantedGrammar::JsonObject,
+            WantedGrammar::Regex("a".into()),
+            WantedGrammar::Lark("a".into()),
+            WantedGrammar::Choice(vec!["ab".into(), "c".into()]),
+            WantedGrammar::Choice(vec!["a".into(), "bc".into()]),
         ];
         for (i, one) in wishes.iter().enumerate() {
             assert!(wishes[i + 1..].iter().all(|other| key(one) != key(other)));

@@ -4,7 +4,7 @@
 use crate::refusal::Refusal;
 use crate::replicas::models::talk::Talk;
 use dialect::ToolChoice;
-use grammar::Wanted;
+use grammar::WantedGrammar;
 use proto::v1;
 use proto::v1::structure::Form;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 pub const FIELD: &str = "structure";
 
 /// What the answer must be. None where every text will do.
-pub fn wanted(structure: Option<v1::Structure>, talk: Option<&Talk>) -> Result<Option<Wanted>, Refusal> {
+pub fn wanted(structure: Option<v1::Structure>, talk: Option<&Talk>) -> Result<Option<WantedGrammar>, Refusal> {
     let structure = structure.and_then(|structure| structure.form).map(form).transpose()?.flatten();
     let Some(talk) = talk else { return Ok(structure) };
     match (structure, &talk.choice) {
@@ -22,24 +22,24 @@ pub fn wanted(structure: Option<v1::Structure>, talk: Option<&Talk>) -> Result<O
         (Some(structure), ToolChoice::Auto) if !talk.tools.is_empty() => {
             let calls = talk.calls_format().ok_or_else(no_form)?;
             let either = json!({ "type": "or", "elements": [format_of(&structure)?, calls] });
-            Ok(Some(Wanted::StructuralTag(talk.behind_thought(either))))
+            Ok(Some(WantedGrammar::StructuralTag(talk.behind_thought(either))))
         }
         (Some(structure), _) if talk.may_think() => {
-            Ok(Some(Wanted::StructuralTag(talk.behind_thought(format_of(&structure)?))))
+            Ok(Some(WantedGrammar::StructuralTag(talk.behind_thought(format_of(&structure)?))))
         }
         (structure, _) => Ok(structure),
     }
 }
 
 /// The calls that an answer must have, or may have in one form alone.
-fn calls(talk: &Talk) -> Result<Option<Wanted>, Refusal> {
+fn calls(talk: &Talk) -> Result<Option<WantedGrammar>, Refusal> {
     let enforced = talk.enforced(&talk.choice);
     let must = match &talk.choice {
         ToolChoice::None => false,
         ToolChoice::Auto => talk.tools.iter().any(|tool| tool.strict),
         ToolChoice::Required | ToolChoice::Named(_) => true,
     };
-    if must && enforced.is_none() { Err(no_form()) } else { Ok(enforced.map(Wanted::StructuralTag)) }
+    if must && enforced.is_none() { Err(no_form()) } else { Ok(enforced.map(WantedGrammar::StructuralTag)) }
 }
 
 fn no_form() -> Refusal {
@@ -51,17 +51,17 @@ fn both(why: &str) -> Refusal {
     Refusal::invalid(FIELD, format!("is not supported here: {why}"))
 }
 
-fn form(form: Form) -> Result<Option<Wanted>, Refusal> {
+fn form(form: Form) -> Result<Option<WantedGrammar>, Refusal> {
     Ok(Some(match form {
         Form::JsonObject(false) => return Ok(None),
-        Form::JsonObject(true) => Wanted::JsonObject,
-        Form::JsonSchema(schema) => Wanted::JsonSchema(json_of(&schema)?),
-        Form::Regex(regex) => Wanted::Regex(regex),
-        Form::Choice(choices) => Wanted::Choice(choices.texts),
-        Form::Lark(text) => Wanted::Lark(text),
-        Form::Ebnf(text) => Wanted::Ebnf(text),
-        Form::Gbnf(text) => Wanted::Gbnf(text),
-        Form::StructuralTag(tag) => Wanted::StructuralTag(json_of(&tag)?),
+        Form::JsonObject(true) => WantedGrammar::JsonObject,
+        Form::JsonSchema(schema) => WantedGrammar::JsonSchema(json_of(&schema)?),
+        Form::Regex(regex) => WantedGrammar::Regex(regex),
+        Form::Choice(choices) => WantedGrammar::Choice(choices.texts),
+        Form::Lark(text) => WantedGrammar::Lark(text),
+        Form::Ebnf(text) => WantedGrammar::Ebnf(text),
+        Form::Gbnf(text) => WantedGrammar::Gbnf(text),
+        Form::StructuralTag(tag) => WantedGrammar::StructuralTag(json_of(&tag)?),
     }))
 }
 
@@ -70,18 +70,18 @@ fn json_of(text: &str) -> Result<Value, Refusal> {
 }
 
 /// The same as a part of a structural tag, which may stand beside others.
-fn format_of(wanted: &Wanted) -> Result<Value, Refusal> {
+fn format_of(wanted: &WantedGrammar) -> Result<Value, Refusal> {
     Ok(match wanted {
-        Wanted::JsonObject => json!({ "type": "json_schema", "json_schema": { "type": "object" } }),
-        Wanted::JsonSchema(schema) => json!({ "type": "json_schema", "json_schema": schema }),
-        Wanted::Regex(regex) => json!({ "type": "regex", "pattern": regex }),
-        Wanted::Choice(texts) => {
+        WantedGrammar::JsonObject => json!({ "type": "json_schema", "json_schema": { "type": "object" } }),
+        WantedGrammar::JsonSchema(schema) => json!({ "type": "json_schema", "json_schema": schema }),
+        WantedGrammar::Regex(regex) => json!({ "type": "regex", "pattern": regex }),
+        WantedGrammar::Choice(texts) => {
             let texts = texts.iter().map(|text| json!({ "type": "const_string", "value": text }));
             json!({ "type": "or", "elements": texts.collect::<Vec<_>>() })
         }
-        Wanted::Ebnf(text) => json!({ "type": "grammar", "grammar": text }),
-        Wanted::StructuralTag(tag) if tag["format"].is_object() => tag["format"].clone(),
-        Wanted::Lark(_) | Wanted::Gbnf(_) | Wanted::StructuralTag(_) => {
+        WantedGrammar::Ebnf(text) => json!({ "type": "grammar", "grammar": text }),
+        WantedGrammar::StructuralTag(tag) if tag["format"].is_object() => tag["format"].clone(),
+        WantedGrammar::Lark(_) | WantedGrammar::Gbnf(_) | WantedGrammar::StructuralTag(_) => {
             return Err(both("in this form it cannot stand beside thoughts or tools; a JSON schema can"));
         }
     })

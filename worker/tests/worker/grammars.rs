@@ -4,7 +4,7 @@
 use crate::common::grid::Threads;
 use crate::common::{Alone, Plan, Played, Player, assignment, requests};
 use checkpoint::Checkpoint;
-use grammar::{Limits, Wanted};
+use grammar::{GrammarLimits, WantedGrammar};
 use serde_json::{Value, json};
 use std::time::Duration;
 use types::cache::blocks_for;
@@ -26,13 +26,13 @@ const LATE: MaskConfig = MaskConfig {
     delay: Duration::from_millis(4),
 };
 
-fn compiled(wanted: &Wanted) -> Grammar {
-    grammar::compile(wanted, &Limits::default()).unwrap()
+fn compiled(wanted: &WantedGrammar) -> Grammar {
+    grammar::compile(wanted, &GrammarLimits::default()).unwrap()
 }
 
 /// Eight that differ, and none.
-fn wanted(i: usize) -> Option<Wanted> {
-    let schema = |schema: Value| Some(Wanted::JsonSchema(schema));
+fn wanted(i: usize) -> Option<WantedGrammar> {
+    let schema = |schema: Value| Some(WantedGrammar::JsonSchema(schema));
     let (text, number) = (json!({"type": "string", "maxLength": 8}), json!({"type": "integer"}));
     match i % 9 {
         0 => schema(json!({
@@ -41,14 +41,14 @@ fn wanted(i: usize) -> Option<Wanted> {
             "required": ["name", "age"],
             "additionalProperties": false,
         })),
-        1 => Some(Wanted::Regex("[a-f]{3}-[0-9]{2,9}".into())),
-        2 => Some(Wanted::Choice(vec!["yes".into(), "no".into(), "perhaps not".into()])),
+        1 => Some(WantedGrammar::Regex("[a-f]{3}-[0-9]{2,9}".into())),
+        2 => Some(WantedGrammar::Choice(vec!["yes".into(), "no".into(), "perhaps not".into()])),
         3 => schema(json!({"type": "array", "items": {"type": "boolean"}, "minItems": 3, "maxItems": 40})),
         4 => schema(json!({"enum": ["red", "green", 12, null]})),
         5 => None,
-        6 => Some(Wanted::Regex("(ab|ba)*c".into())),
+        6 => Some(WantedGrammar::Regex("(ab|ba)*c".into())),
         7 => schema(json!({"anyOf": [{"type": "integer", "minimum": 10, "maximum": 99}, text]})),
-        _ => Some(Wanted::JsonObject),
+        _ => Some(WantedGrammar::JsonObject),
     }
 }
 
@@ -203,7 +203,7 @@ fn a_shared_prefix_and_a_replayed_log_give_the_same_token() {
     let request = Request {
         prompt: (0..70).map(|i| (i * 13) % 256).collect(),
         sampling: Sampling { temperature: 1.0, logprobs: Some(2), ..Sampling::default() },
-        grammar: Some(compiled(&Wanted::Regex("[a-f]{3}-[0-9]{2,9}".into()))),
+        grammar: Some(compiled(&WantedGrammar::Regex("[a-f]{3}-[0-9]{2,9}".into()))),
         ..Request::default()
     };
     let mut run = |step: &Step| {
@@ -247,7 +247,7 @@ fn failure_of(request: Request, masks: MaskConfig) -> (Option<Failure>, usize) {
 
 #[test]
 fn a_grammar_that_cannot_be_followed_ends_its_request_alone() {
-    let choice = Some(compiled(&Wanted::Choice(vec!["yes".into()])));
+    let choice = Some(compiled(&WantedGrammar::Choice(vec!["yes".into()])));
     let sampling = |sampling| Request {
         id: RequestId(1),
         prompt: vec![5, 6],
@@ -281,7 +281,7 @@ fn where_an_answer_is_complete_only_an_end_follows() {
     let end = Checkpoint::open(&assignment.model_path).unwrap().spec().eos[0];
     let request = |sampling| Request {
         prompt: vec![5, 6],
-        grammar: Some(compiled(&Wanted::Choice(vec!["no".into()]))),
+        grammar: Some(compiled(&WantedGrammar::Choice(vec!["no".into()]))),
         sampling,
         ..Request::default()
     };
@@ -317,7 +317,7 @@ fn a_vocabulary_that_is_gone_ends_requests_with_a_grammar_and_no_others() {
     let with = |id| Request {
         id: RequestId(id),
         prompt: vec![5, 6],
-        grammar: Some(compiled(&Wanted::JsonObject)),
+        grammar: Some(compiled(&WantedGrammar::JsonObject)),
         ..Request::default()
     };
     let mut run = |step: &Step| -> Result<StepDone, RunError> {

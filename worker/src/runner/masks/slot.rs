@@ -2,7 +2,7 @@
 //! for the next. Knows no queue.
 
 use crate::load::vocabulary::LazyVocabulary;
-use grammar::{Limits, Matcher};
+use grammar::{GrammarLimits, Matcher};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -115,7 +115,7 @@ impl Slot {
 
     /// On a thread: brings the grammar up to the last drawn token, and makes the mask for the next. Whether there is
     /// more to do.
-    pub fn follow(&self, vocabulary: &LazyVocabulary, limits: &Limits) -> bool {
+    pub fn follow(&self, vocabulary: &LazyVocabulary, limits: &GrammarLimits) -> bool {
         let mut state = self.state();
         let Some(mut follower) = state.follower.take().filter(|_| !state.is_over) else { return false };
         let (mut unseen, mut words) = (std::mem::take(&mut state.unseen), std::mem::take(&mut state.words));
@@ -152,7 +152,7 @@ impl Follower {
         &mut self,
         unseen: &mut VecDeque<Token>,
         vocabulary: &LazyVocabulary,
-        limits: &Limits,
+        limits: &GrammarLimits,
         words: &mut Vec<u32>,
     ) -> Result<(), String> {
         let vocabulary = vocabulary.get()?;

@@ -3,7 +3,7 @@
 use crate::load::vocabulary::LazyVocabulary;
 use crate::runner::masks::MaskConfig;
 use crate::runner::masks::slot::Slot;
-use grammar::Limits;
+use grammar::GrammarLimits;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,7 +38,7 @@ impl Threads {
 }
 
 fn run(slots: &Mutex<Receiver<Arc<Slot>>>, config: MaskConfig, vocabulary: &LazyVocabulary) {
-    let limits = Limits::default();
+    let limits = GrammarLimits::default();
     loop {
         // Whoever holds the lock waits for work, the others for the lock.
         let next = slots.lock().unwrap_or_else(PoisonError::into_inner).recv();
