@@ -8,6 +8,7 @@
 mod addresses;
 mod claim;
 mod etcd;
+mod last_claim;
 mod memory;
 mod state;
 mod store;
@@ -15,6 +16,7 @@ mod store;
 pub use addresses::{Addresses, BadAddress};
 pub use claim::{Claim, ClaimLost};
 pub use etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdWaits};
+pub use last_claim::{LastClaim, last_claim};
 pub use memory::MemoryStore;
 pub use state::{Change, Health, Member, Members, Registration, Watch};
 pub use store::Store;

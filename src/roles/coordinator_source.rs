@@ -3,10 +3,9 @@
 
 use crate::settings::{StoreSettings, TrustSettings};
 use anyhow::{Context, ensure};
-use cluster::{Change, Store, Watch};
-use tokio::sync::watch;
+use cluster::{LastClaim, last_claim};
 use tonic::transport::Channel;
-use wire::JoinToken;
+use wire::{JoinToken, Peer};
 
 /// The coordinator's address, now and as it changes.
 pub struct FoundCoordinator {
@@ -48,47 +47,17 @@ impl<'a> CoordinatorSource<'a> {
             CoordinatorSource::InStore { store, replica } => {
                 let store = store.open().await?.context("--etcd-endpoints is missing")?;
                 tracing::info!(replica, store = store.kind(), "looking for the coordinator of this replica");
-                let told = follow(&store, replica.to_owned()).await;
-                let address = told.borrow().clone();
+                let told = last_claim(store.watch(), replica.to_owned()).await;
+                let address = told.borrow().address.clone();
                 // A wrong setting is reported now, not at the first dial.
                 trust.resolve("worker", &address, handed.clone())?;
                 let now = move || {
-                    let address = told.borrow().clone();
+                    let LastClaim { address, superseded: until, .. } = told.borrow().clone();
                     let trust = trust.resolve("worker", &address, handed.clone()).map_err(|e| format!("{e:#}"))?;
-                    Ok((address, trust))
+                    Ok(Peer { address, trust, until })
                 };
                 Ok(FoundCoordinator { address, channel: wire::channel_to_where(now) })
             }
-        }
-    }
-}
-
-/// Follows the replica's address in the store. A vanished entry leaves the last address: an open stream counts more,
-/// and the next coordinator registers its own.
-async fn follow(store: &Store, replica: String) -> watch::Receiver<String> {
-    let mut watch = store.watch();
-    let (tell, told) = watch::channel(next(&mut watch, &replica).await);
-    tokio::spawn(async move {
-        loop {
-            let address = next(&mut watch, &replica).await;
-            let has_moved = tell.send_if_modified(|before| {
-                let has_moved = *before != address;
-                before.clone_from(&address);
-                has_moved
-            });
-            if has_moved {
-                tracing::info!(replica, address, "the coordinator of this replica is elsewhere now");
-            }
-        }
-    });
-    told
-}
-
-async fn next(watch: &mut Watch, replica: &str) -> String {
-    loop {
-        match watch.next().await {
-            Change::Is(name, member) if name == replica => return member.registration.address,
-            Change::Is(..) | Change::Gone(_) => {}
         }
     }
 }

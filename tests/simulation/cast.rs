@@ -2,13 +2,13 @@
 //! they end. Knows no faults.
 
 use crate::model;
-use crate::net::{channel, channel_to, listen};
+use crate::net::{channel, channel_to_last, listen};
 use crate::rank::{MESH_PORT, Mesh, SimRank};
 use crate::record::Record;
-use crate::registry::{Registry, whereabouts};
+use crate::registry::Registry;
 use crate::script::{CONTEXT, Host, ROUTERS, ReplicaPlan, Script, VOCAB, replica_name};
 use checkpoint::Sizes;
-use cluster::Store;
+use cluster::{Store, last_claim};
 use coordinator::{ModelShape, Policy};
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,7 +122,10 @@ impl Stage {
             ..worker::Config::default()
         };
         let rank = SimRank { sim: self.script.sim.clone(), mesh: mesh.clone() };
-        let channel = channel_to(whereabouts(self.registry.view(host, stop), replica));
+        let view = self.registry.view(host, stop);
+        let found = stop.run_until_cancelled(last_claim(view.watch(), replica_name(replica))).await;
+        let Some(found) = found else { return Ok(()) };
+        let channel = channel_to_last(found);
         Ok(worker::serve_in_tasks(channel, Box::new(rank), config, stop.clone()).await?)
     }
 

@@ -40,6 +40,7 @@ mod registry;
 mod rules;
 mod script;
 mod stranded;
+mod superseded;
 mod weather;
 mod world;
 

@@ -1,5 +1,6 @@
 //! Connections of the simulated network, as the roles take them. Knows nothing of what is sent.
 
+use cluster::LastClaim;
 use hyper_util::rt::TokioIo;
 use std::future::Future;
 use std::io;
@@ -8,6 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Uri};
@@ -75,13 +77,19 @@ impl Stream for Incoming {
 /// A channel with the limits and timers that every role uses.
 pub fn channel(host: &str) -> Channel {
     let host = host.to_owned();
-    channel_to(move || host.clone())
+    wire::over(service_fn(move |_: Uri| {
+        let host = host.clone();
+        async move { Ok(TokioIo::new(TcpStream::connect((host.as_str(), PORT)).await?)) }
+    }))
 }
 
-/// A channel to the host that `host` names at each dial.
-pub fn channel_to(host: impl Fn() -> String + Clone + Send + 'static) -> Channel {
+/// A channel to the host that has the last claim at each dial, until another has claimed it since.
+pub fn channel_to_last(claim: watch::Receiver<LastClaim>) -> Channel {
     wire::over(service_fn(move |_: Uri| {
-        let host = host();
-        async move { Ok(TokioIo::new(TcpStream::connect((host.as_str(), PORT)).await?)) }
+        let LastClaim { address, superseded, .. } = claim.borrow().clone();
+        async move {
+            let stream = TcpStream::connect((address.as_str(), PORT)).await?;
+            Ok(TokioIo::new(wire::Until::new(stream, superseded)))
+        }
     }))
 }

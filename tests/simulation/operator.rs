@@ -97,7 +97,7 @@ async fn scale(fault: Fault, record: Record) {
 }
 
 /// Checks that every router sees every replica ready, with nothing waiting, nothing running and no block in use.
-async fn rest(channels: &[Channel], n_replicas: usize) -> Result<(), String> {
+pub async fn rest(channels: &[Channel], n_replicas: usize) -> Result<(), String> {
     for channel in channels {
         let replicas = topology(channel).await?.replicas;
         if replicas.len() != n_replicas {

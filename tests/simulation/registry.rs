@@ -61,15 +61,3 @@ impl Registry {
         view.claim(&replica_name(replica), &host.name())
     }
 }
-
-/// The address of the replica's coordinator: where the process last saw it.
-pub fn whereabouts(view: MemoryStore, replica: usize) -> impl Fn() -> String + Clone + Send + 'static {
-    let last = std::sync::Arc::new(std::sync::Mutex::new(Host::Coordinator(replica).name()));
-    move || {
-        let mut last = last.lock().unwrap();
-        if let Some(member) = view.members().get(&replica_name(replica)) {
-            last.clone_from(&member.registration.address);
-        }
-        last.clone()
-    }
-}

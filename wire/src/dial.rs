@@ -4,6 +4,7 @@ use crate::connection::Connection;
 use crate::greeting::{PROOF_MAX, Trust};
 use crate::limits::with_limits;
 use crate::refused::Unconnected;
+use crate::until::Until;
 use hyper_util::rt::TokioIo;
 use std::io;
 use std::pin::Pin;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint, Uri};
 
@@ -21,28 +23,34 @@ const CONNECT_MAX: Duration = Duration::from_secs(3);
 /// A channel to a role at `host:port` that connects when it is used and again when the connection is lost.
 pub fn channel(address: &str, trust: Trust) -> Channel {
     let address = address.to_owned();
-    channel_to_where(move || Ok((address.clone(), trust.clone())))
+    let never = CancellationToken::new();
+    channel_to_where(move || Ok(Peer { address: address.clone(), trust: trust.clone(), until: never.clone() }))
+}
+
+/// Where a role is at present.
+pub struct Peer {
+    pub address: String,
+    pub trust: Trust,
+    /// A connection to it ends when this is cancelled; the next one goes to where the role is by then.
+    pub until: CancellationToken,
 }
 
 /// The same to a role that may move: its address and trust are asked for anew for each connection.
-pub fn channel_to_where(peer: impl Fn() -> Result<(String, Trust), String> + Send + Sync + 'static) -> Channel {
+pub fn channel_to_where(peer: impl Fn() -> Result<Peer, String> + Send + Sync + 'static) -> Channel {
     let connector = Connector { peer: Arc::new(peer), reason: Arc::new(Mutex::new(String::new())) };
     with_limits(Endpoint::from_static("http://lockstep.cluster")).connect_with_connector_lazy(connector)
 }
 
-/// Returns the address to dial, and whom to trust there.
-type Peer = dyn Fn() -> Result<(String, Trust), String> + Send + Sync;
-
 #[derive(Clone)]
 struct Connector {
-    peer: Arc<Peer>,
+    peer: Arc<dyn Fn() -> Result<Peer, String> + Send + Sync>,
     /// Why the last attempt failed, so that the same reason is not logged again and again.
     reason: Arc<Mutex<String>>,
 }
 
 impl Connector {
-    async fn connect(self) -> Result<TokioIo<Connection>, Unconnected> {
-        let (address, trust) = (self.peer)().map_err(Unconnected::Nowhere)?;
+    async fn connect(self) -> Result<TokioIo<Until<Connection>>, Unconnected> {
+        let Peer { address, trust, until } = (self.peer)().map_err(Unconnected::Nowhere)?;
         let connected = dial(&address, &trust).await;
         let now = connected.as_ref().err().map(ToString::to_string).unwrap_or_default();
         let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,7 +58,7 @@ impl Connector {
             tracing::warn!(address, why = now, "no connection to this address");
         }
         *reason = now;
-        connected.map(TokioIo::new)
+        connected.map(|io| TokioIo::new(Until::new(io, until)))
     }
 }
 
@@ -60,7 +68,7 @@ pub(crate) async fn dial(address: &str, trust: &Trust) -> Result<Connection, Unc
 }
 
 impl Service<Uri> for Connector {
-    type Response = TokioIo<Connection>;
+    type Response = TokioIo<Until<Connection>>;
     type Error = Unconnected;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Unconnected>> + Send>>;
 

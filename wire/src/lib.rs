@@ -14,9 +14,10 @@ pub mod refusals;
 mod refused;
 mod tls;
 mod token;
+mod until;
 
 pub use connection::Connection;
-pub use dial::{channel, channel_to_where, over, tcp};
+pub use dial::{Peer, channel, channel_to_where, over, tcp};
 pub use greeting::Trust;
 pub use limits::{HEADERS_BYTES_MAX, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX, server};
 pub use listen::{clients, incoming, tcp_incoming};
@@ -25,6 +26,7 @@ pub use pipe::{Dialer, Pipes, in_memory};
 pub use refused::{Refused, Unconnected};
 pub use tls::{SERVER_NAME, Tls};
 pub use token::{BadToken, JoinToken, NoRandomness, TOKEN_CHARS_MAX, TOKEN_CHARS_MIN, random};
+pub use until::Until;
 
 #[cfg(test)]
 mod tests;

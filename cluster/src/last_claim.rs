@@ -1,0 +1,103 @@
+//! Who has claimed a replica last, and the sign that ends a connection to whoever claimed it before.
+
+use crate::state::{Change, Member, Watch};
+use std::collections::BTreeMap;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// The coordinator with a replica's last claim, as the store tells.
+#[derive(Clone, Debug)]
+pub struct LastClaim {
+    pub incarnation: u64,
+    pub address: String,
+    /// Cancelled when a coordinator at another address has claimed the replica later. One that cannot reach the store
+    /// does not know that, and would keep workers that the later one needs.
+    pub superseded: CancellationToken,
+}
+
+/// The claims that connections may have been made under, by address.
+#[derive(Debug, Default)]
+struct Claims(BTreeMap<String, (u64, CancellationToken)>);
+
+impl Claims {
+    /// Ends what is connected to who has claimed earlier, elsewhere. A store that was restored may tell of an earlier
+    /// claim: that ends no connection, and nor does a coordinator that is started again in its place.
+    fn told(&mut self, member: Member) -> LastClaim {
+        let Member { incarnation, registration } = member;
+        let address = registration.address;
+        self.0.retain(|other, (earlier, superseded)| {
+            let is_superseded = *other != address && *earlier < incarnation;
+            if is_superseded {
+                superseded.cancel();
+            }
+            !is_superseded
+        });
+        let (known, superseded) = self.0.entry(address.clone()).or_default();
+        *known = incarnation;
+        LastClaim { incarnation, address, superseded: superseded.clone() }
+    }
+}
+
+/// Follows a replica's last claim; waits until there is one. A vanished entry changes nothing: an open stream counts
+/// more, and the next coordinator registers its own.
+pub async fn last_claim(mut members: Watch, replica: String) -> watch::Receiver<LastClaim> {
+    let mut claims = Claims::default();
+    let (tell, told) = watch::channel(claims.told(next(&mut members, &replica).await));
+    tokio::spawn(async move {
+        loop {
+            let member = tokio::select! {
+                biased;
+                () = tell.closed() => break,
+                member = next(&mut members, &replica) => member,
+            };
+            let last = claims.told(member);
+            if tell.borrow().address != last.address {
+                let LastClaim { address, incarnation, .. } = &last;
+                tracing::info!(replica, address, incarnation, "the coordinator of this replica is elsewhere now");
+            }
+            tell.send_replace(last);
+        }
+    });
+    told
+}
+
+async fn next(members: &mut Watch, replica: &str) -> Member {
+    loop {
+        match members.next().await {
+            Change::Is(name, member) if name == replica => return member,
+            Change::Is(..) | Change::Gone(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::Registration;
+
+    #[test]
+    fn only_a_later_claim_at_another_address_ends_connections() {
+        let member = |incarnation, address: &str| Member {
+            incarnation,
+            registration: Registration { address: address.into(), ..Registration::default() },
+        };
+        let check = |news: &[(u64, &str)], now: (u64, &str), is_superseded: bool| {
+            let mut claims = Claims::default();
+            let mut last = claims.told(member(5, "a:1"));
+            let before = last.superseded.clone();
+            news.iter().for_each(|(incarnation, address)| last = claims.told(member(*incarnation, address)));
+            assert_eq!((last.incarnation, last.address.as_str()), now, "{news:?}");
+            assert_eq!(before.is_cancelled(), is_superseded, "{news:?}");
+            assert!(!last.superseded.is_cancelled(), "{news:?}");
+        };
+        check(&[(6, "b:1")], (6, "b:1"), true);
+        check(&[(5, "a:1")], (5, "a:1"), false);
+        // Started again in its place: its connections have ended by themselves.
+        check(&[(7, "a:1")], (7, "a:1"), false);
+        check(&[(7, "a:1"), (8, "b:1")], (8, "b:1"), true);
+        // From a store that was restored, and then the one that serves registers again.
+        check(&[(3, "old:1")], (3, "old:1"), false);
+        check(&[(3, "old:1"), (5, "a:1")], (5, "a:1"), false);
+        check(&[(3, "old:1"), (5, "a:1"), (6, "b:1")], (6, "b:1"), true);
+    }
+}
