@@ -94,31 +94,39 @@ pub fn prefill_rate(doors: &[String]) -> f64 {
 /// Open streams.
 pub struct Streams {
     clients: Vec<JoinHandle<Told>>,
-    n_told: Arc<AtomicUsize>,
+    /// The number of tokens that each has got.
+    n_told: Vec<Arc<AtomicUsize>>,
+}
+
+/// The number of streams that had begun and had not ended: only these can be hit. `expected` are the tokens of each.
+pub fn n_under_way(n_told: &[usize], expected: &[usize]) -> usize {
+    n_told.iter().zip(expected).filter(|(told, expected)| (1..**expected).contains(*told)).count()
 }
 
 /// Starts each request on a thread of its own, spread over the routers.
 pub fn ask_all(doors: &[String], asked: &[Value]) -> Streams {
-    let n_told = Arc::new(AtomicUsize::new(0));
+    let n_told: Vec<_> = asked.iter().map(|_| Arc::new(AtomicUsize::new(0))).collect();
     let client = |(i, body): (usize, &Value)| {
-        let (doors, body, n_told) = (doors.to_vec(), body.clone(), n_told.clone());
+        let (doors, body, n_told) = (doors.to_vec(), body.clone(), n_told[i].clone());
         std::thread::spawn(move || Client { doors, door: i, body, n_told }.run())
     };
     Streams { clients: asked.iter().enumerate().map(client).collect(), n_told }
 }
 
 impl Streams {
-    /// Waits until `n` tokens have come, or all that will.
-    pub fn until_told(&self, n: usize) {
+    /// Waits until `n` tokens have come, and returns how many each stream has then.
+    pub fn until_told(&self, n: usize) -> Vec<usize> {
         let deadline = Instant::now() + PATIENCE;
-        while self.n_told.load(Relaxed) < n && !self.clients.iter().all(JoinHandle::is_finished) {
-            assert!(Instant::now() < deadline, "{} tokens of {n} in time", self.n_told.load(Relaxed));
+        loop {
+            let each: Vec<usize> = self.n_told.iter().map(|n_told| n_told.load(Relaxed)).collect();
+            let all: usize = each.iter().sum();
+            if all >= n {
+                return each;
+            }
+            let have_ended = self.clients.iter().all(JoinHandle::is_finished);
+            assert!(Instant::now() < deadline && !have_ended, "{all} tokens of {n} in time, all ended: {have_ended}");
             std::thread::sleep(Duration::from_millis(1));
         }
-    }
-
-    pub fn n_told(&self) -> usize {
-        self.n_told.load(Relaxed)
     }
 
     pub fn wait(self) -> Vec<Told> {

@@ -28,6 +28,9 @@ pub struct Row {
     /// The kind of the request that stood still for longest.
     pub kind: String,
     pub n_replayed: u64,
+    /// Streams that ran when the fault came.
+    #[serde(default)]
+    pub n_under_way: usize,
     /// One replica's prefill speed in tokens a second, while the other one has as much to do.
     pub rate: f64,
     pub n_resumed: usize,
@@ -45,22 +48,37 @@ pub struct Report {
     model: &'static str,
     /// Rows kept from earlier runs come first.
     rows: Vec<Row>,
+    n_earlier: usize,
     kept: Option<PathBuf>,
 }
 
 impl Report {
     pub fn new(model: &'static str, kept: Option<PathBuf>) -> Report {
         let text = kept.as_ref().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
-        let rows = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        Report { model, rows, kept }
+        let rows: Vec<Row> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        Report { model, n_earlier: rows.len(), rows, kept }
+    }
+
+    /// The rounds of this run in which a stream stood still for longer than allowed.
+    fn beyond(&self) -> Vec<String> {
+        let of_this_run = self.rows[self.n_earlier..].iter();
+        let beyond = of_this_run.filter(|row| row.stood_still > row.allowed());
+        beyond.map(|row| format!("{}: {:?} of {:?}", row.fault, row.stood_still, row.allowed())).collect()
+    }
+
+    /// Fails if a round was beyond what is allowed. By the clock: not for a machine that others use.
+    pub fn judge(&self) {
+        let beyond = self.beyond();
+        assert!(beyond.is_empty(), "streams stood still for longer than 1 s and a replay:\n  {}", beyond.join("\n  "));
     }
 
     pub fn add(&mut self, row: Row) {
         let (found_out, gap, took) = (row.found_out, row.stood_still, row.took);
         let (fault, allowed, n, rate) = (&row.fault, row.allowed(), row.n_replayed, row.rate);
         println!(
-            "{fault}: found out {found_out:?}, gap {gap:?} of {allowed:?} ({}), {n} tokens at {rate:.0}, took {took:?}",
-            row.kind
+            "{fault}: {} streams hit, found out {found_out:?}, gap {gap:?} of {allowed:?} ({}), {n} tokens at \
+            {rate:.0}, took {took:?}",
+            row.n_under_way, row.kind
         );
         if let Some(path) = &self.kept {
             let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
@@ -144,4 +162,38 @@ fn least(values: &[f64]) -> f64 {
 
 fn most(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
+}
+
+#[test]
+fn a_gap_beyond_what_is_allowed_is_found() {
+    let row = |millis: u64, n_replayed: u64| Row {
+        fault: "worker killed".into(),
+        found_out: None,
+        stood_still: Duration::from_millis(millis),
+        kind: "plain".into(),
+        n_replayed,
+        n_under_way: 1,
+        rate: 1000.0,
+        n_resumed: 0,
+        n_refused: 0,
+        took: Duration::ZERO,
+    };
+    let check = |n_earlier: usize, rows: Vec<Row>, n_beyond: usize| {
+        let report = Report { model: "tiny", rows, n_earlier, kept: None };
+        assert_eq!(report.beyond().len(), n_beyond, "{:?}", report.beyond());
+    };
+    check(0, vec![row(1000, 0), row(2300, 1000)], 0);
+    check(0, vec![row(1001, 0), row(2301, 1000), row(5, 0)], 2);
+    // What an earlier run kept was judged then.
+    check(1, vec![row(9000, 0), row(9, 0)], 0);
+}
+
+#[test]
+fn a_stream_is_under_way_between_its_first_token_and_its_last() {
+    let check = |n_told: &[usize], n: usize| assert_eq!(crate::client::n_under_way(n_told, &[10, 10]), n, "{n_told:?}");
+    check(&[0, 0], 0);
+    check(&[10, 10], 0);
+    check(&[0, 10], 0);
+    check(&[1, 9], 2);
+    check(&[10, 5], 1);
 }
