@@ -31,6 +31,14 @@ pub enum Error {
     NotFound { model: String, why: String },
     #[error("{what} could not be fetched: {why}")]
     Fetch { what: String, why: String },
+    /// A file is not what it was when it was fetched.
+    #[error(
+        "{} is damaged: its sha256 is {found}, and was {expected} when it was fetched; delete the file, and \
+        `lockstep pull` fetches it again", path.display()
+    )]
+    Damaged { path: PathBuf, found: String, expected: String },
+    #[error("there is no room at {}: {needed} bytes are needed, {free} are free", path.display())]
+    NoRoom { path: PathBuf, needed: u64, free: u64 },
     #[error("{what} has the sha256 {found}, and {expected} was expected")]
     Checksum { what: String, found: String, expected: String },
 }

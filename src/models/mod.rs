@@ -26,6 +26,9 @@ pub struct ModelsCommand {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Read every model whole, and compare it with the checksums that it had when it was fetched
+    #[arg(long)]
+    pub verify: bool,
     #[command(flatten)]
     pub hub: Hub,
 }
@@ -40,6 +43,7 @@ pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<Located> {
 
 pub fn pull(pull: &PullCommand) -> anyhow::Result<()> {
     let located = ready(&pull.model, &pull.hub)?;
+    catalogue::verify_recorded(&located.path)?;
     // What stood at a path, or came from a hub, is a model only if it opens.
     Checkpoint::open(&located.path).with_context(|| {
         let path = located.path.display();
@@ -61,8 +65,10 @@ struct Row {
 }
 
 impl Row {
-    fn of(listed: Listed) -> Row {
-        let opened = Checkpoint::open(&listed.path).map_err(|error| error.to_string()).map(|checkpoint| {
+    fn of(listed: Listed, verify: bool) -> Row {
+        let whole = if verify { catalogue::verify_recorded(&listed.path).map(drop) } else { Ok(()) };
+        let opened = whole.and_then(|()| Checkpoint::open(&listed.path)).map_err(|error| error.to_string());
+        let opened = opened.map(|checkpoint| {
             let kinds: Vec<&str> = checkpoint.quantization().iter().map(|dtype| dtype.name()).collect();
             (checkpoint.spec().family.name().to_owned(), kinds.join("+"))
         });
@@ -104,7 +110,8 @@ fn origin_name(origin: Origin) -> &'static str {
 
 /// Lists the models that are here, and what the catalogue knows besides.
 pub fn list(models: &ModelsCommand) -> anyhow::Result<()> {
-    let rows: Vec<Row> = catalogue::list(&sources(&models.hub)?).into_iter().map(Row::of).collect();
+    let here = catalogue::list(&sources(&models.hub)?).into_iter();
+    let rows: Vec<Row> = here.map(|listed| Row::of(listed, models.verify)).collect();
     match models.json {
         true => println!("{:#}", page(&rows)),
         false => print!("{}", table(&rows)),

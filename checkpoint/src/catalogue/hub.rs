@@ -4,6 +4,7 @@
 //! A file is written to `<name>.part`, which a later try goes on with, and gets its name when its checksum is right.
 
 use crate::catalogue::files::{all_parts, choose_gguf};
+use crate::catalogue::landing::{has_room, land, sync_folder_of, write_failed};
 use crate::catalogue::model::{CatalogueEntry, HubId, Located, Progress, Sources};
 use crate::error::{Error, Result};
 use crate::small_files::is_plain_name;
@@ -89,7 +90,9 @@ fn fetch_folder(
     for file in files.iter().filter(|file| belongs_to_model(&file.name)) {
         fetch(file, &partial.join(&file.name), sources, progress)?;
     }
-    std::fs::rename(&partial, folder).map_err(Error::io(folder))
+    sync_folder_of(&partial.join("."))?;
+    std::fs::rename(&partial, folder).map_err(Error::io(folder))?;
+    sync_folder_of(folder)
 }
 
 fn belongs_to_model(name: &str) -> bool {
@@ -166,6 +169,9 @@ fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut
     let mut hasher = Sha256::new();
     let mut done = hash_file(&mut out, &mut hasher).map_err(Error::io(&part))?;
     if file.bytes.is_none_or(|bytes| done < bytes) {
+        // What is not announced is found out when the disk is full.
+        let folder = part.parent().unwrap_or(&part);
+        has_room(folder, file.bytes.map_or(0, |bytes| bytes.saturating_sub(done)))?;
         let failed = |why: String| Error::Fetch { what: file.name.clone(), why };
         let response = get(&file.url, done, sources).map_err(|why| {
             if done == 0 {
@@ -179,7 +185,7 @@ fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut
             out.set_len(0).map_err(Error::io(&part))?;
             (hasher, done) = (Sha256::new(), 0);
         }
-        copy(response.into_body(), &mut out, &mut hasher, &mut done, file, progress)?;
+        copy(response.into_body(), (&mut out, part.as_path()), &mut hasher, &mut done, file, progress)?;
     }
     finish(file, &part, path, done, hasher)
 }
@@ -227,7 +233,7 @@ fn hash_file(file: &mut File, hasher: &mut Sha256) -> std::io::Result<u64> {
 
 fn copy(
     body: ureq::Body,
-    out: &mut File,
+    (out, part): (&mut File, &Path),
     hasher: &mut Sha256,
     done: &mut u64,
     file: &Remote,
@@ -246,7 +252,8 @@ fn copy(
             let why = format!("more than the {bytes} bytes that were announced");
             return Err(Error::Fetch { what: file.name.clone(), why });
         }
-        out.write_all(&buffer[..n]).map_err(failed)?;
+        let missing = file.bytes.map_or(n as u64, |bytes| bytes + n as u64 - *done);
+        out.write_all(&buffer[..n]).map_err(write_failed(part, missing))?;
         hasher.update(&buffer[..n]);
         progress(Progress { what: &file.name, done: *done, total: file.bytes });
     }
@@ -258,12 +265,13 @@ fn finish(file: &Remote, part: &Path, path: &Path, done: u64, hasher: Sha256) ->
         let why = format!("it ended after {done} of {bytes} bytes; another try goes on from there");
         return Err(Error::Fetch { what: file.name.clone(), why });
     }
-    let found = hex(&hasher.finalize());
+    let sha256 = hasher.finalize();
+    let found = hex(&sha256);
     if let Some(expected) = file.sha256.as_ref().filter(|expected| **expected != found) {
         std::fs::remove_file(part).map_err(Error::io(part))?;
         return Err(Error::Checksum { what: file.name.clone(), found, expected: expected.clone() });
     }
-    std::fs::rename(part, path).map_err(Error::io(path))
+    land(part, path, &sha256)
 }
 
 /// The checksum of a model: of its file, or of `sha256sum`'s lines for several, in the order of their names.

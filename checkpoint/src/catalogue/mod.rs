@@ -3,11 +3,13 @@
 
 mod files;
 mod hub;
+mod landing;
 mod model;
 mod others;
 mod pip;
 mod store;
 
+pub use landing::{free_bytes, verify_recorded};
 pub use model::{CATALOGUE, CatalogueEntry, Listed, Located, Origin, Progress, Sources};
 
 use crate::error::{Error, Result};
@@ -33,19 +35,28 @@ pub fn locate(model: &str, sources: &Sources) -> Result<Located> {
     }
 }
 
-/// Fetches a model that is not here yet, checks its checksum, and returns where it is.
+/// Up to here a model is compared with its checksum whenever it is asked for: half a second. A larger one is when its
+/// user wants that (`lockstep pull`, `lockstep models --verify`); its weights are hashed when they are loaded.
+const VERIFIED_BYTES_MAX: u64 = 256 << 20;
+
+/// Fetches a model that is not here yet, checks its checksum, and returns where it is. One that is here is what was
+/// fetched, unless it is large.
 pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
+    if let Ok(here) = locate(model, sources) {
+        if bytes_of(&here.path) <= VERIFIED_BYTES_MAX {
+            verify_recorded(&here.path)?;
+        }
+        return Ok(here);
+    }
+    fetch(model, sources, progress)
+}
+
+fn fetch(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
     match read_name(model, sources)? {
-        Named::Path(path) => Ok(Located { name: name_of(path), path: path.to_owned() }),
-        Named::Ollama(path) => Ok(Located { name: model.to_owned(), path }),
-        Named::Entry(entry) => match store::find_entry(entry, sources) {
-            Some(located) => Ok(located),
-            None => pull_entry(entry, sources, progress),
-        },
-        Named::Hub(id) => match store::find_hub(id, sources)? {
-            Some(located) => Ok(located),
-            None => hub::pull(id, sources, progress),
-        },
+        Named::Entry(entry) => pull_entry(entry, sources, progress),
+        Named::Hub(id) => hub::pull(id, sources, progress),
+        // These are here or nowhere.
+        Named::Path(_) | Named::Ollama(_) => locate(model, sources),
     }
 }
 

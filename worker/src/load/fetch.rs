@@ -34,10 +34,12 @@ mod checks;
 mod error;
 mod journal;
 mod lock;
+mod room;
 
 pub use checks::Checked;
 pub use error::FetchError;
 use error::SILENCE_MAX;
+use room::{has_room, write_failed};
 
 /// In the cache, the folder of all models that were fetched; and in a model's folder, what is there of it.
 const FETCHED: &str = "fetched";
@@ -359,7 +361,7 @@ impl ModelFolder {
                 (futile, wait) = (0, RETRY_MIN);
             }
             futile += 1;
-            if futile >= FUTILE_MAX || matches!(error, FetchError::Io { .. }) {
+            if futile >= FUTILE_MAX || matches!(error, FetchError::Io { .. } | FetchError::NoRoom { .. }) {
                 return Err(error);
             }
             tracing::warn!(%error, n_chunks = journal.len(), n_wanted, "the model is fetched on from here");
@@ -384,6 +386,7 @@ impl ModelFolder {
         if n_missing > 0 {
             let folder = self.folder.display();
             tracing::info!(%folder, mebibytes = progress.n_all >> 20, "fetching this rank's part of the model");
+            has_room(&self.folder, progress.n_all)?;
         }
         for (index, (file, chunks)) in self.files.files.iter().zip(&missing).enumerate() {
             let path = self.file(file);
@@ -458,7 +461,7 @@ impl Drain<'_> {
         if !is_next || !is_whole {
             return Err(FetchError::Damaged { file: self.file.name.clone(), start: next });
         }
-        self.out.write_all_at(&message.bytes, next).map_err(io_at(self.path))
+        self.out.write_all_at(&message.bytes, next).map_err(write_failed(self.path, end - next))
     }
 
     /// Records the chunks that are complete. They are on disk before the journal names them.

@@ -3,6 +3,7 @@
 //! to report, and within a step for other ranks; the session ends that last wait when it no longer needs the step.
 
 use crate::assignment::{Assignment, Load, LoadError, Loaded as LoadedModel};
+use crate::load::fetch::FetchError;
 use crate::runner::{Runner, Upcoming};
 use crate::session::heartbeat::StepCounters;
 use collective::{AbortHandle, CancelFlag};
@@ -115,6 +116,8 @@ pub(crate) enum RankLost {
 impl RankLost {
     fn by(error: LoadError) -> RankLost {
         match error {
+            // Another attempt would find the disk as full as this one did.
+            error @ LoadError::Fetch { source: FetchError::NoRoom { .. }, .. } => RankLost::Load(error),
             // The next attempt may succeed.
             error @ (LoadError::Collective(_) | LoadError::Fetch { .. } | LoadError::Changed(_)) => {
                 RankLost::Run(error.to_string())
@@ -420,4 +423,19 @@ fn attempt<T>(go: impl FnOnce() -> Result<T, LoadError>) -> Attempt<T> {
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_load_that_would_fail_again_ends_the_worker_and_no_other_does() {
+        let check = |source: FetchError, is_final: bool| {
+            let lost = RankLost::by(LoadError::Fetch { path: "model".into(), source });
+            assert_eq!(matches!(lost, RankLost::Load(_)), is_final);
+        };
+        check(FetchError::NoRoom { path: "cache".into(), needed: 2, free: 1 }, true);
+        check(FetchError::Silence, false);
+    }
 }

@@ -20,6 +20,8 @@ pub enum FetchError {
     Damaged { file: String, start: u64 },
     #[error("{path} cannot be written", path = path.display())]
     Io { path: PathBuf, source: io::Error },
+    #[error("there is no room at {}: {needed} bytes are needed, {free} are free", path.display())]
+    NoRoom { path: PathBuf, needed: u64, free: u64 },
     #[error("another worker of this machine has been fetching this model for too long")]
     Locked,
     #[error("what was fetched is another model: its digest differs")]
