@@ -54,8 +54,11 @@ pub struct RouterLimits {
     /// A stream whose reader leaves this many steps unread, over all its choices, is cut and its request cancelled:
     /// tokens keep coming and have to be kept somewhere.
     pub outputs_unread_max: usize,
-    /// A request whose replica was lost this often before its first token is not given to another: it may be the cause.
+    /// A request whose replica was lost more often than this since its last token is not given to another: it may be
+    /// the cause.
     pub losses_max: u32,
+    /// The same for losses of whole coordinators: each costs everybody's requests there, not only one epoch.
+    pub coordinator_losses_max: u32,
     /// At most `body_discarded_max`.
     pub body_bytes_max: usize,
     /// Bytes of all bodies that are read at the same time.
@@ -100,6 +103,7 @@ impl Default for RouterLimits {
             requests_max: 4096,
             outputs_unread_max: 4096,
             losses_max: 8,
+            coordinator_losses_max: 2,
             body_bytes_max: 4 << 20,
             bodies_bytes_max: 256 << 20,
             body_discarded_max: 64 << 20,

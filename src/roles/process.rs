@@ -58,7 +58,7 @@ pub fn salt(token: Option<&JoinToken>) -> anyhow::Result<[u8; 16]> {
 }
 
 /// The key for resume handles. It is derived from the cluster's token, so that every router can read every handle.
-/// Without a token the cluster is one machine and trusts every client.
+/// Routers without a token are on one machine and trust every client.
 pub fn resume_key(token: Option<&JoinToken>) -> router::ResumeKey {
     router::ResumeKey::of(token.map_or(&[], |token| token.expose().as_bytes()))
 }

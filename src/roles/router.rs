@@ -115,8 +115,10 @@ pub struct ServedReplicas {
 
 impl ServedReplicas {
     /// The replicas of this machine, all with one model.
-    pub fn these(coordinators: Vec<router::CoordinatorChannel>) -> ServedReplicas {
-        ServedReplicas { membership: coordinators.into(), resume_key: resume_key(None), others: OtherModels::default() }
+    pub fn these(coordinators: Vec<router::CoordinatorChannel>) -> anyhow::Result<ServedReplicas> {
+        // No other process has to read its handles, so no other one can make any.
+        let resume_key = router::ResumeKey::of(&wire::random::<32>()?);
+        Ok(ServedReplicas { membership: coordinators.into(), resume_key, others: OtherModels::default() })
     }
 }
 

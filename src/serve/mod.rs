@@ -110,7 +110,7 @@ pub async fn serve(
         groups.push(group);
         coordinators.push(coordinator);
     }
-    let behind = ServedReplicas::these(coordinators);
+    let behind = ServedReplicas::these(coordinators)?;
     let router = route(settings.router(), checkpoint, metrics, behind, listeners, shutdown.clone())?;
     let end = CancellationToken::new();
     let replicas = RoleTask::start("the replica", end.clone(), run_groups(groups, end));

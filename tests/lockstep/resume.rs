@@ -157,6 +157,28 @@ fn clients_of_a_router_that_is_killed_go_on_at_another_one() {
     }
 }
 
+/// Without a token nobody else has to read its handles: whoever knows this program's source could make them otherwise.
+#[test]
+fn handles_of_a_lone_server_are_its_own() {
+    let serve = || {
+        let mut node = Node::start(&[&["serve", MODEL, "--activations", "f32"], &DOORS[..]].concat());
+        let http = node.http();
+        node.until_ready(&http);
+        (node, http)
+    };
+    let (servers, body) = ([serve(), serve()], &bodies()[2]);
+    let [own, other] = servers.each_ref().map(|(_, http)| http.as_str());
+    let read: Vec<(String, Option<String>)> = Events::ask(own, body, None).take(5).collect();
+    let handle = read[4].1.as_deref().unwrap();
+    let rest = Events::ask(own, body, Some(handle)).map(|(data, _)| data);
+    let all: Vec<String> = read.iter().map(|(data, _)| data.clone()).chain(rest).collect();
+    assert_eq!(joined(&all), undisturbed(own, body, &read[0].0));
+    let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
+    let request = ureq::Agent::from(agent).post(format!("{other}/v1/completions")).header("last-event-id", handle);
+    let refused = request.header("content-type", "application/json").send(body.to_string()).unwrap();
+    assert_eq!(refused.status(), 403);
+}
+
 /// Repeated until a killed one had open requests: how fast they end depends on the machine.
 #[test]
 fn clients_of_a_coordinator_that_is_killed_notice_nothing() {

@@ -74,6 +74,7 @@ impl ReplicaLink {
             since: Instant::now(),
             absence: Absence::default(),
             n_lost: 0,
+            n_coordinators_lost: 0,
             heard: None,
         };
         match self.submits.try_send((key, Box::new(entry))) {

@@ -152,7 +152,7 @@ impl Task {
         entry.request.output.extend(output.tokens.iter().map(|out| out.token));
         if !output.tokens.is_empty() {
             entry.work.begun();
-            entry.n_lost = 0;
+            (entry.n_lost, entry.n_coordinators_lost) = (0, 0);
             entry.absence.forget();
             match entry.heard.replace(now) {
                 Some(last) => self.ledger.between_tokens(output.tokens.len(), now.saturating_duration_since(last)),

@@ -78,23 +78,25 @@ impl Task {
         }
     }
 
-    /// The replica no longer has the request.
-    pub(super) fn park(&mut self, key: u64) {
-        let (now, losses_max) = (Instant::now(), self.losses_max);
+    /// The replica no longer has the request; `is_gone` says that its coordinator is lost too.
+    pub(super) fn park(&mut self, key: u64, is_gone: bool) {
+        let now = Instant::now();
         let Some(entry) = self.table.get_mut(&key) else { return };
         if self.parked.insert(key, None).is_none() {
             (entry.since, entry.n_lost) = (now, entry.n_lost + 1);
+            entry.n_coordinators_lost += u32::from(is_gone);
         }
         let times = entry.n_lost;
+        let is_suspect = times > self.losses_max || entry.n_coordinators_lost > self.coordinator_losses_max;
         self.absence_begins(key, now);
-        if times > losses_max {
+        if is_suspect {
             self.end(key, Refusal::LostTooOften { times });
         }
     }
 
     /// The replica has ended a request that its client still wants.
     pub(super) fn put_out(&mut self, key: u64) {
-        self.park(key);
+        self.park(key, false);
         if self.move_one(key) {
             return;
         }

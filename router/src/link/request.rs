@@ -60,6 +60,8 @@ pub(super) struct LinkRequest {
     pub(super) absence: Absence,
     /// How often its replica was lost since its last token.
     pub(super) n_lost: u32,
+    /// How often of these its coordinator was lost too.
+    pub(super) n_coordinators_lost: u32,
     /// When the present replica last sent a token of it.
     pub(super) heard: Option<Instant>,
 }

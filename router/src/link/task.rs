@@ -38,6 +38,7 @@ pub struct Task {
     pub(super) timeouts: Timeouts,
     pub(super) outputs_unread_max: usize,
     pub(super) losses_max: u32,
+    pub(super) coordinator_losses_max: u32,
     pub(super) speaks: Speaks,
     pub(super) submitted: mpsc::Receiver<(u64, Box<LinkRequest>)>,
     pub(super) cancelled: mpsc::Receiver<Cancel>,
@@ -90,6 +91,7 @@ impl Task {
             timeouts: config.timeouts.clone(),
             outputs_unread_max: config.limits.outputs_unread_max,
             losses_max: config.limits.losses_max,
+            coordinator_losses_max: config.limits.coordinator_losses_max,
             speaks: config.speaks.clone(),
             submitted,
             cancelled,
@@ -347,7 +349,7 @@ impl Task {
         self.outbound = None;
         self.outbox.clear();
         let keys: Vec<u64> = self.table.keys().copied().collect();
-        keys.into_iter().for_each(|key| self.park(key));
+        keys.into_iter().for_each(|key| self.park(key, was_attached));
         self.move_away();
         self.connection = CoordinatorStream::Down { until: Instant::now() + self.reattach };
         self.reattach = (self.reattach * 2).min(self.timeouts.reattach_max);

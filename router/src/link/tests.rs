@@ -433,13 +433,46 @@ async fn a_request_moves_only_to_the_same_policy_and_room_and_not_for_ever() {
         one.hear(Frame::Welcome(self::welcome(1)));
         assert!(one.parked.is_empty());
     }
-    for _ in 2..=Config::default().limits.losses_max {
-        assert!(heard.try_recv().is_err());
-        one.lost(&Status::unavailable("gone"));
-        one.hear(Frame::Welcome(welcome(1)));
-    }
+    assert!(heard.try_recv().is_err());
+    one.lost(&Status::unavailable("gone"));
     let end = heard.try_recv();
-    assert!(matches!(end, Ok((0, Err(Refusal::LostTooOften { times: 9 })))), "{end:?}");
+    assert!(matches!(end, Ok((0, Err(Refusal::LostTooOften { times: 3 })))), "{end:?}");
+}
+
+/// A request alone at its replica, which `lose` takes from it: the number of losses until it is given up.
+fn n_losses(lose: impl Fn(&mut Task, RequestId), speaks_at: Option<u32>) -> u32 {
+    let (link, mut task) = attached(10);
+    let (ticket, mut heard) = submit(&link, 9);
+    take(&mut task);
+    for n in 1..=20 {
+        let id = id(&task, &ticket);
+        if speaks_at == Some(n) {
+            task.hear(token(id, 0, 5));
+            assert!(matches!(heard.try_recv(), Ok((0, Ok(_)))));
+        }
+        lose(&mut task, id);
+        if let Ok((0, Err(Refusal::LostTooOften { times }))) = heard.try_recv() {
+            assert!(task.table.is_empty());
+            return if speaks_at.is_some() { n } else { times };
+        }
+        task.hear(Frame::Welcome(welcome(1)));
+        // A replica that has ended it is asked again after a while.
+        task.due(Instant::now() + Duration::from_secs(5));
+        assert!(task.parked.is_empty(), "it is at the replica again");
+    }
+    panic!("it is never given up")
+}
+
+#[tokio::test]
+async fn a_request_is_given_up_earlier_for_coordinators_that_die_with_it_than_for_ranks() {
+    let dies = |task: &mut Task, _: RequestId| task.lost(&Status::unavailable("gone"));
+    let ends_it = |task: &mut Task, id: RequestId| {
+        let output = wire::Output { id: id.0, finish: wire::Finish::Cancelled.into(), ..Default::default() };
+        task.hear(Frame::Outputs(wire::Outputs { outputs: vec![output] }));
+    };
+    assert_eq!(n_losses(dies, None), 3);
+    assert_eq!(n_losses(dies, Some(3)), 5, "a token shows that it is not the cause");
+    assert_eq!(n_losses(ends_it, None), 9);
 }
 
 #[tokio::test(start_paused = true)]
