@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
-use wire::{Connection, Trust};
+use wire::Connection;
 
 #[derive(Args)]
 pub struct CoordinatorCommand {
@@ -44,18 +44,14 @@ impl CoordinatorCommand {
         // Installed with or without a metrics page, so that the same counters are kept as in `serve`.
         let metrics = watch(&role.watch, collector.as_ref(), role.model.served_name())?;
         let checkpoint = Checkpoint::open(&located.path)?;
-        let trust = role.trust.resolve("coordinator", &role.listen.listen.to_string(), None)?;
-        Runtime::new()?.block_on(listen(&role, &checkpoint, trust, metrics))
+        Runtime::new()?.block_on(listen(&role, &checkpoint, metrics))
     }
 }
 
-async fn listen(
-    role: &CoordinatorRole,
-    checkpoint: &Checkpoint,
-    trust: Trust,
-    metrics: router::Render,
-) -> anyhow::Result<()> {
+async fn listen(role: &CoordinatorRole, checkpoint: &Checkpoint, metrics: router::Render) -> anyhow::Result<()> {
     let listen = role.listen.listen;
+    let follows = role.trust.follow("coordinator", listen.to_string())?;
+    let trust = follows.borrow().clone();
     let socket = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
     let address = socket.local_addr()?;
     let replica = role.listen.replica.clone().unwrap_or_else(|| format!("{}:{}", machine::host(), address.port()));
@@ -75,7 +71,7 @@ async fn listen(
     let (incarnation, tls, token) = (claim.incarnation(), trust.tls.is_some(), trust.token.is_some());
     tracing::info!(%address, replica, incarnation, store = store.kind(), tls, token, "coordinating");
     let replica = ClaimedReplica { name: &replica, claim, salt: salt(trust.token.as_ref())? };
-    let connections = wire::incoming(socket, trust);
+    let connections = wire::incoming_by(socket, follows);
     coordinate(role.parts(), checkpoint, replica, connections, shutdown)?.await
 }
 

@@ -4,6 +4,7 @@
 use crate::settings::{StoreSettings, TrustSettings};
 use anyhow::{Context, ensure};
 use cluster::{LastClaim, last_claim};
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use wire::{JoinToken, Peer};
 
@@ -41,8 +42,11 @@ impl<'a> CoordinatorSource<'a> {
     pub async fn find(self, trust: TrustSettings, handed: Option<JoinToken>) -> anyhow::Result<FoundCoordinator> {
         match self {
             CoordinatorSource::At(address) => {
-                let trust = trust.resolve("worker", address, handed)?;
-                Ok(FoundCoordinator { address: address.to_owned(), channel: wire::channel(address, trust) })
+                let address = address.to_owned();
+                let trust = trust.at_each_dial("worker", &address, handed)?;
+                let (found, until) = (address.clone(), CancellationToken::new());
+                let now = move || Ok(Peer { address: address.clone(), trust: trust(), until: until.clone() });
+                Ok(FoundCoordinator { address: found, channel: wire::channel_to_where(now) })
             }
             CoordinatorSource::InStore { store, replica } => {
                 let store = store.open().await?.context("--etcd-endpoints is missing")?;

@@ -70,8 +70,10 @@ async fn follow(role: &RouterRole, given: Option<Addresses>) -> anyhow::Result<M
     };
     let trust = role.trust.clone();
     let dial = move |address: &str| {
-        let trust = trust.resolve("router", address, None).map_err(|error| format!("{error:#}"))?;
-        Ok(wire::channel(address, trust))
+        let trust = trust.at_each_dial("router", address, None).map_err(|error| format!("{error:#}"))?;
+        let (address, until) = (address.to_owned(), CancellationToken::new());
+        let now = move || Ok(wire::Peer { address: address.clone(), trust: trust(), until: until.clone() });
+        Ok(wire::channel_to_where(now))
     };
     Ok(Membership::Followed { store, dial: Box::new(dial) })
 }

@@ -7,7 +7,12 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::sync::watch;
 use wire::{JoinToken, Trust};
+
+/// Interval between looks at the files of certificates. A mounted secret changes by links, which no watch reports.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -61,6 +66,48 @@ impl TrustSettings {
         Ok(Trust { token, tls })
     }
 
+    /// The same for a role that listens: where certificates are files, whatever these hold by now. A file that cannot
+    /// be used is logged once, and what was there before stays.
+    pub fn follow(&self, role: &'static str, address: String) -> anyhow::Result<watch::Receiver<Trust>> {
+        let first = self.resolve(role, &address, None)?;
+        let (tell, trust) = watch::channel(first.clone());
+        if first.tls.is_some() && self.files()?.is_some() {
+            tokio::spawn(renew(self.without_token_file(), role, address, first.token, tell));
+        }
+        Ok(trust)
+    }
+
+    /// The same for a role that dials, at each dial.
+    pub fn at_each_dial(
+        &self,
+        role: &'static str,
+        address: &str,
+        handed: Option<JoinToken>,
+    ) -> anyhow::Result<impl Fn() -> Trust + Send + Sync + use<>> {
+        let first = self.resolve(role, address, handed)?;
+        let again = self.files()?.map(|_| self.without_token_file());
+        let address = address.to_owned();
+        Ok(move || match again.as_ref().map(|settings| settings.resolve(role, &address, first.token.clone())) {
+            None => first.clone(),
+            Some(Ok(trust)) => trust,
+            Some(Err(error)) => {
+                tracing::warn!(role, error = format!("{error:#}"), "the certificates stay what they were");
+                first.clone()
+            }
+        })
+    }
+
+    /// A token may come from a pipe, which can be read only once.
+    fn without_token_file(&self) -> TrustSettings {
+        TrustSettings { token_file: None, ..self.clone() }
+    }
+
+    /// The files' bytes, which say whether anything has changed.
+    fn contents(&self) -> Vec<Option<Vec<u8>>> {
+        let files = [&self.tls_cert, &self.tls_key, &self.tls_ca];
+        files.map(|file| file.as_ref().and_then(|file| std::fs::read(file).ok())).into()
+    }
+
     /// The join token, where one is given.
     pub fn token(&self) -> anyhow::Result<Option<JoinToken>> {
         self.token_file.as_deref().map(read_token).transpose()
@@ -72,6 +119,35 @@ impl TrustSettings {
             (None, None, None) => Ok(None),
             _ => bail!("--tls-cert, --tls-key and --tls-ca go together"),
         }
+    }
+}
+
+async fn renew(
+    settings: TrustSettings,
+    role: &'static str,
+    address: String,
+    token: Option<JoinToken>,
+    tell: watch::Sender<Trust>,
+) {
+    let mut last = settings.contents();
+    loop {
+        tokio::select! {
+            () = tell.closed() => return,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+        let now = settings.contents();
+        if now == last {
+            continue;
+        }
+        match settings.resolve(role, &address, token.clone()) {
+            Ok(trust) => {
+                tell.send_replace(trust);
+                tracing::info!(role, "the certificates were read again");
+            }
+            // They are three files: between two writes they need not fit together.
+            Err(error) => tracing::warn!(role, error = format!("{error:#}"), "the certificates stay what they were"),
+        }
+        last = now;
     }
 }
 

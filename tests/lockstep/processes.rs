@@ -339,13 +339,13 @@ fn pem(kind: &str, der: &[u8]) -> String {
 }
 
 #[test]
-fn an_expired_certificate_is_refused_by_name_and_the_cluster_goes_on() {
+fn an_expired_certificate_is_refused_by_name_and_its_successor_is_taken_without_a_restart() {
     let folder = Folder::new("certificates");
     let mut params = CertificateParams::new(Vec::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = (params, KeyPair::generate().unwrap());
     let files = |name: &str, ends_in: i64| certificate(&folder, name, &authority, ends_in);
-    let (good, old) = (files("good", 3600), files("old", -3600));
+    let (good, old, late) = (files("good", 3600), files("old", -3600), files("late", -3600));
     let flags = |files: &[String]| files.iter().map(String::clone).collect::<Vec<_>>();
     let with = |first: &[&str], files: &[String]| -> Node {
         let files = flags(files);
@@ -355,9 +355,11 @@ fn an_expired_certificate_is_refused_by_name_and_the_cluster_goes_on() {
     let (mut coordinator, address) = coordinator(MODEL, &good_flags);
     let join = ["worker", "--threads", "1", "--join", &address];
     let mut expired = with(&join, &old);
-    expired.until(&["lockstep:", "expired"]);
-    assert!(!expired.ended().success());
+    expired.until(&["no connection to this address", "expired"]);
     coordinator.until(&["a peer is refused", "expired"]);
+    files("old", 3600);
+    expired.until(&["taking a place"]);
+    expired.kill();
     let mut plain = Node::start(&join);
     plain.until(&["lockstep:", "the listener speaks TLS"]);
     let mut worker = with(&join, &good);
@@ -371,6 +373,14 @@ fn an_expired_certificate_is_refused_by_name_and_the_cluster_goes_on() {
         http
     };
     assert!(http.starts_with("http://127.0.0.1:"));
+    // The same for who listens.
+    let late: Vec<&str> = late.iter().map(String::as_str).collect();
+    let (mut listener, address) = self::coordinator(MODEL, &late);
+    let mut waits = with(&["worker", "--threads", "1", "--join", &address], &good);
+    waits.until(&["no connection to this address", "expired"]);
+    files("late", 3600);
+    listener.until(&["the certificates were read again"]);
+    waits.until(&["taking a place"]);
 }
 
 /// The coordinator's path does not exist in the worker's folder, so it fetches; a second time it need not.

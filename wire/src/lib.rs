@@ -20,7 +20,7 @@ pub use connection::Connection;
 pub use dial::{Peer, channel, channel_to_where, over, tcp};
 pub use greeting::Trust;
 pub use limits::{HEADERS_BYTES_MAX, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX, server};
-pub use listen::{clients, incoming, tcp_incoming};
+pub use listen::{clients, incoming, incoming_by, tcp_incoming};
 pub use offered::{OfferedTls, Spoken};
 pub use pipe::{Dialer, Pipes, in_memory};
 pub use refused::{Refused, Unconnected};

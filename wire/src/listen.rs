@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -31,7 +31,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 enum Proof {
     /// Prove that it belongs to the cluster.
-    Role(Trust),
+    Role(watch::Receiver<Trust>),
     /// Shake hands, as any client may.
     Client(OfferedTls, Spoken),
 }
@@ -39,7 +39,10 @@ enum Proof {
 impl Proof {
     async fn accept(&self, stream: TcpStream) -> Result<Connection, Unconnected> {
         match self {
-            Proof::Role(trust) => trust.accept(stream).await,
+            Proof::Role(trust) => {
+                let trust = trust.borrow().clone();
+                trust.accept(stream).await
+            }
             Proof::Client(tls, spoken) => tls.accept(stream, *spoken).await,
         }
     }
@@ -48,6 +51,14 @@ impl Proof {
 /// The connections of a listener that have proved themselves. A peer that does not is told why, and is named in the
 /// log, once a second.
 pub fn incoming(listener: TcpListener, trust: Trust) -> impl Stream<Item = io::Result<Connection>> + Send {
+    incoming_by(listener, watch::channel(trust).1)
+}
+
+/// The same where the trust may change: it counts for connections that come from then on.
+pub fn incoming_by(
+    listener: TcpListener,
+    trust: watch::Receiver<Trust>,
+) -> impl Stream<Item = io::Result<Connection>> + Send {
     proved(listener, Proof::Role(trust))
 }
 

@@ -6,7 +6,8 @@ use std::io;
 /// Why a connection did not come about though the peer was reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    #[error("the certificate has expired, or this machine's clock is wrong")]
+    /// Or it is not valid yet: TLS has one word for both.
+    #[error("the certificate has expired or is not valid yet, or this machine's clock is wrong")]
     Expired,
     #[error("the certificate is not of this cluster: is it the same join token, or the same authority?")]
     Stranger,
@@ -60,8 +61,9 @@ impl Refused {
         None
     }
 
-    /// True if another attempt would fail alike. Garbage may come from a stranger who holds the port for a while.
+    /// True if another attempt would fail alike. Garbage may come from a stranger who holds the port for a while. A
+    /// certificate becomes valid, or is replaced while this process runs.
     pub fn is_final(&self) -> bool {
-        *self != Refused::Garbage
+        !matches!(self, Refused::Garbage | Refused::Expired)
     }
 }
