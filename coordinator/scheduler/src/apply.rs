@@ -6,7 +6,7 @@ use crate::scheduler::{Output, Scheduler};
 use crate::sequence::{Sequence, SequenceIdx, SequenceState};
 use alloc::vec::Vec;
 use core::ops::Range;
-use types::{BLOCK_TOKENS, Finish, SliceDone, StepDone, Token, TokenOut};
+use types::{BLOCK_TOKENS, Failure, Finish, SliceDone, StepDone, Token, TokenOut};
 
 impl Scheduler {
     /// Answers come in the order in which steps were planned; any other answer is refused and changes nothing.
@@ -73,6 +73,9 @@ impl Scheduler {
         }
         let said = Said { position: sequence.n_output(), slice, n_tokens: 0, scored_position: 0 };
         if let Some(failure) = done.failed {
+            if failure == Failure::Computation {
+                self.forget_names(idx);
+            }
             return self.report(idx, said, Some(failure.into()), out);
         }
         let (n_tokens, finish) = self.settle(idx, planned, &done.tokens);
@@ -125,6 +128,19 @@ impl Scheduler {
             for (pool, table) in self.pools.iter_mut().zip(&sequence.tables) {
                 pool.name(table.blocks[i as usize], name);
             }
+        }
+    }
+
+    /// What the request failed by may be what its blocks hold, shared ones too: nobody else builds on them. A prompt
+    /// that is sound is computed again once.
+    fn forget_names(&mut self, idx: SequenceIdx) {
+        if !self.config.prefix_cache {
+            return;
+        }
+        let sequence = &mut self.sequences[idx];
+        for i in 0..sequence.n_sure / BLOCK_TOKENS {
+            let name = sequence.hash(i);
+            self.pools.iter_mut().for_each(|pool| pool.forget(&name));
         }
     }
 

@@ -125,6 +125,16 @@ impl BlockPool {
         }
     }
 
+    /// Nobody finds the block with this name any more; whoever holds it keeps it.
+    pub fn forget(&mut self, name: &BlockHash) {
+        let Some(block) = self.find(name) else { return };
+        self.index.remove(block);
+        if self.refs[block.0 as usize] == 0 {
+            self.cached.remove(block);
+            self.free.push(block);
+        }
+    }
+
     /// Releases all blocks of a table, the last first: of a chain without holders the end is evicted before the blocks
     /// that it builds on.
     pub fn release(&mut self, table: &mut Table) {
@@ -219,6 +229,20 @@ mod tests {
         assert_eq!((pool.n_cached(), pool.n_free(), pool.find(&name(0))), (1, 1, Some(first)));
         pool.release(&mut table);
         assert_eq!((pool.n_used(), table.n_passed, table.blocks.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_forgotten_block_is_found_by_nobody_and_is_free_when_nobody_holds_it() {
+        let mut pool = BlockPool::new(CacheGroup::FULL, 2);
+        let (held, cached) = (pool.take().unwrap(), pool.take().unwrap());
+        pool.name(held, name(1));
+        pool.name(cached, name(2));
+        pool.release(&mut Table { blocks: vec![cached], n_passed: 0 });
+        (1..4).for_each(|i| pool.forget(&name(i)));
+        assert_eq!((pool.find(&name(1)), pool.find(&name(2)), pool.n_named()), (None, None, 0));
+        assert_eq!((pool.n_free(), pool.n_cached(), pool.refs(held)), (1, 0, 1));
+        pool.release(&mut Table { blocks: vec![held], n_passed: 0 });
+        assert_eq!((pool.n_free(), pool.n_cached()), (2, 0));
     }
 
     #[test]

@@ -408,6 +408,33 @@ fn a_failed_slice_ends_its_request_and_no_other() {
 }
 
 #[test]
+fn what_a_failed_request_has_computed_is_no_prefix_of_another() {
+    let cached = |fails: bool| {
+        let mut scheduler = scheduler(config());
+        let prompt = || Request { prompt: (0..40).collect(), ..request(1, 40, 20) };
+        scheduler.submit(prompt(), Micros(0)).unwrap();
+        // The prompt is computed well and its blocks have names; then a row of it is not made of numbers.
+        for i in 0..3 {
+            let step = plan(&mut scheduler).unwrap();
+            let mut done = answer(&step, 7);
+            done.slices[0].failed = (fails && i == 2).then_some(Failure::Computation);
+            scheduler.apply(&done, &mut Vec::new()).unwrap();
+            scheduler.check();
+        }
+        scheduler.submit(Request { id: RequestId(2), ..prompt() }, Micros(0)).unwrap();
+        let mut n_cached = None;
+        while n_cached.is_none() {
+            let step = plan(&mut scheduler).unwrap();
+            n_cached = step.slices.iter().find(|slice| slice.id.0 == 2).map(|slice| slice.range.start);
+            apply(&mut scheduler, &step, 7);
+        }
+        n_cached
+    };
+    assert_eq!(cached(false), Some(32));
+    assert_eq!(cached(true), Some(0));
+}
+
+#[test]
 fn answers_that_belong_to_no_step_change_nothing() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(1, 10, 5), Micros(0)).unwrap();
