@@ -34,6 +34,7 @@ fn parsed(
     words: Vec<OsString>,
     variables: impl Iterator<Item = (String, String)>,
 ) -> Result<(Command, ArgMatches), clap::Error> {
+    let words: Vec<OsString> = words.into_iter().map(lengthened).collect();
     let mut lockstep = Cli::command();
     let matches = lockstep.try_get_matches_from_mut(&words).map_err(|error| whose(error, &mut lockstep, &words))?;
     let known = environment::check(&lockstep, variables);
@@ -41,6 +42,18 @@ fn parsed(
     let cli = Cli::from_arg_matches(&matches)?;
     let said = matches.subcommand().map(|(_, said)| said.clone());
     Ok((cli.command, said.unwrap_or_default()))
+}
+
+/// vLLM writes a few long names with one dash, as `-tp 2`; to us that would be `-t` and `-p`.
+fn lengthened(word: OsString) -> OsString {
+    const NAMES: [(&str, &str); 3] = [("-tp", "--tp"), ("-pp", "--pp"), ("-dp", "--replicas")];
+    let text = word.to_str().unwrap_or_default();
+    let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
+    match (NAMES.iter().find(|(short, _)| *short == name), value) {
+        (Some((_, long)), None) => long.into(),
+        (Some((_, long)), Some(value)) => format!("{long}={value}").into(),
+        (None, _) => word,
+    }
 }
 
 /// The roles of a cluster. A flag given to the wrong one is attributed to the first of these that has it.
@@ -194,6 +207,23 @@ mod tests {
         check("lockstep worker --max-running 1", Some("--max-running: it is for `lockstep router`"));
         check("lockstep worker --join a:1 --threads 1 --replica one", None);
         check("lockstep router --unheard-of", Some("unexpected argument '--unheard-of'"));
+    }
+
+    #[test]
+    fn long_names_may_have_one_dash_where_vllm_writes_them_so() {
+        let grid = |line: &str| {
+            let words = line.split(' ').map(OsString::from).collect();
+            match parsed(words, std::iter::empty()).unwrap().0 {
+                Command::Serve(serve) => {
+                    let settings = serve.settings;
+                    (settings.coordinator.tp, settings.coordinator.pp, settings.local.replicas)
+                }
+                _ => panic!("{line}"),
+            }
+        };
+        assert_eq!(grid("lockstep serve -tp 2 -pp=3 -dp 4"), (2, 3, 4));
+        assert_eq!(grid("lockstep serve"), (1, 1, 1));
+        check("lockstep worker -tp 2", Some("--tp: it is for `lockstep coordinator`"));
     }
 
     #[test]

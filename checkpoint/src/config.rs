@@ -42,6 +42,21 @@ impl Family {
             Family::Gpt2 => "GPT-2",
         }
     }
+
+    /// The name that a GGUF has for it, where some families are one.
+    pub fn architecture(self) -> &'static str {
+        match self {
+            Family::Llama | Family::Mistral | Family::Mixtral => "llama",
+            Family::SmolLm3 => "smollm3",
+            Family::Qwen2 => "qwen2",
+            Family::Qwen3 => "qwen3",
+            Family::Phi3 => "phi3",
+            Family::Qwen3Moe => "qwen3moe",
+            Family::Gemma2 => "gemma2",
+            Family::Gemma3 => "gemma3",
+            Family::Gpt2 => "gpt2",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -194,6 +209,25 @@ impl ModelSpec {
             None => heads,
         };
         LayerGroups::of(self.layers.iter().map(layout))
+    }
+
+    /// The numbers in its matrices. For people: norms and biases, a thousandth of them, are left out.
+    pub fn n_parameters(&self) -> u64 {
+        let [hidden, head_dim] = [self.hidden, self.head_dim].map(u64::from);
+        let (width, kv_width) = (u64::from(self.n_heads) * head_dim, u64::from(self.n_kv_heads) * head_dim);
+        let is_gpt2 = self.family == Family::Gpt2;
+        // Up and down; a gate where there is one.
+        let n_mlp = if is_gpt2 { 2 } else { 3 };
+        let dense = n_mlp * hidden * u64::from(self.inner);
+        let experts = self
+            .experts
+            .as_ref()
+            .map_or(0, |experts| u64::from(experts.n) * (n_mlp * hidden * u64::from(experts.inner) + hidden));
+        let mlps = self.layers.iter().map(|layer| if layer.has_experts { experts } else { dense });
+        let attention = u64::from(self.n_layers) * (2 * hidden * width + 2 * hidden * kv_width);
+        let n_tables = if self.tied_embeddings { 1 } else { 2 };
+        let positions = if is_gpt2 { u64::from(self.context) } else { 0 };
+        hidden * (n_tables * u64::from(self.vocab) + positions) + attention + mlps.sum::<u64>()
     }
 
     /// Checks that the values agree with each other; the refusal names those that do not.

@@ -24,10 +24,10 @@ pub const RANKS_MAX: u32 = 1024;
 #[serde(rename_all = "kebab-case")]
 pub struct CoordinatorSettings {
     /// Tensor parallel size: number of ranks that share each layer
-    #[arg(long, env = "LOCKSTEP_TP", value_name = "N", default_value_t = 1)]
+    #[arg(long, alias = "tensor-parallel-size", env = "LOCKSTEP_TP", value_name = "N", default_value_t = 1)]
     pub tp: u16,
     /// Pipeline parallel size: number of stages, each with its own run of layers
-    #[arg(long, env = "LOCKSTEP_PP", value_name = "N", default_value_t = 1)]
+    #[arg(long, alias = "pipeline-parallel-size", env = "LOCKSTEP_PP", value_name = "N", default_value_t = 1)]
     pub pp: u16,
     /// How GPUs compute: with the same tokens in every batch and on every grid, or faster
     #[arg(

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "kebab-case")]
 pub struct QueueSettings {
     /// Most tokens of one step, all requests together
-    #[arg(long, env = "LOCKSTEP_MAX_BATCH_TOKENS", default_value_t = 512)]
+    #[arg(long, alias = "max-num-batched-tokens", env = "LOCKSTEP_MAX_BATCH_TOKENS", default_value_t = 512)]
     pub max_batch_tokens: u32,
     /// Most requests that run at once, per replica
-    #[arg(long, env = "LOCKSTEP_MAX_RUNNING", default_value_t = 64)]
+    #[arg(long, alias = "max-num-seqs", env = "LOCKSTEP_MAX_RUNNING", default_value_t = 64)]
     pub max_running: u32,
     /// Most requests that wait, per replica; more are refused with status 429
     #[arg(long, env = "LOCKSTEP_MAX_WAITING", default_value_t = 1024)]

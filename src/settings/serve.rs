@@ -24,7 +24,7 @@ pub struct LocalSettings {
     #[arg(long, env = "LOCKSTEP_CONTROL", value_name = "ADDR")]
     pub control: Option<SocketAddr>,
     /// Data parallel size: number of replicas behind the router, each with workers of its own
-    #[arg(long, env = "LOCKSTEP_REPLICAS", value_name = "N", default_value_t = 1)]
+    #[arg(long, alias = "data-parallel-size", env = "LOCKSTEP_REPLICAS", value_name = "N", default_value_t = 1)]
     pub replicas: u16,
     /// Run workers as threads of this process instead of processes of their own
     #[arg(
@@ -138,6 +138,21 @@ mod tests {
         assert_eq!((worker.threads, queue.max_running, queue.max_waiting), (Some(3), 7, 1024));
         assert_eq!(coordinator.kv_memory, Some(ByteSize(64 << 20)));
         Ok(())
+    }
+
+    #[test]
+    fn vllms_names_of_flags_are_known() {
+        for (theirs, ours) in [
+            ("--tensor-parallel-size 2", "--tp 2"),
+            ("--pipeline-parallel-size 3", "--pp 3"),
+            ("--data-parallel-size 4", "--replicas 4"),
+            ("--max-num-seqs 5", "--max-running 5"),
+            ("--max-num-batched-tokens 600", "--max-batch-tokens 600"),
+            ("--max-model-len 700", "--context 700"),
+        ] {
+            assert_eq!(said::<ServeSettings>(theirs), said(ours), "{theirs}");
+            assert_ne!(said::<ServeSettings>(theirs), said(""), "{theirs}");
+        }
     }
 
     #[test]

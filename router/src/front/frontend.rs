@@ -113,6 +113,12 @@ impl Frontend {
         self.off_runtime(length(&input), move || of.encode(input, add_special, now)).await?
     }
 
+    /// The text of the prompt that a chat becomes, as `tokens` would read it.
+    pub async fn rendered(&self, of: &Arc<ModelText>, chat: v1::Chat, now: u64) -> Result<String, Refusal> {
+        let (of, n_bytes) = (of.clone(), length(&Input::Chat(chat.clone())));
+        self.off_runtime(n_bytes, move || of.render(chat, now).map(|(text, _)| text)).await?
+    }
+
     /// The text of tokens that were checked, without special ones.
     pub async fn detokenized(&self, of: &Arc<ModelText>, ids: Tokens) -> Result<String, Refusal> {
         let of = of.clone();

@@ -117,8 +117,9 @@ fn a_very_long_conversation_is_refused_or_answered_in_time() {
 fn no_page_goes_around_the_key() {
     run_within(PATIENCE, async {
         let house = House::open(Config { keys: ApiKeys::parse("k1").unwrap(), ..config() }).await;
-        let pages = [COMPLETIONS, CHAT, "/v1/embeddings", "/tokenize", "/detokenize", "/v1/models", "/v1/models/toy"];
-        for page in pages {
+        let openai = [COMPLETIONS, CHAT, "/v1/embeddings", "/v1/models", "/v1/models/toy"];
+        let others = ["/tokenize", "/detokenize", "/api/chat", "/api/tags", "/completion", "/inference/v1/generate"];
+        for page in openai.into_iter().chain(others) {
             let upper = page.to_uppercase();
             let written = [
                 page.to_owned(),

@@ -156,6 +156,10 @@ impl Fake {
         self.shared.seen.lock().unwrap().clone()
     }
 
+    pub fn forget(&self) {
+        self.shared.seen.lock().unwrap().clear();
+    }
+
     pub fn submits(&self) -> Vec<wire::Request> {
         let submit = |seen| match seen {
             Seen::Submit(request) => Some(*request),

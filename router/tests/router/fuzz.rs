@@ -11,14 +11,21 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tonic::Code;
 
-const PAGES: [&str; 8] = [
+const PAGES: [&str; 15] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
     "/tokenize",
     "/v1/messages",
     "/v1/responses",
+    "/completion",
+    "/inference/v1/generate",
+    "/api/chat",
+    "/api/generate",
     "/detokenize",
+    "/api/embed",
+    "/infill",
+    "/apply-template",
     "/v1/messages/count_tokens",
 ];
 const ROUNDS: u64 = 1200;
@@ -46,6 +53,17 @@ fn right() -> Vec<Value> {
             "text": { "format": { "type": "text" }, "verbosity": "medium" }, "reasoning": { "effort": null },
             "metadata": {}, "truncation": "disabled", "include": [], "stream": true,
             "stream_options": { "include_obfuscation": true } }),
+        json!({ "prompt": ["Hi", [1, 2]], "n_predict": 4, "n_probs": 1, "return_tokens": true, "cache_prompt": true,
+            "logit_bias": [[65, 1.5], [66, false]], "samplers": [], "repeat_last_n": -1, "repeat_penalty": 1.1,
+            "input_prefix": "a", "input_suffix": "b", "input_extra": [{ "filename": "f", "text": "c" }],
+            "stop": ["x"], "stream": true, "seed": -1 }),
+        json!({ "token_ids": [72, 105], "sampling_params": { "n": 2, "max_tokens": 4, "logprobs": 1, "top_k": 5,
+            "stop": ["x"], "logit_bias": { "65": 1 } }, "request_id": "r", "stream": true, "priority": 0 }),
+        json!({ "model": "toy:latest", "messages": [{ "role": "user", "content": "Hi", "images": [] }], "logprobs": true,
+            "options": { "temperature": 0.5, "num_predict": 4, "num_ctx": 64, "repeat_last_n": 0, "stop": ["x"],
+                "seed": 1, "mirostat": 0 }, "keep_alive": "5m", "think": false, "format": "", "tools": [] }),
+        json!({ "model": "toy", "prompt": "Hi", "system": "Be.", "context": [72, 105], "raw": false, "suffix": "",
+            "input": ["a", "b"], "truncate": true, "options": { "num_predict": 4 }, "stream": false }),
     ]
 }
 
@@ -73,7 +91,10 @@ fn mutated_bodies() {
             n_taken += u64::from(reply.status == 200);
             assert!([200, 400, 404].contains(&reply.status), "{page} {text}: {reply:?}");
             if reply.status != 200 {
-                assert!(reply.json()["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{text}");
+                // Ollama's error is the message itself.
+                let error = &reply.json()["error"];
+                let told = error.as_str().or(error["message"].as_str());
+                assert!(told.is_some_and(|message| !message.is_empty()), "{text}");
             }
         }
         let n = rounds.n();

@@ -337,7 +337,7 @@ fn pages_answer_as_their_protocols_say() {
         let named = post(house.http, "/tokenize", &json!({ "prompt": "hi", "return_token_strs": true })).await.json();
         assert_eq!(named["token_strs"], json!(["h", "i"]));
         let text = post(house.http, "/detokenize", &json!({ "tokens": [110, 195, 169] })).await.json();
-        assert_eq!(text, json!({ "prompt": "né" }));
+        assert_eq!(text["prompt"], "né");
         house.close().await;
     });
 }

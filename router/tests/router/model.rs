@@ -17,14 +17,24 @@ const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role
 
 pub fn text() -> router::ModelText {
     static READ: OnceLock<router::ModelText> = OnceLock::new();
-    let read = READ.get_or_init(|| {
-        let folder = std::env::temp_dir().join(format!("lockstep-router-test-{}", std::process::id()));
-        write(&folder);
-        let text = text_of(&Checkpoint::open(&folder).unwrap());
-        std::fs::remove_dir_all(&folder).unwrap();
-        text
-    });
+    let read = READ.get_or_init(|| read_with("test", &[]));
     read.clone()
+}
+
+/// The tokens for filling in, behind those of every text: the first has the id `VOCAB`.
+const FILLING: [&str; 4] = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"];
+
+/// The same model, with tokens for filling in between two texts.
+pub fn coder() -> router::ModelText {
+    read_with("coder", &FILLING)
+}
+
+fn read_with(name: &str, further: &[&str]) -> router::ModelText {
+    let folder = std::env::temp_dir().join(format!("lockstep-router-{name}-{}", std::process::id()));
+    write(&folder, further);
+    let text = text_of(&Checkpoint::open(&folder).unwrap());
+    std::fs::remove_dir_all(&folder).unwrap();
+    text
 }
 
 fn text_of(checkpoint: &Checkpoint) -> router::ModelText {
@@ -32,12 +42,13 @@ fn text_of(checkpoint: &Checkpoint) -> router::ModelText {
     router::ModelText { trusts_templates: true, ..text }
 }
 
-fn write(folder: &Path) {
+fn write(folder: &Path, further: &[&str]) {
+    let n_vocab = VOCAB as usize + further.len();
     std::fs::create_dir_all(folder).unwrap();
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
         "hidden_size": HIDDEN, "intermediate_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 1,
-        "num_key_value_heads": 1, "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 1, "vocab_size": n_vocab, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0, "tie_word_embeddings": true, "eos_token_id": END, "torch_dtype": "float32",
     });
     let generation = json!({ "eos_token_id": END, "do_sample": true, "temperature": 0.25, "top_k": 7 });
@@ -46,23 +57,25 @@ fn write(folder: &Path) {
         ("config.json", config),
         ("generation_config.json", generation),
         ("tokenizer_config.json", tokenizer_config),
-        ("tokenizer.json", tokenizer()),
+        ("tokenizer.json", tokenizer(further)),
     ] {
         std::fs::write(folder.join(name), value.to_string()).unwrap();
     }
-    std::fs::write(folder.join("model.safetensors"), weights()).unwrap();
+    std::fs::write(folder.join("model.safetensors"), weights(n_vocab)).unwrap();
 }
 
-fn tokenizer() -> Value {
+fn tokenizer(further: &[&str]) -> Value {
     let vocab: Map<String, Value> = (0..=255u8).map(|byte| (byte_letter(byte).to_string(), byte.into())).collect();
     let added = |id: u32, text: &str| {
         json!({ "id": id, "content": text, "special": true, "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false })
     };
+    let mut all = vec![added(START, "<|im_start|>"), added(END, "<|im_end|>")];
+    all.extend(further.iter().zip(VOCAB..).map(|(text, id)| added(id, text)));
     let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
     json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
-        "added_tokens": [added(START, "<|im_start|>"), added(END, "<|im_end|>")],
+        "added_tokens": all,
         "pre_tokenizer": byte_level, "decoder": byte_level,
         "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
@@ -80,8 +93,8 @@ fn byte_letter(byte: u8) -> char {
     char::from_u32(256 + nth).unwrap()
 }
 
-fn weights() -> Vec<u8> {
-    let (h, v) = (HIDDEN, VOCAB as usize);
+fn weights(v: usize) -> Vec<u8> {
+    let h = HIDDEN;
     let layer = "model.layers.0";
     let mut shapes = vec![("model.embed_tokens.weight".to_owned(), vec![v, h]), ("model.norm.weight".into(), vec![h])];
     for name in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"] {

@@ -5,7 +5,7 @@ use crate::faces::http::answer::answer;
 use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, Wishes};
-use crate::faces::http::format::{AnswerFormat, Echo, token_text};
+use crate::faces::http::format::{AnswerFormat, Echo, with_likely};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::said::SaidAnswer;
@@ -142,16 +142,7 @@ impl AnswerFormat for ChatFormat {
     }
 
     fn logprobs(&mut self, tokenizer: &Tokenizer, _: u32, logprobs: &[v1::Logprob]) -> Value {
-        let one = |logprob: &v1::Logprob| {
-            let bytes = tokenizer.token_bytes(logprob.token_id);
-            json!({ "token": token_text(tokenizer, logprob.token_id), "logprob": logprob.logprob, "bytes": bytes })
-        };
-        let content = logprobs.iter().map(|logprob| {
-            let mut content = one(logprob);
-            content["top_logprobs"] = logprob.top.iter().map(one).collect();
-            content
-        });
-        json!({ "content": content.collect::<Vec<_>>(), "refusal": null })
+        json!({ "content": with_likely(tokenizer, logprobs), "refusal": null })
     }
 
     /// Chat has no echo.

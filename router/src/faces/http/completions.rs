@@ -24,7 +24,7 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// How many tokens an answer has at most that says no `max_tokens`, as OpenAI has it.
-const TOKENS_MAX: u32 = 16;
+pub const TOKENS_MAX: u32 = 16;
 
 pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));

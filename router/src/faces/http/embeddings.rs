@@ -20,7 +20,12 @@ pub async fn embeddings(State(front): State<Arc<Frontend>>, request: Request) ->
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
     let page = counted(&mut recorder, read)?;
-    let (ask, encoding) = counted(&mut recorder, ask(&front, page).map_err(HttpError::from))?;
+    answer(&front, page, recorder).await
+}
+
+/// Answers a request that has been read.
+pub async fn answer(front: &Arc<Frontend>, page: Page, mut recorder: Recorder) -> Result<Json<Value>, HttpError> {
+    let (ask, encoding) = counted(&mut recorder, ask(front, page).map_err(HttpError::from))?;
     // This endpoint calls prompts `input`.
     let named = |refusal: Refusal| refusal.renamed(&[("text", "input"), ("token_ids", "input")]);
     let reply = front.embed(ask, &mut recorder).await.map_err(named)?;
@@ -57,7 +62,7 @@ fn ask(front: &Frontend, page: Page) -> Result<(Ask, Encoding), Refusal> {
 }
 
 /// An embedding is not cut: the first numbers of most models' are none themselves.
-fn check_dimensions(wanted: u32, own: u32) -> Result<(), Refusal> {
+pub fn check_dimensions(wanted: u32, own: u32) -> Result<(), Refusal> {
     match wanted == own {
         true => Ok(()),
         false => Err(Refusal::invalid("dimensions", format!("must be {own}, which the model has, and is {wanted}"))),

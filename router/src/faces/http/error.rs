@@ -2,9 +2,10 @@
 
 use crate::refusal::{Limit, NoResume, Refusal, whole_millis, whole_seconds};
 use axum::Json;
+use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use http::header::{HeaderName, RETRY_AFTER};
+use http::header::{CONTENT_LENGTH, HeaderName, RETRY_AFTER};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -120,6 +121,14 @@ fn no_resume(why: NoResume) -> StatusCode {
         NoResume::OtherPolicy => StatusCode::CONFLICT,
         _ => StatusCode::BAD_REQUEST,
     }
+}
+
+/// Writes a refusal of any inner layer in the form that `body` gives it.
+pub fn reworded(response: Response, body: impl FnOnce(&HttpError) -> Value) -> Response {
+    let Some(error) = response.extensions().get::<HttpError>().cloned() else { return response };
+    let (mut head, _) = response.into_parts();
+    head.headers.remove(CONTENT_LENGTH);
+    Response::from_parts(head, Body::from(body(&error).to_string()))
 }
 
 impl IntoResponse for HttpError {

@@ -85,6 +85,11 @@ impl Fields {
         self.integer(name)?.map(fits).transpose()
     }
 
+    /// Whether a field is there, and means something.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|value| !value.is_null())
+    }
+
     pub fn object(&mut self, name: &'static str) -> Result<Option<Fields>, Refusal> {
         match self.take(name) {
             None => Ok(None),
@@ -151,9 +156,14 @@ impl Fields {
         })
     }
 
-    /// Reads an object whose keys are token ids, as strings.
+    /// Reads an object whose keys are token ids, as strings; or pairs of token id and bias, as llama.cpp has them.
     fn logit_bias(&mut self) -> Result<HashMap<u32, f32>, Refusal> {
-        let Some(Fields(all)) = self.object("logit_bias")? else { return Ok(HashMap::new()) };
+        let all = match self.take("logit_bias") {
+            None => return Ok(HashMap::new()),
+            Some(Value::Object(all)) => all,
+            Some(Value::Array(pairs)) => return pairs.iter().map(biased).collect(),
+            Some(other) => return Err(wrong("logit_bias", "an object", &other)),
+        };
         let one = |(token, bias): (String, Value)| {
             let id = token.parse().map_err(|_| Refusal::invalid("logit_bias", "its members must be token ids"))?;
             let bias = bias.as_f64().ok_or_else(|| wrong("logit_bias", "a number for each token", &bias))?;
@@ -273,6 +283,16 @@ impl Fields {
             _ => Ok(n),
         }
     }
+}
+
+/// A token and its bias; false says that it is never to be drawn.
+fn biased(pair: &Value) -> Result<(u32, f32), Refusal> {
+    const NEVER: f32 = -100.0;
+    let wrong = || Refusal::invalid("logit_bias", "its members must be pairs of a token id and a number, or false");
+    let [token, bias] = pair.as_array().map(Vec::as_slice).unwrap_or_default() else { return Err(wrong()) };
+    let id = token.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong)?;
+    let bias = if bias == &Value::Bool(false) { Some(NEVER) } else { bias.as_f64().map(|bias| bias as f32) };
+    Ok((id, bias.ok_or_else(wrong)?))
 }
 
 /// What a client wants to receive besides the text, and how.

@@ -199,6 +199,20 @@ impl UsageSum {
     }
 }
 
+/// Tokens with their logprobs, and beside each the likely ones.
+pub fn with_likely(tokenizer: &Tokenizer, logprobs: &[v1::Logprob]) -> Vec<Value> {
+    let one = |logprob: &v1::Logprob| {
+        let bytes = tokenizer.token_bytes(logprob.token_id);
+        json!({ "token": token_text(tokenizer, logprob.token_id), "logprob": logprob.logprob, "bytes": bytes })
+    };
+    let both = |logprob: &v1::Logprob| {
+        let mut content = one(logprob);
+        content["top_logprobs"] = logprob.top.iter().map(one).collect();
+        content
+    };
+    logprobs.iter().map(both).collect()
+}
+
 /// A token's own text: partial characters become replacement characters, and the token's bytes say which part.
 pub fn token_text(tokenizer: &Tokenizer, token: u32) -> String {
     String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned()

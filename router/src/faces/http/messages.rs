@@ -1,7 +1,7 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API, for text.
 
 use crate::faces::http::certificate;
-use crate::faces::http::error::HttpError;
+use crate::faces::http::error::{HttpError, reworded};
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
@@ -14,12 +14,10 @@ use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::resume::ReadMark;
 use crate::refusal::Refusal;
 use axum::Json;
-use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use http::header::CONTENT_LENGTH;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::{Value, json};
@@ -57,11 +55,7 @@ pub async fn count_tokens(State(front): State<Arc<Frontend>>, request: Request) 
 
 /// Writes a refusal of any inner layer in Anthropic's form.
 pub async fn in_its_words(request: Request, next: Next) -> Response {
-    let response = next.run(request).await;
-    let Some(error) = response.extensions().get::<HttpError>().cloned() else { return response };
-    let (mut head, _) = response.into_parts();
-    head.headers.remove(CONTENT_LENGTH);
-    Response::from_parts(head, Body::from(error_value(&error).to_string()))
+    reworded(next.run(request).await, error_value)
 }
 
 fn error_value(error: &HttpError) -> Value {

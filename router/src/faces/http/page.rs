@@ -38,6 +38,14 @@ impl Page {
         Ok(Ask { tenant, session, resume, certificate, cache_salt, body, ..ask })
     }
 
+    /// The same for pages whose streams say no positions.
+    pub fn finished_anew(self, ask: Ask, limits: &RouterLimits) -> Result<Ask, Refusal> {
+        match self.last_event_id.as_str() {
+            "" => self.finished(ask, None, limits),
+            _ => Err(Refusal::invalid("Last-Event-ID", "streams of this page cannot be resumed")),
+        }
+    }
+
     /// The stream that is to be resumed, if any.
     fn resume(&self, streaming: Option<Streaming>, limits: &RouterLimits) -> Result<Option<Resume>, Refusal> {
         match (self.last_event_id.as_str(), streaming) {

@@ -26,6 +26,8 @@ const EVENTS_AT_ONCE_MAX: usize = 64;
 
 /// How a page words events. All functions append to the output.
 pub trait Voice: Send + Unpin + 'static {
+    const CONTENT_TYPE: &'static str = "text/event-stream";
+
     /// Writes what can be written before the first event.
     fn opening(&mut self, generation: &Generation, out: &mut String);
     fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String);
@@ -39,12 +41,12 @@ pub trait Voice: Send + Unpin + 'static {
     }
 }
 
-pub fn stream(mut voice: impl Voice, generation: Generation, front: &Frontend) -> Response {
+pub fn stream<V: Voice>(mut voice: V, generation: Generation, front: &Frontend) -> Response {
     let silence_max = front.config.timeouts.sse_silence_max;
     let mut written = String::new();
     voice.opening(&generation, &mut written);
     let silence = Box::pin(tokio::time::sleep(silence_max));
-    let headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
+    let headers = [("content-type", V::CONTENT_TYPE), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
     let head = certificate::with_headers(headers.into_response(), &generation.started);
     let body = Events { voice, generation, written, ended: false, silence, silence_max };
     head.map(|_| Body::from_stream(front.reader_watch.watched(body)))

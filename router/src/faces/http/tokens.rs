@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, as vLLM has them.
+//! `/tokenize` and `/detokenize`, as vLLM has them and as llama.cpp has: the fields that are there say which.
 
 use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
@@ -9,6 +9,7 @@ use crate::faces::http::page::read;
 use crate::front::frontend::{Frontend, TOKEN_TEXT_BYTES, unix_seconds};
 use crate::refusal::Refusal;
 use crate::replicas::models::table::VersionBy;
+use crate::replicas::models::text::ModelText;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -16,6 +17,7 @@ use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use types::Tokens;
 
 pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let page = read(&front, request).await?;
@@ -24,6 +26,10 @@ pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> R
     fields.check(Endpoint::Tokenize)?;
     let model = fields.string("model")?.unwrap_or_default();
     let text = front.text(&model)?;
+    let (adds, with_pieces) = (fields.boolean("add_special")?, fields.boolean("with_pieces")?.unwrap_or(false));
+    if let Some(content) = fields.string("content")? {
+        return Ok(content_tokens(&front, &text, content, adds.unwrap_or(false), with_pieces).await?);
+    }
     let input = match fields.string("prompt")? {
         Some(_) if fields.take("messages").is_some() => {
             return Err(Refusal::invalid("messages", "give a prompt or messages, not both").into());
@@ -59,5 +65,33 @@ pub async fn detokenize(State(front): State<Arc<Frontend>>, request: Request) ->
     let text = front.text(&fields.string("model")?.unwrap_or_default())?;
     let tokens = fields.token_ids("tokens")?.ok_or_else(|| Refusal::invalid("tokens", "is missing"))?;
     text.check_ids("tokens", &tokens)?;
-    Ok(Json(json!({ "prompt": front.detokenized(&text, tokens).await? })))
+    // vLLM's name, and llama.cpp's.
+    let text = front.detokenized(&text, tokens).await?;
+    Ok(Json(json!({ "prompt": text, "content": text })))
+}
+
+/// The tokens of what llama.cpp calls `content`, which may be nothing; perhaps each with its text, or its bytes if they
+/// are no text.
+async fn content_tokens(
+    front: &Frontend,
+    text: &Arc<ModelText>,
+    content: String,
+    adds_special: bool,
+    with_pieces: bool,
+) -> Result<Response, Refusal> {
+    let tokens = match content.is_empty() {
+        true => Tokens::new(),
+        false => front.tokens(text, Input::Text(content), adds_special, unix_seconds()).await?,
+    };
+    let (text, n_tokens) = (text.clone(), tokens.len());
+    let piece = move |id: &u32| {
+        let bytes = text.tokenizer.token_bytes(*id);
+        let piece: Value = std::str::from_utf8(bytes).map_or_else(|_| bytes.into(), Value::from);
+        json!({ "id": id, "piece": piece })
+    };
+    let answer = move || {
+        let told: Value = if with_pieces { tokens.iter().map(piece).collect() } else { tokens.into() };
+        Json(json!({ "tokens": told })).into_response()
+    };
+    front.off_runtime(TOKEN_TEXT_BYTES * n_tokens, answer).await
 }

@@ -101,7 +101,7 @@ impl ModelText {
     }
 
     /// The prompt of a chat, and how its answer is read.
-    fn render(&self, chat: v1::Chat, now: u64) -> Result<(String, Talk), Refusal> {
+    pub(crate) fn render(&self, chat: v1::Chat, now: u64) -> Result<(String, Talk), Refusal> {
         let no_template = || Refusal::invalid("chat", "the model has no chat template; send text instead");
         let own = self.template.as_ref();
         let mut read = conversation::read(chat)?;

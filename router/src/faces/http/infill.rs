@@ -1,0 +1,109 @@
+//! Prompts that ask for what stands between two texts, with the tokens that a model was trained on for that. Knows no
+//! page.
+
+use crate::front::frontend::Frontend;
+use crate::refusal::Refusal;
+use crate::replicas::models::text::ModelText;
+use checkpoint::Tokenizer;
+use proto::v1;
+use proto::v1::generate_request::Input;
+use std::sync::Arc;
+use types::{Token, Tokens};
+
+/// How models spell the tokens before the prefix, the suffix and the answer.
+const SPELLINGS: [[&str; 3]; 5] = [
+    // Qwen 2.5 Coder, CodeGemma.
+    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+    // StarCoder.
+    ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
+    ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
+    // Code Llama.
+    ["▁<PRE>", "▁<SUF>", "▁<MID>"],
+    // DeepSeek Coder.
+    ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+];
+/// How models spell the token before a file's name.
+const FILE_SPELLINGS: [&str; 2] = ["<|file_sep|>", "<file_sep>"];
+
+/// Any text: whether it gets a token before it is seen by it.
+const BEGINS: &str = "a";
+
+/// Two texts and what is known of the one between them.
+#[derive(Default)]
+pub struct Infill {
+    /// Other files, each with its name.
+    pub files: Vec<(String, String)>,
+    pub before: String,
+    pub after: String,
+    /// How the text between them begins.
+    pub begun: String,
+}
+
+impl Infill {
+    fn n_bytes(&self) -> usize {
+        let files = self.files.iter().map(|(name, text)| name.len() + text.len());
+        files.sum::<usize>() + self.before.len() + self.after.len() + self.begun.len()
+    }
+}
+
+/// The prompt's tokens. `field` is what a page calls the text behind.
+pub async fn prompt(
+    front: &Frontend,
+    text: &Arc<ModelText>,
+    infill: Infill,
+    field: &'static str,
+) -> Result<Input, Refusal> {
+    let none = || Refusal::invalid(field, "the model has no tokens for filling in between two texts");
+    let marks = Marks::of(&text.tokenizer).ok_or_else(none)?;
+    let text = text.clone();
+    let tokens = front.off_runtime(infill.n_bytes(), move || marks.around(&text, &infill)).await?;
+    let broken = |error: checkpoint::Error| Refusal::invalid(field, format!("cannot be tokenized: {error}"));
+    Ok(Input::TokenIds(v1::TokenIds { ids: tokens.map_err(broken)? }))
+}
+
+/// Whether a model can be asked for this.
+pub fn is_known(text: &ModelText) -> bool {
+    Marks::of(&text.tokenizer).is_some()
+}
+
+/// The tokens of one spelling, all of which a model has.
+struct Marks {
+    prefix: Token,
+    suffix: Token,
+    middle: Token,
+    file: Option<Token>,
+}
+
+impl Marks {
+    fn of(tokenizer: &Tokenizer) -> Option<Marks> {
+        let file = FILE_SPELLINGS.iter().find_map(|name| tokenizer.added_token(name));
+        SPELLINGS.iter().find_map(|[prefix, suffix, middle]| {
+            Some(Marks {
+                prefix: tokenizer.added_token(prefix)?,
+                suffix: tokenizer.added_token(suffix)?,
+                middle: tokenizer.added_token(middle)?,
+                file,
+            })
+        })
+    }
+
+    /// `files · prefix mark · before · suffix mark · after · middle mark · begun`
+    fn around(&self, text: &ModelText, infill: &Infill) -> checkpoint::Result<Tokens> {
+        let tokenizer = &text.tokenizer;
+        let mut tokens = Tokens::new();
+        // A tokenizer that puts this token before a text puts it before these too.
+        let begins = tokenizer.encode(BEGINS, true)?;
+        tokens.extend(text.spec.bos.filter(|bos| begins.first() == Some(bos)));
+        for (name, text) in &infill.files {
+            tokens.extend(self.file);
+            tokens.extend(tokenizer.encode(&format!("{name}\n{text}\n"), false)?);
+        }
+        tokens.push(self.prefix);
+        tokens.extend(tokenizer.encode(&infill.before, false)?);
+        tokens.push(self.suffix);
+        tokens.extend(tokenizer.encode(&infill.after, false)?);
+        tokens.push(self.middle);
+        tokens.extend(tokenizer.encode(&infill.begun, false)?);
+        Ok(tokens)
+    }
+}

@@ -1,0 +1,220 @@
+//! The answer of `/completion` and `/infill`: one object, a list of them for several prompts, or events without a last
+//! `[DONE]`.
+
+use crate::faces::http::certificate;
+use crate::faces::http::error::HttpError;
+use crate::faces::http::format::token_text;
+use crate::faces::http::llama_cpp::completion::said;
+use crate::faces::http::llama_cpp::settings::settled;
+use crate::faces::http::sse::{self, Voice};
+use crate::faces::http::stopwatch::Stopwatch;
+use crate::front::ask::Ask;
+use crate::front::frontend::Frontend;
+use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::recorder::Recorder;
+use crate::refusal::Refusal;
+use crate::replicas::models::text::ModelText;
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use checkpoint::Tokenizer;
+use proto::v1;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_stream::StreamExt;
+
+/// There are no slots: in a request this means any.
+const ANY_SLOT: i32 = -1;
+
+/// What a client wants besides the text.
+#[derive(Default)]
+pub struct CompletionWishes {
+    pub is_stream: bool,
+    pub tokens: bool,
+    /// `n_predict` was 0: a token is drawn, and not sent.
+    pub nothing_new: bool,
+    /// What was asked of the way in which tokens are drawn.
+    pub settings: Value,
+}
+
+pub async fn answer(
+    front: &Arc<Frontend>,
+    ask: Ask,
+    wishes: CompletionWishes,
+    recorder: Recorder,
+    watch: Stopwatch,
+) -> Result<Response, HttpError> {
+    let (is_stream, n_choices) = (wishes.is_stream, ask.n_choices);
+    let mut generation = front.generate(ask, recorder).await.map_err(said)?;
+    let mut teller = Teller::of(&generation, wishes, watch, n_choices);
+    if is_stream {
+        return Ok(sse::stream(teller, generation, front));
+    }
+    let n_slots = generation.prompts.len() * n_choices as usize;
+    let mut values = vec![Value::Null; n_slots];
+    while let Some(event) = generation.next().await {
+        let (slot, event) = event.map_err(said)?;
+        match event {
+            GenerationEvent::Delta(delta) => teller.heard(slot, delta, true),
+            GenerationEvent::Finished(finished) => values[slot as usize] = teller.last(slot, &finished, &generation),
+            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+        }
+    }
+    let told = if n_slots == 1 { values.remove(0) } else { values.into() };
+    Ok(certificate::with_headers(Json(told).into_response(), &generation.started))
+}
+
+struct Teller {
+    wishes: CompletionWishes,
+    text: Arc<ModelText>,
+    watch: Stopwatch,
+    n_choices: u32,
+    choices: Vec<Said>,
+}
+
+/// What was said of one choice so far.
+#[derive(Clone, Default)]
+struct Said {
+    n_tokens: u32,
+    has_new_line: bool,
+    /// Of a whole answer.
+    content: String,
+    tokens: Vec<u32>,
+    logprobs: Vec<v1::Logprob>,
+}
+
+impl Teller {
+    fn of(generation: &Generation, wishes: CompletionWishes, watch: Stopwatch, n_choices: u32) -> Teller {
+        let choices = vec![Said::default(); generation.prompts.len() * n_choices as usize];
+        Teller { wishes, text: generation.text.clone(), watch, n_choices, choices }
+    }
+
+    fn heard(&mut self, slot: u32, delta: v1::Delta, keep: bool) {
+        self.watch.heard();
+        if self.wishes.nothing_new {
+            return;
+        }
+        let said = &mut self.choices[slot as usize];
+        said.n_tokens += delta.token_ids.len() as u32;
+        said.has_new_line |= delta.text.contains('\n');
+        if keep {
+            said.content.push_str(&delta.text);
+            said.tokens.extend(delta.token_ids);
+            said.logprobs.extend(delta.logprobs);
+        }
+    }
+
+    /// A piece of an answer, or the whole.
+    fn piece(&self, slot: u32, content: &str, tokens: &[u32], logprobs: &[v1::Logprob], n_prompt: usize) -> Value {
+        let mut value = json!({
+            "index": slot,
+            "content": content,
+            "tokens": tokens,
+            "id_slot": ANY_SLOT,
+            "stop": false,
+            "tokens_predicted": self.choices[slot as usize].n_tokens,
+            "tokens_evaluated": n_prompt,
+        });
+        if !logprobs.is_empty() {
+            value["completion_probabilities"] =
+                logprobs.iter().map(|logprob| probability(&self.text.tokenizer, logprob)).collect();
+        }
+        value
+    }
+
+    fn last(&self, slot: u32, finished: &v1::Finished, generation: &Generation) -> Value {
+        let (said, prompt) = (&self.choices[slot as usize], &generation.prompts[(slot / self.n_choices) as usize]);
+        let tokens = if self.wishes.tokens { said.tokens.as_slice() } else { &[] };
+        let mut value = self.piece(slot, &said.content, tokens, &said.logprobs, prompt.ids.len());
+        let usage = finished.usage.unwrap_or_default();
+        let (context, seed) = (generation.replica.context, generation.started.seed);
+        value["stop"] = true.into();
+        value["model"] = generation.started.model.as_str().into();
+        value["generation_settings"] = settled(&self.wishes.settings, &self.text.defaults, context, seed);
+        value["prompt"] = prompt.text.as_deref().unwrap_or_default().into();
+        value["has_new_line"] = said.has_new_line.into();
+        value["truncated"] = false.into();
+        value["stop_type"] = stop_type(finished, self.wishes.nothing_new).into();
+        value["stopping_word"] = if self.wishes.nothing_new { "" } else { finished.stop.as_str() }.into();
+        value["tokens_cached"] = usage.cached_tokens.into();
+        value["timings"] = self.timings(&usage, said.n_tokens);
+        certificate::add(&mut value, finished);
+        value
+    }
+
+    fn timings(&self, usage: &v1::Usage, n_predicted: u32) -> Value {
+        let times = self.watch.times();
+        let n_prompt = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+        let (prompt, predicted) = (Rate::of(times.prompt, n_prompt), Rate::of(times.answer, n_predicted));
+        json!({
+            "cache_n": usage.cached_tokens,
+            "prompt_n": n_prompt,
+            "prompt_ms": prompt.ms,
+            "prompt_per_token_ms": prompt.per_token_ms,
+            "prompt_per_second": prompt.per_second,
+            "predicted_n": n_predicted,
+            "predicted_ms": predicted.ms,
+            "predicted_per_token_ms": predicted.per_token_ms,
+            "predicted_per_second": predicted.per_second,
+        })
+    }
+}
+
+struct Rate {
+    ms: f64,
+    per_token_ms: f64,
+    per_second: f64,
+}
+
+impl Rate {
+    /// No tokens and no time have no rate, which is told as 0.
+    fn of(time: Duration, n_tokens: u32) -> Rate {
+        let (seconds, n) = (time.as_secs_f64(), f64::from(n_tokens));
+        let over = |part: f64, all: f64| if all > 0.0 { part / all } else { 0.0 };
+        Rate { ms: seconds * 1e3, per_token_ms: over(seconds * 1e3, n), per_second: over(n, seconds) }
+    }
+}
+
+fn stop_type(finished: &v1::Finished, nothing_new: bool) -> &'static str {
+    match finished.reason() {
+        _ if nothing_new => "limit",
+        v1::finished::Reason::Length => "limit",
+        _ if !finished.stop.is_empty() => "word",
+        _ => "eos",
+    }
+}
+
+fn probability(tokenizer: &Tokenizer, logprob: &v1::Logprob) -> Value {
+    let one = |logprob: &v1::Logprob| {
+        let (id, bytes) = (logprob.token_id, tokenizer.token_bytes(logprob.token_id));
+        json!({ "id": id, "token": token_text(tokenizer, id), "bytes": bytes, "logprob": logprob.logprob })
+    };
+    let mut value = one(logprob);
+    value["top_logprobs"] = logprob.top.iter().map(one).collect();
+    value
+}
+
+impl Voice for Teller {
+    fn opening(&mut self, _: &Generation, _: &mut String) {}
+
+    fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
+        match event {
+            GenerationEvent::Delta(delta) => {
+                let n_prompt = generation.prompts[(slot / self.n_choices) as usize].ids.len();
+                self.heard(slot, v1::Delta { logprobs: Vec::new(), ..delta.clone() }, false);
+                if !self.wishes.nothing_new {
+                    let piece = self.piece(slot, &delta.text, &delta.token_ids, &delta.logprobs, n_prompt);
+                    sse::write(out, None, &piece);
+                }
+            }
+            GenerationEvent::Finished(finished) => sse::write(out, None, &self.last(slot, &finished, generation)),
+            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+        }
+    }
+
+    fn ending(&mut self, _: &mut String) {}
+
+    fn fail(&mut self, refusal: Refusal, out: &mut String) {
+        sse::write(out, None, &said(refusal).body());
+    }
+}

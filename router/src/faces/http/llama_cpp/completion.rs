@@ -1,0 +1,137 @@
+//! `/completion` and `/infill`: what is asked.
+
+use crate::faces::http::completions::inputs;
+use crate::faces::http::error::HttpError;
+use crate::faces::http::fields::Fields;
+use crate::faces::http::infill::{self, Infill};
+use crate::faces::http::known::Endpoint;
+use crate::faces::http::llama_cpp::answer::{CompletionWishes, answer};
+use crate::faces::http::llama_cpp::settings;
+use crate::faces::http::llama_words::{self, n_predict};
+use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::stopwatch::Stopwatch;
+use crate::front::ask::{Ask, Purpose};
+use crate::front::frontend::Frontend;
+use crate::front::recorder::{Caller, Face, Recorder};
+use crate::refusal::Refusal;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use proto::v1;
+use proto::v1::generate_request::Input;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// The order in which tokens are filtered here. llama.cpp's own has the temperature last.
+const SAMPLERS: [&str; 9] =
+    ["penalties", "dry", "temperature", "top_n_sigma", "min_p", "top_k", "typ_p", "top_p", "xtc"];
+
+pub async fn completion(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
+    let watch = Stopwatch::start();
+    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
+    let read = read(&front, request).await;
+    let mut page = counted(&mut recorder, read)?;
+    let prompts = page.fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"));
+    let asked = prompts.and_then(|prompts| ask(page, inputs("prompt", prompts)?, &front)).map_err(said);
+    let (ask, wishes) = counted(&mut recorder, asked)?;
+    answer(&front, ask, wishes, recorder, watch).await
+}
+
+pub async fn infill(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
+    let watch = Stopwatch::start();
+    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
+    let read = read(&front, request).await;
+    let mut page = counted(&mut recorder, read)?;
+    let prompt = between(&front, &mut page.fields).await;
+    let asked = prompt.and_then(|(prompt, model)| {
+        let (mut ask, wishes) = ask(page, vec![prompt], &front)?;
+        ask.model = model;
+        Ok((ask, wishes))
+    });
+    let (ask, wishes) = counted(&mut recorder, asked.map_err(said))?;
+    answer(&front, ask, wishes, recorder, watch).await
+}
+
+/// The prompt that asks for what is between two texts, and the model that reads it.
+async fn between(front: &Frontend, fields: &mut Fields) -> Result<(Input, String), Refusal> {
+    let asked = Infill {
+        files: files(fields.take("input_extra"))?,
+        before: fields.string("input_prefix")?.unwrap_or_default(),
+        after: fields.string("input_suffix")?.unwrap_or_default(),
+        begun: fields.string("prompt")?.unwrap_or_default(),
+    };
+    let model = fields.string("model")?.unwrap_or_default();
+    let text = front.text(&model)?;
+    Ok((infill::prompt(front, &text, asked, "input_suffix").await?, model))
+}
+
+fn files(extra: Option<Value>) -> Result<Vec<(String, String)>, Refusal> {
+    const FORM: &str = "must be a list of objects with a `text` and perhaps a `filename`";
+    let wrong = || Refusal::invalid("input_extra", FORM);
+    let file = |file: Value| {
+        let name = file["filename"].as_str().unwrap_or("tmp").to_owned();
+        Ok((name, file["text"].as_str().ok_or_else(wrong)?.to_owned()))
+    };
+    match extra {
+        None => Ok(Vec::new()),
+        Some(Value::Array(all)) => all.into_iter().map(file).collect(),
+        Some(_) => Err(wrong()),
+    }
+}
+
+/// Names refused fields as these pages do.
+pub fn said(refusal: Refusal) -> HttpError {
+    let names = [("text", "prompt"), ("token_ids", "prompt"), ("max_tokens", "n_predict"), ("logprobs", "n_probs")];
+    HttpError::of(refusal.renamed(&names).renamed(&[("repetition_penalty", "repeat_penalty")]))
+}
+
+fn ask(mut page: Page, prompts: Vec<Input>, front: &Frontend) -> Result<(Ask, CompletionWishes), Refusal> {
+    let (fields, limits) = (&mut page.fields, &front.config.limits);
+    let mut wishes = CompletionWishes {
+        is_stream: fields.boolean("stream")?.unwrap_or(false),
+        tokens: fields.boolean("return_tokens")?.unwrap_or(false),
+        ..CompletionWishes::default()
+    };
+    let sampling = sampling(fields, &mut wishes)?;
+    wishes.settings = settings::asked(&sampling);
+    let ask = Ask {
+        model: fields.string("model")?.unwrap_or_default(),
+        prompts,
+        n_choices: fields.n_choices()?,
+        purpose: Purpose::Generate(Box::new(sampling)),
+        priority: fields.priority()?,
+        deadline: fields.deadline()?,
+        // The answer says its prompt.
+        echo: true,
+        ..Ask::default()
+    };
+    // What was not taken is known as it is of OpenAI's page, which llama.cpp has with the same fields.
+    fields.check(Endpoint::Completions)?;
+    Ok((page.finished_anew(ask, limits)?, wishes))
+}
+
+fn sampling(fields: &mut Fields, wishes: &mut CompletionWishes) -> Result<v1::Sampling, Refusal> {
+    let (n, n_probs, samplers) = (fields.integer("n_predict")?, fields.unsigned("n_probs")?, fields.take("samplers"));
+    let mut sampling = llama_words::sampling(fields)?;
+    wishes.nothing_new = n == Some(0);
+    if wishes.nothing_new {
+        // A token is drawn all the same, and not sent: its prompt is in the cache then.
+        sampling.max_tokens = Some(1);
+    } else if n.is_some() {
+        sampling.max_tokens = n_predict(n, "n_predict")?;
+    }
+    sampling.logprobs = n_probs.filter(|n| *n > 0);
+    sampling.prompt_logprobs = None;
+    check_order(samplers, sampling.temperature == Some(0.0))?;
+    Ok(sampling)
+}
+
+/// An order of filters is no matter where the likeliest token is taken.
+fn check_order(samplers: Option<Value>, is_greedy: bool) -> Result<(), Refusal> {
+    let told = || format!("only in the order of {}, or with the temperature 0", SAMPLERS.join(", "));
+    match samplers {
+        None => Ok(()),
+        Some(Value::Array(names)) if names.is_empty() || is_greedy || names.iter().eq(&SAMPLERS) => Ok(()),
+        Some(Value::String(letters)) if letters.is_empty() || is_greedy => Ok(()),
+        Some(_) => Err(Refusal::invalid("samplers", told())),
+    }
+}

@@ -1,0 +1,61 @@
+//! `/props`, `/slots`, `/lora-adapters` and `/apply-template`: what the server is, and what a chat becomes.
+
+use crate::faces::http::chat::conversation;
+use crate::faces::http::error::HttpError;
+use crate::faces::http::known::Endpoint;
+use crate::faces::http::llama_cpp::settings::{self, RANDOM_SEED};
+use crate::faces::http::page::read;
+use crate::front::frontend::{Frontend, unix_seconds};
+use crate::replicas::models::table::VersionBy;
+use axum::Json;
+use axum::extract::{RawQuery, Request, State};
+use proto::v1;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub async fn props(State(front): State<Arc<Frontend>>) -> Result<Json<Value>, HttpError> {
+    let model = front.model("", VersionBy::Weight)?;
+    let (text, context) = (&model.text, model.replica.context);
+    let special = |token: Option<&u32>| token.map(|token| text.tokenizer.decode(&[*token], false)).unwrap_or_default();
+    let params = settings::settled(&settings::asked(&v1::Sampling::default()), &text.defaults, context, RANDOM_SEED);
+    Ok(Json(json!({
+        "default_generation_settings": { "id": 0, "n_ctx": context, "is_processing": false, "params": params },
+        "total_slots": front.config.limits.requests_max,
+        "model_alias": model.name,
+        "model_path": model.replica.model,
+        "modalities": { "vision": false, "audio": false },
+        "chat_template": text.template.as_ref().map(|template| template.source()).unwrap_or_default(),
+        "bos_token": special(text.spec.bos.as_ref()),
+        "eos_token": special(text.spec.eos.first()),
+        "build_info": concat!("lockstep-", env!("CARGO_PKG_VERSION")),
+        "is_sleeping": false,
+    })))
+}
+
+/// One for each request under way here, and a free one as long as there is room for another. They hold nothing: what is
+/// cached is every request's.
+pub async fn slots(State(front): State<Arc<Frontend>>, RawQuery(query): RawQuery) -> Result<Json<Value>, HttpError> {
+    let has_room = front.replicas.has_room();
+    let must_have = query.iter().flat_map(|query| query.split('&')).any(|field| field == "fail_on_no_slot=1");
+    if must_have && !has_room {
+        return Err(front.admission.full().into());
+    }
+    let context = front.model("", VersionBy::Weight)?.replica.context;
+    let n_busy = front.streams.len();
+    let slot = |id: usize| json!({ "id": id, "n_ctx": context, "is_processing": id < n_busy, "speculative": false });
+    Ok(Json((0..n_busy + usize::from(has_room)).map(slot).collect()))
+}
+
+pub async fn lora_adapters() -> Json<Value> {
+    Json(json!([]))
+}
+
+pub async fn apply_template(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let page = read(&front, request).await?;
+    let _visit = front.visit(page.tenant)?;
+    let mut fields = page.fields;
+    let text = front.text(&fields.string("model")?.unwrap_or_default())?;
+    let chat = conversation(&mut fields)?;
+    fields.check(Endpoint::Tokenize)?;
+    Ok(Json(json!({ "prompt": front.rendered(&text, chat, unix_seconds()).await? })))
+}

@@ -1,0 +1,53 @@
+//! How tokens are drawn, as llama.cpp tells it: `generation_settings`. Knows no request.
+
+use checkpoint::Defaults;
+use proto::v1;
+use serde_json::{Value, json};
+
+/// A seed that is drawn for each request.
+pub const RANDOM_SEED: u64 = u32::MAX as u64;
+
+/// What a request asks for; null where the model's own default is meant.
+pub fn asked(sampling: &v1::Sampling) -> Value {
+    let xtc = sampling.xtc.unwrap_or_default();
+    let dry_multiplier = sampling.dry.as_ref().map_or(0.0, |dry| dry.multiplier);
+    json!({
+        "n_predict": sampling.max_tokens.map_or(-1, i64::from),
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "typical_p": sampling.typical_p.unwrap_or(1.0),
+        "top_n_sigma": sampling.top_n_sigma,
+        "xtc_probability": xtc.probability,
+        "xtc_threshold": xtc.threshold.unwrap_or(0.1),
+        "repeat_last_n": -1,
+        "repeat_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "dry_multiplier": dry_multiplier,
+        "mirostat": 0,
+        "stop": sampling.stop,
+        "ignore_eos": sampling.ignore_eos,
+        "n_probs": sampling.logprobs.unwrap_or(0),
+    })
+}
+
+/// The same with the model's defaults, its context and the seed.
+pub fn settled(asked: &Value, defaults: &Defaults, n_ctx: u32, seed: u64) -> Value {
+    let mut settings = asked.clone();
+    let own: [(&str, Value); 5] = [
+        ("temperature", defaults.temperature.unwrap_or(1.0).into()),
+        ("top_k", defaults.top_k.unwrap_or(0).into()),
+        ("top_p", defaults.top_p.unwrap_or(1.0).into()),
+        ("min_p", defaults.min_p.unwrap_or(0.0).into()),
+        ("repeat_penalty", defaults.repetition_penalty.unwrap_or(1.0).into()),
+    ];
+    for (name, value) in own {
+        if settings[name].is_null() {
+            settings[name] = value;
+        }
+    }
+    (settings["n_ctx"], settings["seed"]) = (n_ctx.into(), seed.into());
+    settings
+}

@@ -1,0 +1,69 @@
+//! `/api/chat`.
+
+use crate::config::RouterLimits;
+use crate::faces::http::chat;
+use crate::faces::http::error::HttpError;
+use crate::faces::http::fields::Fields;
+use crate::faces::http::known::{Endpoint, NeutralValues};
+use crate::faces::http::ollama::options;
+use crate::faces::http::ollama::reply::{self, ReplyShape, Telling, answer, loaded};
+use crate::faces::http::ollama::words::{said, served};
+use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::single::invalid;
+use crate::faces::http::stopwatch::Stopwatch;
+use crate::front::ask::{Ask, Purpose};
+use crate::front::frontend::Frontend;
+use crate::front::recorder::{Caller, Face, Recorder};
+use crate::refusal::Refusal;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use proto::v1;
+use proto::v1::generate_request::Input;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
+    let watch = Stopwatch::start();
+    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
+    let read = read(&front, request).await;
+    let mut page = counted(&mut recorder, read)?;
+    let asked = counted(&mut recorder, page.fields.string("model").map_err(said))?;
+    let model = served(&front, asked);
+    let Some(messages) = page.fields.take("messages").filter(|messages| !NeutralValues::Empty.contain(messages)) else {
+        return loaded(&front, page.tenant, ReplyShape::Chat, &model, recorder);
+    };
+    let asked = ask(page, model, messages, &front.config.limits).map_err(said);
+    let (ask, telling) = counted(&mut recorder, asked)?;
+    answer(&front, ask, telling, recorder, watch).await
+}
+
+fn ask(mut page: Page, model: String, messages: Value, limits: &RouterLimits) -> Result<(Ask, Telling), Refusal> {
+    let fields = &mut page.fields;
+    let chat = conversation(messages)?;
+    let mut sampling = options::sampling(fields)?;
+    sampling.logprobs = reply::logprobs(fields, limits.logprobs_max)?;
+    let (is_stream, logprobs) = (reply::is_stream(fields)?, sampling.logprobs.is_some());
+    let telling = Telling { shape: ReplyShape::Chat, is_stream, logprobs, context: false };
+    let ask = Ask {
+        model,
+        prompts: vec![Input::Chat(chat)],
+        purpose: Purpose::Generate(Box::new(sampling)),
+        priority: fields.priority()?,
+        deadline: fields.deadline()?,
+        ..Ask::default()
+    };
+    // What was not taken is known as it is of OpenAI's page.
+    fields.check(Endpoint::Chat)?;
+    Ok((page.finished_anew(ask, limits)?, telling))
+}
+
+/// Messages are OpenAI's, but that images stand beside the text.
+fn conversation(messages: Value) -> Result<v1::Chat, Refusal> {
+    for (i, message) in messages.as_array().into_iter().flatten().enumerate() {
+        if message.get("images").is_some_and(|images| !NeutralValues::Empty.contain(images)) {
+            return Err(invalid(format!("messages[{i}].images"), "is not supported; only text is"));
+        }
+    }
+    let named: Map<String, Value> = [("messages".to_owned(), messages)].into_iter().collect();
+    chat::conversation(&mut Fields::of(named))
+}

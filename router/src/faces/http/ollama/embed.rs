@@ -1,0 +1,112 @@
+//! `/api/embed`, and `/api/embeddings`, which is its older form for one text.
+
+use crate::faces::http::embeddings::check_dimensions;
+use crate::faces::http::error::HttpError;
+use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::known::Endpoint;
+use crate::faces::http::ollama::options;
+use crate::faces::http::ollama::reply::nanos;
+use crate::faces::http::ollama::words::served;
+use crate::faces::http::page::{counted, read};
+use crate::faces::http::stopwatch::Stopwatch;
+use crate::front::ask::Ask;
+use crate::front::frontend::{Frontend, unix_seconds};
+use crate::front::recorder::{Caller, Face, Recorder};
+use crate::refusal::Refusal;
+use crate::replicas::models::table::VersionBy;
+use axum::Json;
+use axum::extract::{Request, State};
+use proto::v1;
+use proto::v1::generate_request::Input;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub async fn embed(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let watch = Stopwatch::start();
+    let reply = embedded(&front, request, "input").await?;
+    let embeddings: Vec<Value> = reply.embeddings.iter().map(|one| one.values.as_slice().into()).collect();
+    Ok(Json(json!({
+        "model": reply.model,
+        "embeddings": embeddings,
+        "total_duration": nanos(watch.times().total()),
+        "load_duration": 0,
+        "prompt_eval_count": reply.usage.unwrap_or_default().prompt_tokens,
+    })))
+}
+
+pub async fn embeddings(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let reply = embedded(&front, request, "prompt").await?;
+    let values = reply.embeddings.first().map(|one| one.values.as_slice()).unwrap_or_default();
+    Ok(Json(json!({ "embedding": values })))
+}
+
+/// Embeds the texts of a field.
+async fn embedded(front: &Arc<Frontend>, request: Request, field: &'static str) -> Result<v1::EmbedReply, HttpError> {
+    let named = |refusal: Refusal| HttpError::of(refusal.renamed(&[("text", field), ("token_ids", field)]));
+    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
+    let read = read(front, request).await;
+    let mut page = counted(&mut recorder, read)?;
+    let asked = counted(&mut recorder, asked(&mut page.fields, field).map_err(named))?;
+    let model = served(front, asked.model);
+    if let Some(wanted) = asked.dimensions {
+        let checked = front.text(&model).and_then(|text| check_dimensions(wanted, text.spec.hidden));
+        counted(&mut recorder, checked.map_err(named))?;
+    }
+    let prompts = if asked.is_cut { cut(front, &model, asked.texts).await } else { Ok(as_they_are(asked.texts)) };
+    let prompts = counted(&mut recorder, prompts.map_err(named))?;
+    let ask = Ask { model, prompts, tenant: page.tenant, ..Ask::default() };
+    front.embed(ask, &mut recorder).await.map_err(named)
+}
+
+struct Asked {
+    model: Option<String>,
+    texts: Vec<String>,
+    dimensions: Option<u32>,
+    /// Whether texts that are too long are cut, and not refused.
+    is_cut: bool,
+}
+
+fn asked(fields: &mut Fields, field: &'static str) -> Result<Asked, Refusal> {
+    // They are checked: none of them changes an embedding.
+    options::sampling(fields)?;
+    let texts = match fields.take(field) {
+        Some(Value::String(one)) => vec![one],
+        Some(Value::Array(all)) if field == "input" => all.into_iter().map(text).collect::<Result<_, _>>()?,
+        Some(other) => return Err(wrong(field, "text", &other)),
+        None => return Err(Refusal::invalid(field, "is missing")),
+    };
+    let is_cut = fields.boolean("truncate")?.unwrap_or(true);
+    let (model, dimensions) = (fields.string("model")?, fields.unsigned("dimensions")?);
+    fields.check(Endpoint::Embeddings)?;
+    Ok(Asked { model, texts, dimensions, is_cut })
+}
+
+fn text(value: Value) -> Result<String, Refusal> {
+    match value {
+        Value::String(text) => Ok(text),
+        other => Err(wrong("input", "text or a list of texts", &other)),
+    }
+}
+
+fn as_they_are(texts: Vec<String>) -> Vec<Input> {
+    texts.into_iter().map(Input::Text).collect()
+}
+
+/// Texts that have room are left to be read later, as all others are. No token has less than a byte, so that only long
+/// ones are looked at; and only as many as one request may have.
+async fn cut(front: &Frontend, model: &str, texts: Vec<String>) -> Result<Vec<Input>, Refusal> {
+    let (text, context) = (front.text(model)?, front.model(model, VersionBy::Weight)?.replica.context as usize);
+    let mut inputs = Vec::with_capacity(texts.len());
+    for one in texts {
+        let is_long = one.len() + 2 >= context && inputs.len() < front.config.limits.embeddings_max;
+        inputs.push(if is_long {
+            let mut ids = front.tokens(&text, Input::Text(one), true, unix_seconds()).await?;
+            // A place is left for the answer, which every request has.
+            ids.truncate(context - 1);
+            Input::TokenIds(v1::TokenIds { ids })
+        } else {
+            Input::Text(one)
+        });
+    }
+    Ok(inputs)
+}

@@ -1,0 +1,133 @@
+//! `/api/generate`: a prompt that is wrapped into the model's template, or taken as it is (`raw`).
+
+use crate::faces::http::error::HttpError;
+use crate::faces::http::fields::Fields;
+use crate::faces::http::infill::{self, Infill};
+use crate::faces::http::known::Endpoint;
+use crate::faces::http::ollama::options;
+use crate::faces::http::ollama::reply::{self, ReplyShape, Telling, answer, loaded};
+use crate::faces::http::ollama::words::{said, served};
+use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::stopwatch::Stopwatch;
+use crate::front::ask::{Ask, Purpose};
+use crate::front::frontend::{Frontend, unix_seconds};
+use crate::front::recorder::{Caller, Face, Recorder};
+use crate::refusal::Refusal;
+use crate::replicas::models::text::ModelText;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use proto::v1;
+use proto::v1::generate_request::Input;
+use std::sync::Arc;
+use types::{Token, Tokens};
+
+pub async fn generate(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
+    let watch = Stopwatch::start();
+    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
+    let read = read(&front, request).await;
+    let mut page = counted(&mut recorder, read)?;
+    let read = asked(&mut page.fields).map_err(said);
+    let asked = counted(&mut recorder, read)?;
+    let model = served(&front, asked.model.clone());
+    if asked.prompt.is_empty() && asked.suffix.is_empty() {
+        return loaded(&front, page.tenant, ReplyShape::Generate, &model, recorder);
+    }
+    let is_raw = asked.is_raw;
+    let prompt = prompt(&front, &model, asked).await.map_err(said);
+    let prompt = counted(&mut recorder, prompt)?;
+    let read = ask(page, model, prompt, is_raw, &front).map_err(said);
+    let (ask, telling) = counted(&mut recorder, read)?;
+    answer(&front, ask, telling, recorder, watch).await
+}
+
+/// The fields that a prompt is made of.
+struct Asked {
+    model: Option<String>,
+    prompt: String,
+    suffix: String,
+    system: Option<String>,
+    is_raw: bool,
+    /// The token ids of what was said before.
+    context: Tokens,
+}
+
+fn asked(fields: &mut Fields) -> Result<Asked, Refusal> {
+    let asked = Asked {
+        model: fields.string("model")?,
+        prompt: fields.string("prompt")?.unwrap_or_default(),
+        suffix: fields.string("suffix")?.unwrap_or_default(),
+        system: fields.string("system")?.filter(|system| !system.is_empty()),
+        is_raw: fields.boolean("raw")?.unwrap_or(false),
+        context: fields.token_ids("context")?.unwrap_or_default(),
+    };
+    let is_bare = asked.is_raw || !asked.suffix.is_empty();
+    let needs_template = || Refusal::invalid("system", "needs the model's template: not with `raw` or `suffix`");
+    match (&asked.system, asked.context.is_empty()) {
+        (Some(_), _) if is_bare => Err(needs_template()),
+        (_, false) if is_bare => Err(Refusal::invalid("context", "is not for `raw` or `suffix`")),
+        _ => Ok(asked),
+    }
+}
+
+async fn prompt(front: &Frontend, model: &str, asked: Asked) -> Result<Input, Refusal> {
+    let Asked { prompt, suffix, system, is_raw, mut context, .. } = asked;
+    let text = front.text(model)?;
+    if !suffix.is_empty() {
+        return infill::prompt(front, &text, Infill { before: prompt, after: suffix, ..Infill::default() }, "suffix")
+            .await;
+    }
+    let input = if is_raw { Input::Text(prompt) } else { turn(&text, prompt, system)? };
+    if context.is_empty() {
+        return Ok(input);
+    }
+    text.check_ids("context", &context)?;
+    let tokens = front.tokens(&text, input, false, unix_seconds()).await?;
+    context.extend_from_slice(without_bos(&text, &tokens));
+    Ok(Input::TokenIds(v1::TokenIds { ids: context }))
+}
+
+/// What was said before begins with that token already. One that is there again opens a turn, as ChatML has it.
+fn without_bos<'a>(text: &ModelText, tokens: &'a [Token]) -> &'a [Token] {
+    match (tokens, text.spec.bos) {
+        ([first, rest @ ..], Some(bos)) if *first == bos && !rest.contains(&bos) => rest,
+        _ => tokens,
+    }
+}
+
+/// The prompt as a user's turn. A model without a template gets the prompt alone.
+fn turn(text: &ModelText, prompt: String, system: Option<String>) -> Result<Input, Refusal> {
+    match (&text.template, &system) {
+        (None, None) => return Ok(Input::Text(prompt)),
+        (None, Some(_)) => return Err(Refusal::invalid("system", "the model has no template to say it in")),
+        (Some(_), _) => {}
+    }
+    let message = |role: &str, content| v1::ChatMessage { role: role.into(), content, ..v1::ChatMessage::default() };
+    let system = system.map(|system| message("system", system));
+    let messages = system.into_iter().chain([message("user", prompt)]).collect();
+    Ok(Input::Chat(v1::Chat { messages, ..v1::Chat::default() }))
+}
+
+fn ask(
+    mut page: Page,
+    model: String,
+    prompt: Input,
+    is_raw: bool,
+    front: &Frontend,
+) -> Result<(Ask, Telling), Refusal> {
+    let (fields, limits) = (&mut page.fields, &front.config.limits);
+    let mut sampling = options::sampling(fields)?;
+    sampling.logprobs = reply::logprobs(fields, limits.logprobs_max)?;
+    let (is_stream, logprobs) = (reply::is_stream(fields)?, sampling.logprobs.is_some());
+    let telling = Telling { shape: ReplyShape::Generate, is_stream, logprobs, context: !is_raw };
+    let ask = Ask {
+        model,
+        prompts: vec![prompt],
+        purpose: Purpose::Generate(Box::new(sampling)),
+        priority: fields.priority()?,
+        deadline: fields.deadline()?,
+        ..Ask::default()
+    };
+    // What was not taken is known as it is of OpenAI's page.
+    fields.check(Endpoint::Completions)?;
+    Ok((page.finished_anew(ask, limits)?, telling))
+}

@@ -1,0 +1,50 @@
+//! Ollama's API, for what is served here: no model is fetched, made or removed by a client's word.
+//!
+//! Read `options` (how tokens are drawn), `chat` and `generate`, and what both answer with: `reply`. Its errors are one
+//! member, `error`.
+
+mod chat;
+mod embed;
+mod generate;
+mod models;
+mod options;
+mod reply;
+mod words;
+
+pub use words::in_its_words;
+
+use crate::faces::http::error::HttpError;
+use crate::faces::http::table::{Route, delete, get, post};
+use axum::Json;
+use http::StatusCode;
+use serde_json::{Value, json};
+
+/// The release of Ollama whose API this is. Clients look whether a server is new enough for them.
+const VERSION: &str = "0.12.11";
+
+pub fn routes() -> Vec<Route> {
+    vec![
+        post("/api/chat", "an answer to a chat, in lines unless `stream` is false", chat::chat),
+        post("/api/generate", "an answer to a prompt, in lines unless `stream` is false", generate::generate),
+        post("/api/embed", "a vector for each text", embed::embed),
+        post("/api/embeddings", "a vector for one text, in the older form", embed::embeddings),
+        get("/api/tags", "the models that are served", models::tags),
+        get("/api/ps", "the models that can answer now", models::ps),
+        post("/api/show", "one model", models::show),
+        post("/api/pull", "says whether a model is there; fetches none", models::pull),
+        get("/api/version", "the release of Ollama whose API this is", version),
+        post("/api/create", "refused: models are the operator's", managed),
+        post("/api/copy", "refused: models are the operator's", managed),
+        post("/api/push", "refused: models are the operator's", managed),
+        delete("/api/delete", "refused: models are the operator's", managed),
+    ]
+}
+
+async fn version() -> Json<Value> {
+    Json(json!({ "version": VERSION }))
+}
+
+async fn managed() -> HttpError {
+    let message = "models are not made, copied or removed by clients: `lockstep pull` and `lockstep serve` do that";
+    HttpError::bad_request(StatusCode::FORBIDDEN, message)
+}

@@ -1,0 +1,168 @@
+//! `/api/tags`, `/api/ps`, `/api/show` and `/api/pull`: which models there are. Sizes of files, which the router does not
+//! know, are 0.
+
+use crate::faces::http::error::HttpError;
+use crate::faces::http::infill;
+use crate::faces::http::ollama::words::{LATEST, said, served};
+use crate::faces::http::page::read;
+use crate::faces::http::stopwatch::rfc3339;
+use crate::front::frontend::{Frontend, unix_seconds};
+use crate::refusal::Refusal;
+use crate::replicas::models::table::{ResolvedModel, VersionBy};
+use crate::replicas::models::text::ModelText;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use checkpoint::ModelSpec;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use types::Hex;
+
+/// Models stay for as long as the server runs.
+const NEVER: &str = "9999-12-31T23:59:59Z";
+
+pub async fn tags(State(front): State<Arc<Frontend>>) -> Json<Value> {
+    let listed = front.models.listed(&front.replicas);
+    let model = |(name, model): &(String, ResolvedModel)| {
+        let mut value = named(name, model);
+        value["modified_at"] = rfc3339(unix_seconds()).into();
+        value
+    };
+    Json(json!({ "models": listed.iter().map(model).collect::<Vec<_>>() }))
+}
+
+pub async fn ps(State(front): State<Arc<Frontend>>) -> Json<Value> {
+    let listed = front.models.listed(&front.replicas);
+    let model = |(name, model): &(String, ResolvedModel)| {
+        let mut value = named(name, model);
+        (value["expires_at"], value["size_vram"]) = (NEVER.into(), 0.into());
+        value["context_length"] = model.replica.context.into();
+        value
+    };
+    let ready = listed.iter().filter(|(_, model)| model.is_ready);
+    Json(json!({ "models": ready.map(model).collect::<Vec<_>>() }))
+}
+
+/// A model as lists tell it. The digest is that of the policy: what it computes, and how.
+fn named(name: &str, model: &ResolvedModel) -> Value {
+    let name = if name.contains(':') { name.to_owned() } else { format!("{name}{LATEST}") };
+    let digest = Hex(&model.replica.digest.0).to_string();
+    json!({ "name": name, "model": name, "size": 0, "digest": digest, "details": details(&model.text.spec) })
+}
+
+fn details(spec: &ModelSpec) -> Value {
+    let family = spec.family.architecture();
+    json!({
+        "parent_model": "",
+        "format": "",
+        "family": family,
+        "families": [family],
+        "parameter_size": rounded(spec.n_parameters()),
+        "quantization_level": "unknown",
+    })
+}
+
+/// A number as `134.5M`.
+fn rounded(n: u64) -> String {
+    let units = [("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)];
+    let unit = units.into_iter().find(|(_, size)| n as f64 >= *size);
+    unit.map_or_else(|| n.to_string(), |(letter, size)| format!("{:.1}{letter}", n as f64 / size))
+}
+
+pub async fn show(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let page = read(&front, request).await?;
+    let _visit = front.visit(page.tenant).map_err(said)?;
+    let mut fields = page.fields;
+    let read = fields.string("model").and_then(|model| Ok(model.or(fields.string("name")?)));
+    let name = served(&front, read.map_err(said)?);
+    let model = front.model(&name, VersionBy::Weight).map_err(said)?;
+    let text = &model.text;
+    Ok(Json(json!({
+        "modelfile": format!("FROM {}\n", model.replica.model),
+        "parameters": parameters(text),
+        "template": text.template.as_ref().map(|template| template.source()).unwrap_or_default(),
+        "details": details(&text.spec),
+        "model_info": info(&text.spec, model.replica.context),
+        "capabilities": capabilities(text),
+        "modified_at": rfc3339(unix_seconds()),
+    })))
+}
+
+/// The model's own defaults, a line each.
+fn parameters(text: &ModelText) -> String {
+    let defaults = &text.defaults;
+    let number = |name: &str, value: Option<f32>| value.map(|value| format!("{name} {value}"));
+    let lines = [
+        number("temperature", defaults.temperature),
+        number("top_p", defaults.top_p),
+        defaults.top_k.map(|top_k| format!("top_k {top_k}")),
+        number("min_p", defaults.min_p),
+        number("repeat_penalty", defaults.repetition_penalty),
+    ];
+    lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
+}
+
+/// What is known of a model's shape, under the names of a GGUF.
+fn info(spec: &ModelSpec, context: u32) -> Value {
+    let family = spec.family.architecture();
+    let own = [
+        ("context_length", context),
+        ("embedding_length", spec.hidden),
+        ("block_count", spec.n_layers),
+        ("feed_forward_length", spec.inner),
+        ("attention.head_count", spec.n_heads),
+        ("attention.head_count_kv", spec.n_kv_heads),
+        ("vocab_size", spec.vocab),
+    ];
+    let mut info: Map<String, Value> =
+        own.into_iter().map(|(name, n)| (format!("{family}.{name}"), n.into())).collect();
+    info.insert("general.architecture".into(), family.into());
+    info.insert("general.basename".into(), spec.name.as_str().into());
+    info.insert("general.parameter_count".into(), spec.n_parameters().into());
+    Value::Object(info)
+}
+
+fn capabilities(text: &ModelText) -> Vec<&'static str> {
+    let insert = infill::is_known(text).then_some("insert");
+    ["completion"].into_iter().chain(insert).collect()
+}
+
+/// Says that a model is there, or how it comes there: no client makes this machine fetch anything.
+pub async fn pull(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
+    let page = read(&front, request).await?;
+    let _visit = front.visit(page.tenant).map_err(said)?;
+    let mut fields = page.fields;
+    let read =
+        fields.string("model").and_then(|model| Ok((model.or(fields.string("name")?), fields.boolean("stream")?)));
+    let (asked, stream) = read.map_err(said)?;
+    if asked.as_ref().is_none_or(String::is_empty) {
+        return Err(said(Refusal::invalid("model", "is missing")));
+    }
+    let name = served(&front, asked);
+    front.text(&name).map_err(|refusal| missing(said(refusal)))?;
+    let told = json!({ "status": "success" });
+    match stream.unwrap_or(true) {
+        true => Ok(([("content-type", "application/x-ndjson")], format!("{told}\n")).into_response()),
+        false => Ok(Json(told).into_response()),
+    }
+}
+
+fn missing(error: HttpError) -> HttpError {
+    let hint = "run `lockstep pull` and `lockstep serve` where the server is: clients fetch no models";
+    HttpError::bad_request(error.status(), format!("{}; {hint}", error.message()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_parameters_are_rounded() {
+        let check = |n, text: &str| assert_eq!(rounded(n), text);
+        check(12, "12");
+        check(12_345, "12.3K");
+        check(134_515_008, "134.5M");
+        check(7_250_000_000, "7.2B");
+        check(1_000_000_000_000, "1.0T");
+    }
+}

@@ -1,0 +1,206 @@
+//! The answer of `/api/chat` and `/api/generate`: one object, or a line for each piece of it. Ends with why, how many
+//! tokens and how long.
+
+use crate::faces::http::error::HttpError;
+use crate::faces::http::format::{finish_reason, with_likely};
+use crate::faces::http::ollama::words::{error_value, said};
+use crate::faces::http::sse::{self, Voice};
+use crate::faces::http::stopwatch::{Stopwatch, Times, rfc3339};
+use crate::faces::http::{certificate, fields::Fields};
+use crate::front::ask::Ask;
+use crate::front::frontend::{Frontend, unix_seconds};
+use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::recorder::Recorder;
+use crate::refusal::Refusal;
+use crate::replicas::models::text::ModelText;
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use proto::v1;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_stream::StreamExt;
+use types::TenantId;
+
+/// What a client wants besides the text.
+pub struct Telling {
+    pub shape: ReplyShape,
+    pub is_stream: bool,
+    pub logprobs: bool,
+    /// The prompt's and the answer's token ids, for a request that goes on from there.
+    pub context: bool,
+}
+
+#[derive(Clone, Copy)]
+pub enum ReplyShape {
+    Chat,
+    Generate,
+}
+
+impl ReplyShape {
+    /// The member that carries text.
+    fn said(self, text: &str) -> (&'static str, Value) {
+        match self {
+            ReplyShape::Chat => ("message", json!({ "role": "assistant", "content": text })),
+            ReplyShape::Generate => ("response", text.into()),
+        }
+    }
+}
+
+/// Reads `stream`, which these pages do unless a client does not want it.
+pub fn is_stream(fields: &mut Fields) -> Result<bool, Refusal> {
+    Ok(fields.boolean("stream")?.unwrap_or(true))
+}
+
+/// Reads `logprobs` and `top_logprobs`: how many likely tokens are told beside each, if any.
+pub fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
+    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
+    match (wanted, fields.unsigned("top_logprobs")?) {
+        (_, Some(top_n)) if top_n > top_max => {
+            Err(Refusal::invalid("top_logprobs", format!("must be at most {top_max}, and is {top_n}")))
+        }
+        (true, top_n) => Ok(Some(top_n.unwrap_or(0))),
+        (false, Some(1..)) => Err(Refusal::invalid("top_logprobs", "needs `logprobs` to be true")),
+        (false, _) => Ok(None),
+    }
+}
+
+pub async fn answer(
+    front: &Arc<Frontend>,
+    ask: Ask,
+    telling: Telling,
+    recorder: Recorder,
+    watch: Stopwatch,
+) -> Result<Response, HttpError> {
+    let mut generation = front.generate(ask, recorder).await.map_err(said)?;
+    let is_stream = telling.is_stream;
+    let mut reply = Reply::of(&generation, telling, watch);
+    if is_stream {
+        return Ok(sse::stream(reply, generation, front));
+    }
+    let (mut text, mut logprobs, mut last) = (String::new(), Vec::new(), v1::Finished::default());
+    while let Some(event) = generation.next().await {
+        match event.map_err(said)?.1 {
+            GenerationEvent::Delta(delta) => {
+                reply.heard(&delta);
+                text.push_str(&delta.text);
+                logprobs.extend(delta.logprobs);
+            }
+            GenerationEvent::Finished(finished) => last = finished,
+            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+        }
+    }
+    let whole = reply.last(&text, &logprobs, &last);
+    Ok(certificate::with_headers(Json(whole).into_response(), &generation.started))
+}
+
+/// Says that a model is there, to a client that asks for nothing else of it.
+pub fn loaded(
+    front: &Frontend,
+    tenant: TenantId,
+    shape: ReplyShape,
+    model: &str,
+    mut recorder: Recorder,
+) -> Result<Response, HttpError> {
+    let found = front.visit(tenant).and_then(|_visit| front.text(model));
+    found.inspect_err(|refusal| recorder.refused(refusal)).map_err(said)?;
+    recorder.finished("ok");
+    let mut value = json!({ "model": model, "created_at": rfc3339(unix_seconds()), "done": true });
+    let (name, nothing) = shape.said("");
+    (value[name], value["done_reason"]) = (nothing, "load".into());
+    Ok(Json(value).into_response())
+}
+
+struct Reply {
+    telling: Telling,
+    model: String,
+    text: Arc<ModelText>,
+    watch: Stopwatch,
+    /// Token ids so far; empty unless they are wanted.
+    context: Vec<u32>,
+}
+
+impl Reply {
+    fn of(generation: &Generation, telling: Telling, watch: Stopwatch) -> Reply {
+        let prompt = generation.prompts.first().filter(|_| telling.context);
+        let context = prompt.map(|prompt| prompt.ids.clone()).unwrap_or_default();
+        Reply { telling, model: generation.started.model.clone(), text: generation.text.clone(), watch, context }
+    }
+
+    fn heard(&mut self, delta: &v1::Delta) {
+        self.watch.heard();
+        if self.telling.context {
+            self.context.extend_from_slice(&delta.token_ids);
+        }
+    }
+
+    fn value(&self, text: &str, logprobs: &[v1::Logprob], is_done: bool) -> Value {
+        let mut value = json!({ "model": self.model, "created_at": rfc3339(unix_seconds()), "done": is_done });
+        let (name, said) = self.telling.shape.said(text);
+        value[name] = said;
+        if self.telling.logprobs && !logprobs.is_empty() {
+            value["logprobs"] = with_likely(&self.text.tokenizer, logprobs).into();
+        }
+        value
+    }
+
+    fn last(&self, text: &str, logprobs: &[v1::Logprob], finished: &v1::Finished) -> Value {
+        let mut value = self.value(text, logprobs, true);
+        value["done_reason"] = finish_reason(finished).into();
+        if self.telling.context {
+            value["context"] = self.context.as_slice().into();
+        }
+        tell_times(&mut value, &self.watch.times(), &finished.usage.unwrap_or_default());
+        certificate::add(&mut value, finished);
+        value
+    }
+}
+
+fn tell_times(value: &mut Value, times: &Times, usage: &v1::Usage) {
+    value["total_duration"] = nanos(times.total());
+    // No request waits for a model to be loaded.
+    value["load_duration"] = 0.into();
+    value["prompt_eval_count"] = usage.prompt_tokens.into();
+    value["prompt_eval_duration"] = nanos(times.prompt);
+    value["eval_count"] = usage.completion_tokens.into();
+    value["eval_duration"] = nanos(times.answer);
+}
+
+pub fn nanos(time: Duration) -> Value {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).into()
+}
+
+fn write(out: &mut String, value: &Value) {
+    out.push_str(&value.to_string());
+    out.push('\n');
+}
+
+impl Voice for Reply {
+    const CONTENT_TYPE: &'static str = "application/x-ndjson";
+
+    fn opening(&mut self, _: &Generation, _: &mut String) {}
+
+    fn event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
+        match event {
+            GenerationEvent::Delta(delta) => {
+                self.heard(&delta);
+                if !delta.text.is_empty() || (self.telling.logprobs && !delta.logprobs.is_empty()) {
+                    write(out, &self.value(&delta.text, &delta.logprobs, false));
+                }
+            }
+            GenerationEvent::Finished(finished) => write(out, &self.last("", &[], &finished)),
+            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+        }
+    }
+
+    fn ending(&mut self, _: &mut String) {}
+
+    fn fail(&mut self, refusal: Refusal, out: &mut String) {
+        write(out, &error_value(&said(refusal)));
+    }
+
+    /// Clients read every line as an object.
+    fn still_here(&self) -> &'static str {
+        ""
+    }
+}

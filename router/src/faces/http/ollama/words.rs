@@ -1,0 +1,41 @@
+//! How Ollama names models and fields, and words its errors. Knows no page.
+
+use crate::faces::http::error::{HttpError, reworded};
+use crate::front::frontend::Frontend;
+use crate::refusal::Refusal;
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::Response;
+use serde_json::{Value, json};
+
+/// What a name without a tag stands for.
+pub const LATEST: &str = ":latest";
+
+/// Writes a refusal of any inner layer as Ollama does.
+pub async fn in_its_words(request: Request, next: Next) -> Response {
+    reworded(next.run(request).await, error_value)
+}
+
+pub fn error_value(error: &HttpError) -> Value {
+    json!({ "error": error.message() })
+}
+
+/// Names refused fields as these pages do.
+pub fn said(refusal: Refusal) -> HttpError {
+    HttpError::of(refusal.renamed(&[
+        ("chat", "messages"),
+        ("text", "prompt"),
+        ("token_ids", "context"),
+        ("max_tokens", "num_predict"),
+        ("repetition_penalty", "repeat_penalty"),
+    ]))
+}
+
+/// The name by which the model is served: Ollama's clients add the tag `latest` to names without one.
+pub fn served(front: &Frontend, asked: Option<String>) -> String {
+    let asked = asked.unwrap_or_default();
+    match asked.strip_suffix(LATEST) {
+        Some(bare) if matches!(front.text(&asked), Err(Refusal::NoModel { .. })) => bare.to_owned(),
+        _ => asked,
+    }
+}

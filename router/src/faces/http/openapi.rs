@@ -1,0 +1,64 @@
+//! `/openapi.json`: every page with its method, its key and what it is for, from the rows that the routes are made of.
+//! Knows no field of any page: bodies are objects, whose fields `docs/apis.md` tells.
+
+use crate::faces::http::apis;
+use crate::faces::http::table::{Keys, Route};
+use axum::Json;
+use http::Method;
+use serde_json::{Map, Value, json};
+
+pub async fn document() -> Json<Value> {
+    let mut paths = Map::new();
+    for api in apis() {
+        for route in &api.routes {
+            let page = paths.entry(plain(route.path)).or_insert_with(|| json!({}));
+            page[route.method.as_str().to_lowercase()] = operation(api.name, api.keys, route);
+        }
+    }
+    Json(json!({
+        "openapi": "3.1.0",
+        "info": { "title": "Lockstep", "version": env!("CARGO_PKG_VERSION") },
+        "paths": paths,
+        "components": { "securitySchemes": {
+            "bearer": { "type": "http", "scheme": "bearer" },
+            "bare": { "type": "apiKey", "in": "header", "name": "x-api-key" },
+        } },
+    }))
+}
+
+fn operation(api: &str, keys: Keys, route: &Route) -> Value {
+    let is_post = route.method == Method::POST;
+    let mut responses = json!({ "200": { "description": "The answer" } });
+    if keys != Keys::Unasked {
+        responses["401"] = json!({ "description": "Keys are asked for, and this is none" });
+    }
+    if is_post {
+        responses["400"] = json!({ "description": "The request is not valid; the message names the field" });
+    }
+    let mut operation = json!({ "tags": [api], "summary": route.about, "responses": responses });
+    if is_post {
+        let object = json!({ "schema": { "type": "object" } });
+        operation["requestBody"] = json!({ "content": { "application/json": object } });
+    }
+    if let Some(name) = parameter(route.path) {
+        let schema = json!({ "type": "string" });
+        operation["parameters"] = json!([{ "name": name, "in": "path", "required": true, "schema": schema }]);
+    }
+    // An empty requirement among others says that a server may ask for no key at all.
+    operation["security"] = match keys {
+        Keys::Unasked => json!([]),
+        Keys::Bearer => json!([{ "bearer": [] }, {}]),
+        Keys::BearerOrBare => json!([{ "bearer": [] }, { "bare": [] }, {}]),
+    };
+    operation
+}
+
+/// A path as OpenAPI writes it, which has no sign for all that is left.
+fn plain(path: &str) -> String {
+    path.replace("{*", "{")
+}
+
+fn parameter(path: &str) -> Option<&str> {
+    let (_, rest) = path.split_once('{')?;
+    Some(rest.split_once('}')?.0.trim_start_matches('*'))
+}

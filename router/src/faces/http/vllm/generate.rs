@@ -1,0 +1,156 @@
+//! `/inference/v1/generate`: tokens in, tokens out. No text is told of either, also where a stop string is looked for.
+
+use crate::config::RouterLimits;
+use crate::faces::http::certificate;
+use crate::faces::http::error::HttpError;
+use crate::faces::http::format::{finish_reason, with_likely};
+use crate::faces::http::known::Endpoint;
+use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::sse::{self, Voice};
+use crate::faces::http::vllm::params;
+use crate::front::ask::{Ask, Purpose};
+use crate::front::frontend::Frontend;
+use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::recorder::{Caller, Face, Recorder};
+use crate::refusal::Refusal;
+use crate::replicas::models::text::ModelText;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use proto::v1;
+use proto::v1::generate_request::Input;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio_stream::StreamExt;
+
+pub async fn generate(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
+    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
+    let read = read(&front, request).await;
+    let page = counted(&mut recorder, read)?;
+    let asked = ask(page, &front.config.limits).map_err(said);
+    let (ask, telling) = counted(&mut recorder, asked)?;
+    let n_choices = ask.n_choices;
+    let mut generation = front.generate(ask, recorder).await.map_err(said)?;
+    let mut teller = Teller { id: telling.id, logprobs: telling.logprobs, text: generation.text.clone() };
+    if teller.id.is_empty() {
+        teller.id.clone_from(&generation.started.id);
+    }
+    if telling.is_stream {
+        return Ok(sse::stream(teller, generation, &front));
+    }
+    let mut choices = vec![(v1::Delta::default(), v1::Finished::default()); n_choices as usize];
+    while let Some(event) = generation.next().await {
+        let (slot, event) = event.map_err(said)?;
+        let (said, end) = &mut choices[slot as usize];
+        match event {
+            GenerationEvent::Delta(delta) => {
+                said.token_ids.extend(delta.token_ids);
+                said.logprobs.extend(delta.logprobs);
+            }
+            GenerationEvent::Finished(finished) => *end = finished,
+            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+        }
+    }
+    let values = choices.iter().enumerate().map(|(slot, (said, end))| teller.choice(slot as u32, said, Some(end)));
+    let mut told = teller.value(values.collect());
+    told["usage"] = usage(choices.iter().map(|(_, finished)| finished));
+    Ok(certificate::with_headers(Json(told).into_response(), &generation.started))
+}
+
+struct Telling {
+    /// The client's own name for the request; empty if it has none.
+    id: String,
+    is_stream: bool,
+    logprobs: bool,
+}
+
+fn said(refusal: Refusal) -> HttpError {
+    HttpError::of(refusal.renamed(&[("text", "token_ids")]))
+}
+
+fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Telling), Refusal> {
+    let fields = &mut page.fields;
+    let (mut sampling, n_choices) = params::read(fields)?;
+    // Scores of the prompt are OpenAI's pages' to tell.
+    if sampling.prompt_logprobs.take().is_some() {
+        return Err(Refusal::invalid("prompt_logprobs", "is not supported here"));
+    }
+    let is_stream = fields.boolean("stream")?.unwrap_or(false);
+    let telling = Telling {
+        id: fields.string("request_id")?.unwrap_or_default(),
+        is_stream,
+        logprobs: sampling.logprobs.is_some(),
+    };
+    let ids = fields.token_ids("token_ids")?.ok_or_else(|| Refusal::invalid("token_ids", "is missing"))?;
+    if fields.take("features").is_some() {
+        return Err(Refusal::invalid("features", "is not supported; only tokens are"));
+    }
+    let ask = Ask {
+        model: fields.string("model")?.unwrap_or_default(),
+        prompts: vec![Input::TokenIds(v1::TokenIds { ids })],
+        n_choices,
+        purpose: Purpose::Generate(Box::new(sampling)),
+        priority: fields.priority()?,
+        deadline: fields.deadline()?,
+        ..Ask::default()
+    };
+    fields.check(Endpoint::Completions)?;
+    Ok((page.finished_anew(ask, limits)?, telling))
+}
+
+fn usage<'a>(all: impl Iterator<Item = &'a v1::Finished>) -> Value {
+    let (mut prompt, mut cached, mut completion) = (0, 0, 0);
+    for usage in all.filter_map(|finished| finished.usage) {
+        // All choices have one prompt.
+        (prompt, cached) = (usage.prompt_tokens, usage.cached_tokens);
+        completion += usage.completion_tokens;
+    }
+    json!({
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": { "cached_tokens": cached },
+    })
+}
+
+struct Teller {
+    id: String,
+    logprobs: bool,
+    text: Arc<ModelText>,
+}
+
+impl Teller {
+    fn value(&self, choices: Vec<Value>) -> Value {
+        json!({ "request_id": self.id, "choices": choices, "prompt_logprobs": null, "kv_transfer_params": null })
+    }
+
+    fn choice(&self, index: u32, said: &v1::Delta, end: Option<&v1::Finished>) -> Value {
+        let logprobs = self.logprobs.then(|| json!({ "content": with_likely(&self.text.tokenizer, &said.logprobs) }));
+        let reason = end.map(finish_reason);
+        let mut choice =
+            json!({ "index": index, "token_ids": said.token_ids, "logprobs": logprobs, "finish_reason": reason });
+        end.iter().for_each(|finished| certificate::add(&mut choice, finished));
+        choice
+    }
+}
+
+impl Voice for Teller {
+    fn opening(&mut self, _: &Generation, _: &mut String) {}
+
+    fn event(&mut self, slot: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
+        let choice = match &event {
+            GenerationEvent::Delta(delta) => self.choice(slot, delta, None),
+            GenerationEvent::Finished(finished) => self.choice(slot, &v1::Delta::default(), Some(finished)),
+            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => return,
+        };
+        sse::write(out, None, &self.value(vec![choice]));
+    }
+
+    fn ending(&mut self, out: &mut String) {
+        out.push_str("data: [DONE]\n\n");
+    }
+
+    fn fail(&mut self, refusal: Refusal, out: &mut String) {
+        sse::write(out, None, &said(refusal).body());
+    }
+}

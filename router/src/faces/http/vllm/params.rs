@@ -1,0 +1,108 @@
+//! `sampling_params`: how tokens are drawn, as an object of its own. What is written here is read as the same.
+
+use crate::faces::http::fields::Fields;
+use crate::faces::http::known::Endpoint;
+use crate::refusal::Refusal;
+use proto::v1;
+use serde_json::{Map, Value, json};
+
+/// How many tokens an answer has at most that says nothing of it, as in vLLM's `SamplingParams`.
+const TOKENS_MAX: u32 = 16;
+
+/// Takes the object, and how many answers there are to be.
+pub fn read(fields: &mut Fields) -> Result<(v1::Sampling, u32), Refusal> {
+    let mut params =
+        fields.object("sampling_params")?.ok_or_else(|| Refusal::invalid("sampling_params", "is missing"))?;
+    let (logprobs, n_choices) = (params.unsigned("logprobs")?, params.n_choices()?);
+    let mut sampling = params.sampling()?;
+    sampling.logprobs = logprobs;
+    sampling.max_tokens.get_or_insert(TOKENS_MAX);
+    params.check(Endpoint::Completions)?;
+    Ok((sampling, n_choices))
+}
+
+/// The object that asks for this.
+pub fn value(sampling: &v1::Sampling, n_choices: u32) -> Value {
+    let v1::Sampling { temperature, top_k, top_p, min_p, seed, max_tokens, min_tokens, .. } = sampling;
+    let bias: Map<String, Value> =
+        sampling.logit_bias.iter().map(|(id, bias)| (id.to_string(), (*bias).into())).collect();
+    let all = json!({
+        "n": n_choices,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "stop": sampling.stop,
+        "stop_token_ids": sampling.stop_token_ids,
+        "ignore_eos": sampling.ignore_eos,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "typical_p": sampling.typical_p,
+        "top_n_sigma": sampling.top_n_sigma,
+        "xtc_probability": sampling.xtc.map(|xtc| xtc.probability),
+        "xtc_threshold": sampling.xtc.and_then(|xtc| xtc.threshold),
+        "dry_multiplier": sampling.dry.as_ref().map(|dry| dry.multiplier),
+        "dry_base": sampling.dry.as_ref().and_then(|dry| dry.base),
+        "dry_allowed_length": sampling.dry.as_ref().and_then(|dry| dry.allowed_length),
+        "dry_sequence_breakers": sampling.dry.as_ref().map(|dry| dry.sequence_breakers.as_slice()),
+        "logit_bias": bias,
+        "bad_words": sampling.bad_words,
+        "include_stop_str_in_output": sampling.include_stop,
+        "skip_special_tokens": !sampling.show_special,
+        "logprobs": sampling.logprobs,
+        "prompt_logprobs": sampling.prompt_logprobs,
+    });
+    let Value::Object(mut all) = all else { return Value::Null };
+    // An empty list of these would allow nothing.
+    if !sampling.allowed_token_ids.is_empty() {
+        all.insert("allowed_token_ids".into(), sampling.allowed_token_ids.as_slice().into());
+    }
+    all.retain(|_, value| !value.is_null());
+    Value::Object(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn again(sampling: &v1::Sampling) -> (v1::Sampling, u32) {
+        let body = json!({ "sampling_params": value(sampling, 2) }).to_string();
+        read(&mut Fields::parse(body.as_bytes()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read_as_the_same() {
+        for body in [
+            r#"{"max_tokens": 5}"#,
+            r#"{"temperature": 0.5, "top_k": 3, "top_p": 0.25, "min_p": 0.125, "seed": 7, "max_tokens": 9,
+                "min_tokens": 2, "stop": ["a"], "stop_token_ids": [1], "ignore_eos": true, "presence_penalty": 0.5,
+                "frequency_penalty": 0.25, "repetition_penalty": 1.5, "typical_p": 0.5, "top_n_sigma": 2,
+                "xtc_probability": 0.5, "xtc_threshold": 0.25, "dry_multiplier": 0.5, "dry_base": 2,
+                "dry_allowed_length": 3, "dry_sequence_breakers": ["!"], "logit_bias": {"65": 1.5},
+                "allowed_token_ids": [65, 66], "bad_words": ["x"], "include_stop_str_in_output": true,
+                "skip_special_tokens": false, "prompt_logprobs": 1}"#,
+        ] {
+            let mut sampling = Fields::parse(body.as_bytes()).unwrap().sampling().unwrap();
+            sampling.logprobs = Some(2);
+            assert_eq!(again(&sampling), (sampling, 2), "{body}");
+        }
+    }
+
+    #[test]
+    fn without_a_length_there_are_sixteen_tokens() {
+        let mut fields = Fields::parse(br#"{"sampling_params": {}}"#).unwrap();
+        assert_eq!(read(&mut fields).unwrap().0.max_tokens, Some(TOKENS_MAX));
+        for (body, field) in [
+            ("{}", "sampling_params"),
+            (r#"{"sampling_params": {"temperature": "hot"}}"#, "temperature"),
+            (r#"{"sampling_params": {"structured_outputs": {"regex": "a"}}}"#, "structured_outputs"),
+        ] {
+            let refused = read(&mut Fields::parse(body.as_bytes()).unwrap());
+            assert!(matches!(refused, Err(Refusal::Invalid { field: named, .. }) if named == field), "{body}");
+        }
+    }
+}

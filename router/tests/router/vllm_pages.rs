@@ -1,0 +1,133 @@
+//! vLLM's pages beside OpenAI's.
+
+use crate::client::{get, post, post_until};
+use crate::{House, config, eventually, run};
+use serde_json::{Value, json};
+
+const GENERATE: &str = "/inference/v1/generate";
+
+#[test]
+fn tokens_are_answered_in_tokens() {
+    run(async {
+        let house = House::open(config()).await;
+        let params = json!({ "max_tokens": 3, "temperature": 0.5, "logprobs": 1, "n": 2, "seed": 5 });
+        let body = json!({ "token_ids": [72, 105], "sampling_params": params, "request_id": "mine" });
+        let answer = post(house.http, GENERATE, &body).await.json();
+        assert_eq!((&answer["request_id"], &answer["kv_transfer_params"]), (&json!("mine"), &Value::Null));
+        let choices = answer["choices"].as_array().unwrap();
+        assert_eq!(choices.len(), 2);
+        for (i, choice) in choices.iter().enumerate() {
+            assert_eq!((&choice["index"], &choice["token_ids"]), (&json!(i), &json!([72, 101, 108])));
+            assert_eq!(choice["finish_reason"], "length");
+            let told = choice["logprobs"]["content"].as_array().unwrap();
+            assert_eq!((told.len(), &told[0]["token"]), (3, &json!("H")));
+        }
+        let expected = json!({ "prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8,
+            "prompt_tokens_details": { "cached_tokens": 0 } });
+        assert_eq!(answer["usage"], expected);
+        assert_eq!(house.fake.submits()[0].prompt, [72, 105]);
+        house.close().await;
+    });
+}
+
+#[test]
+fn tokens_are_answered_as_they_come() {
+    run(async {
+        let house = House::open(config()).await;
+        let body =
+            json!({ "token_ids": [72], "sampling_params": { "stop": ["wor"], "max_tokens": 50 }, "stream": true });
+        let chunks = post(house.http, GENERATE, &body).await.chunks();
+        let ids: Vec<_> =
+            chunks.iter().flat_map(|chunk| chunk["choices"][0]["token_ids"].as_array().unwrap()).collect();
+        assert_eq!(ids, b"Hello, wor");
+        assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "stop");
+        let names: std::collections::BTreeSet<_> = chunks.iter().map(|chunk| chunk["request_id"].to_string()).collect();
+        assert_eq!(names.len(), 1);
+        house.close().await;
+    });
+}
+
+/// What a page renders asks for the same as the page itself.
+#[test]
+fn a_rendered_request_is_the_same_request() {
+    run(async {
+        let house = House::open(config()).await;
+        let messages = json!([{ "role": "user", "content": "Hi" }]);
+        let sampling = json!({ "temperature": 0.5, "seed": 7, "max_tokens": 5, "stop": ["x"], "min_p": 0.1,
+            "logit_bias": { "65": 1.5 }, "presence_penalty": 0.5 });
+        let with = |mut body: Value| {
+            sampling.as_object().unwrap().iter().for_each(|(name, value)| body[name] = value.clone());
+            body
+        };
+        for (page, body, is_list) in [
+            ("/v1/chat/completions", with(json!({ "messages": messages })), false),
+            ("/v1/completions", with(json!({ "prompt": "Hi" })), true),
+            ("/v1/completions", json!({ "prompt": "Hi", "seed": 7 }), true),
+        ] {
+            let rendered = post(house.http, &format!("{page}/render"), &body).await.json();
+            let rendered = if is_list { &rendered[0] } else { &rendered };
+            assert_eq!(post(house.http, page, &body).await.status, 200);
+            assert_eq!(post(house.http, GENERATE, rendered).await.status, 200, "{rendered}");
+            let [direct, through]: [proto::cluster::Request; 2] = house.fake.submits().try_into().unwrap();
+            let alike = |request: proto::cluster::Request| (request.prompt, request.sampling, request.goal);
+            assert_eq!(alike(direct), alike(through), "{body}");
+            house.fake.forget();
+        }
+        let both = post(house.http, "/v1/completions/render", &json!({ "prompt": ["a", "bc"] })).await.json();
+        let lengths: Vec<_> =
+            both.as_array().unwrap().iter().map(|one| one["token_ids"].as_array().unwrap().len()).collect();
+        assert_eq!(lengths, [1, 2]);
+        assert_eq!(house.fake.seen(), []);
+        house.close().await;
+    });
+}
+
+#[test]
+fn wrong_requests_for_tokens_are_refused_by_name() {
+    run(async {
+        let house = House::open(config()).await;
+        let params = json!({ "max_tokens": 3 });
+        for (body, word) in [
+            (json!({ "sampling_params": params }), "token_ids"),
+            (json!({ "token_ids": [72] }), "sampling_params"),
+            (json!({ "token_ids": [], "sampling_params": params }), "token_ids"),
+            (json!({ "token_ids": [9999], "sampling_params": params }), "token_ids"),
+            (json!({ "token_ids": "Hi", "sampling_params": params }), "token_ids"),
+            (json!({ "token_ids": [72], "sampling_params": params, "features": "a" }), "features"),
+            (json!({ "token_ids": [72], "sampling_params": { "prompt_logprobs": 1 } }), "prompt_logprobs"),
+            (json!({ "token_ids": [72], "sampling_params": params, "kv_transfer_params": { "a": 1 } }), "kv_transfer"),
+        ] {
+            let reply = post(house.http, GENERATE, &body).await;
+            assert!(reply.status == 400 && reply.body.contains(word), "{body}: {reply:?}");
+        }
+        let chat = json!([{ "role": "user", "content": "Hi" }]);
+        for body in [json!({}), json!({ "messages": chat, "response_format": { "type": "json_object" } })] {
+            assert_eq!(post(house.http, "/v1/chat/completions/render", &body).await.status, 400, "{body}");
+        }
+        assert_eq!(
+            post(house.http, "/v1/completions/render", &json!({ "model": "other", "prompt": "a" })).await.status,
+            404
+        );
+        house.close().await;
+    });
+}
+
+#[test]
+fn the_server_tells_its_release_and_its_load() {
+    run(async {
+        let house = House::open(config()).await;
+        assert_eq!(get(house.http, "/version").await.json(), json!({ "version": env!("CARGO_PKG_VERSION") }));
+        assert_eq!(get(house.http, "/load").await.json(), json!({ "server_load": 0 }));
+        house.fake.script(|script| script.hold_at = 3);
+        let body = json!({ "prompt": "Hi", "stream": true });
+        let stream = post_until(house.http, "/v1/completions", &body, "\"l\"").await;
+        assert_eq!(get(house.http, "/load").await.json(), json!({ "server_load": 1 }));
+        drop(stream);
+        eventually(|| async { get(house.http, "/load").await.json() == json!({ "server_load": 0 }) }).await;
+        assert_eq!(
+            (get(house.http, "/ping").await.status, post(house.http, "/ping", &json!({})).await.status),
+            (200, 200)
+        );
+        house.close().await;
+    });
+}
