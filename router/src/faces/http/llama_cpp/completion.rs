@@ -10,6 +10,7 @@ use crate::faces::http::llama_cpp::settings;
 use crate::faces::http::llama_words::{self, n_predict};
 use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::stopwatch::Stopwatch;
+use crate::faces::http::structure::structure;
 use crate::front::ask::{Ask, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -91,7 +92,8 @@ fn ask(mut page: Page, prompts: Vec<Input>, front: &Frontend) -> Result<(Ask, Co
         tokens: fields.boolean("return_tokens")?.unwrap_or(false),
         ..CompletionWishes::default()
     };
-    let sampling = sampling(fields, &mut wishes)?;
+    let mut sampling = sampling(fields, &mut wishes)?;
+    sampling.structure = structure(fields)?.map(|said| said.structure);
     wishes.settings = settings::asked(&sampling);
     let ask = Ask {
         model: fields.string("model")?.unwrap_or_default(),

@@ -1,6 +1,6 @@
 //! `/props`, `/slots`, `/lora-adapters` and `/apply-template`: what the server is, and what a chat becomes.
 
-use crate::faces::http::chat::conversation;
+use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::llama_cpp::settings::{self, RANDOM_SEED};

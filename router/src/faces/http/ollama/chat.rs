@@ -1,13 +1,13 @@
 //! `/api/chat`.
 
 use crate::config::RouterLimits;
-use crate::faces::http::chat;
+use crate::faces::http::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::{Endpoint, NeutralValues};
-use crate::faces::http::ollama::options;
 use crate::faces::http::ollama::reply::{self, ReplyShape, Telling, answer, loaded};
 use crate::faces::http::ollama::words::{said, served};
+use crate::faces::http::ollama::{options, shape};
 use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::single::invalid;
 use crate::faces::http::stopwatch::Stopwatch;
@@ -39,8 +39,9 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
 
 fn ask(mut page: Page, model: String, messages: Value, limits: &RouterLimits) -> Result<(Ask, Telling), Refusal> {
     let fields = &mut page.fields;
-    let chat = conversation(messages)?;
+    let chat = conversation(fields, messages)?;
     let mut sampling = options::sampling(fields)?;
+    sampling.structure = shape::structure(fields)?;
     sampling.logprobs = reply::logprobs(fields, limits.logprobs_max)?;
     let (is_stream, logprobs) = (reply::is_stream(fields)?, sampling.logprobs.is_some());
     let telling = Telling { shape: ReplyShape::Chat, is_stream, logprobs, context: false };
@@ -57,13 +58,18 @@ fn ask(mut page: Page, model: String, messages: Value, limits: &RouterLimits) ->
     Ok((page.finished_anew(ask, limits)?, telling))
 }
 
-/// Messages are OpenAI's, but that images stand beside the text.
-fn conversation(messages: Value) -> Result<v1::Chat, Refusal> {
-    for (i, message) in messages.as_array().into_iter().flatten().enumerate() {
+/// Messages, tools and `think`, as OpenAI's page reads them.
+fn conversation(fields: &mut Fields, mut messages: Value) -> Result<v1::Chat, Refusal> {
+    for (i, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
         if message.get("images").is_some_and(|images| !NeutralValues::Empty.contain(images)) {
             return Err(invalid(format!("messages[{i}].images"), "is not supported; only text is"));
         }
+        *message = shape::message(i, message.take());
     }
-    let named: Map<String, Value> = [("messages".to_owned(), messages)].into_iter().collect();
-    chat::conversation(&mut Fields::of(named))
+    let mut named = Map::from_iter([("messages".to_owned(), messages)]);
+    if let Some(tools) = fields.take("tools") {
+        named.insert("tools".to_owned(), tools);
+    }
+    shape::think(fields, &mut named)?;
+    conversation::conversation(&mut Fields::of(named))
 }

@@ -4,10 +4,11 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::infill::{self, Infill};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::ollama::options;
 use crate::faces::http::ollama::reply::{self, ReplyShape, Telling, answer, loaded};
 use crate::faces::http::ollama::words::{said, served};
+use crate::faces::http::ollama::{options, shape};
 use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::single;
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::front::ask::{Ask, Purpose};
 use crate::front::frontend::{Frontend, unix_seconds};
@@ -101,9 +102,8 @@ fn turn(text: &ModelText, prompt: String, system: Option<String>) -> Result<Inpu
         (None, Some(_)) => return Err(Refusal::invalid("system", "the model has no template to say it in")),
         (Some(_), _) => {}
     }
-    let message = |role: &str, content| v1::ChatMessage { role: role.into(), content, ..v1::ChatMessage::default() };
-    let system = system.map(|system| message("system", system));
-    let messages = system.into_iter().chain([message("user", prompt)]).collect();
+    let system = system.map(|system| single::said("system", system));
+    let messages = system.into_iter().chain([single::said("user", prompt)]).collect();
     Ok(Input::Chat(v1::Chat { messages, ..v1::Chat::default() }))
 }
 
@@ -116,6 +116,7 @@ fn ask(
 ) -> Result<(Ask, Telling), Refusal> {
     let (fields, limits) = (&mut page.fields, &front.config.limits);
     let mut sampling = options::sampling(fields)?;
+    sampling.structure = shape::structure(fields)?;
     sampling.logprobs = reply::logprobs(fields, limits.logprobs_max)?;
     let (is_stream, logprobs) = (reply::is_stream(fields)?, sampling.logprobs.is_some());
     let telling = Telling { shape: ReplyShape::Generate, is_stream, logprobs, context: !is_raw };

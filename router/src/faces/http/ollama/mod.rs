@@ -9,6 +9,7 @@ mod generate;
 mod models;
 mod options;
 mod reply;
+mod shape;
 mod words;
 
 pub use words::in_its_words;

@@ -3,7 +3,9 @@
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::format::{finish_reason, with_likely};
+use crate::faces::http::ollama::shape;
 use crate::faces::http::ollama::words::{error_value, said};
+use crate::faces::http::said::SaidAnswer;
 use crate::faces::http::sse::{self, Voice};
 use crate::faces::http::stopwatch::{Stopwatch, Times, rfc3339};
 use crate::faces::http::{certificate, fields::Fields};
@@ -38,11 +40,23 @@ pub enum ReplyShape {
 }
 
 impl ReplyShape {
-    /// The member that carries text.
-    fn said(self, text: &str) -> (&'static str, Value) {
-        match self {
-            ReplyShape::Chat => ("message", json!({ "role": "assistant", "content": text })),
-            ReplyShape::Generate => ("response", text.into()),
+    /// Writes text, thoughts and whole calls into an answer's members.
+    fn say(self, value: &mut Value, said: &SaidAnswer) {
+        let to = match self {
+            ReplyShape::Chat => {
+                value["message"] = json!({ "role": "assistant", "content": said.text });
+                &mut value["message"]
+            }
+            ReplyShape::Generate => {
+                value["response"] = said.text.as_str().into();
+                value
+            }
+        };
+        if !said.reasoning.is_empty() {
+            to["thinking"] = said.reasoning.as_str().into();
+        }
+        if !said.calls.is_empty() {
+            to["tool_calls"] = said.calls.iter().map(shape::call).collect();
         }
     }
 }
@@ -78,19 +92,19 @@ pub async fn answer(
     if is_stream {
         return Ok(sse::stream(reply, generation, front));
     }
-    let (mut text, mut logprobs, mut last) = (String::new(), Vec::new(), v1::Finished::default());
+    let (mut logprobs, mut last) = (Vec::new(), v1::Finished::default());
     while let Some(event) = generation.next().await {
         match event.map_err(said)?.1 {
             GenerationEvent::Delta(delta) => {
                 reply.heard(&delta);
-                text.push_str(&delta.text);
                 logprobs.extend(delta.logprobs);
             }
             GenerationEvent::Finished(finished) => last = finished,
             GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
         }
     }
-    let whole = reply.last(&text, &logprobs, &last);
+    let answer = reply.whole(&last);
+    let whole = reply.last(&answer, &logprobs, &last);
     Ok(certificate::with_headers(Json(whole).into_response(), &generation.started))
 }
 
@@ -106,8 +120,8 @@ pub fn loaded(
     found.inspect_err(|refusal| recorder.refused(refusal)).map_err(said)?;
     recorder.finished("ok");
     let mut value = json!({ "model": model, "created_at": rfc3339(unix_seconds()), "done": true });
-    let (name, nothing) = shape.said("");
-    (value[name], value["done_reason"]) = (nothing, "load".into());
+    shape.say(&mut value, &SaidAnswer::default());
+    value["done_reason"] = "load".into();
     Ok(Json(value).into_response())
 }
 
@@ -118,34 +132,50 @@ struct Reply {
     watch: Stopwatch,
     /// Token ids so far; empty unless they are wanted.
     context: Vec<u32>,
+    /// In lines, only the calls: one is told when it is whole.
+    said: SaidAnswer,
 }
 
 impl Reply {
     fn of(generation: &Generation, telling: Telling, watch: Stopwatch) -> Reply {
         let prompt = generation.prompts.first().filter(|_| telling.context);
         let context = prompt.map(|prompt| prompt.ids.clone()).unwrap_or_default();
-        Reply { telling, model: generation.started.model.clone(), text: generation.text.clone(), watch, context }
+        Reply {
+            telling,
+            model: generation.started.model.clone(),
+            text: generation.text.clone(),
+            watch,
+            context,
+            said: SaidAnswer::default(),
+        }
     }
 
     fn heard(&mut self, delta: &v1::Delta) {
         self.watch.heard();
+        self.said.add(delta);
         if self.telling.context {
             self.context.extend_from_slice(&delta.token_ids);
         }
     }
 
-    fn value(&self, text: &str, logprobs: &[v1::Logprob], is_done: bool) -> Value {
+    /// All that was said, with the calls that are whole.
+    fn whole(&mut self, finished: &v1::Finished) -> SaidAnswer {
+        let mut said = std::mem::take(&mut self.said);
+        said.calls.truncate(finished.tool_calls as usize);
+        said
+    }
+
+    fn value(&self, said: &SaidAnswer, logprobs: &[v1::Logprob], is_done: bool) -> Value {
         let mut value = json!({ "model": self.model, "created_at": rfc3339(unix_seconds()), "done": is_done });
-        let (name, said) = self.telling.shape.said(text);
-        value[name] = said;
+        self.telling.shape.say(&mut value, said);
         if self.telling.logprobs && !logprobs.is_empty() {
             value["logprobs"] = with_likely(&self.text.tokenizer, logprobs).into();
         }
         value
     }
 
-    fn last(&self, text: &str, logprobs: &[v1::Logprob], finished: &v1::Finished) -> Value {
-        let mut value = self.value(text, logprobs, true);
+    fn last(&self, said: &SaidAnswer, logprobs: &[v1::Logprob], finished: &v1::Finished) -> Value {
+        let mut value = self.value(said, logprobs, true);
         value["done_reason"] = finish_reason(finished).into();
         if self.telling.context {
             value["context"] = self.context.as_slice().into();
@@ -184,11 +214,20 @@ impl Voice for Reply {
         match event {
             GenerationEvent::Delta(delta) => {
                 self.heard(&delta);
-                if !delta.text.is_empty() || (self.telling.logprobs && !delta.logprobs.is_empty()) {
-                    write(out, &self.value(&delta.text, &delta.logprobs, false));
+                let v1::Delta { text, reasoning, logprobs, .. } = delta;
+                let is_said = !text.is_empty() || !reasoning.is_empty();
+                if is_said || (self.telling.logprobs && !logprobs.is_empty()) {
+                    let piece = SaidAnswer { text, reasoning, calls: Vec::new() };
+                    write(out, &self.value(&piece, &logprobs, false));
                 }
             }
-            GenerationEvent::Finished(finished) => write(out, &self.last("", &[], &finished)),
+            GenerationEvent::Finished(finished) => {
+                let calls = self.whole(&finished).calls;
+                if !calls.is_empty() {
+                    write(out, &self.value(&SaidAnswer { calls, ..SaidAnswer::default() }, &[], false));
+                }
+                write(out, &self.last(&SaidAnswer::default(), &[], &finished));
+            }
             GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::faces::http::error::{HttpError, reworded};
 use crate::front::frontend::Frontend;
+use crate::front::structure::FIELD;
 use crate::refusal::Refusal;
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -24,6 +25,9 @@ pub fn error_value(error: &HttpError) -> Value {
 pub fn said(refusal: Refusal) -> HttpError {
     HttpError::of(refusal.renamed(&[
         ("chat", "messages"),
+        (FIELD, "format"),
+        ("chat_template_kwargs", "think"),
+        ("reasoning_effort", "think"),
         ("text", "prompt"),
         ("token_ids", "context"),
         ("max_tokens", "num_predict"),

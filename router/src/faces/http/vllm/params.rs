@@ -2,8 +2,10 @@
 
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
+use crate::faces::http::structure::structure;
 use crate::refusal::Refusal;
 use proto::v1;
+use proto::v1::structure::Form;
 use serde_json::{Map, Value, json};
 
 /// How many tokens an answer has at most that says nothing of it, as in vLLM's `SamplingParams`.
@@ -16,6 +18,7 @@ pub fn read(fields: &mut Fields) -> Result<(v1::Sampling, u32), Refusal> {
     let (logprobs, n_choices) = (params.unsigned("logprobs")?, params.n_choices()?);
     let mut sampling = params.sampling()?;
     sampling.logprobs = logprobs;
+    sampling.structure = structure(&mut params)?.map(|said| said.structure);
     sampling.max_tokens.get_or_insert(TOKENS_MAX);
     params.check(Endpoint::Completions)?;
     Ok((sampling, n_choices))
@@ -61,8 +64,24 @@ pub fn value(sampling: &v1::Sampling, n_choices: u32) -> Value {
     if !sampling.allowed_token_ids.is_empty() {
         all.insert("allowed_token_ids".into(), sampling.allowed_token_ids.as_slice().into());
     }
+    if let Some(form) = sampling.structure.as_ref().and_then(|structure| structure.form.as_ref()) {
+        let (name, value) = outputs(form);
+        all.insert("structured_outputs".into(), json!({ name: value }));
+    }
     all.retain(|_, value| !value.is_null());
     Value::Object(all)
+}
+
+/// A structure as the member of `structured_outputs` that is read as the same.
+fn outputs(form: &Form) -> (&'static str, Value) {
+    match form {
+        Form::JsonObject(wanted) => ("json_object", (*wanted).into()),
+        Form::JsonSchema(schema) => ("json", schema.as_str().into()),
+        Form::Regex(pattern) => ("regex", pattern.as_str().into()),
+        Form::Choice(choices) => ("choice", choices.texts.as_slice().into()),
+        Form::Lark(text) | Form::Ebnf(text) | Form::Gbnf(text) => ("grammar", text.as_str().into()),
+        Form::StructuralTag(tag) => ("structural_tag", tag.as_str().into()),
+    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! `/v1/chat/completions/render` and `/v1/completions/render`: what OpenAI's pages ask of a replica, without asking it. The
 //! answer is a body for `/inference/v1/generate`, or a list of them.
 
-use crate::faces::http::chat::conversation;
 use crate::faces::http::completions::{TOKENS_MAX, inputs};
+use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, read};
+use crate::faces::http::structure::structure;
 use crate::faces::http::vllm::params;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::refusal::Refusal;
@@ -24,6 +25,7 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
         let mut sampling = fields.sampling()?;
         let wanted = fields.boolean("logprobs")?.unwrap_or(false);
         sampling.logprobs = fields.unsigned("top_logprobs")?.or(Some(0)).filter(|_| wanted);
+        sampling.structure = structure(fields)?.map(|said| said.structure);
         Ok((vec![Input::Chat(conversation(fields)?)], sampling))
     });
     let mut bodies = rendered.await?;
@@ -36,6 +38,7 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
         fields.check(Endpoint::Completions)?;
         let mut sampling = fields.sampling()?;
         sampling.logprobs = fields.unsigned("logprobs")?;
+        sampling.structure = structure(fields)?.map(|said| said.structure);
         sampling.max_tokens.get_or_insert(TOKENS_MAX);
         let prompt = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
         Ok((inputs("prompt", prompt)?, sampling))
