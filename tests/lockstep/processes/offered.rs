@@ -3,7 +3,7 @@
 
 use super::{DOORS, MODEL, pem};
 use crate::common::node::{Folder, Node, PATIENCE};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -30,7 +30,9 @@ impl Authority {
 
     /// A certificate and its key.
     fn signed(&self) -> [String; 2] {
-        let params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+        let mut params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+        // The authority's own name would make it look signed by itself.
+        params.distinguished_name.push(DnType::CommonName, "offered");
         let key = KeyPair::generate().unwrap();
         let leaf = params.signed_by(&key, &Issuer::from_params(&self.params, &self.key)).unwrap();
         [pem("CERTIFICATE", leaf.der()), pem("PRIVATE KEY", &key.serialize_der())]
