@@ -35,6 +35,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 const N_STREAMS: usize = 32;
+/// How often a fault comes that hits nothing.
+const TRIES: usize = 4;
 
 /// A fault, as done to a cluster.
 #[derive(Clone, Copy)]
@@ -76,30 +78,30 @@ const FAULTS: [Fault; 19] = [
     },
     Fault {
         name: "coordinator killed",
-        strike: Missed(|city, dice| city.kill_coordinator(city.any_of_two(dice))),
+        strike: Missed(|city, dice| city.kill_coordinator(city.any_coordinator(dice))),
         ..ANY
     },
     Fault {
         name: "coordinator stopped",
-        strike: Missed(|city, dice| city.stop_coordinator(city.any_of_two(dice))),
+        strike: Missed(|city, dice| city.stop_coordinator(city.any_coordinator(dice))),
         ..ANY
     },
     Fault {
         name: "coordinator told to end",
-        strike: Seen(|city, dice| city.end_coordinator(city.any_of_two(dice))),
+        strike: Seen(|city, dice| city.end_coordinator(city.any_coordinator(dice))),
         ..ANY
     },
     Fault { name: "replica cut off", strike: Missed(|city, _| city.cut_replica()), needs_hosts: true, ..ANY },
     Fault {
         name: "router killed",
-        strike: Seen(|city, dice| city.kill_router(city.any_of_two(dice))),
+        strike: Seen(|city, dice| city.kill_router(city.any_router(dice))),
         of_routers: true,
         ..ANY
     },
-    Fault { name: "router stopped", strike: Seen(|city, dice| city.stop_router(city.any_of_two(dice))), ..ANY },
+    Fault { name: "router stopped", strike: Seen(|city, dice| city.stop_router(city.any_router(dice))), ..ANY },
     Fault {
         name: "router told to end",
-        strike: Seen(|city, dice| city.end_router(city.any_of_two(dice))),
+        strike: Seen(|city, dice| city.end_router(city.any_router(dice))),
         of_routers: true,
         ..ANY
     },
@@ -108,13 +110,13 @@ const FAULTS: [Fault; 19] = [
         name: "etcd's leader and a coordinator killed",
         strike: Missed(|city, dice| {
             city.kill_etcds_leader();
-            city.kill_coordinator(city.any_of_two(dice))
+            city.kill_coordinator(city.any_coordinator(dice))
         }),
         ..ANY
     },
     Fault {
         name: "worker, coordinator and router killed in a row",
-        strike: Seen(|city, dice| city.kill_three_roles(city.any_worker(dice), city.any_of_two(dice))),
+        strike: Seen(|city, dice| city.kill_three_roles(city.any_worker(dice), city.any_router(dice))),
         of_routers: true,
         ..ANY
     },
@@ -124,7 +126,7 @@ const FAULTS: [Fault; 19] = [
         spares: false,
         ..ANY
     },
-    Fault { name: "scaled to three grids", strike: Seen(|city, dice| city.scale(city.any_of_two(dice))), ..ANY },
+    Fault { name: "scaled to three grids", strike: Seen(|city, dice| city.scale(city.any_coordinator(dice))), ..ANY },
     Fault {
         name: "every role restarted in turn",
         strike: Seen(|city, _| city.roll()),
@@ -185,8 +187,14 @@ fn rounds(
                 return report;
             }
             let rate = rate(&city);
-            report.add(load.round(&mut city, &mut dice, fault, rate));
-            city.heal();
+            let once = |_| {
+                let row = load.round(&mut city, &mut dice, fault, rate);
+                city.heal();
+                row
+            };
+            // Streams may have ended at the one that is lost, or have been at another; then the fault comes again.
+            let row = (0..TRIES).map(once).find(Row::has_hit);
+            report.add(row.unwrap_or_else(|| panic!("{}: {TRIES} times nobody's streams ran there", fault.name)));
         }
         tell(&report);
     }
@@ -258,7 +266,6 @@ impl Load {
         }
         let n_resumed = told.iter().map(|told| told.n_resumed).sum();
         let n_replayed = self.n_replayed(before, city.tally(), n_resumed, n_told);
-        assert!(found_out.is_none() || n_replayed > 0, "{}: nobody was lost whose streams ran", fault.name);
         assert!(fault.of_routers || n_resumed == 0, "{}: {n_resumed} streams broke", fault.name);
         let gaps = told.iter().map(|told| told.stood_still);
         let (slowest, stood_still) = gaps.enumerate().max_by_key(|(_, gap)| *gap).expect("streams");

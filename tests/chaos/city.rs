@@ -146,13 +146,34 @@ impl City {
 
     // -- the processes that are hit
 
+    /// A worker of a replica that has streams, at random.
     pub fn any_worker(&self, dice: &mut Dice) -> Which {
-        (dice.below(2), self.n_spared + dice.below(RANKS - self.n_spared))
+        (self.any_busy(0, dice), self.n_spared + dice.below(RANKS - self.n_spared))
     }
 
-    /// The index of a coordinator or router, at random.
-    pub fn any_of_two(&self, dice: &mut Dice) -> usize {
+    /// The index of a coordinator that has streams, at random.
+    pub fn any_coordinator(&self, dice: &mut Dice) -> usize {
+        self.any_busy(self.n_spared, dice)
+    }
+
+    /// The index of a router, at random.
+    pub fn any_router(&self, dice: &mut Dice) -> usize {
         self.n_spared + dice.below(2 - self.n_spared)
+    }
+
+    /// Routers send requests to whose cache has their beginnings: that may be one replica for all. Where nobody has
+    /// streams, any side from this one on.
+    fn any_busy(&self, first: usize, dice: &mut Dice) -> usize {
+        let busy: Vec<usize> = (first..self.sides.len()).filter(|side| self.is_busy(*side)).collect();
+        if busy.is_empty() { first + dice.below(self.sides.len() - first) } else { busy[dice.below(busy.len())] }
+    }
+
+    /// Whether a router knows of requests that run there.
+    fn is_busy(&self, side: usize) -> bool {
+        let runs = |replica: &serde_json::Value| {
+            replica["replica"] == self.sides[side].name && replica["requests"]["running"].as_u64() > Some(0)
+        };
+        cluster(&self.routers[0].1)["replicas"].as_array().is_some_and(|replicas| replicas.iter().any(runs))
     }
 
     /// The processes that are never hit, and etcd's members, by name.
@@ -489,6 +510,8 @@ impl Roles<'_> {
     fn router(&self, door: &str) -> (Node, String) {
         let mut command = self.at(None, &["router", &self.model.path, "--http", door, "--grpc", "127.0.0.1:0"]);
         command.args(&self.store);
+        // Both replicas have streams then, so that a fault of either hits some.
+        command.args(["--policy", "round-robin"]);
         let mut node = Node::spawn(command);
         let http = node.http();
         (node, http)
@@ -515,10 +538,15 @@ fn is_leader(endpoint: &str) -> bool {
     page.lines().any(|line| line == "etcd_server_is_leader 1")
 }
 
-fn both_ready(http: &str) -> bool {
-    let Ok(mut answer) = ureq::get(format!("{http}/cluster")).call() else { return false };
+/// A router's page about the cluster; null where it does not answer.
+fn cluster(http: &str) -> serde_json::Value {
+    let Ok(mut answer) = ureq::get(format!("{http}/cluster")).call() else { return serde_json::Value::Null };
     let page = answer.body_mut().read_to_string().unwrap_or_default();
-    let page: serde_json::Value = serde_json::from_str(&page).unwrap_or_default();
+    serde_json::from_str(&page).unwrap_or_default()
+}
+
+fn both_ready(http: &str) -> bool {
+    let page = cluster(http);
     let replicas = page["replicas"].as_array().map_or(&[][..], Vec::as_slice);
     let is_ready = |replica: &serde_json::Value| {
         replica["phase"] == "ready" && replica["ranks"].as_array().is_some_and(|ranks| ranks.len() == RANKS)
@@ -545,7 +573,8 @@ impl Tally {
             n_alarms: lines(WORKER_SILENT).len()
                 + COORDINATOR_SILENT.map(|words| lines(words).len()).into_iter().max().unwrap_or(0),
             n_replayed: sum("the replica goes on", "tokens_replayed"),
-            n_moved: sum(NO_COORDINATOR, "requests"),
+            // Streams move as soon as their coordinator is suspected, where somebody else can go on with them.
+            n_moved: MISSED.map(|words| sum(words, "requests")).into_iter().sum(),
         }
     }
 

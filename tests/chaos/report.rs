@@ -39,6 +39,12 @@ pub struct Row {
 }
 
 impl Row {
+    /// Whether somebody lost had streams that ran: their positions were computed again. A fault that is not detected as
+    /// a loss hits by being there.
+    pub fn has_hit(&self) -> bool {
+        self.found_out.is_none() || self.n_replayed > 0
+    }
+
     fn allowed(&self) -> Duration {
         PAUSE_MAX + Duration::from_secs_f64(REPLAY_FACTOR * self.n_replayed as f64 / self.rate)
     }
