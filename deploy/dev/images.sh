@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds the images of deploy/Dockerfile: images.sh TAG. Where a registry answers, on the usual bases. Where none does, the
-# base that compiles is made from the distribution's packages and this machine's Rust, under a name of its own; the CUDA
-# image, whose base is nobody's package, is left out with a word.
+# Builds the images of deploy/Dockerfile: images.sh TAG. Where a registry answers, on the usual bases. Where none does,
+# the base that compiles is made from the distribution's packages and this machine's Rust, under a name of its own; the
+# CUDA image, whose base is nobody's package, is left out with a word.
 set -eu
 
 tag=$1
@@ -23,7 +23,8 @@ make_base() {
     "$here/deploy/dev/packages.sh" debootstrap:debootstrap
     folder=$(mktemp -d)
     trap 'rm -rf "$folder"' EXIT
-    mirror=$(sed -n 's/^URIs: //p; s/^deb \([^ ]*\) .*/\1/p' /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | head -n 1)
+    mirror=$(sed -n 's/^URIs: //p; s/^deb \([^ ]*\) .*/\1/p' /etc/apt/sources.list /etc/apt/sources.list.d/* \
+        2>/dev/null | head -n 1)
     debootstrap --variant=minbase --include=ca-certificates,gcc,g++,libc6-dev,protobuf-compiler,libprotobuf-dev \
         bookworm "$folder" "${mirror:-http://deb.debian.org/debian}"
     mkdir -p "$folder/usr/local/rust" "$folder/root/.cargo"
@@ -34,12 +35,13 @@ make_base() {
         if [ -f "$settings" ]; then cp "$settings" "$folder/root/.cargo/"; fi
     done
     tar --create --directory="$folder" . |
-        docker import --change 'ENV PATH=/usr/local/rust/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' \
+        docker import \
+            --change 'ENV PATH=/usr/local/rust/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' \
             --change 'ENV CARGO_HTTP_CAINFO=/etc/ssl/certs/ca-certificates.crt' - "$ours"
 }
 
-# The older builder knows no mounts, so nothing is kept between two builds; no list of a Dockerfile's own of what to take
-# from the folder; and it goes through every stage, so the CUDA stage may be laid on any base.
+# The older builder knows no mounts, so nothing is kept between two builds; no list of a Dockerfile's own of what to
+# take from the folder; and it goes through every stage, so the CUDA stage may be laid on any base.
 build() {
     if docker buildx version >/dev/null 2>&1; then
         docker build --network=host --file "$file" "$@" "$here"

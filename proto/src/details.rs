@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn details_are_told_in_google_s_messages() {
-        assert_eq!(status_details(3, "no", &[]), []);
+        assert!(status_details(3, "no", &[]).is_empty());
         let all = [
             StatusDetail::Field { name: "top_p", message: "is too large" },
             StatusDetail::RetryAfter(Duration::from_millis(1500)),

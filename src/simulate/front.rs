@@ -8,7 +8,7 @@ use router::board::pick::{Standing, VersionId, Wish};
 use router::board::{ChoiceBuffers, ReplicaFacts, ReplicaTable, Salt, names};
 use scheduler::{NameChange, Scheduler};
 use std::sync::Arc;
-use types::{PolicyDigest, TenantId, Token};
+use types::{CacheOwner, PolicyDigest, Token};
 
 pub struct SimulatedRouter {
     policy: PickPolicy,
@@ -47,7 +47,7 @@ impl SimulatedRouter {
     pub fn give(&mut self, prompt: &[Token], session: Option<u64>) -> Option<(usize, Item)> {
         let wish = Wish { n_prompt: prompt.len() as u32, session, n_before: self.n_picked, version: None };
         self.n_picked += 1;
-        let called = |digest: &PolicyDigest, salt: &Salt| names(prompt, TenantId::default(), digest, salt);
+        let called = |digest: &PolicyDigest, salt: &Salt| names(prompt, CacheOwner::default(), digest, salt);
         let chosen = self.board.choose(self.policy, &wish, Some(called), &mut self.scratch)?;
         Some((chosen.place, self.seats[chosen.place].ledger.enter(prompt.len() as u64)))
     }

@@ -754,22 +754,19 @@ mod tests {
         Cache { block_size: 16, n_blocks, dtype: "f16".into(), prefix_caching: true }
     }
 
-    #[test]
-    fn the_page_has_both_names_and_buckets() {
-        let exporter = install(&[("model_name", "toy")]).unwrap();
-        let (one, other) = (ReplicaLabel::replica("one"), ReplicaLabel::replica("other"));
-        load(&one, 3, 2, 1, 4);
-        load(&other, 9, 0, 0, 4);
+    fn happen(one: &ReplicaLabel, other: &ReplicaLabel) {
+        load(one, 3, 2, 1, 4);
+        load(other, 9, 0, 0, 4);
         planned(
-            &one,
+            one,
             PlannerCounts { steps: 7, prefix_hit_tokens: 5, starved: 2, steps_early: 3, ..PlannerCounts::default() },
         );
-        planned(&other, PlannerCounts { steps: 2, ..PlannerCounts::default() });
-        finished(&one, "stop");
+        planned(other, PlannerCounts { steps: 2, ..PlannerCounts::default() });
+        finished(one, "stop");
         first_token(None, Duration::from_millis(3));
         let (before, now) = (cache_of(8), cache_of(9));
-        cache(&one, None, &before);
-        cache(&one, Some(&before), &now);
+        cache(one, None, &before);
+        cache(one, Some(&before), &now);
         let usage = TokenUsage { n_prompt: 5, n_cached: 0, n_output: 9 };
         let (first, last) = (Some(Duration::from_millis(15)), Some(Duration::from_millis(95)));
         let answer =
@@ -778,10 +775,16 @@ mod tests {
         answered(&Answer { outcome: "full", model: None, usage: TokenUsage::default(), ..answer });
         not_sent("logs", "full", 3);
         let millis = Duration::from_millis;
-        request_durations(&one, &RequestDurations { queue: millis(1), prefill: millis(20), decode: millis(300) });
-        step_tokens(&one, 40);
+        request_durations(one, &RequestDurations { queue: millis(1), prefill: millis(20), decode: millis(300) });
+        step_tokens(one, 40);
         asked(Some(100), 2);
         asked(None, 1);
+    }
+
+    #[test]
+    fn the_page_has_both_names_and_buckets() {
+        let exporter = install(&[("model_name", "toy")]).unwrap();
+        happen(&ReplicaLabel::replica("one"), &ReplicaLabel::replica("other"));
         let page = exporter.render();
         let gen_ai = "model_name=\"toy\",gen_ai_operation_name=\"chat\",gen_ai_provider_name=\"lockstep\"";
         let of_toy = format!("{gen_ai},gen_ai_request_model=\"toy\",gen_ai_response_model=\"toy\"");

@@ -1,5 +1,5 @@
-"""Images without a registry: around the binary that was built anyway, and around the distribution's etcd. Knows Docker's
-command line, and nothing of Compose."""
+"""Images without a registry: around the binary that was built anyway, and around the distribution's etcd. Knows
+Docker's command line, and nothing of Compose."""
 
 import io
 import subprocess

@@ -1,6 +1,6 @@
-"""deploy/compose.yaml, started and hurt: `run.py BINARY`. Four ranks, a coordinator and a router in containers of their
-own, with etcd between them. While streams run a rank is killed, stood still and cut from its network, and the coordinator
-is killed: every answer must be what it was without any of that. In the end nothing is left.
+"""deploy/compose.yaml, started and hurt: `run.py BINARY`. Four ranks, a coordinator and a router in containers of
+their own, with etcd between them. While streams run a rank is killed, stood still and cut from its network, and the
+coordinator is killed: every answer must be what it was without any of that. In the end nothing is left.
 
 Without a Docker daemon it says so and tries nothing.
 """
@@ -140,7 +140,7 @@ def answers(streams):
 
 
 def hurt(cluster, fault, expected):
-    """Does something to the cluster while streams run, and gives how long that took from the fault to the last token."""
+    """Does something to the cluster while streams run, and gives the seconds from the fault to the last token."""
     streams = started(cluster)
     give_up = time.monotonic() + ANSWER_MAX_S
     while min(len(stream.ids) for stream in streams) < TOKENS // 8:
@@ -211,7 +211,8 @@ def main(binary):
     try:
         cluster.up(binary)
         size = int(docker("image", "inspect", "--format", "{{.Size}}", cluster.images["LOCKSTEP_IMAGE"]))
-        print(f"ready after {time.monotonic() - began:.1f} s, from the images' making on; the image has {size >> 20} MiB")
+        seconds = time.monotonic() - began
+        print(f"ready after {seconds:.1f} s, from the images' making on; the image has {size >> 20} MiB")
         expected = answers(started(cluster))
         assert all(len(ids) == TOKENS for ids in expected) and len({tuple(ids) for ids in expected}) == STREAMS
         for name, fault, service in FAULTS:

@@ -243,7 +243,7 @@ impl Bench {
     /// Those that grow most come first, so that they outgrow the pool together.
     async fn preemption(&self, n_blocks: u32, picked: &[usize]) {
         let mut picked = picked.to_vec();
-        picked.sort_by_key(|&i| Reverse(self.requests[i].sampling.tokens_max));
+        picked.sort_by_key(|&i| Reverse(self.expected[i].drawn.len()));
         for prefix_cache in [false, true] {
             let way = format!("{n_blocks} blocks, prefix cache {prefix_cache}");
             let seen = self.same(&way, Setup { n_blocks, prefix_cache, ..self.base.clone() }, &picked).await;

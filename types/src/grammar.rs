@@ -18,7 +18,7 @@ impl Grammar {
     }
 
     /// How many bytes the text has, for limits on what is sent.
-    pub fn bytes(&self) -> usize {
+    pub fn n_bytes(&self) -> usize {
         self.0.len()
     }
 }
@@ -38,7 +38,7 @@ mod tests {
     #[test]
     fn a_grammar_is_its_text_and_says_only_its_size() {
         let grammar = Grammar::new("start: \"secret\"");
-        assert_eq!((grammar.as_str(), grammar.bytes()), ("start: \"secret\"", 15));
+        assert_eq!((grammar.as_str(), grammar.n_bytes()), ("start: \"secret\"", 15));
         assert_eq!(format!("{grammar:?}"), "Grammar(15 bytes)");
         assert_eq!(grammar.clone(), grammar);
     }

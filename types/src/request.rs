@@ -71,7 +71,7 @@ impl Request {
     }
 
     fn grammar_bytes(&self) -> usize {
-        self.grammar.as_ref().map_or(0, Grammar::bytes)
+        self.grammar.as_ref().map_or(0, Grammar::n_bytes)
     }
 
     /// The token at a position of the log.

@@ -114,7 +114,7 @@ fn nothing_hostile_hangs_or_panics() {
     for (name, wanted) in cases() {
         let from = Instant::now();
         let compiled = compiled(&wanted);
-        let n_bytes = compiled.as_ref().map_or(0, Grammar::bytes);
+        let n_bytes = compiled.as_ref().map_or(0, Grammar::n_bytes);
         if let Ok(grammar) = &compiled {
             // The first tokens, so that masks are made too.
             let mut mask = Mask::default();

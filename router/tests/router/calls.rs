@@ -358,15 +358,21 @@ fn structures_reach_the_replica_as_grammars() {
             (CHAT, json!({ "messages": messages, "structured_outputs": { "json": schema } })),
             (COMPLETIONS, json!({ "prompt": "x", "guided_json": schema })),
             (COMPLETIONS, json!({ "prompt": ["x", "y"], "json_schema": schema })),
+            ("/completion", json!({ "prompt": "x", "json_schema": schema })),
+            ("/api/chat", json!({ "messages": messages, "format": schema, "stream": false })),
+            (
+                "/inference/v1/generate",
+                json!({ "token_ids": [72], "sampling_params": { "structured_outputs": { "json": schema } } }),
+            ),
         ] {
             let reply = post(house.http, path, &body).await;
             assert_eq!(reply.status, 200, "{body}: {reply:?}");
         }
-        let all: Vec<Option<String>> = (0..5).map(|submit| grammar(&house, submit)).collect();
+        let all: Vec<Option<String>> = (0..8).map(|submit| grammar(&house, submit)).collect();
         assert!(all[0].is_some() && all.iter().all(|one| *one == all[0]), "{all:?}");
         let free = json!({ "prompt": "x", "response_format": { "type": "text" } });
         assert_eq!(post(house.http, COMPLETIONS, &free).await.status, 200);
-        assert_eq!(grammar(&house, 5), None);
+        assert_eq!(grammar(&house, 8), None);
         house.close().await;
     });
 }

@@ -133,11 +133,11 @@ fn what_a_chat_refuses_is_not_tokenized_either() {
         let house = House::open(config()).await;
         let user = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
         for (extra, name) in [
-            (json!({ "tools": [{ "type": "function" }] }), "tools"),
-            (json!({ "continue_final_message": true }), "continue_final_message"),
-            (json!({ "chat_template": "{{ 1 }}" }), "chat_template"),
-            (json!({ "chat_template_kwargs": { "a": 1 } }), "chat_template_kwargs"),
-            (json!({ "documents": [{ "text": "a" }] }), "documents"),
+            (json!({ "tools": [{ "type": "function" }] }), "tools[0].function.name"),
+            (json!({ "tool_choice": "required" }), "tool_choice"),
+            (json!({ "continue_final_message": 1 }), "continue_final_message"),
+            (json!({ "chat_template_kwargs": 5 }), "chat_template_kwargs"),
+            (json!({ "documents": "a" }), "documents"),
             (json!({ "add_special_tokens": true }), "add_special_tokens"),
             (json!({ "messages": [{ "role": "wizard", "content": "x" }] }), "messages[0].role"),
         ] {

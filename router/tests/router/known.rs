@@ -125,7 +125,8 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/fields.md");
 const HEAD: &str = "# Fields of a request
 
 Made of `router/src/faces/http/known/list.rs`: change it there, and run the router's tests with `LOCKSTEP_WRITE=1`.
-Every field that the APIs of OpenAI, Anthropic, vLLM, llama.cpp, Ollama and SGLang have, what is done with it here, and where.
+Every field that the APIs of OpenAI, Anthropic, vLLM, llama.cpp, Ollama and SGLang have, what is done with it here, and
+where.
 A value that a field may not have is refused with a 400 that names the field; fields that are not in this table are
 ignored, and so is a field on an endpoint that its row does not name. Null is the same as no field.
 

@@ -244,8 +244,8 @@ fn what_would_change_the_answer_is_refused_by_name() {
             (json!({ "samplers": ["top_k", "temperature"] }), "samplers"),
             (json!({ "samplers": "kt" }), "samplers"),
             (json!({ "dynatemp_range": 0.5 }), "dynatemp_range"),
-            (json!({ "grammar": "root ::= \"a\"" }), "grammar"),
-            (json!({ "json_schema": { "type": "object" } }), "json_schema"),
+            (json!({ "grammar": "root ::= other" }), "grammar"),
+            (json!({ "json_schema": { "unheardOf": 1 } }), "json_schema"),
         ] {
             let reply = post(house.http, COMPLETION, &asked(extra.clone())).await;
             assert!(reply.status == 400 && reply.body.contains(word), "{extra}: {reply:?}");

@@ -306,11 +306,11 @@ fn refusals_are_one_member() {
         let image = json!([{ "role": "user", "content": "a", "images": ["aGk="] }]);
         for (extra, word) in [
             (json!({ "messages": image }), "messages[0].images"),
-            (json!({ "messages": [{ "role": "tool", "content": "a" }] }), "messages[0].role"),
+            (json!({ "messages": [{ "role": "wizard", "content": "a" }] }), "messages[0].role"),
             (json!({ "messages": 5 }), "messages"),
             (json!({ "tools": [{ "type": "function" }] }), "tools"),
-            (json!({ "format": "json" }), "format"),
-            (json!({ "think": true }), "think"),
+            (json!({ "format": "xml" }), "format"),
+            (json!({ "think": 5 }), "think"),
             (json!({ "options": { "mirostat": 1 } }), "mirostat"),
             (json!({ "options": { "num_predict": -7 } }), "num_predict"),
             (json!({ "options": { "repeat_penalty": 0 } }), "repeat_penalty"),

@@ -86,7 +86,8 @@ fn headers(path: &str, key: &str) -> Vec<u8> {
     let named = |name: &str, value: &str| [&[0][..], &text(name), &text(value)].concat();
     let mut all = vec![0x83, 0x86];
     all.extend([&[4][..], &text(path), &[1], &text("localhost")].concat());
-    all.extend(named("content-type", "application/grpc"));
+    let kind = if path.starts_with("/v1/") { "application/json" } else { "application/grpc" };
+    all.extend(named("content-type", kind));
     all.extend(named("te", "trailers"));
     if !key.is_empty() {
         all.extend(named("authorization", &format!("Bearer {key}")));

@@ -101,7 +101,7 @@ fn wrong_requests_for_tokens_are_refused_by_name() {
             assert!(reply.status == 400 && reply.body.contains(word), "{body}: {reply:?}");
         }
         let chat = json!([{ "role": "user", "content": "Hi" }]);
-        for body in [json!({}), json!({ "messages": chat, "response_format": { "type": "json_object" } })] {
+        for body in [json!({}), json!({ "messages": chat, "response_format": { "type": "xml" } })] {
             assert_eq!(post(house.http, "/v1/chat/completions/render", &body).await.status, 400, "{body}");
         }
         assert_eq!(

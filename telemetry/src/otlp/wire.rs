@@ -144,15 +144,15 @@ fn of_logs(answer: ExportLogsServiceResponse) -> PartialSuccess {
 
 /// Why a batch was not taken.
 #[derive(Debug)]
-pub struct Failure {
+pub struct ExportFailure {
     pub why: String,
     /// Whether another try may succeed.
     pub is_passing: bool,
 }
 
-impl Failure {
-    fn passing(why: impl std::fmt::Display) -> Failure {
-        Failure { why: why.to_string(), is_passing: true }
+impl ExportFailure {
+    fn passing(why: impl std::fmt::Display) -> ExportFailure {
+        ExportFailure { why: why.to_string(), is_passing: true }
     }
 }
 
@@ -186,7 +186,7 @@ impl CollectorClient {
         Ok(CollectorClient { way, headers: collector.headers.clone() })
     }
 
-    pub async fn send(&self, batch: &ExportBatch) -> Result<PartialSuccess, Failure> {
+    pub async fn send(&self, batch: &ExportBatch) -> Result<PartialSuccess, ExportFailure> {
         let headers = self.headers.map();
         let sent = async {
             match &self.way {
@@ -194,7 +194,7 @@ impl CollectorClient {
                 Way::Http { client, base } => by_http(client, base, batch, headers).await,
             }
         };
-        timeout(ANSWER_MAX, sent).await.unwrap_or_else(|_| Err(Failure::passing("no answer in time")))
+        timeout(ANSWER_MAX, sent).await.unwrap_or_else(|_| Err(ExportFailure::passing("no answer in time")))
     }
 }
 
@@ -202,7 +202,7 @@ fn with<T>(headers: &HeaderMap, message: T) -> tonic::Request<T> {
     tonic::Request::from_parts(MetadataMap::from_headers(headers.clone()), tonic::Extensions::default(), message)
 }
 
-async fn by_grpc(channel: Channel, batch: ExportBatch, headers: &HeaderMap) -> Result<PartialSuccess, Failure> {
+async fn by_grpc(channel: Channel, batch: ExportBatch, headers: &HeaderMap) -> Result<PartialSuccess, ExportFailure> {
     let answer = match batch {
         ExportBatch::Spans(request) => {
             let asked = with(headers, request);
@@ -218,7 +218,7 @@ async fn by_grpc(channel: Channel, batch: ExportBatch, headers: &HeaderMap) -> R
         }
     };
     // The division into passing and final failures follows OTLP's specification.
-    answer.map_err(|status| Failure {
+    answer.map_err(|status| ExportFailure {
         why: format!("{:?}: {}", status.code(), status.source().map_or(status.message().into(), chain)),
         is_passing: matches!(
             status.code(),
@@ -238,18 +238,18 @@ async fn by_http(
     base: &str,
     batch: &ExportBatch,
     headers: &HeaderMap,
-) -> Result<PartialSuccess, Failure> {
+) -> Result<PartialSuccess, ExportFailure> {
     let mut request = Request::builder()
         .method(Method::POST)
         .uri(format!("{base}{}", batch.path()))
         .header(header::CONTENT_TYPE, "application/x-protobuf")
         .body(Full::new(batch.bytes()))
-        .map_err(|error| Failure { why: error.to_string(), is_passing: false })?;
+        .map_err(|error| ExportFailure { why: error.to_string(), is_passing: false })?;
     request.headers_mut().extend(headers.clone());
-    let answer = client.request(request).await.map_err(|error| Failure::passing(chain(&error)))?;
+    let answer = client.request(request).await.map_err(|error| ExportFailure::passing(chain(&error)))?;
     let status = answer.status();
     let read = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
-    let body = read.map_err(|error| Failure { why: error.to_string(), is_passing: false })?.to_bytes();
+    let body = read.map_err(|error| ExportFailure { why: error.to_string(), is_passing: false })?.to_bytes();
     if !status.is_success() {
         let is_passing = matches!(
             status,
@@ -258,11 +258,11 @@ async fn by_http(
                 | StatusCode::SERVICE_UNAVAILABLE
                 | StatusCode::GATEWAY_TIMEOUT
         );
-        return Err(Failure { why: status.to_string(), is_passing });
+        return Err(ExportFailure { why: status.to_string(), is_passing });
     }
     batch
         .refused(&body)
-        .map_err(|error| Failure { why: format!("an answer of no meaning: {error}"), is_passing: false })
+        .map_err(|error| ExportFailure { why: format!("an answer of no meaning: {error}"), is_passing: false })
 }
 
 #[cfg(test)]

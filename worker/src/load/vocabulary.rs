@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use types::Token;
 
 /// A model's vocabulary, which is made once it is wanted. It stays with the weights from one epoch to the next.
-pub(crate) struct LazyVocabulary {
+pub struct LazyVocabulary {
     model: PathBuf,
     n_vocab: usize,
     ends: Vec<Token>,

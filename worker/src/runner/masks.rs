@@ -13,7 +13,7 @@ mod slot;
 mod threads;
 
 use crate::load::vocabulary::LazyVocabulary;
-use backend::Mask;
+use backend::DrawMask;
 use slot::{Made, Slot};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl Default for MaskConfig {
     }
 }
 
-pub(crate) struct Masks {
+pub struct Masks {
     config: MaskConfig,
     vocabulary: Arc<LazyVocabulary>,
     /// None until the first grammar.
@@ -65,7 +65,7 @@ struct Live {
 
 /// What a draw finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub enum Found {
     Ready,
     Late,
     Failed(Failure),
@@ -148,8 +148,8 @@ impl Masks {
     }
 
     /// The mask that was found for this request's draw.
-    pub fn of(&self, id: RequestId) -> Mask<'_> {
-        self.live.get(&id).map_or(Mask::Late, |live| Mask::Of(&live.words))
+    pub fn of(&self, id: RequestId) -> DrawMask<'_> {
+        self.live.get(&id).map_or(DrawMask::Late, |live| DrawMask::Of(&live.words))
     }
 
     /// A token was drawn: its follower's mask can be made.

@@ -6,7 +6,7 @@
 //! could be drawn.
 
 use crate::runner::masks::{Found, Masks};
-use backend::{Batch, Draw, Mask, Pass, Score, Undrawn};
+use backend::{Batch, Draw, DrawMask, Pass, Score, Undrawn};
 use freed_blocks::FreedBlocks;
 use sequence::Sequence;
 use std::collections::{HashMap, VecDeque};
@@ -221,15 +221,15 @@ impl Sequences {
             for (token, n_top) in sequence.scores(slice) {
                 let (prompt, output) = (&sequence.tokens[..0], &sequence.tokens[..0]);
                 let score = Some(Score { token, n_top });
-                draws.push(Draw { sampling: &sequence.sampling, prompt, output, score, mask: Mask::Open });
+                draws.push(Draw { sampling: &sequence.sampling, prompt, output, score, mask: DrawMask::Open });
             }
             if sequence.draws(slice) {
                 let log = &sequence.tokens[..slice.range.end as usize];
                 let (prompt, output) = log.split_at(sequence.n_prompt.min(log.len()));
                 let mask = match sequence.has_grammar {
-                    false => Mask::Open,
+                    false => DrawMask::Open,
                     true if sequence.is_masked => masks.of(slice.id),
-                    true => Mask::Late,
+                    true => DrawMask::Late,
                 };
                 draws.push(Draw { sampling: &sequence.sampling, prompt, output, score: None, mask });
             }

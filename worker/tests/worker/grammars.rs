@@ -209,7 +209,8 @@ fn a_shared_prefix_and_a_replayed_log_give_the_same_token() {
     let mut run = |step: &Step| {
         let mut done = StepDone::default();
         runner.run(step, &mut done).unwrap();
-        done.slices.remove(0)
+        // A step that only ends something has no slice.
+        done.slices.into_iter().next().unwrap_or_default()
     };
     let cold = run(&begin(&Request { id: RequestId(1), ..request.clone() }, 0..70, &[9, 2, 5, 7, 0]));
     let warm = run(&begin(&Request { id: RequestId(2), ..request.clone() }, 64..70, &[9, 2, 5, 7, 3]));

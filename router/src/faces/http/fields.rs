@@ -85,11 +85,6 @@ impl Fields {
         self.integer(name)?.map(fits).transpose()
     }
 
-    /// Whether a field is there, and means something.
-    pub fn has(&self, name: &str) -> bool {
-        self.0.get(name).is_some_and(|value| !value.is_null())
-    }
-
     pub fn object(&mut self, name: &'static str) -> Result<Option<Fields>, Refusal> {
         match self.take(name) {
             None => Ok(None),

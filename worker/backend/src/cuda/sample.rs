@@ -8,7 +8,7 @@ use super::driver::Shape;
 use super::kernels::arguments;
 use super::lock::lock;
 use super::table::Kernel;
-use crate::{Draw, Drawing, Mask, Sample, Undrawn};
+use crate::{Draw, DrawMask, Drawing, Sample, Undrawn};
 use types::TokenOut;
 
 const NONE: u32 = u32::MAX;
@@ -82,7 +82,7 @@ impl Cuda {
             };
             out.push(match (answer, logits) {
                 _ if !is_drawn => Err(Undrawn::NotNumbers),
-                _ if draw.mask == Mask::Late => Err(Undrawn::Late),
+                _ if draw.mask == DrawMask::Late => Err(Undrawn::Late),
                 (Some(answer), _) => answer.told(draw),
                 (None, Some(logits)) => {
                     let drawn = self.draw_by_host(logits, row, draw, room);

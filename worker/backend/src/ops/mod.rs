@@ -13,7 +13,7 @@ pub use experts::{Expert, Experts, Routing};
 pub use linear::Linear;
 pub use memory::{BatchLimits, KvSpec, Memory, RopeStyle};
 pub use pointwise::Pointwise;
-pub use sample::{Draw, Drawing, Mask, Sample, Score, Undrawn};
+pub use sample::{Draw, DrawMask, Drawing, Sample, Score, Undrawn};
 
 use crate::{Pass, Result};
 

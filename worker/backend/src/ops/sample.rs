@@ -12,12 +12,12 @@ pub struct Draw<'a> {
     pub output: &'a [Token],
     /// Set where nothing is drawn: the row's token is known, and its logprob is asked for.
     pub score: Option<Score>,
-    pub mask: Mask<'a>,
+    pub mask: DrawMask<'a>,
 }
 
 /// Which tokens a grammar lets a draw take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mask<'a> {
+pub enum DrawMask<'a> {
     /// There is no grammar.
     Open,
     /// A bit for each token, the lowest bit of the first word for token 0. Tokens behind the last word are not allowed.
@@ -26,10 +26,10 @@ pub enum Mask<'a> {
     Late,
 }
 
-impl Mask<'_> {
+impl DrawMask<'_> {
     /// The token that is allowed, if it is the only one.
     pub fn only(self) -> Option<Token> {
-        let Mask::Of(words) = self else { return None };
+        let DrawMask::Of(words) = self else { return None };
         let mut some = words.iter().zip(0u32..).filter(|(word, _)| **word != 0);
         let (word, at) = some.next()?;
         (word.is_power_of_two() && some.next().is_none()).then(|| at * 32 + word.trailing_zeros())
@@ -41,7 +41,7 @@ impl Mask<'_> {
 pub enum Undrawn {
     /// It holds a NaN or +infinity, or no number at all.
     NotNumbers,
-    /// Mask and bans leave nothing of it.
+    /// DrawMask and bans leave nothing of it.
     NothingLeft,
     /// Its mask is not known yet.
     Late,

@@ -5,7 +5,7 @@ use super::{Attended, Check, EXACT, Mixture, Operation, Product, ROUNDED, apart,
 use crate::numbers::{File, Rng, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::cuda::Cuda;
-use backend::{Batch, Device, Draw, Heads, Mask, Memory, PassSlice, Pointwise, Sample};
+use backend::{Batch, Device, Draw, DrawMask, Heads, Memory, PassSlice, Pointwise, Sample};
 use types::leaves::sum_runs;
 use types::{Activations, Dtype, KvDtype, Mode, Sampling, Want};
 
@@ -140,8 +140,9 @@ fn taken(device: &Cuda, rng: &mut Rng) -> Check {
     let table = device.matrix(&[File::random(rng, Dtype::BF16, N_VOCAB, 64).stored()]).unwrap();
     let logits = filled(device, 3, &rng.floats(3 * N_VOCAB));
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-    let draws: Vec<Draw<'_>> =
-        (0..3).map(|_| Draw { sampling: &sampling, prompt: &[], output: &[], score: None, mask: Mask::Open }).collect();
+    let draws: Vec<Draw<'_>> = (0..3)
+        .map(|_| Draw { sampling: &sampling, prompt: &[], output: &[], score: None, mask: DrawMask::Open })
+        .collect();
     let (mut told, mut out) = (Vec::new(), device.buffer(3, 64).unwrap());
     let drawing = device.begin_draws(&logits, &draws).unwrap();
     let slices = (0..3).map(|row| PassSlice::new(row..row + 1, 0, Want::Nothing)).collect();

@@ -9,7 +9,7 @@ pub mod shapes;
 use crate::numbers::{File, Rng, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::{
-    AttentionCall, Batch, BlockTables, Device, Draw, Expert, Heads, KvSpec, Mask, PassSlice, RopeStyle, Routing,
+    AttentionCall, Batch, BlockTables, Device, Draw, DrawMask, Expert, Heads, KvSpec, PassSlice, RopeStyle, Routing,
     Undrawn,
 };
 use types::leaves::aligned_runs;
@@ -493,7 +493,7 @@ fn draws<D: Device>(device: &D, reference: &Cpu, rng: &mut Rng, [n_rows, n_vocab
     let prompt = [1, 2, 3];
     // Every fifth row has a mask of every third token.
     let words: Vec<u32> = (0..n_vocab.div_ceil(32) as u32).map(|i| 0x4924_9249u32.rotate_left(i)).collect();
-    let mask = |i: usize| if i % 5 == 4 { Mask::Of(&words) } else { Mask::Open };
+    let mask = |i: usize| if i % 5 == 4 { DrawMask::Of(&words) } else { DrawMask::Open };
     let draw = |(i, sampling)| Draw { sampling, prompt: &prompt, output: &[], score: None, mask: mask(i) };
     let asked: Vec<Draw<'_>> = samplings.iter().enumerate().map(draw).collect();
     fn drawn<D: Device>(

@@ -249,7 +249,7 @@ fn what_is_let_go_is_told_once_and_before_others_may_have_it() {
         let blocks: Vec<Vec<u32>> = told.iter().map(|of| of.iter().map(|block: &BlockId| block.0).collect()).collect();
         told.iter_mut().for_each(Vec::clear);
         sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
-        sequences.finish(step, &mut [], &mut Vec::new(), &mut Vec::new());
+        sequences.finish(step, &mut Vec::new(), &no_masks(), &mut Vec::new(), &mut Vec::new());
         blocks
     };
     let none: Vec<Vec<u32>> = vec![vec![], vec![]];

@@ -8,6 +8,7 @@ use crate::faces::http::llama_cpp::completion::said;
 use crate::faces::http::llama_cpp::settings::settled;
 use crate::faces::http::sse::{self, Voice};
 use crate::faces::http::stopwatch::Stopwatch;
+use crate::faces::http::structure::renamed;
 use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
@@ -33,6 +34,8 @@ pub struct CompletionWishes {
     pub tokens: bool,
     /// `n_predict` was 0: a token is drawn, and not sent.
     pub nothing_new: bool,
+    /// The field that said what the answer must be, for refusals.
+    pub structure_field: Option<&'static str>,
     /// What was asked of the way in which tokens are drawn.
     pub settings: Value,
 }
@@ -45,7 +48,8 @@ pub async fn answer(
     watch: Stopwatch,
 ) -> Result<Response, HttpError> {
     let (is_stream, n_choices) = (wishes.is_stream, ask.n_choices);
-    let mut generation = front.generate(ask, recorder).await.map_err(said)?;
+    let named = |refusal| said(renamed(refusal, wishes.structure_field));
+    let mut generation = front.generate(ask, recorder).await.map_err(named)?;
     let mut teller = Teller::of(&generation, wishes, watch, n_choices);
     if is_stream {
         return Ok(sse::stream(teller, generation, front));

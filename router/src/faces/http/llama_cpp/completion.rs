@@ -93,7 +93,9 @@ fn ask(mut page: Page, prompts: Vec<Input>, front: &Frontend) -> Result<(Ask, Co
         ..CompletionWishes::default()
     };
     let mut sampling = sampling(fields, &mut wishes)?;
-    sampling.structure = structure(fields)?.map(|said| said.structure);
+    let structure = structure(fields)?;
+    wishes.structure_field = structure.as_ref().map(|said| said.field);
+    sampling.structure = structure.map(|said| said.structure);
     wishes.settings = settings::asked(&sampling);
     let ask = Ask {
         model: fields.string("model")?.unwrap_or_default(),

@@ -1,5 +1,5 @@
-//! `/api/tags`, `/api/ps`, `/api/show` and `/api/pull`: which models there are. Sizes of files, which the router does not
-//! know, are 0.
+//! `/api/tags`, `/api/ps`, `/api/show` and `/api/pull`: which models there are. Sizes of files, which the router does
+//! not know, are 0.
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::infill;

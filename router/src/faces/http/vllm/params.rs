@@ -118,7 +118,7 @@ mod tests {
         for (body, field) in [
             ("{}", "sampling_params"),
             (r#"{"sampling_params": {"temperature": "hot"}}"#, "temperature"),
-            (r#"{"sampling_params": {"structured_outputs": {"regex": "a"}}}"#, "structured_outputs"),
+            (r#"{"sampling_params": {"structured_outputs": 1}}"#, "structured_outputs"),
         ] {
             let refused = read(&mut Fields::parse(body.as_bytes()).unwrap());
             assert!(matches!(refused, Err(Refusal::Invalid { field: named, .. }) if named == field), "{body}");

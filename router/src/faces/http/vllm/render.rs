@@ -1,5 +1,5 @@
-//! `/v1/chat/completions/render` and `/v1/completions/render`: what OpenAI's pages ask of a replica, without asking it. The
-//! answer is a body for `/inference/v1/generate`, or a list of them.
+//! `/v1/chat/completions/render` and `/v1/completions/render`: what OpenAI's pages ask of a replica, without asking it.
+//! The answer is a body for `/inference/v1/generate`, or a list of them.
 
 use crate::faces::http::completions::{TOKENS_MAX, inputs};
 use crate::faces::http::conversation::conversation;

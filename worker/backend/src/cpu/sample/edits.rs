@@ -1,6 +1,6 @@
 //! Edits of logits before the draw: masks, bias and penalties. They depend on the row and the log only.
 
-use crate::{Draw, Mask};
+use crate::{Draw, DrawMask};
 use types::{Dry, Penalties, Sampling, Token, Tokens};
 
 /// Longer repetitions are penalized like one of this length. That already leaves nothing of the logit, and the search
@@ -12,7 +12,7 @@ const PENALTY_MAX: f64 = 1e30;
 /// Whether this draw edits nothing.
 pub(super) fn is_plain(draw: &Draw<'_>) -> bool {
     let Sampling { bias, allowed, bad_words, penalties, dry, .. } = draw.sampling;
-    draw.mask == Mask::Open
+    draw.mask == DrawMask::Open
         && bias.is_empty()
         && allowed.is_empty()
         && bad_words.is_empty()
@@ -39,7 +39,7 @@ pub(super) fn bans(draw: &Draw<'_>, token: Token) -> bool {
 pub(super) fn edit(row: &[f32], draw: &Draw<'_>, edited: &mut Vec<f32>, marks: &mut Vec<u32>) {
     let sampling = draw.sampling;
     allow(row, &sampling.allowed, edited);
-    if let Mask::Of(words) = draw.mask {
+    if let DrawMask::Of(words) = draw.mask {
         hide(words, edited);
     }
     sampling.bad_words.iter().for_each(|word| forbid_end(edited, word, draw.output));

@@ -22,7 +22,7 @@ mod tests;
 
 use super::memory::Shared;
 use super::{Buffer, Cpu, Isa, math, rows};
-use crate::{Draw, Mask, Sample, Undrawn};
+use crate::{Draw, DrawMask, Sample, Undrawn};
 use filters::{Heated, Key, select_largest};
 use noise::Noise;
 use std::sync::{Mutex, PoisonError};
@@ -160,7 +160,7 @@ pub(crate) fn unedited(draw: &Draw<'_>) -> Option<Unedited> {
 }
 
 fn draw_row(row: &[f32], draw: &Draw<'_>, scratch: &mut Scratch) -> Result<TokenOut, Undrawn> {
-    if draw.mask == Mask::Late {
+    if draw.mask == DrawMask::Late {
         return Err(Undrawn::Late);
     }
     let isa = scratch.isa;

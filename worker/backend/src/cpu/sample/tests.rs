@@ -12,8 +12,12 @@ fn logits(n: usize, seed: u64) -> Vec<f32> {
 
 fn draw(row: &[f32], sampling: &Sampling, position: u32) -> Option<TokenOut> {
     let prompt = vec![0; position as usize];
-    draw_row(row, &Draw { sampling, prompt: &prompt, output: &[], score: None, mask: Mask::Open }, &mut Scratch::new(0))
-        .ok()
+    draw_row(
+        row,
+        &Draw { sampling, prompt: &prompt, output: &[], score: None, mask: DrawMask::Open },
+        &mut Scratch::new(0),
+    )
+    .ok()
 }
 
 fn token(row: &[f32], sampling: &Sampling, position: u32) -> Token {
@@ -249,7 +253,7 @@ fn stop_tokens_wait_for_tokens_min() {
     let row = [0.0, 9.0, 1.0];
     let sampling = Sampling { tokens_min: 2, stop: vec![1, 77], ..Sampling::default() };
     let after = |output: &[Token]| {
-        let draw = Draw { sampling: &sampling, prompt: &[1, 1, 1], output, score: None, mask: Mask::Open };
+        let draw = Draw { sampling: &sampling, prompt: &[1, 1, 1], output, score: None, mask: DrawMask::Open };
         draw_row(&row, &draw, &mut Scratch::new(0)).unwrap().token
     };
     assert_eq!(after(&[0]), 2);
@@ -363,7 +367,7 @@ fn edits_change_what_they_say() {
             // Few tokens, so that there are repetitions.
             let log: Vec<Token> = (0..30 + seed).map(|at| (mix(seed ^ mix(at)) % 7) as Token).collect();
             let (prompt, output) = log.split_at((mix(seed) % (log.len() as u64 + 1)) as usize);
-            let draw = Draw { sampling, prompt, output, score: None, mask: Mask::Open };
+            let draw = Draw { sampling, prompt, output, score: None, mask: DrawMask::Open };
             edits::edit(&row, &draw, &mut scratch.edited, &mut scratch.marks);
             let expected = edited(&row, sampling, prompt, output);
             assert_eq!(scratch.edited, expected, "{sampling:?} after {prompt:?} {output:?}");
@@ -371,9 +375,15 @@ fn edits_change_what_they_say() {
             n_changed += usize::from(row != expected);
         }
         assert!(n_changed > 5, "edit {i} changed {n_changed} rows");
-        assert!(!edits::is_plain(&Draw { sampling, prompt: &[1], output: &[], score: None, mask: Mask::Open }));
+        assert!(!edits::is_plain(&Draw { sampling, prompt: &[1], output: &[], score: None, mask: DrawMask::Open }));
     }
-    assert!(edits::is_plain(&Draw { sampling: &hot(1.0), prompt: &[1], output: &[], score: None, mask: Mask::Open }));
+    assert!(edits::is_plain(&Draw {
+        sampling: &hot(1.0),
+        prompt: &[1],
+        output: &[],
+        score: None,
+        mask: DrawMask::Open
+    }));
 }
 
 #[test]
@@ -381,7 +391,7 @@ fn a_word_said_for_ever_costs_a_number() {
     let dry = Dry { multiplier: 100.0, base: 10.0, length_allowed: 1, breakers: vec![] };
     let sampling = Sampling { dry, ..Sampling::default() };
     let output = [5; 3000];
-    let draw = Draw { sampling: &sampling, prompt: &[5], output: &output, score: None, mask: Mask::Open };
+    let draw = Draw { sampling: &sampling, prompt: &[5], output: &output, score: None, mask: DrawMask::Open };
     let out = draw_row(&[1.0, 0.0, 0.0, 0.0, 0.0, 9.0], &draw, &mut Scratch::new(0));
     assert_eq!(out.unwrap().token, 0);
     // The only allowed token is drawn even if it is penalized.
@@ -429,9 +439,9 @@ fn a_mask_comes_before_everything_but_logprobs() {
                 prompt: &log[..15],
                 output: &log[15..],
                 score: None,
-                mask: Mask::Of(&words),
+                mask: DrawMask::Of(&words),
             };
-            let (scratch, open) = (&mut Scratch::new(0), Draw { mask: Mask::Open, ..draw });
+            let (scratch, open) = (&mut Scratch::new(0), Draw { mask: DrawMask::Open, ..draw });
             let masked = draw_row(&row, &draw, scratch);
             let expected = draw_row(&hidden, &open, scratch);
             let token = |out: &Result<TokenOut, Undrawn>| out.as_ref().ok().map(|out| out.token);
@@ -451,15 +461,16 @@ fn a_token_that_is_alone_in_its_mask_is_taken_without_a_draw() {
         for only in [0, 31, 32, 99] {
             let mut words = vec![0; 4];
             words[only as usize / 32] = 1 << (only % 32);
-            assert_eq!(Mask::Of(&words).only(), Some(only));
-            let draw = Draw { sampling: &sampling, prompt: &[1], output: &[2], score: None, mask: Mask::Of(&words) };
+            assert_eq!(DrawMask::Of(&words).only(), Some(only));
+            let draw =
+                Draw { sampling: &sampling, prompt: &[1], output: &[2], score: None, mask: DrawMask::Of(&words) };
             assert_eq!(draw_row(&row, &draw, &mut Scratch::new(0)).unwrap().token, only);
             // The long way draws the same.
             assert_eq!(drawn_edited(&row, &draw, &mut Scratch::new(0)), Ok(only), "{sampling:?}");
         }
     }
     for words in [&[][..], &[0, 0], &[3, 0], &[1, 1]] {
-        assert_eq!(Mask::Of(words).only(), None, "{words:?}");
+        assert_eq!(DrawMask::Of(words).only(), None, "{words:?}");
     }
 }
 
@@ -471,7 +482,8 @@ fn why_nothing_is_drawn_is_said() {
     let allowed = |tokens: &[Token]| Sampling { allowed: tokens.to_vec(), ..Sampling::default() };
     let bad_words = Sampling { bad_words: vec![vec![5], vec![9, 6]], ..Sampling::default() };
     let stops = Sampling { stop: vec![5, 6], tokens_min: 9, ..hot(1.0) };
-    let cases: [(&[u32], Sampling, &[Token], Result<Token, Undrawn>); 9] = [
+    type Case<'a> = (&'a [u32], Sampling, &'a [Token], Result<Token, Undrawn>);
+    let cases: [Case<'_>; 9] = [
         (&none, Sampling::default(), &[], Err(Undrawn::NothingLeft)),
         (&[], hot(1.0), &[], Err(Undrawn::NothingLeft)),
         (&one, allowed(&[4, 6]), &[], Err(Undrawn::NothingLeft)),
@@ -483,19 +495,21 @@ fn why_nothing_is_drawn_is_said() {
         (&one, stops, &[9; 9], Ok(5)),
     ];
     for (words, sampling, output, expected) in &cases {
-        let draw = Draw { sampling, prompt: &[1], output, score: None, mask: Mask::Of(words) };
-        let token = |row: &[f32], draw| draw_row(row, draw, &mut Scratch::new(0)).map(|out| out.token);
+        let draw = Draw { sampling, prompt: &[1], output, score: None, mask: DrawMask::Of(words) };
+        let token = |row: &[f32], draw: &Draw<'_>| draw_row(row, draw, &mut Scratch::new(0)).map(|out| out.token);
         assert_eq!(token(&row, &draw), *expected, "{words:?} {sampling:?} {output:?}");
-        assert_eq!(token(&row, &Draw { mask: Mask::Late, ..draw }), Err(Undrawn::Late));
+        let late = Draw { mask: DrawMask::Late, ..draw };
+        assert_eq!(token(&row, &late), Err(Undrawn::Late));
         let mut broken = row.clone();
         broken[40] = f32::NAN;
         assert_eq!(token(&broken, &draw), Err(Undrawn::NotNumbers), "a fault is not hidden by a mask");
     }
     assert!(
-        unedited(&Draw { sampling: &hot(1.0), prompt: &[1], output: &[], score: None, mask: Mask::Of(&one) }).is_none()
+        unedited(&Draw { sampling: &hot(1.0), prompt: &[1], output: &[], score: None, mask: DrawMask::Of(&one) })
+            .is_none()
     );
     assert!(
-        unedited(&Draw { sampling: &hot(1.0), prompt: &[1], output: &[], score: None, mask: Mask::Late }).is_none()
+        unedited(&Draw { sampling: &hot(1.0), prompt: &[1], output: &[], score: None, mask: DrawMask::Late }).is_none()
     );
 }
 
@@ -509,7 +523,7 @@ fn every_instruction_set_draws_the_same_bits() {
             let row = logits(997, seed);
             let log: Vec<Token> = (0..40).map(|at| (mix(seed ^ mix(at)) % 7) as Token).collect();
             let draw =
-                Draw { sampling: &sampling, prompt: &log[..15], output: &log[15..], score: None, mask: Mask::Open };
+                Draw { sampling: &sampling, prompt: &log[..15], output: &log[15..], score: None, mask: DrawMask::Open };
             let plain = draw_row(&row, &draw, &mut Scratch::new(0));
             for &isa in &isas {
                 let mut scratch = Scratch { isa, ..Scratch::new(0) };
@@ -524,7 +538,7 @@ fn a_known_token_is_told_and_not_drawn() {
     let row = logits(500, 4);
     let sampling = Sampling { allowed: vec![3], logprobs: Some(5), ..hot(1.0) };
     let score = Some(crate::Score { token: 77, n_top: 2 });
-    let draw = Draw { sampling: &sampling, prompt: &[1], output: &[], score, mask: Mask::Open };
+    let draw = Draw { sampling: &sampling, prompt: &[1], output: &[], score, mask: DrawMask::Open };
     let told = draw_row(&row, &draw, &mut Scratch::new(0)).unwrap();
     let log_sum = row.iter().map(|&logit| f64::from(logit).exp()).sum::<f64>().ln();
     assert_eq!((told.token, told.top.len()), (77, 2));

@@ -4,7 +4,7 @@ use super::device::{Launch, Memory, ORDERS};
 use crate::arguments;
 use crate::numbers::{Rng, cpu, filled};
 use backend::cpu::Isa;
-use backend::{Draw, Mask, Sample};
+use backend::{Draw, DrawMask, Sample};
 use types::{Activations, Sampling, TokenOut};
 
 /// As `DrawRow`.
@@ -104,7 +104,7 @@ fn check_kernel<Row: bytemuck::Pod>(
     let n_vocab = logits[0].len();
     let all: Vec<f32> = logits.iter().flatten().copied().collect();
     let prompts: Vec<Vec<u32>> = (0..logits.len()).map(|i| vec![0; 3 * i + 1]).collect();
-    let of = |(sampling, prompt)| Draw { sampling, prompt, output: &[], score: None, mask: Mask::Open };
+    let of = |(sampling, prompt)| Draw { sampling, prompt, output: &[], score: None, mask: DrawMask::Open };
     let draws: Vec<Draw<'_>> =
         samplings.iter().zip(&prompts).map(|(sampling, prompt)| of((sampling, &prompt[..]))).collect();
     let cpu = cpu(Isa::Plain, 1, Activations::F32);
