@@ -30,6 +30,22 @@ def is_there():
         return False
 
 
+def cannot_run():
+    """Why a daemon runs no container, where that is so, as within some sandboxes. Asks it with a program of its own."""
+    name = "lockstep-test/probe"
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            program = linked("/bin/true")
+            subprocess.run(["cp", "-L", "--parents", *program, folder], check=True, timeout=60)
+            imported(name, folder, [])
+        docker("run", "--rm", name, "/bin/true")
+        return None
+    except AssertionError as error:
+        return str(error)
+    finally:
+        subprocess.run(["docker", "image", "rm", "--force", name], capture_output=True, timeout=60)
+
+
 def of_lockstep(name, binary):
     """The small image's file system around a binary, without its debug information."""
     with tempfile.TemporaryDirectory() as folder:

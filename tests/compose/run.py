@@ -21,7 +21,6 @@ import images  # noqa: E402
 from images import ROOT, docker  # noqa: E402
 
 COMPOSE = ROOT / "deploy" / "compose.yaml"
-MODEL = Path.home() / ".cache" / "lockstep" / "models" / "smollm2"
 SERVICES = ["etcd", "coordinator", "worker-0", "worker-1", "worker-2", "worker-3", "router"]
 STREAMS = 4
 TOKENS = 160
@@ -62,7 +61,7 @@ class Cluster:
         volume = f"{self.name}_models"
         labels = [f"com.docker.compose.project={self.name}", "com.docker.compose.volume=models"]
         docker("volume", "create", *(word for label in labels for word in ("--label", label)), volume)
-        images.filled(volume, self.images["LOCKSTEP_IMAGE"], MODEL, "models/smollm2")
+        images.filled(volume, self.images["LOCKSTEP_IMAGE"], model_folder(binary), "models/smollm2")
         self.compose("up", "-d", *SERVICES)
         self.wait_until_ready()
 
@@ -193,6 +192,12 @@ def free_ports(n):
     return ports
 
 
+def model_folder(binary):
+    """Where the model is on this machine: fetched before, or now."""
+    done = subprocess.run([binary, "pull", "smollm2"], capture_output=True, text=True, check=True, timeout=READY_MAX_S)
+    return Path(done.stdout.split()[-1]).parent
+
+
 def compose_command():
     """Compose is a plugin of Docker's, or a program of its own."""
     plugin = subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
@@ -204,7 +209,10 @@ def main(binary):
                                         ("Compose", compose_command()[0] == "docker" or shutil.which("docker-compose"))]
                if not there]
     if missing:
-        print(f"compose: NOT TRIED, because there is no {' and no '.join(missing)}")
+        print(f"NOT RUN: Compose, because there is no {' and no '.join(missing)}")
+        return
+    if why := images.cannot_run():
+        print(f"NOT RUN: Compose, because no container runs here: {why}")
         return
     cluster = Cluster(binary)
     began = time.monotonic()
