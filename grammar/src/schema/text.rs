@@ -11,21 +11,7 @@ use serde_json::Value;
 
 /// A string as we write it: every character in one way only, so that a text is equal to another if its value is.
 pub(super) fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' => quoted += "\\\"",
-            '\\' => quoted += "\\\\",
-            '\n' => quoted += "\\n",
-            '\r' => quoted += "\\r",
-            '\t' => quoted += "\\t",
-            '\u{8}' => quoted += "\\b",
-            '\u{c}' => quoted += "\\f",
-            c if (c as u32) < 0x20 => quoted += &format!("\\u{:04x}", c as u32),
-            c => quoted.push(c),
-        }
-    }
-    quoted + "\""
+    Value::from(text).to_string()
 }
 
 /// Strings of so many characters.

@@ -129,12 +129,14 @@ pub(super) fn length(input: &Input) -> usize {
     match input {
         Input::TokenIds(_) => 0,
         Input::Text(text) => text.len(),
-        Input::Chat(chat) => {
-            let tools: usize = chat.tools.iter().map(String::len).sum();
-            let rest = chat.documents.len() + chat.template_variables.len() + chat.template.len();
-            tools + rest + chat.messages.iter().map(message_length).sum::<usize>()
-        }
+        Input::Chat(chat) => chat_length(chat),
     }
+}
+
+pub(super) fn chat_length(chat: &v1::Chat) -> usize {
+    let tools: usize = chat.tools.iter().map(String::len).sum();
+    let rest = chat.documents.len() + chat.template_variables.len() + chat.template.len();
+    tools + rest + chat.messages.iter().map(message_length).sum::<usize>()
 }
 
 fn message_length(message: &v1::ChatMessage) -> usize {

@@ -2,7 +2,7 @@
 //! cluster's state. Knows no face.
 
 use crate::config::Config;
-use crate::front::ask::length;
+use crate::front::ask::{chat_length, length};
 use crate::front::grammars::Grammars;
 use crate::front::reader_watch::ReaderWatch;
 use crate::limits::admission::Admission;
@@ -115,8 +115,8 @@ impl Frontend {
 
     /// The text of the prompt that a chat becomes, as `tokens` would read it.
     pub async fn rendered(&self, of: &Arc<ModelText>, chat: v1::Chat, now: u64) -> Result<String, Refusal> {
-        let (of, n_bytes) = (of.clone(), length(&Input::Chat(chat.clone())));
-        self.off_runtime(n_bytes, move || of.render(chat, now).map(|(text, _)| text)).await?
+        let of = of.clone();
+        self.off_runtime(chat_length(&chat), move || of.render(chat, now).map(|(text, _)| text)).await?
     }
 
     /// The text of tokens that were checked, without special ones.
