@@ -38,7 +38,7 @@ impl Checkpoint {
             let what = "a tokenizer of more than 4 GiB".to_owned();
             Error::Unsupported { path: self.path.clone(), what }
         })?;
-        let sha256 = Sha256::digest(&zip).iter().map(|byte| format!("{byte:02x}")).collect();
+        let sha256 = types::Hex(&Sha256::digest(&zip)).to_string();
         Ok(TextBundle { zip, sha256 })
     }
 

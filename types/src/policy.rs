@@ -115,7 +115,7 @@ mod tests {
             let device = device.parse().unwrap();
             let (activations, kv_dtype) = (activations.parse().unwrap(), kv_dtype.parse().unwrap());
             let PolicyDigest(bytes) = Numerics::plain(&device, mode, activations, kv_dtype, [5; 32]).digest();
-            bytes.iter().map(|byte| alloc::format!("{byte:02x}")).collect::<alloc::string::String>()
+            alloc::format!("{}", crate::Hex(&bytes))
         };
         assert_eq!(
             digest("cpu", Mode::Lockstep, "int8", "f16"),

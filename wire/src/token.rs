@@ -27,7 +27,7 @@ impl JoinToken {
 
     pub fn random() -> Result<JoinToken, NoRandomness> {
         let secret: [u8; 32] = random()?;
-        Ok(JoinToken(secret.iter().map(|byte| format!("{byte:02x}")).collect()))
+        Ok(JoinToken(types::Hex(&secret).to_string()))
     }
 
     /// The token's text, for the file or pipe that hands it on.

@@ -300,5 +300,5 @@ pub fn part_of(path: &Path) -> PathBuf {
 }
 
 pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    types::Hex(bytes).to_string()
 }

@@ -252,8 +252,7 @@ struct Progress {
 
 impl ModelFolder {
     fn open(cache: &Path, files: ModelFiles) -> Result<ModelFolder, FetchError> {
-        let digest: String = files.digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        let folder = cache.join(FETCHED).join(digest);
+        let folder = cache.join(FETCHED).join(types::Hex(&files.digest).to_string());
         std::fs::create_dir_all(folder.join(&files.name)).map_err(io_at(&folder))?;
         Ok(ModelFolder { folder, files })
     }
