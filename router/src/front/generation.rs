@@ -1,6 +1,7 @@
 //! The way out: turns a running request's outputs into events. Knows tokens and text, and no face.
 
 use crate::front::certificate::CertificateDraft;
+use crate::front::deltas::DeltaRun;
 use crate::front::recorder::Recorder;
 use crate::front::resume::ReadMarks;
 use crate::front::stop::Stops;
@@ -181,18 +182,17 @@ impl Generation {
             self.ready.push_back((choice_idx, GenerationEvent::Pooled(pooled)));
         }
         let has_finish = finish.is_some();
-        let (told, delta, finished) = choice.advance(output, finish, &self.stops);
+        let Advance { told, new, finished } = choice.advance(output, finish, &self.stops);
         let (end, position) = (choice.assembly.n_tokens(), choice.n_told);
         if (has_finish || finished.is_some()) && end < position {
             return self.fail(NoResume::Beyond { position, end }.into());
         }
-        let says = |delta: &v1::Delta| !delta.token_ids.is_empty() || says_more(delta);
         if let Some(recorder) = &mut self.recorder {
-            recorder.said(choice_idx, &delta.text);
+            new.iter().for_each(|delta| recorder.said(choice_idx, &delta.text));
         }
-        let told = Some(told).filter(says).map(GenerationEvent::Replayed);
-        let delta = Some(delta).filter(says).map(GenerationEvent::Delta);
-        self.ready.extend([told, delta].into_iter().flatten().map(|event| (choice_idx, event)));
+        let told = told.into_iter().map(GenerationEvent::Replayed);
+        let new = new.into_iter().map(GenerationEvent::Delta);
+        self.ready.extend(told.chain(new).map(|event| (choice_idx, event)));
         if let Some(finished) = finished {
             if let Some(recorder) = &mut self.recorder {
                 recorder.heard(choice_idx, &finished);
@@ -255,31 +255,30 @@ impl Choice {
 
     /// Turns an output into events: first the part that the client already has, then the new part, and the end if it
     /// came.
-    fn advance(
-        &mut self,
-        output: wire::Output,
-        finish: Option<Finish>,
-        stops: &Stops,
-    ) -> (v1::Delta, v1::Delta, Option<v1::Finished>) {
+    fn advance(&mut self, output: wire::Output, finish: Option<Finish>, stops: &Stops) -> Advance {
         let wire::Output { position, tokens, cached_tokens, .. } = output;
         if position == 0 {
             self.n_cached = cached_tokens;
         }
-        let mut told = v1::Delta { position, ..v1::Delta::default() };
-        let mut delta = v1::Delta { position: position.max(self.n_told), ..v1::Delta::default() };
-        let mut stopped = None;
-        let n_tokens = tokens.len();
+        let has_order = self.assembly.tells_apart();
+        let (mut told, mut new) = (DeltaRun::new(has_order), DeltaRun::new(has_order));
+        let (n_tokens, mut stopped) = (tokens.len(), None);
         for (i, out) in tokens.into_iter().enumerate() {
             let is_told = position + (i as u32) < self.n_told;
+            let is_last = i + 1 == n_tokens;
+            let mut delta = v1::Delta { position: position + i as u32, ..v1::Delta::default() };
             if let Some(draft) = &mut self.draft {
                 draft.push(out.token);
             }
-            let delta = if is_told { &mut told } else { &mut delta };
-            let ends = finish == Some(Finish::Stop) && i + 1 == n_tokens && self.stop_tokens.contains(&out.token);
+            let ends = finish == Some(Finish::Stop) && is_last && self.stop_tokens.contains(&out.token);
             if ends && !stops.are_included() {
                 self.assembly.push_stop_token();
             } else {
-                stopped = self.assembly.push(out.token, delta);
+                stopped = self.assembly.push(out.token, &mut delta);
+            }
+            if stopped.is_none() && is_last && finish.is_some() {
+                // A client that has the last token has this text too: they are sent together.
+                stopped = self.assembly.finish(&mut delta);
             }
             delta.token_ids.push(out.token);
             // Tokens that the client already has may come with the id alone: it suffices to know where the next one
@@ -287,17 +286,22 @@ impl Choice {
             let token_id = out.token;
             let bare = || v1::Logprob { token_id, ..v1::Logprob::default() };
             delta.logprobs.extend(logprob(out).or_else(|| is_told.then(bare)));
+            let run = if is_told { &mut told } else { &mut new };
+            run.add(delta);
             if stopped.is_some() {
                 break;
             }
         }
-        if stopped.is_none() && finish.is_some() {
-            // A client that has the last token has this text too: they are sent together.
-            let has_all = self.assembly.n_tokens() <= self.n_told;
-            stopped = self.assembly.finish(if has_all { &mut told } else { &mut delta });
+        if n_tokens == 0 && finish.is_some() {
+            let mut delta = v1::Delta { position: position.max(self.n_told), ..v1::Delta::default() };
+            stopped = self.assembly.finish(&mut delta);
+            if says_more(&delta) {
+                let run = if self.assembly.n_tokens() <= self.n_told { &mut told } else { &mut new };
+                run.add(delta);
+            }
         }
         let finished = self.end(finish, stopped.map(|stop| stops.string(stop)));
-        (told, delta, finished)
+        Advance { told: told.into_deltas(), new: new.into_deltas(), finished }
     }
 
     fn end(&mut self, finish: Option<Finish>, stop: Option<&str>) -> Option<v1::Finished> {
@@ -318,12 +322,21 @@ impl Choice {
             prompt_tokens: self.n_prompt,
             cached_tokens: self.n_cached,
             completion_tokens: self.assembly.n_tokens(),
+            reasoning_tokens: self.assembly.n_reasoning(),
         };
         let certificate = self.draft.as_ref().map(|draft| draft.finished(reason));
         let stop = stop.unwrap_or_default().to_owned();
         let tool_calls = self.assembly.n_calls();
         Some(v1::Finished { reason: reason.into(), stop, usage: Some(usage), certificate, tool_calls })
     }
+}
+
+/// What an output means for the client.
+struct Advance {
+    /// What the client has already.
+    told: Vec<v1::Delta>,
+    new: Vec<v1::Delta>,
+    finished: Option<v1::Finished>,
 }
 
 /// Whether a delta says something besides tokens.

@@ -3,13 +3,15 @@
 //!
 //! Knows neither HTTP nor gRPC, and of replicas only the one that was picked. Read `ask` (a request as a face has
 //! parsed it), `generate` (the way in), then `generation` (the way out). `frontend` is what faces hold; `sampling`,
-//! `text`, `stop` and `calls` are called on the way, and so are `structure` and `grammars`, which say what an answer
-//! must be; `embed` is the same for embeddings; `resume` is how a client resumes a stream, `certificate` says what an
-//! answer came from and hashes it, `reader_watch` gives up streams that nobody reads, and `recorder` counts and traces.
+//! `text`, `stop`, `calls` and `deltas` are called on the way, and so are `structure` and `grammars`, which say what an
+//! answer must be; `embed` is the same for embeddings; `resume` is how a client resumes a stream, `certificate` says
+//! what an answer came from and hashes it, `reader_watch` gives up streams that nobody reads, and `recorder` counts and
+//! traces.
 
 pub mod ask;
 pub mod calls;
 pub mod certificate;
+pub mod deltas;
 pub mod embed;
 pub mod frontend;
 pub mod generate;

@@ -7,7 +7,7 @@ use crate::front::calls::{CallIds, DeltaWriter};
 use crate::front::stop::{Filter, Stops};
 use crate::replicas::models::talk::Talk;
 use checkpoint::{Detokenizer, Tokenizer};
-use dialect::Speech;
+use dialect::{Piece, Speech};
 use proto::v1;
 use std::sync::Arc;
 use types::Token;
@@ -19,6 +19,8 @@ pub struct Assembly {
     /// How many tokens at the beginning cannot complete a stop string.
     n_unstoppable: u32,
     n_tokens: u32,
+    /// How many tokens had come when the last of the reasoning was said.
+    n_reasoning: u32,
     /// None where the answer is text and nothing else.
     reader: Option<Box<Reader>>,
     /// What the filter has let through, empty between calls.
@@ -39,6 +41,7 @@ impl Assembly {
             filter: Filter::new(stops),
             n_unstoppable: tokens_min,
             n_tokens: 0,
+            n_reasoning: 0,
             reader: None,
             shown: String::new(),
         }
@@ -52,9 +55,19 @@ impl Assembly {
         Assembly { detokenizer, reader: Some(Box::new(Reader { speech, said })), ..self }
     }
 
+    /// Whether calls and thoughts are told apart from the text.
+    pub fn tells_apart(&self) -> bool {
+        self.reader.is_some()
+    }
+
     /// How many tokens count: all up to and including the one that completed a stop string.
     pub fn n_tokens(&self) -> u32 {
         self.n_tokens
+    }
+
+    /// How many of the tokens are of a thought, which comes before the answer.
+    pub fn n_reasoning(&self) -> u32 {
+        self.n_reasoning
     }
 
     /// How many whole calls were said.
@@ -93,7 +106,11 @@ impl Assembly {
 
     fn show(&mut self, is_last: bool, delta: &mut v1::Delta) {
         match &mut self.reader {
-            Some(reader) => reader.read(&self.shown, is_last, delta),
+            Some(reader) => {
+                if reader.read(&self.shown, is_last, delta) {
+                    self.n_reasoning = self.n_tokens;
+                }
+            }
             None => delta.text.push_str(&self.shown),
         }
         self.shown.clear();
@@ -101,7 +118,8 @@ impl Assembly {
 }
 
 impl Reader {
-    fn read(&mut self, text: &str, is_last: bool, delta: &mut v1::Delta) {
+    /// Whether any of it is reasoning.
+    fn read(&mut self, text: &str, is_last: bool, delta: &mut v1::Delta) -> bool {
         let mut pieces = Vec::new();
         if !text.is_empty() {
             self.speech.push(text, &mut pieces);
@@ -109,6 +127,8 @@ impl Reader {
         if is_last {
             self.speech.finish(&mut pieces);
         }
+        let has_reasoned = pieces.iter().any(|piece| matches!(piece, Piece::Reasoning(_)));
         pieces.into_iter().for_each(|piece| self.said.add(piece, delta));
+        has_reasoned
     }
 }

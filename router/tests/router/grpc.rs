@@ -56,7 +56,7 @@ fn tells_tokens_text_and_how_to_resume() {
         assert_eq!(heard.token_ids.len(), 13);
         assert_eq!(heard.token_ids.last(), Some(&crate::model::END));
         assert_eq!(heard.finished.reason(), v1::finished::Reason::Stop);
-        let usage = v1::Usage { prompt_tokens: 2, cached_tokens: 16, completion_tokens: 13 };
+        let usage = v1::Usage { prompt_tokens: 2, cached_tokens: 16, completion_tokens: 13, ..v1::Usage::default() };
         assert_eq!(heard.finished.usage, Some(usage));
         let resume = heard.started.resume.unwrap();
         assert_eq!((resume.replica.as_str(), resume.incarnation), ("replica-0", 3));

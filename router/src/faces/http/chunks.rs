@@ -102,7 +102,7 @@ impl<S: AnswerFormat> Chunks<S> {
         let mark = *self.mark(slot);
         if mark.has_ended() {
             let prompt_tokens = generation.prompts[(slot / self.n_choices) as usize].ids.len() as u32;
-            let usage = v1::Usage { prompt_tokens, cached_tokens: 0, completion_tokens: mark.n_tokens() };
+            let usage = v1::Usage { prompt_tokens, completion_tokens: mark.n_tokens(), ..v1::Usage::default() };
             self.usage.add(slot, &v1::Finished { usage: Some(usage), ..v1::Finished::default() });
         }
     }

@@ -1,0 +1,82 @@
+//! The deltas of one output, cut where their order would be lost: of a delta the thought comes first, then the text,
+//! then the calls. So what a client makes of an answer is a function of its tokens, however many of them came at once.
+
+use crate::front::generation::says_more;
+use proto::v1;
+
+/// Deltas in the order in which their tokens came.
+#[derive(Default)]
+pub struct DeltaRun {
+    deltas: Vec<v1::Delta>,
+    /// Whether there is anything but text, so that there is an order.
+    has_order: bool,
+}
+
+impl DeltaRun {
+    pub fn new(has_order: bool) -> DeltaRun {
+        DeltaRun { deltas: Vec::new(), has_order }
+    }
+
+    /// Adds what one token lets be shown, to the last delta if the two in one say the same.
+    pub fn add(&mut self, one: v1::Delta) {
+        match self.deltas.last_mut() {
+            Some(last) if !self.has_order || goes_on(last, &one) => join(last, one),
+            _ => self.deltas.push(one),
+        }
+    }
+
+    pub fn into_deltas(self) -> Vec<v1::Delta> {
+        self.deltas
+    }
+}
+
+/// A token that says nothing belongs to what was said before it. A thought's tokens are counted, so they stay apart.
+fn goes_on(before: &v1::Delta, next: &v1::Delta) -> bool {
+    if !says_more(next) {
+        return true;
+    }
+    let is_thought = |delta: &v1::Delta| !delta.reasoning.is_empty();
+    let thought_is_first = !is_thought(next) || (before.text.is_empty() && before.tool_calls.is_empty());
+    let text_is_before_calls = next.text.is_empty() || before.tool_calls.is_empty();
+    says_more(before) && is_thought(before) == is_thought(next) && thought_is_first && text_is_before_calls
+}
+
+fn join(to: &mut v1::Delta, next: v1::Delta) {
+    to.text.push_str(&next.text);
+    to.reasoning.push_str(&next.reasoning);
+    to.token_ids.extend(next.token_ids);
+    to.logprobs.extend(next.logprobs);
+    for part in next.tool_calls {
+        match to.tool_calls.iter_mut().find(|of| of.index == part.index) {
+            Some(of) => of.arguments.push_str(&part.arguments),
+            None => to.tool_calls.push(part),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delta(token: u32, reasoning: &str, text: &str, call: &str) -> v1::Delta {
+        let part = |arguments: &str| v1::ToolCallDelta { arguments: arguments.into(), ..Default::default() };
+        let tool_calls = Some(call).filter(|call| !call.is_empty()).map(part).into_iter().collect();
+        let (reasoning, text) = (reasoning.into(), text.into());
+        v1::Delta { reasoning, text, tool_calls, token_ids: vec![token], ..v1::Delta::default() }
+    }
+
+    /// Tokens of each delta, joined.
+    fn cuts(has_order: bool, all: &[(&str, &str, &str)]) -> Vec<Vec<u32>> {
+        let mut run = DeltaRun::new(has_order);
+        (0..).zip(all).for_each(|(token, (reasoning, text, call))| run.add(delta(token, reasoning, text, call)));
+        run.into_deltas().into_iter().map(|delta| delta.token_ids).collect()
+    }
+
+    #[test]
+    fn a_delta_ends_where_what_follows_would_stand_before_it() {
+        let said = [("", "", ""), ("hm", "", ""), ("", "", ""), ("", "a", ""), ("", "", "{"), ("", "", "}")];
+        assert_eq!(cuts(true, &said), [vec![0], vec![1, 2], vec![3, 4, 5]]);
+        assert_eq!(cuts(true, &[("", "", "{"), ("", "a", ""), ("hm", "", "")]), [vec![0], vec![1], vec![2]]);
+        assert_eq!(cuts(false, &[("", "", ""), ("", "a", ""), ("", "b", "")]), [vec![0, 1, 2]]);
+    }
+}
