@@ -98,7 +98,7 @@ fn gathered(reply: &Reply, index: u64) -> (Value, Value) {
     }
     let content =
         if content.is_empty() && !(calls.is_empty() && thought.is_empty()) { Value::Null } else { content.into() };
-    let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+    let mut message = json!({ "role": "assistant", "content": content, "refusal": null, "annotations": [] });
     if !thought.is_empty() {
         message["reasoning_content"] = thought.clone().into();
         message["reasoning"] = thought.into();
@@ -136,7 +136,7 @@ fn a_call_its_result_and_the_next_turn() {
         ]);
         let second = post(house.http, CHAT, &asked(json!({ "messages": messages }))).await.json();
         let choice = &second["choices"][0];
-        let expected = json!({ "role": "assistant", "content": "It is warm.", "refusal": null });
+        let expected = json!({ "role": "assistant", "content": "It is warm.", "refusal": null, "annotations": [] });
         assert_eq!((&choice["finish_reason"], &choice["message"]), (&json!("stop"), &expected));
         let shown = prompt(&house, 1);
         let call = "I look.<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Par\u{ed}s\"}}</tool_call>";
@@ -320,10 +320,12 @@ fn thoughts_are_told_apart_from_the_answer() {
         let message = &reply["choices"][0]["message"];
         assert_eq!((&message["content"], &message["reasoning_content"]), (&json!("{\"a\": 1}"), &json!("so, \u{e9}h")));
         assert_eq!(message["reasoning"], message["reasoning_content"]);
+        // The thought's tokens are those of its text, two of which are one letter's.
+        assert_eq!(reply["usage"]["completion_tokens_details"]["reasoning_tokens"], 7);
         let chunks = post(house.http, CHAT, &body(json!({ "stream": true }))).await;
         assert_eq!(gathered(&chunks, 0).0, *message);
         let hidden = post(house.http, CHAT, &body(json!({ "include_reasoning": false }))).await.json();
-        let expected = json!({ "role": "assistant", "content": "{\"a\": 1}", "refusal": null });
+        let expected = json!({ "role": "assistant", "content": "{\"a\": 1}", "refusal": null, "annotations": [] });
         assert_eq!(hidden["choices"][0]["message"], expected);
         // A structure begins behind the thought.
         let format = json!({ "response_format": { "type": "json_object" } });

@@ -35,11 +35,13 @@ fn a_whole_chat_answer() {
         answer["created"] = Value::Null;
         let expected = json!({
             "id": null, "object": "chat.completion", "created": null, "model": "toy",
-            "system_fingerprint": "fp_0707070707070707", "seed": 5,
+            "system_fingerprint": "fp_0707070707070707", "seed": 5, "service_tier": "default",
             "choices": [{ "index": 0, "logprobs": null, "finish_reason": "stop",
-                "message": { "role": "assistant", "content": "Hello, world", "refusal": null } }],
+                "message": { "role": "assistant", "content": "Hello, world", "refusal": null, "annotations": [] } }],
             "usage": { "prompt_tokens": 10, "completion_tokens": 13, "total_tokens": 23,
-                "prompt_tokens_details": { "cached_tokens": 4 } },
+                "prompt_tokens_details": { "cached_tokens": 4, "audio_tokens": 0 },
+                "completion_tokens_details": { "reasoning_tokens": 0, "audio_tokens": 0,
+                    "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0 } },
         });
         assert_eq!(answer, expected);
         let cut = post(house.http, CHAT, &chat(json!({ "max_tokens": 5 }))).await.json();
@@ -61,7 +63,7 @@ fn a_chat_answer_in_chunks() {
         assert_eq!(reply.headers["content-type"], "text/event-stream");
         let chunks = reply.chunks();
         assert_eq!(chunks.len(), 1 + 12 + 1 + 1);
-        assert_eq!(chunks[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
+        assert_eq!(chunks[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "", "refusal": null }));
         assert_eq!(chunks[1]["choices"][0]["delta"], json!({ "content": "H" }));
         assert_eq!(chunks[13]["choices"][0]["delta"], json!({}));
         assert_eq!(chunks[13]["choices"][0]["finish_reason"], "stop");
@@ -170,9 +172,8 @@ fn choices_are_requests_with_one_seed() {
             assert_eq!((&choice["index"], &choice["message"]["content"]), (&json!(i), &json!("Hello, ")));
         }
         assert_eq!(
-            whole["usage"],
-            json!({ "prompt_tokens": 10, "completion_tokens": 20, "total_tokens": 30,
-            "prompt_tokens_details": { "cached_tokens": 0 } })
+            ["prompt_tokens", "completion_tokens", "total_tokens"].map(|name| &whole["usage"][name]),
+            [&json!(10), &json!(20), &json!(30)]
         );
         let sampled: Vec<_> = house.fake.submits().into_iter().map(|request| request.sampling.unwrap()).collect();
         assert_eq!(

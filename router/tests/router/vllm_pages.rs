@@ -22,9 +22,8 @@ fn tokens_are_answered_in_tokens() {
             let told = choice["logprobs"]["content"].as_array().unwrap();
             assert_eq!((told.len(), &told[0]["token"]), (3, &json!("H")));
         }
-        let expected = json!({ "prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8,
-            "prompt_tokens_details": { "cached_tokens": 0 } });
-        assert_eq!(answer["usage"], expected);
+        let counts = ["prompt_tokens", "completion_tokens", "total_tokens"].map(|name| &answer["usage"][name]);
+        assert_eq!(counts, [&json!(2), &json!(6), &json!(8)]);
         assert_eq!(house.fake.submits()[0].prompt, [72, 105]);
         house.close().await;
     });

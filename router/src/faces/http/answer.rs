@@ -28,7 +28,7 @@ pub async fn answer<F: AnswerFormat>(
     let n_choices = ask.n_choices;
     let generation = front.generate(ask, recorder).await;
     let generation = generation.map_err(|refusal| renamed(refusal, wishes.structure_field))?;
-    let envelope = Envelope::new(front, &generation, F::ID_PREFIX, wishes);
+    let envelope = Envelope::new::<F>(front, &generation, wishes);
     match wishes.streaming {
         Some(streaming) => Ok(chunks::stream(envelope, format, generation, n_choices, streaming)),
         None => Ok(whole(envelope, format, generation, n_choices).await?),

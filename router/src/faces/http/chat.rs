@@ -108,10 +108,11 @@ impl AnswerFormat for ChatFormat {
     const ID_PREFIX: &'static str = "chatcmpl-";
     const OBJECT: &'static str = "chat.completion";
     const CHUNK_OBJECT: &'static str = "chat.completion.chunk";
+    const SERVICE_TIER: Option<&'static str> = Some("default");
     const PROMPT_IN_CHOICE: bool = false;
 
     fn opening(&self) -> Option<(&'static str, Value)> {
-        Some(("delta", json!({ "role": "assistant", "content": "" })))
+        Some(("delta", json!({ "role": "assistant", "content": "", "refusal": null })))
     }
 
     fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value) {
@@ -132,6 +133,7 @@ impl AnswerFormat for ChatFormat {
         let content = if is_silent { Value::Null } else { answer.text.as_str().into() };
         let mut said = Map::from_iter([("role".to_owned(), "assistant".into()), ("content".to_owned(), content)]);
         said.insert("refusal".to_owned(), Value::Null);
+        said.insert("annotations".to_owned(), json!([]));
         add_reasoning(&mut said, &answer.reasoning);
         self.add_calls(&mut said, answer.calls.iter().map(call).collect());
         ("message", Value::Object(said))

@@ -111,6 +111,7 @@ impl AnswerFormat for Completion {
     const ID_PREFIX: &'static str = "cmpl-";
     const OBJECT: &'static str = "text_completion";
     const CHUNK_OBJECT: &'static str = "text_completion";
+    const SERVICE_TIER: Option<&'static str> = None;
     const PROMPT_IN_CHOICE: bool = true;
 
     fn opening(&self) -> Option<(&'static str, Value)> {

@@ -16,6 +16,8 @@ pub trait AnswerFormat: Send + Unpin + 'static {
     const ID_PREFIX: &'static str;
     const OBJECT: &'static str;
     const CHUNK_OBJECT: &'static str;
+    /// How requests of this endpoint are served, where its answers say it: there is one way.
+    const SERVICE_TIER: Option<&'static str>;
     /// Whether `prompt_token_ids` are in each choice, which may have its own prompt, or once in the answer.
     const PROMPT_IN_CHOICE: bool;
 
@@ -54,20 +56,22 @@ pub struct Envelope {
     model: String,
     fingerprint: String,
     seed: u64,
+    service_tier: Option<&'static str>,
     wishes: Wishes,
 }
 
 impl Envelope {
-    pub fn new(front: Arc<Frontend>, generation: &Generation, id_prefix: &str, wishes: Wishes) -> Envelope {
+    pub fn new<F: AnswerFormat>(front: Arc<Frontend>, generation: &Generation, wishes: Wishes) -> Envelope {
         let started = &generation.started;
         Envelope {
             front,
             text: generation.text.clone(),
-            id: format!("{id_prefix}{}", started.id),
+            id: format!("{}{}", F::ID_PREFIX, started.id),
             created: generation.created,
             model: started.model.clone(),
             fingerprint: format!("fp_{}", generation.replica.digest),
             seed: started.seed,
+            service_tier: F::SERVICE_TIER,
             wishes,
         }
     }
@@ -77,7 +81,7 @@ impl Envelope {
     }
 
     pub fn value(&self, object: &str, choices: Vec<Value>) -> Value {
-        json!({
+        let mut value = json!({
             "id": self.id,
             "object": object,
             "created": self.created,
@@ -85,7 +89,11 @@ impl Envelope {
             "system_fingerprint": self.fingerprint,
             "seed": self.seed,
             "choices": choices,
-        })
+        });
+        if let Some(tier) = self.service_tier {
+            value["service_tier"] = tier.into();
+        }
+        value
     }
 
     pub fn wishes(&self) -> &Wishes {
@@ -171,11 +179,12 @@ pub struct UsageSum {
     prompt: u32,
     cached: u32,
     completion: u32,
+    reasoning: u32,
 }
 
 impl UsageSum {
     pub fn new(n_choices: u32, wishes: &Wishes) -> UsageSum {
-        UsageSum { n_choices, nothing_new: wishes.nothing_new, prompt: 0, cached: 0, completion: 0 }
+        UsageSum { n_choices, nothing_new: wishes.nothing_new, prompt: 0, cached: 0, completion: 0, reasoning: 0 }
     }
 
     pub fn add(&mut self, slot: u32, finished: &v1::Finished) {
@@ -186,6 +195,7 @@ impl UsageSum {
         }
         if !self.nothing_new {
             self.completion += usage.completion_tokens;
+            self.reasoning += usage.reasoning_tokens;
         }
     }
 
@@ -194,7 +204,13 @@ impl UsageSum {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": { "cached_tokens": self.cached },
+            "prompt_tokens_details": { "cached_tokens": self.cached, "audio_tokens": 0 },
+            "completion_tokens_details": {
+                "reasoning_tokens": self.reasoning,
+                "audio_tokens": 0,
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         })
     }
 }
