@@ -17,6 +17,7 @@ mod kserve;
 mod limits;
 mod llama_cpp;
 mod loss;
+mod messages;
 mod model;
 mod models;
 mod ollama;

@@ -54,16 +54,18 @@ fn a_whole_message() {
         let house = House::open(config()).await;
         house.fake.script(|script| script.n_cached = 4);
         let extra = json!({ "system": [{ "type": "text", "text": "Be" }, { "type": "text", "text": "good" }],
-            "temperature": 0.5, "top_k": 3, "metadata": { "user_id": "x" }, "thinking": { "type": "disabled" } });
+            "temperature": 0.5, "top_k": 3, "metadata": { "user_id": "x" } });
         let mut answer = post(house.http, MESSAGES, &message(extra)).await.json();
         assert!(answer["id"].as_str().unwrap().starts_with("msg_"));
         answer["id"] = Value::Null;
         let text = json!({ "type": "text", "text": "Hello, world", "citations": null });
         let expected = json!({
             "id": null, "type": "message", "role": "assistant", "model": "toy", "content": [text],
-            "stop_reason": "end_turn", "stop_sequence": null,
+            "stop_reason": "end_turn", "stop_sequence": null, "stop_details": null, "container": null,
             "usage": { "input_tokens": 22, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 4,
-                "output_tokens": 13 },
+                "cache_creation": { "ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0 },
+                "output_tokens": 13, "output_tokens_details": { "thinking_tokens": 0 }, "server_tool_use": null,
+                "service_tier": "standard", "inference_geo": null },
         });
         assert_eq!(answer, expected);
         assert_eq!(prompt(&house), "|system:Be\ngood||user:Hi||");
@@ -90,8 +92,8 @@ fn a_message_in_events() {
         let delta = "content_block_delta";
         let expected = [
             "message_start",
-            "content_block_start",
             "ping",
+            "content_block_start",
             delta,
             delta,
             delta,
@@ -108,7 +110,9 @@ fn a_message_in_events() {
         assert_eq!((&begun["usage"]["input_tokens"], &begun["usage"]["output_tokens"]), (&json!(10), &json!(0)));
         let text: String = events[3..6].iter().map(|event| event["delta"]["text"].as_str().unwrap()).collect();
         assert_eq!(text, "Hel");
-        assert_eq!(events[7]["delta"], json!({ "stop_reason": "max_tokens", "stop_sequence": null }));
+        let end =
+            json!({ "stop_reason": "max_tokens", "stop_sequence": null, "stop_details": null, "container": null });
+        assert_eq!(events[7]["delta"], end);
         assert_eq!(events[7]["usage"]["output_tokens"], 3);
         house.close().await;
     });
@@ -139,6 +143,8 @@ fn anthropics_errors() {
             let found = (reply.status, error["type"].as_str(), error["error"]["type"].as_str());
             assert_eq!(found, (status, Some("error"), Some(kind)), "{error}");
             assert!(error["error"]["message"].as_str().unwrap().contains(word), "{error}");
+            assert_eq!(error["request_id"], reply.headers["x-request-id"].as_str());
+            assert_eq!(reply.headers["request-id"], reply.headers["x-request-id"]);
         };
         check(&post(house.http, MESSAGES, &message(json!({}))).await, 401, "authentication_error", "key");
         check(&post(house.http, COUNT, &message(json!({}))).await, 401, "authentication_error", "key");
@@ -155,17 +161,15 @@ fn anthropics_errors() {
         let asked = async |extra: Value| post_with_key(house.http, MESSAGES, "k1", &message(extra)).await;
         let invalid = "invalid_request_error";
         let image = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
-        let prefilled = json!([{ "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }]);
         for (extra, word) in [
             (json!({ "max_tokens": null }), "max_tokens"),
             (json!({ "max_tokens": 0 }), "max_tokens"),
             (json!({ "messages": [] }), "messages"),
             (json!({ "messages": image }), "messages[0].content[0].type: `image`"),
-            (json!({ "messages": prefilled }), "messages"),
-            (json!({ "messages": [{ "role": "system", "content": "a" }] }), "messages[0].role"),
-            (json!({ "tools": [{ "name": "a" }] }), "tools"),
+            (json!({ "messages": [{ "role": "tool", "content": "a" }] }), "messages[0].role"),
+            (json!({ "tools": [{ "name": "a" }] }), "tools[0].input_schema"),
             (json!({ "tool_choice": { "type": "any" } }), "tool_choice"),
-            (json!({ "thinking": { "type": "enabled", "budget_tokens": 1024 } }), "thinking"),
+            (json!({ "thinking": { "type": "enabled" } }), "thinking.budget_tokens"),
             (json!({ "stop_sequences": [""] }), "stop_sequences"),
             (json!({ "system": 5 }), "system"),
         ] {

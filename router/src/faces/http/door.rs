@@ -22,14 +22,18 @@ use tokio_util::sync::CancellationToken;
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID_CHARS_MAX: usize = 128;
 
+/// A request's name, for pages that say it in a way of their own.
+#[derive(Clone)]
+pub struct RequestName(pub HeaderValue);
+
 /// Names every answer as its client has named the request, or else by a name of this router's own.
-pub async fn named(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
+pub async fn named(State(front): State<Arc<Frontend>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).filter(|id| is_plain(id.as_bytes())).cloned();
-    let mut response = next.run(request).await;
     let own = || HeaderValue::from_str(&format!("req-{:08x}{:016x}", front.nonce, front.next_request()));
-    if let Some(id) = given.or_else(|| own().ok()) {
-        response.headers_mut().insert(REQUEST_ID, id);
-    }
+    let Some(id) = given.or_else(|| own().ok()) else { return next.run(request).await };
+    request.extensions_mut().insert(RequestName(id.clone()));
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(REQUEST_ID, id);
     response
 }
 

@@ -47,6 +47,11 @@ impl Fields {
         self.0.get(name).is_some_and(|value| !value.is_null() && value.as_array().is_none_or(|all| !all.is_empty()))
     }
 
+    /// A field's value, which stays where it is.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name)
+    }
+
     /// Takes a field's value. Null counts as absent.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         self.0.remove(name).filter(|value| !value.is_null())

@@ -3,8 +3,8 @@
 //!
 //! Knows no replica, but for what lists of models show. Read `server`, `origin` and `door` (connections, browsers and
 //! keys), `page`, `fields` and `known` (what a client sent; `conversation`, `tools` and `structure` read parts of it),
-//! then an endpoint: OpenAI's `chat` and `completions` share `answer`, `said`, `format` and `chunks`; `responses` and
-//! Anthropic's `messages` share `single`; other APIs have a folder each. All streams go through `sse`. Which pages
+//! then an endpoint: OpenAI's `chat` and `completions` share `answer`, `said`, `format` and `chunks`; `responses` reads
+//! by `single`; Anthropic's `messages` and other APIs have a folder each. All streams go through `sse`. Which pages
 //! there are is one table, `apis`.
 
 mod answer;

@@ -12,6 +12,8 @@ use types::{Token, Tokens};
 
 /// The form of calls for templates that know no tools.
 const UNTOLD_CALLS: &str = "generic";
+/// The variables of templates that say whether the model thinks.
+pub const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 /// A variable of templates, and the field that says it.
 const EFFORT: &str = "reasoning_effort";
 
@@ -148,9 +150,9 @@ fn dialect_of(template: &ChatTemplate) -> Dialect {
 
 /// Tells a template how much the model is to think. One that reads nothing of it would think as before.
 fn think(template: &ChatTemplate, dialect: Dialect, chat: &mut Conversation, effort: String) -> Result<(), Refusal> {
-    let (is_none, switch) = (effort == "none", "enable_thinking");
+    let is_none = effort == "none";
     let mut is_heeded = is_none && !dialect.has_thoughts();
-    if is_none && template.reads(switch) {
+    for switch in SWITCHES.into_iter().filter(|switch| is_none && template.reads(switch)) {
         chat.variables.insert(switch.to_owned(), false.into());
         is_heeded = true;
     }

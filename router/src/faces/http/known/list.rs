@@ -69,7 +69,9 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("previous_response", "V", &[Responses], "{}"),
     undone("conversation", "O", &[Responses], r#""conv_1""#).but(Empty),
     undone("container", "A", HTTP, r#""c1""#).but(Empty),
-    undone("context_management", "O A", &[Responses, Messages, CountTokens], r#"{"edits": [{}]}"#).but(Empty),
+    undone("context_management", "O", &[Responses], r#"[{"type": "compaction"}]"#).but(Empty),
+    undone("context_management", "A", &[Messages, CountTokens], r#"{"edits": [{"type": "clear_tool_uses_20250919"}]}"#)
+        .but(These(&["{}", r#"{"edits": []}"#, r#"{"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}"#])),
     // How it is rendered
     done("add_generation_prompt", "V S", &[Chat, Tokenize], "false"),
     undone("add_generation_prompt", "V S", &[Responses, Messages, CountTokens], "false").but(TRUE),
@@ -155,8 +157,8 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
         .but(These(&[r#"{"type": "text"}"#])),
     undone("text", "O V", &[Responses], r#"{"format": {"type": "json_object"}}"#)
         .but(These(&[r#"{"format": {"type": "text"}, "verbosity": "medium"}"#])),
-    undone("output_config", "A", &[Messages, CountTokens], r#"{"effort": "low"}"#).but(Empty),
-    undone("output_format", "A", &[Messages, CountTokens], r#"{"type": "json_schema"}"#).but(Empty),
+    done("output_config", "A", &[Messages, CountTokens], r#"{"effort": "low"}"#),
+    done("output_format", "A", &[Messages, CountTokens], r#"{"type": "json_schema", "schema": {"type": "object"}}"#),
     undone("format", "M", SAYS, r#""json""#).but(Empty),
     done("structured_outputs", "V", BOTH, r#"{"regex": "a"}"#),
     undone("structured_outputs", "V", &[Responses, Messages, Infer], r#"{"regex": "a"}"#).but(Empty),
@@ -183,13 +185,12 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("audio", "O", HTTP, r#"{"voice": "a"}"#).but(Empty),
     // Tools
     done("tools", "O V L M S", &[Chat, Tokenize], r#"[{"type": "function", "function": {"name": "f"}}]"#),
-    undone("tools", "O A V L M S", &[Completions, Responses, Messages, CountTokens], r#"[{"type": "function"}]"#)
-        .but(Empty),
+    done("tools", "A", &[Messages, CountTokens], r#"[{"name": "f", "input_schema": {"type": "object"}}]"#),
+    undone("tools", "O V L M S", &[Completions, Responses], r#"[{"type": "function"}]"#).but(Empty),
     done("tool_choice", "O V L S", &[Chat, Tokenize], r#""none""#),
     undone("tool_choice", "O V L S", &[Completions, Responses], r#""required""#)
         .but(These(&[r#""none""#, r#""auto""#])),
-    undone("tool_choice", "A", &[Messages, CountTokens], r#"{"type": "any"}"#)
-        .but(These(&[r#"{"type": "auto", "disable_parallel_tool_use": null}"#, r#"{"type": "none"}"#])),
+    done("tool_choice", "A", &[Messages, CountTokens], r#"{"type": "none"}"#),
     done("parallel_tool_calls", "O V L", &[Chat, Tokenize], "false"),
     undone("parallel_tool_calls", "O V L", &[Completions, Responses, Messages], "false").but(All),
     undone("max_tool_calls", "O V", &[Responses], "1").but(All),
@@ -206,7 +207,8 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     done("reasoning", "O V", &[Chat, Tokenize], r#"{"effort": "high"}"#),
     undone("reasoning", "O V", &[Completions, Responses, Messages], r#"{"effort": "high"}"#)
         .but(These(&[r#"{"effort": "none", "summary": null, "generate_summary": null}"#])),
-    undone("thinking", "A", HTTP, r#"{"type": "enabled", "budget_tokens": 1024}"#)
+    done("thinking", "A", &[Messages, CountTokens], r#"{"type": "enabled", "budget_tokens": 1024}"#),
+    undone("thinking", "A", STREAMS, r#"{"type": "enabled", "budget_tokens": 1024}"#)
         .but(These(&[r#"{"type": "disabled"}"#])),
     undone("think", "M", HTTP, "true").but(FALSE),
     undone("enable_thinking", "S", TALKS, "true"),

@@ -1,0 +1,181 @@
+//! What an answer consists of: blocks of thoughts, texts and calls, each behind the last one. Events and the whole
+//! message are made of the same parts, so they say the same. Knows no message and no stream.
+
+use crate::faces::http::messages::partial::input_of;
+use proto::v1;
+use serde_json::{Value, json};
+use types::Hex;
+
+const SIGNATURE_PURPOSE: &str = "lockstep 2026 thought";
+
+/// What is said of a block.
+#[derive(Clone, Debug, PartialEq)]
+pub enum BlockEvent {
+    Started { index: u32, block: Value },
+    Said { index: u32, part: BlockPart, text: String },
+    Stopped { index: u32 },
+}
+
+/// What a piece of text adds to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockPart {
+    Text,
+    Thinking,
+    Signature,
+    Input,
+}
+
+impl BlockPart {
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            BlockPart::Text => ("text_delta", "text"),
+            BlockPart::Thinking => ("thinking_delta", "thinking"),
+            BlockPart::Signature => ("signature_delta", "signature"),
+            BlockPart::Input => ("input_json_delta", "partial_json"),
+        }
+    }
+}
+
+impl BlockEvent {
+    pub fn value(&self) -> Value {
+        match self {
+            BlockEvent::Started { index, block } => {
+                json!({ "type": "content_block_start", "index": index, "content_block": block })
+            }
+            BlockEvent::Said { index, part, text } => {
+                let (kind, name) = part.names();
+                json!({ "type": "content_block_delta", "index": index, "delta": { "type": kind, name: text } })
+            }
+            BlockEvent::Stopped { index } => json!({ "type": "content_block_stop", "index": index }),
+        }
+    }
+}
+
+/// Divides an answer into blocks as it comes.
+pub struct Blocks {
+    n_begun: u32,
+    open: Option<OpenBlock>,
+    shows_thoughts: bool,
+}
+
+enum OpenBlock {
+    Text,
+    /// With a hash of the thought so far.
+    Thinking(Box<blake3::Hasher>),
+    Call(u32),
+}
+
+impl Blocks {
+    /// With `shows_thoughts` off a thought's block is empty.
+    pub fn new(shows_thoughts: bool) -> Blocks {
+        Blocks { n_begun: 0, open: None, shows_thoughts }
+    }
+
+    /// What of a delta comes first is the rest of a call that is open.
+    pub fn hear(&mut self, delta: &v1::Delta) -> Vec<BlockEvent> {
+        let mut said = Vec::new();
+        let (new, open): (Vec<&v1::ToolCallDelta>, _) = delta.tool_calls.iter().partition(|part| !part.name.is_empty());
+        open.into_iter().for_each(|part| self.arguments(part, &mut said));
+        if !delta.reasoning.is_empty() {
+            self.think(&delta.reasoning, &mut said);
+        }
+        if !delta.text.is_empty() {
+            self.say(&delta.text, &mut said);
+        }
+        new.into_iter().for_each(|part| self.call(part, &mut said));
+        said
+    }
+
+    /// Ends the answer.
+    pub fn end(&mut self) -> Vec<BlockEvent> {
+        let mut said = Vec::new();
+        self.close(&mut said);
+        said
+    }
+
+    fn think(&mut self, text: &str, said: &mut Vec<BlockEvent>) {
+        if !matches!(self.open, Some(OpenBlock::Thinking(_))) {
+            let hasher = Box::new(blake3::Hasher::new_derive_key(SIGNATURE_PURPOSE));
+            let block = json!({ "type": "thinking", "thinking": "", "signature": "" });
+            self.begin(OpenBlock::Thinking(hasher), block, said);
+        }
+        if let Some(OpenBlock::Thinking(hasher)) = &mut self.open {
+            hasher.update(text.as_bytes());
+        }
+        if self.shows_thoughts {
+            said.push(self.part(BlockPart::Thinking, text.to_owned()));
+        }
+    }
+
+    fn say(&mut self, text: &str, said: &mut Vec<BlockEvent>) {
+        if !matches!(self.open, Some(OpenBlock::Text)) {
+            self.begin(OpenBlock::Text, json!({ "type": "text", "text": "", "citations": null }), said);
+        }
+        said.push(self.part(BlockPart::Text, text.to_owned()));
+    }
+
+    fn call(&mut self, part: &v1::ToolCallDelta, said: &mut Vec<BlockEvent>) {
+        let caller = json!({ "type": "direct" });
+        let block = json!({ "type": "tool_use", "id": part.id, "name": part.name, "input": {}, "caller": caller });
+        self.begin(OpenBlock::Call(part.index), block, said);
+        self.arguments(part, said);
+    }
+
+    fn arguments(&mut self, part: &v1::ToolCallDelta, said: &mut Vec<BlockEvent>) {
+        let is_open = matches!(self.open, Some(OpenBlock::Call(index)) if index == part.index);
+        if is_open && !part.arguments.is_empty() {
+            said.push(self.part(BlockPart::Input, part.arguments.clone()));
+        }
+    }
+
+    fn begin(&mut self, block: OpenBlock, value: Value, said: &mut Vec<BlockEvent>) {
+        self.close(said);
+        said.push(BlockEvent::Started { index: self.n_begun, block: value });
+        self.n_begun += 1;
+        self.open = Some(block);
+    }
+
+    /// A thought's signature is a hash of it. Clients send it back, and nobody here asks for it.
+    fn close(&mut self, said: &mut Vec<BlockEvent>) {
+        let Some(open) = self.open.take() else { return };
+        if let OpenBlock::Thinking(hasher) = open {
+            said.push(self.part(BlockPart::Signature, Hex(hasher.finalize().as_bytes()).to_string()));
+        }
+        said.push(BlockEvent::Stopped { index: self.n_begun - 1 });
+    }
+
+    /// More of the block that was begun last.
+    fn part(&self, part: BlockPart, text: String) -> BlockEvent {
+        BlockEvent::Said { index: self.n_begun - 1, part, text }
+    }
+}
+
+/// The blocks of a whole message, put together as a client does it.
+#[derive(Default)]
+pub struct BlockList {
+    blocks: Vec<Value>,
+    input: String,
+}
+
+impl BlockList {
+    pub fn hear(&mut self, event: BlockEvent) {
+        match event {
+            BlockEvent::Started { block, .. } => self.blocks.push(block),
+            BlockEvent::Said { part: BlockPart::Input, text, .. } => self.input.push_str(&text),
+            BlockEvent::Said { part, text, .. } => {
+                if let Some(Value::String(said)) = self.blocks.last_mut().map(|block| &mut block[part.names().1]) {
+                    said.push_str(&text);
+                }
+            }
+            BlockEvent::Stopped { .. } => {
+                if let Some(block) = self.blocks.last_mut().filter(|block| block["type"] == "tool_use") {
+                    block["input"] = input_of(&std::mem::take(&mut self.input));
+                }
+            }
+        }
+    }
+
+    pub fn into_blocks(self) -> Vec<Value> {
+        self.blocks
+    }
+}

@@ -1,0 +1,105 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API.
+//!
+//! Knows no replica. Read `request` (what a client sent; `turns`, `tools` and `thinking` read parts of it), then
+//! `blocks` (what an answer consists of) and `reply`, which says it whole or in events.
+
+mod blocks;
+mod partial;
+mod reply;
+mod request;
+mod thinking;
+mod tools;
+mod turns;
+
+use crate::faces::http::certificate;
+use crate::faces::http::door::RequestName;
+use crate::faces::http::error::{HttpError, reworded};
+use crate::faces::http::known::Endpoint;
+use crate::faces::http::messages::reply::{MessageVoice, whole};
+use crate::faces::http::messages::request::{AskedMessage, MessageTelling};
+use crate::faces::http::page::{counted, read};
+use crate::faces::http::sse;
+use crate::front::frontend::{Frontend, unix_seconds};
+use crate::front::recorder::{Caller, Face, Recorder};
+use crate::front::structure::FIELD;
+use crate::refusal::Refusal;
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use http::header::HeaderName;
+use proto::v1::generate_request::Input;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
+    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
+    let read = read(&front, request).await;
+    let page = counted(&mut recorder, read)?;
+    let asked = counted(&mut recorder, request::asked(&front, page).map_err(said))?;
+    let AskedMessage { ask, telling } = asked;
+    let MessageTelling { is_stream, shows_thoughts, structure_field } = telling;
+    let generation = front.generate(ask, recorder).await;
+    let mut generation = generation.map_err(|refusal| said(refusal.renamed(&[(FIELD, structure_field), SWITCHED])))?;
+    if is_stream {
+        return Ok(sse::stream(MessageVoice::new(&generation, shows_thoughts), generation, &front));
+    }
+    let message = whole(&mut generation, shows_thoughts).await.map_err(said)?;
+    Ok(certificate::with_headers(Json(message).into_response(), &generation.started))
+}
+
+pub async fn count_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let page = read(&front, request).await?;
+    let _visit = front.visit(page.tenant).map_err(said)?;
+    let mut fields = page.fields;
+    let checked = fields.check(Endpoint::CountTokens);
+    let read =
+        checked.and_then(|()| Ok((fields.string("model")?.unwrap_or_default(), request::said_chat(&mut fields)?)));
+    let (model, said_chat) = read.map_err(said)?;
+    let text = front.text(&model).map_err(said)?;
+    let tokens = front.tokens(&text, Input::Chat(said_chat.chat), false, unix_seconds()).await;
+    let tokens = tokens.map_err(|refusal| said(refusal.renamed(&[SWITCHED])))?;
+    Ok(Json(json!({ "input_tokens": tokens.len() })))
+}
+
+/// What a chat says of thinking, and what this page calls it.
+const SWITCHED: (&str, &str) = ("reasoning_effort", "thinking");
+/// The header by which Anthropic's clients know a request.
+const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
+/// Writes a refusal of any inner layer in Anthropic's form, and the request's name as its clients read it.
+pub async fn in_its_words(request: Request, next: Next) -> Response {
+    let name = request.extensions().get::<RequestName>().cloned();
+    let id = name.as_ref().and_then(|name| name.0.to_str().ok());
+    let named = |error: &HttpError| {
+        let mut value = error_value(error);
+        value["request_id"] = id.into();
+        value
+    };
+    let mut response = reworded(next.run(request).await, named);
+    if let Some(RequestName(id)) = name {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+fn error_value(error: &HttpError) -> Value {
+    let kind = match error.status() {
+        StatusCode::UNAUTHORIZED => "authentication_error",
+        StatusCode::FORBIDDEN => "permission_error",
+        StatusCode::NOT_FOUND => "not_found_error",
+        StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+        StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+        status if status.is_client_error() => "invalid_request_error",
+        _ => "api_error",
+    };
+    json!({ "type": "error", "error": { "type": kind, "message": error.message() } })
+}
+
+/// Names the refused field as this page does.
+fn said(refusal: Refusal) -> HttpError {
+    HttpError::of(refusal.renamed(&[("chat", "messages"), ("stop", "stop_sequences")]))
+}

@@ -1,0 +1,181 @@
+//! A message, whole or in events.
+
+use crate::faces::http::certificate;
+use crate::faces::http::messages::blocks::{BlockEvent, BlockList, Blocks};
+use crate::faces::http::messages::{error_value, said};
+use crate::faces::http::sse::{self, Position, Voice};
+use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::resume::ReadMark;
+use crate::refusal::Refusal;
+use proto::v1;
+use serde_json::{Value, json};
+use tokio_stream::StreamExt;
+
+pub async fn whole(generation: &mut Generation, shows_thoughts: bool) -> Result<Value, Refusal> {
+    let (mut blocks, mut content) = (Blocks::new(shows_thoughts), BlockList::default());
+    let mut last = v1::Finished::default();
+    while let Some(event) = generation.next().await {
+        match event?.1 {
+            GenerationEvent::Delta(delta) => blocks.hear(&delta).into_iter().for_each(|event| content.hear(event)),
+            GenerationEvent::Finished(finished) => last = finished,
+            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+        }
+    }
+    blocks.end().into_iter().for_each(|event| content.hear(event));
+    let mut message = Message::of(generation).value();
+    message["content"] = content.into_blocks().into();
+    message["stop_reason"] = stop_reason(&last).into();
+    message["stop_sequence"] = stop_sequence(&last).into();
+    message["usage"] = usage_value(&last.usage.unwrap_or_default());
+    certificate::add(&mut message, &last);
+    Ok(message)
+}
+
+/// The fields of an answer that are known when it begins.
+struct Message {
+    id: String,
+    model: String,
+    n_prompt: u32,
+}
+
+impl Message {
+    fn of(generation: &Generation) -> Message {
+        let v1::Started { id, model, prompt_tokens, .. } = &generation.started;
+        Message { id: format!("msg_{id}"), model: model.clone(), n_prompt: *prompt_tokens }
+    }
+
+    /// The message before anything is said.
+    fn value(&self) -> Value {
+        let usage = v1::Usage { prompt_tokens: self.n_prompt, ..v1::Usage::default() };
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [],
+            "stop_reason": null,
+            "stop_sequence": null,
+            "stop_details": null,
+            "container": null,
+            "usage": usage_value(&usage),
+        })
+    }
+}
+
+fn stop_reason(finished: &v1::Finished) -> &'static str {
+    match finished.reason() {
+        v1::finished::Reason::Length => "max_tokens",
+        _ if finished.tool_calls > 0 => "tool_use",
+        _ if !finished.stop.is_empty() => "stop_sequence",
+        _ => "end_turn",
+    }
+}
+
+fn stop_sequence(finished: &v1::Finished) -> Option<&str> {
+    Some(finished.stop.as_str()).filter(|_| stop_reason(finished) == "stop_sequence")
+}
+
+/// What Anthropic's usage says of a message and at its end: cached prompt tokens are counted apart from the others.
+fn usage_so_far(usage: &v1::Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
+        // Everything is cached, and nobody pays for it: there is nothing to count.
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": { "thinking_tokens": usage.reasoning_tokens },
+        "server_tool_use": null,
+    })
+}
+
+fn usage_value(usage: &v1::Usage) -> Value {
+    let mut value = usage_so_far(usage);
+    value["cache_creation"] = json!({ "ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0 });
+    value["service_tier"] = "standard".into();
+    value["inference_geo"] = Value::Null;
+    value
+}
+
+/// A streamed answer. Only events that advance the client carry a position.
+pub struct MessageVoice {
+    message: Message,
+    blocks: Blocks,
+    position: Position,
+}
+
+impl MessageVoice {
+    pub fn new(generation: &Generation, shows_thoughts: bool) -> MessageVoice {
+        let (message, position) = (Message::of(generation), Position::of(generation));
+        MessageVoice { message, blocks: Blocks::new(shows_thoughts), position }
+    }
+
+    fn mark(&mut self) -> &mut ReadMark {
+        &mut self.position.marks.choices[0]
+    }
+
+    fn say(&self, out: &mut String, data: &Value) {
+        sse::write(out, data["type"].as_str(), data);
+    }
+
+    fn say_with_position(&self, out: &mut String, data: &Value) {
+        self.position.write(out, data["type"].as_str(), data);
+    }
+
+    /// The last event of a delta has the position: a client that was cut off before it reads all of them again.
+    fn say_all(&self, out: &mut String, events: &[BlockEvent]) {
+        let Some((last, before)) = events.split_last() else { return };
+        before.iter().for_each(|event| self.say(out, &event.value()));
+        self.say_with_position(out, &last.value());
+    }
+
+    fn end(&mut self, finished: &v1::Finished, out: &mut String) {
+        *self.mark() = ReadMark::Tokens { n: self.mark().n_tokens(), ended: true };
+        self.blocks.end().iter().for_each(|event| self.say(out, &event.value()));
+        let delta = json!({
+            "stop_reason": stop_reason(finished),
+            "stop_sequence": stop_sequence(finished),
+            "stop_details": null,
+            "container": null,
+        });
+        let usage = usage_so_far(&finished.usage.unwrap_or_default());
+        let mut data = json!({ "type": "message_delta", "delta": delta, "usage": usage });
+        certificate::add(&mut data, finished);
+        self.say(out, &data);
+        self.say_with_position(out, &json!({ "type": "message_stop" }));
+    }
+}
+
+impl Voice for MessageVoice {
+    fn opening(&mut self, _: &Generation, out: &mut String) {
+        if *self.mark() != ReadMark::Nothing {
+            return;
+        }
+        *self.mark() = ReadMark::at(0);
+        self.say_with_position(out, &json!({ "type": "message_start", "message": self.message.value() }));
+        out.push_str(self.still_here());
+    }
+
+    fn event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
+        match event {
+            // The blocks that the client has are counted on from.
+            GenerationEvent::Replayed(delta) => drop(self.blocks.hear(&delta)),
+            GenerationEvent::Delta(delta) => {
+                *self.mark() = ReadMark::at(delta.position + delta.token_ids.len() as u32);
+                let events = self.blocks.hear(&delta);
+                self.say_all(out, &events);
+            }
+            GenerationEvent::Finished(finished) => self.end(&finished, out),
+            GenerationEvent::Prompt(_) | GenerationEvent::Pooled(_) => {}
+        }
+    }
+
+    fn ending(&mut self, _: &mut String) {}
+
+    fn fail(&mut self, refusal: Refusal, out: &mut String) {
+        self.say(out, &error_value(&said(refusal)));
+    }
+
+    fn still_here(&self) -> &'static str {
+        "event: ping\ndata: {\"type\":\"ping\"}\n\n"
+    }
+}

@@ -1,0 +1,121 @@
+//! A request for a message, or for a count of its tokens: both read the same chat. Knows no answer.
+
+use crate::faces::http::fields::{Fields, Streaming};
+use crate::faces::http::known::Endpoint;
+use crate::faces::http::messages::thinking::{self, Thinking};
+use crate::faces::http::messages::{tools, turns};
+use crate::faces::http::page::Page;
+use crate::faces::http::single::{invalid, objects};
+use crate::front::ask::{Ask, Purpose};
+use crate::front::frontend::Frontend;
+use crate::refusal::Refusal;
+use proto::v1;
+use proto::v1::generate_request::Input;
+use proto::v1::structure::Form;
+use serde_json::{Map, Value};
+
+pub struct AskedMessage {
+    pub ask: Ask,
+    pub telling: MessageTelling,
+}
+
+/// How the client wants to be told.
+pub struct MessageTelling {
+    pub is_stream: bool,
+    pub shows_thoughts: bool,
+    /// The field that says what the answer must be.
+    pub structure_field: &'static str,
+}
+
+/// What of a request becomes the prompt, and what the answer must be.
+pub struct SaidChat {
+    pub chat: v1::Chat,
+    thinking: Thinking,
+    structure: Option<v1::Structure>,
+    structure_field: &'static str,
+}
+
+pub fn asked(front: &Frontend, mut page: Page) -> Result<AskedMessage, Refusal> {
+    let fields = &mut page.fields;
+    fields.check(Endpoint::Messages)?;
+    let model = fields.string("model")?.unwrap_or_default();
+    let SaidChat { chat, thinking, structure, structure_field } = said_chat(fields)?;
+    let mut sampling = fields.sampling()?;
+    sampling.stop.extend(fields.strings("stop_sequences")?);
+    sampling.structure = structure;
+    let Some(tokens_max) = sampling.max_tokens else { return Err(Refusal::invalid("max_tokens", "is missing")) };
+    thinking.check_budget(tokens_max, || front.text(&model).is_ok_and(|text| text.dialect.has_thoughts()))?;
+    let is_stream = fields.boolean("stream")?.unwrap_or(false);
+    let ask = Ask {
+        model,
+        prompts: vec![Input::Chat(chat)],
+        purpose: Purpose::Generate(Box::new(sampling)),
+        priority: fields.priority()?,
+        deadline: fields.deadline()?,
+        ..Ask::default()
+    };
+    let ask = page.finished(ask, is_stream.then(Streaming::default), &front.config.limits)?;
+    Ok(AskedMessage { ask, telling: MessageTelling { is_stream, shows_thoughts: thinking.is_shown, structure_field } })
+}
+
+pub fn said_chat(fields: &mut Fields) -> Result<SaidChat, Refusal> {
+    let system = turns::system(fields.take("system"))?;
+    let messages = turns::messages(objects("messages", fields.take("messages"))?)?;
+    let chat = v1::Chat { messages: system.into_iter().chain(messages).collect(), ..v1::Chat::default() };
+    let chat = tools::read(fields, turns::continued(chat)?)?;
+    let (output, older) = (fields.object("output_config")?, fields.object("output_format")?);
+    let SaidOutput { effort, structure, structure_field } = output_of(output, older)?;
+    let mut variables = Map::new();
+    variables.extend(effort.map(|effort| ("reasoning_effort".to_owned(), effort.into())));
+    let (thinking, chat) = thinking::read(fields, chat, &mut variables)?;
+    let template_variables = if variables.is_empty() { String::new() } else { Value::Object(variables).to_string() };
+    Ok(SaidChat { chat: v1::Chat { template_variables, ..chat }, thinking, structure, structure_field })
+}
+
+struct SaidOutput {
+    effort: Option<String>,
+    structure: Option<v1::Structure>,
+    structure_field: &'static str,
+}
+
+/// `output_format` is the older place of `output_config.format`.
+fn output_of(config: Option<Fields>, older: Option<Fields>) -> Result<SaidOutput, Refusal> {
+    let (mut effort, mut format) = (None, None);
+    if let Some(mut config) = config {
+        effort = config.string("effort").map_err(|refusal| refusal.renamed(&[("effort", EFFORT)]))?;
+        format = config.object("format").map_err(|refusal| refusal.renamed(&[("format", FORMAT)]))?;
+        // What it has beside these is not known to change nothing.
+        if let Some(name) = config.rest().iter().find_map(|(name, value)| (!value.is_null()).then_some(name)) {
+            return Err(invalid(format!("output_config.{name}"), "is not supported"));
+        }
+    }
+    if effort.as_deref().is_some_and(|effort| !EFFORTS.contains(&effort)) {
+        return Err(Refusal::invalid(EFFORT, format!("must be one of {}", EFFORTS.join(", "))));
+    }
+    let (structure, structure_field) = match (format, older) {
+        (Some(_), Some(_)) => {
+            return Err(Refusal::invalid(
+                OLDER_FORMAT,
+                "contradicts `output_config.format`: an answer has one structure",
+            ));
+        }
+        (None, Some(older)) => (Some(schema(OLDER_FORMAT, older)?), OLDER_FORMAT),
+        (format, None) => (format.map(|format| schema(FORMAT, format)).transpose()?, FORMAT),
+    };
+    Ok(SaidOutput { effort, structure, structure_field })
+}
+
+const EFFORT: &str = "output_config.effort";
+const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
+const FORMAT: &str = "output_config.format";
+const OLDER_FORMAT: &str = "output_format";
+
+fn schema(field: &'static str, mut format: Fields) -> Result<v1::Structure, Refusal> {
+    if format.take("type").is_none_or(|kind| kind != "json_schema") {
+        return Err(invalid(format!("{field}.type"), "must be json_schema"));
+    }
+    match format.take("schema") {
+        Some(schema @ Value::Object(_)) => Ok(v1::Structure { form: Some(Form::JsonSchema(schema.to_string())) }),
+        _ => Err(invalid(format!("{field}.schema"), "must be a JSON schema, which is an object")),
+    }
+}

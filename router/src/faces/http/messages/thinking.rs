@@ -1,0 +1,75 @@
+//! Whether a model thinks before it answers, in Anthropic's words. Knows no template: it is told by the names under
+//! which templates ask.
+
+use crate::faces::http::fields::Fields;
+use crate::faces::http::single::invalid;
+use crate::refusal::Refusal;
+use crate::replicas::models::text::SWITCHES;
+use proto::v1;
+use serde_json::{Map, Value};
+
+const BUDGET: &str = "thinking.budget_tokens";
+
+pub struct Thinking {
+    /// Whether thoughts are told, or only that there were some.
+    pub is_shown: bool,
+    /// The most tokens of a thought.
+    budget: Option<u32>,
+}
+
+/// Reads `thinking` into a chat, or into the variables of its template. Without it the template does as it does.
+pub fn read(
+    fields: &mut Fields,
+    chat: v1::Chat,
+    variables: &mut Map<String, Value>,
+) -> Result<(Thinking, v1::Chat), Refusal> {
+    let Some(mut thinking) = fields.object("thinking")? else {
+        return Ok((Thinking { is_shown: true, budget: None }, chat));
+    };
+    let kind = thinking.take("type");
+    let is_shown = match thinking.take("display").as_ref().map(Value::as_str) {
+        None | Some(Some("summarized")) => true,
+        Some(Some("omitted")) => false,
+        _ => return Err(Refusal::invalid("thinking.display", "must be summarized or omitted")),
+    };
+    let on = || SWITCHES.map(|name| (name.to_owned(), true.into()));
+    let budget = match kind.as_ref().and_then(Value::as_str) {
+        Some("enabled") => {
+            variables.extend(on());
+            Some(budget(&mut thinking)?)
+        }
+        Some("adaptive") => {
+            variables.extend(on());
+            None
+        }
+        Some("disabled") => {
+            let chat = v1::Chat { reasoning_effort: "none".into(), ..chat };
+            return Ok((Thinking { is_shown, budget: None }, chat));
+        }
+        _ => return Err(Refusal::invalid("thinking.type", "must be enabled, adaptive or disabled")),
+    };
+    Ok((Thinking { is_shown, budget }, chat))
+}
+
+fn budget(thinking: &mut Fields) -> Result<u32, Refusal> {
+    let budget = thinking.unsigned("budget_tokens").map_err(|refusal| refusal.renamed(&[("budget_tokens", BUDGET)]))?;
+    match budget {
+        None => Err(Refusal::invalid(BUDGET, "is missing")),
+        Some(0) => Err(Refusal::invalid(BUDGET, "must be at least 1")),
+        Some(budget) => Ok(budget),
+    }
+}
+
+impl Thinking {
+    /// Refuses a budget that nothing keeps. A model that never thinks keeps every budget, and `max_tokens` keeps one
+    /// that leaves no more than a token for the answer.
+    pub fn check_budget(&self, tokens_max: u32, thinks: impl FnOnce() -> bool) -> Result<(), Refusal> {
+        match self.budget {
+            Some(budget) if budget < tokens_max.saturating_sub(1) && thinks() => {
+                let why = "is not supported yet where the model thinks: say `adaptive`, or one less than `max_tokens`";
+                Err(invalid(BUDGET.to_owned(), why))
+            }
+            _ => Ok(()),
+        }
+    }
+}
