@@ -3,9 +3,20 @@
 use crate::{GrammarLimits, GrammarRefused};
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use types::Grammar;
 
 /// For digests: what may change a mask besides the grammar and the vocabulary.
 pub const ENGINE: &str = "llguidance 1.9.1, lockstep 1";
+
+/// What the masks of a grammar are a function of, beside the tokens of the answer: the description, the vocabulary with
+/// this hash, and the engine.
+pub fn digest(grammar: &Grammar, vocabulary: &[u8; 32]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 grammar digest");
+    for part in [ENGINE.as_bytes(), vocabulary, grammar.as_str().as_bytes()] {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+    }
+    *hasher.finalize().as_bytes()
+}
 
 /// Recursion in the engine is as deep as `GrammarLimits::depth_max` allows; this holds it with room to spare.
 const STACK_BYTES: usize = 64 << 20;

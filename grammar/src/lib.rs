@@ -20,15 +20,17 @@ mod rules;
 mod schema;
 mod specials;
 mod tags;
+mod thinking;
 mod vocabulary;
 mod wanted;
 mod words;
 
 pub use compile::compile;
-pub use engine::ENGINE;
+pub use engine::{ENGINE, digest};
 pub use limits::GrammarLimits;
 pub use mask::Mask;
 pub use matcher::{Matcher, Stuck};
 pub use refused::GrammarRefused;
+pub use thinking::ThinkingBudget;
 pub use vocabulary::{BadVocabulary, Vocabulary};
 pub use wanted::WantedGrammar;

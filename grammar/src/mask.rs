@@ -21,13 +21,34 @@ impl Mask {
         self.words.clear();
         self.words.extend_from_slice(&words[..words.len().min(n_vocab.div_ceil(32))]);
         self.words.resize(n_vocab.div_ceil(32), 0);
-        if let Some(last) = self.words.last_mut().filter(|_| !n_vocab.is_multiple_of(32)) {
-            *last &= (1 << (n_vocab % 32)) - 1;
-        }
+        self.cut();
     }
 
     pub(crate) fn clear(&mut self, n_vocab: usize) {
         self.set(&[], n_vocab);
+    }
+
+    /// Everything is allowed, also rows of the embedding that no token stands for: as without a mask.
+    pub(crate) fn open(&mut self, n_vocab: usize) {
+        self.words.clear();
+        self.words.resize(n_vocab.div_ceil(32), u32::MAX);
+        self.n_vocab = n_vocab;
+        self.cut();
+    }
+
+    /// Forbids all but one.
+    pub(crate) fn leave(&mut self, token: Token) {
+        self.words.fill(0);
+        if let Some(word) = self.words.get_mut(token as usize / 32) {
+            *word = 1 << (token % 32);
+        }
+    }
+
+    fn cut(&mut self) {
+        let n_vocab = self.n_vocab;
+        if let Some(last) = self.words.last_mut().filter(|_| !n_vocab.is_multiple_of(32)) {
+            *last &= (1 << (n_vocab % 32)) - 1;
+        }
     }
 
     pub fn allows(&self, token: Token) -> bool {

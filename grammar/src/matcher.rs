@@ -1,6 +1,7 @@
 //! One answer and its grammar: which tokens may come next, one after the other. Knows nothing of sampling.
 
 use crate::engine::{self, on_a_deep_stack, sound};
+use crate::thinking::{self, Thinking};
 use crate::{GrammarLimits, Mask, Vocabulary, specials};
 use llguidance::api::{GrammarInit, StopReason, TopLevelGrammar};
 use llguidance::{Logger, Matcher as Parser};
@@ -8,16 +9,24 @@ use thiserror::Error;
 use toktrie::InferenceCapabilities;
 use types::{Grammar, Token};
 
+/// What the engine's tables of a grammar take for each byte of its text, about.
+const TABLE_BYTES: usize = 16;
+
 /// Where an answer stands in its grammar. Two matchers that were given the same vocabulary, grammar and tokens have
 /// the same masks.
 pub struct Matcher {
-    parser: Parser,
+    /// None where any text may come.
+    parser: Option<Parser>,
+    /// The thought before the answer, if its length has a limit.
+    thinking: Option<Thinking>,
     vocabulary: Vocabulary,
     /// Tokens of the answer, the end not among them.
     n_tokens: usize,
     is_ended: bool,
     /// A grammar may name a token that elsewhere ends answers. The engine cannot take such a one back.
     names_end: bool,
+    /// What it held when it was made.
+    n_bytes: usize,
 }
 
 /// The matcher can go no further. It is of no use any more, unless only the token was wrong.
@@ -39,17 +48,35 @@ pub enum Stuck {
 
 impl Matcher {
     pub fn new(vocabulary: &Vocabulary, grammar: &Grammar, limits: &GrammarLimits) -> Result<Matcher, Stuck> {
-        let lark = specials::resolve(grammar.as_str(), Some(vocabulary));
-        let lark = lark.ok_or_else(|| Stuck::Grammar("it is not a description".to_owned()))?;
-        let limits = engine::parser_limits(limits);
-        let made = on_a_deep_stack(|| {
-            let init = GrammarInit::Serialized(TopLevelGrammar::from_lark(lark));
-            let (logger, abilities) = (Logger::new(0, 0), InferenceCapabilities::default());
-            let parser = vocabulary.factory().create_parser_from_init_ext(init, logger, abilities, limits);
-            parser.map(|parser| Parser::new(Ok(parser))).map_err(|e| e.to_string())
-        });
-        let parser = made.and_then(|made| made).map_err(|why| Stuck::Grammar(engine::first_line(&why)))?;
-        Ok(Matcher { parser, vocabulary: vocabulary.clone(), n_tokens: 0, is_ended: false, names_end: false })
+        let no_description = || Stuck::Grammar("it is not a description".to_owned());
+        let (budget, rules) = thinking::split(grammar.as_str()).ok_or_else(no_description)?;
+        let no_close = || Stuck::Grammar("no token spells what ends a thought".to_owned());
+        let thinking = budget.map(|budget| Thinking::new(budget, vocabulary).ok_or_else(no_close)).transpose()?;
+        let (parser, of_lexer) = match thinking.is_some() && rules.is_empty() {
+            true => (None, 0),
+            false => {
+                let lark = specials::resolve(rules, Some(vocabulary)).ok_or_else(no_description)?;
+                let (parser, n_bytes) = parser(vocabulary, lark, limits)?;
+                (Some(parser), n_bytes)
+            }
+        };
+        let n_bytes = of_lexer + TABLE_BYTES * grammar.n_bytes();
+        let vocabulary = vocabulary.clone();
+        Ok(Matcher { parser, thinking, vocabulary, n_tokens: 0, is_ended: false, names_end: false, n_bytes })
+    }
+
+    /// Another answer that stands where this one does; what one takes does not touch the other. None where the engine
+    /// stumbles.
+    pub fn copy(&self) -> Option<Matcher> {
+        let parser = sound(|| self.parser.as_ref().map(Parser::deep_clone)).ok()?;
+        let (thinking, vocabulary) = (self.thinking.clone(), self.vocabulary.clone());
+        let Matcher { n_tokens, is_ended, names_end, n_bytes, .. } = *self;
+        Some(Matcher { parser, thinking, vocabulary, n_tokens, is_ended, names_end, n_bytes })
+    }
+
+    /// About how much memory it holds at the start of its answer.
+    pub fn n_bytes(&self) -> usize {
+        self.n_bytes
     }
 
     /// Takes the next token of the answer. A token that is not allowed changes nothing.
@@ -57,18 +84,28 @@ impl Matcher {
         if self.is_ended {
             return Err(Stuck::Token(token));
         }
+        if self.parser.is_some() && self.takes_as_end(token)? {
+            return Ok(());
+        }
+        self.n_tokens += 1;
+        if let Some(thinking) = &mut self.thinking {
+            thinking.take(token, &self.vocabulary);
+        }
+        Ok(())
+    }
+
+    /// Has the parser take a token. Whether it is the end.
+    fn takes_as_end(&mut self, token: Token) -> Result<bool, Stuck> {
         let is_end = self.vocabulary.ends().contains(&token);
         if is_end && self.is_complete()? {
             self.is_ended = true;
-            return Ok(());
+            return Ok(true);
         }
-        let n_taken = self.asked(|parser| parser.try_consume_tokens(&[token]))?;
-        if n_taken == 0 {
+        if self.asked(0, |parser| parser.try_consume_tokens(&[token]))? == 0 {
             return Err(Stuck::Token(token));
         }
-        self.n_tokens += 1;
         self.names_end |= is_end;
-        Ok(())
+        Ok(false)
     }
 
     /// Which tokens may come next: never none, until an end was taken. Ends are among them just where the answer is
@@ -79,17 +116,27 @@ impl Matcher {
             mask.clear(n_vocab);
             return Ok(());
         }
-        let allowed = self.asked(|parser| parser.compute_mask_or_eos())?;
-        mask.set(allowed.as_slice(), n_vocab);
+        match &self.parser {
+            None => mask.open(n_vocab),
+            Some(_) => {
+                let allowed = self.asked(None, |parser| parser.compute_mask_or_eos().map(Some))?;
+                mask.set(allowed.as_ref().map_or(&[], |allowed| allowed.as_slice()), n_vocab);
+            }
+        }
+        // A grammar that knows of no thought, and so of none of its ends, goes first.
+        if let Some(forced) = self.thinking.as_ref().and_then(Thinking::forced).filter(|forced| mask.allows(*forced)) {
+            mask.leave(forced);
+        }
         Ok(())
     }
 
     /// Whether the answer may end here.
     pub fn is_complete(&mut self) -> Result<bool, Stuck> {
-        if self.is_ended || self.parser.stop_reason() == StopReason::NoExtension {
+        let cannot_go_on = |parser: &Parser| parser.stop_reason() == StopReason::NoExtension;
+        if self.is_ended || self.parser.as_ref().is_some_and(cannot_go_on) {
             return Ok(true);
         }
-        self.asked(|parser| parser.is_accepting())
+        self.asked(true, |parser| parser.is_accepting())
     }
 
     /// Whether an end was taken.
@@ -102,6 +149,14 @@ impl Matcher {
         let mut mask = Mask::default();
         self.mask(&mut mask)?;
         Ok(mask.only())
+    }
+
+    pub fn ends(&self) -> &[Token] {
+        self.vocabulary.ends()
+    }
+
+    pub fn n_vocab(&self) -> usize {
+        self.vocabulary.n_vocab()
     }
 
     pub fn n_tokens(&self) -> usize {
@@ -117,17 +172,26 @@ impl Matcher {
         let n_text = n - usize::from(self.is_ended && n > 0);
         self.is_ended &= n == 0;
         self.n_tokens -= n_text;
-        self.asked(|parser| parser.rollback(n_text))
+        if let Some(thinking) = &mut self.thinking {
+            thinking.rewind(n_text, &self.vocabulary);
+        }
+        self.asked((), |parser| parser.rollback(n_text))
     }
 
-    fn asked<T, E: ToString>(&mut self, ask: impl FnOnce(&mut Parser) -> Result<T, E>) -> Result<T, Stuck> {
-        let parser = &mut self.parser;
+    /// What the parser says, or what is so of any text.
+    fn asked<T, E: ToString>(
+        &mut self,
+        of_any_text: T,
+        ask: impl FnOnce(&mut Parser) -> Result<T, E>,
+    ) -> Result<T, Stuck> {
+        let Some(parser) = &mut self.parser else { return Ok(of_any_text) };
         let answer = sound(|| ask(parser).map_err(|e| e.to_string()));
         answer.and_then(|answer| answer).map_err(|why| self.stuck(&why))
     }
 
     fn stuck(&self, why: &str) -> Stuck {
-        match self.parser.stop_reason() {
+        let reason = self.parser.as_ref().map_or(StopReason::NotStopped, Parser::stop_reason);
+        match reason {
             StopReason::LexerTooComplex | StopReason::ParserTooComplex => Stuck::TooComplex(engine::first_line(why)),
             StopReason::NoExtensionBias => Stuck::NoToken,
             _ if why.starts_with("NoExtensionBias") => Stuck::NoToken,
@@ -135,4 +199,18 @@ impl Matcher {
             _ => Stuck::Engine(engine::first_line(why)),
         }
     }
+}
+
+/// A parser at its start, and how many bytes its lexer holds.
+fn parser(vocabulary: &Vocabulary, lark: String, limits: &GrammarLimits) -> Result<(Parser, usize), Stuck> {
+    let limits = engine::parser_limits(limits);
+    let made = on_a_deep_stack(|| {
+        let init = GrammarInit::Serialized(TopLevelGrammar::from_lark(lark));
+        let (logger, abilities) = (Logger::new(0, 0), InferenceCapabilities::default());
+        let parser = vocabulary.factory().create_parser_from_init_ext(init, logger, abilities, limits);
+        let parser = parser.map_err(|e| e.to_string())?;
+        let n_bytes = parser.parser.lexer_stats().num_bytes;
+        Ok::<_, String>((Parser::new(Ok(parser)), n_bytes))
+    });
+    made.and_then(|made| made).map_err(|why| Stuck::Grammar(engine::first_line(&why)))
 }

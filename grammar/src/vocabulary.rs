@@ -55,24 +55,29 @@ impl Vocabulary {
             return Err(BadVocabulary::EndOutside(*end));
         }
         let first_end = *ends.first().ok_or(BadVocabulary::NoEnd)?;
-        let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 grammar vocabulary");
+        let mut hasher = TokensDigest::default();
         let (mut words, mut specials) = (Vec::with_capacity(n_vocab), HashMap::new());
         for (id, (bytes, is_special)) in tokens.enumerate() {
             if id >= n_vocab {
                 return Err(BadVocabulary::TooMany(id + 1, n_vocab));
             }
-            hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes).update(&[u8::from(is_special)]);
+            hasher.push(bytes, is_special);
             if is_special {
                 specials.entry(bytes.to_vec()).or_insert(id as Token);
             }
             words.push(word(bytes, is_special));
         }
         words.resize(n_vocab, Vec::new());
-        hasher.update(&(n_vocab as u64).to_le_bytes());
-        ends.iter().for_each(|end| _ = hasher.update(&end.to_le_bytes()));
         let factory = factory(&words, first_end, ends)?;
-        let hash = *hasher.finalize().as_bytes();
+        let hash = hasher.hash(n_vocab, ends);
         Ok(Vocabulary(Arc::new(Words { factory, ends: ends.to_vec(), specials, n_vocab, hash })))
+    }
+
+    /// The hash that a vocabulary of these has, for whoever makes no masks.
+    pub fn hash_of<'a>(tokens: impl Iterator<Item = (&'a [u8], bool)>, n_vocab: usize, ends: &[Token]) -> [u8; 32] {
+        let mut hasher = TokensDigest::default();
+        tokens.for_each(|(bytes, is_special)| hasher.push(bytes, is_special));
+        hasher.hash(n_vocab, ends)
     }
 
     /// Two vocabularies with equal hashes and one grammar have equal masks, under one version of the engine
@@ -94,8 +99,67 @@ impl Vocabulary {
         self.0.specials.get(text.as_bytes()).copied()
     }
 
+    /// The bytes of a token, and whether they are a special token's, which is no text.
+    pub(crate) fn bytes(&self, token: Token) -> (&[u8], bool) {
+        let trie = self.trie();
+        let bytes = if (token as usize) < self.0.n_vocab { trie.token(token) } else { &[] };
+        match bytes.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER]) {
+            Some(special) => (special, true),
+            None => (bytes, false),
+        }
+    }
+
+    /// Tokens that spell a text: special ones where it has their texts, and else the longest first. None where a byte
+    /// is in no token.
+    pub(crate) fn spelled(&self, text: &str) -> Option<Vec<Token>> {
+        let mut tokens = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let starting = |(special, token): (&Vec<u8>, &Token)| {
+                rest.as_bytes().starts_with(special).then_some((special.len(), *token))
+            };
+            if let Some((n, token)) = self.0.specials.iter().filter_map(starting).max() {
+                tokens.push(token);
+                rest = rest.get(n..)?;
+                continue;
+            }
+            let of_special =
+                |at: &usize| self.0.specials.keys().any(|special| rest.as_bytes()[*at..].starts_with(special));
+            let n = (1..rest.len()).filter(|at| rest.is_char_boundary(*at)).find(of_special).unwrap_or(rest.len());
+            tokens.extend(self.trie().greedy_tokenize(&rest.as_bytes()[..n]));
+            rest = &rest[n..];
+        }
+        let spelled: Vec<u8> = tokens.iter().flat_map(|token| self.bytes(*token).0).copied().collect();
+        (spelled == text.as_bytes()).then_some(tokens)
+    }
+
+    fn trie(&self) -> &TokTrie {
+        self.0.factory.tok_env().tok_trie()
+    }
+
     pub(crate) fn factory(&self) -> &ParserFactory {
         &self.0.factory
+    }
+}
+
+/// The bytes of all tokens, hashed in their order.
+struct TokensDigest(blake3::Hasher);
+
+impl Default for TokensDigest {
+    fn default() -> Self {
+        TokensDigest(blake3::Hasher::new_derive_key("lockstep 2026 grammar vocabulary"))
+    }
+}
+
+impl TokensDigest {
+    fn push(&mut self, bytes: &[u8], is_special: bool) {
+        self.0.update(&(bytes.len() as u64).to_le_bytes()).update(bytes).update(&[u8::from(is_special)]);
+    }
+
+    fn hash(mut self, n_vocab: usize, ends: &[Token]) -> [u8; 32] {
+        self.0.update(&(n_vocab as u64).to_le_bytes());
+        ends.iter().for_each(|end| _ = self.0.update(&end.to_le_bytes()));
+        *self.0.finalize().as_bytes()
     }
 }
 

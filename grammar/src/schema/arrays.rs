@@ -37,15 +37,14 @@ impl<'a> Writer<'_, 'a> {
         if min.max(max.unwrap_or(0)) > self.limits.repeat_max {
             return Err(GrammarRefused::too_large("a count of items", self.limits.repeat_max));
         }
-        if facts.is_unique && max.is_none_or(|max| max > 1) {
-            return Err(GrammarRefused::unsupported("uniqueItems", "uniqueItems of more than one item"));
-        }
         let open = self.rules.words(&blank::open('['));
         let close = self.rules.words(&blank::close(']'));
         if min == 0 && facts.contains.iter().all(|contains| contains.min == 0) {
             out.push(vec![self.rules.words(&crate::words::Words::Text("[]".to_owned()))]);
         }
+        let is_unique = facts.is_unique && max.is_none_or(|max| max > 1);
         let inner = match facts.contains.is_empty() {
+            _ if is_unique => self.unique_items(facts)?,
             true => self.plain_items(facts),
             false => self.counted_items(facts)?,
         };
@@ -156,7 +155,7 @@ impl<'a> Writer<'_, 'a> {
 }
 
 /// Of all items from here on the same is claimed.
-fn same_from(facts: &Facts) -> usize {
+pub(super) fn same_from(facts: &Facts) -> usize {
     let own = facts.item.iter().map(|(at, _)| at + 1);
     own.chain(facts.items.iter().map(|(from, _)| *from)).max().unwrap_or(0)
 }

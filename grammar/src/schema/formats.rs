@@ -27,6 +27,13 @@ pub(super) fn words(format: &str) -> Option<Words> {
         "hostname" => return Some(hostname()),
         // Without lengths: an automaton that counts has states for each count, and each is new work for a mask.
         "email" => format!("{NAME}(?:\\.{NAME})*@{HOST}(?:\\.{HOST})+"),
+        "uri" => uri(""),
+        "iri" => uri(UNICODE),
+        "uri-reference" => reference(""),
+        "iri-reference" => reference(UNICODE),
+        "uri-template" => uri_template(),
+        "json-pointer" => POINTER.to_owned(),
+        "relative-json-pointer" => format!("(?:0|[1-9][0-9]*)(?:#|{POINTER})"),
         _ => return None,
     };
     Some(Words::Regex(format!("\"(?:{inner})\"")))
@@ -43,6 +50,53 @@ fn duration() -> String {
     let (n, date) = ("[0-9]+", "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)");
     let time = format!("T(?:{n}H(?:{n}M(?:{n}S)?)?|{n}M(?:{n}S)?|{n}S)");
     format!("P(?:{n}W|{date}(?:{time})?|{time})")
+}
+
+const CODED: &str = "%[0-9A-Fa-f]{2}";
+/// The characters that IRIs have beside those of URIs, without the planes that nobody writes.
+const UNICODE: &str = "\\u{A0}-\\u{D7FF}\\u{F900}-\\u{FDCF}\\u{FDF0}-\\u{FFEF}\\u{10000}-\\u{1FFFD}";
+/// Texts with quotes or backslashes are left out: JSON writes them otherwise.
+const POINTER: &str = "(?:\\x2F(?:[^\"\\\\~\\x2F\\x00-\\x1F\\x7F]|~[01])*)*";
+
+/// A path's characters, with these beside them.
+fn path_chars(more: &str) -> String {
+    format!("(?:[a-zA-Z0-9._~!$&'()*+,;=:@{more}-]|{CODED})")
+}
+
+/// What stands behind `//`, and the path.
+fn authority(more: &str) -> String {
+    let named = format!("(?:[a-zA-Z0-9._~!$&'()*+,;={more}-]|{CODED})*");
+    let user = format!("(?:[a-zA-Z0-9._~!$&'()*+,;=:{more}-]|{CODED})*");
+    let future = "[vV][0-9A-Fa-f]+\\.[a-zA-Z0-9._~!$&'()*+,;=:-]+";
+    let char = path_chars(more);
+    format!("\\x2F\\x2F(?:{user}@)?(?:\\[(?:{}|{future})\\]|{named})(?::[0-9]*)?(?:\\x2F{char}*)*", ipv6())
+}
+
+fn query_and_fragment(more: &str) -> String {
+    let char = path_chars(more);
+    format!("(?:\\?(?:{char}|[\\x2F?])*)?(?:#(?:{char}|[\\x2F?])*)?")
+}
+
+/// RFC 3986, and RFC 3987 with Unicode.
+fn uri(more: &str) -> String {
+    let (char, authority, rest) = (path_chars(more), authority(more), query_and_fragment(more));
+    let path = format!("\\x2F(?:{char}+(?:\\x2F{char}*)*)?|{char}+(?:\\x2F{char}*)*");
+    format!("[a-zA-Z][a-zA-Z0-9+.-]*:(?:{authority}|{path})?{rest}")
+}
+
+fn reference(more: &str) -> String {
+    let (char, authority, rest) = (path_chars(more), authority(more), query_and_fragment(more));
+    let first = format!("(?:[a-zA-Z0-9._~!$&'()*+,;=@{more}-]|{CODED})+");
+    let path = format!("\\x2F(?:{char}+(?:\\x2F{char}*)*)?|{first}(?:\\x2F{char}*)*");
+    format!("(?:{}|(?:{authority}|{path})?{rest})", uri(more))
+}
+
+/// RFC 6570.
+fn uri_template() -> String {
+    let literal = format!("[!#$&(-;=?-\\[\\]_a-z~{UNICODE}]|{CODED}");
+    let char = format!("(?:[a-zA-Z0-9_]|{CODED})");
+    let variable = format!("{char}(?:\\.?{char})*(?::[1-9][0-9]{{0,3}}|\\*)?");
+    format!("(?:{literal}|\\{{[+#.\\x2F;?&]?{variable}(?:,{variable})*\\}})*")
 }
 
 fn ipv6() -> String {

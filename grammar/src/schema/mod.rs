@@ -22,6 +22,7 @@ mod positive;
 mod read;
 mod structures;
 mod text;
+mod unique;
 mod values;
 mod writer;
 

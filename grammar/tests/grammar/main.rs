@@ -8,4 +8,5 @@ mod hostile;
 mod kinds;
 mod schemas;
 mod tags;
+mod thinking;
 mod walks;

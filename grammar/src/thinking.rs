@@ -1,0 +1,210 @@
+//! A budget for the thought before an answer: where it is used up, the tokens that end the thought are forced. Knows
+//! bytes of tokens; nothing of templates, and nothing of what comes behind the thought.
+//!
+//! ```text
+//! before ── an opening text ──▶ inside ── a closing text ──▶ behind
+//! ```
+//!
+//! It depends on the tokens of the answer alone, so a replay forces the same.
+
+use crate::Vocabulary;
+use serde_json::{Value, json};
+use types::{Grammar, Token};
+
+/// What a thought is, and how long it may be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ThinkingBudget {
+    /// The most tokens between the texts that open and close thoughts.
+    pub tokens_max: u32,
+    /// The answer begins within a thought.
+    pub is_open: bool,
+    /// An answer may think several times; else only its beginning can be a thought.
+    pub repeats: bool,
+    /// Texts that begin a thought.
+    pub opens: Vec<String>,
+    /// Texts that end one. The first is what is forced.
+    pub closes: Vec<String>,
+}
+
+const MARK: &str = "// thinking ";
+
+impl ThinkingBudget {
+    /// The description of answers that think no longer than this, and then are what `behind` says, or any text. A
+    /// grammar describes the thought too: `behind` allows what this forces.
+    pub fn before(&self, behind: Option<&Grammar>) -> Grammar {
+        let ThinkingBudget { tokens_max, is_open, repeats, opens, closes } = self;
+        let head = json!({
+            "tokens_max": tokens_max, "is_open": is_open, "repeats": repeats, "opens": opens, "closes": closes,
+        });
+        Grammar::new(format!("{MARK}{head}\n{}", behind.map_or("", Grammar::as_str)))
+    }
+
+    fn read(head: &str) -> Option<ThinkingBudget> {
+        let head: Value = serde_json::from_str(head).ok()?;
+        let texts = |name: &str| {
+            let texts = head[name].as_array()?.iter().map(|text| text.as_str().map(str::to_owned));
+            texts.collect::<Option<Vec<_>>>()
+        };
+        let budget = ThinkingBudget {
+            tokens_max: head["tokens_max"].as_u64()?.try_into().ok()?,
+            is_open: head["is_open"].as_bool()?,
+            repeats: head["repeats"].as_bool()?,
+            opens: texts("opens")?,
+            closes: texts("closes")?,
+        };
+        let has_empty = budget.opens.iter().chain(&budget.closes).any(String::is_empty);
+        (!has_empty && !budget.closes.is_empty()).then_some(budget)
+    }
+}
+
+/// A description's budget, and the rest of it: empty where any text may follow. None if the budget cannot be read.
+pub(crate) fn split(description: &str) -> Option<(Option<ThinkingBudget>, &str)> {
+    let Some(marked) = description.strip_prefix(MARK) else { return Some((None, description)) };
+    let (head, rest) = marked.split_once('\n')?;
+    Some((Some(ThinkingBudget::read(head)?), rest))
+}
+
+/// How far one answer is in its thought.
+#[derive(Clone, Debug)]
+pub(crate) struct Thinking {
+    budget: ThinkingBudget,
+    /// The tokens that spell the closing text.
+    closing: Vec<Token>,
+    /// What was taken, so that some of it can be taken back.
+    tokens: Vec<Token>,
+    now: Now,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Now {
+    at: At,
+    /// The end of the text that may become a marker, or of a character.
+    tail: Vec<u8>,
+    n_thought: u32,
+    /// How much of the closing text was forced.
+    n_closing: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum At {
+    #[default]
+    Before,
+    Inside,
+    Behind,
+}
+
+impl Thinking {
+    /// None where the vocabulary cannot spell what ends a thought.
+    pub fn new(budget: ThinkingBudget, vocabulary: &Vocabulary) -> Option<Thinking> {
+        let closing = vocabulary.spelled(budget.closes.first()?)?;
+        let now = Now::start(&budget);
+        Some(Thinking { budget, closing, tokens: Vec::new(), now })
+    }
+
+    /// The one token that may come next, where the budget is used up.
+    pub fn forced(&self) -> Option<Token> {
+        let is_used = self.now.at == At::Inside && self.now.n_thought >= self.budget.tokens_max;
+        let is_forced = is_used && (self.now.n_closing > 0 || !ends_within_a_character(&self.now.tail));
+        is_forced.then(|| self.closing.get(self.now.n_closing).copied()).flatten()
+    }
+
+    pub fn take(&mut self, token: Token, vocabulary: &Vocabulary) {
+        let forced = self.forced();
+        self.tokens.push(token);
+        self.now.n_closing = if forced == Some(token) { self.now.n_closing + 1 } else { 0 };
+        self.now.n_thought += u32::from(self.now.at == At::Inside);
+        let is_marker = |text: &[u8]| {
+            let texts = self.budget.opens.iter().chain(&self.budget.closes);
+            texts.into_iter().any(|marker| contains(marker.as_bytes(), text))
+        };
+        let bytes = match vocabulary.bytes(token) {
+            (bytes, false) => bytes,
+            // Whoever reads the answer is shown special tokens that mark thoughts, and no others.
+            (bytes, true) if is_marker(bytes) => bytes,
+            (_, true) => &[],
+        };
+        self.now.tail.extend_from_slice(bytes);
+        while self.now.advance(&self.budget) {}
+    }
+
+    /// Takes back the last `n` tokens.
+    pub fn rewind(&mut self, n: usize, vocabulary: &Vocabulary) {
+        let mut tokens = std::mem::take(&mut self.tokens);
+        tokens.truncate(tokens.len().saturating_sub(n));
+        self.now = Now::start(&self.budget);
+        tokens.into_iter().for_each(|token| self.take(token, vocabulary));
+    }
+}
+
+impl Now {
+    fn start(budget: &ThinkingBudget) -> Now {
+        Now { at: if budget.is_open { At::Inside } else { At::Before }, ..Now::default() }
+    }
+
+    /// Reads a marker. Whether there may be another behind it.
+    fn advance(&mut self, budget: &ThinkingBudget) -> bool {
+        match self.at {
+            At::Behind => self.tail.clear(),
+            At::Before if !budget.repeats => return self.begins(budget),
+            At::Before => {
+                if self.reads(&budget.opens) {
+                    self.at = At::Inside;
+                    return true;
+                }
+            }
+            At::Inside => {
+                if self.reads(&budget.closes) {
+                    self.at = if budget.repeats { At::Before } else { At::Behind };
+                    self.n_closing = 0;
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Whether the answer begins with an opening text, behind blanks.
+    fn begins(&mut self, budget: &ThinkingBudget) -> bool {
+        let n_blank = self.tail.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+        self.tail.drain(..n_blank);
+        let opened = budget.opens.iter().find(|open| self.tail.starts_with(open.as_bytes()));
+        if let Some(open) = opened {
+            self.tail.drain(..open.len());
+            self.at = At::Inside;
+            return true;
+        }
+        if !budget.opens.iter().any(|open| open.as_bytes().starts_with(&self.tail)) {
+            self.at = At::Behind;
+        }
+        false
+    }
+
+    /// Whether one of the markers is there: the tail then begins behind the first. Else it keeps what one may begin
+    /// with.
+    fn reads(&mut self, markers: &[String]) -> bool {
+        let found = |marker: &String| Some(position(&self.tail, marker.as_bytes())? + marker.len());
+        if let Some(end) = markers.iter().filter_map(found).min() {
+            self.tail.drain(..end);
+            return true;
+        }
+        // A character has four bytes at most.
+        let n_kept = markers.iter().map(String::len).max().unwrap_or(0).max(4) - 1;
+        self.tail.drain(..self.tail.len().saturating_sub(n_kept));
+        false
+    }
+}
+
+fn position(text: &[u8], part: &[u8]) -> Option<usize> {
+    text.windows(part.len()).position(|window| window == part)
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    !part.is_empty() && position(text, part).is_some()
+}
+
+/// Whether the last character lacks bytes.
+fn ends_within_a_character(text: &[u8]) -> bool {
+    let last = &text[text.len().saturating_sub(3)..];
+    let Some(start) = last.iter().rposition(|byte| *byte >= 0xc0) else { return false };
+    std::str::from_utf8(&last[start..]).is_err_and(|error| error.error_len().is_none())
+}
