@@ -212,6 +212,7 @@ pub fn config(
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         cores: u32::try_from(machine::cores()).unwrap_or(u32::MAX),
         mesh_address,
+        memory_left: machine::memory_left,
         ..worker::Config::default()
     })
 }

@@ -66,9 +66,26 @@ impl KvLayout {
     }
 }
 
+/// How much of its pools a rank has memory for is told in so many parts of the whole.
+pub const KV_PARTS: u32 = 1 << 16;
+
+/// How many of a pool's blocks there is memory for, if there is for `parts` of it: those with the lowest ids.
+pub const fn blocks_committed(n_blocks: u32, parts: u32) -> u32 {
+    if parts >= KV_PARTS { n_blocks } else { ((n_blocks as u64 * parts as u64) / KV_PARTS as u64) as u32 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_parts_are_all_blocks_and_fewer_are_never_more() {
+        let blocks = |parts| [0, 1, 7, 4096, 1 << 24].map(|n_blocks| blocks_committed(n_blocks, parts));
+        assert_eq!(blocks(0), [0; 5]);
+        assert_eq!(blocks(1), [0, 0, 0, 0, 256]);
+        assert_eq!(blocks(KV_PARTS - 1), [0, 0, 6, 4095, (1 << 24) - 256]);
+        assert_eq!((blocks(KV_PARTS), blocks(u32::MAX)), ([0, 1, 7, 4096, 1 << 24], [0, 1, 7, 4096, 1 << 24]));
+    }
 
     #[test]
     fn bytes_of_a_page_follow_from_layout_sharding_and_dtype() {

@@ -31,7 +31,7 @@ pub use certificate::{Hex, TokensHash, TokensHasher};
 pub use dtype::{Dtype, Scales};
 pub use grammar::Grammar;
 pub use id::{BlockId, Epoch, Micros, Rank, RequestId, StepId, TenantId, Token, Tokens};
-pub use kv::{BLOCK_TOKENS, KvLayout, Sharding};
+pub use kv::{BLOCK_TOKENS, KV_PARTS, KvLayout, Sharding, blocks_committed};
 pub use layout::{Layout, Part, Shares, Stage};
 pub use leaves::Leaves;
 pub use numerics::{Activations, DeviceClass, DeviceKind, KvDtype, Mode, UnknownWord};

@@ -3,6 +3,7 @@
 
 use crate::load::fetch::FetchError;
 use crate::runner::Runner;
+use crate::runner::kv_commit::KvShort;
 use collective::{CancelFlag, MeshTimeouts};
 use std::path::PathBuf;
 use types::{Activations, Epoch, KvDtype, Layout, Mode, PieceRun, PolicyDigest, Rank, Unsupported};
@@ -103,6 +104,9 @@ pub enum LoadError {
     Changed(checkpoint::Error),
     #[error("{what} needs {needed} bytes, {available} are there")]
     Memory { what: &'static str, needed: u64, available: u64 },
+    /// The machine does not give the memory that was planned for the KV cache.
+    #[error(transparent)]
+    Kv(#[from] KvShort),
     #[error("the ranks do not come together: {0}")]
     Collective(#[from] collective::Error),
     #[error("{path} cannot be fetched: {source}", path = path.display())]
@@ -118,6 +122,7 @@ impl LoadError {
             | LoadError::Model { .. }
             | LoadError::Changed(_)
             | LoadError::Memory { .. }
+            | LoadError::Kv(_)
             | LoadError::Fetch { .. } => None,
         }
     }

@@ -1,9 +1,10 @@
 //! What a worker is told once: what it says of itself, and its limits. Knows no session.
 
+use crate::session::committing::MemoryLeft;
 use std::time::Duration;
 
 /// What the worker tells the coordinator of itself, and its limits.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Config {
     pub host: String,
     pub pid: u32,
@@ -33,6 +34,8 @@ pub struct Config {
     /// How long the computing thread may take to return from the last session's work. Until then this worker does not
     /// join: it could not take an assignment.
     pub come_back_max: Duration,
+    /// How much memory this machine has to give.
+    pub memory_left: MemoryLeft,
     /// What the coordinator is told: this build's own.
     pub speaks: proto::Speaks,
 }
@@ -56,6 +59,7 @@ impl Default for Config {
             redial_max: Duration::from_secs(5),
             redial_after_leave: Duration::from_secs(1),
             come_back_max: Duration::from_secs(120),
+            memory_left: || None,
             speaks: proto::Speaks::default(),
         }
     }

@@ -21,6 +21,7 @@ pub use config::Config;
 pub use error::Error;
 pub use load::weight_cache::WeightCache;
 pub use load::{fetch, source};
+pub use runner::kv_commit::KvShort;
 pub use runner::masks::MaskConfig;
 pub use runner::model_loader::{ComputeDevice, ModelLoader};
 pub use runner::model_runner::ModelRunner;
@@ -28,6 +29,7 @@ pub use runner::{Rest, RunError, Runner, Upcoming};
 pub use runner::{sequences, sim};
 
 use config::Footing;
+pub use session::committing::MemoryLeft;
 use session::{Worker, heartbeat, rank_thread};
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +71,7 @@ async fn serve_on(
     let leases = Arc::new(rank_thread::ThreadLeases::default());
     let (counters, places) = (progress.clone(), leases.clone());
     // It ends when `work` is dropped, after the step that it is in.
-    let thread = rank_thread::run(loader, queue, counters, places);
+    let thread = rank_thread::run(loader, queue, counters, places, config.memory_left);
     match footing {
         Footing::Threads => {
             drop(std::thread::Builder::new().name("compute".into()).spawn(|| rank_thread::drive(thread))?)

@@ -14,6 +14,8 @@ pub(crate) struct BlockPool {
     pub group: CacheGroup,
     /// How many tables hold each block.
     refs: Vec<u32>,
+    /// The blocks below this id have memory; the others are neither free nor anything else yet.
+    n_committed: u32,
     free: Vec<BlockId>,
     cached: Lru,
     index: PrefixIndex,
@@ -25,6 +27,7 @@ impl BlockPool {
         BlockPool {
             group,
             refs: vec![0; n_blocks as usize],
+            n_committed: n_blocks,
             // The lowest id is taken first.
             free: (0..n_blocks).rev().map(BlockId).collect(),
             cached: Lru::new(n_blocks),
@@ -37,13 +40,29 @@ impl BlockPool {
         self.refs.len() as u32
     }
 
+    pub fn n_committed(&self) -> u32 {
+        self.n_committed
+    }
+
+    /// Only blocks below this id may be taken. More than before are added; fewer only where no block has been taken.
+    pub fn commit(&mut self, n_blocks: u32) {
+        if n_blocks > self.n_committed {
+            // The lowest id is taken first.
+            self.free.splice(0..0, (self.n_committed..n_blocks).rev().map(BlockId));
+            self.n_committed = n_blocks;
+        } else if self.n_free() == self.n_committed {
+            self.free.drain(..(self.n_committed - n_blocks) as usize);
+            self.n_committed = n_blocks;
+        }
+    }
+
     /// Blocks that can be taken now.
     pub fn n_available(&self) -> u32 {
         self.free.len() as u32 + self.cached.len()
     }
 
     pub fn n_used(&self) -> u32 {
-        self.n_total() - self.n_available()
+        self.n_committed - self.n_available()
     }
 
     pub fn n_cached(&self) -> u32 {
@@ -243,6 +262,23 @@ mod tests {
         assert_eq!((pool.n_free(), pool.n_cached(), pool.refs(held)), (1, 0, 1));
         pool.release(&mut Table { blocks: vec![held], n_passed: 0 });
         assert_eq!((pool.n_free(), pool.n_cached()), (2, 0));
+    }
+
+    #[test]
+    fn a_block_without_memory_is_given_to_nobody_until_it_has_some() {
+        let mut pool = BlockPool::new(CacheGroup::FULL, 5);
+        pool.commit(2);
+        assert_eq!((pool.n_total(), pool.n_available(), pool.n_used()), (5, 2, 0));
+        let mut table = take(&mut pool, 2);
+        assert_eq!((table.blocks.clone(), pool.take(), pool.n_used()), (vec![BlockId(0), BlockId(1)], None, 2));
+        pool.commit(1);
+        assert_eq!((pool.n_committed(), pool.n_used()), (2, 2), "what is taken stays");
+        pool.commit(4);
+        assert_eq!((pool.take(), pool.n_available()), (Some(BlockId(2)), 1));
+        pool.release(&mut table);
+        assert_eq!((pool.n_available(), pool.n_used()), (3, 1));
+        pool.commit(5);
+        assert_eq!((pool.n_available(), pool.n_used(), pool.n_committed()), (4, 1, 5));
     }
 
     #[test]

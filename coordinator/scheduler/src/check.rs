@@ -173,13 +173,15 @@ impl Scheduler {
             let name = pool.name_of(block);
             assert!(name.is_none_or(|name| pool.find(name) == Some(block)), "a name leads to its block");
             assert_eq!(pool.is_cached(block), holders == 0 && name.is_some());
-            assert_eq!(is_free[at], holders == 0 && name.is_none());
+            let has_memory = block.0 < pool.n_committed();
+            assert!(has_memory || (holders == 0 && name.is_none()), "a block without memory is nobody's");
+            assert_eq!(is_free[at], has_memory && holders == 0 && name.is_none());
             n_used += u32::from(holders > 0);
             n_named += u32::from(name.is_some());
         }
         assert_eq!(n_used, pool.n_used());
         assert_eq!(n_named, pool.n_named());
-        assert_eq!(pool.n_free() + n_used + pool.n_cached(), pool.n_total());
+        assert_eq!(pool.n_free() + n_used + pool.n_cached(), pool.n_committed());
     }
 
     fn check_ends(&self) {

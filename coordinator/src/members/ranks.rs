@@ -2,7 +2,7 @@
 
 use crate::WorkerId;
 use std::collections::BTreeMap;
-use types::{Micros, PolicyDigest, Rank};
+use types::{KV_PARTS, Micros, PolicyDigest, Rank};
 
 /// In the order in which the workers joined.
 #[derive(Debug, Default)]
@@ -18,6 +18,8 @@ struct Holder {
     unread: String,
     /// Its count of steps when it became ready.
     steps_before: u64,
+    /// How much of its KV cache there is memory for.
+    kv_parts: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +62,8 @@ impl Readiness {
 impl RankHolders {
     pub fn assign(&mut self, worker: WorkerId, rank: Rank, now: Micros) {
         let readiness = Readiness::Loading { since: now };
-        self.holders.insert(worker, Holder { rank, readiness, unread: String::new(), steps_before: 0 });
+        self.holders
+            .insert(worker, Holder { rank, readiness, unread: String::new(), steps_before: 0, kv_parts: KV_PARTS });
     }
 
     pub fn workers(&self) -> impl Iterator<Item = WorkerId> {
@@ -131,6 +134,17 @@ impl RankHolders {
             holder.readiness = Readiness::Ready(facts);
             holder.steps_before = steps_done;
         }
+    }
+
+    pub fn kv_committed(&mut self, worker: WorkerId, parts: u32) {
+        if let Some(holder) = self.holders.get_mut(&worker) {
+            holder.kv_parts = parts;
+        }
+    }
+
+    /// How much of each pool every rank has memory for.
+    pub fn kv_parts(&self) -> u32 {
+        self.holders.values().map(|holder| holder.kv_parts).min().unwrap_or(KV_PARTS)
     }
 
     pub fn is_ready(&self, worker: WorkerId) -> bool {

@@ -40,7 +40,9 @@ impl Replica {
         let (grid, epoch, blueprint) = (placement.blueprint.grid, placement.epoch, &placement.blueprint);
         self.members.met(&placement.ranks);
         let policy = self.requests.policy().unwrap_or_else(|| self.readings.serve(meant));
+        let kv_parts = placement.ranks.kv_parts();
         self.requests.epoch_begins((&self.config, blueprint), [meant, policy], epoch, now)?;
+        self.requests.kv_committed(kv_parts);
         let (Grid { tp, pp, .. }, n_ranks, n_blocks) = (grid, blueprint.shards.len(), blueprint.n_blocks());
         tracing::info!(%epoch, tp, pp, n_ranks, ?n_blocks, "the replica is ready");
         self.phase = match std::mem::take(&mut self.phase) {

@@ -72,6 +72,13 @@ impl Phase {
         }
     }
 
+    pub fn placement_mut(&mut self) -> Option<&mut Placement> {
+        match self {
+            Phase::Waiting(_) => None,
+            Phase::Placing(placement) | Phase::Serving(Serving { placement, .. }) => Some(placement),
+        }
+    }
+
     pub fn serving(&self) -> Option<&Serving> {
         match self {
             Phase::Serving(serving) => Some(serving),

@@ -10,7 +10,7 @@ use crate::{Error, WorkerId};
 use proto::cluster as wire;
 use telemetry::metrics;
 use tonic::Status;
-use types::{Epoch, Micros, PolicyDigest};
+use types::{Epoch, KV_PARTS, Micros, PolicyDigest};
 
 impl Replica {
     pub(super) fn worker_joined(
@@ -36,6 +36,23 @@ impl Replica {
         let Some(since) = self.members.beat(worker, beat) else { return };
         if let Some(rank) = self.phase.rank(worker) {
             metrics::rank(&self.of, rank.0, since.compute_micros, since.wait_micros, since.idle_micros);
+        }
+        if let Some(kv) = beat.kv {
+            self.kv_committed(worker, kv);
+        }
+    }
+
+    /// Only blocks that every rank has memory for are used.
+    fn kv_committed(&mut self, worker: WorkerId, kv: wire::KvCommitted) {
+        let of = Epoch { incarnation: kv.epoch_incarnation, n: kv.epoch_n };
+        if of != self.epoch {
+            return;
+        }
+        let Some(placement) = self.phase.placement_mut() else { return };
+        placement.ranks.kv_committed(worker, kv.parts);
+        let parts = placement.ranks.kv_parts();
+        if self.phase.serving().is_some() {
+            self.requests.kv_committed(parts);
         }
     }
 
@@ -83,6 +100,7 @@ impl Replica {
         self.state_changed = true;
         let Phase::Placing(placement) = &mut self.phase else { return Ok(()) };
         placement.ranks.ready(worker, self.members.steps_done(worker));
+        placement.ranks.kv_committed(worker, ready.kv_parts.unwrap_or(KV_PARTS));
         if placement.ranks.all_ready() { self.begin_epoch() } else { Ok(()) }
     }
 

@@ -177,6 +177,13 @@ impl LiveRequests {
         Ok(())
     }
 
+    /// The ranks have memory for these parts of their pools.
+    pub fn kv_committed(&mut self, parts: u32) {
+        if let Some(planner) = &mut self.planner {
+            planner.scheduler.commit(parts);
+        }
+    }
+
     /// All running requests wait for the next placement, in an epoch without workers.
     pub fn epoch_ended(&mut self, next: Epoch, loss: Loss, now: Micros) {
         self.traces.epoch_ended();

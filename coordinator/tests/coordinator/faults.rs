@@ -361,15 +361,15 @@ impl RawWorker {
     async fn ready(&mut self, digest: [u8; 32]) {
         self.last = self.assigned().await;
         self.say_loaded(digest).await;
-        self.meet().await;
+        self.meet(None).await;
     }
 
-    /// Waits until all have loaded and are told to meet.
-    async fn meet(&mut self) {
+    /// Waits until all have loaded and are told to meet. `kv_parts` of its cache have memory.
+    async fn meet(&mut self, kv_parts: Option<u32>) {
         let rank_frame::Frame::Meet(meet) = self.next().await.unwrap() else { panic!("the word to meet follows") };
         let wire::Meet { epoch_incarnation, epoch_n } = meet;
         assert_eq!(epoch_n, self.last.epoch_n);
-        self.say(worker_frame::Frame::Ready(wire::Ready { epoch_incarnation, epoch_n })).await;
+        self.say(worker_frame::Frame::Ready(wire::Ready { epoch_incarnation, epoch_n, kv_parts })).await;
     }
 
     async fn blame(&self, rank: u32) {
@@ -384,6 +384,12 @@ impl RawWorker {
         let beat = wire::Heartbeat { in_step: true, waits_for, ..wire::Heartbeat::default() };
         // Nobody reads from a dismissed worker.
         let _ended = self.up.send(frame(worker_frame::Frame::Heartbeat(beat))).await;
+    }
+
+    /// A heartbeat that tells how much of its cache has memory.
+    async fn beat_kv(&self, epoch_n: u32, parts: u32) {
+        let kv = wire::KvCommitted { epoch_incarnation: self.last.epoch_incarnation, epoch_n, parts };
+        self.say(worker_frame::Frame::Heartbeat(wire::Heartbeat { kv: Some(kv), ..wire::Heartbeat::default() })).await;
     }
 
     async fn beat(&self, steps_done: u64) {
@@ -473,6 +479,49 @@ async fn ranks_that_lie_are_dismissed_by_name() {
     let _worker = cluster.worker(sim());
     router.hear_all().await;
     router.streams.remove(&id).unwrap().check(&sim());
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_waits_for_blocks_that_some_rank_has_no_memory_for() {
+    let cluster = Cluster::start(on_grid(config(64, 128, 16), 2, 1));
+    let [mut sampler, mut second] = two_ranks(&cluster).await;
+    for rank in [&sampler, &second] {
+        rank.say_loaded(sim_digest()).await;
+    }
+    // Of the second rank's 64 blocks, two have memory.
+    sampler.meet(None).await;
+    second.meet(Some(types::KV_PARTS / 32)).await;
+    let mut router = cluster.router().await;
+    let epoch_n = second.last.epoch_n;
+    router.submit(request(vec![1; 20], 1)).await;
+    router.submit(request(vec![2; 40], 1)).await;
+    let starts = async |rank: &mut RawWorker| loop {
+        let rank_frame::Frame::Step(bytes) = rank.next().await.unwrap() else { panic!("a step follows") };
+        let step = proto::decode_step(&bytes).unwrap();
+        if !step.starts.is_empty() {
+            return step;
+        }
+    };
+    let step = starts(&mut sampler).await;
+    assert_eq!(step.starts.iter().map(|start| start.prompt.len()).collect::<Vec<_>>(), [20]);
+    let answer = |step: &types::Step| {
+        let token = types::TokenOut { token: 7, ..types::TokenOut::default() };
+        let slices = vec![types::SliceDone { tokens: vec![token], ..types::SliceDone::default() }];
+        let done = StepDone { id: step.id, epoch: step.epoch, slices, ..StepDone::default() };
+        worker_frame::Frame::Done((&done).into())
+    };
+    sampler.say(answer(&step)).await;
+    // Its memory of another epoch, and memory that another rank has anyway, are no memory of the second rank.
+    second.beat_kv(epoch_n + 1, types::KV_PARTS).await;
+    sampler.beat_kv(epoch_n, types::KV_PARTS).await;
+    let none = timeout(Duration::from_millis(300), starts(&mut sampler)).await;
+    assert!(none.is_err(), "the long request began without memory");
+    second.beat_kv(epoch_n, types::KV_PARTS / 16).await;
+    let step = starts(&mut sampler).await;
+    assert_eq!(step.starts.iter().map(|start| start.prompt.len()).collect::<Vec<_>>(), [40]);
+    sampler.say(answer(&step)).await;
+    router.hear_all().await;
     cluster.stop().await;
 }
 
@@ -591,7 +640,7 @@ async fn two_ranks_in_a_step(cluster: &Cluster) -> [RawWorker; 2] {
         rank.say_loaded(sim_digest()).await;
     }
     for rank in &mut ranks {
-        rank.meet().await;
+        rank.meet(None).await;
     }
     let mut router = cluster.router().await;
     router.submit(request(vec![1, 2, 3], 10)).await;
@@ -677,8 +726,8 @@ async fn ranks_of_one_grid_agree_or_the_stranger_goes() {
     (first.last, second.last) = (first.assigned().await, second.assigned().await);
     first.say_loaded(sim_digest()).await;
     second.say_loaded(sim_digest()).await;
-    first.meet().await;
-    second.meet().await;
+    first.meet(None).await;
+    second.meet(None).await;
     let mut router = cluster.router().await;
     assert_eq!(router.welcome.policy_digest, sim_digest());
 
@@ -734,8 +783,8 @@ async fn a_host_that_has_loaded_another_model_is_taken_last() {
     for worker in [&mut good, &mut same_host] {
         worker.say_loaded(sim_digest()).await;
     }
-    good.meet().await;
-    same_host.meet().await;
+    good.meet(None).await;
+    same_host.meet(None).await;
     cluster.router().await;
     cluster.stop().await;
 }
@@ -752,8 +801,8 @@ async fn fewer_ranks_carry_on_when_the_only_spare_was_refused() {
     for worker in [&mut good, &mut other] {
         worker.say_loaded(sim_digest()).await;
     }
-    good.meet().await;
-    other.meet().await;
+    good.meet(None).await;
+    other.meet(None).await;
     cluster.router().await;
     drop(other);
     let mut bad = of_host(&cluster, "bad", 1).await;

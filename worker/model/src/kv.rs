@@ -1,7 +1,7 @@
 //! The paged KV that a pass reads and writes. Knows no layer, and not which blocks are whose.
 
 use crate::error::Result;
-use backend::{KvSpec, Memory};
+use backend::{CommitBlocks, KvSpec, Memory};
 use types::BlockId;
 
 /// The paged KV of a rank's layers, one entry per cache group.
@@ -18,6 +18,12 @@ impl<M: Memory> KvCache<M> {
     /// Clears these blocks of each group.
     pub fn clear(&mut self, device: &M, blocks: &[Vec<BlockId>]) {
         self.groups.iter_mut().zip(blocks).for_each(|(kv, blocks)| device.clear(kv, blocks));
+    }
+
+    /// What has the system give the memory of each group's blocks. Empty if it has given all.
+    pub fn commits(&self, device: &M) -> Vec<Option<CommitBlocks>> {
+        let commits: Vec<_> = self.groups.iter().map(|kv| device.commit(kv)).collect();
+        if commits.iter().any(Option::is_some) { commits } else { Vec::new() }
     }
 
     pub fn groups(&self) -> &[M::Kv] {

@@ -1,5 +1,6 @@
 //! What a rank does with a step. Knows nothing of streams or threads: the session calls it on one thread that it owns.
 
+pub mod kv_commit;
 pub(crate) mod masks;
 pub mod model_loader;
 mod model_part;
@@ -10,6 +11,7 @@ pub mod sim;
 
 use backend::Repeats;
 use collective::AbortHandle;
+use kv_commit::KvCommit;
 use std::pin::Pin;
 use std::time::Duration;
 use types::{Rank, Step, StepDone, Unsupported};
@@ -42,6 +44,11 @@ pub trait Runner: Send {
         None
     }
 
+    /// What commits its KV cache, once. None if all of its memory is there.
+    fn kv_commit(&mut self) -> Option<KvCommit> {
+        None
+    }
+
     /// Counts of the device's passes: plain, recorded, replayed, refused.
     fn repeats(&self) -> Repeats {
         Repeats::default()
@@ -68,6 +75,10 @@ impl<R: Runner + ?Sized> Runner for Box<R> {
 
     fn abort_handle(&self) -> Option<AbortHandle> {
         (**self).abort_handle()
+    }
+
+    fn kv_commit(&mut self) -> Option<KvCommit> {
+        (**self).kv_commit()
     }
 
     fn repeats(&self) -> Repeats {

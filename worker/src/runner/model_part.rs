@@ -5,6 +5,7 @@ use crate::assignment::{Assignment, LoadError, Ready};
 use crate::load::reading::{Ask, FilesNow, Reading};
 use crate::load::vocabulary::LazyVocabulary;
 use crate::load::weight_cache::{LoadedPart, PartInUse, PartKey, WeightCache};
+use crate::runner::kv_commit::KvCommit;
 use crate::runner::sequences::SequenceLimits;
 use backend::{Device, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
@@ -18,6 +19,7 @@ use types::{BLOCKS_MAX, DeviceClass, Part, PolicyDigest, Unsupported};
 pub(super) struct ModelPart<D: Device + 'static> {
     pub lent: PartInUse<D>,
     pub kv: KvCache<D>,
+    pub kv_commit: Option<KvCommit>,
     pub limits: SequenceLimits,
     pub direct: ExchangeLimits,
 }
@@ -43,13 +45,15 @@ pub(super) fn load_part<D: Device + 'static>(
     let LoadedPart { device, spec, policy, .. } = &held;
     let (limits, specs) = sizes(assignment, spec, part, device.class())?;
     let kv = KvCache::new(device, &specs).map_err(load_failed(assignment))?;
+    let lengths = (assignment.context, assignment.batch_tokens_max);
+    let kv_commit = KvCommit::new(kv.commits(device), &specs, &limits.groups, lengths);
     let (weight_bytes, weights) = (held.model.weight_bytes() as u64, held.model.runs().to_vec());
     let ready = Ready { policy: *policy, weight_bytes, weights, unread };
     let millis = begun.elapsed().as_millis() as u64;
     let (epoch, rank) = (assignment.epoch, assignment.rank.0);
     tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
     let (of, direct) = (PartKey::new(*policy, assignment, part), direct(&limits, spec, device.class()));
-    Ok((ModelPart { lent: weight_cache.hand_out(held, of), kv, limits, direct }, ready))
+    Ok((ModelPart { lent: weight_cache.hand_out(held, of), kv, kv_commit, limits, direct }, ready))
 }
 
 /// Reads the model again, if the same model can still be read: where its file is gone or another model's, the rank

@@ -9,6 +9,7 @@
 //! tokens: those that the next step needs stay on the device.
 
 use crate::load::weight_cache::{LoadedPart, PartInUse};
+use crate::runner::kv_commit::KvCommit;
 use crate::runner::masks::{MaskConfig, Masks};
 use crate::runner::sequences::{SequenceLimits, Sequences, TokenSource, Violation};
 use crate::runner::{RunError, Runner, Upcoming};
@@ -24,6 +25,8 @@ pub struct ModelRunner<D: Device + 'static> {
     ranks: Ranks<D>,
     lent: PartInUse<D>,
     kv: KvCache<D>,
+    /// Until somebody has taken it.
+    kv_commit: Option<KvCommit>,
     sequences: Sequences,
     /// Only the sampler has any.
     masks: Masks,
@@ -55,7 +58,7 @@ impl<D: Device + 'static> ModelRunner<D> {
     pub(super) fn new(
         lent: PartInUse<D>,
         ranks: Ranks<D>,
-        kv: KvCache<D>,
+        (kv, kv_commit): (KvCache<D>, Option<KvCommit>),
         limits: SequenceLimits,
         masks: MaskConfig,
     ) -> ModelRunner<D> {
@@ -72,6 +75,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             lent,
             ranks,
             kv,
+            kv_commit,
             sequences,
             masks,
             is_sampler,
@@ -286,6 +290,10 @@ impl<D: Device + 'static> Runner for ModelRunner<D> {
 
     fn abort_handle(&self) -> Option<AbortHandle> {
         Some(self.ranks.abort_handle())
+    }
+
+    fn kv_commit(&mut self) -> Option<KvCommit> {
+        self.kv_commit.take()
     }
 
     fn repeats(&self) -> Repeats {

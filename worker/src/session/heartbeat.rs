@@ -3,11 +3,11 @@
 
 use crate::config::Footing;
 use crate::session::rank_thread::ThreadLeases;
-use proto::cluster::{Heartbeat, WorkerFrame, worker_frame::Frame};
+use proto::cluster::{Heartbeat, KvCommitted, WorkerFrame, worker_frame::Frame};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::task::AbortOnDropHandle;
@@ -23,6 +23,8 @@ pub struct StepCounters {
     in_step: AtomicBool,
     /// Whether it does anything at all.
     is_busy: AtomicBool,
+    /// How much of the KV cache there is memory for, while that is told.
+    kv: Mutex<Option<KvCommitted>>,
 }
 
 impl StepCounters {
@@ -50,6 +52,10 @@ impl StepCounters {
         self.is_busy.load(Relaxed)
     }
 
+    pub(crate) fn tell_kv(&self, kv: Option<KvCommitted>) {
+        *self.kv.lock().unwrap_or_else(PoisonError::into_inner) = kv;
+    }
+
     fn beat(&self, leases: &ThreadLeases) -> Heartbeat {
         Heartbeat {
             in_step: self.in_step.load(Relaxed),
@@ -58,6 +64,7 @@ impl StepCounters {
             compute_micros: self.compute_micros.load(Relaxed),
             idle_micros: self.idle_micros.load(Relaxed),
             wait_micros: self.wait_micros.load(Relaxed),
+            kv: *self.kv.lock().unwrap_or_else(PoisonError::into_inner),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One stream to a coordinator, from hello to its end: an assignment, steps down and answers up. Knows nothing of what
 //! a step computes, and never blocks: the computing thread does.
 
+pub mod committing;
 pub mod heartbeat;
 pub mod rank_thread;
 

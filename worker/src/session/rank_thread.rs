@@ -5,6 +5,7 @@
 use crate::assignment::{Assignment, Load, LoadError, Loaded as LoadedModel};
 use crate::load::fetch::FetchError;
 use crate::runner::{Runner, Upcoming};
+use crate::session::committing::{CommitsFor, Committing, MemoryLeft};
 use crate::session::heartbeat::StepCounters;
 use collective::{AbortHandle, CancelFlag};
 use proto::cluster::{Failed, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
@@ -196,6 +197,7 @@ pub(crate) async fn run(
     work: mpsc::Receiver<Work>,
     progress: Arc<StepCounters>,
     leases: Arc<ThreadLeases>,
+    memory_left: MemoryLeft,
 ) {
     let mut queue = Queue { work, seen: None };
     let mut state = RankState::Idle;
@@ -211,7 +213,7 @@ pub(crate) async fn run(
                 place.map_or(RankState::Idle, RankState::Loaded)
             }
             (Work::Meet { epoch }, RankState::Loaded(place)) if place.epoch == epoch => {
-                place.meet(&leases).await.map_or(RankState::Idle, RankState::Running)
+                place.meet(&leases, &progress, memory_left).await.map_or(RankState::Idle, RankState::Running)
             }
             (Work::Step { step, traceparent }, RankState::Running(rank)) => {
                 let rank = rank.run(&step, &traceparent, &progress, &mut queue).await;
@@ -256,6 +258,8 @@ struct RunningRank {
     rank: Rank,
     lease: ThreadLease,
     answers: bool,
+    /// Dropped before the cache.
+    _committing: Option<Committing>,
     runner: Box<dyn Runner>,
     /// The runner's waiting time already reported.
     waited: Duration,
@@ -289,20 +293,31 @@ impl LoadedRank {
         reports.send(Frame::Loaded(said)).await.then(|| LoadedRank { epoch, rank, lease, answers, loaded, reports })
     }
 
-    async fn meet(self, leases: &ThreadLeases) -> Option<RunningRank> {
+    async fn meet(
+        self,
+        leases: &ThreadLeases,
+        counters: &Arc<StepCounters>,
+        memory_left: MemoryLeft,
+    ) -> Option<RunningRank> {
         let LoadedRank { epoch, rank, lease, answers, loaded, reports } = self;
-        let attempt = attempt(|| loaded.meet(&lease.0));
-        let runner = reports.heed(epoch, &lease, attempt).await?;
+        let met = attempt(|| {
+            let mut runner = loaded.meet(&lease.0)?;
+            let rank = || CommitsFor { epoch, reports: reports.clone(), counters: counters.clone(), memory_left };
+            let committing = runner.kv_commit().map(|commit| Committing::begin(commit, rank())).transpose()?;
+            Ok((runner, committing.unzip()))
+        });
+        let (runner, (_committing, kv_parts)) = reports.heed(epoch, &lease, met).await?;
         if !leases.hold(&lease, runner.abort_handle()) {
             return None;
         }
         let (waited, done) = (Duration::ZERO, StepDone::default());
-        let ready = Ready { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n };
+        let ready = Ready { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, kv_parts };
         reports.send(Frame::Ready(ready)).await.then(|| RunningRank {
             epoch,
             rank,
             lease,
             answers,
+            _committing,
             runner,
             waited,
             done,
@@ -400,14 +415,14 @@ impl Reports {
 
     /// Reports that this rank cannot go on, and names the rank to blame if that is another. This one is then sound, and
     /// waits for the coordinator's decision.
-    async fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: RankLost) {
+    pub async fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: RankLost) {
         let guilty_rank = guilty.map(|rank| rank.0.into());
         let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message, guilty_rank };
         // The session is told first: the coordinator closes the stream once it has read this, and that end gives no
         // reason.
         if let Some(lost) = self.lost.upgrade().filter(|_| guilty.is_none()) {
-            // A session that is gone needs no reason.
-            let _gone = lost.send(why).await;
+            // A session that is gone needs no reason, and the first is enough.
+            let _known = lost.try_send(why);
         }
         self.send(Frame::Failed(failed)).await;
     }

@@ -1,7 +1,7 @@
 //! What happens to requests when there are fewer ranks, which hold less of a log than the promised context.
 
 use scheduler::{Config, Loss, Output, Rejected, Scheduler};
-use types::{Epoch, Finish, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, TokenOut, Want};
+use types::{Epoch, Finish, KV_PARTS, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, TokenOut, Want};
 
 fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {
     let sampling = Sampling { tokens_max, stop: vec![9], ..Sampling::default() };
@@ -71,4 +71,30 @@ fn what_waits_grows_as_long_as_it_may_when_ranks_are_many_again() {
     scheduler.submit(request(1, 60, 100), Micros(0)).unwrap();
     assert!(place(&mut scheduler, 1, 64).is_empty() && place(&mut scheduler, 2, 256).is_empty());
     assert_eq!(ends(&run_out(&mut scheduler)), [(1, 100, Finish::Length)]);
+}
+
+#[test]
+fn a_request_waits_for_blocks_that_have_no_memory_yet_and_harms_nobody_meanwhile() {
+    let config = Config { n_blocks: vec![64], context_max: 256, batch_tokens_max: 64, ..Config::default() };
+    let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
+    // Four blocks of 64.
+    scheduler.commit(KV_PARTS / 16);
+    scheduler.submit(request(1, 20, 10), Micros(0)).unwrap();
+    scheduler.submit(request(2, 100, 10), Micros(0)).unwrap();
+    scheduler.submit(request(3, 20, 60), Micros(0)).unwrap();
+    assert_eq!(ends(&run_out(&mut scheduler)), [(1, 10, Finish::Length)], "the second holds up the third, and waits");
+    scheduler.commit(KV_PARTS / 8);
+    let mut got = ends(&run_out(&mut scheduler));
+    got.sort_by_key(|end| end.0);
+    assert_eq!(got, [(2, 10, Finish::Length), (3, 31, Finish::Stop)]);
+    // A log that grows beyond what has memory goes on when there is more, without another prefill.
+    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, Loss::Planned, &mut Vec::new());
+    scheduler.commit(KV_PARTS / 16);
+    scheduler.submit(request(4, 60, 10), Micros(0)).unwrap();
+    let before = scheduler.stats().counters;
+    assert_eq!(ends(&run_out(&mut scheduler)), []);
+    scheduler.commit(KV_PARTS);
+    assert_eq!(ends(&run_out(&mut scheduler)), [(4, 10, Finish::Length)]);
+    let after = scheduler.stats().counters;
+    assert_eq!((after.preemptions - before.preemptions, after.admissions - before.admissions), (0, 1));
 }

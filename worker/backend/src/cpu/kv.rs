@@ -9,8 +9,9 @@
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::memory::{Pages, Shared};
-use crate::{AttentionCall, Error, Heads, KvSpec, Result, RopeStyle};
+use crate::{AttentionCall, CommitBlocks, Error, Heads, KvSpec, Result, RopeStyle};
 use std::ops::Range;
+use std::sync::Arc;
 use types::{BLOCK_TOKENS, BlockId, KvDtype};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
@@ -22,7 +23,8 @@ pub struct Kv {
     pub(crate) spec: KvSpec,
     n_kv_heads: usize,
     head_dim: usize,
-    pages: Pages,
+    /// Shared with whoever commits them.
+    pages: Arc<Pages>,
 }
 
 impl Kv {
@@ -38,7 +40,7 @@ impl Kv {
         }
         let sizes = spec.sizes(spec.layout.page_bytes(spec.dtype));
         let (_, n_bytes) = sizes.ok_or_else(|| Error::Shape(format!("a cache of {spec:?}")))?;
-        Ok(Kv { spec, n_kv_heads, head_dim, pages: Pages::zeroed("the KV cache", n_bytes)? })
+        Ok(Kv { spec, n_kv_heads, head_dim, pages: Arc::new(Pages::zeroed("the KV cache", n_bytes)?) })
     }
 
     pub fn spec(&self) -> &KvSpec {
@@ -58,12 +60,29 @@ impl Kv {
 
     /// Clears these blocks in every layer.
     pub(crate) fn clear(&mut self, blocks: &[BlockId]) {
+        let pages = Shared::new(self.pages.start());
         for layer in 0..self.spec.n_layers {
             for block in blocks {
                 let bytes = self.block(layer, *block);
-                self.pages.bytes_mut()[bytes].fill(0);
+                // SAFETY: `block` checked its indices, and `&mut self` keeps operations away; committing reads nothing.
+                unsafe { pages.part(bytes.start, bytes.len()) }.fill(0);
             }
         }
+    }
+
+    /// Has the system give the memory of a range of blocks, in every layer. None if it has given all.
+    pub(crate) fn commit(&self) -> Option<CommitBlocks> {
+        let (pages, KvSpec { n_layers, n_blocks, .. }) = (self.pages.clone(), self.spec);
+        let n_bytes = self.spec.layout.page_bytes(self.spec.dtype) as usize;
+        let commit = move |blocks: Range<u32>| {
+            let of_layer = |layer: usize| {
+                let first = layer * n_blocks;
+                let end = first + (blocks.end as usize).min(n_blocks);
+                pages.commit((first + blocks.start as usize) * n_bytes..end * n_bytes)
+            };
+            (0..n_layers).try_for_each(of_layer)
+        };
+        self.pages.is_lazy().then(|| Box::new(commit) as CommitBlocks)
     }
 
     pub(crate) fn read_block(&self, layer: usize, block: BlockId) -> Vec<u8> {

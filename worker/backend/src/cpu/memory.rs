@@ -2,6 +2,7 @@
 
 use crate::{Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::Range;
 use std::ptr::NonNull;
 
 /// An allocation that never moves.
@@ -27,6 +28,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 const LINE: usize = 64;
+const PAGE: usize = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 
 impl Pages {
@@ -68,6 +70,33 @@ impl Pages {
         Some(Pages { start: NonNull::new(start)?, n_bytes, source: Source::Map { base, len } })
     }
 
+    /// Has the system give these bytes now, not when a thread first touches them. Changes no contents, whoever reads or
+    /// writes them meanwhile. A system that does not know how gives them later.
+    pub fn commit(&self, bytes: Range<usize>) -> std::io::Result<()> {
+        match self.source {
+            Source::Heap(_) => Ok(()),
+            #[cfg(target_os = "linux")]
+            Source::Map { .. } => {
+                use rustix::{io::Errno, mm::Advice};
+                let (start, end) = (bytes.start / PAGE * PAGE, bytes.end.next_multiple_of(PAGE).min(self.n_bytes));
+                // SAFETY: whole pages of this mapping, whose contents the advice does not change.
+                let given = unsafe {
+                    let at = self.start().add(start).cast();
+                    rustix::mm::madvise(at, end.saturating_sub(start), Advice::LinuxPopulateWrite)
+                };
+                match given {
+                    Err(Errno::INVAL | Errno::NOSYS) => Ok(()),
+                    given => Ok(given?),
+                }
+            }
+        }
+    }
+
+    /// Whether the system gives these bytes only when they are touched.
+    pub fn is_lazy(&self) -> bool {
+        !matches!(self.source, Source::Heap(_))
+    }
+
     pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -89,11 +118,6 @@ impl Pages {
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: initialized, and owned.
         unsafe { std::slice::from_raw_parts(self.start(), self.n_bytes) }
-    }
-
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed by nobody else.
-        unsafe { std::slice::from_raw_parts_mut(self.start(), self.n_bytes) }
     }
 }
 

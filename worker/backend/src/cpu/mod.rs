@@ -28,7 +28,7 @@ pub use pack::Matrix;
 
 pub(crate) use isa::{Kernel, dispatch};
 
-use crate::{Error, KvSpec, Memory, Result, RopeStyle, Routing, Stored};
+use crate::{CommitBlocks, Error, KvSpec, Memory, Result, RopeStyle, Routing, Stored};
 use memory::{Pages, Shared};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -190,6 +190,10 @@ impl Memory for Cpu {
 
     fn clear(&self, kv: &mut Kv, blocks: &[BlockId]) {
         kv.clear(blocks);
+    }
+
+    fn commit(&self, kv: &Kv) -> Option<CommitBlocks> {
+        kv.commit()
     }
 
     fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {

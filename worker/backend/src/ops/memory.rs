@@ -15,6 +15,9 @@ pub struct BatchLimits {
     pub n_groups: usize,
 }
 
+/// Has the system give the memory of a range of a cache's blocks, on any thread, whatever is computed meanwhile.
+pub type CommitBlocks = Box<dyn Fn(Range<u32>) -> std::io::Result<()> + Send>;
+
 /// The memory of a device. Everything is allocated at load; a step allocates nothing.
 pub trait Memory {
     /// Activations in f32: `[rows_max, cols]`.
@@ -54,6 +57,10 @@ pub trait Memory {
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
     /// Zeroes these blocks in every layer, so that a later sequence finds nothing of an earlier one.
     fn clear(&self, kv: &mut Self::Kv, blocks: &[BlockId]);
+    /// What has the system give the cache's memory. None if it is there when the cache is made.
+    fn commit(&self, _kv: &Self::Kv) -> Option<CommitBlocks> {
+        None
+    }
     /// The raw bytes of a block in one layer, for tests.
     fn read_block(&self, kv: &Self::Kv, layer: usize, block: BlockId) -> Vec<u8>;
     /// `cos` and `sin`: `[context, head_dim / 2]`, made once by portable arithmetic.

@@ -11,7 +11,7 @@ mod sample;
 pub use attention::{Attention, AttentionCall, Heads};
 pub use experts::{Expert, Experts, Routing};
 pub use linear::Linear;
-pub use memory::{BatchLimits, KvSpec, Memory, RopeStyle};
+pub use memory::{BatchLimits, CommitBlocks, KvSpec, Memory, RopeStyle};
 pub use pointwise::Pointwise;
 pub use sample::{Draw, DrawMask, Drawing, Sample, Score, Undrawn};
 

@@ -41,7 +41,7 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
     let open = || Ok(Cpu::new(config).unwrap());
     let (loaded, _) = load_part(open, &WeightCache::default(), &assignment, &part, &CancelFlag::default()).unwrap();
     let ModelPart { lent, kv, limits, .. } = loaded;
-    ModelRunner::new(lent, Ranks::solo(n_layers), kv, limits, MaskConfig::default())
+    ModelRunner::new(lent, Ranks::solo(n_layers), (kv, None), limits, MaskConfig::default())
 }
 
 /// The contents of each block, over all layers.
