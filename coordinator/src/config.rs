@@ -1,9 +1,11 @@
 //! A coordinator's settings. Declared once, resolved by the binary, passed whole.
 
 use crate::placement::{Blueprint, ModelShape, Policy};
+use proto::cluster as wire;
+use scheduler::Drafting;
 use std::path::PathBuf;
 use std::time::Duration;
-use types::{DeviceKind, Epoch, Grid, Mode, Numerics, PolicyDigest};
+use types::{DeviceKind, Epoch, Grid, Mode, NgramLimits, Numerics, PolicyDigest};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -49,6 +51,7 @@ pub struct Limits {
     pub chunk_tokens_max: u32,
     /// The limit for one stage; every further stage adds one.
     pub steps_in_flight_max: u32,
+    pub speculation: Speculation,
     /// Events that wait for the loop; a sender waits while the queue is full.
     pub events_max: usize,
     /// Frames that wait for one router. A router that leaves more unread is cut off, so that nobody waits for it.
@@ -65,10 +68,27 @@ impl Default for Limits {
             batch_tokens_max: 512,
             chunk_tokens_max: 512,
             steps_in_flight_max: 2,
+            speculation: Speculation::default(),
             events_max: 4096,
             router_frames_max: 4096,
             rank_frames_max: 64,
         }
+    }
+}
+
+/// How many guessed tokens steps compute ahead of known ones, and how they are guessed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Speculation {
+    pub drafting: Drafting,
+    pub ngrams: NgramLimits,
+}
+
+impl Speculation {
+    /// What the ranks are told of it.
+    pub(crate) fn guesses(self) -> Option<wire::Guesses> {
+        let NgramLimits { least, most } = self.ngrams;
+        let guesses = wire::Guesses { n_max: self.drafting.max(), ngram_least: least.into(), ngram_most: most.into() };
+        (guesses.n_max > 0).then_some(guesses)
     }
 }
 
@@ -194,6 +214,7 @@ impl Config {
             chunk_tokens_max: limits.chunk_tokens_max.min(self.policy.slice_max),
             n_stages: blueprint.grid.pp.into(),
             steps_in_flight_max: self.steps_in_flight_max(blueprint.grid),
+            drafting: limits.speculation.drafting,
             prefix_cache: self.shares_blocks(),
             groups: self.shape.cache.groups().to_vec(),
             policy,

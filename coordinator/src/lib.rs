@@ -14,11 +14,12 @@ mod requests;
 mod service;
 mod worker_id;
 
-pub use config::{Config, DigestOf, Limits, Waits};
+pub use config::{Config, DigestOf, Limits, Speculation, Waits};
 pub use placement::{
     Blueprint, Bottleneck, ExpertShape, Inventory, Link, Links, Machine, ModelShape, Policy, Pool, Prediction,
     Roofline, STAGES_MAX, Shard, Shortened, Speed, StepWork, Took, Unplaceable, Why, plan, plan_fewer, predict,
 };
+pub use scheduler::Drafting;
 pub use service::serve::serve;
 pub use worker_id::WorkerId;
 

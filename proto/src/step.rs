@@ -139,6 +139,8 @@ impl From<&SliceDone> for wire::SliceDone {
             scored: slice.scored.iter().map(wire::TokenOut::from).collect(),
             pooled: slice.pooled.clone(),
             failure: slice.failed.map_or(wire::Finish::Unspecified, failure_to_wire).into(),
+            n_guess: slice.n_guess.into(),
+            n_hit: slice.n_hit.into(),
         }
     }
 }
@@ -150,6 +152,9 @@ impl From<wire::SliceDone> for SliceDone {
             failed: slice.failed.then(|| failure_from_wire(slice.failure)),
             scored: slice.scored.into_iter().map(TokenOut::from).collect(),
             pooled: slice.pooled,
+            // More than any slice has is as good as the most.
+            n_guess: slice.n_guess.try_into().unwrap_or(u16::MAX),
+            n_hit: slice.n_hit.try_into().unwrap_or(u16::MAX),
         }
     }
 }

@@ -145,6 +145,7 @@ fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -
             waiting_max: queue.max_waiting,
             batch_tokens_max: queue.max_batch_tokens,
             chunk_tokens_max: settings.max_chunk_tokens(queue),
+            speculation: settings.speculation.speculation(),
             ..defaults
         },
         waits: coordinator::Waits {

@@ -6,6 +6,7 @@ use super::device::{DeviceChoice, DeviceSettings};
 use super::health::HealthSettings;
 use super::model::ModelSettings;
 use super::queue::QueueSettings;
+use super::speculation::SpeculationSettings;
 use super::store::StoreSettings;
 use super::trust::TrustSettings;
 use super::watch::WatchSettings;
@@ -67,6 +68,9 @@ pub struct CoordinatorSettings {
         default_missing_value = "true"
     )]
     pub zero_kv: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub speculation: SpeculationSettings,
     /// Seconds to wait for a worker in place of a lost one, before the replica goes on with fewer ranks
     #[arg(long, env = "LOCKSTEP_REPLAN_SECONDS", default_value_t = 10)]
     pub replan_seconds: u64,
@@ -134,6 +138,7 @@ impl CoordinatorSettings {
         at_least_one("tp", self.tp)?;
         at_least_one("pp", self.pp)?;
         at_least_one("load-seconds", self.load_seconds)?;
+        self.speculation.check()?;
         self.max_chunk_tokens.map_or(Ok(()), |n| at_least_one("max-chunk-tokens", n))?;
         ensure!(self.pp <= STAGES_MAX, "--pp {} is more than {STAGES_MAX} stages", self.pp);
         let n_ranks = u32::from(self.tp) * u32::from(self.pp);

@@ -18,6 +18,7 @@ mod queue;
 mod router;
 pub mod secret;
 mod serve;
+mod speculation;
 mod store;
 mod trust;
 mod watch;

@@ -107,6 +107,25 @@ const DRAWS_LATE: Metric = metric(
     "lockstep:draws_late_total",
     "Draws that waited for the mask of a grammar and were planned again, because it was late.",
 );
+const DRAFTS: Metric = alias(
+    "lockstep:drafts_total",
+    &["vllm:spec_decode_num_draft_tokens_total"],
+    "Guessed tokens that steps have verified.",
+);
+const DRAFTS_ACCEPTED: Metric = alias(
+    "lockstep:drafts_accepted_total",
+    &["vllm:spec_decode_num_accepted_tokens_total"],
+    "Guessed tokens that were right, and so were drawn without a step of their own.",
+);
+const DRAFTS_AT: Metric = metric(
+    "lockstep:drafts_by_position_total",
+    "Guessed tokens that a rank has verified, by their source and their place behind the last known token.",
+);
+const DRAFTS_ACCEPTED_AT: Metric = alias(
+    "lockstep:drafts_accepted_by_position_total",
+    &["vllm:spec_decode_num_accepted_tokens_per_pos_total"],
+    "Those of them that were right.",
+);
 const STEPS: Metric = metric("lockstep:steps_total", "Steps planned by the scheduler.");
 const FINISHED: Metric =
     alias("lockstep:requests_finished_total", &["vllm:request_success_total"], "Finished requests, by reason.");
@@ -159,7 +178,11 @@ const TENANT_REFUSED: Metric = metric("lockstep:tenant_refused_total", "Refused 
 const TENANT_PROMPT_TOKENS: Metric =
     metric("lockstep:tenant_prompt_tokens_total", "Prompt tokens of a tenant, computed or found in the prefix cache.");
 const TENANT_GENERATION_TOKENS: Metric = metric("lockstep:tenant_generation_tokens_total", "Tokens sent to a tenant.");
-const COUNTERS: [&Metric; 30] = [
+const COUNTERS: [&Metric; 34] = [
+    &DRAFTS,
+    &DRAFTS_AT,
+    &DRAFTS_ACCEPTED_AT,
+    &DRAFTS_ACCEPTED,
     &DRAWS_LATE,
     &PASSES,
     &PANICS,
@@ -476,6 +499,8 @@ pub struct PlannerCounts {
     pub tokens_out: u64,
     pub tokens_discarded: u64,
     pub draws_late: u64,
+    pub drafts: u64,
+    pub drafts_accepted: u64,
     pub prefix_hit_tokens: u64,
     pub starved: u64,
     pub steps_early: u64,
@@ -488,6 +513,8 @@ pub fn planned(of: &ReplicaLabel, planned: PlannerCounts) {
     GENERATION_TOKENS.total(planned.tokens_out, &labels);
     DISCARDED_TOKENS.total(planned.tokens_discarded, &labels);
     DRAWS_LATE.total(planned.draws_late, &labels);
+    DRAFTS.total(planned.drafts, &labels);
+    DRAFTS_ACCEPTED.total(planned.drafts_accepted, &labels);
     PREFIX_HITS.total(planned.prefix_hit_tokens, &labels);
     STARVED.total(planned.starved, &labels);
     STEPS_EARLY.total(planned.steps_early, &labels);
@@ -579,6 +606,13 @@ pub fn step(of: &ReplicaLabel, took: Duration) {
 /// Adds the growth of a GPU's counts of passes.
 pub fn cuda_passes(way: &'static str, n: u64) {
     PASSES.add(n, &[Label::from_static_parts("way", way)]);
+}
+
+/// Drafts at one place behind the last known token were verified.
+pub fn drafts_at(source: &'static str, position: usize, proposed: u64, accepted: u64) {
+    let labels = [Label::from_static_parts("source", source), Label::new("position", position.to_string())];
+    DRAFTS_AT.add(proposed, &labels);
+    DRAFTS_ACCEPTED_AT.add(accepted, &labels);
 }
 
 /// A mask of a grammar was made.

@@ -11,7 +11,7 @@ use ::wire::{Connection, Trust};
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::{self, Sources};
 use cluster::MemoryStore;
-use coordinator::{Blueprint, Machine, ModelShape, Policy, Unplaceable, WorkerId, plan};
+use coordinator::{Blueprint, Machine, ModelShape, Policy, Speculation, Unplaceable, WorkerId, plan};
 use node::Node;
 use proto::cluster as wire;
 use proto::cluster::coordinator_client::CoordinatorClient;
@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use types::{Finish, Grid, Layout, Request, RequestId, Token, TokenOut};
 use watched::{Seen, Watch};
-use worker::{Isa, MaskConfig, ModelLoader, PeerListener, Wire};
+use worker::{Isa, MaskConfig, ModelLoader, PeerListener, Recalled, Wire};
 
 /// Limit for one round of requests, far beyond what any needs: a test that hangs fails.
 const ROUND_MAX: Duration = Duration::from_secs(600);
@@ -82,6 +82,9 @@ pub struct Setup {
     pub wire: Wire,
     pub cut: Cut,
     pub masks: MaskConfig,
+    pub speculation: Speculation,
+    /// Answers that ranks guess from, with mistakes, in place of what they would.
+    pub recalled: Option<Arc<Recalled>>,
 }
 
 impl Setup {
@@ -104,6 +107,8 @@ impl Setup {
             wire: Wire::Any,
             cut: Cut::Alike,
             masks: MaskConfig::default(),
+            speculation: Speculation::default(),
+            recalled: None,
         }
     }
 
@@ -187,6 +192,7 @@ impl Setup {
                 batch_tokens_max: self.batch_tokens_max,
                 chunk_tokens_max: self.chunk_tokens_max,
                 steps_in_flight_max: self.steps_in_flight_max,
+                speculation: self.speculation,
                 ..coordinator::Limits::default()
             },
             // Frequent state reports, and no rank is taken for lost on a machine busy with other tests.
@@ -436,6 +442,7 @@ fn start_threads(
             listener,
             spin,
             masks: setup.masks,
+            recalled: setup.recalled.clone(),
             ..ModelLoader::new(setup.threads)
         });
         let config = worker::Config { memory_bytes: MEMORY, threads: speed, mesh_address, ..worker::Config::default() };

@@ -30,6 +30,9 @@ pub struct Seen {
     /// Draws without a token, of requests that have not failed: they wait for a mask, or were planned behind one that
     /// did.
     pub late: u32,
+    /// Drafts that became tokens, and those that did not.
+    pub drafts_accepted: u32,
+    pub drafts_rejected: u32,
 }
 
 #[derive(Default)]
@@ -167,8 +170,14 @@ impl Runner for WatchedRunner {
             let is_late = |(slice, done): &(&Slice, &SliceDone)| {
                 slice.want == Want::Last && done.tokens.is_empty() && done.failed.is_none()
             };
-            let late = step.slices.iter().zip(&done.slices).filter(is_late).count();
-            self.watch.notes.lock().unwrap().seen.late += late as u32;
+            let answers = || step.slices.iter().zip(&done.slices);
+            let with_drafts = answers().filter(|(slice, _)| slice.n_draft > 0);
+            let accepted = |(_, done): (&Slice, &SliceDone)| done.tokens.len().saturating_sub(1);
+            let n_accepted: usize = with_drafts.map(accepted).sum();
+            let seen = &mut self.watch.notes.lock().unwrap().seen;
+            seen.late += answers().filter(is_late).count() as u32;
+            seen.drafts_accepted += n_accepted as u32;
+            seen.drafts_rejected += (step.n_drafts() - n_accepted) as u32;
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ mod fake_cuda;
 
 mod advisories;
 mod cuda;
+mod drafts;
 mod grammars;
 mod grids;
 mod membership;

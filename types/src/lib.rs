@@ -12,6 +12,7 @@ pub mod cache;
 pub mod certificate;
 pub mod dtype;
 pub mod grammar;
+pub mod guesses;
 pub mod id;
 pub mod kv;
 pub mod layout;
@@ -30,6 +31,7 @@ pub use cache::{BLOCKS_MAX, CacheGroup, LayerGroups};
 pub use certificate::{Hex, TokensHash, TokensHasher};
 pub use dtype::{Dtype, Scales};
 pub use grammar::Grammar;
+pub use guesses::NgramLimits;
 pub use id::{BlockId, Epoch, Micros, Rank, RequestId, StepId, TenantId, Token, Tokens};
 pub use kv::{BLOCK_TOKENS, KV_PARTS, KvLayout, Sharding, blocks_committed};
 pub use layout::{Layout, Part, Shares, Stage};
@@ -39,7 +41,8 @@ pub use policy::{Numerics, PolicyDigest};
 pub use request::{Goal, Priority, Request, Weight};
 pub use sampling::{Dry, Penalties, Sampling, Xtc};
 pub use step::{
-    BlockCopy, Failure, Finish, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone, TokenLogprob, TokenOut, Want,
+    BlockCopy, DRAFT_ROWS_MAX, Failure, Finish, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone, TokenLogprob,
+    TokenOut, Want,
 };
 pub use topology::{Grid, Place};
 pub use unsupported::Unsupported;

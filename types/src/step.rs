@@ -55,6 +55,11 @@ impl Step {
         }
         self.slices.iter().try_for_each(Slice::supported)
     }
+
+    /// The drafts of all slices.
+    pub fn n_drafts(&self) -> usize {
+        self.slices.iter().map(|slice| usize::from(slice.n_draft)).sum()
+    }
 }
 
 /// Positions of one sequence to compute.
@@ -66,14 +71,17 @@ impl Step {
 /// position `range.end` (with drafts: of `range.end - n_draft` and on, as far as they hold). A drawn token belongs to a
 /// position: one for a position that the log already holds is ignored.
 ///
+/// `[.., range.end - n_draft) the log · [range.end - n_draft, range.end) drafts, which stay as far as they hold`
+///
 /// A slice begins where the one before has ended. Only where a slice draws fewer tokens than it could, the last
 /// position of the log is computed again; slices that were planned behind the missing token take their blocks and are
-/// void.
+/// void. None is planned behind drafts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
     pub id: RequestId,
     pub range: Range<u32>,
-    /// How many of the range's last tokens are drafts to be verified.
+    /// How many of the range's last tokens are drafts to be verified: the first of those that the rank that samples has
+    /// guessed behind the log, and has handed to the ranks that embed. At most as many as its last answer said.
     pub n_draft: u16,
     pub want: Want,
 }
@@ -85,10 +93,18 @@ impl Slice {
     }
 
     fn supported(&self) -> Result<(), Unsupported> {
-        if self.n_draft != 0 {
-            return Err(Unsupported("drafts"));
+        if self.n_draft != 0 && self.want != Want::Last {
+            return Err(Unsupported("drafts of a slice that scores, pools or draws nothing"));
+        }
+        if usize::from(self.n_draft) >= self.range.len().max(1) {
+            return Err(Unsupported("drafts without a token before them"));
         }
         Ok(())
+    }
+
+    /// The position of the first token that it draws, if it draws.
+    pub const fn first_drawn(&self) -> u32 {
+        self.range.end - self.n_draft as u32
     }
 }
 
@@ -106,8 +122,12 @@ pub enum Want {
     Pool,
 }
 
-/// The most rows of one step that are scored. Memory for logits is made for as many beside the rows that draw.
+/// The most rows of one step that are scored or draw behind a draft. Memory for logits is made for as many beside one
+/// row of each slice.
 pub const SCORED_ROWS_MAX: u32 = 64;
+
+/// The most drafts of one step. The other half of `SCORED_ROWS_MAX` is left to rows that are scored.
+pub const DRAFT_ROWS_MAX: u32 = SCORED_ROWS_MAX / 2;
 
 /// Copies a page before the step runs: copy-on-write, or a page that comes back from a slower memory, whose ids begin
 /// where the pool's end.
@@ -140,6 +160,10 @@ pub struct SliceDone {
     pub scored: Vec<TokenOut>,
     /// For `Want::Pool`, with the last chunk.
     pub pooled: Vec<f32>,
+    /// How many tokens the rank has guessed behind the log: as many drafts the next slice may have.
+    pub n_guess: u16,
+    /// How many of `tokens`, the first ones, it had guessed, whether or not they were drafts.
+    pub n_hit: u16,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -63,6 +63,7 @@ fn assignment(args: &Args) -> Result<Assignment, Fault> {
         policy: None,
         reading: 0,
         zero_kv: false,
+        guesses: worker::GuessConfig::default(),
     })
 }
 

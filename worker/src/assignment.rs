@@ -3,6 +3,7 @@
 
 use crate::load::fetch::FetchError;
 use crate::runner::Runner;
+use crate::runner::guesses::GuessConfig;
 use crate::runner::kv_commit::KvShort;
 use collective::{CancelFlag, MeshTimeouts};
 use std::path::PathBuf;
@@ -68,6 +69,8 @@ pub struct Assignment {
     pub reading: u32,
     /// Whether freed blocks of the KV cache are cleared before another sequence gets them.
     pub zero_kv: bool,
+    /// How the rank that samples guesses what its answers go on with.
+    pub guesses: GuessConfig,
 }
 
 /// The secret with which the ranks of an epoch prove to each other that they belong to it.

@@ -21,6 +21,7 @@ pub use config::Config;
 pub use error::Error;
 pub use load::weight_cache::WeightCache;
 pub use load::{fetch, source};
+pub use runner::guesses::{GuessConfig, GuessSource, Recalled};
 pub use runner::kv_commit::KvShort;
 pub use runner::masks::MaskConfig;
 pub use runner::model_loader::{ComputeDevice, ModelLoader};

@@ -10,8 +10,10 @@ use allocations::n_allocations;
 use collective::Mesh;
 use std::sync::{Barrier, Mutex, PoisonError};
 use types::cache::blocks_for;
-use types::{BlockId, Grid, Rank, Request, Sampling, Slice, Step, StepDone, StepId, Want};
-use worker::{Assignment, ModelLoader, Runner};
+use types::{
+    BlockId, Grid, NgramLimits, Rank, Request, Sampling, Slice, SliceDone, Step, StepDone, StepId, TokenOut, Want,
+};
+use worker::{Assignment, GuessConfig, GuessSource, ModelLoader, Runner};
 
 /// The steps of requests that all decode, after one that starts them. Each group has its own pool of the same ids.
 fn steps(requests: &[Request], n: u32, n_groups: usize) -> Vec<Step> {
@@ -63,6 +65,39 @@ fn steady_steps_allocate_nothing() {
         }
         assert_eq!(counted[WARM_UP..].iter().sum::<usize>(), 0, "{name}, {threads} threads: {counted:?}");
     }
+}
+
+/// One request that repeats itself, whose slices have as many drafts as are guessed. Some hold and some do not.
+#[test]
+fn steady_steps_with_drafts_allocate_nothing() {
+    const DRAFTS_MAX: u16 = 4;
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let ngrams = NgramLimits { least: 1, most: 4 };
+    let guesses = GuessConfig { source: GuessSource::Ngrams(ngrams), n_max: DRAFTS_MAX };
+    let assignment = Assignment { guesses, ..common::assignment("llama-f16-sharded") };
+    let (mut runner, _) = ModelLoader::new(1).build(&assignment).unwrap();
+    let mut request = decoding().remove(1);
+    request.sampling = Sampling { tokens_max: 150, ..Sampling::default() };
+    let (id, mut at, mut n_known, mut n_blocks) = (request.id, 0, request.prompt.len() as u32, 0);
+    let mut step = Step { starts: vec![request], ..Step::default() };
+    let tokens: Vec<TokenOut> = Vec::with_capacity(1 + usize::from(DRAFTS_MAX));
+    let mut done = StepDone { slices: vec![SliceDone { tokens, ..SliceDone::default() }], ..StepDone::default() };
+    let (mut n_guess, mut n_drafts, mut n_allocated, mut n_steps) = (0, 0, 0, 0);
+    while n_known < 120 {
+        let end = n_known + u32::from(n_guess);
+        step.slices.push(Slice { n_draft: n_guess, ..Slice::new(id, at..end, Want::Last) });
+        step.blocks.extend((n_blocks..blocks_for(end).max(n_blocks)).map(BlockId));
+        n_blocks = blocks_for(end).max(n_blocks);
+        let before = n_allocations();
+        runner.run(&step, &mut done).unwrap();
+        n_allocated += if n_steps < WARM_UP { 0 } else { n_allocations() - before };
+        n_known += done.slices[0].tokens.len() as u32;
+        (at, n_guess, n_drafts, n_steps) = (n_known - 1, done.slices[0].n_guess, n_drafts + n_guess, n_steps + 1);
+        step.clear();
+        step.id = StepId(n_steps as u64);
+    }
+    assert!(n_drafts > 40 && n_steps > WARM_UP + 10, "{n_drafts} drafts in {n_steps} steps");
+    assert_eq!(n_allocated, 0);
 }
 
 /// Allocations of all ranks together, after the first steps.

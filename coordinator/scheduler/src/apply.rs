@@ -40,13 +40,13 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Refuses an answer to the oldest step that lacks a token of a request without a grammar. `apply` takes such an
+    /// Refuses an answer to the oldest step without a token of a request without a grammar. `apply` takes such an
     /// answer and plans the draw again, for ever if need be: ranks have only masks to wait for.
     pub fn drew_all(&self, done: &StepDone) -> Result<(), Stale> {
         let oldest = self.in_flight.oldest().filter(|step| (step.id, self.epoch) == (done.id, done.epoch));
         let planned = oldest.map_or(&[][..], |step| &step.slices);
         let lacks = |(planned, done): (&Planned, &SliceDone)| {
-            !planned.may_be_late && done.failed.is_none() && (done.tokens.len() as u32) < planned.draws_max
+            !planned.may_be_late && done.failed.is_none() && done.tokens.is_empty() && planned.draws_max > 0
         };
         match planned.iter().zip(&done.slices).position(lacks) {
             Some(slice) => Err(Stale::NoToken { slice }),
@@ -71,7 +71,8 @@ impl Scheduler {
             self.counters.tokens_discarded += done.tokens.len() as u64;
             return;
         }
-        let said = Said { position: sequence.n_output(), slice, n_tokens: 0, scored_position: 0 };
+        let n_drafts = planned.draws_max.saturating_sub(1);
+        let said = Said { position: sequence.n_output(), slice, n_tokens: 0, scored_position: 0, n_drafts };
         if let Some(failure) = done.failed {
             if failure == Failure::Computation {
                 self.forget_names(idx);
@@ -79,6 +80,7 @@ impl Scheduler {
             return self.report(idx, said, Some(failure.into()), out);
         }
         let (n_tokens, finish) = self.settle(idx, planned, &done.tokens);
+        self.note_guesses(idx, done.tokens.len() as u32, done.n_hit.into(), done.n_guess.into());
         self.settle_blocks(idx, planned.range.start);
         if n_tokens > 0 || finish.is_some() || !done.scored.is_empty() {
             let said = Said { n_tokens, scored_position: planned.range.start + 1, ..said };
@@ -106,6 +108,7 @@ impl Scheduler {
             finish = Some(Finish::Stop);
         }
         self.counters.tokens_drawn += u64::from(n_tokens);
+        self.counters.drafts_accepted += u64::from(n_tokens.saturating_sub(1));
         self.counters.draws_late += u64::from(n_tokens == 0 && planned.draws_max > 0);
         (n_tokens, finish)
     }
@@ -157,9 +160,21 @@ impl Scheduler {
 
     fn report(&mut self, idx: SequenceIdx, said: Said, finish: Option<Finish>, out: &mut Vec<Output>) {
         let sequence = &self.sequences[idx];
-        let Said { position, slice, n_tokens, scored_position } = said;
+        let Said { position, slice, n_tokens, scored_position, n_drafts } = said;
+        let drafts_accepted = n_tokens.saturating_sub(1);
+        let drafts_rejected = n_drafts - drafts_accepted;
         let (id, n_cached) = (sequence.id, sequence.n_cached);
-        out.push(Output { id, position, slice, n_tokens, scored_position, n_cached, finish });
+        out.push(Output {
+            id,
+            position,
+            slice,
+            n_tokens,
+            scored_position,
+            n_cached,
+            drafts_accepted,
+            drafts_rejected,
+            finish,
+        });
         if finish.is_some() {
             self.end(idx);
         }
@@ -173,6 +188,7 @@ struct Said {
     slice: usize,
     n_tokens: u32,
     scored_position: u32,
+    n_drafts: u32,
 }
 
 /// Whether the log ends with the token just appended.

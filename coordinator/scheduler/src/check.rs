@@ -85,8 +85,10 @@ impl Scheduler {
                 assert!(sequence.generation != 0 && sequence.held && sequence.admitted);
                 assert!(n_sure <= n_computed && n_computed <= n_known + n_drawing);
                 assert!(n_known < length_max && n_known + n_drawing <= length_max && n_computed < length_max);
-                assert!(n_drawing <= 1 + self.config.slices_ahead_max);
-                assert!(n_computed <= n_known + self.config.slices_ahead_max);
+                assert!(n_drawing <= 1 + self.beyond_max());
+                assert!(n_computed <= n_known + self.beyond_max());
+                assert_eq!(sequence.n_drafts, 0, "only while a step is planned");
+                assert!(sequence.n_drafts_wished <= sequence.n_guess.min(self.config.drafting.max()));
                 let draws = sequence.request.goal != Goal::Pool;
                 assert_eq!(n_drawing > 0, draws && n_computed >= n_known, "who has caught up draws");
                 self.check_tables(sequence);
@@ -98,14 +100,20 @@ impl Scheduler {
         }
     }
 
+    /// The most positions behind its log that a sequence may have planned: those of draws, or of drafts.
+    fn beyond_max(&self) -> u32 {
+        self.config.slices_ahead_max.max(self.config.drafting.max())
+    }
+
     /// Each group's table has an entry for every planned position, and the ranks have all of them; held are the blocks
     /// that a query may still read, and those that wait for their name.
     fn check_tables(&self, sequence: &Sequence) {
         assert_eq!(sequence.tables.len(), self.pools.len());
         for (pool, Table { blocks, n_passed }) in self.pools.iter().zip(&sequence.tables) {
             let n_entries = blocks.len() as u32;
-            // What was planned behind a draw that did not come keeps its blocks: it is planned again soon.
-            let furthest = sequence.n_computed.max(sequence.n_known() + self.config.slices_ahead_max);
+            // What was planned behind a draw that did not come, or for a draft that did not hold, keeps its blocks: it
+            // is planned again soon.
+            let furthest = sequence.n_computed.max(sequence.n_known() + self.beyond_max());
             assert!((blocks_for(sequence.n_computed)..=blocks_for(furthest)).contains(&n_entries));
             assert_eq!(n_entries, sequence.n_sent, "the ranks have what it holds");
             assert!(*n_passed <= pool.group.n_passed(sequence.earliest_start()), "what a query may read is held");

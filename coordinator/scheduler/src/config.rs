@@ -1,5 +1,6 @@
 //! Every limit of the scheduler, named and checked once.
 
+use crate::drafts::Drafting;
 use alloc::vec;
 use alloc::vec::Vec;
 use types::{CacheGroup, PolicyDigest, Unsupported};
@@ -42,6 +43,8 @@ pub struct Config {
     pub steps_in_flight_max: u32,
     /// Slices of a sequence planned before the token that they compute is known here: none or one.
     pub slices_ahead_max: u32,
+    /// How many guessed tokens a slice computes beside the last known one.
+    pub drafting: Drafting,
     /// A request with this much suspicion is not tried again. Suspicion is the sum of the weights of the losses that it
     /// was in since its last token: three that were reported, or six that nobody explained.
     pub suspicion_max: u32,
@@ -74,6 +77,7 @@ impl Default for Config {
             n_stages: 1,
             steps_in_flight_max: 2,
             slices_ahead_max: 1,
+            drafting: Drafting::Off,
             suspicion_max: 6,
             aging_micros: 1_000_000,
             prefix_cache: true,

@@ -33,6 +33,8 @@ impl Scheduler {
             n_tokens: 0,
             scored_position: 0,
             n_cached: sequence.n_cached,
+            drafts_accepted: 0,
+            drafts_rejected: 0,
             finish: Some(finish),
         });
         self.end(idx);

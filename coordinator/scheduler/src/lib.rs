@@ -21,6 +21,7 @@ mod apply;
 mod blocks;
 mod check;
 mod config;
+mod drafts;
 mod end;
 mod in_flight;
 mod journal;
@@ -39,6 +40,7 @@ mod turns;
 mod waiting;
 
 pub use config::Config;
+pub use drafts::Drafting;
 pub use journal::NameChange;
 pub use refusal::{Rejected, Stale};
 pub use requeue::Loss;

@@ -34,6 +34,7 @@ impl Scheduler {
         if self.in_flight.len() >= self.n_steps_allowed() as usize {
             return false;
         }
+        self.ahead_max = self.ahead_now();
         let n_turns = self.n_turns();
         // A decoding sequence is planned as many steps behind its last draw as there are stages. If that leaves the
         // step empty, a shorter distance will do: a step that waits at the first stage begins sooner than one that
@@ -61,7 +62,7 @@ impl Scheduler {
     }
 
     fn note_starved(&mut self) {
-        let ahead_max = self.config.slices_ahead_max;
+        let ahead_max = self.ahead_max;
         let all_in_flight = self.running.iter().all(|&idx| self.sequences[idx].n_missing(ahead_max) == 0);
         if !self.is_starved && !self.running.is_empty() && all_in_flight {
             self.is_starved = true;
@@ -77,18 +78,21 @@ impl Scheduler {
     /// Gives each running sequence tokens and blocks for its slice of this step.
     fn plan_running(&mut self, distance: u32) -> Left {
         self.tenants.begin_step();
-        let mut for_chunks = self.config.batch_tokens_max - self.give_turns(distance);
+        let n_turns = self.give_turns(distance);
+        let n_drafts = self.give_drafts();
+        let mut for_chunks = self.config.batch_tokens_max - n_turns - n_drafts;
         self.divide(for_chunks);
         let start_bytes = self.config.starts_bytes_max;
-        let mut left =
-            Left { n_tokens: self.config.batch_tokens_max, n_scores: SCORED_ROWS_MAX, start_bytes, short: false };
+        let n_scores = SCORED_ROWS_MAX - n_drafts;
+        let mut left = Left { n_tokens: self.config.batch_tokens_max, n_scores, start_bytes, short: false };
         let n_preemptions = self.counters.preemptions;
         let mut at = 0;
         while at < self.running.len() {
             let idx = self.running[at];
+            self.drop_drafts_without_blocks(idx);
             let sequence = &self.sequences[idx];
             let (tenant, scores) = (sequence.tenant, sequence.scores());
-            let n_missing = sequence.n_missing(self.config.slices_ahead_max);
+            let n_missing = sequence.n_missing(self.ahead_max);
             let is_chunk = sequence.is_chunk();
             let n_wished = if is_chunk {
                 let n_scores = if scores { left.n_scores } else { u32::MAX };
@@ -100,7 +104,9 @@ impl Scheduler {
             // Most decoding sequences have room left in their last block.
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + n_wished);
             let n_planned = if n_blocks == 0 || self.make_room(at, n_blocks) { n_wished } else { 0 };
-            self.sequences[idx].n_planned = n_planned;
+            let sequence = &mut self.sequences[idx];
+            sequence.n_planned = n_planned;
+            sequence.n_drafts = sequence.n_drafts.min(n_planned);
             self.tenants.plan(tenant, n_planned);
             if is_chunk {
                 for_chunks -= n_planned;
@@ -113,6 +119,16 @@ impl Scheduler {
         }
         left.short |= self.counters.preemptions > n_preemptions;
         left
+    }
+
+    /// Nobody is preempted for blocks of drafts.
+    fn drop_drafts_without_blocks(&mut self, idx: SequenceIdx) {
+        let sequence = &self.sequences[idx];
+        let n_blocks = sequence.n_blocks_missing(sequence.n_computed + sequence.turn);
+        if sequence.n_drafts > 0 && !self.has_blocks(n_blocks) {
+            let sequence = &mut self.sequences[idx];
+            sequence.turn -= core::mem::take(&mut sequence.n_drafts);
+        }
     }
 
     /// Gives the running sequence `at` `n_blocks` of each group, and preempts later ones for them. False if there is no
@@ -202,7 +218,7 @@ impl Scheduler {
             // A log that has outgrown the limit goes alone.
             left.start_bytes = left.start_bytes.saturating_sub(n_bytes);
             let sequence = &mut self.sequences[idx];
-            let n_missing = sequence.n_missing(self.config.slices_ahead_max);
+            let n_missing = sequence.n_missing(self.ahead_max);
             sequence.n_planned = n_missing.min(sequence.chunk_max).min(left.n_tokens);
             if scores {
                 sequence.n_planned = sequence.n_planned.min(left.n_scores);
@@ -398,7 +414,9 @@ fn write_slice(idx: SequenceIdx, sequence: &mut Sequence, step: &mut Step, count
         sequence.n_sent = sequence.n_entries();
     }
     let want = sequence.want(draws_max > 0);
-    step.slices.push(Slice::new(sequence.id, range.clone(), want));
+    let n_draft = draws_max.saturating_sub(1) as u16;
+    step.slices.push(Slice { n_draft, ..Slice::new(sequence.id, range.clone(), want) });
+    counters.drafts += u64::from(n_draft);
     counters.slices_ahead += u64::from(range.end > sequence.n_known());
     counters.tokens_computed += u64::from(sequence.n_planned);
     sequence.n_computed = range.end;
@@ -406,6 +424,7 @@ fn write_slice(idx: SequenceIdx, sequence: &mut Sequence, step: &mut Step, count
     sequence.n_slices_in_flight += 1;
     sequence.last_step = step.id.0;
     sequence.n_planned = 0;
+    sequence.n_drafts = 0;
     let may_be_late = sequence.request.grammar.is_some();
     Planned { sequence: idx, generation: sequence.generation, range, draws_max, may_be_late }
 }

@@ -27,6 +27,9 @@ pub struct Output {
     pub scored_position: u32,
     /// Tokens of the prompt that the prefix cache had when the request was first admitted.
     pub n_cached: u32,
+    /// Of the slice's drafts, how many are among the tokens, and how many are not.
+    pub drafts_accepted: u32,
+    pub drafts_rejected: u32,
     pub finish: Option<Finish>,
 }
 
@@ -57,6 +60,8 @@ pub struct Scheduler {
     pub(crate) in_flight: InFlight,
     /// Sequences that ask for a turn in the step being planned. Reused for its memory.
     pub(crate) turns: Vec<Turn>,
+    /// The slices of a sequence that the step being planned may have ahead of known tokens.
+    pub(crate) ahead_max: u32,
     /// Whether all running sequences were in flight when a step was asked for, since the last step or answer.
     pub(crate) is_starved: bool,
     /// Sequences that the ranks may forget, to be sent in the next step.
@@ -88,6 +93,7 @@ impl Scheduler {
             has_windows: !config.groups.iter().all(CacheGroup::keeps_all),
             in_flight: InFlight::new(config.steps_in_flight_max, config.running_max),
             turns: Vec::with_capacity(config.running_max as usize),
+            ahead_max: config.slices_ahead_max,
             is_starved: false,
             ends: Vec::new(),
             draining: false,

@@ -1,5 +1,6 @@
 //! A sequence: its log, how far it is computed and planned, and which blocks it holds.
 
+use crate::drafts::UNTRIED;
 use crate::tenants::TenantIdx;
 use crate::waiting::QueueKey;
 use alloc::boxed::Box;
@@ -47,6 +48,14 @@ pub(crate) struct Sequence {
     pub n_sent: u32,
     /// The tokens of its turn in the step being planned; zero if it has none.
     pub turn: u32,
+    /// How many of its planned tokens are drafts, while a step is planned.
+    pub n_drafts: u32,
+    /// The drafts that its next slice should have, as of its last answer.
+    pub n_drafts_wished: u32,
+    /// The tokens that were guessed behind its log, as of its last answer.
+    pub n_guess: u32,
+    /// How probable it is that a guess holds, as far as guesses were tried.
+    pub acceptance: u32,
     pub tenant: TenantIdx,
     goal: Goal,
     pub state: SequenceState,
@@ -123,6 +132,10 @@ impl Sequence {
             n_sure: 0,
             n_sent: 0,
             turn: 0,
+            n_drafts: 0,
+            n_drafts_wished: 0,
+            n_guess: 0,
+            acceptance: UNTRIED,
             tenant,
             goal: request.goal,
             state: SequenceState::Waiting,
@@ -252,10 +265,11 @@ impl Sequence {
     }
 
     /// The most tokens that a slice with this end may draw: it draws if it ends with the last token that is known or
-    /// being drawn.
+    /// being drawn, or with drafts behind that.
     #[inline]
     pub fn draws_max_at(&self, end: u32) -> u32 {
-        u32::from(self.goal != Goal::Pool && end == self.n_known() + self.n_drawing)
+        let draws = self.goal != Goal::Pool && end == self.n_known() + self.n_drawing + self.n_drafts;
+        if draws { 1 + self.n_drafts } else { 0 }
     }
 
     /// Whether a slice that begins at `n_computed` has rows to score: those that another token of the prompt follows.
@@ -348,6 +362,9 @@ impl Sequence {
         self.last_step = 0;
         self.n_planned = 0;
         self.turn = 0;
+        self.n_drafts = 0;
+        self.n_drafts_wished = 0;
+        self.n_guess = 0;
     }
 }
 

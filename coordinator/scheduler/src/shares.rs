@@ -36,7 +36,7 @@ impl Scheduler {
         for &idx in &self.running {
             let sequence = &self.sequences[idx];
             if sequence.is_chunk() {
-                let n_missing = sequence.n_missing(self.config.slices_ahead_max);
+                let n_missing = sequence.n_missing(self.ahead_max);
                 self.tenants.want_more(sequence.tenant, n_missing.min(sequence.chunk_max));
             }
         }
@@ -78,7 +78,7 @@ impl Scheduler {
             if n_tokens == 0 || left.short || !sequence.is_chunk() || sequence.scores() {
                 continue;
             }
-            let n_missing = sequence.n_missing(self.config.slices_ahead_max);
+            let n_missing = sequence.n_missing(self.ahead_max);
             let n_more = (n_missing.min(sequence.chunk_max) - sequence.n_planned).min(n_tokens);
             let n_planned = sequence.n_planned + n_more;
             let n_blocks = sequence.n_blocks_missing(sequence.n_computed + n_planned);

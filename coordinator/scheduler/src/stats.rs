@@ -33,6 +33,9 @@ pub struct Counters {
     pub tokens_redrawn: u64,
     /// Draws that came back without a token; they are planned again.
     pub draws_late: u64,
+    /// Drafts in slices, and those of them that became tokens of their logs.
+    pub drafts: u64,
+    pub drafts_accepted: u64,
     pub slices_ahead: u64,
     /// Steps in which a sequence computes a token that one of the `n_stages - 1` steps before draws: then some stage
     /// has to wait, because fewer sequences decode than there are stages or they have just bunched.

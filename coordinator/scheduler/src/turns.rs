@@ -37,7 +37,7 @@ impl Scheduler {
 
     /// With one stage no sequence waits for another's turn.
     fn give_all_a_turn(&mut self, distance: u32) -> u32 {
-        let (ahead_max, n_steps) = (self.config.slices_ahead_max, self.n_steps);
+        let (ahead_max, n_steps) = (self.ahead_max, self.n_steps);
         let mut n_given = 0;
         for &idx in &self.running {
             let sequence = &mut self.sequences[idx];
@@ -48,7 +48,7 @@ impl Scheduler {
     }
 
     fn give_some_a_turn(&mut self, distance: u32) -> u32 {
-        let (ahead_max, n_steps) = (self.config.slices_ahead_max, self.n_steps);
+        let (ahead_max, n_steps) = (self.ahead_max, self.n_steps);
         let mut n_decoding = 0;
         self.turns.clear();
         for (at, &idx) in self.running.iter().enumerate() {

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use scheduler::{Config, Output, Scheduler};
+use scheduler::{Config, Drafting, Output, Scheduler};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -57,8 +57,12 @@ fn answer(step: &Step, done: &mut StepDone) {
     for (slice, answer) in step.slices.iter().zip(&mut done.slices) {
         answer.tokens.clear();
         if slice.want == Want::Last {
-            answer.tokens.push(TokenOut { token: slice.range.end, ..TokenOut::default() });
+            // Half of the drafts hold.
+            let n_drawn = 1 + u32::from(slice.n_draft / 2);
+            let drawn = (slice.first_drawn()..).take(n_drawn as usize);
+            answer.tokens.extend(drawn.map(|token| TokenOut { token, ..TokenOut::default() }));
         }
+        (answer.n_guess, answer.n_hit) = (4, answer.tokens.len() as u16);
     }
 }
 
@@ -80,12 +84,16 @@ fn run_steps(
     }
 }
 
-fn check_steady_steps(n_stages: u32) {
+fn config(n_stages: u32, drafting: Drafting) -> Config {
     let steps_in_flight_max = n_stages + 1;
     let window = CacheGroup::FULL.within(50);
     let (groups, n_blocks) = (vec![CacheGroup::FULL, window], vec![4096, 400]);
     let running_max = N_SEQUENCES as u32;
-    let config = Config { n_stages, steps_in_flight_max, running_max, groups, n_blocks, ..Config::default() };
+    Config { n_stages, steps_in_flight_max, running_max, groups, n_blocks, drafting, ..Config::default() }
+}
+
+fn check_steady_steps(n_stages: u32) {
+    let config = config(n_stages, Drafting::Off);
     let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
     (0..N_SEQUENCES).for_each(|i| scheduler.submit(request(i), Micros(0)).unwrap());
     let (mut done, mut out) = (StepDone::default(), Vec::new());
@@ -108,6 +116,31 @@ fn check_steady_steps(n_stages: u32) {
     assert!(scheduler.stats().blocks_passed >= 12 * N_SEQUENCES, "and given back behind the window");
     assert!(scheduler.stats().preemptions == 0 && scheduler.stats().evictions > 0);
     scheduler.check();
+}
+
+/// One step in flight: who has drafts is not planned ahead.
+#[test]
+fn a_steady_step_with_drafts_allocates_nothing() {
+    for drafting in [Drafting::Fixed(4), Drafting::Adaptive { max: 8, row_permille: 0 }] {
+        let mut scheduler = Scheduler::new(config(1, drafting), Epoch::default()).unwrap();
+        (0..N_SEQUENCES).for_each(|i| scheduler.submit(request(i), Micros(0)).unwrap());
+        let (mut done, mut out, mut step) = (StepDone::default(), Vec::new(), Step::default());
+        let mut run = |scheduler: &mut Scheduler, n_steps| {
+            for _ in 0..n_steps {
+                assert!(scheduler.next_step(Micros(0), &mut step));
+                answer(&step, &mut done);
+                out.clear();
+                scheduler.apply(&done, &mut out).unwrap();
+            }
+        };
+        run(&mut scheduler, 40);
+        let (before, drafts_before) = (N_ALLOCATIONS.get(), scheduler.stats().drafts);
+        run(&mut scheduler, 100);
+        assert_eq!(N_ALLOCATIONS.get() - before, 0, "{drafting:?}");
+        let n_drafts = scheduler.stats().drafts - drafts_before;
+        assert!(n_drafts >= 100 * 4, "{drafting:?}: {n_drafts}");
+        scheduler.check();
+    }
 }
 
 #[test]

@@ -110,6 +110,8 @@ impl Replica {
                 tokens_out: stats.tokens_drawn,
                 tokens_discarded: stats.tokens_discarded,
                 draws_late: stats.draws_late,
+                drafts: stats.drafts,
+                drafts_accepted: stats.drafts_accepted,
                 prefix_hit_tokens: stats.prefix_hit_tokens,
                 starved: stats.starved,
                 steps_early: stats.steps_early,

@@ -51,6 +51,8 @@ fn output_frame(output: &Output, done: &StepDone) -> wire::Output {
         tokens,
         finish: output.finish.map_or(wire::Finish::Unspecified, wire::Finish::from).into(),
         cached_tokens: output.n_cached,
+        drafts_accepted: output.drafts_accepted,
+        drafts_rejected: output.drafts_rejected,
         scored_position: output.scored_position,
         scored: beside.map_or(&[][..], |slice| &slice.scored).iter().map(wire::TokenOut::from).collect(),
         pooled: beside.map_or_else(Vec::new, |slice| slice.pooled.clone()),

@@ -437,6 +437,7 @@ fn sim_digest() -> [u8; 32] {
         policy: None,
         reading: 0,
         zero_kv: false,
+        guesses: worker::GuessConfig::default(),
     };
     sim().load(&assignment, &CancelFlag::default()).unwrap().1.policy.0
 }

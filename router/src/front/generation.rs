@@ -90,6 +90,9 @@ pub(crate) struct Choice {
     /// How many tokens the client already has.
     n_told: u32,
     n_cached: u32,
+    /// Guessed tokens: those that were right, and those that were not.
+    n_accepted: u32,
+    n_rejected: u32,
     /// Logprobs of the prompt so far, until all of them are passed on.
     scored: Option<Vec<v1::Logprob>>,
     /// Present if the client asked for a certificate.
@@ -229,7 +232,19 @@ impl Choice {
         let scored = matches!(request.goal, Goal::Score { .. }).then(Vec::new);
         let n_prompt = request.prompt.len() as u32;
         let stop_tokens = request.sampling.stop.clone();
-        Choice { ticket: None, assembly, stop_tokens, n_prompt, n_told, n_cached: 0, scored, draft }
+        let (n_cached, n_accepted, n_rejected) = (0, 0, 0);
+        Choice {
+            ticket: None,
+            assembly,
+            stop_tokens,
+            n_prompt,
+            n_told,
+            n_cached,
+            n_accepted,
+            n_rejected,
+            scored,
+            draft,
+        }
     }
 
     pub fn begin(&mut self, ticket: Ticket) {
@@ -256,10 +271,12 @@ impl Choice {
     /// Turns an output into events: first the part that the client already has, then the new part, and the end if it
     /// came.
     fn advance(&mut self, output: wire::Output, finish: Option<Finish>, stops: &Stops) -> Advance {
-        let wire::Output { position, tokens, cached_tokens, .. } = output;
+        let wire::Output { position, tokens, cached_tokens, drafts_accepted, drafts_rejected, .. } = output;
         if position == 0 {
             self.n_cached = cached_tokens;
         }
+        self.n_accepted += drafts_accepted;
+        self.n_rejected += drafts_rejected;
         let has_order = self.assembly.tells_apart();
         let (mut told, mut new) = (DeltaRun::new(has_order), DeltaRun::new(has_order));
         let (n_tokens, mut stopped) = (tokens.len(), None);
@@ -323,6 +340,8 @@ impl Choice {
             cached_tokens: self.n_cached,
             completion_tokens: self.assembly.n_tokens(),
             reasoning_tokens: self.assembly.n_reasoning(),
+            accepted_prediction_tokens: self.n_accepted,
+            rejected_prediction_tokens: self.n_rejected,
         };
         let certificate = self.draft.as_ref().map(|draft| draft.finished(reason));
         let stop = stop.unwrap_or_default().to_owned();

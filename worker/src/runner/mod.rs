@@ -1,5 +1,7 @@
 //! What a rank does with a step. Knows nothing of streams or threads: the session calls it on one thread that it owns.
 
+mod draft_counts;
+pub(crate) mod guesses;
 pub mod kv_commit;
 pub(crate) mod masks;
 pub mod model_loader;

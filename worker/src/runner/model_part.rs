@@ -158,6 +158,7 @@ fn sizes(
         rows_max: assignment.batch_tokens_max as usize,
         running_max: assignment.running_max as usize,
         zero_kv: assignment.zero_kv,
+        guesses: assignment.guesses.clone(),
     };
     Ok((limits, specs))
 }

@@ -9,6 +9,7 @@
 //! tokens: those that the next step needs stay on the device.
 
 use crate::load::weight_cache::{LoadedPart, PartInUse};
+use crate::runner::draft_counts::DraftCounts;
 use crate::runner::kv_commit::KvCommit;
 use crate::runner::masks::{MaskConfig, Masks};
 use crate::runner::sequences::{SequenceLimits, Sequences, TokenSource, Violation};
@@ -43,6 +44,7 @@ pub struct ModelRunner<D: Device + 'static> {
     ahead: Option<(StepId, Begun)>,
     /// The device's pass counts at the last report.
     counted: Repeats,
+    draft_counts: DraftCounts,
 }
 
 /// How far a step's draws are after its pass was begun.
@@ -62,13 +64,14 @@ impl<D: Device + 'static> ModelRunner<D> {
         limits: SequenceLimits,
         masks: MaskConfig,
     ) -> ModelRunner<D> {
-        let outputs_max = limits.outputs_max();
+        let draft_counts = DraftCounts::new(limits.guesses.source.name());
+        let (outputs_max, told_max) = (limits.outputs_max(), limits.told_max());
         let masks = Masks::new(masks, lent.get().vocabulary.clone(), limits.running_max);
         let part = ranks.part();
         let (sequences, is_sampler) = (Sequences::new(limits, TokenSource::of(part)), part.is_sampler());
         let batch = sequences.new_batch();
         let (draws, drawn) = (Vec::with_capacity(outputs_max), Vec::with_capacity(outputs_max));
-        let told = Vec::with_capacity(outputs_max);
+        let told = Vec::with_capacity(told_max);
         let state = vec![0.0; lent.get().spec.hidden as usize];
         let counted = lent.get().device.repeats();
         ModelRunner {
@@ -86,6 +89,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             state,
             ahead: None,
             counted,
+            draft_counts,
         }
     }
 
@@ -267,6 +271,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             return Ok(());
         }
         self.sequences.finish(step, &mut self.drawn, &self.masks, &mut self.told, &mut done.slices);
+        self.draft_counts.count(step, done);
         if self.told.is_empty() { Ok(()) } else { Ok(self.ranks.send_tokens(step.id, &self.told)?) }
     }
 }

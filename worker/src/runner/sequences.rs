@@ -5,6 +5,7 @@
 //! grows by position: a rank that does not know the token writes `UNKNOWN` there, and so do all ranks where nothing
 //! could be drawn.
 
+use crate::runner::guesses::GuessSource;
 use crate::runner::masks::{Found, Masks};
 use backend::{Batch, Draw, DrawMask, Pass, Score, Undrawn};
 use freed_blocks::FreedBlocks;
@@ -12,7 +13,7 @@ use sequence::Sequence;
 use std::collections::{HashMap, VecDeque};
 use types::cache::blocks_for;
 use types::{BlockId, Request, RequestId, Slice, SliceDone, Step, StepId, Token, TokenOut, Want};
-use untold::{UNKNOWN, Untold, UntoldDraw};
+use untold::{UNKNOWN, Untold, UntoldDraw, read_told, tell_rest};
 
 mod freed_blocks;
 mod limits;
@@ -36,10 +37,16 @@ pub struct Sequences {
     n_begun: u64,
     /// The freed blocks, where blocks are cleared.
     freed: Option<FreedBlocks>,
+    /// The second part of a message on draws, while a step is finished.
+    told_rest: Vec<Option<Token>>,
 }
 
 impl Sequences {
-    pub fn new(limits: SequenceLimits, tokens: TokenSource) -> Sequences {
+    pub fn new(mut limits: SequenceLimits, tokens: TokenSource) -> Sequences {
+        if tokens != TokenSource::Draws {
+            // Others are told what is guessed.
+            limits.guesses.source = GuessSource::Off;
+        }
         let n_untold = match tokens {
             TokenSource::IsTold { late_max } => late_max + 1,
             TokenSource::Draws | TokenSource::NeverKnows => 0,
@@ -53,6 +60,7 @@ impl Sequences {
             written: limits.n_blocks.iter().map(|n_blocks| vec![0; *n_blocks as usize]).collect(),
             n_begun: 0,
             freed: limits.zero_kv.then(|| FreedBlocks::new(&limits)),
+            told_rest: Vec::with_capacity(limits.told_max()),
             limits,
         }
     }
@@ -112,19 +120,20 @@ impl Sequences {
         must.then_some(*oldest)
     }
 
-    /// Takes the tokens drawn in the step that `must_hear` named, in the order of its slices.
-    pub fn hear(&mut self, tokens: &[Option<Token>]) -> Result<(), Violation> {
+    /// Takes the tokens drawn in the step that `must_hear` named, in the order of its slices, and what is guessed.
+    pub fn hear(&mut self, words: &[Option<Token>]) -> Result<(), Violation> {
         let Some((step, n_draws)) = self.untold.steps.pop_front() else { return Ok(()) };
-        if tokens.len() != n_draws {
-            return Err(Violation::NotAsManyTokens { step: step.0, n: tokens.len(), n_draws });
-        }
+        let Some(told) = read_told(words, n_draws) else {
+            return Err(Violation::NotAsManyTokens { step: step.0, n: words.len(), n_draws });
+        };
         let n_vocab = self.limits.n_vocab;
-        for (draw, token) in self.untold.draws.drain(..n_draws).zip(tokens) {
-            if let Some(token) = token.filter(|token| *token >= n_vocab) {
+        for (draw, told) in self.untold.draws.drain(..n_draws).zip(told) {
+            let mut tokens = told.first.iter().chain(told.more.iter().flatten()).chain(told.guess.iter().flatten());
+            if let Some(&token) = tokens.find(|token| **token >= n_vocab) {
                 return Err(Violation::NoSuchToken { id: draw.id, token, n_vocab });
             }
             if let Some(sequence) = self.held.get_mut(&draw.id) {
-                sequence.hear(draw, *token);
+                sequence.hear(draw, &told);
             }
         }
         Ok(())
@@ -177,6 +186,8 @@ impl Sequences {
             }
             sequence.go_back(slice.range.start, self.n_begun);
         }
+        sequence.settle_by(slice);
+        sequence.take_drafts(slice, self.tokens != TokenSource::NeverKnows)?;
         sequence.take_blocks(slice, blocks, &self.limits)?;
         sequence.last_slice = self.n_begun;
         sequence.n_computed = slice.range.end;
@@ -224,27 +235,30 @@ impl Sequences {
                 draws.push(Draw { sampling: &sequence.sampling, prompt, output, score, mask: DrawMask::Open });
             }
             if sequence.draws(slice) {
-                let log = &sequence.tokens[..slice.range.end as usize];
-                let (prompt, output) = log.split_at(sequence.n_prompt.min(log.len()));
                 let mask = match sequence.has_grammar {
                     false => DrawMask::Open,
                     true if sequence.is_masked => masks.of(slice.id),
                     true => DrawMask::Late,
                 };
-                draws.push(Draw { sampling: &sequence.sampling, prompt, output, score: None, mask });
+                // A row behind drafts counts only if they hold, and then they are the log.
+                draws.extend((slice.first_drawn()..=slice.range.end).map(|position| {
+                    let log = &sequence.tokens[..position as usize];
+                    let (prompt, output) = log.split_at(sequence.n_prompt.min(log.len()));
+                    Draw { sampling: &sequence.sampling, prompt, output, score: None, mask }
+                }));
             }
         }
     }
 
     /// Whether `next` may begin before the draws of `step` are known: it starts no sequence, ends none that `step`
-    /// computes, asks only for drawn tokens, and draws none that needs a mask. If so, logs from now on count the
-    /// pending tokens.
+    /// computes, asks only for drawn tokens, draws none that needs a mask, and neither has drafts. If so, logs from now
+    /// on count the pending tokens.
     pub fn can_follow(&mut self, step: &Step, next: &Step) -> bool {
         let is_in_step = |id: &RequestId| step.slices.iter().any(|slice| slice.id == *id);
         let has_mask = |slice: &Slice| self.held.get(&slice.id).is_some_and(|sequence| sequence.has_grammar);
         let is_plain = |slice: &Slice| match slice.want {
             Want::Nothing => true,
-            Want::Last => !has_mask(slice),
+            Want::Last => !has_mask(slice) && slice.n_draft == 0,
             Want::All { .. } | Want::Pool => false,
         };
         let may = next.starts.is_empty()
@@ -292,8 +306,10 @@ impl Sequences {
     ) {
         let mut drawn = drawn.drain(..);
         told.clear();
+        let n_draws = step.slices.iter().filter(|slice| slice.want != Want::Nothing).count();
+        let n_guess_max = self.limits.guesses.n_max_among(n_draws);
         done.resize_with(step.slices.len(), SliceDone::default);
-        for (slice, done) in step.slices.iter().zip(done) {
+        for (slice, done) in step.slices.iter().zip(&mut *done) {
             clear(done);
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
             for _ in sequence.scored(slice) {
@@ -306,17 +322,30 @@ impl Sequences {
                 sequence.fails_if(done.pooled.is_empty());
             }
             if sequence.draws(slice) {
-                let out = sequence.outcome(slice, drawn.next());
-                let token = out.as_ref().map(|out| out.token);
-                sequence.learn(slice.range.end, token.unwrap_or(UNKNOWN));
+                if slice.n_draft > 0 {
+                    sequence.verify(slice, &mut drawn, &mut done.tokens);
+                } else {
+                    done.tokens.extend(sequence.outcome(slice, drawn.next()));
+                    sequence.learn(slice.range.end, done.tokens.first().map_or(UNKNOWN, |out| out.token));
+                }
+                let token = done.tokens.first().map(|out| out.token);
                 if let Some(token) = token.filter(|_| sequence.has_grammar) {
                     masks.drawn(slice.id, token);
                 }
                 told.push(token);
-                done.tokens.extend(out);
+                done.n_hit = sequence.guesses.n_hit(done.tokens.iter().map(|out| out.token));
+                let n_guess_max = if done.tokens.is_empty() { 0 } else { n_guess_max };
+                sequence.guesses.guess(&sequence.tokens, n_guess_max);
+                done.n_guess = sequence.guesses.tokens.len() as u16;
+                let more = done.tokens.iter().skip(1).map(|out| out.token);
+                tell_rest(&mut self.told_rest, more, &sequence.guesses.tokens);
             }
             done.failed = sequence.failed;
         }
+        if self.told_rest.iter().any(Option::is_some) {
+            told.extend_from_slice(&self.told_rest);
+        }
+        self.told_rest.clear();
     }
 
     /// On ranks that do not draw: the logs grow by the positions drawn elsewhere.
@@ -326,10 +355,11 @@ impl Sequences {
         for slice in &step.slices {
             let held = self.held.get_mut(&slice.id);
             let Some(sequence) = held.filter(|sequence| sequence.draws(slice)) else { continue };
-            let has_grown = sequence.grow(slice.range.end, UNKNOWN);
+            let has_grown = sequence.draw_elsewhere(slice, is_told);
             if is_told {
                 sequence.is_untold |= has_grown;
-                let draw = UntoldDraw { id: slice.id, life: sequence.life, position: slice.range.end };
+                let (life, position) = (sequence.life, slice.first_drawn());
+                let draw = UntoldDraw { id: slice.id, life, position, n_draft: slice.n_draft };
                 self.untold.draws.push_back(draw);
             }
         }
@@ -355,6 +385,8 @@ fn clear(done: &mut SliceDone) {
     done.scored.clear();
     done.pooled.clear();
     done.failed = None;
+    done.n_guess = 0;
+    done.n_hit = 0;
 }
 
 #[cfg(test)]

@@ -158,6 +158,9 @@ impl SimRunner {
     }
 
     fn run_slice(&mut self, slice: &Slice, blocks: &mut impl Iterator<Item = BlockId>) -> Result<SliceDone, String> {
+        if slice.n_draft > 0 {
+            return Err(format!("{} has drafts, and the sim runner guesses none", slice.id));
+        }
         let Some(sequence) = self.sequences.get_mut(&slice.id) else {
             return Err(format!("{} has a slice and was not started", slice.id));
         };

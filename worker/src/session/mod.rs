@@ -8,12 +8,13 @@ pub mod rank_thread;
 use crate::assignment::{Assignment, MeshSecret};
 use crate::config::{Config, Footing};
 use crate::error::Error;
+use crate::runner::guesses::{GuessConfig, GuessSource};
 use crate::session::heartbeat::{Heart, Pulse, StepCounters};
 use crate::session::rank_thread::{RankLost, Reports, ThreadLeases, Work};
 use collective::MeshTimeouts;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{
-    Assign, Failed, Leaving, Meet, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame,
+    Assign, Failed, Guesses, Leaving, Meet, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +24,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
-use types::{Epoch, Step};
+use types::{Epoch, NgramLimits, Step};
 use wire::Refused;
 
 /// How a session ended after which another may begin.
@@ -305,5 +306,14 @@ fn assignment(assign: Assign) -> Result<Assignment, proto::Malformed> {
         policy,
         reading: assign.reading,
         zero_kv: assign.zero_kv,
+        guesses: assign.guesses.map_or_else(GuessConfig::default, guesses),
     })
+}
+
+fn guesses(guesses: Guesses) -> GuessConfig {
+    let default = NgramLimits::default();
+    let or = |n: u32, default: u16| if n == 0 { default } else { u16::try_from(n).unwrap_or(u16::MAX) };
+    let least = or(guesses.ngram_least, default.least);
+    let limits = NgramLimits { least, most: or(guesses.ngram_most, default.most) };
+    GuessConfig { source: GuessSource::Ngrams(limits), n_max: or(guesses.n_max, u16::MAX) }
 }

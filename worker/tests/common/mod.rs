@@ -10,7 +10,7 @@ use types::{
     Activations, BlockId, Epoch, KvDtype, Layout, Mode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
     StepId, TokenOut, Want,
 };
-use worker::{Assignment, MeshSecret, MeshTimeouts, Runner};
+use worker::{Assignment, MeshSecret, MeshTimeouts, Recalled, Runner};
 
 pub const RUNNING_MAX: u32 = 16;
 /// For all that may run at once.
@@ -41,6 +41,7 @@ pub fn assignment(folder: &str) -> Assignment {
         policy: None,
         reading: 0,
         zero_kv: false,
+        guesses: worker::GuessConfig::default(),
     }
 }
 
@@ -120,6 +121,9 @@ pub struct Played {
     pub n_together: usize,
     /// Draws that came back without a token, and were asked for again.
     pub n_late: u64,
+    /// Drafts that became tokens, and drafts that did not.
+    pub n_accepted: usize,
+    pub n_rejected: usize,
 }
 
 struct Live {
@@ -132,6 +136,8 @@ struct Live {
     has_begun: bool,
     /// Its slices in flight that were planned behind a draw that was late.
     n_void: usize,
+    /// What the ranks have guessed behind its last output.
+    n_guess: u16,
 }
 
 pub struct Player<'a> {
@@ -144,6 +150,9 @@ pub struct Player<'a> {
     in_flight: VecDeque<Vec<Slice>>,
     finished: Vec<Live>,
     n_late: u64,
+    /// The most drafts of a slice.
+    drafts_max: u16,
+    n_drafts: [usize; 2],
 }
 
 impl<'a> Player<'a> {
@@ -151,7 +160,13 @@ impl<'a> Player<'a> {
         let free = (0..N_BLOCKS).map(BlockId).collect();
         let (live, finished, in_flight) = (Vec::new(), Vec::new(), VecDeque::new());
         let n_groups = assignment.n_blocks.len();
-        Player { ranks, n_groups, free, live, step: Step::default(), in_flight, finished, n_late: 0 }
+        let (step, n_late, drafts_max, n_drafts) = (Step::default(), 0, 0, [0; 2]);
+        Player { ranks, n_groups, free, live, step, in_flight, finished, n_late, drafts_max, n_drafts }
+    }
+
+    /// Slices have as many drafts as are guessed, and at most so many.
+    pub fn with_drafts(self, drafts_max: u16) -> Player<'a> {
+        Player { drafts_max, ..self }
     }
 
     pub fn play(&mut self, requests: &[Request], plan: Plan) -> Played {
@@ -169,6 +184,7 @@ impl<'a> Player<'a> {
                     blocks,
                     has_begun: false,
                     n_void: 0,
+                    n_guess: 0,
                 });
             }
             if plan.preempt_every.is_some_and(|every| self.step.id.0 % every == every - 1) {
@@ -192,7 +208,8 @@ impl<'a> Player<'a> {
         let mut finished = std::mem::take(&mut self.finished);
         finished.sort_by_key(|live: &Live| live.request.id);
         let outputs = finished.into_iter().map(|live| live.outputs).collect();
-        Played { outputs, n_preempted, n_together, n_late: std::mem::take(&mut self.n_late) }
+        let [n_accepted, n_rejected] = std::mem::take(&mut self.n_drafts);
+        Played { outputs, n_preempted, n_together, n_late: std::mem::take(&mut self.n_late), n_accepted, n_rejected }
     }
 
     fn give(&mut self) {
@@ -211,6 +228,7 @@ impl<'a> Player<'a> {
         self.step.ends.push(live.request.id);
         live.has_begun = false;
         live.n_computed = 0;
+        live.n_guess = 0;
         1
     }
 
@@ -226,11 +244,18 @@ impl<'a> Player<'a> {
                 self.step.starts.push(request.clone());
                 live.has_begun = true;
             }
+            // Who has drafts waits for its answers: what is guessed stands behind the last of them.
+            if self.drafts_max > 0 && live.n_asked > live.outputs.len() {
+                continue;
+            }
             let n_tokens = (request.prompt.len() + live.n_asked) as u32;
             let end = n_tokens.min(live.n_computed + chunk);
             let want = if end == n_tokens { Want::Last } else { Want::Nothing };
-            live.n_asked += usize::from(want == Want::Last);
-            self.step.slices.push(Slice::new(request.id, live.n_computed..end, want));
+            let n_left = (request.sampling.tokens_max as usize - live.n_asked - 1) as u16;
+            let n_draft = if want == Want::Last { live.n_guess.min(self.drafts_max).min(n_left) } else { 0 };
+            live.n_asked += usize::from(want == Want::Last) + usize::from(n_draft);
+            let end = end + u32::from(n_draft);
+            self.step.slices.push(Slice { n_draft, ..Slice::new(request.id, live.n_computed..end, want) });
             let n_held = live.blocks.len();
             while live.blocks.len() < blocks_for(end) as usize {
                 live.blocks.push(self.free.pop().unwrap());
@@ -255,7 +280,15 @@ impl<'a> Player<'a> {
                 (live.n_asked, live.n_computed) = (live.outputs.len(), slice.range.end - 1);
                 live.n_void = self.in_flight.iter().flatten().filter(|later| later.id == slice.id).count();
             } else {
+                let n_accepted = done.tokens.len().saturating_sub(1);
+                self.n_drafts[0] += n_accepted;
+                self.n_drafts[1] += usize::from(slice.n_draft) - n_accepted;
                 live.outputs.extend(done.tokens);
+                live.n_guess = done.n_guess;
+                if slice.n_draft > 0 {
+                    live.n_asked = live.outputs.len();
+                    live.n_computed = (live.request.prompt.len() + live.n_asked - 1) as u32;
+                }
             }
         }
         for i in (0..self.live.len()).rev() {
@@ -267,4 +300,12 @@ impl<'a> Player<'a> {
             }
         }
     }
+}
+
+/// What the requests will say, guessed with mistakes.
+pub fn recalled(requests: &[Request], said: &Played) -> Recalled {
+    let log = |(request, said): (&Request, &Vec<TokenOut>)| {
+        request.prompt.iter().copied().chain(said.iter().map(|out| out.token)).collect()
+    };
+    Recalled { logs: requests.iter().zip(&said.outputs).map(log).collect(), wrong: 25 }
 }

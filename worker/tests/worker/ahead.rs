@@ -3,12 +3,13 @@
 //! waits once a step at most, and the device is told of the next before that.
 
 use crate::common::grid::Threads;
-use crate::common::{Alone, Plan, Played, Player, Ranks, assignment, requests};
+use crate::common::{Alone, Plan, Played, Player, Ranks, assignment, recalled, requests};
 use crate::fake_cuda::on_fake_cuda;
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::Arc;
 use types::{Activations, Grid, KvDtype, Layout, Request, Sampling, Step, StepDone};
-use worker::{Assignment, CarrierChoice, ComputeDevice, ModelLoader, Runner, Upcoming};
+use worker::{Assignment, CarrierChoice, ComputeDevice, GuessConfig, ModelLoader, Runner, Upcoming};
 
 const MODEL: &str = "llama-bf16-odd";
 const DEEP: &str = "llama-deep.gguf";
@@ -235,6 +236,38 @@ fn graphs_carry_sums_of_devices() {
             assert!(count(&asked, "graph") >= 4, "{carrier:?} tp {tp}, pp {pp}");
             let is_over_memory = carrier == CarrierChoice::Ipc;
             assert_eq!(count(&asked, "launch sum_one_shot") > 0, is_over_memory, "{carrier:?} tp {tp}, pp {pp}");
+        }
+    });
+}
+
+/// A device draws behind drafts as it draws everywhere, and a step with drafts is not begun before its turn.
+#[test]
+fn drafts_on_a_device_give_the_tokens_of_none() {
+    on_fake_cuda("drafts_on_a_device_give_the_tokens_of_none", &[], || {
+        for (model, grid) in [(MODEL, None), (DEEP, Some(Grid { tp: 2, pp: 2, ep: 1 }))] {
+            let (assignment, requests) = (on_cuda(model), mixed(4, 9));
+            let expected = alone(&assignment, &requests);
+            let assignment = Assignment { guesses: GuessConfig { n_max: 5, ..GuessConfig::default() }, ..assignment };
+            let recalled = Some(Arc::new(recalled(&requests, &expected)));
+            let loader = ModelLoader { recalled, carrier: CarrierChoice::Host, ..loader(true) };
+            let plan = Plan { chunk: 19, together: 4, preempt_every: Some(6), in_flight: 2, ..Plan::ALONE };
+            let played = match grid {
+                None => {
+                    let (mut runner, _) = loader.build(&assignment).unwrap();
+                    let mut ranks = Ahead { runner: &mut runner, given: VecDeque::new() };
+                    Player::new(&mut ranks, &assignment).with_drafts(4).play(&requests, plan)
+                }
+                Some(grid) => {
+                    let layout = Layout::even(grid, assignment.layout.n_layers()).unwrap();
+                    let mut ranks = Threads::start(&loader, &assignment, &layout);
+                    let played = Player::new(&mut ranks, &assignment).with_drafts(4).play(&requests, plan);
+                    ranks.end();
+                    played
+                }
+            };
+            assert!(played.outputs == expected.outputs, "{model} on {grid:?}");
+            let (n_accepted, n_rejected) = (played.n_accepted, played.n_rejected);
+            assert!(n_accepted > 3 && n_rejected > 3, "{model} on {grid:?}: {n_accepted} and {n_rejected}");
         }
     });
 }

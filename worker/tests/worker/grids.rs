@@ -10,7 +10,7 @@ use types::{
     Activations, BlockId, Epoch, Grid, KvDtype, Layout, PolicyDigest, Rank, Request, RequestId, Sampling, Slice, Step,
     StepDone, StepId, Want,
 };
-use worker::{Assignment, MeshSecret, ModelLoader, PeerListener, RunError, Runner, Wire};
+use worker::{Assignment, GuessConfig, MeshSecret, ModelLoader, PeerListener, RunError, Runner, Wire};
 
 const DEEP: &str = "llama-deep.gguf";
 const N_LAYERS: u32 = 5;
@@ -129,6 +129,24 @@ fn steps_of_any_shape_give_the_tokens_of_one_rank() {
         let plan = Plan { chunk, together, turns, in_flight, preempt_every: None };
         let played = on_grid(&assignment, &layout, &requests, plan);
         assert!(played.outputs == expected.outputs, "chunks of {chunk}, {together} together, {in_flight} in flight");
+    }
+}
+
+#[test]
+fn drafts_give_the_tokens_of_none_on_every_grid() {
+    let (assignment, requests) = (assignment(DEEP), requests(12));
+    let expected = alone(&assignment, &requests);
+    let recalled = Some(Arc::new(common::recalled(&requests, &expected)));
+    let loader = ModelLoader { recalled, ..loader() };
+    let assignment = Assignment { guesses: GuessConfig { n_max: 9, ..GuessConfig::default() }, ..assignment };
+    for (tp, pp, drafts_max) in [(1, 1, 8), (2, 1, 1), (1, 2, 4), (2, 2, 8), (3, 3, 4)] {
+        let layout = even(tp, pp);
+        let mut grid = Threads::start(&loader, &assignment, &layout);
+        let played = Player::new(&mut grid, &assignment).with_drafts(drafts_max).play(&requests, plan(&layout));
+        grid.end();
+        assert!(played.outputs == expected.outputs, "tp {tp}, pp {pp}, {drafts_max} drafts");
+        let (n_accepted, n_rejected) = (played.n_accepted, played.n_rejected);
+        assert!(n_accepted > 10 && n_rejected > 2 && played.n_preempted > 2, "{n_accepted} and {n_rejected}");
     }
 }
 

@@ -173,6 +173,7 @@ pub fn finish_reason(finished: &v1::Finished) -> &'static str {
 }
 
 /// The usage of all choices together. The choices of one prompt share its tokens.
+#[derive(Default)]
 pub struct UsageSum {
     n_choices: u32,
     nothing_new: bool,
@@ -180,11 +181,14 @@ pub struct UsageSum {
     cached: u32,
     completion: u32,
     reasoning: u32,
+    accepted: u32,
+    rejected: u32,
 }
 
 impl UsageSum {
     pub fn new(n_choices: u32, wishes: &Wishes) -> UsageSum {
-        UsageSum { n_choices, nothing_new: wishes.nothing_new, prompt: 0, cached: 0, completion: 0, reasoning: 0 }
+        let nothing_new = wishes.nothing_new;
+        UsageSum { n_choices, nothing_new, ..UsageSum::default() }
     }
 
     pub fn add(&mut self, slot: u32, finished: &v1::Finished) {
@@ -196,6 +200,8 @@ impl UsageSum {
         if !self.nothing_new {
             self.completion += usage.completion_tokens;
             self.reasoning += usage.reasoning_tokens;
+            self.accepted += usage.accepted_prediction_tokens;
+            self.rejected += usage.rejected_prediction_tokens;
         }
     }
 
@@ -208,8 +214,8 @@ impl UsageSum {
             "completion_tokens_details": {
                 "reasoning_tokens": self.reasoning,
                 "audio_tokens": 0,
-                "accepted_prediction_tokens": 0,
-                "rejected_prediction_tokens": 0,
+                "accepted_prediction_tokens": self.accepted,
+                "rejected_prediction_tokens": self.rejected,
             },
         })
     }

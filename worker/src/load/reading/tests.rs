@@ -44,6 +44,7 @@ fn assignment(model_path: &Path) -> Assignment {
         policy: None,
         reading: 0,
         zero_kv: false,
+        guesses: crate::GuessConfig::default(),
     }
 }
 

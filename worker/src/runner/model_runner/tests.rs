@@ -36,6 +36,7 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
         policy: None,
         reading: 0,
         zero_kv,
+        guesses: crate::GuessConfig::default(),
     };
     let config = CpuConfig { threads: 1, activations: Activations::Int8, isa: Isa::detect(), spin: true };
     let open = || Ok(Cpu::new(config).unwrap());

@@ -1,6 +1,7 @@
 //! What a rank can hold and run at once, and how a step contradicts that or what the rank holds. Knows no sequence.
 
-use types::{CacheGroup, RequestId, SCORED_ROWS_MAX, Token};
+use crate::runner::guesses::GuessConfig;
+use types::{CacheGroup, DRAFT_ROWS_MAX, RequestId, SCORED_ROWS_MAX, Token};
 
 /// The limits of what this rank can hold and run at once. A step beyond them breaks the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,18 +18,27 @@ pub struct SequenceLimits {
     pub running_max: usize,
     /// Freed blocks are cleared, and therefore never shared.
     pub zero_kv: bool,
+    /// How the rank that samples guesses.
+    pub guesses: GuessConfig,
 }
 
 impl SequenceLimits {
-    /// Rows of one step whose logits are wanted: one per slice, as no slice is empty, and those that are scored.
+    /// Rows of one step whose logits are wanted: one per slice, as no slice is empty, and those that are scored or that
+    /// draw behind a draft.
     pub fn outputs_max(&self) -> usize {
         self.rows_max.min(self.running_max + SCORED_ROWS_MAX as usize)
     }
 
-    /// Whether a slice can run again because its draw was late: not where blocks behind windows are cleared at once, as
-    /// it may still read them.
+    /// Words of a message on all draws of a step, at most.
+    pub fn told_max(&self) -> usize {
+        // Of each slice a token and two ends; the rest is drafts that held, and guesses.
+        3 * self.running_max + DRAFT_ROWS_MAX as usize + self.guesses.n_max_in_step()
+    }
+
+    /// Whether positions can be computed again, because a draw was late or a draft did not hold: not where blocks
+    /// behind windows are cleared at once, as they may still be read.
     pub fn may_run_again(&self) -> bool {
-        !(self.zero_kv && self.groups.iter().any(|group| *group != CacheGroup::FULL))
+        !self.zero_kv || self.groups.iter().all(CacheGroup::keeps_all)
     }
 }
 
@@ -43,6 +53,8 @@ pub enum Violation {
     Empty { id: RequestId, start: u32 },
     #[error("request {id} draws position {position} again, which was not late")]
     NotLate { id: RequestId, position: u32 },
+    #[error("request {id} has a slice with {n_draft} drafts, {n_guess} tokens are guessed")]
+    NotGuessed { id: RequestId, n_draft: u16, n_guess: usize },
     #[error("request {id} is to be computed up to {end}, its log has {n_tokens} tokens")]
     NotInLog { id: RequestId, end: u32, n_tokens: u32 },
     #[error("request {0} has two slices in one step")]
@@ -59,7 +71,7 @@ pub enum Violation {
     WrittenTwice { id: RequestId, block: u32 },
     #[error("request {id} needs {needed} more blocks, {n_left} are left")]
     TooFewBlocks { id: RequestId, needed: usize, n_left: usize },
-    #[error("{n} drawn tokens were told of step {step}, it has {n_draws} draws")]
+    #[error("{n} words on drawn tokens were told of step {step}, which are no message on its {n_draws} draws")]
     NotAsManyTokens { step: u64, n: usize, n_draws: usize },
     #[error("{0} blocks are left over")]
     BlocksLeftOver(usize),

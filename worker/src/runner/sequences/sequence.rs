@@ -1,12 +1,13 @@
 //! One request on this rank: its token log, its block tables, how far it is computed, and the rows of a slice. Knows
 //! nothing of other requests, nor who tells what was drawn.
 
+use crate::runner::guesses::Guesses;
 use crate::runner::sequences::limits::{SequenceLimits, Violation};
-use crate::runner::sequences::untold::{UNKNOWN, UntoldDraw};
+use crate::runner::sequences::untold::{Told, UNKNOWN, UntoldDraw};
 use backend::{Batch, PassSlice, Undrawn};
 use std::ops::Range;
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockId, Failure, Request, Sampling, Slice, Token, TokenOut, Want};
+use types::{BLOCK_TOKENS, BlockId, Failure, Goal, Request, Sampling, Slice, Token, TokenOut, Want};
 
 /// `[0, n_computed) in the cache · [n_computed, tokens.len()) to be computed`
 #[derive(Debug, Default)]
@@ -22,6 +23,10 @@ pub(super) struct Sequence {
     pub life: u64,
     /// The last token has been drawn but not received.
     pub is_untold: bool,
+    /// What is guessed behind the log; on ranks that embed, as the sampler has told it.
+    pub guesses: Guesses,
+    /// On ranks that never know: the drafts of the last slice, of which the next one tells by its start how many held.
+    n_unsettled: u32,
     /// The sum of the hidden states so far, for pooling.
     pooled: Vec<f32>,
     /// The position of a token that the device has drawn and the host does not know yet, and its number among the
@@ -56,6 +61,7 @@ impl Sequence {
         self.last_slice = 0;
         self.life = life;
         self.is_untold = false;
+        self.n_unsettled = 0;
         self.pooled.clear();
         self.promised = None;
         self.failed = None;
@@ -63,6 +69,8 @@ impl Sequence {
         self.n_started = self.tokens.len() as u32;
         self.late = None;
         self.is_masked = false;
+        let may_guess = request.goal == Goal::Generate && !self.has_grammar && limits.may_run_again();
+        self.guesses.restart(&limits.guesses, may_guess, n_max);
         self.tables.resize_with(limits.groups.len(), Vec::new);
         for table in &mut self.tables {
             table.clear();
@@ -80,17 +88,78 @@ impl Sequence {
         }
         // Only full blocks are shared, so a shared prefix ends at a block's end.
         let shared_prefix = self.last_slice == 0 && start.is_multiple_of(BLOCK_TOKENS) && !limits.zero_kv;
-        if start != self.n_computed && !shared_prefix && !self.runs_again(slice) {
+        let is_next = start == self.n_computed || self.is_settled_by(slice);
+        if !is_next && !shared_prefix && !self.runs_again(slice) {
             return Err(Violation::Gap { id, start, n_computed: self.n_computed });
         }
         if end > context {
             return Err(Violation::TooLong { id, end, context });
         }
-        let n_tokens = self.tokens.len() as u32;
-        if end > n_tokens {
+        let settled = self.is_settled_by(slice).then_some(start + 1);
+        let n_tokens = settled.unwrap_or(self.tokens.len() as u32);
+        let end = slice.first_drawn();
+        if end > n_tokens || (slice.n_draft > 0 && end != n_tokens) {
             return Err(Violation::NotInLog { id, end, n_tokens });
         }
         Ok(())
+    }
+
+    /// Whether the slice begins among the drafts of the one before, and so tells how many of them held.
+    fn is_settled_by(&self, slice: &Slice) -> bool {
+        let drafts = self.n_computed.saturating_sub(self.n_unsettled)..=self.n_computed;
+        self.n_unsettled > 0 && drafts.contains(&slice.range.start)
+    }
+
+    /// `[0, start) computed · [start, start + 1) drawn behind the last draft that held`
+    pub fn settle_by(&mut self, slice: &Slice) {
+        if std::mem::take(&mut self.n_unsettled) > 0 {
+            self.tokens.truncate(slice.range.start as usize + 1);
+            self.n_computed = slice.range.start;
+        }
+    }
+
+    /// Appends the slice's drafts to the log, where they stay as far as they hold. `are_known` is false on ranks that
+    /// compute what others embed.
+    pub fn take_drafts(&mut self, slice: &Slice, are_known: bool) -> Result<(), Violation> {
+        let (n_draft, n_guess) = (usize::from(slice.n_draft), self.guesses.tokens.len());
+        if are_known && n_draft > n_guess {
+            return Err(Violation::NotGuessed { id: slice.id, n_draft: slice.n_draft, n_guess });
+        }
+        if are_known {
+            self.tokens.extend_from_slice(&self.guesses.tokens[..n_draft]);
+        } else {
+            self.tokens.resize(self.tokens.len() + n_draft, UNKNOWN);
+            self.n_unsettled = n_draft as u32;
+        }
+        Ok(())
+    }
+
+    /// Takes what was drawn behind the log and behind its drafts, as long as a draft is what was drawn: `out` gets
+    /// these tokens, and the log. A draw that fails behind a draft is not told: it comes again, alone.
+    pub fn verify(
+        &mut self,
+        slice: &Slice,
+        drawn: impl Iterator<Item = Result<TokenOut, Undrawn>>,
+        out: &mut Vec<TokenOut>,
+    ) {
+        let first = slice.first_drawn() as usize;
+        let mut holds = true;
+        for (position, drawn) in (first..=slice.range.end as usize).zip(drawn) {
+            let is_first = position == first;
+            let token = if is_first { self.outcome(slice, Some(drawn)) } else { drawn.ok() };
+            let Some(token) = token.filter(|_| holds) else {
+                holds = false;
+                continue;
+            };
+            holds = self.tokens.get(position) == Some(&token.token);
+            out.push(token);
+        }
+        self.tokens.truncate(first);
+        self.tokens.extend(out.iter().map(|out| out.token));
+        if out.is_empty() {
+            self.tokens.push(UNKNOWN);
+        }
+        self.n_computed = self.tokens.len() as u32 - 1;
     }
 
     /// Whether the slice computes the log's last position again, because the token behind it was drawn late. Only the
@@ -198,12 +267,30 @@ impl Sequence {
         self.is_untold && slice.range.end as usize >= self.tokens.len()
     }
 
-    pub fn hear(&mut self, draw: UntoldDraw, token: Option<Token>) {
+    pub fn hear(&mut self, draw: UntoldDraw, told: &Told<'_>) {
         let is_ours = self.life == draw.life && self.is_untold && self.tokens.len() == draw.position as usize + 1;
-        if let Some(last) = self.tokens.last_mut().filter(|_| is_ours) {
-            *last = token.unwrap_or(UNKNOWN);
-            self.is_untold = false;
+        if !is_ours {
+            return;
         }
+        self.tokens.pop();
+        self.tokens.push(told.first.unwrap_or(UNKNOWN));
+        self.tokens.extend(told.more.iter().flatten());
+        self.guesses.tokens.clear();
+        self.guesses.tokens.extend(told.guess.iter().flatten());
+        self.is_untold = false;
+        if draw.n_draft > 0 {
+            self.n_computed = self.tokens.len() as u32 - 1;
+        }
+    }
+
+    /// On ranks that do not draw: the log grows by a token that is drawn elsewhere. Whether it did. `are_told` is
+    /// whether this one will hear of it: then also how many of the drafts held.
+    pub fn draw_elsewhere(&mut self, slice: &Slice, are_told: bool) -> bool {
+        if slice.n_draft > 0 && are_told {
+            self.tokens.truncate(slice.first_drawn() as usize);
+            return self.grow(slice.first_drawn(), UNKNOWN);
+        }
+        self.grow(slice.range.end, UNKNOWN)
     }
 
     /// Whether the slice draws the token after its range. Asked before the log grows.
@@ -256,7 +343,7 @@ impl Sequence {
         }
         batch.outputs.extend(self.scored(slice).map(|position| first + position - slice.range.start));
         if self.draws(slice) {
-            batch.outputs.push(rows.end - 1);
+            batch.outputs.extend(rows.end - 1 - u32::from(slice.n_draft)..rows.end);
         }
         batch.slices.push(PassSlice { rows, range: slice.range.clone(), want: slice.want });
         for (of_batch, of_sequence) in batch.tables.iter_mut().zip(&self.tables) {

@@ -2,11 +2,12 @@
 
 use super::*;
 use crate::load::vocabulary::LazyVocabulary;
+use crate::runner::guesses::{GuessConfig, GuessSource, Recalled};
 use crate::runner::masks::MaskConfig;
 use backend::PassSlice;
 use std::path::Path;
 use std::sync::Arc;
-use types::{CacheGroup, Failure, Grammar};
+use types::{CacheGroup, Failure, Goal, Grammar};
 
 const ID: RequestId = RequestId(1);
 
@@ -27,6 +28,7 @@ fn limits() -> SequenceLimits {
         rows_max: 40,
         running_max: 2,
         zero_kv: false,
+        guesses: GuessConfig::default(),
     }
 }
 
@@ -425,4 +427,160 @@ fn what_was_not_late_is_not_drawn_again() {
     sequences.begin(&within).unwrap();
     let refused = sequences.lay_out(&within, &mut sequences.new_batch());
     assert_eq!(refused, Err(Violation::Gap { id: ID, start: 1, n_computed: 3 }));
+}
+
+/// A log that is guessed as it will be drawn: behind four tokens of it, three more.
+fn guessing(tokens: TokenSource) -> Sequences {
+    let recalled = Recalled { logs: vec![vec![0, 1, 2, 50, 51, 52, 53, 54, 55, 56, 57, 58]], wrong: 0 };
+    let guesses = GuessConfig { source: GuessSource::Recalled(Arc::new(recalled)), n_max: 4 };
+    Sequences::new(SequenceLimits { guesses, ..limits() }, tokens)
+}
+
+/// Runs a step on the rank that samples, whose rows draw these tokens. Its rows, its answer and its message.
+fn verify(sequences: &mut Sequences, step: &Step, drawn: &[Option<Token>]) -> (Batch, SliceDone, Vec<Option<Token>>) {
+    let (masks, mut batch, mut draws) = (no_masks(), sequences.new_batch(), Vec::new());
+    sequences.begin(step).unwrap();
+    sequences.lay_out(step, &mut batch).unwrap();
+    sequences.draws(step, &masks, &mut draws);
+    assert_eq!((draws.len(), batch.outputs.len()), (drawn.len(), drawn.len()));
+    let positions: Vec<u32> = draws.iter().map(Draw::position).collect();
+    assert_eq!(positions, (step.slices[0].first_drawn()..=step.slices[0].range.end).collect::<Vec<_>>());
+    let out = |token: &Option<Token>| token.map(|token| TokenOut { token, ..TokenOut::default() });
+    let mut drawn: Vec<_> = drawn.iter().map(|token| out(token).ok_or(Undrawn::NotNumbers)).collect();
+    let (mut told, mut done) = (Vec::new(), Vec::new());
+    sequences.finish(step, &mut drawn, &masks, &mut told, &mut done);
+    (batch, done.pop().unwrap(), told)
+}
+
+fn with_drafts(range: std::ops::Range<u32>, n_draft: u16) -> Step {
+    step(&[], &[Slice { n_draft, ..slice(range, Want::Last) }], &[])
+}
+
+fn tokens_of(done: &SliceDone) -> Vec<Token> {
+    done.tokens.iter().map(|out| out.token).collect()
+}
+
+/// A prompt of three, whose first draw is guessed on; drafts of which two hold; a plain draw; and drafts that all hold.
+fn steps_with_drafts() -> [(Step, Vec<Option<Token>>); 5] {
+    let first = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]);
+    [
+        (first, vec![Some(50)]),
+        (with_drafts(3..7, 3), vec![Some(51), Some(52), Some(99), Some(77)]),
+        (step(&[], &[slice(6..7, Want::Last)], &[]), vec![Some(54)]),
+        // Begun again with what it has said, as far as that is in the log that is recalled.
+        (
+            Step {
+                ends: vec![ID],
+                ..step(&[Request { output: vec![50, 51], ..request(ID, 3) }], &[slice(0..5, Want::Last)], &[1])
+            },
+            vec![Some(52)],
+        ),
+        (with_drafts(5..9, 3), vec![Some(53), Some(54), Some(55), Some(56)]),
+    ]
+}
+
+#[test]
+fn drafts_are_kept_as_far_as_they_are_what_is_drawn() {
+    let mut sequences = guessing(TokenSource::Draws);
+    let [first, part, plain, again, whole] = steps_with_drafts();
+    let (_, done, told) = verify(&mut sequences, &first.0, &first.1);
+    assert_eq!((tokens_of(&done), done.n_guess, done.n_hit), (vec![50], 3, 0));
+    assert_eq!(told, [Some(50), None, Some(51), Some(52), Some(53), None]);
+    let (batch, done, told) = verify(&mut sequences, &part.0, &part.1);
+    assert_eq!((batch.tokens, batch.outputs), (vec![50, 51, 52, 53], vec![0, 1, 2, 3]));
+    assert_eq!((tokens_of(&done), done.n_hit, done.failed), (vec![51, 52, 99], 2, None));
+    assert_eq!((told, done.n_guess), (vec![Some(51), Some(52), Some(99), None, None], 0), "nothing recalls 99");
+    let (batch, done, told) = verify(&mut sequences, &plain.0, &plain.1);
+    assert_eq!((batch.tokens, tokens_of(&done)), (vec![99], vec![54]), "the log goes on behind what was drawn");
+    assert_eq!(told, [Some(54)], "a message without guesses is as it always was");
+    verify(&mut sequences, &again.0, &again.1);
+    let (batch, done, _) = verify(&mut sequences, &whole.0, &whole.1);
+    assert_eq!((batch.tokens, tokens_of(&done), done.n_hit), (vec![52, 53, 54, 55], vec![53, 54, 55, 56], 4));
+}
+
+#[test]
+fn a_draw_that_fails_behind_a_draft_comes_again_alone() {
+    let mut sequences = guessing(TokenSource::Draws);
+    let [first, (part, _), ..] = steps_with_drafts();
+    verify(&mut sequences, &first.0, &first.1);
+    let (_, done, _) = verify(&mut sequences, &part, &[Some(51), None, Some(53), Some(54)]);
+    assert_eq!((tokens_of(&done), done.failed), (vec![51], None));
+    let alone = step(&[], &[slice(4..5, Want::Last)], &[]);
+    let (batch, done, _) = verify(&mut sequences, &alone, &[None]);
+    assert_eq!((batch.tokens, tokens_of(&done), done.failed), (vec![51], vec![], Some(Failure::Computation)));
+}
+
+#[test]
+fn drafts_leave_the_same_rows_on_all_ranks() {
+    let steps = steps_with_drafts();
+    let mut sampler = guessing(TokenSource::Draws);
+    let sampled: Vec<_> = steps.iter().map(|(step, drawn)| verify(&mut sampler, step, drawn)).collect();
+    let rows = |batch: &Batch| (batch.positions.clone(), batch.outputs.clone(), batch.slices.clone());
+    for late_max in [0, 1, 8] {
+        let mut sequences = guessing(TokenSource::IsTold { late_max });
+        let mut told = sampled.iter().map(|(_, _, told)| told);
+        for ((step, _), (expected, ..)) in steps.iter().zip(&sampled) {
+            let mut batch = sequences.new_batch();
+            sequences.begin(step).unwrap();
+            while sequences.must_hear(step).is_some() {
+                sequences.hear(told.next().unwrap()).unwrap();
+            }
+            sequences.lay_out(step, &mut batch).unwrap();
+            sequences.pass_by(step);
+            assert_eq!((&batch.tokens, rows(&batch)), (&expected.tokens, rows(expected)), "late by {late_max}");
+        }
+    }
+    let mut between = guessing(TokenSource::NeverKnows);
+    for ((step, _), (expected, ..)) in steps.iter().zip(&sampled) {
+        let mut batch = between.new_batch();
+        between.begin(step).unwrap();
+        between.lay_out(step, &mut batch).unwrap();
+        between.pass_by(step);
+        assert_eq!(rows(&batch), rows(expected));
+    }
+}
+
+#[test]
+fn drafts_that_nobody_has_guessed_and_messages_that_are_none_are_refused() {
+    let first = &steps_with_drafts()[0];
+    let refused = |tokens: TokenSource, step: &Step| {
+        let mut sequences = guessing(tokens);
+        match tokens {
+            TokenSource::Draws => drop(verify(&mut sequences, &first.0, &first.1)),
+            _ => drop(run_told(&mut sequences, &first.0, None)),
+        }
+        sequences.begin(step).unwrap();
+        sequences.lay_out(step, &mut sequences.new_batch()).unwrap_err()
+    };
+    let too_many = Violation::NotGuessed { id: ID, n_draft: 4, n_guess: 3 };
+    assert_eq!(refused(TokenSource::Draws, &with_drafts(3..8, 4)), too_many);
+    let not_behind_the_log = Violation::NotInLog { id: ID, end: 3, n_tokens: 4 };
+    assert_eq!(refused(TokenSource::NeverKnows, &with_drafts(3..5, 2)), not_behind_the_log);
+    let behind = |start: u32| Violation::Gap { id: ID, start, n_computed: 7 };
+    for start in [3, 8] {
+        let mut sequences = guessing(TokenSource::NeverKnows);
+        run_told(&mut sequences, &first.0, None);
+        run_told(&mut sequences, &with_drafts(3..7, 3), None);
+        let next = step(&[], &[slice(start..start + 1, Want::Last)], &[]);
+        sequences.begin(&next).unwrap();
+        assert_eq!(sequences.lay_out(&next, &mut sequences.new_batch()).unwrap_err(), behind(start));
+    }
+    for words in [vec![Some(50), None], vec![Some(50), None, None, Some(7)], vec![Some(50), Some(51)], vec![]] {
+        let mut sequences = guessing(TokenSource::IsTold { late_max: 0 });
+        run_told(&mut sequences, &first.0, None);
+        let n = words.len();
+        assert_eq!(sequences.hear(&words).unwrap_err(), Violation::NotAsManyTokens { step: 0, n, n_draws: 1 });
+    }
+}
+
+#[test]
+fn who_follows_a_grammar_or_asks_for_more_than_tokens_is_not_guessed() {
+    let n_guess = |request: Request, want: Want| {
+        let mut sequences = guessing(TokenSource::Draws);
+        let step = step(&[request], &[slice(0..3, want)], &[0]);
+        run(&mut sequences, &step, Some(50)).unwrap().1[0].n_guess
+    };
+    assert_eq!(n_guess(request(ID, 3), Want::Last), 3);
+    assert_eq!(n_guess(Request { goal: Goal::Score { top_n: 0 }, ..request(ID, 3) }, Want::Last), 0);
+    assert_eq!(n_guess(with_grammar(3), Want::Last), 0);
 }

@@ -44,5 +44,43 @@ pub(super) struct Untold {
 pub(super) struct UntoldDraw {
     pub id: RequestId,
     pub life: u64,
+    /// The position of its first token.
     pub position: u32,
+    pub n_draft: u16,
+}
+
+/// What one draw has given, as its rank tells it.
+pub(super) struct Told<'a> {
+    /// None where nothing was drawn.
+    pub first: Option<Token>,
+    /// The tokens behind it that drafts have given.
+    pub more: &'a [Option<Token>],
+    /// The tokens that are guessed behind those.
+    pub guess: &'a [Option<Token>],
+}
+
+/// Adds to a message, behind the first token of each draw, what else a draw has given.
+///
+/// `first token of each draw, or none · for each draw: more tokens, none, guessed tokens, none`
+///
+/// The second part is left out where it would be empty for all.
+pub(super) fn tell_rest(told: &mut Vec<Option<Token>>, more: impl Iterator<Item = Token>, guess: &[Token]) {
+    told.extend(more.map(Some));
+    told.push(None);
+    told.extend(guess.iter().copied().map(Some));
+    told.push(None);
+}
+
+/// The draws of a message on `n_draws` of them; None if it is no such message.
+pub(super) fn read_told(words: &[Option<Token>], n_draws: usize) -> Option<impl Iterator<Item = Told<'_>>> {
+    let (first, rest) = words.split_at_checked(n_draws)?;
+    let n_ends = rest.iter().filter(|word| word.is_none()).count();
+    let is_whole = rest.is_empty() || (n_ends == 2 * n_draws && rest.last() == Some(&None));
+    let mut runs = rest.split(Option::is_none);
+    let told = first.iter().map(move |first| Told {
+        first: *first,
+        more: runs.next().unwrap_or_default(),
+        guess: runs.next().unwrap_or_default(),
+    });
+    is_whole.then_some(told)
 }

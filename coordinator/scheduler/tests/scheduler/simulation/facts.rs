@@ -26,7 +26,8 @@ facts! {
     ticks, steps, tokens, ends_only, in_flight_peak,
     stages_busy_peak, chunks_in_flight, steps_early, starved,
     preemptions, prefix_hit_tokens, windowed_hits, blocks_passed, evictions,
-    slices_ahead, stopped_ahead, tokens_discarded, tokens_redrawn, draws_late, planned_behind_late,
+    slices_ahead, drafts, drafts_accepted, drafts_rejected, stopped_in_drafts,
+    stopped_ahead, tokens_discarded, tokens_redrawn, draws_late, planned_behind_late,
     restarted_in_flight, grids, losses, breaks, given_up, requeued, resumed, outgrown, narrowed, stale,
     cancelled_waiting, cancelled_running, expired,
     stopped, length, cancelled, deadline, failed,
@@ -41,6 +42,9 @@ impl Facts {
         self.evictions = stats.evictions;
         self.draws_late = stats.draws_late;
         self.slices_ahead = stats.slices_ahead;
+        self.drafts = stats.drafts;
+        self.drafts_accepted = stats.drafts_accepted;
+        self.drafts_rejected = stats.drafts - stats.drafts_accepted;
         self.steps_early = stats.steps_early;
         self.starved = stats.starved;
         self.blocks_passed = stats.blocks_passed;

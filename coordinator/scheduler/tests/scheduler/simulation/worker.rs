@@ -9,8 +9,8 @@ use super::reference::{draw, extend, root};
 use super::rng::mix;
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
-    BLOCK_TOKENS, BlockId, CacheGroup, Epoch, Failure, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId,
-    TokenOut, Want,
+    BLOCK_TOKENS, BlockId, CacheGroup, DRAFT_ROWS_MAX, Epoch, Failure, Request, RequestId, Slice, SliceDone, Step,
+    StepDone, StepId, Token, TokenOut, Want,
 };
 
 /// The content of one position of a layer's cache: all that its bits would depend on.
@@ -49,6 +49,10 @@ struct Held {
     /// Whether its slice in the present step is void.
     is_void: bool,
     failed: bool,
+    /// What the last stage has guessed behind the log, and has told the first.
+    guess: Vec<Token>,
+    /// The drafts of the last slice, whose outcome this stage does not know.
+    n_unsettled: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -60,6 +64,9 @@ pub struct Limits {
     pub clears: bool,
     /// How many of a hundred draws come late.
     pub late: u64,
+    /// The most tokens that are guessed, and how many of a hundred guesses are right.
+    pub guesses_max: u64,
+    pub right: u64,
 }
 
 pub struct Worker {
@@ -98,7 +105,7 @@ impl Worker {
         let starts = |id| step.starts.iter().any(|request| request.id == id);
         let knows = |slice: &Slice| {
             let held = &self.held[&slice.id];
-            held.failed || held.is_behind(slice) || slice.range.end as usize <= held.prefixes.len()
+            held.failed || held.is_behind(slice) || slice.first_drawn() as usize <= held.prefixes.len()
         };
         step.slices.iter().all(|slice| starts(slice.id) || knows(slice))
     }
@@ -149,8 +156,12 @@ impl Worker {
     /// The answer to the step that this stage, the last, has just run.
     pub fn draw(&mut self, step: &Step) -> StepDone {
         let late = |slice: &Slice| mix(step.id.0 ^ mix(slice.id.0)) % 100 < self.limits.late;
-        let draw =
-            |slice: &Slice| self.held.get_mut(&slice.id).expect("its slice has just run").draw(slice, late(slice));
+        let limits = self.limits;
+        let draw = |slice: &Slice| {
+            let held = self.held.get_mut(&slice.id).expect("its slice has just run");
+            let done = held.draw(slice, late(slice));
+            held.guess_behind(done, limits)
+        };
         StepDone { id: step.id, epoch: step.epoch, slices: step.slices.iter().map(draw).collect(), micros: 1 }
     }
 
@@ -164,8 +175,13 @@ impl Worker {
             if slice.want == Want::Last && done.tokens.is_empty() && done.failed.is_none() {
                 held.rewind(slice);
             }
-            if let Some(drawn) = done.tokens.first().filter(|_| held.prefixes.len() as u32 == slice.range.end) {
-                held.prefixes.push(extend(*held.prefixes.last().expect("a log has tokens"), drawn.token));
+            if slice.n_draft > 0 {
+                held.prefixes.truncate(slice.first_drawn() as usize);
+            }
+            if held.prefixes.len() as u32 == slice.first_drawn() {
+                done.tokens.iter().for_each(|drawn| held.push(drawn.token));
+                held.settle_drafts();
+                held.guess = held.guesses(done.n_guess, self.limits);
             }
         }
     }
@@ -174,6 +190,7 @@ impl Worker {
         step.supported().unwrap();
         assert_eq!((step.epoch, step.id.0), (self.epoch, self.n_steps));
         assert!(step.n_tokens() as u32 <= self.limits.batch_tokens_max);
+        assert!(step.n_drafts() as u32 <= DRAFT_ROWS_MAX);
         assert!(step.slices.len() as u32 <= self.limits.running_max);
         assert!(step.slices.iter().all(|slice| slice.range.len() as u32 <= self.limits.chunk_tokens_max));
         let with_slice: BTreeSet<_> = step.slices.iter().map(|slice| slice.id).collect();
@@ -193,6 +210,12 @@ impl Worker {
         if held.is_void {
             return;
         }
+        if let Some(n_computed) = held.n_computed.filter(|_| held.n_unsettled > 0) {
+            let behind = n_computed.saturating_sub(slice.range.start);
+            assert!(behind <= held.n_unsettled, "what is computed again was a draft");
+            held.prefixes.truncate(slice.range.start as usize);
+            held.n_computed = Some(slice.range.start);
+        }
         let is_again = |n_computed: u32| may_be_late && input.is_some() && n_computed == slice.range.start + 1;
         let follows = |n_computed| n_computed == slice.range.start || is_again(n_computed);
         assert!(held.n_computed.is_none_or(follows), "slices follow one another");
@@ -200,6 +223,15 @@ impl Worker {
         assert!(!(is_hit && held.request.cache_bypass), "a request that must not read the cache has read it");
         held.n_computed = Some(slice.range.end);
         held.is_late = false;
+        let n_draft = usize::from(slice.n_draft);
+        held.n_unsettled = n_draft as u32;
+        let knows = held.prefixes.len() as u32 == slice.first_drawn() && !held.failed && n_draft > 0;
+        // The stages between learn the log's hashes from the rows.
+        if knows && (input.is_none() || held.guess.len() >= n_draft) {
+            assert!(n_draft <= held.guess.len(), "drafts that nobody has guessed");
+            let drafts: Vec<Token> = held.guess.drain(..n_draft).collect();
+            drafts.into_iter().for_each(|draft| held.push(draft));
+        }
     }
 
     fn take_blocks(&mut self, slice: &Slice, blocks: &mut impl Iterator<Item = BlockId>) {
@@ -275,8 +307,44 @@ impl Held {
             prefix
         });
         let tables = vec![Vec::new(); n_groups];
-        let (n_computed, is_late, is_void, failed) = (None, false, false, false);
-        Held { prefixes: prefixes.collect(), request, since, tables, n_computed, is_late, is_void, failed }
+        let (n_computed, is_late, is_void, failed, n_unsettled) = (None, false, false, false, 0);
+        let (prefixes, guess) = (prefixes.collect(), Vec::new());
+        Held { prefixes, request, since, tables, n_computed, is_late, is_void, failed, guess, n_unsettled }
+    }
+
+    fn push(&mut self, token: Token) {
+        self.prefixes.push(extend(*self.prefixes.last().expect("a log has tokens"), token));
+    }
+
+    /// The log is known again: what it holds of the drafts is computed.
+    fn settle_drafts(&mut self) {
+        if std::mem::take(&mut self.n_unsettled) > 0 {
+            self.n_computed = Some(self.prefixes.len() as u32 - 1);
+        }
+    }
+
+    /// The tokens behind the log, some of them wrong.
+    fn guesses(&self, n: u16, limits: Limits) -> Vec<Token> {
+        let mut before = *self.prefixes.last().expect("a log has tokens");
+        let mut guess = |position: u32| {
+            let is_right = mix(before) % 100 < limits.right;
+            let token = draw(&self.request, position, before).filter(|_| is_right).unwrap_or(VOID.token);
+            before = extend(before, token);
+            token
+        };
+        (self.prefixes.len() as u32..).take(n.into()).map(&mut guess).collect()
+    }
+
+    /// On the last stage: guesses what follows, where something was drawn, and counts what was guessed before.
+    fn guess_behind(&mut self, mut done: SliceDone, limits: Limits) -> SliceDone {
+        if limits.guesses_max == 0 || done.tokens.is_empty() || self.is_void {
+            return done;
+        }
+        let last = *self.prefixes.last().expect("a log has tokens");
+        done.n_guess = (mix(!last) % (limits.guesses_max + 1)) as u16;
+        done.n_hit = (done.tokens.len() - 1) as u16;
+        self.guess = self.guesses(done.n_guess, limits);
+        done
     }
 
     /// Whether the slice was planned behind a draw that did not come.
@@ -308,6 +376,9 @@ impl Held {
             return SliceDone::default();
         }
         assert_eq!((slice.want, slice.range.end), (Want::Last, n_log), "a draw stands at the end of the log");
+        if slice.n_draft > 0 {
+            return self.verify(slice);
+        }
         if is_late {
             self.rewind(slice);
             return SliceDone::default();
@@ -319,5 +390,24 @@ impl Held {
         };
         self.prefixes.push(extend(before, token));
         SliceDone { tokens: vec![TokenOut { token, ..TokenOut::default() }], failed: None, ..SliceDone::default() }
+    }
+
+    /// Draws behind each draft, as long as drafts are what is drawn. A draw that fails behind one comes again alone.
+    fn verify(&mut self, slice: &Slice) -> SliceDone {
+        let drafts = self.prefixes.split_off(slice.first_drawn() as usize);
+        let mut done = SliceDone::default();
+        for at in 0..=drafts.len() {
+            let before = *self.prefixes.last().expect("a log has tokens");
+            let Some(token) = draw(&self.request, slice.first_drawn() + at as u32, before) else { break };
+            self.push(token);
+            done.tokens.push(TokenOut { token, ..TokenOut::default() });
+            if drafts.get(at) != self.prefixes.last() {
+                break;
+            }
+        }
+        self.failed = done.tokens.is_empty();
+        done.failed = self.failed.then_some(Failure::Computation);
+        self.settle_drafts();
+        done
     }
 }

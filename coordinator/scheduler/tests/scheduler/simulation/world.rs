@@ -5,11 +5,11 @@ use super::pipeline::Pipeline;
 use super::reference::{DEADLY, Expected, POISONED, is_deadly, length_max, run_alone};
 use super::rng::{Rng, mix};
 use super::worker::{Limits, Worker};
-use scheduler::{Config, Loss, Output, Rejected, Scheduler, Stale};
+use scheduler::{Config, Drafting, Loss, Output, Rejected, Scheduler, Stale};
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
-    BlockId, CacheGroup, Epoch, Finish, Grammar, Micros, PolicyDigest, Priority, Request, RequestId, Sampling, Step,
-    StepDone, TenantId, Token, Want, Weight,
+    BlockId, CacheGroup, DRAFT_ROWS_MAX, Epoch, Finish, Grammar, Micros, PolicyDigest, Priority, Request, RequestId,
+    Sampling, Step, StepDone, TenantId, Token, TokenOut, Want, Weight,
 };
 
 const REQUESTS_MAX: u64 = 24;
@@ -29,6 +29,9 @@ struct Weather {
     tenants: Crowd,
     /// Draws that come back without a token, of a hundred.
     late: u64,
+    /// The most tokens that workers guess at a time, and how many of a hundred guesses are right.
+    guesses_max: u64,
+    right: u64,
 }
 
 /// The tenants of the requests.
@@ -91,7 +94,11 @@ impl World {
         } else {
             draw_weather(&mut rng)
         };
-        let weather = Weather { late: Rng(mix(!seed)).below(3) * 15, ..weather };
+        let mut of_draws = Rng(mix(!seed));
+        let late = of_draws.below(3) * 15;
+        let guesses_max = of_draws.below(2) * of_draws.below(10);
+        let weather = Weather { late, guesses_max, right: 20 + of_draws.below(81), ..weather };
+        let config = Config { drafting: draw_drafting(&mut of_draws), ..config };
         let epoch = Epoch { incarnation: 1, n: 0 };
         let deadly = rng.chance(40).then(|| rng.below(REQUESTS_MAX));
         let bases = (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
@@ -378,7 +385,7 @@ impl World {
             1 => done.id.0 += 1,
             2 => done.slices.push(Default::default()),
             _ => match done.slices.iter_mut().find(|slice| slice.failed.is_none()) {
-                Some(slice) => slice.tokens.extend([Default::default(), Default::default()]),
+                Some(slice) => slice.tokens.extend(vec![TokenOut::default(); 2 + DRAFT_ROWS_MAX as usize]),
                 None => return,
             },
         }
@@ -452,6 +459,8 @@ impl World {
             assert!(client.expected.tokens.starts_with(&client.tokens), "{} says what it says alone", output.id);
             self.facts.tokens += said.len() as u64;
             if let Some(finish) = output.finish {
+                let n_drawn = done.map_or(0, |done| done.slices[output.slice].tokens.len());
+                self.facts.stopped_in_drafts += u64::from(finish == Finish::Stop && n_drawn > output.n_tokens as usize);
                 self.finish(output.id, finish);
             }
         }
@@ -496,6 +505,8 @@ fn draw_weather(rng: &mut Rng) -> Weather {
         shared_max: rng.between(20, 80),
         tenants: if rng.chance(50) { Crowd::OneHeavy } else { Crowd::Alike(rng.between(1, 9).into()) },
         late: 0,
+        guesses_max: 0,
+        right: 0,
     }
 }
 
@@ -573,11 +584,20 @@ fn draw_crowd(rng: &mut Rng) -> Config {
     }
 }
 
-fn pipeline(config: &Config, &Weather { late, .. }: &Weather, epoch: Epoch) -> Pipeline {
+fn draw_drafting(rng: &mut Rng) -> Drafting {
+    match rng.below(4) {
+        0 => Drafting::Off,
+        1 => Drafting::Fixed(rng.below(10) as u16),
+        _ => Drafting::Adaptive { max: 8, row_permille: rng.below(4) as u32 * 60 },
+    }
+}
+
+fn pipeline(config: &Config, weather: &Weather, epoch: Epoch) -> Pipeline {
+    let &Weather { late, guesses_max, right, .. } = weather;
     let Config { batch_tokens_max, chunk_tokens_max, running_max, .. } = *config;
     // A rank clears a block behind a slice's window at once, which it must not where the slice may run again.
-    let clears = !config.prefix_cache && late == 0;
-    let limits = Limits { batch_tokens_max, chunk_tokens_max, running_max, clears, late };
+    let clears = !config.prefix_cache && late == 0 && guesses_max == 0;
+    let limits = Limits { batch_tokens_max, chunk_tokens_max, running_max, clears, late, guesses_max, right };
     let stage = |_| Worker::new(epoch, &config.groups, &config.n_blocks, limits);
     Pipeline::new((0..config.n_stages).map(stage).collect())
 }

@@ -79,6 +79,7 @@ fn assignment(model: &Path, shape: &Shape, mode: Mode, room: Room) -> Assignment
         policy: None,
         reading: 0,
         zero_kv: false,
+        guesses: worker::GuessConfig::default(),
         model_path: model.to_owned(),
         activations: Activations::Bf16,
         kv_dtype: KvDtype::Bf16,
