@@ -2,6 +2,7 @@
 
 use crate::board::pick::PickPolicy;
 use crate::front::resume::ResumeKey;
+use crate::front::stored::StoreLimits;
 use crate::limits::keys::ApiKeys;
 use crate::replicas::models::routes::ModelRoutes;
 use std::sync::Arc;
@@ -91,6 +92,8 @@ pub struct RouterLimits {
     pub grammar: grammar::GrammarLimits,
     /// The bytes of compiled grammars that are kept for requests that want the same.
     pub grammars_kept_bytes_max: usize,
+    /// How many responses are stored, in how many bytes, and for how long.
+    pub stored: StoreLimits,
     /// The most likely tokens that may be reported beside each token.
     pub logprobs_max: u32,
 }
@@ -120,6 +123,7 @@ impl Default for RouterLimits {
             copies_bytes_max: 64 << 20,
             grammar: grammar::GrammarLimits::default(),
             grammars_kept_bytes_max: 16 << 20,
+            stored: StoreLimits::default(),
             logprobs_max: 20,
         }
     }

@@ -19,6 +19,7 @@ pub use faces::Error;
 pub use faces::health::LIVE;
 pub use faces::http::known::{Endpoint, KNOWN_FIELDS, KnownField, NeutralValues};
 pub use front::resume::ResumeKey;
+pub use front::stored::StoreLimits;
 pub use limits::keys::ApiKeys;
 pub use lines::{BadLine, nearest};
 pub use replicas::models::routes::ModelRoutes;
@@ -29,6 +30,7 @@ pub use replicas::roster::{CoordinatorChannel, Dial, Membership};
 use crate::front::frontend::Frontend;
 use crate::front::grammars::Grammars;
 use crate::front::reader_watch::ReaderWatch;
+use crate::front::stored::ResponseStore;
 use crate::limits::admission::Admission;
 use crate::replicas::models::table::ModelTable;
 use std::future::Future;
@@ -105,6 +107,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     let long_texts = Arc::new(Semaphore::new(config.limits.long_texts_max.clamp(1, Semaphore::MAX_PERMITS)));
     let grammars = Grammars::new(config.limits.grammar, config.limits.grammars_kept_bytes_max);
     let grammars = Arc::new(grammars);
+    let responses = ResponseStore::new(config.limits.stored);
     let bodies = Arc::new(Semaphore::new(config.limits.bodies_bytes_max.min(Semaphore::MAX_PERMITS)));
     let models = ModelTable::new(texts, config.names.clone(), config.routes.clone());
     let attends = reader_watch.clone();
@@ -118,6 +121,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
         reader_watch,
         long_texts,
         grammars,
+        responses,
         bodies,
         nonce,
         n_unnamed: AtomicU64::new(0),

@@ -179,6 +179,11 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
             requests_max,
             choices_max: settings.max_choices,
             body_bytes_max: settings.max_body_bytes.0 as usize,
+            stored: router::StoreLimits {
+                responses_max: settings.stored_responses as usize,
+                bytes_max: settings.stored_bytes.0 as usize,
+                age_max: Duration::from_secs(settings.stored_seconds),
+            },
             ..router::RouterLimits::default()
         },
         timeouts: router::Timeouts { drain_max, replica_absence_max, request_max, ..router::Timeouts::default() },
@@ -240,5 +245,19 @@ mod tests {
         for words in ["--max-choices 0", "--max-body-bytes 0", "--max-body-bytes 65MiB"] {
             check(words, None);
         }
+    }
+
+    #[test]
+    fn routers_store_as_much_as_they_are_told() {
+        let check = |words: &str, expect: Option<(usize, usize, u64)>| {
+            let settings = said::<ServeSettings>(words).resolved().ok();
+            let stored = settings.map(|of| config(of.router(), 1, Arc::new(String::new)).unwrap().limits.stored);
+            let told = stored.map(|of| (of.responses_max, of.bytes_max, of.age_max.as_secs()));
+            assert_eq!(told, expect, "{words}");
+        };
+        check("", Some((4096, 64 << 20, 3600)));
+        check("--stored-responses 0 --stored-bytes 1MiB --stored-seconds 5", Some((0, 1 << 20, 5)));
+        check("--stored-bytes 0", None);
+        check("--stored-seconds 0", None);
     }
 }

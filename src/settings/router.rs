@@ -76,6 +76,15 @@ pub struct RouterSettings {
     /// Largest body of a request, over HTTP and gRPC
     #[arg(long, env = "LOCKSTEP_MAX_BODY_BYTES", value_name = "SIZE", default_value = "4MiB")]
     pub max_body_bytes: ByteSize,
+    /// Most responses of /v1/responses that are stored, so that later ones can go on with them; 0 stores none
+    #[arg(long, env = "LOCKSTEP_STORED_RESPONSES", default_value_t = 4096)]
+    pub stored_responses: u32,
+    /// Memory for stored responses
+    #[arg(long, env = "LOCKSTEP_STORED_BYTES", value_name = "SIZE", default_value = "64MiB")]
+    pub stored_bytes: ByteSize,
+    /// Seconds for which a response is stored
+    #[arg(long, env = "LOCKSTEP_STORED_SECONDS", value_name = "SECONDS", default_value_t = 3600)]
+    pub stored_seconds: u64,
     /// Chat template instead of the model's own: a file, or the template itself
     #[arg(long, env = "LOCKSTEP_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<String>,
@@ -127,6 +136,8 @@ impl RouterSettings {
         self.request_seconds.map_or(Ok(()), |seconds| at_least_one("request-seconds", seconds))?;
         at_least_one("max-choices", self.max_choices)?;
         at_least_one("max-body-bytes", self.max_body_bytes.0)?;
+        at_least_one("stored-bytes", self.stored_bytes.0)?;
+        at_least_one("stored-seconds", self.stored_seconds)?;
         let limit = router::RouterLimits::default().body_discarded_max as u64;
         ensure!(self.max_body_bytes.0 <= limit, "--max-body-bytes {} is more than 64 MiB", self.max_body_bytes);
         (self.http, self.grpc) = (Some(self.http()), Some(self.grpc()));

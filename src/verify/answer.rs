@@ -81,7 +81,13 @@ impl Answers {
     fn hear_response(&mut self, response: &Value) -> anyhow::Result<()> {
         add(&mut self.seeds, response["seed"].as_u64());
         let choice = self.choice(0)?;
-        choice.text = text(&response["output"][0]["content"][0]["text"]).to_owned();
+        choice.text.clear();
+        // Thoughts, texts and calls are items of their own.
+        for item in response["output"].as_array().into_iter().flatten() {
+            let parts = [&item["summary"], &item["content"]].into_iter().filter_map(Value::as_array).flatten();
+            let of_call = [&item["call_id"], &item["name"], &item["arguments"]];
+            parts.map(|part| &part["text"]).chain(of_call).for_each(|piece| choice.text.push_str(text(piece)));
+        }
         choice.end(&response["status"], &response["certificate"]);
         Ok(())
     }
@@ -223,6 +229,10 @@ mod tests {
             json!({ "type": "response.completed", "response": response }),
         ];
         assert_eq!(read(sent(&streamed)).unwrap(), whole);
+        let mut called = response.clone();
+        called["output"] = json!([{ "summary": [], "content": [{ "text": "hm" }] }, { "content": [{ "text": "ab" }] },
+            { "call_id": "i", "name": "f", "arguments": "{}" }]);
+        assert_eq!(read(called).unwrap().choices[0].text, "hmabif{}");
         let message = json!({ "type": "message", "content": [{ "type": "text", "text": "ab" }],
             "stop_reason": "end_turn", "certificate": certificate(7) });
         let streamed = [

@@ -204,5 +204,5 @@ impl GenerateReplies {
 
 fn resume(asked: v1::Resume) -> Result<Resume, Refusal> {
     let choices = vec![ReadMark::at(asked.position)];
-    Ok(Resume { handle: UncheckedHandle::read(&asked.handle)?, marks: ReadMarks { choices, usage: false } })
+    Ok(Resume { handle: UncheckedHandle::read(&asked.handle)?, marks: ReadMarks { choices, ..ReadMarks::default() } })
 }

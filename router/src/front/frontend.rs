@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::front::ask::{chat_length, length};
 use crate::front::grammars::Grammars;
 use crate::front::reader_watch::ReaderWatch;
+use crate::front::stored::ResponseStore;
 use crate::limits::admission::Admission;
 use crate::limits::tenants::{TenantLimits, Visit};
 use crate::refusal::Refusal;
@@ -40,6 +41,8 @@ pub struct Frontend {
     pub long_texts: Arc<Semaphore>,
     /// Grammars that were compiled lately.
     pub grammars: Arc<Grammars>,
+    /// Responses that were kept so that later ones can go on with them.
+    pub responses: ResponseStore,
     /// Permits for the bytes of bodies that are being read.
     pub bodies: Arc<Semaphore>,
     /// Part of every public id: so two routers, or two runs of one, never give the same id.

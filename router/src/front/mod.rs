@@ -5,8 +5,8 @@
 //! parsed it), `generate` (the way in), then `generation` (the way out). `frontend` is what faces hold; `sampling`,
 //! `text`, `stop`, `calls` and `deltas` are called on the way, and so are `structure` and `grammars`, which say what an
 //! answer must be; `embed` is the same for embeddings; `resume` is how a client resumes a stream, `certificate` says
-//! what an answer came from and hashes it, `reader_watch` gives up streams that nobody reads, and `recorder` counts and
-//! traces.
+//! what an answer came from and hashes it, `stored` keeps responses, `reader_watch` gives up streams that nobody reads,
+//! and `recorder` counts and traces.
 
 pub mod ask;
 pub mod calls;
@@ -22,5 +22,6 @@ pub mod recorder;
 pub mod resume;
 pub mod sampling;
 pub mod stop;
+pub mod stored;
 pub mod structure;
 pub mod text;

@@ -229,10 +229,13 @@ impl ReadMark {
             return Some(ReadMark::Nothing);
         }
         let (digits, ended) = text.strip_suffix('e').map_or((text, false), |digits| (digits, true));
-        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-        let n = digits.parse().ok().filter(|_| is_number)?;
-        Some(ReadMark::Tokens { n, ended })
+        Some(ReadMark::Tokens { n: whole_number(digits)?, ended })
     }
+}
+
+fn whole_number(digits: &str) -> Option<u32> {
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| is_number)
 }
 
 impl Display for ReadMark {
@@ -249,11 +252,13 @@ impl Display for ReadMark {
 pub struct ReadMarks {
     pub choices: Vec<ReadMark>,
     pub usage: bool,
+    /// How many events the client has, where events are numbered.
+    pub n_events: Option<u32>,
 }
 
 impl ReadMarks {
     pub fn none(n_choices: usize) -> ReadMarks {
-        ReadMarks { choices: vec![ReadMark::Nothing; n_choices], usage: false }
+        ReadMarks { choices: vec![ReadMark::Nothing; n_choices], ..ReadMarks::default() }
     }
 }
 
@@ -262,7 +267,8 @@ impl Display for ReadMarks {
         for (i, mark) in self.choices.iter().enumerate() {
             write!(f, "{}{mark}", if i > 0 { "," } else { "" })?;
         }
-        f.write_str(if self.usage { "!" } else { "" })
+        f.write_str(if self.usage { "!" } else { "" })?;
+        self.n_events.map_or(Ok(()), |n| write!(f, "@{n}"))
     }
 }
 
@@ -274,13 +280,17 @@ pub struct Resume {
 }
 
 impl Resume {
-    /// Parses a `Last-Event-ID`: the handle, a colon, a mark for each choice.
+    /// Parses a `Last-Event-ID`: the handle, a colon, a mark for each choice, and the number of events if it is said.
     pub fn parse(text: &str, choices_max: usize) -> Result<Resume, NoResume> {
         let (handle, marks) = text.trim().split_once(':').ok_or(NoResume::Garbled)?;
+        let (marks, n_events) = match marks.split_once('@') {
+            Some((marks, n)) => (marks, Some(whole_number(n).ok_or(NoResume::Garbled)?)),
+            None => (marks, None),
+        };
         let (marks, usage) = marks.strip_suffix('!').map_or((marks, false), |marks| (marks, true));
         let choices = marks.split(',').take(choices_max + 1).map(ReadMark::parse);
         let choices = choices.collect::<Option<Vec<_>>>().ok_or(NoResume::Garbled)?;
-        Ok(Resume { handle: UncheckedHandle::read(handle)?, marks: ReadMarks { choices, usage } })
+        Ok(Resume { handle: UncheckedHandle::read(handle)?, marks: ReadMarks { choices, usage, n_events } })
     }
 }
 
@@ -380,11 +390,11 @@ mod tests {
     #[test]
     fn marks_are_read_as_they_are_written() {
         let handle = handle().seal(&ResumeKey::of(b""), &print(&[]), TenantId(0));
-        for text in ["-", "0", "17,-,3e", "4294967295e!", "1,2,3"] {
+        for text in ["-", "0", "17,-,3e", "4294967295e!", "1,2,3", "5@7", "5e!@4294967295"] {
             let resume = Resume::parse(&format!("{handle}:{text}"), 3).unwrap();
             assert_eq!(resume.marks.to_string(), text);
         }
-        for text in ["", "e", "-e", "1,", "+1", "1!2", "4294967296", "!", "0x1"] {
+        for text in ["", "e", "-e", "1,", "+1", "1!2", "4294967296", "!", "0x1", "1@", "@1", "1@+2", "1@2!"] {
             assert_eq!(Resume::parse(&format!("{handle}:{text}"), 3), Err(NoResume::Garbled), "{text:?}");
         }
         assert_eq!(Resume::parse(&handle, 3), Err(NoResume::Garbled));

@@ -49,7 +49,7 @@ fn every_page_and_both_ways_of_sending_have_the_same() {
         let pages = [
             (COMPLETIONS, json!({ "prompt": "x" })),
             (CHAT, json!({ "messages": messages })),
-            ("/v1/responses", json!({ "input": "A" })),
+            ("/v1/responses", json!({ "model": "toy", "input": "A" })),
             ("/v1/messages", json!({ "messages": messages, "max_tokens": 50 })),
         ];
         for (path, mut body) in pages {
@@ -137,7 +137,7 @@ fn what_is_no_wish_for_one_is_refused_by_name() {
             (COMPLETIONS, json!({ "prompt": "x", "certificate": "yes" })),
             (COMPLETIONS, json!({ "prompt": "x", "certificate": true, "echo": true, "max_tokens": 0 })),
             (CHAT, json!({ "messages": messages, "certificate": 1 })),
-            ("/v1/responses", json!({ "input": "A", "certificate": [] })),
+            ("/v1/responses", json!({ "model": "toy", "input": "A", "certificate": [] })),
             ("/v1/messages", json!({ "messages": messages, "max_tokens": 5, "certificate": "no" })),
         ];
         for (path, body) in refused {

@@ -27,6 +27,7 @@ mod pages;
 mod policies;
 mod raw;
 mod replicas;
+mod responses;
 mod resume;
 mod roster;
 mod shapes;

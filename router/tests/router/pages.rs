@@ -209,7 +209,7 @@ fn a_whole_response() {
             "output_tokens_details": { "reasoning_tokens": 0 }, "total_tokens": 46 });
         assert_eq!(answer["usage"], usage);
         let said = json!({ "instructions": "Now", "temperature": 0.5, "top_p": 1.0, "metadata": { "a": "b" },
-            "store": false, "previous_response_id": null, "error": null, "incomplete_details": null });
+            "store": true, "previous_response_id": null, "error": null, "incomplete_details": null });
         said.as_object().unwrap().iter().for_each(|(name, value)| assert_eq!(&answer[name], value, "{name}"));
         assert_eq!(prompt(&house), "|system:Now||system:Be||user:Hi||");
         let cut = post(house.http, RESPONSES, &response(json!({ "max_output_tokens": 5 }))).await.json();
@@ -251,17 +251,15 @@ fn unserved_fields_of_a_response_are_refused_by_name() {
     run(async {
         let house = House::open(config()).await;
         for (extra, param) in [
-            (json!({ "previous_response_id": "resp_1" }), "previous_response_id"),
             (json!({ "conversation": "conv_1" }), "conversation"),
             (json!({ "background": true }), "background"),
-            (json!({ "tools": [{ "type": "web_search" }] }), "tools"),
-            (json!({ "text": { "format": { "type": "json_schema" } } }), "text"),
-            (json!({ "reasoning": { "effort": "high" } }), "reasoning"),
+            (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
+            (json!({ "text": { "format": { "type": "json_schema" } } }), "text.format.schema"),
             (json!({ "truncation": "auto" }), "truncation"),
-            (json!({ "include": ["message.output_text.logprobs"] }), "include"),
+            (json!({ "include": ["message.output_text.logprobs"] }), "include[0]"),
             (json!({ "max_output_tokens": 0 }), "max_output_tokens"),
             (json!({ "input": null }), "input"),
-            (json!({ "input": [{ "type": "function_call_output" }] }), "input[0].type"),
+            (json!({ "input": [{ "type": "function_call_output" }] }), "input[0].call_id"),
             (
                 json!({ "input": [{ "role": "user", "content": [{ "type": "input_image" }] }] }),
                 "input[0].content[0].type",
@@ -312,6 +310,15 @@ fn id_of(event: &str) -> Option<&str> {
     event.lines().find_map(|line| line.strip_prefix("id: "))
 }
 
+/// An event without the second in which its response ended.
+fn timeless(event: &str) -> Value {
+    let mut event: Value = serde_json::from_str(event).unwrap();
+    if let Some(response) = event.get_mut("response") {
+        response["completed_at"] = Value::Null;
+    }
+    event
+}
+
 /// Compares whole events in order: a token's event is the same wherever the stream is resumed.
 #[test]
 fn a_stream_that_breaks_off_anywhere_resumes_with_the_same_rest() {
@@ -335,7 +342,9 @@ fn a_stream_that_breaks_off_anywhere_resumes_with_the_same_rest() {
                 assert_eq!(rest.status, 200, "{}", rest.body);
                 let ping = r#"{"type":"ping"}"#;
                 let expected: Vec<&String> = all[i + 1..].iter().filter(|event| *event != ping).collect();
-                assert_eq!(rest.events().iter().collect::<Vec<_>>(), expected, "{path} behind event {i}");
+                let same =
+                    rest.events().iter().map(|event| timeless(event)).eq(expected.iter().map(|event| timeless(event)));
+                assert!(same, "{path} behind event {i}: {}", rest.body);
             }
         }
         first.close().await;

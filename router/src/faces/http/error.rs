@@ -23,6 +23,8 @@ pub struct HttpError {
 
 /// The header that OpenAI's clients read first.
 const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+/// How many characters of an unknown id a refusal repeats.
+const ID_CHARS_MAX: usize = 80;
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
 
@@ -39,6 +41,21 @@ impl HttpError {
 
     pub fn no_such_page() -> HttpError {
         HttpError::bad_request(StatusCode::NOT_FOUND, "there is no such page here")
+    }
+
+    /// What this server has no page for, though others have.
+    pub fn unserved_page(message: &str) -> HttpError {
+        HttpError { code: Some("not_supported"), ..HttpError::bad_request(StatusCode::NOT_FOUND, message) }
+    }
+
+    pub fn no_such_response(param: &str, id: &str) -> HttpError {
+        let id: String = id.chars().take(ID_CHARS_MAX).collect();
+        let message = format!(
+            "the response `{id}` is not stored here: each router keeps its own, for some time, within its room and for \
+             the key that asked; send the conversation itself as `input`"
+        );
+        let error = HttpError::bad_request(StatusCode::NOT_FOUND, message);
+        HttpError { code: Some("response_not_found"), param: Some(param.to_owned()), ..error }
     }
 
     pub fn wrong_method() -> HttpError {

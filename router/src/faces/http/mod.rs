@@ -3,9 +3,9 @@
 //!
 //! Knows no replica, but for what lists of models show. Read `server`, `origin` and `door` (connections, browsers and
 //! keys), `page`, `fields` and `known` (what a client sent; `conversation`, `tools` and `structure` read parts of it),
-//! then an endpoint: OpenAI's `chat` and `completions` share `answer`, `said`, `format` and `chunks`; `responses` reads
-//! by `single`; Anthropic's `messages` and other APIs have a folder each. All streams go through `sse`. Which pages
-//! there are is one table, `apis`.
+//! then an endpoint: OpenAI's `chat` and `completions` share `answer`, `said`, `format` and `chunks`; `responses`,
+//! Anthropic's `messages` and other APIs have a folder each. All streams go through `sse`. Which pages there are is one
+//! table, `apis`.
 
 mod answer;
 mod certificate;
@@ -43,7 +43,7 @@ mod vllm;
 use crate::faces::Error;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::origin::Visitors;
-use crate::faces::http::table::{Api, Keys, Route, get, head, post};
+use crate::faces::http::table::{Api, Keys, Route, delete, get, head, post};
 use crate::front::frontend::Frontend;
 use axum::Router;
 use axum::extract::State;
@@ -121,6 +121,11 @@ fn openai() -> Vec<Route> {
         post("/v1/chat/completions", "an answer to a chat", chat::chat),
         post("/v1/completions", "an answer to a text", completions::completions),
         post("/v1/responses", "an answer to a chat, in items", responses::responses),
+        post("/v1/responses/compact", "refused: conversations are not compacted", responses::stored::compact),
+        get("/v1/responses/{id}", "a response that is stored", responses::stored::one),
+        delete("/v1/responses/{id}", "forgets a response", responses::stored::forget),
+        get("/v1/responses/{id}/input_items", "what a response answered", responses::stored::input_items),
+        post("/v1/responses/{id}/cancel", "refused: nothing runs in the background", responses::stored::cancel),
         post("/v1/embeddings", "a vector for each text", embeddings::embeddings),
         get("/v1/models", "the models that are served", models::list),
         get("/v1/models/{*id}", "one model", models::one),

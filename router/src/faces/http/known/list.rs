@@ -13,6 +13,8 @@ const HTTP: Endpoints = &[Chat, Completions, Responses, Messages];
 const TALKS: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Tokenize];
 /// They make tokens of text.
 const READS: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Tokenize, Infer];
+/// They store nothing.
+const UNSTORED: Endpoints = &[Chat, Completions, Messages, CountTokens, Embeddings, Tokenize, Detokenize, Infer];
 const BOTH: Endpoints = &[Chat, Completions];
 /// They name a model.
 const NAMED: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Tokenize, Detokenize];
@@ -64,7 +66,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("input_prefix", "L", &[Completions], r#""a""#).but(Empty),
     undone("input_suffix", "L", &[Completions], r#""a""#).but(Empty),
     undone("input_extra", "L", &[Completions], r#"[{"text": "a"}]"#).but(Empty),
-    undone("previous_response_id", "O V", &[Responses], r#""resp_1""#).but(Empty),
+    done("previous_response_id", "O V", &[Responses], r#""resp_1""#),
     undone("previous_input_messages", "V", &[Responses], "[{}]").but(Empty),
     undone("previous_response", "V", &[Responses], "{}"),
     undone("conversation", "O", &[Responses], r#""conv_1""#).but(Empty),
@@ -155,8 +157,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     done("response_format", "O V L S", BOTH, r#"{"type": "json_object"}"#),
     undone("response_format", "O V L S", &[Responses, Messages, Infer], r#"{"type": "json_object"}"#)
         .but(These(&[r#"{"type": "text"}"#])),
-    undone("text", "O V", &[Responses], r#"{"format": {"type": "json_object"}}"#)
-        .but(These(&[r#"{"format": {"type": "text"}, "verbosity": "medium"}"#])),
+    done("text", "O V", &[Responses], r#"{"format": {"type": "json_object"}}"#),
     done("output_config", "A", &[Messages, CountTokens], r#"{"effort": "low"}"#),
     done("output_format", "A", &[Messages, CountTokens], r#"{"type": "json_schema", "schema": {"type": "object"}}"#),
     undone("format", "M", SAYS, r#""json""#).but(Empty),
@@ -186,13 +187,13 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     // Tools
     done("tools", "O V L M S", &[Chat, Tokenize], r#"[{"type": "function", "function": {"name": "f"}}]"#),
     done("tools", "A", &[Messages, CountTokens], r#"[{"name": "f", "input_schema": {"type": "object"}}]"#),
-    undone("tools", "O V L M S", &[Completions, Responses], r#"[{"type": "function"}]"#).but(Empty),
-    done("tool_choice", "O V L S", &[Chat, Tokenize], r#""none""#),
-    undone("tool_choice", "O V L S", &[Completions, Responses], r#""required""#)
-        .but(These(&[r#""none""#, r#""auto""#])),
+    done("tools", "O V L", &[Responses], r#"[{"type": "function", "name": "f"}]"#),
+    undone("tools", "O V L M S", &[Completions], r#"[{"type": "function"}]"#).but(Empty),
+    done("tool_choice", "O V L S", &[Chat, Responses, Tokenize], r#""none""#),
+    undone("tool_choice", "O V L S", &[Completions], r#""required""#).but(These(&[r#""none""#, r#""auto""#])),
     done("tool_choice", "A", &[Messages, CountTokens], r#"{"type": "none"}"#),
-    done("parallel_tool_calls", "O V L", &[Chat, Tokenize], "false"),
-    undone("parallel_tool_calls", "O V L", &[Completions, Responses, Messages], "false").but(All),
+    done("parallel_tool_calls", "O V L", &[Chat, Responses, Tokenize], "false"),
+    undone("parallel_tool_calls", "O V L", &[Completions, Messages], "false").but(All),
     undone("max_tool_calls", "O V", &[Responses], "1").but(All),
     done("functions", "O", &[Chat, Tokenize], r#"[{"name": "f"}]"#),
     undone("functions", "O", &[Completions], r#"[{"name": "f"}]"#).but(Empty),
@@ -204,8 +205,8 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     // Thinking
     done("reasoning_effort", "O V L S", &[Chat, Tokenize], r#""high""#),
     undone("reasoning_effort", "O V L S", &[Completions, Responses, Messages], r#""high""#).but(These(&[r#""none""#])),
-    done("reasoning", "O V", &[Chat, Tokenize], r#"{"effort": "high"}"#),
-    undone("reasoning", "O V", &[Completions, Responses, Messages], r#"{"effort": "high"}"#)
+    done("reasoning", "O V", &[Chat, Responses, Tokenize], r#"{"effort": "high"}"#),
+    undone("reasoning", "O V", &[Completions, Messages], r#"{"effort": "high"}"#)
         .but(These(&[r#"{"effort": "none", "summary": null, "generate_summary": null}"#])),
     done("thinking", "A", &[Messages, CountTokens], r#"{"type": "enabled", "budget_tokens": 1024}"#),
     undone("thinking", "A", STREAMS, r#"{"type": "enabled", "budget_tokens": 1024}"#)
@@ -263,7 +264,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("top_logprobs_num", "S", SAYS, "5").but(ZERO).say("top_logprobs"),
     undone("n_probs", "L", SAYS, "5").but(ZERO).say("logprobs"),
     undone("post_sampling_probs", "L", SAYS, "true").but(FALSE),
-    undone("include", "O V", &[Responses], r#"["message.output_text.logprobs"]"#).but(Empty),
+    done("include", "O V", &[Responses], r#"["reasoning.encrypted_content"]"#),
     done("return_token_ids", "V", BOTH, "true"),
     undone("return_token_ids", "V", &[Responses, Messages, Infer], "true").but(FALSE),
     undone("return_tokens", "L", SAYS, "true").but(FALSE).say("return_token_ids"),
@@ -305,7 +306,8 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("metadata", "O A V", ALL, r#"{"a": "b"}"#).but(All),
     undone("request_id", "V", ALL, r#""me""#).but(All),
     undone("rid", "S", ALL, r#""me""#).but(All),
-    undone("store", "O V", ALL, "true").but(All),
+    done("store", "O V", &[Responses], "true"),
+    undone("store", "O V", UNSTORED, "true").but(All),
     undone("background", "O V", &[Responses], "true").but(FALSE),
     undone("service_tier", "O A V", ALL, r#""flex""#).but(All),
     undone("speed", "A", ALL, r#""fast""#).but(All),

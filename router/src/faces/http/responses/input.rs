@@ -1,0 +1,183 @@
+//! The input of a response as messages of a chat. What the assistant has said stands in items of its own: its thought,
+//! its text and its calls become one message again, as a chat has them. Knows no answer.
+
+use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::single::{invalid, objects, said, text_of};
+use crate::refusal::Refusal;
+use proto::v1;
+use serde_json::{Value, json};
+
+const TEXT_KINDS: [&str; 3] = ["input_text", "output_text", "text"];
+const NO_ITEM: &str =
+    "is no item that is read here; only message, function_call, function_call_output and reasoning are";
+
+/// The items of the field `input`.
+pub fn items(fields: &mut Fields) -> Result<Vec<Value>, Refusal> {
+    match fields.take("input") {
+        Some(Value::String(text)) => {
+            let part = json!({ "type": "input_text", "text": text });
+            Ok(vec![json!({ "type": "message", "role": "user", "content": [part] })])
+        }
+        list => Ok(objects("input", list)?.into_iter().map(|item| Value::Object(item.rest())).collect()),
+    }
+}
+
+/// The messages that the items become. The first `n_before` are those of the responses before.
+pub fn messages(items: &[Value], n_before: usize) -> Result<Vec<v1::ChatMessage>, Refusal> {
+    let mut turns = Turns::default();
+    for (i, item) in items.iter().enumerate() {
+        let own = i.checked_sub(n_before).map(|i| format!("input[{i}]"));
+        turns.add(own.as_deref().unwrap_or("previous_response_id"), item)?;
+    }
+    Ok(turns.messages)
+}
+
+#[derive(Default)]
+struct Turns {
+    messages: Vec<v1::ChatMessage>,
+}
+
+impl Turns {
+    fn add(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
+        match item.get("type").filter(|kind| !kind.is_null()).map(Value::as_str) {
+            None | Some(Some("message")) => self.message(field, item),
+            Some(Some("reasoning")) => self.thought(field, item),
+            Some(Some("function_call")) => self.call(field, item),
+            Some(Some("function_call_output")) => self.result(field, item),
+            Some(_) => Err(invalid(format!("{field}.type"), NO_ITEM)),
+        }
+    }
+
+    fn message(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
+        let role = match item["role"].as_str() {
+            Some(role @ ("system" | "user" | "assistant")) => role,
+            // The newer name of the same role.
+            Some("developer") => "system",
+            _ => return Err(invalid(format!("{field}.role"), "must be system, developer, user or assistant")),
+        };
+        let content = text_of(&format!("{field}.content"), present(item, "content"), &TEXT_KINDS)?;
+        match self.messages.last_mut() {
+            Some(last) if role == "assistant" && is_thought_alone(last) => last.content = content,
+            _ => self.messages.push(said(role, content)),
+        }
+        Ok(())
+    }
+
+    /// A thought stands before what the assistant says and calls.
+    fn thought(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
+        let said = match parts(field, item, "content", "reasoning_text")? {
+            text if text.is_empty() => parts(field, item, "summary", "summary_text")?,
+            text => text,
+        };
+        if said.is_empty() && item["encrypted_content"].as_str().is_some_and(|text| !text.is_empty()) {
+            let why = "cannot be read: it was not made here; leave the item out";
+            return Err(invalid(format!("{field}.encrypted_content"), why));
+        }
+        if !said.is_empty() {
+            self.messages.push(v1::ChatMessage { role: "assistant".to_owned(), reasoning: said, ..Default::default() });
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
+        let (id, name) = (string(field, item, "call_id")?, string(field, item, "name")?);
+        let arguments = string(field, item, "arguments")?;
+        if !arguments.trim().is_empty() && serde_json::from_str::<Value>(&arguments).is_err() {
+            return Err(invalid(format!("{field}.arguments"), "is not JSON"));
+        }
+        if self.messages.last().is_none_or(|last| last.role != "assistant") {
+            self.messages.push(said("assistant", String::new()));
+        }
+        if let Some(last) = self.messages.last_mut() {
+            last.tool_calls.push(v1::ToolCall { id, name, arguments });
+        }
+        Ok(())
+    }
+
+    fn result(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
+        let tool_call_id = string(field, item, "call_id")?;
+        let content = text_of(&format!("{field}.output"), present(item, "output"), &TEXT_KINDS)?;
+        self.messages.push(v1::ChatMessage { tool_call_id, ..said("tool", content) });
+        Ok(())
+    }
+}
+
+fn is_thought_alone(message: &v1::ChatMessage) -> bool {
+    message.role == "assistant"
+        && !message.reasoning.is_empty()
+        && message.content.is_empty()
+        && message.tool_calls.is_empty()
+}
+
+fn present(item: &Value, name: &str) -> Option<Value> {
+    item.get(name).filter(|value| !value.is_null()).cloned()
+}
+
+fn string(field: &str, item: &Value, name: &str) -> Result<String, Refusal> {
+    match item.get(name) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        None | Some(Value::Null) => Err(invalid(format!("{field}.{name}"), "is missing")),
+        Some(other) => Err(wrong(format!("{field}.{name}"), "a string", other)),
+    }
+}
+
+/// The text of a thought's parts. Absent is empty.
+fn parts(field: &str, item: &Value, name: &str, kind: &str) -> Result<String, Refusal> {
+    match present(item, name) {
+        None => Ok(String::new()),
+        content => text_of(&format!("{field}.{name}"), content, &[kind]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Map;
+
+    fn read(input: Value) -> Result<Vec<v1::ChatMessage>, Refusal> {
+        let mut fields = Fields::of(Map::from_iter([("input".to_owned(), input)]));
+        messages(&items(&mut fields)?, 0)
+    }
+
+    #[test]
+    fn what_the_assistant_said_in_a_row_is_one_message() {
+        let thought = json!({ "type": "reasoning", "id": "rs_1", "summary": [],
+            "content": [{ "type": "reasoning_text", "text": "hm" }] });
+        let told = json!({ "type": "message", "role": "assistant", "phase": "commentary",
+            "content": [{ "type": "output_text", "text": "I look." }] });
+        let call = |id: &str| json!({ "type": "function_call", "call_id": id, "name": "f", "arguments": "{}" });
+        let result = |id: &str| json!({ "type": "function_call_output", "call_id": id, "output": "21" });
+        let user = json!({ "role": "user", "content": "Hi" });
+        let input = json!([user, thought, told, call("a"), call("b"), result("a"), result("b"), told, told]);
+        let messages = read(input).unwrap();
+        let roles: Vec<&str> = messages.iter().map(|message| message.role.as_str()).collect();
+        assert_eq!(roles, ["user", "assistant", "tool", "tool", "assistant", "assistant"]);
+        let said = &messages[1];
+        assert_eq!((said.reasoning.as_str(), said.content.as_str(), said.tool_calls.len()), ("hm", "I look.", 2));
+        assert_eq!((messages[3].tool_call_id.as_str(), messages[3].content.as_str()), ("b", "21"));
+        let alone = read(json!([user, call("a"), result("a"), call("b"), result("b")])).unwrap();
+        assert_eq!(alone.iter().filter(|message| message.tool_calls.len() == 1).count(), 2);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (item, field) in [
+            (json!({ "type": "web_search_call", "id": "ws_1" }), "input[0].type"),
+            (json!({ "type": 5 }), "input[0].type"),
+            (json!({ "role": "tool", "content": "x" }), "input[0].role"),
+            (json!({ "role": "user" }), "input[0].content"),
+            (json!({ "role": "user", "content": [{ "type": "input_image" }] }), "input[0].content[0].type"),
+            (json!({ "type": "function_call", "name": "f", "arguments": "{}" }), "input[0].call_id"),
+            (json!({ "type": "function_call", "call_id": "a", "name": "f", "arguments": "{" }), "input[0].arguments"),
+            (json!({ "type": "function_call_output", "call_id": "a" }), "input[0].output"),
+            (json!({ "type": "function_call_output", "output": "a" }), "input[0].call_id"),
+            (json!({ "type": "reasoning", "summary": [], "encrypted_content": "x" }), "input[0].encrypted_content"),
+            (json!({ "type": "reasoning", "summary": [{ "type": "text" }] }), "input[0].summary[0].type"),
+        ] {
+            match read(json!([item])) {
+                Err(Refusal::Invalid { field: named, .. }) => assert_eq!(named, field, "{item}"),
+                other => panic!("{item}: {other:?}"),
+            }
+        }
+    }
+}

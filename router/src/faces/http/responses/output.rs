@@ -1,0 +1,328 @@
+//! The items of a response as they grow: thoughts, texts and calls in the order in which the model writes them, and the
+//! events that tell of them. A whole answer is put together by the same code as a stream. Knows no request.
+
+use proto::v1;
+use serde_json::{Value, json};
+
+/// What has happened to items, in order, if anybody wants to know.
+#[derive(Default)]
+pub struct ItemEvents(Option<Vec<Value>>);
+
+impl ItemEvents {
+    pub fn told() -> ItemEvents {
+        ItemEvents(Some(Vec::new()))
+    }
+
+    pub fn untold() -> ItemEvents {
+        ItemEvents(None)
+    }
+
+    fn say(&mut self, event: impl FnOnce() -> Value) {
+        if let Some(events) = &mut self.0 {
+            events.push(event());
+        }
+    }
+
+    pub fn into_list(self) -> Vec<Value> {
+        self.0.unwrap_or_default()
+    }
+}
+
+/// All items of an answer so far. The last one may still grow.
+pub struct OutputItems {
+    /// Of the answer; those of its items are made of it.
+    id: String,
+    thoughts_in_summary: bool,
+    items: Vec<OutputItem>,
+    is_open: bool,
+    /// Tokens before the first item, which say nothing themselves.
+    n_leading: u32,
+    n_thought_tokens: u32,
+}
+
+struct OutputItem {
+    id: String,
+    status: &'static str,
+    said: Said,
+}
+
+enum Said {
+    Thought { text: String, in_summary: bool },
+    Text(String),
+    Call { id: String, name: String, arguments: String },
+}
+
+const GROWS: &str = "in_progress";
+const WHOLE: &str = "completed";
+const CUT: &str = "incomplete";
+
+impl OutputItems {
+    pub fn new(id: String, thoughts_in_summary: bool) -> OutputItems {
+        let (items, is_open) = (Vec::new(), false);
+        OutputItems { id, thoughts_in_summary, items, is_open, n_leading: 0, n_thought_tokens: 0 }
+    }
+
+    pub fn n_thought_tokens(&self) -> u32 {
+        self.n_thought_tokens
+    }
+
+    pub fn values(&self) -> Value {
+        self.items.iter().map(OutputItem::value).collect()
+    }
+
+    /// A delta says its thought first, then its text, then its calls.
+    pub fn add(&mut self, delta: &v1::Delta, events: &mut ItemEvents) {
+        if !delta.reasoning.is_empty() {
+            self.add_thought(&delta.reasoning, events);
+        }
+        self.count(delta);
+        if !delta.text.is_empty() {
+            self.add_text(&delta.text, events);
+        }
+        for part in &delta.tool_calls {
+            self.add_call(part, events);
+        }
+    }
+
+    /// Tokens that say nothing belong to what stands before them, the first ones to what comes.
+    fn count(&mut self, delta: &v1::Delta) {
+        let n = delta.token_ids.len() as u32;
+        let is_thought = !delta.reasoning.is_empty();
+        let is_silent = !is_thought && delta.text.is_empty() && delta.tool_calls.is_empty();
+        let in_thought = matches!(self.open().map(|item| &item.said), Some(Said::Thought { .. }));
+        let n_leading = std::mem::take(&mut self.n_leading);
+        if is_thought || (is_silent && in_thought) {
+            self.n_thought_tokens += n_leading + n;
+        } else if is_silent && self.items.is_empty() {
+            self.n_leading = n_leading + n;
+        }
+    }
+
+    /// Ends the answer. An answer that says nothing is an empty text.
+    pub fn end(&mut self, finished: &v1::Finished, events: &mut ItemEvents) {
+        if self.items.is_empty() {
+            self.begin(Said::Text(String::new()), events);
+        }
+        let n_calls = self.items.iter().filter(|item| matches!(item.said, Said::Call { .. })).count();
+        let is_call = matches!(self.items.last().map(|item| &item.said), Some(Said::Call { .. }));
+        let is_cut = match is_call {
+            true => n_calls > finished.tool_calls as usize,
+            false => finished.reason() == v1::finished::Reason::Length,
+        };
+        self.close(if is_cut { CUT } else { WHOLE }, events);
+    }
+
+    fn open(&mut self) -> Option<&mut OutputItem> {
+        if self.is_open { self.items.last_mut() } else { None }
+    }
+
+    fn add_thought(&mut self, part: &str, events: &mut ItemEvents) {
+        if !matches!(self.open().map(|item| &item.said), Some(Said::Thought { .. })) {
+            self.begin(Said::Thought { text: String::new(), in_summary: self.thoughts_in_summary }, events);
+        }
+        self.grow(part, events);
+    }
+
+    fn add_text(&mut self, part: &str, events: &mut ItemEvents) {
+        if !matches!(self.open().map(|item| &item.said), Some(Said::Text(_))) {
+            self.begin(Said::Text(String::new()), events);
+        }
+        self.grow(part, events);
+    }
+
+    fn add_call(&mut self, part: &v1::ToolCallDelta, events: &mut ItemEvents) {
+        // Only a call's first part has its name.
+        if !part.name.is_empty() {
+            let (id, name) = (part.id.clone(), part.name.clone());
+            self.begin(Said::Call { id, name, arguments: String::new() }, events);
+        }
+        if !part.arguments.is_empty() {
+            self.grow(&part.arguments, events);
+        }
+    }
+
+    fn begin(&mut self, said: Said, events: &mut ItemEvents) {
+        self.close(WHOLE, events);
+        let (index, prefix) = (self.items.len(), said.prefix());
+        let item = OutputItem { id: format!("{prefix}_{}_{index}", self.id), status: GROWS, said };
+        events.say(|| json!({ "type": "response.output_item.added", "output_index": index, "item": item.begun() }));
+        if let Some((kind, part)) = item.said.part() {
+            events.say(|| item.event(index, &format!("{kind}_part.added"), "part", part));
+        }
+        self.items.push(item);
+        self.is_open = true;
+    }
+
+    fn grow(&mut self, part: &str, events: &mut ItemEvents) {
+        let index = self.items.len().saturating_sub(1);
+        let Some(item) = self.open() else { return };
+        item.said.text_mut().push_str(part);
+        events.say(|| {
+            let mut event = item.event(index, &format!("{}.delta", item.said.stream()), "delta", part.into());
+            item.said.add_logprobs(&mut event);
+            event
+        });
+    }
+
+    fn close(&mut self, status: &'static str, events: &mut ItemEvents) {
+        let index = self.items.len().saturating_sub(1);
+        let Some(item) = self.open() else { return };
+        item.status = status;
+        events.say(|| {
+            let (name, text) = (item.said.whole_name(), item.said.text().into());
+            let mut event = item.event(index, &format!("{}.done", item.said.stream()), name, text);
+            item.said.add_logprobs(&mut event);
+            if let Said::Call { name, .. } = &item.said {
+                event["name"] = name.as_str().into();
+            }
+            event
+        });
+        if let Some((kind, part)) = item.said.part() {
+            events.say(|| item.event(index, &format!("{kind}_part.done"), "part", part));
+        }
+        events.say(|| json!({ "type": "response.output_item.done", "output_index": index, "item": item.value() }));
+        self.is_open = false;
+    }
+}
+
+impl OutputItem {
+    fn value(&self) -> Value {
+        let parts: Vec<Value> = self.said.part().into_iter().map(|(_, part)| part).collect();
+        self.with_parts(parts)
+    }
+
+    /// Before anything of it was said.
+    fn begun(&self) -> Value {
+        self.with_parts(Vec::new())
+    }
+
+    fn with_parts(&self, parts: Vec<Value>) -> Value {
+        let OutputItem { id, status, said } = self;
+        match said {
+            Said::Text(_) => {
+                json!({ "id": id, "type": "message", "status": status, "role": "assistant", "content": parts })
+            }
+            Said::Thought { in_summary, .. } => {
+                let (summary, content) = if *in_summary { (parts, Vec::new()) } else { (Vec::new(), parts) };
+                json!({ "id": id, "type": "reasoning", "status": status, "summary": summary, "content": content })
+            }
+            Said::Call { id: call_id, name, arguments } => json!({
+                "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name,
+                "arguments": arguments,
+            }),
+        }
+    }
+
+    /// An event about the item's text.
+    fn event(&self, index: usize, kind: &str, name: &str, value: Value) -> Value {
+        let mut event = json!({ "type": format!("response.{kind}"), "item_id": self.id, "output_index": index });
+        match &self.said {
+            Said::Call { .. } => {}
+            Said::Thought { in_summary: true, .. } => event["summary_index"] = 0.into(),
+            Said::Thought { .. } | Said::Text(_) => event["content_index"] = 0.into(),
+        }
+        event[name] = value;
+        event
+    }
+}
+
+impl Said {
+    fn prefix(&self) -> &'static str {
+        match self {
+            Said::Thought { .. } => "rs",
+            Said::Text(_) => "msg",
+            Said::Call { .. } => "fc",
+        }
+    }
+
+    /// The name of the events that bring its text.
+    fn stream(&self) -> &'static str {
+        match self {
+            Said::Thought { in_summary: true, .. } => "reasoning_summary_text",
+            Said::Thought { .. } => "reasoning_text",
+            Said::Text(_) => "output_text",
+            Said::Call { .. } => "function_call_arguments",
+        }
+    }
+
+    /// The member of an event that has the whole text.
+    fn whole_name(&self) -> &'static str {
+        if matches!(self, Said::Call { .. }) { "arguments" } else { "text" }
+    }
+
+    fn text(&self) -> &str {
+        match self {
+            Said::Thought { text, .. } | Said::Text(text) | Said::Call { arguments: text, .. } => text,
+        }
+    }
+
+    fn text_mut(&mut self) -> &mut String {
+        match self {
+            Said::Thought { text, .. } | Said::Text(text) | Said::Call { arguments: text, .. } => text,
+        }
+    }
+
+    /// Its one part, and of what it is a part. A call has none.
+    fn part(&self) -> Option<(&'static str, Value)> {
+        match self {
+            Said::Thought { text, in_summary: true } => {
+                Some(("reasoning_summary", json!({ "type": "summary_text", "text": text })))
+            }
+            Said::Thought { text, .. } => Some(("content", json!({ "type": "reasoning_text", "text": text }))),
+            Said::Text(text) => {
+                Some(("content", json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })))
+            }
+            Said::Call { .. } => None,
+        }
+    }
+
+    /// Clients want to find them where a text is told.
+    fn add_logprobs(&self, event: &mut Value) {
+        if matches!(self, Said::Text(_)) {
+            event["logprobs"] = json!([]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn thought(text: &str, n: usize) -> v1::Delta {
+        v1::Delta { reasoning: text.into(), token_ids: vec![1; n], ..v1::Delta::default() }
+    }
+
+    fn silent(n: usize) -> v1::Delta {
+        v1::Delta { token_ids: vec![1; n], ..v1::Delta::default() }
+    }
+
+    fn text(text: &str) -> v1::Delta {
+        v1::Delta { text: text.into(), token_ids: vec![1], ..v1::Delta::default() }
+    }
+
+    fn n_thought_tokens(deltas: &[v1::Delta]) -> u32 {
+        let mut items = OutputItems::new("1".into(), false);
+        deltas.iter().for_each(|delta| items.add(delta, &mut ItemEvents::untold()));
+        items.n_thought_tokens()
+    }
+
+    #[test]
+    fn tokens_of_thoughts_are_counted_however_they_come() {
+        assert_eq!(n_thought_tokens(&[silent(2), thought("a", 1), silent(1), thought("b", 1), text("c")]), 5);
+        assert_eq!(n_thought_tokens(&[silent(2), thought("ab", 3), text("c"), silent(4)]), 5);
+        assert_eq!(n_thought_tokens(&[silent(2), text("c"), silent(4)]), 0);
+        assert_eq!(n_thought_tokens(&[text("c"), thought("a", 3), silent(1)]), 4);
+    }
+
+    #[test]
+    fn a_call_that_was_cut_off_is_no_whole_one() {
+        let part = v1::ToolCallDelta { name: "f".into(), arguments: "{".into(), ..Default::default() };
+        let delta = v1::Delta { tool_calls: vec![part], ..v1::Delta::default() };
+        for (n_whole, status) in [(0, CUT), (1, WHOLE)] {
+            let mut items = OutputItems::new("1".into(), false);
+            items.add(&delta, &mut ItemEvents::untold());
+            items.end(&v1::Finished { tool_calls: n_whole, ..Default::default() }, &mut ItemEvents::untold());
+            assert_eq!(items.values()[0]["status"], status);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! A reply as an object: what is known of it when it begins, and what its end adds. Knows no stream.
+
+use crate::faces::http::certificate;
+use crate::faces::http::error::HttpError;
+use crate::faces::http::responses::output::OutputItems;
+use crate::front::frontend::unix_seconds;
+use crate::front::generation::Generation;
+use proto::v1;
+use serde_json::{Value, json};
+
+/// The members of a reply that stay the same while it is told.
+pub struct ResponseReply {
+    pub value: Value,
+}
+
+impl ResponseReply {
+    /// `settings` is what of the request the reply repeats.
+    pub fn of(generation: &Generation, settings: Value) -> ResponseReply {
+        let started = &generation.started;
+        let mut value = json!({
+            "id": id_of(&started.id),
+            "object": "response",
+            "created_at": generation.created,
+            "completed_at": null,
+            "status": "in_progress",
+            "background": false,
+            "error": null,
+            "incomplete_details": null,
+            "model": started.model,
+            "output": [],
+            "seed": started.seed,
+            "service_tier": "default",
+            "top_logprobs": 0,
+            "truncation": "disabled",
+            "usage": null,
+        });
+        if let (Value::Object(all), Value::Object(settings)) = (&mut value, settings) {
+            all.extend(settings);
+        }
+        let defaults = &generation.text.defaults;
+        for (name, default) in [("temperature", defaults.temperature), ("top_p", defaults.top_p)] {
+            if value[name].is_null() {
+                value[name] = default.unwrap_or(1.0).into();
+            }
+        }
+        ResponseReply { value }
+    }
+
+    pub fn id(&self) -> &str {
+        self.value["id"].as_str().unwrap_or_default()
+    }
+
+    pub fn ended(&self, output: &OutputItems, finished: &v1::Finished) -> Value {
+        let mut value = self.value.clone();
+        match status(finished) {
+            "incomplete" => value["incomplete_details"] = json!({ "reason": "max_output_tokens" }),
+            _ => value["completed_at"] = unix_seconds().into(),
+        }
+        value["status"] = status(finished).into();
+        value["output"] = output.values();
+        value["usage"] = usage_value(&finished.usage.unwrap_or_default(), output.n_thought_tokens());
+        certificate::add(&mut value, finished);
+        value
+    }
+
+    pub fn failed(&self, output: &OutputItems, error: &HttpError) -> Value {
+        let mut value = self.value.clone();
+        value["status"] = "failed".into();
+        value["output"] = output.values();
+        value["error"] = json!({ "code": "server_error", "message": error.message() });
+        value
+    }
+}
+
+/// A reply's id, made of the answer's.
+pub fn id_of(answer: &str) -> String {
+    format!("resp_{answer}")
+}
+
+pub fn status(finished: &v1::Finished) -> &'static str {
+    match finished.reason() {
+        v1::finished::Reason::Length => "incomplete",
+        _ => "completed",
+    }
+}
+
+fn usage_value(usage: &v1::Usage, n_thought_tokens: u32) -> Value {
+    json!({
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": { "cached_tokens": usage.cached_tokens },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": { "reasoning_tokens": n_thought_tokens },
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    })
+}

@@ -1,0 +1,123 @@
+//! What a client asks of a response beside its input and tools, and how the reply repeats it. Knows no answer.
+
+use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::single::invalid;
+use crate::refusal::Refusal;
+use proto::v1::structure::Form;
+use serde_json::{Map, Value, json};
+
+/// What a client may ask to be included that is told always, or is of tools that the server would run.
+const INCLUDED: [&str; 8] = [
+    // A thought's item has its text, so nothing of it has to be carried in secret.
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "shell_call.outputs",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+];
+
+/// What the text must be.
+pub struct SaidText {
+    pub form: Option<Form>,
+    pub shown: Value,
+}
+
+pub fn text(fields: &mut Fields) -> Result<SaidText, Refusal> {
+    let plain = || json!({ "type": "text" });
+    let (mut form, mut format) = (None, plain());
+    if let Some(mut said) = fields.object("text")? {
+        match said.string("verbosity").map_err(|_| Refusal::invalid("text.verbosity", "must be a string"))?.as_deref() {
+            None | Some("medium") => {}
+            Some(_) => return Err(Refusal::invalid("text.verbosity", "is not supported, but for `medium`")),
+        }
+        match said.take("format") {
+            None => {}
+            Some(Value::Object(of)) => (form, format) = format_of(Fields::of(of))?,
+            Some(other) => return Err(wrong("text.format", "an object", &other)),
+        }
+    }
+    Ok(SaidText { form, shown: json!({ "format": format, "verbosity": "medium" }) })
+}
+
+fn format_of(mut said: Fields) -> Result<(Option<Form>, Value), Refusal> {
+    match said.take("type").as_ref().and_then(Value::as_str) {
+        Some("text") => Ok((None, json!({ "type": "text" }))),
+        Some("json_object") => Ok((Some(Form::JsonObject(true)), json!({ "type": "json_object" }))),
+        Some("json_schema") => {
+            let schema = match said.take("schema") {
+                Some(schema @ (Value::Object(_) | Value::Bool(_))) => schema,
+                Some(other) => return Err(wrong("text.format.schema", "a JSON schema", &other)),
+                None => return Err(Refusal::invalid("text.format.schema", "is missing")),
+            };
+            let strict =
+                said.boolean("strict").map_err(|_| Refusal::invalid("text.format.strict", "must be true or false"))?;
+            let shown = json!({
+                "type": "json_schema",
+                "name": said.take("name").filter(Value::is_string).unwrap_or_else(|| "".into()),
+                "description": said.take("description").filter(Value::is_string),
+                "schema": schema,
+                "strict": strict.unwrap_or(false),
+            });
+            Ok((Some(Form::JsonSchema(schema.to_string())), shown))
+        }
+        _ => Err(Refusal::invalid("text.format.type", "must be text, json_object or json_schema")),
+    }
+}
+
+/// How much the model is to think, and how its thoughts are told.
+pub struct SaidReasoning {
+    pub effort: String,
+    /// As a summary, which is the whole thought: nobody is here to shorten it.
+    pub in_summary: bool,
+    pub shown: Value,
+}
+
+pub fn reasoning(fields: &mut Fields) -> Result<SaidReasoning, Refusal> {
+    let mut said = fields.object("reasoning")?.unwrap_or_else(|| Fields::of(Map::new()));
+    let mut string = |name: &'static str| match said.take(name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(other) => Err(wrong(format!("reasoning.{name}"), "a string", &other)),
+    };
+    let (effort, newer, older) = (string("effort")?, string("summary")?, string("generate_summary")?);
+    let summary = newer.or(older);
+    match summary.as_deref() {
+        None | Some("auto" | "detailed") => {}
+        Some(_) => {
+            let why = "must be auto or detailed: a thought is told whole, and nobody shortens it";
+            return Err(Refusal::invalid("reasoning.summary", why));
+        }
+    }
+    let shown = json!({ "effort": effort, "summary": summary });
+    Ok(SaidReasoning { effort: effort.unwrap_or_default(), in_summary: summary.is_some(), shown })
+}
+
+/// Refuses what cannot be told.
+pub fn include(fields: &mut Fields) -> Result<(), Refusal> {
+    let all = match fields.take("include") {
+        None => return Ok(()),
+        Some(Value::Array(all)) => all,
+        Some(other) => return Err(wrong("include", "a list of names", &other)),
+    };
+    match all.iter().enumerate().find(|(_, name)| !name.as_str().is_some_and(|name| INCLUDED.contains(&name))) {
+        None => Ok(()),
+        Some((i, Value::String(_))) => Err(invalid(format!("include[{i}]"), "is not supported yet")),
+        Some((i, other)) => Err(wrong(format!("include[{i}]"), "a name", other)),
+    }
+}
+
+/// Fields that change no answer, as the reply repeats them; null where a value is none that they may have.
+pub fn repeated(fields: &Fields) -> Value {
+    let said = |name: &str, is_right: fn(&Value) -> bool| fields.get(name).filter(|value| is_right(value));
+    let is_metadata = |value: &Value| value.as_object().is_some_and(|all| all.values().all(Value::is_string));
+    json!({
+        "metadata": said("metadata", is_metadata).cloned().unwrap_or_else(|| json!({})),
+        "max_tool_calls": said("max_tool_calls", Value::is_u64),
+        "user": said("user", Value::is_string),
+        "safety_identifier": said("safety_identifier", Value::is_string),
+        "prompt_cache_key": said("prompt_cache_key", Value::is_string),
+    })
+}

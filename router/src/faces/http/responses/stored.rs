@@ -1,0 +1,183 @@
+//! Responses that were stored: kept when they end, read, forgotten, and gone on with. Knows no generation.
+
+use crate::faces::http::error::HttpError;
+use crate::front::frontend::Frontend;
+use crate::front::stored::{RoomPermit, StoredResponse};
+use crate::refusal::Refusal;
+use axum::extract::{Extension, Path, RawQuery, State};
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use http::header::CONTENT_TYPE;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+use types::TenantId;
+
+/// How many items a list shows, unless it is asked for others.
+const LISTED: usize = 20;
+const LISTED_MAX: usize = 100;
+
+/// What is kept of a request until its response has ended.
+pub struct ToStore {
+    front: Arc<Frontend>,
+    tenant: TenantId,
+    items: String,
+    n_own: usize,
+    room: RoomPermit,
+}
+
+impl ToStore {
+    /// None if there is no room: then the response is not stored, and says so.
+    pub fn of(front: &Arc<Frontend>, tenant: TenantId, items: &[Value], n_own: usize) -> Option<ToStore> {
+        let items = serde_json::to_string(items).ok()?;
+        let room = front.responses.reserve(items.len())?;
+        Some(ToStore { front: front.clone(), tenant, items, n_own, room })
+    }
+
+    /// Keeps the response under its id.
+    pub fn keep(self, reply: &Value) {
+        let ToStore { front, tenant, items, n_own, room } = self;
+        let id = reply["id"].as_str().unwrap_or_default().to_owned();
+        front.responses.keep(tenant, id, (reply.to_string(), items, n_own), room);
+    }
+}
+
+/// All items of a response that was stored, those that it answered and its own. None of no response.
+pub async fn items_before(front: &Frontend, tenant: TenantId, id: Option<&str>) -> Result<Vec<Value>, HttpError> {
+    let Some(id) = id else { return Ok(Vec::new()) };
+    let stored = found(front, tenant, id, "previous_response_id")?;
+    let n_bytes = stored.items.len() + stored.reply.len();
+    let read = move || -> Option<Vec<Value>> {
+        let mut items: Vec<Value> = serde_json::from_str(&stored.items).ok()?;
+        let mut reply: Value = serde_json::from_str(&stored.reply).ok()?;
+        items.append(reply["output"].as_array_mut()?);
+        Some(items)
+    };
+    let items = front.off_runtime(n_bytes, read).await?;
+    items.ok_or_else(|| Refusal::failed("a stored response cannot be read").into())
+}
+
+fn found(front: &Frontend, tenant: TenantId, id: &str, param: &str) -> Result<Arc<StoredResponse>, HttpError> {
+    front.responses.get(tenant, id).ok_or_else(|| HttpError::no_such_response(param, id))
+}
+
+pub async fn one(
+    State(front): State<Arc<Frontend>>,
+    Extension(tenant): Extension<TenantId>,
+    Path(id): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, HttpError> {
+    let stored = found(&front, tenant, &id, "response_id")?;
+    if asked(query.as_deref(), "stream").is_some_and(|value| value != "false") {
+        return Err(Refusal::invalid("stream", "a response that has ended is not told again in events").into());
+    }
+    Ok(([(CONTENT_TYPE, "application/json")], stored.reply.clone()).into_response())
+}
+
+pub async fn forget(
+    State(front): State<Arc<Frontend>>,
+    Extension(tenant): Extension<TenantId>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, HttpError> {
+    match front.responses.forget(tenant, &id) {
+        true => Ok(Json(json!({ "id": id, "object": "response", "deleted": true }))),
+        false => Err(HttpError::no_such_response("response_id", &id)),
+    }
+}
+
+/// Nothing runs in the background, so there is nothing to cancel.
+pub async fn cancel(
+    State(front): State<Arc<Frontend>>,
+    Extension(tenant): Extension<TenantId>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, HttpError> {
+    found(&front, tenant, &id, "response_id")?;
+    let why =
+        "has ended, and only a response in the background is cancelled; to end one that runs, close its connection";
+    Err(Refusal::invalid("response_id", why).into())
+}
+
+pub async fn compact() -> HttpError {
+    HttpError::unserved_page("a conversation is not compacted here: send as much of it as there is room for")
+}
+
+/// The items that a response answered, without those of the responses before it.
+pub async fn input_items(
+    State(front): State<Arc<Frontend>>,
+    Extension(tenant): Extension<TenantId>,
+    Path(id): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Value>, HttpError> {
+    let stored = found(&front, tenant, &id, "response_id")?;
+    let query = query.as_deref();
+    let limit = match asked(query, "limit").map(str::parse) {
+        None => LISTED,
+        Some(Ok(n @ 1..=LISTED_MAX)) => n,
+        Some(_) => return Err(Refusal::invalid("limit", format!("must be 1 to {LISTED_MAX}")).into()),
+    };
+    let is_ascending = match asked(query, "order") {
+        None | Some("desc") => false,
+        Some("asc") => true,
+        Some(_) => return Err(Refusal::invalid("order", "must be asc or desc").into()),
+    };
+    let after = asked(query, "after").map(str::to_owned);
+    let n_bytes = stored.items.len();
+    let page = front.off_runtime(n_bytes, move || listed(&stored, &id, is_ascending, after.as_deref(), limit)).await?;
+    Ok(Json(page?))
+}
+
+fn listed(
+    stored: &StoredResponse,
+    id: &str,
+    is_ascending: bool,
+    after: Option<&str>,
+    limit: usize,
+) -> Result<Value, Refusal> {
+    let all: Vec<Value> = serde_json::from_str(&stored.items).unwrap_or_default();
+    let own = &all[all.len().saturating_sub(stored.n_own)..];
+    let mut items: Vec<Value> = own.iter().enumerate().map(|(i, item)| shown(i, item, id)).collect();
+    if !is_ascending {
+        items.reverse();
+    }
+    let begin = match after {
+        None => 0,
+        Some(after) => match items.iter().position(|item| item["id"] == after) {
+            Some(at) => at + 1,
+            None => return Err(Refusal::invalid("after", "is the id of none of the items")),
+        },
+    };
+    let page = &items[begin..items.len().min(begin + limit)];
+    Ok(json!({
+        "object": "list",
+        "data": page,
+        "first_id": page.first().map(|item| &item["id"]),
+        "last_id": page.last().map(|item| &item["id"]),
+        "has_more": begin + page.len() < items.len(),
+    }))
+}
+
+/// An item with an id: made of its response's, where the client gave none. Text is in parts, as clients expect it.
+fn shown(i: usize, item: &Value, response: &str) -> Value {
+    let kind = item["type"].as_str().unwrap_or("message");
+    let id = format!("{}_in{i}", response.replacen("resp", "item", 1));
+    let mut shown = Map::from_iter([("id".to_owned(), id.into()), ("type".to_owned(), kind.into())]);
+    let given = item.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    shown.extend(given.map(|(name, value)| (name.clone(), value.clone())));
+    if let Some(Value::String(text)) = shown.get("content") {
+        let kind = if item["role"] == "assistant" { "output_text" } else { "input_text" };
+        let mut part = json!({ "type": kind, "text": text });
+        if kind == "output_text" {
+            part["annotations"] = json!([]);
+        }
+        shown.insert("content".to_owned(), json!([part]));
+    }
+    shown.entry("status").or_insert_with(|| "completed".into());
+    Value::Object(shown)
+}
+
+/// A parameter of the address.
+fn asked<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
+    let mut all = query?.split('&').filter_map(|one| one.split_once('='));
+    all.find(|(of, _)| *of == name).map(|(_, value)| value)
+}

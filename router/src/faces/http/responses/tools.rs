@@ -1,0 +1,148 @@
+//! The tools of a response, which are flat where a chat's are nested, and what is to be done with them. Only functions
+//! are called by whoever asked; other kinds would be run by the server, and are refused by their name.
+
+use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::single::invalid;
+use crate::refusal::Refusal;
+use proto::v1;
+use proto::v1::tool_choice::Mode;
+use serde_json::{Map, Value, json};
+
+/// How many characters of an unknown kind a refusal repeats.
+const KIND_CHARS_MAX: usize = 40;
+const MUST: &str =
+    "must be none, auto, required, {\"type\": \"function\", \"name\": ..} or {\"type\": \"allowed_tools\", ..}";
+
+/// What the model is told, and what the reply repeats.
+pub struct SaidTools {
+    /// In a chat's words.
+    pub told: Vec<String>,
+    pub choice: Option<v1::ToolChoice>,
+    pub is_parallel: bool,
+    pub shown: Vec<Value>,
+    pub shown_choice: Value,
+}
+
+pub fn read(fields: &mut Fields) -> Result<SaidTools, Refusal> {
+    let list = match fields.take("tools") {
+        None => Vec::new(),
+        Some(Value::Array(list)) => list,
+        Some(other) => return Err(wrong("tools", "a list of objects", &other)),
+    };
+    let mut functions: Vec<Function> = Vec::new();
+    for (i, value) in list.into_iter().enumerate() {
+        let Some(function) = function(i, value)? else { continue };
+        if functions.iter().any(|other| other.name == function.name) {
+            return Err(invalid(format!("tools[{i}].name"), "another tool has this name"));
+        }
+        functions.push(function);
+    }
+    let shown_choice = fields.take("tool_choice").unwrap_or_else(|| "auto".into());
+    let Choice { said, allowed } = choice(&shown_choice)?;
+    if let Some(unknown) = allowed.iter().flatten().find(|name| functions.iter().all(|of| of.name != **name)) {
+        return Err(invalid("tool_choice.tools".to_owned(), &format!("names {unknown:?}, which is none of `tools`")));
+    }
+    let is_told = |of: &&Function| allowed.as_ref().is_none_or(|names| names.contains(&of.name));
+    Ok(SaidTools {
+        told: functions.iter().filter(is_told).map(|of| of.told.to_string()).collect(),
+        choice: said,
+        is_parallel: fields.boolean("parallel_tool_calls")?.unwrap_or(true),
+        shown: functions.into_iter().map(|of| of.shown).collect(),
+        shown_choice,
+    })
+}
+
+struct Function {
+    name: String,
+    told: Value,
+    shown: Value,
+}
+
+/// None for a tool that is taken and never told to the model.
+fn function(i: usize, value: Value) -> Result<Option<Function>, Refusal> {
+    let Value::Object(said) = value else { return Err(wrong(format!("tools[{i}]"), "an object", &value)) };
+    match said.get("type").and_then(Value::as_str) {
+        Some("function") => {}
+        // Codex sends this with every request: a search that may not leave the server, where there is nothing to find.
+        Some("web_search") if said.get("external_web_access") == Some(&Value::Bool(false)) => return Ok(None),
+        Some(kind) => {
+            let kind: String = kind.chars().take(KIND_CHARS_MAX).collect();
+            return Err(invalid(format!("tools[{i}].type"), &format!("`{kind}` is not run here; only functions are")));
+        }
+        None => return Err(invalid(format!("tools[{i}].type"), "must be `function`")),
+    }
+    let name = match said.get("name").and_then(Value::as_str) {
+        Some(name) if !name.is_empty() => name.to_owned(),
+        _ => return Err(invalid(format!("tools[{i}].name"), "must be a name")),
+    };
+    match said.get("parameters") {
+        None | Some(Value::Null | Value::Object(_)) => {}
+        Some(other) => return Err(wrong(format!("tools[{i}].parameters"), "a JSON schema, which is an object", other)),
+    }
+    let strict = match said.get("strict") {
+        None | Some(Value::Null) => false,
+        Some(Value::Bool(strict)) => *strict,
+        Some(other) => return Err(wrong(format!("tools[{i}].strict"), "true or false", other)),
+    };
+    let member = |name: &str| said.get(name).cloned().unwrap_or(Value::Null);
+    let shown = json!({
+        "type": "function",
+        "name": name,
+        "description": member("description"),
+        "parameters": member("parameters"),
+        "strict": strict,
+    });
+    // The members in the client's order: a template may show the tool as it stands.
+    let of_chat = said.into_iter().filter(|(name, value)| name != "type" && !value.is_null());
+    let told = json!({ "type": "function", "function": of_chat.collect::<Map<String, Value>>() });
+    Ok(Some(Function { name, told, shown }))
+}
+
+/// What the model is to do, and the only tools that it may use for it.
+#[derive(Default)]
+struct Choice {
+    said: Option<v1::ToolChoice>,
+    allowed: Option<Vec<String>>,
+}
+
+fn choice(value: &Value) -> Result<Choice, Refusal> {
+    if let Some(word) = value.as_str() {
+        let said = mode(word).ok_or_else(|| Refusal::invalid("tool_choice", MUST))?;
+        return Ok(Choice { said: Some(said), allowed: None });
+    }
+    match value["type"].as_str() {
+        Some("function") => {
+            let name = name_of(value).ok_or_else(|| Refusal::invalid("tool_choice", MUST))?;
+            Ok(Choice { said: Some(v1::ToolChoice { mode: Mode::Required.into(), name }), allowed: None })
+        }
+        Some("allowed_tools") => allowed(value),
+        _ => Err(Refusal::invalid("tool_choice", MUST)),
+    }
+}
+
+fn allowed(value: &Value) -> Result<Choice, Refusal> {
+    let word = value["mode"].as_str().filter(|word| matches!(*word, "auto" | "required"));
+    let said = word.and_then(mode).ok_or_else(|| Refusal::invalid("tool_choice.mode", "must be auto or required"))?;
+    let names = value["tools"].as_array().filter(|all| !all.is_empty()).and_then(|all| {
+        let functions = all.iter().map(|of| name_of(of).filter(|_| of["type"] == "function"));
+        functions.collect::<Option<Vec<String>>>()
+    });
+    match names {
+        Some(names) => Ok(Choice { said: Some(said), allowed: Some(names) }),
+        None => Err(Refusal::invalid("tool_choice.tools", "must be a list of {\"type\": \"function\", \"name\": ..}")),
+    }
+}
+
+fn name_of(value: &Value) -> Option<String> {
+    value["name"].as_str().filter(|name| !name.is_empty()).map(str::to_owned)
+}
+
+fn mode(word: &str) -> Option<v1::ToolChoice> {
+    let mode = match word {
+        "none" => Mode::None,
+        "auto" => Mode::Auto,
+        "required" => Mode::Required,
+        _ => return None,
+    };
+    Some(v1::ToolChoice { mode: mode.into(), name: String::new() })
+}

@@ -1,0 +1,106 @@
+//! A reply in events. All events of one delta are one step: only the last carries a position, so who was cut off in
+//! between reads all of them again, with the same numbers.
+
+use crate::faces::http::error::HttpError;
+use crate::faces::http::responses::output::{ItemEvents, OutputItems};
+use crate::faces::http::responses::reply::{ResponseReply, status};
+use crate::faces::http::responses::stored::ToStore;
+use crate::faces::http::sse::{self, Position, Voice};
+use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::resume::ReadMark;
+use crate::refusal::Refusal;
+use proto::v1;
+use serde_json::{Value, json};
+
+pub struct ResponseVoice {
+    reply: ResponseReply,
+    /// All items, including what the client had before.
+    output: OutputItems,
+    position: Position,
+    n_events: u32,
+    to_store: Option<ToStore>,
+    /// Names a refused field as this page does.
+    error: fn(Refusal) -> HttpError,
+}
+
+impl ResponseVoice {
+    pub fn new(
+        reply: ResponseReply,
+        output: OutputItems,
+        to_store: Option<ToStore>,
+        generation: &Generation,
+        error: fn(Refusal) -> HttpError,
+    ) -> ResponseVoice {
+        let position = Position::of(generation);
+        ResponseVoice { reply, output, position, n_events: 0, to_store, error }
+    }
+
+    fn mark(&mut self) -> &mut ReadMark {
+        &mut self.position.marks.choices[0]
+    }
+
+    /// Writes the events of one step.
+    fn tell(&mut self, events: Vec<Value>, out: &mut String) {
+        let n = events.len();
+        for (i, mut event) in events.into_iter().enumerate() {
+            event["sequence_number"] = self.n_events.into();
+            self.n_events += 1;
+            let name = event["type"].as_str();
+            if i + 1 == n {
+                self.position.marks.n_events = Some(self.n_events);
+                self.position.write(out, name, &event);
+            } else {
+                sse::write(out, name, &event);
+            }
+        }
+    }
+
+    fn end(&mut self, finished: &v1::Finished, out: &mut String) {
+        *self.mark() = ReadMark::Tokens { n: self.mark().n_tokens(), ended: true };
+        let mut events = ItemEvents::told();
+        self.output.end(finished, &mut events);
+        let response = self.reply.ended(&self.output, finished);
+        if let Some(to_store) = self.to_store.take() {
+            to_store.keep(&response);
+        }
+        let mut events = events.into_list();
+        events.push(json!({ "type": format!("response.{}", status(finished)), "response": response }));
+        self.tell(events, out);
+    }
+}
+
+impl Voice for ResponseVoice {
+    fn opening(&mut self, _: &Generation, out: &mut String) {
+        if *self.mark() != ReadMark::Nothing {
+            self.n_events = self.position.marks.n_events.unwrap_or_default();
+            return;
+        }
+        *self.mark() = ReadMark::at(0);
+        let begun = |kind: &str| json!({ "type": format!("response.{kind}"), "response": self.reply.value });
+        self.tell(vec![begun("created"), begun("in_progress")], out);
+    }
+
+    fn event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
+        match event {
+            GenerationEvent::Replayed(delta) => self.output.add(&delta, &mut ItemEvents::untold()),
+            GenerationEvent::Delta(delta) => {
+                *self.mark() = ReadMark::at(delta.position + delta.token_ids.len() as u32);
+                let mut events = ItemEvents::told();
+                self.output.add(&delta, &mut events);
+                self.tell(events.into_list(), out);
+            }
+            GenerationEvent::Finished(finished) => self.end(&finished, out),
+            GenerationEvent::Prompt(_) | GenerationEvent::Pooled(_) => {}
+        }
+    }
+
+    fn ending(&mut self, _: &mut String) {}
+
+    fn fail(&mut self, refusal: Refusal, out: &mut String) {
+        tracing::debug!(id = self.reply.id(), %refusal, "a response failed while it was told");
+        let response = self.reply.failed(&self.output, &(self.error)(refusal));
+        let mut event = json!({ "type": "response.failed", "response": response });
+        event["sequence_number"] = self.n_events.into();
+        sse::write(out, Some("response.failed"), &event);
+    }
+}
