@@ -10,6 +10,7 @@ mod claim;
 mod etcd;
 mod last_claim;
 mod memory;
+mod post;
 mod state;
 mod store;
 
@@ -18,6 +19,7 @@ pub use claim::{Claim, ClaimLost};
 pub use etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdWaits};
 pub use last_claim::{LastClaim, last_claim};
 pub use memory::MemoryStore;
+pub use post::{Post, Posts};
 pub use state::{Change, Health, Member, Members, Registration, Watch};
 pub use store::Store;
 

@@ -1,7 +1,8 @@
 //! A store inside one process. Every change has a revision, and a claim's revision is the incarnation of its holder.
 
 use crate::claim::{Claim, ClaimLost};
-use crate::state::{ClaimHolder, Member, Members, Registration, State, Watch};
+use crate::post::{Post, PostKind};
+use crate::state::{ClaimHolder, Health, Member, Members, Registration, State, Watch};
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -10,6 +11,7 @@ pub struct MemoryStore {
     state: Arc<watch::Sender<State>>,
     /// What this clone sees: the state itself, or for a store from afar what its last `look` found.
     seen: Arc<watch::Sender<State>>,
+    health: Arc<watch::Sender<Health>>,
 }
 
 impl MemoryStore {
@@ -21,13 +23,28 @@ impl MemoryStore {
 
     pub(crate) fn with(state: State) -> MemoryStore {
         let state = Arc::new(watch::Sender::new(state));
-        MemoryStore { seen: state.clone(), state }
+        MemoryStore { seen: state.clone(), state, health: Arc::new(watch::Sender::new(Health::connected())) }
     }
 
     /// The same store over a connection that may be slow or cut: what is written here arrives there, but reads see only
     /// what the last `look` found.
     pub fn from_afar(&self) -> MemoryStore {
-        MemoryStore { state: self.state.clone(), seen: Arc::new(watch::Sender::new(State::default())) }
+        let seen = Arc::new(watch::Sender::new(State::default()));
+        MemoryStore { state: self.state.clone(), seen, health: Arc::new(watch::Sender::new(Health::connected())) }
+    }
+
+    /// For a store from afar: its users are told that it is cut off.
+    pub fn is_away(&self) {
+        self.health.send_replace(Health::away("it is cut off"));
+    }
+
+    pub fn health(&self) -> watch::Receiver<Health> {
+        self.health.subscribe()
+    }
+
+    /// The revision of the last change.
+    pub fn revision(&self) -> u64 {
+        self.state.borrow().revision
     }
 
     /// For a store from afar: reads what is there by now, except entries whose lease `has_lapsed`.
@@ -35,7 +52,7 @@ impl MemoryStore {
         let mut state = self.state.borrow().clone();
         state.members.retain(|_, member| !has_lapsed(member));
         self.seen.send_if_modified(|seen| {
-            let is_news = (&seen.members, &seen.held) != (&state.members, &state.held);
+            let is_news = (&seen.members, &seen.held, &seen.posts) != (&state.members, &state.held, &state.posts);
             if is_news {
                 *seen = state;
             }
@@ -67,6 +84,20 @@ impl MemoryStore {
 
     pub fn watch(&self) -> Watch {
         Watch::new(self.seen.subscribe())
+    }
+
+    pub fn post(&self, name: &str) -> Post {
+        Post::new(name, (self.seen.subscribe(), self.health()), PostKind::Memory(self.clone()))
+    }
+
+    pub(crate) fn post_text(&self, name: &str, text: Option<String>) {
+        self.state.send_modify(|state| {
+            state.revision += 1;
+            match text {
+                Some(text) => drop(state.posts.insert(name.into(), text)),
+                None => drop(state.posts.remove(name)),
+            }
+        });
     }
 
     /// Changes the entry of the claim with this incarnation, if it is the last one.

@@ -1,6 +1,7 @@
 //! What a store knows at one moment, and how others follow it: as the difference to what they were told. A slow reader
 //! misses intermediate states but no outcome, so nothing piles up.
 
+use crate::post::Posts;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::SystemTime;
@@ -47,6 +48,8 @@ pub(crate) struct State {
     pub listings: u64,
     pub members: Members,
     pub held: BTreeMap<String, ClaimHolder>,
+    /// What processes tell each other.
+    pub posts: Posts,
 }
 
 /// Whether the store can be reached. If not, nobody joins or leaves, and all else goes on.
@@ -60,6 +63,10 @@ pub struct Health {
 impl Health {
     pub(crate) fn connected() -> Health {
         Health { since: SystemTime::now(), away: None }
+    }
+
+    pub(crate) fn away(why: &str) -> Health {
+        Health { since: SystemTime::now(), away: Some(why.into()) }
     }
 
     pub fn is_connected(&self) -> bool {

@@ -4,6 +4,7 @@ use crate::addresses::Addresses;
 use crate::claim::Claim;
 use crate::etcd::EtcdStore;
 use crate::memory::MemoryStore;
+use crate::post::Post;
 use crate::state::{Health, Member, Registration, Watch};
 use crate::{Error, check_name};
 use tokio::sync::watch;
@@ -43,6 +44,16 @@ impl Store {
         }
     }
 
+    /// A place among what processes of this cluster tell each other. None where no other process would read it.
+    pub fn post(&self, name: &str) -> Result<Option<Post>, Error> {
+        check_name(name)?;
+        Ok(match self {
+            Store::Memory(store) => Some(store.post(name)),
+            Store::Static { .. } => None,
+            Store::Etcd(store) => Some(store.post(name)),
+        })
+    }
+
     pub fn watch(&self) -> Watch {
         match self {
             Store::Memory(store) => store.watch(),
@@ -56,7 +67,7 @@ impl Store {
     /// Memory and given members are always reachable.
     pub fn health(&self) -> watch::Receiver<Health> {
         match self {
-            Store::Memory(_) | Store::Static { .. } => watch::channel(Health::connected()).1,
+            Store::Memory(store) | Store::Static { own: store, .. } => store.health(),
             Store::Etcd(store) => store.health(),
         }
     }

@@ -21,6 +21,7 @@ pub use faces::http::known::{Endpoint, KNOWN_FIELDS, KnownField, NeutralValues};
 pub use front::resume::ResumeKey;
 pub use front::stored::StoreLimits;
 pub use limits::keys::ApiKeys;
+pub use limits::shared::SharedQuotas;
 pub use lines::{BadLine, nearest};
 pub use replicas::models::routes::ModelRoutes;
 pub use replicas::models::table::ModelTexts;

@@ -149,6 +149,7 @@ pub fn route(
     for (name, checkpoint) in &others.models {
         texts = texts.and(name.clone(), text::other(checkpoint).with_context(|| format!("--text {name}"))?);
     }
+    let quotas_shared = shared_quotas(&membership, &config.keys)?;
     let (keys_followed, routes_followed) = (keys::follow(parts.router, &config.keys), others.follow());
     let tls_followed = api_tls::follow(parts.router, config.tls.as_ref());
     let served = router::serve(config, membership, texts, listeners.http, listeners.grpc, shutdown);
@@ -159,8 +160,29 @@ pub fn route(
             () = keys_followed => Ok(()),
             () = routes_followed => Ok(()),
             () = tls_followed => Ok(()),
+            () = quotas_shared => Ok(()),
         }
     })
+}
+
+/// Divides the limits of tenants among the routers that follow one store. Where there is no such store nothing happens.
+fn shared_quotas(membership: &Membership, keys: &router::ApiKeys) -> anyhow::Result<impl Future<Output = ()> + use<>> {
+    let post = match membership {
+        Membership::Given(_) => None,
+        Membership::Followed { store, .. } => store.post(&new_name()?)?,
+    };
+    let shared = post.map(|post| router::SharedQuotas::new(keys, post));
+    Ok(async move {
+        match shared {
+            Some(shared) => shared.run().await,
+            None => std::future::pending().await,
+        }
+    })
+}
+
+/// A name that no other router has, nor this one's predecessor, whose share may not have lapsed yet.
+fn new_name() -> anyhow::Result<String> {
+    Ok(wire::random::<8>()?.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) -> anyhow::Result<router::Config> {

@@ -1,7 +1,7 @@
 //! Follows all that stands under the prefix: read as a whole, then each change from that revision on, and again from
 //! the start whenever the stream is lost, whatever the reason: a lost leader, a compaction, an etcd that was restored.
 
-use super::keys::{Entry, read_claim, read_member};
+use super::keys::{Entry, read_claim, read_member, read_post};
 use super::line::{Failed, Line, Pause, failed};
 use crate::state::{Health, State};
 use etcd_client::{Event, EventType, GetOptions, KeyValue, WatchOptions, WatchStream};
@@ -91,6 +91,10 @@ impl Follower {
             Some(Entry::Claim(name)) => {
                 state.held.insert(name.into(), read_claim(entry.value(), entry.mod_revision()));
             }
+            Some(Entry::Post(name)) => match read_post(entry.value()) {
+                Some(text) => drop(state.posts.insert(name.into(), text)),
+                None => drop(state.posts.remove(name)),
+            },
             Some(Entry::Member(name)) => match read_member(entry.value()) {
                 Some(member) => drop(state.members.insert(name.into(), member)),
                 None => {
@@ -106,6 +110,7 @@ impl Follower {
         match self.line.keys.entry(key) {
             Some(Entry::Claim(name)) => drop(state.held.remove(name)),
             Some(Entry::Member(name)) => drop(state.members.remove(name)),
+            Some(Entry::Post(name)) => drop(state.posts.remove(name)),
             None => {}
         }
     }

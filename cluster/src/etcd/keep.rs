@@ -196,9 +196,7 @@ impl Keeper {
         if let Some(lease) = self.lease {
             return Ok(lease);
         }
-        let seconds = i64::try_from(self.line.waits.lease.as_secs()).unwrap_or(i64::MAX).max(1);
-        let granted = self.line.call(|mut client| async move { client.lease_grant(seconds, None).await }).await?;
-        Ok(*self.lease.insert(granted.id()))
+        Ok(*self.lease.insert(self.line.grant().await?))
     }
 
     async fn stay(&mut self, lease: i64) -> Result<Infallible, Ended> {
@@ -207,7 +205,7 @@ impl Keeper {
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             match self.next(&mut beats).await {
-                Next::Beat => self.beat(lease).await?,
+                Next::Beat => self.line.keep_alive(lease).await?,
                 Next::Write => self.register(lease).await?,
                 Next::Amiss => {
                     sleep(AGAIN_MIN).await;
@@ -224,11 +222,6 @@ impl Keeper {
             Ok(()) = self.says.changed() => Next::Write,
             Ok(_) = self.state.wait_for(|state| written.is_amiss(state, replica, taken)) => Next::Amiss,
         }
-    }
-
-    async fn beat(&self, lease: i64) -> Result<(), Failed> {
-        // Opens a stream for each sign of life, so that there is none to be lost.
-        self.line.call(|mut client| async move { client.lease_keep_alive(lease).await.map(drop) }).await
     }
 
     /// Writes the registration, in a transaction that checks who holds the claim.

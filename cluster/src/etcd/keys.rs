@@ -18,6 +18,7 @@ pub(super) struct Keys {
 pub(super) enum Entry<'a> {
     Claim(&'a str),
     Member(&'a str),
+    Post(&'a str),
 }
 
 /// A claim's incarnation is the revision at which it was written, but higher than that of the claim before it, even if
@@ -50,6 +51,10 @@ impl Keys {
         format!("{}members/{replica}", self.root)
     }
 
+    pub fn post(&self, name: &str) -> String {
+        format!("{}posts/{name}", self.root)
+    }
+
     /// None for keys that others may have put there.
     pub fn entry<'a>(&self, key: &'a [u8]) -> Option<Entry<'a>> {
         let key = std::str::from_utf8(key).ok()?.strip_prefix(&self.root)?;
@@ -58,6 +63,7 @@ impl Keys {
         match kind {
             "claims" => Some(Entry::Claim(name)),
             "members" => Some(Entry::Member(name)),
+            "posts" => Some(Entry::Post(name)),
             _ => None,
         }
     }
@@ -88,6 +94,10 @@ pub(super) fn member_value(incarnation: u64, registration: &Registration) -> Vec
 pub(super) fn read_member(value: &[u8]) -> Option<Member> {
     let MemberRecord { incarnation, registration } = serde_json::from_slice(bounded(value)?).ok()?;
     addresses::is_address(&registration.address).then_some(Member { incarnation, registration })
+}
+
+pub(super) fn read_post(value: &[u8]) -> Option<String> {
+    String::from_utf8(bounded(value)?.to_vec()).ok()
 }
 
 fn bounded(value: &[u8]) -> Option<&[u8]> {

@@ -99,6 +99,16 @@ impl Line {
         }
     }
 
+    pub async fn grant(&self) -> Result<i64, Failed> {
+        let seconds = i64::try_from(self.waits.lease.as_secs()).unwrap_or(i64::MAX).max(1);
+        Ok(self.call(|mut client| async move { client.lease_grant(seconds, None).await }).await?.id())
+    }
+
+    /// Opens a stream for each sign of life, so that there is none to be lost.
+    pub async fn keep_alive(&self, lease: i64) -> Result<(), Failed> {
+        self.call(|mut client| async move { client.lease_keep_alive(lease).await.map(drop) }).await
+    }
+
     async fn try_call<T, F>(&self, ask: impl Fn(Client) -> F) -> Result<T, Failed>
     where
         F: Future<Output = Result<T, etcd_client::Error>>,

@@ -3,6 +3,7 @@
 //! ```text
 //! PREFIX/claims/NAME    who holds the name; stays, so that a claim that was lost never comes back     no lease
 //! PREFIX/members/NAME   what the holder registers; written only while the claim stands               its lease
+//! PREFIX/posts/NAME     what a process tells the others                                              its lease
 //! ```
 //! etcd may be away for as long as it likes: then nobody joins or leaves, and nothing here ends. A lost stream, lease
 //! or leader is replaced.
@@ -12,15 +13,18 @@ mod follow;
 mod keep;
 mod keys;
 mod line;
+mod posting;
 
 pub use config::{EtcdConfig, EtcdTls, EtcdWaits};
 
 use crate::Error;
 use crate::claim::{Claim, KeptClaim};
+use crate::post::{Post, PostKind};
 use crate::state::{Health, Registration, State, Watch};
 use follow::Follower;
 use keep::Keeper;
 use line::Line;
+use posting::Posting;
 use std::fmt;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -69,6 +73,21 @@ impl EtcdStore {
     /// The watch lasts as long as the store.
     pub fn watch(&self) -> Watch {
         Watch::new(self.shared.state.clone())
+    }
+
+    /// The text is kept by a task until the result is dropped.
+    pub fn post(&self, name: &str) -> Post {
+        let (text, said) = watch::channel(None);
+        let end = CancellationToken::new();
+        let posting = Posting { line: self.shared.line.clone(), name: name.into(), text: said, lease: None };
+        // Holds the store, so that others are heard without the caller's clone of it.
+        let (store, ended) = (self.clone(), end.clone());
+        tokio::spawn(async move {
+            posting.run(ended).await;
+            drop(store);
+        });
+        let says = PostKind::Kept { text, _end: end.drop_guard() };
+        Post::new(name, (self.shared.state.clone(), self.shared.health.clone()), says)
     }
 
     /// Waits while etcd is away.

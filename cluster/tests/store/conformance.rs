@@ -4,8 +4,9 @@
 
 use super::{at, claim, gone, is, is_silent, next, open, until, within};
 use crate::etcd::Etcd;
-use cluster::{Claim, Error, MemoryStore, Store};
+use cluster::{Claim, Error, MemoryStore, Post, Posts, Store};
 use std::pin::Pin;
+use std::time::Duration;
 
 type Case = fn(Store, Store) -> Pin<Box<dyn Future<Output = ()>>>;
 
@@ -23,6 +24,7 @@ const TOLD: &[(&str, Case)] = &[
     ("told-fence", |one, other| Box::pin(a_second_claim_fences_the_first(one, other))),
     ("order", |one, other| Box::pin(changes_come_in_order(one, other))),
     ("late", |one, other| Box::pin(who_comes_late_is_told_what_is_there(one, other))),
+    ("posts", |one, other| Box::pin(what_a_process_tells_is_read_until_it_ends(one, other))),
     ("told-race", |one, other| Box::pin(of_many_claims_the_last_stands(one, other))),
 ];
 
@@ -133,6 +135,33 @@ async fn who_comes_late_is_told_what_is_there(one: Store, other: Store) {
     assert_eq!(next(&mut late).await, is("z", "h:1", &first));
     assert_eq!(next(&mut late).await, is("a", "h:2", &second));
     is_silent(&mut late).await;
+}
+
+async fn what_a_process_tells_is_read_until_it_ends(one: Store, other: Store) {
+    let post = |store: &Store, name: &str| store.post(name).unwrap().expect("others read it");
+    let (first, second) = (post(&one, "first"), post(&other, "second"));
+    let said = |told: &[(&str, &str)]| told.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect();
+    first.say("a".into());
+    heard(&second, said(&[("first", "a")])).await;
+    second.say("b".into());
+    first.say("c".into());
+    heard(&first, said(&[("second", "b")])).await;
+    heard(&second, said(&[("first", "c")])).await;
+    // Who comes late, and who says nothing.
+    let third = post(&other, "third");
+    heard(&third, said(&[("first", "c"), ("second", "b")])).await;
+    drop(first);
+    heard(&third, said(&[("second", "b")])).await;
+    assert!(matches!(one.post("a/b"), Err(Error::Name(_))));
+}
+
+async fn heard(post: &Post, expect: Posts) {
+    let all = async {
+        while post.others() != expect || !post.is_connected() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    within("what the others say", all).await;
 }
 
 async fn a_second_claim_ends_the_first(one: Store, other: Store) {

@@ -1,7 +1,7 @@
 //! API keys from a file, compared by their hashes. A key's name is its tenant; tenants share no cache and may have
 //! limits. The file may be reloaded while requests run.
 
-use crate::limits::tenants::{Quotas, TenantLimits};
+use crate::limits::tenants::{Quotas, SHARE_ONE, TenantLimits};
 use crate::lines::{self, BadLine};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -27,8 +27,11 @@ struct Table {
     /// The tenant of clients without a key, if none is required, and of those whose key was removed.
     others: Arc<TenantLimits>,
     told: BTreeSet<Arc<str>>,
+    /// Whether this router has a share of its tenants' limits, and not all.
+    is_divided: bool,
 }
 
+#[derive(Clone)]
 struct Known {
     hash: [u8; 32],
     tenant: TenantId,
@@ -74,7 +77,8 @@ impl<'a> Line<'a> {
 impl Table {
     /// A tenant with the same name as in `before` keeps its used quotas.
     fn parse(text: &str, before: &Table) -> Result<Table, BadLine> {
-        let mut table = Table { told: before.told.clone(), ..Table::default() };
+        let mut table = Table { told: before.told.clone(), is_divided: before.is_divided, ..Table::default() };
+        let first_share = if table.is_divided { 0 } else { SHARE_ONE };
         let mut named: BTreeMap<TenantId, (Quotas, Arc<str>)> = BTreeMap::new();
         let mut defaults = Quotas::default();
         for (number, line) in lines::counted(text) {
@@ -93,7 +97,7 @@ impl Table {
         let weights = named.values().map(|(quotas, _)| u64::from(quotas.or(defaults).weight().0)).sum();
         let tenant = |(id, (quotas, label)): (TenantId, (Quotas, Arc<str>))| {
             let before = before.tenants.get(&id);
-            (id, Arc::new(TenantLimits::new(label, quotas.or(defaults), weights, before)))
+            (id, Arc::new(TenantLimits::new(label, quotas.or(defaults), weights, before, first_share)))
         };
         table.tenants = named.into_iter().map(tenant).collect();
         table.others = before.others.clone();
@@ -126,7 +130,7 @@ impl Table {
 
 impl Default for TenantLimits {
     fn default() -> Self {
-        TenantLimits::new(OTHER.into(), Quotas::default(), 1, None)
+        TenantLimits::new(OTHER.into(), Quotas::default(), 1, None, SHARE_ONE)
     }
 }
 
@@ -152,6 +156,23 @@ impl ApiKeys {
         // Only now: whoever is ended by it and asks again is refused.
         before.revoke_all_but(&table);
         Ok(())
+    }
+
+    /// From now on this router has a share of its tenants' limits, at first none.
+    pub(crate) fn divide(&self) {
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let Table { known, tenants, others, told, .. } = &**table;
+        tenants.values().for_each(|tenant| tenant.has_share(0, [0.0; 2]));
+        let known = known.clone();
+        let (tenants, others, told) = (tenants.clone(), others.clone(), told.clone());
+        *table = Arc::new(Table { known, tenants, others, told, is_divided: true });
+    }
+
+    /// The tenants with limits that routers divide.
+    pub(crate) fn limited(&self) -> Vec<(TenantId, Arc<TenantLimits>)> {
+        let table = self.table();
+        let limited = table.tenants.iter().filter(|(_, tenant)| tenant.is_limited());
+        limited.map(|(id, tenant)| (*id, tenant.clone())).collect()
     }
 
     fn table(&self) -> Arc<Table> {

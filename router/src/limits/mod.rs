@@ -1,9 +1,10 @@
 //! Admission: API keys, a tenant's limits, places to wait, and when to retry.
 //!
 //! Knows counts and moments: no text, no tokens' values and no replica. Read `keys` (who), `tenants` (how much),
-//! `admission` (whether now), `retry_after` (when to retry).
+//! `shared` (how much of that here), `admission` (whether now), `retry_after` (when to retry).
 
 pub mod admission;
 pub mod keys;
 pub mod retry_after;
+pub mod shared;
 pub mod tenants;

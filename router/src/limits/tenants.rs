@@ -1,9 +1,9 @@
-//! A tenant's limits at this router, and its use of them: requests and tokens a minute, concurrent requests, places to
-//! wait. Routers do not coordinate: each of them grants the full limits. Knows no keys and no text.
+//! A tenant's limits at this router, and its use of them: requests and tokens a minute, of which it may have a share
+//! (`shared`), concurrent requests, places to wait. Knows no keys and no text.
 
 use crate::refusal::{Limit, Refusal, whole_seconds};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use telemetry::metrics;
 use tokio::time::Instant;
@@ -11,6 +11,8 @@ use types::Weight;
 
 const WEIGHT_MAX: u32 = 1000;
 const MINUTE: Duration = Duration::from_secs(60);
+/// A share that is the whole limit.
+pub const SHARE_ONE: u32 = 1 << 16;
 
 /// The limits in a tenant's line. An absent limit means none; an absent weight is one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,6 +76,26 @@ fn once(limit: &mut Option<u32>, value: Option<u32>, name: &str) -> Result<(), S
     }
 }
 
+/// How fast a bucket fills: the share of a limit.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    per_minute: u32,
+    share: u32,
+}
+
+impl Rate {
+    /// How long a bucket takes to fill by `n`; without a share it never does.
+    fn lasts(self, n: u64) -> Duration {
+        let per_minute = u128::from(self.per_minute) * u128::from(self.share);
+        let micros = (u128::from(n) * MINUTE.as_micros() * u128::from(SHARE_ONE)).checked_div(per_minute);
+        Duration::from_micros(micros.and_then(|micros| u64::try_from(micros).ok()).unwrap_or(u64::MAX))
+    }
+
+    fn cap(self, n: u64) -> u64 {
+        n.min(self.per_minute.into())
+    }
+}
+
 /// A token bucket that fills evenly within a minute, stored as the time at which it is full again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket {
@@ -86,39 +108,54 @@ impl Bucket {
     }
 
     /// How much can be taken at once.
-    fn left(&self, max: u32, now: Instant) -> u32 {
-        let used = (self.until_full(now).as_micros() * u128::from(max)).div_ceil(MINUTE.as_micros());
-        max.saturating_sub(u32::try_from(used).unwrap_or(u32::MAX))
+    fn left(&self, rate: Rate, now: Instant) -> u32 {
+        let all = u128::from(rate.per_minute) * u128::from(rate.share);
+        let used = (self.until_full(now).as_micros() * all).div_ceil(MINUTE.as_micros());
+        u32::try_from(all.saturating_sub(used) / u128::from(SHARE_ONE)).unwrap_or(u32::MAX)
     }
 
     /// Takes `n`. If there is too little, the error is how long to wait.
-    fn take(&mut self, n: u64, max: u32, now: Instant) -> Result<(), Duration> {
-        let full_in = self.until_full(now) + lasts(n.min(max.into()), max);
-        // A request for all of it waits until a bucket in debt is full, and no longer.
+    fn take(&mut self, n: u64, rate: Rate, now: Instant) -> Result<(), Duration> {
+        if rate.share == 0 {
+            return Err(NO_SHARE_YET);
+        }
+        let (until_full, lasts) = (self.until_full(now), rate.lasts(rate.cap(n)));
+        // A request for all of it, or for more than the share, waits until a bucket in debt is full, and no longer.
+        let full_in = until_full + lasts.min(MINUTE);
         if full_in > MINUTE {
             return Err(full_in - MINUTE);
         }
-        self.full_at = now.checked_add(full_in);
+        self.full_at = now.checked_add(until_full + lasts);
         Ok(())
     }
 
     /// Corrects the bucket if the use differs from what was taken.
-    fn settle(&mut self, taken: u64, used: u64, max: u32, now: Instant) {
-        let taken = taken.min(max.into());
-        let full_in = self.until_full(now);
+    fn settle(&mut self, taken: u64, used: u64, rate: Rate, now: Instant) {
+        let (taken, until_full) = (rate.cap(taken), self.until_full(now));
         let full_in = match used > taken {
-            true => full_in + lasts(used - taken, max),
-            false => full_in.saturating_sub(lasts(taken - used, max)),
+            true => until_full.saturating_add(rate.lasts(used - taken)),
+            false => until_full.saturating_sub(rate.lasts(taken - used)),
         };
         self.full_at = now.checked_add(full_in);
     }
+
+    /// Parts of the share that are used up; more than all where it owes.
+    fn used_up(&self, now: Instant) -> f64 {
+        self.until_full(now).as_secs_f64() / MINUTE.as_secs_f64()
+    }
+
+    /// The share has grown by something of which `used` parts are used up.
+    fn grows(&mut self, (before, after): (u32, u32), used: f64, now: Instant) {
+        let (own, new) = (f64::from(before) * self.used_up(now), f64::from(after - before) * used);
+        let used_up = ((own + new) / f64::from(after.max(1))).min(USED_MAX);
+        self.full_at = now.checked_add(MINUTE.mul_f64(used_up));
+    }
 }
 
-/// How long the bucket takes to fill by `n`.
-fn lasts(n: u64, max: u32) -> Duration {
-    let micros = u128::from(n) * MINUTE.as_micros() / u128::from(max);
-    Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
-}
+/// When to ask a router again that has just begun, and does not know its share.
+const NO_SHARE_YET: Duration = Duration::from_secs(2);
+/// More than this is not owed by a share that is handed on.
+const USED_MAX: f64 = 60.0;
 
 /// A tenant's use of its limits. Kept for as long as the process lives, whatever the limits become.
 #[derive(Debug, Default)]
@@ -128,6 +165,17 @@ struct Use {
     n_under_way: AtomicU64,
     n_waiting: AtomicU64,
     waiting_tokens: AtomicU64,
+    /// How much of the limits a minute is this router's, where routers divide them.
+    share: AtomicU32,
+    /// What was asked for since the last look, granted or not.
+    requests_asked: AtomicU64,
+    tokens_asked: AtomicU64,
+}
+
+impl Use {
+    fn with_share(share: u32) -> Use {
+        Use { share: share.into(), ..Use::default() }
+    }
 }
 
 #[derive(Debug)]
@@ -140,9 +188,56 @@ pub struct TenantLimits {
 }
 
 impl TenantLimits {
-    pub fn new(label: Arc<str>, quotas: Quotas, weights: u64, before: Option<&Arc<TenantLimits>>) -> TenantLimits {
-        let used = before.map(|before| before.used.clone()).unwrap_or_default();
+    /// A tenant that was not there before begins with this share of its limits.
+    pub fn new(
+        label: Arc<str>,
+        quotas: Quotas,
+        weights: u64,
+        before: Option<&Arc<TenantLimits>>,
+        share: u32,
+    ) -> TenantLimits {
+        let used = before.map_or_else(|| Arc::new(Use::with_share(share)), |before| before.used.clone());
         TenantLimits { label, quotas, weights, used }
+    }
+
+    /// Whether a limit a minute holds, which routers may divide.
+    pub fn is_limited(&self) -> bool {
+        self.quotas.requests_per_minute.is_some() || self.quotas.tokens_per_minute.is_some()
+    }
+
+    /// What was asked for since the last call, in parts of the limit that is the tightest.
+    pub fn asked(&self) -> f64 {
+        let asked = |n: &AtomicU64, max: Option<u32>| {
+            let n = n.swap(0, Relaxed) as f64;
+            max.map_or(0.0, |max| n / f64::from(max))
+        };
+        let Quotas { requests_per_minute, tokens_per_minute, .. } = self.quotas;
+        let requests = asked(&self.used.requests_asked, requests_per_minute);
+        requests.max(asked(&self.used.tokens_asked, tokens_per_minute))
+    }
+
+    /// Changes this router's share of the limits. What it gains has been used up as `free_used` says; what it loses is
+    /// as used up as what it keeps.
+    pub fn has_share(&self, share: u32, free_used: [f64; 2]) {
+        let now = Instant::now();
+        let before = self.used.share.load(Relaxed);
+        if share > before {
+            for (bucket, used) in [&self.used.requests, &self.used.tokens].into_iter().zip(free_used) {
+                locked(bucket).grows((before, share), used, now);
+            }
+        }
+        self.used.share.store(share, Relaxed);
+    }
+
+    /// How much of its share of requests and of tokens is used up, in parts of `SHARE_ONE`.
+    pub fn used_up(&self) -> [u32; 2] {
+        let now = Instant::now();
+        let parts = |bucket: &Mutex<Bucket>| (locked(bucket).used_up(now).min(USED_MAX) * f64::from(SHARE_ONE)) as u32;
+        [parts(&self.used.requests), parts(&self.used.tokens)]
+    }
+
+    fn rate(&self, per_minute: u32) -> Rate {
+        Rate { per_minute, share: self.used.share.load(Relaxed) }
     }
 
     #[cfg(test)]
@@ -176,6 +271,7 @@ impl TenantLimits {
     /// Counts an incoming request. One that is refused for its tokens counts too.
     pub fn enter(self: &Arc<Self>, retry_after: Duration) -> Result<Visit, Refusal> {
         metrics::tenant_request(&self.label);
+        self.used.requests_asked.fetch_add(1, Relaxed);
         let n_before = self.used.n_under_way.fetch_add(1, Relaxed);
         let visit = Visit(self.clone());
         match self.quotas.concurrent {
@@ -191,13 +287,14 @@ impl TenantLimits {
     /// Charges the most that a request may use; what it did not use is given back at the end. A request for more than
     /// the limit takes all of it.
     pub fn charge(self: &Arc<Self>, n_tokens: u64) -> Result<Charge, Refusal> {
+        self.used.tokens_asked.fetch_add(n_tokens, Relaxed);
         self.take(&self.used.tokens, n_tokens, self.quotas.tokens_per_minute, Limit::Tokens)?;
         Ok(Charge { tenant: self.clone(), taken: n_tokens, n_prompt: 0, n_output: 0, since: Instant::now() })
     }
 
     fn take(&self, bucket: &Mutex<Bucket>, n: u64, max: Option<u32>, limit: fn(u32) -> Limit) -> Result<(), Refusal> {
         let Some(max) = max else { return Ok(()) };
-        let taken = bucket.lock().unwrap_or_else(PoisonError::into_inner).take(n, max, Instant::now());
+        let taken = locked(bucket).take(n, self.rate(max), Instant::now());
         taken.map_err(|wait| limited(limit(max), wait))
     }
 
@@ -205,12 +302,16 @@ impl TenantLimits {
     pub fn limit_states(&self) -> [Option<LimitState>; 2] {
         let now = Instant::now();
         let standing = |bucket: &Mutex<Bucket>, max: Option<u32>| {
-            let bucket = *bucket.lock().unwrap_or_else(PoisonError::into_inner);
-            max.map(|max| LimitState { max, left: bucket.left(max, now), full_in: bucket.until_full(now) })
+            let bucket = *locked(bucket);
+            max.map(|max| LimitState { max, left: bucket.left(self.rate(max), now), full_in: bucket.until_full(now) })
         };
         let Quotas { requests_per_minute, tokens_per_minute, .. } = self.quotas;
         [standing(&self.used.requests, requests_per_minute), standing(&self.used.tokens, tokens_per_minute)]
     }
+}
+
+fn locked(bucket: &Mutex<Bucket>) -> MutexGuard<'_, Bucket> {
+    bucket.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn limited(limit: Limit, wait: Duration) -> Refusal {
@@ -287,8 +388,8 @@ impl Drop for Charge {
     fn drop(&mut self) {
         metrics::tenant_tokens(&self.tenant.label, self.n_prompt, self.n_output);
         if let Some(max) = self.tenant.quotas.tokens_per_minute {
-            let mut tokens = self.tenant.used.tokens.lock().unwrap_or_else(PoisonError::into_inner);
-            tokens.settle(self.taken, self.n_prompt + self.n_output, max, Instant::now());
+            let (used, rate) = (self.n_prompt + self.n_output, self.tenant.rate(max));
+            locked(&self.tenant.used.tokens).settle(self.taken, used, rate, Instant::now());
         }
     }
 }
@@ -302,7 +403,7 @@ mod tests {
     fn tenant(words: &str) -> Arc<TenantLimits> {
         let mut quotas = Quotas::default();
         words.split_whitespace().for_each(|word| quotas.read(word).unwrap());
-        Arc::new(TenantLimits::new("a".into(), quotas, 4, None))
+        Arc::new(TenantLimits::new("a".into(), quotas, 4, None, SHARE_ONE))
     }
 
     #[tokio::test(start_paused = true)]

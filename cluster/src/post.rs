@@ -1,0 +1,68 @@
+//! What a process tells all others of its cluster, for as long as it lives: one text of each, by a name of its own.
+//! Does not know what the texts mean, nor where they are stored.
+
+use crate::memory::MemoryStore;
+use crate::state::{Health, State};
+use std::collections::BTreeMap;
+use tokio::sync::watch;
+use tokio_util::sync::DropGuard;
+
+/// The last text of each process, by its name.
+pub type Posts = BTreeMap<String, String>;
+
+/// A process's place among the posts. What it said is gone soon after this is dropped.
+#[derive(Debug)]
+pub struct Post {
+    name: String,
+    state: watch::Receiver<State>,
+    health: watch::Receiver<Health>,
+    says: PostKind,
+}
+
+#[derive(Debug)]
+pub(crate) enum PostKind {
+    Memory(MemoryStore),
+    /// A task keeps the text in an external store, and ends with this.
+    Kept {
+        text: watch::Sender<Option<String>>,
+        _end: DropGuard,
+    },
+}
+
+impl Post {
+    pub(crate) fn new(
+        name: &str,
+        (state, health): (watch::Receiver<State>, watch::Receiver<Health>),
+        says: PostKind,
+    ) -> Post {
+        Post { name: name.into(), state, health, says }
+    }
+
+    /// Replaces this process's text. Others read it when the store has taken it.
+    pub fn say(&self, text: String) {
+        match &self.says {
+            PostKind::Memory(store) => store.post_text(&self.name, Some(text)),
+            PostKind::Kept { text: kept, .. } => drop(kept.send_replace(Some(text))),
+        }
+    }
+
+    /// What the others have said, as far as the store was heard.
+    pub fn others(&self) -> Posts {
+        let mut posts = self.state.borrow().posts.clone();
+        posts.remove(&self.name);
+        posts
+    }
+
+    /// False while nobody knows what the others say now.
+    pub fn is_connected(&self) -> bool {
+        self.health.borrow().is_connected()
+    }
+}
+
+impl Drop for Post {
+    fn drop(&mut self) {
+        if let PostKind::Memory(store) = &self.says {
+            store.post_text(&self.name, None);
+        }
+    }
+}

@@ -1,0 +1,186 @@
+use super::*;
+use cluster::MemoryStore;
+use std::sync::Arc;
+
+const SECOND: Duration = Duration::from_secs(1);
+const REQUESTS_A_MINUTE: u32 = 600;
+
+/// A router with one tenant, which may ask so many requests a minute of all routers together.
+struct Router {
+    keys: ApiKeys,
+    shared: SharedQuotas,
+    granted: u32,
+}
+
+impl Router {
+    fn start(store: &MemoryStore, name: &str) -> Router {
+        let keys = ApiKeys::parse(&format!("a:ka requests_per_minute={REQUESTS_A_MINUTE}")).unwrap();
+        let shared = SharedQuotas::new(&keys, store.post(name));
+        Router { keys, shared, granted: 0 }
+    }
+
+    fn tenant(&self) -> Arc<TenantLimits> {
+        self.keys.of(self.keys.tenant("ka").unwrap())
+    }
+
+    fn asks(&mut self, n: u32) {
+        let tenant = self.tenant();
+        self.granted += (0..n).filter(|_| tenant.enter(SECOND).is_ok()).count() as u32;
+    }
+
+    fn claim(&self) -> u32 {
+        self.shared.tenants.values().next().map_or(0, |divided| divided.said.claim)
+    }
+}
+
+/// What one router alone grants in so many seconds: a full bucket, and what comes back.
+fn alone(seconds: u32) -> f64 {
+    f64::from(REQUESTS_A_MINUTE) * (1.0 + f64::from(seconds) / 60.0)
+}
+
+/// A second in which each router is asked for so many, in ten portions, and then looks.
+async fn second(routers: &mut [Router], asked: &[u32]) {
+    for _ in 0..10 {
+        for (router, n) in routers.iter_mut().zip(asked) {
+            router.asks(n / 10);
+        }
+        tokio::time::advance(SECOND / 10).await;
+    }
+    routers.iter_mut().for_each(|router| router.shared.look());
+    let claims: u64 = routers.iter().map(|router| u64::from(router.claim())).sum();
+    assert!(claims <= u64::from(SHARE_ONE), "never more than there is: {claims}");
+}
+
+async fn after_two_looks(routers: &mut [Router]) {
+    for _ in 0..3 {
+        second(routers, &[]).await;
+    }
+}
+
+#[track_caller]
+fn within_a_tenth(granted: u32, of: f64) {
+    let part = f64::from(granted) / of;
+    assert!((0.9..=1.1).contains(&part), "{granted} of {of:.0}: {part:.3}");
+}
+
+fn granted(routers: &[Router]) -> u32 {
+    routers.iter().map(|router| router.granted).sum()
+}
+
+/// Of `n` routers, over three minutes; `asked` says how many a second each is asked for in each second.
+async fn check(n: usize, asked: impl Fn(usize, u32) -> u32) {
+    let store = MemoryStore::starting_at(1);
+    let mut routers: Vec<Router> = (0..n).map(|i| Router::start(&store, &format!("r{i}"))).collect();
+    after_two_looks(&mut routers).await;
+    for at in 0..180 {
+        let asked: Vec<u32> = (0..n).map(|i| asked(i, at)).collect();
+        second(&mut routers, &asked).await;
+    }
+    within_a_tenth(granted(&routers), alone(180));
+}
+
+#[tokio::test(start_paused = true)]
+async fn routers_together_grant_what_one_would_wherever_clients_go() {
+    check(1, |_, _| 100).await;
+    check(2, |_, _| 100).await;
+    check(5, |_, _| 40).await;
+    // All clients at one; unequal; from one to another every twenty seconds.
+    check(3, |i, _| if i == 1 { 100 } else { 0 }).await;
+    check(3, |i, _| [10, 200, 40][i]).await;
+    check(3, |i, at| if at / 20 % 3 == i as u32 { 100 } else { 0 }).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_the_store_is_away_each_router_keeps_its_last_share() {
+    let store = MemoryStore::starting_at(1);
+    let (near, far) = (store.clone(), store.from_afar());
+    let mut routers = vec![Router::start(&near, "near"), Router::start(&far, "far")];
+    for _ in 0..20 {
+        far.look(|_| false);
+        second(&mut routers, &[100, 50]).await;
+    }
+    let before = [routers[0].claim(), routers[1].claim()];
+    assert!(before.iter().all(|claim| *claim > SHARE_ONE / 4), "{before:?}");
+    far.is_away();
+    routers.iter_mut().for_each(|router| router.granted = 0);
+    for _ in 0..60 {
+        // The other clients have gone, and the router that is cut off does not know who takes its part.
+        second(&mut routers[1..], &[100]).await;
+    }
+    assert_eq!(routers[1].claim(), before[1]);
+    within_a_tenth(granted(&routers), f64::from(REQUESTS_A_MINUTE) * f64::from(before[1]) / f64::from(SHARE_ONE));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_routers_share_comes_back_and_a_new_one_gets_its_own() {
+    let store = MemoryStore::starting_at(1);
+    let mut routers: Vec<Router> = ["a", "b"].map(|name| Router::start(&store, name)).into();
+    after_two_looks(&mut routers).await;
+    for _ in 0..30 {
+        second(&mut routers, &[100, 100]).await;
+    }
+    // Dropped, as when its lease has lapsed.
+    let lost = routers.pop().unwrap().granted;
+    for _ in 0..60 {
+        second(&mut routers, &[100]).await;
+    }
+    assert_eq!(routers[0].claim(), SHARE_ONE);
+    routers.push(Router::start(&store, "c"));
+    for _ in 0..90 {
+        second(&mut routers, &[100, 100]).await;
+    }
+    assert!(routers[1].claim() > SHARE_ONE / 3, "{}", routers[1].claim());
+    within_a_tenth(granted(&routers) + lost, alone(30 + 60 + 90));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_while_nothing_changes_and_once_a_second_at_most() {
+    let store = MemoryStore::starting_at(1);
+    let mut routers: Vec<Router> = ["a", "b"].map(|name| Router::start(&store, name)).into();
+    after_two_looks(&mut routers).await;
+    for _ in 0..20 {
+        second(&mut routers, &[20, 20]).await;
+    }
+    let before = store.revision();
+    for _ in 0..60 {
+        second(&mut routers, &[20, 20]).await;
+    }
+    assert_eq!(store.revision(), before, "steady use is no news");
+    for at in 0..60 {
+        second(&mut routers, &[at % 7 * 100, at % 5 * 100]).await;
+    }
+    assert!(store.revision() - before <= 2 * 60, "{}", store.revision() - before);
+    assert!(granted(&routers) > 1000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_more_tenants_than_a_value_holds_each_router_grants_all() {
+    let store = MemoryStore::starting_at(1);
+    let text: String = (0..TENANTS_MAX + 5).map(|i| format!("t{i}:k{i} requests_per_minute=60\n")).collect();
+    let keys = ApiKeys::parse(&text).unwrap();
+    let other = store.post("other");
+    let mut shared = SharedQuotas::new(&keys, store.post("own"));
+    (0..4).for_each(|_| shared.look());
+    assert!(other.others()["own"].len() < 64 << 10, "{}", other.others()["own"].len());
+    let may_ask = (0..TENANTS_MAX + 5).filter(|i| {
+        let tenant = keys.of(keys.tenant(&format!("k{i}")).unwrap());
+        tenant.enter(SECOND).is_ok()
+    });
+    assert_eq!(may_ask.count(), TENANTS_MAX + 5, "nobody is left without a share");
+}
+
+#[test]
+fn what_is_said_is_read_and_what_is_nonsense_says_nothing() {
+    let said = Said { claim: 7, wish: SHARE_ONE, used: [1, 2 * SHARE_ONE] };
+    assert_eq!(Said::read(&said.json()), Some(said));
+    let text = format!(
+        "{{\"{}\": {}, \"x\": [1, 2, 3, 4], \"0000000000000002\": [1, -2, 3, 4]}}",
+        id_text(TenantId(1)),
+        said.json()
+    );
+    assert_eq!(read(&text), [(TenantId(1), said)].into());
+    for nonsense in ["", "[]", "{\"01\": 7}", "{\"01\": [1, 2, 3]}", "{\"01\": [1, 2, 3, 4, 5]}"] {
+        assert_eq!(read(nonsense), BTreeMap::new(), "{nonsense}");
+    }
+    assert_eq!(Said::read(&json!([u32::MAX, u32::MAX, 0, 0])).map(|said| said.claim), Some(SHARE_ONE));
+}
