@@ -10,6 +10,8 @@ SEEDS ?= 10000
 ROUNDS ?= 5
 # Of the chaos test, with commas between them: all where it is empty.
 FAULTS ?=
+# Of ten hostile kinds.
+CONNECTIONS ?= 100000
 # Of the soak with real processes.
 MINUTES ?= 60
 # Crates whose kernels the loom tests do not run.
@@ -33,7 +35,7 @@ BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)
 .PHONY: bench bench-sums bench-links bench-grids bench-router bench-scheduler bench-tenants check deny
 .PHONY: images compose
 .PHONY: grammar-suite grammar-masks
-.PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload
+.PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload hostile
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
@@ -51,6 +53,7 @@ help:
 	@echo "make chaos   real processes killed, stopped and cut off while streams run, ROUNDS (5): benches/results/chaos.md"
 	@echo "make soak-hour the same for MINUTES (60), and what memory and files it leaves behind: benches/results/soak.md"
 	@echo "make overload ten times too many clients for a minute: benches/results/overload.md"
+	@echo "make hostile CONNECTIONS (100000) that nobody means, while streams run: benches/results/hostile.md"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
 	@echo "make soak    SEEDS (10000) simulated clusters and all that can befall them; one that fails says how to see it"
 	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
@@ -156,6 +159,9 @@ chaos: protoc
 soak-hour: protoc
 	deploy/dev/packages.sh etcd:etcd-server ip:iproute2
 	LOCKSTEP_SOAK_MINUTES=$(MINUTES) $(CARGO) test --workspace --locked --test chaos -- --nocapture
+
+hostile: protoc
+	LOCKSTEP_HOSTILE=$(CONNECTIONS) $(CARGO) test --workspace --locked --test hostile -- --nocapture
 
 overload: protoc
 	LOCKSTEP_OVERLOAD=minute $(CARGO) test --workspace --locked --test overload -- --nocapture
