@@ -21,6 +21,8 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// The API keys. Without any, anybody may ask.
     pub keys: ApiKeys,
+    /// Where operators have a port of their own: their keys, without any of which whoever reaches that port may ask.
+    pub operators: Option<ApiKeys>,
     /// TLS towards clients, over HTTP and gRPC. The caller may replace its certificate while connections are served.
     pub tls: Option<wire::OfferedTls>,
     /// Names by which clients may say the HTTP server, besides this machine's own: where it listens on loopback and
@@ -199,6 +201,7 @@ impl Default for Config {
             limits: RouterLimits::default(),
             timeouts: Timeouts::default(),
             keys: ApiKeys::default(),
+            operators: None,
             tls: None,
             hosts_allowed: Vec::new(),
             origins_allowed: Vec::new(),

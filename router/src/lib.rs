@@ -15,9 +15,9 @@ mod replicas;
 
 pub use board::pick::PickPolicy;
 pub use config::{Config, ReadTextFiles, Render, RouterLimits, Timeouts};
-pub use faces::Error;
 pub use faces::health::LIVE;
 pub use faces::http::known::{Endpoint, KNOWN_FIELDS, KnownField, NeutralValues};
+pub use faces::{Error, HttpListeners};
 pub use front::resume::ResumeKey;
 pub use front::stored::StoreLimits;
 pub use limits::keys::ApiKeys;
@@ -55,10 +55,12 @@ pub async fn serve(
     config: Config,
     members: impl Into<Membership>,
     texts: impl Into<ModelTexts>,
-    http: TcpListener,
+    http: impl Into<HttpListeners>,
     grpc: TcpListener,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
+    let http = http.into();
+    let config = Config { operators: http.operators.as_ref().and(config.operators.clone()), ..config };
     let tls = config.tls.clone();
     let faces = |front: Arc<Frontend>, draining, end: CancellationToken| async move {
         let http = faces::http::serve(front.clone(), http, end.clone());

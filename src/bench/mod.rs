@@ -6,6 +6,7 @@ mod load;
 mod report;
 mod stream;
 
+use crate::settings::ServerTrust;
 use anyhow::{Context, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -27,6 +28,8 @@ pub struct Options {
     /// File with the API key [default: no key]
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub trust: ServerTrust,
     /// Number of requests in flight, with one run for each number given
     #[arg(long, value_delimiter = ',', default_value = "1,8,32", conflicts_with = "rate")]
     pub concurrency: Vec<usize>,
@@ -110,7 +113,9 @@ fn server(options: &Options) -> anyhow::Result<Server> {
             Some(text.trim().to_owned())
         }
     };
-    Server::find(&options.url, options.model.as_deref(), key, Duration::from_secs(options.timeout))
+    let timeout = Duration::from_secs(options.timeout);
+    let config = ureq::Agent::config_builder().timeout_global(Some(timeout)).http_status_as_error(false);
+    Server::find(&options.url, options.model.as_deref(), key, options.trust.agent(config)?)
 }
 
 fn arrivals(options: &Options) -> anyhow::Result<Vec<Arrivals>> {

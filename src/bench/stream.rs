@@ -36,10 +36,9 @@ const EVENT_BYTES_MAX: u64 = 1 << 20;
 const ERROR_BYTES_MAX: u64 = 4096;
 
 impl Server {
-    pub fn find(url: &str, model: Option<&str>, key: Option<String>, timeout: Duration) -> anyhow::Result<Server> {
-        let config = ureq::Agent::config_builder().timeout_global(Some(timeout)).http_status_as_error(false);
+    pub fn find(url: &str, model: Option<&str>, key: Option<String>, agent: ureq::Agent) -> anyhow::Result<Server> {
         let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        let mut server = Server { agent: config.build().into(), url, model: String::new(), key };
+        let mut server = Server { agent, url, model: String::new(), key };
         server.model = match model {
             Some(model) => model.to_owned(),
             None => server.first_model()?,

@@ -1,5 +1,6 @@
 //! `status`: prints the live cluster once. Reads `/cluster` of a router and formats it; does not know how it was made.
 
+use crate::settings::ServerTrust;
 use crate::settings::device::list;
 use anyhow::Context;
 use clap::Args;
@@ -16,6 +17,8 @@ pub struct Look {
     /// API key, if the router asks for one
     #[arg(long, env = "LOCKSTEP_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
+    #[command(flatten)]
+    pub trust: ServerTrust,
 }
 
 /// No cluster's page is longer.
@@ -35,7 +38,7 @@ pub struct StatusCommand {
 
 impl StatusCommand {
     pub fn run(self) -> anyhow::Result<()> {
-        print!("{}", if self.devices { list() } else { ClusterPage::new(self.look).show()? });
+        print!("{}", if self.devices { list() } else { ClusterPage::new(self.look)?.show()? });
         Ok(())
     }
 }
@@ -46,9 +49,9 @@ pub struct ClusterPage {
 }
 
 impl ClusterPage {
-    pub fn new(look: Look) -> ClusterPage {
+    pub fn new(look: Look) -> anyhow::Result<ClusterPage> {
         let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER_MAX));
-        ClusterPage { agent: config.build().into(), look }
+        Ok(ClusterPage { agent: look.trust.agent(config)?, look })
     }
 
     /// The present state of the cluster, as lines.

@@ -26,7 +26,7 @@ const CLEAR_BELOW: &str = "\x1b[J";
 
 impl TopCommand {
     pub fn run(&self) -> anyhow::Result<()> {
-        let cluster = ClusterPage::new(self.look.clone());
+        let cluster = ClusterPage::new(self.look.clone())?;
         let mut out = std::io::stdout();
         let is_terminal = out.is_terminal();
         if is_terminal {

@@ -12,19 +12,24 @@ pub const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// The keys of the file and of the flag. A file without keys is refused: it would let in everybody.
 pub fn read(settings: &RouterSettings) -> anyhow::Result<ApiKeys> {
-    let mut lines = match &settings.api_keys {
-        None => String::new(),
-        Some(path) => {
-            let what = || format!("API keys in {}", path.display());
-            let text = secret::read_text(path).with_context(what)?;
-            ensure!(!ApiKeys::parse(&text).with_context(what)?.is_open(), "{}: there are none", what());
-            text
-        }
-    };
+    let mut lines = settings.api_keys.as_deref().map(keys_of).transpose()?.unwrap_or_default();
     if let Some(key) = &settings.api_key {
         ensure!(!key.trim().is_empty(), "--api-key is empty");
     }
     lines.push_str(&flag(settings));
+    Ok(ApiKeys::parse(&lines)?)
+}
+
+fn keys_of(path: &Path) -> anyhow::Result<String> {
+    let what = || format!("API keys in {}", path.display());
+    let text = secret::read_text(path).with_context(what)?;
+    ensure!(!ApiKeys::parse(&text).with_context(what)?.is_open(), "{}: there are none", what());
+    Ok(text)
+}
+
+/// The keys of operators; without a file they are asked for none.
+pub fn read_operators(settings: &RouterSettings) -> anyhow::Result<ApiKeys> {
+    let lines = settings.admin_keys.as_deref().map(keys_of).transpose()?.unwrap_or_default();
     Ok(ApiKeys::parse(&lines)?)
 }
 
@@ -35,16 +40,22 @@ fn flag(settings: &RouterSettings) -> String {
 
 /// Reads the file again for as long as this is polled. An invalid file is logged once, and the old keys stay.
 pub fn follow(settings: &RouterSettings, keys: &ApiKeys) -> impl Future<Output = ()> + use<> {
-    let (path, flag, keys) = (settings.api_keys.clone(), flag(settings), keys.clone());
-    async move {
-        match path {
-            // A pipe can be read only once.
-            Some(path) if path.is_file() => {
-                let file = path.display().to_string();
-                each_change(path, |text, is_first| take(&file, text, &flag, &keys, is_first)).await;
-            }
-            _ => std::future::pending().await,
+    follow_file(settings.api_keys.clone(), flag(settings), keys.clone())
+}
+
+/// The same for operators' keys.
+pub fn follow_operators(settings: &RouterSettings, keys: Option<&ApiKeys>) -> impl Future<Output = ()> + use<> {
+    follow_file(settings.admin_keys.clone(), String::new(), keys.cloned().unwrap_or_default())
+}
+
+async fn follow_file(path: Option<PathBuf>, flag: String, keys: ApiKeys) {
+    match path {
+        // A pipe can be read only once.
+        Some(path) if path.is_file() => {
+            let file = path.display().to_string();
+            each_change(path, |text, is_first| take(&file, text, &flag, &keys, is_first)).await;
         }
+        _ => std::future::pending().await,
     }
 }
 

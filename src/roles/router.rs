@@ -82,6 +82,7 @@ async fn follow(role: &RouterRole, given: Option<Addresses>) -> anyhow::Result<M
 pub struct Listeners {
     pub http: TcpListener,
     pub grpc: TcpListener,
+    pub admin: Option<TcpListener>,
 }
 
 impl Listeners {
@@ -90,7 +91,11 @@ impl Listeners {
             TcpListener::bind(address).await.with_context(|| format!("cannot listen for {what} on {address}"))
         };
         let (http, grpc) = (bind("HTTP", parts.router.http()).await?, bind("gRPC", parts.router.grpc()).await?);
-        Ok(Listeners { http, grpc })
+        let admin = match parts.router.admin {
+            Some(address) => Some(bind("operators", address).await?),
+            None => None,
+        };
+        Ok(Listeners { http, grpc, admin })
     }
 
     /// Prints how to send a request.
@@ -100,6 +105,9 @@ impl Listeners {
         let version = env!("CARGO_PKG_VERSION");
         let (web, rpc) = if parts.router.api_tls_cert.is_some() { ("https", "grpcs") } else { ("http", "grpc") };
         logs::say(&format!("lockstep {version} serves {model} on {web}://{http}/v1 and {rpc}://{grpc}"));
+        if let Some(admin) = &self.admin {
+            logs::say(&format!("operators ask http://{}", admin.local_addr()?));
+        }
         logs::say(&format!(
             "try: curl -s {web}://{http}/v1/chat/completions -H 'content-type: application/json' \
              -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'"
@@ -152,12 +160,15 @@ pub fn route(
     let quotas_shared = shared_quotas(&membership, &config.keys)?;
     let (keys_followed, routes_followed) = (keys::follow(parts.router, &config.keys), others.follow());
     let tls_followed = api_tls::follow(parts.router, config.tls.as_ref());
-    let served = router::serve(config, membership, texts, listeners.http, listeners.grpc, shutdown);
+    let admin_keys_followed = keys::follow_operators(parts.router, config.operators.as_ref());
+    let http = router::HttpListeners { clients: listeners.http, operators: listeners.admin };
+    let served = router::serve(config, membership, texts, http, listeners.grpc, shutdown);
     Ok(async move {
         tokio::select! {
             biased;
             served = served => Ok(served?),
             () = keys_followed => Ok(()),
+            () = admin_keys_followed => Ok(()),
             () = routes_followed => Ok(()),
             () = tls_followed => Ok(()),
             () = quotas_shared => Ok(()),
@@ -210,6 +221,7 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
         },
         timeouts: router::Timeouts { drain_max, replica_absence_max, request_max, ..router::Timeouts::default() },
         keys: keys::read(settings)?,
+        operators: settings.admin.map(|_| keys::read_operators(settings)).transpose()?,
         tls: api_tls::read(settings)?,
         hosts_allowed: settings.allowed_hosts.clone().unwrap_or_default(),
         origins_allowed: settings.allowed_origins.clone().unwrap_or_default(),

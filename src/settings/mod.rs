@@ -18,6 +18,7 @@ mod queue;
 mod router;
 pub mod secret;
 mod serve;
+mod server_trust;
 mod speculation;
 mod store;
 mod trust;
@@ -33,6 +34,7 @@ pub use health::HealthSettings;
 
 pub use router::{RouteSettings, RouterParts, RouterRole, RouterSettings};
 pub use serve::ServeSettings;
+pub use server_trust::ServerTrust;
 pub use store::StoreSettings;
 pub use trust::TrustSettings;
 pub use watch::{LOG, WatchSettings};

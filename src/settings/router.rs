@@ -54,6 +54,13 @@ pub struct RouterSettings {
     /// CA certificate of clients, as PEM: who has no certificate of it is refused
     #[arg(long, env = "LOCKSTEP_API_CLIENT_CA", value_name = "FILE", requires = "api_tls_cert")]
     pub api_client_ca: Option<PathBuf>,
+    /// Address of an HTTP server for operators, without TLS: /metrics and /cluster, which the HTTP API then has no
+    /// more, and /livez, /health and /ready [default: none]
+    #[arg(long, env = "LOCKSTEP_ADMIN", value_name = "ADDR")]
+    pub admin: Option<SocketAddr>,
+    /// File of operators' keys, one per line, for /metrics and /cluster at --admin [default: no key is asked for]
+    #[arg(long, env = "LOCKSTEP_ADMIN_KEYS", value_name = "FILE", requires = "admin")]
+    pub admin_keys: Option<PathBuf>,
     /// Host names that the HTTP API answers to on a loopback address without keys, such as a proxy's [default:
     /// localhost and loopback addresses; * is any]
     #[arg(long, env = "LOCKSTEP_ALLOWED_HOSTS", value_name = "HOST", value_delimiter = ',')]

@@ -7,7 +7,7 @@ mod record;
 mod server;
 
 use crate::serve::private::PrivateServer;
-use crate::settings::{ConfigSource, ServeSettings};
+use crate::settings::{ConfigSource, ServeSettings, ServerTrust};
 use anyhow::{Context, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
@@ -28,6 +28,8 @@ pub struct VerifyCommand {
     /// Running server to ask, if no MODEL is given [default: http://127.0.0.1:8000]
     #[arg(long, env = "LOCKSTEP_URL")]
     pub url: Option<String>,
+    #[command(flatten)]
+    pub trust: ServerTrust,
     #[command(flatten)]
     pub settings: ServeSettings,
     #[command(flatten)]
@@ -63,7 +65,8 @@ impl VerifyCommand {
             bail!("either MODEL or --url: they are two servers");
         }
         if !names_model && !self.source.print_config {
-            let server = AnsweringServer::at(self.url.as_deref().unwrap_or(URL), self.settings.router.api_key);
+            let server = AnsweringServer::at(self.url.as_deref().unwrap_or(URL), self.settings.router.api_key)
+                .trusting(&self.trust)?;
             return compared(&past, &server).map(Some);
         }
         let Some(private) = PrivateServer::prepare(self.settings, &self.source, said)? else { return Ok(None) };

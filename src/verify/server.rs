@@ -1,5 +1,6 @@
 //! The server that answers again: asked over HTTP, as any client asks. Knows no answer.
 
+use crate::settings::ServerTrust;
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -30,6 +31,12 @@ impl AnsweringServer {
         let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER_MAX)).http_status_as_error(false);
         let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
         AnsweringServer { agent: config.build().into(), url, key }
+    }
+
+    /// The same server, whose certificate is of an authority that is named.
+    pub fn trusting(self, trust: &ServerTrust) -> anyhow::Result<AnsweringServer> {
+        let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER_MAX)).http_status_as_error(false);
+        Ok(AnsweringServer { agent: trust.agent(config)?, ..self })
     }
 
     pub fn until_ready(&self) -> anyhow::Result<()> {

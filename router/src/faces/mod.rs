@@ -14,11 +14,26 @@ pub mod http;
 pub mod kserve;
 pub mod vllm;
 
+use tokio::net::TcpListener;
+
 /// The names of other projects' services, for the health service.
 pub const SERVICES: [&str; 2] = ["vllm.grpc.engine.VllmEngine", "inference.GRPCInferenceService"];
 
 /// The header of a request's session, over HTTP and gRPC.
 pub const SESSION: &str = "x-session-id";
+
+/// Where clients come over HTTP.
+pub struct HttpListeners {
+    pub clients: TcpListener,
+    /// Where `Config::operators` may ask. Their pages are not where clients come then.
+    pub operators: Option<TcpListener>,
+}
+
+impl From<TcpListener> for HttpListeners {
+    fn from(clients: TcpListener) -> HttpListeners {
+        HttpListeners { clients, operators: None }
+    }
+}
 
 /// Why a face cannot be served.
 #[derive(Debug, thiserror::Error)]

@@ -22,6 +22,7 @@ mod model;
 mod models;
 mod ollama;
 mod openapi;
+mod operators;
 mod overload;
 mod pages;
 mod policies;

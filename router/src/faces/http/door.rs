@@ -49,6 +49,15 @@ pub async fn authorize(State(front): State<Arc<Frontend>>, request: Request, nex
     enter(&front, admitted, request, next).await
 }
 
+/// Lets operators in, by keys of their own, on a port of their own.
+pub async fn authorize_operator(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
+    let authorization = text(request.headers(), AUTHORIZATION.as_str());
+    match &front.config.operators {
+        Some(keys) if keys.authorized(authorization).is_none() => HttpError::from(Refusal::NoKey).into_response(),
+        _ => next.run(request).await,
+    }
+}
+
 /// The same for pages whose clients may also send the key as `x-api-key`.
 pub async fn authorize_either(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
     let bare = || front.config.keys.admitted_by(text(request.headers(), "x-api-key")?.trim());

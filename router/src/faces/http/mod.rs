@@ -40,11 +40,12 @@ mod tokens;
 mod tools;
 mod vllm;
 
-use crate::faces::Error;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::origin::Visitors;
 use crate::faces::http::table::{Api, Keys, Route, delete, get, head, post};
+use crate::faces::{Error, HttpListeners};
 use crate::front::frontend::Frontend;
+use crate::limits::keys::ApiKeys;
 use axum::Router;
 use axum::extract::State;
 use axum::middleware::{from_fn, from_fn_with_state};
@@ -53,16 +54,44 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub async fn serve(front: Arc<Frontend>, listener: TcpListener, shutdown: CancellationToken) -> Result<(), Error> {
+pub async fn serve(front: Arc<Frontend>, listeners: HttpListeners, shutdown: CancellationToken) -> Result<(), Error> {
+    let HttpListeners { clients, operators } = listeners;
+    let for_operators = async {
+        let Some((listener, keys)) = operators.zip(front.config.operators.clone()) else { return Ok(()) };
+        // What reads it, a kubelet's probe or Prometheus, is within the cluster, and has no certificate of clients.
+        serve_pages(front.clone(), listener, keys, None, operator_routes, shutdown.clone()).await
+    };
+    let (keys, tls) = (front.config.keys.clone(), front.config.tls.clone());
+    let for_clients = serve_pages(front.clone(), clients, keys, tls, routes, shutdown.clone());
+    tokio::try_join!(for_clients, for_operators).map(|_| ())
+}
+
+async fn serve_pages(
+    front: Arc<Frontend>,
+    listener: TcpListener,
+    keys: ApiKeys,
+    tls: Option<wire::OfferedTls>,
+    routes: fn(Arc<Frontend>, Arc<Visitors>) -> Router,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
     let (limits, timeouts) = (front.config.limits.clone(), front.config.timeouts.clone());
-    let visitors = Visitors::new(&front.config, listener.local_addr().map_err(Error::Http)?);
-    let incoming = server::Incoming::of(listener, front.config.tls.clone());
-    server::serve(routes(front, visitors), incoming, &limits, &timeouts, shutdown).await
+    let visitors = Visitors::new(&front.config, keys, listener.local_addr().map_err(Error::Http)?);
+    server::serve(routes(front, visitors), server::Incoming::of(listener, tls), &limits, &timeouts, shutdown).await
+}
+
+/// The pages of a port that operators have to themselves.
+fn operator_routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
+    let pages = |rows: Vec<Route>| -> Router<Arc<Frontend>> {
+        rows.into_iter().fold(Router::new(), |pages, row| pages.route(row.path, row.serve))
+    };
+    let keyed = vec![metrics_page(), cluster_page()];
+    let keyed = pages(keyed).route_layer(from_fn_with_state(front.clone(), door::authorize_operator));
+    finished(pages(probes()).merge(keyed), front, visitors)
 }
 
 fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
     let mut all = Router::new();
-    for api in apis() {
+    for api in apis(front.config.operators.is_some()) {
         let rows = api.routes.into_iter();
         let pages: Router<Arc<Frontend>> = rows.fold(Router::new(), |pages, row| pages.route(row.path, row.serve));
         let pages = match api.keys {
@@ -77,7 +106,12 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
             _ => pages,
         });
     }
-    all.fallback(|| async { HttpError::no_such_page() })
+    finished(all, front, visitors)
+}
+
+fn finished(pages: Router<Arc<Frontend>>, front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
+    pages
+        .fallback(|| async { HttpError::no_such_page() })
         .method_not_allowed_fallback(|| async { HttpError::wrong_method() })
         .layer(from_fn(door::unbroken))
         .layer(from_fn_with_state(visitors, origin::welcome))
@@ -88,18 +122,23 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
 const ANTHROPIC: &str = "Anthropic";
 const OLLAMA: &str = "Ollama";
 
-/// The table of all pages. A row has its API's layers by standing in it.
-fn apis() -> Vec<Api> {
+/// The table of all pages that clients reach. A row has its API's layers by standing in it. Operators may have theirs
+/// on a port of their own.
+fn apis(has_operators_apart: bool) -> Vec<Api> {
     let bearer = |name, routes| Api { name, keys: Keys::Bearer, routes };
-    vec![
+    let mut all = vec![
         Api { name: "Lockstep", keys: Keys::Unasked, routes: probes() },
-        bearer("Lockstep", vec![get("/cluster", "replicas, ranks and models", models::cluster)]),
         bearer("OpenAI", openai()),
         Api { name: ANTHROPIC, keys: Keys::BearerOrBare, routes: anthropic() },
         bearer(OLLAMA, ollama::routes()),
         bearer("llama.cpp", llama_cpp::routes()),
         bearer("vLLM", vllm::routes()),
-    ]
+    ];
+    if !has_operators_apart {
+        all.push(Api { name: "Lockstep", keys: Keys::Unasked, routes: vec![metrics_page()] });
+        all.push(bearer("Lockstep", vec![cluster_page()]));
+    }
+    all
 }
 
 /// Probes and monitoring ask these without a key.
@@ -108,12 +147,19 @@ fn probes() -> Vec<Route> {
         get("/livez", "whether the process lives", || async { "alive\n" }),
         get("/health", "whether a replica can serve", models::health),
         get("/ready", "whether a request sent now is served", models::ready),
-        get("/metrics", "metrics for Prometheus", metrics),
         get("/ping", "the same, as vLLM's clients ask", models::health),
         post("/ping", "the same", models::health),
         head("/", "whether somebody listens, as clients of Ollama ask", || async {}),
         get("/openapi.json", "this description", openapi::document),
     ]
+}
+
+fn metrics_page() -> Route {
+    get("/metrics", "metrics for Prometheus", metrics)
+}
+
+fn cluster_page() -> Route {
+    get("/cluster", "replicas, ranks and models", models::cluster)
 }
 
 fn openai() -> Vec<Route> {

@@ -3,13 +3,16 @@
 
 use crate::faces::http::apis;
 use crate::faces::http::table::{Keys, Route};
+use crate::front::frontend::Frontend;
 use axum::Json;
+use axum::extract::State;
 use http::Method;
 use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
-pub async fn document() -> Json<Value> {
+pub async fn document(State(front): State<Arc<Frontend>>) -> Json<Value> {
     let mut paths = Map::new();
-    for api in apis() {
+    for api in apis(front.config.operators.is_some()) {
         for route in &api.routes {
             let page = paths.entry(plain(route.path)).or_insert_with(|| json!({}));
             page[route.method.as_str().to_lowercase()] = operation(api.name, api.keys, route);

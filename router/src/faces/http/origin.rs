@@ -42,9 +42,9 @@ enum Readers {
 }
 
 impl Visitors {
-    pub fn new(config: &Config, bound: SocketAddr) -> Arc<Visitors> {
+    pub fn new(config: &Config, keys: ApiKeys, bound: SocketAddr) -> Arc<Visitors> {
         let (hosts, origins) = (config.hosts_allowed.clone(), config.origins_allowed.clone());
-        Arc::new(Visitors { keys: config.keys.clone(), bound: bound.ip().to_canonical(), hosts, origins })
+        Arc::new(Visitors { keys, bound: bound.ip().to_canonical(), hosts, origins })
     }
 
     /// Who may read the answer, or why there is none.
@@ -165,7 +165,8 @@ mod tests {
 
     #[test]
     fn only_this_machine_s_names_and_pages_are_answered_without_a_key() {
-        let bound = |address: &str, config: &Config| Visitors::new(config, address.parse().unwrap());
+        let bound =
+            |address: &str, config: &Config| Visitors::new(config, config.keys.clone(), address.parse().unwrap());
         let open = Config::default();
         let local = bound("127.0.0.1:8000", &open);
         for host in ["localhost:8000", "LOCALHOST.", "127.0.0.1:8000", "127.0.0.2", "[::1]:8000", "a.localhost", ""] {

@@ -1,0 +1,57 @@
+//! Operators' pages on a port of their own: they are not where clients come, and ask for operators' keys.
+
+use crate::client::{get, send};
+use crate::{config, listener, model, run};
+use router::{ApiKeys, Config, CoordinatorChannel, HttpListeners};
+use std::net::SocketAddr;
+use tokio_util::sync::CancellationToken;
+
+async fn with_key(address: SocketAddr, path: &str, key: &str) -> u16 {
+    let request =
+        format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\nconnection: close\r\n\r\n");
+    send(address, &request).await.status
+}
+
+/// Serves nobody's replicas while `test` runs, with these keys of clients and operators. It gets both addresses.
+async fn serving(clients: &str, operators: &str, test: impl AsyncFnOnce(SocketAddr, SocketAddr)) {
+    let (http, grpc, admin) = (listener().await, listener().await, listener().await);
+    let (at, admin_at) = (http.local_addr().unwrap(), admin.local_addr().unwrap());
+    let keys = |text| ApiKeys::parse(text).unwrap();
+    let config = Config { keys: keys(clients), operators: Some(keys(operators)), ..config() };
+    let shutdown = CancellationToken::new();
+    let http = HttpListeners { clients: http, operators: Some(admin) };
+    let nobody: Vec<CoordinatorChannel> = Vec::new();
+    let served = tokio::spawn(router::serve(config, nobody, model::text(), http, grpc, shutdown.clone()));
+    test(at, admin_at).await;
+    shutdown.cancel();
+    served.await.unwrap().unwrap();
+}
+
+#[test]
+fn operators_pages_are_on_their_own_port_with_their_own_keys() {
+    run(serving("client:kc", "prometheus:kp\nann:ka", async |http, admin| {
+        for page in ["/metrics", "/cluster"] {
+            assert_eq!(with_key(http, page, "kc").await, 404, "{page}");
+            assert_eq!(get(admin, page).await.status, 401, "{page}");
+            assert_eq!(with_key(admin, page, "kc").await, 401, "a client's key opens no page of operators: {page}");
+            assert_eq!((with_key(admin, page, "kp").await, with_key(admin, page, "ka").await), (200, 200), "{page}");
+        }
+        for address in [http, admin] {
+            assert_eq!((get(address, "/livez").await.status, get(address, "/ready").await.status), (200, 503));
+        }
+        assert_eq!((with_key(admin, "/v1/models", "kp").await, with_key(http, "/v1/models", "kc").await), (404, 200));
+        let pages = get(http, "/openapi.json").await.json();
+        let has = |page: &str| pages["paths"].get(page).is_some();
+        assert_eq!((has("/metrics"), has("/cluster"), has("/livez")), (false, false, true));
+    }));
+}
+
+#[test]
+fn without_keys_whoever_reaches_the_port_may_ask_and_no_page_of_a_browser() {
+    run(serving("client:kc", "", async |_, admin| {
+        assert_eq!((get(admin, "/metrics").await.status, get(admin, "/cluster").await.status), (200, 200));
+        let stranger =
+            "GET /cluster HTTP/1.1\r\nhost: localhost\r\norigin: https://evil.example\r\nconnection: close\r\n\r\n";
+        assert_eq!(send(admin, stranger).await.status, 403);
+    }));
+}
