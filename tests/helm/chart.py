@@ -108,6 +108,11 @@ CASES = {
         "user": "lockstep", "passwordSecret": {"name": "etcd-user"}}}}, [], OLDEST),
     "etcd-external-statefulsets": (None, {**GRID, "etcd": {"mode": "external", "external": {
         "endpoints": ["etcd:2379"], "tls": {"caSecret": {"name": "etcd-ca"}}}}}, [], OLDEST),
+    "admin": (None, {"admin": {"enabled": True, "keySecret": {"name": "operators"}},
+                     "tls": {"secret": "doors", "clientCaSecret": {"name": "clients"}},
+                     "networkPolicy": {"clients": [{"namespaceSelector": {}}]},
+                     "monitoring": {"podMonitor": {"enabled": "true"}}}, ALL_APIS, OLDEST),
+    "admin-serve": (None, {"mode": "serve", "admin": {"enabled": True}, "tls": {"secret": "doors"}}, [], OLDEST),
     "bare": (None, {"serviceAccount": {"create": False}, "tests": {"enabled": False}, "router": {
         "pdb": {"enabled": False}}, "workers": {"pdb": {"enabled": False}}}, [], OLDEST),
 }

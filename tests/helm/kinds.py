@@ -43,7 +43,9 @@ KINDS = {
     }, {"replicas": COUNT})),
     "PodMonitor": whole("monitoring.coreos.com/v1", "PodMonitor", closed({
         "selector": SELECTOR, "podTargetLabels": listed(STRING),
-        "podMetricsEndpoints": listed(closed({"port": STRING, "path": STRING, "interval": STRING}), 1)})),
+        "podMetricsEndpoints": listed(closed(
+            {"port": STRING, "path": STRING, "interval": STRING},
+            {"authorization": closed({"credentials": closed({"name": STRING, "key": STRING})})}), 1)})),
     "PrometheusRule": whole("monitoring.coreos.com/v1", "PrometheusRule", closed({
         "groups": listed(closed({"name": STRING, "rules": listed(RULE, 1)}, {"interval": STRING}), 1)})),
     "ScaledObject": whole("keda.sh/v1alpha1", "ScaledObject", closed({

@@ -166,6 +166,10 @@ class Pod:
         self.processes.clear()
 
 
+def openssl(folder, *words):
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, timeout=60)
+
+
 def expanded(word, known):
     return re.sub(r"\$\((\w+)\)", lambda name: known[name.group(1)], word)
 
@@ -191,7 +195,7 @@ class Cluster:
         token.mkdir()
         secret = subprocess.run([str(chart.BINARY), "token"], capture_output=True, text=True, check=True, timeout=60)
         (token / "token").write_text(secret.stdout)
-        self.volumes = {"join": token, **volumes}
+        self.volumes = {"join": token, **self.certificates(objects), **volumes}
         self.programs = {"lockstep": str(chart.BINARY), "etcd": shutil.which("etcd")}
         # How this machine reaches a registry of packages, for who pulls.
         self.environment_of_all = {name: value for name, value in os.environ.items()
@@ -200,6 +204,27 @@ class Cluster:
         for template in chart.standing(objects):
             for n in range(template.n):
                 self.pods.append(self.made(template, n))
+
+    def certificates(self, objects):
+        """The volumes of the chart's own etcd, where it asks for certificates: the chart's are of names that this machine
+        has not, so others are made, of addresses."""
+        if not any(made["kind"] == "Secret" and made["metadata"]["name"].endswith("-etcd-tls") for made in objects):
+            return {}
+        folder = self.folder / "etcd-certificates"
+        folder.mkdir()
+        hosts = ",".join(f"IP:{self.network}.{n}" for n in range(1, 40))
+        openssl(folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=etcd-ca", "-days", "2",
+                "-keyout", "ca.key", "-out", "ca.crt")
+        for name, extension in (("members", f"subjectAltName={hosts}"), ("roles", "keyUsage=digitalSignature")):
+            made = folder / name
+            made.mkdir()
+            openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=lockstep", "-keyout",
+                    f"{name}/tls.key", "-out", f"{name}.csr")
+            (folder / f"{name}.ext").write_text(extension + "\n")
+            openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
+                    "-days", "2", "-extfile", f"{name}.ext", "-out", f"{name}/tls.crt")
+            shutil.copy(folder / "ca.crt", made)
+        return {"etcd-tls": folder / "members", "etcd-client": folder / "roles"}
 
     def volume(self, pod, name):
         if name in self.volumes:

@@ -1,6 +1,7 @@
 """What the rendered objects mean together: who finds whom, what is mounted where, how long an end may take, and whether
 the real binary takes what it is told."""
 
+import base64
 import ipaddress
 import os
 import re
@@ -175,7 +176,7 @@ def test_ports_are_distinct_and_listened_to(case):
             assert len(set(part)) == len(part), f"{found}: {ports}"
         for container in found.lasting:
             said = {int(flag(container, name).rsplit(":", 1)[1])
-                    for name in ("http", "grpc", "listen", "health", "mesh-listen") if flags(container, name)}
+                    for name in ("http", "grpc", "admin", "listen", "health", "mesh-listen") if flags(container, name)}
             assert said == {p["containerPort"] for p in container["ports"]}, f"{found} {container['name']}"
             for p in container["ports"]:
                 assert len(p["name"]) <= 15
@@ -185,7 +186,7 @@ def test_ports_are_distinct_and_listened_to(case):
 def test_addresses_are_of_the_family(case):
     is_6 = CASES[case][1].get("network", {}).get("ipFamily") == "IPv6"
     for _, container in lasting(case):
-        for name in ("http", "grpc", "listen", "health"):
+        for name in ("http", "grpc", "admin", "listen", "health"):
             for address in flags(container, name):
                 host = address.rsplit(":", 1)[0].strip("[]")
                 assert ipaddress.ip_address(host).version == (6 if is_6 else 4)
@@ -196,7 +197,8 @@ def test_addresses_are_of_the_family(case):
 
 @EACH
 def test_probes(case):
-    """gRPC's own health service on every role: what is ready by no name, what lives as `live`."""
+    """gRPC's own health service on every role: what is ready by no name, what lives as `live`. Where operators have a
+    port of their own it is asked by HTTP: clients may be asked for TLS, of which a kubelet has none."""
     for found, container in lasting(case):
         named = {p["name"]: p["containerPort"] for p in container["ports"]}
         is_door = role(container) in ("router", "serve")
@@ -204,6 +206,11 @@ def test_probes(case):
         # for TLS: the kubelet speaks none.
         (page,) = [port for name, port in named.items() if name == "grpc" or name.startswith("health")]
         assert ("grpc" in named) == is_door
+        if "admin" in named:
+            for kind, path in (("startupProbe", "/livez"), ("readinessProbe", "/ready"), ("livenessProbe", "/livez")):
+                assert container[kind]["httpGet"] == {"path": path, "port": "admin"}
+            continue
+        assert not flags(container, "api-tls-cert"), "no probe could ask"
         for kind, service in (("startupProbe", "live"), ("readinessProbe", None), ("livenessProbe", "live")):
             # Alive is not ready: what loads for an hour, or drains, is not to be ended for it.
             asked = {"port": page} if service is None else {"port": page, "service": service}
@@ -289,7 +296,8 @@ def test_what_is_mounted_is_there(case):
 @EACH
 def test_the_token_is_in_every_role_and_secret(case):
     objects = chart.rendered(case)
-    made = {secret["metadata"]["name"] for secret in chart.of_kind(objects, "Secret")}
+    made = {name for secret in chart.of_kind(objects, "Secret")
+            if not (name := secret["metadata"]["name"]).endswith("-etcd-tls")}
     given = CASES[case][1].get("join", {}).get("existingSecret")
     for found, container in lasting(case):
         if role(container) == "serve":
@@ -508,7 +516,9 @@ def test_roles_meet_in_one_store(case):
     assert len(stores) == 1
     endpoints = stores.pop()[0].split(",")
     if case in OWN_ETCD:
-        places = [pods_of_address(objects, endpoint) for endpoint in endpoints]
+        # Whoever has no certificate of the authority is not let in.
+        assert all(endpoint.startswith("https://") for endpoint in endpoints)
+        places = [pods_of_address(objects, endpoint.removeprefix("https://")) for endpoint in endpoints]
         assert [int(n) for _, n, _ in places] == list(range(places[0][0].n))
         assert {port for _, _, port in places} == {places[0][0].ports["client"]}
     else:
@@ -526,7 +536,7 @@ def test_members_know_each_other(case):
     for n in range(found.n):
         own = flag(container, "initial-advertise-peer-urls").replace("$(POD_NAME)", f"{name}-{n}")
         assert members[f"{name}-{n}"] == own, "a member that does not find itself in the list does not start"
-        assert pods_of_address(objects, own.removeprefix("http://"))[0].owner is found.owner
+        assert pods_of_address(objects, own.removeprefix("https://"))[0].owner is found.owner
     for kind, port in (("client", "client"), ("peer", "peer"), ("metrics", "etcd-metrics")):
         assert flag(container, f"listen-{kind}-urls").endswith(f":{found.ports[port]}")
     # A member whose majority is away is alive, else none would be there when it comes back.
@@ -535,6 +545,63 @@ def test_members_know_each_other(case):
     assert found.spec["affinity"]["podAntiAffinity"]
     budget = chart.named(objects, "PodDisruptionBudget", name)
     assert budget["spec"]["maxUnavailable"] == 1 and found.n % 2 == 1
+
+
+def certificate(secret, name):
+    text = subprocess.run(["openssl", "x509", "-noout", "-text"], input=base64.b64decode(secret["data"][name]),
+                          capture_output=True, check=True, timeout=60)
+    return text.stdout.decode()
+
+
+@pytest.mark.parametrize("case", OWN_ETCD)
+def test_etcd_asks_for_certificates_that_roles_have(case):
+    objects = chart.rendered(case)
+    found = next(pods for pods in chart.standing(objects) if pods.labels["app.kubernetes.io/component"] == "etcd")
+    container = found.spec["containers"][0]
+    assert "--client-cert-auth=true" in container["args"] and "--peer-client-cert-auth=true" in container["args"]
+    name = found.owner["metadata"]["name"]
+    secret = chart.named(objects, "Secret", f"{name}-tls")
+    assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    members, role_own = certificate(secret, "tls.crt"), certificate(secret, "client.crt")
+    for n in range(found.n):
+        assert f"DNS:{name}-{n}.{name}.models.svc" in members
+    # etcd compares names in a client's certificate with the address that it comes from.
+    assert "DNS:" not in role_own and "CN = lockstep" in role_own.replace("CN=lockstep", "CN = lockstep")
+    for pods in chart.pods(objects):
+        mounted = [volume["secret"] for volume in pods.spec.get("volumes", [])
+                   if volume.get("secret", {}).get("secretName") == f"{name}-tls"]
+        keys = {item["key"] for volume in mounted for item in volume["items"]}
+        wants = any(flags(c, "etcd-endpoints") for c in pods.containers)
+        assert keys == ({"ca.crt", "tls.crt", "tls.key"} if pods.owner is found.owner else
+                        {"ca.crt", "client.crt", "client.key"} if wants else set()), f"{pods}"
+
+
+def test_operators_have_a_port_and_a_key_of_their_own():
+    objects = chart.rendered("admin")
+    (monitor,) = chart.of_kind(objects, "PodMonitor")
+    (door,) = [end for end in monitor["spec"]["podMetricsEndpoints"] if end["port"] != "health"]
+    assert door["port"] == "admin"
+    assert door["authorization"]["credentials"] == {"name": "operators", "key": "key"}
+    # No Service for clients leads there.
+    to_admin = [made["metadata"]["name"] for made in chart.of_kind(objects, "Service")
+                if any(port["name"] == "admin" for port in made["spec"]["ports"])]
+    assert to_admin == ["probe-lockstep-admin"]
+    router = next(pods for pods in chart.standing(objects) if pods.labels["app.kubernetes.io/component"] == "router")
+    (container,) = router.spec["containers"]
+    assert flag(container, "admin-keys") == "/etc/lockstep/admin/key"
+    assert flag(container, "api-tls-cert") == "/etc/lockstep/tls/tls.crt"
+    assert flag(container, "api-client-ca") == "/etc/lockstep/client-ca/ca"
+
+
+@pytest.mark.parametrize("values, why", [
+    ({"tls": {"secret": "doors"}}, "tls.secret asks for admin.enabled"),
+    ({"admin": {"enabled": True}, "tls": {"clientCaSecret": {"name": "ca"}}}, "tls.clientCaSecret asks for tls.secret"),
+    ({"admin": {"keySecret": {"name": "key"}}}, "admin.keySecret asks for admin.enabled"),
+    ({"admin": {"enabled": True, "port": 8000}}, "admin.port is a port of clients too"),
+])
+def test_what_of_operators_and_tls_cannot_work_is_refused(values, why):
+    status, _, error = chart.template(chart.HELM4, values)
+    assert status != 0 and why in error, error
 
 
 def test_etcd_takes_its_flags():

@@ -231,7 +231,7 @@ def test_every_value_has_a_schema_and_every_schema_a_value():
 
 def test_only_asked_for_apis_are_rendered():
     apis = {made["apiVersion"] for made in chart.rendered("default")}
-    assert apis == {"v1", "apps/v1", "policy/v1"}
+    assert apis == {"v1", "apps/v1", "policy/v1", "networking.k8s.io/v1"}
 
 
 def test_the_token_is_made_well_and_kept():

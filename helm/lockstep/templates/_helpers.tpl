@@ -113,7 +113,8 @@ labels:
 {{- $name := printf "%s-etcd" (include "lockstep.fullname" .) -}}
 {{- $members := list -}}
 {{- range $n := until (int .Values.etcd.own.members) -}}
-{{- $members = append $members (printf "%s-%d.%s.%s.svc:2379" $name $n $name $.Release.Namespace) -}}
+{{- $scheme := ternary "https://" "" $.Values.etcd.own.tls.enabled -}}
+{{- $members = append $members (printf "%s%s-%d.%s.%s.svc:2379" $scheme $name $n $name $.Release.Namespace) -}}
 {{- end -}}
 {{ join "," $members }}
 {{- end -}}
@@ -136,7 +137,19 @@ labels:
 - --etcd-password-file=/etc/lockstep/etcd-password/password
 {{- end }}
 {{- end }}
+{{- else if .Values.etcd.own.tls.enabled }}
+- --etcd-ca=/etc/lockstep/etcd-client/ca.crt
+- --etcd-cert=/etc/lockstep/etcd-client/tls.crt
+- --etcd-key=/etc/lockstep/etcd-client/tls.key
 {{- end }}
+{{- end -}}
+
+{{- define "lockstep.etcdTlsSecret" -}}
+{{ .Values.etcd.own.tls.existingSecret | default (printf "%s-etcd-tls" (include "lockstep.fullname" .)) }}
+{{- end -}}
+
+{{- define "lockstep.hasOwnEtcdTls" -}}
+{{- if and (include "lockstep.hasEtcd" .) (eq .Values.etcd.mode "own") .Values.etcd.own.tls.enabled -}}yes{{- end -}}
 {{- end -}}
 
 {{- define "lockstep.etcdMounts" -}}
@@ -152,6 +165,8 @@ labels:
 - {name: etcd-password, mountPath: /etc/lockstep/etcd-password, readOnly: true}
 {{- end }}
 {{- end }}
+{{- else if include "lockstep.hasOwnEtcdTls" . }}
+- {name: etcd-client, mountPath: /etc/lockstep/etcd-client, readOnly: true}
 {{- end }}
 {{- end -}}
 
@@ -177,6 +192,13 @@ labels:
     defaultMode: 0440
 {{- end }}
 {{- end }}
+{{- else if include "lockstep.hasOwnEtcdTls" . }}
+- name: etcd-client
+  secret:
+    secretName: {{ include "lockstep.etcdTlsSecret" . }}
+    # The members' key is not for roles.
+    items: [{key: ca.crt, path: ca.crt}, {key: client.crt, path: tls.crt}, {key: client.key, path: tls.key}]
+    defaultMode: 0440
 {{- end }}
 {{- end -}}
 
@@ -463,6 +485,19 @@ livenessProbe:
 {{- if .Values.apiKeys.existingSecret }}
 - --api-keys=/etc/lockstep/keys/keys
 {{- end }}
+{{- if .Values.admin.enabled }}
+- --admin={{ include "lockstep.any" . }}:{{ .Values.admin.port }}
+{{- if .Values.admin.keySecret.name }}
+- --admin-keys=/etc/lockstep/admin/key
+{{- end }}
+{{- end }}
+{{- if .Values.tls.secret }}
+- --api-tls-cert=/etc/lockstep/tls/tls.crt
+- --api-tls-key=/etc/lockstep/tls/tls.key
+{{- if .Values.tls.clientCaSecret.name }}
+- --api-client-ca=/etc/lockstep/client-ca/ca
+{{- end }}
+{{- end }}
 {{- if .Values.telemetry.content }}
 - --otlp-content
 {{- end }}
@@ -471,11 +506,43 @@ livenessProbe:
 {{- define "lockstep.doorPorts" -}}
 - {name: http, containerPort: {{ .Values.network.httpPort }}}
 - {name: grpc, containerPort: {{ .Values.network.grpcPort }}}
+{{- if .Values.admin.enabled }}
+- {name: admin, containerPort: {{ .Values.admin.port }}}
+{{- end }}
+{{- end -}}
+
+{{/* Of who serves clients: at the operators' port where there is one, because clients' ports may ask for TLS. */}}
+{{- define "lockstep.doorProbes" -}}
+{{- if .Values.admin.enabled -}}
+startupProbe:
+  httpGet: {path: /livez, port: admin}
+  timeoutSeconds: 3
+  {{- toYaml .Values.probes.startup | nindent 2 }}
+readinessProbe:
+  httpGet: {path: /ready, port: admin}
+  timeoutSeconds: 3
+  {{- toYaml .Values.probes.readiness | nindent 2 }}
+livenessProbe:
+  httpGet: {path: /livez, port: admin}
+  timeoutSeconds: 5
+  {{- toYaml .Values.probes.liveness | nindent 2 }}
+{{- else -}}
+{{- include "lockstep.probes" (dict "root" . "port" .Values.network.grpcPort) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "lockstep.keyMounts" -}}
 {{- if .Values.apiKeys.existingSecret }}
 - {name: keys, mountPath: /etc/lockstep/keys, readOnly: true}
+{{- end }}
+{{- if and .Values.admin.enabled .Values.admin.keySecret.name }}
+- {name: admin-key, mountPath: /etc/lockstep/admin, readOnly: true}
+{{- end }}
+{{- if .Values.tls.secret }}
+- {name: tls, mountPath: /etc/lockstep/tls, readOnly: true}
+{{- if .Values.tls.clientCaSecret.name }}
+- {name: client-ca, mountPath: /etc/lockstep/client-ca, readOnly: true}
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -486,6 +553,28 @@ livenessProbe:
     secretName: {{ .Values.apiKeys.existingSecret }}
     items: [{key: {{ .Values.apiKeys.key }}, path: keys}]
     defaultMode: 0440
+{{- end }}
+{{- with .Values.admin }}
+{{- if and .enabled .keySecret.name }}
+- name: admin-key
+  secret:
+    secretName: {{ .keySecret.name }}
+    items: [{key: {{ .keySecret.key }}, path: key}]
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- with .Values.tls }}
+{{- if .secret }}
+- name: tls
+  secret: {secretName: {{ .secret }}, defaultMode: 0440}
+{{- if .clientCaSecret.name }}
+- name: client-ca
+  secret:
+    secretName: {{ .clientCaSecret.name }}
+    items: [{key: {{ .clientCaSecret.key }}, path: ca}]
+    defaultMode: 0440
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
