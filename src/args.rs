@@ -79,8 +79,9 @@ fn whose(error: clap::Error, lockstep: &mut clap::Command, words: &[OsString]) -
 
 const SERVE_HELP: &str = "\
 Model families, from safetensors (a Hugging Face folder) or GGUF:
-  Llama and models like it (SmolLM2, Yi, ..), Mistral, SmolLM3, Qwen2, Qwen3, Phi-3, Gemma 2, Gemma 3, GPT-2,
-  Mixtral, Qwen3-MoE (experts are spread over the ranks of a stage)
+  Llama and models like it (SmolLM2, Yi, ..), Mistral, SmolLM3, Qwen2, Qwen3, Phi-3 and 4, Gemma 2, Gemma 3, OLMo 2
+  and 3, Granite 3, GLM-4, Ministral 3, Cohere 2, GPT-2, GPT-NeoX, and with experts, which are spread over the ranks
+  of a stage, Mixtral, Qwen3-MoE, gpt-oss, GLM-4.5, Granite MoE
 
 --tp may be as large as the number of query heads, --pp as large as the number of layers.
 `lockstep plan MODEL --tp N --pp N` shows what each rank would hold, or why a grid is not possible.

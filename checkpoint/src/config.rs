@@ -23,6 +23,17 @@ pub enum Family {
     Gemma2,
     Gemma3,
     Gpt2,
+    Olmo2,
+    Olmo3,
+    Granite,
+    GraniteMoe,
+    GptOss,
+    Glm4,
+    Glm4Moe,
+    Ministral,
+    Ministral3,
+    Cohere2,
+    GptNeox,
 }
 
 impl Family {
@@ -40,6 +51,17 @@ impl Family {
             Family::Gemma2 => "Gemma 2",
             Family::Gemma3 => "Gemma 3",
             Family::Gpt2 => "GPT-2",
+            Family::Olmo2 => "OLMo 2",
+            Family::Olmo3 => "OLMo 3",
+            Family::Granite => "Granite",
+            Family::GraniteMoe => "Granite MoE",
+            Family::GptOss => "gpt-oss",
+            Family::Glm4 => "GLM-4",
+            Family::Glm4Moe => "GLM-4.5",
+            Family::Ministral => "Ministral",
+            Family::Ministral3 => "Ministral 3",
+            Family::Cohere2 => "Cohere 2",
+            Family::GptNeox => "GPT-NeoX",
         }
     }
 
@@ -55,6 +77,17 @@ impl Family {
             Family::Gemma2 => "gemma2",
             Family::Gemma3 => "gemma3",
             Family::Gpt2 => "gpt2",
+            Family::Olmo2 => "olmo2",
+            Family::Olmo3 => "olmo3",
+            Family::Granite => "granite",
+            Family::GraniteMoe => "granitemoe",
+            Family::GptOss => "gpt-oss",
+            Family::Glm4 => "glm4",
+            Family::Glm4Moe => "glm4moe",
+            Family::Ministral => "ministral",
+            Family::Ministral3 => "mistral3",
+            Family::Cohere2 => "cohere2",
+            Family::GptNeox => "gptneox",
         }
     }
 }
@@ -88,11 +121,24 @@ pub struct ModelSpec {
     pub local_rope: Option<RopeSpec>,
     /// Logits become `cap * tanh(logit / cap)`.
     pub logits_cap: Option<f32>,
+    pub factors: Factors,
+    /// Attention and MLP both see the stream as it was before the layer.
+    pub is_parallel: bool,
     /// The head is the embedding matrix; there is no `lm_head.weight`.
     pub tied_embeddings: bool,
     pub bos: Option<Token>,
     /// Tokens that end an answer, the main one first.
     pub eos: Vec<Token>,
+}
+
+/// What parts of a pass are multiplied by, where it is not one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Factors {
+    /// Rows of the embedding.
+    pub embedding: Option<f32>,
+    /// A sublayer's output, before it is added to the stream.
+    pub residual: Option<f32>,
+    pub logits: Option<f32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -103,11 +149,31 @@ pub struct AttentionSpec {
     pub cap: Option<f32>,
     /// Q, K and V have a bias.
     pub has_bias: bool,
-    /// Heads of Q and K are normed, all heads with the same weights.
-    pub has_head_norms: bool,
+    pub query_key_norms: QueryKeyNorms,
+    /// Queries grow with their positions.
+    pub temperature: Option<Temperature>,
+    /// Each query head has one more score, whose value is nothing.
+    pub has_sinks: bool,
 }
 
+/// What Q and K are normed over, before the rope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryKeyNorms {
+    None,
+    /// Each head, all with the same weights.
+    Heads,
+    /// All heads together.
+    Projection,
+}
+
+/// A query at position `p` is multiplied by `1 + beta * ln(1 + floor(p / every))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    pub beta: f32,
+    pub every: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsSpec {
     pub n: u32,
     /// How many of them a token uses.
@@ -116,6 +182,35 @@ pub struct ExpertsSpec {
     pub inner: u32,
     /// The weights of the used experts are scaled to sum to one.
     pub normalized: bool,
+    pub scores: ExpertScores,
+    /// The weights are multiplied by this.
+    pub factor: f32,
+    /// The width of the expert that each token uses besides; 0: there is none.
+    pub shared: u32,
+    /// The gate's clamps, where it has some: `ClampedSilu`.
+    pub clamp: Option<ClampedSilu>,
+    /// Router and experts have a bias.
+    pub has_bias: bool,
+}
+
+/// How the router's products become scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertScores {
+    Softmax,
+    /// A sigmoid each. A stored correction is added for the choice alone, which is made within the best `n_used` of `n`
+    /// equal groups.
+    Sigmoid {
+        n: u32,
+        n_used: u32,
+    },
+}
+
+/// `(up + 1) * gate * sigmoid(alpha * gate)` of a gate that is at most `limit` and an `up` that is at most as far from
+/// zero.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClampedSilu {
+    pub alpha: f32,
+    pub limit: f32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,12 +312,11 @@ impl ModelSpec {
         let (width, kv_width) = (u64::from(self.n_heads) * head_dim, u64::from(self.n_kv_heads) * head_dim);
         let is_gpt2 = self.family == Family::Gpt2;
         // Up and down; a gate where there is one.
-        let n_mlp = if is_gpt2 { 2 } else { 3 };
+        let n_mlp = if is_gpt2 || self.family == Family::GptNeox { 2 } else { 3 };
         let dense = n_mlp * hidden * u64::from(self.inner);
-        let experts = self
-            .experts
-            .as_ref()
-            .map_or(0, |experts| u64::from(experts.n) * (n_mlp * hidden * u64::from(experts.inner) + hidden));
+        let experts = self.experts.as_ref().map_or(0, |of| {
+            u64::from(of.n) * (n_mlp * hidden * u64::from(of.inner) + hidden) + n_mlp * hidden * u64::from(of.shared)
+        });
         let mlps = self.layers.iter().map(|layer| if layer.has_experts { experts } else { dense });
         let attention = u64::from(self.n_layers) * (2 * hidden * width + 2 * hidden * kv_width);
         let n_tables = if self.tied_embeddings { 1 } else { 2 };
@@ -287,9 +381,18 @@ impl ModelSpec {
         if self.layers.iter().any(|layer| layer.window == Some(0)) {
             return Fault::malformed("a layer that sees no position");
         }
-        let caps = [Some(self.attention.scale), self.attention.cap, self.logits_cap];
-        if let Some(number) = caps.into_iter().flatten().find(|number| !is_positive(number)) {
+        let Factors { embedding, residual, logits } = self.factors;
+        let clamps = self.experts.iter().flat_map(|of| of.clamp).flat_map(|clamp| [clamp.alpha, clamp.limit]);
+        let caps = [Some(self.attention.scale), self.attention.cap, self.logits_cap, embedding, residual, logits];
+        let caps = caps.into_iter().flatten().chain(clamps).chain(self.experts.map(|of| of.factor));
+        if let Some(number) = caps.into_iter().find(|number| !is_positive(number)) {
             return Fault::malformed(format!("a scale or a cap of {number}"));
+        }
+        match self.attention.temperature {
+            Some(Temperature { beta, every }) if every == 0 || !(beta.is_finite() && beta >= 0.0) => {
+                return Fault::malformed(format!("queries that grow by {beta} in steps of {every}"));
+            }
+            _ => {}
         }
         match &self.experts {
             Some(ExpertsSpec { n, n_used, inner, .. })
@@ -297,12 +400,23 @@ impl ModelSpec {
             {
                 Fault::malformed(format!("{n_used} of {n} experts of the width {inner}"))
             }
+            Some(ExpertsSpec { n, n_used, scores: ExpertScores::Sigmoid { n: groups, n_used: of_groups }, .. })
+                if !are_groups(*n, *n_used, *groups, *of_groups) =>
+            {
+                Fault::malformed(format!("{n_used} of {n} experts in {of_groups} of {groups} groups"))
+            }
             None if self.layers.iter().any(|layer| layer.has_experts) => {
                 Fault::malformed("layers of experts without any")
             }
             _ => Ok(()),
         }
     }
+}
+
+/// Equal groups of at least two, of which enough are used.
+fn are_groups(n: u32, n_used: u32, groups: u32, of_groups: u32) -> bool {
+    let size = n.checked_div(groups).unwrap_or(0);
+    size * groups == n && (1..=groups).contains(&of_groups) && n_used <= size * of_groups && (groups == 1 || size > 1)
 }
 
 fn is_positive(number: &f32) -> bool {

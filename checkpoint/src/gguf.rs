@@ -203,6 +203,13 @@ impl Gguf {
         })
     }
 
+    pub fn bools(&self, bytes: &[u8], key: &str) -> Result<Option<Vec<bool>>, Fault> {
+        self.numbers(bytes, key, "a list of true and false", |value| match value {
+            Value::Bool(truth) => Some(truth),
+            _ => None,
+        })
+    }
+
     pub fn floats(&self, bytes: &[u8], key: &str) -> Result<Option<Vec<f64>>, Fault> {
         self.numbers(bytes, key, "a list of floating-point numbers", |value| match value {
             Value::Float(number) => Some(number),

@@ -29,7 +29,8 @@ mod window;
 pub use bundle::TextBundle;
 pub use catalogue::{Located, Progress, Sources};
 pub use config::{
-    AttentionSpec, Defaults, ExpertsSpec, Family, LayerSpec, ModelSpec, Positions, RopeScaling, RopeSpec,
+    AttentionSpec, ClampedSilu, Defaults, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec, ModelSpec, Positions,
+    QueryKeyNorms, RopeScaling, RopeSpec, Temperature,
 };
 pub use conversation::{Conversation, TEMPLATE_NAMES};
 pub use error::{Error, Result};
@@ -132,7 +133,11 @@ impl Checkpoint {
         let source = self.sources.get(name)?;
         let in_file = self.in_file(&source.file)?;
         let whole = if source.is_turned { in_file.turned() } else { in_file };
-        whole.part(source.before, source.shape)
+        let part = whole.part(source.before, source.shape_of_part())?;
+        Some(match source.woven {
+            None => part,
+            Some(woven) => part.woven(woven, source.shape),
+        })
     }
 
     /// A tensor by its name in the file.

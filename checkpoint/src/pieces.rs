@@ -20,6 +20,7 @@ pub(crate) enum CutBy {
     Heads,
     KvHeads,
     Inner,
+    SharedInner,
     Vocabulary,
 }
 
@@ -42,6 +43,9 @@ impl CutBy {
         match self {
             CutBy::Heads => of_leaves(|class, spec| Leaves::o_proj(class, spec.n_heads, spec.head_dim)),
             CutBy::Inner => of_leaves(|class, spec| Leaves::down_proj(class, spec.inner)),
+            CutBy::SharedInner => {
+                of_leaves(|class, spec| Leaves::down_proj(class, spec.experts.map_or(0, |experts| experts.shared)))
+            }
             CutBy::KvHeads => steps(n, spec.head_dim as usize),
             CutBy::Vocabulary => steps(n, VOCABULARY_ROWS),
         }

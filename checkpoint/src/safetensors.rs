@@ -35,25 +35,62 @@ struct Entry {
     dtype: Dtype,
     shape: [usize; 2],
     bytes: Range<usize>,
+    /// Of MXFP4, whose nibbles and exponents are tensors of their own: the exponents' shard, and where they begin.
+    exponents: Option<(usize, usize)>,
+}
+
+/// The suffixes of the two tensors of bytes that are one of MXFP4.
+const NIBBLES: &str = "_blocks";
+const EXPONENTS: &str = "_scales";
+
+/// One of the two.
+struct Half {
+    shard: usize,
+    dims: Vec<u64>,
+    bytes: Range<usize>,
 }
 
 impl Shards {
     pub fn open(folder: &Path, scaling: Scaling) -> Result<Shards> {
-        let mut shards = Shards { shards: Vec::new(), tensors: BTreeMap::new(), scaling };
+        let (mut shards, mut halves) =
+            (Shards { shards: Vec::new(), tensors: BTreeMap::new(), scaling }, BTreeMap::new());
         for file in shard_files(folder)? {
-            shards.add(&file)?;
+            shards.add(&file, &mut halves)?;
         }
+        shards.join(&halves).map_err(Error::fault(folder))?;
         Ok(shards)
     }
 
-    fn add(&mut self, file: &Path) -> Result<()> {
+    /// Makes one tensor of each two halves.
+    fn join(&mut self, halves: &BTreeMap<String, Half>) -> std::result::Result<(), Fault> {
+        for (name, half) in halves {
+            let nibbles = name.strip_suffix(NIBBLES);
+            let stem = nibbles.or(name.strip_suffix(EXPONENTS)).unwrap_or(name);
+            let other = format!("{stem}{}", if nibbles.is_some() { EXPONENTS } else { NIBBLES });
+            let Some(other) = halves.get(&other) else {
+                return Fault::unsupported(format!("the tensor {name} of the type U8 without {other}, which"));
+            };
+            if nibbles.is_some() {
+                let entry = joined(half, other).ok_or_else(|| {
+                    Fault::Malformed(format!("{stem} has blocks of {:?} and scales of {:?}", half.dims, other.dims))
+                })?;
+                self.tensors.insert(stem.to_owned(), entry);
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, file: &Path, halves: &mut BTreeMap<String, Half>) -> Result<()> {
         let opened = SourceFile::open_filled(file)?;
-        for (name, entry) in read_header(&opened, self.shards.len())? {
-            if self.tensors.contains_key(&name) {
+        for (name, part) in read_header(&opened, self.shards.len())? {
+            if self.tensors.contains_key(&name) || halves.contains_key(&name) {
                 let what = format!("the tensor {name} is in another shard too");
                 return Err(Error::Malformed { path: file.to_owned(), what });
             }
-            self.tensors.insert(name, entry);
+            match part {
+                Part::Whole(entry) => drop(self.tensors.insert(name, entry)),
+                Part::Half(half) => drop(halves.insert(name, half)),
+            }
         }
         self.shards.push(opened);
         Ok(())
@@ -64,6 +101,10 @@ impl Shards {
         // Opening the files has checked that all scales exist.
         let scales = self.scales(name, entry).ok().flatten();
         let file = &self.shards[entry.shard];
+        if let Some((shard, start)) = entry.exponents {
+            let exponents = (&self.shards[shard], start);
+            return Some(Tensor::in_two((file, entry.bytes.start), exponents, entry.shape));
+        }
         Some(Tensor { scales, ..Tensor::new(file, entry.bytes.start, entry.dtype, entry.shape) })
     }
 
@@ -107,6 +148,25 @@ impl Shards {
         let per_row = entry.shape[1].div_ceil(block[1]);
         Ok(Some(Scales { dtype: found.dtype, bytes, block, per_row, first: [0, 0] }))
     }
+}
+
+/// Blocks of 16 bytes and as many exponents.
+fn joined(nibbles: &Half, exponents: &Half) -> Option<Entry> {
+    let (last, dims) = nibbles.dims.split_last()?;
+    let (n_blocks, rows) = dims.split_last()?;
+    if *last != 16 || dims != exponents.dims {
+        return None;
+    }
+    let cols = n_blocks.checked_mul(Dtype::MXFP4.block() as u64)?;
+    let shape = rows_and_cols(&[rows, &[cols]].concat()).ok().filter(|[rows, cols]| rows * cols > 0)?;
+    let (shard, bytes) = (nibbles.shard, nibbles.bytes.clone());
+    Some(Entry { shard, dtype: Dtype::MXFP4, shape, bytes, exponents: Some((exponents.shard, exponents.bytes.start)) })
+}
+
+/// What a header's line describes.
+enum Part {
+    Whole(Entry),
+    Half(Half),
 }
 
 fn shard_files(folder: &Path) -> Result<Vec<PathBuf>> {
@@ -166,7 +226,7 @@ pub(crate) fn read_metadata(file: &SourceFile) -> Result<(usize, Metadata)> {
     }
 }
 
-fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, Entry)>> {
+fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, Part)>> {
     let (data, header) = read_metadata(file)?;
     let mut entries = Vec::new();
     for name in header.offset_keys() {
@@ -176,6 +236,12 @@ fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, Entry)>> 
             Stored::F16 => Dtype::F16,
             Stored::BF16 => Dtype::BF16,
             Stored::F8_E4M3 => Dtype::F8E4M3,
+            Stored::U8 if name.ends_with(NIBBLES) || name.ends_with(EXPONENTS) => {
+                let (start, end) = info.data_offsets;
+                let dims = info.shape.iter().map(|dim| *dim as u64).collect();
+                entries.push((name, Part::Half(Half { shard, dims, bytes: data + start..data + end })));
+                continue;
+            }
             other => {
                 let fault = Fault::unsupported(format!("the tensor {name} has type {other:?}, which"));
                 return fault.map_err(Error::fault(file.path()));
@@ -184,7 +250,8 @@ fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, Entry)>> 
         let dims: Vec<u64> = info.shape.iter().map(|dim| *dim as u64).collect();
         let shape = shape_of(&name, &dims).map_err(Error::fault(file.path()))?;
         let (start, end) = info.data_offsets;
-        entries.push((name, Entry { shard, dtype, shape, bytes: data + start..data + end }));
+        let entry = Entry { shard, dtype, shape, bytes: data + start..data + end, exponents: None };
+        entries.push((name, Part::Whole(entry)));
     }
     Ok(entries)
 }

@@ -26,7 +26,8 @@ impl Scaling {
         let method = quantized["quant_method"].as_str().unwrap_or("nobody knows what");
         match method {
             "fp8" => Scaling::of_fp8(quantized),
-            "fbgemm_fp8" => Ok(Scaling::default()),
+            // The blocks of MXFP4 have their own.
+            "fbgemm_fp8" | "mxfp4" => Ok(Scaling::default()),
             "modelopt" if quantized["quant_algo"] == "FP8" => Ok(Scaling::default()),
             "compressed-tensors" => Scaling::of_groups(quantized),
             _ => refused(&format!("by {method}")),

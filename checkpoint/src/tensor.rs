@@ -31,6 +31,26 @@ pub(crate) struct Location<'a> {
     start: u64,
     /// Present if the file stores it transposed: the bytes from one of the file's rows to the next.
     turned: Option<u64>,
+    /// Present if its rows stand between those of others.
+    woven: Option<Woven>,
+    /// Present if the exponents of its blocks stand apart: where.
+    exponents: Option<(&'a SourceFile, u64)>,
+}
+
+/// Rows that stand between those of other matrices: runs of `run`, in turn, of which every `of`-th is its own, the
+/// first of them number `nth`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Woven {
+    pub run: usize,
+    pub nth: usize,
+    pub of: usize,
+}
+
+impl Woven {
+    /// The index of row `row` among all that stand there.
+    fn index(self, row: usize) -> usize {
+        (row / self.run * self.of + self.nth) * self.run + row % self.run
+    }
 }
 
 impl Location<'_> {
@@ -47,7 +67,7 @@ impl Location<'_> {
 impl<'a> ScaleBytes<'a> {
     /// The scales of a whole tensor, from `start` on in the file.
     pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> ScaleBytes<'a> {
-        let place = Location { file, start: start as u64, turned: None };
+        let place = Location { file, start: start as u64, turned: None, woven: None, exponents: None };
         ScaleBytes { n_bytes: shape[0] * dtype.row_bytes(shape[1]), place }
     }
 
@@ -71,7 +91,19 @@ impl<'a> ScaleBytes<'a> {
 impl<'a> Tensor<'a> {
     /// A tensor from `start` on in the file.
     pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> Tensor<'a> {
-        Tensor { dtype, shape, scales: None, place: Location { file, start: start as u64, turned: None } }
+        let place = Location { file, start: start as u64, turned: None, woven: None, exponents: None };
+        Tensor { dtype, shape, scales: None, place }
+    }
+
+    /// MXFP4 whose nibbles begin at `nibbles`, neighbours in one byte, and whose exponents stand apart.
+    pub(crate) fn in_two(
+        nibbles: (&'a SourceFile, usize),
+        exponents: (&'a SourceFile, usize),
+        shape: [usize; 2],
+    ) -> Tensor<'a> {
+        let whole = Tensor::new(nibbles.0, nibbles.1, Dtype::MXFP4, shape);
+        let exponents = Some((exponents.0, exponents.1 as u64));
+        Tensor { place: Location { exponents, ..whole.place }, ..whole }
     }
 
     pub fn rows(&self) -> usize {
@@ -104,7 +136,14 @@ impl<'a> Tensor<'a> {
             rows => before.checked_add(rows)? <= self.rows(),
         };
         let scales = self.scales.map(|scales| scales.from(before, 0));
-        let place = Location { start: self.place.start + start, ..self.place };
+        let place = match self.place.exponents {
+            None => Location { start: self.place.start + start, ..self.place },
+            Some((file, at)) => {
+                let n_blocks = start / Dtype::MXFP4.block_bytes() as u64;
+                let start = self.place.start + n_blocks * NIBBLE_BYTES as u64;
+                Location { start, exponents: Some((file, at + n_blocks)), ..self.place }
+            }
+        };
         is_within.then_some(Tensor { dtype: self.dtype, shape, scales, place })
     }
 
@@ -115,9 +154,19 @@ impl<'a> Tensor<'a> {
         Tensor { shape: [cols, rows], place: Location { turned, ..self.place }, ..*self }
     }
 
+    /// The tensor of this shape whose rows stand between others' in this one; of a vector, its elements.
+    pub(crate) fn woven(&self, woven: Woven, shape: [usize; 2]) -> Tensor<'a> {
+        Tensor { shape, place: Location { woven: Some(woven), ..self.place }, ..*self }
+    }
+
     /// The first and the last `n` bytes of a tensor as the file has it.
     pub(crate) fn ends(&self, n: usize) -> Result<Vec<u8>> {
-        self.place.ends(self.n_bytes(), n)
+        let Some((file, start)) = self.place.exponents else { return self.place.ends(self.n_bytes(), n) };
+        let n_blocks = self.n_bytes() / Dtype::MXFP4.block_bytes();
+        let mut ends = self.place.ends(n_blocks * NIBBLE_BYTES, n)?;
+        let exponents = Location { file, start, turned: None, woven: None, exponents: None };
+        ends.extend(exponents.ends(n_blocks, n)?);
+        Ok(ends)
     }
 
     /// Reads all rows.
@@ -130,10 +179,48 @@ impl<'a> Tensor<'a> {
     /// Reads some rows, one after another. Needs no alignment.
     pub fn read_rows(&self, rows: Range<usize>, to: &mut [u8]) -> Result<()> {
         assert!(rows.end <= self.rows() && to.len() == rows.len() * self.row_bytes(), "rows that it has, and room");
-        match self.place.turned {
-            None => self.place.file.read_at(self.place.start + (rows.start * self.row_bytes()) as u64, to),
-            Some(stride) => self.read_turned(rows, stride, to),
+        match (self.place.woven, self.place.turned) {
+            (Some(woven), _) => self.read_woven(woven, rows, to),
+            (None, Some(stride)) => self.read_turned(rows, stride, to),
+            (None, None) => self.read_run(rows, self.row_bytes(), to),
         }
+    }
+
+    /// Rows of so many bytes that follow each other.
+    fn read_run(&self, rows: Range<usize>, row_bytes: usize, to: &mut [u8]) -> Result<()> {
+        match self.place.exponents {
+            None => self.place.file.read_at(self.place.start + (rows.start * row_bytes) as u64, to),
+            Some(exponents) => self.read_in_two(rows.start * row_bytes, exponents, to),
+        }
+    }
+
+    /// Blocks of MXFP4 from this byte on, as if they stood together with their exponents.
+    fn read_in_two(&self, from: usize, (file, at): (&SourceFile, u64), to: &mut [u8]) -> Result<()> {
+        let block_bytes = Dtype::MXFP4.block_bytes();
+        let (first, n) = ((from / block_bytes) as u64, to.len() / block_bytes);
+        let (mut nibbles, mut exponents) = (vec![0; n * NIBBLE_BYTES], vec![0; n]);
+        self.place.file.read_at(self.place.start + first * NIBBLE_BYTES as u64, &mut nibbles)?;
+        file.read_at(at + first, &mut exponents)?;
+        let blocks = to.chunks_exact_mut(block_bytes).zip(nibbles.as_chunks::<NIBBLE_BYTES>().0).zip(exponents);
+        blocks.for_each(|((to, nibbles), exponent)| join_block(nibbles, exponent, to));
+        Ok(())
+    }
+
+    fn read_woven(&self, woven: Woven, rows: Range<usize>, mut to: &mut [u8]) -> Result<()> {
+        // A vector has one row, and its elements are what is woven.
+        let (rows, row_bytes) = match self.shape {
+            [1, n] => (0..n, self.dtype.block_bytes()),
+            _ => (rows, self.row_bytes()),
+        };
+        let mut at = rows.start;
+        while at < rows.end {
+            let n = (woven.run - at % woven.run).min(rows.end - at);
+            let (run, rest) = to.split_at_mut(n * row_bytes);
+            let first = woven.index(at);
+            self.read_run(first..first + n, row_bytes, run)?;
+            (at, to) = (at + n, rest);
+        }
+        Ok(())
     }
 
     /// Each row of the file has one number for each of our rows.
@@ -166,6 +253,16 @@ impl<'a> Tensor<'a> {
             _ => unreachable!("a file with a quantized vector is refused when it is opened"),
         }
     }
+}
+
+/// The nibbles of a block of MXFP4.
+const NIBBLE_BYTES: usize = 16;
+
+/// Neighbours in one byte become numbers i and i + 16 in one, behind the exponent.
+fn join_block(nibbles: &[u8; NIBBLE_BYTES], exponent: u8, to: &mut [u8]) {
+    let of = |i: usize| nibbles[i / 2] >> (i % 2 * 4) & 0xf;
+    to[0] = exponent;
+    to[1..].iter_mut().enumerate().for_each(|(i, byte)| *byte = of(i) | of(i + NIBBLE_BYTES) << 4);
 }
 
 /// `[rows, cols]` from dimensions in order from the slowest; more than two are flattened into the rows.

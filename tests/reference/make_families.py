@@ -13,8 +13,9 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM
 from transformers import (
-    Gemma2Config, Gemma3TextConfig, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Phi3Config, Qwen2Config,
-    Qwen3Config, Qwen3MoeConfig, SmolLM3Config,
+    Cohere2Config, Gemma2Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GPTNeoXConfig, GptOssConfig,
+    GraniteConfig, GraniteMoeConfig, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig, MixtralConfig,
+    Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig, SmolLM3Config,
 )
 
 import make_llama
@@ -24,6 +25,11 @@ SMALL = dict(
     hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
     vocab_size=264, max_position_embeddings=512, pad_token_id=0,
 )
+
+
+# Those that came later are smaller, and stored as bf16.
+TINY = SMALL | dict(hidden_size=32, intermediate_size=64, head_dim=16)
+WIDE_FILES = ("mixtral", "qwen", "llama", "smollm3", "mistral", "phi3", "gemma", "gpt2")
 
 
 def rope(**more):
@@ -81,6 +87,63 @@ CHECKPOINTS = {
     # Learned positions, LayerNorm, rows and columns exchanged.
     "gpt2": (23, lambda: GPT2Config(
         n_embd=48, n_layer=2, n_head=3, n_positions=512, vocab_size=264), [1, 40, 270]),
+    # Norms behind each sublayer and none before; Q and K normed over all heads together, of which there are six on two.
+    "olmo2": (24, lambda: Olmo2Config(
+        **TINY | dict(num_attention_heads=6)), [1, 40, 270]),
+    # The same with a window on three layers of four; only the fourth has the stretched rope.
+    "olmo3": (25, lambda: Olmo3Config(
+        **TINY | dict(num_hidden_layers=4, intermediate_size=32), sliding_window=18,
+        rope_parameters=dict(
+            full_attention=rope(rope_type="yarn", factor=8.0, original_max_position_embeddings=64,
+                                attention_factor=1.2, beta_fast=32.0, beta_slow=1.0),
+            sliding_attention=rope(rope_type="default"))), [1, 40, 270]),
+    # Four multipliers, none of them one.
+    "granite": (26, lambda: GraniteConfig(
+        **TINY, embedding_multiplier=3.0, attention_multiplier=0.125, residual_multiplier=0.6, logits_scaling=2.5,
+        tie_word_embeddings=True), [1, 40, 270]),
+    "granite-moe": (27, lambda: GraniteMoeConfig(
+        **TINY | dict(intermediate_size=32), num_local_experts=5, num_experts_per_tok=2,
+        embedding_multiplier=2.0, attention_multiplier=0.2, residual_multiplier=0.5, logits_scaling=1.5), [1, 40]),
+    # Norms around each sublayer, pairs of neighbours turned on half of a head, a bias on Q, K and V.
+    "glm4": (28, lambda: Glm4Config(
+        **TINY, rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40, 270]),
+    # Sigmoids, three groups of which two count, a correction, a shared expert, a dense first layer.
+    "glm4-moe": (29, lambda: Glm4MoeConfig(
+        **TINY | dict(num_hidden_layers=3), n_routed_experts=6, num_experts_per_tok=3,
+        moe_intermediate_size=32, n_group=3, topk_group=2, first_k_dense_replace=1, n_shared_experts=2,
+        routed_scaling_factor=1.7, norm_topk_prob=True, use_qk_norm=True, attention_bias=True, num_mtp_layers=0,
+        rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40, 270]),
+    # The same with one group, no norms of heads and weights as they are.
+    "glm4-moe-plain": (30, lambda: Glm4MoeConfig(
+        **TINY, n_routed_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=32, first_k_dense_replace=0, n_shared_experts=1, norm_topk_prob=False, num_mtp_layers=0,
+        rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40]),
+    # As Phi-4-mini's: three quarters of a head turned, the embedding as head.
+    "phi4-mini": (31, lambda: Phi3Config(
+        **TINY | dict(hidden_size=64), tie_word_embeddings=True, partial_rotary_factor=0.75,
+        original_max_position_embeddings=32,
+        rope_parameters=rope(
+            rope_type="longrope", partial_rotary_factor=0.75, short_factor=[1.0, 1.1, 1.3, 1.7, 2.0, 2.5],
+            long_factor=[1.2, 2.0, 3.5, 8.0, 9.0, 10.0])), [40, 270]),
+    "ministral": (32, lambda: MinistralConfig(
+        **TINY, sliding_window=20, layer_types=["sliding_attention", "full_attention"]), [1, 40, 270]),
+    # Queries grow with their position, in steps of 64.
+    "ministral3": (33, lambda: Ministral3Config(
+        **TINY, rope_parameters=rope(
+            rope_type="yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0,
+            mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)), [1, 40, 270]),
+    # Attention and MLP side by side behind one LayerNorm without a bias; windows with a rope, and every fourth layer
+    # without either.
+    "cohere2": (34, lambda: Cohere2Config(
+        **TINY | dict(num_hidden_layers=4, hidden_size=64, intermediate_size=32), sliding_window=18,
+        logit_scale=0.25), [1, 40, 270]),
+    # Side by side, each behind a LayerNorm of its own; Q, K and V of a head together; a quarter of a head turned.
+    "gpt-neox": (35, lambda: GPTNeoXConfig(
+        hidden_size=96, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96, vocab_size=264,
+        max_position_embeddings=512), [1, 40, 270]),
+    "gpt-neox-in-turn": (36, lambda: GPTNeoXConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=264,
+        max_position_embeddings=512, use_parallel_residual=False, tie_word_embeddings=True), [1, 40]),
 }
 
 
@@ -98,6 +161,8 @@ def make(name, folder, seed, config, lengths):
     config.bos_token_id, config.eos_token_id = make_llama.BEGIN, make_llama.END
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     randomize(model, torch.Generator().manual_seed(seed))
+    if not name.startswith(WIDE_FILES):
+        model.to(torch.bfloat16)
     model.save_pretrained(folder)
     make_llama.write_tokenizer(folder, config.vocab_size)
     stored = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
@@ -118,11 +183,14 @@ def randomize(model, generator):
             weight.copy_(0.3 * noise)
         elif weight.dim() == 1:
             weight.copy_((0.0 if is_gemma else 1.0) + 0.25 * noise)
-        elif any(part in name for part in ("embed", "lm_head", "wte", "wpe")):
+        elif any(part in name for part in ("embed", "lm_head", "embed_out", "wte", "wpe")):
             weight.copy_((0.1 if is_gemma else 0.35) * noise)
         else:
             fan_in = weight.shape[-2] if model.config.model_type == "gpt2" else weight.shape[-1]
             weight.copy_(1.4 * noise / fan_in ** 0.5)
+    for name, correction in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            correction.copy_(0.2 * torch.randn(correction.shape, generator=generator))
 
 
 def case(model, length, generator):

@@ -1,7 +1,8 @@
 //! Reads a spec from a GGUF's metadata, as llama.cpp's converter writes it.
 
 use super::{
-    AttentionSpec, ExpertsSpec, Family, LayerSpec, ModelSpec, Positions, RopeScaling, RopeSpec, distinct, length,
+    AttentionSpec, ClampedSilu, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec, ModelSpec, Positions,
+    QueryKeyNorms, RopeScaling, RopeSpec, Temperature, distinct, length,
 };
 use crate::error::Fault;
 use crate::gguf::Gguf;
@@ -23,8 +24,15 @@ const END_TEXTS: [&str; 12] = [
     "_<EOT>",
 ];
 
+/// The same of gpt-oss, whose answers have several messages: `<|end|>` ends one of them.
+const HARMONY_ENDS: [&str; 3] = ["<|return|>", "<|call|>", "<|endoftext|>"];
+
+fn is_end(family: Family, text: &str) -> bool {
+    if family == Family::GptOss { HARMONY_ENDS.contains(&text) } else { END_TEXTS.contains(&text) }
+}
+
 /// The architecture's name, its family, and whether its rope rotates pairs: then the converter has permuted Q and K.
-const TABLES: [(&str, Family, bool); 9] = [
+const TABLES: [(&str, Family, bool); 18] = [
     ("llama", Family::Llama, true),
     ("smollm3", Family::SmolLm3, true),
     ("qwen2", Family::Qwen2, false),
@@ -34,6 +42,15 @@ const TABLES: [(&str, Family, bool); 9] = [
     ("gemma2", Family::Gemma2, false),
     ("gemma3", Family::Gemma3, false),
     ("gpt2", Family::Gpt2, false),
+    ("olmo2", Family::Olmo2, false),
+    ("granite", Family::Granite, true),
+    ("granitemoe", Family::GraniteMoe, true),
+    ("gpt-oss", Family::GptOss, false),
+    ("glm4", Family::Glm4, true),
+    ("glm4moe", Family::Glm4Moe, false),
+    ("mistral3", Family::Ministral3, true),
+    ("cohere2", Family::Cohere2, true),
+    ("gptneox", Family::GptNeox, false),
 ];
 
 impl ModelSpec {
@@ -47,8 +64,9 @@ impl ModelSpec {
         }
         let inner = keys.length("feed_forward_length")?;
         let experts = experts(&keys, family, inner)?;
-        let family = if experts.is_some() && family == Family::Llama { Family::Mixtral } else { family };
-        let n_layers = keys.length("block_count")?;
+        let family = of_file(&keys, family, experts.is_some())?;
+        // Layers that guess further tokens come last, and are not used.
+        let n_layers = keys.length("block_count")?.saturating_sub(keys.optional("nextn_predict_layers")?.unwrap_or(0));
         let tokens = gguf.texts(bytes, "tokenizer.ggml.tokens")?.unwrap_or_default();
         let rope = rope(&keys, family, pairs, head_dim)?;
         let spec = ModelSpec {
@@ -70,10 +88,12 @@ impl ModelSpec {
             experts,
             local_rope: local_rope(&keys, family, &rope)?,
             rope,
-            logits_cap: keys.float("final_logit_softcapping")?,
+            logits_cap: keys.float("final_logit_softcapping")?.filter(|_| is_gemma(family)),
+            factors: factors(&keys, family, hidden)?,
+            is_parallel: is_parallel(&keys, family)?,
             tied_embeddings: gguf.tensor("output.weight").is_none(),
             bos: token(gguf, "bos")?,
-            eos: gguf_eos(gguf, bytes, &tokens)?,
+            eos: gguf_eos(gguf, bytes, family, &tokens)?,
         };
         spec.checked()
     }
@@ -89,24 +109,105 @@ fn table_of(gguf: &Gguf, bytes: &[u8]) -> Result<(&'static str, Family, bool), F
     }
 }
 
+/// Some families have the architecture of another.
+fn of_file(keys: &GgufKeys<'_>, family: Family, has_experts: bool) -> Result<Family, Fault> {
+    match family {
+        Family::Llama if has_experts => Ok(Family::Mixtral),
+        Family::Olmo2 if keys.optional("attention.sliding_window")?.is_some() => Ok(Family::Olmo3),
+        _ => Ok(family),
+    }
+}
+
+fn is_gemma(family: Family) -> bool {
+    matches!(family, Family::Gemma2 | Family::Gemma3)
+}
+
+fn factors(keys: &GgufKeys<'_>, family: Family, hidden: u32) -> Result<Factors, Fault> {
+    let given = |key: &str| Ok(keys.float(key)?.filter(|factor| *factor != 1.0 && *factor != 0.0));
+    match family {
+        Family::Gemma2 | Family::Gemma3 => {
+            Ok(Factors { embedding: Some((hidden as f32).sqrt()), ..Factors::default() })
+        }
+        Family::Granite | Family::GraniteMoe => Ok(Factors {
+            embedding: given("embedding_scale")?,
+            residual: given("residual_scale")?,
+            logits: given("logit_scale")?.map(|divisor| 1.0 / divisor),
+        }),
+        Family::Cohere2 => Ok(Factors { logits: given("logit_scale")?, ..Factors::default() }),
+        _ => Ok(Factors::default()),
+    }
+}
+
+fn is_parallel(keys: &GgufKeys<'_>, family: Family) -> Result<bool, Fault> {
+    match family {
+        Family::Cohere2 => Ok(true),
+        Family::GptNeox => Ok(keys.gguf.bool(&keys.key("use_parallel_residual"))?.unwrap_or(true)),
+        _ => Ok(false),
+    }
+}
+
+/// How queries grow with their positions.
+fn temperature(keys: &GgufKeys<'_>, family: Family) -> Result<Option<Temperature>, Fault> {
+    if family != Family::Ministral3 {
+        return Ok(None);
+    }
+    let Some(beta) = keys.float("attention.temperature_scale")?.filter(|beta| *beta != 0.0) else { return Ok(None) };
+    let every = match keys.optional("attention.temperature_length")? {
+        Some(length) => length,
+        None => keys.length("rope.scaling.original_context_length")?,
+    };
+    Ok(Some(Temperature { beta, every }))
+}
+
 fn eps_key(family: Family) -> &'static str {
     match family {
-        Family::Gpt2 => "attention.layer_norm_epsilon",
+        Family::Gpt2 | Family::GptNeox | Family::Cohere2 => "attention.layer_norm_epsilon",
         _ => "attention.layer_norm_rms_epsilon",
     }
 }
 
 fn experts(keys: &GgufKeys<'_>, family: Family, inner: u32) -> Result<Option<ExpertsSpec>, Fault> {
     let n = keys.optional("expert_count")?.unwrap_or(0);
-    match (family, n) {
-        (Family::Qwen3Moe, _) | (Family::Llama, 1..) => Ok(Some(ExpertsSpec {
+    let plain = || -> Result<ExpertsSpec, Fault> {
+        Ok(ExpertsSpec {
             n,
             n_used: keys.length("expert_used_count")?,
             inner: keys.optional("expert_feed_forward_length")?.unwrap_or(inner),
             normalized: true,
-        })),
+            scores: ExpertScores::Softmax,
+            factor: 1.0,
+            shared: 0,
+            clamp: None,
+            has_bias: false,
+        })
+    };
+    match (family, n) {
+        (Family::Qwen3Moe | Family::GraniteMoe, _) | (Family::Llama, 1..) => refuse_shared(keys, plain()?).map(Some),
+        (Family::GptOss, _) => {
+            let clamp = Some(ClampedSilu { alpha: 1.702, limit: 7.0 });
+            Ok(Some(ExpertsSpec { clamp, has_bias: true, ..plain()? }))
+        }
+        (Family::Glm4Moe, _) => {
+            let of = plain()?;
+            let groups = [keys.optional("expert_group_count")?, keys.optional("expert_group_used_count")?];
+            let [n, n_used] = groups.map(|n| n.filter(|n| *n > 0).unwrap_or(1));
+            Ok(Some(ExpertsSpec {
+                normalized: keys.gguf.bool(&keys.key("expert_weights_norm"))?.unwrap_or(true),
+                scores: ExpertScores::Sigmoid { n, n_used },
+                factor: keys.float("expert_weights_scale")?.filter(|factor| *factor != 0.0).unwrap_or(1.0),
+                shared: of.inner.saturating_mul(keys.optional("expert_shared_count")?.unwrap_or(0)),
+                ..of
+            }))
+        }
         (_, 0) => Ok(None),
         (_, n) => Fault::unsupported(format!("a mixture of {n} experts in this architecture")),
+    }
+}
+
+fn refuse_shared(keys: &GgufKeys<'_>, of: ExpertsSpec) -> Result<ExpertsSpec, Fault> {
+    match keys.optional("expert_shared_feed_forward_length")?.unwrap_or(0) {
+        0 => Ok(of),
+        _ => Fault::unsupported(format!("{}.expert_shared_feed_forward_length", keys.prefix)),
     }
 }
 
@@ -119,31 +220,52 @@ fn attention(
     // The metadata does not have the divisor of queries: the largest model of each family is known by its layers.
     let is_largest_gemma = matches!((family, n_layers), (Family::Gemma2, 46) | (Family::Gemma3, 62));
     let scaled_by = if is_largest_gemma { hidden / n_heads.max(1) } else { head_dim };
+    let given = keys.float("attention.scale")?.filter(|scale| *scale != 0.0);
+    let given = given.filter(|_| matches!(family, Family::Granite | Family::GraniteMoe));
     Ok(AttentionSpec {
-        scale: 1.0 / (scaled_by as f32).sqrt(),
+        scale: given.unwrap_or(1.0 / (scaled_by as f32).sqrt()),
         cap: keys.float("attn_logit_softcapping")?,
-        has_bias: matches!(family, Family::Qwen2 | Family::Gpt2),
-        has_head_norms: matches!(family, Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3),
+        has_bias: match family {
+            Family::Qwen2 | Family::Gpt2 | Family::GptNeox | Family::GptOss => true,
+            Family::Glm4 | Family::Glm4Moe => keys.gguf.tensor("blk.0.attn_q.bias").is_some(),
+            _ => false,
+        },
+        query_key_norms: match family {
+            Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 => QueryKeyNorms::Heads,
+            Family::Glm4Moe if keys.gguf.tensor("blk.0.attn_q_norm.weight").is_some() => QueryKeyNorms::Heads,
+            Family::Olmo2 | Family::Olmo3 => QueryKeyNorms::Projection,
+            _ => QueryKeyNorms::None,
+        },
+        temperature: temperature(keys, family)?,
+        has_sinks: family == Family::GptOss,
     })
 }
 
 fn layers(keys: &GgufKeys<'_>, family: Family, n_layers: u32, has_experts: bool) -> Result<Vec<LayerSpec>, Fault> {
     let window = keys.optional("attention.sliding_window")?.filter(|window| *window > 0);
     let period = match family {
-        Family::Gemma2 => 2,
+        Family::Gemma2 | Family::GptOss => 2,
+        Family::Olmo3 | Family::Cohere2 => 4,
         Family::Gemma3 => keys.optional("attention.sliding_window_pattern")?.unwrap_or(6).max(1),
         // All layers are alike.
         _ => u32::MAX,
     };
+    let listed = match family {
+        Family::Olmo3 => keys.gguf.bools(keys.bytes, &keys.key("attention.sliding_window_pattern"))?,
+        _ => None,
+    };
+    let n_dense = keys.optional("leading_dense_block_count")?.unwrap_or(0);
     let layer = |i: u32| {
-        let is_local = window.is_some() && !(i + 1).is_multiple_of(period);
+        let in_turn = listed.as_ref().and_then(|listed| listed.get(i as usize)).copied();
+        let is_local = window.is_some() && in_turn.unwrap_or(!(i + 1).is_multiple_of(period));
         let positions = match family {
             Family::Gpt2 => Positions::None,
             Family::SmolLm3 if (i + 1).is_multiple_of(4) => Positions::None,
-            Family::Gemma3 if is_local => Positions::LocalRope,
+            Family::Cohere2 if !is_local => Positions::None,
+            Family::Gemma3 | Family::Olmo3 if is_local => Positions::LocalRope,
             _ => Positions::Rope,
         };
-        LayerSpec { window: window.filter(|_| is_local), positions, has_experts }
+        LayerSpec { window: window.filter(|_| is_local), positions, has_experts: has_experts && i >= n_dense }
     };
     Ok((0..n_layers.min(super::LAYERS_MAX as u32)).map(layer).collect())
 }
@@ -154,16 +276,20 @@ fn rope(keys: &GgufKeys<'_>, family: Family, pairs: bool, head_dim: u32) -> Resu
         return Ok(RopeSpec { theta, dim: 2, pairs, scaling: RopeScaling::None });
     }
     let dim = keys.optional("rope.dimension_count")?.unwrap_or(head_dim);
-    Ok(RopeSpec { theta, dim, pairs, scaling: scaling(keys, dim)? })
+    Ok(RopeSpec { theta, dim, pairs, scaling: scaling(keys, family, dim)? })
 }
 
 fn local_rope(keys: &GgufKeys<'_>, family: Family, rope: &RopeSpec) -> Result<Option<RopeSpec>, Fault> {
-    let theta = keys.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
-    let local = RopeSpec { theta, scaling: RopeScaling::None, ..rope.clone() };
-    Ok(Some(local).filter(|_| family == Family::Gemma3))
+    let theta = match family {
+        Family::Gemma3 => 10_000.0,
+        Family::Olmo3 => rope.theta,
+        _ => return Ok(None),
+    };
+    let theta = keys.float("rope.freq_base_swa")?.unwrap_or(theta);
+    Ok(Some(RopeSpec { theta, scaling: RopeScaling::None, ..rope.clone() }))
 }
 
-fn scaling(keys: &GgufKeys<'_>, dim: u32) -> Result<RopeScaling, Fault> {
+fn scaling(keys: &GgufKeys<'_>, family: Family, dim: u32) -> Result<RopeScaling, Fault> {
     if let Some(divisors) = keys.factors("rope_freqs.weight", dim)? {
         return Ok(RopeScaling::Divisors(divisors));
     }
@@ -183,11 +309,17 @@ fn scaling(keys: &GgufKeys<'_>, dim: u32) -> Result<RopeScaling, Fault> {
             beta_fast: keys.float("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
             beta_slow: keys.float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
             original_context: original_context()?,
-            magnitude: super::yarn_magnitude(factor, 1.0) * magnitude.unwrap_or(1.0),
-            truncate: true,
+            magnitude: yarn_magnitude(keys, family, factor)? * magnitude.unwrap_or(1.0),
+            truncate: family != Family::GptOss,
         }),
         (Some(other), _) => Fault::unsupported(format!("rope scaling of the type {other}")),
     }
+}
+
+/// The factor for rotated numbers, of which Ministral's files take back a part.
+fn yarn_magnitude(keys: &GgufKeys<'_>, family: Family, factor: f32) -> Result<f32, Fault> {
+    let less = keys.float("rope.scaling.yarn_log_multiplier")?.filter(|_| family == Family::Ministral3);
+    Ok(super::yarn_magnitude(factor, 1.0) / less.map_or(1.0, |less| super::yarn_magnitude(factor, less)))
 }
 
 /// Reads keys `<prefix>.<key>`.
@@ -249,14 +381,25 @@ fn token(gguf: &Gguf, which: &str) -> Result<Option<Token>, Fault> {
     number.map(|number| length(&key, number)).transpose()
 }
 
-fn gguf_eos(gguf: &Gguf, bytes: &[u8], tokens: &[&str]) -> Result<Vec<Token>, Fault> {
+fn gguf_eos(gguf: &Gguf, bytes: &[u8], family: Family, tokens: &[&str]) -> Result<Vec<Token>, Fault> {
     let mut eos = Vec::new();
     for which in ["eos", "eot", "eom"] {
         eos.extend(token(gguf, which)?);
     }
     let kinds = gguf.integers(bytes, "tokenizer.ggml.token_type")?.unwrap_or_default();
     let control = |id: usize| kinds.get(id).is_some_and(|kind| *kind == crate::tokenizer::KIND_CONTROL);
-    let by_text = tokens.iter().enumerate().filter(|(id, text)| control(*id) && END_TEXTS.contains(*text));
+    let by_text = tokens.iter().enumerate().filter(|(id, text)| control(*id) && is_end(family, text));
     eos.extend(by_text.map(|(id, _)| id as Token));
     distinct(eos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_of_gpt_oss_ends_no_answer() {
+        assert!(is_end(Family::Llama, "<|end|>") && !is_end(Family::Llama, "<|call|>"));
+        assert!(!is_end(Family::GptOss, "<|end|>") && is_end(Family::GptOss, "<|call|>"));
+    }
 }

@@ -96,6 +96,23 @@ fn layers_differ_as_their_config_says() {
     let few = r#"{"num_experts": 4, "moe_intermediate_size": 32, "mlp_only_layers": [1], "decoder_sparse_step": 2}"#;
     check("Qwen3MoeForCausalLM", few, "r r r rx r rx r rx");
     check("Gemma2ForCausalLM", r#"{"hidden_activation": "silu"}"#, "the activation silu");
+    let windows = r#"{"sliding_window": 9}"#;
+    check("Olmo2ForCausalLM", windows, "r r r r r r r r");
+    check("Olmo3ForCausalLM", windows, "9l 9l 9l r 9l 9l 9l r");
+    check("Cohere2ForCausalLM", windows, "9r 9r 9r n 9r 9r 9r n");
+    check("MinistralForCausalLM", windows, "9r 9r 9r 9r 9r 9r 9r 9r");
+    check("GptOssForCausalLM", r#"{"sliding_window": 9, "num_local_experts": 4}"#, "9rx rx 9rx rx 9rx rx 9rx rx");
+    let glm = r#"{"n_routed_experts": 4, "moe_intermediate_size": 32, "first_k_dense_replace": 3"#;
+    check("Glm4MoeForCausalLM", &format!("{glm}}}"), "r r r rx rx rx rx rx");
+    let of_groups = r#", "n_group": 2, "topk_group": 3"#;
+    check("Glm4MoeForCausalLM", &format!("{glm}{of_groups}}}"), "2 of 4 experts in 3 of 2 groups");
+    check("GraniteForCausalLM", r#"{"attention_bias": true}"#, "attention_bias");
+    check("GraniteForCausalLM", r#"{"logits_scaling": 0.0}"#, "a scale or a cap of inf");
+    check("GPTNeoXForCausalLM", r#"{"hidden_act": "gelu", "attention_bias": false}"#, "without attention_bias");
+    check("GPTNeoXForCausalLM", r#"{"hidden_act": "gelu_fast"}"#, "the activation gelu_fast");
+    for other in ["Llama4ForCausalLM", "Lfm2ForCausalLM", "Qwen3NextForCausalLM", "CohereForCausalLM"] {
+        check(other, "{}", &format!("the architecture {other}"));
+    }
     check(
         "Qwen2ForCausalLM",
         r#"{"sliding_window": 0, "use_sliding_window": true, "max_window_layers": 0}"#,

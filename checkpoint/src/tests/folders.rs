@@ -11,7 +11,7 @@ fn safetensors(tensors: &[(&str, &[usize])]) -> Vec<u8> {
 fn typed(tensors: &[(&str, &str, &[usize])]) -> Vec<u8> {
     let (mut header, mut at) = (String::new(), 0);
     for (name, dtype, shape) in tensors {
-        let size = if dtype.starts_with("F8") { 1 } else { 2 };
+        let size = if dtype.starts_with("F8") || *dtype == "U8" { 1 } else { 2 };
         let end = at + shape.iter().product::<usize>() * size;
         write!(header, r#","{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{at},{end}]}}"#).unwrap();
         at = end;
@@ -107,6 +107,49 @@ fn weights_of_eight_bits_have_their_scales() {
     ];
     for (opened, expect) in refused {
         let error = opened.err().unwrap().to_string();
+        assert!(error.contains(expect), "{error}");
+    }
+}
+
+#[test]
+fn blocks_and_their_exponents_that_stand_apart_are_one_tensor() {
+    let folder = Temporary::folder("in-two");
+    // Four rows of two blocks: 16 bytes of nibbles each, then their exponents.
+    let nibbles: Vec<u8> = (0..4 * 2 * 16u32).map(|i| (i * 7) as u8).collect();
+    let exponents: Vec<u8> = (100..108).collect();
+    let file = SourceFile::open(&folder.write("f", &[&[9; 5], &nibbles[..], &exponents[..]].concat())).unwrap();
+    let whole = crate::tensor::Tensor::in_two((&file, 5), (&file, 5 + nibbles.len()), [4, 64]);
+    let block = |i: usize| {
+        let number = |n: usize| nibbles[i * 16 + n / 2] >> (n % 2 * 4) & 0xf;
+        let bytes = (0..16).map(|n| number(n) | number(n + 16) << 4);
+        [exponents[i]].into_iter().chain(bytes).collect::<Vec<_>>()
+    };
+    let rows = |rows: &[usize]| rows.iter().flat_map(|row| [block(2 * row), block(2 * row + 1)].concat()).collect();
+    let read = |tensor: crate::tensor::Tensor<'_>| tensor.read().unwrap();
+    assert_eq!(read(whole), rows(&[0, 1, 2, 3]));
+    assert_eq!(read(whole.part(1, [2, 64]).unwrap()), rows(&[1, 2]));
+    let every_second = |nth| whole.woven(crate::tensor::Woven { run: 1, nth, of: 2 }, [2, 64]);
+    assert_eq!((read(every_second(0)), read(every_second(1))), (rows(&[0, 2]), rows(&[1, 3])));
+    let mut one = vec![0; 34];
+    every_second(1).read_rows(1..2, &mut one).unwrap();
+    assert_eq!(one, rows(&[3]));
+    assert_eq!(whole.ends(2).unwrap().len(), 8);
+
+    folder.write("config.json", CONFIG.as_bytes());
+    let open = |more: &[(&str, &str, &[usize])]| {
+        let others = OUTER.iter().chain(&LAYER).map(|(name, shape)| (*name, "BF16", *shape));
+        folder.write("model.safetensors", &typed(&others.chain(more.iter().copied()).collect::<Vec<_>>()));
+        Checkpoint::open(&folder.0)
+    };
+    let blocks: (&str, &str, &[usize]) = ("x_blocks", "U8", &[4, 2, 16]);
+    assert_eq!(open(&[blocks, ("x_scales", "U8", &[4, 2])]).unwrap().unread(), ["x"]);
+    for (more, expect) in [
+        (vec![blocks], "x_blocks of the type U8 without x_scales"),
+        (vec![("x_scales", "U8", &[4, 2][..])], "x_scales of the type U8 without x_blocks"),
+        (vec![blocks, ("x_scales", "U8", &[4, 3])], "x has blocks of [4, 2, 16] and scales of [4, 3]"),
+        (vec![("x", "U8", &[4])], "U8"),
+    ] {
+        let error = open(&more).err().unwrap().to_string();
         assert!(error.contains(expect), "{error}");
     }
 }

@@ -90,7 +90,13 @@ fn attention(cpu: &Cpu, n_slices: usize, n_rows: usize, start: usize) {
     let mut qkv = cpu.buffer(total, heads.qkv_cols()).unwrap();
     let mut out = cpu.buffer(total, 576).unwrap();
     let times = time(|| {
-        cpu.attend(&mut qkv, &kv, &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 }, &mut out)
+        cpu.attend(
+            &mut qkv,
+            &kv,
+            &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 },
+            None,
+            &mut out,
+        )
     });
     let positions: usize = (0..n_rows).map(|row| start + row + 1).sum::<usize>() * n_slices;
     let ops = (positions * 9 * 64 * 4) as f64;

@@ -14,8 +14,9 @@ pub mod stored;
 
 pub use error::Error;
 pub use ops::{
-    Attention, AttentionCall, BatchLimits, CommitBlocks, Device, Draw, DrawMask, Drawing, Expert, Experts, Heads,
-    KvSpec, Linear, Memory, Pointwise, Repeat, Repeats, RopeStyle, Routing, Sample, Score, Undrawn,
+    Attention, AttentionCall, BatchLimits, Clamp, CommitBlocks, Device, Draw, DrawMask, Drawing, Expert, ExpertStack,
+    Experts, Heads, KvSpec, Linear, Memory, Pointwise, Repeat, Repeats, RopeStyle, Routing, Sample, Score, Scoring,
+    Undrawn,
 };
 pub use pass::{Batch, BlockTables, Pass, PassSlice, Rows, Tables};
 pub use stored::Stored;

@@ -64,6 +64,7 @@ fn ops_allocate_nothing() {
                 &mut qkv,
                 &kv,
                 &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 0 },
+                None,
                 &mut x,
             );
             cpu.linear_runs(&x, &rows, n, &mut planes);

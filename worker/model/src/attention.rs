@@ -7,11 +7,15 @@ use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
 use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, Weights};
 use backend::{AttentionCall, Device, Heads, Memory};
-use checkpoint::{LayerSpec, ModelSpec, Positions};
+use checkpoint::{LayerSpec, ModelSpec, Positions, QueryKeyNorms};
+use std::ops::Range;
+use types::{DeviceClass, Part, Place};
 
 pub struct SelfAttention<M: Memory> {
     qkv: ColumnParallel<M>, // q_proj, k_proj, v_proj [(n_heads + 2 * n_kv_heads) * head_dim, hidden]
-    head_norms: Option<HeadNorms<M>>,
+    norms: QueryKeyNorm<M>,
+    /// A score of each of this rank's query heads. [n_heads]
+    sinks: Option<M::Vector>,
     output: RowParallel<M>, // o_proj [hidden, n_heads * head_dim]
     heads: Heads,
     positions: Positions,
@@ -19,17 +23,38 @@ pub struct SelfAttention<M: Memory> {
     place: (usize, usize),
 }
 
-/// Norms of every head of Q and of K, applied before the rope.
-struct HeadNorms<M: Memory> {
-    q: M::Vector, // q_norm.weight [head_dim]
-    k: M::Vector, // k_norm.weight [head_dim]
+/// Norms of Q and of K, applied before the rope.
+enum QueryKeyNorm<M: Memory> {
+    None,
+    Heads(NormPair<M>),      // q_norm.weight, k_norm.weight [head_dim]
+    Projection(WideNorm<M>), // [n_heads * head_dim], [n_kv_heads * head_dim]
+}
+
+struct NormPair<M: Memory> {
+    q: M::Vector,
+    k: M::Vector,
     eps: f32,
+}
+
+/// Norms over all heads together, which are spread over the ranks: each has the weights of its own heads.
+struct WideNorm<M: Memory> {
+    own: NormPair<M>,
+    /// The columns of Q and of K that each rank of the stage has.
+    ranks: Vec<[Range<usize>; 2]>,
 }
 
 /// The buffers that attention works in.
 pub struct AttentionScratch<M: Memory> {
     qkv: M::Buffer,      // [rows_max, (n_heads + 2 * n_kv_heads) * head_dim]
     attended: M::Buffer, // [rows_max, n_heads * head_dim]
+    wide: Option<WideScratch<M>>,
+}
+
+/// Q and K of all ranks.
+struct WideScratch<M: Memory> {
+    parts: M::Buffer, // [n_ranks * rows_max, columns of Q and K that a rank has at most]
+    q: M::Buffer,     // [rows_max, n_heads * head_dim of the model]
+    k: M::Buffer,     // [rows_max, n_kv_heads * head_dim of the model]
 }
 
 /// The heads of a whole layer without a window.
@@ -45,12 +70,16 @@ impl<M: Memory> SelfAttention<M> {
         let of: &LayerSpec = &spec.layers[layer];
         let (hidden, whole) = (spec.hidden as usize, heads(spec));
         let OwnedHeads { query, kv, leaves, heads } = OwnedHeads::of(at.device().class(), at.part(), whole);
-        let q = MatrixRows { name: "q_proj", n: whole.n_heads * whole.head_dim, owned: query };
+        let q = MatrixRows { name: "q_proj", n: whole.n_heads * whole.head_dim, owned: query.clone() };
         let k = MatrixRows { name: "k_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv.clone() };
         let v = MatrixRows { name: "v_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv };
         Ok(SelfAttention {
             qkv: ColumnParallel::load(at, hidden, &[q, k, v])?,
-            head_norms: if spec.attention.has_head_norms { Some(HeadNorms::load(at, spec)?) } else { None },
+            norms: QueryKeyNorm::load(at, spec)?,
+            sinks: match spec.attention.has_sinks {
+                true => Some(at.vector_part("sinks", whole.n_heads, of_heads(&query, whole.head_dim))?),
+                false => None,
+            },
             output: RowParallel::load(at, "o_proj", hidden, &leaves)?,
             heads: Heads { window: of.window.map(|window| window as usize), ..heads },
             positions: of.positions,
@@ -61,20 +90,75 @@ impl<M: Memory> SelfAttention<M> {
     pub fn n_planes(&self) -> usize {
         self.output.n_planes()
     }
+
+    /// Whether ranks show each other rows in here, besides sums.
+    pub fn shares_rows(&self) -> bool {
+        matches!(&self.norms, QueryKeyNorm::Projection(norm) if norm.ranks.len() > 1)
+    }
 }
 
-impl<M: Memory> HeadNorms<M> {
-    fn load(at: &Weights<'_, M>, spec: &ModelSpec) -> Result<HeadNorms<M>> {
-        let norm = |name| at.vector_plus(name, spec.head_dim as usize, spec.norm_offset);
-        Ok(HeadNorms { q: norm("q_norm")?, k: norm("k_norm")?, eps: spec.norm_eps })
+/// The heads of these rows.
+fn of_heads(rows: &Range<usize>, head_dim: usize) -> Range<usize> {
+    rows.start / head_dim..rows.end / head_dim
+}
+
+/// The columns of Q and of K that each rank of the stage has.
+fn of_ranks(class: DeviceClass, part: &Part, whole: Heads) -> Vec<[Range<usize>; 2]> {
+    let of_rank = |tp: u16| {
+        let its = Part { place: Place { tp, ..part.place }, ..part.clone() };
+        let OwnedHeads { query, kv, .. } = OwnedHeads::of(class, &its, whole);
+        [query, kv]
+    };
+    (0..part.shares.n_ranks()).map(of_rank).collect()
+}
+
+impl<M: Memory> QueryKeyNorm<M> {
+    fn load(at: &Weights<'_, M>, spec: &ModelSpec) -> Result<QueryKeyNorm<M>> {
+        let eps = spec.norm_eps;
+        match spec.attention.query_key_norms {
+            QueryKeyNorms::None => Ok(QueryKeyNorm::None),
+            QueryKeyNorms::Heads => {
+                let norm = |name| at.vector_plus(name, spec.head_dim as usize, spec.norm_offset);
+                Ok(QueryKeyNorm::Heads(NormPair { q: norm("q_norm")?, k: norm("k_norm")?, eps }))
+            }
+            QueryKeyNorms::Projection => {
+                let (part, whole) = (at.part(), heads(spec));
+                let ranks = of_ranks(at.device().class(), part, whole);
+                let [query, kv] = ranks[usize::from(part.place.tp)].clone();
+                let [n_q, n_k] = [whole.n_heads, whole.n_kv_heads].map(|n| n * whole.head_dim);
+                let q = at.vector_part("q_norm.weight", n_q, query)?;
+                let own = NormPair { q, k: at.vector_part("k_norm.weight", n_k, kv)?, eps };
+                Ok(QueryKeyNorm::Projection(WideNorm { own, ranks }))
+            }
+        }
+    }
+}
+
+impl<M: Memory> WideScratch<M> {
+    fn new(all: &Weights<'_, M>, whole: Heads, limits: PassLimits) -> Result<WideScratch<M>> {
+        let (device, part) = (all.device(), all.part());
+        let ranks = of_ranks(device.class(), part, whole);
+        // A rank alone gathers nothing.
+        let n_parts = if ranks.len() > 1 { ranks.len() * limits.rows_max } else { 0 };
+        let widest = ranks.iter().map(|[query, kv]| query.len() + kv.len()).max().unwrap_or(0);
+        Ok(WideScratch {
+            parts: device.buffer(n_parts, widest)?,
+            q: device.buffer(limits.rows_max, whole.n_heads * whole.head_dim)?,
+            k: device.buffer(limits.rows_max, whole.n_kv_heads * whole.head_dim)?,
+        })
     }
 }
 
 impl<M: Memory> AttentionScratch<M> {
     pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: PassLimits) -> Result<AttentionScratch<M>> {
-        let heads = OwnedHeads::of(all.device().class(), all.part(), heads(spec)).heads;
+        let whole = heads(spec);
+        let heads = OwnedHeads::of(all.device().class(), all.part(), whole).heads;
         let rows = |cols| all.device().buffer(limits.rows_max, cols);
-        Ok(AttentionScratch { qkv: rows(heads.qkv_cols())?, attended: rows(heads.n_heads * heads.head_dim)? })
+        let wide = match spec.attention.query_key_norms {
+            QueryKeyNorms::Projection => Some(WideScratch::new(all, whole, limits)?),
+            QueryKeyNorms::None | QueryKeyNorms::Heads => None,
+        };
+        Ok(AttentionScratch { qkv: rows(heads.qkv_cols())?, attended: rows(heads.n_heads * heads.head_dim)?, wide })
     }
 }
 
@@ -89,15 +173,47 @@ impl<D: Device> SelfAttention<D> {
     ) -> Result<()> {
         let Ctx { device, pass, ropes, .. } = *ctx;
         let (n_rows, (group, layer)) = (ctx.n_rows(), self.place);
-        let kv = &mut ctx.kv.groups[group];
         self.qkv.forward(device, x, n_rows, &mut scratch.qkv); // [n_rows, qkv_cols]
-        if let Some(norms) = &self.head_norms {
-            device.norm_heads(&mut scratch.qkv, &self.heads, &norms.q, &norms.k, norms.eps, n_rows);
+        match (&self.norms, &mut scratch.wide) {
+            (QueryKeyNorm::Heads(NormPair { q, k, eps }), _) => {
+                device.norm_heads(&mut scratch.qkv, &self.heads, q, k, *eps, n_rows);
+            }
+            (QueryKeyNorm::Projection(norm), Some(wide)) => norm.forward(ctx, &mut scratch.qkv, wide)?,
+            _ => {}
         }
+        if let Some(factors) = ropes.query_factors.as_ref().filter(|_| self.heads.n_heads > 0) {
+            device.scale_queries(&mut scratch.qkv, &self.heads, factors, pass);
+        }
+        let kv = &mut ctx.kv.groups[group];
         let call = AttentionCall { pass, heads: &self.heads, group, layer };
         device.rope_store(&mut scratch.qkv, ropes.of(self.positions), &call, kv);
         // [n_rows, n_heads * head_dim]
-        device.attend(&mut scratch.qkv, kv, &call, &mut scratch.attended);
+        device.attend(&mut scratch.qkv, kv, &call, self.sinks.as_ref(), &mut scratch.attended);
         self.output.forward(ctx, &scratch.attended, out)
+    }
+}
+
+impl<D: Device> WideNorm<D> {
+    /// Norms this rank's columns of Q and K by the rows of all ranks.
+    fn forward(&self, ctx: &mut Ctx<'_, D>, qkv: &mut D::Buffer, scratch: &mut WideScratch<D>) -> Result<()> {
+        let (device, n_rows, WideScratch { parts, q, k }) = (ctx.device, ctx.n_rows(), scratch);
+        let is_spread = self.ranks.len() > 1;
+        let me = ctx.ranks.rank() as usize;
+        let [own_q, own_k] = [0, 1].map(|of| self.ranks[me][of].len());
+        if is_spread {
+            device.copy_columns((qkv, 0, 0..own_q + own_k), (parts, me * n_rows, 0), n_rows);
+            let owner_of = |row: usize| (row / n_rows) as u32;
+            ctx.ranks.share_rows(device, parts, owner_of, self.ranks.len() * n_rows)?;
+        }
+        for (rank, [of_q, of_k]) in self.ranks.iter().enumerate() {
+            let (from, row) = if is_spread { (&*parts, rank * n_rows) } else { (&*qkv, 0) };
+            device.copy_columns((from, row, 0..of_q.len()), (q, 0, of_q.start), n_rows);
+            let of_keys = of_q.len()..of_q.len() + of_k.len();
+            device.copy_columns((from, row, of_keys), (k, 0, of_k.start), n_rows);
+        }
+        let NormPair { q: of_q, k: of_k, eps } = &self.own;
+        device.norm_columns(qkv, 0..own_q, q, of_q, *eps, n_rows);
+        device.norm_columns(qkv, own_q..own_q + own_k, k, of_k, *eps, n_rows);
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@ use crate::attention::{self, SelfAttention};
 use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::kv::KvCache;
-use crate::layers::{Embedding, LmHead, Norm, Residual, repeat};
+use crate::layers::{Embedding, LmHead, Norm, NormKind, Residual, repeat};
 use crate::limits::PassLimits;
 use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
@@ -18,25 +18,52 @@ use collective::Ranks;
 /// How a family differs from the others.
 pub struct Form {
     pub activation: Activation,
-    pub norms: BlockNorms,
-    /// The embedding is multiplied by the square root of its width.
-    pub scales_embedding: bool,
+    pub norms: BlockNorms<&'static str>,
+    pub norm_kind: NormKind,
     /// Learned positions are added to the embedding.
     pub learns_positions: bool,
-    pub caps_logits: bool,
 }
 
-/// The names of a block's norms. A norm after a sublayer applies to its output, before that is added to the stream.
-pub struct BlockNorms {
-    pub before_attention: &'static str,
-    pub behind_attention: Option<&'static str>,
-    pub before_mlp: &'static str,
-    pub behind_mlp: Option<&'static str>,
+/// Where a block's norms are: their names, or they themselves.
+pub enum BlockNorms<N> {
+    /// The MLP sees the stream with what attention has added.
+    InTurn { attention: Norms<N>, mlp: Norms<N> },
+    /// Both see the stream as it was before the block. Without a norm of its own the MLP's input is attention's.
+    SideBySide { attention: N, mlp: Option<N> },
 }
 
-impl BlockNorms {
-    fn are_behind(&self) -> bool {
-        self.behind_attention.is_some() || self.behind_mlp.is_some()
+/// The norms of one sublayer. A norm behind it applies to its output, before that is added to the stream.
+pub enum Norms<N> {
+    Before(N),
+    Behind(N),
+    Around { before: N, behind: N },
+}
+
+impl<N> Norms<N> {
+    fn map<T>(&self, of: impl Fn(&N) -> Result<T>) -> Result<Norms<T>> {
+        Ok(match self {
+            Norms::Before(norm) => Norms::Before(of(norm)?),
+            Norms::Behind(norm) => Norms::Behind(of(norm)?),
+            Norms::Around { before, behind } => Norms::Around { before: of(before)?, behind: of(behind)? },
+        })
+    }
+}
+
+impl<N> BlockNorms<N> {
+    fn map<T>(&self, of: impl Fn(&N) -> Result<T>) -> Result<BlockNorms<T>> {
+        Ok(match self {
+            BlockNorms::InTurn { attention, mlp } => {
+                BlockNorms::InTurn { attention: attention.map(&of)?, mlp: mlp.map(&of)? }
+            }
+            BlockNorms::SideBySide { attention, mlp } => {
+                BlockNorms::SideBySide { attention: of(attention)?, mlp: mlp.as_ref().map(of).transpose()? }
+            }
+        })
+    }
+
+    /// Whether a sublayer's output goes straight to the stream, everywhere.
+    fn are_all_before(&self) -> bool {
+        matches!(self, BlockNorms::InTurn { attention: Norms::Before(_), mlp: Norms::Before(_) })
     }
 }
 
@@ -53,18 +80,17 @@ pub struct Decoder<M: Memory> {
 }
 
 struct Block<M: Memory> {
-    before_attention: Norm<M>,   // [hidden]
+    norms: BlockNorms<Norm<M>>,  // [hidden] each
     attention: SelfAttention<M>, // self_attn
-    behind_attention: Option<Norm<M>>,
-    before_mlp: Norm<M>, // [hidden]
-    mlp: Mlp<M>,         // mlp
-    behind_mlp: Option<Norm<M>>,
+    mlp: Mlp<M>,                 // mlp
+    /// What a sublayer's output is multiplied by.
+    factor: Option<f32>,
 }
 
 /// The buffers that a pass works in, allocated once for the largest.
 struct Scratch<M: Memory> {
     x: M::Buffer,   // [rows_max, hidden]
-    out: M::Buffer, // [n_planes * rows_max, hidden], what a sublayer made that has a norm behind it; or no rows
+    out: M::Buffer, // [n_planes * rows_max, hidden], what does not go straight to the stream; or no rows
     attention: attention::AttentionScratch<M>,
     mlp: mlp::MlpScratch<M>,
 }
@@ -79,15 +105,15 @@ impl<M: Memory> Decoder<M> {
             false => None,
         };
         let n_planes = blocks.iter().map(Block::n_planes).max().unwrap_or(1);
-        let (n_planes_due, n_planes_out) = if form.norms.are_behind() { (1, n_planes) } else { (n_planes, 0) };
+        let n_planes_out = if form.norms.are_all_before() { 0 } else { n_planes };
         Ok(Decoder {
-            embed_tokens: if form.scales_embedding { embed_tokens.times((hidden as f32).sqrt()) } else { embed_tokens },
+            embed_tokens: embed_tokens.times(spec.factors.embedding),
             embed_positions,
             blocks,
-            norm: Norm::load(&model, "norm", spec)?,
-            lm_head: lm_head.capped(spec.logits_cap.filter(|_| form.caps_logits)),
+            norm: Norm::load(&model, "norm", spec, form.norm_kind)?,
+            lm_head: lm_head.capped(spec.logits_cap).times(spec.factors.logits),
             ropes: Ropes::load(device, spec, limits.context)?,
-            residual: Residual::new(device, limits, hidden, n_planes_due)?,
+            residual: Residual::new(device, limits, hidden, n_planes)?,
             scratch: Scratch {
                 x: device.buffer(limits.rows_max, hidden)?,
                 out: device.buffer(limits.rows_max * n_planes_out, hidden)?,
@@ -118,7 +144,8 @@ impl<D: Device> Decoder<D> {
         if let Some(table) = embed_positions {
             device.embed(table, 0, pass.rows.positions, residual.due()); // [n_rows, hidden]
         }
-        repeat(ctx, residual, |ctx, residual| {
+        let only_sums = blocks.iter().all(|block| !block.attention.shares_rows());
+        repeat(ctx, residual, only_sums, |ctx, residual| {
             blocks.iter().try_for_each(|block| block.forward(ctx, residual, scratch))
         })?;
         lm_head.forward(ctx, norm, residual) // [n_outputs, n_vocab]
@@ -127,15 +154,11 @@ impl<D: Device> Decoder<D> {
 
 impl<M: Memory> Block<M> {
     fn load(at: &Weights<'_, M>, spec: &ModelSpec, form: &Form, layer: usize) -> Result<Block<M>> {
-        let BlockNorms { before_attention, behind_attention, before_mlp, behind_mlp } = form.norms;
-        let norm = |name: &str| Norm::load(at, name, spec);
         Ok(Block {
-            before_attention: norm(before_attention)?,
+            norms: form.norms.map(|name| Norm::load(at, name, spec, form.norm_kind))?,
             attention: SelfAttention::load(&at.under("self_attn"), spec, layer)?,
-            behind_attention: behind_attention.map(norm).transpose()?,
-            before_mlp: norm(before_mlp)?,
             mlp: Mlp::load(&at.under("mlp"), spec, &spec.layers[layer], form.activation)?,
-            behind_mlp: behind_mlp.map(norm).transpose()?,
+            factor: spec.factors.residual,
         })
     }
 
@@ -145,26 +168,64 @@ impl<M: Memory> Block<M> {
 }
 
 impl<D: Device> Block<D> {
-    /// The stream, to which the MLP's output is yet to be added. [n_rows, hidden]
+    /// The stream, to which the last sublayer's output is yet to be added. [n_rows, hidden]
     fn forward(&self, ctx: &mut Ctx<'_, D>, residual: &mut Residual<D>, scratch: &mut Scratch<D>) -> Result<()> {
-        let (device, n_rows) = (ctx.device, ctx.n_rows());
         let Scratch { x, out, attention, mlp } = scratch;
-        self.before_attention.forward(device, residual, n_rows, x);
-        match &self.behind_attention {
-            None => self.attention.forward(ctx, x, attention, residual.due())?,
-            Some(norm) => {
+        match &self.norms {
+            BlockNorms::InTurn { attention: of_attention, mlp: of_mlp } => {
+                self.sublayer(ctx, of_attention, residual, x, out, |ctx, x, out| {
+                    self.attention.forward(ctx, x, attention, out)
+                })?;
+                self.sublayer(ctx, of_mlp, residual, x, out, |ctx, x, out| self.mlp.forward(ctx, x, mlp, out))
+            }
+            BlockNorms::SideBySide { attention: of_attention, mlp: of_mlp } => {
+                let (device, n_rows) = (ctx.device, ctx.n_rows());
+                of_attention.forward(device, residual, n_rows, x);
                 self.attention.forward(ctx, x, attention, out)?;
-                norm.plain(device, out, n_rows, residual.due());
+                if let Some(norm) = of_mlp {
+                    norm.forward(device, residual, n_rows, x);
+                }
+                self.mlp.forward(ctx, x, mlp, residual.due())?;
+                device.add(out, residual.due(), n_rows);
+                self.scale(ctx, residual);
+                Ok(())
             }
         }
-        self.before_mlp.forward(device, residual, n_rows, x);
-        match &self.behind_mlp {
-            None => self.mlp.forward(ctx, x, mlp, residual.due())?,
-            Some(norm) => {
-                self.mlp.forward(ctx, x, mlp, out)?;
-                norm.plain(device, out, n_rows, residual.due());
+    }
+
+    /// One sublayer between its norms; its output is what the stream is due.
+    fn sublayer(
+        &self,
+        ctx: &mut Ctx<'_, D>,
+        norms: &Norms<Norm<D>>,
+        residual: &mut Residual<D>,
+        x: &mut D::Buffer,
+        out: &mut D::Buffer,
+        run: impl FnOnce(&mut Ctx<'_, D>, &D::Buffer, &mut D::Buffer) -> Result<()>,
+    ) -> Result<()> {
+        let (device, n_rows) = (ctx.device, ctx.n_rows());
+        match norms {
+            Norms::Before(before) => {
+                before.forward(device, residual, n_rows, x);
+                run(ctx, x, residual.due())?;
+            }
+            Norms::Around { before, behind } => {
+                before.forward(device, residual, n_rows, x);
+                run(ctx, x, out)?;
+                behind.plain(device, out, n_rows, residual.due());
+            }
+            Norms::Behind(behind) => {
+                run(ctx, residual.settled(device, n_rows), out)?;
+                behind.plain(device, out, n_rows, residual.due());
             }
         }
+        self.scale(ctx, residual);
         Ok(())
+    }
+
+    fn scale(&self, ctx: &Ctx<'_, D>, residual: &mut Residual<D>) {
+        if let Some(factor) = self.factor {
+            ctx.device.scale(residual.due(), factor, ctx.n_rows());
+        }
     }
 }

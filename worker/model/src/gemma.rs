@@ -2,18 +2,16 @@
 //! everything, GELU as the gate. Gemma 2 caps scores and logits; Gemma 3 norms its heads instead, and its local layers
 //! have a rope of their own.
 
-use crate::decoder::{BlockNorms, Form};
+use crate::decoder::{BlockNorms, Form, Norms};
+use crate::layers::NormKind;
 use crate::mlp::Activation;
 
 pub const FORM: Form = Form {
     activation: Activation::Gelu,
-    norms: BlockNorms {
-        before_attention: "input_layernorm",
-        behind_attention: Some("post_attention_layernorm"),
-        before_mlp: "pre_feedforward_layernorm",
-        behind_mlp: Some("post_feedforward_layernorm"),
+    norms: BlockNorms::InTurn {
+        attention: Norms::Around { before: "input_layernorm", behind: "post_attention_layernorm" },
+        mlp: Norms::Around { before: "pre_feedforward_layernorm", behind: "post_feedforward_layernorm" },
     },
-    scales_embedding: true,
+    norm_kind: NormKind::Rms,
     learns_positions: false,
-    caps_logits: true,
 };

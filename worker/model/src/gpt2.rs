@@ -1,18 +1,16 @@
 //! GPT-2: learned positions added to the embedding, LayerNorm (its norms have a bias), a bias on every product, an MLP
 //! without a gate.
 
-use crate::decoder::{BlockNorms, Form};
+use crate::decoder::{BlockNorms, Form, Norms};
+use crate::layers::NormKind;
 use crate::mlp::Activation;
 
 pub const FORM: Form = Form {
     activation: Activation::PlainGelu,
-    norms: BlockNorms {
-        before_attention: "input_layernorm",
-        behind_attention: None,
-        before_mlp: "post_attention_layernorm",
-        behind_mlp: None,
+    norms: BlockNorms::InTurn {
+        attention: Norms::Before("input_layernorm"),
+        mlp: Norms::Before("post_attention_layernorm"),
     },
-    scales_embedding: false,
+    norm_kind: NormKind::Layer,
     learns_positions: true,
-    caps_logits: false,
 };

@@ -61,13 +61,14 @@ impl<M: Memory> Residual<M> {
 }
 
 /// Runs the layers of a pass, which is all that `run` does, or replays the device's record of a pass of the same shape.
-/// Where ranks sum through the host nothing can be replayed.
+/// Where ranks sum or share rows through the host nothing can be replayed.
 pub fn repeat<D: Device>(
     ctx: &mut Ctx<'_, D>,
     residual: &mut Residual<D>,
+    only_sums: bool,
     mut run: impl FnMut(&mut Ctx<'_, D>, &mut Residual<D>) -> Result<()>,
 ) -> Result<()> {
-    if !ctx.ranks.adds_on_device() {
+    if !only_sums || !ctx.ranks.adds_on_device() {
         return run(ctx, residual);
     }
     let (device, was_due) = (ctx.device, residual.is_due);
@@ -99,7 +100,14 @@ impl<D: Device> Residual<D> {
     }
 }
 
-/// RMS norm with its weight; where the checkpoint has a bias too, LayerNorm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    Rms,
+    /// With a bias where the checkpoint has one.
+    Layer,
+}
+
+/// RMS norm with its weight, or LayerNorm with a bias.
 pub struct Norm<M: Memory> {
     weight: M::Vector,       // [hidden]
     bias: Option<M::Vector>, // [hidden]
@@ -107,9 +115,15 @@ pub struct Norm<M: Memory> {
 }
 
 impl<M: Memory> Norm<M> {
-    pub fn load(at: &Weights<'_, M>, name: &str, spec: &ModelSpec) -> Result<Norm<M>> {
+    pub fn load(at: &Weights<'_, M>, name: &str, spec: &ModelSpec, kind: NormKind) -> Result<Norm<M>> {
         let hidden = spec.hidden as usize;
-        let bias = at.bias(name, hidden, 0..hidden)?.map(|bias| at.device().vector(&bias)).transpose()?;
+        let bias = match kind {
+            NormKind::Rms => None,
+            NormKind::Layer => {
+                let bias = at.bias(name, hidden, 0..hidden)?.unwrap_or_else(|| vec![0.0; hidden]);
+                Some(at.device().vector(&bias)?)
+            }
+        };
         Ok(Norm { weight: at.vector_plus(name, hidden, spec.norm_offset)?, bias, eps: spec.norm_eps })
     }
 }
@@ -275,8 +289,8 @@ impl<M: Memory> Embedding<M> {
     }
 
     /// Multiplies rows by `factor` before the stream begins.
-    pub fn times(self, factor: f32) -> Embedding<M> {
-        Embedding { factor: Some(factor), ..self }
+    pub fn times(self, factor: Option<f32>) -> Embedding<M> {
+        Embedding { factor, ..self }
     }
 }
 
@@ -301,6 +315,7 @@ pub struct LmHead<M: Memory> {
     last: Option<Last<M>>,
     /// Logits become `cap * tanh(logit / cap)`.
     cap: Option<f32>,
+    factor: Option<f32>,
 }
 
 struct Last<M: Memory> {
@@ -324,7 +339,7 @@ impl<M: Memory> LmHead<M> {
     ) -> Result<LmHead<M>> {
         match at.part().is_last() {
             true => LmHead::of(vocabulary(at, name, n_vocab, hidden)?.into(), at, n_vocab, hidden, limits),
-            false => Ok(LmHead { last: None, cap: None }),
+            false => Ok(LmHead { last: None, cap: None, factor: None }),
         }
     }
 
@@ -366,6 +381,7 @@ impl<M: Memory> LmHead<M> {
                 is_sampler: part.is_sampler(),
             }),
             cap: None,
+            factor: None,
         })
     }
 
@@ -386,6 +402,11 @@ impl<M: Memory> LmHead<M> {
 
     pub fn capped(self, cap: Option<f32>) -> LmHead<M> {
         LmHead { cap, ..self }
+    }
+
+    /// Multiplies logits by `factor`.
+    pub fn times(self, factor: Option<f32>) -> LmHead<M> {
+        LmHead { factor, ..self }
     }
 }
 
@@ -423,6 +444,9 @@ impl<D: Device> LmHead<D> {
         device.linear(&last.wanted, &last.rows, n_outputs, &mut last.mine); // [n_outputs, owned rows]
         if let Some(cap) = self.cap {
             device.soft_cap(&mut last.mine, cap, n_outputs);
+        }
+        if let Some(factor) = self.factor {
+            device.scale(&mut last.mine, factor, n_outputs);
         }
         let Some(whole) = &mut last.whole else { return Ok(Some(&last.mine)) };
         ranks.gather_columns(device, &last.mine, whole, last.n_vocab, n_outputs)?; // [n_outputs, n_vocab]

@@ -3,16 +3,20 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod attention;
+mod cohere2;
 mod ctx;
 mod decoder;
 mod error;
 mod gemma;
+mod glm4;
 mod gpt2;
 mod kv;
 mod layers;
 mod limits;
 mod llama;
 mod mlp;
+mod neox;
+mod olmo2;
 mod rope;
 mod weights;
 
@@ -54,7 +58,7 @@ impl<M: Memory> Model<M> {
         let intake = Intake::default();
         let all = Weights::new(checkpoint, device, part, &intake, cancel);
         let spec = checkpoint.spec();
-        let decoder = Decoder::load(&all, spec, form(spec.family), limits)?;
+        let decoder = Decoder::load(&all, spec, form(spec), limits)?;
         checkpoint.unchanged()?;
         Ok(Model { decoder, weight_bytes: intake.n_bytes.get(), runs: intake.runs.into_inner() })
     }
@@ -92,8 +96,8 @@ impl<M: Memory> Model<M> {
     }
 }
 
-fn form(family: Family) -> &'static Form {
-    match family {
+fn form(spec: &ModelSpec) -> &'static Form {
+    match spec.family {
         Family::Llama
         | Family::Mistral
         | Family::SmolLm3
@@ -101,9 +105,20 @@ fn form(family: Family) -> &'static Form {
         | Family::Qwen3
         | Family::Phi3
         | Family::Mixtral
-        | Family::Qwen3Moe => &llama::FORM,
+        | Family::Qwen3Moe
+        | Family::Granite
+        | Family::GraniteMoe
+        | Family::GptOss
+        | Family::Glm4Moe
+        | Family::Ministral
+        | Family::Ministral3 => &llama::FORM,
         Family::Gemma2 | Family::Gemma3 => &gemma::FORM,
         Family::Gpt2 => &gpt2::FORM,
+        Family::Olmo2 | Family::Olmo3 => &olmo2::FORM,
+        Family::Glm4 => &glm4::FORM,
+        Family::Cohere2 => &cohere2::FORM,
+        Family::GptNeox if spec.is_parallel => &neox::SIDE_BY_SIDE,
+        Family::GptNeox => &neox::IN_TURN,
     }
 }
 
@@ -126,7 +141,9 @@ pub fn kv_specs(spec: &ModelSpec, part: &Part, class: DeviceClass, dtype: KvDtyp
 pub fn leaf_counts(spec: &ModelSpec, class: DeviceClass) -> Vec<u32> {
     let heads = Leaves::o_proj(class, spec.n_heads, spec.head_dim);
     let inner = Leaves::down_proj(class, spec.inner);
+    let shared = spec.experts.map(|of| Leaves::down_proj(class, of.shared)).filter(|leaves| leaves.k() > 0);
     let counts = [heads.len() as u32, inner.len() as u32].into_iter().chain(spec.experts.as_ref().map(|e| e.n));
+    let counts = counts.chain(shared.map(|leaves| leaves.len() as u32));
     let mut counts: Vec<u32> = counts.filter(|n| *n > 0).collect();
     counts.sort_unstable();
     counts.dedup();

@@ -4,18 +4,16 @@
 //! out of some layers, Phi-3 stores its matrices fused; Mixtral and Qwen3-MoE have experts for an MLP. All of that is
 //! in `Attention`, `Mlp` and the spec: the form is the same.
 
-use crate::decoder::{BlockNorms, Form};
+use crate::decoder::{BlockNorms, Form, Norms};
+use crate::layers::NormKind;
 use crate::mlp::Activation;
 
 pub const FORM: Form = Form {
     activation: Activation::Silu,
-    norms: BlockNorms {
-        before_attention: "input_layernorm",
-        behind_attention: None,
-        before_mlp: "post_attention_layernorm",
-        behind_mlp: None,
+    norms: BlockNorms::InTurn {
+        attention: Norms::Before("input_layernorm"),
+        mlp: Norms::Before("post_attention_layernorm"),
     },
-    scales_embedding: false,
+    norm_kind: NormKind::Rms,
     learns_positions: false,
-    caps_logits: false,
 };

@@ -5,8 +5,8 @@ use crate::error::Result;
 use crate::layers::{ColumnParallel, RowParallel, owned_inner};
 use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, Weights};
-use backend::{Device, Expert, Memory, Routing};
-use checkpoint::{ExpertsSpec, LayerSpec, ModelSpec};
+use backend::{Clamp, Device, Expert, ExpertStack, Memory, Routing, Scoring};
+use checkpoint::{ClampedSilu, ExpertScores, ExpertsSpec, LayerSpec, ModelSpec};
 use std::ops::Range;
 use types::leaves::aligned_runs;
 
@@ -19,6 +19,8 @@ pub enum Activation {
     Gelu,
     /// gelu(up), without a gate
     PlainGelu,
+    /// The same with the error function
+    PlainGeluErf,
 }
 
 pub enum Mlp<M: Memory> {
@@ -34,29 +36,44 @@ pub struct Dense<M: Memory> {
 
 /// A mixture of experts, spread over the ranks of a stage as leaves are: each rank has a run of whole experts.
 pub struct Mixture<M: Memory> {
-    router: M::Matrix,       // gate [n_experts, hidden], on every rank
-    experts: Vec<Expert<M>>, // experts.{e}.gate_proj, up_proj, down_proj
+    router: M::Matrix,              // gate [n_experts, hidden], on every rank
+    router_bias: Option<M::Vector>, // gate.bias [n_experts]
+    /// Added to scores for the choice alone.
+    correction: Option<M::Vector>, // gate.e_score_correction_bias [n_experts]
+    experts: ExpertStack<M>,        // experts.{e}.gate_proj, up_proj, down_proj
+    /// The expert that all rows use besides.
+    shared: Option<Dense<M>>, // shared_experts
     runs: Vec<Range<u32>>,
     n_experts: u32,
 }
 
 /// The buffers that an MLP or a mixture works in.
 pub struct MlpScratch<M: Memory> {
-    gate_up: M::Buffer, // [rows_max, 2 * inner]
-    inner: M::Buffer,   // [rows_max, inner]
+    dense: DenseScratch<M>,
     mixture: Option<MixtureScratch<M>>,
 }
 
 struct MixtureScratch<M: Memory> {
     scores: M::Buffer, // [rows_max, n_experts]
     routes: M::Routes,
+    shared: Option<SharedScratch<M>>,
+}
+
+struct SharedScratch<M: Memory> {
+    dense: DenseScratch<M>,
+    out: M::Buffer, // [n_planes * rows_max, hidden]
+}
+
+struct DenseScratch<M: Memory> {
+    gate_up: M::Buffer, // [rows_max, 2 * inner]
+    inner: M::Buffer,   // [rows_max, inner]
 }
 
 impl<M: Memory> Mlp<M> {
     pub fn load(at: &Weights<'_, M>, spec: &ModelSpec, of: &LayerSpec, activation: Activation) -> Result<Mlp<M>> {
         match spec.experts.as_ref().filter(|_| of.has_experts) {
-            Some(experts) => Mixture::load(at, spec.hidden as usize, experts).map(Mlp::Mixture),
-            None => Dense::load(at, spec, activation).map(Mlp::Dense),
+            Some(experts) => Mixture::load(at, spec.hidden as usize, experts, activation).map(Mlp::Mixture),
+            None => Dense::load(at, spec.hidden as usize, spec.inner as usize, activation).map(Mlp::Dense),
         }
     }
 
@@ -78,7 +95,7 @@ impl<D: Device> Mlp<D> {
         out: &mut D::Buffer,
     ) -> Result<()> {
         match (self, &mut scratch.mixture) {
-            (Mlp::Dense(dense), _) => dense.forward(ctx, x, scratch, out),
+            (Mlp::Dense(dense), _) => dense.forward(ctx, x, &mut scratch.dense, out),
             (Mlp::Mixture(mixture), Some(scratch)) => mixture.forward(ctx, x, scratch, out),
             (Mlp::Mixture(_), None) => unreachable!("a spec with experts made room for them"),
         }
@@ -86,13 +103,12 @@ impl<D: Device> Mlp<D> {
 }
 
 impl<M: Memory> Dense<M> {
-    fn load(at: &Weights<'_, M>, spec: &ModelSpec, activation: Activation) -> Result<Dense<M>> {
-        let (hidden, inner) = (spec.hidden as usize, spec.inner as usize);
+    fn load(at: &Weights<'_, M>, hidden: usize, inner: usize, activation: Activation) -> Result<Dense<M>> {
         let (owned, leaves) = owned_inner(at.device().class(), at.part(), inner);
         let rows = |name| MatrixRows { name, n: inner, owned: owned.clone() };
         let up = match activation {
             Activation::Silu | Activation::Gelu => vec![rows("gate_proj"), rows("up_proj")],
-            Activation::PlainGelu => vec![rows("up_proj")],
+            Activation::PlainGelu | Activation::PlainGeluErf => vec![rows("up_proj")],
         };
         Ok(Dense {
             up: ColumnParallel::load(at, hidden, &up)?,
@@ -107,10 +123,10 @@ impl<D: Device> Dense<D> {
         &self,
         ctx: &mut Ctx<'_, D>,
         x: &D::Buffer,
-        scratch: &mut MlpScratch<D>,
+        scratch: &mut DenseScratch<D>,
         out: &mut D::Buffer,
     ) -> Result<()> {
-        let (device, n_rows, MlpScratch { gate_up, inner, .. }) = (ctx.device, ctx.n_rows(), scratch);
+        let (device, n_rows, DenseScratch { gate_up, inner }) = (ctx.device, ctx.n_rows(), scratch);
         match self.activation {
             Activation::Silu => {
                 self.up.forward(device, x, n_rows, gate_up); // [n_rows, 2 * inner]
@@ -124,13 +140,17 @@ impl<D: Device> Dense<D> {
                 self.up.forward(device, x, n_rows, inner); // [n_rows, inner]
                 device.gelu(inner, n_rows);
             }
+            Activation::PlainGeluErf => {
+                self.up.forward(device, x, n_rows, inner); // [n_rows, inner]
+                device.gelu_erf(inner, n_rows);
+            }
         }
         self.down.forward(ctx, inner, out)
     }
 }
 
 impl<M: Memory> Mixture<M> {
-    fn load(at: &Weights<'_, M>, hidden: usize, spec: &ExpertsSpec) -> Result<Mixture<M>> {
+    fn load(at: &Weights<'_, M>, hidden: usize, spec: &ExpertsSpec, activation: Activation) -> Result<Mixture<M>> {
         let owned = at.part().owned(spec.n);
         let inner = spec.inner as usize;
         let expert = |e: u32| {
@@ -139,9 +159,26 @@ impl<M: Memory> Mixture<M> {
             let down = [MatrixRows::all("down_proj", hidden)];
             Ok(Expert { gate_up: at.rows(hidden, &gate_up)?, down: at.rows(inner, &down)? })
         };
+        let n = spec.n as usize;
+        let bias = |name: &str| -> Result<Option<M::Vector>> {
+            Ok(at.bias(name, n, 0..n)?.map(|bias| at.device().vector(&bias)).transpose()?)
+        };
         Ok(Mixture {
+            router_bias: if spec.has_bias { bias("gate")? } else { None },
+            correction: match spec.scores {
+                ExpertScores::Softmax => None,
+                ExpertScores::Sigmoid { .. } => Some(at.vector_part("gate.e_score_correction_bias", n, 0..n)?),
+            },
+            shared: match spec.shared {
+                0 => None,
+                inner => Some(Dense::load(&at.under("shared_experts"), hidden, inner as usize, activation)?),
+            },
             router: at.rows(hidden, &[MatrixRows::all("gate", spec.n as usize)])?,
-            experts: owned.clone().map(expert).collect::<Result<_>>()?,
+            experts: ExpertStack {
+                all: owned.clone().map(expert).collect::<Result<_>>()?,
+                clamp: spec.clamp.map(|ClampedSilu { alpha, limit }| Clamp { alpha, limit }),
+                biases: if spec.has_bias { Some(biases(at, hidden, spec, owned.clone())?) } else { None },
+            },
             runs: aligned_runs(owned, spec.n),
             n_experts: spec.n,
         })
@@ -158,30 +195,89 @@ impl<D: Device> Mixture<D> {
     ) -> Result<()> {
         let (device, n_rows) = (ctx.device, ctx.n_rows());
         device.linear(x, &self.router, n_rows, &mut scratch.scores); // [n_rows, n_experts]
-        device.route(&scratch.scores, n_rows, &mut scratch.routes);
-        device.experts(x, &self.experts, &self.runs, n_rows, &mut scratch.routes, out); // [runs * n_rows, hidden]
-        Ok(ctx.ranks.all_reduce(device, out, &self.runs, self.n_experts, n_rows)?)
+        if let Some(bias) = &self.router_bias {
+            device.add_bias(&mut scratch.scores, bias, n_rows);
+        }
+        device.route(&scratch.scores, self.correction.as_ref(), n_rows, &mut scratch.routes);
+        // [runs * n_rows, hidden]
+        device.experts(x, &self.experts, &self.runs, n_rows, &mut scratch.routes, out);
+        ctx.ranks.all_reduce(device, out, &self.runs, self.n_experts, n_rows)?;
+        if let (Some(shared), Some(SharedScratch { dense, out: its })) = (&self.shared, &mut scratch.shared) {
+            shared.forward(ctx, x, dense, its)?; // [n_rows, hidden]
+            device.add(its, out, n_rows);
+        }
+        Ok(())
     }
+}
+
+/// The biases of these experts, one after another: of gate and up, and of down.
+fn biases<M: Memory>(
+    at: &Weights<'_, M>,
+    hidden: usize,
+    spec: &ExpertsSpec,
+    owned: Range<u32>,
+) -> Result<[M::Vector; 2]> {
+    let inner = spec.inner as usize;
+    let (mut gate_up, mut down) = (Vec::new(), Vec::new());
+    for e in owned {
+        let at = at.under("experts").under(e);
+        let all =
+            |name: &str, n: usize| -> Result<Vec<f32>> { Ok(at.bias(name, n, 0..n)?.unwrap_or_else(|| vec![0.0; n])) };
+        gate_up.extend([all("gate_proj", inner)?, all("up_proj", inner)?].concat());
+        down.extend(all("down_proj", hidden)?);
+    }
+    Ok([at.device().vector(&gate_up)?, at.device().vector(&down)?])
 }
 
 impl<M: Memory> MlpScratch<M> {
     pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: PassLimits) -> Result<MlpScratch<M>> {
-        let (device, rows_max) = (all.device(), limits.rows_max);
-        let inner = owned_inner(device.class(), all.part(), spec.inner as usize).0.len();
         let mixture = match &spec.experts {
-            Some(experts) => Some(MixtureScratch::new(device, spec.hidden as usize, experts, limits)?),
+            Some(experts) => Some(MixtureScratch::new(all, spec.hidden as usize, experts, limits)?),
             None => None,
         };
-        Ok(MlpScratch { gate_up: device.buffer(rows_max, 2 * inner)?, inner: device.buffer(rows_max, inner)?, mixture })
+        Ok(MlpScratch { dense: DenseScratch::new(all, spec.inner as usize, limits)?, mixture })
+    }
+}
+
+impl<M: Memory> DenseScratch<M> {
+    /// `inner` is the width on all ranks together.
+    fn new(all: &Weights<'_, M>, inner: usize, limits: PassLimits) -> Result<DenseScratch<M>> {
+        let device = all.device();
+        let inner = owned_inner(device.class(), all.part(), inner).0.len();
+        Ok(DenseScratch {
+            gate_up: device.buffer(limits.rows_max, 2 * inner)?,
+            inner: device.buffer(limits.rows_max, inner)?,
+        })
+    }
+}
+
+impl<M: Memory> SharedScratch<M> {
+    fn new(all: &Weights<'_, M>, hidden: usize, inner: usize, limits: PassLimits) -> Result<SharedScratch<M>> {
+        let (device, n_leaves) = (all.device(), owned_inner(all.device().class(), all.part(), inner).1.len() as u32);
+        let n_planes = aligned_runs(all.part().owned(n_leaves), n_leaves).len().max(1);
+        let out = device.buffer(n_planes * limits.rows_max, hidden)?;
+        Ok(SharedScratch { dense: DenseScratch::new(all, inner, limits)?, out })
     }
 }
 
 impl<M: Memory> MixtureScratch<M> {
-    fn new(device: &M, hidden: usize, spec: &ExpertsSpec, limits: PassLimits) -> Result<MixtureScratch<M>> {
-        let routing = Routing { n_experts: spec.n as usize, n_used: spec.n_used as usize, normalized: spec.normalized };
+    fn new(all: &Weights<'_, M>, hidden: usize, spec: &ExpertsSpec, limits: PassLimits) -> Result<MixtureScratch<M>> {
+        let device = all.device();
+        let scoring = match spec.scores {
+            ExpertScores::Softmax => Scoring::Softmax,
+            ExpertScores::Sigmoid { n, n_used } => {
+                Scoring::Sigmoid { n_groups: n as usize, n_used: n_used as usize, factor: spec.factor }
+            }
+        };
+        let (n_experts, n_used) = (spec.n as usize, spec.n_used as usize);
+        let routing = Routing { n_experts, n_used, normalized: spec.normalized, scoring };
         Ok(MixtureScratch {
             scores: device.buffer(limits.rows_max, routing.n_experts)?,
             routes: device.routes(limits.rows_max, hidden, spec.inner as usize, routing)?,
+            shared: match spec.shared {
+                0 => None,
+                inner => Some(SharedScratch::new(all, hidden, inner as usize, limits)?),
+            },
         })
     }
 }

@@ -2,12 +2,14 @@
 
 use crate::error::Result;
 use backend::{Memory, RopeStyle};
-use checkpoint::{ModelSpec, Positions, RopeScaling, RopeSpec};
+use checkpoint::{ModelSpec, Positions, RopeScaling, RopeSpec, Temperature};
 
-/// The ropes of a model's layers.
+/// The ropes of a model's layers, and how its queries grow.
 pub struct Ropes<M: Memory> {
     global: Option<M::Rope>,
     local: Option<M::Rope>,
+    /// What the queries of each position are multiplied by. [context]
+    pub query_factors: Option<M::Vector>,
 }
 
 impl<M: Memory> Ropes<M> {
@@ -19,6 +21,10 @@ impl<M: Memory> Ropes<M> {
         Ok(Ropes {
             global: global.map(|rope| load(device, rope, context)).transpose()?,
             local: local.map(|rope| load(device, rope, context)).transpose()?,
+            query_factors: match &spec.attention.temperature {
+                Some(temperature) => Some(device.vector(&query_factors(temperature, context))?),
+                None => None,
+            },
         })
     }
 
@@ -29,6 +35,11 @@ impl<M: Memory> Ropes<M> {
             Positions::None => None,
         }
     }
+}
+
+fn query_factors(of: &Temperature, context: u32) -> Vec<f32> {
+    let grown = |position: u32| libm::log(1.0 + f64::from(position / of.every));
+    (0..context).map(|position| (1.0 + f64::from(of.beta) * grown(position)) as f32).collect()
 }
 
 fn load<M: Memory>(device: &M, spec: &RopeSpec, context: u32) -> Result<M::Rope> {

@@ -83,6 +83,11 @@ impl<'a, M: Memory> Weights<'a, M> {
         Ok(self.device.vector(&values.into_iter().map(|value| value + offset).collect::<Vec<_>>())?)
     }
 
+    /// Some of the elements of a vector.
+    pub fn vector_part(&self, name: &str, len: usize, owned: Range<usize>) -> Result<M::Vector> {
+        Ok(self.device.vector(&self.numbers(name, len)?[owned])?)
+    }
+
     /// Some of the elements of `{name}.bias`; None where the checkpoint has no such tensor.
     pub fn bias(&self, name: &str, len: usize, owned: Range<usize>) -> Result<Option<Vec<f32>>> {
         let name = format!("{name}.bias");

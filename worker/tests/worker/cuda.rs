@@ -70,6 +70,25 @@ fn grids_give_the_tokens_of_one_rank() {
     });
 }
 
+/// Rows that ranks show each other for a norm, sinks, and experts with biases.
+#[test]
+fn families_on_grids_give_the_tokens_of_one_rank() {
+    on_fake_cuda("families_on_grids_give_the_tokens_of_one_rank", &[], || {
+        let host = CarrierChoice::Host;
+        for (name, carrier) in [("olmo2", host), ("olmo2", CarrierChoice::Nccl), ("gpt-oss", host)] {
+            let (assignment, mut requests) = (on_cuda(name), short_requests(2));
+            requests.iter_mut().flat_map(|request| &mut request.prompt).for_each(|token| *token %= 264);
+            let expected = alone(&assignment, &requests);
+            let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 2).unwrap();
+            let plan = Plan { chunk: 25, together: 2, in_flight: 2, ..Plan::ALONE };
+            let mut grid = Threads::start(&ModelLoader { carrier, ..loader() }, &assignment, &layout);
+            let played = Player::new(&mut grid, &assignment).play(&requests, plan);
+            grid.end();
+            assert!(played.outputs == expected.outputs, "{name} over {carrier:?}");
+        }
+    });
+}
+
 #[test]
 fn nccl_carries_the_tokens_of_one_rank() {
     on_fake_cuda("nccl_carries_the_tokens_of_one_rank", &[], || {

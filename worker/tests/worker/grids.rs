@@ -86,11 +86,12 @@ fn a_tied_embedding_is_the_head_of_the_last_stage_too() {
     }
 }
 
-/// Experts, windows, caps, head norms, biases, positions and both ways of norms, each cut evenly, unevenly, over
+/// Experts, windows, caps, sinks, norms of heads and of all heads, biases, positions, factors, shared experts and all
+/// ways of norms, each cut evenly, unevenly, over
 /// stages, and over ranks of which one owns nothing.
 #[test]
 fn every_family_gives_the_tokens_of_one_rank() {
-    const FAMILIES: [(&str, u32); 11] = [
+    const FAMILIES: [(&str, u32); 20] = [
         ("mixtral", 2),
         ("qwen3-moe", 3),
         ("qwen2", 2),
@@ -102,6 +103,15 @@ fn every_family_gives_the_tokens_of_one_rank() {
         ("gemma3", 6),
         ("gpt2", 2),
         ("llama-linear", 2),
+        ("olmo2", 2),
+        ("olmo3", 4),
+        ("granite-moe", 2),
+        ("glm4", 2),
+        ("glm4-moe", 3),
+        ("ministral3", 2),
+        ("cohere2", 4),
+        ("gpt-neox", 2),
+        ("gpt-oss", 2),
     ];
     for (name, n_layers) in FAMILIES {
         let (assignment, mut requests) = (assignment(name), requests(5));

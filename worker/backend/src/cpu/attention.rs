@@ -30,18 +30,19 @@ impl Attention for Cpu {
         self.spread(n_rows, |rows| RopeStore { qkv, rope, call, kv, rows });
     }
 
-    fn attend(&self, qkv: &mut Buffer, kv: &Kv, call: &AttentionCall<'_>, out: &mut Buffer) {
+    fn attend(&self, qkv: &mut Buffer, kv: &Kv, call: &AttentionCall<'_>, sinks: Option<&Vec<f32>>, out: &mut Buffer) {
         let AttentionCall { pass, heads, layer, .. } = *call;
         if heads.n_heads == 0 {
             return;
         }
         kv.check(heads, layer);
         assert!(pass.is_tiled(), "each row belongs to one slice");
+        assert!(sinks.is_none_or(|sinks| sinks.len() == heads.n_heads), "a sink for each query head");
         let n_rows = pass.n_rows();
         let qkv = qkv.rows(n_rows, heads.qkv_cols());
         let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
         let n_items = n_items(pass, heads);
-        let attend = Attend { qkv, kv, call, out };
+        let attend = Attend { qkv, kv, call, sinks: sinks.map(Vec::as_slice), out };
         self.team.run(n_items, &|items| attend.run(self.config.isa, items));
     }
 }
@@ -59,6 +60,8 @@ pub(crate) struct Attend<'a> {
     pub qkv: &'a [f32],
     pub kv: &'a Kv,
     pub call: &'a AttentionCall<'a>,
+    /// [n_heads]
+    pub sinks: Option<&'a [f32]>,
     /// [n_rows, n_heads * head_dim]
     pub out: Shared<f32>,
 }
@@ -246,14 +249,16 @@ impl Attend<'_> {
                 seen.store(scores);
                 largest = seen.max(largest);
             }
-            let largest = largest.largest();
+            let sink = self.sinks.filter(|_| query.begins_in(tile)).map(|sinks| sinks[query.head]);
+            let largest = Real::max(sink.unwrap_or(f32::NEG_INFINITY), largest.largest());
             let mut sum = L::splat(0.0);
             for scores in scores.iter_mut().skip(start / LANES) {
                 let p = exp(L::load(scores).sub(L::splat(largest)));
                 p.store(scores);
                 sum = sum.add(p);
             }
-            (state.tile.largest[i], state.tile.sum[i]) = (largest, sum.sum());
+            let sum = sink.map_or(sum.sum(), |sink| sum.sum() + exp(sink - largest));
+            (state.tile.largest[i], state.tile.sum[i]) = (largest, sum);
         }
     }
 
@@ -334,6 +339,12 @@ impl Query {
     #[inline(always)]
     fn sees(&self, positions: &Range<usize>) -> bool {
         self.first < positions.end && positions.start < self.end
+    }
+
+    /// Whether this is the first tile that it sees.
+    #[inline(always)]
+    fn begins_in(&self, tile: usize) -> bool {
+        self.first / TILE == tile
     }
 
     /// Positions within a tile.

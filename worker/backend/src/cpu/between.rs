@@ -2,10 +2,10 @@
 
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
-use super::math::{gelu, soft_cap};
+use super::math::{clamped_silu, gelu, gelu_erf, soft_cap};
 use super::memory::Shared;
 use super::pointwise::{norm, sum_of_squares};
-use crate::Heads;
+use crate::{Clamp, Heads};
 use std::ops::Range;
 
 /// Norms each head of Q and of K in place. qkv: [n_rows, qkv_cols]
@@ -86,6 +86,7 @@ fn sum<L: Lanes>(x: &[f32]) -> f32 {
 #[derive(Clone, Copy)]
 pub(crate) enum Each {
     Gelu,
+    GeluErf,
     Scale(f32),
     SoftCap(f32),
 }
@@ -107,9 +108,82 @@ impl Kernel for Elementwise {
             let lanes = L::load_first(x);
             match self.each {
                 Each::Gelu => gelu(lanes).store_first(x),
+                Each::GeluErf => gelu_erf(lanes).store_first(x),
                 Each::Scale(factor) => lanes.mul(L::splat(factor)).store_first(x),
                 Each::SoftCap(cap) => soft_cap(lanes, L::splat(cap)).store_first(x),
             }
+        }
+    }
+}
+
+/// A gate with clamps. gate_up: [n_rows, 2 * inner]
+pub(crate) struct ClampedSilu<'a> {
+    pub clamp: Clamp,
+    pub gate_up: &'a [f32],
+    pub inner: usize,
+    pub out: Shared<f32>,
+    pub rows: Range<usize>,
+}
+
+impl Kernel for ClampedSilu<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let (alpha, limit) = (L::splat(self.clamp.alpha), L::splat(self.clamp.limit));
+        for row in self.rows.clone() {
+            let (gate, up) = self.gate_up[row * 2 * self.inner..][..2 * self.inner].split_at(self.inner);
+            // SAFETY: the op checked the shapes; one thread has each row.
+            let out = unsafe { self.out.part(row * self.inner, self.inner) };
+            for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
+                clamped_silu(L::load_first(gate), L::load_first(up), alpha, limit).store_first(out);
+            }
+        }
+    }
+}
+
+/// Queries times the factor of their position. qkv: [n_rows, n_cols], of which the first `n` are queries.
+pub(crate) struct ScaleQueries<'a> {
+    pub qkv: Shared<f32>,
+    pub n_cols: usize,
+    pub n: usize,
+    pub factors: &'a [f32],
+    pub positions: &'a [u32],
+    pub rows: Range<usize>,
+}
+
+impl Kernel for ScaleQueries<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        for row in self.rows.clone() {
+            let factor = self.factors[self.positions[row] as usize];
+            // SAFETY: the op checked the shape; one thread has each row.
+            let queries = unsafe { self.qkv.part(row * self.n_cols, self.n) };
+            queries.iter_mut().for_each(|x| *x *= factor);
+        }
+    }
+}
+
+/// Columns of x become x * scale * weight, where the scale is that of the whole row.
+pub(crate) struct NormColumns<'a> {
+    pub x: Shared<f32>,
+    pub n_cols: usize,
+    pub first: usize,
+    /// [n_rows, n]
+    pub whole: &'a [f32],
+    pub n: usize,
+    pub weight: &'a [f32],
+    pub eps: f32,
+    pub rows: Range<usize>,
+}
+
+impl Kernel for NormColumns<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        for row in self.rows.clone() {
+            let whole = &self.whole[row * self.n..][..self.n];
+            let scale = 1.0 / (sum_of_squares::<L>(whole) / self.n as f32 + self.eps).sqrt();
+            // SAFETY: the op checked the shapes; one thread has each row.
+            let x = unsafe { self.x.part(row * self.n_cols + self.first, self.weight.len()) };
+            x.iter_mut().zip(self.weight).for_each(|(x, weight)| *x = (*x * scale) * weight);
         }
     }
 }

@@ -3,11 +3,12 @@
 //! Rows are grouped by expert only to speed up the products: a row's bits do not depend on its neighbours. The outputs
 //! of a row's experts are added by the leaves' tree, whose leaves are the experts; absent ones are skipped.
 
+use super::pointwise::AddBias;
 use super::rows::{largest, sum_exp};
 use super::{Buffer, Cpu, Isa};
 use crate::cpu::math::exp;
 use crate::cpu::memory::Shared;
-use crate::{Error, Expert, Experts, Memory, Pointwise, Result, Routing};
+use crate::{Error, Expert, ExpertStack, Experts, Memory, Pointwise, Result, Routing, Scoring};
 use std::ops::Range;
 
 /// The chosen experts of a pass, and the buffers to compute with them.
@@ -25,6 +26,8 @@ pub struct Routes {
     inner: Buffer,   // [rows_max, inner]
     y: Buffer,       // [rows_max, hidden]
     made: Buffer,    // [rows_max * n_used, hidden], by choice
+    /// [rows_max, 2 * n_experts]: sigmoids, and what the choice sees of them.
+    sigmoids: Vec<f32>,
 }
 
 impl Routes {
@@ -32,7 +35,7 @@ impl Routes {
         let Routing { n_experts, n_used, .. } = routing;
         let too_big = || Error::Shape(format!("{n_used} of {n_experts} experts for {rows_max} rows"));
         let n_choices = rows_max.checked_mul(n_used).filter(|n| u32::try_from(*n).is_ok()).ok_or_else(too_big)?;
-        if n_used == 0 || n_used > n_experts {
+        if !routing.is_possible() {
             return Err(too_big());
         }
         Ok(Routes {
@@ -47,6 +50,10 @@ impl Routes {
             inner: cpu.buffer(rows_max, inner)?,
             y: cpu.buffer(rows_max, hidden)?,
             made: cpu.buffer(n_choices, hidden)?,
+            sigmoids: match routing.scoring {
+                Scoring::Softmax => Vec::new(),
+                Scoring::Sigmoid { .. } => vec![0.0; rows_max * 2 * n_experts],
+            },
         })
     }
 
@@ -103,25 +110,91 @@ fn choose(isa: Isa, scores: &[f32], routing: &Routing, chosen: &mut [u32], weigh
     }
 }
 
+/// Sigmoids of a row's scores, then the best ones of the best groups, as the correction has them.
+fn choose_corrected(
+    scores: &[f32],
+    correction: Option<&[f32]>,
+    routing: &Routing,
+    sigmoids: &mut [f32],
+    chosen: &mut [u32],
+    weights: &mut [f32],
+) {
+    let Scoring::Sigmoid { n_groups, n_used, factor } = routing.scoring else { return };
+    let (sigmoids, seen) = sigmoids.split_at_mut(scores.len());
+    for (i, score) in scores.iter().enumerate() {
+        sigmoids[i] = 1.0 / (1.0 + exp(0.0 - score));
+        seen[i] = sigmoids[i] + correction.map_or(0.0, |correction| correction[i]);
+    }
+    let size = scores.len() / n_groups;
+    let group_score = |group: u32| two_best(&seen[group as usize * size..][..size]);
+    // As bits: there are at most 32.
+    let mut is_used = 0u64;
+    for _ in 0..n_used {
+        let free = (0..n_groups as u32).filter(|group| is_used >> group & 1 == 0);
+        is_used |= best_of(free, group_score).map_or(0, |group| 1 << group);
+    }
+    for i in 0..routing.n_used {
+        let in_group = |expert: &u32| is_used >> (*expert as usize / size) & 1 == 1;
+        let free = (0..scores.len() as u32).filter(in_group).filter(|expert| !chosen[..i].contains(expert));
+        chosen[i] = best_of(free, |expert| seen[expert as usize]).unwrap_or(0);
+    }
+    chosen.sort_unstable();
+    let mut total = 0.0;
+    for (expert, weight) in chosen.iter().zip(weights.iter_mut()) {
+        *weight = sigmoids[*expert as usize];
+        total += *weight;
+    }
+    for weight in weights {
+        *weight = if routing.normalized { *weight / (total + 1e-20) } else { *weight } * factor;
+    }
+}
+
+/// The sum of the two largest, the larger first.
+fn two_best(seen: &[f32]) -> f32 {
+    let (mut best, mut next) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+    for x in seen {
+        if *x > best {
+            (best, next) = (*x, best);
+        } else if *x > next {
+            next = *x;
+        }
+    }
+    if seen.len() > 1 { best + next } else { best }
+}
+
+/// The best, of equals the first.
+fn best_of(candidates: impl Iterator<Item = u32>, score: impl Fn(u32) -> f32) -> Option<u32> {
+    candidates.reduce(|best, other| if is_better(score(other), score(best)) { other } else { best })
+}
+
 /// A NaN is chosen only where there is nothing else.
 fn is_better(score: f32, best: f32) -> bool {
     score > best || best.is_nan() && !score.is_nan()
 }
 
 impl Experts for Cpu {
-    fn route(&self, scores: &Buffer, n_rows: usize, routes: &mut Routes) {
+    fn route(&self, scores: &Buffer, correction: Option<&Vec<f32>>, n_rows: usize, routes: &mut Routes) {
         let Routing { n_experts, n_used, .. } = routes.routing;
         let scores = scores.rows(n_rows, n_experts);
         assert!(n_rows * n_used <= routes.chosen.len(), "{n_rows} rows of choices in room for fewer");
         routes.n_rows = n_rows;
         let (chosen, weights) = (Shared::new(routes.chosen.as_mut_ptr()), Shared::new(routes.weights.as_mut_ptr()));
         let (routing, isa) = (routes.routing, self.config.isa);
+        let (sigmoids, correction) = (Shared::new(routes.sigmoids.as_mut_ptr()), correction.map(Vec::as_slice));
+        assert!(correction.is_none_or(|of| of.len() == n_experts), "a correction for each expert");
         self.team.run(n_rows, &|rows| {
             for row in rows {
                 // SAFETY: there is room for so many rows; one thread has each.
                 let (chosen, weights) =
                     unsafe { (chosen.part(row * n_used, n_used), weights.part(row * n_used, n_used)) };
-                choose(isa, &scores[row * n_experts..][..n_experts], &routing, chosen, weights);
+                let scores = &scores[row * n_experts..][..n_experts];
+                if routing.scoring == Scoring::Softmax {
+                    choose(isa, scores, &routing, chosen, weights);
+                    continue;
+                }
+                // SAFETY: likewise, and there is room for two numbers of each expert.
+                let sigmoids = unsafe { sigmoids.part(row * 2 * n_experts, 2 * n_experts) };
+                choose_corrected(scores, correction, &routing, sigmoids, chosen, weights);
             }
         });
         routes.group();
@@ -130,7 +203,7 @@ impl Experts for Cpu {
     fn experts(
         &self,
         x: &Buffer,
-        experts: &[Expert<Cpu>],
+        experts: &ExpertStack<Cpu>,
         runs: &[Range<u32>],
         n_rows: usize,
         routes: &mut Routes,
@@ -138,10 +211,10 @@ impl Experts for Cpu {
     ) {
         assert_eq!(routes.n_rows, n_rows, "the rows were routed");
         let first = runs.first().map_or(0, |run| run.start);
-        for (id, expert) in (first..).zip(experts) {
-            let choices = routes.of_expert(id);
+        for (i, expert) in experts.all.iter().enumerate() {
+            let choices = routes.of_expert(first + i as u32);
             if !choices.is_empty() {
-                self.expert(x, expert, choices, routes);
+                self.expert(x, expert, (experts, i), choices, routes);
             }
         }
         self.fold(runs, n_rows, routes, out);
@@ -150,7 +223,14 @@ impl Experts for Cpu {
 
 impl Cpu {
     /// One expert's output for the rows that chose it, times its weight in each.
-    fn expert(&self, x: &Buffer, expert: &Expert<Cpu>, choices: Range<usize>, routes: &mut Routes) {
+    fn expert(
+        &self,
+        x: &Buffer,
+        expert: &Expert<Cpu>,
+        (stack, i): (&ExpertStack<Cpu>, usize),
+        choices: Range<usize>,
+        routes: &mut Routes,
+    ) {
         let (n, n_used, hidden) = (choices.len(), routes.routing.n_used, x.cols());
         let Routes { order, weights, x: mine, gate_up, inner, y, made, .. } = routes;
         let order = &order[choices];
@@ -158,8 +238,13 @@ impl Cpu {
             to.copy_from_slice(x.row(*choice as usize / n_used));
         }
         self.product(mine, &expert.gate_up, n, gate_up); // [n, 2 * inner]
-        self.silu_mul(gate_up, n, inner); // [n, inner]
+        self.add_own_bias(gate_up, stack.biases.as_ref().map(|biases| &biases[0]), i, n);
+        match stack.clamp {
+            None => self.silu_mul(gate_up, n, inner), // [n, inner]
+            Some(clamp) => self.clamped_silu_mul(gate_up, clamp, n, inner),
+        }
         self.product(inner, &expert.down, n, y); // [n, hidden]
+        self.add_own_bias(y, stack.biases.as_ref().map(|biases| &biases[1]), i, n);
         let made = made.shared(made.rows_max, hidden);
         let y = y.rows(n, hidden);
         self.team.run(n, &|rows| {
@@ -170,6 +255,15 @@ impl Cpu {
                 to.iter_mut().zip(&y[row * hidden..]).for_each(|(to, y)| *to = y * weights[choice]);
             }
         });
+    }
+
+    /// The bias of this rank's expert number `i`, if experts have some. x: [n, cols], biases: [experts, cols]
+    fn add_own_bias(&self, x: &mut Buffer, biases: Option<&Vec<f32>>, i: usize, n: usize) {
+        let cols = x.cols();
+        if let Some(biases) = biases {
+            let (bias, x) = (&biases[i * cols..][..cols], x.shared(n, cols));
+            self.spread(n, |rows| AddBias { x, bias, rows });
+        }
     }
 
     /// One plane for each run of experts. out: [n_runs * n_rows, hidden]

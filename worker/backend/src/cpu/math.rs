@@ -103,6 +103,38 @@ pub(crate) fn gelu<R: Real>(x: R) -> R {
     x.mul(R::splat(0.5)).mul(R::splat(1.0).add(tanh(inner)))
 }
 
+/// The error function, at most 2e-7 off: 7.1.26 of Abramowitz and Stegun.
+#[inline(always)]
+pub(crate) fn erf<R: Real>(x: R) -> R {
+    let (zero, one) = (R::splat(0.0), R::splat(1.0));
+    let size = x.abs();
+    let t = one.div(size.fma(R::splat(0.327_591_1), one));
+    let p = R::splat(1.061_405_4);
+    let p = p.fma(t, R::splat(-1.453_152));
+    let p = p.fma(t, R::splat(1.421_413_8));
+    let p = p.fma(t, R::splat(-0.284_496_74));
+    let p = p.fma(t, R::splat(0.254_829_6));
+    let y = one.sub(p.mul(t).mul(exp(zero.sub(size.mul(size)))));
+    x.if_less(zero, zero.sub(y), y)
+}
+
+/// x / 2 * (1 + erf(x / sqrt(2)))
+#[inline(always)]
+pub(crate) fn gelu_erf<R: Real>(x: R) -> R {
+    let one = R::splat(1.0);
+    x.mul(R::splat(0.5)).mul(one.add(erf(x.mul(R::splat(std::f32::consts::FRAC_1_SQRT_2)))))
+}
+
+/// (up + 1) * gate * sigmoid(alpha * gate), clamped
+#[inline(always)]
+pub(crate) fn clamped_silu<R: Real>(gate: R, up: R, alpha: R, limit: R) -> R {
+    let (zero, one) = (R::splat(0.0), R::splat(1.0));
+    let gate = limit.min(gate);
+    let up = limit.min(zero.sub(limit).max(up));
+    let glu = gate.div(one.add(exp(zero.sub(gate.mul(alpha)))));
+    up.add(one).mul(glu)
+}
+
 /// cap * tanh(x / cap)
 #[inline(always)]
 pub(crate) fn soft_cap<R: Real>(x: R, cap: R) -> R {

@@ -9,7 +9,7 @@ use super::panels::BLOCK;
 use super::quants::{COLUMN_BYTES, Head, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::quants::{Quant, at, packing, unpack};
 use super::{Buffer, Cpu, between, kv, pairs};
-use crate::{Heads, Pointwise};
+use crate::{Clamp, Heads, Pass, Pointwise};
 use half::f16;
 use std::ops::Range;
 use types::Dtype;
@@ -84,6 +84,52 @@ impl Pointwise for Cpu {
 
     fn gelu(&self, x: &mut Buffer, n_rows: usize) {
         self.each(x, n_rows, between::Each::Gelu);
+    }
+
+    fn gelu_erf(&self, x: &mut Buffer, n_rows: usize) {
+        self.each(x, n_rows, between::Each::GeluErf);
+    }
+
+    fn clamped_silu_mul(&self, gate_up: &Buffer, clamp: Clamp, n_rows: usize, out: &mut Buffer) {
+        let inner = out.cols();
+        let gate_up = gate_up.rows(n_rows, 2 * inner);
+        let out = out.shared(n_rows, inner);
+        self.spread(n_rows, |rows| between::ClampedSilu { clamp, gate_up, inner, out, rows });
+    }
+
+    fn scale_queries(&self, qkv: &mut Buffer, heads: &Heads, factors: &Vec<f32>, pass: &Pass<'_>) {
+        let (n_rows, n_cols, n) = (pass.n_rows(), heads.qkv_cols(), heads.n_heads * heads.head_dim);
+        let (qkv, positions) = (qkv.shared(n_rows, n_cols), pass.rows.positions);
+        self.spread(n_rows, |rows| between::ScaleQueries { qkv, n_cols, n, factors, positions, rows });
+    }
+
+    fn copy_columns(
+        &self,
+        (from, first_row, columns): (&Buffer, usize, Range<usize>),
+        (to, to_row, col): (&mut Buffer, usize, usize),
+        n_rows: usize,
+    ) {
+        let (n, ld) = (columns.len(), to.cols());
+        assert!(col + n <= ld, "{n} columns from {col} on of {ld}");
+        let to = to.rows_mut(to_row + n_rows, ld);
+        for row in 0..n_rows {
+            to[(to_row + row) * ld + col..][..n].copy_from_slice(&from.row(first_row + row)[columns.clone()]);
+        }
+    }
+
+    fn norm_columns(
+        &self,
+        x: &mut Buffer,
+        columns: Range<usize>,
+        whole: &Buffer,
+        weight: &Vec<f32>,
+        eps: f32,
+        n_rows: usize,
+    ) {
+        let (n_cols, n, first) = (x.cols(), whole.cols(), columns.start);
+        assert!(columns.len() == weight.len() && columns.end <= n_cols, "a weight for each column");
+        let (whole, x) = (whole.rows(n_rows, n), x.shared(n_rows, n_cols));
+        self.spread(n_rows, |rows| between::NormColumns { x, n_cols, first, whole, n, weight, eps, rows });
     }
 
     fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {

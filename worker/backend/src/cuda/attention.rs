@@ -1,7 +1,7 @@
 //! Paged K and V on the device, and attention over them: a block of threads for some rows of a sequence and a KV head,
 //! or, where rows are few and far along, one for each tile of positions too. All of them give the same bits.
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Vector};
 use super::device::Cuda;
 use super::driver::{Bytes, Pitched, Shape, Stream};
 use super::kernels::{HeadShape, arguments, attend_shared_bytes};
@@ -204,7 +204,7 @@ impl Attention for Cuda {
         unsafe { self.launch(Kernel::RopeStore, shape, args) };
     }
 
-    fn attend(&self, qkv: &mut Buffer, kv: &Kv, call: &AttentionCall<'_>, out: &mut Buffer) {
+    fn attend(&self, qkv: &mut Buffer, kv: &Kv, call: &AttentionCall<'_>, sinks: Option<&Vector>, out: &mut Buffer) {
         let AttentionCall { pass, heads, group, layer } = *call;
         let n_rows = pass.n_rows();
         if heads.n_heads == 0 || n_rows == 0 {
@@ -212,6 +212,7 @@ impl Attention for Cuda {
         }
         qkv.check(n_rows, heads.qkv_cols());
         out.check(n_rows, heads.n_heads * heads.head_dim);
+        assert!(sinks.is_none_or(|sinks| sinks.len == heads.n_heads), "a sink for each query head");
         self.to_f32(qkv, n_rows);
         out.becomes_bf16(true);
         let mut uploads = lock(&self.uploads);
@@ -222,7 +223,8 @@ impl Attention for Cuda {
         };
         let kv = kv.layer(heads, layer);
         let (positions, n_rows, blocks) = (uploads.batch.positions, n_rows as u32, tables.blocks);
-        let reads = Reads { qkv: qkv.at(), kv, heads: HeadShape::of(heads), items, n_items, blocks, positions, n_rows };
+        let shape = HeadShape::of(heads).with_sinks(sinks.map_or(0, Vector::at));
+        let reads = Reads { qkv: qkv.at(), kv, heads: shape, items, n_items, blocks, positions, n_rows };
         let scratch = self.scratch();
         let n_blocks = n_items.saturating_mul(heads.n_kv_heads as u32);
         let is_idle = n_blocks < 2 * self.card.multiprocessors && plan.queries == FEW && plan.n_tiles > 1;

@@ -1,7 +1,7 @@
 //! Mixtures of experts: who is chosen is decided on the device and never told to the host, so one launch is for all
 //! experts of a rank, each of which finds its rows.
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Vector};
 use super::device::Cuda;
 use super::driver::{Bytes, Shape};
 use super::kernels::{arguments, by_row};
@@ -9,7 +9,7 @@ use super::linear::tiles_per_block;
 use super::lock::lock;
 use super::table::Kernel;
 use super::weights::{Kind, Matrix};
-use crate::{Error, Expert, Experts, Memory, Pointwise, Result, Routing};
+use crate::{Error, ExpertStack, Experts, Memory, Pointwise, Result, Routing, Scoring};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -58,7 +58,7 @@ impl Routes {
         let too_big = || Error::Shape(format!("{n_used} of {n_experts} experts for {rows_max} rows on CUDA"));
         cuda.forget_graphs();
         let n_choices = rows_max.checked_mul(n_used).filter(|n| u32::try_from(*n).is_ok()).ok_or_else(too_big)?;
-        if n_used == 0 || n_used > n_experts || n_used > USED_MAX || n_experts > EXPERTS_MAX {
+        if !routing.is_possible() || n_used > USED_MAX || n_experts > EXPERTS_MAX {
             return Err(too_big());
         }
         let words = |n: usize| Bytes::new(&cuda.context, "choices of experts", n * WORD);
@@ -164,6 +164,16 @@ impl Cuda {
         unsafe { self.launch(Kernel::GroupChoices, shape, arguments![chosen, n_choices, starts, order, place]) };
     }
 
+    /// Each choice's row += the bias of its expert, of those from `first` on. x: [n_choices, cols]
+    fn add_biases(&self, biases: &Vector, first: u32, routes: &Routes, x: &Buffer) {
+        let n_choices = routes.n_rows * routes.routing.n_used;
+        let (cols, n) = (x.cols as u32, (biases.len / x.cols.max(1)) as u32);
+        let (x, chosen, order, bias) = (x.at(), routes.chosen.at(0), routes.order.at(0), biases.at());
+        let args = arguments![x, cols, chosen, order, first, n, bias];
+        // SAFETY: x has a row for each choice, and there are n biases of its width.
+        unsafe { self.launch(Kernel::AddExpertBias, by_row(n_choices), args) };
+    }
+
     /// One plane for each run of experts. out: [n_runs * n_rows, hidden]
     fn fold(&self, runs: &[Range<u32>], routes: &Routes, out: &Buffer) {
         let bounds = lock(&routes.addresses).bounds(self, runs);
@@ -180,8 +190,9 @@ impl Cuda {
 }
 
 impl Experts for Cuda {
-    fn route(&self, scores: &Buffer, n_rows: usize, routes: &mut Routes) {
-        let Routing { n_experts, n_used, normalized } = routes.routing;
+    fn route(&self, scores: &Buffer, correction: Option<&Vector>, n_rows: usize, routes: &mut Routes) {
+        let Routing { n_experts, n_used, normalized, scoring } = routes.routing;
+        assert!(correction.is_none_or(|of| of.len == n_experts), "a correction for each expert");
         scores.check(n_rows, n_experts);
         assert!(n_rows <= routes.rows_max, "{n_rows} rows of choices in room for {}", routes.rows_max);
         routes.n_rows = n_rows;
@@ -192,17 +203,29 @@ impl Experts for Cuda {
         let (scores, chosen, weights) = (scores.at(), routes.chosen.at(0), routes.weights.at(0));
         let (n_experts, n_used, normalized) = (n_experts as u32, n_used as u32, u32::from(normalized));
         let shape = Shape { grid: [n_rows as u32, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
-        // SAFETY: scores has so many rows, and there is room for their choices.
-        unsafe {
-            self.launch(Kernel::Route, shape, arguments![scores, n_experts, n_used, normalized, chosen, weights])
-        };
+        match scoring {
+            Scoring::Softmax => {
+                let args = arguments![scores, n_experts, n_used, normalized, chosen, weights];
+                // SAFETY: scores has so many rows, and there is room for their choices.
+                unsafe { self.launch(Kernel::Route, shape, args) };
+            }
+            Scoring::Sigmoid { n_groups, n_used: of_groups, factor } => {
+                let (correction, n_groups, of_groups) =
+                    (correction.map_or(0, Vector::at), n_groups as u32, of_groups as u32);
+                let args = arguments![
+                    scores, correction, n_experts, n_used, n_groups, of_groups, normalized, factor, chosen, weights
+                ];
+                // SAFETY: as above, and the correction is as long as a row of scores.
+                unsafe { self.launch(Kernel::RouteSigmoid, shape, args) };
+            }
+        }
         self.group(routes);
     }
 
     fn experts(
         &self,
         x: &Buffer,
-        experts: &[Expert<Cuda>],
+        experts: &ExpertStack<Cuda>,
         runs: &[Range<u32>],
         n_rows: usize,
         routes: &mut Routes,
@@ -215,12 +238,22 @@ impl Experts for Cuda {
             return;
         }
         let first = runs[0].start;
-        let gate_up = Matrices { all: experts.iter().map(|expert| &expert.gate_up).collect(), first };
-        let down = Matrices { all: experts.iter().map(|expert| &expert.down).collect(), first };
+        let gate_up = Matrices { all: experts.all.iter().map(|expert| &expert.gate_up).collect(), first };
+        let down = Matrices { all: experts.all.iter().map(|expert| &expert.down).collect(), first };
         let x = self.in_bf16(x, n_rows);
         self.grouped(&gate_up, x, routes.order.at(0), n_used, routes, &routes.gate_up); // [n_choices, 2 * inner]
-        self.silu_mul(&routes.gate_up, n_rows * n_used, &mut routes.inner); // [n_choices, inner]
+        if let Some([bias, _]) = &experts.biases {
+            self.add_biases(bias, first, routes, &routes.gate_up);
+        }
+        let n_choices = n_rows * n_used;
+        match experts.clamp {
+            None => self.silu_mul(&routes.gate_up, n_choices, &mut routes.inner), // [n_choices, inner]
+            Some(clamp) => self.clamped_silu_mul(&routes.gate_up, clamp, n_choices, &mut routes.inner),
+        }
         self.grouped(&down, routes.inner.at(), 0, 1, routes, &routes.y); // [n_choices, hidden]
+        if let Some([_, bias]) = &experts.biases {
+            self.add_biases(bias, first, routes, &routes.y);
+        }
         self.fold(runs, routes, out);
     }
 }

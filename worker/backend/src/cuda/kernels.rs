@@ -44,6 +44,8 @@ pub(super) struct HeadShape {
     window: u32,
     scale: f32,
     cap: f32,
+    /// Where the sinks are, or null.
+    sinks: u64,
 }
 
 impl HeadShape {
@@ -57,7 +59,12 @@ impl HeadShape {
             window: heads.window.map_or(0, |window| window as u32),
             scale: heads.scale,
             cap: heads.cap.unwrap_or(0.0),
+            sinks: 0,
         }
+    }
+
+    pub fn with_sinks(self, sinks: u64) -> HeadShape {
+        HeadShape { sinks, ..self }
     }
 }
 
@@ -214,7 +221,7 @@ mod tests {
 
     #[test]
     fn structs_lie_as_in_the_header() {
-        assert_eq!((size_of::<Pieces>(), size_of::<HeadShape>()), (56, 32));
+        assert_eq!((size_of::<Pieces>(), size_of::<HeadShape>()), (56, 40));
         assert_eq!(attend_of("attend_split_d96_q16"), Some((96, 16)));
         assert_eq!(attend_of("attend_merge"), None);
         assert!(HEADERS[0].text.contains("(QUERIES) * ((D) * 2 + 64) + (QUERIES) * 264 * 4 + (QUERIES) * 9 * 4"));

@@ -7,7 +7,8 @@ use super::kernels::{HeadShape, arguments, by_row, norm_bytes_max};
 use super::lock::lock;
 use super::table::Kernel;
 use super::weights::Matrix;
-use crate::{Error, Heads, Pass, Pointwise};
+use crate::{Clamp, Error, Heads, Pass, Pointwise};
+use std::ops::Range;
 
 /// As in the header.
 const X_BF16: u32 = 1;
@@ -175,6 +176,80 @@ impl Pointwise for Cuda {
         let Some((x, cols)) = self.in_place(x, n_rows) else { return };
         // SAFETY: x has so many rows.
         unsafe { self.launch(Kernel::GeluRows, by_row(n_rows), arguments![x, cols]) };
+    }
+
+    fn gelu_erf(&self, x: &mut Buffer, n_rows: usize) {
+        let Some((x, cols)) = self.in_place(x, n_rows) else { return };
+        // SAFETY: x has so many rows.
+        unsafe { self.launch(Kernel::GeluErfRows, by_row(n_rows), arguments![x, cols]) };
+    }
+
+    fn clamped_silu_mul(&self, gate_up: &Buffer, clamp: Clamp, n_rows: usize, out: &mut Buffer) {
+        let inner = out.cols;
+        gate_up.check(n_rows, 2 * inner);
+        out.check(n_rows, inner);
+        if n_rows == 0 || inner == 0 {
+            return;
+        }
+        self.to_f32(gate_up, n_rows);
+        out.becomes_bf16(true);
+        let (from, cols, to, Clamp { alpha, limit }) = (gate_up.at(), inner as u32, out.at(), clamp);
+        let args = arguments![from, cols, alpha, limit, to, OUT_BF16];
+        // SAFETY: both have so many rows.
+        unsafe { self.launch(Kernel::ClampedSiluMul, by_row(n_rows), args) };
+    }
+
+    fn scale_queries(&self, qkv: &mut Buffer, heads: &Heads, factors: &Vector, pass: &Pass<'_>) {
+        let n_rows = pass.n_rows();
+        qkv.check(n_rows, heads.qkv_cols());
+        assert!(pass.rows.positions.iter().all(|at| (*at as usize) < factors.len), "positions that have a factor");
+        let Some((x, ld)) = self.in_place(qkv, n_rows) else { return };
+        let positions = lock(&self.uploads).batch.positions;
+        let (n, factors) = ((heads.n_heads * heads.head_dim) as u32, factors.at());
+        // SAFETY: qkv has the pass's rows, and every position has a factor.
+        unsafe { self.launch(Kernel::ScaleQueries, by_row(n_rows), arguments![x, ld, n, factors, positions]) };
+    }
+
+    fn copy_columns(
+        &self,
+        (from, first_row, columns): (&Buffer, usize, Range<usize>),
+        (to, to_row, col): (&mut Buffer, usize, usize),
+        n_rows: usize,
+    ) {
+        from.check(first_row + n_rows, from.cols);
+        to.check(to_row + n_rows, to.cols);
+        assert!(columns.end <= from.cols && col + columns.len() <= to.cols, "columns of both");
+        if n_rows == 0 || columns.is_empty() {
+            return;
+        }
+        self.to_f32(from, first_row + n_rows);
+        to.becomes_bf16(false);
+        let at = |of: &Buffer, row: usize, col: usize| of.at() + ((row * of.cols + col) * 4) as u64;
+        let (from_at, to_at) = (at(from, first_row, columns.start), at(to, to_row, col));
+        let (ld_from, ld_to, n) = (from.cols as u32, to.cols as u32, columns.len() as u32);
+        let args = arguments![from_at, ld_from, to_at, ld_to, n];
+        // SAFETY: both have these rows and columns.
+        unsafe { self.launch(Kernel::CopyColumns, by_row(n_rows), args) };
+    }
+
+    fn norm_columns(
+        &self,
+        x: &mut Buffer,
+        columns: Range<usize>,
+        whole: &Buffer,
+        weight: &Vector,
+        eps: f32,
+        n_rows: usize,
+    ) {
+        whole.check(n_rows, whole.cols);
+        assert!(columns.len() == weight.len && columns.end <= x.cols, "a weight for each column");
+        let Some((at, ld)) = self.in_place(x, n_rows).filter(|_| !columns.is_empty()) else { return };
+        self.to_f32(whole, n_rows);
+        let (at, cols) = (at + columns.start as u64 * 4, columns.len() as u32);
+        let (whole, n, weight) = (whole.at(), whole.cols as u32, weight.at());
+        let args = arguments![at, ld, cols, whole, n, weight, eps];
+        // SAFETY: both have so many rows, and x these columns.
+        unsafe { self.launch(Kernel::NormColumns, by_row(n_rows), args) };
     }
 
     fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {

@@ -62,6 +62,11 @@ kernels! {
         GeluRows = "gelu_rows",
         ScaleRows = "scale_rows",
         SoftCapRows = "soft_cap_rows",
+        GeluErfRows = "gelu_erf_rows",
+        ClampedSiluMul = "clamped_silu_mul",
+        ScaleQueries = "scale_queries",
+        CopyColumns = "copy_columns",
+        AddExpertBias = "add_expert_bias",
         EmbedBf16 = "embed_bf16",
         EmbedPlain = "embed_plain",
         EmbedW8 = "embed_w8",
@@ -78,6 +83,7 @@ kernels! {
         RmsNorm = "rms_norm",
         AddRmsNorm = "add_rms_norm",
         LayerNorm = "layer_norm",
+        NormColumns = "norm_columns",
         NormHeads = "norm_heads",
     }
     "linear.cu": {
@@ -153,6 +159,7 @@ kernels! {
     }
     "experts.cu": {
         Route = "route",
+        RouteSigmoid = "route_sigmoid",
         GroupChoices = "group_choices",
         FoldExperts = "fold_experts",
     }

@@ -61,6 +61,15 @@ pub trait Attention: Memory {
     );
     /// Causal attention of each row over the positions of its sequence up to its own, as far back as its window, K and
     /// V read from their blocks. Query head h reads KV head `call.heads.kv_of(h)`.
+    /// A sink is a score of its own for each query head, with no value: one more entry of the first tile that a row
+    /// sees. sinks: [n_heads]
     /// qkv: [n_rows, qkv_cols], whose Q is read, and may be written over; out: [n_rows, n_heads * head_dim]
-    fn attend(&self, qkv: &mut Self::Buffer, kv: &Self::Kv, call: &AttentionCall<'_>, out: &mut Self::Buffer);
+    fn attend(
+        &self,
+        qkv: &mut Self::Buffer,
+        kv: &Self::Kv,
+        call: &AttentionCall<'_>,
+        sinks: Option<&Self::Vector>,
+        out: &mut Self::Buffer,
+    );
 }

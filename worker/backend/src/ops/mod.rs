@@ -9,7 +9,7 @@ mod pointwise;
 mod sample;
 
 pub use attention::{Attention, AttentionCall, Heads};
-pub use experts::{Expert, Experts, Routing};
+pub use experts::{Clamp, Expert, ExpertStack, Experts, Routing, Scoring};
 pub use linear::Linear;
 pub use memory::{BatchLimits, CommitBlocks, KvSpec, Memory, RopeStyle};
 pub use pointwise::Pointwise;

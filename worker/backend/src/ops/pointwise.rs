@@ -1,7 +1,8 @@
 //! Operations on each row alone.
 
-use super::{Heads, Memory};
+use super::{Clamp, Heads, Memory};
 use crate::Pass;
+use std::ops::Range;
 
 pub trait Pointwise: Memory {
     /// out[i] = row `tokens[i] - first` of the table, in f32. A token outside the table belongs to another rank, and
@@ -55,6 +56,30 @@ pub trait Pointwise: Memory {
     fn gelu_mul(&self, gate_up: &Self::Buffer, n_rows: usize, out: &mut Self::Buffer);
     /// x = gelu(x), in the tanh form.
     fn gelu(&self, x: &mut Self::Buffer, n_rows: usize);
+    /// x = gelu(x), in the form with the error function.
+    fn gelu_erf(&self, x: &mut Self::Buffer, n_rows: usize);
+    /// A gate with clamps. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
+    fn clamped_silu_mul(&self, gate_up: &Self::Buffer, clamp: Clamp, n_rows: usize, out: &mut Self::Buffer);
+    /// Each row's queries *= the factor of its position. qkv: [n_rows, qkv_cols], factors: [context]
+    fn scale_queries(&self, qkv: &mut Self::Buffer, heads: &Heads, factors: &Self::Vector, pass: &Pass<'_>);
+    /// Copies columns of `n_rows` rows, from a row on, to a row and a column on.
+    fn copy_columns(
+        &self,
+        from: (&Self::Buffer, usize, Range<usize>),
+        to: (&mut Self::Buffer, usize, usize),
+        n_rows: usize,
+    );
+    /// Columns of x become x / rms(whole row) * weight, where the whole row is spread over ranks and was gathered.
+    /// x: [n_rows, any], whole: [n_rows, n], weight: as long as `columns`
+    fn norm_columns(
+        &self,
+        x: &mut Self::Buffer,
+        columns: Range<usize>,
+        whole: &Self::Buffer,
+        weight: &Self::Vector,
+        eps: f32,
+        n_rows: usize,
+    );
     /// x *= factor
     fn scale(&self, x: &mut Self::Buffer, factor: f32, n_rows: usize);
     /// x = cap * tanh(x / cap)

@@ -27,6 +27,7 @@ struct Case {
     sin: Vec<f32>,
     n_blocks: usize,
     sequences: Vec<Sequence>,
+    sinks: Option<Vec<f32>>,
 }
 
 impl Case {
@@ -46,7 +47,7 @@ impl Case {
             sequences.push(Sequence { qkv, blocks });
         }
         let (cos, sin) = (angles.iter().map(|a| a.cos()).collect(), angles.iter().map(|a| a.sin()).collect());
-        Case { heads, dtype, style, has_rope: true, cos, sin, n_blocks, sequences }
+        Case { heads, dtype, style, has_rope: true, cos, sin, n_blocks, sequences, sinks: None }
     }
 
     fn length(&self, sequence: usize) -> usize {
@@ -93,6 +94,7 @@ impl Case {
             &mut qkv,
             kv,
             &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: LAYER },
+            self.sinks.as_ref(),
             &mut out,
         );
         all(cpu, &out, n_rows)
@@ -128,9 +130,10 @@ impl Case {
                     Some(cap) => cap * (dot(t) * f64::from(scale) / cap).tanh(),
                 };
                 let scores: Vec<f64> = (first..=position).map(score).collect();
-                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sink = self.sinks.as_ref().map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[h]));
+                let largest = scores.iter().copied().fold(sink, f64::max);
                 let p: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
-                let sum: f64 = p.iter().sum();
+                let sum = p.iter().sum::<f64>() + (sink - largest).exp();
                 let v: Vec<Vec<f64>> = (first..=position).map(|t| head(t, kv_head + n_kv_heads)).collect();
                 out.extend((0..d).map(|i| p.iter().zip(&v).map(|(p, v)| p * stored(v[i])).sum::<f64>() / sum));
             }
@@ -298,6 +301,30 @@ fn chunks_and_neighbours_change_nothing() {
     }
 }
 
+/// Sinks above, among and below all scores, with and without windows; in chunks and on every path.
+#[test]
+fn sinks() {
+    let mut rng = Rng(16);
+    for window in [None, Some(1), Some(37), Some(270)] {
+        let mut case = Case::new(&mut rng, (6, 2, 24), KvDtype::F32, RopeStyle::Halves, &[560]);
+        case.heads = Heads { window, ..case.heads };
+        case.sinks = Some(vec![-40.0, 0.0, 1.5, 3.0, 8.0, 30.0]);
+        let cpus = cpus(Activations::F32);
+        let expected = case.whole(&cpus[0].1, 0);
+        let name = format!("sinks, a window of {window:?}");
+        assert_close(&name, &expected, &case.naive(0), 1e-4);
+        for (path, cpu) in &cpus[1..] {
+            assert_bits(&format!("{name}, {path}"), &case.whole(cpu, 0), &expected);
+        }
+        let (cpu, mut kv) = (&cpus[1].1, case.kv(&cpus[1].1));
+        let got: Vec<f32> = [0..100, 100..257, 257..258, 258..560]
+            .into_iter()
+            .flat_map(|range| case.step(cpu, &mut kv, &[(0, range)]))
+            .collect();
+        assert_bits(&format!("{name}, in chunks"), &got, &expected);
+    }
+}
+
 /// Windows that end within a block, at its end and in another tile; capped scores; each in chunks and on every path.
 #[test]
 fn windows_and_caps() {
@@ -366,7 +393,7 @@ fn a_rank_may_begin_inside_a_group() {
         let rows = whole.sequences[0].qkv.chunks(whole.heads.qkv_cols());
         let qkv = rows.flat_map(|row| -> Vec<f32> { cut(row) }).collect();
         let sequences = vec![Sequence { qkv, blocks: whole.sequences[0].blocks.clone() }];
-        let rank = Case { heads, sequences, cos: whole.cos.clone(), sin: whole.sin.clone(), ..whole };
+        let rank = Case { heads, sequences, cos: whole.cos.clone(), sin: whole.sin.clone(), sinks: None, ..whole };
         let got = rank.whole(&cpu, 0);
         let expected: Vec<f32> =
             expected.chunks(9 * 32).flat_map(|row| row[owned.start * 32..owned.end * 32].to_vec()).collect();

@@ -2,7 +2,7 @@
 
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Buffer, Cpu, Isa};
-use backend::{Heads, Memory, Pointwise};
+use backend::{Batch, Clamp, Heads, Memory, Pointwise};
 use types::{Activations, Dtype};
 
 /// Runs `op` on all paths: equal bits, and close to what `expected` says.
@@ -163,15 +163,72 @@ fn what_is_done_to_each_number() {
             all(cpu, &x, 3)
         };
         check("gelu", &each(&gelu), 1e-5, |cpu| in_place(cpu, &|x| cpu.gelu(x, 3)));
+        // The error function by Simpson's rule, in f64.
+        let erf = |x: f64| {
+            const STEPS: u32 = 1000;
+            let x = x.clamp(-6.0, 6.0);
+            let (step, bell) = (x / f64::from(STEPS), |t: f64| (-t * t).exp());
+            let weighted = |i: u32| bell(f64::from(i) * step) * f64::from(2 * (i % 2 + 1));
+            let inner = (1..STEPS).map(weighted).sum::<f64>();
+            (inner + bell(0.0) + bell(x)) * step / 3.0 * std::f64::consts::FRAC_2_SQRT_PI
+        };
+        let gelu_erf = |x: f64| 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2));
+        check("gelu with erf", &each(&gelu_erf), 1e-5, |cpu| in_place(cpu, &|x| cpu.gelu_erf(x, 3)));
         check("scale", &each(&|x| x * 2.5), 1e-5, |cpu| in_place(cpu, &|x| cpu.scale(x, 2.5, 3)));
         let capped = each(&|x| 3.0 * (x / 3.0).tanh());
         check("cap", &capped, 1e-5, |cpu| in_place(cpu, &|x| cpu.soft_cap(x, 3.0, 3)));
         let row = |row: &[f32]| (0..n).map(|i| gelu(f64::from(row[i])) * f64::from(row[n + i])).collect::<Vec<_>>();
         let gated: Vec<f64> = x.chunks(2 * n).flat_map(row).collect();
+        let clamp = Clamp { alpha: 1.702, limit: 2.0 };
+        let clamped = |(gate, up): (f64, f64)| {
+            let gate = gate.min(2.0);
+            (up.clamp(-2.0, 2.0) + 1.0) * gate / (1.0 + (-1.702 * gate).exp())
+        };
+        let row = |row: &[f32]| (0..n).map(|i| clamped((row[i].into(), row[n + i].into()))).collect::<Vec<_>>();
+        let expected: Vec<f64> = x.chunks(2 * n).flat_map(row).collect();
+        check("clamped silu", &expected, 1e-4, |cpu| {
+            let mut out = cpu.buffer(3, n).unwrap();
+            cpu.clamped_silu_mul(&filled(cpu, 3, &x), clamp, 3, &mut out);
+            all(cpu, &out, 3)
+        });
         check("gated gelu", &gated, 1e-4, |cpu| {
             let mut out = cpu.buffer(3, n).unwrap();
             cpu.gelu_mul(&filled(cpu, 3, &x), 3, &mut out);
             all(cpu, &out, 3)
         });
     }
+}
+
+#[test]
+fn columns_are_normed_by_the_whole_row() {
+    let mut rng = Rng(14);
+    let (x, whole, weight) = (rng.floats(4 * 50), rng.floats(4 * 70), rng.floats(20));
+    let row = |(x, whole): (&[f32], &[f32])| {
+        let mean = whole.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / 70.0;
+        let scale = 1.0 / (mean + 1e-6).sqrt();
+        let of = |(i, x): (usize, &f32)| match i {
+            10..30 => f64::from(*x) * scale * f64::from(weight[i - 10]),
+            _ => f64::from(*x),
+        };
+        x.iter().enumerate().map(of).collect::<Vec<_>>()
+    };
+    let expected: Vec<f64> = x.chunks(50).zip(whole.chunks(70)).flat_map(row).collect();
+    check("columns", &expected, 1e-5, |cpu| {
+        let mut x = filled(cpu, 4, &x);
+        cpu.norm_columns(&mut x, 10..30, &filled(cpu, 4, &whole), &weight, 1e-6, 4);
+        all(cpu, &x, 4)
+    });
+}
+
+#[test]
+fn queries_are_scaled_by_their_positions_and_columns_copied() {
+    let cpu = cpu(Isa::detect(), 2, Activations::F32);
+    let heads = Heads::whole(1, 1, 2, 1.0);
+    let batch = Batch { tokens: vec![0; 2], positions: vec![2, 0], ..Batch::default() };
+    let mut x = filled(&cpu, 2, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    cpu.scale_queries(&mut x, &heads, &vec![1.0, 9.0, 0.5], &batch.pass());
+    assert_eq!(all(&cpu, &x, 2), [0.5, 1.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let mut to = filled(&cpu, 2, &[0.0; 6]);
+    cpu.copy_columns((&x, 0, 4..6), (&mut to, 1, 1), 1);
+    assert_eq!(all(&cpu, &to, 2), [0.0, 0.0, 0.0, 0.0, 5.0, 6.0]);
 }

@@ -71,7 +71,13 @@ fn nothing_is_done_with_nothing() {
             &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 1 },
             &mut kv,
         );
-        cpu.attend(&mut qkv, &kv, &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 1 }, &mut none);
+        cpu.attend(
+            &mut qkv,
+            &kv,
+            &AttentionCall { pass: &batch.pass(), heads: &heads, group: 0, layer: 1 },
+            None,
+            &mut none,
+        );
         cpu.silu_mul(&qkv, 3, &mut none);
     }
 }

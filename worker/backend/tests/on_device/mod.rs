@@ -9,8 +9,8 @@ pub mod shapes;
 use crate::numbers::{File, Rng, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::{
-    AttentionCall, Batch, BlockTables, Device, Draw, DrawMask, Expert, Heads, KvSpec, PassSlice, RopeStyle, Routing,
-    Undrawn,
+    AttentionCall, Batch, BlockTables, Device, Draw, DrawMask, Expert, ExpertStack, Heads, KvSpec, PassSlice,
+    RopeStyle, Routing, Scoring, Undrawn,
 };
 use types::leaves::aligned_runs;
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Sampling, Want};
@@ -286,7 +286,7 @@ struct Mixture {
 impl Mixture {
     fn new(rng: &mut Rng, dtype: Dtype, [hidden, inner]: [usize; 2], n_experts: usize, n_used: usize) -> Mixture {
         Mixture {
-            routing: Routing { n_experts, n_used, normalized: true },
+            routing: Routing { n_experts, n_used, normalized: true, scoring: Scoring::Softmax },
             gate_up: (0..n_experts).map(|_| File::random(rng, dtype, 2 * inner, hidden)).collect(),
             down: (0..n_experts).map(|_| File::random(rng, dtype, hidden, inner)).collect(),
         }
@@ -313,11 +313,12 @@ impl Operation for Mixture {
         let scores: Vec<f32> = x.chunks_exact(hidden).flat_map(|x| x[..self.routing.n_experts].to_vec()).collect();
         let scores = filled(device, n_rows, &scores);
         let mut routes = device.routes(n_rows, hidden, inner, self.routing).unwrap();
-        device.route(&scores, n_rows, &mut routes);
+        device.route(&scores, None, n_rows, &mut routes);
         let matrix = |file: &File| device.matrix(&[file.stored()]).unwrap();
         let experts = self.gate_up.iter().zip(&self.down);
-        let experts: Vec<Expert<D>> =
+        let all: Vec<Expert<D>> =
             experts.map(|(gate_up, down)| Expert { gate_up: matrix(gate_up), down: matrix(down) }).collect();
+        let experts = ExpertStack { all, clamp: None, biases: None };
         let n_experts = self.routing.n_experts as u32;
         let mut out = device.buffer(n_rows, hidden).unwrap();
         let whole = aligned_runs(0..n_experts, n_experts);
@@ -385,6 +386,7 @@ impl Attended {
             &mut qkv,
             kv,
             &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
+            None,
             &mut out,
         );
         read(device, &out, n_rows)

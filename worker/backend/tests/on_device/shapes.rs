@@ -4,7 +4,9 @@
 use super::{Check, Mixture, Operation, PRODUCT, Row, Rows, apart, draws, filled, read, same_bits};
 use crate::numbers::{File, Rng, cpu, random_block};
 use backend::cpu::{Cpu, Isa};
-use backend::{AttentionCall, Batch, BatchLimits, BlockTables, Device, Heads, KvSpec, PassSlice, RopeStyle, Routing};
+use backend::{
+    AttentionCall, Batch, BatchLimits, BlockTables, Device, Heads, KvSpec, PassSlice, RopeStyle, Routing, Scoring,
+};
 use std::ops::Range;
 use types::cache::blocks_for;
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Want};
@@ -162,7 +164,7 @@ pub fn experts<D: Device>(device: &D, sizes: &Sizes, seed: u64) -> Vec<Check> {
     let [hidden, inner, n_experts, n_used] = sizes.experts;
     let check = |dtype: Dtype| {
         let mixture = Mixture {
-            routing: Routing { n_experts, n_used, normalized: true },
+            routing: Routing { n_experts, n_used, normalized: true, scoring: Scoring::Softmax },
             gate_up: (0..n_experts).map(|_| wide(rng, dtype, 2 * inner, hidden)).collect(),
             down: (0..n_experts).map(|_| wide(rng, dtype, hidden, inner)).collect(),
         };
@@ -263,6 +265,7 @@ impl Far {
             &mut qkv,
             &kv,
             &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: 0 },
+            None,
             &mut out,
         );
         read(device, &out, batch.n_rows())

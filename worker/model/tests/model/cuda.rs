@@ -47,7 +47,7 @@ fn under_fast_logits_are_the_cpus_but_for_bf16() {
 #[test]
 fn chunks_and_company_change_no_bit() {
     on_fake_cuda("chunks_and_company_change_no_bit", &[], || {
-        for name in ["llama-f32-tied", "gguf-k-mixtral", "gemma3", "fp8-block"] {
+        for name in ["llama-f32-tied", "gguf-k-mixtral", "gemma3", "fp8-block", "olmo2", "glm4-moe", "gpt-oss"] {
             assert!(keeps_its_bits(&models(), name, None), "{name}");
         }
     });
@@ -64,7 +64,7 @@ fn the_order_of_threads_changes_no_bit() {
 #[test]
 fn passes_that_are_begun_again_change_no_bit() {
     on_fake_cuda("passes_that_are_begun_again_change_no_bit", &[], || {
-        for name in ["llama-bf16-odd", "gemma2", "gpt2", "qwen3-moe"] {
+        for name in ["llama-bf16-odd", "gemma2", "gpt2", "qwen3-moe", "cohere2", "ministral3", "gpt-oss"] {
             let (is_same, repeats) = graphs_keep_bits(&models(), name, Mode::Lockstep, None);
             println!("{name}: {repeats:?}");
             assert!(is_same, "{name}");

@@ -12,7 +12,7 @@ const FOLDERS: [&str; 4] = ["llama-f32-tied", "llama-f32-rope3", "llama-f16-shar
 /// Eight-bit weights, with scales in each of the layouts found on hubs.
 const EIGHT_BITS: [&str; 3] = ["fp8-tensor", "fp8-channel", "fp8-block"];
 /// `tests/reference/README.md` says what each covers that the others do not.
-const FAMILIES: [&str; 13] = [
+const FAMILIES: [&str; 27] = [
     "mixtral",
     "qwen3-moe",
     "qwen3-moe-normed",
@@ -26,6 +26,20 @@ const FAMILIES: [&str; 13] = [
     "gemma2",
     "gemma3",
     "gpt2",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "granite-moe",
+    "glm4",
+    "glm4-moe",
+    "glm4-moe-plain",
+    "phi4-mini",
+    "ministral",
+    "ministral3",
+    "cohere2",
+    "gpt-neox",
+    "gpt-neox-in-turn",
+    "gpt-oss",
 ];
 /// Made by llama.cpp's own converter; `gguf-k-*` also by its quantizer.
 const GGUFS: [&str; 22] = [
@@ -111,6 +125,24 @@ fn logits_and_greedy_tokens_are_those_of_transformers() {
     }
 }
 
+/// GGUFs with the numbers of the folders that they lie in: `tests/reference/make_converted.py`.
+const CONVERTED: [&str; 10] =
+    ["olmo2", "olmo3", "granite", "granite-moe", "glm4", "glm4-moe", "ministral3", "cohere2", "gpt-neox", "gpt-oss"];
+
+#[test]
+fn a_converted_file_has_the_logits_of_its_folder() {
+    for name in CONVERTED {
+        let cases = cases(name);
+        let case = &cases[1];
+        let log = [tokens(&case["prompt"]), tokens(&case["greedy"])].concat();
+        let rows = plain(&format!("{name}/converted.gguf")).in_chunks(&log[..log.len() - 1], 23);
+        for expected in case["logits"].as_array().unwrap() {
+            let position = expected["position"].as_u64().unwrap() as usize;
+            check_logits(&format!("{name}, position {position}"), &rows[position], expected);
+        }
+    }
+}
+
 /// The largest difference, relative to the largest logit.
 fn check_logits(what: &str, row: &[f32], expected: &Value) -> f64 {
     let expected: Vec<f64> = expected["values"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
@@ -179,6 +211,32 @@ fn what_a_family_is_known_for_matters() {
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1000000.0}}}"#;
     check("gemma3", one_rope);
+    check("olmo3", r#"{"sliding_window": 21}"#);
+    let one_rope = r#"{"rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}"#;
+    check("olmo3", one_rope);
+    for multiplier in ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"] {
+        check("granite", &format!(r#"{{"{multiplier}": 1.0}}"#));
+    }
+    check(
+        "glm4",
+        r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}}"#,
+    );
+    check("glm4-moe", r#"{"n_group": 1, "topk_group": 1}"#);
+    check("glm4-moe", r#"{"routed_scaling_factor": 1.0}"#);
+    check("glm4-moe", r#"{"norm_topk_prob": false}"#);
+    check("ministral", r#"{"sliding_window": 23}"#);
+    let mut rope = config("ministral3")["rope_parameters"].take();
+    rope["llama_4_scaling_beta"] = 4.into();
+    rope["original_max_position_embeddings"] = 8.into();
+    rope["rope_type"] = "default".into();
+    check("ministral3", &serde_json::json!({ "rope_parameters": rope }).to_string());
+    check("cohere2", r#"{"logit_scale": 1.0}"#);
+    check("cohere2", r#"{"sliding_window": 400}"#);
+    check("gpt-neox", r#"{"use_parallel_residual": false}"#);
+    check("gpt-oss", r#"{"swiglu_limit": 4.0}"#);
+    check("gpt-oss", r#"{"sliding_window": 23}"#);
 }
 
 /// On every path, in chunks and whole, as a server runs them.

@@ -13,7 +13,7 @@ use types::cache::blocks_for;
 use types::{Activations, BlockId, CacheGroup, KvDtype, Mode, Token, Want};
 
 /// Checkpoints that cover every family and format at least once.
-pub const NAMES: [&str; 14] = [
+pub const NAMES: [&str; 22] = [
     "llama-f32-tied",
     "llama-bf16-odd",
     "mistral",
@@ -28,6 +28,14 @@ pub const NAMES: [&str; 14] = [
     "fp8-tensor",
     "fp8-channel",
     "fp8-block",
+    "olmo2",
+    "granite",
+    "glm4",
+    "glm4-moe",
+    "ministral3",
+    "cohere2",
+    "gpt-neox",
+    "gpt-oss",
 ];
 const CONTEXT: u32 = 400;
 const SEQUENCES: usize = 5;

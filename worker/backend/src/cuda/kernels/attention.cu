@@ -203,9 +203,16 @@ DEVICE void score_tile(const Room<D, QUERIES>& room, const bf16* kv, const HeadS
     }
 }
 
+// The sink of a query for which this tile is the first that it sees; none otherwise.
+template <int D, int QUERIES>
+DEVICE float sink_of(const Room<D, QUERIES>& room, const HeadShape& heads, u32 q, u32 tile) {
+    bool is_first = heads.sinks && room.end[q] > 0 && room.first[q] / TILE == tile;
+    return is_first ? heads.sinks[room.place[q] % heads.n_heads] : minus_infinity();
+}
+
 // Scores become bf16 of e^(score - largest of the tile), 0 where a query does not see: half a warp for each row.
 template <int D, int QUERIES, bool IS_SPLIT>
-DEVICE void weigh_tile(const Room<D, QUERIES>& room, u32 tile) {
+DEVICE void weigh_tile(const Room<D, QUERIES>& room, const HeadShape& heads, u32 tile) {
     const u32 lane = threadIdx.x % 16;
     for (u32 q = threadIdx.x / 16; q < QUERIES; q += WARPS * 2) {
         float* scores = room.scores + q * SCORES_LD;
@@ -217,7 +224,8 @@ DEVICE void weigh_tile(const Room<D, QUERIES>& room, u32 tile) {
             score[i] = is_seen ? scores[i * 16 + lane] : minus_infinity();
             largest = larger(score[i], largest);
         }
-        largest = tree_largest(largest);
+        const float sink = sink_of(room, heads, q, tile);
+        largest = larger(sink, tree_largest(largest));
         // All lanes have read the row, and now it is written anew.
         __syncwarp();
         UNROLL
@@ -227,6 +235,9 @@ DEVICE void weigh_tile(const Room<D, QUERIES>& room, u32 tile) {
             sum = sum + widen(p);
         }
         sum = tree_sum(sum);
+        if (sink != minus_infinity()) {
+            sum = sum + exp_of(sink - largest);
+        }
         if (lane == 0) {
             Merge merge = {largest, sum, 0.0f, 1.0f};
             if (!IS_SPLIT) {
@@ -350,7 +361,7 @@ DEVICE void attend(float* qkv, const bf16* kv, const HeadShape& heads, const Att
     for (u32 tile = tile_first; tile < tile_end; tile++) {
         score_tile(room, kv, heads, work, tile);
         __syncthreads();
-        weigh_tile<D, QUERIES, false>(room, tile);
+        weigh_tile<D, QUERIES, false>(room, heads, tile);
         __syncthreads();
         float now[QT][ND][4] = {};
         add_values(room, kv, heads, work, tile, now);
@@ -391,7 +402,7 @@ DEVICE void attend_split(const float* qkv, const bf16* kv, const HeadShape& head
     load_queries(room, qkv, heads, work, item.position);
     score_tile(room, kv, heads, work, tile);
     __syncthreads();
-    weigh_tile<D, QUERIES, true>(room, tile);
+    weigh_tile<D, QUERIES, true>(room, heads, tile);
     __syncthreads();
     float acc[QT][ND][4] = {};
     add_values(room, kv, heads, work, tile, acc);

@@ -83,6 +83,79 @@ KERNEL(32) route(const float* scores, u32 n_experts, u32 n_used, u32 normalized,
     }
 }
 
+// The sum of a group's two largest, the larger first.
+DEVICE float two_best(const float* seen, u32 n) {
+    float best = minus_infinity(), next = minus_infinity();
+    for (u32 i = 0; i < n; i++) {
+        if (seen[i] > best) {
+            next = best;
+            best = seen[i];
+        } else if (seen[i] > next) {
+            next = seen[i];
+        }
+    }
+    return n > 1 ? best + next : best;
+}
+
+KERNEL(32) route_sigmoid(const float* scores, const float* correction, u32 n_experts, u32 n_used, u32 n_groups,
+                         u32 n_groups_used, u32 normalized, float factor, u32* chosen, float* weights) {
+    SHARED(float, seen, 1024);
+    SHARED(float, groups, 32);
+    SHARED(u32, is_used, 32);
+    SHARED(float, counts, 32);
+    const float* row = scores + (u64)blockIdx.x * n_experts;
+    const u64 at = (u64)blockIdx.x * n_used;
+    const u32 size = n_experts / n_groups;
+    for (u32 i = threadIdx.x; i < n_experts; i += 32) {
+        seen[i] = 1.0f / (1.0f + exp_of(0.0f - row[i])) + (correction ? correction[i] : 0.0f);
+    }
+    is_used[threadIdx.x] = 0;
+    __syncwarp();
+    if (threadIdx.x < n_groups) {
+        groups[threadIdx.x] = two_best(seen + threadIdx.x * size, size);
+    }
+    __syncwarp();
+    u32 taken = 0;
+    for (u32 i = 0; i < n_groups_used; i++) {
+        u32 best = best_of(groups, n_groups, taken);
+        if (best == threadIdx.x) {
+            taken = 1;
+            is_used[best] = 1;
+        }
+    }
+    __syncwarp();
+    taken = 0;
+    for (u32 i = threadIdx.x; i < n_experts; i += 32) {
+        taken |= is_used[i / size] ? 0 : 1u << i / 32;
+    }
+    u32 mine = 0;
+    for (u32 i = 0; i < n_used; i++) {
+        u32 best = best_of(seen, n_experts, taken);
+        u32 bit = best % 32 == threadIdx.x ? 1u << best / 32 : 0;
+        taken |= bit;
+        mine |= bit;
+    }
+    u32 n_before = 0;
+    for (u32 i = threadIdx.x; i < padded(n_experts); i += 32) {
+        bool is_mine = mine >> i / 32 & 1;
+        u32 all = votes(is_mine), place = n_before + count_ones(all & ((1u << threadIdx.x) - 1));
+        if (is_mine) {
+            chosen[at + place] = i;
+            counts[place] = 1.0f / (1.0f + exp_of(0.0f - row[i]));
+        }
+        n_before += count_ones(all);
+    }
+    __syncwarp();
+    float total = 0.0f;
+    for (u32 i = 0; i < n_used; i++) {
+        total = total + counts[i];
+    }
+    if (threadIdx.x < n_used) {
+        float count = counts[threadIdx.x];
+        weights[at + threadIdx.x] = (normalized ? count / (total + 1e-20f) : count) * factor;
+    }
+}
+
 // A warp for each expert looks at all choices: nobody waits for another's count.
 KERNEL(32) group_choices(const u32* chosen, u32 n_choices, u32* starts, u32* order, u32* place) {
     const u32 expert = blockIdx.x;

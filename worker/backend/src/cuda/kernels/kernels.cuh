@@ -47,7 +47,9 @@
 //             halves); p . v in steps of 16 positions. Tiles merge in ascending order into their chunk, chunks in
 //             ascending order into the row: largest = max, acc = fmaf(acc, keep, next * take), where keep and take are
 //             exp of what acc's largest and the next one's are below the new largest; out = acc / sum + 0. A tile or
-//             chunk that a row does not see changes nothing. Split or not, decode or prefill: the same bits.
+//             chunk that a row does not see changes nothing. Split or not, decode or prefill: the same bits. A sink is
+//             one more score of the first tile that a row sees: it may be the largest, and exp(sink - largest), in f32,
+//             is added to the sum of p.
 // FUNCTIONS   exp, ln, tanh, silu, gelu, soft cap and the reductions over a row are the CPU's, operation for operation,
 //             so pointwise results in f32 are the CPU's bits.
 #pragma once
@@ -76,6 +78,7 @@ struct HeadShape {
     u32 window;
     float scale;
     float cap;
+    const float* sinks;  // [n_heads], or null
 };
 
 // Consecutive rows of one sequence that a block of threads attends together; none (`n_rows` 0) does nothing.
@@ -169,6 +172,18 @@ KERNEL(256) gelu_mul(const float* gate_up, u32 inner, void* out, u32 forms);
 KERNEL(256) gelu_rows(float* x, u32 cols);
 KERNEL(256) scale_rows(float* x, u32 cols, float factor);
 KERNEL(256) soft_cap_rows(float* x, u32 cols, float cap);
+// In place, f32: gelu(x) with the error function
+KERNEL(256) gelu_erf_rows(float* x, u32 cols);
+// A gate with clamps; as silu_mul.
+KERNEL(256) clamped_silu_mul(const float* gate_up, u32 inner, float alpha, float limit, void* out, u32 forms);
+// The first n of each row of x (f32, `ld` numbers apart) *= factors[positions[row]]
+KERNEL(256) scale_queries(float* x, u32 ld, u32 n, const float* factors, const u32* positions);
+// to[row * ld_to + i] = from[row * ld_from + i] for i below n; f32
+KERNEL(256) copy_columns(const float* from, u32 ld_from, float* to, u32 ld_to, u32 n);
+// x[row * cols + i] += bias[(expert - first) * cols + i], where expert = chosen[order[row]] is one of the n from `first`
+// on; other rows are left unchanged. grid (n of choices)
+KERNEL(256) add_expert_bias(float* x, u32 cols, const u32* chosen, const u32* order, u32 first, u32 n,
+                            const float* bias);
 // out[i] = row tokens[i] - first of the table, if it has that row: the weights' numbers, f32. grid (n of tokens)
 #define EMBED(name)                                                                                                 \
     KERNEL(256) name(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k,      \
@@ -200,6 +215,8 @@ KERNEL(256) add_rms_norm(const void* x, float* residual, const float* weight, fl
                          u32 forms);
 KERNEL(256) layer_norm(const void* x, const float* weight, const float* bias, float eps, u32 cols, void* out,
                        u32 forms);
+// The first `cols` of each row of x (f32, `ld` numbers apart) become x / rms(row of whole) * weight. whole: [n_rows, n]
+KERNEL(256) norm_columns(float* x, u32 ld, u32 cols, const float* whole, u32 n, const float* weight, float eps);
 // Norms each head of Q with `q` and of K with `k`, in place. qkv: f32. grid (n_rows, n_heads + n_kv_heads), block 32,
 // no dynamic shared memory; head_dim at most 256
 KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, HeadShape heads);
@@ -301,6 +318,10 @@ KERNEL(32) attend_merge(const float* partial, HeadShape heads, const u32* positi
 // Softmax of each row's scores (f32 [n_rows, n_experts]), the n_used best in ascending order of id, and what each
 // counts. chosen, weights: [n_rows, n_used]. grid (n_rows), block 32; n_used at most 32, n_experts at most 1024
 KERNEL(32) route(const float* scores, u32 n_experts, u32 n_used, u32 normalized, u32* chosen, float* weights);
+// The same by sigmoids: correction ([n_experts], or null) is added for the choice, which is made in the best
+// n_groups_used of n_groups equal groups (at most 32), each of which counts as its two best; weights times factor.
+KERNEL(32) route_sigmoid(const float* scores, const float* correction, u32 n_experts, u32 n_used, u32 n_groups,
+                         u32 n_groups_used, u32 normalized, float factor, u32* chosen, float* weights);
 // The choices in order of expert, then choice: order[starts[e] .. starts[e + 1]] are those of expert e, and
 // place[order[i]] = i. n_choices = n_rows * n_used; starts: [n_experts + 1]. grid (n_experts), block 32
 KERNEL(32) group_choices(const u32* chosen, u32 n_choices, u32* starts, u32* order, u32* place);

@@ -79,6 +79,29 @@ DEVICE float gelu_of(float x) {
     return x * 0.5f * (1.0f + tanh_of(inner));
 }
 
+// At most 2e-7 off.
+DEVICE float erf_of(float x) {
+    float size = fabsf(x);
+    float t = 1.0f / fmaf(size, 0.3275911f, 1.0f);
+    float p = 1.0614054f;
+    p = fmaf(p, t, -1.453152f);
+    p = fmaf(p, t, 1.4214138f);
+    p = fmaf(p, t, -0.28449674f);
+    p = fmaf(p, t, 0.2548296f);
+    float y = 1.0f - p * t * exp_of(0.0f - size * size);
+    return x < 0.0f ? 0.0f - y : y;
+}
+
+// x / 2 * (1 + erf(x / sqrt(2)))
+DEVICE float gelu_erf_of(float x) { return x * 0.5f * (1.0f + erf_of(x * 0.70710678f)); }
+
+// (up + 1) * gate * sigmoid(alpha * gate), clamped
+DEVICE float clamped_silu_of(float gate, float up, float alpha, float limit) {
+    gate = smaller(limit, gate);
+    up = smaller(limit, larger(0.0f - limit, up));
+    return (up + 1.0f) * (gate / (1.0f + exp_of(0.0f - gate * alpha)));
+}
+
 // cap * tanh(x / cap)
 DEVICE float soft_cap_of(float x, float cap) { return tanh_of(x / cap) * cap; }
 

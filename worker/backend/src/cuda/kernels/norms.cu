@@ -84,6 +84,23 @@ KERNEL(256) layer_norm(const void* x, const float* weight, const float* bias, fl
             [=](u32 i) { return fmaf((row[i] - mean) * scale, weight[i], bias[i]); });
 }
 
+KERNEL(256) norm_columns(float* x, u32 ld, u32 cols, const float* whole, u32 n, const float* weight, float eps) {
+    SHARED(float, shared_scale, 1);
+    const float* of = whole + (u64)blockIdx.x * n;
+    if (threadIdx.x < 32) {
+        float sum = sum_of_squares(n, [=](u32 i) { return of[i]; });
+        if (threadIdx.x == 0) {
+            *shared_scale = scale_of(sum, n, eps);
+        }
+    }
+    __syncthreads();
+    float scale = *shared_scale;
+    float* row = x + (u64)blockIdx.x * ld;
+    for (u32 i = threadIdx.x; i < cols; i += 256) {
+        row[i] = row[i] * scale * weight[i];
+    }
+}
+
 KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, HeadShape heads) {
     const u32 n_cols = (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim;
     float* x = qkv + (u64)blockIdx.x * n_cols + blockIdx.y * heads.head_dim;

@@ -59,6 +59,43 @@ KERNEL(256) soft_cap_rows(float* x, u32 cols, float cap) {
     put_row(x, blockIdx.x, cols, false, [=](u32 i) { return soft_cap_of(row[i], cap); });
 }
 
+KERNEL(256) gelu_erf_rows(float* x, u32 cols) {
+    float* row = x + (u64)blockIdx.x * cols;
+    put_row(x, blockIdx.x, cols, false, [=](u32 i) { return gelu_erf_of(row[i]); });
+}
+
+KERNEL(256) clamped_silu_mul(const float* gate_up, u32 inner, float alpha, float limit, void* out, u32 forms) {
+    const float* gate = gate_up + (u64)blockIdx.x * 2 * inner;
+    put_row(out, blockIdx.x, inner, forms & FORM_OUT_BF16,
+            [=](u32 i) { return clamped_silu_of(gate[i], gate[inner + i], alpha, limit); });
+}
+
+KERNEL(256) scale_queries(float* x, u32 ld, u32 n, const float* factors, const u32* positions) {
+    float* row = x + (u64)blockIdx.x * ld;
+    const float factor = factors[positions[blockIdx.x]];
+    for (u32 i = threadIdx.x; i < n; i += 256) {
+        row[i] = row[i] * factor;
+    }
+}
+
+KERNEL(256) copy_columns(const float* from, u32 ld_from, float* to, u32 ld_to, u32 n) {
+    for (u32 i = threadIdx.x; i < n; i += 256) {
+        to[(u64)blockIdx.x * ld_to + i] = from[(u64)blockIdx.x * ld_from + i];
+    }
+}
+
+KERNEL(256) add_expert_bias(float* x, u32 cols, const u32* chosen, const u32* order, u32 first, u32 n,
+                            const float* bias) {
+    const u32 expert = chosen[order[blockIdx.x]] - first;
+    if (expert >= n) {
+        return;
+    }
+    float* row = x + (u64)blockIdx.x * cols;
+    for (u32 i = threadIdx.x; i < cols; i += 256) {
+        row[i] = row[i] + bias[(u64)expert * cols + i];
+    }
+}
+
 // A token of another rank's table leaves its row as it is.
 template <class Kind>
 DEVICE void embed(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k,

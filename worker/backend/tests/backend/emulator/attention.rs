@@ -41,6 +41,8 @@ type Step = [(usize, Range<usize>)];
 
 struct Case {
     heads: Heads,
+    /// One of each query head.
+    sinks: Option<Vec<f32>>,
     sequences: Vec<Sequence>,
     n_blocks: usize,
 }
@@ -78,7 +80,7 @@ impl Case {
             qkv: rng.floats(n * heads.qkv_cols()).iter().map(|x| x * 2.0).collect(),
             blocks: (0..n.div_ceil(POSITIONS)).map(|_| free.swap_remove(rng.below(free.len()))).collect(),
         };
-        Case { heads, sequences: lengths.iter().map(sequence).collect(), n_blocks }
+        Case { heads, sinks: None, sequences: lengths.iter().map(sequence).collect(), n_blocks }
     }
 
     /// A sequence of two chunks and a little more, of which the first half of a head comes to nothing: the second chunk
@@ -173,18 +175,26 @@ impl Case {
         items
     }
 
+    /// As kernels want to be told, and what it points to.
+    fn shape(&self) -> (HeadShape, Option<Memory<f32>>) {
+        let sinks = self.sinks.as_ref().map(|sinks| Memory::of(sinks));
+        let at = sinks.as_ref().map_or(0, |sinks| sinks.start() as u64);
+        (HeadShape { sinks: at, ..HeadShape::of(&self.heads) }, sinks)
+    }
+
     /// The kernel's result: [n_rows, padded n_heads * head_dim].
     fn attend(&self, step: &Step, queries: usize, order: i32) -> Vec<u16> {
         let (rows, _, blocks, _) = self.rows(step);
         let n_rows = rows.len() / self.heads.qkv_cols();
         let (qkv, kv, blocks) = (Memory::of(&rows), Memory::of(&self.cache(step)), Memory::of(&blocks));
         let items = self.items(step, queries);
+        let (shape, _sinks) = self.shape();
         let (at, out) = (Memory::of(&items), self.out(n_rows));
         let launch =
             Launch { order, shared: self.shared(queries), ..Launch::new(self.grid(items.len(), queries, 1), 128) };
         launch.ok(
             &format!("attend_d{}_q{queries}", self.dim()),
-            arguments![qkv.start(), kv.start(), HeadShape::of(&self.heads), at.start(), blocks.start(), out.start()],
+            arguments![qkv.start(), kv.start(), shape, at.start(), blocks.start(), out.start()],
         );
         let beside_q = |row: &[f32]| row[self.heads.n_heads * self.heads.head_dim..].to_vec();
         for (after, before) in qkv.read().chunks(self.heads.qkv_cols()).zip(rows.chunks(self.heads.qkv_cols())) {
@@ -205,7 +215,7 @@ impl Case {
         let n_tiles = end - first + 1;
         let partial = Memory::filled(n_rows * self.heads.n_heads * n_tiles * (self.dim() + 2), f32::NAN);
         let (at, out, positions) = (Memory::of(&items), self.out(n_rows), Memory::of(&positions));
-        let heads = HeadShape::of(&self.heads);
+        let (heads, _sinks) = self.shape();
         let (tile_first, n) = (first as u32, n_tiles as u32);
         let grid = self.grid(items.len(), 16, n_tiles);
         Launch { order, shared: self.shared(16), ..Launch::new(grid, 128) }.ok(
@@ -276,7 +286,9 @@ impl Case {
             self.heads.cap.map_or(score, |cap| soft_cap(score, cap))
         };
         let scores: Vec<f32> = (tile * TILE..(tile + 1) * TILE).map(score).collect();
-        let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let is_first = seen.start / TILE == tile;
+        let sink = self.sinks.as_ref().filter(|_| is_first).map(|sinks| sinks[head]);
+        let largest = scores.iter().copied().fold(sink.unwrap_or(f32::NEG_INFINITY), f32::max);
         let p: Vec<f32> = scores.iter().map(|score| rounded(exp(score - largest))).collect();
         let mut lanes = [0.0f32; 16];
         p.iter().enumerate().for_each(|(i, p)| lanes[i % 16] += p);
@@ -292,7 +304,8 @@ impl Case {
                 }
             }
         }
-        Part { largest, sum: lanes[0], acc }
+        let sum = sink.map_or(lanes[0], |sink| lanes[0] + exp(sink - largest));
+        Part { largest, sum, acc }
     }
 }
 
@@ -387,6 +400,21 @@ fn windows_caps_and_cut_groups_give_the_contract() {
     check(&Case::new(25, heads(71, 1, 32), &[20]), &[(0, 18..20)], "many heads", &[1]);
 }
 
+/// Sinks above, among and below all scores; of a window that begins in a later tile, and of a group that is cut.
+#[test]
+fn sinks_count_in_the_first_tile_that_is_seen() {
+    let with = |heads: Heads, seed: u64, lengths: &[usize], sinks: &[f32]| Case {
+        sinks: Some(sinks.to_vec()),
+        ..Case::new(seed, heads, lengths)
+    };
+    let case = with(heads(3, 1, 32), 41, &[530, 40], &[-30.0, 0.5, 6.0]);
+    check(&case, &[(0, 525..530), (1, 3..5)], "sinks", &[0, 1]);
+    let windowed = Heads { window: Some(20), ..heads(2, 1, 64) };
+    check(&with(windowed, 42, &[300], &[1.0, 9.0]), &[(0, 250..290)], "sinks and a window", &[2]);
+    let cut = Heads { n_heads: 5, n_kv_heads: 3, per_kv: 3, first: 2, ..heads(3, 1, 32) };
+    check(&with(cut, 43, &[40], &[0.0, 1.0, 2.0, 3.0, -1.0]), &[(0, 30..37)], "sinks of cut groups", &[0]);
+}
+
 #[test]
 fn attention_is_near_the_cpus() {
     let case = Case::new(26, heads(4, 2, 64), &[280]);
@@ -411,7 +439,13 @@ fn attention_is_near_the_cpus() {
         &mut kv,
     );
     let mut out = cpu.buffer(280, 4 * 64).unwrap();
-    cpu.attend(&mut x, &kv, &AttentionCall { pass: &batch.pass(), heads: &case.heads, group: 0, layer: 0 }, &mut out);
+    cpu.attend(
+        &mut x,
+        &kv,
+        &AttentionCall { pass: &batch.pass(), heads: &case.heads, group: 0, layer: 0 },
+        None,
+        &mut out,
+    );
     let got = case.attend(step, 16, 0);
     for (row, got) in got.chunks(4 * 64).enumerate() {
         for (expected, got) in out.row(270 + row).iter().zip(got) {

@@ -5,7 +5,7 @@ use super::linear::grouped;
 use crate::arguments;
 use crate::numbers::{Rng, assert_bits, cpu, filled};
 use backend::cpu::Isa;
-use backend::{Experts, Memory as _, Routing};
+use backend::{Experts, Memory as _, Routing, Scoring};
 use types::Activations;
 use types::leaves::{aligned_runs, sum_runs};
 
@@ -21,8 +21,9 @@ fn choices_are_the_cpus() {
         let mut scores: Vec<f32> = (0..n_rows * n_experts).map(|_| (rng.unit() * 8.0).floor() / 2.0).collect();
         scores.iter_mut().step_by(23).skip(1).for_each(|score| *score = f32::NAN);
         let cpu = cpu(Isa::Plain, 1, Activations::F32);
-        let mut routes = cpu.routes(n_rows, 32, 32, Routing { n_experts, n_used, normalized }).unwrap();
-        cpu.route(&filled(&cpu, n_rows, &scores), n_rows, &mut routes);
+        let mut routes =
+            cpu.routes(n_rows, 32, 32, Routing { n_experts, n_used, normalized, scoring: Scoring::Softmax }).unwrap();
+        cpu.route(&filled(&cpu, n_rows, &scores), None, n_rows, &mut routes);
         for order in ORDERS {
             let (chosen, weights) =
                 (Memory::filled(n_rows * n_used, 99u32), Memory::filled(n_rows * n_used, UNWRITTEN));
@@ -131,4 +132,69 @@ fn fold(
         ],
     );
     out.read()
+}
+
+#[test]
+fn sigmoids_are_chosen_as_on_the_cpu() {
+    for (i, (n_experts, n_used, n_groups, of_groups, normalized)) in
+        [(6, 3, 3, 2, true), (4, 2, 1, 1, false), (128, 8, 1, 1, true), (160, 6, 8, 3, true), (1024, 32, 32, 4, false)]
+            .into_iter()
+            .enumerate()
+    {
+        let rng = &mut Rng(70 + i as u64);
+        // Some are equal.
+        let scores: Vec<f32> = (0..9 * n_experts).map(|_| (rng.unit() * 8.0).floor() / 2.0).collect();
+        let correction = rng.floats(n_experts);
+        let cpu = cpu(Isa::Plain, 1, Activations::F32);
+        let scoring = Scoring::Sigmoid { n_groups, n_used: of_groups, factor: 2.5 };
+        let mut routes = cpu.routes(9, 32, 32, Routing { n_experts, n_used, normalized, scoring }).unwrap();
+        cpu.route(&filled(&cpu, 9, &scores), Some(&correction), 9, &mut routes);
+        for order in ORDERS {
+            let (chosen, weights) = (Memory::filled(9 * n_used, 99u32), Memory::filled(9 * n_used, UNWRITTEN));
+            let (at, by) = (Memory::of(&scores), Memory::of(&correction));
+            let told = [n_experts, n_used, n_groups, of_groups].map(|n| n as u32);
+            Launch { order, ..Launch::new([9, 1, 1], 32) }.ok(
+                "route_sigmoid",
+                arguments![
+                    at.start(),
+                    by.start(),
+                    told[0],
+                    told[1],
+                    told[2],
+                    told[3],
+                    u32::from(normalized),
+                    2.5f32,
+                    chosen.start(),
+                    weights.start()
+                ],
+            );
+            let rows = chosen.read().into_iter().zip(weights.read()).collect::<Vec<_>>();
+            for (row, got) in rows.chunks(n_used).enumerate() {
+                let (ids, expected) = routes.of(row);
+                assert_eq!(got.iter().map(|(id, _)| *id).collect::<Vec<_>>(), ids, "row {row} of {n_experts}");
+                let weights: Vec<f32> = got.iter().map(|(_, weight)| *weight).collect();
+                assert_bits(&format!("row {row} of {n_experts}"), &weights, expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn choices_get_the_bias_of_their_expert() {
+    let (n_rows, n_used, n_experts, cols) = (11, 3, 7, 300);
+    let rng = &mut Rng(80);
+    let chosen = choices(rng, n_rows, n_used, n_experts);
+    let (_, order, _) = grouped(&chosen, n_experts);
+    let (x, bias) = (rng.floats(n_rows * n_used * cols), rng.floats(3 * cols));
+    let (out, at, order_at, bias_at) = (Memory::of(&x), Memory::of(&chosen), Memory::of(&order), Memory::of(&bias));
+    // Of experts 2, 3 and 4.
+    Launch { order: 2, ..Launch::new([n_rows * n_used, 1, 1], 256) }.ok(
+        "add_expert_bias",
+        arguments![out.start(), cols as u32, at.start(), order_at.start(), 2u32, 3u32, bias_at.start()],
+    );
+    let expected = |i: usize| match chosen[order[i / cols] as usize] {
+        expert @ 2..5 => x[i] + bias[(expert as usize - 2) * cols + i % cols],
+        _ => x[i],
+    };
+    assert_bits("biases", &out.read(), &(0..x.len()).map(expected).collect::<Vec<_>>());
 }

@@ -5,7 +5,7 @@ use super::linear::{KINDS, Packed};
 use crate::arguments;
 use crate::numbers::{Rng, all, assert_bits, cpu, filled};
 use backend::cpu::{Buffer, Cpu, Isa};
-use backend::{Heads, Memory as _, Pointwise};
+use backend::{Batch, Clamp, Heads, Memory as _, Pointwise};
 use types::Activations;
 
 /// Rows shorter than the lanes, uneven, longer than a block of threads, and a long one. (n_rows, cols)
@@ -25,6 +25,7 @@ pub struct HeadShape {
     pub window: u32,
     pub scale: f32,
     pub cap: f32,
+    pub sinks: u64,
 }
 
 impl HeadShape {
@@ -38,6 +39,7 @@ impl HeadShape {
             window: heads.window.map_or(0, |window| window as u32),
             scale: heads.scale,
             cap: heads.cap.unwrap_or(0.0),
+            sinks: 0,
         }
     }
 }
@@ -159,6 +161,48 @@ fn gates_are_the_cpus() {
 }
 
 #[test]
+fn clamped_gates_are_the_cpus() {
+    let clamp = Clamp { alpha: 1.702, limit: 7.0 };
+    let run = |launch: Launch, x: *const u8, out: *mut u8, forms: u32, cols: usize| {
+        launch.ok("clamped_silu_mul", arguments![x, cols as u32, clamp.alpha, clamp.limit, out, forms]);
+    };
+    in_both_forms("clamped_silu_mul", 2, false, &[0], run, |x, n_rows, cols| {
+        on_cpu(n_rows, cols, |cpu, out| cpu.clamped_silu_mul(&filled(cpu, n_rows, x), clamp, n_rows, out))
+    });
+}
+
+#[test]
+fn columns_are_copied_scaled_and_normed_as_on_the_cpu() {
+    let (n_rows, cols, heads) = (5, 96, Heads::whole(3, 1, 20, 1.0));
+    let (x, whole, weight) = (numbers(60, n_rows * 100), numbers(61, n_rows * cols), numbers(62, 40));
+    let cpu = host();
+    let launch = Launch { order: 2, ..Launch::new([n_rows, 1, 1], 256) };
+    let mut expected = filled(&cpu, n_rows, &x);
+    cpu.norm_columns(&mut expected, 30..70, &filled(&cpu, n_rows, &whole), &weight, 1e-6, n_rows);
+    let (out, of, w) = (Memory::of(&x), Memory::of(&whole), Memory::of(&weight));
+    // SAFETY: 30 numbers further on is within the first row.
+    let at = unsafe { out.start().add(30) };
+    launch.ok("norm_columns", arguments![at, 100u32, 40u32, of.start(), cols as u32, w.start(), 1e-6f32]);
+    assert_bits("normed columns", &out.read(), &all(&cpu, &expected, n_rows));
+
+    let mut expected = filled(&cpu, n_rows, &x);
+    cpu.copy_columns((&filled(&cpu, n_rows, &whole), 0, 10..50), (&mut expected, 0, 60), n_rows);
+    let out = Memory::of(&x);
+    // SAFETY: likewise.
+    let (from, to) = unsafe { (of.start().add(10), out.start().add(60)) };
+    launch.ok("copy_columns", arguments![from, cols as u32, to, 100u32, 40u32]);
+    assert_bits("copied columns", &out.read(), &all(&cpu, &expected, n_rows));
+
+    let (positions, factors) = ([7u32, 0, 3, 3, 9], numbers(63, 10));
+    let batch = Batch { tokens: vec![0; n_rows], positions: positions.to_vec(), ..Batch::default() };
+    let mut expected = filled(&cpu, n_rows, &x);
+    cpu.scale_queries(&mut expected, &heads, &factors, &batch.pass());
+    let (out, at, by) = (Memory::of(&x), Memory::of(&positions), Memory::of(&factors));
+    launch.ok("scale_queries", arguments![out.start(), 100u32, 60u32, by.start(), at.start()]);
+    assert_bits("scaled queries", &out.read(), &all(&cpu, &expected, n_rows));
+}
+
+#[test]
 fn what_is_done_in_place_is_the_cpus() {
     for (i, (n_rows, cols)) in SHAPES.into_iter().enumerate() {
         let x = numbers(20 + i as u64, n_rows * cols);
@@ -173,6 +217,9 @@ fn what_is_done_in_place_is_the_cpus() {
         let out = Memory::of(&x);
         launch.ok("gelu_rows", arguments![out.start(), cols as u32]);
         assert_bits("gelu", &out.read(), &expected(&|cpu, x| cpu.gelu(x, n_rows)));
+        let out = Memory::of(&x);
+        launch.ok("gelu_erf_rows", arguments![out.start(), cols as u32]);
+        assert_bits("gelu with erf", &out.read(), &expected(&|cpu, x| cpu.gelu_erf(x, n_rows)));
         let out = Memory::of(&x);
         launch.ok("scale_rows", arguments![out.start(), cols as u32, 0.37f32]);
         assert_bits("scale", &out.read(), &expected(&|cpu, x| cpu.scale(x, 0.37, n_rows)));

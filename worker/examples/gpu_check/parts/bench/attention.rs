@@ -86,7 +86,7 @@ impl Attended<'_> {
         cuda.begin(&batch.pass());
         let seconds = cuda.seconds(|| {
             (0..TIMES).for_each(|_| {
-                cuda.attend(qkv, kv, &AttentionCall { pass: &batch.pass(), heads, group: 0, layer: 0 }, out)
+                cuda.attend(qkv, kv, &AttentionCall { pass: &batch.pass(), heads, group: 0, layer: 0 }, None, out)
             })
         });
         cuda.settle().map_err(text)?;

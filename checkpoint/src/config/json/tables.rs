@@ -1,0 +1,125 @@
+//! What each family's `config.json` calls its values, and what absent ones mean.
+
+use super::keys::JsonKeys;
+use crate::config::Family;
+use crate::error::Fault;
+use serde_json::Value;
+
+/// The names in a family's config, and the meaning of absent ones.
+pub(super) struct Table {
+    pub family: Family,
+    pub architecture: &'static str,
+    pub model_type: &'static str,
+    /// The names of hidden size, layers, heads, context, MLP width, epsilon and activation.
+    pub names: &'static Names,
+    /// The activations that it may name and that are implemented.
+    pub activations: &'static [&'static str],
+    pub eps: f32,
+    pub theta: f32,
+    /// The part of a head that is turned.
+    pub turned: f32,
+    /// Neighbours turn together.
+    pub pairs: bool,
+}
+
+pub(super) struct Names {
+    pub hidden: &'static str,
+    pub n_layers: &'static str,
+    pub n_heads: &'static str,
+    pub context: &'static str,
+    pub inner: &'static str,
+    pub eps: &'static str,
+    pub activation: &'static str,
+    /// Of the rope's base and of the part of a head that it turns, where they stand outside any object.
+    pub theta: &'static str,
+    pub turned: &'static str,
+}
+
+const COMMON: Names = Names {
+    hidden: "hidden_size",
+    n_layers: "num_hidden_layers",
+    n_heads: "num_attention_heads",
+    context: "max_position_embeddings",
+    inner: "intermediate_size",
+    eps: "rms_norm_eps",
+    activation: "hidden_act",
+    theta: "rope_theta",
+    turned: "partial_rotary_factor",
+};
+const LAYER_NORM: Names = Names { eps: "layer_norm_eps", ..COMMON };
+const NEOX: Names = Names { theta: "rotary_emb_base", turned: "rotary_pct", ..LAYER_NORM };
+const GEMMA: Names = Names { activation: "hidden_activation", ..COMMON };
+const GPT2: Names = Names {
+    hidden: "n_embd",
+    n_layers: "n_layer",
+    n_heads: "n_head",
+    context: "n_positions",
+    inner: "n_inner",
+    eps: "layer_norm_epsilon",
+    activation: "activation_function",
+    ..COMMON
+};
+
+const SILU: &[&str] = &["silu", "swish"];
+const GELU_ERF: &[&str] = &["gelu"];
+const GELU_TANH: &[&str] = &["gelu_pytorch_tanh", "gelu_new"];
+
+const fn gated(family: Family, architecture: &'static str, model_type: &'static str) -> Table {
+    Table {
+        family,
+        architecture,
+        model_type,
+        names: &COMMON,
+        activations: SILU,
+        eps: 1e-6,
+        theta: 10_000.0,
+        turned: 1.0,
+        pairs: false,
+    }
+}
+
+const TABLES: [Table; 22] = [
+    gated(Family::Llama, "LlamaForCausalLM", "llama"),
+    gated(Family::Mistral, "MistralForCausalLM", "mistral"),
+    gated(Family::SmolLm3, "SmolLM3ForCausalLM", "smollm3"),
+    gated(Family::Qwen2, "Qwen2ForCausalLM", "qwen2"),
+    gated(Family::Qwen3, "Qwen3ForCausalLM", "qwen3"),
+    Table { eps: 1e-5, ..gated(Family::Phi3, "Phi3ForCausalLM", "phi3") },
+    Table { eps: 1e-5, ..gated(Family::Mixtral, "MixtralForCausalLM", "mixtral") },
+    gated(Family::Qwen3Moe, "Qwen3MoeForCausalLM", "qwen3_moe"),
+    Table { names: &GEMMA, activations: GELU_TANH, ..gated(Family::Gemma2, "Gemma2ForCausalLM", "gemma2") },
+    Table {
+        names: &GEMMA,
+        activations: GELU_TANH,
+        theta: 1_000_000.0,
+        ..gated(Family::Gemma3, "Gemma3ForCausalLM", "gemma3_text")
+    },
+    Table { names: &GPT2, activations: GELU_TANH, eps: 1e-5, ..gated(Family::Gpt2, "GPT2LMHeadModel", "gpt2") },
+    Table { eps: 1e-5, ..gated(Family::Olmo2, "Olmo2ForCausalLM", "olmo2") },
+    Table { eps: 1e-5, theta: 500_000.0, ..gated(Family::Olmo3, "Olmo3ForCausalLM", "olmo3") },
+    gated(Family::Granite, "GraniteForCausalLM", "granite"),
+    gated(Family::GraniteMoe, "GraniteMoeForCausalLM", "granitemoe"),
+    Table { eps: 1e-5, theta: 150_000.0, ..gated(Family::GptOss, "GptOssForCausalLM", "gpt_oss") },
+    Table { eps: 1.5625e-7, turned: 0.5, pairs: true, ..gated(Family::Glm4, "Glm4ForCausalLM", "glm4") },
+    Table { eps: 1e-5, turned: 0.5, ..gated(Family::Glm4Moe, "Glm4MoeForCausalLM", "glm4_moe") },
+    gated(Family::Ministral, "MinistralForCausalLM", "ministral"),
+    Table { eps: 1e-5, theta: 1_000_000.0, ..gated(Family::Ministral3, "Ministral3ForCausalLM", "ministral3") },
+    Table { names: &LAYER_NORM, eps: 1e-5, pairs: true, ..gated(Family::Cohere2, "Cohere2ForCausalLM", "cohere2") },
+    Table {
+        names: &NEOX,
+        activations: GELU_ERF,
+        eps: 1e-5,
+        turned: 0.25,
+        ..gated(Family::GptNeox, "GPTNeoXForCausalLM", "gpt_neox")
+    },
+];
+
+pub(super) fn table_of(keys: &JsonKeys<'_>) -> Result<&'static Table, Fault> {
+    let architecture = keys.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
+    let (found, name) = match (architecture, keys.text("model_type")) {
+        (Some(name), _) => (TABLES.iter().find(|table| table.architecture == name), name),
+        (None, Some(name)) => (TABLES.iter().find(|table| table.model_type == name), name),
+        (None, None) => return Fault::malformed("config.json does not name an architecture"),
+    };
+    found.map_or_else(|| Fault::unsupported(format!("the architecture {name}")), Ok)
+}
