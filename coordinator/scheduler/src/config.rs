@@ -1,6 +1,6 @@
 //! Every limit of the scheduler, named and checked once.
 
-use crate::drafts::Drafting;
+use crate::drafting::Drafting;
 use alloc::vec;
 use alloc::vec::Vec;
 use types::{CacheGroup, PolicyDigest, Unsupported};

@@ -21,6 +21,7 @@ mod apply;
 mod blocks;
 mod check;
 mod config;
+mod drafting;
 mod drafts;
 mod end;
 mod in_flight;
@@ -40,7 +41,7 @@ mod turns;
 mod waiting;
 
 pub use config::Config;
-pub use drafts::Drafting;
+pub use drafting::Drafting;
 pub use journal::NameChange;
 pub use refusal::{Rejected, Stale};
 pub use requeue::Loss;

@@ -1,6 +1,6 @@
 //! A sequence: its log, how far it is computed and planned, and which blocks it holds.
 
-use crate::drafts::UNTRIED;
+use crate::drafting::UNTRIED;
 use crate::tenants::TenantIdx;
 use crate::waiting::QueueKey;
 use alloc::boxed::Box;
