@@ -176,6 +176,9 @@ fn anthropics_errors() {
             check(&asked(extra).await, 400, invalid, word);
         }
         check(&asked(json!({ "model": "other" })).await, 404, "not_found_error", "other");
+        let thread = asked(json!({ "thread": { "type": "continue", "previous_message_id": "msg_1" } })).await;
+        check(&thread, 400, invalid, "thread");
+        assert_eq!(thread.json()["error"]["details"]["error_code"], "thread_unsupported_request");
         let long = json!({ "messages": [{ "role": "user", "content": "x".repeat(500) }] });
         check(&asked(long).await, 400, invalid, "tokens");
         house.fake.script(|script| script.refuse = Some((wire::refused::Reason::Full, 3000)));

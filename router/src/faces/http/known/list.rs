@@ -70,6 +70,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("previous_input_messages", "V", &[Responses], "[{}]").but(Empty),
     undone("previous_response", "V", &[Responses], "{}"),
     undone("conversation", "O", &[Responses], r#""conv_1""#).but(Empty),
+    undone("thread", "A", &[Messages, CountTokens], r#"{"type": "create"}"#),
     undone("container", "A", HTTP, r#""c1""#).but(Empty),
     undone("context_management", "O", &[Responses], r#"[{"type": "compaction"}]"#).but(Empty),
     undone("context_management", "A", &[Messages, CountTokens], r#"{"edits": [{"type": "clear_tool_uses_20250919"}]}"#)

@@ -96,8 +96,16 @@ fn error_value(error: &HttpError) -> Value {
         status if status.is_client_error() => "invalid_request_error",
         _ => "api_error",
     };
-    json!({ "type": "error", "error": { "type": kind, "message": error.message() } })
+    let mut value = json!({ "type": "error", "error": { "type": kind, "message": error.message() } });
+    // By this its clients know that they have to send the whole conversation.
+    if error.body()["error"]["param"] == THREAD {
+        value["error"]["details"] = json!({ "error_code": "thread_unsupported_request", "unsupported": [THREAD] });
+    }
+    value
 }
+
+/// The field for a conversation that the server keeps.
+const THREAD: &str = "thread";
 
 /// Names the refused field as this page does.
 fn said(refusal: Refusal) -> HttpError {
