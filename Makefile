@@ -23,6 +23,8 @@ ARGS ?=
 # Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
 CLIENT_PACKAGES := target/client-packages
 FRAMEWORK_PACKAGES := target/framework-packages
+# Each has packages of its own, as they do not agree with one another's.
+MORE_CLIENTS := instructor pydantic_ai llama_index comply
 REFERENCE_PACKAGES := target/reference-packages
 HELM_PACKAGES := target/helm-packages
 HELM_TOOLS := target/helm-tools
@@ -31,7 +33,7 @@ DENY_PACKAGES := target/deny-packages
 TELEMETRY_PACKAGES := target/telemetry-packages
 BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)/bin/buf
 
-.PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
+.PHONY: help protoc serve test clients clients-more helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
 .PHONY: bench bench-sums bench-links bench-grids bench-router bench-scheduler bench-tenants check deny
 .PHONY: images compose
 .PHONY: grammar-suite grammar-masks
@@ -41,6 +43,7 @@ help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
 	@echo "make test    ready what the tests need, run them all"
 	@echo "make clients only the tests with real clients: openai, anthropic, ollama, smg, gRPC, curl, LangChain, litellm"
+	@echo "make clients-more instructor, pydantic-ai, LlamaIndex and llm-comply, which are heavy to install"
 	@echo "make helm    the chart by Helm 3 and 4, images, dashboards and rules by promtool"
 	@echo "make telemetry a live cluster behind a real collector and a real Prometheus"
 	@echo "make images  both images, where Docker is; where no registry answers, on a base made from packages (TAG=..)"
@@ -97,6 +100,13 @@ clients: protoc $(CLIENT_PACKAGES)/.ready $(FRAMEWORK_PACKAGES)/.ready
 	PYTHONPATH=$(CLIENT_PACKAGES) $(PYTHON) tests/clients/run.py target/debug/lockstep
 	PYTHONPATH=$(FRAMEWORK_PACKAGES) $(PYTHON) tests/clients/run.py target/debug/lockstep test_langchain test_litellm
 
+clients-more: protoc $(MORE_CLIENTS:%=target/%-packages/.ready)
+	$(CARGO) test --workspace --locked --no-run
+	target/debug/lockstep pull smollm2
+	for client in $(MORE_CLIENTS); do \
+		PYTHONPATH=target/$$client-packages $(PYTHON) tests/clients/run.py target/debug/lockstep test_$$client || exit 1; \
+	done
+
 # The chart and what is beside it, with the tools of those who use them; each is fetched once, and nothing is installed.
 helm: $(HELM_PACKAGES)/.ready
 	deploy/dev/packages.sh etcd:etcd-server strip:binutils
@@ -130,6 +140,7 @@ proto-baseline: $(TELEMETRY_PACKAGES)/.ready
 
 $(CLIENT_PACKAGES)/.ready: tests/clients/requirements.txt
 $(FRAMEWORK_PACKAGES)/.ready: tests/clients/frameworks/requirements.txt
+$(MORE_CLIENTS:%=target/%-packages/.ready): target/%-packages/.ready: tests/clients/more/%.txt
 $(REFERENCE_PACKAGES)/.ready: tests/reference/requirements.txt
 $(HELM_PACKAGES)/.ready: tests/helm/requirements.txt
 $(TELEMETRY_PACKAGES)/.ready: tests/telemetry/requirements.txt

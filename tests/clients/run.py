@@ -31,7 +31,7 @@ class Result(unittest.TextTestResult):
 def main(binary, *names):
     os.environ["LOCKSTEP_BINARY"] = str(Path(binary).resolve())
     # Frameworks have packages of their own, so they run only when they are named.
-    sys.path[:0] = [str(HERE), str(HERE / "frameworks")]
+    sys.path[:0] = [str(HERE), str(HERE / "frameworks"), str(HERE / "more")]
     loader = unittest.TestLoader()
     tests = loader.loadTestsFromNames(names) if names else loader.discover(str(HERE))
     result = unittest.TextTestRunner(verbosity=2, resultclass=Result, stream=sys.stdout).run(tests)

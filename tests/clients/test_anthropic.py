@@ -1,6 +1,8 @@
 """The unmodified `anthropic` client against `/v1/messages`."""
 
+import json
 import unittest
+from typing import Literal
 
 import anthropic
 import openai
@@ -72,6 +74,100 @@ class Messages(unittest.TestCase):
         self.assertEqual(cut.content[0].text, whole[: whole.index(stop)])
 
 
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"],
+        "additionalProperties": False}
+TOOLS = [{"name": "look_at", "description": "Looks.", "input_schema": CITY},
+         {"name": "listen_to", "description": "Listens.", "input_schema": CITY, "cache_control": {"type": "ephemeral"}}]
+
+
+class Tools(unittest.TestCase):
+    """Calls are forced: what is tested is the way of a call, and not how well a small model chooses."""
+
+    def asked(self, messages, **more):
+        choice = {"type": "any", "disable_parallel_tool_use": True}
+        # A call's id is a function of the seed too.
+        ask = {"tool_choice": choice, "extra_body": {"temperature": 0, "seed": 7}}
+        return asked(messages=messages, tools=TOOLS, max_tokens=100, **(ask | more))
+
+    def whole(self, **ask):
+        return client.messages.create(**ask)
+
+    def streamed(self, **ask):
+        with client.messages.stream(**ask) as stream:
+            return stream.get_final_message()
+
+    def loop(self, say):
+        """Three turns, each with a call and its result, and then an answer."""
+        messages, blocks = list(ASK), []
+        for turn in range(3):
+            reply = say(**self.asked(messages))
+            self.assertEqual(reply.stop_reason, "tool_use")
+            calls = [block for block in reply.content if block.type == "tool_use"]
+            self.assertEqual([list(call.input) for call in calls], [["city"]])
+            result = {"type": "tool_result", "tool_use_id": calls[0].id, "content": f"{turn}.", "is_error": turn == 1}
+            messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": [result]}]
+            blocks.append(calls[0].model_dump())
+        last = say(**self.asked(messages, tool_choice={"type": "none"}))
+        self.assertIn(last.stop_reason, ["end_turn", "max_tokens"])
+        return blocks, last.content[0].text
+
+    def test_three_turns_streamed_and_whole(self):
+        self.assertEqual(self.loop(self.whole), self.loop(self.streamed))
+
+    def test_one_tool_by_its_name(self):
+        reply = client.messages.create(**self.asked(ASK, tool_choice={"type": "tool", "name": "listen_to"}))
+        self.assertEqual([block.name for block in reply.content], ["listen_to"])
+
+    def test_tools_count(self):
+        ask = {"model": "smollm2", "messages": ASK, "system": [{"type": "text", "text": "Be brief."}]}
+        counted = client.messages.count_tokens(tools=TOOLS, **ask).input_tokens
+        self.assertGreater(counted, client.messages.count_tokens(**ask).input_tokens)
+        usage = client.messages.create(tools=TOOLS, max_tokens=1, **ask).usage
+        self.assertEqual(usage.input_tokens + usage.cache_read_input_tokens, counted)
+
+    def test_the_tool_runner_of_the_client(self):
+        seen = []
+
+        @anthropic.beta_tool
+        def look_at(city: Literal["Oslo", "Lima"]) -> str:
+            """Looks at a city."""
+            seen.append(city)
+            return "sunny"
+
+        forced = {"type": "tool", "name": "look_at"}
+        runner = client.beta.messages.tool_runner(
+            model="smollm2", max_tokens=60, messages=ASK, tools=[look_at], tool_choice=forced, max_iterations=3
+        )
+        replies = [reply.stop_reason for reply in runner]
+        self.assertEqual(len(replies), 3)
+        self.assertEqual(len(seen), replies.count("tool_use"))
+
+
+class Structures(unittest.TestCase):
+    def test_a_schema_is_met(self):
+        config = {"format": {"type": "json_schema", "schema": CITY}}
+        reply = client.messages.create(**asked(output_config=config, max_tokens=100))
+        self.assertEqual((reply.stop_reason, list(json.loads(reply.content[0].text))), ("end_turn", ["city"]))
+
+    def test_a_model_that_cannot_think_answers(self):
+        for thinking in [{"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}, {"type": "disabled"}]:
+            reply = client.messages.create(**asked(thinking=thinking))
+            self.assertEqual([block.type for block in reply.content], ["text"])
+
+
+class Caching(unittest.TestCase):
+    def test_a_changing_line_for_accounting_leaves_the_cache_whole(self):
+        def usage(billing):
+            head = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.7; cch={billing};"}
+            text = {"type": "text", "text": "Be careful. " * 60, "cache_control": {"type": "ephemeral"}}
+            return client.messages.create(**asked(system=[head, text], max_tokens=1)).usage
+
+        first, second = usage("00000"), usage("a1b2c")
+        n_prompt = first.input_tokens + first.cache_read_input_tokens
+        self.assertEqual(second.input_tokens + second.cache_read_input_tokens, n_prompt)
+        self.assertGreater(second.cache_read_input_tokens, 100)
+
+
 class Refusals(unittest.TestCase):
     def refused(self, error, **more):
         with self.assertRaises(error) as caught:
@@ -83,8 +179,9 @@ class Refusals(unittest.TestCase):
 
     def test_typed(self):
         invalid = anthropic.BadRequestError
-        self.assertIn("tools", self.refused(invalid, tools=[{"name": "f", "input_schema": {"type": "object"}}]))
-        self.assertIn("thinking", self.refused(invalid, thinking={"type": "enabled", "budget_tokens": 1024}))
+        search = {"type": "web_search_20250305", "name": "web_search"}
+        self.assertIn("web_search_20250305", self.refused(invalid, tools=[search]))
+        self.assertIn("thinking", self.refused(invalid, thinking={"type": "sometimes"}))
         image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
         self.assertIn("image", self.refused(invalid, messages=[{"role": "user", "content": [image]}]))
         self.refused(invalid, messages=[{"role": "user", "content": "word " * 10_000}])

@@ -285,6 +285,42 @@ class Structures(unittest.TestCase):
         result = {"role": "tool", "tool_call_id": whole.message.tool_calls[0].id, "content": "It is sunny."}
         self.assertTrue(chat(messages=[*ASK, called, result], tools=[tool]).choices[0].finish_reason)
 
+    def test_three_turns_of_calls_streamed_and_whole(self):
+        tool = {"type": "function", "function": {"name": "look_at", "description": "Looks.", "parameters": PLACE}}
+
+        def whole(**ask):
+            message = chat(**ask).choices[0].message
+            return message.content, message.tool_calls[0].model_dump() if message.tool_calls else None
+
+        def streamed(**ask):
+            with client.chat.completions.stream(**({"model": "smollm2", "temperature": 0} | ask)) as stream:
+                message = stream.get_final_completion().choices[0].message
+            if not message.tool_calls:
+                return message.content, None
+            call = message.tool_calls[0]
+            function = {"name": call.function.name, "arguments": call.function.arguments}
+            return message.content, {"id": call.id, "type": "function", "function": function}
+
+        def loop(say):
+            messages, said = list(ASK), []
+            # A call's id is a function of the seed too.
+            ask = {"tools": [tool], "max_tokens": 60, "parallel_tool_calls": False, "seed": 7}
+            for turn in range(3):
+                _, call = say(messages=messages, tool_choice="required", **ask)
+                called = {"role": "assistant", "content": None, "tool_calls": [call]}
+                messages += [called, {"role": "tool", "tool_call_id": call["id"], "content": f"Result {turn}."}]
+                said.append((call["id"], call["function"]))
+            said.append(say(messages=messages, tool_choice="none", **ask))
+            return said
+
+        self.assertEqual(loop(whole), loop(streamed))
+
+    def test_what_validators_ask_for_is_there(self):
+        reply = chat()
+        self.assertEqual((reply.service_tier, reply.choices[0].message.annotations), ("default", []))
+        self.assertEqual(reply.usage.completion_tokens_details.reasoning_tokens, 0)
+        self.assertEqual(reply.usage.prompt_tokens_details.audio_tokens, 0)
+
 
 if __name__ == "__main__":
     unittest.main()

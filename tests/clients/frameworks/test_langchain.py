@@ -1,8 +1,10 @@
 """LangChain's OpenAI classes, unmodified, against the HTTP API."""
 
 import unittest
+from typing import Literal
 
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 from server import Server
@@ -52,6 +54,44 @@ class Chat(unittest.TestCase):
     def test_batch(self):
         alone = [self.model().invoke(f"Say {word}.").content for word in ["one", "two"]]
         self.assertEqual([reply.content for reply in self.model().batch(["Say one.", "Say two."])], alone)
+
+
+@tool
+def look_at(city: Literal["Oslo", "Lima"]) -> str:
+    """Looks at a city."""
+    return f"{len(city)} letters"
+
+
+class Tools(unittest.TestCase):
+    """Calls are forced: what is tested is the way of a call, and not how well a small model chooses."""
+
+    def loop(self, say):
+        # A call's id is a function of the seed too.
+        plain = ChatOpenAI(**options(temperature=0, max_tokens=80, seed=7))
+        forced = plain.bind_tools([look_at], tool_choice="required", parallel_tool_calls=False)
+        messages, calls = list(ASK), []
+        for _ in range(3):
+            reply = say(forced, messages)
+            self.assertEqual([call["name"] for call in reply.tool_calls], ["look_at"])
+            messages += [reply, look_at.invoke(reply.tool_calls[0])]
+            calls += reply.tool_calls
+        last = say(plain.bind_tools([look_at], tool_choice="none"), messages)
+        self.assertEqual(last.tool_calls, [])
+        return calls, last.content
+
+    def test_three_turns_streamed_and_whole(self):
+        def streamed(model, messages):
+            parts = list(model.stream(messages))
+            return AIMessage(sum(parts[1:], parts[0]).content, tool_calls=sum(parts[1:], parts[0]).tool_calls)
+
+        self.assertEqual(self.loop(lambda model, messages: model.invoke(messages)), self.loop(streamed))
+
+    def test_a_schema_is_met(self):
+        schema = {"title": "place", "type": "object", "properties": {"city": {"type": "string", "maxLength": 12}},
+                  "required": ["city"], "additionalProperties": False}
+        model = ChatOpenAI(**options(temperature=0, max_tokens=80))
+        for method in ["json_schema", "function_calling"]:
+            self.assertEqual(list(model.with_structured_output(schema, method=method).invoke(ASK)), ["city"])
 
 
 class Completions(unittest.TestCase):

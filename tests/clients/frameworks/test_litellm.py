@@ -1,5 +1,6 @@
 """litellm, unmodified, with this as an OpenAI-compatible server."""
 
+import json
 import os
 import unittest
 
@@ -53,6 +54,34 @@ class LiteLlm(unittest.TestCase):
             model="text-completion-openai/smollm2", prompt="The capital of France is", **options(max_tokens=8)
         )
         self.assertIn("Paris", reply.choices[0].text)
+
+    def test_three_turns_of_calls_by_both_apis(self):
+        parameters = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}},
+                      "required": ["city"], "additionalProperties": False}
+        tool = {"type": "function", "function": {"name": "look_at", "description": "Looks.", "parameters": parameters}}
+
+        def whole(**ask):
+            return chat(**ask).choices[0].message
+
+        def streamed(**ask):
+            chunks = list(chat(stream=True, **ask))
+            return litellm.stream_chunk_builder(chunks).choices[0].message
+
+        def loop(say, **more):
+            messages, calls = list(ASK), []
+            for turn in range(3):
+                message = say(messages=messages, tools=[tool], tool_choice="required", max_tokens=80, **more)
+                call = message.tool_calls[0]
+                messages.append({"role": "assistant", "content": "", "tool_calls": [call.model_dump()]})
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": f"Result {turn}."})
+                calls.append((call.function.name, list(json.loads(call.function.arguments))))
+            self.assertTrue(say(messages=messages, tools=[tool], **more).role)
+            return calls
+
+        anthropic = {"model": "anthropic/smollm2", "api_base": server.url}
+        for more in [{}, anthropic]:
+            self.assertEqual(loop(whole, **more), [("look_at", ["city"])] * 3)
+            self.assertEqual(loop(streamed, **more), [("look_at", ["city"])] * 3)
 
     def test_errors_have_their_classes(self):
         with self.assertRaises(litellm.BadRequestError):
