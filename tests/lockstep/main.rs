@@ -14,6 +14,7 @@ mod drafts;
 mod grammars;
 mod grids;
 mod membership;
+mod messages;
 mod oracle;
 mod processes;
 mod recovery;
