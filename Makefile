@@ -33,7 +33,8 @@ DENY_PACKAGES := target/deny-packages
 TELEMETRY_PACKAGES := target/telemetry-packages
 BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)/bin/buf
 
-.PHONY: help protoc serve test clients clients-more helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
+.PHONY: clients-more
+.PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
 .PHONY: bench bench-sums bench-links bench-grids bench-router bench-scheduler bench-tenants check deny
 .PHONY: images compose
 .PHONY: grammar-suite grammar-masks
