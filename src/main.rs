@@ -9,6 +9,7 @@ mod models;
 mod operate;
 mod roles;
 mod serve;
+mod server_trust;
 mod settings;
 mod simulate;
 mod verify;

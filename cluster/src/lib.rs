@@ -19,8 +19,8 @@ pub use claim::{Claim, ClaimLost};
 pub use etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdWaits};
 pub use last_claim::{LastClaim, last_claim};
 pub use memory::MemoryStore;
-pub use post::{Post, Posts};
-pub use state::{Change, Health, Member, Members, Registration, Watch};
+pub use post::Post;
+pub use state::{Change, Health, Member, Members, Posts, Registration, Watch};
 pub use store::Store;
 
 /// Why a store cannot be used.

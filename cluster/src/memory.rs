@@ -87,17 +87,7 @@ impl MemoryStore {
     }
 
     pub fn post(&self, name: &str) -> Post {
-        Post::new(name, (self.seen.subscribe(), self.health()), PostKind::Memory(self.clone()))
-    }
-
-    pub(crate) fn post_text(&self, name: &str, text: Option<String>) {
-        self.state.send_modify(|state| {
-            state.revision += 1;
-            match text {
-                Some(text) => drop(state.posts.insert(name.into(), text)),
-                None => drop(state.posts.remove(name)),
-            }
-        });
+        Post::new(name, (self.seen.subscribe(), self.health()), PostKind::Memory(self.state.clone()))
     }
 
     /// Changes the entry of the claim with this incarnation, if it is the last one.

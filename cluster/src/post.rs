@@ -1,14 +1,10 @@
 //! What a process tells all others of its cluster, for as long as it lives: one text of each, by a name of its own.
 //! Does not know what the texts mean, nor where they are stored.
 
-use crate::memory::MemoryStore;
-use crate::state::{Health, State};
-use std::collections::BTreeMap;
+use crate::state::{Health, Posts, State};
+use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::DropGuard;
-
-/// The last text of each process, by its name.
-pub type Posts = BTreeMap<String, String>;
 
 /// A process's place among the posts. What it said is gone soon after this is dropped.
 #[derive(Debug)]
@@ -21,7 +17,7 @@ pub struct Post {
 
 #[derive(Debug)]
 pub(crate) enum PostKind {
-    Memory(MemoryStore),
+    Memory(Arc<watch::Sender<State>>),
     /// A task keeps the text in an external store, and ends with this.
     Kept {
         text: watch::Sender<Option<String>>,
@@ -41,7 +37,7 @@ impl Post {
     /// Replaces this process's text. Others read it when the store has taken it.
     pub fn say(&self, text: String) {
         match &self.says {
-            PostKind::Memory(store) => store.post_text(&self.name, Some(text)),
+            PostKind::Memory(store) => tell(store, &self.name, Some(text)),
             PostKind::Kept { text: kept, .. } => drop(kept.send_replace(Some(text))),
         }
     }
@@ -62,7 +58,17 @@ impl Post {
 impl Drop for Post {
     fn drop(&mut self) {
         if let PostKind::Memory(store) = &self.says {
-            store.post_text(&self.name, None);
+            tell(store, &self.name, None);
         }
     }
+}
+
+fn tell(store: &watch::Sender<State>, name: &str, text: Option<String>) {
+    store.send_modify(|state| {
+        state.revision += 1;
+        match text {
+            Some(text) => drop(state.posts.insert(name.into(), text)),
+            None => drop(state.posts.remove(name)),
+        }
+    });
 }

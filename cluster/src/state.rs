@@ -1,7 +1,6 @@
 //! What a store knows at one moment, and how others follow it: as the difference to what they were told. A slow reader
 //! misses intermediate states but no outcome, so nothing piles up.
 
-use crate::post::Posts;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::SystemTime;
@@ -27,6 +26,9 @@ pub struct Member {
     pub incarnation: u64,
     pub registration: Registration,
 }
+
+/// The last text of each process, by its name.
+pub type Posts = BTreeMap<String, String>;
 
 /// Members by name.
 pub type Members = BTreeMap<String, Member>;

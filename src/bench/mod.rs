@@ -6,7 +6,7 @@ mod load;
 mod report;
 mod stream;
 
-use crate::settings::ServerTrust;
+use crate::server_trust::ServerTrust;
 use anyhow::{Context, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};

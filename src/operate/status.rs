@@ -1,6 +1,6 @@
 //! `status`: prints the live cluster once. Reads `/cluster` of a router and formats it; does not know how it was made.
 
-use crate::settings::ServerTrust;
+use crate::server_trust::ServerTrust;
 use crate::settings::device::list;
 use anyhow::Context;
 use clap::Args;

@@ -68,7 +68,7 @@ pub(super) fn private_key(path: &Path) -> anyhow::Result<PrivateKeyDer<'static>>
     PrivateKeyDer::from_pem_slice(text.as_bytes()).with_context(|| format!("no private key in {}", path.display()))
 }
 
-pub(super) fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+pub fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let unreadable = || format!("no certificates can be read from {}", path.display());
     let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).with_context(unreadable)?.collect();
     let read = read.with_context(unreadable)?;

@@ -7,7 +7,8 @@ mod record;
 mod server;
 
 use crate::serve::private::PrivateServer;
-use crate::settings::{ConfigSource, ServeSettings, ServerTrust};
+use crate::server_trust::ServerTrust;
+use crate::settings::{ConfigSource, ServeSettings};
 use anyhow::{Context, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};

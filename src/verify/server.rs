@@ -1,6 +1,6 @@
 //! The server that answers again: asked over HTTP, as any client asks. Knows no answer.
 
-use crate::settings::ServerTrust;
+use crate::server_trust::ServerTrust;
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::time::Duration;

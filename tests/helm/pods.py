@@ -206,8 +206,8 @@ class Cluster:
                 self.pods.append(self.made(template, n))
 
     def certificates(self, objects):
-        """The volumes of the chart's own etcd, where it asks for certificates: the chart's are of names that this machine
-        has not, so others are made, of addresses."""
+        """The volumes of the chart's own etcd, where it asks for certificates: the chart's are of names that this
+        machine has not, so others are made, of addresses."""
         if not any(made["kind"] == "Secret" and made["metadata"]["name"].endswith("-etcd-tls") for made in objects):
             return {}
         folder = self.folder / "etcd-certificates"
@@ -221,8 +221,8 @@ class Cluster:
             openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=lockstep", "-keyout",
                     f"{name}/tls.key", "-out", f"{name}.csr")
             (folder / f"{name}.ext").write_text(extension + "\n")
-            openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
-                    "-days", "2", "-extfile", f"{name}.ext", "-out", f"{name}/tls.crt")
+            openssl(folder, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key",
+                    "-CAcreateserial", "-days", "2", "-extfile", f"{name}.ext", "-out", f"{name}/tls.crt")
             shutil.copy(folder / "ca.crt", made)
         return {"etcd-tls": folder / "members", "etcd-client": folder / "roles"}
 

@@ -2,13 +2,14 @@
 //! shake hands.
 
 use super::{DOORS, MODEL, pem};
-use crate::common::node::{Folder, Node, PATIENCE};
+use crate::common::node::{BINARY, Folder, Node, PATIENCE};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// An authority, and the files of certificates that it has signed.
@@ -195,6 +196,97 @@ fn a_certificate_is_replaced_under_load_and_a_broken_one_is_not_taken() {
         load.join().unwrap()
     });
     assert!(n_asked > 3, "{n_asked} requests");
+}
+
+#[test]
+fn commands_trust_the_authority_that_they_are_told_of_and_no_other() {
+    let (folder, authority) = (Folder::new("authorities"), Authority::new());
+    let served = Served::with(&folder, &authority, &[]);
+    until_ready(&folder, &served);
+    let (url, own) = (format!("https://{}", served.http), folder.0.join("root.pem"));
+    let other = folder.write("other.pem", &Authority::new().root());
+    let ask = |words: &[&str], authority: Option<&str>| {
+        let trust = authority.map_or(vec![], |authority| vec!["--tls-ca", authority]);
+        Command::new(BINARY).args(words).args(["--url", &url]).args(trust).output().unwrap()
+    };
+    let commands: [&[&str]; 3] = [
+        &["status"],
+        &["top", "--looks", "1"],
+        &["bench", "--requests", "1", "--warm-up", "0", "--concurrency", "1", "--prompt", "4", "--output", "4"],
+    ];
+    for words in commands {
+        let trusted = ask(words, own.to_str());
+        assert!(trusted.status.success() && !said(&trusted).contains("ertificate"), "{words:?}: {}", said(&trusted));
+        // `top` shows what is wrong and goes on, so its status says nothing.
+        for authority in [None, Some(other.as_str())] {
+            let refused = ask(words, authority);
+            assert!(said(&refused).contains("ertificate"), "{words:?}: {}", said(&refused));
+        }
+    }
+}
+
+/// A key is added, clients go over to it, and the old one is taken back; certificates of another authority follow.
+#[test]
+fn keys_and_certificates_are_rotated_under_load_and_no_request_fails() {
+    const N_CLIENTS: usize = 4;
+    const N_ROTATIONS: usize = 3;
+    let (folder, mut authority) = (Folder::new("rotation"), Authority::new());
+    let keys = folder.write("keys", "team:key-0\n");
+    let served = Served::with(&folder, &authority, &["--api-keys", &keys]);
+    until_ready(&folder, &served);
+    let url = format!("https://{}/v1/completions", served.http);
+    let (over, key) = (AtomicBool::new(false), AtomicU32::new(0));
+    let n_done = [const { AtomicUsize::new(0) }; N_CLIENTS];
+    let (expected, deadline) = (Mutex::new(None), Instant::now() + PATIENCE);
+    let asked = || {
+        let bearer = format!("authorization: Bearer key-{}", key.load(Ordering::Relaxed));
+        let reply = curl(&folder, &["-f", "-H", "content-type: application/json", "-H", &bearer, "-d", ASKED, &url]);
+        assert!(reply.status.success(), "{bearer}: {}", said(&reply));
+        let value: serde_json::Value = serde_json::from_slice(&reply.stdout).unwrap();
+        let text = value["choices"][0]["text"].clone();
+        let mut expected = expected.lock().unwrap();
+        assert_eq!(expected.get_or_insert_with(|| text.clone()), &text);
+    };
+    let client = |i: usize| {
+        while !over.load(Ordering::Relaxed) {
+            asked();
+            n_done[i].fetch_add(1, Ordering::Relaxed);
+        }
+        n_done[i].load(Ordering::Relaxed)
+    };
+    let client = &client;
+    let n_asked = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..N_CLIENTS).map(|i| scope.spawn(move || client(i))).collect();
+        for n in 1..=N_ROTATIONS {
+            let place = served.node.heard();
+            folder.write("keys", &format!("team:key-{}\nteam:key-{n}\n", n - 1));
+            served.node.until_since(place, &["the API keys were read again"]);
+            key.store(n as u32, Ordering::Relaxed);
+            let next = Authority::new();
+            // Clients know both authorities before the server shows the new one.
+            folder.write("root.next", &(authority.root() + &next.root()));
+            std::fs::rename(folder.0.join("root.next"), folder.0.join("root.pem")).unwrap();
+            // The request of each client that is under way may have the old key, and the next one has not.
+            let before = n_done.each_ref().map(|n| n.load(Ordering::Relaxed));
+            while n_done.iter().zip(before).any(|(n, before)| n.load(Ordering::Relaxed) < before + 2) {
+                assert!(Instant::now() < deadline && !clients.iter().any(|client| client.is_finished()));
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let place = served.node.heard();
+            folder.write("keys", &format!("team:key-{n}\n"));
+            served.node.until_since(place, &["the API keys were read again"]);
+            let [certificate, secret] = next.signed();
+            folder.write("cert.pem", &certificate);
+            folder.write("key.pem", &secret);
+            served.node.until_since(place, &["clients are offered another certificate"]);
+            authority = next;
+        }
+        over.store(true, Ordering::Relaxed);
+        clients.into_iter().map(|client| client.join().unwrap()).sum::<usize>()
+    });
+    assert!(n_asked > N_CLIENTS * N_ROTATIONS, "{n_asked} requests");
+    let old = ["-f", "-H", "content-type: application/json", "-H", "authorization: Bearer key-0", "-d", ASKED, &url];
+    assert!(!curl(&folder, &old).status.success(), "the first key is taken back");
 }
 
 #[test]

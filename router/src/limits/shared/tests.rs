@@ -1,3 +1,5 @@
+//! Routers over one store in memory, second by second: what they grant together. Knows no key file and no socket.
+
 use super::*;
 use cluster::MemoryStore;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Whose certificates a command trusts that asks a server over HTTPS, as its users do.
 
-use super::identity::certificates;
+use crate::settings::certificates;
 use clap::Args;
 use std::path::PathBuf;
 use ureq::Agent;
