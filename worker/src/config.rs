@@ -1,7 +1,9 @@
 //! What a worker is told once: what it says of itself, and its limits. Knows no session.
 
-use crate::session::committing::MemoryLeft;
 use std::time::Duration;
+
+/// How much memory this machine has to give; None if nobody knows.
+pub type MemoryLeft = fn() -> Option<u64>;
 
 /// What the worker tells the coordinator of itself, and its limits.
 #[derive(Clone, Debug)]

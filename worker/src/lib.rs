@@ -17,7 +17,7 @@ pub use collective::{
     AbortHandle, CancelFlag, CarrierChoice, Error as MeshError, LinkEncryption, MeshTimeouts, PeerListener, Wire,
     nccl_version,
 };
-pub use config::Config;
+pub use config::{Config, MemoryLeft};
 pub use error::Error;
 pub use load::weight_cache::WeightCache;
 pub use load::{fetch, source};
@@ -30,7 +30,6 @@ pub use runner::{Rest, RunError, Runner, Upcoming};
 pub use runner::{sequences, sim};
 
 use config::Footing;
-pub use session::committing::MemoryLeft;
 use session::{Worker, heartbeat, rank_thread};
 use std::sync::Arc;
 use std::time::Duration;

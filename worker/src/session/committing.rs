@@ -2,6 +2,7 @@
 //! of the rest each heartbeat says how far it is.
 
 use crate::assignment::LoadError;
+use crate::config::MemoryLeft;
 use crate::runner::kv_commit::{Committed, KvCommit};
 use crate::session::heartbeat::StepCounters;
 use crate::session::rank_thread::{RankLost, Reports, drive};
@@ -11,9 +12,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use types::Epoch;
-
-/// How much memory this machine has to give; None if nobody knows.
-pub type MemoryLeft = fn() -> Option<u64>;
 
 /// How long to wait for memory that the machine does not have.
 const TRY_AGAIN: Duration = Duration::from_secs(1);

@@ -3,9 +3,10 @@
 //! to report, and within a step for other ranks; the session ends that last wait when it no longer needs the step.
 
 use crate::assignment::{Assignment, Load, LoadError, Loaded as LoadedModel};
+use crate::config::MemoryLeft;
 use crate::load::fetch::FetchError;
 use crate::runner::{Runner, Upcoming};
-use crate::session::committing::{CommitsFor, Committing, MemoryLeft};
+use crate::session::committing::{CommitsFor, Committing};
 use crate::session::heartbeat::StepCounters;
 use collective::{AbortHandle, CancelFlag};
 use proto::cluster::{Failed, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
