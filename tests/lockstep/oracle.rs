@@ -33,8 +33,8 @@ const OTHERS: [(&str, Policy); 8] = [
     ("llama-wide.gguf", Policy { activations: "int8", kv_dtype: "f32" }),
     ("mixtral", Policy { activations: "f32", kv_dtype: "f32" }),
 ];
-/// Checkpoints without a record: `worker/tests/worker/grids.rs` compares their grids, and `worker/model/tests/model` their
-/// instruction sets and chunks, so that 64 requests on four grids for each would say little more.
+/// Checkpoints without a record: `worker/tests/worker/grids.rs` compares the grids of each kind among them, and
+/// `worker/model/tests/model` the instruction sets and chunks of all.
 const UNRECORDED: [&str; 14] = [
     "cohere2",
     "glm4",
