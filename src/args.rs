@@ -9,6 +9,7 @@ use crate::roles::worker::WorkerCommand;
 use crate::serve::ServeCommand;
 use crate::settings::environment;
 use crate::verify::VerifyCommand;
+use crate::verify::replay::ReplayCommand;
 use crate::{bench, simulate};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -106,6 +107,7 @@ Examples: lockstep simulate --replicas 256 --gpu h100 --model llama-3.1-70b --tp
           lockstep simulate --model qwen3-32b --weights fp8 --tp 2 --rate 4 --prompt lognormal:1500,1500 --json";
 
 const VERIFY_HELP: &str = "\
+An ID is that of an answer in a folder of --record, or at the server of --url if that records; as its response says it.
 FILE is JSON: {\"request\": what was sent, \"response\": what came back}. The response is the whole body, or the
 events of a stream as one string. Ask with \"certificate\": true, and with \"return_token_ids\": true to see where
 tokens differ. With MODEL a server is started for it, on any grid; otherwise the one at --url is asked.
@@ -113,7 +115,18 @@ tokens differ. With MODEL a server is started for it, on any grid; otherwise the
 Ends with 0 if the answer is equal, 1 if it is not, 2 if it cannot be compared.
 
 Examples: lockstep verify answer.json
-          lockstep verify answer.json smollm2 --tp 2";
+          lockstep verify answer.json smollm2 --tp 2
+          lockstep verify cmpl-1f2e3d4c0000000000000007 --record records";
+
+const REPLAY_HELP: &str = "\
+DIR is what a router or server has kept with --record DIR --record-prompts. With MODEL a server is started for it, on
+any grid; otherwise the one at --url is asked.
+
+Ends with 0 if all answers that could be compared are equal, 1 if one is not, 2 if none could be compared. An answer of
+another policy digest is not run: its tokens may differ by right.
+
+Examples: lockstep replay records --concurrency 32 --order shuffled
+          lockstep replay records smollm2 --pp 2 --speed 10";
 
 const WORKER_HELP: &str = "\
 Example: lockstep worker --join coordinator:50100 --token-file token
@@ -170,6 +183,9 @@ pub enum Command {
     /// Run an answer again and compare
     #[command(after_help = VERIFY_HELP, mut_arg("model", |model| model.index(2)))]
     Verify(VerifyCommand),
+    /// Run the answers of a record again and compare
+    #[command(after_help = REPLAY_HELP, mut_arg("model", |model| model.index(2)))]
+    Replay(ReplayCommand),
     /// Measure the throughput and latency of any server with OpenAI's API
     #[command(after_help = "Example: lockstep bench --concurrency 1,8,32 --prompt uniform:64..256 --output 64")]
     Bench(bench::Options),

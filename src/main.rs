@@ -52,6 +52,7 @@ fn run(command: Command, said: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Bench(options) => bench::run(&options),
         Command::Simulate(options) => simulate::run(&options),
         Command::Verify(verify) => return Ok(verify.run(said)),
+        Command::Replay(replay) => return Ok(replay.run(said)),
     };
     done.map(|()| ExitCode::SUCCESS)
 }

@@ -52,8 +52,10 @@ const ROOMS: &[(&str, &Rooms)] = &[
     (
         "router/src/",
         &[
-            ("faces", &["front", "limits", "replicas", "link", "board"]),
+            ("audit", &["front", "replicas", "link", "board"]),
+            ("faces", &["front", "record", "limits", "replicas", "link", "board"]),
             ("front", &["limits", "replicas", "link", "board"]),
+            ("record", &[]),
             ("limits", &[]),
             ("replicas", &["link", "board"]),
             ("link", &["board"]),
@@ -255,6 +257,7 @@ fn clocks_are_for_people() {
         "cluster/src/state.rs",
         "router/src/faces/vllm.rs",
         "router/src/front/frontend.rs",
+        "router/src/record/folder.rs",
         "router/src/replicas/topology.rs",
         "src/roles/process.rs",
         "src/operate/status.rs",
@@ -461,8 +464,12 @@ fn a_request_has_the_forms_that_are_listed() {
         // In simulations it stands in the place of a rank's.
         "worker/src/runner/sim.rs: Sequence",
     ];
-    // A step carries many requests, each as it is.
-    const CARRIES: &[&str] = &["types/src/step.rs: Step"];
+    // A step carries many requests, each as it is; so is one kept until its answer is over, and beside that.
+    const CARRIES: &[&str] = &[
+        "types/src/step.rs: Step",
+        "router/src/front/finished_answer.rs: AnswerWish",
+        "router/src/front/finished_answer.rs: FinishedAnswer",
+    ];
     const CONTENT: &[&str] = &["Request", "Sampling", "Input"];
     let on_the_way = |source: &&Source| {
         ["types", "router", "coordinator", "coordinator/scheduler", "worker"].contains(&source.folder())

@@ -20,6 +20,7 @@ impl From<&Request> for wire::Request {
             priority: request.priority.0.into(),
             deadline_micros: None,
             cache_bypass: request.cache_bypass,
+            cache_apart: request.cache_apart,
             cache_salt: cache_salt_to_wire(request.cache_salt),
             adapter: None,
             constraint: request.grammar.as_ref().map(|grammar| grammar.as_str().as_bytes().to_vec()),
@@ -69,6 +70,7 @@ impl TryFrom<wire::Request> for Request {
             priority: Priority(priority),
             deadline: None,
             cache_bypass: request.cache_bypass,
+            cache_apart: request.cache_apart,
             cache_salt: cache_salt_from_wire(&request.cache_salt)?,
         })
     }

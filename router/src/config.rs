@@ -4,6 +4,7 @@ use crate::board::pick::PickPolicy;
 use crate::front::resume::ResumeKey;
 use crate::front::stored::StoreLimits;
 use crate::limits::keys::ApiKeys;
+use crate::record::RecordConfig;
 use crate::replicas::models::routes::ModelRoutes;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +31,10 @@ pub struct Config {
     pub hosts_allowed: Vec<String>,
     /// Origins whose pages may ask it, besides this machine's own: where it asks for no key.
     pub origins_allowed: Vec<String>,
+    /// Where finished answers are kept. None: nowhere.
+    pub record: Option<RecordConfig>,
+    /// The share of finished answers that is run again, from 0 to 1, where there is idle capacity for it.
+    pub audit: f64,
     /// The key that all routers of the cluster share, so that they can resume each other's streams.
     pub resume_key: ResumeKey,
     /// What `/metrics` answers.
@@ -96,6 +101,9 @@ pub struct RouterLimits {
     pub grammars_kept_bytes_max: usize,
     /// How many responses are stored, in how many bytes, and for how long.
     pub stored: StoreLimits,
+    /// Finished answers that wait to be recorded, and their bytes. More are not recorded, and counted.
+    pub answers_unrecorded_max: usize,
+    pub answers_unrecorded_bytes_max: usize,
     /// The most likely tokens that may be reported beside each token.
     pub logprobs_max: u32,
 }
@@ -126,6 +134,8 @@ impl Default for RouterLimits {
             grammar: grammar::GrammarLimits::default(),
             grammars_kept_bytes_max: 16 << 20,
             stored: StoreLimits::default(),
+            answers_unrecorded_max: 1024,
+            answers_unrecorded_bytes_max: 64 << 20,
             logprobs_max: 20,
         }
     }
@@ -205,6 +215,8 @@ impl Default for Config {
             tls: None,
             hosts_allowed: Vec::new(),
             origins_allowed: Vec::new(),
+            record: None,
+            audit: 0.0,
             resume_key: ResumeKey::of(&[]),
             metrics: Arc::new(String::new),
             text_files: None,

@@ -3,6 +3,7 @@
 //! Knows no tensor, no schedule and no worker. The caller owns sockets and the stop signal.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+mod audit;
 pub mod board;
 mod config;
 mod faces;
@@ -10,6 +11,7 @@ mod front;
 mod limits;
 mod lines;
 mod link;
+mod record;
 mod refusal;
 mod replicas;
 
@@ -23,11 +25,13 @@ pub use front::stored::StoreLimits;
 pub use limits::keys::ApiKeys;
 pub use limits::shared::SharedQuotas;
 pub use lines::{BadLine, nearest};
+pub use record::{RecordConfig, find as find_record, lines as recorded_lines};
 pub use replicas::models::routes::ModelRoutes;
 pub use replicas::models::table::ModelTexts;
 pub use replicas::models::text::ModelText;
 pub use replicas::roster::{CoordinatorChannel, Dial, Membership};
 
+use crate::front::finished_answer::{AnswerQueue, AnswerQueues, QueuedAnswer, record_dropped};
 use crate::front::frontend::Frontend;
 use crate::front::grammars::Grammars;
 use crate::front::reader_watch::ReaderWatch;
@@ -35,8 +39,10 @@ use crate::front::stored::ResponseStore;
 use crate::limits::admission::Admission;
 use crate::replicas::models::table::ModelTable;
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -48,6 +54,9 @@ use tonic::transport::server::Connected;
 
 /// How long the last output of streams may be on its way after all streams have ended.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
+
+/// How long the last answers may take to be recorded.
+const RECORDING_MAX: Duration = Duration::from_secs(5);
 
 /// Serves HTTP and gRPC until `shutdown`, and then until the running streams have ended or `drain_max` has passed. New
 /// requests are refused from `shutdown` on. The replicas have to outlive this: they finish the running streams.
@@ -102,16 +111,21 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     faces: impl FnOnce(Arc<Frontend>, CancellationToken, CancellationToken) -> F,
 ) -> Result<(), Error> {
     let end = CancellationToken::new();
+    let nonce = front::sampling::random_nonce();
+    // Ends when nobody is answered any more.
+    let recorded = CancellationToken::new();
+    let (record, recording) = record_of(&config, nonce, &recorded).map_err(Error::Record)?.unzip();
     let (replicas, roster) = replicas::pool::attach(members, &config, end.clone());
     let admission = Admission::new(&config.limits, shutdown.clone(), config.timeouts.retry_after);
     let (drain_max, unread_max) = (config.timeouts.drain_max, config.timeouts.unread_max);
     let (streams, reader_watch) = (TaskTracker::new(), Arc::new(ReaderWatch::default()));
-    let nonce = front::sampling::random_nonce();
     let long_texts = Arc::new(Semaphore::new(config.limits.long_texts_max.clamp(1, Semaphore::MAX_PERMITS)));
     let grammars = Grammars::new(config.limits.grammar, config.limits.grammars_kept_bytes_max);
     let grammars = Arc::new(grammars);
     let responses = ResponseStore::new(config.limits.stored);
     let bodies = Arc::new(Semaphore::new(config.limits.bodies_bytes_max.min(Semaphore::MAX_PERMITS)));
+    telemetry::metrics::audits_begin();
+    let (audit, audited) = (config.audit > 0.0).then(|| audit::queue(config.audit)).unzip();
     let models = ModelTable::new(texts, config.names.clone(), config.routes.clone());
     let attends = reader_watch.clone();
     let attends = tokio::spawn(async move { attends.watch(unread_max).await });
@@ -125,19 +139,53 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
         long_texts,
         grammars,
         responses,
+        answers: AnswerQueues { record, audit },
         bodies,
         nonce,
         n_unnamed: AtomicU64::new(0),
     });
+    let audits = audited.map(|answers| tokio::spawn(audit::run(front.clone(), answers, end.clone())));
     let roster = tokio::spawn(roster.run());
     // Connections are accepted while streams end: a new client is told that this router drains, and readiness says so.
     let served = drain(faces(front, shutdown.clone(), end.clone()), &shutdown, &streams, drain_max, &end).await;
     end.cancel();
     attends.abort();
+    recorded.cancel();
+    if let Some(audits) = audits
+        && audits.await.is_err()
+    {
+        tracing::error!("the task of the audits ended early");
+    }
     if roster.await.is_err() {
         tracing::error!("the task of the links ended early");
     }
+    if let Some(recording) = recording {
+        close(recording).await;
+    }
     served
+}
+
+/// The queue of the answers that are recorded, and the thread that writes them.
+fn record_of(
+    config: &Config,
+    nonce: u32,
+    until: &CancellationToken,
+) -> io::Result<Option<(AnswerQueue, JoinHandle<()>)>> {
+    let Some(record) = &config.record else { return Ok(None) };
+    let limits = &config.limits;
+    let (queue, answers) =
+        AnswerQueue::new(limits.answers_unrecorded_max, limits.answers_unrecorded_bytes_max, record_dropped);
+    let with_prompts = record.prompts;
+    let line = move |queued: &QueuedAnswer| faces::http::kept::line(&queued.answer, with_prompts);
+    Ok(Some((queue, record::start(record, nonce, answers, until.clone(), line)?)))
+}
+
+/// Waits until what was answered is recorded.
+async fn close(recording: JoinHandle<()>) {
+    let joined = tokio::task::spawn_blocking(move || recording.join());
+    if !matches!(tokio::time::timeout(RECORDING_MAX, joined).await, Ok(Ok(Ok(())))) {
+        tracing::warn!("the last answers may not be recorded");
+    }
 }
 
 /// Runs the faces to their end. After `shutdown` they have until no stream runs, but at most `drain_max`; then `end`

@@ -225,6 +225,8 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
         tls: api_tls::read(settings)?,
         hosts_allowed: settings.allowed_hosts.clone().unwrap_or_default(),
         origins_allowed: settings.allowed_origins.clone().unwrap_or_default(),
+        record: settings.answers.record(),
+        audit: settings.answers.audit,
         metrics,
         ..router::Config::default()
     })

@@ -35,6 +35,7 @@ impl PrivateServer {
         (settings.router.http, settings.router.grpc) = (any_port, any_port);
         (settings.router.api_keys, settings.router.api_key) = (None, None);
         (settings.router.api_tls_cert, settings.router.api_tls_key, settings.router.api_client_ca) = (None, None, None);
+        settings.router.answers.none();
         if settings.watch.log == LOG {
             settings.watch.log = "warn".into();
         }

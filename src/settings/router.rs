@@ -1,5 +1,6 @@
 //! A router's settings, in `serve` and by itself.
 
+use super::answers::AnswerSettings;
 use super::bytes::ByteSize;
 use super::check::at_least_one;
 use super::choices::PickChoice;
@@ -119,6 +120,9 @@ pub struct RouterSettings {
         default_missing_value = "true"
     )]
     pub otlp_content: bool,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub answers: AnswerSettings,
 }
 
 impl RouterSettings {
@@ -142,6 +146,7 @@ impl RouterSettings {
         );
         self.request_seconds.map_or(Ok(()), |seconds| at_least_one("request-seconds", seconds))?;
         at_least_one("max-choices", self.max_choices)?;
+        self.answers.check()?;
         at_least_one("max-body-bytes", self.max_body_bytes.0)?;
         at_least_one("stored-bytes", self.stored_bytes.0)?;
         at_least_one("stored-seconds", self.stored_seconds)?;

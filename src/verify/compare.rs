@@ -1,7 +1,7 @@
 //! Compares a past answer with the one that a server gives now, and names the first difference.
 
 use super::answer::{AnsweredChoice, Answers};
-use super::record::PastAnswer;
+use super::past::PastAnswer;
 use super::server::{AnsweringServer, TokenScore};
 use anyhow::{Context, ensure};
 use std::fmt::{self, Display};
@@ -103,6 +103,10 @@ fn tokens_part(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) ->
 
 fn texts_part(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) -> Option<Difference> {
     const SHOWN_CHARS: usize = 20;
+    if old.text.is_empty() && old.token_ids.is_some() {
+        // A router's record has no text: the tokens say all.
+        return None;
+    }
     let n_chars = first_difference(old.text.chars(), new.text.chars())?;
     let shown = |text: &str| text.chars().skip(n_chars).take(SHOWN_CHARS).collect();
     Some(Difference::Text { choice_idx, n_chars, recorded: shown(&old.text), present: shown(&new.text) })

@@ -1,9 +1,10 @@
-//! `verify`: runs an answer again, on a running server or on one of its own, and compares. Knows the HTTP API, and no
-//! role.
+//! `verify` and `replay`: run an answer, or a record of them, again, on a running server or on one of their own, and
+//! compare. Know the HTTP API, and no role.
 
 mod answer;
 mod compare;
-mod record;
+mod past;
+pub mod replay;
 mod server;
 
 use crate::serve::private::PrivateServer;
@@ -13,9 +14,9 @@ use anyhow::{Context, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 use compare::{Verdict, compared};
-use record::PastAnswer;
+use past::PastAnswer;
 use server::AnsweringServer;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 use telemetry::logs;
 
@@ -23,9 +24,9 @@ const URL: &str = "http://127.0.0.1:8000";
 
 #[derive(Args)]
 pub struct VerifyCommand {
-    /// JSON file with the request and its response
-    #[arg(index = 1, value_name = "FILE")]
-    pub file: PathBuf,
+    /// JSON file with the request and its response, or the id of an answer that was recorded
+    #[arg(index = 1, value_name = "FILE|ID")]
+    pub answer: String,
     /// Running server to ask, if no MODEL is given [default: http://127.0.0.1:8000]
     #[arg(long, env = "LOCKSTEP_URL")]
     pub url: Option<String>,
@@ -60,16 +61,17 @@ impl VerifyCommand {
 
     /// None if only the settings were to be printed.
     fn verdict(self, said: &ArgMatches) -> anyhow::Result<Option<Verdict>> {
-        let past = PastAnswer::read(&self.file)?;
         let names_model = said.value_source("model") == Some(ValueSource::CommandLine);
         if names_model && said.value_source("url") == Some(ValueSource::CommandLine) {
             bail!("either MODEL or --url: they are two servers");
         }
         if !names_model && !self.source.print_config {
-            let server = AnsweringServer::at(self.url.as_deref().unwrap_or(URL), self.settings.router.api_key)
-                .trusting(&self.trust)?;
+            let key = self.settings.router.api_key.clone();
+            let server = AnsweringServer::at(self.url.as_deref().unwrap_or(URL), key).trusting(&self.trust)?;
+            let past = self.past(Some(&server))?;
             return compared(&past, &server).map(Some);
         }
+        let past = self.past(None)?;
         let Some(private) = PrivateServer::prepare(self.settings, &self.source, said)? else { return Ok(None) };
         let verdict = private.serve_while(async |at| {
             let server = AnsweringServer::at(&format!("http://{}", at.http), None);
@@ -81,5 +83,22 @@ impl VerifyCommand {
             tokio::task::spawn_blocking(compare).await.context("the comparison panicked")?
         });
         verdict.map(Some)
+    }
+
+    /// The answer on record: a file's, one of a folder of records, or one that the server has recorded.
+    fn past(&self, server: Option<&AnsweringServer>) -> anyhow::Result<PastAnswer> {
+        let (id, file) = (&self.answer, Path::new(&self.answer));
+        if file.exists() {
+            return PastAnswer::read(file);
+        }
+        if let Some(dir) = &self.settings.router.answers.record {
+            let dir_named = || dir.display().to_string();
+            let line = router::find_record(dir, id).with_context(dir_named)?;
+            let line = line.with_context(|| format!("{} has no record of {id}", dir_named()))?;
+            return PastAnswer::parse(&line).with_context(|| format!("the record of {id}"));
+        }
+        let server = server.with_context(|| format!("{id} is no file; --record DIR says where its record is"))?;
+        let record = server.record(id).with_context(|| format!("{id} is no file"))?;
+        PastAnswer::of(&record).with_context(|| format!("the record of {id}"))
     }
 }

@@ -1,7 +1,7 @@
 //! The server that answers again: asked over HTTP, as any client asks. Knows no answer.
 
 use crate::server_trust::ServerTrust;
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use std::time::Duration;
 use types::Token;
@@ -52,15 +52,26 @@ impl AnsweringServer {
 
     /// The policy digests that are served, as the first of their hexadecimal digits.
     pub fn digests(&self) -> anyhow::Result<Vec<String>> {
-        let url = format!("{}/cluster", self.url);
+        let cluster = self.get("/cluster")?;
+        let versions = cluster["models"].as_array().into_iter().flatten().map(|model| &model["versions"]);
+        let all = versions.filter_map(Value::as_array).flatten();
+        Ok(all.filter_map(|version| version["policy_digest"].as_str().map(str::to_owned)).collect())
+    }
+
+    /// What the server has recorded of an answer.
+    pub fn record(&self, id: &str) -> anyhow::Result<Value> {
+        let is_id = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+        ensure!(is_id, "{id} is no id of an answer either");
+        self.get(&format!("/records/{id}"))
+    }
+
+    fn get(&self, path: &str) -> anyhow::Result<Value> {
+        let url = format!("{}{path}", self.url);
         let mut asked = self.agent.get(&url);
         if let Some(key) = &self.key {
             asked = asked.header("authorization", format!("Bearer {key}"));
         }
-        let cluster = self.answered(asked.call(), &url)?;
-        let versions = cluster["models"].as_array().into_iter().flatten().map(|model| &model["versions"]);
-        let all = versions.filter_map(Value::as_array).flatten();
-        Ok(all.filter_map(|version| version["policy_digest"].as_str().map(str::to_owned)).collect())
+        self.answered(asked.call(), &url)
     }
 
     pub fn ask(&self, path: &str, request: &Value) -> anyhow::Result<Value> {

@@ -178,7 +178,20 @@ const TENANT_REFUSED: Metric = metric("lockstep:tenant_refused_total", "Refused 
 const TENANT_PROMPT_TOKENS: Metric =
     metric("lockstep:tenant_prompt_tokens_total", "Prompt tokens of a tenant, computed or found in the prefix cache.");
 const TENANT_GENERATION_TOKENS: Metric = metric("lockstep:tenant_generation_tokens_total", "Tokens sent to a tenant.");
-const COUNTERS: [&Metric; 34] = [
+const RECORDS: Metric = metric(
+    "lockstep:records_total",
+    "Finished answers for --record, by outcome: written, dropped as the queue was full, failed.",
+);
+const AUDITS: Metric = metric(
+    "lockstep:audits_total",
+    "Answers of --audit, by outcome: equal at another replica, equal in place, different, dropped, failed.",
+);
+const SCRUBBED: Metric =
+    metric("lockstep:scrubbed_bytes_total", "Bytes of packed weights that a worker with --scrub has hashed again.");
+const COUNTERS: [&Metric; 37] = [
+    &SCRUBBED,
+    &RECORDS,
+    &AUDITS,
     &DRAFTS,
     &DRAFTS_AT,
     &DRAFTS_ACCEPTED_AT,
@@ -633,7 +646,27 @@ pub fn store(is_connected: bool, since: Duration) {
     STORE_SINCE.set(since.as_secs_f64().floor(), &[]);
 }
 
+/// Adds bytes of weights that were hashed again.
+pub fn scrubbed(n_bytes: u64) {
+    SCRUBBED.add(n_bytes, &[]);
+}
+
 // -- the router's
+
+/// What came of running an answer again.
+pub fn audit(outcome: &'static str) {
+    AUDITS.add(1, &[Label::from_static_parts("outcome", outcome)]);
+}
+
+/// Shows that nothing has differed yet: an alert reads an increase, which a series that begins with one has not.
+pub fn audits_begin() {
+    AUDITS.add(0, &[Label::from_static_parts("outcome", "different")]);
+}
+
+/// What became of an answer that was to be recorded.
+pub fn record(outcome: &'static str) {
+    RECORDS.add(1, &[Label::from_static_parts("outcome", outcome)]);
+}
 
 /// Sets why the replica gets no new requests, or that it gets them again.
 pub fn replica_shunned(name: &str, cause: Option<&'static str>) {

@@ -1,8 +1,9 @@
-//! `lockstep verify`, as a process: an answer of one rank is equal on every grid and after a kill, and whatever was
-//! changed in its record is found, with the position.
+//! `lockstep verify` and `replay`, as processes: an answer of one rank is equal on every grid and after a kill, and
+//! whatever was changed in its record is found, with the position.
 
 use crate::common::node::{BINARY, Folder, Node, post};
 use serde_json::{Value, json};
+use std::io::Write;
 use std::process::{Command, Output};
 
 const MODEL: &str = "tests/reference/llama-f32-tied";
@@ -14,6 +15,23 @@ fn serve(more: &[&str]) -> (Node, String) {
     let http = node.http();
     node.until_ready(&http);
     (node, http)
+}
+
+/// Servers with other instructions than this machine's best ones, as far as it has them.
+fn other_instructions() -> Vec<(Node, String)> {
+    let mut all = vec![serve(&["--isa", "plain", "--inproc"])];
+    #[cfg(target_arch = "x86_64")]
+    {
+        let has_avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let has_avx512 = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vnni");
+        for (isa, is_here) in [("avx2", has_avx2), ("avx512", has_avx512)] {
+            match is_here {
+                true => all.push(serve(&["--isa", isa, "--inproc"])),
+                false => std::io::stderr().write_all(format!("NOT RUN: verify with {isa}\n").as_bytes()).unwrap(),
+            }
+        }
+    }
+    all
 }
 
 /// A request and what a server answers: the body as JSON, or a stream's events as one string.
@@ -62,10 +80,13 @@ fn an_answer_is_equal_on_every_grid_and_after_a_kill() {
     let (_alone, alone) = serve(&[]);
     let (mut wide, wide_http) = serve(&["--tp", "2"]);
     let (_deep, deep_http) = serve(&["--pp", "2", "--inproc"]);
+    let (_widest, widest_http) = serve(&["--tp", "4", "--inproc"]);
+    let others = other_instructions();
     let all = requests().map(|request| record(&alone, &request));
     for (record, n_tokens) in all.iter().zip([24, 96, 24]) {
         let equal = format!("equal: {n_tokens} tokens, digest ");
-        for http in [&alone, &wide_http, &deep_http] {
+        let own = [&alone, &wide_http, &deep_http, &widest_http];
+        for http in own.into_iter().chain(others.iter().map(|(_, http)| http)) {
             records.check(record, &["--url", http], 0, &[&equal]);
         }
     }
@@ -86,6 +107,62 @@ fn an_answer_is_equal_on_every_grid_and_after_a_kill() {
         1,
         &["different: the policy digest was"],
     );
+}
+
+/// Runs `verify` or `replay` of a recorded folder, and returns its exit code and all that it says.
+fn said(words: &[&str]) -> (i32, String) {
+    let Output { status, stdout, stderr } =
+        Command::new(BINARY).args(words).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    (status.code().unwrap(), [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat())
+}
+
+#[test]
+fn a_recorded_day_is_equal_on_other_grids_and_a_changed_token_of_it_is_found() {
+    let folder = Folder::new("replay");
+    let dir = folder.0.join("records");
+    let dir = dir.to_str().unwrap();
+    let mut ids = Vec::new();
+    {
+        let (_node, http) = serve(&["--record", dir, "--record-prompts", "--pp", "2", "--inproc"]);
+        for request in requests() {
+            let text = post(&http, &request).body_mut().read_to_string().unwrap();
+            let event = text.strip_prefix("id: ").map_or(&*text, |events| events.split("data: ").nth(1).unwrap());
+            let first: Value = serde_json::from_str(event.lines().next().unwrap()).unwrap();
+            ids.push(first["id"].as_str().unwrap().to_owned());
+        }
+        // The server finds its own, also before their file is whole.
+        for id in &ids {
+            let (code, told) = said(&["verify", id, "--url", &http]);
+            assert!(code == 0 && told.contains("equal: "), "{told}");
+        }
+        let (code, told) = said(&["verify", "cmpl-00000000", "--url", &http]);
+        assert!(code == 2 && told.contains("there is no record"), "{told}");
+    }
+    // The server was killed: its file is not finished, and every line of it is whole.
+    let (_other, http) = serve(&["--tp", "2"]);
+    let (code, told) = said(&["verify", &ids[1], "--record", dir, "--url", &http]);
+    assert!(code == 0 && told.contains("equal: 96 tokens"), "{told}");
+    for order in [&["--order", "shuffled"][..], &["--order", "reversed", "--concurrency", "1"], &["--speed", "50"]] {
+        let (code, told) = said(&[&["replay", dir, "--url", &http], order].concat());
+        assert!(code == 0 && told.contains("6 equal (") && told.contains(" 0 different"), "{order:?}: {told}");
+    }
+    let own = ["replay", dir, MODEL, "--activations", "int8", "--threads", "1", "--inproc"];
+    let (code, told) = said(&own);
+    assert!(code == 2 && told.contains("0 different, 6 of another digest"), "{told}");
+    let open = std::fs::read_dir(dir).unwrap().next().unwrap().unwrap().path();
+    let text = std::fs::read_to_string(&open).unwrap();
+    let mut first: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let token = &mut first["response"]["choices"][0]["token_ids"][5];
+    *token = (token.as_u64().unwrap() ^ 1).into();
+    let rest = text.split_once('\n').unwrap().1;
+    std::fs::write(&open, format!("{first}\n{rest}{{\"half")).unwrap();
+    let (code, told) = said(&["replay", dir, "--url", &http]);
+    let parts = ["different: choice 0, position 5: the token was", "(logprob -", "5 equal (", " 1 different"];
+    assert!(code == 1 && parts.iter().all(|part| told.contains(part)), "{told}");
+    // What was verified was answered, and recorded, too: there the first id has its own record.
+    let id = first["id"].as_str().unwrap();
+    let (code, told) = said(&["verify", id, "--record", dir, "--url", &http]);
+    assert!(code == 1 && told.contains("position 5"), "{told}");
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub struct Request {
     pub deadline: Option<Micros>,
     /// The prefix cache may be filled but not read: the request needs what a hit would skip (logits of its prompt).
     pub cache_bypass: bool,
+    /// The prefix cache may not be filled either: nobody is to find what this request has computed.
+    pub cache_apart: bool,
     pub cache_salt: CacheSalt,
 }
 

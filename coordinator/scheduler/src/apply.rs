@@ -116,7 +116,8 @@ impl Scheduler {
     /// Names the blocks that became full for good since position `from`, and releases those behind windows.
     fn settle_blocks(&mut self, idx: SequenceIdx, from: u32) {
         let n_full = self.sequences[idx].n_sure / BLOCK_TOKENS;
-        if from / BLOCK_TOKENS < n_full && self.config.prefix_cache {
+        let may_name = self.config.prefix_cache && !self.sequences[idx].is_apart();
+        if from / BLOCK_TOKENS < n_full && may_name {
             self.name_blocks(idx, from / BLOCK_TOKENS..n_full);
         }
         if self.has_windows {
@@ -137,7 +138,7 @@ impl Scheduler {
     /// What the request failed by may be what its blocks hold, shared ones too: nobody else builds on them. A prompt
     /// that is sound is computed again once.
     fn forget_names(&mut self, idx: SequenceIdx) {
-        if !self.config.prefix_cache {
+        if !self.config.prefix_cache || self.sequences[idx].is_apart() {
             return;
         }
         let sequence = &mut self.sequences[idx];

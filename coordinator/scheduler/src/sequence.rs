@@ -322,8 +322,14 @@ impl Sequence {
 
     /// How many blocks it may take from the prefix cache: full ones, and at least one token is left to compute.
     pub fn n_sharable(&self) -> u32 {
-        let needs_all = self.request.cache_bypass || self.goal != Goal::Generate;
+        let needs_all = self.request.cache_bypass || self.is_apart() || self.goal != Goal::Generate;
         if needs_all { 0 } else { (self.n_known() - 1) / BLOCK_TOKENS }
+    }
+
+    /// Whether its blocks get no names, so that nobody else reads them.
+    #[inline]
+    pub fn is_apart(&self) -> bool {
+        self.request.cache_apart
     }
 
     /// The name of its block `i`, which is full.

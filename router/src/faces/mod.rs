@@ -42,6 +42,8 @@ pub enum Error {
     Http(#[source] std::io::Error),
     #[error("the gRPC listener failed")]
     Grpc(#[source] tonic::transport::Error),
+    #[error("the folder for records cannot be used")]
+    Record(#[source] std::io::Error),
     #[error("the reflection service cannot be made")]
     Reflection(#[source] tonic_reflection::server::Error),
 }

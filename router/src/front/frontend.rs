@@ -3,6 +3,7 @@
 
 use crate::config::Config;
 use crate::front::ask::{chat_length, length};
+use crate::front::finished_answer::AnswerQueues;
 use crate::front::grammars::Grammars;
 use crate::front::reader_watch::ReaderWatch;
 use crate::front::stored::ResponseStore;
@@ -43,6 +44,8 @@ pub struct Frontend {
     pub grammars: Arc<Grammars>,
     /// Responses that were kept so that later ones can go on with them.
     pub responses: ResponseStore,
+    /// Who wants answers that are over.
+    pub answers: AnswerQueues,
     /// Permits for the bytes of bodies that are being read.
     pub bodies: Arc<Semaphore>,
     /// Part of every public id: so two routers, or two runs of one, never give the same id.
@@ -139,7 +142,7 @@ impl Frontend {
     }
 
     /// Runs work on one of a few threads, so that no stream waits for it.
-    pub(super) async fn on_a_thread<T: Send + 'static>(
+    pub async fn on_a_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refusal> {
@@ -155,5 +158,9 @@ impl Frontend {
 }
 
 pub fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    unix_millis() / 1000
+}
+
+pub fn unix_millis() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }

@@ -8,7 +8,8 @@ use crate::board::pick::{Need, Wish};
 use crate::front::ask::{Ask, Purpose};
 use crate::front::calls::CallIds;
 use crate::front::certificate::CertificateDraft;
-use crate::front::frontend::{Frontend, unix_seconds};
+use crate::front::finished_answer::AnswerWish;
+use crate::front::frontend::{Frontend, unix_millis, unix_seconds};
 use crate::front::generation::{Choice, Generation, Prompt};
 use crate::front::recorder::Recorder;
 use crate::front::resume::{Fingerprint, ReadMarks, Resume, ResumeHandle};
@@ -24,6 +25,7 @@ use crate::refusal::{NoResume, Refusal};
 use crate::replicas::models::table::{ResolvedModel, VersionBy};
 use crate::replicas::models::text::{Encoded, ModelText};
 use crate::replicas::pool::Picked;
+use grammar::WantedGrammar;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use std::collections::VecDeque;
@@ -108,17 +110,27 @@ impl Frontend {
         let created = handle.map_or_else(unix_seconds, |handle| handle.created);
         let model = self.model(&model, by)?;
         let structure = purpose.take_structure();
+        let wanting = self.wanting(&purpose);
         let (like, wording) = self.read(purpose, &model.text, seed).await?;
         let preparing = trace.prepare();
         let mut read = Vec::with_capacity(prompts.len());
         for input in prompts {
             read.push(self.prompt(&model.text, input, echo, created).await?);
         }
-        let grammar = self.grammar_of(structure, &read).await?;
+        let wanted = self.structure_of(structure, &read).await?;
+        let wanting = wanting.map(|mut wanting| {
+            wanting.asked.structure = wanted.as_ref().map(structure::said);
+            wanting
+        });
+        let grammar = match wanted {
+            Some(wanted) => Some(self.grammar(wanted).await?),
+            None => None,
+        };
         drop((preparing, ask.body));
         let like = Request { grammar, tenant, weight: tenant_of.weight(), priority, cache_salt, ..like };
         let numbers = first_choice..first_choice + n_choices;
-        let prepared = Prepared { prompts: read, like, wording, numbers, certified, model, session, deadline, created };
+        let prepared =
+            Prepared { prompts: read, like, wording, numbers, certified, wanting, model, session, deadline, created };
         Ok((prepared, resume))
     }
 
@@ -151,19 +163,21 @@ impl Frontend {
         Ok(Prompt { ids, text, talk })
     }
 
-    /// The grammar of what the answers must be. A chat has one prompt, so the first stands for all.
-    async fn grammar_of(
+    /// Those who want the answer when it is over, with what was asked for.
+    fn wanting(&self, purpose: &Purpose) -> Option<AnswerWish> {
+        let Purpose::Generate(asked) = purpose else { return None };
+        self.answers.wanting().map(|queues| AnswerWish::new(asked.clone(), queues))
+    }
+
+    /// What the answers must be. A chat has one prompt, so the first stands for all.
+    async fn structure_of(
         &self,
         structure: Option<v1::Structure>,
         prompts: &[Prompt],
-    ) -> Result<Option<Grammar>, Refusal> {
+    ) -> Result<Option<WantedGrammar>, Refusal> {
         let talk = prompts.first().and_then(|prompt| prompt.talk.clone());
         let n_bytes = structure.as_ref().map_or(0, structure::n_bytes);
-        let wanted = self.off_runtime(n_bytes, move || structure::wanted(structure, talk.as_ref())).await??;
-        match wanted {
-            Some(wanted) => self.grammar(wanted).await.map(Some),
-            None => Ok(None),
-        }
+        self.off_runtime(n_bytes, move || structure::wanted(structure, talk.as_ref())).await?
     }
 
     /// Picks the replica once all that matters of the request is known, and as late as possible: by then others may
@@ -205,7 +219,7 @@ impl Frontend {
         (permit, charge): (AdmissionPermit, Charge),
         trace: &Traced,
     ) -> Result<Generation, Refusal> {
-        let Prepared { prompts, like, wording, numbers, certified, model, deadline, created, .. } = prepared;
+        let Prepared { prompts, like, wording, numbers, certified, wanting, model, deadline, created, .. } = prepared;
         let Destination { picked: Picked { link, replica, n_cached }, print, before, marks } = destination;
         let hashes: Vec<TokensHash> = prompts.iter().map(|prompt| TokensHash::of(&prompt.ids)).collect();
         // Caches were looked up only for the first prompt.
@@ -213,6 +227,7 @@ impl Frontend {
         let (outputs, heard) = mpsc::channel(self.unread_max(&requests));
         let (first_key, digest, trace) = (link.keys(requests.len() as u64), replica.digest, trace.carried());
         let call = Arc::new(Call { first_key, deadline, digest, n_cached, trace, outputs });
+        let wanting = wanting.map(|wish| wish.of(&requests, unix_millis()));
         let mut choices = Vec::new();
         for (slot, (request, mark)) in (0..).zip(requests.into_iter().zip(&marks.choices)) {
             let (tokens_min, stops) = (request.sampling.tokens_min, wording.stops.clone());
@@ -225,8 +240,8 @@ impl Frontend {
             let n_had = mark.n_tokens();
             let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adopts { of, n_had });
             let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt]);
-            let draft = certified.then(|| Box::new(draft()));
-            let mut choice = Choice::new(assembly, &request, n_had, draft);
+            let draft = (certified || wanting.is_some()).then(|| Box::new(draft()));
+            let mut choice = Choice::new(assembly, &request, n_had, draft).keeping(wanting.is_some());
             if !mark.has_ended() {
                 let ticket = link.submit(request, slot, adopts, &call);
                 choice.begin(ticket.map_err(|refusal| self.admission.again(refusal))?);
@@ -237,8 +252,10 @@ impl Frontend {
         let sealed = handle.seal(&self.config.resume_key, &print, like.tenant);
         // If there is only one model, all metrics already have its name.
         let label = model.version.map(|_| Arc::from(model.name.as_str()));
+        let started = started(&handle, &sealed, model.name, &prompts, &hashes);
+        let keeper = wanting.map(|wish| Box::new(wish.keeper(like, &started, &replica, numbers, certified)));
         Ok(Generation {
-            started: started(&handle, &sealed, model.name, &prompts, &hashes),
+            started,
             label,
             text: model.text,
             created: handle.created,
@@ -256,6 +273,7 @@ impl Frontend {
             ready: VecDeque::new(),
             failed: None,
             recorder: None,
+            keeper,
             _counted: self.streams.token(),
         })
     }
@@ -298,6 +316,7 @@ struct Prepared {
     numbers: std::ops::Range<u32>,
     /// Whether each answer gets a certificate.
     certified: bool,
+    wanting: Option<AnswerWish>,
     model: ResolvedModel,
     session: Option<u64>,
     deadline: Option<Instant>,

@@ -2,6 +2,7 @@
 
 use crate::front::certificate::CertificateDraft;
 use crate::front::deltas::DeltaRun;
+use crate::front::finished_answer::AnswerKeeper;
 use crate::front::recorder::Recorder;
 use crate::front::resume::ReadMarks;
 use crate::front::stop::Stops;
@@ -77,6 +78,8 @@ pub struct Generation {
     pub(crate) ready: VecDeque<(u32, GenerationEvent)>,
     pub(crate) failed: Option<Refusal>,
     pub(crate) recorder: Option<Recorder>,
+    /// Present if somebody wants the answer when it is over.
+    pub(crate) keeper: Option<Box<AnswerKeeper>>,
     pub(crate) _counted: TaskTrackerToken,
 }
 
@@ -95,8 +98,10 @@ pub(crate) struct Choice {
     n_rejected: u32,
     /// Logprobs of the prompt so far, until all of them are passed on.
     scored: Option<Vec<v1::Logprob>>,
-    /// Present if the client asked for a certificate.
+    /// Present if somebody wants a certificate.
     draft: Option<Box<CertificateDraft>>,
+    /// The tokens so far, if somebody wants them when it is over.
+    kept: Option<Tokens>,
 }
 
 impl Generation {
@@ -196,12 +201,23 @@ impl Generation {
         let told = told.into_iter().map(GenerationEvent::Replayed);
         let new = new.into_iter().map(GenerationEvent::Delta);
         self.ready.extend(told.chain(new).map(|event| (choice_idx, event)));
-        if let Some(finished) = finished {
+        if let Some(mut finished) = finished {
+            self.keep(choice_idx, &mut finished);
             if let Some(recorder) = &mut self.recorder {
                 recorder.heard(choice_idx, &finished);
             }
             self.ready.push_back((choice_idx, GenerationEvent::Finished(finished)));
             self.finished();
+        }
+    }
+
+    /// Hands the answer on to those who want it, once all choices are over.
+    fn keep(&mut self, choice_idx: u32, finished: &mut v1::Finished) {
+        let kept = self.choices.get_mut(choice_idx as usize).and_then(|choice| choice.kept.take());
+        let (Some(mut keeper), Some(kept)) = (self.keeper.take(), kept) else { return };
+        match keeper.heard(choice_idx, finished, kept) {
+            true => keeper.finished(self.prompts.iter().map(|prompt| prompt.ids.clone()).collect()),
+            false => self.keeper = Some(keeper),
         }
     }
 
@@ -244,7 +260,13 @@ impl Choice {
             n_rejected,
             scored,
             draft,
+            kept: None,
         }
+    }
+
+    /// Keeps its tokens until it is over, if they are wanted.
+    pub fn keeping(self, are_wanted: bool) -> Choice {
+        Choice { kept: are_wanted.then(Tokens::new), ..self }
     }
 
     pub fn begin(&mut self, ticket: Ticket) {
@@ -286,6 +308,9 @@ impl Choice {
             let mut delta = v1::Delta { position: position + i as u32, ..v1::Delta::default() };
             if let Some(draft) = &mut self.draft {
                 draft.push(out.token);
+            }
+            if let Some(kept) = &mut self.kept {
+                kept.push(out.token);
             }
             let ends = finish == Some(Finish::Stop) && is_last && self.stop_tokens.contains(&out.token);
             if ends && !stops.are_included() {

@@ -6,13 +6,14 @@
 //! `text`, `stop`, `calls` and `deltas` are called on the way, and so are `structure` and `grammars`, which say what an
 //! answer must be; `embed` is the same for embeddings; `resume` is how a client resumes a stream, `certificate` says
 //! what an answer came from and hashes it, `stored` keeps responses, `reader_watch` gives up streams that nobody reads,
-//! and `recorder` counts and traces.
+//! `recorder` counts and traces, and `finished_answer` hands whole answers to those who keep them or run them again.
 
 pub mod ask;
 pub mod calls;
 pub mod certificate;
 pub mod deltas;
 pub mod embed;
+pub mod finished_answer;
 pub mod frontend;
 pub mod generate;
 pub mod generation;

@@ -65,6 +65,21 @@ fn form(form: Form) -> Result<Option<WantedGrammar>, Refusal> {
     }))
 }
 
+/// The same in a client's words.
+pub fn said(wanted: &WantedGrammar) -> v1::Structure {
+    let form = match wanted.clone() {
+        WantedGrammar::JsonObject => Form::JsonObject(true),
+        WantedGrammar::JsonSchema(schema) => Form::JsonSchema(schema.to_string()),
+        WantedGrammar::Regex(regex) => Form::Regex(regex),
+        WantedGrammar::Choice(texts) => Form::Choice(v1::structure::Choices { texts }),
+        WantedGrammar::Lark(text) => Form::Lark(text),
+        WantedGrammar::Ebnf(text) => Form::Ebnf(text),
+        WantedGrammar::Gbnf(text) => Form::Gbnf(text),
+        WantedGrammar::StructuralTag(tag) => Form::StructuralTag(tag.to_string()),
+    };
+    v1::Structure { form: Some(form) }
+}
+
 fn json_of(text: &str) -> Result<Value, Refusal> {
     serde_json::from_str(text).map_err(|error| Refusal::invalid(FIELD, format!("is not JSON: {error}")))
 }

@@ -45,6 +45,23 @@ pub struct Picked {
     pub n_cached: u32,
 }
 
+/// A replica that had nothing to do when it was picked.
+pub struct IdleReplica {
+    pub link: ReplicaLink,
+    pub replica: Arc<Replica>,
+    place: usize,
+    /// Its placement: the next one may have other ranks.
+    epoch: u32,
+}
+
+impl IdleReplica {
+    /// Whether it has requests beside the one that it was picked for.
+    pub fn is_wanted(&self) -> bool {
+        let ledger = self.link.ledger();
+        ledger.loads().n_own() > 1 || ledger.loads().n_running() > 1
+    }
+}
+
 /// The replicas, and the roster that begins and ends their links, which the caller has to run.
 pub fn attach(membership: Membership, config: &Config, end: CancellationToken) -> (Replicas, Roster) {
     let store = match &membership {
@@ -152,6 +169,50 @@ impl Replicas {
         })
     }
 
+    /// A ready replica that answers nobody and meets the need. One of these names only where there is no other, busy
+    /// or not.
+    pub fn idle(&self, need: Need, besides: &[&str]) -> Option<IdleReplica> {
+        let (places, rows) = self.peers.rows();
+        let views = self.views.borrow();
+        let able = places.into_iter().zip(rows).filter(|(_, row)| row.standing == Standing::Ready && row.meets(need));
+        let seen = |(place, row): (usize, Row)| {
+            let at = views.binary_search_by_key(&place, |view| view.place).ok()?;
+            Some((row, &views[at], views[at].replica.as_ref()?))
+        };
+        let able: Vec<_> = able.filter_map(seen).collect();
+        let is_other = |name: &str| !besides.contains(&name);
+        let wants_other = able.iter().any(|(_, _, replica)| is_other(&replica.name));
+        able.into_iter().filter(|(_, _, replica)| !wants_other || is_other(&replica.name)).find_map(
+            |(row, view, replica)| {
+                let link = self.peers.link(view.place)?;
+                let is_idle = row.work == 0 && row.n_running == 0 && link.ledger().loads().n_own() == 0;
+                is_idle.then(|| IdleReplica { link, replica: replica.clone(), place: view.place, epoch: epoch(view) })
+            },
+        )
+    }
+
+    /// Whether it serves under the same placement as when it was picked.
+    pub fn is_as_it_was(&self, idle: &IdleReplica) -> bool {
+        let is_same = |view: &View| {
+            let replica = view.replica.as_deref();
+            let is_it = replica
+                .is_some_and(|now| (&now.name, now.incarnation) == (&idle.replica.name, idle.replica.incarnation));
+            is_it && view.is_ready() && epoch(view) == idle.epoch
+        };
+        self.view(idle.place, is_same).unwrap_or(false)
+    }
+
+    /// The hosts and devices of the ranks of the replica with this name, each once.
+    pub fn ranks_of(&self, name: &str) -> String {
+        let views = self.views.borrow();
+        let named = views.iter().filter(|view| view.replica.as_ref().is_some_and(|replica| replica.name == name));
+        let ranks = named.filter_map(|view| view.state.as_ref()).flat_map(|state| &state.ranks);
+        let mut places: Vec<String> = ranks.map(|rank| format!("{} on {}", rank.device, rank.host)).collect();
+        places.sort();
+        places.dedup();
+        places.join(", ")
+    }
+
     /// Why no replica takes requests.
     pub fn refusal(&self) -> Refusal {
         let retry_after = self.retry_after;
@@ -163,4 +224,8 @@ impl Replicas {
         let why = unplaced.map_or_else(String::new, |(name, unplaced)| format!("`{name}` waits: {}", unplaced.why));
         if all_drain { Refusal::Draining { retry_after } } else { Refusal::NotReady { retry_after, why } }
     }
+}
+
+fn epoch(view: &View) -> u32 {
+    view.state.as_ref().map_or(0, |state| state.epoch_n)
 }

@@ -3,6 +3,7 @@
 
 mod advisories;
 mod apis;
+mod audits;
 mod calls;
 mod certificates;
 mod client;
@@ -27,6 +28,7 @@ mod overload;
 mod pages;
 mod policies;
 mod raw;
+mod records;
 mod replicas;
 mod responses;
 mod resume;

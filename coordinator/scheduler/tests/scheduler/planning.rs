@@ -195,6 +195,7 @@ fn a_prefix_is_shared_by_full_blocks_of_the_same_owner_and_one_token_is_left_to_
         ("another tenant", Request { tenant: TenantId(9), ..request(1, 40, 1) }, 0),
         ("another salt", Request { cache_salt: CacheSalt::of("mine"), ..request(1, 40, 1) }, 0),
         ("no reading", Request { cache_bypass: true, ..request(1, 40, 1) }, 0),
+        ("apart", Request { cache_apart: true, ..request(1, 40, 1) }, 0),
     ];
     for (name, again, n_cached) in cases {
         let mut scheduler = scheduler(config());
@@ -208,6 +209,22 @@ fn a_prefix_is_shared_by_full_blocks_of_the_same_owner_and_one_token_is_left_to_
         assert_eq!(apply(&mut scheduler, &step, 7)[0].n_cached, n_cached, "{name}");
         assert_eq!(scheduler.stats().prefix_hit_tokens, u64::from(n_cached), "{name}");
     }
+}
+
+#[test]
+fn a_request_apart_from_the_cache_leaves_nothing_there() {
+    let mut scheduler = scheduler(config());
+    let apart = Request { cache_bypass: true, cache_apart: true, ..request(1, 40, 30) };
+    scheduler.submit(apart.clone(), Micros(0)).unwrap();
+    assert_eq!(run_out(&mut scheduler).len(), 30);
+    scheduler.submit(request(1, 40, 1), Micros(0)).unwrap();
+    assert_eq!(plan(&mut scheduler).unwrap().slices[0].range.start, 0, "it has filled the cache");
+    run_out(&mut scheduler);
+    // What others have filled stays as it was when it runs and ends.
+    scheduler.submit(apart, Micros(0)).unwrap();
+    run_out(&mut scheduler);
+    scheduler.submit(request(1, 40, 1), Micros(0)).unwrap();
+    assert_eq!(plan(&mut scheduler).unwrap().slices[0].range.start, 32);
 }
 
 #[test]

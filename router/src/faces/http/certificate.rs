@@ -38,7 +38,7 @@ pub fn add(to: &mut Value, finished: &v1::Finished) {
     }
 }
 
-fn value(certificate: &v1::Certificate, reason: &str) -> Value {
+pub fn value(certificate: &v1::Certificate, reason: &str) -> Value {
     json!({
         "version": certificate.version,
         "policy_digest": Hex(&certificate.policy_digest).to_string(),

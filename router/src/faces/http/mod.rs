@@ -4,8 +4,8 @@
 //! Knows no replica, but for what lists of models show. Read `server`, `origin` and `door` (connections, browsers and
 //! keys), `page`, `fields` and `known` (what a client sent; `conversation`, `tools` and `structure` read parts of it),
 //! then an endpoint: OpenAI's `chat` and `completions` share `answer`, `said`, `format` and `chunks`; `responses`,
-//! Anthropic's `messages` and other APIs have a folder each. All streams go through `sse`. Which pages there are is one
-//! table, `apis`.
+//! Anthropic's `messages` and other APIs have a folder each; `kept` and `records` are for answers that are recorded. All
+//! streams go through `sse`. Which pages there are is one table, `apis`.
 
 mod answer;
 mod certificate;
@@ -19,6 +19,7 @@ mod error;
 pub mod fields;
 pub mod format;
 mod infill;
+pub mod kept;
 pub mod known;
 mod llama_cpp;
 mod llama_words;
@@ -28,6 +29,7 @@ mod ollama;
 mod openapi;
 mod origin;
 mod page;
+mod records;
 mod responses;
 mod said;
 mod server;
@@ -128,6 +130,7 @@ fn apis(has_operators_apart: bool) -> Vec<Api> {
     let bearer = |name, routes| Api { name, keys: Keys::Bearer, routes };
     let mut all = vec![
         Api { name: "Lockstep", keys: Keys::Unasked, routes: probes() },
+        bearer("Lockstep", vec![get("/records/{id}", "a recorded answer", records::one)]),
         bearer("OpenAI", openai()),
         Api { name: ANTHROPIC, keys: Keys::BearerOrBare, routes: anthropic() },
         bearer(OLLAMA, ollama::routes()),

@@ -1,7 +1,7 @@
 //! vLLM's pages beside OpenAI's: its version and load, prompts as tokens, and answers to tokens in tokens.
 
 mod generate;
-mod params;
+pub mod params;
 mod render;
 
 use crate::faces::http::table::{Route, get, post};

@@ -65,22 +65,26 @@ pub fn value(sampling: &v1::Sampling, n_choices: u32) -> Value {
         all.insert("allowed_token_ids".into(), sampling.allowed_token_ids.as_slice().into());
     }
     if let Some(form) = sampling.structure.as_ref().and_then(|structure| structure.form.as_ref()) {
-        let (name, value) = outputs(form);
-        all.insert("structured_outputs".into(), json!({ name: value }));
+        let (name, value) = structure_field(form);
+        all.insert(name.into(), value);
     }
     all.retain(|_, value| !value.is_null());
     Value::Object(all)
 }
 
-/// A structure as the member of `structured_outputs` that is read as the same.
-fn outputs(form: &Form) -> (&'static str, Value) {
+/// A structure as the field that is read as the same. In `structured_outputs.grammar` the language is guessed, so those
+/// that have a field of their own are written there.
+fn structure_field(form: &Form) -> (&'static str, Value) {
+    let output = |name: &str, value: Value| ("structured_outputs", json!({ name: value }));
     match form {
-        Form::JsonObject(wanted) => ("json_object", (*wanted).into()),
-        Form::JsonSchema(schema) => ("json", schema.as_str().into()),
-        Form::Regex(pattern) => ("regex", pattern.as_str().into()),
-        Form::Choice(choices) => ("choice", choices.texts.as_slice().into()),
-        Form::Lark(text) | Form::Ebnf(text) | Form::Gbnf(text) => ("grammar", text.as_str().into()),
-        Form::StructuralTag(tag) => ("structural_tag", tag.as_str().into()),
+        Form::JsonObject(wanted) => output("json_object", (*wanted).into()),
+        Form::JsonSchema(schema) => output("json", schema.as_str().into()),
+        Form::Regex(pattern) => output("regex", pattern.as_str().into()),
+        Form::Choice(choices) => output("choice", choices.texts.as_slice().into()),
+        Form::Lark(text) => output("grammar", text.as_str().into()),
+        Form::Ebnf(text) => ("ebnf", text.as_str().into()),
+        Form::Gbnf(text) => ("grammar", text.as_str().into()),
+        Form::StructuralTag(tag) => output("structural_tag", tag.as_str().into()),
     }
 }
 
@@ -108,6 +112,13 @@ mod tests {
             let mut sampling = Fields::parse(body.as_bytes()).unwrap().sampling().unwrap();
             sampling.logprobs = Some(2);
             assert_eq!(again(&sampling), (sampling, 2), "{body}");
+        }
+        let text = || "root ::= \"a\"".to_owned();
+        for form in [Form::Gbnf(text()), Form::Ebnf(text()), Form::Lark("start: \"a\"".into()), Form::JsonObject(true)]
+        {
+            let mut sampling = Fields::parse(br#"{"max_tokens": 5}"#).unwrap().sampling().unwrap();
+            sampling.structure = Some(v1::Structure { form: Some(form) });
+            assert_eq!(again(&sampling), (sampling, 2));
         }
     }
 

@@ -35,11 +35,21 @@ impl PastAnswer {
         PastAnswer::parse(&text).with_context(named)
     }
 
-    fn parse(text: &str) -> anyhow::Result<PastAnswer> {
-        let whole: Value = serde_json::from_str(text).context("it is not JSON")?;
+    pub fn parse(text: &str) -> anyhow::Result<PastAnswer> {
+        PastAnswer::of(&serde_json::from_str(text).context("it is not JSON")?)
+    }
+
+    pub fn of(whole: &Value) -> anyhow::Result<PastAnswer> {
         let Value::Object(request) = whole["request"].clone() else { bail!("it has no `request`, an object") };
         let response = &whole["response"];
         ensure!(!response.is_null(), "it has no `response`");
+        let is_record = !whole["began_ms"].is_null();
+        ensure!(
+            !is_record || request.contains_key("prompt"),
+            "its router kept hashes alone (--record-prompts keeps all)"
+        );
+        // A record of `lockstep.v1` alone can say it, and no page asks for it.
+        ensure!(!request.contains_key("first_choice"), "it is a later choice that was asked for alone, over gRPC");
         let answers = Answers::read(response)?;
         let path = match whole["path"].as_str() {
             Some(path @ (CHAT | COMPLETIONS | RESPONSES | MESSAGES)) => path,
@@ -142,5 +152,9 @@ mod tests {
         let mut elsewhere = file(&json!({ "prompt": "x" }));
         elsewhere["path"] = "/v2".into();
         check(elsewhere, "/v2");
+        let mut hashes = file(&json!({ "seed": 1 }));
+        (hashes["began_ms"], hashes["path"]) = (1.into(), COMPLETIONS.into());
+        check(hashes, "--record-prompts");
+        check(file(&json!({ "prompt": [[1]], "first_choice": 3 })), "over gRPC");
     }
 }

@@ -1,0 +1,122 @@
+//! Runs a share of the finished answers again, one after the other and only where nobody else is being answered, and
+//! names what differs. Knows tokens, no text and no client.
+//!
+//! A request that is run again is the last in every queue, reads no prefix cache and leaves nothing there. It is
+//! cancelled as soon as a client's request comes to its replica.
+
+mod compare;
+mod rerun;
+
+use crate::front::finished_answer::{AnswerQueue, AuditShare, FinishedAnswer, QueuedAnswer};
+use crate::front::frontend::Frontend;
+use compare::first_difference;
+use rerun::{Rerun, RerunPlace, Reruns};
+use std::sync::Arc;
+use telemetry::metrics;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use types::{Token, Tokens};
+
+/// Answers that wait to be run again, and their bytes. More are not audited, and counted.
+const ANSWERS_MAX: usize = 64;
+const ANSWERS_BYTES_MAX: usize = 16 << 20;
+
+/// The queue for this share of all answers. `share` is above 0 and at most 1.
+pub fn queue(share: f64) -> (AuditShare, mpsc::Receiver<QueuedAnswer>) {
+    let (queue, answers) = AnswerQueue::new(ANSWERS_MAX, ANSWERS_BYTES_MAX, || metrics::audit("dropped"));
+    (AuditShare::new(queue, share), answers)
+}
+
+/// Audits what comes, until `end`.
+pub async fn run(front: Arc<Frontend>, mut answers: mpsc::Receiver<QueuedAnswer>, end: CancellationToken) {
+    let reruns = Reruns { replicas: &front.replicas };
+    let audit = async {
+        while let Some(queued) = answers.recv().await {
+            for slot in 0..queued.answer.choices.len() {
+                metrics::audit(audited(&reruns, &queued.answer, slot).await.label());
+            }
+        }
+    };
+    end.run_until_cancelled(audit).await;
+}
+
+/// What an audit has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AuditOutcome {
+    /// Equal at another replica.
+    Equal,
+    /// Equal on the ranks that gave the answer: there was no other replica.
+    EqualInPlace,
+    Different,
+    /// There was no idle capacity for it.
+    Dropped,
+    /// The replica was lost, or refused.
+    Failed,
+}
+
+impl AuditOutcome {
+    fn label(self) -> &'static str {
+        match self {
+            AuditOutcome::Equal => "equal",
+            AuditOutcome::EqualInPlace => "equal_in_place",
+            AuditOutcome::Different => "different",
+            AuditOutcome::Dropped => "dropped",
+            AuditOutcome::Failed => "failed",
+        }
+    }
+}
+
+async fn audited(reruns: &Reruns<'_>, answer: &Arc<FinishedAnswer>, slot: usize) -> AuditOutcome {
+    let said = &answer.choices[slot].tokens;
+    if said.is_empty() {
+        return AuditOutcome::Dropped;
+    }
+    let first = RerunPlace { name: answer.replica.name.clone(), on: reruns.ranks_of(&answer.replica.name) };
+    let second = match reruns.again(answer, slot, &[&first.name]).await {
+        Rerun::Said(tokens, place) => (tokens, place),
+        Rerun::Busy => return AuditOutcome::Dropped,
+        Rerun::Lost => return AuditOutcome::Failed,
+    };
+    let Some(position) = first_difference(said, &second.0) else {
+        return if second.1.name == first.name { AuditOutcome::EqualInPlace } else { AuditOutcome::Equal };
+    };
+    let third = reruns.again(answer, slot, &[&first.name, &second.1.name]).await;
+    tell(answer, slot, position, [(said, &first), (&second.0, &second.1)], &third);
+    AuditOutcome::Different
+}
+
+/// Names all that is known of a difference.
+fn tell(
+    answer: &FinishedAnswer,
+    slot: usize,
+    position: usize,
+    [(said, first), (again, second)]: [(&Tokens, &RerunPlace); 2],
+    third: &Rerun,
+) {
+    let token = |tokens: &Tokens| tokens.get(position).map_or("none".to_owned(), Token::to_string);
+    let (third, third_on) = match third {
+        Rerun::Said(tokens, place) => {
+            let verdict = match (tokens == said, tokens == again) {
+                (true, _) => "as the first",
+                (_, true) => "as the second",
+                _ => "as neither",
+            };
+            (verdict, format!("{} ({})", place.name, place.on))
+        }
+        Rerun::Busy | Rerun::Lost => ("not to be had", String::new()),
+    };
+    tracing::error!(
+        id = answer.id,
+        choice = slot,
+        position,
+        token = token(said),
+        replica = first.name,
+        on = first.on,
+        other_token = token(again),
+        other_replica = second.name,
+        other_on = second.on,
+        third,
+        third_on,
+        "an answer is not equal when it is run again: a device or its memory may be damaged",
+    );
+}

@@ -1,0 +1,149 @@
+//! One request run again where there is room for it. Knows replicas by their names and their load.
+
+use crate::board::pick::Need;
+use crate::front::finished_answer::FinishedAnswer;
+use crate::link::request::{Call, SlotOutput};
+use crate::replicas::pool::{IdleReplica, Replicas};
+use std::sync::Arc;
+use std::time::Duration;
+use telemetry::TraceHeaders;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use types::{Goal, Priority, Request, Tokens, Weight};
+
+/// How often it is asked whether a replica has become idle, or busy.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How long an audit waits for idle capacity, over all of its attempts.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+/// How long a request may run: there may be others to audit.
+const RUN_MAX: Duration = Duration::from_secs(600);
+const ATTEMPTS_MAX: u32 = 8;
+
+pub struct Reruns<'a> {
+    pub replicas: &'a Replicas,
+}
+
+/// What came of it.
+pub enum Rerun {
+    Said(Tokens, RerunPlace),
+    Busy,
+    Lost,
+}
+
+/// Where an answer was made.
+pub struct RerunPlace {
+    pub name: String,
+    /// Hosts and devices of the replica's ranks.
+    pub on: String,
+}
+
+/// How one attempt has ended.
+enum Attempt {
+    Said(Tokens),
+    Interrupted,
+    Lost,
+}
+
+impl Reruns<'_> {
+    /// Runs a choice's request again, at a replica with another name than these if there is one.
+    pub async fn again(&self, answer: &FinishedAnswer, slot: usize, besides: &[&str]) -> Rerun {
+        let request = request(answer, slot);
+        let n_tokens = request.prompt.len() as u64 + u64::from(request.sampling.tokens_max);
+        let need = Need { digest: answer.replica.digest, n_tokens, n_known: request.prompt.len() as u64 };
+        let until = Instant::now() + WAIT_MAX;
+        let mut n_attempts = 0;
+        while Instant::now() < until && n_attempts < ATTEMPTS_MAX {
+            let Some(idle) = self.replicas.idle(need, besides) else {
+                sleep(LOOK_EVERY).await;
+                continue;
+            };
+            n_attempts += 1;
+            match self.attempt(&request, &idle).await {
+                Attempt::Said(tokens) => {
+                    let name = idle.replica.name.clone();
+                    return Rerun::Said(tokens, RerunPlace { on: self.ranks_of(&name), name });
+                }
+                Attempt::Interrupted => {}
+                Attempt::Lost => return Rerun::Lost,
+            }
+        }
+        Rerun::Busy
+    }
+
+    /// The hosts and devices of a replica's ranks, each once.
+    pub fn ranks_of(&self, name: &str) -> String {
+        self.replicas.ranks_of(name)
+    }
+
+    async fn attempt(&self, request: &Request, idle: &IdleReplica) -> Attempt {
+        let (outputs, mut heard) = mpsc::channel(request.sampling.tokens_max as usize + 1);
+        let call = Call {
+            first_key: idle.link.keys(1),
+            deadline: Some(Instant::now() + RUN_MAX),
+            digest: idle.replica.digest,
+            n_cached: 0,
+            trace: TraceHeaders::default(),
+            outputs,
+        };
+        // Dropped with this future, and then the request is cancelled.
+        let Ok(ticket) = idle.link.submit(request.clone(), 0, None, &Arc::new(call)) else {
+            return Attempt::Interrupted;
+        };
+        let mut looks = interval(LOOK_EVERY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut tokens = Tokens::new();
+        let ended = loop {
+            tokio::select! {
+                output = heard.recv() => {
+                    if let Some(ended) = hear(output, &mut tokens) {
+                        break ended;
+                    }
+                }
+                _ = looks.tick() => {
+                    if !self.replicas.is_as_it_was(idle) {
+                        break Attempt::Lost;
+                    }
+                    if idle.is_wanted() {
+                        break Attempt::Interrupted;
+                    }
+                }
+            }
+        };
+        match ended {
+            // It may have moved in between: then nobody knows whose tokens these are.
+            Attempt::Said(_) if !self.replicas.is_as_it_was(idle) => Attempt::Lost,
+            Attempt::Said(tokens) => {
+                ticket.over();
+                Attempt::Said(tokens)
+            }
+            ended => ended,
+        }
+    }
+}
+
+/// Adds an output's tokens. Returns how the request has ended, if it has.
+fn hear(output: Option<SlotOutput>, tokens: &mut Tokens) -> Option<Attempt> {
+    let Some((_, Ok(output))) = output else { return Some(Attempt::Lost) };
+    tokens.extend(output.tokens.iter().map(|out| out.token));
+    match output.finished() {
+        Ok(None) => None,
+        Ok(Some(types::Finish::Stop | types::Finish::Length)) => Some(Attempt::Said(std::mem::take(tokens))),
+        // A cancel by the replica is one of its own.
+        Ok(Some(_)) | Err(_) => Some(Attempt::Lost),
+    }
+}
+
+/// The request that has the same tokens: only as many of them, after all others', and apart from every cache.
+fn request(answer: &FinishedAnswer, slot: usize) -> Request {
+    let mut request = answer.request(slot);
+    request.sampling.tokens_max = answer.choices.get(slot).map_or(1, |choice| choice.tokens.len() as u32);
+    request.sampling.logprobs = None;
+    Request {
+        goal: Goal::Generate,
+        priority: Priority(i8::MAX),
+        weight: Weight::default(),
+        cache_bypass: true,
+        cache_apart: true,
+        ..request
+    }
+}

@@ -1,0 +1,71 @@
+//! A finished answer as a record keeps it: one line of JSON that `/v1/completions` would answer alike, in any page's
+//! place. A prompt is its token ids, so that no template or tokenizer stands between a record and what it repeats.
+
+use crate::faces::http::certificate;
+use crate::faces::http::format::finish_reason;
+use crate::faces::http::vllm::params;
+use crate::front::finished_answer::{FinishedAnswer, FinishedChoice};
+use proto::v1;
+use serde_json::{Map, Value, json};
+use types::Hex;
+
+/// Grows when a line is written in another way.
+const VERSION: u32 = 1;
+
+/// Members of a request that are a client's words. They are kept with the prompts alone.
+const WORDS: [&str; 6] = ["stop", "bad_words", "dry_sequence_breakers", "structured_outputs", "grammar", "ebnf"];
+
+/// The line of an answer, without its end. `with_prompts` says whether prompts and answers are in it, or their hashes
+/// alone.
+pub fn line(answer: &FinishedAnswer, with_prompts: bool) -> String {
+    let digest = Hex(&answer.replica.digest.0).to_string();
+    let choices = answer.choices.iter().enumerate().map(|(slot, choice)| said(slot, choice, with_prompts));
+    let whole = json!({
+        "version": VERSION,
+        "id": answer.id,
+        "began_ms": answer.began,
+        "tenant": format!("{:016x}", answer.like.tenant.0),
+        "replica": answer.replica.name,
+        "path": "/v1/completions",
+        "request": asked(answer, with_prompts),
+        "response": {
+            "model": answer.model,
+            "system_fingerprint": format!("fp_{digest}"),
+            "seed": answer.like.sampling.seed,
+            "choices": choices.collect::<Vec<Value>>(),
+        },
+    });
+    whole.to_string()
+}
+
+fn asked(answer: &FinishedAnswer, with_prompts: bool) -> Value {
+    let Value::Object(mut asked) = params::value(&answer.asked, answer.n_choices) else { return Value::Null };
+    asked.retain(|_, value| !is_empty(value));
+    asked.insert("model".into(), answer.model.as_str().into());
+    if with_prompts {
+        asked.insert("prompt".into(), json!(answer.prompts));
+    } else {
+        WORDS.iter().for_each(|name| drop(asked.remove(*name)));
+    }
+    if answer.first_choice > 0 {
+        asked.insert("first_choice".into(), answer.first_choice.into());
+    }
+    Value::Object(asked)
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(Map::is_empty)
+}
+
+fn said(slot: usize, choice: &FinishedChoice, with_prompts: bool) -> Value {
+    let reason = finish_reason(&v1::Finished { reason: choice.certificate.reason, ..v1::Finished::default() });
+    let mut said = json!({
+        "index": slot,
+        "finish_reason": reason,
+        "certificate": certificate::value(&choice.certificate, reason),
+    });
+    if with_prompts {
+        said["token_ids"] = json!(choice.tokens);
+    }
+    said
+}

@@ -1,0 +1,96 @@
+//! What becomes of answers that are over: which are kept, and which are run again.
+
+use super::ByteSize;
+use anyhow::ensure;
+use clap::{ArgAction, Args};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// A smaller file would have room for no long answer.
+const FILE_BYTES_MIN: u64 = 64 << 10;
+
+#[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct AnswerSettings {
+    /// Folder in which finished answers are kept, as JSON lines, for `lockstep verify` and `lockstep replay`
+    ///
+    /// Each has its certificate, sampling and seed. Who asked is kept as a hash.
+    #[arg(long, env = "LOCKSTEP_RECORD", value_name = "DIR")]
+    pub record: Option<PathBuf>,
+    /// Also keep the tokens of prompts and answers, and stop strings and grammars: without them nothing can be run again
+    #[arg(
+        long, env = "LOCKSTEP_RECORD_PROMPTS", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+        default_missing_value = "true"
+    )]
+    pub record_prompts: bool,
+    /// Most bytes of all files of --record: the oldest are removed
+    #[arg(long, env = "LOCKSTEP_RECORD_BYTES", value_name = "SIZE", default_value = "1GiB")]
+    pub record_bytes: ByteSize,
+    /// Most files of --record, each with its share of the bytes
+    #[arg(long, env = "LOCKSTEP_RECORD_FILES", value_name = "N", default_value_t = 16)]
+    pub record_files: u32,
+    /// Share of finished answers, from 0 to 1, that is run again and compared while nothing else is to be done
+    ///
+    /// At another replica where there is one. What differs is named in the log and counted.
+    #[arg(long, env = "LOCKSTEP_AUDIT", value_name = "RATIO", default_value_t = 0.0)]
+    pub audit: f64,
+}
+
+impl AnswerSettings {
+    pub fn check(&self) -> anyhow::Result<()> {
+        ensure!(self.record_files >= 2, "--record-files {} is less than 2", self.record_files);
+        let of_file = self.record_bytes.0 / u64::from(self.record_files);
+        ensure!(
+            of_file >= FILE_BYTES_MIN,
+            "--record-bytes {} in {} files are less than 64 KiB for each",
+            self.record_bytes,
+            self.record_files
+        );
+        ensure!(
+            self.record.is_some() || !self.record_prompts,
+            "--record-prompts says what is kept, and --record DIR, which says where, is not given"
+        );
+        ensure!((0.0..=1.0).contains(&self.audit), "--audit {} is no share from 0 to 1", self.audit);
+        Ok(())
+    }
+
+    pub fn record(&self) -> Option<router::RecordConfig> {
+        let of = |dir: &PathBuf| router::RecordConfig {
+            dir: dir.clone(),
+            prompts: self.record_prompts,
+            bytes_max: self.record_bytes.0,
+            files_max: self.record_files,
+        };
+        self.record.as_ref().map(of)
+    }
+
+    /// For a server whose answers are nobody's.
+    pub fn none(&mut self) {
+        (self.record, self.record_prompts, self.audit) = (None, false, 0.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ServeSettings;
+    use super::super::tests::said;
+
+    #[test]
+    fn a_record_has_a_place_and_room() {
+        let check = |words: &str, part: Option<&str>| {
+            let told = said::<ServeSettings>(words).resolved().err().map(|error| error.to_string());
+            assert_eq!(told.is_some(), part.is_some(), "{words}: {told:?}");
+            assert!(told.is_none_or(|told| told.contains(part.unwrap_or_default())), "{words}");
+        };
+        check("--record records --record-prompts --record-bytes 1MiB", None);
+        check("--record-prompts", Some("--record DIR"));
+        check("--record records --record-bytes 1MiB --record-files 17", Some("64 KiB"));
+        check("--record records --record-files 1", Some("less than 2"));
+        check("--audit 0.01", None);
+        check("--audit 1.5", Some("no share from 0 to 1"));
+        check("--audit NaN", Some("no share from 0 to 1"));
+        let kept = said::<ServeSettings>("--record r --record-bytes 8MiB --record-files 4").router.answers.record();
+        let kept = kept.unwrap();
+        assert_eq!((kept.bytes_max, kept.files_max, kept.prompts), (8 << 20, 4, false));
+    }
+}
