@@ -5,6 +5,7 @@ use crate::faces::doors::gate::GrpcGate;
 use crate::faces::doors::gathered::Gathered;
 use crate::faces::doors::socket::Socket;
 use crate::faces::health::{SERVICE, ServingHealth};
+use crate::faces::reflection::{newer, older};
 use crate::faces::{Error, SERVICES, grpc, kserve, vllm};
 use crate::front::frontend::Frontend;
 use std::sync::Arc;
@@ -43,8 +44,8 @@ where
         .add_service(vllm::service(front.clone()))
         .add_service(kserve::service(front.clone()))
         .add_service(HealthServer::new(ServingHealth { is_ready }))
-        .add_service(reflection().build_v1().map_err(Error::Reflection)?)
-        .add_service(reflection().build_v1alpha().map_err(Error::Reflection)?)
+        .add_service(newer::service(reflection().build_v1().map_err(Error::Reflection)?))
+        .add_service(older::service(reflection().build_v1alpha().map_err(Error::Reflection)?))
         .serve_with_incoming_shutdown(incoming, end.cancelled_owned());
     tokio::select! {
         biased;

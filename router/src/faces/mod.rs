@@ -4,7 +4,7 @@
 //!
 //! Knows no link, and of replicas only what lists of models show. Read `doors/` (what every connection passes), then a
 //! face: `grpc` is the shortest and `http/` the largest; `kserve` and `vllm` are other projects' protocols.
-//! `grpc_server` serves everything over gRPC, `health` beside it.
+//! `grpc_server` serves everything over gRPC, `health` and `reflection` beside it.
 
 pub mod doors;
 pub mod grpc;
@@ -12,6 +12,7 @@ pub mod grpc_server;
 pub mod health;
 pub mod http;
 pub mod kserve;
+pub mod reflection;
 pub mod vllm;
 
 use tokio::net::TcpListener;

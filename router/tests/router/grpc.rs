@@ -246,6 +246,32 @@ async fn services(house: &House) -> Vec<String> {
 }
 
 #[test]
+fn reflection_goes_on_behind_a_symbol_that_nobody_knows() {
+    use tonic_reflection::pb::v1alpha::ServerReflectionRequest;
+    use tonic_reflection::pb::v1alpha::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1alpha::server_reflection_request::MessageRequest;
+    use tonic_reflection::pb::v1alpha::server_reflection_response::MessageResponse;
+    run(async {
+        let house = House::open(config()).await;
+        let channel = wire::tcp(&house.grpc.to_string()).unwrap();
+        let asked = |symbol: &str| ServerReflectionRequest {
+            host: "here".into(),
+            message_request: Some(MessageRequest::FileContainingSymbol(symbol.into())),
+        };
+        let questions = tokio_stream::iter([asked("no.such.Symbol"), asked("lockstep.v1.Inference")]);
+        let answers = ServerReflectionClient::new(channel).server_reflection_info(questions).await;
+        let mut answers = answers.unwrap().into_inner();
+        let first = answers.message().await.unwrap().unwrap();
+        let Some(MessageResponse::ErrorResponse(error)) = &first.message_response else { panic!("{first:?}") };
+        assert_eq!(error.error_code, i32::from(Code::NotFound));
+        assert_eq!((first.valid_host.as_str(), first.original_request), ("here", Some(asked("no.such.Symbol"))));
+        let second = answers.message().await.unwrap().unwrap();
+        assert!(matches!(second.message_response, Some(MessageResponse::FileDescriptorResponse(_))), "{second:?}");
+        house.close().await;
+    });
+}
+
+#[test]
 fn a_role_that_no_api_has_is_refused() {
     run(async {
         let house = House::open(config()).await;

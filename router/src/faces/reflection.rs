@@ -1,0 +1,71 @@
+//! gRPC reflection: what tonic's service knows, one question at a time. A question without an answer is answered by an
+//! error, as the protocol has it, and the stream goes on. Knows no service.
+
+use tokio_stream::StreamExt;
+use tonic::codegen::BoxStream;
+use tonic::{Request, Response, Status, Streaming};
+
+/// The same service in both versions of the protocol, whose messages differ in their package alone.
+macro_rules! answering {
+    ($name:ident, $version:ident) => {
+        pub mod $name {
+            use super::*;
+            use tonic_reflection::pb::$version::server_reflection_client::ServerReflectionClient;
+            use tonic_reflection::pb::$version::server_reflection_response::MessageResponse;
+            use tonic_reflection::pb::$version::server_reflection_server::{ServerReflection, ServerReflectionServer};
+            use tonic_reflection::pb::$version::{ErrorResponse, ServerReflectionRequest, ServerReflectionResponse};
+
+            struct Answering<T>(ServerReflectionServer<T>);
+
+            pub fn service<T: ServerReflection>(
+                known: ServerReflectionServer<T>,
+            ) -> ServerReflectionServer<impl ServerReflection> {
+                ServerReflectionServer::new(Answering(known))
+            }
+
+            #[tonic::async_trait]
+            impl<T: ServerReflection> ServerReflection for Answering<T> {
+                type ServerReflectionInfoStream = BoxStream<ServerReflectionResponse>;
+
+                async fn server_reflection_info(
+                    &self,
+                    asked: Request<Streaming<ServerReflectionRequest>>,
+                ) -> Result<Response<Self::ServerReflectionInfoStream>, Status> {
+                    let known = self.0.clone();
+                    let answers = asked.into_inner().then(move |asked| {
+                        let known = known.clone();
+                        async move { Ok(answer(known, asked?).await) }
+                    });
+                    Ok(Response::new(Box::pin(answers)))
+                }
+            }
+
+            async fn answer<T: ServerReflection>(
+                known: ServerReflectionServer<T>,
+                asked: ServerReflectionRequest,
+            ) -> ServerReflectionResponse {
+                let refused = |status: Status| ServerReflectionResponse {
+                    valid_host: asked.host.clone(),
+                    original_request: Some(asked.clone()),
+                    message_response: Some(MessageResponse::ErrorResponse(ErrorResponse {
+                        error_code: status.code().into(),
+                        error_message: status.message().to_owned(),
+                    })),
+                };
+                let question = tokio_stream::once(asked.clone());
+                let heard = match ServerReflectionClient::new(known).server_reflection_info(question).await {
+                    Ok(answers) => answers.into_inner().message().await,
+                    Err(status) => Err(status),
+                };
+                match heard {
+                    Ok(Some(answer)) => answer,
+                    Ok(None) => refused(Status::internal("there was no answer")),
+                    Err(status) => refused(status),
+                }
+            }
+        }
+    };
+}
+
+answering!(newer, v1);
+answering!(older, v1alpha);
