@@ -35,6 +35,7 @@ mod resume;
 mod roster;
 mod shapes;
 mod stranded;
+mod unread;
 mod vllm_pages;
 
 use crate::fake::Fake;

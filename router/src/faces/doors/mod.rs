@@ -10,3 +10,4 @@ pub mod gathered;
 pub mod panics;
 pub mod revocable;
 pub mod socket;
+pub mod unread;

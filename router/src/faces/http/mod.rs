@@ -42,6 +42,7 @@ mod tokens;
 mod tools;
 mod vllm;
 
+use crate::faces::doors::unread;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::origin::Visitors;
 use crate::faces::http::table::{Api, Keys, Route, delete, get, head, post};
@@ -118,6 +119,7 @@ fn finished(pages: Router<Arc<Frontend>>, front: Arc<Frontend>, visitors: Arc<Vi
         .layer(from_fn(door::unbroken))
         .layer(from_fn_with_state(visitors, origin::welcome))
         .layer(from_fn_with_state(front.clone(), door::named))
+        .layer(from_fn(unread::discarded))
         .with_state(front)
 }
 
