@@ -43,7 +43,7 @@ BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
 	@echo "make test    ready what the tests need, run them all"
-	@echo "make clients only the tests with real clients: openai, openai-agents, anthropic, ollama, smg, gRPC, LangChain, litellm"
+	@echo "make clients only the tests with real clients: openai, agents, anthropic, ollama, smg, gRPC, LangChain, .."
 	@echo "make clients-more instructor, pydantic-ai, LlamaIndex and llm-comply, which are heavy to install"
 	@echo "make helm    the chart by Helm 3 and 4, images, dashboards and rules by promtool"
 	@echo "make telemetry a live cluster behind a real collector and a real Prometheus"

@@ -1,9 +1,9 @@
 //! Responses that were kept so that a later one can go on with them: in memory, within a room of a fixed size, for a
 //! time, and for the tenant that asked for them. Knows no JSON and no page.
 //!
-//! Where the room is full, the tenant that has the most in it loses its oldest response: nobody can take another's place
-//! by asking more. Room is reserved for what was asked before the answer comes, so that requests under way are bounded
-//! by it too.
+//! Where the room is full, the tenant that has the most in it loses its oldest response: nobody can take another's
+//! place by asking more. Room is reserved for what was asked before the answer comes, so that requests under way are
+//! bounded by it too.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
