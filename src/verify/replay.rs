@@ -5,6 +5,7 @@ use super::past::PastAnswer;
 use super::server::AnsweringServer;
 use super::{DIFFERENT, EQUAL, INCOMPARABLE, URL};
 use crate::serve::private::PrivateServer;
+use crate::server_trust::ServerTrust;
 use crate::settings::{ConfigSource, ServeSettings};
 use anyhow::{Context, bail, ensure};
 use clap::parser::ValueSource;
@@ -34,6 +35,8 @@ pub struct ReplayCommand {
     /// Send requests at the times of the record, this many times as fast, such as 1 or 10 [default: without a pause]
     #[arg(long, value_name = "FACTOR")]
     pub speed: Option<f64>,
+    #[command(flatten)]
+    pub trust: ServerTrust,
     #[command(flatten)]
     pub settings: ServeSettings,
     #[command(flatten)]
@@ -100,16 +103,18 @@ impl ReplayCommand {
         let (concurrency, key) = (self.concurrency, self.settings.router.api_key.clone());
         if !names_model && !self.source.print_config {
             let url = self.url.as_deref().unwrap_or(URL).to_owned();
-            return Ok(Some(replayed(lines, concurrency, &pace, &|| AnsweringServer::at(&url, key.clone()), false)));
+            let server = AnsweringServer::at(&url, key).trusting(&self.trust)?;
+            return Ok(Some(replayed(lines, concurrency, &pace, &server, false)));
         }
         let Some(private) = PrivateServer::prepare(self.settings, &self.source, said)? else { return Ok(None) };
         let counts = private.serve_while(async |at| {
             let url = format!("http://{}", at.http);
             let replay = move || {
-                AnsweringServer::at(&url, None).until_ready()?;
+                let server = AnsweringServer::at(&url, None);
+                server.until_ready()?;
                 let pace = Pace { began: Instant::now(), ..pace };
                 // The model may have another name here.
-                Ok(replayed(lines, concurrency, &pace, &|| AnsweringServer::at(&url, None), true))
+                Ok(replayed(lines, concurrency, &pace, &server, true))
             };
             tokio::task::spawn_blocking(replay).await.context("the replay panicked")?
         });
@@ -168,7 +173,7 @@ fn replayed(
     lines: Vec<RecordedLine>,
     concurrency: usize,
     pace: &Pace,
-    server: &(dyn Fn() -> AnsweringServer + Sync),
+    server: &AnsweringServer,
     any_name: bool,
 ) -> ReplayCounts {
     let n_threads = concurrency.min(lines.len());
@@ -176,12 +181,11 @@ fn replayed(
     std::thread::scope(|scope| {
         for _ in 0..n_threads {
             scope.spawn(|| {
-                let server = server();
                 loop {
                     let next = lines.lock().unwrap_or_else(PoisonError::into_inner).next();
                     let Some(line) = next else { break };
                     pace.wait(&line);
-                    let (id, verdict) = again(&line, &server, any_name);
+                    let (id, verdict) = again(&line, server, any_name);
                     counts.lock().unwrap_or_else(PoisonError::into_inner).add(&id, verdict);
                 }
             });
