@@ -17,7 +17,7 @@ pub struct AnswerSettings {
     /// Each has its certificate, sampling and seed. Who asked is kept as a hash.
     #[arg(long, env = "LOCKSTEP_RECORD", value_name = "DIR")]
     pub record: Option<PathBuf>,
-    /// Also keep the tokens of prompts and answers, and stop strings and grammars: without them nothing can be run again
+    /// Also keep tokens of prompts and answers, stop strings and grammars: without them nothing can be run again
     #[arg(
         long, env = "LOCKSTEP_RECORD_PROMPTS", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
         default_missing_value = "true"
