@@ -12,6 +12,8 @@ ROUNDS ?= 5
 FAULTS ?=
 # Of ten hostile kinds.
 CONNECTIONS ?= 100000
+# Bits that flip in each place.
+FLIPS ?= 100
 # Of the soak with real processes.
 MINUTES ?= 60
 # Crates whose kernels the loom tests do not run.
@@ -38,6 +40,7 @@ BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)
 .PHONY: bench bench-sums bench-links bench-grids bench-router bench-scheduler bench-tenants check deny
 .PHONY: images compose
 .PHONY: grammar-suite grammar-masks
+.PHONY: flips
 .PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload hostile
 
 help:
@@ -56,6 +59,7 @@ help:
 	@echo "make kernels every CUDA kernel through nvcc, without a device: no spills, no more registers than the table"
 	@echo "make chaos   real processes killed, stopped and cut off while streams run, ROUNDS (5): benches/results/chaos.md"
 	@echo "make soak-hour the same for MINUTES (60), and what memory and files it leaves behind: benches/results/soak.md"
+	@echo "make flips   FLIPS (100) bits flipped in files, fetched parts and weights of running workers: each is found"
 	@echo "make overload ten times too many clients for a minute: benches/results/overload.md"
 	@echo "make hostile CONNECTIONS (100000) that nobody means, while streams run: benches/results/hostile.md"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
@@ -174,6 +178,9 @@ soak-hour: protoc
 
 hostile: protoc
 	LOCKSTEP_HOSTILE=$(CONNECTIONS) $(CARGO) test --workspace --locked --test hostile -- --nocapture
+
+flips: protoc
+	LOCKSTEP_TEST_FLIPS=$(FLIPS) $(CARGO) test --workspace --locked --test lockstep -- --nocapture --test-threads 1 flips
 
 overload: protoc
 	LOCKSTEP_OVERLOAD=minute $(CARGO) test --workspace --locked --test overload -- --nocapture

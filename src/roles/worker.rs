@@ -8,7 +8,7 @@ use crate::roles::handover::{self, HandedSettings};
 use crate::settings::device::DeviceChoice;
 use crate::settings::hub::{self, Hub};
 use crate::settings::{ConfigSource, CudaGraphs, JoinSettings, WorkerRole, WorkerSettings, machine, printed};
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use clap::{ArgMatches, Args};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -21,7 +21,10 @@ use wire::JoinToken;
 use worker::fetch::{Checked, Fetch};
 use worker::sim::Sim;
 use worker::source::{self, Source as ModelSource};
-use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, MeshSecret, ModelLoader, PeerListener, Ready};
+use worker::{
+    Assignment, CancelFlag, ComputeDevice, Load, LoadError, Loaded, MeshSecret, ModelLoader, PeerListener, Ready,
+    Scrubber,
+};
 
 /// A worker's runtime carries one stream; the cores are for computing.
 const RUNTIME_THREADS: usize = 1;
@@ -100,12 +103,15 @@ fn rank(
     let (n_local, said) = (role.join.local_workers, role.device.device);
     let device = said.of_worker(0)?;
     let (door, mesh_address) = mesh(&role.join, coordinator)?;
-    let loader = loader(device, &role.worker, n_local, RankPeers { listener: Some(door), link_key })?;
+    let scrubber = scrubber(device, &role.worker)?;
+    let peers = RankPeers { listener: Some(door), link_key };
+    let loader = loader(device, &role.worker, n_local, peers, scrubber.clone())?;
     let memory = match role.join.memory {
         Some(memory) => memory.0,
         None => said.memory_bytes_of_one(n_local, machine::memory_bytes())?,
     };
     let config = config(device, role.worker.threads(n_local), memory, mesh_address)?;
+    let config = worker::Config { scrubber, ..config };
     Ok(Rank { loader: source::load_from(source, loader), config })
 }
 
@@ -158,6 +164,16 @@ pub struct RankPeers {
     pub link_key: Option<MeshSecret>,
 }
 
+/// Who looks through a worker's weights while they are held, if that is wanted.
+pub fn scrubber(device: DeviceChoice, settings: &WorkerSettings) -> anyhow::Result<Option<Scrubber>> {
+    if settings.scrub == 0.0 {
+        return Ok(None);
+    }
+    let is_cpu = device.compute_device(None)? == Some(ComputeDevice::Cpu);
+    ensure!(is_cpu, "--scrub looks through weights in the memory of CPUs, and the device is {}", device.told()?);
+    Ok(Some(Scrubber::new(settings.scrub)))
+}
+
 /// The loader of a rank on this machine, which has `n_local` of them. Waiting threads spin only where there are as many
 /// cores as threads.
 pub fn loader(
@@ -165,6 +181,7 @@ pub fn loader(
     settings: &WorkerSettings,
     n_local: u16,
     peers: RankPeers,
+    scrubber: Option<Scrubber>,
 ) -> anyhow::Result<Box<dyn Load>> {
     let RankPeers { listener, link_key } = peers;
     let threads = settings.threads(n_local);
@@ -179,6 +196,7 @@ pub fn loader(
             link_key,
             carrier: settings.collective.into(),
             graphs: settings.cuda_graphs == CudaGraphs::Auto,
+            scrubber,
             ..ModelLoader::new(threads)
         }),
         None => Box::new(SimLoader),

@@ -25,9 +25,11 @@ pub fn threads(settings: &ServeSettings, dialer: &Dialer, first: u16) -> anyhow:
         let end = CancellationToken::new();
         let mesh_address = door.as_ref().map_or_else(String::new, |door| door.address().to_string());
         let device = settings.device.device.of_worker(first + i)?;
+        let scrubber = worker::scrubber(device, &settings.worker)?;
         let config = worker::config(device, settings.threads(), memory_bytes, mesh_address)?;
+        let config = ::worker::Config { scrubber: scrubber.clone(), ..config };
         let peers = RankPeers { listener: door, ..RankPeers::default() };
-        let loader = worker::loader(device, &settings.worker, n_workers, peers)?;
+        let loader = worker::loader(device, &settings.worker, n_workers, peers, scrubber)?;
         let worker = ::worker::serve(dialer.channel(), loader, config, end.clone());
         Ok(RoleTask::start("a worker", end, async { Ok(worker.await?) }))
     };

@@ -39,6 +39,12 @@ pub struct WorkerSettings {
     /// Threads of each worker [default: the cores, divided by the number of workers on this machine]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
+    /// Share of one core's time, from 0 to 1, in which each worker hashes its packed weights again, while it is idle
+    ///
+    /// A weight that changed in memory is named in the log and counted, and its rank loads anew: tokens are the same.
+    /// On CPUs.
+    #[arg(long, env = "LOCKSTEP_SCRUB", value_name = "RATIO", default_value_t = 0.0)]
+    pub scrub: f64,
 }
 
 impl WorkerSettings {
@@ -51,6 +57,7 @@ impl WorkerSettings {
         let threads = self.threads(n_workers);
         ensure!(threads > 0, "--threads is 0; it must be at least 1");
         ensure!(threads <= 1024, "--threads is {threads}; it must be at most 1024");
+        ensure!((0.0..=1.0).contains(&self.scrub), "--scrub {} is no share from 0 to 1", self.scrub);
         self.threads = Some(threads);
         Ok(self)
     }

@@ -11,6 +11,7 @@ mod fake_cuda;
 mod advisories;
 mod cuda;
 mod drafts;
+mod flips;
 mod grammars;
 mod grids;
 mod membership;

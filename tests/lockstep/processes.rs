@@ -22,15 +22,15 @@ use time::OffsetDateTime;
 use types::{Activations, DeviceClass, Mode, Numerics, PolicyDigest};
 use wire::{JoinToken, Trust, channel};
 
-const MODEL: &str = "tests/reference/llama-f32-tied";
-const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
+pub const MODEL: &str = "tests/reference/llama-f32-tied";
+pub const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
 
-fn serve(more: &[&str]) -> Node {
+pub fn serve(more: &[&str]) -> Node {
     Node::start(&[&["serve", MODEL, "--activations", "f32"], &DOORS[..], more].concat())
 }
 
 /// A coordinator for one rank, and its address.
-fn coordinator(model: &str, more: &[&str]) -> (Node, String) {
+pub fn coordinator(model: &str, more: &[&str]) -> (Node, String) {
     let listen = ["coordinator", model, "--activations", "f32", "--listen", "127.0.0.1:0"];
     let mut node = Node::start(&[&listen[..], more].concat());
     let address = field(&node.until(&["coordinating"]), "address").to_owned();
@@ -206,7 +206,7 @@ fn who_is_refused_again_and_again_is_logged_once_a_second() {
 }
 
 /// A router for a coordinator whose ranks are complete.
-fn router(address: &str) -> Node {
+pub fn router(address: &str) -> Node {
     Node::start(&[&["router", MODEL, "--coordinator", address], &DOORS[..4]].concat())
 }
 

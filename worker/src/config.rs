@@ -1,5 +1,6 @@
 //! What a worker is told once: what it says of itself, and its limits. Knows no session.
 
+use crate::load::scrub::Scrubber;
 use std::time::Duration;
 
 /// How much memory this machine has to give; None if nobody knows.
@@ -38,6 +39,8 @@ pub struct Config {
     pub come_back_max: Duration,
     /// How much memory this machine has to give.
     pub memory_left: MemoryLeft,
+    /// Who looks through the weights in memory; the loader's own.
+    pub scrubber: Option<Scrubber>,
     /// What the coordinator is told: this build's own.
     pub speaks: proto::Speaks,
 }
@@ -62,6 +65,7 @@ impl Default for Config {
             redial_after_leave: Duration::from_secs(1),
             come_back_max: Duration::from_secs(120),
             memory_left: || None,
+            scrubber: None,
             speaks: proto::Speaks::default(),
         }
     }

@@ -19,6 +19,7 @@ pub use collective::{
 };
 pub use config::{Config, MemoryLeft};
 pub use error::Error;
+pub use load::scrub::{Scrubber, SpoiltWeight};
 pub use load::weight_cache::WeightCache;
 pub use load::{fetch, source};
 pub use runner::guesses::{GuessConfig, GuessSource, Recalled};
@@ -30,7 +31,7 @@ pub use runner::{Rest, RunError, Runner, Upcoming};
 pub use runner::{sequences, sim};
 
 use config::Footing;
-use session::{Worker, heartbeat, rank_thread};
+use session::{Worker, heartbeat, rank_thread, scrubbing};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -71,12 +72,16 @@ async fn serve_on(
     let leases = Arc::new(rank_thread::ThreadLeases::default());
     let (counters, places) = (progress.clone(), leases.clone());
     // It ends when `work` is dropped, after the step that it is in.
-    let thread = rank_thread::run(loader, queue, counters, places, config.memory_left);
+    let (memory, scrubber) = (config.memory_left, config.scrubber.clone());
+    let thread = rank_thread::run(loader, queue, counters, places, memory, scrubber);
     match footing {
         Footing::Threads => {
             drop(std::thread::Builder::new().name("compute".into()).spawn(|| rank_thread::drive(thread))?)
         }
         Footing::Tasks => drop(tokio::spawn(thread)),
+    }
+    if let Some(scrubber) = config.scrubber.clone().filter(|_| footing == Footing::Threads) {
+        scrubbing::start(scrubber, progress.clone(), work.downgrade())?;
     }
     let worker = Worker { config, footing, work, progress, leases, shutdown };
     keep_joined(&worker, &channel).await

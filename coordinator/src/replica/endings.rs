@@ -29,6 +29,8 @@ pub(crate) enum Cause {
     Late,
     /// It reported so.
     Failed,
+    /// It found its weights changed in memory.
+    Memory,
     /// It sent an invalid frame, or computes under another policy.
     Wrong,
     /// It leaves its frames unread.
@@ -43,6 +45,7 @@ impl Cause {
             Cause::Hung => "hung",
             Cause::Late => "late",
             Cause::Failed => "failed",
+            Cause::Memory => "memory",
             Cause::Wrong => "wrong",
             Cause::Deaf => "deaf",
         }
@@ -84,7 +87,8 @@ impl Ending {
     /// How the scheduler is to treat the requests of the lost step.
     pub fn loss(self) -> Loss {
         match self {
-            Ending::Wanted | Ending::Left => Loss::Planned,
+            // No request has to do with what memory does.
+            Ending::Wanted | Ending::Left | Ending::Lost(Cause::Memory) => Loss::Planned,
             Ending::Lost(Cause::Failed) => Loss::Reported,
             Ending::Lost(_) | Ending::Doubt => Loss::Unexplained,
         }

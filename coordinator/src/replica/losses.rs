@@ -107,7 +107,8 @@ impl Replica {
         self.members.heard(worker);
         let of = Epoch { incarnation: failed.epoch_incarnation, n: failed.epoch_n };
         let own_fault = || Status::aborted(format!("the rank failed: {}", failed.message));
-        let Some(rank) = failed.guilty_rank else { return self.report_loss(worker, Cause::Failed, own_fault()) };
+        let cause = if failed.spoilt_weight.is_empty() { Cause::Failed } else { Cause::Memory };
+        let Some(rank) = failed.guilty_rank else { return self.report_loss(worker, cause, own_fault()) };
         if of != self.epoch {
             // It belongs to an epoch that has ended: one report of its end was enough.
             return;

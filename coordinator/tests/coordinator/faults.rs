@@ -375,7 +375,8 @@ impl RawWorker {
     async fn blame(&self, rank: u32) {
         let wire::Assign { epoch_incarnation, epoch_n, .. } = self.last;
         let message = "no answer".into();
-        let failed = wire::Failed { epoch_incarnation, epoch_n, message, guilty_rank: Some(rank) };
+        let failed =
+            wire::Failed { epoch_incarnation, epoch_n, message, guilty_rank: Some(rank), ..wire::Failed::default() };
         self.say(worker_frame::Frame::Failed(failed)).await;
     }
 

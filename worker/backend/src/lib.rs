@@ -15,8 +15,8 @@ pub mod stored;
 pub use error::Error;
 pub use ops::{
     Attention, AttentionCall, BatchLimits, Clamp, CommitBlocks, Device, Draw, DrawMask, Drawing, Expert, ExpertStack,
-    Experts, Heads, KvSpec, Linear, Memory, Pointwise, Repeat, Repeats, RopeStyle, Routing, Sample, Score, Scoring,
-    Undrawn,
+    Experts, Heads, KvSpec, Linear, Memory, PackedBytes, Pointwise, Repeat, Repeats, RopeStyle, Routing, Sample, Score,
+    Scoring, Undrawn,
 };
 pub use pass::{Batch, BlockTables, Pass, PassSlice, Rows, Tables};
 pub use stored::Stored;

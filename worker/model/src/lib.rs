@@ -23,6 +23,7 @@ mod weights;
 pub use error::{Error, Result};
 pub use kv::KvCache;
 pub use limits::PassLimits;
+pub use weights::PackedWeight;
 
 use backend::{BatchLimits, Device, KvSpec, Memory, Pass};
 use checkpoint::{Checkpoint, Family, ModelSpec};
@@ -37,6 +38,7 @@ pub struct Model<M: Memory> {
     decoder: Decoder<M>,
     weight_bytes: usize,
     runs: Vec<PieceRun>,
+    packed: Vec<PackedWeight>,
 }
 
 impl<M: Memory> Model<M> {
@@ -60,12 +62,18 @@ impl<M: Memory> Model<M> {
         let spec = checkpoint.spec();
         let decoder = Decoder::load(&all, spec, form(spec), limits)?;
         checkpoint.unchanged()?;
-        Ok(Model { decoder, weight_bytes: intake.n_bytes.get(), runs: intake.runs.into_inner() })
+        let (runs, packed) = (intake.runs.into_inner(), intake.packed.into_inner());
+        Ok(Model { decoder, weight_bytes: intake.n_bytes.get(), runs, packed })
     }
 
     /// Bytes that the packed weights occupy.
     pub fn weight_bytes(&self) -> usize {
         self.weight_bytes
+    }
+
+    /// The packed matrices, where they are in this process's memory.
+    pub fn packed(&self) -> &[PackedWeight] {
+        &self.packed
     }
 
     /// Hashes of the bytes that were read.

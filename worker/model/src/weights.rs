@@ -5,7 +5,7 @@
 //! time. The device's threads read and hash as they pack, so nothing is packed without a hash.
 
 use crate::error::{Error, Result};
-use backend::{Memory, Stored};
+use backend::{Memory, PackedBytes, Stored};
 use checkpoint::{BandHashes, Checkpoint, Tensor, Window};
 use collective::CancelFlag;
 use std::cell::{Cell, RefCell};
@@ -28,6 +28,13 @@ impl<'a> MatrixRows<'a> {
     }
 }
 
+/// A matrix in memory, by the names of the tensors that are stacked in it.
+#[derive(Clone)]
+pub struct PackedWeight {
+    pub name: String,
+    pub bytes: PackedBytes,
+}
+
 /// Totals of what has been loaded so far.
 #[derive(Default)]
 pub struct Intake {
@@ -35,6 +42,7 @@ pub struct Intake {
     pub n_bytes: Cell<usize>,
     /// Hashes of the bytes that were read.
     pub runs: RefCell<Vec<PieceRun>>,
+    pub packed: RefCell<Vec<PackedWeight>>,
 }
 
 /// The tensors under a path of the checkpoint (`model.layers.3.` and what follows), for a rank and its device.
@@ -112,7 +120,8 @@ impl<'a, M: Memory> Weights<'a, M> {
         };
         let read = parts.iter().map(read).collect::<Result<Vec<_>>>()?;
         let stored: Vec<_> = read.iter().map(Read::stored).collect();
-        Ok(self.counted(self.device.matrix(&stored)?))
+        let names = parts.iter().map(|part| part.name).collect::<Vec<_>>().join("+");
+        Ok(self.counted(&names, self.device.matrix(&stored)?))
     }
 
     /// Columns of `{name}.weight`, a matrix of `[n_out, leaves.k()]`, that are the leaves `owned` of its sum.
@@ -128,7 +137,7 @@ impl<'a, M: Memory> Weights<'a, M> {
             // The file was read in whole blocks.
             false => read.stored().columns(wanted.start - first..wanted.end - first)?,
         };
-        Ok(self.counted(self.device.matrix_leaves(stored, leaves, owned)?))
+        Ok(self.counted(name, self.device.matrix_leaves(stored, leaves, owned)?))
     }
 
     /// Reads on all threads of the device.
@@ -168,7 +177,10 @@ impl<'a, M: Memory> Weights<'a, M> {
         }
     }
 
-    fn counted(&self, matrix: M::Matrix) -> M::Matrix {
+    fn counted(&self, name: &str, matrix: M::Matrix) -> M::Matrix {
+        let bytes = self.device.packed(&matrix);
+        let name = || format!("{}{name}.weight", self.path);
+        self.intake.packed.borrow_mut().extend(bytes.map(|bytes| PackedWeight { name: name(), bytes }));
         self.intake.n_bytes.set(self.intake.n_bytes.get() + self.device.matrix_bytes(&matrix));
         matrix
     }

@@ -3,6 +3,7 @@
 
 pub mod fetch;
 pub(crate) mod reading;
+pub mod scrub;
 pub mod source;
 pub(crate) mod vocabulary;
 pub mod weight_cache;

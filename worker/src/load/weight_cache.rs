@@ -6,6 +6,7 @@
 
 use crate::assignment::Assignment;
 use crate::load::reading::Reading;
+use crate::load::scrub::HashedPart;
 use crate::load::vocabulary::LazyVocabulary;
 use backend::Device;
 use checkpoint::ModelSpec;
@@ -32,7 +33,7 @@ trait AnyPart: Send {
 
 impl<D: Device + 'static> AnyPart for LoadedPart<D> {
     fn is_kept_for(&self, assignment: &Assignment) -> bool {
-        self.reading.is_kept_for(assignment)
+        self.reading.is_kept_for(assignment) && !self.is_spoilt()
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
@@ -59,6 +60,14 @@ pub(crate) struct LoadedPart<D: Device> {
     pub policy: PolicyDigest,
     pub reading: Reading,
     pub vocabulary: Arc<LazyVocabulary>,
+    /// Present if they are looked through.
+    pub hashed: Option<Arc<HashedPart>>,
+}
+
+impl<D: Device> LoadedPart<D> {
+    fn is_spoilt(&self) -> bool {
+        self.hashed.as_ref().is_some_and(|hashed| hashed.is_spoilt())
+    }
 }
 
 /// `LoadedPart`, while a runner has it.
@@ -83,7 +92,7 @@ impl WeightCache {
         let kept = self.place().take()?;
         let held = kept.held.into_any().downcast::<LoadedPart<D>>().ok().filter(|_| Some(&kept.of) == of)?;
         // A failure of the device while nobody looked has spoilt it for good.
-        held.device.settle().is_ok().then_some(*held)
+        (held.device.settle().is_ok() && !held.is_spoilt()).then_some(*held)
     }
 
     /// Whether this is there, and is what the assignment asks for without a look at any file.

@@ -2,6 +2,7 @@
 //! Knows no step, and nothing of what is read of the model.
 
 use crate::assignment::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready};
+use crate::load::scrub::Scrubber;
 use crate::load::weight_cache::{PartKey, WeightCache};
 use crate::runner::Runner;
 use crate::runner::guesses::{GuessConfig, GuessSource, Recalled};
@@ -56,6 +57,8 @@ pub struct ModelLoader {
     pub masks: MaskConfig,
     /// Known answers to guess from in place of the assignment's source, so that tests decide what is accepted.
     pub recalled: Option<Arc<Recalled>>,
+    /// Who looks through the weights while they are held.
+    pub scrubber: Option<Scrubber>,
 }
 
 impl ModelLoader {
@@ -78,6 +81,7 @@ impl ModelLoader {
             graphs: true,
             masks: MaskConfig::default(),
             recalled: None,
+            scrubber: None,
         }
     }
 
@@ -138,11 +142,11 @@ impl ModelLoader {
             ComputeDevice::Cpu => {
                 let config = self.cpu(assignment.activations);
                 let open = || Cpu::new(config).map_err(load_failed(assignment));
-                Ok(boxed(load_part(open, &self.weight_cache, assignment, part, cancel)?))
+                Ok(boxed(load_part(open, (&self.weight_cache, self.scrubber.as_ref()), assignment, part, cancel)?))
             }
             ComputeDevice::Cuda { ordinal, cache } => {
                 let open = || self.cuda(*ordinal, cache.as_deref(), assignment);
-                Ok(boxed(load_part(open, &self.weight_cache, assignment, part, cancel)?))
+                Ok(boxed(load_part(open, (&self.weight_cache, None), assignment, part, cancel)?))
             }
         }
     }

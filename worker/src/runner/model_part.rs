@@ -3,6 +3,7 @@
 
 use crate::assignment::{Assignment, LoadError, Ready};
 use crate::load::reading::{Ask, FilesNow, Reading};
+use crate::load::scrub::{HashedPart, Scrubber};
 use crate::load::vocabulary::LazyVocabulary;
 use crate::load::weight_cache::{LoadedPart, PartInUse, PartKey, WeightCache};
 use crate::runner::kv_commit::KvCommit;
@@ -27,7 +28,7 @@ pub(super) struct ModelPart<D: Device + 'static> {
 /// Loads a rank's part, on any device.
 pub(super) fn load_part<D: Device + 'static>(
     open: impl FnOnce() -> Result<D, LoadError>,
-    weight_cache: &WeightCache,
+    (weight_cache, scrubber): (&WeightCache, Option<&Scrubber>),
     assignment: &Assignment,
     part: &Part,
     cancel: &CancelFlag,
@@ -37,11 +38,16 @@ pub(super) fn load_part<D: Device + 'static>(
     let kept = weight_cache.take::<D>(told.as_ref());
     let asked = kept.map(|mut kept| (kept.reading.asks(assignment), kept));
     let was_kept = matches!(asked, Some((Ask::Keep { .. }, _)));
-    let (held, unread) = match asked {
+    let (mut held, unread) = match asked {
         Some((Ask::Keep { unread }, kept)) => (kept, unread),
         Some((Ask::Read(files), kept)) => again(kept, files, assignment, part, cancel)?,
         None => (read(open()?, assignment, part, cancel)?, None),
     };
+    if let Some(scrubber) = scrubber {
+        let hashed = held.hashed.take().unwrap_or_else(|| Arc::new(HashedPart::of(held.model.packed(), &held.device)));
+        scrubber.watch(&hashed, assignment.rank);
+        held.hashed = Some(hashed);
+    }
     let LoadedPart { device, spec, policy, .. } = &held;
     let (limits, specs) = sizes(assignment, spec, part, device.class())?;
     let kv = KvCache::new(device, &specs).map_err(load_failed(assignment))?;
@@ -77,8 +83,8 @@ fn again<D: Device>(
         kept.reading.refuse(assignment, files, why.clone());
         return Ok((kept, Some(why)));
     }
-    let LoadedPart { device, model, .. } = kept;
-    drop(model);
+    let LoadedPart { device, model, hashed, .. } = kept;
+    drop((model, hashed));
     Ok((read(device, assignment, part, cancel)?, None))
 }
 
@@ -115,7 +121,8 @@ fn read<D: Device>(
     }
     let (policy, spec) = (policy(assignment, &checkpoint, &device)?, checkpoint.spec().clone());
     let vocabulary = Arc::new(LazyVocabulary::new(&assignment.model_path, spec.vocab, &spec.eos));
-    Ok(LoadedPart { device, model, spec, policy, reading: Reading::new(assignment, &checkpoint), vocabulary })
+    let reading = Reading::new(assignment, &checkpoint);
+    Ok(LoadedPart { device, model, spec, policy, reading, vocabulary, hashed: None })
 }
 
 fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device) -> Result<PolicyDigest, LoadError> {

@@ -4,6 +4,7 @@
 pub mod committing;
 pub mod heartbeat;
 pub mod rank_thread;
+pub mod scrubbing;
 
 use crate::assignment::{Assignment, MeshSecret};
 use crate::config::{Config, Footing};
@@ -245,6 +246,7 @@ impl Session<'_> {
             epoch_n: epoch.n,
             message: message.clone(),
             guilty_rank: None,
+            spoilt_weight: String::new(),
         };
         // If the queue stays full for so long, the stream is practically dead, and its end says enough.
         let frame = WorkerFrame { frame: Some(Frame::Failed(failed)) };

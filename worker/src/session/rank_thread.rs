@@ -5,6 +5,7 @@
 use crate::assignment::{Assignment, Load, LoadError, Loaded as LoadedModel};
 use crate::config::MemoryLeft;
 use crate::load::fetch::FetchError;
+use crate::load::scrub::{Scrubber, SpoiltWeight};
 use crate::runner::{Runner, Upcoming};
 use crate::session::committing::{CommitsFor, Committing};
 use crate::session::heartbeat::StepCounters;
@@ -41,6 +42,8 @@ pub(crate) enum Work {
     },
     /// The assignment has ended, and what it holds can be freed.
     Release,
+    /// The weights in memory are not what was loaded.
+    Spoilt,
     /// It is over because of the bytes that were loaded for it. Answered when no copy of them is believed any more.
     Distrust {
         done: oneshot::Sender<()>,
@@ -199,7 +202,9 @@ pub(crate) async fn run(
     progress: Arc<StepCounters>,
     leases: Arc<ThreadLeases>,
     memory_left: MemoryLeft,
+    scrubber: Option<Scrubber>,
 ) {
+    let spoilt = || scrubber.as_ref().and_then(Scrubber::spoilt);
     let mut queue = Queue { work, seen: None };
     let mut state = RankState::Idle;
     let mut idle_since = Instant::now();
@@ -216,11 +221,20 @@ pub(crate) async fn run(
             (Work::Meet { epoch }, RankState::Loaded(place)) if place.epoch == epoch => {
                 place.meet(&leases, &progress, memory_left).await.map_or(RankState::Idle, RankState::Running)
             }
+            // No step is computed with what is known to be wrong.
+            (Work::Step { .. }, state @ RankState::Running(_)) if spoilt().is_some() => {
+                state.give_up(spoilt()).await;
+                RankState::Idle
+            }
             (Work::Step { step, traceparent }, RankState::Running(rank)) => {
                 let rank = rank.run(&step, &traceparent, &progress, &mut queue).await;
                 rank.map_or(RankState::Idle, RankState::Running)
             }
             (Work::Release, _) => RankState::Idle,
+            (Work::Spoilt, state) => {
+                state.give_up(spoilt()).await;
+                RankState::Idle
+            }
             (Work::Distrust { done }, _) => {
                 loader.distrust();
                 // Who asked may have waited for long enough.
@@ -240,6 +254,20 @@ enum RankState {
     Idle,
     Loaded(LoadedRank),
     Running(RunningRank),
+}
+
+impl RankState {
+    /// Reports that its weights are spoilt. They are not kept for the next assignment.
+    async fn give_up(self, spoilt: Option<SpoiltWeight>) {
+        let (epoch, reports) = match &self {
+            RankState::Loaded(rank) => (rank.epoch, &rank.reports),
+            RankState::Running(rank) => (rank.epoch, &rank.reports),
+            RankState::Idle => return,
+        };
+        let Some(SpoiltWeight { weight, piece, .. }) = spoilt else { return };
+        let message = format!("the packed weight {weight} (piece {piece}) in its memory is not what was loaded");
+        reports.spoilt(epoch, weight, message).await;
+    }
 }
 
 /// An assignment loaded in one epoch, before the ranks have met.
@@ -418,10 +446,22 @@ impl Reports {
     /// waits for the coordinator's decision.
     pub async fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: RankLost) {
         let guilty_rank = guilty.map(|rank| rank.0.into());
-        let failed = Failed { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, message, guilty_rank };
+        let Epoch { incarnation: epoch_incarnation, n: epoch_n } = epoch;
+        let failed = Failed { epoch_incarnation, epoch_n, message, guilty_rank, ..Failed::default() };
+        self.failed(failed, why).await;
+    }
+
+    /// Reports that this rank's weights have changed in its memory.
+    async fn spoilt(&self, epoch: Epoch, spoilt_weight: String, message: String) {
+        let Epoch { incarnation: epoch_incarnation, n: epoch_n } = epoch;
+        let why = RankLost::Run(message.clone());
+        self.failed(Failed { epoch_incarnation, epoch_n, message, guilty_rank: None, spoilt_weight }, why).await;
+    }
+
+    async fn failed(&self, failed: Failed, why: RankLost) {
         // The session is told first: the coordinator closes the stream once it has read this, and that end gives no
         // reason.
-        if let Some(lost) = self.lost.upgrade().filter(|_| guilty.is_none()) {
+        if let Some(lost) = self.lost.upgrade().filter(|_| failed.guilty_rank.is_none()) {
             // A session that is gone needs no reason, and the first is enough.
             let _known = lost.try_send(why);
         }

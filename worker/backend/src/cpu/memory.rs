@@ -121,6 +121,12 @@ impl Pages {
     }
 }
 
+impl AsRef<[u8]> for Pages {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
 impl Drop for Pages {
     fn drop(&mut self) {
         match self.source {

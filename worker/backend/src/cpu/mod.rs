@@ -28,7 +28,7 @@ pub use pack::Matrix;
 
 pub(crate) use isa::{Kernel, dispatch};
 
-use crate::{CommitBlocks, Error, KvSpec, Memory, Result, RopeStyle, Routing, Stored};
+use crate::{CommitBlocks, Error, KvSpec, Memory, PackedBytes, Result, RopeStyle, Routing, Stored};
 use memory::{Pages, Shared};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -210,6 +210,10 @@ impl Memory for Cpu {
 
     fn matrix_bytes(&self, matrix: &Matrix) -> usize {
         matrix.n_bytes
+    }
+
+    fn packed(&self, matrix: &Matrix) -> Option<PackedBytes> {
+        Some(PackedBytes::new(matrix.pages.clone(), matrix.n_bytes))
     }
 
     fn read(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) {

@@ -19,6 +19,7 @@ use super::quants::{COLUMN_BYTES, Packing, SUPER, Width, pack_digits, packing};
 use super::team::Team;
 use crate::{Error, Result, Stored};
 use std::ops::Range;
+use std::sync::Arc;
 use types::leaves::{Fold, aligned_runs};
 use types::{Dtype, Leaves};
 
@@ -29,7 +30,7 @@ pub struct Matrix {
     pub(crate) parts: Vec<Part>,
     pub(crate) leaves: Vec<Leaf>,
     pub(crate) n_runs: usize,
-    pub(crate) pages: Pages,
+    pub(crate) pages: Arc<Pages>,
     pub(crate) n_bytes: usize,
 }
 
@@ -98,7 +99,7 @@ impl Matrix {
                 }
             });
         }
-        Ok(Matrix { k, n_out, parts, leaves, n_runs, pages, n_bytes })
+        Ok(Matrix { k, n_out, parts, leaves, n_runs, pages: Arc::new(pages), n_bytes })
     }
 
     pub(crate) fn n_tiles(&self) -> usize {

@@ -3,6 +3,7 @@
 use super::Routing;
 use crate::{Error, Pass, Result, Stored};
 use std::ops::Range;
+use std::sync::Arc;
 use types::{BlockId, DeviceClass, DeviceKind, KvDtype, KvLayout, Leaves, Mode};
 
 /// The largest batch for which a device allocates memory.
@@ -17,6 +18,24 @@ pub struct BatchLimits {
 
 /// Has the system give the memory of a range of a cache's blocks, on any thread, whatever is computed meanwhile.
 pub type CommitBlocks = Box<dyn Fn(Range<u32>) -> std::io::Result<()> + Send>;
+
+/// The packed bytes of a matrix in this process's memory. Nobody writes them any more; clones share them.
+#[derive(Clone)]
+pub struct PackedBytes {
+    all: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    n_bytes: usize,
+}
+
+impl PackedBytes {
+    /// The first `n_bytes` of these.
+    pub fn new(all: Arc<dyn AsRef<[u8]> + Send + Sync>, n_bytes: usize) -> PackedBytes {
+        PackedBytes { all, n_bytes }
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &(*self.all).as_ref()[..self.n_bytes]
+    }
+}
 
 /// The memory of a device. Everything is allocated at load; a step allocates nothing.
 pub trait Memory {
@@ -78,6 +97,10 @@ pub trait Memory {
 
     /// Bytes that the packed weights of a matrix occupy.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
+    /// The packed weights themselves; None where they are in memory of the device's own.
+    fn packed(&self, _matrix: &Self::Matrix) -> Option<PackedBytes> {
+        None
+    }
     /// Reads rows back, for collectives and tests.
     fn read(&self, buffer: &Self::Buffer, rows: Range<usize>, out: &mut [f32]);
     /// Writes rows, for stage hand-off and tests.

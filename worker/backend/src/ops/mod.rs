@@ -11,7 +11,7 @@ mod sample;
 pub use attention::{Attention, AttentionCall, Heads};
 pub use experts::{Clamp, Expert, ExpertStack, Experts, Routing, Scoring};
 pub use linear::Linear;
-pub use memory::{BatchLimits, CommitBlocks, KvSpec, Memory, RopeStyle};
+pub use memory::{BatchLimits, CommitBlocks, KvSpec, Memory, PackedBytes, RopeStyle};
 pub use pointwise::Pointwise;
 pub use sample::{Draw, DrawMask, Drawing, Sample, Score, Undrawn};
 

@@ -40,7 +40,8 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
     };
     let config = CpuConfig { threads: 1, activations: Activations::Int8, isa: Isa::detect(), spin: true };
     let open = || Ok(Cpu::new(config).unwrap());
-    let (loaded, _) = load_part(open, &WeightCache::default(), &assignment, &part, &CancelFlag::default()).unwrap();
+    let (loaded, _) =
+        load_part(open, (&WeightCache::default(), None), &assignment, &part, &CancelFlag::default()).unwrap();
     let ModelPart { lent, kv, limits, .. } = loaded;
     ModelRunner::new(lent, Ranks::solo(n_layers), (kv, None), limits, MaskConfig::default())
 }

@@ -1,0 +1,258 @@
+//! One bit that flips: in a file, in a fetched part, in packed weights of a running worker. Each is found, by the load,
+//! the fetch, the scrub or an audit, and the answers afterwards are those of before. A few of each; `make flips` makes
+//! a hundred.
+
+use crate::common::node::{Folder, Node, complete, field};
+use crate::processes::{DOORS, MODEL, coordinator, router, serve};
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const WEIGHTS: &str = "model.safetensors";
+
+/// How many bits flip in each place.
+fn n_flips() -> usize {
+    std::env::var("LOCKSTEP_TEST_FLIPS").map_or(3, |n| n.parse().unwrap())
+}
+
+/// Numbers without a pattern, the same ones each time.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+}
+
+/// A tensor of a safetensors file: name, shape, and where its bytes lie.
+type Placed = (String, Vec<usize>, std::ops::Range<usize>);
+
+/// The file's bytes and its tensors.
+fn tensors(file: &Path) -> (Vec<u8>, Vec<Placed>) {
+    let bytes = std::fs::read(file).unwrap();
+    let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + n]).unwrap();
+    let of = |(name, of): (&String, &Value)| {
+        let numbers = |list: &Value| list.as_array().unwrap().iter().map(|n| n.as_u64().unwrap() as usize).collect();
+        let at: Vec<usize> = numbers(&of["data_offsets"]);
+        (name.clone(), numbers(&of["shape"]), 8 + n + at[0]..8 + n + at[1])
+    };
+    let all = header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__").map(of).collect();
+    (bytes, all)
+}
+
+fn flip(file: &File, at: u64, bit: u64) -> io::Result<()> {
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at)?;
+    file.write_all_at(&[byte[0] ^ (1 << bit)], at)
+}
+
+/// Flips a bit of a tensor of the file, and says where.
+fn flip_in_file(path: &Path, dice: &mut Dice) -> (u64, u64) {
+    let (_, tensors) = tensors(path);
+    let (_, _, bytes) = &tensors[dice.below(tensors.len() as u64) as usize];
+    let (at, bit) = (bytes.start as u64 + dice.below(bytes.len() as u64), dice.below(8));
+    flip(&File::options().read(true).write(true).open(path).unwrap(), at, bit).unwrap();
+    (at, bit)
+}
+
+fn copy(folder: &Folder) -> PathBuf {
+    for entry in std::fs::read_dir(MODEL).unwrap().map(Result::unwrap) {
+        std::fs::copy(entry.path(), folder.0.join(entry.file_name())).unwrap();
+    }
+    folder.0.join(WEIGHTS)
+}
+
+/// A worker's packed matrices in its memory: where each begins, and its bytes.
+struct PackedMemory {
+    memory: File,
+    matrices: Vec<(u64, u64)>,
+}
+
+/// A tile of sixteen rows is packed along K: so begins the matrix of these rows.
+fn beginning(bytes: &[u8], k: usize) -> Vec<u8> {
+    let element = |row: usize, column: usize| &bytes[4 * (row * k + column)..][..4];
+    (0..8).flat_map(|column| (0..16).flat_map(move |row| element(row, column).to_vec())).collect()
+}
+
+impl PackedMemory {
+    /// None where the memory of another process may not be written.
+    fn of(pid: u32) -> Option<PackedMemory> {
+        let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).ok()?;
+        let (file, tensors) = tensors(&Path::new(MODEL).join(WEIGHTS));
+        let patterns = tensors.iter().filter_map(|(name, shape, at)| match shape[..] {
+            [rows, k] if name.contains("layers") && rows.is_multiple_of(16) => {
+                Some((beginning(&file[at.clone()], k), at.len() as u64))
+            }
+            _ => None,
+        });
+        let patterns: Vec<_> = patterns.collect();
+        let mut matrices = Vec::new();
+        for (start, len) in anonymous(pid) {
+            let mut bytes = vec![0; len as usize];
+            if memory.read_exact_at(&mut bytes, start).is_err() {
+                continue;
+            }
+            for at in (0..bytes.len().saturating_sub(512)).step_by(64) {
+                let found = patterns.iter().find(|(pattern, _)| bytes[at..].starts_with(pattern));
+                matrices.extend(found.map(|(_, n_bytes)| (start + at as u64, *n_bytes)));
+            }
+        }
+        Some(PackedMemory { memory, matrices })
+    }
+
+    fn flip_any(&self, dice: &mut Dice) -> (u64, u64) {
+        let (start, len) = self.matrices[dice.below(self.matrices.len() as u64) as usize];
+        let (at, bit) = (start + dice.below(len), dice.below(8));
+        flip(&self.memory, at, bit).unwrap();
+        (at, bit)
+    }
+
+    /// Makes one weight some hundred times as large, by one bit of its exponent.
+    fn enlarge_one(&self) {
+        let &(start, len) = self.matrices.last().unwrap();
+        let mut bytes = vec![0; len as usize];
+        self.memory.read_exact_at(&mut bytes, start).unwrap();
+        let exponent = |at: usize| (u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) >> 23) & 0xff;
+        let all = (0..bytes.len()).step_by(4);
+        // The largest that lacks this bit.
+        let at = all.filter(|at| exponent(*at) & 8 == 0).max_by_key(|at| exponent(*at)).unwrap();
+        flip(&self.memory, start + at as u64 + 3, 2).unwrap();
+    }
+}
+
+/// The process's own memory, mapping by mapping.
+fn anonymous(pid: u32) -> Vec<(u64, u64)> {
+    const BYTES_MAX: u64 = 1 << 28;
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let of = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (place, rights, inode) = (words.next()?, words.next()?, words.nth(2)?);
+        let (start, end) = place.split_once('-')?;
+        let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).unwrap_or(0));
+        (rights.starts_with("rw") && inode == "0" && end - start <= BYTES_MAX).then_some((start, end - start))
+    };
+    maps.lines().filter_map(of).collect()
+}
+
+fn not_run(what: &str) {
+    let told = format!("NOT RUN: {what}: the memory of another process may not be written here\n");
+    std::io::stderr().write_all(told.as_bytes()).unwrap();
+}
+
+fn page(http: &str, path: &str) -> String {
+    ureq::get(format!("{http}{path}")).call().unwrap().body_mut().read_to_string().unwrap()
+}
+
+/// The sum of a metric's values whose labels have these words.
+fn metric(http: &str, name: &str, words: &[&str]) -> f64 {
+    let page = page(http, "/metrics");
+    let lines = page.lines().filter(|line| line.starts_with(name) && words.iter().all(|word| line.contains(word)));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
+fn policy(node: &mut Node) -> String {
+    let http = node.http();
+    node.until_ready(&http);
+    let page: Value = serde_json::from_str(&page(&http, "/cluster")).unwrap();
+    page["replicas"][0]["policy_digest"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_flipped_bit_of_a_file_is_found_by_the_load() {
+    let folder = Folder::new("flips-file");
+    let (mut dice, whole) = (Dice(1), policy(&mut serve(&[])));
+    for n in 0..n_flips() {
+        let place = flip_in_file(&copy(&folder), &mut dice);
+        let start = ["serve", folder.0.to_str().unwrap(), "--activations", "f32", "--inproc"];
+        assert_ne!(policy(&mut Node::start(&[&start[..], &DOORS].concat())), whole, "flip {n}: {place:?}");
+    }
+}
+
+#[test]
+fn a_flipped_bit_of_a_fetched_part_is_found_by_the_fetch() {
+    let folder = Folder::new("flips-fetched");
+    let cache = folder.0.join("cache");
+    let (_coordinator, address) = coordinator(MODEL, &[]);
+    let fetch = ["worker", "--threads", "1", "--join", &address, "--fetch", "--cache", cache.to_str().unwrap()];
+    let mut router = router(&address);
+    let mut worker = Node::start_in(&folder.0, &fetch);
+    let fetched = worker.until(&["fetching this rank's part"]);
+    let (answers, mut dice) = (router.answers(), Dice(2));
+    let file = PathBuf::from(field(&fetched, "folder")).join("llama-f32-tied").join(WEIGHTS);
+    for n in 0..n_flips() {
+        worker.kill();
+        let place = flip_in_file(&file, &mut dice);
+        worker = Node::start_in(&folder.0, &fetch);
+        worker.until(&["damaged since: it is fetched anew"]);
+        assert_eq!(router.answers(), answers, "flip {n}: {place:?}");
+    }
+}
+
+#[test]
+fn a_flipped_bit_of_packed_weights_is_found_by_the_scrub_and_the_tokens_are_the_same() {
+    let mut dice = Dice(3);
+    for n in 0..n_flips() {
+        // A process of its own for each: in memory that was freed a copy of the weights may still lie.
+        let mut node = serve(&["--pp", "2", "--scrub", "0.5"]);
+        let (http, answers, workers) = (node.http(), node.answers(), node.workers());
+        let Some(packed) = PackedMemory::of(workers[n % 2]) else {
+            return not_run("flips in packed weights");
+        };
+        assert!(packed.matrices.len() >= 7, "the matrices of a layer: {:?}", packed.matrices);
+        let before = node.heard();
+        let place = packed.flip_any(&mut dice);
+        let found = node.until_since(before, &["a packed weight in memory is not what was loaded"]);
+        let rank = field(&found, "rank");
+        assert!(field(&found, "weight").contains(&format!("layers.{rank}.")), "{place:?}: {found}");
+        let lost = node.until_since(before, &["a worker is lost", "kind=\"memory\""]);
+        assert!(lost.contains("the packed weight") && lost.contains("host="), "{lost}");
+        node.until_since(before, &["the replica goes on"]);
+        assert_eq!(node.answers(), answers, "flip {n}: {place:?}");
+        assert_eq!(metric(&http, "lockstep:ranks_lost_total", &["cause=\"memory\""]), 1.0);
+        assert_eq!(node.workers(), workers, "no process had to end");
+    }
+}
+
+/// A large one changes tokens; what no token shows no audit can find.
+#[test]
+fn a_flipped_bit_that_changes_tokens_is_found_by_an_audit_at_another_replica() {
+    let mut node = serve(&["--replicas", "2", "--audit", "1"]);
+    let http = node.http();
+    node.until_ready(&http);
+    let ask = |n: usize| {
+        let asked = json!({ "prompt": format!("question {n}"), "max_tokens": 100, "ignore_eos": true, "seed": n });
+        complete(&http, &asked)
+    };
+    let n_audits = |outcome: &str| metric(&http, "lockstep:audits_total", &[&format!("outcome=\"{outcome}\"")]);
+    let wait = |n: usize| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while n_audits("equal") + n_audits("different") < n as f64 {
+            assert!(Instant::now() < deadline, "{}", page(&http, "/metrics"));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    ask(0);
+    wait(1);
+    assert_eq!(n_audits("different"), 0.0);
+    // Ranks that are alone are threads of the server: the weights of both replicas are there.
+    let Some(packed) = PackedMemory::of(node.pid()) else {
+        return not_run("a flip that an audit finds");
+    };
+    packed.enlarge_one();
+    for n in 1..100 {
+        ask(n);
+        wait(n + 1);
+        if n_audits("different") > 0.0 {
+            break;
+        }
+    }
+    let told = node.until(&["an answer is not equal when it is run again"]);
+    let (one, other) = (field(&told, "replica").to_owned(), field(&told, "other_replica").to_owned());
+    assert!(one != other && told.contains("position=") && told.contains("on=\"cpu on "), "{told}");
+    assert!(told.contains("third=\"as the"), "of two one is asked again: {told}");
+}
