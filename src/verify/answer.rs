@@ -59,8 +59,8 @@ impl Answers {
             bail!("the response is an error: {}", event["error"]);
         }
         add(&mut self.seeds, event["seed"].as_u64());
-        let digits = event["system_fingerprint"].as_str().and_then(|print| print.strip_prefix("fp_"));
-        add(&mut self.digests, digits.map(str::to_owned));
+        let digits = event["system_fingerprint"].as_str().and_then(|print| print.split_once('_'));
+        add(&mut self.digests, digits.map(|(_, digits)| digits.to_owned()));
         for said in event["choices"].as_array().into_iter().flatten() {
             let choice = self.choice(said["index"].as_u64().unwrap_or(0) as usize)?;
             choice.hear(said)?;
@@ -196,7 +196,7 @@ mod tests {
     fn a_stream_says_what_the_whole_says() {
         let choice = |member: &str, value: Value, ids: &[u32], end: Value| {
             let certificate = if end.is_null() { Value::Null } else { certificate(7) };
-            json!({ "system_fingerprint": "fp_07", "seed": 7, "choices": [{ "index": 0, member: value,
+            json!({ "system_fingerprint": "b_07", "seed": 7, "choices": [{ "index": 0, member: value,
                 "token_ids": ids, "finish_reason": end, "certificate": certificate }] })
         };
         let whole = read(choice("message", json!({ "content": "ab" }), &[1, 2], "stop".into())).unwrap();

@@ -110,6 +110,11 @@ impl Table {
     }
 }
 
+/// Tokens that are counted in a log's length and need no place: a pooled request draws none behind its prompt.
+pub(crate) fn undrawn(goal: Goal) -> u32 {
+    u32::from(goal == Goal::Pool)
+}
+
 impl Sequence {
     pub fn new(
         request: Request,
@@ -177,7 +182,7 @@ impl Sequence {
 
     /// The ranks hold only `room` tokens of a log, so this one may not grow beyond.
     pub fn narrow(&mut self, room: u32) {
-        self.length_max = self.length_whole.min(room);
+        self.length_max = self.length_whole.min(room.saturating_add(undrawn(self.goal)));
     }
 
     /// Whether it could become longer with more ranks.

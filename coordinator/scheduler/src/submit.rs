@@ -2,7 +2,7 @@
 
 use crate::Rejected;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Sequence, SequenceIdx};
+use crate::sequence::{Sequence, SequenceIdx, undrawn};
 use crate::tenants::Tenant;
 use crate::waiting::QueueKey;
 use alloc::vec::Vec;
@@ -71,22 +71,24 @@ impl Scheduler {
             return Err(Rejected::Finished(finish));
         }
         let n_tokens = request.n_tokens() as u64;
-        let context_max = u64::from(self.config.context_max);
+        let undrawn = u64::from(undrawn(request.goal));
+        let context_max = u64::from(self.config.context_max) + undrawn;
         if n_tokens == context_max && !request.output.is_empty() {
             return Err(Rejected::Finished(Finish::Length));
         }
         if n_tokens >= context_max {
-            return Err(Rejected::TooLong { limit: "context_max", needed: n_tokens + 1, available: context_max });
+            let (needed, available) = (n_tokens + 1 - undrawn, context_max - undrawn);
+            return Err(Rejected::TooLong { limit: "context_max", needed, available });
         }
-        let room = u64::from(self.room);
+        let room = u64::from(self.room) + undrawn;
         if n_tokens >= room {
-            return Err(Rejected::Outgrown { n_tokens, room });
+            return Err(Rejected::Outgrown { n_tokens, room: room - undrawn });
         }
         // A pooled request draws no token: room for one token is room for its prompt.
         let tokens_max = if request.goal == Goal::Pool { 1 } else { request.sampling.tokens_max };
         let wished = request.prompt.len() as u64 + u64::from(tokens_max);
         let length_whole = wished.min(context_max) as u32;
-        let length_max = length_whole.min(self.room);
+        let length_max = length_whole.min(u32::try_from(room).unwrap_or(u32::MAX));
         if let Some(n_blocks) = self.config.too_small_pool(length_max) {
             let available = u64::from(n_blocks) * u64::from(BLOCK_TOKENS);
             return Err(Rejected::TooLong { limit: "n_blocks", needed: u64::from(length_max - 1), available });

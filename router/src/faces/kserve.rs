@@ -5,6 +5,7 @@ use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::faces::http::fields::Fields;
 use crate::faces::http::format::finish_reason;
 use crate::faces::http::known::Endpoint;
+use crate::faces::http::structure::{renamed, structure};
 use crate::faces::kserve::tensors::{Tensors, metadata, response};
 use crate::front::ask::Ask;
 use crate::front::ask::Purpose;
@@ -108,7 +109,8 @@ impl GrpcInferenceService for Service {
             recorder.refused(&refusal);
             return Err(status(refusal));
         }
-        let mut generation = self.front.generate(ask, recorder).await.map_err(status)?;
+        let generation = self.front.generate(ask, recorder).await;
+        let mut generation = generation.map_err(|refusal| status(renamed(refusal, style.structure_field)))?;
         let answer = whole(&mut generation).await.map_err(status)?;
         Ok(Response::new(style.response(&generation, &answer.text, &answer.reason)))
     }
@@ -193,7 +195,8 @@ impl Service {
     }
 
     async fn say(&self, ask: Ask, style: Style, recorder: Recorder, replies: &Replies) -> Result<Option<()>, Refusal> {
-        let mut generation = self.front.generate(ask, recorder).await?;
+        let generation = self.front.generate(ask, recorder).await;
+        let mut generation = generation.map_err(|refusal| renamed(refusal, style.structure_field))?;
         let reply = |response| {
             Ok(wire::ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) })
         };
@@ -224,6 +227,8 @@ struct Style {
     is_stream: bool,
     has_reason: bool,
     is_raw: bool,
+    /// The field that said what the answer must be, for refusals.
+    structure_field: Option<&'static str>,
 }
 
 /// Reads a request, and the form of its responses.
@@ -242,7 +247,10 @@ fn read(request: wire::ModelInferRequest, caller: &Asker) -> Result<(Ask, Style)
         return Err(Refusal::invalid("exclude_input_in_output", "must be true for streams"));
     }
     let prompt = if repeats { text.clone() } else { String::new() };
-    let sampling = fields.sampling()?;
+    let mut sampling = fields.sampling()?;
+    let structure = structure(&mut fields)?;
+    let structure_field = structure.as_ref().map(|said| said.field);
+    sampling.structure = structure.map(|said| said.structure);
     let deadline = [caller.deadline, fields.deadline()?].into_iter().flatten().min();
     let (priority, cache_salt) = (fields.priority()?, fields.cache_salt()?);
     let ask = Ask {
@@ -255,7 +263,7 @@ fn read(request: wire::ModelInferRequest, caller: &Asker) -> Result<(Ask, Style)
         tenant: caller.tenant,
         ..Ask::default()
     };
-    Ok((ask, Style { id: request.id, prompt, is_stream, has_reason, is_raw }))
+    Ok((ask, Style { id: request.id, prompt, is_stream, has_reason, is_raw, structure_field }))
 }
 
 impl Style {

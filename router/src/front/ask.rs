@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
-use types::{CacheSalt, Goal, Request, Sampling, TenantId};
+use types::{CacheSalt, Goal, Request, Sampling, TenantId, Tokens};
 
 /// A request as a face has parsed it.
 pub struct Ask {
@@ -23,6 +23,8 @@ pub struct Ask {
     pub n_choices: u32,
     pub first_choice: u32,
     pub purpose: Purpose,
+    /// Whether prompts that are too long are cut, and not refused.
+    pub truncation: Option<Truncation>,
     /// The client wants the prompts' texts back.
     pub echo: bool,
     /// The client wants a certificate of each answer.
@@ -51,6 +53,7 @@ impl Default for Ask {
             n_choices: 1,
             first_choice: 0,
             purpose: Purpose::Generate(Box::default()),
+            truncation: None,
             echo: false,
             certificate: false,
             priority: 0,
@@ -61,6 +64,37 @@ impl Default for Ask {
             resume: None,
             body: None,
         }
+    }
+}
+
+/// How a prompt that is too long is cut.
+#[derive(Clone, Copy, Debug)]
+pub struct Truncation {
+    /// The most tokens that stay. None: as many as there is room for.
+    pub n_max: Option<u32>,
+    pub side: CutSide,
+}
+
+/// Where a prompt loses tokens.
+#[derive(Clone, Copy, Debug)]
+pub enum CutSide {
+    Left,
+    Right,
+}
+
+impl Truncation {
+    /// Cuts a prompt, for which there are `room` tokens. True if it was too long.
+    pub fn cut(self, ids: &mut Tokens, room: u32) -> Result<bool, Refusal> {
+        if let Some(n) = self.n_max.filter(|n| *n > room) {
+            let why = format!("must be at most {room}, which is what there is room for, and is {n}");
+            return Err(Refusal::invalid("truncate_prompt_tokens", why));
+        }
+        let n_dropped = ids.len().saturating_sub(self.n_max.unwrap_or(room) as usize);
+        match self.side {
+            CutSide::Left => drop(ids.drain(..n_dropped)),
+            CutSide::Right => ids.truncate(ids.len() - n_dropped),
+        }
+        Ok(n_dropped > 0)
     }
 }
 
@@ -115,7 +149,8 @@ impl Purpose {
             Purpose::Pool => {
                 let sampling = Sampling { tokens_max: 1, ..Sampling::default() };
                 let request = Request { sampling, goal: Goal::Pool, cache_bypass: true, ..Request::default() };
-                Ok((request, Wording { stops: Arc::new(Stops::new(Vec::new())), show_special: false }))
+                let stops = Arc::new(Stops::new(Vec::new()));
+                Ok((request, Wording { stops, show_special: false, own_ends: Tokens::new() }))
             }
         }
     }

@@ -36,7 +36,7 @@ impl Frontend {
 
     /// Runs a few at a time, so that one request does not fill the queue for all.
     async fn embed_all(self: &Arc<Self>, ask: Ask, trace: &Traced) -> Result<v1::EmbedReply, Refusal> {
-        let Ask { model, prompts: mut inputs, deadline, priority, cache_salt, tenant, .. } = ask;
+        let Ask { model, prompts: mut inputs, truncation, deadline, priority, cache_salt, tenant, .. } = ask;
         let deadline = self.deadline(deadline);
         let limits = &self.config.limits;
         let (n, n_max) = (inputs.len(), limits.embeddings_max);
@@ -51,6 +51,7 @@ impl Frontend {
                 model,
                 prompts,
                 purpose: Purpose::Pool,
+                truncation,
                 deadline,
                 priority,
                 cache_salt,

@@ -7,6 +7,7 @@ use crate::front::finished_answer::AnswerQueues;
 use crate::front::grammars::Grammars;
 use crate::front::reader_watch::ReaderWatch;
 use crate::front::stored::ResponseStore;
+use crate::front::structure;
 use crate::limits::admission::Admission;
 use crate::limits::tenants::{TenantLimits, Visit};
 use crate::refusal::Refusal;
@@ -117,6 +118,18 @@ impl Frontend {
     ) -> Result<Encoded, Refusal> {
         let of = of.clone();
         self.off_runtime(length(&input), move || of.encode(input, add_special, now)).await?
+    }
+
+    /// A prompt's tokens, and what its answer must be: also what the calls of a chat ask for.
+    pub async fn rendered_request(
+        &self,
+        of: &Arc<ModelText>,
+        input: Input,
+        structure: Option<v1::Structure>,
+        now: u64,
+    ) -> Result<(Tokens, Option<v1::Structure>), Refusal> {
+        let Encoded { ids, talk } = self.encoded(of, input, true, now).await?;
+        Ok((ids, structure::wanted(structure, talk.as_ref())?.as_ref().map(structure::said)))
     }
 
     /// The text of the prompt that a chat becomes, as `tokens` would read it.

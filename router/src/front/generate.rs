@@ -96,10 +96,8 @@ impl Frontend {
         tenant_of: &TenantLimits,
         trace: &Traced,
     ) -> Result<(Prepared, Option<Resume>), Refusal> {
-        let Ask {
-            model, prompts, n_choices, first_choice, mut purpose, echo, deadline, tenant, session, resume, ..
-        } = ask;
-        let (certified, cache_salt) = (ask.certificate, ask.cache_salt);
+        let Ask { model, prompts, n_choices, first_choice, mut purpose, deadline, tenant, session, resume, .. } = ask;
+        let (certified, cache_salt, echo, truncation) = (ask.certificate, ask.cache_salt, ask.echo, ask.truncation);
         let resume = resume.map(|resume| self.completed(resume));
         let handle = resume.as_ref().map(|resume| &resume.handle.unchecked);
         let (by, seed) = match handle {
@@ -115,7 +113,14 @@ impl Frontend {
         let preparing = trace.prepare();
         let mut read = Vec::with_capacity(prompts.len());
         for input in prompts {
-            read.push(self.prompt(&model.text, input, echo, created).await?);
+            let (mut prompt, of) = (self.prompt(&model.text, input, echo, created).await?, &model.text);
+            if let Some(truncation) = truncation
+                && truncation.cut(&mut prompt.ids, room(model.replica.context, &like.goal))?
+                && echo
+            {
+                prompt.text = Some(self.detokenized(of, prompt.ids.clone()).await?);
+            }
+            read.push(prompt);
         }
         let wanted = self.structure_of(structure, &read).await?;
         let wanting = wanting.map(|mut wanting| {
@@ -241,7 +246,8 @@ impl Frontend {
             let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adopts { of, n_had });
             let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt]);
             let draft = (certified || wanting.is_some()).then(|| Box::new(draft()));
-            let mut choice = Choice::new(assembly, &request, n_had, draft).keeping(wanting.is_some());
+            let choice = Choice::new(assembly, &request, &wording.own_ends, n_had, draft);
+            let mut choice = choice.keeping(wanting.is_some());
             if !mark.has_ended() {
                 let ticket = link.submit(request, slot, adopts, &call);
                 choice.begin(ticket.map_err(|refusal| self.admission.again(refusal))?);
@@ -357,7 +363,7 @@ impl Prepared {
     /// The requests, one per choice of each prompt, for a replica with this context.
     fn requests(&self, context: u32) -> Result<Vec<Request>, Refusal> {
         let n_prompt = longest(&self.prompts);
-        if n_prompt >= context as usize {
+        if n_prompt > room(context, &self.like.goal) as usize {
             return Err(Refusal::TooLong { n_prompt, context });
         }
         let each = self.prompts.iter().flat_map(|prompt| self.numbers.clone().map(move |number| (prompt, number)));
@@ -368,13 +374,16 @@ impl Prepared {
         let room = context - prompt.ids.len() as u32;
         let mut request = Request { prompt: prompt.ids.clone(), ..self.like.clone() };
         request.sampling.choice = choice;
-        request.sampling.tokens_max = request.sampling.tokens_max.min(room);
+        // A pooled prompt may leave no room, and draws nothing.
+        request.sampling.tokens_max = request.sampling.tokens_max.min(room.max(1));
         request
     }
 
     /// What the choice of a replica depends on.
     fn wish(&self) -> Wish {
         let n_prompt = u32::try_from(longest(&self.prompts)).unwrap_or(u32::MAX);
+        // A pooled prompt fits where it leaves no room.
+        let n_prompt = n_prompt.saturating_sub(u32::from(self.like.goal == Goal::Pool));
         Wish { n_prompt, session: self.session, n_before: 0, version: self.model.version }
     }
 
@@ -457,6 +466,11 @@ fn started(
         resume: Some(resume),
         prompt_hash,
     }
+}
+
+/// The most tokens that a prompt may have: an answer needs room for one.
+fn room(context: u32, goal: &Goal) -> u32 {
+    if *goal == Goal::Pool { context } else { context.saturating_sub(1) }
 }
 
 fn longest(prompts: &[Prompt]) -> usize {

@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tokio_util::task::task_tracker::TaskTrackerToken;
-use types::{Finish, Goal, Request, Tokens};
+use types::{Finish, Goal, Request, Token, Tokens};
 
 /// An event of a stream, as in `lockstep.v1`. `Started` is known before the first event.
 #[derive(Debug)]
@@ -89,6 +89,8 @@ pub(crate) struct Choice {
     ticket: Option<Ticket>,
     assembly: Assembly,
     stop_tokens: Tokens,
+    /// The stop tokens that nobody asked for.
+    own_ends: Tokens,
     n_prompt: u32,
     /// How many tokens the client already has.
     n_told: u32,
@@ -244,15 +246,23 @@ impl Stream for Generation {
 
 impl Choice {
     /// A choice that has not begun, as one stays that the client has to its end.
-    pub fn new(assembly: Assembly, request: &Request, n_told: u32, draft: Option<Box<CertificateDraft>>) -> Choice {
+    pub fn new(
+        assembly: Assembly,
+        request: &Request,
+        own_ends: &[Token],
+        n_told: u32,
+        draft: Option<Box<CertificateDraft>>,
+    ) -> Choice {
         let scored = matches!(request.goal, Goal::Score { .. }).then(Vec::new);
         let n_prompt = request.prompt.len() as u32;
         let stop_tokens = request.sampling.stop.clone();
+        let own_ends = own_ends.to_vec();
         let (n_cached, n_accepted, n_rejected) = (0, 0, 0);
         Choice {
             ticket: None,
             assembly,
             stop_tokens,
+            own_ends,
             n_prompt,
             n_told,
             n_cached,
@@ -301,7 +311,7 @@ impl Choice {
         self.n_rejected += drafts_rejected;
         let has_order = self.assembly.tells_apart();
         let (mut told, mut new) = (DeltaRun::new(has_order), DeltaRun::new(has_order));
-        let (n_tokens, mut stopped) = (tokens.len(), None);
+        let (n_tokens, mut stopped, mut stop_token) = (tokens.len(), None, None);
         for (i, out) in tokens.into_iter().enumerate() {
             let is_told = position + (i as u32) < self.n_told;
             let is_last = i + 1 == n_tokens;
@@ -313,6 +323,7 @@ impl Choice {
                 kept.push(out.token);
             }
             let ends = finish == Some(Finish::Stop) && is_last && self.stop_tokens.contains(&out.token);
+            stop_token = Some(out.token).filter(|token| ends && !self.own_ends.contains(token));
             if ends && !stops.are_included() {
                 self.assembly.push_stop_token();
             } else {
@@ -327,7 +338,9 @@ impl Choice {
             // begins.
             let token_id = out.token;
             let bare = || v1::Logprob { token_id, ..v1::Logprob::default() };
-            delta.logprobs.extend(logprob(out).or_else(|| is_told.then(bare)));
+            let own = logprob(out).or_else(|| (is_told && !self.assembly.hides_thoughts()).then(bare));
+            let is_over = stopped.is_some() || (is_last && finish.is_some());
+            delta.logprobs = self.assembly.told_logprobs(own, is_over);
             let run = if is_told { &mut told } else { &mut new };
             run.add(delta);
             if stopped.is_some() {
@@ -337,12 +350,15 @@ impl Choice {
         if n_tokens == 0 && finish.is_some() {
             let mut delta = v1::Delta { position: position.max(self.n_told), ..v1::Delta::default() };
             stopped = self.assembly.finish(&mut delta);
-            if says_more(&delta) {
+            delta.logprobs = self.assembly.told_logprobs(None, true);
+            if says_more(&delta) || !delta.logprobs.is_empty() {
                 let run = if self.assembly.n_tokens() <= self.n_told { &mut told } else { &mut new };
                 run.add(delta);
             }
         }
-        let finished = self.end(finish, stopped.map(|stop| stops.string(stop)));
+        let stop = stopped.map(|stop| stops.string(stop));
+        let stop_token = stop_token.filter(|_| stop.is_none());
+        let finished = self.end(finish, stop).map(|finished| v1::Finished { stop_token, ..finished });
         Advance { told: told.into_deltas(), new: new.into_deltas(), finished }
     }
 
@@ -371,7 +387,14 @@ impl Choice {
         let certificate = self.draft.as_ref().map(|draft| draft.finished(reason));
         let stop = stop.unwrap_or_default().to_owned();
         let tool_calls = self.assembly.n_calls();
-        Some(v1::Finished { reason: reason.into(), stop, usage: Some(usage), certificate, tool_calls })
+        Some(v1::Finished {
+            reason: reason.into(),
+            stop,
+            usage: Some(usage),
+            certificate,
+            tool_calls,
+            stop_token: None,
+        })
     }
 }
 

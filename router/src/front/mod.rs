@@ -5,19 +5,22 @@
 //! parsed it), `generate` (the way in), then `generation` (the way out). `frontend` is what faces hold; `sampling`,
 //! `text`, `stop`, `calls` and `deltas` are called on the way, and so are `structure` and `grammars`, which say what an
 //! answer must be; `embed` is the same for embeddings; `resume` is how a client resumes a stream, `certificate` says
-//! what an answer came from and hashes it, `stored` keeps responses, `reader_watch` gives up streams that nobody reads,
-//! `recorder` counts and traces, and `finished_answer` hands whole answers to those who keep them or run them again.
+//! what an answer came from and hashes it, `hidden` drops the logprobs of hidden thoughts, `derender` reads tokens that
+//! were drawn elsewhere, `stored` keeps responses, `reader_watch` gives up streams that nobody reads, `recorder` counts
+//! and traces, and `finished_answer` hands whole answers to those who keep them or run them again.
 
 pub mod ask;
 pub mod calls;
 pub mod certificate;
 pub mod deltas;
+pub mod derender;
 pub mod embed;
 pub mod finished_answer;
 pub mod frontend;
 pub mod generate;
 pub mod generation;
 pub mod grammars;
+pub mod hidden;
 pub mod reader_watch;
 pub mod recorder;
 pub mod resume;

@@ -18,6 +18,8 @@ pub struct Wording {
     pub stops: Arc<Stops>,
     /// Whether special tokens are part of the text.
     pub show_special: bool,
+    /// The model's own end tokens, where answers end at them.
+    pub own_ends: Tokens,
 }
 
 impl ModelText {
@@ -48,11 +50,12 @@ impl ModelText {
             Some(top_n) => Goal::Score { top_n },
             None => Goal::Generate,
         };
-        let stop = self.stop_tokens(asked.stop_token_ids, asked.ignore_eos);
+        let own_ends = if asked.ignore_eos { Tokens::new() } else { self.spec.eos.clone() };
+        let stop = each_once([asked.stop_token_ids.as_slice(), &own_ends].concat());
         let sampling = Sampling { stop, allowed: each_once(asked.allowed_token_ids), ..sampling };
         let cache_bypass = goal != Goal::Generate;
         let request = Request { sampling, goal, cache_bypass, ..Request::default() };
-        Ok((request, Wording { stops, show_special: asked.show_special }))
+        Ok((request, Wording { stops, show_special: asked.show_special, own_ends }))
     }
 
     /// Temperature, and which tokens may be drawn.
@@ -131,13 +134,6 @@ impl ModelText {
         let tokens = self.tokenizer.encode(word, false);
         let tokens = tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))?;
         if tokens.is_empty() { Err(Refusal::invalid(field, "a word has no token")) } else { Ok(tokens) }
-    }
-
-    fn stop_tokens(&self, mut stop: Tokens, ignore_eos: bool) -> Tokens {
-        if !ignore_eos {
-            stop.extend_from_slice(&self.spec.eos);
-        }
-        each_once(stop)
     }
 }
 

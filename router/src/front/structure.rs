@@ -6,7 +6,7 @@ use crate::replicas::models::talk::Talk;
 use dialect::ToolChoice;
 use grammar::WantedGrammar;
 use proto::v1;
-use proto::v1::structure::Form;
+use proto::v1::structure::{Choices, Form};
 use serde_json::{Value, json};
 
 /// The field that a refusal names; a face has its own name for it.
@@ -71,7 +71,7 @@ pub fn said(wanted: &WantedGrammar) -> v1::Structure {
         WantedGrammar::JsonObject => Form::JsonObject(true),
         WantedGrammar::JsonSchema(schema) => Form::JsonSchema(schema.to_string()),
         WantedGrammar::Regex(regex) => Form::Regex(regex),
-        WantedGrammar::Choice(texts) => Form::Choice(v1::structure::Choices { texts }),
+        WantedGrammar::Choice(texts) => Form::Choice(Choices { texts }),
         WantedGrammar::Lark(text) => Form::Lark(text),
         WantedGrammar::Ebnf(text) => Form::Ebnf(text),
         WantedGrammar::Gbnf(text) => Form::Gbnf(text),

@@ -4,10 +4,11 @@
 //! `tokens ── detokenizer ──▶ characters ── stop filter ──▶ text ── dialect ──▶ content, reasoning, calls`
 
 use crate::front::calls::{CallIds, DeltaWriter};
+use crate::front::hidden::{Heard, HiddenThoughts};
 use crate::front::stop::{Filter, Stops};
 use crate::replicas::models::talk::Talk;
 use checkpoint::{Detokenizer, Tokenizer};
-use dialect::{Piece, Speech};
+use dialect::Speech;
 use proto::v1;
 use std::sync::Arc;
 use types::Token;
@@ -23,6 +24,8 @@ pub struct Assembly {
     n_reasoning: u32,
     /// None where the answer is text and nothing else.
     reader: Option<Box<Reader>>,
+    /// None where thoughts are told.
+    hidden: Option<HiddenThoughts>,
     /// What the filter has let through, empty between calls.
     shown: String,
 }
@@ -43,6 +46,7 @@ impl Assembly {
             n_tokens: 0,
             n_reasoning: 0,
             reader: None,
+            hidden: None,
             shown: String::new(),
         }
     }
@@ -52,7 +56,8 @@ impl Assembly {
         let Some(speech) = talk.speech() else { return self };
         let said = DeltaWriter::new(ids, talk.is_parallel, talk.includes_reasoning);
         let detokenizer = self.detokenizer.showing(talk.markers.clone());
-        Assembly { detokenizer, reader: Some(Box::new(Reader { speech, said })), ..self }
+        let hidden = (!talk.includes_reasoning).then(HiddenThoughts::default);
+        Assembly { detokenizer, reader: Some(Box::new(Reader { speech, said })), hidden, ..self }
     }
 
     /// Whether calls and thoughts are told apart from the text.
@@ -104,11 +109,28 @@ impl Assembly {
         stop
     }
 
+    /// The logprobs that may be told after this token, which has its own: not those of thoughts that are hidden.
+    pub fn told_logprobs(&mut self, own: Option<v1::Logprob>, is_over: bool) -> Vec<v1::Logprob> {
+        match &mut self.hidden {
+            Some(hidden) => hidden.told(own, is_over),
+            None => own.into_iter().collect(),
+        }
+    }
+
+    /// Whether the client gets none of the thoughts.
+    pub fn hides_thoughts(&self) -> bool {
+        self.hidden.is_some()
+    }
+
     fn show(&mut self, is_last: bool, delta: &mut v1::Delta) {
         match &mut self.reader {
             Some(reader) => {
-                if reader.read(&self.shown, is_last, delta) {
+                let heard = reader.read(&self.shown, is_last, delta);
+                if heard == Heard::Thought {
                     self.n_reasoning = self.n_tokens;
+                }
+                if let Some(hidden) = &mut self.hidden {
+                    hidden.heard = hidden.heard.max(heard);
                 }
             }
             None => delta.text.push_str(&self.shown),
@@ -118,8 +140,7 @@ impl Assembly {
 }
 
 impl Reader {
-    /// Whether any of it is reasoning.
-    fn read(&mut self, text: &str, is_last: bool, delta: &mut v1::Delta) -> bool {
+    fn read(&mut self, text: &str, is_last: bool, delta: &mut v1::Delta) -> Heard {
         let mut pieces = Vec::new();
         if !text.is_empty() {
             self.speech.push(text, &mut pieces);
@@ -127,8 +148,8 @@ impl Reader {
         if is_last {
             self.speech.finish(&mut pieces);
         }
-        let has_reasoned = pieces.iter().any(|piece| matches!(piece, Piece::Reasoning(_)));
+        let heard = pieces.iter().map(Heard::of).max().unwrap_or_default();
         pieces.into_iter().for_each(|piece| self.said.add(piece, delta));
-        has_reasoned
+        heard
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use telemetry::TraceHeaders;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use types::{Finish, PolicyDigest, Request, RequestId};
+use types::{Finish, Goal, PolicyDigest, Request, RequestId};
 
 /// What all requests of one client's call have in common. Each has a slot, its owner's number for it.
 pub struct Call {
@@ -88,8 +88,10 @@ impl LinkRequest {
 
     pub(super) fn need(&self) -> Need {
         let request = &self.request;
-        let n_tokens = request.prompt.len() as u64 + u64::from(request.sampling.tokens_max);
-        Need { digest: self.call.digest, n_tokens, n_known: request.n_tokens() as u64 }
+        // Nothing is drawn behind a pooled prompt, which may fill all that there is.
+        let undrawn = u64::from(request.goal == Goal::Pool);
+        let n_tokens = request.prompt.len() as u64 + u64::from(request.sampling.tokens_max) - undrawn;
+        Need { digest: self.call.digest, n_tokens, n_known: request.n_tokens() as u64 - undrawn }
     }
 
     pub(super) fn frame(&mut self, id: RequestId, now: Instant) -> Frame {

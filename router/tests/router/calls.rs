@@ -327,20 +327,34 @@ fn thoughts_are_told_apart_from_the_answer() {
         let hidden = post(house.http, CHAT, &body(json!({ "include_reasoning": false }))).await.json();
         let expected = json!({ "role": "assistant", "content": "{\"a\": 1}", "refusal": null, "annotations": [] });
         assert_eq!(hidden["choices"][0]["message"], expected);
+        // The thought's tokens are not told beside it either.
+        let asked = body(json!({ "include_reasoning": false, "logprobs": true, "top_logprobs": 1 }));
+        let mut streamed = asked.clone();
+        streamed["stream"] = true.into();
+        let tokens = |choice: &Value| {
+            let content = choice["logprobs"]["content"].as_array().cloned().unwrap_or_default();
+            content.iter().map(|told| told["token"].as_str().unwrap().to_owned()).collect::<String>()
+        };
+        let whole = tokens(&post(house.http, CHAT, &asked).await.json()["choices"][0]);
+        let chunks = post(house.http, CHAT, &streamed).await.chunks();
+        let in_parts: String = chunks.iter().map(|chunk| tokens(&chunk["choices"][0])).collect();
+        // What stands between thought and answer is the form's own.
+        assert_eq!(whole, "\n</think>\n\n{\"a\": 1}<|im_end|>");
+        assert_eq!(in_parts, whole);
         // A structure begins behind the thought.
         let format = json!({ "response_format": { "type": "json_object" } });
         assert_eq!(post(house.http, CHAT, &body(format.clone())).await.status, 200);
-        let behind = grammar(&house, 3).unwrap();
+        let behind = grammar(&house, 5).unwrap();
         // Without a thought it is all of the answer, and so is the text.
         house.fake.answer("{\"a\": 1}");
         let mut still = body(format);
         still["chat_template_kwargs"] = json!({ "enable_thinking": false });
         let reply = post(house.http, CHAT, &still).await.json();
         assert_eq!(reply["choices"][0]["message"]["content"], "{\"a\": 1}", "{reply}");
-        assert_ne!(grammar(&house, 4).unwrap(), behind);
+        assert_ne!(grammar(&house, 6).unwrap(), behind);
         let mut still = body(json!({ "reasoning_effort": "none" }));
         assert_eq!(post(house.http, CHAT, &still).await.status, 200);
-        assert!(prompt(&house, 5).ends_with("</think>\n\n"));
+        assert!(prompt(&house, 7).ends_with("</think>\n\n"));
         still["reasoning_effort"] = "high".into();
         let refused = post(house.http, CHAT, &still).await;
         assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("reasoning_effort")));
@@ -440,5 +454,17 @@ fn over_grpc_calls_come_in_parts_too() {
         assert_eq!(of_first.map(|part| part.arguments.as_str()).collect::<String>(), ARGUMENTS);
         assert_eq!((finished.reason(), finished.tool_calls), (v1::finished::Reason::Stop, 2));
         house.close().await;
+    });
+}
+
+#[test]
+fn ollamas_page_tells_what_a_model_can_do() {
+    run(async {
+        for (template, expected) in [(TOLD, ["completion", "tools"]), (THINKS, ["completion", "thinking"])] {
+            let house = open(template, "x").await;
+            let shown = post(house.http, "/api/show", &json!({ "model": "toy" })).await.json();
+            assert_eq!(shown["capabilities"], json!(expected), "{template}");
+            house.close().await;
+        }
     });
 }

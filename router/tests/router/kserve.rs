@@ -147,7 +147,7 @@ fn refusals_name_what_they_refuse() {
             (ask(vec![truth("text_input", true)]), Code::InvalidArgument, "text_input"),
             (ask(vec![text("text_input", "Hi"), truth("stream", true)]), Code::InvalidArgument, "stream"),
             (ask(vec![text("text_input", "Hi"), text("lora_name", "a")]), Code::InvalidArgument, "lora_name"),
-            (sampling(r#"{"guided_json": {}}"#), Code::InvalidArgument, "guided_json"),
+            (sampling(r#"{"guided_regex": "("}"#), Code::InvalidArgument, "guided_regex"),
             (sampling(r#"{"top_p": 2}"#), Code::InvalidArgument, "top_p"),
             (sampling("[]"), Code::InvalidArgument, "sampling_parameters"),
             (wire::ModelInferRequest { model_name: "x".into(), ..sampling("{}") }, Code::NotFound, "x"),
@@ -187,6 +187,23 @@ fn it_tells_what_it_is_and_whether_it_serves() {
         };
         assert_eq!(names(&model.outputs), ["text_output", "finish_reason"]);
         assert!(names(&model.inputs).contains(&"text_input".to_owned()));
+        house.close().await;
+    });
+}
+
+#[test]
+fn an_answer_may_have_a_structure() {
+    run(async {
+        let house = House::open(config()).await;
+        let infer = async |sampling: &str| {
+            let inputs = vec![text("text_input", "Hi"), text("sampling_parameters", sampling)];
+            client(&house).model_infer(ask(inputs)).await
+        };
+        infer(r#"{"structured_outputs": {"regex": "[0-9]+"}}"#).await.unwrap();
+        infer(r#"{"guided_regex": "1"}"#).await.unwrap();
+        infer(r#"{"max_tokens": 3}"#).await.unwrap();
+        let has_grammar: Vec<_> = house.fake.submits().iter().map(|request| request.constraint.is_some()).collect();
+        assert_eq!(has_grammar, [true, true, false]);
         house.close().await;
     });
 }

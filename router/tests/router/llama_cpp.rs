@@ -231,7 +231,7 @@ fn what_would_change_the_answer_is_refused_by_name() {
         let house = House::open(config()).await;
         for (extra, word) in [
             (json!({ "prompt": null }), "prompt"),
-            (json!({ "prompt": { "prompt_string": "a", "multimodal_data": [] } }), "prompt"),
+            (json!({ "prompt": { "prompt_string": "a", "multimodal_data": ["aa"] } }), "multimodal_data"),
             (json!({ "n_predict": -7 }), "n_predict"),
             (json!({ "mirostat": 2 }), "mirostat"),
             (json!({ "repeat_last_n": 64, "repeat_penalty": 1.1 }), "repeat_last_n"),
@@ -306,6 +306,54 @@ fn a_completion_that_fails_ends_with_an_error() {
         let events = events(&post(house.http, COMPLETION, &asked(json!({ "stream": true }))).await);
         assert_eq!(events.last().unwrap()["error"]["type"], "server_error");
         assert_eq!(post(house.http, COMPLETION, &asked(json!({}))).await.status, 500);
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_prompt_may_be_of_several_kinds() {
+    run(async {
+        let house = House::open(config()).await;
+        for (prompt, expected) in [
+            (json!({ "prompt_string": "ab" }), vec!["ab"]),
+            (json!(["a", { "prompt_string": "b" }]), vec!["a", "b"]),
+            (json!([97, "bc", 100]), vec!["abcd"]),
+            (json!([[97, "b"], [99]]), vec!["ab", "c"]),
+        ] {
+            let body = json!({ "prompt": prompt, "n_predict": 1 });
+            assert_eq!(post(house.http, "/completion", &body).await.status, 200, "{body}");
+            let asked = house.fake.submits().into_iter().map(|submit| submit.prompt);
+            let expected: Vec<Vec<u32>> = expected.iter().map(|text| text.bytes().map(u32::from).collect()).collect();
+            assert_eq!(asked.collect::<Vec<_>>(), expected, "{body}");
+            house.fake.forget();
+        }
+        for (prompt, field) in [
+            (json!({ "prompt_string": "ab", "multimodal_data": ["aaaa"] }), "multimodal_data"),
+            (json!({ "text": "ab" }), "prompt_string"),
+            (json!([97, {}]), "prompt"),
+            (json!(5), "prompt"),
+            (json!([]), "prompt"),
+        ] {
+            let reply = post(house.http, "/completion", &json!({ "prompt": prompt })).await;
+            assert!(reply.status == 400 && reply.body.contains(field), "{prompt}: {reply:?}");
+        }
+        house.close().await;
+    });
+}
+
+#[test]
+fn what_may_not_be_drawn_is_among_the_settings() {
+    run(async {
+        let house = House::open(config()).await;
+        let settings = async |asked: Value| {
+            let mut body = asked;
+            (body["prompt"], body["n_predict"]) = ("Hi".into(), 1.into());
+            post(house.http, "/completion", &body).await.json()["generation_settings"].take()
+        };
+        assert_eq!(settings(json!({})).await["logit_bias"], json!([]));
+        let biased = settings(json!({ "logit_bias": [[65, 1.5]], "ignore_eos": true })).await;
+        let end = crate::model::END;
+        assert_eq!(biased["logit_bias"], json!([{ "token": 65, "bias": 1.5 }, { "token": end, "bias": null }]));
         house.close().await;
     });
 }

@@ -34,6 +34,7 @@ mod responses;
 mod resume;
 mod roster;
 mod shapes;
+mod small_fields;
 mod stranded;
 mod unread;
 mod vllm_pages;

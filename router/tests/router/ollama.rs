@@ -267,9 +267,9 @@ fn long_texts_are_cut_unless_that_is_not_wanted() {
         let house = House::open(config()).await;
         let long = "x".repeat(500);
         let cut = post(house.http, "/api/embed", &json!({ "input": [long, "y"] })).await;
-        assert_eq!((cut.status, &cut.json()["prompt_eval_count"]), (200, &json!(CONTEXT)));
+        assert_eq!((cut.status, &cut.json()["prompt_eval_count"]), (200, &json!(CONTEXT + 1)));
         let lengths: Vec<_> = house.fake.submits().iter().map(|sent| sent.prompt.len()).collect();
-        assert_eq!(lengths, [CONTEXT as usize - 1, 1]);
+        assert_eq!(lengths, [CONTEXT as usize, 1]);
         let refused = post(house.http, "/api/embed", &json!({ "input": long, "truncate": false })).await;
         assert!(refused.status == 400 && refused.body.contains("tokens"), "{refused:?}");
         for body in

@@ -35,9 +35,10 @@ fn a_whole_chat_answer() {
         answer["created"] = Value::Null;
         let expected = json!({
             "id": null, "object": "chat.completion", "created": null, "model": "toy",
-            "system_fingerprint": "fp_0707070707070707", "seed": 5, "service_tier": "default",
-            "choices": [{ "index": 0, "logprobs": null, "finish_reason": "stop",
+            "system_fingerprint": "b_0707070707070707", "seed": 5, "service_tier": "default",
+            "choices": [{ "index": 0, "logprobs": null, "finish_reason": "stop", "stop_reason": null,
                 "message": { "role": "assistant", "content": "Hello, world", "refusal": null, "annotations": [] } }],
+            "prompt_logprobs": null,
             "usage": { "prompt_tokens": 10, "completion_tokens": 13, "total_tokens": 23,
                 "prompt_tokens_details": { "cached_tokens": 4, "audio_tokens": 0 },
                 "completion_tokens_details": { "reasoning_tokens": 0, "audio_tokens": 0,
@@ -109,7 +110,8 @@ fn completions_whole_and_in_chunks() {
         let whole = post(house.http, COMPLETIONS, &json!({ "prompt": "Hi", "seed": 1 })).await.json();
         assert!(whole["id"].as_str().unwrap().starts_with("cmpl-"));
         assert_eq!(whole["object"], "text_completion");
-        let choice = json!({ "index": 0, "text": "Hello, world", "logprobs": null, "finish_reason": "stop" });
+        let choice = json!({ "index": 0, "text": "Hello, world", "logprobs": null, "finish_reason": "stop",
+            "stop_reason": null, "prompt_logprobs": null });
         assert_eq!(whole["choices"], json!([choice]));
         let chunks = post(house.http, COMPLETIONS, &json!({ "prompt": "Hi", "stream": true })).await.chunks();
         assert_eq!(text(&chunks, 0), "Hello, world");

@@ -130,3 +130,78 @@ fn the_server_tells_its_release_and_its_load() {
         house.close().await;
     });
 }
+
+/// What was generated from a rendered request says what the page itself would have said.
+#[test]
+fn tokens_are_told_as_the_page_itself_tells_them() {
+    run(async {
+        let house = House::open(config()).await;
+        let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }], "logprobs": true, "seed": 1 });
+        let whole = post(house.http, "/v1/chat/completions", &chat).await.json();
+        let rendered = post(house.http, "/v1/chat/completions/render", &chat).await.json();
+        let generated = post(house.http, GENERATE, &rendered).await.json();
+        let body = json!({ "generate_response": generated, "chat_request": chat, "prompt_tokens": 10 });
+        let derendered = post(house.http, "/v1/chat/completions/derender", &body).await.json();
+        assert_eq!(derendered["choices"][0]["message"], whole["choices"][0]["message"]);
+        assert_eq!(derendered["choices"][0]["finish_reason"], whole["choices"][0]["finish_reason"]);
+        assert_eq!((&derendered["object"], &derendered["model"]), (&whole["object"], &whole["model"]));
+        assert_eq!(derendered["usage"]["total_tokens"], whole["usage"]["total_tokens"]);
+        // Logprobs come with ids there, and with texts here.
+        let likely =
+            json!([{ "token_id": 72, "logprob": -1.0, "top_logprobs": [{ "token_id": 101, "logprob": -2.0 }] }]);
+        let choice = json!({ "token_ids": [72], "finish_reason": "stop", "stop_reason": 72,
+            "logprobs": { "content": likely } });
+        let two = json!([{ "request_id": "a", "choices": [choice] }, { "choices": [choice] }]);
+        let body = json!({ "generate_responses": two, "prompt_tokens": [5, 10] });
+        let told = post(house.http, "/v1/completions/derender", &body).await.json();
+        assert_eq!((&told["id"], &told["usage"]["total_tokens"]), (&json!("a"), &json!(17)));
+        let choices = told["choices"].as_array().unwrap();
+        for (i, choice) in choices.iter().enumerate() {
+            assert_eq!(
+                (&choice["index"], &choice["text"], &choice["stop_reason"]),
+                (&json!(i), &json!("H"), &json!(72))
+            );
+            assert_eq!(choice["logprobs"]["tokens"], json!(["H"]));
+            assert_eq!(choice["logprobs"]["top_logprobs"], json!([{ "H": -1.0, "e": -2.0 }]));
+        }
+        assert_eq!(choices.len(), 2);
+        house.close().await;
+    });
+}
+
+#[test]
+fn tokens_that_say_nothing_are_refused() {
+    run(async {
+        let house = House::open(config()).await;
+        let of = |choice: Value| json!({ "generate_response": { "choices": [choice] } });
+        let one = json!({ "token_id": 72, "logprob": -1.0 });
+        let likely = |n: usize| {
+            let content = json!([{ "token_id": 72, "logprob": -1.0, "top_logprobs": vec![one.clone(); n] }]);
+            json!({ "token_ids": [72], "logprobs": { "content": content } })
+        };
+        for (body, word) in [
+            (json!({}), "generate_response"),
+            (json!({ "generate_response": { "choices": [] } }), "choices"),
+            (of(json!({ "token_ids": [] })), "token_ids"),
+            (of(json!({ "token_ids": [9999] })), "token_ids"),
+            (of(json!({ "token_ids": [-1] })), "token_ids"),
+            (of(json!({ "token_ids": vec![65; 999] })), "max_model_len"),
+            (of(likely(99)), "max_logprobs"),
+            (json!({ "stream": true }), "stream"),
+            (json!({ "generate_response": { "choices": vec![json!({ "token_ids": [65] }); 2000] } }), "choices count"),
+        ] {
+            let reply = post(house.http, "/v1/chat/completions/derender", &body).await;
+            assert!(reply.status == 400 && reply.body.contains(word), "{word}: {reply:?}");
+        }
+        let one = json!([{ "choices": [{ "token_ids": [72] }] }]);
+        for (body, word) in [
+            (json!({ "generate_responses": [] }), "generate_responses"),
+            (json!({ "generate_responses": one, "prompt_tokens": [5, 10] }), "prompt_tokens"),
+            (json!({ "generate_responses": one, "prompt_token_ids": [[1], [2]] }), "prompt_token_ids"),
+        ] {
+            let reply = post(house.http, "/v1/completions/derender", &body).await;
+            assert!(reply.status == 400 && reply.body.contains(word), "{word}: {reply:?}");
+        }
+        house.close().await;
+    });
+}

@@ -710,6 +710,24 @@ fn a_prompt_is_scored_a_few_rows_a_step() {
     scheduler.check();
 }
 
+/// No token is drawn behind it, and none has to have a place.
+#[test]
+fn what_is_pooled_may_fill_the_context() {
+    let limits = Config { n_blocks: vec![8], context_max: 128, ..config() };
+    let mut scheduler = scheduler(limits);
+    let pool = Request { goal: Goal::Pool, ..request(1, 128, 1) };
+    let refused = scheduler.submit(Request { prompt: vec![7; 129], ..pool.clone() }, Micros(0));
+    assert_eq!(refused, Err(Rejected::TooLong { limit: "context_max", needed: 129, available: 128 }));
+    scheduler.submit(pool, Micros(0)).unwrap();
+    let mut ended = Vec::new();
+    while let Some(step) = plan(&mut scheduler) {
+        ended.extend(apply(&mut scheduler, &step, 7).iter().map(|said| said.finish));
+        scheduler.check();
+    }
+    assert_eq!(ended, [Some(Finish::Stop)]);
+    scheduler.narrow(128);
+}
+
 #[test]
 fn what_is_pooled_ends_with_its_prompt() {
     let mut scheduler = scheduler(config());

@@ -2,7 +2,7 @@
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Wishes;
-use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value};
+use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, stop_reason};
 use crate::faces::http::said::SaidAnswer;
 use crate::faces::http::structure::renamed;
 use crate::faces::http::{certificate, chunks};
@@ -61,6 +61,7 @@ async fn whole<S: AnswerFormat>(
     if !S::PROMPT_IN_CHOICE
         && let (Some(first), Some(prompt)) = (choices.first(), generation.prompts.first())
     {
+        answer["prompt_logprobs"] = Value::Null;
         envelope.tell_prompt(&mut answer, prompt, &first.scored);
     }
     Ok(certificate::with_headers(Json(answer).into_response(), &generation.started))
@@ -102,11 +103,13 @@ impl Whole {
             logprobs = joined(logprobs, envelope.logprobs_of(shape, slot, &self.logprobs));
         }
         let mut choice = choice_value(slot, shape.whole(&self.said), logprobs, reason);
+        choice["stop_reason"] = self.finished.as_ref().map_or(Value::Null, stop_reason);
         if envelope.wishes().token_ids {
             let told = if envelope.wishes().nothing_new { &[][..] } else { &self.token_ids };
             choice["token_ids"] = told.into();
         }
         if S::PROMPT_IN_CHOICE {
+            choice["prompt_logprobs"] = Value::Null;
             envelope.tell_prompt(&mut choice, prompt, &self.scored);
         }
         self.finished.iter().for_each(|finished| certificate::add(&mut choice, finished));

@@ -5,43 +5,53 @@ use crate::faces::http::answer::answer;
 use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, Wishes};
-use crate::faces::http::format::{AnswerFormat, Echo, with_likely};
+use crate::faces::http::format::{AnswerFormat, Echo, TokenNames, with_likely};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::said::SaidAnswer;
 use crate::faces::http::structure::structure;
 use crate::faces::http::tools;
-use crate::front::ask::{Ask, Purpose};
+use crate::front::ask::{Ask, CutSide, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::generation::Prompt;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use checkpoint::Tokenizer;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
+    answered(front, request, "".into()).await
+}
+
+/// The same as llama.cpp has it.
+pub async fn llama_chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
+    answered(front, request, Value::Null).await
+}
+
+/// `opening` is the content of a stream's first chunk, in which nothing is said yet.
+async fn answered(front: Arc<Frontend>, request: Request, opening: Value) -> Result<Response, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
     let page = counted(&mut recorder, read)?;
     let (ask, wishes, format) = counted(&mut recorder, ask(page, &front.config.limits).map_err(HttpError::from))?;
-    answer(front, ask, wishes, recorder, format).await
+    answer(front, ask, wishes, recorder, ChatFormat { opening, ..format }).await
 }
 
 fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Wishes, ChatFormat), Refusal> {
     let fields = &mut page.fields;
     fields.check(Endpoint::Chat)?;
-    let format = ChatFormat { is_older: tools::are_older(fields) };
+    let format = ChatFormat { is_older: tools::are_older(fields), ..ChatFormat::newer() };
     let mut sampling = fields.sampling()?;
     sampling.logprobs = logprobs(fields, limits.logprobs_max)?;
     let ask = Ask {
         model: fields.string("model")?.unwrap_or_default(),
         prompts: vec![Input::Chat(conversation(fields)?)],
         n_choices: fields.n_choices()?,
+        truncation: fields.truncation(CutSide::Left)?,
         priority: fields.priority()?,
         deadline: fields.deadline()?,
         ..Ask::default()
@@ -67,12 +77,18 @@ fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
     }
 }
 
-struct ChatFormat {
+pub struct ChatFormat {
     /// The client speaks of functions, as before there were tools: an answer has one call at most.
     is_older: bool,
+    opening: Value,
 }
 
 impl ChatFormat {
+    /// For a client that speaks of tools.
+    pub fn newer() -> ChatFormat {
+        ChatFormat { is_older: false, opening: Value::Null }
+    }
+
     fn add_calls(&self, said: &mut Map<String, Value>, mut calls: Vec<Value>) {
         match calls.first_mut() {
             Some(first) if self.is_older => drop(said.insert("function_call".to_owned(), first["function"].take())),
@@ -112,7 +128,7 @@ impl AnswerFormat for ChatFormat {
     const PROMPT_IN_CHOICE: bool = false;
 
     fn opening(&self) -> Option<(&'static str, Value)> {
-        Some(("delta", json!({ "role": "assistant", "content": "", "refusal": null })))
+        Some(("delta", json!({ "role": "assistant", "content": self.opening, "refusal": null })))
     }
 
     fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value) {
@@ -143,12 +159,12 @@ impl AnswerFormat for ChatFormat {
         if self.is_older { "function_call" } else { "tool_calls" }
     }
 
-    fn logprobs(&mut self, tokenizer: &Tokenizer, _: u32, logprobs: &[v1::Logprob]) -> Value {
-        json!({ "content": with_likely(tokenizer, logprobs), "refusal": null })
+    fn logprobs(&mut self, names: TokenNames<'_>, _: u32, logprobs: &[v1::Logprob]) -> Value {
+        json!({ "content": with_likely(names, logprobs), "refusal": null })
     }
 
     /// Chat has no echo.
-    fn echo(&mut self, _: &Tokenizer, _: u32, _: &Prompt, _: &[v1::Logprob]) -> Option<Echo> {
+    fn echo(&mut self, _: TokenNames<'_>, _: u32, _: &Prompt, _: &[v1::Logprob]) -> Option<Echo> {
         None
     }
 }

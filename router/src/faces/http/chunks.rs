@@ -3,7 +3,7 @@
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Streaming;
-use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value};
+use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, stop_reason};
 use crate::faces::http::sse::{self, Position, Voice};
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::resume::ReadMark;
@@ -75,6 +75,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
                 let reason =
                     if self.envelope.wishes().nothing_new { "length" } else { self.shape.finish_reason(&finished) };
                 let mut choice = choice_value(slot, self.shape.piece(None), Value::Null, Some(reason));
+                choice["stop_reason"] = stop_reason(&finished);
                 certificate::add(&mut choice, &finished);
                 self.position.write(out, None, &self.chunk(choice));
             }

@@ -3,20 +3,20 @@
 use crate::config::RouterLimits;
 use crate::faces::http::answer::answer;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::{Wishes, token_ids, wrong};
-use crate::faces::http::format::{AnswerFormat, Echo, token_text};
+use crate::faces::http::fields::{Fields, Wishes, token_ids, wrong};
+use crate::faces::http::format::{AnswerFormat, Echo, TokenNames};
+use crate::faces::http::infill::{self, Infill};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::said::SaidAnswer;
 use crate::faces::http::structure::structure;
-use crate::front::ask::{Ask, Purpose};
+use crate::front::ask::{Ask, CutSide, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::generation::Prompt;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use checkpoint::Tokenizer;
 use proto::v1;
 use proto::v1::Sampling;
 use proto::v1::generate_request::Input;
@@ -31,15 +31,34 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
     let read = read(&front, request).await;
     let page = counted(&mut recorder, read)?;
     let limits = &front.config.limits;
-    let (ask, wishes) = counted(&mut recorder, ask(page, limits).map_err(HttpError::from))?;
+    let asked = asked(&front, page).await.map_err(HttpError::from);
+    let (ask, wishes) = counted(&mut recorder, asked)?;
     let n_choices = ask.n_choices.min(limits.choices_max) as usize;
     let offsets = vec![0; ask.prompts.len().min(limits.prompts_max) * n_choices];
     answer(front, ask, wishes, recorder, Completion { offsets }).await
 }
 
-fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Wishes), Refusal> {
+async fn asked(front: &Frontend, mut page: Page) -> Result<(Ask, Wishes), Refusal> {
+    page.fields.check(Endpoint::Completions)?;
+    let model = page.fields.string("model")?.unwrap_or_default();
+    let prompts = prompts(front, &model, &mut page.fields).await?;
+    ask(page, model, prompts, &front.config.limits)
+}
+
+/// The prompts; beside a `suffix`, the one that asks for the text between.
+async fn prompts(front: &Frontend, model: &str, fields: &mut Fields) -> Result<Vec<Input>, Refusal> {
+    let prompt = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
+    let after = fields.string("suffix")?.unwrap_or_default();
+    if after.is_empty() {
+        return inputs("prompt", prompt);
+    }
+    let Value::String(before) = prompt else { return Err(wrong("prompt", "one text beside a `suffix`", &prompt)) };
+    let asked = Infill { before, after, ..Infill::default() };
+    Ok(vec![infill::prompt(front, &front.text(model)?, asked, "suffix").await?])
+}
+
+fn ask(mut page: Page, model: String, prompts: Vec<Input>, limits: &RouterLimits) -> Result<(Ask, Wishes), Refusal> {
     let fields = &mut page.fields;
-    fields.check(Endpoint::Completions)?;
     let mut sampling = fields.sampling()?;
     sampling.logprobs = fields.unsigned("logprobs")?;
     sampling.max_tokens.get_or_insert(TOKENS_MAX);
@@ -51,11 +70,11 @@ fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Wishes), Refusal> 
     if wishes.echo {
         only_prompt(&mut sampling, &mut wishes);
     }
-    let prompt = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
     let ask = Ask {
-        model: fields.string("model")?.unwrap_or_default(),
-        prompts: inputs("prompt", prompt)?,
+        model,
+        prompts,
         n_choices: fields.n_choices()?,
+        truncation: fields.truncation(CutSide::Left)?,
         priority: fields.priority()?,
         deadline: fields.deadline()?,
         echo: wishes.echo,
@@ -131,19 +150,19 @@ impl AnswerFormat for Completion {
         "stop"
     }
 
-    fn logprobs(&mut self, tokenizer: &Tokenizer, choice: u32, logprobs: &[v1::Logprob]) -> Value {
+    fn logprobs(&mut self, names: TokenNames<'_>, choice: u32, logprobs: &[v1::Logprob]) -> Value {
         let mut table = LogprobLists::default();
         let offset = &mut self.offsets[choice as usize];
-        logprobs.iter().for_each(|logprob| table.add(tokenizer, offset, logprob.token_id, Some(logprob)));
+        logprobs.iter().for_each(|logprob| table.add(names, offset, logprob.token_id, Some(logprob)));
         table.value()
     }
 
-    fn echo(&mut self, tokenizer: &Tokenizer, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<Echo> {
+    fn echo(&mut self, names: TokenNames<'_>, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<Echo> {
         let mut table = LogprobLists::default();
         let offset = &mut self.offsets[choice as usize];
         // Nothing predicts the first token.
         let scored = [None].into_iter().chain(scored.iter().map(Some));
-        prompt.ids.iter().zip(scored).for_each(|(token, scored)| table.add(tokenizer, offset, *token, scored));
+        prompt.ids.iter().zip(scored).for_each(|(token, scored)| table.add(names, offset, *token, scored));
         let text = prompt.text.clone().unwrap_or_default();
         *offset = text.chars().count();
         Some(Echo { text, logprobs: table.value() })
@@ -152,7 +171,7 @@ impl AnswerFormat for Completion {
 
 /// Four parallel lists, as in OpenAI's API.
 #[derive(Default)]
-struct LogprobLists {
+pub struct LogprobLists {
     tokens: Vec<String>,
     offsets: Vec<usize>,
     logprobs: Vec<Option<f32>>,
@@ -160,8 +179,15 @@ struct LogprobLists {
 }
 
 impl LogprobLists {
-    fn add(&mut self, tokenizer: &Tokenizer, offset: &mut usize, token: u32, logprob: Option<&v1::Logprob>) {
-        let text = token_text(tokenizer, token);
+    /// Those of a text from its beginning.
+    pub fn of(names: TokenNames<'_>, logprobs: &[v1::Logprob]) -> LogprobLists {
+        let (mut lists, mut offset) = (LogprobLists::default(), 0);
+        logprobs.iter().for_each(|logprob| lists.add(names, &mut offset, logprob.token_id, Some(logprob)));
+        lists
+    }
+
+    fn add(&mut self, names: TokenNames<'_>, offset: &mut usize, token: u32, logprob: Option<&v1::Logprob>) {
+        let text = names.of(token);
         self.offsets.push(*offset);
         *offset += text.chars().count();
         self.tokens.push(text);
@@ -169,13 +195,13 @@ impl LogprobLists {
         // The token itself is listed too, likely or not.
         let both = |logprob: &v1::Logprob| {
             let both = logprob.top.iter().chain([logprob]);
-            let named = both.map(|top| (token_text(tokenizer, top.token_id), top.logprob.into()));
+            let named = both.map(|top| (names.of(top.token_id), top.logprob.into()));
             Value::Object(named.collect::<Map<String, Value>>())
         };
         self.top.push(logprob.map_or(Value::Null, both));
     }
 
-    fn value(self) -> Value {
+    pub fn value(self) -> Value {
         let LogprobLists { tokens, offsets, logprobs, top } = self;
         json!({ "text_offset": offsets, "token_logprobs": logprobs, "tokens": tokens, "top_logprobs": top })
     }

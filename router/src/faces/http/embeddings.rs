@@ -5,7 +5,7 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
-use crate::front::ask::Ask;
+use crate::front::ask::{Ask, CutSide};
 use crate::front::frontend::Frontend;
 use crate::front::frontend::unix_seconds;
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -58,7 +58,9 @@ fn ask(front: &Frontend, page: Page) -> Result<(Ask, Encoding), Refusal> {
         check_dimensions(wanted, front.text(&model)?.spec.hidden)?;
     }
     let (priority, deadline, cache_salt) = (fields.priority()?, fields.deadline()?, fields.cache_salt()?);
-    Ok((Ask { model, prompts, tenant, priority, deadline, cache_salt, ..Ask::default() }, encoding))
+    // As vLLM's encoders do, where a request does not say it.
+    let truncation = fields.truncation(CutSide::Right)?;
+    Ok((Ask { model, prompts, truncation, tenant, priority, deadline, cache_salt, ..Ask::default() }, encoding))
 }
 
 /// An embedding is not cut: the first numbers of most models' are none themselves.

@@ -3,8 +3,8 @@
 
 use crate::board::pick::hashed;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::known::{self, Endpoint};
-use crate::front::ask::after;
+use crate::faces::http::known::{self, Endpoint, NeutralValues};
+use crate::front::ask::{CutSide, Truncation, after};
 use crate::refusal::Refusal;
 use http::StatusCode;
 use proto::v1;
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use types::CacheSalt;
 
 /// Fields that name a session; the first one present counts.
-const SESSION_FIELDS: [&str; 2] = ["prompt_cache_key", "user"];
+const SESSION_FIELDS: [&str; 3] = ["session_id", "prompt_cache_key", "user"];
 
 const CACHE_SALT_BYTES_MAX: usize = 1024;
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -215,6 +215,15 @@ impl Fields {
         self.0.iter().try_for_each(|(name, value)| known::check(name, value, on))
     }
 
+    /// Refuses fields that another page does and this one does not.
+    pub fn refuse(&self, names: &[&'static str]) -> Result<(), Refusal> {
+        let asked = |name: &&&'static str| self.0.get(**name).is_some_and(|value| !NeutralValues::Empty.contain(value));
+        match names.iter().find(asked) {
+            Some(name) => Err(Refusal::invalid(name, "is not supported here")),
+            None => Ok(()),
+        }
+    }
+
     /// Reads `stream`, and whether the last chunk carries the usage.
     pub fn stream(&mut self, sampling: &v1::Sampling) -> Result<Option<Streaming>, Refusal> {
         let stream = self.boolean("stream")?.unwrap_or(false);
@@ -241,13 +250,35 @@ impl Fields {
             logprobs: sampling.logprobs.is_some(),
             prompt_logprobs: sampling.prompt_logprobs.is_some(),
             token_ids: self.boolean("return_token_ids")?.unwrap_or(false),
+            tokens_as_ids: self.boolean("return_tokens_as_token_ids")?.unwrap_or(false),
             ..Wishes::default()
         })
     }
 
-    /// Sets the session from the request's header.
+    /// Sets the session from the request's header, unless the body says its own.
     pub fn belongs_to(&mut self, session: String) {
-        self.0.insert(SESSION_FIELDS[0].to_owned(), session.into());
+        self.0.entry(SESSION_FIELDS[0]).or_insert_with(|| session.into());
+    }
+
+    /// Reads `truncate_prompt_tokens`, of which -1 leaves as much as there is room for; and `truncation_side`, at which
+    /// tokens are dropped. Where a request does not say, it is `side`.
+    pub fn truncation(&mut self, side: CutSide) -> Result<Option<Truncation>, Refusal> {
+        const NAME: &str = "truncate_prompt_tokens";
+        let side = match self.string("truncation_side")?.as_deref() {
+            None => side,
+            Some("left") => CutSide::Left,
+            Some("right") => CutSide::Right,
+            Some(_) => return Err(Refusal::invalid("truncation_side", "must be left or right")),
+        };
+        let n_max = match self.integer(NAME)? {
+            None => return Ok(None),
+            Some(-1) => None,
+            Some(n) => match u32::try_from(n) {
+                Ok(n) if n > 0 => Some(n),
+                _ => return Err(Refusal::invalid(NAME, format!("must be -1 or at least 1, and is {n}"))),
+            },
+        };
+        Ok(Some(Truncation { n_max, side }))
     }
 
     /// A hash of the session, which requests that follow one another share. It changes no answer, so a value that is
@@ -301,6 +332,8 @@ pub struct Wishes {
     pub logprobs: bool,
     pub prompt_logprobs: bool,
     pub token_ids: bool,
+    /// Beside logprobs a token is written as its id.
+    pub tokens_as_ids: bool,
     pub echo: bool,
     /// The client wants only the prompt: `max_tokens` was 0. A token is drawn all the same, and not sent.
     pub nothing_new: bool,
@@ -391,6 +424,20 @@ mod tests {
         check(r#"{"seed": 18446744073709551616}"#, "seed: is out of range");
         check(r#"{"seed": 0.5}"#, "seed: must be a whole number, and is a number with a fraction");
         check(r#"{"stop": 5}"#, "stop: must be a string or a list of strings, and is a number");
+    }
+
+    #[test]
+    fn a_session_is_the_bodys_or_else_the_headers() {
+        let session = |body: &str, header: Option<&str>| {
+            let mut fields = Fields::parse(body.as_bytes()).unwrap();
+            header.into_iter().for_each(|header| fields.belongs_to(header.to_owned()));
+            fields.session()
+        };
+        let mine = Some(hashed("mine"));
+        assert_eq!(session(r#"{"session_id": "mine", "user": "me"}"#, None), mine);
+        assert_eq!(session(r#"{"session_id": "mine"}"#, Some("other")), mine);
+        assert_eq!(session(r#"{"user": "me"}"#, Some("mine")), mine);
+        assert_eq!(session(r#"{"session_id": 5}"#, None), None);
     }
 
     #[test]

@@ -35,9 +35,9 @@ pub trait AnswerFormat: Send + Unpin + 'static {
         if has_called { self.called() } else { finish_reason(finished) }
     }
 
-    fn logprobs(&mut self, tokenizer: &Tokenizer, choice: u32, logprobs: &[v1::Logprob]) -> Value;
+    fn logprobs(&mut self, names: TokenNames<'_>, choice: u32, logprobs: &[v1::Logprob]) -> Value;
     /// The prompt before an answer, as a member and its logprobs, if the endpoint repeats it.
-    fn echo(&mut self, tokenizer: &Tokenizer, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<Echo>;
+    fn echo(&mut self, names: TokenNames<'_>, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<Echo>;
 }
 
 /// A prompt that is repeated.
@@ -69,7 +69,8 @@ impl Envelope {
             id: format!("{}{}", F::ID_PREFIX, started.id),
             created: generation.created,
             model: started.model.clone(),
-            fingerprint: format!("fp_{}", generation.replica.digest),
+            // Some clients of llama.cpp look for its first letter, and OpenAI's for none.
+            fingerprint: format!("b_{}", generation.replica.digest),
             seed: started.seed,
             service_tier: F::SERVICE_TIER,
             wishes,
@@ -100,9 +101,13 @@ impl Envelope {
         &self.wishes
     }
 
+    fn names(&self) -> TokenNames<'_> {
+        TokenNames { tokenizer: &self.text.tokenizer, as_ids: self.wishes.tokens_as_ids }
+    }
+
     /// Null unless the client asked for them.
     pub fn logprobs_of<S: AnswerFormat>(&self, shape: &mut S, choice: u32, logprobs: &[v1::Logprob]) -> Value {
-        if self.wishes.logprobs { shape.logprobs(&self.text.tokenizer, choice, logprobs) } else { Value::Null }
+        if self.wishes.logprobs { shape.logprobs(self.names(), choice, logprobs) } else { Value::Null }
     }
 
     pub fn echo<S: AnswerFormat>(
@@ -112,8 +117,7 @@ impl Envelope {
         prompt: &Prompt,
         scored: &[v1::Logprob],
     ) -> Option<Echo> {
-        let tokenizer = &self.text.tokenizer;
-        let echo = if self.wishes.echo { shape.echo(tokenizer, choice, prompt, scored)? } else { return None };
+        let echo = if self.wishes.echo { shape.echo(self.names(), choice, prompt, scored)? } else { return None };
         // Logprobs that the client did not ask for were not computed.
         let logprobs = if self.wishes.logprobs { echo.logprobs } else { Value::Null };
         Some(Echo { logprobs, ..echo })
@@ -157,6 +161,15 @@ fn prompt_logprobs(tokenizer: &Tokenizer, scored: &[v1::Logprob]) -> Value {
         Value::Object(tokens)
     };
     [Value::Null].into_iter().chain(scored.iter().map(position)).collect()
+}
+
+/// What ended an answer, as vLLM tells it: the stop string, or the token of `stop_token_ids`.
+pub fn stop_reason(finished: &v1::Finished) -> Value {
+    match finished.stop_token {
+        Some(token) => token.into(),
+        None if finished.stop.is_empty() => Value::Null,
+        None => finished.stop.as_str().into(),
+    }
 }
 
 pub fn choice_value(index: u32, member: (&'static str, Value), logprobs: Value, reason: Option<&str>) -> Value {
@@ -221,11 +234,33 @@ impl UsageSum {
     }
 }
 
+/// How tokens are written beside their logprobs.
+#[derive(Clone, Copy)]
+pub struct TokenNames<'a> {
+    tokenizer: &'a Tokenizer,
+    /// As `token_id:5`: what is no text can be told apart too.
+    as_ids: bool,
+}
+
+impl<'a> TokenNames<'a> {
+    pub fn new(tokenizer: &'a Tokenizer, as_ids: bool) -> TokenNames<'a> {
+        TokenNames { tokenizer, as_ids }
+    }
+
+    pub fn texts(tokenizer: &'a Tokenizer) -> TokenNames<'a> {
+        TokenNames { tokenizer, as_ids: false }
+    }
+
+    pub fn of(self, token: u32) -> String {
+        if self.as_ids { format!("token_id:{token}") } else { token_text(self.tokenizer, token) }
+    }
+}
+
 /// Tokens with their logprobs, and beside each the likely ones.
-pub fn with_likely(tokenizer: &Tokenizer, logprobs: &[v1::Logprob]) -> Vec<Value> {
+pub fn with_likely(names: TokenNames<'_>, logprobs: &[v1::Logprob]) -> Vec<Value> {
     let one = |logprob: &v1::Logprob| {
-        let bytes = tokenizer.token_bytes(logprob.token_id);
-        json!({ "token": token_text(tokenizer, logprob.token_id), "logprob": logprob.logprob, "bytes": bytes })
+        let bytes = names.tokenizer.token_bytes(logprob.token_id);
+        json!({ "token": names.of(logprob.token_id), "logprob": logprob.logprob, "bytes": bytes })
     };
     let both = |logprob: &v1::Logprob| {
         let mut content = one(logprob);

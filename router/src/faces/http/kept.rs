@@ -30,7 +30,7 @@ pub fn line(answer: &FinishedAnswer, with_prompts: bool) -> String {
         "request": asked(answer, with_prompts),
         "response": {
             "model": answer.model,
-            "system_fingerprint": format!("fp_{digest}"),
+            "system_fingerprint": format!("b_{digest}"),
             "seed": answer.like.sampling.seed,
             "choices": choices.collect::<Vec<Value>>(),
         },

@@ -36,7 +36,7 @@ mod server;
 mod single;
 mod sse;
 mod stopwatch;
-mod structure;
+pub mod structure;
 mod table;
 mod tokens;
 mod tools;

@@ -138,7 +138,7 @@ pub fn parameters(
 
 /// Reads numbers and booleans that Triton's clients write as strings.
 fn loosen(name: &str, value: &mut Value) {
-    const TEXTS: [&str; 2] = ["stop", "bad_words"];
+    const TEXTS: [&str; 7] = ["stop", "bad_words", "guided_regex", "guided_grammar", "regex", "ebnf", "grammar"];
     let Value::String(text) = value else { return };
     let text = text.trim().to_lowercase();
     if let (false, Ok(scalar @ (Value::Number(_) | Value::Bool(_)))) =

@@ -134,7 +134,7 @@ impl Teller {
         let (context, seed) = (generation.replica.context, generation.started.seed);
         value["stop"] = true.into();
         value["model"] = generation.started.model.as_str().into();
-        value["generation_settings"] = settled(&self.wishes.settings, &self.text.defaults, context, seed);
+        value["generation_settings"] = settled(&self.wishes.settings, &self.text, context, seed);
         value["prompt"] = prompt.text.as_deref().unwrap_or_default().into();
         value["has_new_line"] = said.has_new_line.into();
         value["truncated"] = false.into();

@@ -1,17 +1,16 @@
 //! `/completion` and `/infill`: what is asked.
 
-use crate::faces::http::completions::inputs;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::infill::{self, Infill};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::llama_cpp::answer::{CompletionWishes, answer};
-use crate::faces::http::llama_cpp::settings;
+use crate::faces::http::llama_cpp::{prompts, settings};
 use crate::faces::http::llama_words::{self, n_predict};
 use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::structure::structure;
-use crate::front::ask::{Ask, Purpose};
+use crate::front::ask::{Ask, CutSide, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
@@ -31,8 +30,8 @@ pub async fn completion(State(front): State<Arc<Frontend>>, request: Request) ->
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
     let mut page = counted(&mut recorder, read)?;
-    let prompts = page.fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"));
-    let asked = prompts.and_then(|prompts| ask(page, inputs("prompt", prompts)?, &front)).map_err(said);
+    let prompts = asked_prompts(&front, &mut page.fields).await;
+    let asked = prompts.and_then(|(prompts, model)| ask(page, model, prompts, &front)).map_err(said);
     let (ask, wishes) = counted(&mut recorder, asked)?;
     answer(&front, ask, wishes, recorder, watch).await
 }
@@ -43,13 +42,16 @@ pub async fn infill(State(front): State<Arc<Frontend>>, request: Request) -> Res
     let read = read(&front, request).await;
     let mut page = counted(&mut recorder, read)?;
     let prompt = between(&front, &mut page.fields).await;
-    let asked = prompt.and_then(|(prompt, model)| {
-        let (mut ask, wishes) = ask(page, vec![prompt], &front)?;
-        ask.model = model;
-        Ok((ask, wishes))
-    });
+    let asked = prompt.and_then(|(prompt, model)| ask(page, model, vec![prompt], &front));
     let (ask, wishes) = counted(&mut recorder, asked.map_err(said))?;
     answer(&front, ask, wishes, recorder, watch).await
+}
+
+/// The prompts, and the model that reads them.
+async fn asked_prompts(front: &Frontend, fields: &mut Fields) -> Result<(Vec<Input>, String), Refusal> {
+    let prompts = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
+    let model = fields.string("model")?.unwrap_or_default();
+    Ok((prompts::prompts(front, &model, prompts).await?, model))
 }
 
 /// The prompt that asks for what is between two texts, and the model that reads it.
@@ -85,7 +87,12 @@ pub fn said(refusal: Refusal) -> HttpError {
     HttpError::of(refusal.renamed(&names).renamed(&[("repetition_penalty", "repeat_penalty")]))
 }
 
-fn ask(mut page: Page, prompts: Vec<Input>, front: &Frontend) -> Result<(Ask, CompletionWishes), Refusal> {
+fn ask(
+    mut page: Page,
+    model: String,
+    prompts: Vec<Input>,
+    front: &Frontend,
+) -> Result<(Ask, CompletionWishes), Refusal> {
     let (fields, limits) = (&mut page.fields, &front.config.limits);
     let mut wishes = CompletionWishes {
         is_stream: fields.boolean("stream")?.unwrap_or(false),
@@ -98,10 +105,11 @@ fn ask(mut page: Page, prompts: Vec<Input>, front: &Frontend) -> Result<(Ask, Co
     sampling.structure = structure.map(|said| said.structure);
     wishes.settings = settings::asked(&sampling);
     let ask = Ask {
-        model: fields.string("model")?.unwrap_or_default(),
+        model,
         prompts,
         n_choices: fields.n_choices()?,
         purpose: Purpose::Generate(Box::new(sampling)),
+        truncation: fields.truncation(CutSide::Left)?,
         priority: fields.priority()?,
         deadline: fields.deadline()?,
         // The answer says its prompt.
@@ -110,6 +118,7 @@ fn ask(mut page: Page, prompts: Vec<Input>, front: &Frontend) -> Result<(Ask, Co
     };
     // What was not taken is known as it is of OpenAI's page, which llama.cpp has with the same fields.
     fields.check(Endpoint::Completions)?;
+    fields.refuse(&["suffix"])?;
     Ok((page.finished_anew(ask, limits)?, wishes))
 }
 

@@ -1,11 +1,12 @@
 //! llama.cpp's server: its own completions, and its aliases of OpenAI's pages. Its `/tokenize` and `/detokenize` are
 //! vLLM's paths too, and stand in `tokens`.
 //!
-//! Read `completion` (what is asked, also by `/infill`), then `answer`.
+//! Read `completion` (what is asked, also by `/infill`) and `prompts`, then `answer`.
 
 mod answer;
 mod completion;
 mod embedding;
+mod prompts;
 mod server;
 mod settings;
 
@@ -23,7 +24,7 @@ pub fn routes() -> Vec<Route> {
         get("/props", "the model, its template and its defaults", server::props),
         get("/slots", "the requests under way", server::slots),
         get("/lora-adapters", "none", server::lora_adapters),
-        post("/chat/completions", "an answer to a chat", chat::chat),
+        post("/chat/completions", "an answer to a chat", chat::llama_chat),
         get("/models", "the models that are served", models::list),
     ]
 }

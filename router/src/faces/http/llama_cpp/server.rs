@@ -17,7 +17,7 @@ pub async fn props(State(front): State<Arc<Frontend>>) -> Result<Json<Value>, Ht
     let model = front.model("", VersionBy::Weight)?;
     let (text, context) = (&model.text, model.replica.context);
     let special = |token: Option<&u32>| token.map(|token| text.tokenizer.decode(&[*token], false)).unwrap_or_default();
-    let params = settings::settled(&settings::asked(&v1::Sampling::default()), &text.defaults, context, RANDOM_SEED);
+    let params = settings::settled(&settings::asked(&v1::Sampling::default()), text, context, RANDOM_SEED);
     Ok(Json(json!({
         "default_generation_settings": { "id": 0, "n_ctx": context, "is_processing": false, "params": params },
         "total_slots": front.config.limits.requests_max,

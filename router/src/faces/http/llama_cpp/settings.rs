@@ -1,8 +1,9 @@
 //! How tokens are drawn, as llama.cpp tells it: `generation_settings`. Knows no request.
 
-use checkpoint::Defaults;
+use crate::replicas::models::text::ModelText;
 use proto::v1;
 use serde_json::{Value, json};
+use types::Token;
 
 /// A seed that is drawn for each request.
 pub const RANDOM_SEED: u64 = u32::MAX as u64;
@@ -27,15 +28,25 @@ pub fn asked(sampling: &v1::Sampling) -> Value {
         "frequency_penalty": sampling.frequency_penalty,
         "dry_multiplier": dry_multiplier,
         "mirostat": 0,
+        "adaptive_target": -1,
+        "adaptive_decay": 0.9,
+        "logit_bias": sampling.logit_bias.iter().map(|(token, bias)| biased(*token, Some(*bias))).collect::<Vec<_>>(),
         "stop": sampling.stop,
         "ignore_eos": sampling.ignore_eos,
         "n_probs": sampling.logprobs.unwrap_or(0),
     })
 }
 
-/// The same with the model's defaults, its context and the seed.
-pub fn settled(asked: &Value, defaults: &Defaults, n_ctx: u32, seed: u64) -> Value {
-    let mut settings = asked.clone();
+fn biased(token: Token, bias: Option<f32>) -> Value {
+    json!({ "token": token, "bias": bias })
+}
+
+/// The same with the model's defaults, its end tokens where they are not drawn, its context and the seed.
+pub fn settled(asked: &Value, of: &ModelText, n_ctx: u32, seed: u64) -> Value {
+    let (mut settings, defaults) = (asked.clone(), &of.defaults);
+    if let (Some(true), Some(biases)) = (asked["ignore_eos"].as_bool(), settings["logit_bias"].as_array_mut()) {
+        biases.extend(of.spec.eos.iter().map(|end| biased(*end, None)));
+    }
     let own: [(&str, Value); 5] = [
         ("temperature", defaults.temperature.unwrap_or(1.0).into()),
         ("top_k", defaults.top_k.unwrap_or(0).into()),

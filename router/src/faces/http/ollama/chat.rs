@@ -55,6 +55,7 @@ fn ask(mut page: Page, model: String, messages: Value, limits: &RouterLimits) ->
     };
     // What was not taken is known as it is of OpenAI's page.
     fields.check(Endpoint::Chat)?;
+    fields.refuse(&["truncate_prompt_tokens"])?;
     Ok((page.finished_anew(ask, limits)?, telling))
 }
 
@@ -70,6 +71,6 @@ fn conversation(fields: &mut Fields, mut messages: Value) -> Result<v1::Chat, Re
     if let Some(tools) = fields.take("tools") {
         named.insert("tools".to_owned(), tools);
     }
-    shape::think(fields, &mut named)?;
+    named.extend(shape::think(fields)?);
     conversation::conversation(&mut Fields::of(named))
 }

@@ -98,11 +98,10 @@ async fn cut(front: &Frontend, model: &str, texts: Vec<String>) -> Result<Vec<In
     let (text, context) = (front.text(model)?, front.model(model, VersionBy::Weight)?.replica.context as usize);
     let mut inputs = Vec::with_capacity(texts.len());
     for one in texts {
-        let is_long = one.len() + 2 >= context && inputs.len() < front.config.limits.embeddings_max;
+        let is_long = one.len() + 2 > context && inputs.len() < front.config.limits.embeddings_max;
         inputs.push(if is_long {
             let mut ids = front.tokens(&text, Input::Text(one), true, unix_seconds()).await?;
-            // A place is left for the answer, which every request has.
-            ids.truncate(context - 1);
+            ids.truncate(context);
             Input::TokenIds(v1::TokenIds { ids })
         } else {
             Input::Text(one)

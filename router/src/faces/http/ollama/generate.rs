@@ -19,6 +19,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use proto::v1;
 use proto::v1::generate_request::Input;
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use types::{Token, Tokens};
 
@@ -50,6 +51,8 @@ struct Asked {
     is_raw: bool,
     /// The token ids of what was said before.
     context: Tokens,
+    /// Whether the model is to think, or how much, as OpenAI's page is asked.
+    thinking: Map<String, Value>,
 }
 
 fn asked(fields: &mut Fields) -> Result<Asked, Refusal> {
@@ -60,24 +63,26 @@ fn asked(fields: &mut Fields) -> Result<Asked, Refusal> {
         system: fields.string("system")?.filter(|system| !system.is_empty()),
         is_raw: fields.boolean("raw")?.unwrap_or(false),
         context: fields.token_ids("context")?.unwrap_or_default(),
+        thinking: shape::think(fields)?,
     };
     let is_bare = asked.is_raw || !asked.suffix.is_empty();
     let needs_template = || Refusal::invalid("system", "needs the model's template: not with `raw` or `suffix`");
     match (&asked.system, asked.context.is_empty()) {
         (Some(_), _) if is_bare => Err(needs_template()),
         (_, false) if is_bare => Err(Refusal::invalid("context", "is not for `raw` or `suffix`")),
+        _ if is_bare && !asked.thinking.is_empty() => Err(Refusal::invalid("think", "is not for `raw` or `suffix`")),
         _ => Ok(asked),
     }
 }
 
 async fn prompt(front: &Frontend, model: &str, asked: Asked) -> Result<Input, Refusal> {
-    let Asked { prompt, suffix, system, is_raw, mut context, .. } = asked;
+    let Asked { prompt, suffix, system, is_raw, mut context, thinking, .. } = asked;
     let text = front.text(model)?;
     if !suffix.is_empty() {
         return infill::prompt(front, &text, Infill { before: prompt, after: suffix, ..Infill::default() }, "suffix")
             .await;
     }
-    let input = if is_raw { Input::Text(prompt) } else { turn(&text, prompt, system)? };
+    let input = if is_raw { Input::Text(prompt) } else { turn(&text, prompt, system, &thinking)? };
     if context.is_empty() {
         return Ok(input);
     }
@@ -96,7 +101,12 @@ fn without_bos<'a>(text: &ModelText, tokens: &'a [Token]) -> &'a [Token] {
 }
 
 /// The prompt as a user's turn. A model without a template gets the prompt alone.
-fn turn(text: &ModelText, prompt: String, system: Option<String>) -> Result<Input, Refusal> {
+fn turn(
+    text: &ModelText,
+    prompt: String,
+    system: Option<String>,
+    thinking: &Map<String, Value>,
+) -> Result<Input, Refusal> {
     match (&text.template, &system) {
         (None, None) => return Ok(Input::Text(prompt)),
         (None, Some(_)) => return Err(Refusal::invalid("system", "the model has no template to say it in")),
@@ -104,7 +114,12 @@ fn turn(text: &ModelText, prompt: String, system: Option<String>) -> Result<Inpu
     }
     let system = system.map(|system| single::said("system", system));
     let messages = system.into_iter().chain([single::said("user", prompt)]).collect();
-    Ok(Input::Chat(v1::Chat { messages, ..v1::Chat::default() }))
+    Ok(Input::Chat(v1::Chat {
+        messages,
+        template_variables: thinking.get("chat_template_kwargs").map(Value::to_string).unwrap_or_default(),
+        reasoning_effort: thinking.get("reasoning_effort").and_then(Value::as_str).unwrap_or_default().to_owned(),
+        ..v1::Chat::default()
+    }))
 }
 
 fn ask(
@@ -130,5 +145,6 @@ fn ask(
     };
     // What was not taken is known as it is of OpenAI's page.
     fields.check(Endpoint::Completions)?;
+    fields.refuse(&["truncate_prompt_tokens"])?;
     Ok((page.finished_anew(ask, limits)?, telling))
 }

@@ -123,8 +123,14 @@ fn info(spec: &ModelSpec, context: u32) -> Value {
 }
 
 fn capabilities(text: &ModelText) -> Vec<&'static str> {
-    let insert = infill::is_known(text).then_some("insert");
-    ["completion"].into_iter().chain(insert).collect()
+    let has_tools = text.template.as_ref().is_some_and(|template| template.uses_tools()) && text.dialect.has_calls();
+    let own = [
+        (true, "completion"),
+        (has_tools, "tools"),
+        (infill::is_known(text), "insert"),
+        (text.dialect.has_thoughts(), "thinking"),
+    ];
+    own.into_iter().filter_map(|(is_own, name)| is_own.then_some(name)).collect()
 }
 
 /// Says that a model is there, or how it comes there: no client makes this machine fetch anything.

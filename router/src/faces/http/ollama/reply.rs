@@ -2,7 +2,7 @@
 //! tokens and how long.
 
 use crate::faces::http::error::HttpError;
-use crate::faces::http::format::{finish_reason, with_likely};
+use crate::faces::http::format::{TokenNames, finish_reason, with_likely};
 use crate::faces::http::ollama::shape;
 use crate::faces::http::ollama::words::{error_value, said};
 use crate::faces::http::said::SaidAnswer;
@@ -169,7 +169,7 @@ impl Reply {
         let mut value = json!({ "model": self.model, "created_at": rfc3339(unix_seconds()), "done": is_done });
         self.telling.shape.say(&mut value, said);
         if self.telling.logprobs && !logprobs.is_empty() {
-            value["logprobs"] = with_likely(&self.text.tokenizer, logprobs).into();
+            value["logprobs"] = with_likely(TokenNames::texts(&self.text.tokenizer), logprobs).into();
         }
         value
     }

@@ -20,16 +20,14 @@ pub fn structure(fields: &mut Fields) -> Result<Option<v1::Structure>, Refusal> 
 }
 
 /// Reads `think`, into the fields of OpenAI's page that say the same: whether, or how much.
-pub fn think(fields: &mut Fields, named: &mut Map<String, Value>) -> Result<(), Refusal> {
-    match fields.take("think") {
-        None => {}
-        Some(Value::Bool(thinks)) => {
-            named.insert("chat_template_kwargs".into(), json!({ "enable_thinking": thinks }));
-        }
-        Some(Value::String(effort)) => drop(named.insert("reasoning_effort".into(), effort.into())),
+pub fn think(fields: &mut Fields) -> Result<Map<String, Value>, Refusal> {
+    let (name, value) = match fields.take("think") {
+        None => return Ok(Map::new()),
+        Some(Value::Bool(thinks)) => ("chat_template_kwargs", json!({ "enable_thinking": thinks })),
+        Some(Value::String(effort)) => ("reasoning_effort", effort.into()),
         Some(other) => return Err(wrong("think", "true, false, or how much", &other)),
-    }
-    Ok(())
+    };
+    Ok(Map::from_iter([(name.to_owned(), value)]))
 }
 
 /// A message of a chat as OpenAI has it. Images have no place there.

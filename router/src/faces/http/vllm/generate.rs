@@ -3,7 +3,7 @@
 use crate::config::RouterLimits;
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::format::{finish_reason, with_likely};
+use crate::faces::http::format::{TokenNames, finish_reason, stop_reason, with_likely};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::sse::{self, Voice};
@@ -95,6 +95,7 @@ fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Telling), Refusal>
         ..Ask::default()
     };
     fields.check(Endpoint::Completions)?;
+    fields.refuse(&["suffix", "truncate_prompt_tokens"])?;
     Ok((page.finished_anew(ask, limits)?, telling))
 }
 
@@ -124,11 +125,26 @@ impl Teller {
         json!({ "request_id": self.id, "choices": choices, "prompt_logprobs": null, "kv_transfer_params": null })
     }
 
+    /// As OpenAI's pages tell them, with the ids by which these tokens are known here. A token is one of the likely
+    /// ones where no others are asked for.
+    fn likely(&self, logprobs: &[v1::Logprob]) -> Vec<Value> {
+        let mut told = with_likely(TokenNames::texts(&self.text.tokenizer), logprobs);
+        for (value, logprob) in told.iter_mut().zip(logprobs) {
+            value["token_id"] = logprob.token_id.into();
+            let likely = logprob.top.iter().map(|top| json!({ "token_id": top.token_id, "logprob": top.logprob }));
+            let own = || json!({ "token_id": logprob.token_id, "logprob": logprob.logprob });
+            let likely: Vec<Value> = likely.collect();
+            value["top_logprobs"] = if likely.is_empty() { vec![own()] } else { likely }.into();
+        }
+        told
+    }
+
     fn choice(&self, index: u32, said: &v1::Delta, end: Option<&v1::Finished>) -> Value {
-        let logprobs = self.logprobs.then(|| json!({ "content": with_likely(&self.text.tokenizer, &said.logprobs) }));
+        let logprobs = self.logprobs.then(|| json!({ "content": self.likely(&said.logprobs) }));
         let reason = end.map(finish_reason);
         let mut choice =
             json!({ "index": index, "token_ids": said.token_ids, "logprobs": logprobs, "finish_reason": reason });
+        choice["stop_reason"] = end.map_or(Value::Null, stop_reason);
         end.iter().for_each(|finished| certificate::add(&mut choice, finished));
         choice
     }

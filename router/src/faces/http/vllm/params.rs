@@ -8,9 +8,6 @@ use proto::v1;
 use proto::v1::structure::Form;
 use serde_json::{Map, Value, json};
 
-/// How many tokens an answer has at most that says nothing of it, as in vLLM's `SamplingParams`.
-const TOKENS_MAX: u32 = 16;
-
 /// Takes the object, and how many answers there are to be.
 pub fn read(fields: &mut Fields) -> Result<(v1::Sampling, u32), Refusal> {
     let mut params =
@@ -19,8 +16,8 @@ pub fn read(fields: &mut Fields) -> Result<(v1::Sampling, u32), Refusal> {
     let mut sampling = params.sampling()?;
     sampling.logprobs = logprobs;
     sampling.structure = structure(&mut params)?.map(|said| said.structure);
-    sampling.max_tokens.get_or_insert(TOKENS_MAX);
     params.check(Endpoint::Completions)?;
+    params.refuse(&["suffix", "truncate_prompt_tokens"])?;
     Ok((sampling, n_choices))
 }
 
@@ -123,9 +120,9 @@ mod tests {
     }
 
     #[test]
-    fn without_a_length_there_are_sixteen_tokens() {
+    fn without_a_length_there_is_no_limit() {
         let mut fields = Fields::parse(br#"{"sampling_params": {}}"#).unwrap();
-        assert_eq!(read(&mut fields).unwrap().0.max_tokens, Some(TOKENS_MAX));
+        assert_eq!(read(&mut fields).unwrap().0.max_tokens, None);
         for (body, field) in [
             ("{}", "sampling_params"),
             (r#"{"sampling_params": {"temperature": "hot"}}"#, "temperature"),

@@ -22,6 +22,7 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     let page = read(&front, request).await?;
     let rendered = rendered(&front, page, |fields| {
         fields.check(Endpoint::Chat)?;
+        fields.refuse(&["truncate_prompt_tokens"])?;
         let mut sampling = fields.sampling()?;
         let wanted = fields.boolean("logprobs")?.unwrap_or(false);
         sampling.logprobs = fields.unsigned("top_logprobs")?.or(Some(0)).filter(|_| wanted);
@@ -36,6 +37,7 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
     let page = read(&front, request).await?;
     let rendered = rendered(&front, page, |fields| {
         fields.check(Endpoint::Completions)?;
+        fields.refuse(&["suffix", "truncate_prompt_tokens"])?;
         let mut sampling = fields.sampling()?;
         sampling.logprobs = fields.unsigned("logprobs")?;
         sampling.structure = structure(fields)?.map(|said| said.structure);
@@ -62,12 +64,14 @@ async fn rendered(
     let (model, priority) = (fields.string("model")?.unwrap_or_default(), fields.priority()?);
     let is_stream = fields.boolean("stream")?.unwrap_or(false);
     let text = front.text(&model)?;
-    let (params, now) = (params::value(&sampling, n_choices), unix_seconds());
+    let now = unix_seconds();
     let mut bodies = Vec::with_capacity(inputs.len());
     for input in inputs {
-        let ids = front.tokens(&text, input, true, now).await?;
+        let (ids, structure) = front.rendered_request(&text, input, sampling.structure.clone(), now).await?;
+        let params = params::value(&v1::Sampling { structure, ..sampling.clone() }, n_choices);
         bodies.push(json!({
             "model": model,
+            "request_id": format!("render-{:08x}{:016x}", front.nonce, front.next_request()),
             "token_ids": ids,
             "sampling_params": params,
             "stream": is_stream,

@@ -1,0 +1,64 @@
+//! Prompts as llama.cpp's pages have them: text, tokens, objects with a text, and lists of these, also within one
+//! prompt.
+
+use crate::faces::http::fields::{token_ids, wrong};
+use crate::faces::http::known::NeutralValues;
+use crate::front::frontend::{Frontend, unix_seconds};
+use crate::refusal::Refusal;
+use crate::replicas::models::text::ModelText;
+use proto::v1;
+use proto::v1::generate_request::Input;
+use serde_json::Value;
+use std::sync::Arc;
+use types::Tokens;
+
+const FIELD: &str = "prompt";
+
+/// A list is one prompt if a number stands in it.
+pub async fn prompts(front: &Frontend, model: &str, said: Value) -> Result<Vec<Input>, Refusal> {
+    let all = match said {
+        Value::Array(all) if !all.is_empty() && !all.iter().any(Value::is_number) => all,
+        one => vec![one],
+    };
+    let mut inputs = Vec::with_capacity(all.len().min(front.config.limits.prompts_max));
+    for one in all {
+        inputs.push(match one {
+            Value::String(text) => Input::Text(text),
+            Value::Object(_) => Input::Text(text_of(one)?),
+            Value::Array(parts) if parts.iter().any(|part| !part.is_number()) => {
+                let ids = joined(front, &front.text(model)?, parts).await?;
+                Input::TokenIds(v1::TokenIds { ids })
+            }
+            Value::Array(_) => Input::TokenIds(v1::TokenIds { ids: token_ids(FIELD, one)? }),
+            other => return Err(wrong(FIELD, "text, token ids, or a list of these", &other)),
+        });
+    }
+    Ok(inputs)
+}
+
+/// The text of an object that may have images beside it.
+fn text_of(mut object: Value) -> Result<String, Refusal> {
+    if !NeutralValues::Empty.contain(&object["multimodal_data"]) {
+        return Err(Refusal::invalid("multimodal_data", "is not supported; only text is"));
+    }
+    match object["prompt_string"].take() {
+        Value::String(text) => Ok(text),
+        other => Err(wrong("prompt_string", "a string", &other)),
+    }
+}
+
+/// One prompt of texts and tokens by turns. A text that begins it gets what the tokenizer puts before a text.
+async fn joined(front: &Frontend, of: &Arc<ModelText>, parts: Vec<Value>) -> Result<Tokens, Refusal> {
+    let mut ids = Tokens::new();
+    for part in parts {
+        match part {
+            Value::String(text) if text.is_empty() => {}
+            Value::String(text) => {
+                let begins = ids.is_empty();
+                ids.extend(front.tokens(of, Input::Text(text), begins, unix_seconds()).await?);
+            }
+            other => ids.extend(token_ids(FIELD, Value::Array(vec![other]))?),
+        }
+    }
+    Ok(ids)
+}

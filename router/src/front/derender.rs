@@ -1,0 +1,55 @@
+//! What tokens say that were drawn elsewhere: the way of an answer's tokens to its text, thoughts and calls, without a
+//! replica. Knows no face.
+
+use crate::front::calls::CallIds;
+use crate::front::frontend::{Frontend, TOKEN_TEXT_BYTES};
+use crate::front::stop::Stops;
+use crate::front::text::Assembly;
+use crate::refusal::Refusal;
+use crate::replicas::models::text::{Encoded, ModelText};
+use proto::v1;
+use proto::v1::generate_request::Input;
+use std::sync::Arc;
+use types::{Tokens, TokensHash};
+
+/// What one answer says, and how many whole calls that is.
+pub struct Derendered {
+    pub said: v1::Delta,
+    pub n_calls: u32,
+}
+
+impl Frontend {
+    /// Reads answers to a chat; without one, answers that are text and nothing else. The tokens were checked.
+    pub async fn derendered(
+        &self,
+        of: &Arc<ModelText>,
+        chat: Option<v1::Chat>,
+        answers: Vec<Tokens>,
+        now: u64,
+    ) -> Result<Vec<Derendered>, Refusal> {
+        let read = match chat {
+            Some(chat) => Some(self.encoded(of, Input::Chat(chat), true, now).await?),
+            None => None,
+        };
+        let (of, n_tokens) = (of.clone(), answers.iter().map(Vec::len).sum::<usize>());
+        let read_all = move || {
+            let numbered = (0..).zip(&answers);
+            numbered.map(|(choice, ids)| one(&of, read.as_ref(), choice, ids)).collect()
+        };
+        self.off_runtime(TOKEN_TEXT_BYTES * n_tokens, read_all).await
+    }
+}
+
+fn one(of: &ModelText, read: Option<&Encoded>, choice: u32, ids: &Tokens) -> Derendered {
+    let mut assembly = Assembly::new(&of.tokenizer, Arc::new(Stops::new(Vec::new())), 0, false);
+    if let Some(Encoded { ids: prompt, talk: Some(talk) }) = read {
+        // Whoever drew the tokens knows the seed: ids of calls are a function of the prompt alone.
+        assembly = assembly.of_chat(talk, CallIds { seed: 0, choice, prompt: TokensHash::of(prompt) });
+    }
+    let mut said = v1::Delta::default();
+    for id in ids {
+        assembly.push(*id, &mut said);
+    }
+    assembly.finish(&mut said);
+    Derendered { said, n_calls: assembly.n_calls() }
+}

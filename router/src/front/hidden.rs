@@ -1,0 +1,75 @@
+//! The logprobs of thoughts that a client does not want: they name the thoughts' tokens, so they are not told either.
+//! Knows no dialect.
+
+use dialect::Piece;
+use proto::v1;
+
+/// What a token lets be read, the strongest of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Heard {
+    /// It is markup, or its text is held back.
+    #[default]
+    Nothing,
+    Answer,
+    Thought,
+}
+
+impl Heard {
+    pub fn of(piece: &Piece) -> Heard {
+        match piece {
+            Piece::Reasoning(_) => Heard::Thought,
+            _ => Heard::Answer,
+        }
+    }
+}
+
+/// The logprobs of an answer whose thoughts are hidden.
+#[derive(Default)]
+pub struct HiddenThoughts {
+    /// What was read since the last token was told or not.
+    pub heard: Heard,
+    /// Of tokens of which nobody knows yet whether they are a thought's.
+    held: Vec<v1::Logprob>,
+    is_in_thought: bool,
+}
+
+impl HiddenThoughts {
+    /// Adds a token's logprob, and returns those that are known to be of the answer.
+    pub fn told(&mut self, own: Option<v1::Logprob>, is_over: bool) -> Vec<v1::Logprob> {
+        self.held.extend(own);
+        match std::mem::take(&mut self.heard) {
+            Heard::Thought => {
+                self.is_in_thought = true;
+                self.held.clear();
+            }
+            Heard::Answer => self.is_in_thought = false,
+            Heard::Nothing if is_over && !self.is_in_thought => {}
+            Heard::Nothing => return Vec::new(),
+        }
+        std::mem::take(&mut self.held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_knows_yet_is_told_with_the_answer_or_not_at_all() {
+        let told = |all: &[Heard]| {
+            let mut hidden = HiddenThoughts::default();
+            let numbered = (0..).zip(all);
+            let told = numbered.flat_map(|(token_id, heard)| {
+                hidden.heard = *heard;
+                let own = v1::Logprob { token_id, ..v1::Logprob::default() };
+                hidden.told(Some(own), token_id as usize + 1 == all.len())
+            });
+            told.map(|logprob| logprob.token_id).collect::<Vec<_>>()
+        };
+        use Heard::{Answer, Nothing, Thought};
+        assert_eq!(told(&[Nothing, Thought, Nothing, Thought, Nothing, Answer, Nothing]), [4, 5, 6]);
+        assert_eq!(told(&[Answer, Nothing, Thought, Nothing]), [0]);
+        assert_eq!(told(&[Thought, Nothing]), [0; 0]);
+        assert_eq!(told(&[Nothing]), [0]);
+    }
+}
