@@ -39,8 +39,7 @@ BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)
 .PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
 .PHONY: bench bench-sums bench-links bench-grids bench-router bench-scheduler bench-tenants check deny
 .PHONY: images compose
-.PHONY: grammar-suite grammar-masks
-.PHONY: flips
+.PHONY: grammar-suite grammar-masks peer-tests flips
 .PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload hostile
 
 help:
@@ -71,6 +70,7 @@ help:
 	@echo "make bench-router what a router adds to a request and costs; PART=latency|cpu|streams"
 	@echo "make bench-scheduler a step with 1,024 sequences, look-ups in the prefix cache"
 	@echo "make grammar-suite every schema of the JSON-Schema-Test-Suite through masks; fetches it"
+	@echo "make peer-tests vLLM's and llama.cpp's own server tests, as a table (ARGS=--write keeps it)"
 	@echo "make grammar-masks how long masks take over 150,000 tokens"
 	@echo "make bench-tenants how long a tenant waits beside one at 50 times its share, ROUNDS (5); as a table"
 	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
@@ -266,6 +266,18 @@ $(JSON_SCHEMA_SUITE)/.ready:
 
 grammar-suite: $(JSON_SCHEMA_SUITE)/.ready
 	$(CARGO) run --locked -p grammar --example suite -- $(JSON_SCHEMA_SUITE)/json/tests/draft2020-12
+
+# The tests lie in the source packages of vLLM and of llama.cpp's Python binding; nothing of them is kept here.
+PEER_SOURCES := target/peer-tests
+PEER_PACKAGES := target/peer-packages
+$(PEER_PACKAGES)/.ready: tests/peers/requirements.txt
+$(PEER_SOURCES)/.ready: tests/peers/sources.py
+	$(PYTHON) tests/peers/sources.py $(PEER_SOURCES)
+	touch $@
+
+peer-tests: protoc $(PEER_SOURCES)/.ready $(PEER_PACKAGES)/.ready
+	$(CARGO) test --workspace --locked --no-run
+	PYTHONPATH=$(CURDIR)/$(PEER_PACKAGES) $(PYTHON) tests/peers/run.py target/debug/lockstep $(PEER_SOURCES) $(ARGS)
 
 grammar-masks:
 	$(CARGO) run --locked --release -p grammar --example masks

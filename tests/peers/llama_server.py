@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Stands where llama.cpp's tests look for `llama-server`: becomes a Lockstep server with what the flags mean here."""
+
+import os
+import sys
+
+from server import command
+
+# Of llama-server's flags, those that take a value; what is not here stands alone.
+ALONE = {
+    "--offline", "--cont-batching", "--embedding", "--reranking", "--metrics", "--kv-unified", "--swa-full", "--slots",
+    "--no-slots", "--verbose", "--context-shift", "--no-ui", "--no-models-autoload", "--jinja", "--no-jinja",
+    "--no-mmproj", "--no-cache-idle-slots", "--ui-mcp-proxy", "--backend_sampling",
+}
+
+
+def read(arguments):
+    values, rest = {}, list(arguments)
+    while rest:
+        name = rest.pop(0)
+        values[name] = True if name in ALONE else rest.pop(0)
+    return values
+
+
+# llama-server has one model, and heeds no name: these are what its tests say.
+NAMES = "gpt-3.5-turbo,gpt-3.5-turbo-instruct,davinci-002,codellama70b,text-embedding-3-small,test,gpt-4.1"
+
+
+def flags(values):
+    """Lockstep's flags for llama-server's."""
+    own = ["--served-model-name", f"{values.get('--alias') or 'default'},{NAMES}"]
+    n_slots = int(values.get("--parallel") or 1)
+    if "--ctx-size" in values:
+        # There the slots share the context; with a cache of one for all, each may have all of it.
+        share = 1 if "--kv-unified" in values else n_slots
+        own += ["--context", str(int(values["--ctx-size"]) // share)]
+    own += ["--max-running", str(max(n_slots, 2))]
+    if "--api-key" in values:
+        own += ["--api-key", values["--api-key"]]
+    if "--chat-template-file" in values:
+        own += ["--chat-template", values["--chat-template-file"]]
+    if "--cors-origins" in values:
+        own += ["--allowed-origins", values["--cors-origins"]]
+    return own
+
+
+if __name__ == "__main__":
+    asked = read(sys.argv[1:])
+    line = command(asked["--host"].split(",")[0], asked["--port"], flags(asked))
+    os.execv(line[0], line)

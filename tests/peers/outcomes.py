@@ -1,0 +1,22 @@
+"""A pytest plugin: writes how each test ended, as lines of JSON, to the file that PEER_OUTCOMES names."""
+
+import json
+import os
+
+import pytest
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    ended = report.when == "call" or report.outcome != "passed"
+    if not ended:
+        return
+    why = ""
+    if report.outcome == "failed":
+        why = call.excinfo.exconly()[:300]
+    elif report.outcome == "skipped" and isinstance(report.longrepr, tuple):
+        why = report.longrepr[2]
+    line = {"test": item.nodeid, "when": report.when, "outcome": report.outcome, "why": why}
+    with open(os.environ["PEER_OUTCOMES"], "a", encoding="utf-8") as out:
+        out.write(json.dumps(line) + "\n")

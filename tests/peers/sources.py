@@ -1,0 +1,70 @@
+"""Fetches the source packages that hold the peers' own tests, and unpacks the tests: `sources.py FOLDER`.
+
+A package is fetched as it is: pip would build its metadata first, which asks for the peers' compilers.
+"""
+
+import html
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+# The package, and what of it goes where.
+SOURCES = {
+    ("vllm", "0.33.0"): {"tests": "vllm/tests"},
+    ("llama-cpp-python", "0.3.36"): {
+        "vendor/llama.cpp/tools/server/tests": "llama.cpp/tools/server/tests",
+        "vendor/llama.cpp/models/templates": "llama.cpp/models/templates",
+    },
+}
+# It imports all of vLLM; the plugin has what the tests want of it.
+UNWANTED = ["vllm/tests/conftest.py"]
+
+
+def index():
+    asked = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True)
+    return os.environ.get("PIP_INDEX_URL") or asked.stdout.decode().strip() or "https://pypi.org/simple"
+
+
+def fetched(name, version, to):
+    page_url = f"{index().rstrip('/')}/{name}/"
+    with urllib.request.urlopen(page_url) as page:
+        links = re.findall(r'href="([^"]+)"[^>]*>([^<]+)<', page.read().decode())
+    file = f"{name.replace('-', '_')}-{version}.tar.gz"
+    link = next(html.unescape(url) for url, text in links if text == file)
+    path = to / file
+    with urllib.request.urlopen(urllib.parse.urljoin(page_url, link).split("#")[0]) as packed, open(path, "wb") as out:
+        shutil.copyfileobj(packed, out)
+    return path
+
+
+def unpack(path, wanted, to):
+    with tarfile.open(path) as packed:
+        for member in packed:
+            inner = member.name.split("/", 1)[-1]
+            for folder, place in wanted.items():
+                if member.isfile() and inner.startswith(folder + "/"):
+                    out = to / (place + inner[len(folder):])
+                    out.parent.mkdir(parents=True, exist_ok=True)
+                    out.write_bytes(packed.extractfile(member).read())
+
+
+def main(folder):
+    to = Path(folder)
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
+    for (name, version), wanted in SOURCES.items():
+        path = fetched(name, version, to)
+        unpack(path, wanted, to)
+        path.unlink()
+    for path in UNWANTED:
+        (to / path).unlink()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

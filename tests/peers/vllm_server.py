@@ -1,0 +1,149 @@
+"""A pytest plugin for vLLM's tests: `tests.utils` with a server that is Lockstep's, and stand-ins for what only vLLM's
+own process has.
+
+A stand-in is an empty module or class: enough for a test file to be imported. Which tests ask a server is seen by
+whether they started one.
+"""
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from unittest.mock import MagicMock
+
+import anthropic
+import openai
+import pytest
+import transformers
+from server import Server
+from smollm2 import tokenizer
+
+ROOTS = {"vllm", "torch", "torchvision", "lm_eval", "fastapi", "starlette", "model_hosting_container_standards", "PIL"}
+ROOTS |= {"openai_harmony", "mistral_common", "msgspec", "soundfile", "librosa", "uvicorn", "psutil"}
+
+# vLLM's flags that Lockstep has, by their number of values.
+FLAGS = {
+    "--max-model-len": 1, "--max-num-seqs": 1, "--served-model-name": 1, "--chat-template": 1, "--api-key": 1,
+    "--tool-call-parser": 1, "--reasoning-parser": 1, "--enable-auto-tool-choice": 0,
+    "--trust-request-chat-template": 0, "--max-num-batched-tokens": 1,
+}
+
+
+class Nothing(type):
+    """A class of which any attribute is a function that says no, as of a platform that is not there."""
+
+    def __getattr__(cls, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: False
+
+
+class StandIn(types.ModuleType):
+    __path__ = []
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = Nothing(name, (MagicMock,), {})
+        setattr(self, name, made)
+        return made
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] not in ROOTS:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        return StandIn(spec.name)
+
+    def exec_module(self, module):
+        if module.__name__ == "vllm.tokenizers":
+            module.get_tokenizer = lambda *args, **kwargs: tokenizer()
+        if module.__name__ == "vllm.version":
+            module.__version__ = "0.33.0"
+
+
+class RemoteOpenAIServer:
+    DUMMY_API_KEY = "token-abc123"
+
+    def __init__(self, model, vllm_serve_args, *, env_dict=None, **_):
+        flags = translated(vllm_serve_args)
+        if "--served-model-name" not in flags:
+            flags += ["--served-model-name", model]
+        self.server = Server(flags, env_dict)
+        self.host, self.port = self.server.host, self.server.port
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.server.stop()
+
+    @property
+    def url_root(self):
+        return f"http://{self.host}:{self.port}"
+
+    def url_for(self, *parts):
+        return "/".join([self.url_root, *(part.strip("/") for part in parts if part)])
+
+    def _options(self, options, path=""):
+        options.setdefault("timeout", 600)
+        return {"base_url": self.url_for(path), "api_key": self.DUMMY_API_KEY, "max_retries": 0, **options}
+
+    def get_client(self, **options):
+        return openai.OpenAI(**self._options(options, "v1"))
+
+    def get_async_client(self, **options):
+        return openai.AsyncOpenAI(**self._options(options, "v1"))
+
+    def get_client_anthropic(self, **options):
+        return anthropic.Anthropic(**self._options(options))
+
+    def get_async_client_anthropic(self, **options):
+        return anthropic.AsyncAnthropic(**self._options(options))
+
+
+def translated(arguments):
+    """Lockstep's flags for those of `vllm serve`."""
+    rest, flags = [part for one in map(str, arguments) for part in split(one)], []
+    while rest:
+        name = rest.pop(0)
+        n = FLAGS.get(name)
+        if n is None:
+            continue
+        flags += [name, *rest[:n]]
+        del rest[:n]
+    return flags
+
+
+def split(argument):
+    return argument.split("=", 1) if argument.startswith("--") and "=" in argument else [argument]
+
+
+def pytest_collection_modifyitems(items):
+    """Keeps the tests that ask a server."""
+    items[:] = [item for item in items if asks_server(item)]
+
+
+def asks_server(item):
+    has_fixture = any("server" in name or "client" in name for name in item.fixturenames if name != "request")
+    # What a stand-in has decorated is one itself, and no test of a server.
+    code = getattr(item.function, "__code__", None)
+    names = code.co_names if type(code) is types.CodeType else ()
+    return has_fixture or any(name.startswith("Remote") for name in names)
+
+
+def stand_in():
+    """Before any conftest is read, which imports them."""
+    sys.meta_path.insert(0, Finder())
+    utils = StandIn("tests.utils")
+    utils.RemoteOpenAIServer = utils.RemoteLaunchRenderServer = utils.RemoteVLLMServer = RemoteOpenAIServer
+    utils.multi_gpu_only = lambda **_: pytest.mark.skip("needs two GPUs")
+    sys.modules["tests.utils"] = utils
+    sys.modules["tests.conftest"] = StandIn("tests.conftest")
+    transformers.AutoTokenizer.from_pretrained = staticmethod(lambda *args, **kwargs: tokenizer())
+
+
+stand_in()
