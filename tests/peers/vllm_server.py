@@ -37,6 +37,10 @@ class Nothing(type):
             raise AttributeError(name)
         return lambda *args, **kwargs: False
 
+    def __radd__(cls, others):
+        """Flags of a platform that is not there, behind others."""
+        return others
+
 
 class StandIn(types.ModuleType):
     __path__ = []
