@@ -70,7 +70,7 @@ fn bodies() -> Vec<(&'static str, Value)> {
         (COMPLETIONS, json!({ "prompt": [1, 2], "grammar": "root ::= \"Hello, world\"", "stream": true })),
         ("/v1/chat/completions", json!({ "messages": messages, "response_format": { "type": "json_object" } })),
         ("/v1/chat/completions", json!({ "messages": messages, "stream": true, "seed": 5 })),
-        ("/v1/responses", json!({ "input": "A" })),
+        ("/v1/responses", json!({ "input": "A", "model": "toy" })),
         ("/v1/messages", json!({ "messages": messages, "max_tokens": 50 })),
         ("/api/chat", json!({ "messages": messages, "model": "toy" })),
     ]
