@@ -3,7 +3,9 @@
 use crate::cluster as wire;
 use crate::malformed::{Malformed, out_of_range};
 use prost::Message;
-use types::{CacheSalt, Finish, Goal, Grammar, Micros, Priority, Request, RequestId, TenantId, Unsupported, Weight};
+use types::{
+    CacheSalt, Finish, Goal, Grammar, GrammarFault, Micros, Priority, Request, RequestId, TenantId, Unsupported, Weight,
+};
 
 impl From<&Request> for wire::Request {
     /// The deadline is left out: it is a time on the sender's clock. `with_deadline` sends what is left of it.
@@ -130,8 +132,33 @@ impl From<Finish> for wire::Finish {
             Finish::Failed => wire::Finish::Failed,
             Finish::Outgrown => wire::Finish::Outgrown,
             Finish::NoToken => wire::Finish::NoToken,
-            Finish::Grammar => wire::Finish::Grammar,
+            Finish::Grammar(_) => wire::Finish::Grammar,
         }
+    }
+}
+
+impl From<GrammarFault> for wire::GrammarFault {
+    fn from(fault: GrammarFault) -> Self {
+        match fault {
+            GrammarFault::Late => wire::GrammarFault::Late,
+            GrammarFault::TooComplex => wire::GrammarFault::TooComplex,
+            GrammarFault::Broken => wire::GrammarFault::Unspecified,
+        }
+    }
+}
+
+impl From<Finish> for wire::GrammarFault {
+    fn from(finish: Finish) -> Self {
+        if let Finish::Grammar(fault) = finish { fault.into() } else { wire::GrammarFault::Unspecified }
+    }
+}
+
+/// A fault that this build does not know is one all the same.
+pub(crate) fn fault_from_wire(fault: i32) -> GrammarFault {
+    match wire::GrammarFault::try_from(fault) {
+        Ok(wire::GrammarFault::Late) => GrammarFault::Late,
+        Ok(wire::GrammarFault::TooComplex) => GrammarFault::TooComplex,
+        Ok(wire::GrammarFault::Unspecified) | Err(_) => GrammarFault::Broken,
     }
 }
 
@@ -148,7 +175,7 @@ impl wire::Output {
             wire::Finish::Failed => Some(Finish::Failed),
             wire::Finish::Outgrown => Some(Finish::Outgrown),
             wire::Finish::NoToken => Some(Finish::NoToken),
-            wire::Finish::Grammar => Some(Finish::Grammar),
+            wire::Finish::Grammar => Some(Finish::Grammar(fault_from_wire(self.grammar_fault))),
         })
     }
 }

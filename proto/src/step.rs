@@ -2,6 +2,7 @@
 
 use crate::cluster as wire;
 use crate::malformed::{Malformed, out_of_range};
+use crate::request::fault_from_wire;
 use bytes::Bytes;
 use prost::Message;
 use types::{
@@ -141,6 +142,7 @@ impl From<&SliceDone> for wire::SliceDone {
             failure: slice.failed.map_or(wire::Finish::Unspecified, failure_to_wire).into(),
             n_guess: slice.n_guess.into(),
             n_hit: slice.n_hit.into(),
+            grammar_fault: slice.failed.map_or(wire::GrammarFault::Unspecified, fault_of_failure).into(),
         }
     }
 }
@@ -149,7 +151,7 @@ impl From<wire::SliceDone> for SliceDone {
     fn from(slice: wire::SliceDone) -> Self {
         SliceDone {
             tokens: slice.tokens.into_iter().map(TokenOut::from).collect(),
-            failed: slice.failed.then(|| failure_from_wire(slice.failure)),
+            failed: slice.failed.then(|| failure_from_wire(slice.failure, slice.grammar_fault)),
             scored: slice.scored.into_iter().map(TokenOut::from).collect(),
             pooled: slice.pooled,
             // More than any slice has is as good as the most.
@@ -163,15 +165,22 @@ fn failure_to_wire(failure: Failure) -> wire::Finish {
     match failure {
         Failure::Computation => wire::Finish::Unspecified,
         Failure::NoToken => wire::Finish::NoToken,
-        Failure::Grammar => wire::Finish::Grammar,
+        Failure::Grammar(_) => wire::Finish::Grammar,
+    }
+}
+
+fn fault_of_failure(failure: Failure) -> wire::GrammarFault {
+    match failure {
+        Failure::Grammar(fault) => fault.into(),
+        Failure::Computation | Failure::NoToken => wire::GrammarFault::Unspecified,
     }
 }
 
 /// A reason that this build does not know is still a failure.
-fn failure_from_wire(failure: i32) -> Failure {
+fn failure_from_wire(failure: i32, fault: i32) -> Failure {
     match wire::Finish::try_from(failure) {
         Ok(wire::Finish::NoToken) => Failure::NoToken,
-        Ok(wire::Finish::Grammar) => Failure::Grammar,
+        Ok(wire::Finish::Grammar) => Failure::Grammar(fault_from_wire(fault)),
         _ => Failure::Computation,
     }
 }

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
+use types::GrammarFault;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
@@ -45,13 +46,18 @@ pub enum Refusal {
     SlowReader { unread: usize },
     #[error("the grammar and what else the request forbids leave no token at position {position} of the answer")]
     NoToken { position: u32 },
-    #[error(
-        "the grammar cannot be followed from position {position} of the answer on: it asks for more time or memory \
-         than a grammar may have"
-    )]
-    Grammar { position: u32 },
+    #[error("the grammar cannot be followed from position {position} of the answer on: {}", fault_text(*fault))]
+    Grammar { position: u32, fault: GrammarFault },
     #[error("the request could not be computed: {message}")]
     Failed { message: String },
+}
+
+fn fault_text(fault: GrammarFault) -> &'static str {
+    match fault {
+        GrammarFault::Late => "the replica has not worked out in time what may come next; come again later",
+        GrammarFault::TooComplex => "it asks for more work or memory than a grammar may have",
+        GrammarFault::Broken => "it does not go on in the model's tokens, or the grammar engine failed",
+    }
 }
 
 /// Which limit refuses.

@@ -2,11 +2,22 @@
 #![allow(unsafe_code, reason = "an allocator that counts")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 struct Counting;
 
 static N_ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static N_HERE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Allocations of this thread so far.
+#[allow(dead_code, reason = "where other threads may allocate")]
+pub fn n_allocations_here() -> usize {
+    N_HERE.with(Cell::get)
+}
 
 /// Allocations so far.
 pub fn n_allocations() -> usize {
@@ -17,6 +28,7 @@ pub fn n_allocations() -> usize {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         N_ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        _ = N_HERE.try_with(|n| n.set(n.get() + 1));
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }

@@ -3,9 +3,9 @@
 
 use crate::common::requests::{difference, few_requests};
 use crate::common::{Answer, Replica, Setup, reference_model};
-use grammar::{GrammarLimits, WantedGrammar};
+use grammar::{GrammarLimits, ThinkingBudget, WantedGrammar};
 use std::time::Duration;
-use types::{Finish, Grammar, Request, Sampling};
+use types::{Finish, Grammar, GrammarFault, Request, Sampling};
 use worker::MaskConfig;
 
 const MODEL: &str = "gguf-smollm3";
@@ -33,7 +33,11 @@ fn check_equal(way: &str, requests: &[Request], got: &[Answer], expected: &[Answ
 
 #[tokio::test]
 async fn lost_ranks_and_late_masks_on_grids_cost_no_token() {
-    let requests = few_requests(&reference_model(MODEL));
+    let mut requests = few_requests(&reference_model(MODEL));
+    let closes = vec!["zq".to_owned()];
+    let budget = ThinkingBudget { tokens_max: 5, is_open: true, closes, ..ThinkingBudget::default() };
+    let unlimited = requests.iter_mut().filter(|request| request.grammar.is_none());
+    unlimited.step_by(2).for_each(|request| request.grammar = Some(budget.before(None)));
     let expected = alone(&requests).await;
     assert!(requests.iter().filter(|request| request.grammar.is_some()).count() > 6);
     for (tp, pp, masks) in [(1, 1, late()), (2, 1, MaskConfig::default()), (1, 2, late()), (2, 2, late())] {
@@ -68,5 +72,5 @@ async fn a_request_whose_limits_leave_no_token_ends_alone_with_its_own_reason() 
     replica.stop().await;
     let ends: Vec<_> = answers.iter().map(|answer| (answer.finish, answer.drawn.len())).collect();
     let length = (Some(Finish::Length), 5);
-    assert_eq!(ends, [length, (Some(Finish::NoToken), 0), (Some(Finish::Grammar), 0), length]);
+    assert_eq!(ends, [length, (Some(Finish::NoToken), 0), (Some(Finish::Grammar(GrammarFault::Broken)), 0), length]);
 }

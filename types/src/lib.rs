@@ -41,8 +41,8 @@ pub use policy::{Numerics, PolicyDigest};
 pub use request::{Goal, Priority, Request, Weight};
 pub use sampling::{Dry, Penalties, Sampling, Xtc};
 pub use step::{
-    BlockCopy, DRAFT_ROWS_MAX, Failure, Finish, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone, TokenLogprob,
-    TokenOut, Want,
+    BlockCopy, DRAFT_ROWS_MAX, Failure, Finish, GrammarFault, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone,
+    TokenLogprob, TokenOut, Want,
 };
 pub use topology::{Grid, Place};
 pub use unsupported::Unsupported;

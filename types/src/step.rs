@@ -187,8 +187,20 @@ pub enum Failure {
     Computation,
     /// Its grammar and what else it forbids leave no token to draw.
     NoToken,
-    /// Its grammar cannot be followed: it asks for more time or memory than a grammar may have.
-    Grammar,
+    /// Its grammar cannot be followed.
+    Grammar(GrammarFault),
+}
+
+/// Why a grammar cannot be followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GrammarFault {
+    /// A mask was not made in the time that one may take.
+    Late,
+    /// A mask asks for more work or memory than a grammar may have.
+    TooComplex,
+    /// What the rank has of it does not go on: it does not compile for the model's tokens, its log breaks it, or the
+    /// engine failed.
+    Broken,
 }
 
 impl From<Failure> for Finish {
@@ -196,7 +208,7 @@ impl From<Failure> for Finish {
         match failure {
             Failure::Computation => Finish::Failed,
             Failure::NoToken => Finish::NoToken,
-            Failure::Grammar => Finish::Grammar,
+            Failure::Grammar(fault) => Finish::Grammar(fault),
         }
     }
 }
@@ -217,5 +229,5 @@ pub enum Finish {
     /// Its grammar and what else it forbids left no token to draw.
     NoToken,
     /// Its grammar could not be followed.
-    Grammar,
+    Grammar(GrammarFault),
 }

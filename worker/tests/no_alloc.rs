@@ -6,14 +6,16 @@ mod allocations;
 #[allow(dead_code, reason = "shared with tests that play whole requests")]
 mod common;
 
-use allocations::n_allocations;
+use allocations::{n_allocations, n_allocations_here};
 use collective::Mesh;
+use grammar::{GrammarLimits, ThinkingBudget, WantedGrammar};
 use std::sync::{Barrier, Mutex, PoisonError};
+use std::time::Duration;
 use types::cache::blocks_for;
 use types::{
     BlockId, Grid, NgramLimits, Rank, Request, Sampling, Slice, SliceDone, Step, StepDone, StepId, TokenOut, Want,
 };
-use worker::{Assignment, GuessConfig, GuessSource, ModelLoader, Runner};
+use worker::{Assignment, GuessConfig, GuessSource, MaskConfig, ModelLoader, Runner};
 
 /// The steps of requests that all decode, after one that starts them. Each group has its own pool of the same ids.
 fn steps(requests: &[Request], n: u32, n_groups: usize) -> Vec<Step> {
@@ -102,6 +104,33 @@ fn steady_steps_with_drafts_allocate_nothing() {
     let n_warm = n_warm.unwrap().max(WARM_UP);
     assert!(n_drafts > 40 && counted.len() > n_warm + 10, "{n_drafts} drafts in {} steps", counted.len());
     assert!(counted[n_warm..].iter().all(|(_, n)| *n == 0), "drafts and allocations: {counted:?}");
+}
+
+/// Grammars are followed by threads of their own, which allocate. The one that computes does not.
+#[test]
+fn steady_steps_with_grammars_allocate_nothing_where_passes_run() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let regex = WantedGrammar::Regex("[a-z]{100,200}".into());
+    let regex = grammar::compile(&regex, &GrammarLimits::default()).unwrap();
+    let budget =
+        ThinkingBudget { tokens_max: 9, is_open: true, closes: vec!["zq".into()], ..ThinkingBudget::default() };
+    let mut requests = decoding();
+    for (i, request) in requests.iter_mut().enumerate() {
+        request.grammar = Some(if i % 2 == 0 { regex.clone() } else { budget.before(None) });
+        (request.sampling.allowed, request.sampling.stop) = (Vec::new(), Vec::new());
+        request.sampling.bad_words.clear();
+    }
+    let assignment = common::assignment("llama-f16-sharded");
+    let masks = MaskConfig { wait_max: Duration::from_secs(60), ..MaskConfig::default() };
+    let (mut runner, _) = ModelLoader { masks, ..ModelLoader::new(1) }.build(&assignment).unwrap();
+    let (mut done, mut counted) = (StepDone::default(), Vec::with_capacity(N as usize));
+    for step in steps(&requests, N, assignment.n_blocks.len()) {
+        let before = n_allocations_here();
+        runner.run(&step, &mut done).unwrap();
+        counted.push(n_allocations_here() - before);
+        assert!(done.slices.iter().all(|slice| slice.tokens.len() == 1), "every slice has drawn");
+    }
+    assert_eq!(counted[WARM_UP..].iter().sum::<usize>(), 0, "{counted:?}");
 }
 
 /// Allocations of all ranks together, after the first steps.

@@ -56,6 +56,7 @@ fn output_frame(output: &Output, done: &StepDone) -> wire::Output {
         scored_position: output.scored_position,
         scored: beside.map_or(&[][..], |slice| &slice.scored).iter().map(wire::TokenOut::from).collect(),
         pooled: beside.map_or_else(Vec::new, |slice| slice.pooled.clone()),
+        grammar_fault: output.finish.map_or(wire::GrammarFault::Unspecified, wire::GrammarFault::from).into(),
     }
 }
 
@@ -66,6 +67,6 @@ fn finish_label(finish: Finish) -> &'static str {
         Finish::Length => "length",
         Finish::Cancelled => "abort",
         Finish::Deadline => "deadline",
-        Finish::Failed | Finish::Outgrown | Finish::NoToken | Finish::Grammar => "error",
+        Finish::Failed | Finish::Outgrown | Finish::NoToken | Finish::Grammar(_) => "error",
     }
 }

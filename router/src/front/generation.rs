@@ -178,7 +178,7 @@ impl Generation {
             Some(Finish::Outgrown) => return self.fail(Refusal::failed("it has outgrown the replica's ranks")),
             Some(Finish::Cancelled) => return self.fail(Refusal::failed("the replica cancelled it")),
             Some(Finish::NoToken) => return self.fail(Refusal::NoToken { position: output.position }),
-            Some(Finish::Grammar) => return self.fail(Refusal::Grammar { position: output.position }),
+            Some(Finish::Grammar(fault)) => return self.fail(Refusal::Grammar { position: output.position, fault }),
             Some(Finish::Stop | Finish::Length) | None => {}
         }
         if output.tokens.is_empty() && finish.is_none() {

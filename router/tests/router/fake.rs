@@ -39,6 +39,8 @@ pub struct Script {
     /// How many tokens it repeats that a resubmitted request already has.
     pub overlap: usize,
     pub last: wire::Finish,
+    /// With `Finish::Grammar`.
+    pub fault: wire::GrammarFault,
     /// The interval of beats that it promises; it sends none by itself.
     pub beat_millis: u32,
     /// How often it was asked for all names of its cache.
@@ -67,6 +69,7 @@ impl Default for Script {
             n_cached: 0,
             overlap: 0,
             last: wire::Finish::Unspecified,
+            fault: wire::GrammarFault::Unspecified,
             beat_millis: 0,
             n_recited: 0,
             unplaced: None,
@@ -325,6 +328,7 @@ async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: 
             position: at as u32,
             tokens: tokens[at..end].iter().enumerate().map(said).collect(),
             finish: if end == n_max { finish.into() } else { 0 },
+            grammar_fault: script.fault.into(),
             cached_tokens: script.n_cached,
             ..Default::default()
         };

@@ -264,17 +264,23 @@ fn an_error_after_the_first_token() {
 #[test]
 fn a_request_that_leaves_no_token_is_told_so() {
     run(async {
-        use proto::cluster::Finish;
-        let cases = [(Finish::NoToken, "no_token_left"), (Finish::Grammar, "grammar_too_costly")];
+        use proto::cluster::{Finish, GrammarFault};
+        let cases = [
+            (Finish::NoToken, GrammarFault::Unspecified, 400, "no_token_left"),
+            (Finish::Grammar, GrammarFault::TooComplex, 400, "grammar_too_costly"),
+            (Finish::Grammar, GrammarFault::Late, 503, "grammar_too_slow"),
+            (Finish::Grammar, GrammarFault::Unspecified, 500, "grammar_failed"),
+        ];
         let house = House::open(config()).await;
-        for (finish, code) in cases {
-            house.fake.script(|script| script.last = finish);
+        for (finish, fault, status, code) in cases {
+            house.fake.script(|script| (script.last, script.fault) = (finish, fault));
             let reply = post(house.http, CHAT, &chat(json!({ "stream": true }))).await;
             let last: Value = serde_json::from_str(reply.events().last().unwrap()).unwrap();
             let whole = post(house.http, CHAT, &chat(json!({}))).await;
-            assert_eq!(whole.status, 400);
+            assert_eq!(whole.status, status);
+            let kind = if status == 400 { "invalid_request_error" } else { "server_error" };
             for error in [&last["error"], &whole.json()["error"]] {
-                assert_eq!((&error["type"], &error["code"]), (&json!("invalid_request_error"), &json!(code)));
+                assert_eq!((&error["type"], &error["code"]), (&json!(kind), &json!(code)));
                 assert!(error["message"].as_str().unwrap().contains("of the answer"), "{error}");
             }
         }

@@ -2,6 +2,7 @@
 //! the last rank has kept.
 
 pub mod fetch;
+mod kept_matchers;
 pub(crate) mod reading;
 pub mod scrub;
 pub mod source;

@@ -1,10 +1,12 @@
-//! The bytes of a model's tokens, read when the first request with a grammar comes. Knows no grammar.
+//! The bytes of a model's tokens, read when the first request with a grammar comes, and the grammars that were compiled
+//! for them. Knows no request.
 
+use crate::load::kept_matchers::KeptMatchers;
 use checkpoint::Checkpoint;
-use grammar::Vocabulary;
+use grammar::{GrammarLimits, Mask, Matcher, Stuck, Vocabulary};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use types::Token;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use types::{Grammar, Token};
 
 /// A model's vocabulary, which is made once it is wanted. It stays with the weights from one epoch to the next.
 pub struct LazyVocabulary {
@@ -12,12 +14,32 @@ pub struct LazyVocabulary {
     n_vocab: usize,
     ends: Vec<Token>,
     made: Mutex<Option<Vocabulary>>,
+    matchers: Mutex<KeptMatchers>,
 }
 
 impl LazyVocabulary {
     pub fn new(model: &Path, n_vocab: u32, ends: &[Token]) -> LazyVocabulary {
         let (model, ends) = (model.to_owned(), ends.to_vec());
-        LazyVocabulary { model, n_vocab: n_vocab as usize, ends, made: Mutex::new(None) }
+        LazyVocabulary { model, n_vocab: n_vocab as usize, ends, made: Mutex::new(None), matchers: Mutex::default() }
+    }
+
+    fn matchers(&self) -> MutexGuard<'_, KeptMatchers> {
+        self.matchers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A matcher at the start of an answer: a copy of one that was made before, or a new one.
+    pub fn matcher(&self, grammar: &Grammar) -> Result<Matcher, Stuck> {
+        if let Some(copy) = self.matchers().copy_of(grammar) {
+            return Ok(copy);
+        }
+        let vocabulary = self.get().map_err(Stuck::Grammar)?;
+        let mut matcher = Matcher::new(&vocabulary, grammar, &GrammarLimits::default())?;
+        // The first mask is the same for all. All matchers make it, so that what is kept changes no limit's count.
+        matcher.mask(&mut Mask::default())?;
+        if let Some(copy) = matcher.copy() {
+            self.matchers().keep(grammar, copy);
+        }
+        Ok(matcher)
     }
 
     /// What cannot be read is tried again for the next request.

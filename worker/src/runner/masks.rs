@@ -20,12 +20,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use telemetry::metrics;
 use threads::Threads;
-use types::{Failure, Goal, Request, RequestId, Step, Token};
+use types::{Failure, Goal, GrammarFault, Request, RequestId, Step, Token};
 
 /// How masks are made and waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaskConfig {
-    /// Threads that follow grammars. With two, one grammar that takes long to compile holds up no other's masks.
+    /// Threads that follow grammars. All but one may compile at a time, so that this holds up nobody else's masks.
     pub threads: usize,
     /// How long all draws of a step together wait for masks that are not ready.
     pub wait_max: Duration,
@@ -101,7 +101,7 @@ impl Masks {
         }
         match &self.threads {
             Some(threads) => threads.see_to(&live.slot),
-            None => live.slot.fail(),
+            None => live.slot.fail(GrammarFault::Broken),
         }
         self.live.insert(request.id, live);
     }
@@ -121,7 +121,9 @@ impl Masks {
     /// slice cannot run again: then the wait is as long as any.
     pub fn find(&mut self, id: RequestId, n_output: u32, may_be_late: bool) -> Found {
         let MaskConfig { wait_max, late_max, .. } = self.config;
-        let Some(live) = self.live.get_mut(&id) else { return Found::Failed(Failure::Grammar) };
+        let Some(live) = self.live.get_mut(&id) else {
+            return Found::Failed(Failure::Grammar(GrammarFault::Broken));
+        };
         if live.of == Some(n_output) {
             return Found::Ready;
         }
@@ -140,9 +142,13 @@ impl Masks {
             Made::Nothing if live.late_since.get_or_insert_with(Instant::now).elapsed() < late_max && may_be_late => {
                 Found::Late
             }
-            Made::Nothing | Made::Failed => {
+            Made::Nothing => {
                 live.slot.end();
-                Found::Failed(Failure::Grammar)
+                Found::Failed(Failure::Grammar(GrammarFault::Late))
+            }
+            Made::Failed(failure) => {
+                live.slot.end();
+                Found::Failed(failure)
             }
         }
     }

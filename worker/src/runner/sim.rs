@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 use types::cache::blocks_for;
 use types::{
-    BLOCK_TOKENS, BLOCKS_MAX, BlockId, CacheGroup, DeviceClass, Failure, Numerics, Request, RequestId, Sampling, Slice,
-    SliceDone, Step, StepDone, Token, TokenLogprob, TokenOut, Tokens, Unsupported, Want,
+    BLOCK_TOKENS, BLOCKS_MAX, BlockId, CacheGroup, DeviceClass, Failure, GrammarFault, Numerics, Request, RequestId,
+    Sampling, Slice, SliceDone, Step, StepDone, Token, TokenLogprob, TokenOut, Tokens, Unsupported, Want,
 };
 
 /// The model of a simulated rank: vocabulary, cache groups and times.
@@ -194,7 +194,7 @@ impl SimRunner {
             // The answer is a hash, and what a client wants of it needs the bytes of tokens.
             tracing::warn!(request = %slice.id, "the sim runner has no vocabulary: it serves no grammar");
             sequence.log.push(0);
-            return Ok(SliceDone { failed: Some(Failure::Grammar), ..done });
+            return Ok(SliceDone { failed: Some(Failure::Grammar(GrammarFault::Broken)), ..done });
         }
         if sequence.log.len() != slice.range.end as usize {
             return Err(format!("{} draws position {}, which it has", slice.id, slice.range.end));

@@ -4,13 +4,13 @@
 use crate::common::grid::Threads;
 use crate::common::{Alone, Plan, Played, Player, assignment, requests};
 use checkpoint::Checkpoint;
-use grammar::{GrammarLimits, WantedGrammar};
+use grammar::{GrammarLimits, ThinkingBudget, WantedGrammar};
 use serde_json::{Value, json};
 use std::time::Duration;
 use types::cache::blocks_for;
 use types::{
-    BlockId, Failure, Grammar, Grid, Layout, Penalties, Request, RequestId, Sampling, Slice, Step, StepDone, StepId,
-    TokenOut, Want,
+    BlockId, Failure, Grammar, GrammarFault, Grid, Layout, Penalties, Request, RequestId, Sampling, Slice, Step,
+    StepDone, StepId, Token, TokenOut, Want,
 };
 use worker::{Assignment, MaskConfig, ModelLoader, RunError, Runner};
 
@@ -179,6 +179,90 @@ fn grids_give_the_tokens_of_one_rank_with_masks_in_time_and_late() {
     }
 }
 
+/// What ends a thought, and is not drawn by chance.
+const CLOSE: &str = "zjxk";
+
+/// Answers within a thought of at most so many tokens.
+fn budget(tokens_max: u32) -> ThinkingBudget {
+    let (opens, closes) = (vec!["(".to_owned()], vec![CLOSE.to_owned()]);
+    ThinkingBudget { tokens_max, is_open: true, repeats: false, opens, closes }
+}
+
+/// A thought, and `yes` or `no` behind it.
+fn thought_and_choice() -> Grammar {
+    let thought = json!({"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": CLOSE});
+    let choice = json!({"type": "regex", "pattern": "(yes|no)"});
+    let format = json!({"type": "sequence", "elements": [thought, choice]});
+    compiled(&WantedGrammar::StructuralTag(json!({"type": "structural_tag", "format": format})))
+}
+
+/// The model's token of a letter: its vocabulary begins with what is printed.
+fn letter(byte: u8) -> Token {
+    (byte - b'!').into()
+}
+
+fn thinking(n: u64) -> Vec<Request> {
+    let mut requests = requests(n);
+    let behind = thought_and_choice();
+    for (i, request) in requests.iter_mut().enumerate() {
+        request.prompt.iter_mut().for_each(|token| *token %= 264);
+        request.sampling.tokens_max = 24;
+        request.sampling.stop.clear();
+        request.sampling.bad_words.clear();
+        // Letters alone: a character of several bytes is ended before its thought is.
+        request.sampling.allowed = if i % 3 == 2 { Vec::new() } else { (b'a'..=b'z').map(letter).collect() };
+        let budget = budget([0, 3, 7, 1000][i % 4]);
+        request.grammar = Some(budget.before((i % 3 == 2).then_some(&behind)));
+    }
+    requests
+}
+
+/// The end of a thought is a rule for drawing as any other: what is forced depends on the log alone.
+#[test]
+fn thoughts_end_at_their_budgets_whatever_steps_and_grids_look_like() {
+    let (assignment, requests) = (assignment(DEEP), thinking(12));
+    let checkpoint = Checkpoint::open(&assignment.model_path).unwrap();
+    let play = |masks, requests: &[Request], plan| play(masks, &assignment, requests, plan);
+    let alone = play(MaskConfig::default(), &requests, Plan::ALONE);
+    let open: Vec<Request> = requests.iter().map(|request| Request { grammar: None, ..request.clone() }).collect();
+    let free = play(MaskConfig::default(), &open, Plan::ALONE);
+    for (i, (limited, free)) in alone.outputs.iter().zip(&free.outputs).enumerate() {
+        let tokens = |output: &[TokenOut]| output.iter().map(|out| out.token).collect::<Vec<_>>();
+        let (said, _) = text(&checkpoint, limited);
+        let (limited, free) = (tokens(limited), tokens(free));
+        let n = [0, 3, 7, 1000][i % 4];
+        match (i % 3 == 2, n) {
+            // It has not used its budget: nothing has changed.
+            (false, 1000) => assert_eq!(limited, free, "request {i}"),
+            (false, n) => {
+                let close: Vec<Token> = CLOSE.bytes().map(letter).collect();
+                assert_eq!((&limited[..n], &limited[n..n + close.len()]), (&free[..n], &close[..]));
+                assert_eq!(limited.len(), 24, "it goes on");
+            }
+            (true, 1000) => {}
+            (true, _) => {
+                // A character that was begun is ended first.
+                assert!(
+                    ["yes", "no"].iter().any(|end| said.ends_with(&format!("{CLOSE}{end}"))),
+                    "request {i}: {said}"
+                );
+            }
+        }
+    }
+    let plan = Plan { chunk: 30, together: 6, preempt_every: Some(3), ..Plan::ALONE };
+    for (masks, plan) in
+        [(MaskConfig::default(), plan), (LATE, Plan { chunk: 7, together: 12, ..Plan::ALONE }), (LATE, plan)]
+    {
+        let played = play(masks, &requests, plan);
+        assert!(played.outputs == alone.outputs, "{masks:?}, {} late", played.n_late);
+    }
+    for (tp, pp) in [(2, 1), (1, 2)] {
+        let plan = Plan { chunk: 60, together: 9, preempt_every: Some(7), turns: 1, in_flight: 2 };
+        let played = on_grid(LATE, &assignment, &even(tp, pp), &requests, plan);
+        assert!(played.outputs == alone.outputs, "tp {tp}, pp {pp}, {} late", played.n_late);
+    }
+}
+
 fn begin(request: &Request, range: std::ops::Range<u32>, blocks: &[u32]) -> Step {
     Step {
         id: StepId(request.id.0),
@@ -257,7 +341,8 @@ fn a_grammar_that_cannot_be_followed_ends_its_request_alone() {
         ..Request::default()
     };
     let none = Sampling::default();
-    let (no_token, broken) = ((Some(Failure::NoToken), 0), (Some(Failure::Grammar), 0));
+    let failed = |fault| (Some(Failure::Grammar(fault)), 0);
+    let (no_token, broken) = ((Some(Failure::NoToken), 0), failed(GrammarFault::Broken));
     assert_eq!(failure_of(sampling(none.clone()), PATIENT), (None, 1));
     let allowed = Sampling { allowed: vec![b'x'.into()], ..none.clone() };
     assert_eq!(failure_of(sampling(allowed), PATIENT), no_token);
@@ -272,7 +357,7 @@ fn a_grammar_that_cannot_be_followed_ends_its_request_alone() {
     assert_eq!((done.slices[0].failed, done.slices[0].tokens.len()), broken);
     // A mask that is never ready.
     let hopeless = MaskConfig { delay: Duration::from_secs(2), late_max: Duration::ZERO, ..LATE };
-    assert_eq!(failure_of(sampling(none), hopeless), broken);
+    assert_eq!(failure_of(sampling(none), hopeless), failed(GrammarFault::Late));
 }
 
 /// A complete answer ends, unless the request forbids that: then nothing is left, or only ends are drawn.
@@ -326,7 +411,7 @@ fn a_vocabulary_that_is_gone_ends_requests_with_a_grammar_and_no_others() {
         runner.run(step, &mut done).map(|()| done)
     };
     let done = run(&begin(&with(1), 0..2, &[0])).unwrap();
-    assert_eq!((done.slices[0].failed, done.slices[0].tokens.len()), (Some(Failure::Grammar), 0));
+    assert_eq!((done.slices[0].failed, done.slices[0].tokens.len()), (Some(Failure::Grammar(GrammarFault::Broken)), 0));
     let plain = Request { grammar: None, ..with(2) };
     assert_eq!(run(&begin(&plain, 0..2, &[1])).unwrap().slices[0].tokens.len(), 1);
     std::fs::remove_dir_all(&folder).unwrap();

@@ -2,7 +2,7 @@
 
 use scheduler::{Config, Loss, Output, Rejected, Scheduler, Stale};
 use types::{
-    CacheGroup, CacheSalt, Epoch, Failure, Finish, Goal, Grammar, Micros, Priority, Request, RequestId,
+    CacheGroup, CacheSalt, Epoch, Failure, Finish, Goal, Grammar, GrammarFault, Micros, Priority, Request, RequestId,
     SCORED_ROWS_MAX, Sampling, SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
 };
 
@@ -836,7 +836,7 @@ fn a_failure_ends_its_request_with_its_own_reason() {
     let cases = [
         (Failure::Computation, Finish::Failed),
         (Failure::NoToken, Finish::NoToken),
-        (Failure::Grammar, Finish::Grammar),
+        (Failure::Grammar(GrammarFault::Late), Finish::Grammar(GrammarFault::Late)),
     ];
     for (failure, finish) in cases {
         let mut scheduler = scheduler(config());

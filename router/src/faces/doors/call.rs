@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
-use types::TenantId;
+use types::{GrammarFault, TenantId};
 
 /// The tenant of a call, by its key.
 pub fn tenant(front: &Frontend, metadata: &MetadataMap) -> Result<TenantId, Refusal> {
@@ -22,7 +22,12 @@ pub fn status(refusal: Refusal) -> Status {
         Refusal::Invalid { .. } | Refusal::TooLong { .. } | Refusal::TooLarge { .. } => Code::InvalidArgument,
         Refusal::NoResume(NoResume::OtherPolicy) => Code::FailedPrecondition,
         Refusal::NoResume(NoResume::Forged) => Code::PermissionDenied,
-        Refusal::NoResume(_) | Refusal::NoToken { .. } | Refusal::Grammar { .. } => Code::InvalidArgument,
+        Refusal::NoResume(_) | Refusal::NoToken { .. } => Code::InvalidArgument,
+        Refusal::Grammar { fault, .. } => match fault {
+            GrammarFault::Late => Code::Unavailable,
+            GrammarFault::TooComplex => Code::InvalidArgument,
+            GrammarFault::Broken => Code::Internal,
+        },
         Refusal::NoKey => Code::Unauthenticated,
         Refusal::NoModel { .. } => Code::NotFound,
         Refusal::Full { .. } | Refusal::Limited { .. } | Refusal::TooLate { .. } => Code::ResourceExhausted,

@@ -8,6 +8,7 @@ use http::StatusCode;
 use http::header::{CONTENT_LENGTH, HeaderName, RETRY_AFTER};
 use serde_json::{Value, json};
 use std::time::Duration;
+use types::GrammarFault;
 
 #[derive(Clone, Debug)]
 pub struct HttpError {
@@ -110,7 +111,11 @@ impl HttpError {
             Refusal::LostTooOften { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("lost_too_often")),
             Refusal::SlowReader { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("slow_reader")),
             Refusal::NoToken { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("no_token_left")),
-            Refusal::Grammar { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("grammar_too_costly")),
+            Refusal::Grammar { fault, .. } => match fault {
+                GrammarFault::Late => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("grammar_too_slow")),
+                GrammarFault::TooComplex => (StatusCode::BAD_REQUEST, INVALID, Some("grammar_too_costly")),
+                GrammarFault::Broken => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("grammar_failed")),
+            },
             Refusal::Failed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, None),
         };
         let param = match &refusal {

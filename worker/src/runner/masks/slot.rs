@@ -2,11 +2,11 @@
 //! for the next. Knows no queue.
 
 use crate::load::vocabulary::LazyVocabulary;
-use grammar::{GrammarLimits, Matcher};
+use grammar::{Matcher, Stuck};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-use types::{Grammar, Token};
+use types::{Failure, Grammar, GrammarFault, Token};
 
 pub(super) struct Slot {
     state: Mutex<State>,
@@ -22,7 +22,7 @@ struct State {
     /// The mask for the draw with this number.
     words: Vec<u32>,
     of: Option<u32>,
-    has_failed: bool,
+    failed: Option<Failure>,
     /// It stands in the threads' queue, or one of them works on it.
     is_seen_to: bool,
     /// Nobody wants its masks any more.
@@ -35,26 +35,43 @@ pub(super) struct Follower {
     matcher: Option<Matcher>,
     n_seen: u32,
     mask: grammar::Mask,
+    /// The tokens that it is at. It goes to and fro with the slot's, so that neither side allocates one.
+    reading: VecDeque<Token>,
 }
+
+/// Tokens that may be drawn while one mask is made, without an allocation.
+const UNSEEN_ROOM: usize = 16;
 
 /// What `take` found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Made {
     Mask,
     Nothing,
-    Failed,
+    Failed(Failure),
+}
+
+/// What a thread is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// An answer begins whose grammar is to be compiled, or whose log to be read.
+    Begins,
+    /// One mask.
+    GoesOn,
 }
 
 impl Slot {
     /// For a request that begins with this output.
     pub fn new(grammar: Grammar, output: &[Token]) -> Slot {
-        let follower = Follower { grammar, matcher: None, n_seen: 0, mask: grammar::Mask::default() };
+        let mut unseen = VecDeque::with_capacity(output.len().max(UNSEEN_ROOM));
+        unseen.extend(output);
+        let reading = VecDeque::with_capacity(UNSEEN_ROOM);
+        let follower = Follower { grammar, matcher: None, n_seen: 0, mask: grammar::Mask::default(), reading };
         let state = State {
-            unseen: output.iter().copied().collect(),
+            unseen,
             follower: Some(follower),
             words: Vec::new(),
             of: None,
-            has_failed: false,
+            failed: None,
             is_seen_to: false,
             is_over: false,
         };
@@ -76,18 +93,20 @@ impl Slot {
         state.follower = None;
     }
 
-    pub fn fail(&self) {
-        self.state().has_failed = true;
+    pub fn fail(&self, fault: GrammarFault) {
+        self.state().failed = Some(Failure::Grammar(fault));
         self.made.notify_all();
     }
 
-    /// Whether a thread has something to do here that none does; if so, one is to come.
-    pub fn wants_a_thread(&self) -> bool {
+    /// What a thread has to do here that none does; if there is something, one is to come.
+    pub fn wants_a_thread(&self) -> Option<Work> {
         let mut state = self.state();
         let has_work = !state.unseen.is_empty() || state.of.is_none();
-        let wants = has_work && !state.is_seen_to && !state.is_over && !state.has_failed;
-        state.is_seen_to |= wants;
-        wants
+        if !has_work || state.is_seen_to || state.is_over || state.failed.is_some() {
+            return None;
+        }
+        state.is_seen_to = true;
+        Some(if state.of.is_none() { Work::Begins } else { Work::GoesOn })
     }
 
     /// No thread comes after all.
@@ -99,8 +118,11 @@ impl Slot {
     pub fn take(&self, n_output: u32, until: Instant, words: &mut Vec<u32>) -> Made {
         let mut state = self.state();
         loop {
-            if state.has_failed || state.is_over {
-                return Made::Failed;
+            if let Some(failure) = state.failed {
+                return Made::Failed(failure);
+            }
+            if state.is_over {
+                return Made::Failed(Failure::Grammar(GrammarFault::Broken));
             }
             if state.of == Some(n_output) {
                 std::mem::swap(&mut state.words, words);
@@ -115,27 +137,24 @@ impl Slot {
 
     /// On a thread: brings the grammar up to the last drawn token, and makes the mask for the next. Whether there is
     /// more to do.
-    pub fn follow(&self, vocabulary: &LazyVocabulary, limits: &GrammarLimits) -> bool {
+    pub fn follow(&self, vocabulary: &LazyVocabulary) -> bool {
         let mut state = self.state();
         let Some(mut follower) = state.follower.take().filter(|_| !state.is_over) else { return false };
-        let (mut unseen, mut words) = (std::mem::take(&mut state.unseen), std::mem::take(&mut state.words));
+        std::mem::swap(&mut state.unseen, &mut follower.reading);
+        let mut words = std::mem::take(&mut state.words);
         drop(state);
-        let made = follower.follow(&mut unseen, vocabulary, limits, &mut words);
+        let made = follower.follow(vocabulary, &mut words);
         let mut state = self.state();
         state.words = words;
         match made {
             Ok(()) => state.of = Some(follower.n_seen),
-            Err(why) => {
-                tracing::warn!(why, position = follower.n_seen, "a grammar cannot be followed: its request ends");
-                state.has_failed = true;
+            Err(stuck) => {
+                let position = follower.n_seen;
+                tracing::warn!(%stuck, position, "a grammar cannot be followed: its request ends");
+                state.failed = Some(failure(&stuck));
             }
         }
-        let has_more = !state.unseen.is_empty();
-        if !has_more {
-            // Its memory is used again.
-            state.unseen = unseen;
-        }
-        let goes_on = has_more && !state.has_failed && !state.is_over;
+        let goes_on = !state.unseen.is_empty() && state.failed.is_none() && !state.is_over;
         state.is_seen_to = goes_on;
         if !state.is_over {
             state.follower = Some(follower);
@@ -148,34 +167,54 @@ impl Slot {
 
 impl Follower {
     /// Takes the tokens, and writes the mask for the draw after them.
-    fn follow(
-        &mut self,
-        unseen: &mut VecDeque<Token>,
-        vocabulary: &LazyVocabulary,
-        limits: &GrammarLimits,
-        words: &mut Vec<u32>,
-    ) -> Result<(), String> {
-        let vocabulary = vocabulary.get()?;
-        if self.matcher.is_none() {
-            let matcher = Matcher::new(&vocabulary, &self.grammar, limits);
-            self.matcher = Some(matcher.map_err(|stuck| stuck.to_string())?);
-        }
-        let Some(matcher) = &mut self.matcher else { return Ok(()) };
-        for token in unseen.drain(..) {
+    fn follow(&mut self, vocabulary: &LazyVocabulary, words: &mut Vec<u32>) -> Result<(), Stuck> {
+        let matcher = match &mut self.matcher {
+            Some(matcher) => matcher,
+            none => none.insert(vocabulary.matcher(&self.grammar)?),
+        };
+        for token in self.reading.drain(..) {
             self.n_seen += 1;
             // Behind its end an answer goes on with end tokens, where the request does not stop at them.
-            if !(matcher.is_ended() && vocabulary.ends().contains(&token)) {
-                matcher.accept(token).map_err(|stuck| stuck.to_string())?;
+            if !(matcher.is_ended() && matcher.ends().contains(&token)) {
+                matcher.accept(token)?;
             }
         }
         words.clear();
         if matcher.is_ended() {
-            words.resize(vocabulary.n_vocab().div_ceil(32), 0);
-            vocabulary.ends().iter().for_each(|end| words[*end as usize / 32] |= 1 << (end % 32));
+            words.resize(matcher.n_vocab().div_ceil(32), 0);
+            matcher.ends().iter().for_each(|end| words[*end as usize / 32] |= 1 << (end % 32));
         } else {
-            matcher.mask(&mut self.mask).map_err(|stuck| stuck.to_string())?;
+            matcher.mask(&mut self.mask)?;
             words.extend_from_slice(self.mask.words());
         }
         Ok(())
+    }
+}
+
+fn failure(stuck: &Stuck) -> Failure {
+    match stuck {
+        Stuck::NoToken => Failure::NoToken,
+        Stuck::TooComplex(_) => Failure::Grammar(GrammarFault::TooComplex),
+        Stuck::Grammar(_) | Stuck::Token(_) | Stuck::Rewind { .. } | Stuck::Engine(_) => {
+            Failure::Grammar(GrammarFault::Broken)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_says_whose_fault_it_is() {
+        let cases = [
+            (Stuck::TooComplex("items".into()), Failure::Grammar(GrammarFault::TooComplex)),
+            (Stuck::Token(5), Failure::Grammar(GrammarFault::Broken)),
+            (Stuck::Grammar("no rules".into()), Failure::Grammar(GrammarFault::Broken)),
+            (Stuck::NoToken, Failure::NoToken),
+        ];
+        for (stuck, expected) in cases {
+            assert_eq!(failure(&stuck), expected, "{stuck}");
+        }
     }
 }

@@ -1,58 +1,172 @@
 //! The threads that follow grammars, and their queue. Knows no request: only slots that have something to do.
+//!
+//! A slot whose answer goes on waits for one mask, which a running pass needs soon; one that begins has a grammar to
+//! compile, or a log to read, which takes a hundred times as long. So the first kind comes first, and one thread is
+//! never lent to the second.
 
 use crate::load::vocabulary::LazyVocabulary;
 use crate::runner::masks::MaskConfig;
-use crate::runner::masks::slot::Slot;
-use grammar::GrammarLimits;
+use crate::runner::masks::slot::{Slot, Work};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use telemetry::metrics;
+use types::GrammarFault;
 
 /// They end when this is dropped, after what they are at.
-pub(super) struct Threads {
-    queue: SyncSender<Arc<Slot>>,
+pub(super) struct Threads(Arc<Queue>);
+
+struct Queue {
+    waiting: Mutex<Waiting>,
+    /// There is work, or the end.
+    came: Condvar,
+    /// The most slots that wait.
+    slots_max: usize,
+    /// The most threads that begin answers at once.
+    beginning_max: usize,
+}
+
+struct Waiting {
+    going_on: VecDeque<Arc<Slot>>,
+    beginning: VecDeque<Arc<Slot>>,
+    /// Threads that begin an answer.
+    n_beginning: usize,
+    is_over: bool,
+}
+
+impl Waiting {
+    /// Whoever draws allocates nothing here.
+    fn with_room(slots_max: usize) -> Waiting {
+        let room = || VecDeque::with_capacity(slots_max);
+        Waiting { going_on: room(), beginning: room(), n_beginning: 0, is_over: false }
+    }
 }
 
 impl Threads {
     /// At most `queued_max` slots wait for a thread.
     pub fn start(config: MaskConfig, vocabulary: Arc<LazyVocabulary>, queued_max: usize) -> std::io::Result<Threads> {
-        let (queue, slots) = sync_channel(queued_max);
-        let slots = Arc::new(Mutex::new(slots));
+        let beginning_max = config.threads.saturating_sub(1).max(1);
+        let (waiting, came) = (Mutex::new(Waiting::with_room(queued_max)), Condvar::new());
+        let queue = Arc::new(Queue { waiting, came, slots_max: queued_max, beginning_max });
+        // Whoever cannot start all of them ends those that have started.
+        let threads = Threads(queue.clone());
         for i in 0..config.threads {
-            let (slots, vocabulary) = (slots.clone(), vocabulary.clone());
-            let run = move || run(&slots, config, &vocabulary);
+            let (queue, vocabulary) = (queue.clone(), vocabulary.clone());
+            let run = move || run(&queue, config, &vocabulary);
             std::thread::Builder::new().name(format!("masks {i}")).spawn(run)?;
         }
-        Ok(Threads { queue })
+        Ok(threads)
     }
 
     /// Has a thread come to this slot, unless none is needed or one is on its way. Where too many wait, nobody comes: a
     /// draw that misses its mask asks again.
     pub fn see_to(&self, slot: &Arc<Slot>) {
-        if slot.wants_a_thread() && self.queue.try_send(slot.clone()).is_err() {
+        let Some(work) = slot.wants_a_thread() else { return };
+        if !self.0.push(slot, work) {
             slot.is_left();
         }
     }
 }
 
-fn run(slots: &Mutex<Receiver<Arc<Slot>>>, config: MaskConfig, vocabulary: &LazyVocabulary) {
-    let limits = GrammarLimits::default();
-    loop {
-        // Whoever holds the lock waits for work, the others for the lock.
-        let next = slots.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(slot) = next else { return };
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.0.waiting().is_over = true;
+        self.0.came.notify_all();
+    }
+}
+
+impl Queue {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there was room.
+    fn push(&self, slot: &Arc<Slot>, work: Work) -> bool {
+        let mut waiting = self.waiting();
+        let has_room = waiting.going_on.len() + waiting.beginning.len() < self.slots_max;
+        if has_room {
+            let of_work = match work {
+                Work::GoesOn => &mut waiting.going_on,
+                Work::Begins => &mut waiting.beginning,
+            };
+            of_work.push_back(slot.clone());
+            drop(waiting);
+            self.came.notify_one();
+        }
+        has_room
+    }
+
+    /// Waits for work. None at the end.
+    fn next(&self) -> Option<(Arc<Slot>, Work)> {
+        let mut waiting = self.waiting();
+        loop {
+            if waiting.is_over {
+                return None;
+            }
+            if let Some(slot) = waiting.going_on.pop_front() {
+                return Some((slot, Work::GoesOn));
+            }
+            if waiting.n_beginning < self.beginning_max
+                && let Some(slot) = waiting.beginning.pop_front()
+            {
+                waiting.n_beginning += 1;
+                return Some((slot, Work::Begins));
+            }
+            waiting = self.came.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn has_begun(&self) {
+        self.waiting().n_beginning -= 1;
+        self.came.notify_one();
+    }
+}
+
+fn run(queue: &Queue, config: MaskConfig, vocabulary: &LazyVocabulary) {
+    while let Some((slot, work)) = queue.next() {
         let mut goes_on = true;
         while goes_on {
             let begun = Instant::now();
             std::thread::sleep(config.delay);
-            let followed = catch_unwind(AssertUnwindSafe(|| slot.follow(vocabulary, &limits)));
+            let followed = catch_unwind(AssertUnwindSafe(|| slot.follow(vocabulary)));
             metrics::mask_made(begun.elapsed());
             goes_on = followed.unwrap_or_else(|_panic| {
-                slot.fail();
+                slot.fail(GrammarFault::Broken);
                 false
             });
         }
+        if work == Work::Begins {
+            queue.has_begun();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use types::Grammar;
+
+    #[test]
+    fn answers_that_go_on_come_first_and_one_thread_is_never_lent_to_those_that_begin() {
+        let waiting = Mutex::new(Waiting::with_room(4));
+        let queue = Queue { waiting, came: Condvar::new(), slots_max: 4, beginning_max: 1 };
+        let slots: Vec<Arc<Slot>> = (0..5).map(|_| Arc::new(Slot::new(Grammar::new(""), &[]))).collect();
+        let push = |i: usize, work| queue.push(&slots[i], work);
+        let next = |i: usize, work| {
+            let (slot, got) = queue.next().unwrap();
+            assert!(Arc::ptr_eq(&slot, &slots[i]) && got == work, "slot {i}, {work:?}");
+        };
+        assert!(push(0, Work::Begins) && push(1, Work::Begins) && push(2, Work::GoesOn));
+        next(2, Work::GoesOn);
+        next(0, Work::Begins);
+        // Another may begin when that one has begun; what goes on comes now.
+        assert!(push(3, Work::GoesOn));
+        next(3, Work::GoesOn);
+        queue.has_begun();
+        next(1, Work::Begins);
+        assert!((0..4).all(|i| push(i, Work::Begins)) && !push(4, Work::GoesOn), "it is full");
+        queue.waiting().is_over = true;
+        assert!(queue.next().is_none());
     }
 }

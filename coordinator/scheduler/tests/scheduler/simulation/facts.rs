@@ -59,7 +59,7 @@ impl Facts {
             Finish::Length => &mut self.length,
             Finish::Cancelled => &mut self.cancelled,
             Finish::Deadline => &mut self.deadline,
-            Finish::Failed | Finish::NoToken | Finish::Grammar => &mut self.failed,
+            Finish::Failed | Finish::NoToken | Finish::Grammar(_) => &mut self.failed,
             Finish::Outgrown => &mut self.narrowed,
         };
         *count += 1;

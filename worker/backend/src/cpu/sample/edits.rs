@@ -75,6 +75,11 @@ fn allow(row: &[f32], allowed: &[Token], edited: &mut Vec<f32>) {
 fn hide(words: &[u32], row: &mut [f32]) {
     let words = words.iter().copied().chain(std::iter::repeat(0));
     for (logits, word) in row.chunks_mut(32).zip(words).filter(|(_, word)| *word != u32::MAX) {
+        // Most words of a narrow mask.
+        if word == 0 {
+            logits.fill(f32::NEG_INFINITY);
+            continue;
+        }
         for (_, logit) in logits.iter_mut().enumerate().filter(|(i, _)| word >> i & 1 == 0) {
             *logit = f32::NEG_INFINITY;
         }
