@@ -39,6 +39,11 @@ impl ThinkingBudget {
         Grammar::new(format!("{MARK}{head}\n{}", behind.map_or("", Grammar::as_str)))
     }
 
+    /// That of a description. None where thoughts may be of any length.
+    pub fn of(grammar: &Grammar) -> Option<ThinkingBudget> {
+        split(grammar.as_str())?.0
+    }
+
     fn read(head: &str) -> Option<ThinkingBudget> {
         let head: Value = serde_json::from_str(head).ok()?;
         let texts = |name: &str| {

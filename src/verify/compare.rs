@@ -128,8 +128,8 @@ fn first_difference<T: PartialEq>(a: impl Iterator<Item = T>, b: impl Iterator<I
 /// Compares how the choices ended and what their certificates say; the recorded ids have to be those that its
 /// certificate hashes.
 fn fields_part(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) -> Option<Difference> {
-    const FIELDS: [&str; 7] =
-        ["version", "policy_digest", "choice", "prompt_hash", "answer_hash", "tokens", "finish_reason"];
+    const FIELDS: [&str; 8] =
+        ["version", "policy_digest", "choice", "prompt_hash", "grammar_hash", "answer_hash", "tokens", "finish_reason"];
     let field = |name, recorded, present| Difference::Field { choice_idx, name, recorded, present };
     if let Some((old, new)) = old.finish_reason.as_ref().zip(new.finish_reason.as_ref()).filter(|(a, b)| a != b) {
         return Some(field("finish_reason", old.clone(), new.clone()));
@@ -247,6 +247,9 @@ mod tests {
         assert_eq!(told(&old, &old), "");
         assert_eq!(told(&old, &new), "choice 0: tokens was 1, and is 2");
         assert_eq!(told(&choice(&[1], "a", Value::Null), &old), "");
+        let mut other = old.clone();
+        other.certificate["grammar_hash"] = "00".into();
+        assert_eq!(told(&old, &other), "choice 0: grammar_hash was null, and is \"00\"");
         assert!(told(&old, &choice(&[2], "a", certificate(1))).contains("hash of the present tokens"));
         let cut = AnsweredChoice { finish_reason: Some("length".into()), ..old.clone() };
         assert_eq!(told(&cut, &old), "choice 0: finish_reason was length, and is stop");

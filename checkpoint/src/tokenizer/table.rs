@@ -7,7 +7,7 @@ use types::Token;
 pub struct TokenTable(Tokenizer);
 
 impl TokenTable {
-    pub(crate) fn new(tokenizer: Tokenizer) -> TokenTable {
+    pub fn new(tokenizer: Tokenizer) -> TokenTable {
         TokenTable(tokenizer)
     }
 

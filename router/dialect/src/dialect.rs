@@ -17,6 +17,16 @@ pub struct Dialect {
     thoughts: ThoughtForm,
 }
 
+/// Where thoughts begin and end in a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThoughtTexts {
+    pub opens: Vec<&'static str>,
+    /// The first is what a model writes to end a thought and answer.
+    pub closes: Vec<&'static str>,
+    /// Whether one answer may think several times.
+    pub repeats: bool,
+}
+
 /// There is no form of this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownDialect {
@@ -140,6 +150,20 @@ impl Dialect {
     ) -> Option<Value> {
         let calls = enforce::calls(&self.calls.layout()?, tools, choice, parallel)?;
         Some(enforce::structural_tag(self.behind_thought(calls, opening, think)))
+    }
+
+    /// The texts between which an answer thinks. None where it has no thoughts.
+    pub fn thought_texts(&self) -> Option<ThoughtTexts> {
+        match self.thoughts {
+            ThoughtForm::None => None,
+            ThoughtForm::Marked(marks) => {
+                let closes = marks.close.iter().chain(marks.until).copied().collect();
+                Some(ThoughtTexts { opens: marks.open.to_vec(), closes, repeats: false })
+            }
+            ThoughtForm::Harmony => {
+                Some(ThoughtTexts { opens: vec![harmony::THOUGHT_OPEN], closes: harmony::ENDS.to_vec(), repeats: true })
+            }
+        }
     }
 
     /// A format of a structural tag behind the thought that an answer has, or may have.

@@ -21,7 +21,7 @@ mod tag;
 mod thoughts;
 mod tools;
 
-pub use dialect::{Dialect, UnknownDialect};
+pub use dialect::{Dialect, ThoughtTexts, UnknownDialect};
 pub use piece::Piece;
 pub use speech::Speech;
 pub use thoughts::Opening;

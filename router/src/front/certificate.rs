@@ -18,13 +18,23 @@ pub struct CertificateDraft {
     prompt: TokensHash,
     answer: TokensHasher,
     n_tokens: u32,
+    /// Of the request's grammar.
+    grammar: Option<GrammarHash>,
 }
+
+/// What the masks of a request with a grammar came from.
+pub type GrammarHash = [u8; 32];
 
 impl CertificateDraft {
     /// The certificate of a request's answer before its first token. `prompt` is the hash of the request's prompt.
-    pub fn new(digest: PolicyDigest, request: &Request, prompt: TokensHash) -> CertificateDraft {
+    pub fn new(
+        digest: PolicyDigest,
+        request: &Request,
+        prompt: TokensHash,
+        grammar: Option<GrammarHash>,
+    ) -> CertificateDraft {
         let (seed, choice) = (request.sampling.seed, request.sampling.choice);
-        CertificateDraft { digest, seed, choice, prompt, answer: TokensHasher::default(), n_tokens: 0 }
+        CertificateDraft { digest, seed, choice, prompt, answer: TokensHasher::default(), n_tokens: 0, grammar }
     }
 
     pub fn push(&mut self, token: Token) {
@@ -42,6 +52,7 @@ impl CertificateDraft {
             answer_hash: self.answer.hash().0.to_vec(),
             tokens: self.n_tokens,
             reason: reason.into(),
+            grammar_hash: self.grammar.map_or_else(Vec::new, |hash| hash.to_vec()),
         }
     }
 }

@@ -7,7 +7,7 @@
 use crate::board::pick::{Need, Wish};
 use crate::front::ask::{Ask, Purpose};
 use crate::front::calls::CallIds;
-use crate::front::certificate::CertificateDraft;
+use crate::front::certificate::{CertificateDraft, GrammarHash};
 use crate::front::finished_answer::AnswerWish;
 use crate::front::frontend::{Frontend, unix_millis, unix_seconds};
 use crate::front::generation::{Choice, Generation, Prompt};
@@ -33,7 +33,7 @@ use std::sync::Arc;
 use telemetry::spans::Traced;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use types::{Goal, Grammar, Priority, Request, RequestId, Token, TokensHash};
+use types::{Goal, Grammar, Hex, Priority, Request, RequestId, Token, TokensHash};
 
 impl Frontend {
     /// Lets a request in, sends it to a replica, and waits for its first answer, so that a refusal can be told as one.
@@ -127,15 +127,27 @@ impl Frontend {
             wanting.asked.structure = wanted.as_ref().map(structure::said);
             wanting
         });
-        let grammar = match wanted {
-            Some(wanted) => Some(self.grammar(wanted).await?),
+        let grammar = self.grammar_of(wanted, &read).await?;
+        let grammar_hash = match &grammar {
+            Some(grammar) => Some(self.grammar_hash(&model.text, grammar).await?),
             None => None,
         };
         drop((preparing, ask.body));
         let like = Request { grammar, tenant, weight: tenant_of.weight(), priority, cache_salt, ..like };
         let numbers = first_choice..first_choice + n_choices;
-        let prepared =
-            Prepared { prompts: read, like, wording, numbers, certified, wanting, model, session, deadline, created };
+        let prepared = Prepared {
+            prompts: read,
+            like,
+            wording,
+            numbers,
+            certified,
+            wanting,
+            grammar_hash,
+            model,
+            session,
+            deadline,
+            created,
+        };
         Ok((prepared, resume))
     }
 
@@ -185,6 +197,18 @@ impl Frontend {
         self.off_runtime(n_bytes, move || structure::wanted(structure, talk.as_ref())).await?
     }
 
+    /// The grammar of what the answers must be, and how long they may think.
+    async fn grammar_of(&self, wanted: Option<WantedGrammar>, prompts: &[Prompt]) -> Result<Option<Grammar>, Refusal> {
+        let grammar = match wanted {
+            Some(wanted) => Some(self.grammar(wanted).await?),
+            None => None,
+        };
+        Ok(match prompts.first().and_then(|prompt| prompt.talk.as_ref()?.thinking_budget()) {
+            Some(budget) => Some(budget.before(grammar.as_ref())),
+            None => grammar,
+        })
+    }
+
     /// Picks the replica once all that matters of the request is known, and as late as possible: by then others may
     /// have finished.
     fn place(&self, prepared: &Prepared, resume: Option<Resume>) -> Result<(Destination, Vec<Request>), Refusal> {
@@ -224,7 +248,8 @@ impl Frontend {
         (permit, charge): (AdmissionPermit, Charge),
         trace: &Traced,
     ) -> Result<Generation, Refusal> {
-        let Prepared { prompts, like, wording, numbers, certified, wanting, model, deadline, created, .. } = prepared;
+        let Prepared { prompts, like, wording, numbers, certified, wanting, grammar_hash, .. } = prepared;
+        let (model, deadline, created) = (prepared.model, prepared.deadline, prepared.created);
         let Destination { picked: Picked { link, replica, n_cached }, print, before, marks } = destination;
         let hashes: Vec<TokensHash> = prompts.iter().map(|prompt| TokensHash::of(&prompt.ids)).collect();
         // Caches were looked up only for the first prompt.
@@ -244,7 +269,7 @@ impl Frontend {
             };
             let n_had = mark.n_tokens();
             let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adopts { of, n_had });
-            let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt]);
+            let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt], grammar_hash);
             let draft = (certified || wanting.is_some()).then(|| Box::new(draft()));
             let choice = Choice::new(assembly, &request, &wording.own_ends, n_had, draft);
             let mut choice = choice.keeping(wanting.is_some());
@@ -323,6 +348,7 @@ struct Prepared {
     /// Whether each answer gets a certificate.
     certified: bool,
     wanting: Option<AnswerWish>,
+    grammar_hash: Option<GrammarHash>,
     model: ResolvedModel,
     session: Option<u64>,
     deadline: Option<Instant>,
@@ -398,7 +424,9 @@ impl Prepared {
         let flags = [stops.are_included(), self.wording.show_special];
         let flags = flags.map(|flag| if flag { "yes" } else { "no" });
         let talks: Vec<String> = self.prompts.iter().filter_map(|prompt| Some(prompt.talk.as_ref()?.said())).collect();
-        let texts = flags.into_iter().chain(stops.strings()).chain(talks.iter().map(String::as_str));
+        // Another engine may go on in another way.
+        let engine = self.grammar_hash.map(|hash| Hex(&hash).to_string());
+        let texts = flags.into_iter().chain(stops.strings()).chain(talks.iter().chain(&engine).map(String::as_str));
         Fingerprint::of(requests.iter(), texts)
     }
 }

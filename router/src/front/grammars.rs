@@ -1,12 +1,14 @@
 //! Grammars, compiled once for all who want the same: on the threads for long texts, with those that were wanted last
 //! kept. Knows what a grammar is only by its hash.
 
+use crate::front::certificate::GrammarHash;
 use crate::front::frontend::Frontend;
 use crate::front::structure::FIELD;
 use crate::refusal::Refusal;
+use crate::replicas::models::text::ModelText;
 use grammar::{GrammarLimits, GrammarRefused, WantedGrammar};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use types::Grammar;
 
 /// What a kept grammar costs beside its text, in bytes.
@@ -93,6 +95,20 @@ impl Frontend {
         }
         let grammars = self.grammars.clone();
         self.on_a_thread(move || grammars.compile(key, &wanted)).await?.map_err(refusal)
+    }
+}
+
+impl Frontend {
+    /// What the answers' masks come from, for certificates and handles.
+    pub(super) async fn grammar_hash(&self, of: &Arc<ModelText>, grammar: &Grammar) -> Result<GrammarHash, Refusal> {
+        let tokens = match of.known_tokens_hash() {
+            Some(hash) => hash,
+            None => {
+                let of = of.clone();
+                self.on_a_thread(move || of.hash_of_tokens()).await?
+            }
+        };
+        Ok(grammar::digest(grammar, &tokens))
     }
 }
 

@@ -307,6 +307,57 @@ fn a_template_that_knows_no_tools_gets_them_as_text() {
     });
 }
 
+/// By every name it is one budget, alone and before a structure. A model whose thoughts nobody knows is refused one.
+#[test]
+fn a_thinking_budget_goes_to_the_rank_with_the_texts_that_begin_and_end_thoughts() {
+    run(async {
+        let house = open(THINKS, "so</think>\n\n{\"a\": 1}").await;
+        let body = |more: Value| {
+            let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            body
+        };
+        let head = json!({
+            "tokens_max": 7, "is_open": true, "repeats": false, "opens": ["<think>"], "closes": ["</think>"],
+        });
+        let limited = |n| {
+            let text = grammar(&house, n).unwrap();
+            let (head, rest) = text.strip_prefix("// thinking ").unwrap().split_once('\n').unwrap();
+            (serde_json::from_str::<Value>(head).unwrap(), rest.to_owned())
+        };
+        let mut n = 0;
+        for said in [
+            json!({ "thinking_token_budget": 7 }),
+            json!({ "thinking_budget_tokens": 7 }),
+            json!({ "thinking_budget": 7 }),
+            json!({ "thinking": { "type": "enabled", "budget_tokens": 7 } }),
+        ] {
+            assert_eq!(post(house.http, CHAT, &body(said.clone())).await.status, 200, "{said}");
+            assert_eq!(limited(n), (head.clone(), String::new()), "{said}");
+            n += 1;
+        }
+        let format = json!({ "response_format": { "type": "json_object" } });
+        assert_eq!(post(house.http, CHAT, &body(format.clone())).await.status, 200);
+        let mut both = body(format);
+        both["thinking_token_budget"] = 7.into();
+        assert_eq!(post(house.http, CHAT, &both).await.status, 200);
+        assert_eq!(limited(n + 1), (head, grammar(&house, n).unwrap()));
+        // Where the prompt has ended the thought there is nothing to limit.
+        let over = json!({ "thinking_budget": 7, "chat_template_kwargs": { "enable_thinking": false } });
+        assert_eq!(post(house.http, CHAT, &body(over)).await.status, 200);
+        assert_eq!(grammar(&house, n + 2), None);
+        let refused = post(house.http, CHAT, &body(json!({ "thinking_budget": 7, "thinking_token_budget": 8 }))).await;
+        assert_eq!(refused.status, 400);
+        house.close().await;
+        let house = open(TOLD, "Hi").await;
+        let refused = post(house.http, CHAT, &body(json!({ "thinking_budget": 7 }))).await;
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("thinking_token_budget")));
+        let none = post(house.http, CHAT, &body(json!({ "thinking": { "type": "disabled" } }))).await;
+        assert_eq!((none.status, grammar(&house, 0)), (200, None));
+        house.close().await;
+    });
+}
+
 #[test]
 fn thoughts_are_told_apart_from_the_answer() {
     run(async {

@@ -39,6 +39,31 @@ fn found(reply: &Reply) -> Value {
     values.flat_map(places).find(|place| !place.is_null()).unwrap_or_else(|| panic!("none in {}", reply.body))
 }
 
+/// What an answer had to be is a part of where it came from.
+#[test]
+fn an_answer_with_a_grammar_says_which_and_by_which_engine() {
+    run(async {
+        let house = House::open(config()).await;
+        let mut hashes = Vec::new();
+        for more in [json!({ "regex": "[a-z]+" }), json!({ "regex": "[A-Z]+" }), json!({ "regex": "[a-z]+" })] {
+            let mut body = json!({ "prompt": "x", "seed": 5, "certificate": true });
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let certificate = found(&post(house.http, COMPLETIONS, &body).await);
+            let text = house.fake.submits().last().unwrap().constraint.clone().unwrap();
+            let text = types::Grammar::new(String::from_utf8(text).unwrap());
+            let model = crate::model::text();
+            let table = checkpoint::TokenTable::new(model.tokenizer.clone());
+            let n_vocab = model.spec.vocab as usize;
+            let vocabulary = grammar::Vocabulary::new(table.tokens().take(n_vocab), n_vocab, &model.spec.eos).unwrap();
+            let expected = Hex(&grammar::digest(&text, &vocabulary.hash())).to_string();
+            assert_eq!(certificate["grammar_hash"], expected, "as a rank has it");
+            hashes.push(expected);
+        }
+        assert!(hashes[0] == hashes[2] && hashes[0] != hashes[1]);
+        house.close().await;
+    });
+}
+
 #[test]
 fn every_page_and_both_ways_of_sending_have_the_same() {
     run(async {

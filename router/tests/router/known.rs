@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 
 /// What makes a prompt of a conversation.
-const OF_TALK: [&str; 14] = [
+const OF_TALK: [&str; 18] = [
     "messages",
     "chat_template",
     "add_generation_prompt",
@@ -23,6 +23,10 @@ const OF_TALK: [&str; 14] = [
     "reasoning_effort",
     "reasoning",
     "include_reasoning",
+    "thinking",
+    "thinking_token_budget",
+    "thinking_budget_tokens",
+    "thinking_budget",
 ];
 
 fn base(of: Endpoint, name: &str) -> Option<(&'static str, Value)> {

@@ -263,11 +263,12 @@ fn thinking_is_what_the_template_can_be_told() {
         assert!(prompt(&house).contains("[True][low]|user"), "{}", prompt(&house));
         assert_eq!(status(json!({ "thinking": { "type": "disabled" } })).await, 200);
         assert!(prompt(&house).contains("[False][none]|user"), "{}", prompt(&house));
-        // A budget that `max_tokens` keeps is kept.
-        let budget = |n: u32| json!({ "thinking": { "type": "enabled", "budget_tokens": n } });
-        assert_eq!(status(budget(4095)).await, 200);
-        let reply = post(house.http, MESSAGES, &asked(budget(2000))).await;
-        assert!(reply.status == 400 && reply.body.contains("thinking.budget_tokens"), "{reply:?}");
+        // A budget is kept where the answer is drawn.
+        assert!(!has_grammar(&house));
+        assert_eq!(status(json!({ "thinking": { "type": "enabled", "budget_tokens": 2000 } })).await, 200);
+        let limited = house.fake.submits().last().unwrap().constraint.clone().unwrap();
+        let limited = String::from_utf8(limited).unwrap();
+        assert!(limited.starts_with("// thinking {") && limited.contains("\"tokens_max\":2000"), "{limited}");
         // Who wants no thoughts is told that there was one.
         let omitted = json!({ "thinking": { "type": "adaptive", "display": "omitted" } });
         let shown = post(house.http, MESSAGES, &asked(json!({}))).await.json();
@@ -304,6 +305,7 @@ fn a_template_without_a_switch_is_taken_at_its_word() {
         let house = of(plain, Fake::start(), "Hi").await;
         let enabled = json!({ "thinking": { "type": "enabled", "budget_tokens": 1024 }, "tools": [] });
         assert_eq!(post(house.http, MESSAGES, &asked(enabled)).await.status, 200);
+        assert!(!has_grammar(&house));
         let disabled = json!({ "thinking": { "type": "disabled" }, "tools": [] });
         assert_eq!(post(house.http, MESSAGES, &asked(disabled.clone())).await.status, 200);
         house.close().await;

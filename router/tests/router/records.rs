@@ -2,6 +2,7 @@
 //! and says nothing that was not to be kept.
 
 use crate::client::{Reply, get, post, post_with_key, send};
+use crate::fake::Fake;
 use crate::grpc::{ask, generate};
 use crate::model::END;
 use crate::{House, config, eventually, run};
@@ -110,6 +111,33 @@ fn what_any_page_answered_can_be_asked_again_as_the_same_request() {
                 }
             }
         }
+        house.close().await;
+    });
+}
+
+/// A prompt of token ids has no thought: whoever asks again is refused, instead of told of a difference.
+#[test]
+fn a_budget_of_thought_is_in_the_record_and_refused_where_it_is_asked_again() {
+    let folder = Folder::new("budget");
+    run(async {
+        let fake = Fake::start();
+        fake.script(|script| script.context = 4000);
+        fake.answer("so</think>yes");
+        fake.welcome();
+        let members = vec![fake.coordinator()].into();
+        let template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{{ '</think>' if false }}";
+        let text = crate::model::text().with_template(checkpoint::ChatTemplate::new(template, None, None).unwrap());
+        let house = House::reading(folder.config(true), vec![fake], members, text).await;
+        house.ready().await;
+        let messages = json!([{ "role": "user", "content": "A" }]);
+        let chat = json!({ "messages": messages, "thinking_budget": 7 });
+        let reply = post(house.http, "/v1/chat/completions", &chat).await;
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        eventually(|| async { folder.all().len() == 1 }).await;
+        let again = &folder.all()[0]["request"];
+        assert_eq!(again["thinking_token_budget"], 7, "{again}");
+        let refused = post(house.http, COMPLETIONS, again).await;
+        assert!(refused.status == 400 && refused.body.contains("thinking_token_budget"), "{}", refused.body);
         house.close().await;
     });
 }

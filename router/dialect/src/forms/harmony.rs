@@ -13,7 +13,7 @@ const START: &str = "<|start|>";
 const MESSAGE: &str = "<|message|>";
 const CONSTRAIN: &str = "<|constrain|>";
 /// These end a message; the first three are part of it.
-const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
+pub(crate) const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
 const N_OWN_ENDS: usize = 3;
 
 pub(crate) const THOUGHT_OPEN: &str = "<|channel|>analysis<|message|>";

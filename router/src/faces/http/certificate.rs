@@ -39,7 +39,7 @@ pub fn add(to: &mut Value, finished: &v1::Finished) {
 }
 
 pub fn value(certificate: &v1::Certificate, reason: &str) -> Value {
-    json!({
+    let mut value = json!({
         "version": certificate.version,
         "policy_digest": Hex(&certificate.policy_digest).to_string(),
         "seed": certificate.seed,
@@ -48,5 +48,9 @@ pub fn value(certificate: &v1::Certificate, reason: &str) -> Value {
         "answer_hash": Hex(&certificate.answer_hash).to_string(),
         "tokens": certificate.tokens,
         "finish_reason": reason,
-    })
+    });
+    if !certificate.grammar_hash.is_empty() {
+        value["grammar_hash"] = Hex(&certificate.grammar_hash).to_string().into();
+    }
+    value
 }

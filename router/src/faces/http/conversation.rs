@@ -1,7 +1,7 @@
 //! A conversation in OpenAI's words: messages with their calls, and what vLLM adds for its template. Knows no answer.
 
 use crate::faces::http::fields::{Fields, wrong};
-use crate::faces::http::tools;
+use crate::faces::http::{thinking, tools};
 use crate::refusal::Refusal;
 use proto::v1;
 use serde_json::{Map, Value};
@@ -31,6 +31,7 @@ pub fn conversation(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
         continue_final_message: fields.boolean("continue_final_message")?.unwrap_or(false),
         template: fields.string("chat_template")?.unwrap_or_default(),
         include_reasoning: fields.boolean("include_reasoning")?,
+        thinking_token_budget: thinking::budget(fields)?,
         reasoning_effort: effort(fields)?.unwrap_or_default(),
         ..v1::Chat::default()
     };

@@ -459,7 +459,7 @@ mod tests {
             (r#"{"stream": "yes"}"#, "stream"),
             (r#"{"stream_options": {"include_usage": true}}"#, "stream_options"),
             (r#"{"best_of": 3}"#, "best_of"),
-            (r#"{"thinking_token_budget": 5}"#, "thinking_token_budget"),
+            (r#"{"thinking_forced_open": true}"#, "thinking_forced_open"),
             (r#"{"logit_bias": {"five": -100}}"#, "logit_bias"),
             (r#"{"logit_bias": {"5": "much"}}"#, "logit_bias"),
             (r#"{"logit_bias": [5]}"#, "logit_bias"),

@@ -5,6 +5,7 @@ use crate::faces::http::certificate;
 use crate::faces::http::format::finish_reason;
 use crate::faces::http::vllm::params;
 use crate::front::finished_answer::{FinishedAnswer, FinishedChoice};
+use grammar::ThinkingBudget;
 use proto::v1;
 use serde_json::{Map, Value, json};
 use types::Hex;
@@ -46,6 +47,10 @@ fn asked(answer: &FinishedAnswer, with_prompts: bool) -> Value {
         asked.insert("prompt".into(), json!(answer.prompts));
     } else {
         WORDS.iter().for_each(|name| drop(asked.remove(*name)));
+    }
+    // Refused where it is asked again: a prompt of token ids has no thought.
+    if let Some(budget) = answer.like.grammar.as_ref().and_then(ThinkingBudget::of) {
+        asked.insert("thinking_token_budget".into(), budget.tokens_max.into());
     }
     if answer.first_choice > 0 {
         asked.insert("first_choice".into(), answer.first_choice.into());

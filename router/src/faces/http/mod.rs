@@ -38,6 +38,7 @@ mod sse;
 mod stopwatch;
 pub mod structure;
 mod table;
+pub mod thinking;
 mod tokens;
 mod tools;
 mod vllm;

@@ -27,6 +27,8 @@ pub(super) struct ReadChat {
     pub template: Option<String>,
     /// How much the model is to think, if the client has said so.
     pub effort: Option<String>,
+    /// The most tokens of thought, if the client has said so.
+    pub thinking_token_budget: Option<u32>,
 }
 
 pub(super) fn read(chat: v1::Chat) -> Result<ReadChat, Refusal> {
@@ -53,6 +55,7 @@ pub(super) fn read(chat: v1::Chat) -> Result<ReadChat, Refusal> {
         includes_reasoning: chat.include_reasoning.unwrap_or(true),
         template: Some(chat.template).filter(|template| !template.is_empty()),
         effort: Some(chat.reasoning_effort).filter(|effort| !effort.is_empty()),
+        thinking_token_budget: chat.thinking_token_budget,
     })
 }
 

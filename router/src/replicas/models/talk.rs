@@ -2,7 +2,8 @@
 //! ends. Knows no tokens of an answer.
 
 use checkpoint::Tokenizer;
-use dialect::{Dialect, Opening, Speech, ToolChoice, Tools};
+use dialect::{Dialect, Opening, Speech, ThoughtTexts, ToolChoice, Tools};
+use grammar::ThinkingBudget;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use types::Token;
@@ -19,6 +20,8 @@ pub struct Talk {
     pub opening: Opening,
     /// Whether an answer that does not go on with a thought may begin with one.
     pub may_open_thought: bool,
+    /// The most tokens of thought, if the client has said so.
+    pub thinking_token_budget: Option<u32>,
     /// Special tokens that the dialect reads, whoever else may see them.
     pub markers: Arc<[Token]>,
 }
@@ -34,6 +37,15 @@ impl Talk {
     /// Whether the answer may begin with a thought, or goes on with one.
     pub fn may_think(&self) -> bool {
         self.dialect.has_thoughts() && (self.opening == Opening::Thought || self.may_open_thought)
+    }
+
+    /// The limit of the answer's thought. None where it has none, or can have no thought.
+    pub fn thinking_budget(&self) -> Option<ThinkingBudget> {
+        let tokens_max = self.thinking_token_budget.filter(|_| self.may_think())?;
+        let ThoughtTexts { opens, closes, repeats } = self.dialect.thought_texts()?;
+        let owned = |texts: Vec<&str>| texts.into_iter().map(str::to_owned).collect();
+        let is_open = self.opening == Opening::Thought;
+        Some(ThinkingBudget { tokens_max, is_open, repeats, opens: owned(opens), closes: owned(closes) })
     }
 
     /// The structural tag of an answer with these calls. None where every text will do.

@@ -4,10 +4,12 @@ use crate::refusal::Refusal;
 use crate::replicas::models::conversation::{self, ReadChat};
 use crate::replicas::models::talk::{Talk, markers, may_open_thought};
 use crate::replicas::models::untold;
-use checkpoint::{ChatTemplate, Checkpoint, Conversation, Defaults, ModelSpec, Tokenizer};
+use checkpoint::{ChatTemplate, Checkpoint, Conversation, Defaults, ModelSpec, TokenTable, Tokenizer};
 use dialect::{Dialect, UnknownDialect};
+use grammar::Vocabulary;
 use proto::v1;
 use proto::v1::generate_request::Input;
+use std::sync::{Arc, OnceLock};
 use types::{Token, Tokens};
 
 /// The form of calls for templates that know no tools.
@@ -16,6 +18,7 @@ const UNTOLD_CALLS: &str = "generic";
 pub const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 /// A variable of templates, and the field that says it.
 const EFFORT: &str = "reasoning_effort";
+const THINKING_BUDGET: &str = "thinking_token_budget";
 
 /// How a model's text is tokenized, rendered, decoded and read. Cheap to clone.
 #[derive(Clone)]
@@ -28,6 +31,8 @@ pub struct ModelText {
     pub dialect: Dialect,
     /// Whether clients may send a chat template of their own.
     pub trusts_templates: bool,
+    /// A hash of the bytes of all tokens, made for the first request that has a grammar.
+    pub tokens_hash: Arc<OnceLock<[u8; 32]>>,
 }
 
 /// An input as tokens. A chat says how its answer is read.
@@ -45,6 +50,7 @@ impl ModelText {
             defaults: *checkpoint.defaults(),
             dialect: Dialect::NONE,
             trusts_templates: false,
+            tokens_hash: Arc::default(),
         };
         Ok(match checkpoint.chat_template()? {
             Some(template) => text.with_template(template),
@@ -63,6 +69,20 @@ impl ModelText {
         let dialect = calls.map_or(Ok(self.dialect), |name| self.dialect.tools_named(name))?;
         let dialect = thoughts.map_or(Ok(dialect), |name| dialect.thoughts_named(name))?;
         Ok(ModelText { dialect, ..self })
+    }
+
+    /// The hash of the vocabulary that ranks make masks for.
+    pub(crate) fn hash_of_tokens(&self) -> [u8; 32] {
+        let hash = || {
+            let table = TokenTable::new(self.tokenizer.clone());
+            let n_vocab = self.spec.vocab as usize;
+            Vocabulary::hash_of(table.tokens().take(n_vocab), n_vocab, &self.spec.eos)
+        };
+        *self.tokens_hash.get_or_init(hash)
+    }
+
+    pub(crate) fn known_tokens_hash(&self) -> Option<[u8; 32]> {
+        self.tokens_hash.get().copied()
     }
 
     /// `add_special` is for plain text; a template writes its special tokens itself. `now` is the time that it is told
@@ -112,9 +132,14 @@ impl ModelText {
         if let Some(effort) = read.effort.take() {
             think(template, self.dialect, &mut read.conversation, effort)?;
         }
+        // Not to think at all is what a model without thoughts does.
+        if read.thinking_token_budget.is_some_and(|n| n > 0) && !self.dialect.has_thoughts() {
+            let why = "cannot be kept: the form in which this model thinks is unknown (--reasoning-parser names it)";
+            return Err(Refusal::invalid(THINKING_BUDGET, why));
+        }
         let rendered = rendered(template, &read, now)?;
         let opening = self.dialect.opens_thought(&rendered);
-        let ReadChat { tools, choice, is_parallel, includes_reasoning, .. } = read;
+        let ReadChat { tools, choice, is_parallel, includes_reasoning, thinking_token_budget, .. } = read;
         let talk = Talk {
             dialect: self.dialect,
             tools,
@@ -122,6 +147,7 @@ impl ModelText {
             is_parallel,
             includes_reasoning,
             opening,
+            thinking_token_budget,
             may_open_thought: may_open_thought(&self.dialect, opening, &rendered),
             markers: markers(&self.dialect, &self.tokenizer),
         };

@@ -214,13 +214,19 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     done("reasoning", "O V", &[Chat, Responses, Tokenize], r#"{"effort": "high"}"#),
     undone("reasoning", "O V", &[Completions, Messages], r#"{"effort": "high"}"#)
         .but(These(&[r#"{"effort": "none", "summary": null, "generate_summary": null}"#])),
+    // A model that does not think takes these.
+    done("thinking", "A", &[Chat, Tokenize], r#"{"type": "disabled"}"#),
     done("thinking", "A", &[Messages, CountTokens], r#"{"type": "enabled", "budget_tokens": 1024}"#),
-    undone("thinking", "A", STREAMS, r#"{"type": "enabled", "budget_tokens": 1024}"#)
+    undone("thinking", "A", &[Completions, Responses], r#"{"type": "enabled", "budget_tokens": 1024}"#)
         .but(These(&[r#"{"type": "disabled"}"#])),
     undone("think", "M", HTTP, "true").but(FALSE),
     undone("enable_thinking", "S", TALKS, "true"),
-    undone("thinking_token_budget", "V", SAYS, "5").but(UNLIMITED),
-    undone("thinking_budget_tokens", "L", SAYS, "5").but(UNLIMITED),
+    done("thinking_token_budget", "V", &[Chat, Tokenize], "0"),
+    undone("thinking_token_budget", "V", &[Completions, Responses, Messages, Infer], "5").but(UNLIMITED),
+    done("thinking_budget_tokens", "L", &[Chat, Tokenize], "0"),
+    undone("thinking_budget_tokens", "L", &[Completions, Responses, Messages, Infer], "5").but(UNLIMITED),
+    done("thinking_budget", "S", &[Chat, Tokenize], "0"),
+    undone("thinking_budget", "S", &[Completions, Responses, Messages, Infer], "5").but(UNLIMITED),
     undone("reasoning_format", "L", HTTP, r#""deepseek""#).but(These(&[r#""none""#, r#""auto""#])),
     undone("thinking_forced_open", "L", HTTP, "true").but(FALSE),
     done("include_reasoning", "V", &[Chat, Tokenize], "false"),

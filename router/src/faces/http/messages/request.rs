@@ -40,11 +40,15 @@ pub fn asked(front: &Frontend, mut page: Page) -> Result<AskedMessage, Refusal> 
     fields.check(Endpoint::Messages)?;
     let model = fields.string("model")?.unwrap_or_default();
     let SaidChat { chat, thinking, structure, structure_field } = said_chat(fields)?;
+    // A model that never thinks keeps every budget.
+    let thinks = || front.text(&model).is_ok_and(|text| text.dialect.has_thoughts());
+    let chat = v1::Chat { thinking_token_budget: thinking.budget.filter(|_| thinks()), ..chat };
     let mut sampling = fields.sampling()?;
     sampling.stop.extend(fields.strings("stop_sequences")?);
     sampling.structure = structure;
-    let Some(tokens_max) = sampling.max_tokens else { return Err(Refusal::invalid("max_tokens", "is missing")) };
-    thinking.check_budget(tokens_max, || front.text(&model).is_ok_and(|text| text.dialect.has_thoughts()))?;
+    if sampling.max_tokens.is_none() {
+        return Err(Refusal::invalid("max_tokens", "is missing"));
+    }
     let is_stream = fields.boolean("stream")?.unwrap_or(false);
     let ask = Ask {
         model,

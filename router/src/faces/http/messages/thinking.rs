@@ -2,7 +2,6 @@
 //! which templates ask.
 
 use crate::faces::http::fields::Fields;
-use crate::faces::http::single::invalid;
 use crate::refusal::Refusal;
 use crate::replicas::models::text::SWITCHES;
 use proto::v1;
@@ -14,7 +13,7 @@ pub struct Thinking {
     /// Whether thoughts are told, or only that there were some.
     pub is_shown: bool,
     /// The most tokens of a thought.
-    budget: Option<u32>,
+    pub budget: Option<u32>,
 }
 
 /// Reads `thinking` into a chat, or into the variables of its template. Without it the template does as it does.
@@ -57,19 +56,5 @@ fn budget(thinking: &mut Fields) -> Result<u32, Refusal> {
         None => Err(Refusal::invalid(BUDGET, "is missing")),
         Some(0) => Err(Refusal::invalid(BUDGET, "must be at least 1")),
         Some(budget) => Ok(budget),
-    }
-}
-
-impl Thinking {
-    /// Refuses a budget that nothing keeps. A model that never thinks keeps every budget, and `max_tokens` keeps one
-    /// that leaves no more than a token for the answer.
-    pub fn check_budget(&self, tokens_max: u32, thinks: impl FnOnce() -> bool) -> Result<(), Refusal> {
-        match self.budget {
-            Some(budget) if budget < tokens_max.saturating_sub(1) && thinks() => {
-                let why = "is not supported yet where the model thinks: say `adaptive`, or one less than `max_tokens`";
-                Err(invalid(BUDGET.to_owned(), why))
-            }
-            _ => Ok(()),
-        }
     }
 }
