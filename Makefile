@@ -39,7 +39,7 @@ BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)
 .PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
 .PHONY: bench bench-sums bench-links bench-grids bench-router bench-scheduler bench-tenants check deny
 .PHONY: images compose
-.PHONY: grammar-suite grammar-masks peer-tests flips
+.PHONY: grammar-suite grammar-masks grammar-schemas grammar-speed peer-tests flips
 .PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload hostile
 
 help:
@@ -72,6 +72,7 @@ help:
 	@echo "make grammar-suite every schema of the JSON-Schema-Test-Suite through masks; fetches it"
 	@echo "make peer-tests vLLM's and llama.cpp's own server tests, as a table (ARGS=--write keeps it)"
 	@echo "make grammar-masks how long masks take over 150,000 tokens"
+	@echo "make grammar-schemas grammar-speed ADDRESS=HOST:PORT   answers of a server against 200 schemas; decoding with 8 of them"
 	@echo "make bench-tenants how long a tenant waits beside one at 50 times its share, ROUNDS (5); as a table"
 	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
 	@echo "make gpu-check-program the program that does that, to be carried to where there is no Rust (GPU_CHECK=..)"
@@ -281,3 +282,10 @@ peer-tests: protoc $(PEER_SOURCES)/.ready $(PEER_PACKAGES)/.ready
 
 grammar-masks:
 	$(CARGO) run --locked --release -p grammar --example masks
+
+ADDRESS ?= 127.0.0.1:8000
+grammar-schemas:
+	$(PYTHON) benches/schemas.py $(ADDRESS)
+
+grammar-speed:
+	$(PYTHON) benches/grammars.py $(ADDRESS)
