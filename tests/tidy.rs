@@ -456,7 +456,7 @@ fn a_request_has_the_forms_that_are_listed() {
     // With a face's own message and that of `step.proto` they are the eight of router/DESIGN.md.
     const FORMS: &[&str] = &[
         "router/src/front/ask.rs: Ask",
-        "router/src/front/generate.rs: Prepared",
+        "router/src/front/prepared.rs: Prepared",
         "types/src/request.rs: Request",
         "router/src/link/request.rs: LinkRequest",
         "coordinator/scheduler/src/sequence.rs: Sequence",

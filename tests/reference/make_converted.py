@@ -1,6 +1,6 @@
 """Writes beside some folders of `make_families.py` and `make_gpt_oss.py` the GGUF that llama.cpp's converter makes of
-them: its names, its keys, its permuted and stacked tensors, and the same numbers, so that `expected.json` holds for both. The
-file has no tokenizer.
+them: its names, its keys, its permuted and stacked tensors, and the same numbers, so that `expected.json` holds for
+both. The file has no tokenizer.
 
     python make_converted.py [NAME ..]
 """

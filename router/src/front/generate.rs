@@ -4,13 +4,14 @@
 //! An `Ask` is let in, its prompts become tokens and its sampling is checked (`Prepared`). Then a replica is picked
 //! (`Destination`), and each answer becomes one `Request` to it, which a link carries.
 
-use crate::board::pick::{Need, Wish};
+use crate::board::pick::Need;
 use crate::front::ask::{Ask, Purpose};
 use crate::front::calls::CallIds;
-use crate::front::certificate::{CertificateDraft, GrammarHash};
+use crate::front::certificate::CertificateDraft;
 use crate::front::finished_answer::AnswerWish;
 use crate::front::frontend::{Frontend, unix_millis, unix_seconds};
 use crate::front::generation::{Choice, Generation, Prompt};
+use crate::front::prepared::{Prepared, longest, room};
 use crate::front::recorder::Recorder;
 use crate::front::resume::{Fingerprint, ReadMarks, Resume, ResumeHandle};
 use crate::front::sampling::Wording;
@@ -22,7 +23,7 @@ use crate::link::request::{Adopts, Call};
 use crate::link::versions::Version;
 use crate::link::view::Replica;
 use crate::refusal::{NoResume, Refusal};
-use crate::replicas::models::table::{ResolvedModel, VersionBy};
+use crate::replicas::models::table::VersionBy;
 use crate::replicas::models::text::{Encoded, ModelText};
 use crate::replicas::pool::Picked;
 use grammar::WantedGrammar;
@@ -33,7 +34,7 @@ use std::sync::Arc;
 use telemetry::spans::Traced;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use types::{Goal, Grammar, Hex, Priority, Request, RequestId, Token, TokensHash};
+use types::{Goal, Grammar, Priority, Request, RequestId, TokensHash};
 
 impl Frontend {
     /// Lets a request in, sends it to a replica, and waits for its first answer, so that a refusal can be told as one.
@@ -338,99 +339,6 @@ impl Frontend {
     }
 }
 
-/// A request that has been read: prompts are tokens, and its sampling is checked.
-struct Prepared {
-    prompts: Vec<Prompt>,
-    /// What the requests of all its answers share: all but the prompt, the choice, and the room for the answer.
-    like: Request,
-    wording: Wording,
-    numbers: std::ops::Range<u32>,
-    /// Whether each answer gets a certificate.
-    certified: bool,
-    wanting: Option<AnswerWish>,
-    grammar_hash: Option<GrammarHash>,
-    model: ResolvedModel,
-    session: Option<u64>,
-    deadline: Option<Instant>,
-    /// Unix seconds: when the stream began, wherever that was.
-    created: u64,
-}
-
-/// Bytes of a request's lists up to which they do not count as waiting tokens.
-const LISTS_BYTES_FREE: usize = 4 << 10;
-
-impl Prepared {
-    fn check_copies(&self, bytes_max: usize) -> Result<(), Refusal> {
-        let (n_choices, lists) = (self.numbers.len() as u64, self.lists_bytes() as u64);
-        let each = |prompt: &Prompt| (prompt.ids.len() * size_of::<Token>()) as u64 + lists;
-        let n_bytes = n_choices * self.prompts.iter().map(each).sum::<u64>();
-        if n_bytes <= bytes_max as u64 {
-            return Ok(());
-        }
-        let told = format!("its {n_choices} answers to {} prompts take {n_bytes} bytes", self.prompts.len());
-        let message = format!(
-            "{told} with the lists of each (logit_bias, allowed_token_ids, words) and its grammar: at most {bytes_max}"
-        );
-        Err(Refusal::invalid("n", message))
-    }
-
-    /// The tokens of all its requests; the bytes of their lists count as if they were tokens.
-    fn n_waiting(&self) -> usize {
-        let n_listed = self.lists_bytes().saturating_sub(LISTS_BYTES_FREE) / size_of::<Token>();
-        let of_prompts = self.prompts.iter().map(|prompt| prompt.ids.len() + n_listed);
-        self.numbers.len() * of_prompts.sum::<usize>()
-    }
-
-    /// The bytes that each request has besides its prompt.
-    fn lists_bytes(&self) -> usize {
-        self.like.sampling.lists_bytes() + self.like.grammar.as_ref().map_or(0, Grammar::n_bytes)
-    }
-
-    /// The requests, one per choice of each prompt, for a replica with this context.
-    fn requests(&self, context: u32) -> Result<Vec<Request>, Refusal> {
-        let n_prompt = longest(&self.prompts);
-        if n_prompt > room(context, &self.like.goal) as usize {
-            return Err(Refusal::TooLong { n_prompt, context });
-        }
-        let each = self.prompts.iter().flat_map(|prompt| self.numbers.clone().map(move |number| (prompt, number)));
-        Ok(each.map(|(prompt, number)| self.request(prompt, number, context)).collect())
-    }
-
-    fn request(&self, prompt: &Prompt, choice: u32, context: u32) -> Request {
-        let room = context - prompt.ids.len() as u32;
-        let mut request = Request { prompt: prompt.ids.clone(), ..self.like.clone() };
-        request.sampling.choice = choice;
-        // A pooled prompt may leave no room, and draws nothing.
-        request.sampling.tokens_max = request.sampling.tokens_max.min(room.max(1));
-        request
-    }
-
-    /// What the choice of a replica depends on.
-    fn wish(&self) -> Wish {
-        let n_prompt = u32::try_from(longest(&self.prompts)).unwrap_or(u32::MAX);
-        // A pooled prompt fits where it leaves no room.
-        let n_prompt = n_prompt.saturating_sub(u32::from(self.like.goal == Goal::Pool));
-        Wish { n_prompt, session: self.session, n_before: 0, version: self.model.version }
-    }
-
-    /// The prompt to look up in caches, if the request may read them.
-    fn cached_prompt(&self) -> Option<&[Token]> {
-        let reads_cache = self.like.goal == Goal::Generate;
-        reads_cache.then(|| self.prompts.first().map_or(&[][..], |prompt| &prompt.ids))
-    }
-
-    fn print(&self, requests: &[Request]) -> Fingerprint {
-        let stops = &self.wording.stops;
-        let flags = [stops.are_included(), self.wording.show_special];
-        let flags = flags.map(|flag| if flag { "yes" } else { "no" });
-        let talks: Vec<String> = self.prompts.iter().filter_map(|prompt| Some(prompt.talk.as_ref()?.said())).collect();
-        // Another engine may go on in another way.
-        let engine = self.grammar_hash.map(|hash| Hex(&hash).to_string());
-        let texts = flags.into_iter().chain(stops.strings()).chain(talks.iter().chain(&engine).map(String::as_str));
-        Fingerprint::of(requests.iter(), texts)
-    }
-}
-
 fn call_ids(request: &Request, prompt: TokensHash) -> CallIds {
     CallIds { seed: request.sampling.seed, choice: request.sampling.choice, prompt }
 }
@@ -494,15 +402,6 @@ fn started(
         resume: Some(resume),
         prompt_hash,
     }
-}
-
-/// The most tokens that a prompt may have: an answer needs room for one.
-fn room(context: u32, goal: &Goal) -> u32 {
-    if *goal == Goal::Pool { context } else { context.saturating_sub(1) }
-}
-
-fn longest(prompts: &[Prompt]) -> usize {
-    prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0)
 }
 
 fn level(priority: i32) -> Result<Priority, Refusal> {

@@ -21,6 +21,7 @@ pub mod generate;
 pub mod generation;
 pub mod grammars;
 pub mod hidden;
+mod prepared;
 pub mod reader_watch;
 pub mod recorder;
 pub mod resume;

@@ -4,8 +4,8 @@
 //! Knows no replica, but for what lists of models show. Read `server`, `origin` and `door` (connections, browsers and
 //! keys), `page`, `fields` and `known` (what a client sent; `conversation`, `tools` and `structure` read parts of it),
 //! then an endpoint: OpenAI's `chat` and `completions` share `answer`, `said`, `format` and `chunks`; `responses`,
-//! Anthropic's `messages` and other APIs have a folder each; `kept` and `records` are for answers that are recorded. All
-//! streams go through `sse`. Which pages there are is one table, `apis`.
+//! Anthropic's `messages` and other APIs have a folder each; `kept` and `records` are for recorded answers. All streams
+//! go through `sse`. Which pages there are is one table, `apis`.
 
 mod answer;
 mod certificate;

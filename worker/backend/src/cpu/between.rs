@@ -4,7 +4,6 @@ use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::math::{clamped_silu, gelu, gelu_erf, soft_cap};
 use super::memory::Shared;
-use super::pointwise::{norm, sum_of_squares};
 use crate::{Clamp, Heads};
 use std::ops::Range;
 
@@ -80,6 +79,47 @@ fn sum<L: Lanes>(x: &[f32]) -> f32 {
         sum = sum.add(L::load(chunk));
     }
     sum.add(L::load_first(tail)).sum()
+}
+
+/// Each row of x += bias.
+pub(crate) struct AddBias<'a> {
+    pub x: Shared<f32>,
+    pub bias: &'a [f32],
+    pub rows: Range<usize>,
+}
+
+impl Kernel for AddBias<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let n = self.bias.len();
+        for row in self.rows.clone() {
+            // SAFETY: the op checked the shapes; one thread has each row.
+            let x = unsafe { self.x.part(row * n, n) };
+            x.iter_mut().zip(self.bias).for_each(|(x, bias)| *x += bias);
+        }
+    }
+}
+
+/// out = (x * scale) * weight
+#[inline(always)]
+pub(crate) fn norm<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let scale = 1.0 / (sum_of_squares::<L>(x) / x.len() as f32 + eps).sqrt();
+    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+        *out = (x * scale) * weight;
+    }
+}
+
+/// The sum of squares, in sixteen lanes and one tree.
+#[inline(always)]
+pub(crate) fn sum_of_squares<L: Lanes>(x: &[f32]) -> f32 {
+    let (chunks, tail) = x.as_chunks::<LANES>();
+    let mut squares = L::splat(0.0);
+    for chunk in chunks {
+        let x = L::load(chunk);
+        squares = x.fma(x, squares);
+    }
+    let tail = L::load_first(tail);
+    tail.fma(tail, squares).sum()
 }
 
 /// An operation on each element.

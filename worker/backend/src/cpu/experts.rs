@@ -3,7 +3,7 @@
 //! Rows are grouped by expert only to speed up the products: a row's bits do not depend on its neighbours. The outputs
 //! of a row's experts are added by the leaves' tree, whose leaves are the experts; absent ones are skipped.
 
-use super::pointwise::AddBias;
+use super::between::AddBias;
 use super::rows::{largest, sum_exp};
 use super::{Buffer, Cpu, Isa};
 use crate::cpu::math::exp;

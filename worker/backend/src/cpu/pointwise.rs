@@ -1,5 +1,6 @@
 //! Operations on each row alone, between the products.
 
+use super::between::{AddBias, norm};
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::math::{gelu, silu};
@@ -187,28 +188,6 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
-/// out = (x * scale) * weight
-#[inline(always)]
-pub(crate) fn norm<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let scale = 1.0 / (sum_of_squares::<L>(x) / x.len() as f32 + eps).sqrt();
-    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
-        *out = (x * scale) * weight;
-    }
-}
-
-/// The sum of squares, in sixteen lanes and one tree.
-#[inline(always)]
-pub(crate) fn sum_of_squares<L: Lanes>(x: &[f32]) -> f32 {
-    let (chunks, tail) = x.as_chunks::<LANES>();
-    let mut squares = L::splat(0.0);
-    for chunk in chunks {
-        let x = L::load(chunk);
-        squares = x.fma(x, squares);
-    }
-    let tail = L::load_first(tail);
-    tail.fma(tail, squares).sum()
-}
-
 /// The activation of an MLP's gate.
 #[derive(Clone, Copy)]
 pub(crate) enum Gate {
@@ -267,25 +246,6 @@ impl Kernel for Add<'_> {
         // SAFETY: the op checked the shapes; one thread has each row.
         let residual = unsafe { self.residual.part(start, n) };
         residual.iter_mut().zip(&self.x[start..start + n]).for_each(|(sum, x)| *sum += x);
-    }
-}
-
-/// Each row of x += bias.
-pub(crate) struct AddBias<'a> {
-    pub x: Shared<f32>,
-    pub bias: &'a [f32],
-    pub rows: Range<usize>,
-}
-
-impl Kernel for AddBias<'_> {
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let n = self.bias.len();
-        for row in self.rows.clone() {
-            // SAFETY: the op checked the shapes; one thread has each row.
-            let x = unsafe { self.x.part(row * n, n) };
-            x.iter_mut().zip(self.bias).for_each(|(x, bias)| *x += bias);
-        }
     }
 }
 

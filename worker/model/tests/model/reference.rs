@@ -219,10 +219,9 @@ fn what_a_family_is_known_for_matters() {
     for multiplier in ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"] {
         check("granite", &format!(r#"{{"{multiplier}": 1.0}}"#));
     }
-    check(
-        "glm4",
-        r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}}"#,
-    );
+    let whole_rope =
+        r#"{"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1}}"#;
+    check("glm4", whole_rope);
     check("glm4-moe", r#"{"n_group": 1, "topk_group": 1}"#);
     check("glm4-moe", r#"{"routed_scaling_factor": 1.0}"#);
     check("glm4-moe", r#"{"norm_topk_prob": false}"#);

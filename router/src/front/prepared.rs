@@ -1,0 +1,115 @@
+//! A request that has been read, and the requests to a replica that it becomes. Knows no replica.
+
+use crate::board::pick::Wish;
+use crate::front::certificate::GrammarHash;
+use crate::front::finished_answer::AnswerWish;
+use crate::front::generation::Prompt;
+use crate::front::resume::Fingerprint;
+use crate::front::sampling::Wording;
+use crate::refusal::Refusal;
+use crate::replicas::models::table::ResolvedModel;
+use std::ops::Range;
+use tokio::time::Instant;
+use types::{Goal, Grammar, Hex, Request, Token};
+
+/// A request that has been read: prompts are tokens, and its sampling is checked.
+pub struct Prepared {
+    pub prompts: Vec<Prompt>,
+    /// What the requests of all its answers share: all but the prompt, the choice, and the room for the answer.
+    pub like: Request,
+    pub wording: Wording,
+    pub numbers: Range<u32>,
+    /// Whether each answer gets a certificate.
+    pub certified: bool,
+    pub wanting: Option<AnswerWish>,
+    pub grammar_hash: Option<GrammarHash>,
+    pub model: ResolvedModel,
+    pub session: Option<u64>,
+    pub deadline: Option<Instant>,
+    /// Unix seconds: when the stream began, wherever that was.
+    pub created: u64,
+}
+
+/// Bytes of a request's lists up to which they do not count as waiting tokens.
+const LISTS_BYTES_FREE: usize = 4 << 10;
+
+impl Prepared {
+    pub fn check_copies(&self, bytes_max: usize) -> Result<(), Refusal> {
+        let (n_choices, lists) = (self.numbers.len() as u64, self.lists_bytes() as u64);
+        let each = |prompt: &Prompt| (prompt.ids.len() * size_of::<Token>()) as u64 + lists;
+        let n_bytes = n_choices * self.prompts.iter().map(each).sum::<u64>();
+        if n_bytes <= bytes_max as u64 {
+            return Ok(());
+        }
+        let told = format!("its {n_choices} answers to {} prompts take {n_bytes} bytes", self.prompts.len());
+        let message = format!(
+            "{told} with the lists of each (logit_bias, allowed_token_ids, words) and its grammar: at most {bytes_max}"
+        );
+        Err(Refusal::invalid("n", message))
+    }
+
+    /// The tokens of all its requests; the bytes of their lists count as if they were tokens.
+    pub fn n_waiting(&self) -> usize {
+        let n_listed = self.lists_bytes().saturating_sub(LISTS_BYTES_FREE) / size_of::<Token>();
+        let of_prompts = self.prompts.iter().map(|prompt| prompt.ids.len() + n_listed);
+        self.numbers.len() * of_prompts.sum::<usize>()
+    }
+
+    /// The bytes that each request has besides its prompt.
+    fn lists_bytes(&self) -> usize {
+        self.like.sampling.lists_bytes() + self.like.grammar.as_ref().map_or(0, Grammar::n_bytes)
+    }
+
+    /// The requests, one per choice of each prompt, for a replica with this context.
+    pub fn requests(&self, context: u32) -> Result<Vec<Request>, Refusal> {
+        let n_prompt = longest(&self.prompts);
+        if n_prompt > room(context, &self.like.goal) as usize {
+            return Err(Refusal::TooLong { n_prompt, context });
+        }
+        let each = self.prompts.iter().flat_map(|prompt| self.numbers.clone().map(move |number| (prompt, number)));
+        Ok(each.map(|(prompt, number)| self.request(prompt, number, context)).collect())
+    }
+
+    fn request(&self, prompt: &Prompt, choice: u32, context: u32) -> Request {
+        let room = context - prompt.ids.len() as u32;
+        let mut request = Request { prompt: prompt.ids.clone(), ..self.like.clone() };
+        request.sampling.choice = choice;
+        // A pooled prompt may leave no room, and draws nothing.
+        request.sampling.tokens_max = request.sampling.tokens_max.min(room.max(1));
+        request
+    }
+
+    /// What the choice of a replica depends on.
+    pub fn wish(&self) -> Wish {
+        let n_prompt = u32::try_from(longest(&self.prompts)).unwrap_or(u32::MAX);
+        // A pooled prompt fits where it leaves no room.
+        let n_prompt = n_prompt.saturating_sub(u32::from(self.like.goal == Goal::Pool));
+        Wish { n_prompt, session: self.session, n_before: 0, version: self.model.version }
+    }
+
+    /// The prompt to look up in caches, if the request may read them.
+    pub fn cached_prompt(&self) -> Option<&[Token]> {
+        let reads_cache = self.like.goal == Goal::Generate;
+        reads_cache.then(|| self.prompts.first().map_or(&[][..], |prompt| &prompt.ids))
+    }
+
+    pub fn print(&self, requests: &[Request]) -> Fingerprint {
+        let stops = &self.wording.stops;
+        let flags = [stops.are_included(), self.wording.show_special];
+        let flags = flags.map(|flag| if flag { "yes" } else { "no" });
+        let talks: Vec<String> = self.prompts.iter().filter_map(|prompt| Some(prompt.talk.as_ref()?.said())).collect();
+        // Another engine may go on in another way.
+        let engine = self.grammar_hash.map(|hash| Hex(&hash).to_string());
+        let texts = flags.into_iter().chain(stops.strings()).chain(talks.iter().chain(&engine).map(String::as_str));
+        Fingerprint::of(requests.iter(), texts)
+    }
+}
+
+/// The most tokens that a prompt may have: an answer needs room for one.
+pub fn room(context: u32, goal: &Goal) -> u32 {
+    if *goal == Goal::Pool { context } else { context.saturating_sub(1) }
+}
+
+pub fn longest(prompts: &[Prompt]) -> usize {
+    prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0)
+}
