@@ -24,21 +24,26 @@ SOURCES = {
 }
 # It imports all of vLLM; the plugin has what the tests want of it.
 UNWANTED = ["vllm/tests/conftest.py"]
+OWN_INDEX = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+PATIENCE_S = 60
 
 
 def index():
+    """Where pip would look: as it is told, or its own default."""
     asked = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True)
-    return os.environ.get("PIP_INDEX_URL") or asked.stdout.decode().strip() or "https://pypi.org/simple"
+    told = os.environ.get("PIP_INDEX_URL") or asked.stdout.decode().strip()
+    return told or subprocess.check_output([sys.executable, "-c", OWN_INDEX], text=True).strip()
 
 
 def fetched(name, version, to):
     page_url = f"{index().rstrip('/')}/{name}/"
-    with urllib.request.urlopen(page_url) as page:
+    with urllib.request.urlopen(page_url, timeout=PATIENCE_S) as page:
         links = re.findall(r'href="([^"]+)"[^>]*>([^<]+)<', page.read().decode())
     file = f"{name.replace('-', '_')}-{version}.tar.gz"
     link = next(html.unescape(url) for url, text in links if text == file)
     path = to / file
-    with urllib.request.urlopen(urllib.parse.urljoin(page_url, link).split("#")[0]) as packed, open(path, "wb") as out:
+    url = urllib.parse.urljoin(page_url, link).split("#")[0]
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as packed, open(path, "wb") as out:
         shutil.copyfileobj(packed, out)
     return path
 
