@@ -212,7 +212,8 @@ class Cluster:
             return {}
         folder = self.folder / "etcd-certificates"
         folder.mkdir()
-        hosts = ",".join(f"IP:{self.network}.{n}" for n in range(1, 40))
+        # Members look at where a peer calls from: whatever its address, a call comes from the first one here.
+        hosts = ",".join(["IP:127.0.0.1", *(f"IP:{self.network}.{n}" for n in range(1, 40))])
         openssl(folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=etcd-ca", "-days", "2",
                 "-keyout", "ca.key", "-out", "ca.crt")
         for name, extension in (("members", f"subjectAltName={hosts}"), ("roles", "keyUsage=digitalSignature")):
