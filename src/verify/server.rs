@@ -5,6 +5,8 @@ use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use std::time::Duration;
 use types::Token;
+use ureq::config::ConfigBuilder;
+use ureq::typestate::AgentScope;
 
 pub struct AnsweringServer {
     agent: ureq::Agent,
@@ -26,17 +28,19 @@ pub struct TokenScore {
     pub logprob: f64,
 }
 
+fn agent_config() -> ConfigBuilder<AgentScope> {
+    ureq::Agent::config_builder().timeout_global(Some(ANSWER_MAX)).http_status_as_error(false)
+}
+
 impl AnsweringServer {
     pub fn at(url: &str, key: Option<String>) -> AnsweringServer {
-        let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER_MAX)).http_status_as_error(false);
         let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        AnsweringServer { agent: config.build().into(), url, key }
+        AnsweringServer { agent: agent_config().build().into(), url, key }
     }
 
     /// The same server, whose certificate is of an authority that is named.
     pub fn trusting(self, trust: &ServerTrust) -> anyhow::Result<AnsweringServer> {
-        let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER_MAX)).http_status_as_error(false);
-        Ok(AnsweringServer { agent: trust.agent(config)?, ..self })
+        Ok(AnsweringServer { agent: trust.agent(agent_config())?, ..self })
     }
 
     pub fn until_ready(&self) -> anyhow::Result<()> {

@@ -1,8 +1,7 @@
 //! Every known field on every endpoint: done, taken or refused, as the list says; and `docs/fields.md`, made of it.
 
 use crate::client::post;
-use crate::fake::Fake;
-use crate::{House, config, model, run};
+use crate::{House, run};
 use router::{Endpoint, KNOWN_FIELDS, KnownField, NeutralValues};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -121,9 +120,7 @@ async fn check(http: SocketAddr, known: &'static KnownField, on: Endpoint) {
 fn every_known_field_is_done_or_taken_or_refused_by_its_name() {
     run(async {
         // The model has tokens for a text before a `suffix`.
-        let fakes = vec![Fake::start()];
-        let members: Vec<_> = fakes.iter().map(Fake::coordinator).collect();
-        let house = House::reading(config(), fakes, members.into(), model::coder()).await;
+        let house = House::coding().await;
         // Tools are told to the toy model in a text that is longer than its context.
         house.fake.script(|script| script.context = 4000);
         house.fake.welcome();

@@ -1,8 +1,7 @@
 //! The API of llama.cpp's server.
 
 use crate::client::{Reply, get, post, post_until};
-use crate::fake::Fake;
-use crate::model::{self, CONTEXT, END, START, VOCAB};
+use crate::model::{CONTEXT, END, START, VOCAB};
 use crate::{House, config, eventually, run};
 use proto::cluster as wire;
 use serde_json::{Value, json};
@@ -264,9 +263,7 @@ fn what_would_change_the_answer_is_refused_by_name() {
 #[test]
 fn what_is_between_two_texts() {
     run(async {
-        let fakes = vec![Fake::start()];
-        let members: Vec<_> = fakes.iter().map(Fake::coordinator).collect();
-        let house = House::reading(config(), fakes, members.into(), model::coder()).await;
+        let house = House::coding().await;
         house.fake.welcome();
         house.ready().await;
         let [prefix, suffix, middle, file] = [0, 1, 2, 3].map(|i| VOCAB + i);

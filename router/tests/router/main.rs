@@ -115,6 +115,13 @@ impl House {
         House::reading(config, fakes, members, model::text()).await
     }
 
+    /// With a model that fills in what is between two texts.
+    pub async fn coding() -> House {
+        let fakes = vec![Fake::start()];
+        let members: Vec<_> = fakes.iter().map(Fake::coordinator).collect();
+        House::reading(config(), fakes, members.into(), model::coder()).await
+    }
+
     pub async fn reading(
         config: Config,
         mut fakes: Vec<Fake>,

@@ -1,9 +1,8 @@
 //! Fields of vLLM's and llama.cpp's clients that change little of an answer: each does what it says.
 
 use crate::client::{Reply, post};
-use crate::fake::Fake;
 use crate::model::{CONTEXT, END, VOCAB};
-use crate::{House, config, model, run};
+use crate::{House, config, run};
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -135,9 +134,7 @@ fn what_is_embedded_may_fill_the_context() {
 #[test]
 fn a_suffix_is_filled_up_to() {
     run(async {
-        let fakes = vec![Fake::start()];
-        let members: Vec<_> = fakes.iter().map(Fake::coordinator).collect();
-        let house = House::reading(config(), fakes, members.into(), model::coder()).await;
+        let house = House::coding().await;
         house.fake.welcome();
         house.ready().await;
         let body = json!({ "prompt": "ab", "suffix": "c" });

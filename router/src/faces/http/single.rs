@@ -1,12 +1,26 @@
-//! What pages share whose requests are one chat. Knows no page's own words.
+//! What pages share whose requests are one prompt, mostly a chat. Knows no page's own words.
 
 use crate::faces::http::fields::{Fields, wrong};
+use crate::front::ask::{Ask, Purpose};
 use crate::refusal::Refusal;
 use proto::v1;
+use proto::v1::generate_request::Input;
 use serde_json::Value;
 
 /// How many characters of an unknown kind a refusal repeats.
 const KIND_CHARS_MAX: usize = 40;
+
+/// Asks for an answer to one prompt.
+pub fn ask(fields: &mut Fields, model: String, prompt: Input, sampling: v1::Sampling) -> Result<Ask, Refusal> {
+    Ok(Ask {
+        model,
+        prompts: vec![prompt],
+        purpose: Purpose::Generate(Box::new(sampling)),
+        priority: fields.priority()?,
+        deadline: fields.deadline()?,
+        ..Ask::default()
+    })
+}
 
 /// A message of text.
 pub fn said(role: &str, content: String) -> v1::ChatMessage {

@@ -5,8 +5,8 @@ use crate::faces::http::known::Endpoint;
 use crate::faces::http::messages::thinking::{self, Thinking};
 use crate::faces::http::messages::{tools, turns};
 use crate::faces::http::page::Page;
-use crate::faces::http::single::{invalid, objects};
-use crate::front::ask::{Ask, Purpose};
+use crate::faces::http::single::{self, invalid, objects};
+use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
 use crate::refusal::Refusal;
 use proto::v1;
@@ -50,14 +50,7 @@ pub fn asked(front: &Frontend, mut page: Page) -> Result<AskedMessage, Refusal> 
         return Err(Refusal::invalid("max_tokens", "is missing"));
     }
     let is_stream = fields.boolean("stream")?.unwrap_or(false);
-    let ask = Ask {
-        model,
-        prompts: vec![Input::Chat(chat)],
-        purpose: Purpose::Generate(Box::new(sampling)),
-        priority: fields.priority()?,
-        deadline: fields.deadline()?,
-        ..Ask::default()
-    };
+    let ask = single::ask(fields, model, Input::Chat(chat), sampling)?;
     let ask = page.finished(ask, is_stream.then(Streaming::default), &front.config.limits)?;
     Ok(AskedMessage { ask, telling: MessageTelling { is_stream, shows_thoughts: thinking.is_shown, structure_field } })
 }

@@ -9,9 +9,9 @@ use crate::faces::http::ollama::reply::{self, ReplyShape, Telling, answer, loade
 use crate::faces::http::ollama::words::{said, served};
 use crate::faces::http::ollama::{options, shape};
 use crate::faces::http::page::{Page, counted, read};
-use crate::faces::http::single::invalid;
+use crate::faces::http::single::{self, invalid};
 use crate::faces::http::stopwatch::Stopwatch;
-use crate::front::ask::{Ask, Purpose};
+use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
@@ -45,14 +45,7 @@ fn ask(mut page: Page, model: String, messages: Value, limits: &RouterLimits) ->
     sampling.logprobs = reply::logprobs(fields, limits.logprobs_max)?;
     let (is_stream, logprobs) = (reply::is_stream(fields)?, sampling.logprobs.is_some());
     let telling = Telling { shape: ReplyShape::Chat, is_stream, logprobs, context: false };
-    let ask = Ask {
-        model,
-        prompts: vec![Input::Chat(chat)],
-        purpose: Purpose::Generate(Box::new(sampling)),
-        priority: fields.priority()?,
-        deadline: fields.deadline()?,
-        ..Ask::default()
-    };
+    let ask = single::ask(fields, model, Input::Chat(chat), sampling)?;
     // What was not taken is known as it is of OpenAI's page.
     fields.check(Endpoint::Chat)?;
     fields.refuse(&["truncate_prompt_tokens"])?;

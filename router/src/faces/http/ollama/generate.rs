@@ -10,7 +10,7 @@ use crate::faces::http::ollama::{options, shape};
 use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::single;
 use crate::faces::http::stopwatch::Stopwatch;
-use crate::front::ask::{Ask, Purpose};
+use crate::front::ask::Ask;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
@@ -135,14 +135,7 @@ fn ask(
     sampling.logprobs = reply::logprobs(fields, limits.logprobs_max)?;
     let (is_stream, logprobs) = (reply::is_stream(fields)?, sampling.logprobs.is_some());
     let telling = Telling { shape: ReplyShape::Generate, is_stream, logprobs, context: !is_raw };
-    let ask = Ask {
-        model,
-        prompts: vec![prompt],
-        purpose: Purpose::Generate(Box::new(sampling)),
-        priority: fields.priority()?,
-        deadline: fields.deadline()?,
-        ..Ask::default()
-    };
+    let ask = single::ask(fields, model, prompt, sampling)?;
     // What was not taken is known as it is of OpenAI's page.
     fields.check(Endpoint::Completions)?;
     fields.refuse(&["truncate_prompt_tokens"])?;

@@ -21,7 +21,7 @@ use crate::faces::http::responses::reply::ResponseReply;
 use crate::faces::http::responses::stored::{ToStore, items_before};
 use crate::faces::http::responses::voice::ResponseVoice;
 use crate::faces::http::{single, sse};
-use crate::front::ask::{Ask, Purpose};
+use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -169,14 +169,7 @@ impl Asked {
             reasoning_effort: reasoning.effort,
             ..v1::Chat::default()
         };
-        let ask = Ask {
-            model,
-            prompts: vec![Input::Chat(chat)],
-            purpose: Purpose::Generate(Box::new(sampling)),
-            priority: fields.priority()?,
-            deadline: fields.deadline()?,
-            ..Ask::default()
-        };
+        let ask = single::ask(fields, model, Input::Chat(chat), sampling)?;
         let ask = page.finished(ask, is_stream.then(Streaming::default), &front.config.limits)?;
         Ok(Asked { ask, is_stream, thoughts_in_summary: reasoning.in_summary, settings, to_store, said })
     }
