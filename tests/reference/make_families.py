@@ -14,9 +14,13 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers import (
     Cohere2Config, Gemma2Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GPTNeoXConfig, GptOssConfig,
-    GraniteConfig, GraniteMoeConfig, LlamaConfig, Ministral3Config, MinistralConfig, MistralConfig, MixtralConfig,
-    Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig, SmolLM3Config,
+    GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, Lfm2Config, LlamaConfig, Ministral3Config, MinistralConfig,
+    MistralConfig, MixtralConfig,
+    Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
+    SmolLM3Config,
 )
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
 import make_llama
 import reference
@@ -29,7 +33,11 @@ SMALL = dict(
 
 # Those that came later are smaller, and stored as bf16.
 TINY = SMALL | dict(hidden_size=32, intermediate_size=64, head_dim=16)
-WIDE_FILES = ("mixtral", "qwen", "llama", "smollm3", "mistral", "phi3", "gemma", "gpt2")
+WIDE_FILES = ("mixtral", "qwen2", "qwen3-moe", "qwen3-yarn", "llama", "smollm3", "mistral", "phi3", "gemma", "gpt2")
+
+
+DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_conv_kernel_dim=4)
+MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_expand=2, mamba_d_state=16, mamba_d_conv=4)
 
 
 def rope(**more):
@@ -144,6 +152,38 @@ CHECKPOINTS = {
     "gpt-neox-in-turn": (36, lambda: GPTNeoXConfig(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=264,
         max_position_embeddings=512, use_parallel_residual=False, tie_word_embeddings=True), [1, 40]),
+    # Three layers of the gated delta rule to one of attention, whose output has a gate and of whose heads a quarter is
+    # turned; two value heads to a key head, and of another width; experts, and a shared one with a gate.
+    "qwen3-next": (37, lambda: Qwen3NextConfig(
+        **TINY | dict(num_hidden_layers=4), **DELTA, linear_value_head_dim=32, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=32, shared_expert_intermediate_size=32, decoder_sparse_step=2,
+        rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40, 270]),
+    # The same with each projection apart, and a dense MLP.
+    "qwen3.5": (38, lambda: Qwen3_5TextConfig(
+        **TINY | dict(num_hidden_layers=4), **DELTA, linear_value_head_dim=16,
+        rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40, 270]),
+    "qwen3.5-moe": (39, lambda: Qwen3_5MoeTextConfig(
+        **{k: v for k, v in TINY.items() if k != "intermediate_size"} | dict(num_hidden_layers=2), **DELTA,
+        linear_value_head_dim=16, layer_types=["linear_attention", "full_attention"], num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+        rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40]),
+    # Mamba-2 with attention without positions, four multipliers, experts beside a shared MLP.
+    "granite4": (40, lambda: GraniteMoeHybridConfig(
+        **TINY | dict(num_hidden_layers=3, intermediate_size=32, shared_intermediate_size=64), **MAMBA,
+        mamba_n_groups=1, layer_types=["mamba", "attention", "mamba"], num_local_experts=4, num_experts_per_tok=2,
+        embedding_multiplier=2.0, attention_multiplier=0.2, residual_multiplier=0.5, logits_scaling=1.5,
+        position_embedding_type="nope", tie_word_embeddings=True), [1, 40, 270]),
+    # The same without experts, with two groups.
+    "granite4-dense": (41, lambda: GraniteMoeHybridConfig(
+        **TINY | dict(num_hidden_layers=2, intermediate_size=32, shared_intermediate_size=64), **MAMBA,
+        mamba_n_groups=2, layer_types=["mamba", "attention"], num_local_experts=0, num_experts_per_tok=0,
+        embedding_multiplier=2.0, attention_multiplier=0.2, residual_multiplier=0.5, logits_scaling=1.5,
+        position_embedding_type="rope"), [1, 40]),
+    # Short convolutions between gates, and attention whose heads are normed; an MLP as wide as the config says.
+    "lfm2": (43, lambda: Lfm2Config(
+        **TINY | dict(num_hidden_layers=3, hidden_size=64), conv_L_cache=3,
+        layer_types=["conv", "full_attention", "conv"],
+        block_auto_adjust_ff_dim=False, rope_parameters=rope(rope_type="default")), [1, 40, 270]),
 }
 
 
@@ -179,10 +219,14 @@ def randomize(model, generator):
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         is_gemma = "gemma" in model.config.model_type
+        is_less_one = is_gemma or "qwen3_next" in model.config.model_type or "qwen3_5" in model.config.model_type
         if name.endswith("bias"):
             weight.copy_(0.3 * noise)
+        elif name.endswith("A_log"):
+            # So slow that a state lasts for many blocks.
+            weight.copy_(-2.5 + 0.7 * noise)
         elif weight.dim() == 1:
-            weight.copy_((0.0 if is_gemma else 1.0) + 0.25 * noise)
+            weight.copy_((0.0 if is_less_one and "linear_attn.norm" not in name else 1.0) + 0.25 * noise)
         elif any(part in name for part in ("embed", "lm_head", "embed_out", "wte", "wpe")):
             weight.copy_((0.1 if is_gemma else 0.35) * noise)
         else:
