@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Stands where llama.cpp's tests look for `llama-server`: becomes a Lockstep server with what the flags mean here."""
 
+import json
 import os
 import sys
 
@@ -22,13 +23,14 @@ def read(arguments):
     return values
 
 
-# llama-server has one model, and heeds no name: these are what its tests say.
-NAMES = "gpt-3.5-turbo,gpt-3.5-turbo-instruct,davinci-002,codellama70b,text-embedding-3-small,test,gpt-4.1"
+# What `--reasoning` tells a template.
+THINKS = {"on": True, "auto": True, "off": False}
 
 
 def flags(values):
     """Lockstep's flags for llama-server's."""
-    own = ["--served-model-name", f"{values.get('--alias') or 'default'},{NAMES}"]
+    # llama-server has one model, and heeds no name.
+    own = ["--served-model-name", f"{values.get('--alias') or 'default'},*"]
     n_slots = int(values.get("--parallel") or 1)
     if "--ctx-size" in values:
         # There the slots share the context; with a cache of one for all, each may have all of it.
@@ -39,6 +41,11 @@ def flags(values):
         own += ["--api-key", values["--api-key"]]
     if "--chat-template-file" in values:
         own += ["--chat-template", values["--chat-template-file"]]
+    if "--reasoning" in values:
+        variables = {"enable_thinking": THINKS[values["--reasoning"]]}
+        own += ["--default-chat-template-kwargs", json.dumps(variables)]
+    if "--seed" in values:
+        own += ["--seed", values["--seed"]]
     if "--cors-origins" in values:
         own += ["--allowed-origins", values["--cors-origins"]]
     return own

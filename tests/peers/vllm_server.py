@@ -7,6 +7,7 @@ whether they started one.
 
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 import types
 from unittest.mock import MagicMock
@@ -25,8 +26,13 @@ ROOTS |= {"openai_harmony", "mistral_common", "msgspec", "soundfile", "librosa",
 FLAGS = {
     "--max-model-len": 1, "--max-num-seqs": 1, "--served-model-name": 1, "--chat-template": 1, "--api-key": 1,
     "--tool-call-parser": 1, "--reasoning-parser": 1, "--enable-auto-tool-choice": 0,
-    "--trust-request-chat-template": 0, "--max-num-batched-tokens": 1,
+    "--trust-request-chat-template": 0, "--max-num-batched-tokens": 1, "--seed": 1, "--default-chat-template-kwargs": 1,
 }
+# The model that is served has no template that knows tools or thoughts. Theirs stands in llama.cpp's folder.
+TEMPLATES = {"Qwen/Qwen3": "Qwen-Qwen3-0.6B.jinja"}
+# Requests without a seed get the same answer in every run.
+SEED = "1"
+
 
 
 class Nothing(type):
@@ -53,6 +59,16 @@ class StandIn(types.ModuleType):
         return made
 
 
+class ModelConfig:
+    """What a test asks of its model in its own process."""
+
+    def __init__(self, **_):
+        pass
+
+    def get_vocab_size(self):
+        return len(tokenizer())
+
+
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] not in ROOTS:
@@ -67,16 +83,21 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.get_tokenizer = lambda *args, **kwargs: tokenizer()
         if module.__name__ == "vllm.version":
             module.__version__ = "0.33.0"
+        if module.__name__ == "vllm.config":
+            module.ModelConfig = ModelConfig
+        if module.__name__.endswith(".weight_utils"):
+            module.download_weights_from_hf = lambda name, *args, **kwargs: name
 
 
 class RemoteOpenAIServer:
     DUMMY_API_KEY = "token-abc123"
+    # It listens on no file, and hides no metrics.
+    uds = None
+    show_hidden_metrics = False
 
     def __init__(self, model, vllm_serve_args, *, env_dict=None, **_):
-        flags = translated(vllm_serve_args)
-        if "--served-model-name" not in flags:
-            flags += ["--served-model-name", model]
-        self.server = Server(flags, env_dict)
+        flags = {"--seed": [SEED], "--served-model-name": [model], **template(model), **translated(vllm_serve_args)}
+        self.server = Server([part for name, values in flags.items() for part in [name, *values]], env_dict)
         self.host, self.port = self.server.host, self.server.port
 
     def __enter__(self):
@@ -109,21 +130,32 @@ class RemoteOpenAIServer:
         return anthropic.AsyncAnthropic(**self._options(options))
 
 
+def template(model):
+    files = [file for name, file in TEMPLATES.items() if model.startswith(name)]
+    return {"--chat-template": [os.path.join(os.environ["PEER_TEMPLATES"], files[0])]} if files else {}
+
+
 def translated(arguments):
-    """Lockstep's flags for those of `vllm serve`."""
-    rest, flags = [part for one in map(str, arguments) for part in split(one)], []
+    """Lockstep's flags for those of `vllm serve`, of which the last one counts."""
+    rest, flags = [part for one in map(str, arguments) for part in split(one)], {}
     while rest:
         name = rest.pop(0)
+        name = name.replace("_", "-") if name.startswith("--") else name
         n = FLAGS.get(name)
         if n is None:
             continue
-        flags += [name, *rest[:n]]
+        flags[name] = rest[:n]
         del rest[:n]
     return flags
 
 
 def split(argument):
     return argument.split("=", 1) if argument.startswith("--") and "=" in argument else [argument]
+
+
+@pytest.fixture
+def local_asset_server():
+    """For tests of images, which do not count; others name it too."""
 
 
 def pytest_collection_modifyitems(items):
