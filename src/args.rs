@@ -248,6 +248,6 @@ mod tests {
         check_with(&["LOCKSTEP_THREADS", "LOCKSTEP_API_KEYS"], "lockstep coordinator --tp 2", None);
         let meant = "LOCKSTEP_API_KEYES, which no command knows: a setting with a similar name is LOCKSTEP_API_KEYS";
         check_with(&["HOME", "LOCKSTEP_API_KEYES"], "lockstep router", Some(meant));
-        check_with(&["LOCKSTEP_SEED"], "lockstep serve", Some("LOCKSTEP_SEED, which no command knows"));
+        check_with(&["LOCKSTEP_MOOD"], "lockstep serve", Some("LOCKSTEP_MOOD, which no command knows"));
     }
 }

@@ -23,6 +23,8 @@ mod report;
 mod soak;
 #[path = "common/star.rs"]
 mod star;
+#[path = "chaos/upgrades.rs"]
+mod upgrades;
 
 use city::{City, Model, Tally};
 use client::{Told, ask_all, n_under_way, requests};

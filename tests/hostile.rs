@@ -1,9 +1,10 @@
 //! Connections that nobody means, of ten kinds, against every port of a cluster of processes, while 32 clients stream:
-//! each answer has the bits that it has in peace, and every port serves afterwards what it served before.
+//! each answer has the bits that it has in peace, and every port serves afterwards what it served before. And tools,
+//! schemas and grammars that nobody means, beside eight.
 //!
 //! `make hostile` makes 100,000 of them, and fails for memory that grows and for gaps of streams whose 99th of a
 //! hundred is more than doubled; its figures are in `benches/results/hostile.md`. CI makes few, and judges bits and
-//! counts alone.
+//! counts alone. So does `make hostile-tools` with tools.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "hostile/kinds.rs"]
@@ -14,17 +15,22 @@ mod machine;
 mod node;
 #[path = "hostile/streams.rs"]
 mod streams;
+#[path = "hostile/tools.rs"]
+mod tools;
 
 use kinds::{HOLD, KINDS, Went, attack};
 use machine::{Held, load, machine, write_result};
-use node::{Folder, Node};
+use node::{Folder, Node, free_address};
 use std::fmt::Write;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 use streams::{Seen, Streams};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, interval};
 
+const N_STREAMS: usize = 32;
+/// Those beside hostile tools.
+const N_NEIGHBOURS: usize = 8;
 /// The p99 of gaps under attack, in multiples of that in peace.
 const GAPS_MAX: f64 = 2.0;
 /// Bursts of the attack: so many portions a second.
@@ -57,19 +63,15 @@ struct Cluster {
     _folder: Folder,
 }
 
-fn free_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
 impl Cluster {
-    fn start(model: &[&str]) -> Cluster {
+    fn start(model: &[&str], context: &str) -> Cluster {
         let folder = Folder::new("hostile");
         let token = folder.write("token", wire::JoinToken::random().unwrap().expose());
-        let [http, grpc, join, mesh, of_coordinator, of_worker] = [(); 6].map(|()| free_port());
+        let [http, grpc, join, mesh, of_coordinator, of_worker] = [(); 6].map(|()| free_address());
         let text = [http, grpc, join, mesh, of_coordinator, of_worker].map(|port| port.to_string());
         let [at_http, at_grpc, at_join, at_mesh, at_coordinator, at_worker] = text.each_ref().map(String::as_str);
         let token = ["--token-file", &token];
-        let limits = ["--max-running", "32", "--max-waiting", "64", "--context", "256"];
+        let limits = ["--max-running", "32", "--max-waiting", "64", "--context", context];
         let coordinator = ["--listen", at_join, "--health", at_coordinator, "--kv-memory", "64MiB"];
         let coordinator = [&["coordinator"], model, &coordinator[..], &limits, &token].concat();
         let worker = ["worker", "--join", at_join, "--mesh-listen", at_mesh, "--health", at_worker, "--threads", "1"];
@@ -80,6 +82,7 @@ impl Cluster {
             ("worker", Node::start(&[&worker[..], &token].concat())),
             ("router", Node::start(&router)),
         ];
+        nodes[0].1.until(&["coordinating"]);
         let http_url = nodes[2].1.http();
         nodes[2].1.until_ready(&http_url);
         let ports = vec![
@@ -148,9 +151,9 @@ async fn flood(cluster: &Cluster, plan: &Plan) -> Flood {
     seen
 }
 
-fn check_bits(seen: &Seen, when: &str) {
+fn check_bits(seen: &Seen, n_streams: usize, when: &str) {
     assert!(seen.different.is_none(), "{when}: {:?}", seen.different);
-    assert!(seen.n_answers >= streams::N_STREAMS, "{when}: {} answers", seen.n_answers);
+    assert!(seen.n_answers >= n_streams, "{when}: {} answers", seen.n_answers);
 }
 
 /// Each process has as many files open as before, soon after the last connection.
@@ -171,19 +174,19 @@ fn check_let_go(cluster: &Cluster, before: &[Held]) {
 }
 
 fn run(plan: &Plan) -> (Cluster, Seen, Flood, Seen) {
-    let cluster = Cluster::start(plan.model);
-    let expected = streams::expected(&cluster.http, plan.tokens_max);
+    let cluster = Cluster::start(plan.model, "256");
+    let expected = streams::expected(&cluster.http, N_STREAMS, plan.tokens_max);
     let begin = || -> Streams { streams::begin(&cluster.http, plan.tokens_max, &expected) };
     let streams = begin();
     std::thread::sleep(plan.peace);
     let peace = streams.end();
-    check_bits(&peace, "in peace");
+    check_bits(&peace, N_STREAMS, "in peace");
     let before = cluster.held();
     let streams = begin();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let flood = runtime.block_on(flood(&cluster, plan));
     let attacked = streams.end();
-    check_bits(&attacked, "under attack");
+    check_bits(&attacked, N_STREAMS, "under attack");
     let n_made: usize = flood.counts.iter().flatten().sum();
     assert_eq!(n_made, plan.n_connections);
     for (counts, (port, address)) in flood.counts.iter().zip(&cluster.ports) {
@@ -191,7 +194,7 @@ fn run(plan: &Plan) -> (Cluster, Seen, Flood, Seen) {
         assert!(TcpStream::connect(address).is_ok(), "{port} is still there");
     }
     check_let_go(&cluster, &before);
-    let again = streams::expected(&cluster.http, plan.tokens_max);
+    let again = streams::expected(&cluster.http, N_STREAMS, plan.tokens_max);
     assert!(again == expected, "the same answers afterwards");
     for (name, node) in &cluster.nodes {
         assert!(!node.log().contains("panicked"), "{name}: {}", node.log());
@@ -202,14 +205,54 @@ fn run(plan: &Plan) -> (Cluster, Seen, Flood, Seen) {
 #[test]
 fn connections_that_nobody_means_change_no_stream() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<usize>().unwrap());
-    let Some(n_connections) = number("LOCKSTEP_HOSTILE") else {
+    let Some(n_connections) = number("LOCKSTEP_TEST_HOSTILE") else {
         drop(run(&FEW));
         return;
     };
-    let a_second = number("LOCKSTEP_HOSTILE_RATE").unwrap_or(500);
+    let a_second = number("LOCKSTEP_TEST_HOSTILE_RATE").unwrap_or(500);
     let plan = Plan { n_connections, a_second, peace: Duration::from_secs(20), tokens_max: 100, ..FEW };
     let (cluster, peace, flood, attacked) = run(&plan);
     judge(&plan, &cluster, [&peace, &attacked], &flood);
+}
+
+/// Every kind so many times, one after the other, while neighbours stream: each becomes what it should, and no
+/// neighbour's answer changes.
+fn run_tools(n_rounds: usize, peace: Duration) -> [Seen; 2] {
+    let cluster = Cluster::start(&["tests/reference/llama-f32-rope3"], "4096");
+    let expected = streams::expected(&cluster.http, N_NEIGHBOURS, FEW.tokens_max);
+    let begin = || -> Streams { streams::begin(&cluster.http, FEW.tokens_max, &expected) };
+    let streams = begin();
+    std::thread::sleep(peace);
+    let in_peace = streams.end();
+    let (streams, kinds) = (begin(), tools::kinds());
+    let mut wrong = Vec::new();
+    for _ in 0..n_rounds {
+        for (name, status, body) in &kinds {
+            let became = tools::ask(&cluster.http, name, body);
+            println!("{}: {} after {:?}, {}", became.name, became.status, became.took, became.said);
+            wrong.extend((became.status != *status).then_some(became));
+        }
+    }
+    let beside = streams.end();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    check_bits(&in_peace, N_NEIGHBOURS, "in peace");
+    check_bits(&beside, N_NEIGHBOURS, "beside hostile tools");
+    for (name, node) in &cluster.nodes {
+        assert!(!node.log().contains("panicked"), "{name}: {}", node.log());
+    }
+    [in_peace, beside]
+}
+
+#[test]
+fn tools_that_nobody_means_are_refused_or_bounded_and_change_no_neighbour() {
+    let n_rounds = std::env::var("LOCKSTEP_TEST_HOSTILE_TOOLS").ok().map(|text| text.parse::<usize>().unwrap());
+    let peace = Duration::from_secs(if n_rounds.is_some() { 20 } else { 0 });
+    let [peace, beside] = run_tools(n_rounds.unwrap_or(1), peace);
+    if n_rounds.is_some() {
+        let (before, after) = (peace.within(99), beside.within(99));
+        println!("{} machine: p99 of gaps {before:.1} ms in peace, {after:.1} ms beside hostile tools", load());
+        assert!(after <= GAPS_MAX * before, "{after} ms, {before} in peace");
+    }
 }
 
 fn judge(plan: &Plan, cluster: &Cluster, [peace, attacked]: [&Seen; 2], flood: &Flood) {
@@ -249,7 +292,7 @@ fn judge(plan: &Plan, cluster: &Cluster, [peace, attacked]: [&Seen; 2], flood: &
         load(),
         plan.n_connections,
         HOLD.as_secs(),
-        streams::N_STREAMS,
+        N_STREAMS,
         peace.n_answers,
         attacked.n_answers,
         gaps(peace),

@@ -3,94 +3,16 @@
 //! `json.rs` and `gguf.rs` each have one table of the names and meanings of a family's values. The rules that the
 //! values must satisfy are checked here, for both.
 
+mod family;
 mod gguf;
 mod json;
+mod recurrence;
+
+pub use family::Family;
+pub use recurrence::{ConvolutionSpec, MixerKind, RecurrenceRule, RecurrenceSpec, StateHeads};
 
 use crate::error::Fault;
 use types::{KvLayout, LayerGroups, Token};
-
-/// An architecture: selects a table of names, and a form of decoder (`form` in the model crate).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Family {
-    Llama,
-    Mistral,
-    SmolLm3,
-    Qwen2,
-    Qwen3,
-    Phi3,
-    Mixtral,
-    Qwen3Moe,
-    Gemma2,
-    Gemma3,
-    Gpt2,
-    Olmo2,
-    Olmo3,
-    Granite,
-    GraniteMoe,
-    GptOss,
-    Glm4,
-    Glm4Moe,
-    Ministral,
-    Ministral3,
-    Cohere2,
-    GptNeox,
-}
-
-impl Family {
-    /// The name as its makers write it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Family::Llama => "Llama",
-            Family::Mistral => "Mistral",
-            Family::SmolLm3 => "SmolLM3",
-            Family::Qwen2 => "Qwen2",
-            Family::Qwen3 => "Qwen3",
-            Family::Phi3 => "Phi-3",
-            Family::Mixtral => "Mixtral",
-            Family::Qwen3Moe => "Qwen3 MoE",
-            Family::Gemma2 => "Gemma 2",
-            Family::Gemma3 => "Gemma 3",
-            Family::Gpt2 => "GPT-2",
-            Family::Olmo2 => "OLMo 2",
-            Family::Olmo3 => "OLMo 3",
-            Family::Granite => "Granite",
-            Family::GraniteMoe => "Granite MoE",
-            Family::GptOss => "gpt-oss",
-            Family::Glm4 => "GLM-4",
-            Family::Glm4Moe => "GLM-4.5",
-            Family::Ministral => "Ministral",
-            Family::Ministral3 => "Ministral 3",
-            Family::Cohere2 => "Cohere 2",
-            Family::GptNeox => "GPT-NeoX",
-        }
-    }
-
-    /// The name that a GGUF has for it, where some families are one.
-    pub fn architecture(self) -> &'static str {
-        match self {
-            Family::Llama | Family::Mistral | Family::Mixtral => "llama",
-            Family::SmolLm3 => "smollm3",
-            Family::Qwen2 => "qwen2",
-            Family::Qwen3 => "qwen3",
-            Family::Phi3 => "phi3",
-            Family::Qwen3Moe => "qwen3moe",
-            Family::Gemma2 => "gemma2",
-            Family::Gemma3 => "gemma3",
-            Family::Gpt2 => "gpt2",
-            Family::Olmo2 => "olmo2",
-            Family::Olmo3 => "olmo3",
-            Family::Granite => "granite",
-            Family::GraniteMoe => "granitemoe",
-            Family::GptOss => "gpt-oss",
-            Family::Glm4 => "glm4",
-            Family::Glm4Moe => "glm4moe",
-            Family::Ministral => "ministral",
-            Family::Ministral3 => "mistral3",
-            Family::Cohere2 => "cohere2",
-            Family::GptNeox => "gptneox",
-        }
-    }
-}
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
@@ -114,6 +36,10 @@ pub struct ModelSpec {
     pub attention: AttentionSpec,
     /// The experts of layers with `has_experts`.
     pub experts: Option<ExpertsSpec>,
+    /// What the layers are whose mixer is a recurrence.
+    pub recurrence: Option<RecurrenceSpec>,
+    /// What the layers are whose mixer is a convolution.
+    pub convolution: Option<ConvolutionSpec>,
     /// What differs between layers; one entry per layer.
     pub layers: Vec<LayerSpec>,
     pub rope: RopeSpec,
@@ -154,6 +80,8 @@ pub struct AttentionSpec {
     pub temperature: Option<Temperature>,
     /// Each query head has one more score, whose value is nothing.
     pub has_sinks: bool,
+    /// What comes out is multiplied by the sigmoid of a projection as wide.
+    pub has_gate: bool,
 }
 
 /// What Q and K are normed over, before the rope.
@@ -187,6 +115,8 @@ pub struct ExpertsSpec {
     pub factor: f32,
     /// The width of the expert that each token uses besides; 0: there is none.
     pub shared: u32,
+    /// That one's output is multiplied by the sigmoid of one more product.
+    pub has_shared_gate: bool,
     /// The gate's clamps, where it has some: `ClampedSilu`.
     pub clamp: Option<ClampedSilu>,
     /// Router and experts have a bias.
@@ -215,6 +145,7 @@ pub struct ClampedSilu {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerSpec {
+    pub mixer: MixerKind,
     /// A query attends to this many positions, its own among them. None: to all.
     pub window: Option<u32>,
     pub positions: Positions,
@@ -299,11 +230,20 @@ impl ModelSpec {
     /// What each layer keeps of earlier positions. A window at least as long as the context counts as none.
     pub fn cache_groups(&self) -> LayerGroups {
         let heads = KvLayout::heads(self.n_kv_heads, self.head_dim);
-        let layout = |layer: &LayerSpec| match layer.window.filter(|window| *window < self.context) {
-            Some(window) => heads.within(window),
-            None => heads,
+        let state = self.recurrence.as_ref().map_or(heads, RecurrenceSpec::layout);
+        let layout = |layer: &LayerSpec| match (layer.mixer, layer.window.filter(|window| *window < self.context)) {
+            (MixerKind::Recurrence, _) => state,
+            (MixerKind::Convolution, _) => self.convolution.as_ref().map_or(heads, ConvolutionSpec::layout),
+            (MixerKind::Attention, Some(window)) => heads.within(window),
+            (MixerKind::Attention, None) => heads,
         };
         LayerGroups::of(self.layers.iter().map(layout))
+    }
+
+    /// The heads of its layers with a state, which are alike.
+    pub fn state_heads(&self) -> Option<StateHeads> {
+        let of_recurrence = self.recurrence.map(|of| StateHeads { n: of.n_heads, dim: of.value_dim });
+        of_recurrence.or(self.convolution.map(|of| StateHeads { n: of.n, dim: of.width }))
     }
 
     /// The numbers in its matrices. For people: norms and biases, a thousandth of them, are left out.
@@ -318,10 +258,16 @@ impl ModelSpec {
             u64::from(of.n) * (n_mlp * hidden * u64::from(of.inner) + hidden) + n_mlp * hidden * u64::from(of.shared)
         });
         let mlps = self.layers.iter().map(|layer| if layer.has_experts { experts } else { dense });
-        let attention = u64::from(self.n_layers) * (2 * hidden * width + 2 * hidden * kv_width);
+        let attention = hidden * (2 * width + 2 * kv_width + if self.attention.has_gate { width } else { 0 });
+        let recurrence = self.recurrence.map_or(0, |of| hidden * u64::from(of.n_cols() + of.n_heads * of.value_dim));
+        let mixers = self.layers.iter().map(|layer| match layer.mixer {
+            MixerKind::Attention => attention,
+            MixerKind::Recurrence => recurrence,
+            MixerKind::Convolution => 4 * hidden * hidden,
+        });
         let n_tables = if self.tied_embeddings { 1 } else { 2 };
         let positions = if is_gpt2 { u64::from(self.context) } else { 0 };
-        hidden * (n_tables * u64::from(self.vocab) + positions) + attention + mlps.sum::<u64>()
+        hidden * (n_tables * u64::from(self.vocab) + positions) + mixers.sum::<u64>() + mlps.sum::<u64>()
     }
 
     /// Checks that the values agree with each other; the refusal names those that do not.
@@ -378,6 +324,8 @@ impl ModelSpec {
                 self.n_layers
             ));
         }
+        self.recurrence.as_ref().map_or(Ok(()), RecurrenceSpec::check)?;
+        self.convolution.as_ref().map_or(Ok(()), ConvolutionSpec::check)?;
         if self.layers.iter().any(|layer| layer.window == Some(0)) {
             return Fault::malformed("a layer that sees no position");
         }

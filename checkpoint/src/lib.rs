@@ -10,6 +10,7 @@ mod conversation;
 pub mod error;
 pub mod file;
 pub mod gguf;
+mod groups;
 mod hashing;
 pub mod names;
 mod outline;
@@ -29,8 +30,9 @@ mod window;
 pub use bundle::TextBundle;
 pub use catalogue::{Located, Progress, Sources};
 pub use config::{
-    AttentionSpec, ClampedSilu, Defaults, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec, ModelSpec, Positions,
-    QueryKeyNorms, RopeScaling, RopeSpec, Temperature,
+    AttentionSpec, ClampedSilu, ConvolutionSpec, Defaults, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec,
+    MixerKind, ModelSpec, Positions, QueryKeyNorms, RecurrenceRule, RecurrenceSpec, RopeScaling, RopeSpec, StateHeads,
+    Temperature,
 };
 pub use conversation::{Conversation, TEMPLATE_NAMES};
 pub use error::{Error, Result};
@@ -49,6 +51,7 @@ use crate::scaling::Scaling;
 use crate::small_files::{read_json, read_json_if_there};
 use crate::split::Parts;
 use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use types::Dtype;
@@ -143,7 +146,7 @@ impl Checkpoint {
     /// A tensor by its name in the file.
     fn in_file(&self, name: &str) -> Option<Tensor<'_>> {
         match &self.weights {
-            Weights::Folder(shards) => in_folder(name).into_iter().find_map(|name| shards.tensor(name)),
+            Weights::Folder(shards) => in_folder(name).into_iter().find_map(|name| shards.tensor(&name)),
             Weights::Gguf(Parts { header, files, .. }) => {
                 let entry = header.tensor(name)?;
                 let shape = tensor::rows_and_cols(&entry.dims).ok()?;
@@ -183,7 +186,7 @@ impl Checkpoint {
                 );
                 return Err(Error::Malformed { path: self.path.clone(), what });
             }
-            if (source.is_turned || source.is_vector()) && tensor.dtype.block() != 1 {
+            if (source.is_turned || source.is_vector()) && !tensor.is_plain() {
                 let what = format!("the tensor {} of the type {}", source.file, tensor.dtype.name());
                 return Err(Error::Unsupported { path: self.path.clone(), what });
             }
@@ -261,9 +264,12 @@ impl ModelSpec {
     }
 }
 
-/// The names that a folder may use for a tensor: GPT-2's own has no `transformer.` before them.
-fn in_folder(name: &str) -> Vec<&str> {
-    [name].into_iter().chain(name.strip_prefix("transformer.")).collect()
+/// The names that a folder may use for a tensor: GPT-2's own has no `transformer.` before them, and where a model sees
+/// images too, its model of text is a part of it.
+fn in_folder(name: &str) -> Vec<Cow<'_, str>> {
+    let in_whole = name.strip_prefix("model.").map(|name| Cow::Owned(format!("model.language_model.{name}")));
+    let shorter = name.strip_prefix("transformer.").map(Cow::Borrowed);
+    [Cow::Borrowed(name)].into_iter().chain(shorter).chain(in_whole).collect()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 mod rows;
 
-use crate::config::{ExpertsSpec, Family, ModelSpec};
+use crate::config::{ExpertsSpec, Family, ModelSpec, RecurrenceSpec};
 use crate::pieces::CutBy;
 use crate::tensor::Woven;
 use rows::{Cut, Dim, Row, layer_rows, outer_rows};
@@ -58,8 +58,8 @@ impl StoredTensor {
 
     /// The shape of the part of the file's tensor in which its rows stand.
     pub fn shape_of_part(&self) -> [usize; 2] {
-        let of = self.woven.map_or(1, |woven| woven.of);
-        if self.is_vector() { [1, self.shape[1] * of] } else { [self.shape[0] * of, self.shape[1]] }
+        let among = |n: usize| self.woven.map_or(n, |woven| n / woven.run * woven.period);
+        if self.is_vector() { [1, among(self.shape[1])] } else { [among(self.shape[0]), self.shape[1]] }
     }
 
     /// The shape that the file's tensor must have.
@@ -134,7 +134,8 @@ fn one(
             (expert.unwrap_or(0) as usize * each + sum(before), n * each, Some(n))
         }
     };
-    let woven = place.woven.map(|(run, [nth, of])| Woven { run: length(run, spec), nth, of });
+    let weave = |(run, before, all)| Woven { run: length(run, spec), before: sum(before), period: sum(all) };
+    let woven = place.woven.map(weave);
     let (file, is_turned, cut_by) = (in_layer(prefix, place.file), place.is_turned, cut_by(row.dims));
     let source = StoredTensor { file, shape, before, all, is_turned, woven, n_stacked, cut_by };
     (Expected { name: in_layer("model.layers", row.name), layer, shape }, source)
@@ -145,10 +146,15 @@ fn cut_by(dims: [Dim; 2]) -> [Option<CutBy>; 2] {
     let of_dim = |dim| match dim {
         Dim::Heads => Some(CutBy::Heads),
         Dim::KvHeads => Some(CutBy::KvHeads),
+        Dim::Convolved => Some(CutBy::Convolved),
+        Dim::Keys => Some(CutBy::Keys),
+        Dim::Values => Some(CutBy::Values),
+        Dim::StateHeads => Some(CutBy::StateHeads),
         Dim::Inner => Some(CutBy::Inner),
         Dim::SharedInner => Some(CutBy::SharedInner),
         Dim::Vocab => Some(CutBy::Vocabulary),
         Dim::One | Dim::Hidden | Dim::OneHead | Dim::OneOfHeads => None,
+        Dim::OneKey | Dim::OneValue | Dim::ValuesOfKey | Dim::HeadsOfKey | Dim::Taps => None,
         Dim::ExpertInner | Dim::Experts | Dim::Context => None,
     };
     if dims[0] == Dim::One { [None, None] } else { dims.map(of_dim) }
@@ -156,6 +162,7 @@ fn cut_by(dims: [Dim; 2]) -> [Option<CutBy>; 2] {
 
 fn length(dim: Dim, spec: &ModelSpec) -> usize {
     let heads = |n: u32| n as usize * spec.head_dim as usize;
+    let state = |of: fn(&RecurrenceSpec) -> u32| spec.recurrence.as_ref().map_or(0, of);
     let length = match dim {
         Dim::One => 1,
         Dim::Hidden => spec.hidden,
@@ -167,6 +174,15 @@ fn length(dim: Dim, spec: &ModelSpec) -> usize {
         Dim::SharedInner => spec.experts.map_or(0, |experts| experts.shared),
         Dim::ExpertInner => spec.experts.map_or(0, |experts| experts.inner),
         Dim::Experts => n_experts(spec),
+        Dim::Keys => state(|of| of.n_key_heads * of.key_dim),
+        Dim::Values => state(|of| of.n_heads * of.value_dim),
+        Dim::StateHeads => state(|of| of.n_heads),
+        Dim::OneKey => state(|of| of.key_dim),
+        Dim::OneValue => state(|of| of.value_dim),
+        Dim::ValuesOfKey => state(|of| of.n_heads / of.n_key_heads * of.value_dim),
+        Dim::HeadsOfKey => state(|of| of.n_heads / of.n_key_heads),
+        Dim::Convolved => spec.convolution.map_or(0, |of| of.n * of.width),
+        Dim::Taps => spec.convolution.map_or_else(|| state(|of| of.taps), |of| of.taps),
         Dim::Context => spec.context,
         Dim::Vocab => spec.vocab,
     };

@@ -5,6 +5,7 @@ use crate::safetensors::SCALES;
 use crate::tensor::Tensor;
 use crate::{Checkpoint, ModelSpec, Result, Weights, names};
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 /// How many of a weight's first bytes are sampled, and of its last.
@@ -36,7 +37,8 @@ impl Checkpoint {
 
     /// The file's names of tensors that no rank of any grid reads.
     pub fn unread(&self) -> Vec<String> {
-        let used: HashSet<&str> = self.sources.values().flat_map(|source| crate::in_folder(&source.file)).collect();
+        let used: HashSet<Cow<'_, str>> =
+            self.sources.values().flat_map(|source| crate::in_folder(&source.file)).collect();
         let is_used = |name: &str| {
             let scaled = SCALES.iter().find_map(|suffix| name.strip_suffix(suffix));
             used.contains(name) || scaled.is_some_and(|name| used.contains(name))

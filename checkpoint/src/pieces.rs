@@ -19,6 +19,12 @@ const VOCABULARY_ROWS: usize = 64;
 pub(crate) enum CutBy {
     Heads,
     KvHeads,
+    /// Heads of K, and of V, of recurrent layers, and numbers of which each of V's heads has one.
+    Keys,
+    Values,
+    StateHeads,
+    /// Channels of short convolutions.
+    Convolved,
     Inner,
     SharedInner,
     Vocabulary,
@@ -47,6 +53,14 @@ impl CutBy {
                 of_leaves(|class, spec| Leaves::down_proj(class, spec.experts.map_or(0, |experts| experts.shared)))
             }
             CutBy::KvHeads => steps(n, spec.head_dim as usize),
+            CutBy::Keys => steps(n, spec.recurrence.map_or(n, |of| of.key_dim as usize)),
+            CutBy::Values => of_leaves(|class, spec| {
+                spec.recurrence.map_or(Leaves::whole(0), |of| Leaves::o_proj(class, of.n_heads, of.value_dim))
+            }),
+            CutBy::StateHeads => steps(n, 1),
+            CutBy::Convolved => of_leaves(|class, spec| {
+                spec.convolution.map_or(Leaves::whole(0), |of| Leaves::o_proj(class, of.n, of.width))
+            }),
             CutBy::Vocabulary => steps(n, VOCABULARY_ROWS),
         }
     }

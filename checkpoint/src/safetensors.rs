@@ -2,13 +2,17 @@
 
 use crate::error::{Error, Fault, Result};
 use crate::file::SourceFile;
+use crate::groups::codes::{Codes, codes};
+use crate::groups::join::{Part, digits_of, matrix};
+use crate::groups::method::Method;
+use crate::groups::{Groups, Reader};
 use crate::scaling::Scaling;
 use crate::small_files::{is_plain_name, read_json};
 use crate::tensor::{ScaleBytes, Tensor, rows_and_cols};
 use safetensors::tensor::{Dtype as Stored, Metadata};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use types::{Dtype, Scales};
 
@@ -34,40 +38,96 @@ struct Entry {
     shard: usize,
     dtype: Dtype,
     shape: [usize; 2],
-    bytes: Range<usize>,
-    /// Of MXFP4, whose nibbles and exponents are tensors of their own: the exponents' shard, and where they begin.
-    exponents: Option<(usize, usize)>,
+    /// Where its bytes begin.
+    start: usize,
+    made_of: MadeOf,
+}
+
+/// The tensors of the file that an entry is made of.
+enum MadeOf {
+    Itself,
+    /// MXFP4, whose nibbles and exponents are tensors of their own: the exponents' shard, and where they begin.
+    Exponents(usize, usize),
+    Groups(Box<Groups>),
+    Codes(Box<Codes>),
+}
+
+impl MadeOf {
+    /// What reads it, if it is made of several.
+    fn reader(&self) -> Option<Reader<'_>> {
+        match self {
+            MadeOf::Groups(of) => Some(Reader::Groups(of)),
+            MadeOf::Codes(of) => Some(Reader::Codes(of)),
+            MadeOf::Itself | MadeOf::Exponents(..) => None,
+        }
+    }
+}
+
+impl Entry {
+    /// As a part of a matrix.
+    fn part(&self) -> Option<Part> {
+        let dtype = match self.dtype {
+            Dtype::F32 => Stored::F32,
+            Dtype::F16 => Stored::F16,
+            Dtype::BF16 => Stored::BF16,
+            _ => return None,
+        };
+        let dims = self.shape.map(|dim| dim as u64).to_vec();
+        Some(Part { dtype, dims, shard: self.shard, start: self.start })
+    }
 }
 
 /// The suffixes of the two tensors of bytes that are one of MXFP4.
 const NIBBLES: &str = "_blocks";
 const EXPONENTS: &str = "_scales";
 
-/// One of the two.
-struct Half {
-    shard: usize,
-    dims: Vec<u64>,
-    bytes: Range<usize>,
-}
+/// Tensors that are nothing by themselves, by their names.
+type Parts = BTreeMap<String, Part>;
 
 impl Shards {
     pub fn open(folder: &Path, scaling: Scaling) -> Result<Shards> {
-        let (mut shards, mut halves) =
-            (Shards { shards: Vec::new(), tensors: BTreeMap::new(), scaling }, BTreeMap::new());
+        let (mut shards, mut parts) = (Shards { shards: Vec::new(), tensors: BTreeMap::new(), scaling }, Parts::new());
         for file in shard_files(folder)? {
-            shards.add(&file, &mut halves)?;
+            shards.add(&file, &mut parts)?;
         }
-        shards.join(&halves).map_err(Error::fault(folder))?;
+        shards.join_groups(&mut parts).and_then(|()| shards.join(&parts)).map_err(Error::fault(folder))?;
         Ok(shards)
     }
 
+    /// Makes one tensor of each matrix of few bits, and takes the parts that it is made of.
+    fn join_groups(&mut self, parts: &mut Parts) -> std::result::Result<(), Fault> {
+        let method = self.scaling.method;
+        for suffix in digits_of(method) {
+            let names = parts.keys().filter(|name| name.ends_with(suffix));
+            for name in names.cloned().collect::<Vec<_>>() {
+                let (Some(digits), Some(stem)) = (parts.remove(&name), name.strip_suffix(suffix)) else { continue };
+                let (tensors, shards) = (&mut self.tensors, &self.shards);
+                let mut take = |name: &str| parts.remove(name).or_else(|| tensors.remove(name)?.part());
+                let read = |part: &Part, n: usize| read_part(shards, part, n);
+                let made_of = match method {
+                    Method::Codes => MadeOf::Codes(Box::new(codes(stem, &digits, &mut take, &read)?)),
+                    _ => MadeOf::Groups(Box::new(matrix(method, stem, &digits, &mut take, &read)?)),
+                };
+                let Some(reader) = made_of.reader() else { continue };
+                let ((shard, start), shape, dtype) = (reader.place(), reader.shape(), reader.dtype());
+                let entry = Entry { shard, dtype, shape, start, made_of };
+                if self.tensors.insert(format!("{stem}.weight"), entry).is_some() {
+                    return Fault::malformed(format!("the matrix {stem} is there twice"));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Makes one tensor of each two halves.
-    fn join(&mut self, halves: &BTreeMap<String, Half>) -> std::result::Result<(), Fault> {
-        for (name, half) in halves {
-            let nibbles = name.strip_suffix(NIBBLES);
-            let stem = nibbles.or(name.strip_suffix(EXPONENTS)).unwrap_or(name);
+    fn join(&mut self, parts: &Parts) -> std::result::Result<(), Fault> {
+        for (name, half) in parts {
+            let (nibbles, exponents) = (name.strip_suffix(NIBBLES), name.strip_suffix(EXPONENTS));
+            let Some(stem) = nibbles.or(exponents).filter(|_| half.dtype == Stored::U8) else {
+                return Fault::unsupported(format!("the tensor {name} has type {:?}, which", half.dtype));
+            };
             let other = format!("{stem}{}", if nibbles.is_some() { EXPONENTS } else { NIBBLES });
-            let Some(other) = halves.get(&other) else {
+            let Some(other) = parts.get(&other).filter(|other| other.dtype == Stored::U8) else {
                 return Fault::unsupported(format!("the tensor {name} of the type U8 without {other}, which"));
             };
             if nibbles.is_some() {
@@ -80,16 +140,16 @@ impl Shards {
         Ok(())
     }
 
-    fn add(&mut self, file: &Path, halves: &mut BTreeMap<String, Half>) -> Result<()> {
+    fn add(&mut self, file: &Path, parts: &mut Parts) -> Result<()> {
         let opened = SourceFile::open_filled(file)?;
-        for (name, part) in read_header(&opened, self.shards.len())? {
-            if self.tensors.contains_key(&name) || halves.contains_key(&name) {
+        for (name, tensor) in read_header(&opened, self.shards.len())? {
+            if self.tensors.contains_key(&name) || parts.contains_key(&name) {
                 let what = format!("the tensor {name} is in another shard too");
                 return Err(Error::Malformed { path: file.to_owned(), what });
             }
-            match part {
-                Part::Whole(entry) => drop(self.tensors.insert(name, entry)),
-                Part::Half(half) => drop(halves.insert(name, half)),
+            match tensor {
+                InHeader::Whole(entry) => drop(self.tensors.insert(name, entry)),
+                InHeader::Part(part) => drop(parts.insert(name, part)),
             }
         }
         self.shards.push(opened);
@@ -101,16 +161,19 @@ impl Shards {
         // Opening the files has checked that all scales exist.
         let scales = self.scales(name, entry).ok().flatten();
         let file = &self.shards[entry.shard];
-        if let Some((shard, start)) = entry.exponents {
-            let exponents = (&self.shards[shard], start);
-            return Some(Tensor::in_two((file, entry.bytes.start), exponents, entry.shape));
+        if let Some(reader) = entry.made_of.reader() {
+            return Some(Tensor::made(reader, &self.shards));
         }
-        Some(Tensor { scales, ..Tensor::new(file, entry.bytes.start, entry.dtype, entry.shape) })
+        if let MadeOf::Exponents(shard, start) = entry.made_of {
+            let exponents = (&self.shards[shard], start);
+            return Some(Tensor::in_two((file, entry.start), exponents, entry.shape));
+        }
+        Some(Tensor { scales, ..Tensor::new(file, entry.start, entry.dtype, entry.shape) })
     }
 
     /// Checks that everything exists that these tensors need besides themselves.
-    pub fn check(&self, names: &[&str]) -> std::result::Result<(), Fault> {
-        let found = names.iter().find_map(|name| Some((name, self.tensors.get(*name)?)));
+    pub fn check(&self, names: &[Cow<'_, str>]) -> std::result::Result<(), Fault> {
+        let found = names.iter().find_map(|name| Some((name, self.tensors.get(name.as_ref())?)));
         let Some((name, entry)) = found else { return Ok(()) };
         self.scales(name, entry).map(|_| ())
     }
@@ -144,14 +207,21 @@ impl Shards {
             ));
         }
         let file = &self.shards[found.shard];
-        let bytes = ScaleBytes::new(file, found.bytes.start, found.dtype, found.shape);
+        let bytes = ScaleBytes::new(file, found.start, found.dtype, found.shape);
         let per_row = entry.shape[1].div_ceil(block[1]);
         Ok(Some(Scales { dtype: found.dtype, bytes, block, per_row, first: [0, 0] }))
     }
 }
 
+/// The bytes of a small tensor.
+fn read_part(shards: &[SourceFile], part: &Part, n_bytes: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; n_bytes];
+    shards[part.shard].read_at(part.start as u64, &mut bytes).ok()?;
+    Some(bytes)
+}
+
 /// Blocks of 16 bytes and as many exponents.
-fn joined(nibbles: &Half, exponents: &Half) -> Option<Entry> {
+fn joined(nibbles: &Part, exponents: &Part) -> Option<Entry> {
     let (last, dims) = nibbles.dims.split_last()?;
     let (n_blocks, rows) = dims.split_last()?;
     if *last != 16 || dims != exponents.dims {
@@ -159,14 +229,14 @@ fn joined(nibbles: &Half, exponents: &Half) -> Option<Entry> {
     }
     let cols = n_blocks.checked_mul(Dtype::MXFP4.block() as u64)?;
     let shape = rows_and_cols(&[rows, &[cols]].concat()).ok().filter(|[rows, cols]| rows * cols > 0)?;
-    let (shard, bytes) = (nibbles.shard, nibbles.bytes.clone());
-    Some(Entry { shard, dtype: Dtype::MXFP4, shape, bytes, exponents: Some((exponents.shard, exponents.bytes.start)) })
+    let made_of = MadeOf::Exponents(exponents.shard, exponents.start);
+    Some(Entry { shard: nibbles.shard, dtype: Dtype::MXFP4, shape, start: nibbles.start, made_of })
 }
 
 /// What a header's line describes.
-enum Part {
+enum InHeader {
     Whole(Entry),
-    Half(Half),
+    Part(Part),
 }
 
 fn shard_files(folder: &Path) -> Result<Vec<PathBuf>> {
@@ -226,7 +296,7 @@ pub(crate) fn read_metadata(file: &SourceFile) -> Result<(usize, Metadata)> {
     }
 }
 
-fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, Part)>> {
+fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, InHeader)>> {
     let (data, header) = read_metadata(file)?;
     let mut entries = Vec::new();
     for name in header.offset_keys() {
@@ -236,10 +306,10 @@ fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, Part)>> {
             Stored::F16 => Dtype::F16,
             Stored::BF16 => Dtype::BF16,
             Stored::F8_E4M3 => Dtype::F8E4M3,
-            Stored::U8 if name.ends_with(NIBBLES) || name.ends_with(EXPONENTS) => {
-                let (start, end) = info.data_offsets;
+            Stored::U8 | Stored::I8 | Stored::I32 | Stored::I64 => {
                 let dims = info.shape.iter().map(|dim| *dim as u64).collect();
-                entries.push((name, Part::Half(Half { shard, dims, bytes: data + start..data + end })));
+                let start = data + info.data_offsets.0;
+                entries.push((name, InHeader::Part(Part { dtype: info.dtype, dims, shard, start })));
                 continue;
             }
             other => {
@@ -249,9 +319,9 @@ fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, Part)>> {
         };
         let dims: Vec<u64> = info.shape.iter().map(|dim| *dim as u64).collect();
         let shape = shape_of(&name, &dims).map_err(Error::fault(file.path()))?;
-        let (start, end) = info.data_offsets;
-        let entry = Entry { shard, dtype, shape, bytes: data + start..data + end, exponents: None };
-        entries.push((name, Part::Whole(entry)));
+        let start = data + info.data_offsets.0;
+        let entry = Entry { shard, dtype, shape, start, made_of: MadeOf::Itself };
+        entries.push((name, InHeader::Whole(entry)));
     }
     Ok(entries)
 }

@@ -1,10 +1,11 @@
-//! Eight-bit weights in a folder: what `quantization_config` says of them, and which scale belongs to which numbers.
-//! Knows no model.
+//! Quantized weights in a folder: what `quantization_config` says of them, and which scale belongs to which numbers of
+//! eight bits. Knows no model.
 //!
 //! How activations were rounded when the model was made (`input_scale`, `activation_scheme`) is ignored: here they are
 //! wider, or each row has its own scale. Scales for an eight-bit KV cache are ignored too, as there is none.
 
 use crate::error::Fault;
+use crate::groups::method::Method;
 use serde_json::Value;
 
 /// A device keeps one scale for at least this many columns.
@@ -15,6 +16,14 @@ const COLUMNS: usize = 32;
 pub(crate) struct Scaling {
     /// Rows and columns that share a scale, if the config names them; otherwise one scale per matrix or row.
     block: Option<[usize; 2]>,
+    /// How matrices of few bits are stored, if there are any.
+    pub method: Method,
+}
+
+impl From<Method> for Scaling {
+    fn from(method: Method) -> Scaling {
+        Scaling { block: None, method }
+    }
 }
 
 impl Scaling {
@@ -30,6 +39,9 @@ impl Scaling {
             "fbgemm_fp8" | "mxfp4" => Ok(Scaling::default()),
             "modelopt" if quantized["quant_algo"] == "FP8" => Ok(Scaling::default()),
             "compressed-tensors" => Scaling::of_groups(quantized),
+            "gptq" => Method::of_gptq(quantized).map(Scaling::from),
+            "awq" => Method::of_awq(quantized).map(Scaling::from),
+            "bitsandbytes" => Method::of_bitsandbytes(quantized).map(Scaling::from),
             _ => refused(&format!("by {method}")),
         }
     }
@@ -43,12 +55,13 @@ impl Scaling {
 
     /// The scaling that all groups share.
     fn of_groups(quantized: &Value) -> Result<Scaling, Fault> {
-        if !matches!(
-            quantized.get("format").and_then(Value::as_str),
-            None | Some("float-quantized" | "naive-quantized")
-        ) {
-            return refused(&format!("in the format {}", quantized["format"]));
-        }
+        let of_group = match quantized["format"].as_str() {
+            None | Some("float-quantized" | "naive-quantized") => {
+                |group: &Value| Scaling::of_weights(&group["weights"])
+            }
+            Some("pack-quantized" | "int-quantized") => |group: &Value| Method::of_integers(group).map(Scaling::from),
+            _ => return refused(&format!("in the format {}", quantized["format"])),
+        };
         let is_there =
             |key: &str| quantized.get(key).is_some_and(|value| value.as_object().is_some_and(|o| !o.is_empty()));
         if let Some(key) = ["sparsity_config", "transform_config"].into_iter().find(|key| is_there(key)) {
@@ -57,7 +70,7 @@ impl Scaling {
         let Some(groups) = quantized["config_groups"].as_object().filter(|groups| !groups.is_empty()) else {
             return Fault::malformed("quantization_config has no config_groups");
         };
-        let mut all = groups.values().map(|group| Scaling::of_weights(&group["weights"]));
+        let mut all = groups.values().map(of_group);
         let first = all.next().unwrap_or_else(|| Ok(Scaling::default()))?;
         for other in all {
             if other? != first {
@@ -84,7 +97,7 @@ impl Scaling {
         let length = |i: usize| block[i].as_u64().filter(|n| (1..1 << 24).contains(n)).map(|n| n as usize);
         match (length(0), length(1), block.as_array().map(Vec::len)) {
             (Some(rows), Some(columns), Some(2)) if columns.is_multiple_of(COLUMNS) => {
-                Ok(Scaling { block: Some([rows, columns]) })
+                Ok(Scaling { block: Some([rows, columns]), ..Scaling::default() })
             }
             _ => refused(&format!("in blocks of {block}")),
         }
@@ -119,7 +132,7 @@ mod tests {
     #[test]
     fn what_hubs_have_is_read() {
         let plain = Ok(Scaling::default());
-        let blocks = Ok(Scaling { block: Some([128, 128]) });
+        let blocks = Ok(Scaling { block: Some([128, 128]), ..Scaling::default() });
         assert_eq!(read("null"), plain);
         assert_eq!(read(r#"{"quant_method": "fp8", "activation_scheme": "static"}"#), plain);
         assert_eq!(read(r#"{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}"#), blocks);
@@ -152,12 +165,14 @@ mod tests {
     #[test]
     fn what_is_not_is_refused_by_name() {
         for (quantized, expect) in [
-            (r#"{"quant_method": "gptq", "bits": 4}"#, "by gptq"),
+            (r#"{"quant_method": "gptq", "bits": 3}"#, "by gptq to 3 bits"),
+            (r#"{"quant_method": "hqq", "nbits": 4}"#, "by hqq"),
+            (r#"{"quant_method": "bitsandbytes"}"#, "by bitsandbytes"),
             (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, "by modelopt"),
             (r#"{"quant_method": "fp8", "fmt": "e5m2"}"#, "as e5m2"),
             (r#"{"quant_method": "fp8", "weight_block_size": [128, 40]}"#, "blocks of [128,40]"),
             (r#"{"quant_method": "fp8", "weight_block_size": 128}"#, "blocks of 128"),
-            (r#"{"quant_method": "compressed-tensors", "format": "pack-quantized"}"#, "pack-quantized"),
+            (r#"{"quant_method": "compressed-tensors", "format": "marlin-24"}"#, "marlin-24"),
             (r#"{"quant_method": "compressed-tensors", "transform_config": {"a": 1}}"#, "transform_config"),
             ("{}", "nobody knows what"),
         ] {
@@ -169,7 +184,7 @@ mod tests {
 
     #[test]
     fn scales_are_counted() {
-        let (plain, blocks) = (Scaling::default(), Scaling { block: Some([128, 128]) });
+        let (plain, blocks) = (Scaling::default(), Scaling { block: Some([128, 128]), ..Scaling::default() });
         assert_eq!(plain.block_of([300, 576], [1, 1]), Ok([300, 576]));
         assert_eq!(plain.block_of([300, 576], [300, 1]), Ok([1, 576]));
         assert_eq!(plain.block_of([300, 576], [1, 300]), Ok([1, 576]));

@@ -18,7 +18,7 @@ pub struct Sizes {
 /// A layer's bytes, or those of several layers together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerSizes {
-    /// Divided by query heads: `q_proj` and `o_proj`.
+    /// Divided by query heads: `q_proj` and `o_proj`; elsewhere what is divided by heads with a state.
     pub heads: u64,
     /// Divided by KV heads: `k_proj` and `v_proj`.
     pub kv_heads: u64,
@@ -62,13 +62,20 @@ impl Sizes {
     }
 }
 
+/// What query heads divide, heads with a state, or runs of a short convolution's channels.
+const BY_HEADS: [&str; 9] =
+    [".q_proj.", ".g_proj.", ".o_proj.", ".z_proj.", ".b_proj.", ".a_proj.", ".c_proj.", ".x_proj.", ".out_proj."];
+
 impl LayerSizes {
     /// The field that counts the tensor with this Hugging Face name.
     fn cut_of(&mut self, name: &str) -> &mut u64 {
         let is_of = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
         if is_of(&[".experts."]) {
             &mut self.experts
-        } else if is_of(&[".q_proj.", ".o_proj."]) {
+        } else if is_of(&["linear_attn.q_proj.", "linear_attn.k_proj."]) {
+            // Several value heads read one of these, as several query heads read one of K.
+            &mut self.kv_heads
+        } else if is_of(&["linear_attn.v_proj."]) || is_of(&BY_HEADS) {
             &mut self.heads
         } else if is_of(&[".k_proj.", ".v_proj."]) {
             &mut self.kv_heads

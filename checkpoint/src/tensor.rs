@@ -3,6 +3,7 @@
 
 use crate::error::{Fault, Result};
 use crate::file::SourceFile;
+use crate::groups::Reader;
 use half::{bf16, f16};
 use std::ops::Range;
 use types::{Dtype, Scales};
@@ -33,23 +34,35 @@ pub(crate) struct Location<'a> {
     turned: Option<u64>,
     /// Present if its rows stand between those of others.
     woven: Option<Woven>,
-    /// Present if the exponents of its blocks stand apart: where.
-    exponents: Option<(&'a SourceFile, u64)>,
+    apart: Apart<'a>,
 }
 
-/// Rows that stand between those of other matrices: runs of `run`, in turn, of which every `of`-th is its own, the
-/// first of them number `nth`.
+/// Whether a tensor's blocks are made of tensors of the file, and of which.
+#[derive(Clone, Copy, Debug)]
+enum Apart<'a> {
+    No,
+    /// The exponents stand here.
+    Exponents(&'a SourceFile, u64),
+    /// All stands apart, in these files; the tensor begins with this row.
+    All {
+        of: Reader<'a>,
+        files: &'a [SourceFile],
+        first: usize,
+    },
+}
+
+/// Rows that stand between those of other matrices: a run of `run` in every `period` rows, after `before` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Woven {
     pub run: usize,
-    pub nth: usize,
-    pub of: usize,
+    pub before: usize,
+    pub period: usize,
 }
 
 impl Woven {
     /// The index of row `row` among all that stand there.
     fn index(self, row: usize) -> usize {
-        (row / self.run * self.of + self.nth) * self.run + row % self.run
+        row / self.run * self.period + self.before + row % self.run
     }
 }
 
@@ -67,7 +80,7 @@ impl Location<'_> {
 impl<'a> ScaleBytes<'a> {
     /// The scales of a whole tensor, from `start` on in the file.
     pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> ScaleBytes<'a> {
-        let place = Location { file, start: start as u64, turned: None, woven: None, exponents: None };
+        let place = Location { file, start: start as u64, turned: None, woven: None, apart: Apart::No };
         ScaleBytes { n_bytes: shape[0] * dtype.row_bytes(shape[1]), place }
     }
 
@@ -91,7 +104,7 @@ impl<'a> ScaleBytes<'a> {
 impl<'a> Tensor<'a> {
     /// A tensor from `start` on in the file.
     pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> Tensor<'a> {
-        let place = Location { file, start: start as u64, turned: None, woven: None, exponents: None };
+        let place = Location { file, start: start as u64, turned: None, woven: None, apart: Apart::No };
         Tensor { dtype, shape, scales: None, place }
     }
 
@@ -102,8 +115,20 @@ impl<'a> Tensor<'a> {
         shape: [usize; 2],
     ) -> Tensor<'a> {
         let whole = Tensor::new(nibbles.0, nibbles.1, Dtype::MXFP4, shape);
-        let exponents = Some((exponents.0, exponents.1 as u64));
-        Tensor { place: Location { exponents, ..whole.place }, ..whole }
+        let apart = Apart::Exponents(exponents.0, exponents.1 as u64);
+        Tensor { place: Location { apart, ..whole.place }, ..whole }
+    }
+
+    /// A matrix that is made of tensors of these files.
+    pub(crate) fn made(of: Reader<'a>, files: &'a [SourceFile]) -> Tensor<'a> {
+        let (shard, start) = of.place();
+        let whole = Tensor::new(&files[shard], start, of.dtype(), of.shape());
+        Tensor { place: Location { apart: Apart::All { of, files, first: 0 }, ..whole.place }, ..whole }
+    }
+
+    /// Whether its bytes stand in the file as they are, so that it may be read in other ways than by rows.
+    pub(crate) fn is_plain(&self) -> bool {
+        matches!(self.place.apart, Apart::No) && self.dtype.block() == 1
     }
 
     pub fn rows(&self) -> usize {
@@ -136,12 +161,18 @@ impl<'a> Tensor<'a> {
             rows => before.checked_add(rows)? <= self.rows(),
         };
         let scales = self.scales.map(|scales| scales.from(before, 0));
-        let place = match self.place.exponents {
-            None => Location { start: self.place.start + start, ..self.place },
-            Some((file, at)) => {
+        let place = match self.place.apart {
+            Apart::No => Location { start: self.place.start + start, ..self.place },
+            Apart::Exponents(file, at) => {
                 let n_blocks = start / Dtype::MXFP4.block_bytes() as u64;
                 let start = self.place.start + n_blocks * NIBBLE_BYTES as u64;
-                Location { start, exponents: Some((file, at + n_blocks)), ..self.place }
+                Location { start, apart: Apart::Exponents(file, at + n_blocks), ..self.place }
+            }
+            // The only row of a matrix is no vector, of which one may want some elements.
+            Apart::All { .. } if shape[1] != self.cols() => return None,
+            Apart::All { of, files, first } => {
+                let first = if shape[0] == 1 { first } else { first + before };
+                Location { apart: Apart::All { of, files, first }, ..self.place }
             }
         };
         is_within.then_some(Tensor { dtype: self.dtype, shape, scales, place })
@@ -161,10 +192,14 @@ impl<'a> Tensor<'a> {
 
     /// The first and the last `n` bytes of a tensor as the file has it.
     pub(crate) fn ends(&self, n: usize) -> Result<Vec<u8>> {
-        let Some((file, start)) = self.place.exponents else { return self.place.ends(self.n_bytes(), n) };
+        let (file, start) = match self.place.apart {
+            Apart::No => return self.place.ends(self.n_bytes(), n),
+            Apart::Exponents(file, start) => (file, start),
+            Apart::All { of, files, .. } => return of.ends(files, n),
+        };
         let n_blocks = self.n_bytes() / Dtype::MXFP4.block_bytes();
         let mut ends = self.place.ends(n_blocks * NIBBLE_BYTES, n)?;
-        let exponents = Location { file, start, turned: None, woven: None, exponents: None };
+        let exponents = Location { file, start, turned: None, woven: None, apart: Apart::No };
         ends.extend(exponents.ends(n_blocks, n)?);
         Ok(ends)
     }
@@ -188,9 +223,10 @@ impl<'a> Tensor<'a> {
 
     /// Rows of so many bytes that follow each other.
     fn read_run(&self, rows: Range<usize>, row_bytes: usize, to: &mut [u8]) -> Result<()> {
-        match self.place.exponents {
-            None => self.place.file.read_at(self.place.start + (rows.start * row_bytes) as u64, to),
-            Some(exponents) => self.read_in_two(rows.start * row_bytes, exponents, to),
+        match self.place.apart {
+            Apart::No => self.place.file.read_at(self.place.start + (rows.start * row_bytes) as u64, to),
+            Apart::Exponents(file, at) => self.read_in_two(rows.start * row_bytes, (file, at), to),
+            Apart::All { of, files, first } => of.read_rows(files, first + rows.start..first + rows.end, to),
         }
     }
 

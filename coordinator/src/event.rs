@@ -23,6 +23,8 @@ pub(crate) enum Event {
         router: u32,
         /// The router's former number, if it had one.
         former: Option<wire::FormerNumber>,
+        /// The protocol that both sides of its stream speak.
+        protocol: u32,
         frames: Outbound<wire::ReplicaFrame>,
     },
     /// Its id names its router.

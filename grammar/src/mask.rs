@@ -44,6 +44,14 @@ impl Mask {
         }
     }
 
+    /// Forbids all but these.
+    pub fn leave_all(&mut self, tokens: &[Token], n_vocab: usize) {
+        self.clear(n_vocab);
+        for token in tokens.iter().filter(|token| (**token as usize) < n_vocab) {
+            self.words[*token as usize / 32] |= 1 << (token % 32);
+        }
+    }
+
     fn cut(&mut self) {
         let n_vocab = self.n_vocab;
         if let Some(last) = self.words.last_mut().filter(|_| !n_vocab.is_multiple_of(32)) {
@@ -101,5 +109,7 @@ mod tests {
         assert_eq!((mask.only(), mask.tokens().collect::<Vec<_>>()), (None, vec![0, 69]));
         mask.set(&[u32::MAX; 4], 70);
         assert_eq!((mask.n_allowed(), mask.allows(69), mask.allows(70), mask.allows(1000)), (70, true, false, false));
+        mask.leave_all(&[3, 69, 70], 70);
+        assert_eq!(mask.tokens().collect::<Vec<_>>(), [3, 69]);
     }
 }

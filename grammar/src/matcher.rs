@@ -151,6 +151,12 @@ impl Matcher {
         Ok(mask.only())
     }
 
+    /// The longest of a mask's tokens, if each of the others begins it: the text can go on in one way only, though it
+    /// can be cut into tokens in several.
+    pub fn only_way(&self, mask: &Mask) -> Option<Token> {
+        self.vocabulary.only_way(mask)
+    }
+
     pub fn ends(&self) -> &[Token] {
         self.vocabulary.ends()
     }
@@ -161,6 +167,11 @@ impl Matcher {
 
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
+    }
+
+    /// Whether tokens can be taken back.
+    pub fn goes_back(&self) -> bool {
+        !self.names_end
     }
 
     /// Takes back the last `n` tokens; an end counts as one.

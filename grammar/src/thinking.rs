@@ -9,6 +9,7 @@
 
 use crate::Vocabulary;
 use serde_json::{Value, json};
+use std::collections::VecDeque;
 use types::{Grammar, Token};
 
 /// What a thought is, and how long it may be.
@@ -78,7 +79,11 @@ pub(crate) struct Thinking {
     /// What was taken, so that some of it can be taken back.
     tokens: Vec<Token>,
     now: Now,
+    /// Where it stood before each of the last tokens: as many as drafts are taken back of.
+    before: VecDeque<Now>,
 }
+
+const BEFORE_MAX: usize = 64;
 
 #[derive(Clone, Debug, Default)]
 struct Now {
@@ -103,7 +108,7 @@ impl Thinking {
     pub fn new(budget: ThinkingBudget, vocabulary: &Vocabulary) -> Option<Thinking> {
         let closing = vocabulary.spelled(budget.closes.first()?)?;
         let now = Now::start(&budget);
-        Some(Thinking { budget, closing, tokens: Vec::new(), now })
+        Some(Thinking { budget, closing, tokens: Vec::new(), now, before: VecDeque::new() })
     }
 
     /// The one token that may come next, where the budget is used up.
@@ -115,6 +120,10 @@ impl Thinking {
 
     pub fn take(&mut self, token: Token, vocabulary: &Vocabulary) {
         let forced = self.forced();
+        if self.before.len() == BEFORE_MAX {
+            self.before.pop_front();
+        }
+        self.before.push_back(self.now.clone());
         self.tokens.push(token);
         self.now.n_closing = if forced == Some(token) { self.now.n_closing + 1 } else { 0 };
         self.now.n_thought += u32::from(self.now.at == At::Inside);
@@ -134,8 +143,14 @@ impl Thinking {
 
     /// Takes back the last `n` tokens.
     pub fn rewind(&mut self, n: usize, vocabulary: &Vocabulary) {
+        if let Some(kept) = self.before.len().checked_sub(n) {
+            self.tokens.truncate(self.tokens.len() - n);
+            self.now = self.before.drain(kept..).next().unwrap_or_else(|| self.now.clone());
+            return;
+        }
         let mut tokens = std::mem::take(&mut self.tokens);
         tokens.truncate(tokens.len().saturating_sub(n));
+        self.before.clear();
         self.now = Now::start(&self.budget);
         tokens.into_iter().for_each(|token| self.take(token, vocabulary));
     }

@@ -1,5 +1,6 @@
 //! The bytes of each token, and which tokens end an answer. Knows nothing of grammars.
 
+use crate::Mask;
 use crate::engine::{self, sound};
 use llguidance::ParserFactory;
 use llguidance::earley::SlicedBiasComputer;
@@ -131,6 +132,22 @@ impl Vocabulary {
         }
         let spelled: Vec<u8> = tokens.iter().flat_map(|token| self.bytes(*token).0).copied().collect();
         (spelled == text.as_bytes()).then_some(tokens)
+    }
+
+    /// The longest of a mask's tokens, if each of the others begins it.
+    pub(crate) fn only_way(&self, mask: &Mask) -> Option<Token> {
+        /// One text is begun by few tokens.
+        const TOKENS_MAX: usize = 64;
+        if mask.n_allowed() > TOKENS_MAX {
+            return None;
+        }
+        let longest = mask.tokens().max_by_key(|token| self.bytes(*token).0.len())?;
+        let (text, is_special) = self.bytes(longest);
+        let begins = |token| {
+            let (bytes, of_special) = self.bytes(token);
+            token == longest || (!is_special && !of_special && text.starts_with(bytes))
+        };
+        mask.tokens().all(begins).then_some(longest)
     }
 
     fn trie(&self) -> &TokTrie {

@@ -30,6 +30,7 @@ mod details;
 mod malformed;
 mod protocol;
 mod request;
+mod reuse;
 mod sampling;
 mod step;
 mod weights;
@@ -37,7 +38,7 @@ mod weights;
 pub use assign::policy_digest;
 pub use details::{StatusDetail, status_details};
 pub use malformed::Malformed;
-pub use protocol::{NoCommonProtocol, Speaks};
+pub use protocol::{NEWEST, NoCommonProtocol, OLDEST, Speaks, needed, since};
 pub use request::said;
 pub use step::{decode_step, decode_traced_step, encode_step, encode_traced_step};
 

@@ -4,11 +4,37 @@ use crate::cluster as wire;
 use std::fmt;
 
 /// The protocol of the frames as they are now. What may change within one number is said in `DESIGN.md`.
-const NEWEST: u32 = 1;
+pub const NEWEST: u32 = 2;
 /// The oldest protocol that is still spoken: at least the one before `NEWEST`, so that a cluster can be rolled.
-const OLDEST: u32 = 1;
+pub const OLDEST: u32 = 1;
 /// The frames of builds that told only their version.
 const BEFORE_NUMBERS: u32 = 1;
+
+/// What came with a number, and would not be heeded by a build before it. It is sent only where the number that was
+/// met is at least that.
+pub mod since {
+    /// A request's grammar, and answers and ends that only a request with one can have.
+    pub const GRAMMARS: u32 = 2;
+    /// The sampler guesses tokens, and slices have drafts.
+    pub const GUESSES: u32 = 2;
+    /// A rank is ready before all of its KV cache has memory, and says how much has.
+    pub const KV_PARTS: u32 = 2;
+    /// A request that fills no cache, as an audit's.
+    pub const APART: u32 = 2;
+    /// The logprobs of tokens that a request names.
+    pub const NAMED_LOGPROBS: u32 = 2;
+}
+
+/// The protocol that came with what a request asks for.
+pub fn needed(request: &types::Request) -> u32 {
+    let names_tokens = !request.sampling.told.is_empty();
+    let by = [
+        (request.grammar.is_some(), since::GRAMMARS),
+        (request.cache_apart, since::APART),
+        (names_tokens, since::NAMED_LOGPROBS),
+    ];
+    by.into_iter().filter_map(|(has_it, number)| has_it.then_some(number)).max().unwrap_or(OLDEST)
+}
 
 /// A build, and the range of protocols that it speaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +60,16 @@ impl Default for Speaks {
 }
 
 impl Speaks {
+    /// This build, which speaks nothing newer than this: towards every peer it is a build that has not learnt it yet.
+    pub fn up_to(newest: u32) -> Speaks {
+        Speaks::of(crate::VERSION, Some(wire::Protocols { oldest: OLDEST.min(newest), newest }))
+    }
+
+    /// Whether it knows what came with this number.
+    pub fn knows(&self, number: u32) -> bool {
+        self.protocols.map_or(BEFORE_NUMBERS, |protocols| protocols.newest) >= number
+    }
+
     pub fn of(version: &str, protocols: Option<wire::Protocols>) -> Speaks {
         Speaks { version: version.to_owned(), protocols }
     }

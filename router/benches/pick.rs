@@ -53,7 +53,8 @@ fn board(prompt: &[u64], shared: usize) -> ReplicaTable {
         board.sit(place, ledger);
         let digest = PolicyDigest::default();
         let (standing, version, id) = (Standing::Ready, VersionId::default(), name(place as u64));
-        let facts = ReplicaFacts { standing, digest, version, context: 1 << 17, room: u32::MAX, salt: SALT, id };
+        let facts =
+            ReplicaFacts { standing, digest, version, context: 1 << 17, room: u32::MAX, salt: SALT, id, protocol: 1 };
         board.show(place, &facts);
         let n_known = match place {
             500 => prompt.len(),
@@ -89,7 +90,7 @@ fn measure(what: &str, mut choose: impl FnMut(u64) -> Option<usize>) {
 fn main() {
     let prompt: Vec<Token> = (0..N_PROMPT).collect();
     let known: Vec<u64> = names(&prompt, TenantId(0).into(), &PolicyDigest::default(), &SALT).collect();
-    let wish = |n_before| Wish { n_prompt: N_PROMPT, session: Some(7), n_before, version: None };
+    let wish = |n_before| Wish { n_prompt: N_PROMPT, session: Some(7), n_before, version: None, protocol: 1 };
     println!("{:<44} {:>11} {:>11}", "choice", "median", "p99");
     for (what, shared) in [("64 blocks are at all", 64), ("all blocks are at all", known.len())] {
         let (board, mut scratch) = (board(&known, shared), ChoiceBuffers::default());

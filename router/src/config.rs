@@ -18,6 +18,8 @@ pub struct Config {
     pub routes: ModelRoutes,
     /// The rule by which one of several replicas gets a request.
     pub policy: PickPolicy,
+    /// The seed of requests that give none. None: another for each.
+    pub seed: Option<u64>,
     pub limits: RouterLimits,
     pub timeouts: Timeouts,
     /// The API keys. Without any, anybody may ask.
@@ -208,6 +210,7 @@ impl Default for Config {
             names: Vec::new(),
             routes: ModelRoutes::default(),
             policy: PickPolicy::default(),
+            seed: None,
             limits: RouterLimits::default(),
             timeouts: Timeouts::default(),
             keys: ApiKeys::default(),

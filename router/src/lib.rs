@@ -8,6 +8,7 @@ pub mod board;
 mod config;
 mod faces;
 mod front;
+mod history;
 mod limits;
 mod lines;
 mod link;
@@ -36,6 +37,7 @@ use crate::front::frontend::Frontend;
 use crate::front::grammars::Grammars;
 use crate::front::reader_watch::ReaderWatch;
 use crate::front::stored::ResponseStore;
+use crate::history::History;
 use crate::limits::admission::Admission;
 use crate::replicas::models::table::ModelTable;
 use std::future::Future;
@@ -137,12 +139,14 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
         streams: streams.clone(),
         reader_watch,
         long_texts,
+        record_reads: Arc::new(Semaphore::new(1)),
         grammars,
         responses,
         answers: AnswerQueues { record, audit },
         bodies,
         nonce,
         n_unnamed: AtomicU64::new(0),
+        history: History::default(),
     });
     let audits = audited.map(|answers| tokio::spawn(audit::run(front.clone(), answers, end.clone())));
     let roster = tokio::spawn(roster.run());

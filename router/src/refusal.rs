@@ -14,8 +14,10 @@ pub enum Refusal {
     TooLong { n_prompt: usize, context: u32 },
     #[error("the prompt has {n_prompt} tokens, and the replica cannot hold the request: {message}")]
     TooLarge { n_prompt: usize, message: String },
-    #[error("an API key is needed, as `Authorization: Bearer KEY`, and this is none")]
+    #[error("an API key is needed, as `Authorization: Bearer KEY`")]
     NoKey,
+    #[error("this API key is not known here")]
+    UnknownKey,
     #[error("the model `{model}` is not served here; {}", listed(served))]
     NoModel { model: String, served: Vec<String> },
     #[error("too many requests are waiting; come again later")]
@@ -168,7 +170,7 @@ impl Refusal {
         match self {
             Refusal::Invalid { .. } => "invalid",
             Refusal::TooLong { .. } | Refusal::TooLarge { .. } => "too_long",
-            Refusal::NoKey => "no_key",
+            Refusal::NoKey | Refusal::UnknownKey => "no_key",
             Refusal::NoModel { .. } => "no_model",
             Refusal::Full { .. } => "full",
             Refusal::Limited { .. } => "limited",

@@ -7,6 +7,7 @@ use crate::serve::private::PrivateServer;
 use crate::settings::hub;
 use crate::settings::{ConfigSource, ServeSettings};
 use anyhow::{Context, anyhow, bail};
+use checkpoint::catalogue::card_sampling;
 use clap::{ArgMatches, Args};
 use proto::v1;
 use proto::v1::generate_reply::Event;
@@ -25,12 +26,21 @@ pub struct RunCommand {
     /// Prompt, or - to read it from standard input; without it a chat begins
     #[arg(index = 2)]
     pub prompt: Option<String>,
-    /// Sampling temperature, 0 to 2; 0 is greedy [default: the model's, or 1]
+    /// Sampling temperature, 0 to 2; 0 is greedy [default: the model card's, or the model's, or 1]
     #[arg(long)]
     pub temperature: Option<f32>,
-    /// Seed: the same one gives the same answer [default: a random one]
+    /// Draw from the most likely tokens that together have this probability [default: as of the temperature]
     #[arg(long)]
-    pub seed: Option<u64>,
+    pub top_p: Option<f32>,
+    /// Draw from so many most likely tokens [default: the model's, or all]
+    #[arg(long)]
+    pub top_k: Option<u32>,
+    /// Draw from tokens at least this likely, as a part of the most likely one's probability
+    #[arg(long)]
+    pub min_p: Option<f32>,
+    /// Complete the prompt as it is, without the chat template
+    #[arg(long, requires = "prompt", conflicts_with = "system")]
+    pub raw: bool,
     /// Most tokens of an answer [default: the rest of the context]
     #[arg(long)]
     pub max_tokens: Option<u32>,
@@ -44,6 +54,11 @@ pub struct RunCommand {
 }
 
 impl RunCommand {
+    fn says_sampling(&self) -> bool {
+        let said = [self.temperature.is_some(), self.top_p.is_some(), self.top_k.is_some(), self.min_p.is_some()];
+        said.contains(&true)
+    }
+
     /// Starts the roles on ports of their own, asks, and stops them.
     pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
         let Some(server) = PrivateServer::prepare(self.settings.clone(), &self.source, said)? else {
@@ -94,18 +109,25 @@ async fn until_ready(client: &mut InferenceClient<Channel>) -> anyhow::Result<()
 struct Ask {
     sampling: v1::Sampling,
     messages: Vec<v1::ChatMessage>,
+    /// The prompt is completed as it is.
+    raw: bool,
 }
 
 impl Ask {
     fn new(run: &RunCommand) -> Ask {
+        // A card's figures belong together: whoever says one of them says all.
+        let card = card_sampling(&run.settings.model.model).filter(|_| !run.says_sampling());
         let sampling = v1::Sampling {
-            temperature: run.temperature,
-            seed: run.seed,
+            temperature: run.temperature.or(card.map(|card| card.temperature)),
+            top_p: run.top_p.or(card.map(|card| card.top_p)),
+            top_k: run.top_k,
+            min_p: run.min_p,
+            seed: run.settings.router.seed,
             max_tokens: run.max_tokens,
             ..v1::Sampling::default()
         };
         let messages = run.system.iter().map(|text| message(SYSTEM, text)).collect();
-        Ask { sampling, messages }
+        Ask { sampling, messages, raw: run.raw }
     }
 }
 
@@ -270,9 +292,9 @@ impl Spoken {
 /// Streams one answer to stdout, and adds it to the conversation.
 async fn answer(client: &mut InferenceClient<Channel>, ask: &mut Ask, prompt: &str) -> anyhow::Result<Spoken> {
     ask.messages.push(message(USER, prompt));
-    let chat = v1::Chat { messages: ask.messages.clone(), ..v1::Chat::default() };
+    let chat = || v1::Chat { messages: ask.messages.clone(), ..v1::Chat::default() };
     let request = v1::GenerateRequest {
-        input: Some(Input::Chat(chat)),
+        input: Some(if ask.raw { Input::Text(prompt.to_owned()) } else { Input::Chat(chat()) }),
         sampling: Some(ask.sampling.clone()),
         ..v1::GenerateRequest::default()
     };

@@ -193,9 +193,13 @@ mod tests {
         }
         std::fs::remove_dir_all(&folder).unwrap();
         // None of these exists, wherever the test runs.
-        for name in ["../../no/such", "org/..", "../org", "org/a--b", "no-such-model"] {
+        for name in ["org/..", "org/a--b", "no-such-model"] {
             let refused = pulled(name);
-            assert!(refused.contains(&format!("there is no model {name}: it is no path")), "{refused}");
+            assert!(refused.contains(&format!("there is no model {name}: no path")), "{refused}");
+        }
+        for name in ["../../no/such", "../org", "./nofile.gguf", "/no/folder", "model.safetensors"] {
+            let refused = pulled(name);
+            assert!(refused.contains(&format!("there is no model {name}: no such file")), "{refused}");
         }
     }
 }

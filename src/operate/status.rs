@@ -132,6 +132,12 @@ fn models(models: &Value) -> String {
     models.iter().map(line).collect()
 }
 
+/// How many blocks have memory, while not all have.
+fn growing(blocks: &Value) -> String {
+    let committed = blocks["committed"].as_u64().filter(|n| Some(*n) < blocks["total"].as_u64());
+    committed.map_or_else(String::new, |n| format!(" ({n} have memory)"))
+}
+
 fn replica(replica: &Value) -> String {
     let mut out = String::new();
     let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
@@ -143,7 +149,7 @@ fn replica(replica: &Value) -> String {
     let _written = writeln!(
         out,
         "{} · {} · {} · epoch {} · tp {} x pp {}{} · {} running, {} waiting, {} tokens to do · \
-         {}/{} blocks · {} spares",
+         {}/{} blocks{} · {} spares",
         text(&replica["replica"]),
         text(&replica["model"]),
         text(&replica["phase"]),
@@ -156,11 +162,16 @@ fn replica(replica: &Value) -> String {
         replica["backlog_tokens"],
         blocks["used"],
         blocks["total"],
+        growing(blocks),
         replica["spares"],
     );
     let _written = writeln!(out, "{}", speed(&replica["tokens_per_s"]));
     if let Some(why) = replica["unplaced"]["why"].as_str() {
-        let _written = writeln!(out, "no places for its ranks for {} s: {why}", replica["unplaced"]["seconds"]);
+        let (phase, seconds) = (text(&replica["phase"]), &replica["unplaced"]["seconds"]);
+        let _written = writeln!(out, "{phase} for {seconds} s, no places for its ranks: {why}");
+    }
+    for lost in replica["lost"].as_array().map_or(&[][..], Vec::as_slice) {
+        let _written = writeln!(out, "{}", self::lost(lost));
     }
     let shortened = &replica["shortened"];
     if let Some(why) = shortened["why"].as_str() {
@@ -192,6 +203,24 @@ fn wanted(wanted: &Value) -> String {
         true => String::new(),
         false => format!(" (wanted: tp {} x pp {})", wanted["tp"], wanted["pp"]),
     }
+}
+
+/// A rank that was lost lately, and what it cost.
+fn lost(lost: &Value) -> String {
+    let text = |name: &str| lost[name].as_str().unwrap_or("-");
+    let ago = lost["seconds_ago"].as_f64().unwrap_or(0.0);
+    let since = match (lost["pause_seconds"].as_f64(), lost["successor"]["pid"].as_u64()) {
+        (None, _) => "its replica pauses".to_owned(),
+        (Some(pause), successor) => {
+            let holder = successor.map_or_else(
+                || "the grid goes on without it".to_owned(),
+                |pid| format!("pid {pid} on {} holds it", lost["successor"]["host"].as_str().unwrap_or("-")),
+            );
+            format!("a pause of {pause:.1} s, {} positions computed again, {holder}", lost["tokens_replayed"])
+        }
+    };
+    let (cause, why, host) = (text("cause"), text("why"), text("host"));
+    format!("rank {} was lost {ago:.0} s ago: pid {} on {host}, {cause} ({why}); {since}", lost["rank"], lost["pid"])
 }
 
 fn apart(apart: &Value) -> String {
@@ -256,6 +285,22 @@ mod tests {
     use serde_json::json;
 
     #[test]
+    fn versions_are_told_in_a_line() {
+        let version = |model: &str, n: u32, like: Option<&str>| {
+            let (weight, policy_digest) = (9, "01");
+            json!({
+                "model": model, "policy_digest": policy_digest, "weight": weight, "ready": n, "replicas": n,
+                "like": like,
+            })
+        };
+        let versions = [version("v2", 2, None), version("v-2", 0, Some("v2")), version("w", 0, None)];
+        let told = render(&json!({ "models": [{ "name": "chat", "versions": versions }], "replicas": [{}] }));
+        let line = "chat = v2@01:9 (2 of 2 ready), v-2@01:9 (no replica serves it: did you mean v2?), \
+                    w@01:9 (no replica serves it)";
+        assert_eq!(told.lines().next(), Some(line));
+    }
+
+    #[test]
     fn a_page_becomes_a_table() {
         let rank = json!({
             "rank": 0, "stage": 0, "tp": 0, "pid": 7, "state": "ready", "host": "here", "device": "cuda",
@@ -270,17 +315,26 @@ mod tests {
                 "host": "h", "address": "a:1", "other_host": "i", "other_address": "b:2", "why": "mute", "seconds": 9,
             }],
             "unplaced": { "why": "too few", "seconds": 7 },
+            "lost": [
+                { "rank": 1, "host": "h", "pid": 8, "cause": "gone", "why": "closed", "seconds_ago": 4.2,
+                  "pause_seconds": 1.5, "tokens_replayed": 48, "successor": { "host": "i", "pid": 9 } },
+                { "rank": 2, "host": "h", "pid": 6, "cause": "silent", "why": "mute", "seconds_ago": 1.0 },
+            ],
             "shortened": { "asked": 9, "has": 5, "why": "too little" },
             "differs": { "replica": "there", "weight": "w", "piece": 3 },
-            "requests": { "running": 2, "waiting": 0 }, "blocks": { "used": 1, "total": 2 }, "spares": 0,
+            "requests": { "running": 2, "waiting": 0 }, "spares": 0,
+            "blocks": { "used": 1, "committed": 2, "total": 4 },
             "tokens_per_s": { "predicted": { "low": 5.0, "high": 9.0, "bottleneck": "compute" }, "alone": 7.0 },
             "ranks": [rank],
         }] });
         let text = render(&page);
         for part in [
             "tp 1 x pp 1 (wanted: tp 2 x pp 1) ·",
-            "no places for its ranks for 7 s: too few",
+            "ready for 7 s, no places for its ranks: too few",
+            "rank 1 was lost 4 s ago: pid 8 on h, gone (closed); a pause of 1.5 s, 48 positions computed again, pid 9",
+            "rank 2 was lost 1 s ago: pid 6 on h, silent (mute); its replica pauses",
             "context 5 and not 9: too little",
+            "1/4 blocks (2 have memory) ·",
             "other bytes of the weight w (piece 3) than there has",
             "a:1 of h and b:2 of i do not reach",
             "local · m · ready",
@@ -293,7 +347,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
-        let widths: Vec<usize> = text.lines().skip(6).map(|line| line.chars().count()).collect();
+        let widths: Vec<usize> = text.lines().skip(8).map(|line| line.chars().count()).collect();
         assert!(widths.len() == 2 && widths[0] == widths[1], "{text}");
         assert!(render(&json!({})).contains("no replica"));
         let away = json!({ "replicas": [{ "replica": "there:1", "phase": "absent" }] });
@@ -304,18 +358,6 @@ mod tests {
         assert!(
             render(&json!({ "store": { "kind": "static", "since": 7 } })).starts_with("store: static · there for ")
         );
-        let version = |model: &str, n: u32, like: Option<&str>| {
-            let (weight, policy_digest) = (9, "01");
-            json!({
-                "model": model, "policy_digest": policy_digest, "weight": weight, "ready": n, "replicas": n,
-                "like": like,
-            })
-        };
-        let versions = [version("v2", 2, None), version("v-2", 0, Some("v2")), version("w", 0, None)];
-        let told = render(&json!({ "models": [{ "name": "chat", "versions": versions }], "replicas": [{}] }));
-        let line = "chat = v2@01:9 (2 of 2 ready), v-2@01:9 (no replica serves it: did you mean v2?), \
-                    w@01:9 (no replica serves it)";
-        assert_eq!(told.lines().next(), Some(line));
         // A page of something else is shown as far as it goes.
         assert!(render(&json!({ "replicas": [{}] })).contains("predicted -"));
     }

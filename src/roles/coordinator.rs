@@ -127,7 +127,7 @@ fn model_name(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> String {
 }
 
 fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -> anyhow::Result<coordinator::Config> {
-    let CoordinatorParts { queue, coordinator: settings, device, .. } = parts;
+    let CoordinatorParts { queue, coordinator: settings, device, spoken, .. } = parts;
     let defaults = coordinator::Limits::default();
     Ok(coordinator::Config {
         replica: replica.into(),
@@ -140,7 +140,7 @@ fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -
         zero_kv: settings.zero_kv,
         salt: [0; 16],
         mesh_seed: wire::random()?,
-        speaks: proto::Speaks::default(),
+        speaks: spoken.speaks(),
         limits: coordinator::Limits {
             waiting_max: queue.max_waiting,
             batch_tokens_max: queue.max_batch_tokens,
@@ -170,6 +170,7 @@ pub fn policy(parts: CoordinatorParts<'_>) -> Policy {
         activations: settings.activations(device.class()),
         kv_dtype: settings.kv_dtype(device.class()),
         kv_memory: settings.kv_memory.map(|bytes| bytes.0),
+        state_cache: settings.state_cache.map(|bytes| bytes.0),
         context: settings.context,
         running_max: queue.max_running,
         slice_max: settings.max_chunk_tokens(queue).min(queue.max_batch_tokens),

@@ -197,7 +197,7 @@ fn new_name() -> anyhow::Result<String> {
 }
 
 fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) -> anyhow::Result<router::Config> {
-    let RouterParts { model, queue, router: settings } = parts;
+    let RouterParts { model, queue, router: settings, spoken } = parts;
     let drain_max = Duration::from_secs(queue.drain_seconds);
     let replica_absence_max = Duration::from_secs(settings.failover_max);
     let request_max = settings.request_seconds.map(Duration::from_secs);
@@ -205,6 +205,7 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
     Ok(router::Config {
         names: model.served_model_name.clone().unwrap_or_default(),
         policy: settings.policy.into(),
+        seed: settings.seed,
         limits: router::RouterLimits {
             // Requests without a first token: those that wait, and those in prefill.
             requests_waiting_max: requests_max,
@@ -227,6 +228,7 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
         origins_allowed: settings.allowed_origins.clone().unwrap_or_default(),
         record: settings.answers.record(),
         audit: settings.answers.audit,
+        speaks: spoken.speaks(),
         metrics,
         ..router::Config::default()
     })

@@ -17,6 +17,7 @@ pub fn first(checkpoint: &Checkpoint, settings: &RouterSettings) -> anyhow::Resu
         text = text.with_template(template.context("--chat-template")?);
     }
     text.trusts_templates = settings.trust_request_chat_template;
+    text.variables = settings.default_chat_template_kwargs.as_deref().map_or(Ok(Default::default()), variables)?;
     let calls = settings.tool_call_parser.as_deref();
     let text = text.with_dialect(calls, None).context("--tool-call-parser")?;
     text.with_dialect(None, settings.reasoning_parser.as_deref()).context("--reasoning-parser")
@@ -25,6 +26,10 @@ pub fn first(checkpoint: &Checkpoint, settings: &RouterSettings) -> anyhow::Resu
 /// The text of another model.
 pub fn other(checkpoint: &Checkpoint) -> anyhow::Result<ModelText> {
     Ok(ModelText::of(checkpoint)?)
+}
+
+fn variables(said: &str) -> anyhow::Result<serde_json::Map<String, serde_json::Value>> {
+    serde_json::from_str(said).context("--default-chat-template-kwargs must be a JSON object")
 }
 
 /// A file's text, or a template that is given itself, as vLLM's flag takes both.
@@ -53,12 +58,15 @@ mod tests {
         let text = text.unwrap();
         assert_eq!(text.template.unwrap().source(), "{{messages[0].content}}");
         assert!(text.dialect.has_calls() && text.dialect.has_thoughts());
+        let variables = read(r#"--default-chat-template-kwargs {"enable_thinking":false}"#).unwrap().variables;
+        assert_eq!(variables.get("enable_thinking"), Some(&false.into()));
         let refused = |words: &str| format!("{:#}", read(words).err().unwrap());
         for (words, part) in [
             ("--tool-call-parser hermess", "hermes"),
             ("--reasoning-parser deepthink", "deepseek_r1"),
             ("--chat-template no/such/file", "no/such/file cannot be read"),
             ("--chat-template {%for", "--chat-template"),
+            ("--default-chat-template-kwargs [1]", "--default-chat-template-kwargs"),
         ] {
             assert!(refused(words).contains(part), "{}", refused(words));
         }

@@ -111,7 +111,7 @@ fn rank(
         None => said.memory_bytes_of_one(n_local, machine::memory_bytes())?,
     };
     let config = config(device, role.worker.threads(n_local), memory, mesh_address)?;
-    let config = worker::Config { scrubber, ..config };
+    let config = worker::Config { scrubber, speaks: role.spoken.speaks(), ..config };
     Ok(Rank { loader: source::load_from(source, loader), config })
 }
 

@@ -6,8 +6,8 @@ use crate::roles::worker::RankPeers;
 use crate::roles::{handover, worker};
 use crate::settings::device::DeviceSettings;
 use crate::settings::{
-    ByteSize, HealthSettings, JoinSettings, LogFormat, ServeSettings, StoreSettings, TrustSettings, WatchSettings,
-    WorkerRole, WorkerSettings,
+    ByteSize, HealthSettings, JoinSettings, LogFormat, ServeSettings, SpokenSettings, StoreSettings, TrustSettings,
+    WatchSettings, WorkerRole, WorkerSettings,
 };
 use std::net::{Ipv4Addr, SocketAddr};
 use tokio_util::sync::CancellationToken;
@@ -65,6 +65,7 @@ fn role(settings: &ServeSettings, coordinator: SocketAddr, number: u16) -> anyho
         health: HealthSettings::default(),
         store: StoreSettings::default(),
         trust: TrustSettings::default(),
+        spoken: SpokenSettings::default(),
         watch: WatchSettings { log_format: LogFormat::Json, ..settings.watch.clone() },
     })
 }

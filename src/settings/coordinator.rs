@@ -7,6 +7,7 @@ use super::health::HealthSettings;
 use super::model::ModelSettings;
 use super::queue::QueueSettings;
 use super::speculation::SpeculationSettings;
+use super::spoken::SpokenSettings;
 use super::store::StoreSettings;
 use super::trust::TrustSettings;
 use super::watch::WatchSettings;
@@ -52,6 +53,10 @@ pub struct CoordinatorSettings {
     /// nine tenths of what the weights leave.
     #[arg(long, env = "LOCKSTEP_KV_MEMORY", value_name = "BYTES")]
     pub kv_memory: Option<ByteSize>,
+    /// Part of the KV memory of each worker for states of recurrent layers that the prefix cache keeps, such as 1GiB
+    /// [default: as much as keys and values have]
+    #[arg(long, env = "LOCKSTEP_STATE_CACHE", value_name = "BYTES")]
+    pub state_cache: Option<ByteSize>,
     /// Context length: most tokens of a request, prompt and answer together [default: the model's, or as much of it as
     /// the KV cache holds]
     #[arg(long, alias = "max-model-len", env = "LOCKSTEP_CONTEXT")]
@@ -202,6 +207,9 @@ pub struct CoordinatorRole {
     pub trust: TrustSettings,
     #[command(flatten)]
     #[serde(flatten)]
+    pub spoken: SpokenSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
     pub model: ModelSettings,
     #[command(flatten)]
     #[serde(flatten)]
@@ -231,7 +239,8 @@ impl CoordinatorRole {
 
     pub fn parts(&self) -> CoordinatorParts<'_> {
         let (model, queue) = (&self.model, &self.queue);
-        CoordinatorParts { model, queue, coordinator: &self.coordinator, device: self.device.device }
+        let (coordinator, device) = (&self.coordinator, self.device.device);
+        CoordinatorParts { model, queue, coordinator, device, spoken: self.spoken }
     }
 }
 
@@ -242,4 +251,5 @@ pub struct CoordinatorParts<'a> {
     pub queue: &'a QueueSettings,
     pub coordinator: &'a CoordinatorSettings,
     pub device: DeviceChoice,
+    pub spoken: SpokenSettings,
 }

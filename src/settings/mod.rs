@@ -20,6 +20,7 @@ mod router;
 pub mod secret;
 mod serve;
 mod speculation;
+mod spoken;
 mod store;
 mod trust;
 mod watch;
@@ -35,6 +36,7 @@ pub use identity::certificates;
 
 pub use router::{RouteSettings, RouterParts, RouterRole, RouterSettings};
 pub use serve::ServeSettings;
+pub use spoken::SpokenSettings;
 pub use store::StoreSettings;
 pub use trust::TrustSettings;
 pub use watch::{LOG, WatchSettings};

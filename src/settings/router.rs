@@ -6,6 +6,7 @@ use super::check::at_least_one;
 use super::choices::PickChoice;
 use super::model::ModelSettings;
 use super::queue::QueueSettings;
+use super::spoken::SpokenSettings;
 use super::store::{StoreSettings, one_or_many};
 use super::trust::TrustSettings;
 use super::watch::WatchSettings;
@@ -81,6 +82,9 @@ pub struct RouterSettings {
     /// Most choices of one prompt, the field n
     #[arg(long, env = "LOCKSTEP_MAX_CHOICES", default_value_t = 128)]
     pub max_choices: u32,
+    /// Seed of requests that give none [default: another for each]
+    #[arg(long, env = "LOCKSTEP_SEED")]
+    pub seed: Option<u64>,
     /// Largest body of a request, over HTTP and gRPC
     #[arg(long, env = "LOCKSTEP_MAX_BODY_BYTES", value_name = "SIZE", default_value = "4MiB")]
     pub max_body_bytes: ByteSize,
@@ -96,6 +100,9 @@ pub struct RouterSettings {
     /// Chat template instead of the model's own: a file, or the template itself
     #[arg(long, env = "LOCKSTEP_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<String>,
+    /// Variables of the chat template where a request gives none, as a JSON object, such as {"enable_thinking": false}
+    #[arg(long, env = "LOCKSTEP_DEFAULT_CHAT_TEMPLATE_KWARGS", value_name = "JSON")]
+    pub default_chat_template_kwargs: Option<String>,
     /// Form in which the model writes tool calls, such as hermes or llama3_json [default: found in its chat template]
     #[arg(long, env = "LOCKSTEP_TOOL_CALL_PARSER", value_name = "NAME")]
     pub tool_call_parser: Option<String>,
@@ -217,6 +224,9 @@ pub struct RouterRole {
     pub trust: TrustSettings,
     #[command(flatten)]
     #[serde(flatten)]
+    pub spoken: SpokenSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
     pub model: ModelSettings,
     #[command(flatten)]
     #[serde(flatten)]
@@ -238,7 +248,7 @@ impl RouterRole {
     }
 
     pub fn parts(&self) -> RouterParts<'_> {
-        RouterParts { model: &self.model, queue: &self.queue, router: &self.router }
+        RouterParts { model: &self.model, queue: &self.queue, router: &self.router, spoken: self.spoken }
     }
 }
 
@@ -248,6 +258,7 @@ pub struct RouterParts<'a> {
     pub model: &'a ModelSettings,
     pub queue: &'a QueueSettings,
     pub router: &'a RouterSettings,
+    pub spoken: SpokenSettings,
 }
 
 #[cfg(test)]

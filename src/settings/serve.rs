@@ -7,6 +7,7 @@ use super::machine;
 use super::model::ModelSettings;
 use super::queue::QueueSettings;
 use super::router::{RouterParts, RouterSettings};
+use super::spoken::SpokenSettings;
 use super::watch::WatchSettings;
 use super::worker::WorkerSettings;
 use anyhow::ensure;
@@ -96,12 +97,15 @@ impl ServeSettings {
     }
 
     pub fn router(&self) -> RouterParts<'_> {
-        RouterParts { model: &self.model, queue: &self.queue, router: &self.router }
+        // All roles are of this build.
+        let spoken = SpokenSettings::default();
+        RouterParts { model: &self.model, queue: &self.queue, router: &self.router, spoken }
     }
 
     pub fn coordinator(&self) -> CoordinatorParts<'_> {
         let (model, queue) = (&self.model, &self.queue);
-        CoordinatorParts { model, queue, coordinator: &self.coordinator, device: self.device.device }
+        let (coordinator, device, spoken) = (&self.coordinator, self.device.device, SpokenSettings::default());
+        CoordinatorParts { model, queue, coordinator, device, spoken }
     }
 }
 

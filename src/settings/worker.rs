@@ -5,6 +5,7 @@ use super::choices::{CudaGraphs, GpuCarrier, HostWire, Instructions, LinkPrivacy
 use super::device::DeviceSettings;
 use super::health::HealthSettings;
 use super::machine;
+use super::spoken::SpokenSettings;
 use super::store::StoreSettings;
 use super::trust::TrustSettings;
 use super::watch::WatchSettings;
@@ -118,6 +119,9 @@ pub struct WorkerRole {
     #[command(flatten)]
     #[serde(flatten)]
     pub trust: TrustSettings,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub spoken: SpokenSettings,
     #[command(flatten)]
     #[serde(flatten)]
     pub watch: WatchSettings,

@@ -32,11 +32,9 @@ impl SimulatedRouter {
             let ledger = board.ledger();
             board.sit(place, ledger.clone());
             let (digest, context, salt) = (planner.policy, planner.context_max, planner.salt);
-            let (standing, version) = (Standing::Ready, VersionId::default());
-            board.show(
-                place,
-                &ReplicaFacts { standing, digest, version, context, room: u32::MAX, salt, id: place as u64 },
-            );
+            let (standing, version, protocol) = (Standing::Ready, VersionId::default(), proto::NEWEST);
+            let (room, id) = (u32::MAX, place as u64);
+            board.show(place, &ReplicaFacts { standing, digest, version, context, room, salt, id, protocol });
             Seat { ledger, sequence: 0 }
         };
         let seats = (0..n_replicas).map(seat).collect();
@@ -45,7 +43,8 @@ impl SimulatedRouter {
 
     /// Picks the replica for a prompt; the item is the router's count of that work, until it is dropped.
     pub fn give(&mut self, prompt: &[Token], session: Option<u64>) -> Option<(usize, Item)> {
-        let wish = Wish { n_prompt: prompt.len() as u32, session, n_before: self.n_picked, version: None };
+        let (n_prompt, protocol) = (prompt.len() as u32, proto::OLDEST);
+        let wish = Wish { n_prompt, session, n_before: self.n_picked, version: None, protocol };
         self.n_picked += 1;
         let called = |digest: &PolicyDigest, salt: &Salt| names(prompt, CacheOwner::default(), digest, salt);
         let chosen = self.board.choose(self.policy, &wish, Some(called), &mut self.scratch)?;

@@ -129,6 +129,10 @@ const DRAFTS_ACCEPTED_AT: Metric = alias(
 const STEPS: Metric = metric("lockstep:steps_total", "Steps planned by the scheduler.");
 const FINISHED: Metric =
     alias("lockstep:requests_finished_total", &["vllm:request_success_total"], "Finished requests, by reason.");
+const REUSE_ENDED: Metric = metric(
+    "lockstep:prompt_reuse_ended_total",
+    "Finished requests, by the reason why no more of their prompts came from the prefix cache.",
+);
 const REFUSED: Metric = metric("lockstep:requests_refused_total", "Requests that the coordinator refused, by reason.");
 const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Lost ranks, by cause.");
 const REPLAYED_TOKENS: Metric = metric(
@@ -188,7 +192,7 @@ const AUDITS: Metric = metric(
 );
 const SCRUBBED: Metric =
     metric("lockstep:scrubbed_bytes_total", "Bytes of packed weights that a worker with --scrub has hashed again.");
-const COUNTERS: [&Metric; 37] = [
+const COUNTERS: [&Metric; 38] = [
     &SCRUBBED,
     &RECORDS,
     &AUDITS,
@@ -210,6 +214,7 @@ const COUNTERS: [&Metric; 37] = [
     &DISCARDED_TOKENS,
     &STEPS,
     &FINISHED,
+    &REUSE_ENDED,
     &REFUSED,
     &RANKS_LOST,
     &REPLAYED_TOKENS,
@@ -551,6 +556,10 @@ pub fn finished(of: &ReplicaLabel, reason: &'static str) {
     FINISHED.add(1, &[of.label(), Label::from_static_parts("finished_reason", reason)]);
 }
 
+pub fn reuse_ended(of: &ReplicaLabel, reason: &'static str) {
+    REUSE_ENDED.add(1, &[of.label(), Label::from_static_parts("reason", reason)]);
+}
+
 pub fn epoch(of: &ReplicaLabel, n: u32, n_ranks_ready: u32) {
     let labels = [of.label()];
     EPOCH.set(n.into(), &labels);
@@ -830,6 +839,7 @@ mod tests {
         );
         planned(other, PlannerCounts { steps: 2, ..PlannerCounts::default() });
         finished(one, "stop");
+        reuse_ended(one, "differs");
         first_token(None, Duration::from_millis(3));
         let (before, now) = (cache_of(8), cache_of(9));
         cache(one, None, &before);
@@ -883,6 +893,7 @@ mod tests {
             "lockstep:starved_total{model_name=\"toy\",replica=\"one\"} 2",
             "lockstep:steps_early_total{model_name=\"toy\",replica=\"one\"} 3",
             "vllm:request_success_total{model_name=\"toy\",replica=\"one\",finished_reason=\"stop\"} 1",
+            "lockstep:prompt_reuse_ended_total{model_name=\"toy\",replica=\"one\",reason=\"differs\"} 1",
             "vllm:time_to_first_token_seconds_bucket{model_name=\"toy\",le=\"0.005\"} 1",
             "vllm:num_requests_waiting_by_reason{model_name=\"toy\",replica=\"one\",reason=\"capacity\"} 2",
             "vllm:request_queue_time_seconds_bucket{model_name=\"toy\",replica=\"one\",le=\"0.001\"} 1",

@@ -213,6 +213,8 @@ pub fn sequence(traceparent: &str, tracestate: &str, id: u64, n_prompt: u64, n_o
         lockstep.prompt_tokens = whole(n_prompt),
         lockstep.resumed_tokens = whole(n_output),
         lockstep.cached_tokens = Empty,
+        lockstep.reuse_ended = Empty,
+        lockstep.reuse_position = Empty,
         lockstep.seconds_to_first_token = Empty,
         lockstep.steps = Empty,
         lockstep.finish = Empty,
@@ -229,6 +231,12 @@ impl Traced {
     pub fn sequence_started(&self, after: Duration, n_cached: u64) {
         self.0.record("lockstep.seconds_to_first_token", after.as_secs_f64());
         self.0.record("lockstep.cached_tokens", whole(n_cached));
+    }
+
+    /// Why no more of its prompt came from the prefix cache, and where.
+    pub fn reuse_ended(&self, why: &'static str, position: u64) {
+        self.0.record("lockstep.reuse_ended", why);
+        self.0.record("lockstep.reuse_position", whole(position));
     }
 
     pub fn sequence_ended(&self, finish: &'static str, n_steps: u64) {

@@ -3,18 +3,16 @@
 //! worker and one whole replica are on hosts of their own. Knows command lines and log lines.
 
 use crate::etcd::Etcd;
-use crate::node::{BINARY, Folder, Node, PATIENCE, field};
+use crate::node::{BINARY, Folder, Node, PATIENCE, field, free_address};
 use crate::star::Star;
 use crate::{Dice, signal};
 use rustix::process::Signal;
-use std::net::TcpListener;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use wire::JoinToken;
 
 pub const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
 pub const REPLICAS: [&str; 2] = ["east", "west"];
-const RANKS: usize = 4;
 const N_MEMBERS: usize = 3;
 /// The host of the whole western replica, and that of one eastern worker.
 const WEST: usize = 0;
@@ -36,16 +34,35 @@ pub struct Model {
     pub path: String,
     pub numerics: Vec<&'static str>,
     pub tokens_max: u32,
+    /// Ranks by stage, and stages.
+    pub grid: [usize; 2],
+}
+
+/// What roles are started from: a program, and flags that all of them take.
+#[derive(Clone)]
+pub struct Build {
+    pub program: String,
+    pub flags: Vec<&'static str>,
+}
+
+impl Build {
+    pub fn this() -> Build {
+        Build { program: BINARY.into(), flags: vec![] }
+    }
 }
 
 impl Model {
     pub fn tiny() -> Model {
         let numerics = vec!["--activations", "f32"];
-        Model { name: "tiny", path: "tests/reference/llama-f32-tied".into(), numerics, tokens_max: 300 }
+        Model { name: "tiny", path: "tests/reference/llama-f32-tied".into(), numerics, tokens_max: 300, grid: [2, 2] }
     }
 
     pub fn smollm2() -> Model {
-        Model { name: "smollm2", path: "smollm2".into(), numerics: vec![], tokens_max: 64 }
+        Model { name: "smollm2", path: "smollm2".into(), numerics: vec![], tokens_max: 64, grid: [2, 2] }
+    }
+
+    fn n_ranks(&self) -> usize {
+        self.grid[0] * self.grid[1]
     }
 }
 
@@ -67,7 +84,9 @@ struct Side {
 pub type Which = (usize, usize);
 
 pub struct City {
-    model: Model,
+    pub model: Model,
+    /// What processes are started from; those that run stay as they are.
+    pub build: Build,
     star: Option<Star>,
     token: String,
     etcd: Etcd,
@@ -90,21 +109,26 @@ pub struct City {
 impl City {
     /// Starts the cluster around an etcd. Hosts whose links can be cut only exist where the system permits them.
     pub fn start(model: Model, star: Option<Star>, n_spared: usize) -> City {
+        City::of(Build::this(), model, star, n_spared)
+    }
+
+    pub fn of(build: Build, model: Model, star: Option<Star>, n_spared: usize) -> City {
         let folder = Folder::new("chaos");
         let token = folder.write("token", JoinToken::random().unwrap().expose());
         let near = |host| star.as_ref().map_or("127.0.0.1".into(), |star: &Star| star.near(host));
         let far = |host| star.as_ref().map_or("127.0.0.1".into(), |star: &Star| star.far(host));
         let etcd = Etcd::start_at(&near(WEST), N_MEMBERS, None);
         let west = star.is_some().then_some(WEST);
-        let roles = Roles { model: &model, star: star.as_ref(), token: &token, store: store(&etcd) };
+        let roles = Roles { build: &build, model: &model, star: star.as_ref(), token: &token, store: store(&etcd) };
         let sides = [(REPLICAS[0], near(APART), None), (REPLICAS[1], far(WEST), west)].map(|(name, ip, host)| {
-            let address = format!("{ip}:{}", free_port());
+            let address = format!("{ip}:{}", free_address().port());
             let coordinator = roles.coordinator(name, &address, host);
             Side { name, address, host, coordinator, workers: Vec::new() }
         });
         let routers = [0, 1].map(|_| roles.router("127.0.0.1:0"));
         let mut city = City {
             model,
+            build,
             star,
             token,
             etcd,
@@ -123,8 +147,9 @@ impl City {
     }
 
     fn settle(&mut self) {
-        for (side, n) in [0, 1].into_iter().flat_map(|side| (0..RANKS).map(move |n| (side, n))) {
-            let is_apart = side == 0 && n == RANKS - 1 && self.star.is_some();
+        let n_ranks = self.model.n_ranks();
+        for (side, n) in [0, 1].into_iter().flat_map(|side| (0..n_ranks).map(move |n| (side, n))) {
+            let is_apart = side == 0 && n == n_ranks - 1 && self.star.is_some();
             let host = if is_apart { Some(APART) } else { self.sides[side].host };
             self.add_worker(side, host);
         }
@@ -148,7 +173,7 @@ impl City {
 
     /// A worker of a replica that has streams, at random.
     pub fn any_worker(&self, dice: &mut Dice) -> Which {
-        (self.any_busy(0, dice), self.n_spared + dice.below(RANKS - self.n_spared))
+        (self.any_busy(0, dice), self.n_spared + dice.below(self.model.n_ranks() - self.n_spared))
     }
 
     /// The index of a coordinator that has streams, at random.
@@ -425,18 +450,32 @@ impl City {
 
     /// Replaces every process, one after the other, each when the one before is back.
     pub fn roll(&mut self) {
-        for (side, _) in [0, 1].into_iter().flat_map(|side| (0..RANKS).map(move |n| (side, n))) {
+        self.roll_with(&mut |_| ());
+    }
+
+    /// The same; `before` is called before each process is replaced, with what it is.
+    pub fn roll_with(&mut self, before: &mut dyn FnMut(&str)) {
+        let n_ranks = self.model.n_ranks();
+        for (side, _) in [0, 1].into_iter().flat_map(|side| (0..n_ranks).map(move |n| (side, n))) {
+            before("worker");
             // The eldest worker; new ones are at the end.
             let place = self.sides[side].coordinator.heard();
             self.end_worker((side, 0));
             self.sides[side].coordinator.until_since(place, &["the replica is ready"]);
         }
         for i in [0, 1] {
+            before("coordinator");
             self.end_coordinator(i);
             self.heal();
+            before("router");
             self.end_router(i);
             self.heal();
         }
+    }
+
+    /// What the first router says of each replica.
+    pub fn replicas(&self) -> Vec<serde_json::Value> {
+        cluster(&self.routers[0].1)["replicas"].as_array().cloned().unwrap_or_default()
     }
 
     /// Waits until every process is there again, and both routers see both replicas.
@@ -451,7 +490,7 @@ impl City {
         }
         let doors = self.doors();
         let deadline = Instant::now() + PATIENCE;
-        while !doors.iter().all(|http| both_ready(http)) {
+        while !doors.iter().all(|http| both_ready(http, self.model.n_ranks())) {
             let logs = || self.sides.iter().map(|side| side.coordinator.log()).collect::<Vec<_>>().join("\n");
             assert!(Instant::now() < deadline, "the city does not heal: {}", logs());
             std::thread::sleep(Duration::from_millis(20));
@@ -475,12 +514,14 @@ impl City {
     }
 
     fn roles(&self) -> Roles<'_> {
-        Roles { model: &self.model, star: self.star.as_ref(), token: &self.token, store: store(&self.etcd) }
+        let (build, model, star) = (&self.build, &self.model, self.star.as_ref());
+        Roles { build, model, star, token: &self.token, store: store(&self.etcd) }
     }
 }
 
 /// The command lines of processes.
 struct Roles<'a> {
+    build: &'a Build,
     model: &'a Model,
     star: Option<&'a Star>,
     token: &'a str,
@@ -490,7 +531,8 @@ struct Roles<'a> {
 impl Roles<'_> {
     /// Returns as soon as the coordinator has its claim.
     fn coordinator(&self, replica: &str, address: &str, host: Option<usize>) -> Node {
-        let grid = ["--tp", "2", "--pp", "2", "--kv-memory", "128MiB", "--listen", address, "--replica", replica];
+        let [tp, pp] = self.model.grid.map(|n| n.to_string());
+        let grid = ["--tp", &tp, "--pp", &pp, "--kv-memory", "128MiB", "--listen", address, "--replica", replica];
         let mut command = self.at(host, &["coordinator", &self.model.path]);
         command.args(&self.model.numerics).args(grid).args(&self.store);
         let mut node = Node::spawn(command);
@@ -519,10 +561,14 @@ impl Roles<'_> {
 
     fn at(&self, host: Option<usize>, arguments: &[&str]) -> Command {
         let mut command = match (host, self.star) {
-            (Some(host), Some(star)) => star.command_at(host, BINARY),
-            _ => Command::new(BINARY),
+            (Some(host), Some(star)) => star.command_at(host, &self.build.program),
+            _ => Command::new(&self.build.program),
         };
-        command.args(arguments).args(["--token-file", self.token]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        command
+            .args(arguments)
+            .args(&self.build.flags)
+            .args(["--token-file", self.token])
+            .current_dir(env!("CARGO_MANIFEST_DIR"));
         command
     }
 }
@@ -545,11 +591,11 @@ fn cluster(http: &str) -> serde_json::Value {
     serde_json::from_str(&page).unwrap_or_default()
 }
 
-fn both_ready(http: &str) -> bool {
+fn both_ready(http: &str, n_ranks: usize) -> bool {
     let page = cluster(http);
     let replicas = page["replicas"].as_array().map_or(&[][..], Vec::as_slice);
     let is_ready = |replica: &serde_json::Value| {
-        replica["phase"] == "ready" && replica["ranks"].as_array().is_some_and(|ranks| ranks.len() == RANKS)
+        replica["phase"] == "ready" && replica["ranks"].as_array().is_some_and(|ranks| ranks.len() == n_ranks)
     };
     page["store"]["connected"] == true && replicas.len() == REPLICAS.len() && replicas.iter().all(is_ready)
 }
@@ -589,11 +635,6 @@ impl Tally {
 
 fn number(line: &str, name: &str) -> u64 {
     field(line, name).parse().unwrap()
-}
-
-/// A port that is free at this moment, on this host; other hosts have all ports free.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn time_of_day() -> Duration {

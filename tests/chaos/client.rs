@@ -23,8 +23,8 @@ const BREATH: Duration = Duration::from_millis(50);
 pub struct Choice {
     pub text: String,
     pub ids: Vec<u64>,
-    /// As they were written: equal strings are equal bits.
-    pub logprobs: Vec<String>,
+    /// As they were written: equal strings are equal bits. Of each token, and of the likely ones beside it.
+    pub logprobs: [Vec<String>; 2],
     pub finish: Option<String>,
 }
 
@@ -134,6 +134,12 @@ impl Streams {
     }
 }
 
+/// Asks until it is answered whole, at this door first. `n_told` counts the tokens of this answer.
+pub fn ask(doors: &[String], door: usize, body: &Value, n_told: &Arc<AtomicUsize>) -> Told {
+    n_told.store(0, Relaxed);
+    Client { doors: doors.to_vec(), door, body: body.clone(), n_told: n_told.clone() }.run()
+}
+
 struct Client {
     doors: Vec<String>,
     door: usize,
@@ -200,9 +206,9 @@ impl Client {
             let ids = said["token_ids"].as_array().map_or(&[][..], Vec::as_slice);
             choice.ids.extend(ids.iter().map(|id| id.as_u64().unwrap()));
             self.n_told.fetch_add(ids.len(), Relaxed);
-            for list in ["token_logprobs", "top_logprobs"] {
-                let values = said["logprobs"][list].as_array().map_or(&[][..], Vec::as_slice);
-                choice.logprobs.extend(values.iter().map(Value::to_string));
+            for (list, name) in choice.logprobs.iter_mut().zip(["token_logprobs", "top_logprobs"]) {
+                let values = said["logprobs"][name].as_array().map_or(&[][..], Vec::as_slice);
+                list.extend(values.iter().map(Value::to_string));
             }
             if let Some(finish) = said["finish_reason"].as_str() {
                 assert_eq!(choice.finish, None, "an end comes once");

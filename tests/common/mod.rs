@@ -122,6 +122,7 @@ impl Setup {
             activations: self.activations.parse().unwrap(),
             kv_dtype: self.kv_dtype.parse().unwrap(),
             kv_memory: Some(kv_memory),
+            state_cache: None,
             context: None,
             running_max: self.running_max,
             slice_max: self.chunk_tokens_max.min(self.batch_tokens_max),
@@ -465,7 +466,8 @@ fn start_processes(setup: &Setup, coordinator: SocketAddr) -> Vec<Node> {
 
 async fn attach(dialer: &Dialer) -> (mpsc::Sender<wire::RouterFrame>, Streaming<wire::ReplicaFrame>) {
     let (frames, sent) = mpsc::channel(FRAMES_UP_MAX);
-    let hello = wire::RouterHello { version: proto::VERSION.into(), ..wire::RouterHello::default() };
+    let proto::Speaks { version, protocols } = proto::Speaks::default();
+    let hello = wire::RouterHello { version, protocols, former: None };
     frames.send(up(router_frame::Frame::Hello(hello))).await.unwrap();
     let mut client = CoordinatorClient::new(dialer.channel()).max_decoding_message_size(proto::FRAME_BYTES_MAX);
     (frames, client.attach(ReceiverStream::new(sent)).await.unwrap().into_inner())

@@ -3,8 +3,10 @@
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -163,6 +165,18 @@ impl Drop for Node {
     }
 }
 
+/// An address of this host that nobody listens on and no connection comes from: the system takes the ports of
+/// connections from 32,768 on, and a neighbour's thousands of clients would sooner or later hold one that was free.
+pub fn free_address() -> SocketAddr {
+    const PORTS: std::ops::Range<u32> = 10_000..32_000;
+    static N_LOOKED_AT: AtomicU32 = AtomicU32::new(0);
+    // Processes of tests that run at once begin far from one another.
+    let first = std::process::id().wrapping_mul(61);
+    let next = || first.wrapping_add(N_LOOKED_AT.fetch_add(1, Ordering::Relaxed)) % (PORTS.end - PORTS.start);
+    let addresses = std::iter::repeat_with(|| SocketAddr::from(([127, 0, 0, 1], (PORTS.start + next()) as u16)));
+    addresses.take(PORTS.len()).find(|address| TcpListener::bind(address).is_ok()).unwrap()
+}
+
 /// The value of `name=` in a log line.
 pub fn field<'a>(line: &'a str, name: &str) -> &'a str {
     let start = line.find(&format!("{name}=")).unwrap_or_else(|| panic!("no {name} in {line}")) + name.len() + 1;
@@ -211,8 +225,11 @@ pub fn cpu_ticks(pid: u32) -> u64 {
 pub struct Folder(pub PathBuf);
 
 impl Folder {
+    /// Two tests of one program may give theirs the same name.
     pub fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("lockstep-{name}-{}", std::process::id()));
+        static N: AtomicUsize = AtomicUsize::new(0);
+        let n = N.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("lockstep-{name}-{}-{n}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Folder(path)
     }

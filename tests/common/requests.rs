@@ -125,7 +125,8 @@ fn sampling(i: usize, stops: &[Token]) -> Sampling {
         7 => Some(0),
         _ => Some(3),
     };
-    Sampling { stop, tokens_min: (i % 4) as u32, logprobs, ..drawn }
+    let told = if i % 16 == 11 { stops.to_vec() } else { Tokens::new() };
+    Sampling { stop, tokens_min: (i % 4) as u32, logprobs, told, ..drawn }
 }
 
 /// Arbitrary tokens, the same for a seed; a shorter prompt is the beginning of a longer one.

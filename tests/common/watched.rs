@@ -33,6 +33,9 @@ pub struct Seen {
     /// Drafts that became tokens, and those that did not.
     pub drafts_accepted: u32,
     pub drafts_rejected: u32,
+    /// Those among them of requests with a grammar.
+    pub masked_drafts_accepted: u32,
+    pub masked_drafts_rejected: u32,
 }
 
 #[derive(Default)]
@@ -40,6 +43,7 @@ struct Notes {
     seen: Seen,
     known: BTreeSet<RequestId>,
     running: BTreeSet<RequestId>,
+    with_grammar: BTreeSet<RequestId>,
     /// Requests started for the first time and still without a slice.
     fresh: BTreeSet<RequestId>,
 }
@@ -58,6 +62,9 @@ impl Notes {
     fn start(&mut self, request: &Request) {
         self.seen.starts += 1;
         self.running.insert(request.id);
+        if request.grammar.is_some() {
+            self.with_grammar.insert(request.id);
+        }
         if self.known.insert(request.id) {
             self.fresh.insert(request.id);
         } else {
@@ -171,13 +178,18 @@ impl Runner for WatchedRunner {
                 slice.want == Want::Last && done.tokens.is_empty() && done.failed.is_none()
             };
             let answers = || step.slices.iter().zip(&done.slices);
-            let with_drafts = answers().filter(|(slice, _)| slice.n_draft > 0);
-            let accepted = |(_, done): (&Slice, &SliceDone)| done.tokens.len().saturating_sub(1);
-            let n_accepted: usize = with_drafts.map(accepted).sum();
-            let seen = &mut self.watch.notes.lock().unwrap().seen;
+            let Notes { seen, with_grammar, .. } = &mut *self.watch.notes.lock().unwrap();
             seen.late += answers().filter(is_late).count() as u32;
-            seen.drafts_accepted += n_accepted as u32;
-            seen.drafts_rejected += (step.n_drafts() - n_accepted) as u32;
+            for (slice, done) in answers().filter(|(slice, _)| slice.n_draft > 0) {
+                let n_accepted = done.tokens.len().saturating_sub(1) as u32;
+                let n_rejected = u32::from(slice.n_draft) - n_accepted;
+                seen.drafts_accepted += n_accepted;
+                seen.drafts_rejected += n_rejected;
+                if with_grammar.contains(&slice.id) {
+                    seen.masked_drafts_accepted += n_accepted;
+                    seen.masked_drafts_rejected += n_rejected;
+                }
+            }
         }
         Ok(())
     }

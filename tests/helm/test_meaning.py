@@ -290,7 +290,7 @@ def test_what_is_mounted_is_there(case):
                 shm = volumes[mounts["/dev/shm"]["name"]]
                 assert shm["emptyDir"]["medium"] == "Memory" and shm["emptyDir"]["sizeLimit"]
             for mount in mounts.values():
-                assert mount.get("readOnly") or mount["name"] in ("cache", "shm", "data")
+                assert mount.get("readOnly") or mount["name"] in ("cache", "shm", "data", "record")
 
 
 @EACH
@@ -727,12 +727,73 @@ def test_values_reach_the_program(binary):
                  "drain-seconds = 90", 'replica = "probe-0"',
                  'log = "router=debug,info"', 'otlp-endpoint = "http://collector:4318"', "otlp-steps = true",
                  'otlp-protocol = "http/protobuf"', "otlp-sample = 0.25", "otlp-metrics-seconds = 30",
-                 'numerics = "lockstep"', 'health = "0.0.0.0:9100"', 'listen = "0.0.0.0:50100"'):
+                 'speculation = "ngram"', 'numerics = "lockstep"', 'health = "0.0.0.0:9100"',
+                 'listen = "0.0.0.0:50100"'):
         assert line in printed["coordinator"].splitlines(), f"{line}\n{printed['coordinator']}"
     for line in ('http = "0.0.0.0:8000"', 'grpc = "0.0.0.0:50051"', 'api-keys = "/etc/lockstep/keys/keys"',
-                 "max-running = 128", "max-waiting = 64", "drain-seconds = 90", "otlp-content = true"):
+                 "max-running = 128", "max-waiting = 64", "drain-seconds = 90", "otlp-content = true",
+                 'record = "/var/lib/lockstep/record/answers"', "record-prompts = true", 'record-bytes = "512MiB"',
+                 "audit = 0.0625", "stored-responses = 100", 'stored-bytes = "32MiB"', "stored-seconds = 600"):
         assert line in printed["router"].splitlines(), f"{line}\n{printed['router']}"
     for line in ("threads = 4", 'tls = "on"', 'otlp-protocol = "http/protobuf"', "otlp-sample = 0.25",
                  'mesh-listen = "10.0.0.1:50200"', 'wire = "auto"', 'link-encryption = "on"',
-                 'collective = "auto"'):
+                 'collective = "auto"', "scrub = 0.125"):
         assert line in printed["worker"].splitlines(), f"{line}\n{printed['worker']}"
+
+
+# Flags of the roles for which the chart has no value: whoever wants one gives it in `extraArgs` of its role, and why it
+# is no value stands here.
+COMMON = {
+    # Of a person at a terminal.
+    "help", "print-config", "config",
+    # For the time of an upgrade alone.
+    "protocol-max",
+    # Certificates between roles are made from the join token.
+    "tls-cert", "tls-key", "tls-ca",
+    # What a collector asks for beyond its address, mostly secrets: by `extraEnv` from one.
+    "otlp-headers", "otlp-certificate",
+    "etcd-lease-seconds",
+}
+IN_EXTRA_ARGS = {
+    # What this one model's clients may and may not, and what its files do not say.
+    "router": COMMON | {"failover-max", "request-seconds", "max-choices", "max-body-bytes", "record-files",
+                        "chat-template", "default-chat-template-kwargs", "seed", "tool-call-parser", "reasoning-parser",
+                        "enable-auto-tool-choice", "trust-request-chat-template", "allowed-hosts", "allowed-origins",
+                        # Addresses are the chart's own; a key by itself would stand in the manifest.
+                        "host", "port", "route", "api-key",
+                        # With a token it is on between roles wherever an address is not loopback.
+                        "tls"},
+    "coordinator": COMMON | {"tls", "state-cache", "speculative-config", "replan-seconds", "regrow-seconds",
+                             "load-seconds"},
+    # A pod's own files and hardware, which the program finds by itself.
+    "worker": COMMON | {"models", "model-path", "kernel-cache", "cuda-graphs", "isa", "memory",
+                        # It is given its coordinator's address.
+                        "replica", "etcd-endpoints", "etcd-prefix", "etcd-ca", "etcd-cert", "etcd-key", "etcd-user",
+                        "etcd-password-file"},
+}
+
+
+def flags_of_role(binary, name):
+    """The flags of a role, by its help."""
+    told = ask(binary, [name, "--help"]).stdout
+    return set(re.findall(r"^ +(?:-\w, )?--([a-z0-9-]+)", told, re.M))
+
+
+def test_each_flag_is_a_value_or_is_said_to_be_none(binary):
+    given = {name: set() for name in IN_EXTRA_ARGS}
+    for case in chart.CASES:
+        for _, container in lasting(case):
+            if role(container) in given:
+                given[role(container)] |= {a[2:].split("=")[0] for a in container["args"] if a.startswith("--")}
+                # As variables of the environment.
+                given[role(container)] |= {e["name"].removeprefix("LOCKSTEP_").lower().replace("_", "-")
+                                           for e in container.get("env", []) if e["name"].startswith("LOCKSTEP_")}
+    # A case gives it so.
+    given["router"].discard("failover-max")
+    for name, none in IN_EXTRA_ARGS.items():
+        known = flags_of_role(binary, name)
+        assert len(known) > 10, f"{name}: {known}"
+        missing = known - given[name] - none
+        assert not missing, f"{name}: neither a value gives {sorted(missing)} nor is it said to be left to extraArgs"
+        assert not none - known, f"{name} has no {sorted(none - known)}"
+        assert not none & given[name], f"{name}: values give {sorted(none & given[name])}"

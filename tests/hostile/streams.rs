@@ -9,8 +9,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-pub const N_STREAMS: usize = 32;
-
 /// An answer's tokens, with their logprobs as they were written, and why it ended.
 pub type Answer = (Vec<u64>, Vec<String>, String);
 
@@ -28,9 +26,9 @@ pub struct Streams {
     clients: Vec<JoinHandle<Seen>>,
 }
 
-/// What each client gets while nobody attacks.
-pub fn expected(http: &str, tokens_max: u32) -> Vec<Answer> {
-    let clients: Vec<_> = (0..N_STREAMS)
+/// What each of so many clients gets while nobody attacks.
+pub fn expected(http: &str, n_streams: usize, tokens_max: u32) -> Vec<Answer> {
+    let clients: Vec<_> = (0..n_streams)
         .map(|i| {
             let http = http.to_owned();
             std::thread::spawn(move || ask(&http, &body(i, tokens_max), &mut Vec::new()).unwrap())

@@ -1,17 +1,69 @@
 //! Guessed tokens change none: requests of all kinds with drafts that hold and drafts that do not, of fixed and of
-//! adaptive number, on grids, in chunks, preempted and after losses, have the bits that each has alone and without.
+//! adaptive number, on grids, in chunks, preempted and after losses, have the bits that each has alone and without. So
+//! have those with grammars, whose masks stand behind drafts too, in time and late.
 
 use crate::common::requests::{REQUESTS, difference, tiny_requests};
 use crate::common::watched::Seen;
 use crate::common::{Answer, Replica, Setup, reference_folder};
 use coordinator::{Drafting, Speculation};
+use grammar::{GrammarLimits, ThinkingBudget, WantedGrammar};
+use serde_json::json;
+use std::path::Path;
 use std::sync::Arc;
-use types::{NgramLimits, Request, Tokens};
-use worker::Recalled;
+use std::time::Duration;
+use types::{Grammar, NgramLimits, Request, Tokens};
+use worker::{MaskConfig, Recalled};
 
 const MODEL: &str = "llama-f16-sharded";
 /// Of a hundred guesses.
 const WRONG: u64 = 25;
+
+/// Masks that are in time however long they take.
+const PATIENT: MaskConfig = MaskConfig {
+    threads: 2,
+    wait_max: Duration::from_secs(60),
+    late_max: Duration::from_secs(60),
+    delay: Duration::ZERO,
+};
+const LATE: MaskConfig = MaskConfig { wait_max: Duration::ZERO, delay: Duration::from_millis(3), ..PATIENT };
+
+/// A call whose text is forced for most of its length.
+fn call() -> Grammar {
+    let (city, days) = (json!({"type": "string", "maxLength": 6}), json!({"type": "integer"}));
+    let call = json!({
+        "type": "object",
+        "properties": {
+            "name": {"const": "get_weather"},
+            "arguments": {
+                "type": "object",
+                "properties": {"city": city, "days": days},
+                "required": ["city", "days"],
+                "additionalProperties": false,
+            },
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": false,
+    });
+    let content = json!({"type": "json_schema", "json_schema": call});
+    let tag = json!({"type": "tag", "begin": "<tool_call>\n", "content": content, "end": "\n</tool_call>"});
+    let tag = WantedGrammar::StructuralTag(json!({"type": "structural_tag", "format": tag}));
+    grammar::compile(&tag, &GrammarLimits::default()).unwrap()
+}
+
+/// Calls and budgets for thoughts beside the schemas, regexes and objects of `tiny_requests`.
+fn requests(model: &Path) -> Vec<Request> {
+    let mut requests = tiny_requests(model);
+    let closes = vec!["zq".to_owned()];
+    let budget = ThinkingBudget { tokens_max: 5, is_open: true, closes, ..ThinkingBudget::default() };
+    for (i, request) in requests.iter_mut().enumerate() {
+        match i % 16 {
+            3 => request.grammar = Some(budget.before(None)),
+            8 | 11 => request.grammar = Some(call()),
+            _ => {}
+        }
+    }
+    requests
+}
 
 struct Bench {
     base: Setup,
@@ -23,7 +75,8 @@ struct Bench {
 impl Bench {
     async fn new() -> Bench {
         let model = reference_folder(MODEL);
-        let (requests, base) = (tiny_requests(&model), Setup::new(model, "int8", "f16").on(1, 1));
+        let (requests, base) = (requests(&model), Setup::new(model, "int8", "f16").on(1, 1));
+        let base = Setup { masks: PATIENT, ..base };
         let mut replica = Replica::start(&base).await;
         let expected = replica.run_alone(&requests).await;
         let seen = replica.seen();
@@ -47,6 +100,10 @@ impl Bench {
         println!("{way}, {drafting:?}: {seen:?}");
         self.check_equal(&format!("{way}, {drafting:?}"), &answers);
         assert!(seen.drafts_accepted > 20 && seen.drafts_rejected > 20, "{way}, {drafting:?}: {seen:?}");
+        // Without any wait for masks there is one behind a draft only by chance.
+        let (accepted, rejected) = (seen.masked_drafts_accepted, seen.masked_drafts_rejected);
+        let are_accepted = accepted > 20 || setup.masks == LATE;
+        assert!(are_accepted && rejected > 20, "{way}, {drafting:?}: with grammars: {seen:?}");
         seen
     }
 
@@ -56,7 +113,8 @@ impl Bench {
         }
     }
 
-    async fn every_way(&self, drafting: Drafting) {
+    /// How many requests were preempted: with many drafts few meet.
+    async fn every_way(&self, drafting: Drafting) -> u32 {
         let base = &self.base;
         self.same("tp 1", drafting, base.clone(), &[]).await;
         self.same("tp 2", drafting, base.on(2, 1), &[]).await;
@@ -65,18 +123,24 @@ impl Bench {
         let chunked = Setup { chunk_tokens_max: 7, prefix_cache: true, ..base.clone() };
         self.same("chunks of 7", drafting, chunked, &[]).await;
         let crowded = Setup { n_blocks: 50, prefix_cache: true, ..base.clone() };
-        let seen = self.same("preempted", drafting, crowded, &[]).await;
-        assert!(seen.restarts > 0, "{seen:?}");
+        let n_preempted = self.same("preempted", drafting, crowded, &[]).await.restarts;
         let cleared = Setup { n_blocks: 50, zero_kv: true, ..base.clone() };
         self.same("cleared", drafting, cleared, &[]).await;
         let seen = self.same("lost ranks", drafting, base.on(1, 2), &[9, 25]).await;
         assert!(seen.loads > 2, "{seen:?}");
+        n_preempted
+    }
+
+    async fn with_late_masks(&self, drafting: Drafting) {
+        let late = Setup { masks: LATE, n_blocks: 50, ..self.base.on(1, 2) };
+        let seen = self.same("late masks", drafting, late, &[9]).await;
+        assert!(seen.late > 20, "{seen:?}");
     }
 }
 
 #[tokio::test]
 async fn fixed_and_adaptive_drafts_have_the_bits_of_none() {
-    let bench = Bench::new().await;
+    let (bench, mut n_preempted) = (Bench::new().await, 0);
     for drafting in [
         Drafting::Fixed(1),
         Drafting::Fixed(4),
@@ -84,11 +148,14 @@ async fn fixed_and_adaptive_drafts_have_the_bits_of_none() {
         // Cheap rows, so that some are given among many.
         Drafting::Adaptive { max: 8, row_permille: 2 },
     ] {
-        bench.every_way(drafting).await;
+        n_preempted += bench.every_way(drafting).await;
     }
+    assert!(n_preempted > 0);
+    bench.with_late_masks(Drafting::Fixed(4)).await;
 }
 
-/// What is guessed from the log itself, with the fewest tokens that can be the same, so that much is guessed.
+/// What is guessed from the log itself, with the fewest tokens that can be the same, so that much is guessed; and what
+/// grammars leave no choice about.
 #[tokio::test]
 async fn what_a_log_repeats_is_guessed_and_has_the_same_bits() {
     let bench = Bench::new().await;
@@ -103,5 +170,6 @@ async fn what_a_log_repeats_is_guessed_and_has_the_same_bits() {
         println!("tp {tp}, pp {pp}: {seen:?}");
         bench.check_equal(&format!("tp {tp}, pp {pp}"), &answers);
         assert!(seen.drafts_accepted > 0 && seen.drafts_rejected > 20, "{seen:?}");
+        assert!(seen.masked_drafts_accepted > 20, "what is forced is guessed: {seen:?}");
     }
 }

@@ -1,12 +1,13 @@
-//! One bit that flips: in a file, in a fetched part, in packed weights of a running worker. Each is found, by the load,
-//! the fetch, the scrub or an audit, and the answers afterwards are those of before. A few of each; `make flips` makes
-//! a hundred.
+//! One bit that flips: in a file, in a fetched part, in packed weights or K and V of a running worker. Each is found,
+//! by the load, the fetch, the scrub or an audit, and the answers afterwards are those of before; of K and V what
+//! changes a token. A few of each; `make flips` makes a hundred.
 
-use crate::common::node::{Folder, Node, complete, field};
+use crate::common::node::{Folder, Node, complete, field, post};
 use crate::processes::{DOORS, MODEL, coordinator, router, serve};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -255,4 +256,115 @@ fn a_flipped_bit_that_changes_tokens_is_found_by_an_audit_at_another_replica() {
     let (one, other) = (field(&told, "replica").to_owned(), field(&told, "other_replica").to_owned());
     assert!(one != other && told.contains("position=") && told.contains("on=\"cpu on "), "{told}");
     assert!(told.contains("third=\"as the"), "of two one is asked again: {told}");
+}
+
+/// The KV caches of a process: large memory that it wants on huge pages.
+fn kv_caches(pid: u32) -> Vec<(u64, u64)> {
+    const AT_LEAST: u64 = 4 << 20;
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let (mut at, mut all) = (None, Vec::new());
+    for line in smaps.lines() {
+        let first = line.split_whitespace().next().unwrap_or_default();
+        if let Some((start, end)) = first.split_once('-') {
+            at = u64::from_str_radix(start, 16).ok().zip(u64::from_str_radix(end, 16).ok());
+        } else if first == "VmFlags:" && line.contains(" hg") {
+            all.extend(at.filter(|(start, end)| end - start >= AT_LEAST).map(|(start, end)| (start, end - start)));
+        }
+    }
+    all
+}
+
+/// Flips one bit of K or V that a sequence has, which no other sequence's blocks are beside: with `--zero-kv` all else
+/// is zero. The process stands still meanwhile. None if it has none any more.
+fn flip_kv(pid: u32, dice: &mut Dice) -> Option<()> {
+    let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).unwrap();
+    let process = Pid::from_raw(pid.cast_signed()).unwrap();
+    kill_process(process, Signal::STOP).unwrap();
+    let mut used = Vec::new();
+    for (start, len) in kv_caches(pid) {
+        let mut bytes = vec![0; len as usize];
+        memory.read_exact_at(&mut bytes, start).unwrap();
+        used.extend(bytes.iter().enumerate().filter(|(_, byte)| **byte != 0).map(|(at, _)| start + at as u64));
+    }
+    let flipped = (!used.is_empty()).then(|| {
+        let at = used[dice.below(used.len() as u64) as usize];
+        flip(&memory, at, dice.below(8)).unwrap();
+    });
+    kill_process(process, Signal::CONT).unwrap();
+    flipped
+}
+
+/// A stream's tokens, and whether a bit has flipped in the midst of it. No tokens: it could not be computed any more.
+fn disturbed(node: &Node, http: &str, asked: &Value, dice: &mut Dice) -> (Option<Vec<Value>>, bool) {
+    let mut asked = asked.clone();
+    asked["stream"] = true.into();
+    let (mut tokens, mut n_events, mut has_flipped) = (Vec::new(), 0, false);
+    for line in BufReader::new(post(http, &asked).into_body().into_reader()).lines().map(Result::unwrap) {
+        let Some(event) = line.strip_prefix("data: ").filter(|event| *event != "[DONE]") else { continue };
+        let event: Value = serde_json::from_str(event).unwrap();
+        if !event["error"].is_null() {
+            let why = event["error"]["message"].as_str().unwrap_or_default();
+            assert!(has_flipped && why.contains("could not be computed"), "{event}");
+            return (None, has_flipped);
+        }
+        tokens.extend(event["choices"][0]["token_ids"].as_array().into_iter().flatten().cloned());
+        n_events += 1;
+        if n_events == 20 {
+            has_flipped = flip_kv(node.pid(), dice).is_some();
+        }
+    }
+    (Some(tokens), has_flipped)
+}
+
+/// Nothing hashes K and V. What is no number any more ends its request at once. What changes a token is found when the
+/// answer is run again, and all of it is; what changes none cannot be. How many bits are of which kind is told by
+/// `make flips`.
+#[test]
+fn a_flipped_bit_of_kv_is_found_by_an_audit_exactly_where_it_changes_a_token() {
+    let mut node = serve(&["--replicas", "2", "--audit", "1", "--zero-kv", "--kv-memory", "64MiB"]);
+    let http = node.http();
+    node.until_ready(&http);
+    if File::options().write(true).open(format!("/proc/{}/mem", node.pid())).is_err() {
+        return not_run("flips in KV");
+    }
+    assert_eq!(kv_caches(node.pid()).len(), 2, "of each replica one");
+    let n_audits = |outcome: &str| metric(&http, "lockstep:audits_total", &[&format!("outcome=\"{outcome}\"")]);
+    let audited = |n: f64| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while n_audits("equal") + n_audits("different") < n {
+            assert!(Instant::now() < deadline, "{}", page(&http, "/metrics"));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let (mut dice, mut n_asked) = (Dice(4), 0.0);
+    let (mut n_flipped, mut n_failed, mut n_changed) = (0, 0, 0);
+    for n in 0..4 * n_flips() {
+        // Half of them greedy, half drawn: a draw lies nearer to another one.
+        let temperature = f64::from(u8::from(n % 2 == 1));
+        let asked = json!({
+            "prompt": format!("question {n}"), "max_tokens": 300, "ignore_eos": true, "seed": n,
+            "temperature": temperature, "return_token_ids": true,
+        });
+        let whole = complete(&http, &asked)[0]["token_ids"].as_array().unwrap().clone();
+        n_asked += 1.0;
+        audited(n_asked);
+        let before = n_audits("different");
+        let (tokens, has_flipped) = disturbed(&node, &http, &asked, &mut dice);
+        n_flipped += usize::from(has_flipped);
+        let Some(tokens) = tokens else {
+            n_failed += 1;
+            continue;
+        };
+        n_asked += 1.0;
+        audited(n_asked);
+        let is_found = n_audits("different") > before;
+        assert_eq!(tokens.len(), whole.len());
+        assert_eq!(is_found, tokens != whole, "answer {n}, flipped: {has_flipped}");
+        n_changed += usize::from(tokens != whole);
+    }
+    println!(
+        "{n_flipped} bits of KV flipped: {n_failed} ended their request, {n_changed} changed a token, and an audit \
+         found each of these"
+    );
+    assert!(n_flipped > 0);
 }

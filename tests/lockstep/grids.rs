@@ -24,7 +24,7 @@ const FEW_BLOCKS: u32 = 50;
 const GRID_MAX: u16 = 4;
 
 /// One checkpoint of each family, both kinds of file for models with experts, and weights of bf16.
-const FAMILIES: [&str; 15] = [
+const FAMILIES: [&str; 17] = [
     WIDE,
     "llama-bf16-odd",
     "gguf-llama3",
@@ -40,6 +40,8 @@ const FAMILIES: [&str; 15] = [
     "gguf-mixtral",
     "qwen3-moe",
     "gguf-qwen3-moe",
+    "qwen3-next",
+    "granite4",
 ];
 
 fn setup(family: &str, activations: &'static str, kv_dtype: &'static str) -> Setup {
@@ -115,7 +117,7 @@ async fn grids_of_four_ranks_per_stage() {
 
 /// The factors: family, tp - 1, pp - 1, wire, workers, cut, activations, type of cache.
 const N_VALUES: [usize; 8] = [FAMILIES.len(), GRID_MAX as usize, GRID_MAX as usize, 2, 2, 2, 2, 2];
-const RUNS_MAX: usize = 60;
+const RUNS_MAX: usize = 64;
 /// Blocks where the cut is alike; otherwise memory is plenty.
 const COVER_BLOCKS: u32 = 40;
 const WIRES: [Wire; 2] = [Wire::Memory, Wire::Socket];

@@ -9,6 +9,7 @@ mod etcd;
 mod fake_cuda;
 
 mod advisories;
+mod conversations;
 mod cuda;
 mod drafts;
 mod flips;

@@ -16,9 +16,9 @@ const TEMPLATE: &str = "{% if tools %}<|system|># Tools\n{% for tool in tools %}
      {% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\
      <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
-/// The small model with a long context, and a server of it.
-fn serve() -> (Folder, Node, String) {
-    let folder = Folder::new("messages");
+/// The small model with a long context and a template that tells of tools: its folder, and the template's file.
+pub fn talking_model(name: &str) -> (Folder, String) {
+    let folder = Folder::new(name);
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(MODEL);
     for file in ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         std::fs::copy(root.join(file), folder.0.join(file)).unwrap();
@@ -28,6 +28,11 @@ fn serve() -> (Folder, Node, String) {
     config["max_position_embeddings"] = CONTEXT.into();
     folder.write("config.json", &config.to_string());
     let template = folder.write("template.jinja", TEMPLATE);
+    (folder, template)
+}
+
+fn serve() -> (Folder, Node, String) {
+    let (folder, template) = talking_model("messages");
     let model = folder.0.to_str().unwrap().to_owned();
     let mut command = Command::new(BINARY);
     command.args(["serve", &model, "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--chat-template", &template]);

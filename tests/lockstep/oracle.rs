@@ -35,21 +35,32 @@ const OTHERS: [(&str, Policy); 8] = [
 ];
 /// Checkpoints without a record: `worker/tests/worker/grids.rs` compares the grids of each kind among them, and
 /// `worker/model/tests/model` the instruction sets and chunks of all.
-const UNRECORDED: [&str; 14] = [
+const UNRECORDED: [&str; 25] = [
+    "awq",
     "cohere2",
+    "fp4",
     "glm4",
     "glm4-moe",
     "glm4-moe-plain",
     "gpt-neox",
     "gpt-neox-in-turn",
     "gpt-oss",
+    "gptq-4",
+    "gptq-4-sym",
+    "gptq-8",
     "granite",
     "granite-moe",
+    "llm-int8",
     "ministral",
     "ministral3",
+    "nf4",
     "olmo2",
     "olmo3",
+    "packed-4",
+    "packed-4-zeros",
+    "packed-8",
     "phi4-mini",
+    "w8a8",
 ];
 /// Of each list the first grid into which a checkpoint can be cut; a file with one layer of one leaf stays whole. On
 /// the first grid prompts are computed in chunks, and common beginnings are cached; on the second there is room for a

@@ -7,7 +7,7 @@ mod offered;
 mod stalled;
 mod stranded;
 
-use crate::common::node::{BINARY, Folder, Node, PATIENCE, answer, field, is_alive};
+use crate::common::node::{BINARY, Folder, Node, PATIENCE, answer, field, free_address, is_alive};
 use checkpoint::Checkpoint;
 use intruder::Intruder;
 use proto::cluster::coordinator_client::CoordinatorClient;
@@ -254,7 +254,7 @@ fn another_model_or_policy_is_refused_by_name_and_the_cluster_goes_on() {
 #[test]
 fn a_second_one_of_a_place_is_refused_by_name_and_the_cluster_goes_on() {
     let (mut coordinator, address) = coordinator(MODEL, &["--tp", "2"]);
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let port = free_address().to_string();
     let join = ["worker", "--threads", "1", "--local-workers", "2", "--join", &address];
     let mut first = Node::start(&[&join[..], &["--mesh-listen", &port]].concat());
     coordinator.until(&["a worker joins"]);

@@ -1,6 +1,8 @@
 //! Processes killed with open streams. After a router's death its clients go on at another one; a coordinator's death
 //! goes unnoticed. Every byte of every stream is that of the undisturbed run.
 
+mod calls;
+
 use crate::common::node::{Folder, Node, PATIENCE, field};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -18,8 +20,14 @@ struct Replica {
 
 impl Replica {
     fn start(token: &str) -> Replica {
+        Replica::of(&[MODEL, "--activations", "f32", "--speculation", "4"], token)
+    }
+
+    /// Of a model, with what else is said of it.
+    fn of(model: &[&str], token: &str) -> Replica {
         let listen = ["--listen", "127.0.0.1:0", "--token-file", token];
-        let mut coordinator = Node::start(&[&["coordinator", MODEL, "--activations", "f32"], &listen[..]].concat());
+        let coordinator = [&["coordinator"], model, &listen].concat();
+        let mut coordinator = Node::start(&coordinator);
         let address = field(&coordinator.until(&["coordinating"]), "address").to_owned();
         let worker = Node::start(&["worker", "--threads", "1", "--join", &address, "--token-file", token]);
         Replica { coordinator, _worker: worker, address }
@@ -27,10 +35,13 @@ impl Replica {
 }
 
 fn router(token: &str, replicas: &[&Replica]) -> (Node, String) {
+    router_of(&[MODEL], token, replicas)
+}
+
+fn router_of(model: &[&str], token: &str, replicas: &[&Replica]) -> (Node, String) {
     let addresses = replicas.iter().flat_map(|replica| ["--coordinator", &replica.address]);
-    let arguments =
-        ["router", MODEL, "--token-file", token].into_iter().chain(addresses).chain(DOORS.into_iter().take(4));
-    let mut node = Node::start(&arguments.collect::<Vec<_>>());
+    let arguments = ["--token-file", token].into_iter().chain(addresses).chain(DOORS.into_iter().take(4));
+    let mut node = Node::start(&[&["router"], model, &arguments.collect::<Vec<_>>()].concat());
     let http = node.http();
     node.until_ready(&http);
     (node, http)
@@ -41,8 +52,12 @@ struct Events(BufReader<Box<dyn Read>>);
 
 impl Events {
     fn ask(http: &str, asked: &Value, last_event_id: Option<&str>) -> Events {
+        Events::ask_at(http, "/v1/completions", asked, last_event_id)
+    }
+
+    fn ask_at(http: &str, page: &str, asked: &Value, last_event_id: Option<&str>) -> Events {
         let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
-        let request = ureq::Agent::from(agent).post(format!("{http}/v1/completions"));
+        let request = ureq::Agent::from(agent).post(format!("{http}{page}"));
         let request = request.header("content-type", "application/json");
         let request = last_event_id.into_iter().fold(request, |request, id| request.header("last-event-id", id));
         let reply = request.send(asked.to_string()).unwrap();
@@ -64,6 +79,7 @@ impl Iterator for Events {
             match line.trim_end().split_once(": ") {
                 Some(("data", text)) => data = Some(text.to_owned()),
                 Some(("id", text)) => id = Some(text.to_owned()),
+                Some(("event", _)) => {}
                 Some((_, text)) => panic!("{text}"),
                 None => match data.take() {
                     Some(data) => return Some((data, id)),
@@ -118,6 +134,7 @@ fn bodies() -> Vec<Value> {
         json!({ "prompt": ["two", "of them"], "n": 2, "seed": 3, "logprobs": 2 }),
         json!({ "prompt": "what stands here", "echo": true, "logprobs": 1 }),
         json!({ "prompt": "x", "seed": 1, "stop": ["e", "zzzz"] }),
+        json!({ "prompt": "y", "n": 2, "seed": 2, "structured_outputs": { "regex": "([a-f]{1,3}[.] of them, ){30}" } }),
     ];
     for body in &mut bodies {
         let more = json!({ "stream": true, "max_tokens": 60, "ignore_eos": true, "return_token_ids": true,

@@ -5,10 +5,15 @@
 use crate::common::requests::{REQUESTS, difference, smollm2_requests, tiny_requests};
 use crate::common::watched::Seen;
 use crate::common::{Answer, Replica, Setup, reference_folder, smollm2};
+use coordinator::{Drafting, Speculation};
 use std::cmp::Reverse;
+use std::sync::Arc;
 use std::time::Duration;
-use types::{BLOCK_TOKENS, Finish, Goal, Request};
-use worker::{Isa, MaskConfig};
+use types::{BLOCK_TOKENS, Finish, Goal, Request, Tokens};
+use worker::{Isa, MaskConfig, Recalled};
+
+/// Too few for 64 requests at once, and enough for the longest.
+const RECURRENT_BLOCKS: u32 = 50;
 
 #[tokio::test]
 async fn llama_f32_tied() {
@@ -35,6 +40,24 @@ async fn llama_bf16_odd() {
 #[tokio::test]
 async fn gemma3() {
     tiny_every_way("gemma3", "f32").await;
+}
+
+/// Gated delta rules beside attention.
+#[tokio::test]
+async fn qwen3_next() {
+    recurrent_every_way("qwen3-next", "f32").await;
+}
+
+/// Mamba-2 beside attention, in layers of other sizes.
+#[tokio::test]
+async fn granite4() {
+    recurrent_every_way("granite4", "int8").await;
+}
+
+/// Short convolutions beside attention.
+#[tokio::test]
+async fn lfm2() {
+    recurrent_every_way("lfm2", "int8").await;
 }
 
 #[tokio::test]
@@ -143,6 +166,22 @@ async fn tiny_every_way(folder: &str, activations: &'static str) {
     }
 }
 
+/// States are kept at few places, so a cache may have more of a prompt's blocks than it has states for.
+async fn recurrent_every_way(folder: &str, activations: &'static str) {
+    let model = reference_folder(folder);
+    let requests = tiny_requests(&model);
+    let bench = Bench::new(&format!("{folder} {activations}"), Setup::new(model, activations, "f16"), requests).await;
+    let all = bench.first(REQUESTS);
+    bench.company(&all).await;
+    bench.chunks(&[1, 7, 64], &all).await;
+    bench.partly_warm_cache(&all).await;
+    bench.preemption(RECURRENT_BLOCKS, &all).await;
+    bench.drafts(&all).await;
+    bench.grids(&all).await;
+    let few = bench.first(REQUESTS / 4);
+    bench.instructions(&few, &few).await;
+}
+
 /// Requests, and their answers alone.
 struct Bench {
     name: String,
@@ -238,6 +277,47 @@ impl Bench {
         let warm = self.same_on(&mut replica, "warm prefix cache", picked).await;
         replica.stop().await;
         assert_eq!(warm.hits as usize, n_long, "every prompt of more than a block");
+    }
+
+    /// At first the cache has half of each prompt, then what the answers have left of it.
+    async fn partly_warm_cache(&self, picked: &[usize]) {
+        let half = |&i: &usize| {
+            let mut request = self.requests[i].clone();
+            request.prompt.truncate(request.prompt.len().div_ceil(2));
+            (request.sampling.tokens_max, request.sampling.tokens_min) = (1, 0);
+            request
+        };
+        let halves: Vec<_> = picked.iter().map(half).collect();
+        let mut replica = Replica::start(&Setup { prefix_cache: true, ..self.base.clone() }).await;
+        replica.run(&halves).await;
+        replica.seen();
+        let partly = self.same_on(&mut replica, "partly warm prefix cache", picked).await;
+        let warm = self.same_on(&mut replica, "warm prefix cache", picked).await;
+        replica.stop().await;
+        assert!(partly.hits > 0 && partly.hit_tokens < warm.hit_tokens, "{partly:?}, then {warm:?}");
+    }
+
+    /// Guesses that hold, and some that do not and are rewound.
+    async fn drafts(&self, picked: &[usize]) {
+        let log = |(request, answer): (&Request, &Answer)| -> Tokens {
+            request.prompt.iter().copied().chain(answer.tokens()).collect()
+        };
+        let logs = self.requests.iter().zip(&self.expected).map(log).collect();
+        let recalled = Some(Arc::new(Recalled { logs, wrong: 25 }));
+        let speculation = Speculation { drafting: Drafting::Fixed(4), ..Speculation::default() };
+        let seen = self.same("drafts", Setup { speculation, recalled, ..self.base.clone() }, picked).await;
+        assert!(seen.drafts_accepted > 20 && seen.drafts_rejected > 20, "{seen:?}");
+    }
+
+    /// Grids that lose their sampler after some steps, in the middle of answers.
+    async fn grids(&self, picked: &[usize]) {
+        for (tp, pp, losses) in [(2, 1, &[9][..]), (1, 2, &[9, 25]), (2, 2, &[])] {
+            let mut replica = Replica::start(&Setup { prefix_cache: true, ..self.base.on(tp, pp) }).await;
+            losses.iter().for_each(|step| replica.break_at(*step));
+            let seen = self.same_on(&mut replica, &format!("tp {tp}, pp {pp}, losses at {losses:?}"), picked).await;
+            replica.stop().await;
+            assert_eq!(seen.loads as usize, 1 + losses.len(), "tp {tp}, pp {pp}: {seen:?}");
+        }
     }
 
     /// Those that grow most come first, so that they outgrow the pool together.

@@ -5,10 +5,11 @@
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as T, quants
 
-TYPES = [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_NL, T.MXFP4]
+TYPES = [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_NL, T.MXFP4,
+         T.IQ4_XS, T.TQ1_0, T.TQ2_0]
 # Where a block has numbers of 16 bits: random bits there would be infinities.
 HALVES = {T.Q4_1: [0, 2], T.Q5_1: [0, 2], T.Q2_K: [80, 82], T.Q3_K: [108], T.Q4_K: [0, 2], T.Q5_K: [0, 2],
-          T.Q6_K: [208], T.MXFP4: []}
+          T.Q6_K: [208], T.MXFP4: [], T.TQ1_0: [52], T.TQ2_0: [64]}
 N = 512
 
 random = np.random.default_rng(1)

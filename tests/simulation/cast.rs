@@ -141,6 +141,7 @@ impl Stage {
             vocab: VOCAB,
             context: CONTEXT,
             experts: None,
+            states: None,
             cache: LayerGroups::alike(4, KvLayout::heads(2, 32)),
             sizes: Sizes::default(),
         };
@@ -150,6 +151,7 @@ impl Stage {
             kv_dtype: KvDtype::F16,
             // Enough for the whole model on each rank, so that any grid fits.
             kv_memory: Some(self.script.n_blocks * BLOCK_BYTES),
+            state_cache: None,
             context: self.script.is_context_asked.then_some(CONTEXT),
             running_max: self.script.running_max,
             slice_max: limits.chunk_tokens_max,

@@ -28,6 +28,7 @@
 mod cast;
 mod client;
 mod detection;
+mod gaps;
 #[path = "../../router/tests/router/model.rs"]
 mod model;
 mod net;

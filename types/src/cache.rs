@@ -1,6 +1,6 @@
 //! Which layers of a model share block tables, and how many blocks a sequence needs of each group.
 
-use crate::{BLOCK_TOKENS, KvLayout, Sharding, Unsupported};
+use crate::{BLOCK_TOKENS, DRAFT_ROWS_MAX, KvLayout, Sharding, Unsupported};
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -17,6 +17,9 @@ pub struct CacheGroup {
 impl CacheGroup {
     /// One head with one number, and no window: for those who never ask for bytes.
     pub const FULL: CacheGroup = CacheGroup::of(KvLayout::heads(1, 1));
+
+    /// The same of a recurrence's state.
+    pub const STATE: CacheGroup = CacheGroup::of(KvLayout::State { n: 1, state: 1, row: 1 });
 
     /// A group whose ranks divide the heads.
     pub const fn of(layout: KvLayout) -> CacheGroup {
@@ -56,12 +59,33 @@ impl CacheGroup {
         self.first_read(position) / BLOCK_TOKENS
     }
 
+    /// Whether a slice's table may lack block `i`: no query reads it, or it is of a recurrence and lies in the slice's
+    /// middle, over which the state is carried. No later slice begins there: the next one begins at the slice's end,
+    /// or one position and the drafts before it, and reads the state one position earlier.
+    pub fn may_lack(&self, i: u32, slice: &Range<u32>, n_draft: u32) -> bool {
+        let is_inside = self.is_state() && i * BLOCK_TOKENS >= slice.start;
+        i < self.n_passed(slice.start) || (is_inside && i < self.n_carried(slice.end, n_draft))
+    }
+
+    /// How many blocks at the front of a table no slice needs that begins behind this one, which ends at `end` and has
+    /// `n_draft` drafts.
+    pub fn n_carried(&self, end: u32, n_draft: u32) -> u32 {
+        if self.is_state() { end.saturating_sub(n_draft + 2) / BLOCK_TOKENS } else { 0 }
+    }
+
+    /// True for the state of a recurrence.
+    pub const fn is_state(&self) -> bool {
+        self.layout.is_state()
+    }
+
     /// The most blocks that a sequence needs at one time, while `n_tokens` positions are computed in slices of at most
     /// `slice_max`.
     pub fn n_held_max(&self, n_tokens: u32, slice_max: u32) -> u32 {
         match self.layout.window() {
-            // What the slice's first query reads, and what the slice writes. Neither end need be a block's boundary.
+            // What the slice's first query reads, and what the slice writes. Neither end need be a block's boundary. Of
+            // a recurrence no more than drafts and the last token.
             Some(window) => {
+                let slice_max = if self.is_state() { slice_max.min(DRAFT_ROWS_MAX + 1) } else { slice_max };
                 let span = (window - 1).saturating_add(slice_max);
                 (blocks_for(span).saturating_add(1)).min(blocks_for(n_tokens))
             }
@@ -172,6 +196,33 @@ mod tests {
             );
         }
         assert_eq!((CacheGroup::FULL.first_read(99), CacheGroup::FULL.n_passed(99)), (0, 0));
+    }
+
+    #[test]
+    fn of_a_recurrence_the_end_of_a_slice_is_kept_and_what_its_first_query_reads() {
+        let group = CacheGroup::STATE;
+        let lacks = |slice: Range<u32>, n_draft| {
+            let all = 0..blocks_for(slice.end);
+            all.filter(|&i| group.may_lack(i, &slice, n_draft)).collect::<Vec<_>>()
+        };
+        assert_eq!(lacks(0..64, 0), [0, 1, 2]);
+        assert_eq!(lacks(0..65, 0), [0, 1, 2], "the last position may be computed again, and reads block 3");
+        assert_eq!(lacks(0..66, 0), [0, 1, 2, 3]);
+        assert_eq!(lacks(32..64, 0), [0, 2], "the first query reads block 1");
+        assert_eq!(lacks(33..64, 0), [0, 1], "and this one block 2");
+        assert_eq!(lacks(40..73, 32), [0, 1]);
+        assert_eq!(lacks(16..17, 0), []);
+        assert_eq!(CacheGroup::FULL.n_carried(100, 0), 0);
+        for slice in 1..80 {
+            for start in 0..100 {
+                let range = start..start + slice;
+                let n_draft = (slice - 1).min(DRAFT_ROWS_MAX);
+                for n_draft in if slice <= DRAFT_ROWS_MAX + 1 { [0, n_draft] } else { [0, 0] } {
+                    let n = blocks_for(range.end) - lacks(range.clone(), n_draft).len() as u32;
+                    assert!(n <= group.n_held_max(range.end, slice), "{range:?} {n_draft}");
+                }
+            }
+        }
     }
 
     #[test]

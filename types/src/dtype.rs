@@ -1,6 +1,8 @@
 //! How the numbers of a matrix are stored: the types that files hold and devices pack, and how many bytes they take.
 //! Said here once, for those who read files, measure them and pack them. Reads no bytes itself.
 
+use crate::grouped::Grouped;
+
 /// Within a block, `d` is a scale and `m` a minimum, both f16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
@@ -29,18 +31,27 @@ pub enum Dtype {
     Q6K,
     /// Blocks of 32: d, nibbles that name one of sixteen numbers.
     IQ4NL,
+    /// Blocks of 256: d, 8 × 6 bits of scale, nibbles that name one of sixteen numbers.
+    IQ4XS,
+    /// Blocks of 256: digits of three values, five in a byte, d. Number: d × (digit - 1).
+    TQ1_0,
+    /// Blocks of 256: digits of three values, four in a byte, d. Number: d × (digit - 1).
+    TQ2_0,
     /// Blocks of 32: an exponent, nibbles that are numbers of four bits.
     MXFP4,
     /// Blocks of 32, as devices cut it: numbers of eight bits, which are a sign, four bits of exponent and three of
     /// fraction, without infinities. Their scales are stored elsewhere: `Scales`.
     F8E4M3,
+    /// Digits that share a scale with their neighbours; no file has them as they are cut here.
+    Grouped(Grouped),
 }
 
 /// The numbers that a cut of columns keeps together: each such run has its own scale within its block.
 const SUB_BLOCK: usize = 32;
 
 impl Dtype {
-    pub const ALL: [Dtype; 16] = [
+    /// Those that a file has as they are.
+    const STORED: [Dtype; 19] = [
         Dtype::F32,
         Dtype::F16,
         Dtype::BF16,
@@ -55,11 +66,24 @@ impl Dtype {
         Dtype::Q5K,
         Dtype::Q6K,
         Dtype::IQ4NL,
+        Dtype::IQ4XS,
+        Dtype::TQ1_0,
+        Dtype::TQ2_0,
         Dtype::MXFP4,
         Dtype::F8E4M3,
     ];
 
-    /// The name in GGUF (or safetensors), numbers per block, bytes per block.
+    pub const ALL: [Dtype; 19 + Grouped::N] = {
+        let mut all = [Dtype::F32; 19 + Grouped::N];
+        let mut i = 0;
+        while i < all.len() {
+            all[i] = if i < 19 { Dtype::STORED[i] } else { Dtype::Grouped(Grouped::ALL[i - 19]) };
+            i += 1;
+        }
+        all
+    };
+
+    /// The name in GGUF (or safetensors, or our own), numbers per block, bytes per block.
     const fn row(self) -> (&'static str, usize, usize) {
         match self {
             Dtype::F32 => ("F32", 1, 4),
@@ -76,8 +100,12 @@ impl Dtype {
             Dtype::Q5K => ("Q5_K", 256, 176),
             Dtype::Q6K => ("Q6_K", 256, 210),
             Dtype::IQ4NL => ("IQ4_NL", 32, 18),
+            Dtype::IQ4XS => ("IQ4_XS", 256, 136),
+            Dtype::TQ1_0 => ("TQ1_0", 256, 54),
+            Dtype::TQ2_0 => ("TQ2_0", 256, 66),
             Dtype::MXFP4 => ("MXFP4", 32, 17),
             Dtype::F8E4M3 => ("F8_E4M3", 32, 32),
+            Dtype::Grouped(grouped) => (grouped.name(), grouped.size.n(), grouped.block_bytes()),
         }
     }
 

@@ -12,6 +12,11 @@ pub enum KvLayout {
     /// `n` heads, each with `k` numbers of K and `v` of V. A query reads `window` positions, its own among them;
     /// without a window, all of them.
     Heads { n: u32, k: u32, v: u32, window: Option<u32> },
+    /// `n` recurrent heads in f32, each with `state` numbers at a block's first position (what all positions before it
+    /// have come to) and `row` numbers of each position of the block. A block is the chunk of the recurrence: an output
+    /// is computed from the state at its block's start and the block's rows up to it, the next block's state from this
+    /// one's and all of its rows. So a position reads its own block, and the first of a block the one before it.
+    State { n: u32, state: u32, row: u32 },
 }
 
 /// How the ranks of a stage divide a layout.
@@ -29,40 +34,73 @@ impl KvLayout {
         KvLayout::Heads { n, k: dim, v: dim, window: None }
     }
 
-    /// The same layout with a window: a query reads this many positions.
+    /// What `n` recurrent heads keep whose states are `[key, value]` and whose convolution sees `taps` positions.
+    ///
+    /// ```text
+    /// state   S [key, value] · the inputs of the taps - 1 positions before the block
+    /// row     inputs of Q, K and V before the convolution · K · the solved value · the decay since the block's start
+    /// ```
+    pub const fn recurrence(n: u32, key: u32, value: u32, taps: u32) -> KvLayout {
+        let channels = 2 * key + value;
+        KvLayout::State { n, state: key * value + (taps - 1) * channels, row: channels + key + value + 1 }
+    }
+
+    /// What `n` runs of `width` channels keep whose convolution sees `taps` positions: what it saw of the positions
+    /// before the block, and sees of the block's.
+    pub const fn convolution(n: u32, width: u32, taps: u32) -> KvLayout {
+        KvLayout::State { n, state: (taps - 1) * width, row: width }
+    }
+
+    /// The same layout with a window: a query reads this many positions. What is no attention has its own.
     #[must_use]
     pub const fn within(self, positions: u32) -> KvLayout {
-        let KvLayout::Heads { n, k, v, .. } = self;
-        KvLayout::Heads { n, k, v, window: Some(positions) }
+        match self {
+            KvLayout::Heads { n, k, v, .. } => KvLayout::Heads { n, k, v, window: Some(positions) },
+            KvLayout::State { .. } => self,
+        }
     }
 
     pub const fn window(self) -> Option<u32> {
-        let KvLayout::Heads { window, .. } = self;
-        window
+        match self {
+            KvLayout::Heads { window, .. } => window,
+            // The block of the position before, whose state and rows are the next block's state.
+            KvLayout::State { .. } => Some(2),
+        }
     }
 
-    /// What a rank keeps whose query heads read this many KV heads.
+    /// True for the state of a recurrence, of which a page may be left out where nobody goes on from it.
+    pub const fn is_state(self) -> bool {
+        matches!(self, KvLayout::State { .. })
+    }
+
+    /// What a rank keeps that has this many of the layout's heads.
     #[must_use]
-    pub const fn share(self, sharding: Sharding, n_kv_heads: u32) -> KvLayout {
-        let KvLayout::Heads { n, k, v, window } = self;
-        match sharding {
-            Sharding::Heads => KvLayout::Heads { n: n_kv_heads, k, v, window },
-            Sharding::Replicated => KvLayout::Heads { n, k, v, window },
+    pub const fn share(self, sharding: Sharding, n_heads: u32) -> KvLayout {
+        match (sharding, self) {
+            (Sharding::Heads, KvLayout::Heads { k, v, window, .. }) => KvLayout::Heads { n: n_heads, k, v, window },
+            (Sharding::Heads, KvLayout::State { state, row, .. }) => KvLayout::State { n: n_heads, state, row },
+            (Sharding::Replicated, whole) => whole,
         }
     }
 
     /// The same layout with every K and V padded to a multiple of `grain`, as a device wants it.
     #[must_use]
     pub const fn padded(self, grain: u32) -> KvLayout {
-        let KvLayout::Heads { n, k, v, window } = self;
-        KvLayout::Heads { n, k: k.next_multiple_of(grain), v: v.next_multiple_of(grain), window }
+        match self {
+            KvLayout::Heads { n, k, v, window } => {
+                KvLayout::Heads { n, k: k.next_multiple_of(grain), v: v.next_multiple_of(grain), window }
+            }
+            KvLayout::State { .. } => self,
+        }
     }
 
     /// The bytes of a page. Saturates, so that an absurd shape is refused where its memory is looked for.
     pub const fn page_bytes(self, dtype: KvDtype) -> u64 {
-        let KvLayout::Heads { n, k, v, .. } = self;
-        let width = (k as u64 + v as u64) * BLOCK_TOKENS as u64 * dtype.bytes() as u64;
-        width.saturating_mul(n as u64)
+        let (n, n_numbers, n_bytes) = match self {
+            KvLayout::Heads { n, k, v, .. } => (n, (k as u64 + v as u64) * BLOCK_TOKENS as u64, dtype.bytes() as u64),
+            KvLayout::State { n, state, row } => (n, state as u64 + row as u64 * BLOCK_TOKENS as u64, 4),
+        };
+        n_numbers.saturating_mul(n_bytes).saturating_mul(n as u64)
     }
 }
 
@@ -105,5 +143,9 @@ mod tests {
         assert_eq!(KvLayout::heads(3, 64).share(Sharding::Heads, 0).page_bytes(KvDtype::F16), 0);
         assert_eq!(KvLayout::heads(2, 80).padded(32), KvLayout::heads(2, 96));
         assert_eq!(KvLayout::heads(u32::MAX, u32::MAX).page_bytes(KvDtype::F32), u64::MAX);
+        let state = KvLayout::State { n: 4, state: 64, row: 10 };
+        assert_eq!((state.page_bytes(KvDtype::F16), state.window(), state.is_state()), (3584, Some(2), true));
+        assert_eq!(state.share(Sharding::Heads, 1).page_bytes(KvDtype::F16), 896);
+        assert_eq!((state.within(9), state.padded(32)), (state, state));
     }
 }

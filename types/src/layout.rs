@@ -9,7 +9,7 @@
 //! rows of the vocabulary wherever it falls, and all ranks compute it with one function.
 
 use crate::topology::{Grid, Place};
-use crate::{Rank, Unsupported};
+use crate::{Leaves, Rank, Unsupported};
 use alloc::vec::Vec;
 use core::ops::Range;
 
@@ -162,6 +162,12 @@ impl Part {
     /// What this rank owns of `n` units.
     pub fn owned(&self, n: u32) -> Range<u32> {
         self.shares.of(self.place.tp, n)
+    }
+
+    /// The heads that this rank owns whose outputs `head_dim` wide are summed by these leaves. No leaf cuts a head.
+    pub fn owned_heads(&self, leaves: &Leaves, head_dim: u32) -> Range<u32> {
+        let elements = leaves.elements(&self.owned(leaves.len() as u32));
+        elements.start / head_dim..elements.end / head_dim
     }
 }
 

@@ -63,6 +63,11 @@ impl Request {
         CacheOwner { tenant: self.tenant, own_salt: self.cache_salt }
     }
 
+    /// Whether it asks for what ranks of the protocol before the newest would not heed.
+    pub fn asks_for_newest(&self) -> bool {
+        self.grammar.is_some() || !self.sampling.told.is_empty()
+    }
+
     pub fn n_tokens(&self) -> usize {
         self.prompt.len() + self.output.len()
     }

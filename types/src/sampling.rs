@@ -40,6 +40,9 @@ pub struct Sampling {
     pub stop: Tokens,
     /// Asks for the logprob of the drawn token and of this many of the most likely ones beside it.
     pub logprobs: Option<u8>,
+    /// If not empty, the logprobs that are asked for are those of the drawn token and these, and not
+    /// of the most likely ones.
+    pub told: Tokens,
 }
 
 /// Exclude top choices: with `probability`, drops all but the least likely of the tokens that reach `threshold`.
@@ -96,6 +99,7 @@ impl Default for Sampling {
             tokens_min: 0,
             stop: Tokens::new(),
             logprobs: None,
+            told: Tokens::new(),
         }
     }
 }
@@ -128,7 +132,7 @@ impl Sampling {
     pub fn lists_bytes(&self) -> usize {
         let runs = self.bad_words.iter().chain(&self.dry.breakers);
         let in_runs: usize = runs.map(|run| RUN_BYTES + run.len() * TOKEN_BYTES).sum();
-        in_runs + self.bias.len() * BIAS_BYTES + (self.allowed.len() + self.stop.len()) * TOKEN_BYTES
+        in_runs + self.bias.len() * BIAS_BYTES + (self.allowed.len() + self.stop.len() + self.told.len()) * TOKEN_BYTES
     }
 
     pub fn is_greedy(&self) -> bool {

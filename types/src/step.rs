@@ -26,6 +26,10 @@ pub struct Step {
     /// Blocks of a windowed group that no later query reads may be given to others, and nobody says so: a rank keeps
     /// its entry and must not follow it. In front of a prefix hit the entries that no query will read are
     /// `BlockId::NONE` (the first `group.n_passed(range.start)` of the run).
+    ///
+    /// So are entries in a slice's middle for the state of a recurrence (`group.may_lack`): a rank carries the state
+    /// over such a block and writes it nowhere. Only blocks that a later slice may begin from are there, and those that
+    /// the prefix cache is to keep.
     pub blocks: Vec<BlockId>,
     pub copies: Vec<BlockCopy>,
     /// Sequences to forget before anything else of this step. None of them has a slice in this step, or after it unless

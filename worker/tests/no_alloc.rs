@@ -13,7 +13,8 @@ use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::Duration;
 use types::cache::blocks_for;
 use types::{
-    BlockId, Grid, NgramLimits, Rank, Request, Sampling, Slice, SliceDone, Step, StepDone, StepId, TokenOut, Want,
+    BlockId, Grammar, Grid, NgramLimits, Rank, Request, Sampling, Slice, SliceDone, Step, StepDone, StepId, TokenOut,
+    Want,
 };
 use worker::{Assignment, GuessConfig, GuessSource, MaskConfig, ModelLoader, Runner};
 
@@ -69,17 +70,27 @@ fn steady_steps_allocate_nothing() {
     }
 }
 
-/// One request that repeats itself, whose slices have as many drafts as are guessed. Some hold and some do not.
+/// Some drafts hold and some do not.
 #[test]
 fn steady_steps_with_drafts_allocate_nothing() {
-    const DRAFTS_MAX: u16 = 4;
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    with_drafts(None, n_allocations);
+    // Threads of their own follow grammars, and allocate.
+    let rhyme = WantedGrammar::Regex("((ding|dong) ){60}".into());
+    with_drafts(Some(grammar::compile(&rhyme, &GrammarLimits::default()).unwrap()), n_allocations_here);
+}
+
+/// One request that repeats itself, whose slices have as many drafts as are guessed.
+fn with_drafts(grammar: Option<Grammar>, n_allocations: fn() -> usize) {
+    const DRAFTS_MAX: u16 = 4;
     let ngrams = NgramLimits { least: 1, most: 4 };
     let guesses = GuessConfig { source: GuessSource::Ngrams(ngrams), n_max: DRAFTS_MAX };
     let assignment = Assignment { guesses, ..common::assignment("llama-f16-sharded") };
-    let (mut runner, _) = ModelLoader::new(1).build(&assignment).unwrap();
+    let masks = MaskConfig { wait_max: Duration::from_secs(60), ..MaskConfig::default() };
+    let (mut runner, _) = ModelLoader { masks, ..ModelLoader::new(1) }.build(&assignment).unwrap();
     let mut request = decoding().remove(1);
     request.sampling = Sampling { tokens_max: 150, ..Sampling::default() };
+    request.grammar = grammar;
     let (id, mut at, mut n_known, mut n_blocks) = (request.id, 0, request.prompt.len() as u32, 0);
     let mut step = Step { starts: vec![request], ..Step::default() };
     let tokens: Vec<TokenOut> = Vec::with_capacity(1 + usize::from(DRAFTS_MAX));

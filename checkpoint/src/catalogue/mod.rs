@@ -10,7 +10,7 @@ mod pip;
 mod store;
 
 pub use landing::{free_bytes, verify_recorded};
-pub use model::{CATALOGUE, CatalogueEntry, Listed, Located, Origin, Progress, Sources};
+pub use model::{CATALOGUE, CardSampling, CatalogueEntry, Listed, Located, Origin, Progress, Sources};
 
 use crate::error::{Error, Result};
 use crate::split::GgufPart;
@@ -23,6 +23,11 @@ enum Named<'a> {
     Ollama(PathBuf),
     Entry(&'static CatalogueEntry),
     Hub(HubId<'a>),
+}
+
+/// How a model of the catalogue is sampled by its card.
+pub fn card_sampling(model: &str) -> Option<CardSampling> {
+    CATALOGUE.iter().find(|entry| entry.name == model).map(|entry| entry.sampling)
 }
 
 /// Where a model is on this machine; if it is not here, the error says what to do.
@@ -107,6 +112,11 @@ fn not_here(model: &str) -> Error {
     Error::NotFound { model: model.to_owned(), why: format!("it has not been fetched: `lockstep pull {model}`") }
 }
 
+/// A name that nobody gives to anything else than a file or folder.
+fn is_meant_as_path(model: &str) -> bool {
+    model.starts_with(['.', '/', '~']) || model.ends_with(".gguf") || model.ends_with(".safetensors")
+}
+
 /// A path that exists is that path, whatever its name looks like.
 fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
     let path = Path::new(model);
@@ -116,6 +126,9 @@ fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
     if let Some(entry) = CATALOGUE.iter().find(|entry| entry.name == model) {
         return Ok(Named::Entry(entry));
     }
+    if is_meant_as_path(model) {
+        return Err(Error::NotFound { model: model.to_owned(), why: "no such file or folder".to_owned() });
+    }
     if let Some(id) = HubId::parse(model) {
         return Ok(Named::Hub(id));
     }
@@ -123,7 +136,7 @@ fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
         return Ok(Named::Ollama(path));
     }
     let names = CATALOGUE.map(|entry| entry.name).join(", ");
-    let why = format!("it is no path, none of the catalogue ({names}), and no hub id like org/name or org/name:Q4_1");
+    let why = format!("no path, none of the catalogue ({names}), and no hub id like org/name or org/name:Q4_1");
     Err(Error::NotFound { model: model.to_owned(), why })
 }
 

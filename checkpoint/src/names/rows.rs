@@ -1,5 +1,7 @@
 //! The rows of the table: which tensors a family has, and where the two kinds of files store them.
 
+mod recurrent;
+
 use crate::config::{Family, LayerSpec, ModelSpec, QueryKeyNorms};
 
 /// A length that the spec determines.
@@ -18,6 +20,19 @@ pub(super) enum Dim {
     Experts,
     Context,
     Vocab,
+    /// All heads of Q or K of recurrent layers, and all of V.
+    Keys,
+    Values,
+    /// One number for each head of V.
+    StateHeads,
+    OneKey,
+    OneValue,
+    /// The heads of V that read one of K, and their numbers.
+    HeadsOfKey,
+    ValuesOfKey,
+    /// All channels of a short convolution.
+    Convolved,
+    Taps,
 }
 
 use Dim::{Context, ExpertInner, Experts, Heads, Hidden, Inner, KvHeads, One, OneHead, OneOfHeads, SharedInner, Vocab};
@@ -36,8 +51,8 @@ pub(super) struct Place {
     pub file: &'static str,
     pub cut: Cut,
     pub is_turned: bool,
-    /// Its rows stand between those of other matrices: runs of so many, in turn, and which of the turns are its own.
-    pub woven: Option<(Dim, [usize; 2])>,
+    /// Its rows stand between those of other matrices: runs of so many, after others, in all of which there is one.
+    pub woven: Option<(Dim, &'static [Dim], &'static [Dim])>,
 }
 
 #[derive(Clone, Copy)]
@@ -76,8 +91,8 @@ const fn of_experts(file: &'static str, before: &'static [Dim], all: &'static [D
     Place { file, cut: Cut::Expert { before, all }, is_turned: false, woven: None }
 }
 
-const fn woven(place: Place, run: Dim, nth: usize, of: usize) -> Place {
-    Place { woven: Some((run, [nth, of])), ..place }
+const fn woven(place: Place, run: Dim, before: &'static [Dim], all: &'static [Dim]) -> Place {
+    Place { woven: Some((run, before, all)), ..place }
 }
 
 /// A tensor with the same name in a folder as here.
@@ -305,7 +320,8 @@ const SHARED_EXPERT: &[Row] = &[
 
 /// Gate and up of a gpt-oss folder stand in turn, row by row.
 const fn gpt_oss(name: &'static str, dims: [Dim; 2], file: &'static str, nth: usize, gguf: &'static str) -> Row {
-    Row { name, dims, folder: woven(of_experts(file, &[], OF_EXPERT), One, nth, 2), gguf: stacked(gguf) }
+    let before: &[Dim] = if nth == 0 { &[] } else { &[One] };
+    Row { name, dims, folder: woven(of_experts(file, &[], OF_EXPERT), One, before, &[One, One]), gguf: stacked(gguf) }
 }
 
 const GPT_OSS_GATE_UP: [&str; 2] = ["mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj_bias"];
@@ -342,12 +358,18 @@ const fn neox(name: &'static str, dims: [Dim; 2], folder: &'static str, gguf: &'
 
 /// Q, K and V of a head stand together in a folder, and in a GGUF those of all heads.
 const fn neox_qkv(name: &'static str, dims: [Dim; 2], files: [&'static str; 2], nth: usize) -> Row {
-    let before: &[Dim] = match nth {
-        0 => &[],
-        1 => &[Heads],
-        _ => &[Heads, KvHeads],
+    const HEAD: &[Dim] = &[OneHead, OneHead, OneHead];
+    let (before, of_head): (&[Dim], &[Dim]) = match nth {
+        0 => (&[], &[]),
+        1 => (&[Heads], &[OneHead]),
+        _ => (&[Heads, KvHeads], &[OneHead, OneHead]),
     };
-    Row { name, dims, folder: woven(part(files[0], &[], QKV), OneHead, nth, 3), gguf: part(files[1], before, QKV) }
+    Row {
+        name,
+        dims,
+        folder: woven(part(files[0], &[], QKV), OneHead, of_head, HEAD),
+        gguf: part(files[1], before, QKV),
+    }
 }
 
 const NEOX_WEIGHT: [&str; 2] = ["attention.query_key_value.weight", "attn_qkv.weight"];
@@ -382,12 +404,16 @@ pub(super) fn outer_rows(family: Family) -> &'static [Row] {
     match family {
         Family::Gpt2 => GPT2_OUTER,
         Family::GptNeox => NEOX_OUTER,
+        Family::Lfm2 => recurrent::LFM2_OUTER,
         _ => OUTER,
     }
 }
 
 /// The rows of a layer.
 pub(super) fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> Vec<&'static [Row]> {
+    if spec.recurrence.is_some() || spec.convolution.is_some() {
+        return recurrent::layer_rows(spec, layer);
+    }
     let mut rows = match spec.family {
         Family::Gpt2 => return vec![GPT2],
         Family::GptNeox => return vec![NEOX],

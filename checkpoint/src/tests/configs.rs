@@ -1,6 +1,7 @@
 //! What a `config.json` says of a model and of each of its layers.
 
 use super::*;
+use types::KvLayout;
 
 #[test]
 fn reads_configs() {
@@ -110,7 +111,7 @@ fn layers_differ_as_their_config_says() {
     check("GraniteForCausalLM", r#"{"logits_scaling": 0.0}"#, "a scale or a cap of inf");
     check("GPTNeoXForCausalLM", r#"{"hidden_act": "gelu", "attention_bias": false}"#, "without attention_bias");
     check("GPTNeoXForCausalLM", r#"{"hidden_act": "gelu_fast"}"#, "the activation gelu_fast");
-    for other in ["Llama4ForCausalLM", "Lfm2ForCausalLM", "Qwen3NextForCausalLM", "CohereForCausalLM"] {
+    for other in ["Llama4ForCausalLM", "Lfm2MoeForCausalLM", "NemotronHForCausalLM", "CohereForCausalLM"] {
         check(other, "{}", &format!("the architecture {other}"));
     }
     check(
@@ -128,4 +129,65 @@ fn letters(layer: &LayerSpec) -> String {
     };
     let window = layer.window.map_or_else(String::new, |window| window.to_string());
     format!("{window}{positions}{}", if layer.has_experts { "x" } else { "" })
+}
+
+#[test]
+fn recurrent_layers_are_read_and_those_that_cannot_be_are_refused() {
+    let config = |name: &str| -> Value {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference").join(name).join("config.json");
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    };
+    let read = |config: &Value| ModelSpec::from_config(config, &Value::Null, &Value::Null, "f");
+    let next = read(&config("qwen3-next")).unwrap();
+    let groups = next.cache_groups();
+    let layouts: Vec<_> = groups.groups().iter().map(|group| group.layout).collect();
+    assert_eq!(layouts, [KvLayout::recurrence(4, 16, 32, 4), KvLayout::heads(2, 16)]);
+    assert_eq!(groups.n_layers(&(0..4)).collect::<Vec<_>>(), [3, 1]);
+    // Without a list every fourth layer is attention.
+    let mut unlisted = config("qwen3-next");
+    unlisted["layer_types"] = Value::Null;
+    assert_eq!(read(&unlisted).unwrap().layers, next.layers);
+    // Runs of a short convolution's channels end on multiples of 32.
+    let short = read(&config("lfm2")).unwrap();
+    let layouts: Vec<_> = short.cache_groups().groups().iter().map(|group| group.layout).collect();
+    assert_eq!(layouts, [KvLayout::convolution(2, 32, 3), KvLayout::heads(2, 16)]);
+    let mut unlisted = config("lfm2");
+    unlisted["layer_types"] = Value::Null;
+    unlisted["full_attn_idxs"] = serde_json::json!([1]);
+    assert_eq!(read(&unlisted).unwrap().layers, short.layers);
+    // Two thirds of what is given, up to a multiple.
+    unlisted["block_auto_adjust_ff_dim"] = true.into();
+    unlisted["intermediate_size"] = 480.into();
+    assert_eq!(read(&unlisted).unwrap().inner, 512);
+    // The part of a model that sees images too.
+    let plain = config("qwen3.5");
+    let whole = serde_json::json!({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": plain});
+    assert_eq!(read(&whole).unwrap(), read(&plain).unwrap());
+    let refused = [
+        ("qwen3-next", r#"{"linear_num_value_heads": 3}"#, "3 recurrent heads cannot share 2"),
+        ("qwen3-next", r#"{"linear_num_key_heads": 0}"#, "recurrent layers of [4, 0, 16, 32]"),
+        ("qwen3-next", r#"{"linear_key_head_dim": 8388608}"#, "recurrent layers of"),
+        ("qwen3-next", r#"{"linear_conv_kernel_dim": 17}"#, "with 17 taps"),
+        ("qwen3-next", r#"{"linear_value_head_dim": null}"#, "linear_value_head_dim is missing"),
+        ("qwen3-next", r#"{"layer_types": ["mamba2", "mamba2", "mamba2", "mamba2"]}"#, "mamba2"),
+        ("granite4", r#"{"mamba_conv_bias": false}"#, "mamba_conv_bias"),
+        ("granite4", r#"{"mamba_proj_bias": true}"#, "mamba_proj_bias"),
+        ("granite4", r#"{"mamba_n_heads": 3}"#, "mamba_expand"),
+        ("granite4", r#"{"time_step_limit": [1.0, 0.5]}"#, "steps between 1 and 0.5"),
+        ("granite4", r#"{"time_step_limit": [1.0]}"#, "time_step_limit has 1"),
+        ("granite4", r#"{"layer_types": null}"#, "layer_types is missing"),
+        ("lfm2", r#"{"conv_bias": true}"#, "conv_bias"),
+        ("lfm2", r#"{"conv_L_cache": 17}"#, "with 17 taps"),
+        ("lfm2", r#"{"layer_types": ["conv", "mamba", "full_attention"]}"#, "a layer of the type mamba"),
+    ];
+    for (name, edit, expect) in refused {
+        let mut config = config(name);
+        for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        match read(&config) {
+            Err(Fault::Malformed(what) | Fault::Unsupported(what)) => assert!(what.contains(expect), "{what}"),
+            found => panic!("{edit}: {found:?}"),
+        }
+    }
 }

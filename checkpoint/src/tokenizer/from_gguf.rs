@@ -82,7 +82,8 @@ impl<'a> Vocabulary<'a> {
 
     fn pieces(&self) -> std::result::Result<Pieces, Fault> {
         let is_byte_level = matches!(self.merging, Merging::ByteLevel { .. });
-        Pieces::collect(self.tokens.iter().enumerate().map(|(id, token)| {
+        let spelling = if is_byte_level { Spelling::ByteLevel } else { Spelling::SentencePiece };
+        let tokens = self.tokens.iter().enumerate().map(|(id, token)| {
             let bytes = match self.kinds[id] {
                 KIND_UNUSED => Vec::new(),
                 KIND_BYTE if !is_byte_level => Spelling::SentencePiece.bytes(token),
@@ -91,7 +92,8 @@ impl<'a> Vocabulary<'a> {
                 _ => token.replace('▁', " ").into_bytes(),
             };
             (bytes, matches!(self.kinds[id], KIND_CONTROL | KIND_UNKNOWN))
-        }))
+        });
+        Pieces::collect(spelling, tokens)
     }
 
     fn pipeline(&self) -> Result<PipelineTokenizer> {

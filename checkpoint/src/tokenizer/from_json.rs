@@ -71,7 +71,7 @@ impl Table {
                 added.push((text.to_owned(), id as Token));
             }
         }
-        Ok(Table { pieces: Pieces::collect(tokens.into_iter())?, added })
+        Ok(Table { pieces: Pieces::collect(spelling, tokens.into_iter())?, added })
     }
 }
 

@@ -91,6 +91,11 @@ impl Tokenizer {
         self.0.pieces.bytes(id)
     }
 
+    /// A token as its vocabulary writes it, such as `Ġthe`. Empty for an unknown id.
+    pub fn token_spelled(&self, id: Token) -> String {
+        self.0.pieces.spelled(id)
+    }
+
     /// Whether it is a control token, which is no part of the visible text.
     pub fn is_special(&self, id: Token) -> bool {
         self.0.pieces.is_special(id)

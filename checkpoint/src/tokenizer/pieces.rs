@@ -8,6 +8,7 @@ pub(super) struct Pieces {
     bytes: Vec<u8>,
     starts: Vec<u32>,
     special: Vec<bool>,
+    spelling: Spelling,
 }
 
 /// The alphabet of a vocabulary.
@@ -21,8 +22,8 @@ pub(super) enum Spelling {
 
 impl Pieces {
     /// Takes the tokens in the order of their ids.
-    pub fn collect(tokens: impl Iterator<Item = (Vec<u8>, bool)>) -> Result<Pieces, Fault> {
-        let mut pieces = Pieces { bytes: Vec::new(), starts: vec![0], special: Vec::new() };
+    pub fn collect(spelling: Spelling, tokens: impl Iterator<Item = (Vec<u8>, bool)>) -> Result<Pieces, Fault> {
+        let mut pieces = Pieces { bytes: Vec::new(), starts: vec![0], special: Vec::new(), spelling };
         for (bytes, special) in tokens {
             pieces.bytes.extend_from_slice(&bytes);
             let Ok(end) = u32::try_from(pieces.bytes.len()) else {
@@ -45,6 +46,20 @@ impl Pieces {
 
     pub fn is_special(&self, id: Token) -> bool {
         self.special.get(id as usize).copied().unwrap_or(false)
+    }
+
+    /// A token as its vocabulary writes it.
+    pub fn spelled(&self, id: Token) -> String {
+        let bytes = self.bytes(id);
+        match (self.spelling, std::str::from_utf8(bytes)) {
+            (_, Ok(text)) if self.is_special(id) => text.to_owned(),
+            (Spelling::ByteLevel, _) => bytes.iter().map(|byte| character_of(*byte)).collect(),
+            (Spelling::SentencePiece, Ok(text)) if !text.contains(|c: char| c.is_ascii_control()) => {
+                text.replace(' ', "▁")
+            }
+            // Bytes that are no text have tokens of their own.
+            (Spelling::SentencePiece, _) => bytes.iter().map(|byte| format!("<0x{byte:02X}>")).collect(),
+        }
     }
 }
 
@@ -117,6 +132,19 @@ mod tests {
         assert!((0..=255).all(|byte| byte_of(character_of(byte)) == Some(byte)));
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn a_token_is_spelled_as_it_was_read() {
+        for (spelling, texts) in [
+            (Spelling::ByteLevel, ["Ġthe", "Ċ", "Ã©", "<|im_end|>"]),
+            (Spelling::SentencePiece, ["▁the", "<0xC3>", "<0x0A>", "</s>"]),
+        ] {
+            let special = |text: &str| text.starts_with("<|") || text == "</s>";
+            let read = |text: &str| if special(text) { text.into() } else { spelling.bytes(text) };
+            let pieces = Pieces::collect(spelling, texts.iter().map(|text| (read(text), special(text)))).unwrap();
+            assert!((0..).zip(texts).all(|(id, text)| pieces.spelled(id) == text), "{spelling:?}");
+        }
     }
 
     #[test]

@@ -6,4 +6,5 @@ mod harness;
 
 mod changed;
 mod fuzz;
+mod groups;
 mod pieces;

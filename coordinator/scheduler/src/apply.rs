@@ -122,17 +122,20 @@ impl Scheduler {
         }
         if self.has_windows {
             self.release_passed_blocks(idx, n_full);
+            self.drop_passing(idx, n_full);
         }
     }
 
     fn name_blocks(&mut self, idx: SequenceIdx, full: Range<u32>) {
         let sequence = &mut self.sequences[idx];
-        for i in full {
+        for i in full.clone() {
             let name = sequence.hash(i);
-            for (pool, table) in self.pools.iter_mut().zip(&sequence.tables) {
+            let kept_whole = self.pools.iter_mut().zip(&sequence.tables).filter(|(pool, _)| !pool.group.is_state());
+            for (pool, table) in kept_whole {
                 pool.name(table.blocks[i as usize], name);
             }
         }
+        self.name_states(idx, full);
     }
 
     /// What the request failed by may be what its blocks hold, shared ones too: nobody else builds on them. A prompt
@@ -164,7 +167,7 @@ impl Scheduler {
         let Said { position, slice, n_tokens, scored_position, n_drafts } = said;
         let drafts_accepted = n_tokens.saturating_sub(1);
         let drafts_rejected = n_drafts - drafts_accepted;
-        let (id, n_cached) = (sequence.id, sequence.n_cached);
+        let (id, n_cached, reuse) = (sequence.id, sequence.n_cached, sequence.reuse);
         out.push(Output {
             id,
             position,
@@ -172,6 +175,7 @@ impl Scheduler {
             n_tokens,
             scored_position,
             n_cached,
+            reuse,
             drafts_accepted,
             drafts_rejected,
             finish,

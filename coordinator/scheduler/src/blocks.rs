@@ -5,7 +5,8 @@
 use crate::journal::NameChange;
 use crate::lru::Lru;
 use crate::prefix::PrefixIndex;
-use crate::sequence::Table;
+use crate::seen::NameMemory;
+use crate::table::Table;
 use alloc::vec;
 use alloc::vec::Vec;
 use types::{BlockHash, BlockId, CacheGroup};
@@ -20,6 +21,9 @@ pub(crate) struct BlockPool {
     cached: Lru,
     index: PrefixIndex,
     n_evictions: u64,
+    evicted: NameMemory,
+    /// The blocks whose names are to go when their sequence has another full one.
+    passing: Vec<bool>,
 }
 
 impl BlockPool {
@@ -33,6 +37,8 @@ impl BlockPool {
             cached: Lru::new(n_blocks),
             index: PrefixIndex::new(n_blocks),
             n_evictions: 0,
+            evicted: NameMemory::new(),
+            passing: vec![false; n_blocks as usize],
         }
     }
 
@@ -97,6 +103,11 @@ impl BlockPool {
         self.index.name_of(block)
     }
 
+    /// Whether a block with this name was evicted, not too long ago.
+    pub fn has_evicted(&self, name: &BlockHash) -> bool {
+        self.evicted.find(name).is_some()
+    }
+
     pub fn find(&self, name: &BlockHash) -> Option<BlockId> {
         self.index.find(name)
     }
@@ -117,11 +128,13 @@ impl BlockPool {
         };
         debug_assert!(self.refs[block.0 as usize] == 0 && self.name_of(block).is_none());
         self.refs[block.0 as usize] = 1;
+        self.passing[block.0 as usize] = false;
         Some(block)
     }
 
     fn evict(&mut self) -> Option<BlockId> {
         let block = self.cached.pop_oldest()?;
+        self.index.name_of(block).into_iter().for_each(|name| self.evicted.note(name, 0));
         self.index.remove(block);
         self.n_evictions += 1;
         Some(block)
@@ -134,6 +147,8 @@ impl BlockPool {
             self.cached.remove(block);
         }
         self.refs[block.0 as usize] += 1;
+        // Somebody has come back to it.
+        self.passing[block.0 as usize] = false;
     }
 
     /// Names a block that is full and computed, unless another block with the same content has the name.
@@ -141,6 +156,30 @@ impl BlockPool {
         debug_assert!(self.refs[block.0 as usize] > 0);
         if self.name_of(block).is_none() && self.find(&name).is_none() {
             self.index.insert(block, name);
+        }
+    }
+
+    /// Says of the block that has just been named whether it is to be kept. One that had the name before is kept if
+    /// either wants that.
+    pub fn set_passing(&mut self, name: &BlockHash, block: BlockId, is_passing: bool) {
+        match self.find(name) {
+            Some(found) if found == block || !is_passing => self.passing[found.0 as usize] = is_passing,
+            _ => {}
+        }
+    }
+
+    /// What was named for the time being and nobody holds is found no longer.
+    pub fn drop_passing(&mut self, name: &BlockHash) {
+        let is_dropped = |block: BlockId| self.passing[block.0 as usize] && self.is_cached(block);
+        if self.find(name).is_some_and(is_dropped) {
+            self.forget(name);
+        }
+    }
+
+    /// What was named for the time being stays.
+    pub fn keep(&mut self, name: &BlockHash) {
+        if let Some(block) = self.find(name) {
+            self.passing[block.0 as usize] = false;
         }
     }
 
@@ -157,7 +196,7 @@ impl BlockPool {
     /// Releases all blocks of a table, the last first: of a chain without holders the end is evicted before the blocks
     /// that it builds on.
     pub fn release(&mut self, table: &mut Table) {
-        table.held().iter().rev().for_each(|&block| self.let_go(block));
+        table.held().rev().for_each(|(_, block)| self.let_go(block));
         table.clear();
     }
 
@@ -165,11 +204,17 @@ impl BlockPool {
     /// is the least recently used. Returns how many.
     pub fn release_passed(&mut self, table: &mut Table, position: u32, n_full: u32) -> u32 {
         let passed = table.n_passed..self.group.n_passed(position).min(n_full).max(table.n_passed);
+        let mut n_released = 0;
         for entry in &mut table.blocks[passed.start as usize..passed.end as usize] {
-            self.let_go(core::mem::replace(entry, BlockId::NONE));
+            let block = core::mem::replace(entry, BlockId::NONE);
+            if block != BlockId::NONE {
+                self.let_go(block);
+                n_released += 1;
+            }
         }
         table.n_passed = passed.end;
-        passed.len() as u32
+        table.n_held -= n_released;
+        n_released
     }
 
     fn let_go(&mut self, block: BlockId) {
@@ -191,7 +236,13 @@ mod tests {
     use super::*;
 
     fn take(pool: &mut BlockPool, n_blocks: u32) -> Table {
-        Table { blocks: (0..n_blocks).map(|_| pool.take().unwrap()).collect(), n_passed: 0 }
+        table((0..n_blocks).map(|_| pool.take().unwrap()))
+    }
+
+    fn table(blocks: impl IntoIterator<Item = BlockId>) -> Table {
+        let mut table = Table::default();
+        blocks.into_iter().for_each(|block| table.push(block));
+        table
     }
 
     fn name(i: u8) -> BlockHash {
@@ -223,10 +274,9 @@ mod tests {
         let block = pool.take().unwrap();
         pool.name(block, name(7));
         pool.share(block);
-        let table = || Table { blocks: vec![block], n_passed: 0 };
-        pool.release(&mut table());
+        pool.release(&mut table([block]));
         assert_eq!((pool.refs(block), pool.n_used()), (1, 1));
-        pool.release(&mut table());
+        pool.release(&mut table([block]));
         assert_eq!((pool.refs(block), pool.n_used(), pool.n_cached()), (0, 0, 1));
     }
 
@@ -242,7 +292,7 @@ mod tests {
             [0, 0, 1, 0, 1]
         );
         assert_eq!(
-            (table.blocks.len(), table.held().len(), table.blocks[..2].to_vec()),
+            (table.blocks.len(), table.held().count(), table.blocks[..2].to_vec()),
             (4, 2, vec![BlockId::NONE; 2])
         );
         assert_eq!((pool.n_cached(), pool.n_free(), pool.find(&name(0))), (1, 1, Some(first)));
@@ -256,11 +306,11 @@ mod tests {
         let (held, cached) = (pool.take().unwrap(), pool.take().unwrap());
         pool.name(held, name(1));
         pool.name(cached, name(2));
-        pool.release(&mut Table { blocks: vec![cached], n_passed: 0 });
+        pool.release(&mut table([cached]));
         (1..4).for_each(|i| pool.forget(&name(i)));
         assert_eq!((pool.find(&name(1)), pool.find(&name(2)), pool.n_named()), (None, None, 0));
         assert_eq!((pool.n_free(), pool.n_cached(), pool.refs(held)), (1, 0, 1));
-        pool.release(&mut Table { blocks: vec![held], n_passed: 0 });
+        pool.release(&mut table([held]));
         assert_eq!((pool.n_free(), pool.n_cached()), (2, 0));
     }
 

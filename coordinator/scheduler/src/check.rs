@@ -2,7 +2,8 @@
 
 use crate::blocks::BlockPool;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Sequence, SequenceIdx, SequenceState, Table};
+use crate::sequence::{Sequence, SequenceIdx, SequenceState};
+use crate::table::Table;
 use alloc::vec;
 use alloc::vec::Vec;
 use types::cache::blocks_for;
@@ -109,7 +110,7 @@ impl Scheduler {
     /// that a query may still read, and those that wait for their name.
     fn check_tables(&self, sequence: &Sequence) {
         assert_eq!(sequence.tables.len(), self.pools.len());
-        for (pool, Table { blocks, n_passed }) in self.pools.iter().zip(&sequence.tables) {
+        for (pool, table @ Table { blocks, n_passed, n_held }) in self.pools.iter().zip(&sequence.tables) {
             let n_entries = blocks.len() as u32;
             // What was planned behind a draw that did not come, or for a draft that did not hold, keeps its blocks: it
             // is planned again soon.
@@ -117,8 +118,15 @@ impl Scheduler {
             assert!((blocks_for(sequence.n_computed)..=blocks_for(furthest)).contains(&n_entries));
             assert_eq!(n_entries, sequence.n_sent, "the ranks have what it holds");
             assert!(*n_passed <= pool.group.n_passed(sequence.earliest_start()), "what a query may read is held");
-            let is_passed = blocks.iter().map(|&block| block == BlockId::NONE);
-            assert!(is_passed.eq((0..blocks.len() as u32).map(|i| i < *n_passed)), "what is passed is at the front");
+            let earliest = sequence.earliest_start();
+            // Of a recurrence: from the block that the next slice reads on.
+            let n_carried = if pool.group.is_state() { pool.group.n_passed(earliest) } else { 0 };
+            for (i, block) in (0..).zip(blocks) {
+                let is_none = *block == BlockId::NONE;
+                assert!(is_none || i >= *n_passed, "what is passed is at the front");
+                assert!(!is_none || i < (*n_passed).max(n_carried), "what a later slice may begin from is there");
+            }
+            assert_eq!(table.held().count() as u32, *n_held);
             if sequence.state == SequenceState::Running && sequence.n_slices_in_flight == 0 {
                 assert_eq!(*n_passed, pool.group.n_passed(sequence.n_computed), "and nothing else is held");
             }
@@ -161,11 +169,11 @@ impl Scheduler {
         let mut n_writers = vec![0; pool.n_total() as usize];
         for (_, sequence) in self.sequences.iter() {
             let table = &sequence.tables[group];
-            for (i, block) in table.blocks.iter().enumerate().skip(table.n_passed as usize) {
+            for (i, block) in table.held() {
                 n_holders[block.0 as usize] += 1;
                 let is_full = (i as u32 + 1) * BLOCK_TOKENS <= sequence.n_sure;
                 n_writers[block.0 as usize] += u32::from(!is_full);
-                if let Some(name) = pool.name_of(*block) {
+                if let Some(name) = pool.name_of(block) {
                     assert_eq!(sequence.hashes.get(i), Some(name), "a name is the hash of what is in the block");
                     assert!(is_full, "a block that is written has no name");
                 }

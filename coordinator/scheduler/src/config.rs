@@ -52,6 +52,8 @@ pub struct Config {
     pub aging_micros: u64,
     /// Full blocks keep their name after their sequence ends, and serve later requests with the same prefix.
     pub prefix_cache: bool,
+    /// Of a recurrence the states at multiples of so many positions are kept, if there is room; zero: at none.
+    pub state_stride: u32,
     /// Each group has its own tables and blocks; a position is computed in all of them at once.
     pub groups: Vec<CacheGroup>,
     /// The root of every block hash.
@@ -81,6 +83,7 @@ impl Default for Config {
             suspicion_max: 6,
             aging_micros: 1_000_000,
             prefix_cache: true,
+            state_stride: 512,
             groups: vec![CacheGroup::FULL],
             policy: PolicyDigest::default(),
             salt: [0; 16],

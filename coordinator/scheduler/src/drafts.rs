@@ -65,8 +65,8 @@ impl Scheduler {
         let drafting = self.config.drafting;
         let sequence = &mut self.sequences[idx];
         sequence.note_guesses(n_drawn, n_hit);
-        // Rows of prompts are drawn one by one, and a mask is there for one token.
-        let may_have_drafts = sequence.request.goal == Goal::Generate && sequence.request.grammar.is_none();
+        // Rows of prompts are drawn one by one.
+        let may_have_drafts = sequence.request.goal == Goal::Generate;
         sequence.n_guess = if may_have_drafts { n_guess.min(DRAFT_ROWS_MAX) } else { 0 };
         sequence.n_drafts_wished = drafting.n_worth(sequence.n_guess, sequence.acceptance, n_rows);
     }

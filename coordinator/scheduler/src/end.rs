@@ -33,6 +33,7 @@ impl Scheduler {
             n_tokens: 0,
             scored_position: 0,
             n_cached: sequence.n_cached,
+            reuse: sequence.reuse,
             drafts_accepted: 0,
             drafts_rejected: 0,
             finish: Some(finish),
@@ -79,6 +80,7 @@ impl Scheduler {
 
     /// Releases all blocks of a sequence.
     pub(crate) fn release(&mut self, idx: SequenceIdx) {
+        self.keep_last_state(idx);
         let sequence = &mut self.sequences[idx];
         for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
             pool.release(table);

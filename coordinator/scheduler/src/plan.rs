@@ -102,8 +102,8 @@ impl Scheduler {
                 sequence.turn
             };
             // Most decoding sequences have room left in their last block.
-            let n_blocks = sequence.n_blocks_missing(sequence.n_computed + n_wished);
-            let n_planned = if n_blocks == 0 || self.make_room(at, n_blocks) { n_wished } else { 0 };
+            let end = sequence.n_computed + n_wished;
+            let n_planned = if !sequence.lacks_blocks(end) || self.make_room(at, end) { n_wished } else { 0 };
             let sequence = &mut self.sequences[idx];
             sequence.n_planned = n_planned;
             sequence.n_drafts = sequence.n_drafts.min(n_planned);
@@ -124,54 +124,36 @@ impl Scheduler {
     /// Nobody is preempted for blocks of drafts.
     fn drop_drafts_without_blocks(&mut self, idx: SequenceIdx) {
         let sequence = &self.sequences[idx];
-        let n_blocks = sequence.n_blocks_missing(sequence.n_computed + sequence.turn);
-        if sequence.n_drafts > 0 && !self.has_blocks(n_blocks) {
+        if sequence.n_drafts > 0 && !self.has_blocks(idx, sequence.n_computed + sequence.turn) {
             let sequence = &mut self.sequences[idx];
             sequence.turn -= core::mem::take(&mut sequence.n_drafts);
         }
     }
 
-    /// Gives the running sequence `at` `n_blocks` of each group, and preempts later ones for them. False if there is no
-    /// later one, or its own slices in flight will free enough: then it waits.
-    fn make_room(&mut self, at: usize, n_blocks: u32) -> bool {
+    /// Gives the running sequence `at` blocks of each group up to position `end`, and preempts later ones for them.
+    /// False if there is no later one, or its own slices in flight will free enough: then it waits.
+    fn make_room(&mut self, at: usize, end: u32) -> bool {
         let idx = self.running[at];
-        while !self.has_blocks(n_blocks) {
-            if at + 1 == self.running.len() || self.gives_back(idx, n_blocks) {
+        while !self.has_blocks(idx, end) {
+            if at + 1 == self.running.len() || self.gives_back(idx, end) {
                 return false;
             }
             self.preempt(self.running.len() - 1);
         }
-        self.take_blocks(idx, n_blocks);
+        self.take_blocks(idx, end);
         true
     }
 
-    /// Whether `n_blocks` of each group are available once its slices in flight have landed and their windows have
-    /// moved on. Nothing is preempted for blocks that come anyway.
-    fn gives_back(&self, idx: SequenceIdx, n_blocks: u32) -> bool {
+    /// Whether the blocks up to `end` are available once its slices in flight have landed and their windows have moved
+    /// on. Nothing is preempted for blocks that come anyway.
+    fn gives_back(&self, idx: SequenceIdx, end: u32) -> bool {
         let sequence = &self.sequences[idx];
         let mut groups = self.pools.iter().zip(&sequence.tables);
         groups.all(|(pool, table)| {
-            let n_given_back = pool.group.n_passed(sequence.earliest_start()) - table.n_passed;
-            n_blocks <= pool.n_available() + n_given_back
+            let n_passed = pool.group.n_passed(sequence.earliest_start()) as usize;
+            let n_given_back = table.held().take_while(|(i, _)| *i < n_passed).count() as u32;
+            sequence.n_lacking(&pool.group, end) <= pool.n_available() + n_given_back
         })
-    }
-
-    /// Whether each group can give `n_blocks` now.
-    pub(crate) fn has_blocks(&self, n_blocks: u32) -> bool {
-        self.pools.iter().all(|pool| n_blocks <= pool.n_available())
-    }
-
-    /// Takes `n_blocks` of each group.
-    pub(crate) fn take_blocks(&mut self, idx: SequenceIdx, n_blocks: u32) {
-        let sequence = &mut self.sequences[idx];
-        for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
-            let before = pool.n_evictions();
-            for _ in 0..n_blocks {
-                table.blocks.push(pool.take().expect("as many blocks as were counted"));
-            }
-            self.counters.evictions += pool.n_evictions() - before;
-        }
-        sequence.has_entries(sequence.n_entries() + n_blocks);
     }
 
     /// Preempts a running sequence: it releases its blocks and will begin again from its log. Later steps may write the
@@ -227,8 +209,8 @@ impl Scheduler {
             left.n_tokens -= sequence.n_planned;
             beside_suspect |= sequence.is_suspect();
             self.tenants.plan(sequence.tenant, sequence.n_planned);
-            let n_blocks = sequence.n_blocks_missing(sequence.n_computed + sequence.n_planned);
-            self.take_blocks(idx, n_blocks);
+            let end = sequence.n_computed + sequence.n_planned;
+            self.take_blocks(idx, end);
             self.promise(idx, &mut promised);
         }
     }
@@ -254,7 +236,7 @@ impl Scheduler {
         let n_tokens = sequence.n_known().max(sequence.n_computed + sequence.n_planned);
         for ((pool, table), n_promised) in self.pools.iter().zip(&sequence.tables).zip(promised) {
             let n_needed = self.n_needed(pool.group, n_tokens, sequence.n_computed);
-            *n_promised += n_needed.saturating_sub(table.held().len() as u32) + 1;
+            *n_promised += n_needed.saturating_sub(table.n_held) + 1;
         }
     }
 
@@ -280,33 +262,6 @@ impl Scheduler {
         in_time.find(|&idx| !self.sequences[idx].is_suspect() || Some(idx) == least)
     }
 
-    /// How many blocks at the front of its log need not be computed: each pool has what a query behind them reads. That
-    /// is all of them in a full group, and in a windowed one those that the window touches.
-    fn n_prefix_hits(&mut self, idx: SequenceIdx) -> u32 {
-        if !self.config.prefix_cache {
-            return 0;
-        }
-        let sequence = &mut self.sequences[idx];
-        // For each group, how many consecutive blocks up to here its pool has.
-        let mut n_in_row = [0; GROUPS_MAX];
-        let mut n_hits = 0;
-        for n_blocks in 1..=sequence.n_sharable() {
-            let name = sequence.hash(n_blocks - 1);
-            let mut serves = true;
-            for (pool, n_in_row) in self.pools.iter().zip(&mut n_in_row) {
-                *n_in_row = if pool.find(&name).is_some() { *n_in_row + 1 } else { 0 };
-                serves &= n_blocks - *n_in_row <= pool.group.n_passed(n_blocks * BLOCK_TOKENS);
-                if *n_in_row == 0 && pool.group.keeps_all() {
-                    return n_hits;
-                }
-            }
-            if serves {
-                n_hits = n_blocks;
-            }
-        }
-        n_hits
-    }
-
     /// Whether each pool has blocks for its whole log, beside those that running sequences need for theirs and one more
     /// for each.
     pub(crate) fn fits(&self, idx: SequenceIdx, n_hits: u32, promised: &Promised) -> bool {
@@ -330,7 +285,7 @@ impl Scheduler {
             for name in &sequence.hashes[table.n_passed as usize..n_hits as usize] {
                 let block = pool.find(name).expect("a hit is in the index");
                 pool.share(block);
-                table.blocks.push(block);
+                table.push(block);
             }
         }
         sequence.has_entries(n_hits);
@@ -339,6 +294,10 @@ impl Scheduler {
     /// `[0, n_hits blocks) computed by others · the rest is computed`
     fn start(&mut self, idx: SequenceIdx, n_hits: u32, step: &mut Step) {
         self.n_generations += 1;
+        // Said once, as look-ups are counted: what a preempted sequence finds again is its own.
+        if !self.sequences[idx].admitted {
+            self.sequences[idx].reuse = self.explain(idx, n_hits);
+        }
         let sequence = &mut self.sequences[idx];
         let (tenant, n_known) = (sequence.tenant, sequence.n_known());
         self.waiting.remove(tenant, sequence.key, n_known);
@@ -354,7 +313,6 @@ impl Scheduler {
         let share = (sequence.n_known() - sequence.n_computed).div_ceil(self.config.n_stages);
         sequence.chunk_max = share.max(self.config.chunk_tokens_min).min(self.config.chunk_tokens_max);
         sequence.held = true;
-        // Hits are reported once, as look-ups are: what a preempted sequence finds again is its own.
         if !sequence.admitted {
             sequence.n_cached = sequence.n_computed;
             self.counters.prefix_hit_tokens += u64::from(sequence.n_computed);

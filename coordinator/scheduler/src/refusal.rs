@@ -13,6 +13,8 @@ pub enum Rejected {
         "the request has {n_tokens} tokens, and the ranks that are left hold {room}; try again when there are more"
     )]
     Outgrown { n_tokens: u64, room: u64 },
+    #[error("a rank of an older build, which does not heed all that is asked for, is being replaced; try again then")]
+    OlderRanks,
     #[error("the request with its lists takes {needed} bytes and starts_bytes_max gives {available}")]
     TooLarge { needed: usize, available: usize },
     #[error("the request has no tokens")]

@@ -15,8 +15,8 @@
 
 use crate::Config;
 use crate::scheduler::{Output, Scheduler, pools};
-use crate::sequence::Table;
 use crate::sequence::{Sequence, SequenceIdx, SequenceState};
+use crate::table::Table;
 use alloc::vec::Vec;
 use types::{Epoch, Finish, Unsupported};
 
@@ -81,11 +81,13 @@ impl Scheduler {
     }
 
     /// Sets how many tokens of a log the workers hold, if that is less than the promised context. Logs that fit go on;
-    /// one that reaches this limit before its own ends with `Finish::Outgrown`. Call before `requeue_into`.
-    pub fn narrow(&mut self, room: u32) {
-        self.room = room.min(self.config.context_max);
+    /// one that reaches this limit before its own ends with `Finish::Outgrown`. Where the workers would not heed
+    /// all that a request may ask for, there is no room at all for logs that ask for it. Call before `requeue_into`.
+    pub fn narrow(&mut self, room: u32, heed_all: bool) {
+        (self.room, self.heed_all) = (room.min(self.config.context_max), heed_all);
         for sequence in self.sequences.iter_mut() {
-            sequence.narrow(self.room);
+            let is_held = heed_all || !sequence.request.asks_for_newest();
+            sequence.narrow(if is_held { self.room } else { 0 });
         }
     }
 

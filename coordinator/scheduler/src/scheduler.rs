@@ -3,6 +3,7 @@
 use crate::blocks::BlockPool;
 use crate::in_flight::InFlight;
 use crate::journal::NameChange;
+use crate::seen::FirstBlocks;
 use crate::sequence::{SequenceIdx, SequenceSlab};
 use crate::stats::Counters;
 use crate::tenants::Tenants;
@@ -12,10 +13,10 @@ use crate::{Config, Stats};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::ops::Range;
-use types::{CacheGroup, Epoch, Finish, Micros, Request, RequestId, Unsupported, blocks_committed};
+use types::{CacheGroup, Epoch, Finish, Micros, Request, RequestId, Reuse, Unsupported, blocks_committed};
 
 /// An event of a request: it got a token, or it ended, or both.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
     pub id: RequestId,
     /// The first token's position, counted from the end of the prompt; without a token, the position of the next one.
@@ -27,6 +28,8 @@ pub struct Output {
     pub scored_position: u32,
     /// Tokens of the prompt that the prefix cache had when the request was first admitted.
     pub n_cached: u32,
+    /// Why it had no more.
+    pub reuse: Reuse,
     /// Of the slice's drafts, how many are among the tokens, and how many are not.
     pub drafts_accepted: u32,
     pub drafts_rejected: u32,
@@ -37,6 +40,8 @@ pub struct Scheduler {
     pub(crate) config: Config,
     /// How long a log may become with the present workers: the context, or less.
     pub(crate) room: u32,
+    /// Whether they heed what is newest in a request.
+    pub(crate) heed_all: bool,
     pub(crate) epoch: Epoch,
     pub(crate) n_steps: u64,
     pub(crate) sequences: SequenceSlab,
@@ -57,6 +62,7 @@ pub struct Scheduler {
     pub(crate) pools: Vec<BlockPool>,
     /// Whether some group releases blocks while its sequences run.
     pub(crate) has_windows: bool,
+    pub(crate) first_blocks: FirstBlocks,
     pub(crate) in_flight: InFlight,
     /// Sequences that ask for a turn in the step being planned. Reused for its memory.
     pub(crate) turns: Vec<Turn>,
@@ -91,6 +97,7 @@ impl Scheduler {
             n_suspects: 0,
             pools: pools(&config),
             has_windows: !config.groups.iter().all(CacheGroup::keeps_all),
+            first_blocks: FirstBlocks::new(&config),
             in_flight: InFlight::new(config.steps_in_flight_max, config.running_max),
             turns: Vec::with_capacity(config.running_max as usize),
             ahead_max: config.slices_ahead_max,
@@ -102,6 +109,7 @@ impl Scheduler {
             n_generations: 0,
             counters: Counters::default(),
             room: config.context_max,
+            heed_all: true,
             config,
         })
     }
@@ -173,6 +181,7 @@ impl Scheduler {
             n_steps_in_flight: self.in_flight.len() as u32,
             waiting_tokens: self.waiting.n_tokens(),
             blocks_total: self.pools.iter().map(BlockPool::n_total).sum(),
+            blocks_committed: self.pools.iter().map(BlockPool::n_committed).sum(),
             blocks_used: self.pools.iter().map(BlockPool::n_used).sum(),
             blocks_cached: self.pools.iter().map(BlockPool::n_cached).sum(),
             counters: self.counters,

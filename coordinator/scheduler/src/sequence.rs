@@ -1,6 +1,7 @@
 //! A sequence: its log, how far it is computed and planned, and which blocks it holds.
 
 use crate::drafting::UNTRIED;
+use crate::table::Table;
 use crate::tenants::TenantIdx;
 use crate::waiting::QueueKey;
 use alloc::boxed::Box;
@@ -8,7 +9,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockHash, BlockId, Goal, Request, RequestId, Token, Want};
+use types::{BLOCK_TOKENS, BlockHash, Goal, Request, RequestId, Reuse, Token, Want};
 
 pub(crate) type SequenceIdx = u32;
 
@@ -69,6 +70,11 @@ pub(crate) struct Sequence {
     pub n_stale: u32,
     pub id: RequestId,
     pub n_cached: u32,
+    pub reuse: Reuse,
+    /// The blocks at the front of its log that full groups knew when it was last admitted.
+    pub n_branch: u32,
+    /// Its full blocks, of which the last has a name until there is another.
+    pub n_passing: u32,
     /// The longest log that the request may reach.
     length_whole: u32,
     /// The weights of the lost steps that it was in since its last token.
@@ -88,26 +94,6 @@ pub(crate) struct Sequence {
     /// Its order among the running sequences of all tenants, as of the last change among them: the lowest is served
     /// first.
     pub rank: u64,
-}
-
-/// A sequence's block table in one group: entry i is for positions `[i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS)`.
-///
-/// `[0, n_passed) behind the window, NONE · [n_passed, len) held`
-#[derive(Clone, Default)]
-pub(crate) struct Table {
-    pub blocks: Vec<BlockId>,
-    pub n_passed: u32,
-}
-
-impl Table {
-    pub fn held(&self) -> &[BlockId] {
-        &self.blocks[self.n_passed as usize..]
-    }
-
-    pub fn clear(&mut self) {
-        self.blocks.clear();
-        self.n_passed = 0;
-    }
 }
 
 /// Tokens that are counted in a log's length and need no place: a pooled request draws none behind its prompt.
@@ -150,6 +136,9 @@ impl Sequence {
             n_stale: 0,
             id: request.id,
             n_cached: 0,
+            reuse: Reuse::default(),
+            n_branch: 0,
+            n_passing: 0,
             length_whole,
             suspicion: 0,
             held: false,
@@ -189,6 +178,12 @@ impl Sequence {
     #[inline]
     pub fn is_narrowed(&self) -> bool {
         self.length_max < self.length_whole
+    }
+
+    /// The tokens of its prompt.
+    #[inline]
+    pub fn n_prompt(&self) -> u32 {
+        self.n_prompt
     }
 
     /// Tokens generated so far.
@@ -319,10 +314,10 @@ impl Sequence {
         self.n_entries = n_entries;
     }
 
-    /// Blocks of each group that it lacks to have `n_tokens` positions computed.
+    /// Whether its tables are too short to have `n_tokens` positions computed.
     #[inline]
-    pub fn n_blocks_missing(&self, n_tokens: u32) -> u32 {
-        blocks_for(n_tokens).saturating_sub(self.n_entries)
+    pub fn lacks_blocks(&self, n_tokens: u32) -> bool {
+        blocks_for(n_tokens) > self.n_entries
     }
 
     /// How many blocks it may take from the prefix cache: full ones, and at least one token is left to compute.
@@ -376,6 +371,7 @@ impl Sequence {
         self.n_drafts = 0;
         self.n_drafts_wished = 0;
         self.n_guess = 0;
+        self.n_passing = 0;
     }
 }
 

@@ -81,13 +81,13 @@ impl Scheduler {
             let n_missing = sequence.n_missing(self.ahead_max);
             let n_more = (n_missing.min(sequence.chunk_max) - sequence.n_planned).min(n_tokens);
             let n_planned = sequence.n_planned + n_more;
-            let n_blocks = sequence.n_blocks_missing(sequence.n_computed + n_planned);
-            if !self.has_blocks(n_blocks) {
+            let end = sequence.n_computed + n_planned;
+            if !self.has_blocks(idx, end) {
                 continue;
             }
             self.tenants.plan(sequence.tenant, n_more);
             self.sequences[idx].n_planned = n_planned;
-            self.take_blocks(idx, n_blocks);
+            self.take_blocks(idx, end);
             n_tokens -= n_more;
         }
     }

@@ -10,6 +10,8 @@ pub struct Stats {
     pub waiting_tokens: u64,
     /// Summed over all cache groups, as are the next two.
     pub blocks_total: u32,
+    /// Blocks of all pools that the ranks have memory for.
+    pub blocks_committed: u32,
     /// Blocks that some sequence holds.
     pub blocks_used: u32,
     /// Blocks that no sequence holds and that still have a name.
@@ -52,6 +54,8 @@ pub struct Counters {
     pub prefix_hit_tokens: u64,
     /// Blocks that a running sequence released because they lay behind the window of their group.
     pub blocks_passed: u64,
+    /// Pages of recurrent states that got a name, to be found by others.
+    pub states_kept: u64,
     /// Blocks that lost their name because their room was needed.
     pub evictions: u64,
     pub running_peak: u32,

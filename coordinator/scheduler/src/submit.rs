@@ -80,6 +80,9 @@ impl Scheduler {
             let (needed, available) = (n_tokens + 1 - undrawn, context_max - undrawn);
             return Err(Rejected::TooLong { limit: "context_max", needed, available });
         }
+        if request.asks_for_newest() && !self.heed_all {
+            return Err(Rejected::OlderRanks);
+        }
         let room = u64::from(self.room) + undrawn;
         if n_tokens >= room {
             return Err(Rejected::Outgrown { n_tokens, room: room - undrawn });

@@ -57,8 +57,8 @@ impl Scheduler {
             n_decoding += u32::from(sequence.is_decoding());
             let n_tokens = sequence.asks_for_turn(ahead_max, n_steps, distance);
             if n_tokens > 0 {
-                let n_blocks = sequence.n_blocks_missing(sequence.n_computed + n_tokens);
-                let is_stuck = at + 1 == self.running.len() && !self.has_blocks(n_blocks);
+                let end = sequence.n_computed + n_tokens;
+                let is_stuck = at + 1 == self.running.len() && !self.has_blocks(idx, end);
                 let (n_slices_in_flight, last_step) = (sequence.n_slices_in_flight, sequence.last_step);
                 self.turns.push(Turn { is_stuck, n_slices_in_flight, last_step, at, n_tokens });
             }

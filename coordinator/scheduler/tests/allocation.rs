@@ -87,7 +87,7 @@ fn run_steps(
 fn config(n_stages: u32, drafting: Drafting) -> Config {
     let steps_in_flight_max = n_stages + 1;
     let window = CacheGroup::FULL.within(50);
-    let (groups, n_blocks) = (vec![CacheGroup::FULL, window], vec![4096, 400]);
+    let (groups, n_blocks) = (vec![CacheGroup::FULL, window, CacheGroup::STATE], vec![4096, 400, 250]);
     let running_max = N_SEQUENCES as u32;
     Config { n_stages, steps_in_flight_max, running_max, groups, n_blocks, drafting, ..Config::default() }
 }

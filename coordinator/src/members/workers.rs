@@ -84,6 +84,7 @@ pub(crate) struct Dismissed {
     /// The rank under which its peers had blamed it, if its epoch ended by that.
     pub blamed_as: Option<Rank>,
     pub host: String,
+    pub pid: u32,
 }
 
 impl JoinedWorkers {
@@ -165,10 +166,10 @@ impl JoinedWorkers {
 
     /// Removes a worker; its stream ends with the reason. None if it was not here.
     pub fn dismiss(&mut self, worker: WorkerId, why: Status) -> Option<Dismissed> {
-        let Member { frames, suspicion, machine, .. } = self.workers.remove(&worker)?;
+        let Member { frames, suspicion, machine, pid, .. } = self.workers.remove(&worker)?;
         frames.close(why);
         self.unreachable.forget(worker);
-        Some(Dismissed { blamed_as: suspicion.and_then(|suspicion| suspicion.rank), host: machine.host })
+        Some(Dismissed { blamed_as: suspicion.and_then(|suspicion| suspicion.rank), host: machine.host, pid })
     }
 
     /// Those that were never blamed come first: a spare is the better peer. Whose host is not trusted comes last. Who
@@ -226,6 +227,11 @@ impl JoinedWorkers {
     pub fn n_spares(&self, ranks: Option<&RankHolders>) -> usize {
         let is_spare = |worker: &&WorkerId| ranks.is_none_or(|ranks| ranks.rank(**worker).is_none());
         self.workers.keys().filter(is_spare).count()
+    }
+
+    /// The newest protocol that all of these speak.
+    pub fn protocol(&self, workers: impl Iterator<Item = WorkerId>) -> Option<u32> {
+        workers.filter_map(|worker| self.workers.get(&worker)).map(|member| member.protocol).min()
     }
 
     pub fn heard(&mut self, worker: WorkerId) {
@@ -401,6 +407,10 @@ impl JoinedWorkers {
     pub fn look(&mut self, ranks: &RankHolders, now: Micros, in_flight_micros: u64) -> Vec<(Rank, wire::RankTimes)> {
         let held = self.workers.iter_mut().filter_map(|(worker, member)| Some((ranks.rank(*worker)?, member)));
         held.map(|(rank, member)| (rank, member.window.close(&member.told, now, in_flight_micros))).collect()
+    }
+
+    pub fn pid(&self, worker: WorkerId) -> u32 {
+        self.workers.get(&worker).map_or(0, |member| member.pid)
     }
 
     pub fn states(

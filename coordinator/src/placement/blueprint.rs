@@ -14,6 +14,9 @@ pub struct Policy {
     /// KV bytes per rank. None: what eight full contexts need, at most a quarter of the machine's memory; on GPUs,
     /// nearly all that the weights leave.
     pub kv_memory: Option<u64>,
+    /// The bytes per rank, on an even cut, for states of recurrent layers that the prefix cache keeps; a part of the KV
+    /// bytes. None: as many as keys and values have.
+    pub state_cache: Option<u64>,
     /// None: the model's context, or as much of it as the KV memory holds.
     pub context: Option<u32>,
     pub running_max: u32,

@@ -5,7 +5,7 @@ use super::assign::machine_of_each_rank;
 use super::blueprint::{Blueprint, Policy, Pool, Shard, Shortened};
 use super::cut::{Capacity, Cutter, KvRule, last_that};
 use super::machine::{Inventory, Machine, alike, class_of};
-use super::pools::Pools;
+use super::pools::{KeptStates, Pools};
 use super::predict::speeds;
 use super::shape::{Holding, Measure, ModelShape};
 use super::unplaceable::{STAGES_MAX, Unplaceable, Why};
@@ -133,7 +133,18 @@ impl Planner<'_> {
 
     fn pools(&self, context: u32) -> Pools<'_> {
         let Policy { slice_max, running_max, .. } = *self.policy;
-        Pools { groups: self.shape().cache.groups(), context, slice_max: slice_max.max(1), running_max }
+        let states = self.kept_states();
+        Pools { groups: self.shape().cache.groups(), context, slice_max: slice_max.max(1), running_max, states }
+    }
+
+    fn kept_states(&self) -> KeptStates {
+        let blocks = self.measure.stage(0, 1, 0..self.shape().n_layers).block_bytes;
+        let groups = || self.shape().cache.groups().iter().zip(&blocks);
+        let state_bytes = groups().filter(|(group, _)| group.is_state()).map(|(_, bytes)| bytes).sum();
+        let full_bytes = groups().filter(|(group, _)| group.keeps_all()).map(|(_, bytes)| bytes).sum();
+        let n_ranks = u64::from(self.grid.n_ranks());
+        let given = self.policy.state_cache.map(|bytes| bytes.saturating_mul(n_ranks));
+        KeptStates::of(given, state_bytes, full_bytes)
     }
 
     /// The pool size that all running sequences could fill, or by default a few contexts.

@@ -5,6 +5,9 @@
 //! pool is smaller; how much smaller depends on the length of sequences. Up to one whole context the scale is that of a
 //! single sequence. Beyond, pools are for `running_max` sequences of one length that share eight whole contexts: longer
 //! ones exhaust the full pool first, shorter ones the windowed.
+//!
+//! A recurrence's pool has room for what running sequences go on from, as if it were a window, and beside it for the
+//! states that the prefix cache keeps.
 
 use types::cache::blocks_for;
 use types::{BLOCKS_MAX, CacheGroup};
@@ -19,6 +22,37 @@ pub(crate) struct Pools<'a> {
     pub context: u32,
     pub slice_max: u32,
     pub running_max: u32,
+    pub states: KeptStates,
+}
+
+/// The blocks of each recurrent group that the prefix cache may keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeptStates {
+    Blocks(u64),
+    /// A part of the pools' size: so many blocks for so many of a group without a window.
+    Part(u64, u64),
+}
+
+impl KeptStates {
+    /// Where nothing keeps all positions, a state for so many blocks.
+    const ALONE: KeptStates = KeptStates::Part(1, 32);
+
+    /// Memory for states alone, if it was given; else as much as keys and values take that are kept for good. All bytes
+    /// are of a block of the whole model.
+    pub fn of(given: Option<u64>, state_bytes: u64, full_bytes: u64) -> KeptStates {
+        match given {
+            Some(bytes) => KeptStates::Blocks(bytes / state_bytes.max(1)),
+            None if full_bytes == 0 => KeptStates::ALONE,
+            None => KeptStates::Part(full_bytes, state_bytes.max(1)),
+        }
+    }
+
+    fn at(self, size: u64) -> u64 {
+        match self {
+            KeptStates::Blocks(n) => n,
+            KeptStates::Part(n, of) => size.saturating_mul(n).div_ceil(of),
+        }
+    }
 }
 
 impl Pools<'_> {
@@ -67,6 +101,12 @@ impl Pools<'_> {
         if group.keeps_all() {
             return size;
         }
+        let kept = if group.is_state() { self.states.at(size) } else { 0 };
+        self.running(group, size).saturating_add(kept).min(size)
+    }
+
+    /// The blocks of a windowed group that running sequences go on from.
+    fn running(&self, group: &CacheGroup, size: u64) -> u64 {
         let whole = u64::from(group.n_held_max(self.context, self.slice_max));
         if size <= self.min() {
             return size.min(whole);
@@ -87,7 +127,8 @@ mod tests {
     const LOCAL: CacheGroup = CacheGroup::FULL.within(512);
 
     fn pools(context: u32, running_max: u32) -> Pools<'static> {
-        Pools { groups: &[LOCAL, CacheGroup::FULL], context, slice_max: 512, running_max }
+        let states = KeptStates::Blocks(0);
+        Pools { groups: &[LOCAL, CacheGroup::FULL], context, slice_max: 512, running_max, states }
     }
 
     #[test]
@@ -111,6 +152,25 @@ mod tests {
             let got: Vec<u64> = pools(context, running_max).at(size).collect();
             assert_eq!(got, [expected, size], "{context} {running_max}");
         }
+    }
+
+    #[test]
+    fn states_have_room_for_what_runs_and_for_what_is_kept() {
+        let at = |size, states| {
+            let pools = Pools { groups: &[CacheGroup::STATE, CacheGroup::FULL], states, ..pools(32_768, 64) };
+            pools.at(size).collect::<Vec<u64>>()
+        };
+        // Each of 64 goes on from two pages, and one of them has drafts beside.
+        let (none, all) = (KeptStates::Blocks(0), 8 * 2048);
+        assert_eq!(at(all, none), [64 * 2 + 2, all]);
+        assert_eq!(at(all, KeptStates::Blocks(100)), [64 * 2 + 2 + 100, all]);
+        assert_eq!(at(2048, KeptStates::Blocks(100)), [4 + 100, 2048]);
+        assert_eq!(at(50, KeptStates::Blocks(100)), [50, 50], "no more than one for each block");
+        // As many bytes as the others have.
+        assert_eq!(KeptStates::of(None, 4000, 100), KeptStates::Part(100, 4000));
+        assert_eq!(at(all, KeptStates::Part(100, 4000)), [64 * 2 + 2 + all.div_ceil(40), all]);
+        assert_eq!(KeptStates::of(Some(9000), 4000, 100), KeptStates::Blocks(2));
+        assert_eq!(at(all, KeptStates::of(None, 4000, 0)), [64 * 2 + 2 + all / 32, all]);
     }
 
     #[test]

@@ -79,7 +79,9 @@ impl StepWork {
         for (group, attention) in groups.iter().zip(&mut self.attention) {
             // A query attends to its own position and those before it, at most a window of them.
             let window = u64::from(group_window(*group));
-            attention.n_read += u64::from(range.end - group.first_read(range.start));
+            // Of a recurrence, the page that the slice goes on from.
+            let n_state = group.is_state().then_some(BLOCK_TOKENS);
+            attention.n_read += u64::from(n_state.unwrap_or(range.end - group.first_read(range.start)));
             attention.n_pairs += pairs(range.end.into(), window) - pairs(range.start.into(), window);
         }
     }

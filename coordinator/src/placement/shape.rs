@@ -1,9 +1,9 @@
 //! The bytes of each part of a model: its weights, what a pass reads, and its KV, as a rank will find them. Knows no
 //! machines.
 
-use checkpoint::{Checkpoint, LayerSizes, ModelSpec, Sizes};
+use checkpoint::{Checkpoint, LayerSizes, ModelSpec, Sizes, StateHeads};
 use std::ops::Range;
-use types::{DeviceClass, KvDtype, LayerGroups, Leaves, Part, Place, Shares};
+use types::{CacheGroup, DeviceClass, KvDtype, LayerGroups, Leaves, Part, Place, Shares};
 
 /// What placement needs to know of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct ModelShape {
     /// The context length that it was trained for.
     pub context: u32,
     pub experts: Option<ExpertShape>,
+    /// The heads of layers with a state.
+    pub states: Option<StateHeads>,
     /// What each of its layers keeps of earlier positions.
     pub cache: LayerGroups,
     /// As stored in the file; packing adds only padding.
@@ -56,6 +58,7 @@ impl ModelShape {
                 n_used: experts.n_used,
                 inner: experts.inner,
             }),
+            states: spec.state_heads(),
             cache: spec.cache_groups(),
             sizes,
         }
@@ -76,7 +79,8 @@ pub(crate) struct Holding {
     /// The bytes of all experts that it holds, a part of `weights`; and of the rows of the head, a part of `read`.
     pub experts: u64,
     pub head: u64,
-    /// The bytes of its heads' K and V for a block of each cache group: zero where its stage has no layer of the group.
+    /// The bytes of its heads' K and V, or states, for a block of each cache group: zero where its stage has no layer
+    /// of the group.
     pub block_bytes: Vec<u64>,
 }
 
@@ -87,6 +91,8 @@ pub(crate) struct Measure<'a> {
     pub class: DeviceClass,
     o_proj: Leaves,
     down_proj: Leaves,
+    /// Of heads with a state, and the columns of each.
+    states: Option<(Leaves, u32)>,
     /// `before[i]` is the sum of the layers before layer i.
     before: Vec<LayerSizes>,
     kv_dtype: KvDtype,
@@ -102,7 +108,8 @@ impl<'a> Measure<'a> {
         before.resize(shape.n_layers as usize + 1, before[before.len() - 1]);
         let o_proj = Leaves::o_proj(class, shape.n_heads, shape.head_dim);
         let down_proj = Leaves::down_proj(class, shape.inner);
-        Measure { shape, class, o_proj, down_proj, before, kv_dtype }
+        let states = shape.states.map(|of| (Leaves::o_proj(class, of.n, of.dim), of.dim));
+        Measure { shape, class, o_proj, down_proj, states, before, kv_dtype }
     }
 
     /// The smallest runs of heads that a rank can own.
@@ -111,13 +118,15 @@ impl<'a> Measure<'a> {
     }
 
     pub fn part(&self, part: &Part) -> Holding {
-        let heads = self.heads(part);
+        let heads = part.owned_heads(&self.o_proj, self.shape.head_dim);
         let kv_heads = self.kv_heads(&heads);
         let layers = self.layers(part, &heads, &kv_heads);
         let outer = self.outer(part);
         let head_rows = if part.is_last() { self.rows(part, self.head_bytes()) } else { 0 };
-        let pages =
-            self.shape.cache.groups().iter().map(|group| group.share(kv_heads.len() as u32).page_bytes(self.kv_dtype));
+        let n_states = self.states.as_ref().map_or(0, |(leaves, dim)| part.owned_heads(leaves, *dim).len());
+        let n_heads = |group: &CacheGroup| if group.is_state() { n_states } else { kv_heads.len() };
+        let page = |group: &CacheGroup| group.share(n_heads(group) as u32).page_bytes(self.kv_dtype);
+        let pages = self.shape.cache.groups().iter().map(page);
         let n_layers = self.shape.cache.n_layers(&part.layers);
         Holding {
             weights: layers.total() + outer.total(),
@@ -135,16 +144,6 @@ impl<'a> Measure<'a> {
     pub fn stage(&self, stage: u16, n_stages: u16, layers: Range<u32>) -> Holding {
         let place = Place { stage, tp: 0, ep: 0 };
         self.part(&Part { place, layers, shares: Shares::even(1), n_stages })
-    }
-
-    fn heads(&self, part: &Part) -> Range<u32> {
-        let run = part.owned(self.n_leaves());
-        let elements = self.o_proj.elements(&run);
-        let start = elements.start / self.shape.head_dim;
-        match run.is_empty() {
-            true => start..start,
-            false => start..elements.end.div_ceil(self.shape.head_dim),
-        }
     }
 
     fn kv_heads(&self, heads: &Range<u32>) -> Range<u32> {

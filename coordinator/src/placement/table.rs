@@ -32,6 +32,7 @@ impl Pool {
     fn text(&self) -> String {
         let blocks = format!("{} blocks of {BLOCK_TOKENS}", self.n_blocks);
         match self.group.layout.window() {
+            Some(_) if self.group.is_state() => format!("{} states of recurrent layers", self.n_blocks),
             Some(window) => format!("{blocks} for a window of {window}"),
             None => blocks,
         }

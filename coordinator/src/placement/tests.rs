@@ -3,10 +3,10 @@
 use super::shape::Measure;
 use super::*;
 use crate::WorkerId;
-use checkpoint::{LayerSizes, Sizes};
+use checkpoint::{LayerSizes, Sizes, StateHeads};
 use std::ops::Range;
 use types::cache::blocks_for;
-use types::{Activations, DeviceClass, Grid, KvDtype, KvLayout, LayerGroups, Shares};
+use types::{Activations, DeviceClass, Grid, KvDtype, KvLayout, LayerGroups, Part, Place, Shares};
 
 /// The KV heads of `smol`.
 const HEADS: KvLayout = KvLayout::heads(3, 64);
@@ -24,6 +24,7 @@ fn smol() -> ModelShape {
         vocab: 49152,
         context: 8192,
         experts: None,
+        states: None,
         cache: LayerGroups::alike(30, HEADS),
         sizes: Sizes { embedding: 9 * layer.total(), layers: vec![layer; 30], norm: 2304, head: 0 },
     }
@@ -35,6 +36,7 @@ fn policy(tp: u16, pp: u16) -> Policy {
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
         kv_memory: None,
+        state_cache: None,
         context: None,
         running_max: 64,
         slice_max: 512,
@@ -114,9 +116,59 @@ fn a_window_takes_less_memory_and_leaves_more_for_the_rest() {
     let asked = Policy { context: Some(32_768), ..scarce };
     let error = plan(&[machine(1, 64 << 30)], &local(), &asked, None).unwrap_err().to_string();
     assert!(
-        error.contains("needs 119832576 bytes of KV on rank 0 (at most 344064 per 16 tokens), 67108864"),
+        error.contains("needs 114 MiB of KV on rank 0 (at most 336 KiB per 16 tokens), there is 64.0 MiB"),
         "{error}"
     );
+}
+
+/// Three layers of four are recurrent, with eight heads: a page of one weighs 21 of the others.
+fn hybrid() -> ModelShape {
+    let state = KvLayout::State { n: 8, state: 4096, row: 256 };
+    let sizes = Sizes { layers: smol().sizes.layers[..28].to_vec(), ..smol().sizes };
+    let kind = |layer: u32| if layer % 4 == 3 { HEADS } else { state };
+    let (cache, states) = (LayerGroups::of((0..28).map(kind)), Some(StateHeads { n: 8, dim: 64 }));
+    ModelShape { n_layers: 28, context: 32_768, cache, states, sizes, ..smol() }
+}
+
+#[test]
+fn states_have_a_budget_beside_keys_and_values() {
+    let on = |policy: &Policy| plan(&machines(4, 64 << 30), &hybrid(), policy, None).unwrap();
+    let (state_page, page) = (4 * 8 * (4096 + 16 * 256), 12_288);
+    let whole = on(&policy(1, 1));
+    // What 64 sequences go on from, and as many bytes as keys and values have: 7 x 12,288 for each 21 x 262,144.
+    let (full, states) = (8 * 2048, 64 * 2 + 2 + 8 * 2048 / 64);
+    assert_eq!(whole.n_blocks(), [states, full]);
+    let bytes = 21 * state_page * u64::from(states) + 7 * page * u64::from(full);
+    assert_eq!(whole.shards[0].kv_bytes, bytes);
+    assert!(whole.to_string().contains(&format!("{states} states of recurrent layers")), "{whole}");
+    // Four ranks divide the heads.
+    let cut = on(&policy(4, 1));
+    assert_eq!(cut.n_blocks(), whole.n_blocks());
+    let of_states = |shard: &Shard| shard.kv_bytes - 7 * u64::from(full) * 4096 * shard.kv_heads.len() as u64;
+    assert_eq!(cut.shards.iter().map(of_states).sum::<u64>(), 21 * state_page * u64::from(states), "{cut}");
+    // A budget is each rank's.
+    let of_budget = |bytes, tp| on(&Policy { state_cache: Some(bytes), ..policy(tp, 1) }).n_blocks()[0];
+    assert_eq!([of_budget(0, 1), of_budget(21 * state_page * 10, 1)], [64 * 2 + 2, 64 * 2 + 2 + 10]);
+    assert_eq!(of_budget(21 * state_page * 10, 4), 64 * 2 + 2 + 40);
+    // With too little memory both become fewer, and a sequence still has what it needs.
+    let tight = on(&Policy { kv_memory: Some(1 << 30), ..policy(1, 1) });
+    assert!(tight.shards[0].kv_bytes <= 1 << 30 && tight.n_blocks()[0] < states, "{tight}");
+}
+
+/// Two of these heads are a leaf, which no cut goes through: also where it would go through an odd number of them.
+#[test]
+fn states_are_cut_where_their_leaves_end() {
+    let shape = ModelShape { states: Some(StateHeads { n: 8, dim: 16 }), ..hybrid() };
+    let measure = Measure::new(&shape, DeviceClass::Cpu, KvDtype::F16);
+    let of_head = 21 * 4 * (4096 + 16 * 256);
+    for (eighths, n_heads) in [(1, [2, 6]), (3, [4, 4]), (4, [4, 4]), (5, [6, 2]), (7, [8, 0])] {
+        let shares = Shares::new([0, eighths, 8].map(|i| Shares::WHOLE / 8 * i).to_vec()).unwrap();
+        let of_rank = |tp| {
+            let place = Place { stage: 0, tp, ep: 0 };
+            measure.part(&Part { place, layers: 0..28, shares: shares.clone(), n_stages: 1 }).block_bytes[0]
+        };
+        assert_eq!([of_rank(0), of_rank(1)], n_heads.map(|n| n * of_head), "{eighths} of eight");
+    }
 }
 
 #[test]
@@ -136,13 +188,12 @@ fn a_stage_keeps_nothing_of_a_group_that_it_has_no_layer_of() {
 #[test]
 fn refusals_show_the_arithmetic() {
     let policy = || policy(1, 1);
-    let weights = smol().sizes.total();
-    check(50 << 20, policy(), Err(&format!("has 52428800 bytes, the weights of rank 0 need {weights}")));
-    let beside = (200 << 20) - weights;
+    check(50 << 20, policy(), Err("has 50.0 MiB, the weights of rank 0 need 91.5 MiB"));
     let much = Policy { kv_memory: Some(1 << 30), ..policy() };
-    check(200 << 20, much, Err(&format!("has {beside} bytes beside {weights} of weights")));
+    let beside = "--kv-memory 1.0 GiB does not fit: host-1 has 108 MiB left beside 91.5 MiB of weights of rank 0";
+    check(200 << 20, much, Err(beside));
     let long = Policy { context: Some(8192), kv_memory: Some(368_640 * 10), ..policy() };
-    check(64 << 30, long, Err("needs 188743680 bytes of KV on rank 0 (at most 368640 per 16 tokens), 3686400"));
+    check(64 << 30, long, Err("needs 180 MiB of KV on rank 0 (at most 360 KiB per 16 tokens), there is 3.5 MiB"));
     check(64 << 30, Policy { context: Some(9000), ..policy() }, Err("asked for, the model was made for 8192"));
     // A type that no device computes with does not get this far: no policy has it.
     assert!("int3".parse::<KvDtype>().is_err_and(|unknown| unknown.to_string().contains("int3")));
@@ -326,12 +377,17 @@ impl Random {
             vocab: 1 + self.below(5000) as u32,
             context: 16 + self.below(2000) as u32,
             experts,
+            states: None,
             cache: LayerGroups::alike(n_layers, HEADS),
             sizes: Sizes { embedding: self.below(1 << 22), layers, norm: 1024, head },
         };
         let heads = KvLayout::heads(n_kv_heads, shape.head_dim);
-        let layout = |layer: u32| if layer % period == period - 1 { heads.within(window) } else { heads };
-        ModelShape { cache: LayerGroups::of((0..n_layers).map(layout)), ..shape }
+        let states = StateHeads { n: 1 + self.below(8) as u32, dim: [16, 32, 80][self.below(3) as usize] };
+        let state = KvLayout::State { n: states.n, state: 1 + self.below(2000) as u32, row: 40 };
+        let other = if self.below(2) == 0 { heads.within(window) } else { state };
+        let layout = |layer: u32| if layer % period == period - 1 { other } else { heads };
+        let states = other.is_state().then_some(states);
+        ModelShape { cache: LayerGroups::of((0..n_layers).map(layout)), states, ..shape }
     }
 
     fn machines(&mut self, n: u64, memory: u64) -> Vec<Machine> {
@@ -350,7 +406,8 @@ impl Random {
         let context = (self.below(3) == 0).then(|| 16 + self.below(200) as u32);
         let (running_max, slice_max) = (1 + self.below(8) as u32, 1 + self.below(100) as u32);
         let grid = Grid { tp: 1 + self.below(4) as u16, pp: 1 + self.below(4) as u16, ep: 1 };
-        Policy { grid, kv_memory, context, running_max, slice_max, ..policy(1, 1) }
+        let state_cache = (self.below(3) == 0).then(|| self.below(1 << 20));
+        Policy { grid, kv_memory, state_cache, context, running_max, slice_max, ..policy(1, 1) }
     }
 }
 

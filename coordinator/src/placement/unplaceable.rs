@@ -32,25 +32,43 @@ pub enum Why {
     #[error("a context of {asked} was asked for, the model was made for {model}: ask for at most that")]
     Context { asked: u32, model: u32 },
     #[error(
-        "{host} has {available} bytes, the weights of rank {rank} need {needed}{}: \
+        "{host} has {}, the weights of rank {rank} need {}{}: \
          use a larger machine, more ranks or a smaller quantization",
-        altogether(.all_needed, .all_available)
+        Room(*.available), Room(*.needed), altogether(.all_needed, .all_available)
     )]
     Weights { rank: u16, host: String, needed: u64, available: u64, all_needed: u64, all_available: u64 },
     #[error(
-        "{host} has {available} bytes beside {weights} of weights, the KV cache of rank {rank} is to have {needed}: \
-         ask for less KV memory"
+        "--kv-memory {} does not fit: {host} has {} left beside {} of weights of rank {rank}",
+        Room(*.needed), Room(*.available), Room(*.weights)
     )]
     KvMemory { rank: u16, host: String, weights: u64, needed: u64, available: u64 },
     #[error(
-        "a context of {context} needs {needed} bytes of KV on rank {rank} (at most {block_bytes} per {BLOCK_TOKENS} \
-         tokens), {available} are there: ask for a shorter context or more KV memory"
+        "a context of {context} needs {} of KV on rank {rank} (at most {} per {BLOCK_TOKENS} tokens), there is {}: \
+         ask for a shorter context (--context) or more KV memory (--kv-memory)",
+        Room(*.needed), Room(*.block_bytes), Room(*.available)
     )]
     Kv { rank: u16, context: u32, block_bytes: u64, needed: u64, available: u64 },
 }
 
 fn altogether(needed: &u64, available: &u64) -> String {
-    format!(" (all ranks need {needed}, their machines have {available})")
+    format!(" (all ranks need {}, their machines have {})", Room(*needed), Room(*available))
+}
+
+/// Bytes as a person reads them: what is there rounded down, so that it never looks like enough.
+struct Room(u64);
+
+impl fmt::Display for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(u32, &str); 4] = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+        match UNITS.into_iter().find(|(shift, _)| self.0 >> shift > 0) {
+            None => write!(f, "{} B", self.0),
+            Some((shift, unit)) if self.0 >> shift >= 100 => write!(f, "{} {unit}", self.0 >> shift),
+            Some((shift, unit)) => {
+                let tenths = (u128::from(self.0) * 10) >> shift;
+                write!(f, "{}.{} {unit}", tenths / 10, tenths % 10)
+            }
+        }
+    }
 }
 
 impl fmt::Display for Unplaceable {

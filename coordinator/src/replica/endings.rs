@@ -107,6 +107,7 @@ pub(crate) struct Recovery {
 }
 
 /// What a recovery took.
+#[derive(Clone, Copy)]
 pub(crate) struct Recovered {
     pub took: Duration,
     pub n_replayed: u64,

@@ -2,9 +2,12 @@
 //! so, and its requests wait for the next one.
 
 use super::Replica;
-use super::endings::{Ending, Recovery};
+use super::endings::{Ending, Recovered, Recovery};
+use super::lost::Successor;
 use super::phase::{Phase, Serving};
 use crate::Error;
+use crate::placement::Shard;
+use std::time::Duration;
 use telemetry::metrics;
 use types::Grid;
 
@@ -41,7 +44,8 @@ impl Replica {
         self.members.met(&placement.ranks);
         let policy = self.requests.policy().unwrap_or_else(|| self.readings.serve(meant));
         let kv_parts = placement.ranks.kv_parts();
-        self.requests.epoch_begins((&self.config, blueprint), [meant, policy], epoch, now)?;
+        let protocol = self.members.protocol(placement.ranks.workers()).unwrap_or(proto::OLDEST);
+        self.requests.epoch_begins((&self.config, blueprint, protocol), [meant, policy], epoch, now)?;
         self.requests.kv_committed(kv_parts);
         let (Grid { tp, pp, .. }, n_ranks, n_blocks) = (grid, blueprint.shards.len(), blueprint.n_blocks());
         tracing::info!(%epoch, tp, pp, n_ranks, ?n_blocks, "the replica is ready");
@@ -58,8 +62,18 @@ impl Replica {
 
     /// The replica serves again.
     fn recovered(&mut self, grid: Grid) {
-        let Some(recovery) = self.recovery.take() else { return };
+        let Some(recovery) = self.recovery.take() else {
+            // It serves for the first time: nobody had to wait for what was lost before.
+            return self.tell_successors(Recovered { took: Duration::ZERO, n_replayed: 0 });
+        };
         let recovered = recovery.end(&self.of, grid, self.requests.stats().tokens_requeued, self.now());
+        self.tell_successors(recovered);
         self.changed(grid, recovered);
+    }
+
+    fn tell_successors(&mut self, recovered: Recovered) {
+        let (shards, members) = (self.phase.blueprint().map_or(&[][..], |blueprint| &blueprint.shards), &self.members);
+        let successor = |shard: &Shard| Successor { host: shard.host.clone(), pid: members.pid(shard.worker) };
+        self.lost.recovered(recovered, |rank| shards.iter().find(|shard| shard.rank.0 == rank).map(successor));
     }
 }

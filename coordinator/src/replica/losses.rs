@@ -13,8 +13,19 @@ use crate::members::workers::Dismissed;
 use proto::cluster as wire;
 use std::time::Duration;
 use telemetry::metrics;
-use tonic::Status;
+use tonic::{Code, Status};
 use types::{Epoch, Micros};
+
+/// A connection that broke has words of its own, which say nothing to people.
+fn unsaid(why: Status) -> Status {
+    match why.code() {
+        Code::Unknown => {
+            tracing::debug!(cause = why.message(), "a worker's connection broke");
+            Status::new(why.code(), "its connection closed without a goodbye: killed or crashed?")
+        }
+        _ => why,
+    }
+}
 
 impl Replica {
     /// A worker is gone, or is to be dismissed. The loop dismisses it after the event at hand.
@@ -23,7 +34,7 @@ impl Replica {
     }
 
     pub(super) fn worker_gone(&mut self, worker: WorkerId, why: Status) {
-        self.report_loss(worker, Cause::of(&why), why);
+        self.report_loss(worker, Cause::of(&why), unsaid(why));
     }
 
     // -- looks, once per beat
@@ -144,7 +155,7 @@ impl Replica {
     pub(super) fn lose(&mut self, LostWorker { worker, cause, why }: LostWorker) {
         let message = why.message().to_owned();
         let (held, was_suspect) = (self.phase.rank(worker), self.members.is_suspect(worker));
-        let Some(Dismissed { blamed_as, host }) = self.members.dismiss(worker, why) else { return };
+        let Some(Dismissed { blamed_as, host, pid }) = self.members.dismiss(worker, why) else { return };
         // Its peers may have noticed first: then its epoch has ended, and it no longer has a rank.
         let rank = held.or(blamed_as).map(|rank| rank.0);
         tracing::warn!(%worker, rank, host, kind = cause.label(), cause = message, "a worker is lost");
@@ -155,6 +166,8 @@ impl Replica {
         self.phase.crowd_changed();
         if let Some(rank) = rank {
             metrics::rank_lost(&self.of, rank, cause.label());
+            self.lost.lost(self.now(), rank, (host.clone(), pid), cause, message);
+            self.state_changed = true;
             if held.is_some() {
                 self.end_epoch(Ending::Lost(cause));
             }

@@ -13,6 +13,7 @@ mod epochs;
 mod grids;
 pub mod joined;
 mod losses;
+mod lost;
 mod phase;
 mod place;
 mod ranks;
@@ -30,6 +31,7 @@ use announcement::Announcement;
 use changes::Changes;
 use endings::{LostWorker, Recovery};
 use grids::GridChoice;
+use lost::LostRanks;
 use phase::Phase;
 use readings::Readings;
 use speed::Performance;
@@ -63,6 +65,7 @@ pub(crate) struct Replica {
     losses: VecDeque<LostWorker>,
     /// Present if the replica has served and does not now.
     recovery: Option<Recovery>,
+    lost: LostRanks,
     changes: Changes,
     performance: Performance,
     draining_since: Option<Micros>,
@@ -87,6 +90,7 @@ impl Replica {
             readings: Readings::default(),
             losses: VecDeque::new(),
             recovery: None,
+            lost: LostRanks::default(),
             changes: Changes::default(),
             performance: Performance::default(),
             draining_since: None,
@@ -144,8 +148,8 @@ impl Replica {
     fn handle(&mut self, event: Event) -> Result<(), Error> {
         let now = self.now();
         match event {
-            Event::RouterAttached { router, former, frames } => {
-                self.requests.attach(router, former, frames, now);
+            Event::RouterAttached { router, former, protocol, frames } => {
+                self.requests.attach(router, (former, protocol), frames, now);
                 self.state_changed = true;
             }
             Event::Submit(request) => drop(self.requests.submit(*request, now)),

@@ -78,6 +78,8 @@ impl Replica {
         let (policy, waits) = (&self.config.policy, &self.config.waits);
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let is_alone = blueprint.shards.len() == 1;
+        let protocol = self.members.protocol(blueprint.shards.iter().map(|shard| shard.worker));
+        let may_guess = protocol.is_some_and(|protocol| protocol >= proto::since::GUESSES);
         let mesh_addresses = blueprint.shards.iter().map(|shard| self.members.mesh_address(shard.worker));
         wire::Assign {
             epoch_incarnation: self.epoch.incarnation,
@@ -101,7 +103,7 @@ impl Replica {
             reading: self.changes.reading,
             zero_kv: self.config.zero_kv,
             numerics: self.config.mode().to_string(),
-            guesses: self.config.limits.speculation.guesses(),
+            guesses: self.config.limits.speculation.guesses().filter(|_| may_guess),
             // Each worker's own, which is set where its stream is known.
             protocol: 0,
         }

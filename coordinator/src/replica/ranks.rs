@@ -8,6 +8,7 @@ use crate::members::ranks::{Facts, RankHolders, Readiness};
 use crate::outbound::Outbound;
 use crate::{Error, WorkerId};
 use proto::cluster as wire;
+use proto::since;
 use telemetry::metrics;
 use tonic::Status;
 use types::{Epoch, KV_PARTS, Micros, PolicyDigest};
@@ -37,7 +38,7 @@ impl Replica {
         if let Some(rank) = self.phase.rank(worker) {
             metrics::rank(&self.of, rank.0, since.compute_micros, since.wait_micros, since.idle_micros);
         }
-        if let Some(kv) = beat.kv {
+        if let Some(kv) = beat.kv.filter(|_| self.config.speaks.knows(since::KV_PARTS)) {
             self.kv_committed(worker, kv);
         }
     }
@@ -100,7 +101,9 @@ impl Replica {
         self.state_changed = true;
         let Phase::Placing(placement) = &mut self.phase else { return Ok(()) };
         placement.ranks.ready(worker, self.members.steps_done(worker));
-        placement.ranks.kv_committed(worker, ready.kv_parts.unwrap_or(KV_PARTS));
+        // A build before that number would not read it, and use memory that is not there.
+        let kv_parts = ready.kv_parts.filter(|_| self.config.speaks.knows(since::KV_PARTS));
+        placement.ranks.kv_committed(worker, kv_parts.unwrap_or(KV_PARTS));
         if placement.ranks.all_ready() { self.begin_epoch() } else { Ok(()) }
     }
 

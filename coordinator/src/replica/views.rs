@@ -55,6 +55,7 @@ impl Replica {
             n_running: stats.n_running,
             blocks_used: stats.blocks_used,
             blocks_total: stats.blocks_total,
+            blocks_committed: stats.blocks_committed,
             ranks,
             n_spares: self.members.n_spares(self.phase.ranks()) as u32,
             prediction: prediction.map(|prediction| {
@@ -76,7 +77,16 @@ impl Replica {
             },
             shortened: blueprint.and_then(|blueprint| blueprint.shortened.as_ref()).map(shortened),
             backlog_tokens: self.requests.backlog_tokens(),
+            lost: self.lost.told(now),
+            protocol: self.protocol(),
         }
+    }
+
+    /// The newest protocol that this coordinator and all ranks speak. Until they are placed, nobody holds it back.
+    fn protocol(&self) -> u32 {
+        let own = self.config.speaks.protocols.map_or(proto::OLDEST, |protocols| protocols.newest);
+        let of_ranks = self.phase.ranks().and_then(|ranks| self.members.protocol(ranks.workers()));
+        of_ranks.map_or(own, |of_ranks| of_ranks.min(own))
     }
 
     fn apart(&self, now: Micros) -> Vec<wire::Apart> {

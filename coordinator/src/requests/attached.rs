@@ -12,7 +12,7 @@ impl LiveRequests {
     pub fn attach(
         &mut self,
         router: u32,
-        former: Option<wire::FormerNumber>,
+        (former, protocol): (Option<wire::FormerNumber>, u32),
         frames: Outbound<wire::ReplicaFrame>,
         now: Micros,
     ) {
@@ -23,7 +23,7 @@ impl LiveRequests {
             let forsaken = self.routers.forget(former);
             self.cancel_all(forsaken, now);
         }
-        self.routers.attach(router, frames);
+        self.routers.attach(router, protocol, frames);
         if self.has_served() {
             self.welcome(now);
         }

@@ -9,6 +9,7 @@ mod attached;
 mod names;
 mod outputs;
 mod pace;
+mod passages;
 mod routers;
 mod submit;
 mod times;
@@ -18,11 +19,13 @@ use crate::Config;
 use crate::placement::Blueprint;
 use crate::requests::names::NameChanges;
 use crate::requests::pace::Pace;
+use crate::requests::passages::Passages;
 use crate::requests::routers::Routers;
 use crate::requests::times::RequestTimes;
 use crate::requests::traces::Traces;
 use bytes::Bytes;
 use proto::cluster as wire;
+use proto::{Speaks, since};
 use scheduler::{Loss, Output, Scheduler, Stats};
 use telemetry::metrics::{self, ReplicaLabel};
 use types::{Epoch, Micros, PolicyDigest, RequestId, Step, Unsupported};
@@ -31,6 +34,8 @@ pub(crate) struct LiveRequests {
     /// The label of its metrics.
     of: ReplicaLabel,
     vocab: u32,
+    /// What this build speaks.
+    speaks: Speaks,
     /// The first frame to a router. Its context and policy are fixed when the replica first serves.
     welcome: wire::Welcome,
     routers: Routers,
@@ -41,6 +46,7 @@ pub(crate) struct LiveRequests {
     pace: Pace,
     traces: Traces,
     times: RequestTimes,
+    passages: Passages,
     /// Reused for its memory.
     step: Step,
     /// Empty between calls; reused for its memory.
@@ -73,6 +79,7 @@ impl LiveRequests {
         LiveRequests {
             of,
             vocab: config.shape.vocab,
+            speaks: config.speaks.clone(),
             welcome,
             routers: Routers::default(),
             planner: None,
@@ -80,6 +87,7 @@ impl LiveRequests {
             pace: Pace::default(),
             traces: Traces::default(),
             times: RequestTimes::default(),
+            passages: Passages::default(),
             step: Step::default(),
             outputs: Vec::new(),
             name_changes: NameChanges::default(),
@@ -146,24 +154,25 @@ impl LiveRequests {
 
     // -- epochs
 
-    /// An epoch begins on these ranks, under this policy: the one that is meant by the model's fingerprint, and over
-    /// all of its bytes.
+    /// An epoch begins on these ranks, which all speak this protocol, under this policy: the one that is meant by the
+    /// model's fingerprint, and over all of its bytes.
     pub fn epoch_begins(
         &mut self,
-        (config, blueprint): (&Config, &Blueprint),
+        (config, blueprint, protocol): (&Config, &Blueprint, u32),
         [meant, policy]: [PolicyDigest; 2],
         epoch: Epoch,
         now: Micros,
     ) -> Result<(), Unsupported> {
-        let grid = blueprint.grid;
+        let (grid, heed_all) = (blueprint.grid, protocol >= since::GRAMMARS.max(since::NAMED_LOGPROBS));
         match &mut self.planner {
             Some(planner) => {
                 planner.scheduler.reshape(grid.pp.into(), config.steps_in_flight_max(grid))?;
-                planner.scheduler.narrow(blueprint.context);
+                planner.scheduler.narrow(blueprint.context, heed_all);
                 planner.scheduler.requeue_into(epoch, &blueprint.n_blocks(), Loss::Planned, &mut self.outputs);
             }
             None => {
                 let mut scheduler = Scheduler::new(config.scheduler(blueprint, policy), epoch)?;
+                scheduler.narrow(blueprint.context, heed_all);
                 if self.is_draining {
                     scheduler.drain();
                 }
@@ -187,6 +196,7 @@ impl LiveRequests {
     /// All running requests wait for the next placement, in an epoch without workers.
     pub fn epoch_ended(&mut self, next: Epoch, loss: Loss, now: Micros) {
         self.traces.epoch_ended();
+        self.passages.epoch_ended(now);
         if let Some(planner) = &mut self.planner {
             planner.scheduler.requeue_all(next, loss, &mut self.outputs);
             self.outputs_without_step(now);
@@ -202,6 +212,7 @@ impl LiveRequests {
             return None;
         }
         self.times.planned(&self.step, now);
+        self.passages.planned(&self.step, now);
         let n_positions = self.step.slices.iter().map(|slice| u64::from(slice.range.end - slice.range.start)).sum();
         metrics::step_tokens(&self.of, n_positions);
         Some(proto::encode_traced_step(&self.step, self.traces.planned(&self.step)))

@@ -27,8 +27,10 @@ impl LiveRequests {
             if let Some(finish) = output.finish {
                 self.pace.ended(now);
                 metrics::finished(&self.of, finish_label(finish));
+                output.reuse.ended.iter().for_each(|ended| metrics::reuse_ended(&self.of, ended.name()));
             }
-            self.routers.push(output_frame(&output, done));
+            let passages = self.passages.told(&output, now);
+            self.routers.push(wire::Output { passages, ..output_frame(&output, done) });
         }
     }
 
@@ -45,7 +47,7 @@ fn output_frame(output: &Output, done: &StepDone) -> wire::Output {
     let drawn = slice.map_or(&[][..], |slice| &slice.tokens);
     let beside = slice.filter(|_| output.scored_position > 0);
     let tokens = drawn.iter().take(output.n_tokens as usize).map(wire::TokenOut::from).collect();
-    wire::Output {
+    let frame = wire::Output {
         id: output.id.0,
         position: output.position,
         tokens,
@@ -57,7 +59,9 @@ fn output_frame(output: &Output, done: &StepDone) -> wire::Output {
         scored: beside.map_or(&[][..], |slice| &slice.scored).iter().map(wire::TokenOut::from).collect(),
         pooled: beside.map_or_else(Vec::new, |slice| slice.pooled.clone()),
         grammar_fault: output.finish.map_or(wire::GrammarFault::Unspecified, wire::GrammarFault::from).into(),
-    }
+        ..wire::Output::default()
+    };
+    if output.position == 0 { frame.with_reuse(output.reuse) } else { frame }
 }
 
 /// The label in vLLM's words for `finished_reason`, where it has them.

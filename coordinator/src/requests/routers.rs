@@ -4,6 +4,7 @@ use super::names::{BLOCKS_RECITED_MAX, NameChanges};
 use crate::outbound::Outbound;
 use proto::cluster as wire;
 use proto::cluster::replica_frame::Frame;
+use proto::since;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use tonic::Status;
@@ -16,6 +17,8 @@ pub(crate) struct Routers {
 
 struct Router {
     attachment: Attachment,
+    /// The protocol that its stream speaks.
+    protocol: u32,
     /// Its requests that were accepted and have not ended.
     live: HashSet<RequestId>,
     /// The outputs of the steps since the last flush.
@@ -44,10 +47,11 @@ enum Attachment {
 }
 
 impl Routers {
-    pub fn attach(&mut self, router: u32, frames: Outbound<wire::ReplicaFrame>) {
+    pub fn attach(&mut self, router: u32, protocol: u32, frames: Outbound<wire::ReplicaFrame>) {
         let attachment = Attachment::Up { frames, welcomed: false };
         let names_told = NamesTold { n_told: 0, recited: Some(0) };
-        self.table.insert(router, Router { attachment, live: HashSet::new(), outputs: Vec::new(), names_told });
+        let (live, outputs) = (HashSet::new(), Vec::new());
+        self.table.insert(router, Router { attachment, protocol, live, outputs, names_told });
     }
 
     pub fn is_attached(&self, router: u32) -> bool {
@@ -108,10 +112,14 @@ impl Routers {
     }
 
     /// Keeps an output for the next flush.
-    pub fn push(&mut self, output: wire::Output) {
+    pub fn push(&mut self, mut output: wire::Output) {
         let id = RequestId(output.id);
         let Some(router) = self.table.get_mut(&id.router()) else { return };
         let has_ended = output.finish() != wire::Finish::Unspecified;
+        if router.protocol < since::GRAMMARS && matches!(output.finish(), wire::Finish::NoToken | wire::Finish::Grammar)
+        {
+            output.finish = wire::Finish::Failed.into();
+        }
         if let Attachment::Up { .. } = router.attachment {
             router.outputs.push(output);
         }

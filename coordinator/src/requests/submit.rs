@@ -5,6 +5,7 @@ use proto::Malformed;
 use proto::cluster as wire;
 use proto::cluster::refused::Reason;
 use proto::cluster::replica_frame::Frame;
+use proto::since;
 use scheduler::Rejected;
 use telemetry::metrics;
 use types::{Finish, Micros, Request, RequestId, Token};
@@ -24,7 +25,7 @@ impl From<Rejected> for SubmitRefusal {
             Rejected::Duplicate => Reason::Duplicate,
             Rejected::Draining => Reason::Draining,
             Rejected::Deadline => Reason::Deadline,
-            Rejected::Outgrown { .. } => Reason::NotReady,
+            Rejected::Outgrown { .. } | Rejected::OlderRanks => Reason::NotReady,
         };
         SubmitRefusal { reason, message: rejected.to_string() }
     }
@@ -54,6 +55,7 @@ impl LiveRequests {
     fn take(&mut self, request: wire::Request, now: Micros) -> Result<(), SubmitRefusal> {
         let invalid = |message: String| SubmitRefusal { reason: Reason::Invalid, message };
         let traced = traces::submitted(&request);
+        self.known(&request)?;
         let request = request.received(now)?;
         if let Some(token) = beyond(&request, self.vocab) {
             return Err(invalid(format!("token {token} is outside the vocabulary of {}", self.vocab)));
@@ -72,9 +74,25 @@ impl LiveRequests {
             self.traces.taken(submitted, now);
         }
         self.times.taken(id, now);
+        self.passages.taken(id);
         metrics::taken(&self.of, n_prompt, looks_up);
         displaced.into_iter().for_each(|id| self.displace(id, now));
         Ok(())
+    }
+
+    /// What came with a number that this build does not speak is refused, as by builds before it.
+    fn known(&self, request: &wire::Request) -> Result<(), SubmitRefusal> {
+        let unknown = |what: &'static str| Err(Malformed::Unsupported(types::Unsupported(what)).into());
+        match request {
+            wire::Request { constraint: Some(_), .. } if !self.speaks.knows(since::GRAMMARS) => unknown("grammars"),
+            wire::Request { cache_apart: true, .. } if !self.speaks.knows(since::APART) => unknown("cache_apart"),
+            wire::Request { sampling: Some(sampling), .. }
+                if !sampling.told.is_empty() && !self.speaks.knows(since::NAMED_LOGPROBS) =>
+            {
+                unknown("logprobs of named tokens")
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Removes a waiting request: a request of a tenant with less waiting takes its place.
@@ -82,6 +100,7 @@ impl LiveRequests {
         let message = "the queue is full, and other tenants have less in it; try again later".into();
         self.traces.given_back(id);
         self.times.given_back(id);
+        self.passages.given_back(id);
         self.refuse(id, SubmitRefusal { reason: Reason::Full, message }, now);
         self.routers.given_back(id);
     }

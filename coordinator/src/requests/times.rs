@@ -60,17 +60,7 @@ mod tests {
     use types::{Finish, Request};
 
     fn output(n_tokens: u32, finish: Option<Finish>) -> Output {
-        Output {
-            id: RequestId(1),
-            position: 0,
-            slice: 0,
-            n_tokens,
-            scored_position: 0,
-            n_cached: 0,
-            drafts_accepted: 0,
-            drafts_rejected: 0,
-            finish,
-        }
+        Output { id: RequestId(1), n_tokens, finish, ..Output::default() }
     }
 
     fn start() -> Step {

@@ -5,7 +5,7 @@ use scheduler::Output;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use telemetry::spans::{self, Traced};
-use types::{Micros, RequestId, Step, StepId};
+use types::{Micros, RequestId, Reuse, Step, StepId};
 
 #[derive(Default)]
 pub(crate) struct Traces {
@@ -89,6 +89,8 @@ impl Traces {
         if output.n_tokens > 0 && !std::mem::replace(&mut sequence.is_started, true) {
             let after = Duration::from_micros(now.since(sequence.submitted).0);
             sequence.span.sequence_started(after, output.n_cached.into());
+            let Reuse { ended, position } = output.reuse;
+            ended.iter().for_each(|ended| sequence.span.reuse_ended(ended.name(), position.into()));
         }
         if let Some(finish) = finish {
             sequence.span.sequence_ended(finish, sequence.n_steps);

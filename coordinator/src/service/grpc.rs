@@ -148,7 +148,7 @@ impl Coordinator for Service {
         }
         tracing::debug!(router, version = hello.version, protocol, "a router attaches");
         let (frames, stream, closed) = outbound(self.router_frames_max);
-        self.tell(Event::RouterAttached { router, former, frames }).await?;
+        self.tell(Event::RouterAttached { router, former, protocol, frames }).await?;
         let reader = FrameReader { inbound, events: self.events.clone(), closed };
         tokio::spawn(
             reader.run(move |frame| router_event(router, frame), move |why| Event::RouterGone { router, why }),

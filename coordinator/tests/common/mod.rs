@@ -42,6 +42,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         vocab: 64,
         context,
         experts: None,
+        states: None,
         cache: LayerGroups::alike(1, KvLayout::heads(1, 1)),
         sizes: Sizes::default(),
     };
@@ -50,6 +51,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
         kv_memory: Some(n_blocks * BLOCK_BYTES),
+        state_cache: None,
         context: Some(context),
         running_max,
         slice_max: Limits::default().chunk_tokens_max,
@@ -274,6 +276,22 @@ impl Router {
         stream.output.extend(output.tokens.iter().map(|out| out.token));
         stream.finish = output.finished().unwrap();
         if stream.finish.is_some() { Said::Finished(id) } else { Said::Tokens(id) }
+    }
+
+    /// Reads until a request is refused.
+    pub async fn hear_refusal(&mut self) -> wire::Refused {
+        let refusal = async {
+            loop {
+                let refused = self.hear().await.into_iter().find_map(|said| match said {
+                    Said::Refused(refused, _) => Some(refused),
+                    Said::Tokens(_) | Said::Finished(_) => None,
+                });
+                if let Some(refused) = refused {
+                    return refused;
+                }
+            }
+        };
+        timeout(PATIENCE, refusal).await.expect("it is refused in time")
     }
 
     /// Reads until all streams have ended.

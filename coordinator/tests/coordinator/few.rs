@@ -178,7 +178,7 @@ async fn a_context_that_memory_shortens_is_told_from_the_start() {
     ready_on(&mut router, 2, 1).await;
     let shortened = router.state.shortened.clone().unwrap();
     assert_eq!((router.welcome.context, shortened.asked, shortened.has), (128, 4096, 128));
-    assert!(shortened.why.contains("ask for a shorter context or more KV memory"), "{shortened:?}");
+    assert!(shortened.why.contains("ask for a shorter context (--context) or more KV memory"), "{shortened:?}");
     router.check_one(&grid_sim()).await;
     cluster.stop().await;
 }

@@ -1,9 +1,12 @@
 //! Builds of consecutive protocols in one cluster, and builds that have none in common.
 
-use crate::common::{Cluster, attach, config, router_frame, sim};
-use proto::Speaks;
+use crate::common::{Cluster, attach, config, request, router_frame, sim};
+use coordinator::{Drafting, Limits, Speculation};
 use proto::cluster::coordinator_client::CoordinatorClient;
+use proto::cluster::refused::Reason;
+use proto::cluster::state::Phase;
 use proto::cluster::{self as wire, Protocols, router_frame};
+use proto::{NEWEST, OLDEST, Speaks, since};
 use std::time::Duration;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -25,9 +28,36 @@ fn hello(newest: u32) -> wire::RouterFrame {
 
 /// A real worker of this build; its end, if it does not end by itself, is the test's.
 fn worker(cluster: &Cluster, newest: u32) -> impl Future<Output = Result<(), worker::Error>> + Send + use<> {
-    let speaks = build(newest);
+    worker_of(cluster, build(newest), CancellationToken::new())
+}
+
+fn worker_of(
+    cluster: &Cluster,
+    speaks: Speaks,
+    stop: CancellationToken,
+) -> impl Future<Output = Result<(), worker::Error>> + Send + use<> {
     let config = worker::Config { device: "sim".into(), memory_bytes: 1 << 30, speaks, ..worker::Config::default() };
-    worker::serve(cluster.dialer.channel(), Box::new(sim()), config, CancellationToken::new())
+    // Slow enough to be disturbed.
+    let sim = worker::sim::Sim { step_micros: 3_000, ..sim() };
+    worker::serve(cluster.dialer.channel(), Box::new(sim), config, stop)
+}
+
+/// A router's hello of the build that speaks no more than this.
+fn hello_up_to(newest: u32) -> wire::RouterFrame {
+    let Speaks { version, protocols } = Speaks::up_to(newest);
+    router_frame(router_frame::Frame::Hello(wire::RouterHello { version, protocols, former: None }))
+}
+
+/// A cluster with guesses, of a coordinator that speaks no more than this.
+fn guessing(newest: u32) -> Cluster {
+    let speculation = Speculation { drafting: Drafting::Fixed(4), ..Speculation::default() };
+    let config = config(64, 128, 16);
+    let limits = Limits { speculation, ..config.limits };
+    Cluster::start(coordinator::Config { speaks: Speaks::up_to(newest), limits, ..config })
+}
+
+fn with_grammar(tokens_max: u32) -> types::Request {
+    types::Request { grammar: Some(types::Grammar::new("a")), ..request(vec![1, 2, 3], tokens_max) }
 }
 
 fn check_refused(status: &Status, coordinator: u32, peer: u32) {
@@ -74,5 +104,63 @@ async fn every_call_is_refused_that_has_no_protocol_in_common() {
     refused(client.get_model(wire::GetModelRequest { version: version.clone(), protocols }).await.unwrap_err());
     let hashes = wire::GetHashesRequest { version, weight: String::new(), protocols };
     refused(client.get_hashes(hashes).await.unwrap_err());
+    cluster.stop().await;
+}
+
+/// A worker that is sent what its protocol does not have ends its rank: then nothing would be answered here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_came_with_a_number_waits_for_the_last_rank_that_speaks_it() {
+    let cluster = guessing(NEWEST);
+    let start = |newest: u32| {
+        let stop = CancellationToken::new();
+        (tokio::spawn(worker_of(&cluster, Speaks::up_to(newest), stop.clone())), stop)
+    };
+    let (old, old_stops) = start(OLDEST);
+    let mut router = cluster.router_that_says(hello_up_to(NEWEST)).await;
+    router.hear_until(|state| state.protocol == OLDEST).await;
+    router.check_one(&sim()).await;
+    router.submit(with_grammar(4)).await;
+    let refused = router.hear_refusal().await;
+    assert_eq!(refused.reason(), Reason::NotReady, "{refused:?}");
+    assert!(refused.message.contains("older build"), "{refused:?}");
+
+    let (new, new_stops) = start(NEWEST);
+    router.hear_until(|state| state.n_spares == 1).await;
+    old_stops.cancel();
+    old.await.unwrap().unwrap();
+    router.hear_until(|state| state.phase() == Phase::Ready && state.protocol == NEWEST).await;
+    // It comes to the rank, which is simulated and has no vocabulary to follow it with.
+    let taken = router.submit(with_grammar(4)).await;
+    router.hear_all().await;
+    assert_eq!(
+        router.streams.remove(&taken).unwrap().finish,
+        Some(types::Finish::Grammar(types::GrammarFault::Broken))
+    );
+
+    // Back again, under load.
+    let plain = router.submit(request(vec![7; 3], 60)).await;
+    while router.streams[&plain].output.is_empty() {
+        router.hear().await;
+    }
+    let (_old, _stop) = start(OLDEST);
+    new_stops.cancel();
+    new.await.unwrap().unwrap();
+    router.hear_all().await;
+    router.streams.remove(&plain).unwrap().check(&sim());
+    router.hear_until(|state| state.protocol == OLDEST).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_coordinator_of_the_protocol_before_refuses_what_it_does_not_know() {
+    let cluster = guessing(since::GRAMMARS - 1);
+    let _worker = tokio::spawn(worker_of(&cluster, Speaks::default(), CancellationToken::new()));
+    let mut router = cluster.router_that_says(hello_up_to(NEWEST)).await;
+    router.check_one(&sim()).await;
+    for asked in [with_grammar(4), types::Request { cache_apart: true, ..request(vec![1], 4) }] {
+        router.submit(asked).await;
+        let refused = router.hear_refusal().await;
+        assert_eq!(refused.reason(), Reason::Unsupported, "{refused:?}");
+    }
     cluster.stop().await;
 }

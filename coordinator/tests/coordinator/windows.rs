@@ -3,6 +3,7 @@
 
 use crate::common;
 use crate::common::{Cluster, Random, Router, grid_sim, on_grid};
+use checkpoint::StateHeads;
 use coordinator::{Config, ModelShape};
 use types::{CacheGroup, KvLayout, LayerGroups};
 use worker::sim::Sim;
@@ -13,12 +14,18 @@ const WINDOW: CacheGroup = CacheGroup::of(HEADS.within(20));
 
 /// Two layers of four have a window of twenty positions.
 fn windowed(tp: u16, pp: u16) -> Config {
+    beside_full(WINDOW.layout, tp, pp)
+}
+
+/// Two layers of four keep this, the others everything.
+fn beside_full(layout: KvLayout, tp: u16, pp: u16) -> Config {
     let mut config = on_grid(common::config(40, 128, 8), tp, pp);
     config.limits.batch_tokens_max = 48;
     config.limits.chunk_tokens_max = 24;
     config.policy.slice_max = 24;
-    let cache = LayerGroups::of([WINDOW.layout, WINDOW.layout, HEADS, HEADS]);
-    Config { shape: ModelShape { cache, ..config.shape }, ..config }
+    let cache = LayerGroups::of([layout, layout, HEADS, HEADS]);
+    let states = layout.is_state().then_some(StateHeads { n: 2, dim: 32 });
+    Config { shape: ModelShape { cache, states, ..config.shape }, ..config }
 }
 
 fn sim() -> Sim {
@@ -31,6 +38,20 @@ async fn serve(router: &mut Router, random: &mut Random, n_requests: usize) {
     }
     router.hear_all().await;
     router.streams.drain().for_each(|(_, stream)| stream.check(&sim()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_recurrence_goes_on_where_it_or_another_has_left_a_state() {
+    // A page of it is as large as one of keys and values.
+    let state = KvLayout::State { n: 2, state: 256, row: 16 };
+    for (tp, pp) in [(1, 1), (2, 1), (1, 2)] {
+        let cluster = Cluster::start(beside_full(state, tp, pp));
+        let sim = || Sim { groups: vec![CacheGroup::STATE, CacheGroup::FULL], ..grid_sim() };
+        let _workers: Vec<_> = (0..tp * pp).map(|_| cluster.worker(sim())).collect();
+        let mut router = cluster.router().await;
+        serve(&mut router, &mut Random(u64::from(tp + 2 * pp)), 200).await;
+        cluster.stop().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -42,6 +42,8 @@ const FOR_PEOPLE: &[&str] = &[
     "contentEncoding",
     "contentMediaType",
     "contentSchema",
+    // OpenAI's word for a tool, which clients often write among those of its schema. It promises what is done anyway.
+    "strict",
 ];
 /// They say something, and all of it is enforced.
 const ENFORCED: &[&str] = &[

@@ -115,13 +115,15 @@ fn a_budget_is_a_function_of_the_tokens_alone() {
     let expected = drawn(&mut whole, &wishes);
     let tokens: Vec<Token> = expected.iter().map(|(token, _)| *token).collect();
     for n in 0..tokens.len() {
-        // A log that is read, a copy, and tokens that were taken back.
+        // A log that is read, a copy, and tokens that were taken back, in one go and one by one.
         let mut replayed = matcher(&vocabulary, &grammar);
         tokens[..n].iter().for_each(|token| replayed.accept(*token).unwrap());
         let mut copy = replayed.copy().unwrap();
         let mut rewound = whole.copy().unwrap();
         rewound.rewind(tokens.len() - n).unwrap();
-        for matcher in [&mut replayed, &mut copy, &mut rewound] {
+        let mut step_by_step = whole.copy().unwrap();
+        (n..tokens.len()).for_each(|_| step_by_step.rewind(1).unwrap());
+        for matcher in [&mut replayed, &mut copy, &mut rewound, &mut step_by_step] {
             assert_eq!(drawn(matcher, &wishes[n..]), expected[n..], "from token {n}");
         }
     }

@@ -473,6 +473,9 @@ livenessProbe:
 {{- if .Values.engine.zeroKv }}
 - --zero-kv
 {{- end }}
+{{- if not (kindIs "invalid" .Values.engine.speculation) }}
+- --speculation={{ .Values.engine.speculation }}
+{{- end }}
 {{- if .Values.telemetry.steps }}
 - --otlp-steps
 {{- end }}
@@ -500,6 +503,27 @@ livenessProbe:
 {{- end }}
 {{- if .Values.telemetry.content }}
 - --otlp-content
+{{- end }}
+{{- with .Values.answers }}
+{{- if not (kindIs "invalid" .audit) }}
+- --audit={{ .audit }}
+{{- end }}
+{{- if .record.enabled }}
+- --record=/var/lib/lockstep/record/answers
+- --record-bytes={{ .record.bytes }}
+{{- if .record.prompts }}
+- --record-prompts
+{{- end }}
+{{- end }}
+{{- if not (kindIs "invalid" .stored.responses) }}
+- --stored-responses={{ .stored.responses | int64 }}
+{{- end }}
+{{- with .stored.bytes }}
+- --stored-bytes={{ . }}
+{{- end }}
+{{- with .stored.seconds }}
+- --stored-seconds={{ . | int64 }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -531,7 +555,18 @@ livenessProbe:
 {{- end -}}
 {{- end -}}
 
+{{/* What the files of a record take at most and an eighth more, as Kubernetes writes it. */}}
+{{- define "lockstep.recordSize" -}}
+{{- $kib := dict "KiB" 1 "MiB" 1024 "GiB" 1048576 "TiB" 1073741824 -}}
+{{- $unit := regexFind "[A-Z].*$" .bytes -}}
+{{- $n := trimSuffix $unit .bytes | int64 -}}
+{{- printf "%dKi" (div (mul $n (get $kib $unit) 9) 8) -}}
+{{- end -}}
+
 {{- define "lockstep.keyMounts" -}}
+{{- if .Values.answers.record.enabled }}
+- {name: record, mountPath: /var/lib/lockstep/record}
+{{- end }}
 {{- if .Values.apiKeys.existingSecret }}
 - {name: keys, mountPath: /etc/lockstep/keys, readOnly: true}
 {{- end }}
@@ -547,6 +582,16 @@ livenessProbe:
 {{- end -}}
 
 {{- define "lockstep.keyVolumes" -}}
+{{- with .Values.answers.record }}
+{{- if .enabled }}
+- name: record
+  {{- if .claim }}
+  persistentVolumeClaim: {claimName: {{ .claim }}}
+  {{- else }}
+  emptyDir: {sizeLimit: {{ include "lockstep.recordSize" . }}}
+  {{- end }}
+{{- end }}
+{{- end }}
 {{- if .Values.apiKeys.existingSecret }}
 - name: keys
   secret:

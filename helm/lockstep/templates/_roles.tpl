@@ -119,6 +119,9 @@ between epochs nobody answers there.
     {{- if not (kindIs "invalid" $values.engine.linkEncryption) }}
     - --link-encryption={{ ternary "on" "off" $values.engine.linkEncryption }}
     {{- end }}
+    {{- if not (kindIs "invalid" $values.engine.scrub) }}
+    - --scrub={{ $values.engine.scrub }}
+    {{- end }}
     {{- with $values.engine.collective }}
     - --collective={{ . }}
     {{- end }}

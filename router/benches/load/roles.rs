@@ -115,6 +115,7 @@ async fn replica() {
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
         kv_memory: Some(1 << 30),
+        state_cache: None,
         context: Some(CONTEXT),
         running_max: RUNNING_MAX,
         slice_max: limits.chunk_tokens_max,

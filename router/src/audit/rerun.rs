@@ -49,7 +49,8 @@ impl Reruns<'_> {
     pub async fn again(&self, answer: &FinishedAnswer, slot: usize, besides: &[&str]) -> Rerun {
         let request = request(answer, slot);
         let n_tokens = request.prompt.len() as u64 + u64::from(request.sampling.tokens_max);
-        let need = Need { digest: answer.replica.digest, n_tokens, n_known: request.prompt.len() as u64 };
+        let (n_known, protocol) = (request.prompt.len() as u64, proto::needed(&request));
+        let need = Need { digest: answer.replica.digest, n_tokens, n_known, protocol };
         let until = Instant::now() + WAIT_MAX;
         let mut n_attempts = 0;
         while Instant::now() < until && n_attempts < ATTEMPTS_MAX {

@@ -44,6 +44,7 @@ struct EntrySummary {
     /// The context, or as much of it as the ranks have room for.
     context: u32,
     teller: Option<Id>,
+    protocol: u32,
     digest: u16,
     salt: u16,
     standing: Standing,
@@ -63,6 +64,8 @@ pub struct ReplicaFacts {
     pub salt: Salt,
     /// A number of the replica that is the same at every router.
     pub id: u64,
+    /// The newest protocol that its coordinator, its ranks and this router speak.
+    pub protocol: u32,
 }
 
 /// Memory that is reused, so that a choice allocates nothing.
@@ -99,7 +102,7 @@ impl ReplicaTable {
         debug_assert!(self.entries.last().is_none_or(|last| last.place < place), "no place is given twice");
         let (digest, salt, standing) = (PolicyDigest::default(), Salt::default(), Standing::Absent);
         let version = VersionId::default();
-        let facts = ReplicaFacts { standing, digest, version, context: 0, room: 0, salt, id: 0 };
+        let facts = ReplicaFacts { standing, digest, version, context: 0, room: 0, salt, id: 0, protocol: 0 };
         let (loads, teller, circuit) = (ledger.loads().clone(), Teller::default(), Circuit::default());
         self.entries.push(ReplicaEntry { place, facts, ledger, teller, circuit });
         let (id, context, teller, is_trusted) = (0, 0, None, true);
@@ -109,6 +112,7 @@ impl ReplicaTable {
             version,
             context,
             teller,
+            protocol: 0,
             digest: 0,
             salt: 0,
             standing,
@@ -131,7 +135,7 @@ impl ReplicaTable {
         let before = std::mem::replace(&mut self.entries[at].facts, *facts);
         let summary = &mut self.summary[at];
         (summary.standing, summary.context, summary.id) = (facts.standing, facts.room.min(facts.context), facts.id);
-        summary.version = facts.version;
+        (summary.version, summary.protocol) = (facts.version, facts.protocol);
         if (before.digest, before.salt) != (facts.digest, facts.salt) {
             self.number();
         }
@@ -202,8 +206,11 @@ impl ReplicaTable {
         scratch: &mut ChoiceBuffers,
     ) -> Option<Chosen> {
         let all = self.summary.iter().enumerate().map(|(at, summary)| Candidate {
-            // A replica of another version counts as absent for this request.
-            standing: if wish.is_for(summary.version) { self.standing(at, summary) } else { Standing::Absent },
+            // A replica of another version, or of a build that does not know what it asks for, is absent for it.
+            standing: match wish.is_for(summary.version, summary.protocol) {
+                true => self.standing(at, summary),
+                false => Standing::Absent,
+            },
             digest: summary.digest,
             context: summary.context,
         });
@@ -289,12 +296,25 @@ impl ReplicaTable {
     }
 
     fn row(&self, at: usize) -> Row {
-        let (summary, ReplicaFacts { digest, version, context, room, id, .. }) =
+        let (summary, ReplicaFacts { digest, version, context, room, id, protocol, .. }) =
             (&self.summary[at], self.entries[at].facts);
         let (loads, n_names) = (&summary.loads, self.n_names(summary));
         let (standing, work, n_running) = (self.standing(at, summary), loads.work(), loads.n_running());
         let tokens_free = Some(loads.tokens_free()).filter(|free| *free != u64::MAX);
-        Row { standing, digest, version, context, room, work, n_running, tokens_free, n_cached: 0, n_names, id }
+        Row {
+            standing,
+            digest,
+            version,
+            context,
+            room,
+            work,
+            n_running,
+            tokens_free,
+            n_cached: 0,
+            n_names,
+            id,
+            protocol,
+        }
     }
 }
 
@@ -331,7 +351,8 @@ mod tests {
 
     fn facts(salt: u8, id: u64) -> ReplicaFacts {
         let (digest, version) = (PolicyDigest::default(), VersionId::default());
-        ReplicaFacts { standing: Standing::Ready, digest, version, context: 4096, room: u32::MAX, salt: [salt; 16], id }
+        let (standing, context, room, protocol) = (Standing::Ready, 4096, u32::MAX, 1);
+        ReplicaFacts { standing, digest, version, context, room, salt: [salt; 16], id, protocol }
     }
 
     fn board(salts: &[u8]) -> ReplicaTable {
@@ -380,6 +401,20 @@ mod tests {
         assert_eq!(choose(&board, &prompt), (1, 48));
         board.leave(1);
         assert_eq!(choose(&board, &prompt), (0, 0));
+    }
+
+    #[test]
+    fn what_only_a_newer_protocol_has_goes_to_a_replica_that_speaks_it() {
+        let mut board = board(&[1, 1]);
+        let asked = |board: &ReplicaTable, protocol: u32| {
+            let wish = Wish { n_prompt: 9, protocol, ..Wish::default() };
+            let nothing = |_: &PolicyDigest, _: &Salt| std::iter::empty();
+            let chosen = board.choose(PickPolicy::LeastWork, &wish, Some(nothing), &mut ChoiceBuffers::default());
+            chosen.map(|chosen| chosen.place)
+        };
+        assert_eq!((asked(&board, 1), asked(&board, 2)), (Some(0), None));
+        board.show(1, &ReplicaFacts { protocol: 2, ..facts(1, 1) });
+        assert_eq!((asked(&board, 1), asked(&board, 2)), (Some(0), Some(1)));
     }
 
     #[test]

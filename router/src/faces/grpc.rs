@@ -96,7 +96,11 @@ impl Inference for Service {
     }
 
     async fn get_topology(&self, request: Request<v1::GetTopologyRequest>) -> Result<Response<v1::Topology>, Status> {
-        self.tenant(request.metadata()).map_err(status)?;
+        let authorization = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
+        let admitted = self.front.config.keys.admitted(authorization).ok_or(Refusal::NoKey).map_err(status)?;
+        if !self.front.shows_cluster_to(admitted.role) {
+            return Err(Status::permission_denied("the cluster is shown to keys with `role=operator`"));
+        }
         Ok(Response::new(self.front.topology(request.get_ref().from)))
     }
 }

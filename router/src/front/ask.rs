@@ -105,12 +105,12 @@ pub enum Purpose {
 
 impl Purpose {
     /// The key that decides which of several versions answers: the same for all requests of a session, or else for all
-    /// with the same seed. A request without a seed gets one here. Embeddings of two versions cannot be compared, so
-    /// all of a tenant's have one key.
-    pub(super) fn key(&mut self, session: Option<u64>, tenant: TenantId) -> u64 {
+    /// with the same seed. A request without a seed gets one here: `default`, or a random one. Embeddings of two
+    /// versions cannot be compared, so all of a tenant's have one key.
+    pub(super) fn key(&mut self, session: Option<u64>, tenant: TenantId, default: Option<u64>) -> u64 {
         match self {
             Purpose::Generate(sampling) => {
-                let seed = *sampling.seed.get_or_insert_with(random_seed);
+                let seed = *sampling.seed.get_or_insert_with(|| default.unwrap_or_else(random_seed));
                 session.unwrap_or(seed)
             }
             Purpose::Pool => tenant.0,

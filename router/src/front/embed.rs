@@ -17,6 +17,7 @@ impl Frontend {
         let ask = Ask { purpose: Purpose::Pool, ..ask };
         recorder.asked(&ask);
         let tenant = self.config.keys.of(ask.tenant);
+        recorder.seen(&self.history, ask.tenant, tenant.label().clone());
         let embedded = match self.enter(&tenant) {
             Ok(_visit) => {
                 let embedded = self.embed_all(ask, &recorder.trace()).await;

@@ -8,7 +8,9 @@ use crate::front::grammars::Grammars;
 use crate::front::reader_watch::ReaderWatch;
 use crate::front::stored::ResponseStore;
 use crate::front::structure;
+use crate::history::History;
 use crate::limits::admission::Admission;
+use crate::limits::keys::Role;
 use crate::limits::tenants::{TenantLimits, Visit};
 use crate::refusal::Refusal;
 use crate::replicas::models::table::{ModelTable, ResolvedModel, VersionBy, offers};
@@ -41,6 +43,8 @@ pub struct Frontend {
     pub reader_watch: Arc<ReaderWatch>,
     /// Permits for work on long texts.
     pub long_texts: Arc<Semaphore>,
+    /// The permit to look through a record.
+    pub record_reads: Arc<Semaphore>,
     /// Grammars that were compiled lately.
     pub grammars: Arc<Grammars>,
     /// Responses that were kept so that later ones can go on with them.
@@ -53,6 +57,8 @@ pub struct Frontend {
     pub nonce: u32,
     /// Counts the requests that their clients have not named.
     pub n_unnamed: AtomicU64,
+    /// What happened lately, for people who look.
+    pub history: History,
 }
 
 impl Frontend {
@@ -84,6 +90,11 @@ impl Frontend {
     /// A model's tokenizer and template, for requests that need no replica.
     pub fn text(&self, asked: &str) -> Result<Arc<ModelText>, Refusal> {
         self.models.text(asked, &self.replicas)
+    }
+
+    /// Whether the owner of a key may see the cluster.
+    pub fn shows_cluster_to(&self, role: Role) -> bool {
+        role == Role::Operator || !self.config.keys.name_operators()
     }
 
     /// The live cluster for people: the page that begins at the place `from`.
@@ -159,8 +170,24 @@ impl Frontend {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refusal> {
+        self.on_a_thread_of(&self.long_texts, work).await
+    }
+
+    /// Looks through a record on a thread that no text needs. One client looks at a time: it may be gigabytes.
+    pub async fn on_the_record<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        self.on_a_thread_of(&self.record_reads, work).await
+    }
+
+    async fn on_a_thread_of<T: Send + 'static>(
+        &self,
+        places: &Arc<Semaphore>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
         let timeouts = &self.config.timeouts;
-        let place = timeout(timeouts.body_max, self.long_texts.clone().acquire_owned()).await;
+        let place = timeout(timeouts.body_max, places.clone().acquire_owned()).await;
         let place = place.ok().and_then(Result::ok).ok_or(Refusal::Full { retry_after: timeouts.retry_after })?;
         let done = tokio::task::spawn_blocking(move || {
             let _place = place;

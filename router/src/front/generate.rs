@@ -41,6 +41,7 @@ impl Frontend {
     pub async fn generate(self: &Arc<Self>, ask: Ask, mut recorder: Recorder) -> Result<Generation, Refusal> {
         let tenant = self.config.keys.of(ask.tenant);
         let ask = Ask { deadline: self.deadline(ask.deadline), ..ask };
+        recorder.seen(&self.history, ask.tenant, tenant.label().clone());
         let visit = self.enter(&tenant).inspect_err(|refusal| recorder.refused(refusal))?;
         recorder.asked(&ask);
         let begun = self.generate_part(ask, &recorder.trace()).await;
@@ -48,7 +49,7 @@ impl Frontend {
             recorder.refused(refusal);
             tenant.refused(refusal);
         })?;
-        recorder.begun(&generation.started, generation.label.as_ref(), &generation.replica.model);
+        recorder.begun(&generation.started, generation.label.as_ref(), &generation.replica);
         if !generation.is_running() {
             // The client already had all of it.
             recorder.finished("ok");
@@ -103,7 +104,7 @@ impl Frontend {
         let handle = resume.as_ref().map(|resume| &resume.handle.unchecked);
         let (by, seed) = match handle {
             Some(handle) => (VersionBy::Digest(handle.digest), Some(handle.seed)),
-            None => (VersionBy::Key(purpose.key(session, tenant)), None),
+            None => (VersionBy::Key(purpose.key(session, tenant, self.config.seed)), None),
         };
         // A template may ask for the time: a resumed stream has that of its beginning, or it had another prompt.
         let created = handle.map_or_else(unix_seconds, |handle| handle.created);
@@ -226,7 +227,8 @@ impl Frontend {
         check_marks(&marks, &requests)?;
         let n_tokens = requests.iter().map(|request| request.prompt.len() + request.sampling.tokens_max as usize).max();
         let n_known = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(0) as u64;
-        let need = Need { digest: handle.digest, n_tokens: n_tokens.unwrap_or(0) as u64, n_known };
+        let n_tokens = n_tokens.unwrap_or(0) as u64;
+        let need = Need { digest: handle.digest, n_tokens, n_known, protocol: proto::needed(&prepared.like) };
         let picked = self.replicas.pick_again(need, |of| handle.is_of(&of.name, of.incarnation))?;
         Ok((Destination { picked, print, before: Some(handle), marks }, requests))
     }

@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tokio_util::task::task_tracker::TaskTrackerToken;
-use types::{Finish, Goal, Request, Token, Tokens};
+use types::{Finish, Goal, Request, Reuse, Token, Tokens};
 
 /// An event of a stream, as in `lockstep.v1`. `Started` is known before the first event.
 #[derive(Debug)]
@@ -95,6 +95,8 @@ pub(crate) struct Choice {
     /// How many tokens the client already has.
     n_told: u32,
     n_cached: u32,
+    /// Why it was no more.
+    reuse: Reuse,
     /// Guessed tokens: those that were right, and those that were not.
     n_accepted: u32,
     n_rejected: u32,
@@ -169,8 +171,11 @@ impl Generation {
         if !choice.hear_scores(output.scored_position, &output.scored) {
             return self.fail(Refusal::failed("the replica left a gap in the prompt's logprobs"));
         }
+        if let Some(recorder) = &self.recorder {
+            recorder.passed(choice_idx, &output.passages);
+        }
         if let (Some(recorder), false) = (&mut self.recorder, output.tokens.is_empty()) {
-            recorder.tokens(output.tokens.len());
+            recorder.tokens(choice_idx, output.tokens.len());
         }
         match finish {
             Some(Finish::Deadline) => return self.fail(Refusal::Deadline),
@@ -266,6 +271,7 @@ impl Choice {
             n_prompt,
             n_told,
             n_cached,
+            reuse: Reuse::default(),
             n_accepted,
             n_rejected,
             scored,
@@ -303,9 +309,11 @@ impl Choice {
     /// Turns an output into events: first the part that the client already has, then the new part, and the end if it
     /// came.
     fn advance(&mut self, output: wire::Output, finish: Option<Finish>, stops: &Stops) -> Advance {
+        let reuse = output.reuse();
         let wire::Output { position, tokens, cached_tokens, drafts_accepted, drafts_rejected, .. } = output;
         if position == 0 {
             self.n_cached = cached_tokens;
+            self.reuse = reuse;
         }
         self.n_accepted += drafts_accepted;
         self.n_rejected += drafts_rejected;
@@ -383,7 +391,9 @@ impl Choice {
             reasoning_tokens: self.assembly.n_reasoning(),
             accepted_prediction_tokens: self.n_accepted,
             rejected_prediction_tokens: self.n_rejected,
+            ..v1::Usage::default()
         };
+        let usage = usage.with_reuse(self.reuse);
         let certificate = self.draft.as_ref().map(|draft| draft.finished(reason));
         let stop = stop.unwrap_or_default().to_owned();
         let tool_calls = self.assembly.n_calls();

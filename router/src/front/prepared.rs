@@ -84,7 +84,8 @@ impl Prepared {
         let n_prompt = u32::try_from(longest(&self.prompts)).unwrap_or(u32::MAX);
         // A pooled prompt fits where it leaves no room.
         let n_prompt = n_prompt.saturating_sub(u32::from(self.like.goal == Goal::Pool));
-        Wish { n_prompt, session: self.session, n_before: 0, version: self.model.version }
+        let (version, protocol) = (self.model.version, proto::needed(&self.like));
+        Wish { n_prompt, session: self.session, n_before: 0, version, protocol }
     }
 
     /// The prompt to look up in caches, if the request may read them.

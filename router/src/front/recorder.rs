@@ -2,8 +2,12 @@
 //! for that.
 
 use crate::front::ask::{Ask, Purpose};
+use crate::front::frontend::unix_millis;
+use crate::history::{ArrivedRequest, History, Sighting};
+use crate::link::view::Replica;
 use crate::refusal::Refusal;
 use http::HeaderMap;
+use proto::cluster as wire;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::json;
@@ -13,6 +17,7 @@ use telemetry::TokenUsage;
 use telemetry::metrics;
 use telemetry::spans::{self, RequestAttributes, Traced};
 use tonic::metadata::MetadataMap;
+use types::TenantId;
 
 /// Which face a request came through.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +86,8 @@ pub struct Recorder {
     reasons: Vec<&'static str>,
     /// Present if the trace is to contain it.
     content: Option<Content>,
+    /// Present from when its tenant is known until its end.
+    sighting: Option<Sighting>,
 }
 
 /// Prompts and answers as text.
@@ -113,11 +120,18 @@ impl Recorder {
             n_choices: 1,
             reasons: Vec::new(),
             content: None,
+            sighting: None,
         }
     }
 
     pub fn trace(&self) -> Traced {
         self.trace.clone()
+    }
+
+    /// Its tenant is known: from now on people who look can see it.
+    pub fn seen(&mut self, history: &History, tenant: TenantId, label: Arc<str>) {
+        let arrival = ArrivedRequest { face: self.face.label(), tenant, label, unix_millis: unix_millis() };
+        self.sighting = Some(history.arrived(arrival));
     }
 
     /// The request was read.
@@ -160,12 +174,17 @@ impl Recorder {
     }
 
     /// The request goes to the replica.
-    pub fn begun(&mut self, started: &v1::Started, label: Option<&Arc<str>>, version: &str) {
+    pub fn begun(&mut self, started: &v1::Started, label: Option<&Arc<str>>, replica: &Replica) {
+        let version = &replica.model;
+        if let Some(sighting) = &self.sighting {
+            let n_prompt = u64::from(started.prompt_tokens);
+            sighting.placed(&started.id, &started.model, &replica.name, (n_prompt, self.n_choices));
+        }
         self.id.clone_from(&started.id);
         self.model.clone_from(&started.model);
         self.label = label.cloned();
         if self.label.is_some() {
-            version.clone_into(&mut self.version);
+            self.version.clone_from(version);
         }
         self.trace.begun(&started.id, self.operation, &started.model);
     }
@@ -189,7 +208,15 @@ impl Recorder {
         }
     }
 
-    pub fn tokens(&mut self, n_tokens: usize) {
+    /// What befell a choice on its way.
+    pub fn passed(&self, choice_idx: u32, passages: &[wire::Passage]) {
+        self.sighting.iter().for_each(|sighting| sighting.passed(choice_idx, passages));
+    }
+
+    pub fn tokens(&mut self, choice_idx: u32, n_tokens: usize) {
+        if let Some(sighting) = &mut self.sighting {
+            sighting.tokens(choice_idx, n_tokens as u32);
+        }
         let now = Instant::now();
         match self.last_token.replace(now) {
             None => {
@@ -237,6 +264,9 @@ impl Recorder {
             return;
         }
         let took = self.arrived.elapsed();
+        if let Some(sighting) = self.sighting.take() {
+            sighting.ended(outcome, (self.used.n_prompt, self.used.n_cached));
+        }
         metrics::request(self.label.as_ref(), self.face.label(), outcome, took);
         self.answered(outcome, took);
         self.trace.ended(outcome, self.used, &self.reasons);

@@ -30,6 +30,7 @@ impl ModelText {
         check("min_tokens", asked.min_tokens, asked.min_tokens <= tokens_max, "at most max_tokens")?;
         self.check_ids("stop_token_ids", &asked.stop_token_ids)?;
         self.check_ids("allowed_token_ids", &asked.allowed_token_ids)?;
+        self.check_told(&asked, limits)?;
         let n_biased = asked.logit_bias.len();
         let n_biased_max = limits.logit_bias_max;
         check("logit_bias", n_biased, n_biased <= n_biased_max, &format!("at most {n_biased_max} tokens"))?;
@@ -44,6 +45,7 @@ impl ModelText {
             tokens_max,
             tokens_min: asked.min_tokens,
             logprobs: n_logprobs("logprobs", asked.logprobs, limits)?,
+            told: each_once(asked.logprob_token_ids.clone()),
             ..self.filters(&asked)?
         };
         let goal = match n_logprobs("prompt_logprobs", asked.prompt_logprobs, limits)? {
@@ -56,6 +58,17 @@ impl ModelText {
         let cache_bypass = goal != Goal::Generate;
         let request = Request { sampling, goal, cache_bypass, ..Request::default() };
         Ok((request, Wording { stops, show_special: asked.show_special, own_ends }))
+    }
+
+    /// Each token whose logprob is wanted costs as much as one of the most likely ones.
+    fn check_told(&self, asked: &v1::Sampling, limits: &RouterLimits) -> Result<(), Refusal> {
+        const FIELD: &str = "logprob_token_ids";
+        let (told, told_max) = (&asked.logprob_token_ids, limits.logprobs_max as usize);
+        if !told.is_empty() && asked.logprobs.is_none() {
+            return Err(Refusal::invalid(FIELD, "needs `logprobs`"));
+        }
+        check(FIELD, told.len(), told.len() <= told_max, &format!("at most {told_max} tokens"))?;
+        self.check_ids(FIELD, told)
     }
 
     /// Temperature, and which tokens may be drawn.

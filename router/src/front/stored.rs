@@ -3,7 +3,7 @@
 //!
 //! Where the room is full, the tenant that has the most in it loses its oldest response: nobody can take another's
 //! place by asking more. Room is reserved for what was asked before the answer comes, so that requests under way are
-//! bounded by it too.
+//! bounded by it too: they count for their tenant like what is kept, and one tenant's have half of the room at most.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -53,16 +53,35 @@ struct Shelf {
     /// Their ids, those that came first at the front.
     order: VecDeque<(Instant, String)>,
     n_bytes: usize,
+    /// Bytes reserved for responses that are not kept yet.
+    n_under_way: Arc<AtomicUsize>,
 }
 
 /// Bytes of the room. They are free again when it is dropped, which may be while somebody still reads.
 pub struct RoomPermit {
     n: usize,
     of: Arc<AtomicUsize>,
+    /// Counts them for their tenant until they are kept.
+    under_way: Option<Arc<AtomicUsize>>,
+}
+
+impl RoomPermit {
+    /// The response is kept: from now on its shelf counts these bytes.
+    fn arrive(&mut self) {
+        if let Some(under_way) = self.under_way.take() {
+            under_way.fetch_sub(self.n, Relaxed);
+        }
+    }
+
+    fn join(&mut self, mut other: RoomPermit) {
+        self.n += std::mem::take(&mut other.n);
+        other.under_way = None;
+    }
 }
 
 impl Drop for RoomPermit {
     fn drop(&mut self) {
+        self.arrive();
         self.of.fetch_sub(self.n, Relaxed);
     }
 }
@@ -76,33 +95,41 @@ impl ResponseStore {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for a text, made by forgetting older responses. None if there is none.
-    pub fn reserve(&self, n_text: usize) -> Option<RoomPermit> {
+    /// Room for a text of this tenant, made by forgetting older responses. None if there is none.
+    pub fn reserve(&self, tenant: TenantId, n_text: usize) -> Option<RoomPermit> {
         let n = n_text.saturating_add(ENTRY_BYTES);
-        if self.limits.responses_max == 0 || n > self.limits.bytes_max {
+        let mut kept = self.kept();
+        let under_way = kept.get(&tenant).map_or(0, Shelf::n_under_way);
+        if self.limits.responses_max == 0 || under_way.saturating_add(n) > self.limits.bytes_max / 2 {
             return None;
         }
-        let mut kept = self.kept();
         while self.n_bytes.load(Relaxed) + n > self.limits.bytes_max {
-            let fattest = kept.values_mut().max_by_key(|shelf| shelf.n_bytes)?;
-            if !fattest.forget_first() {
+            let own = n + kept.get(&tenant).map_or(0, Shelf::weight);
+            let has_some = kept.iter_mut().filter(|(_, shelf)| !shelf.order.is_empty());
+            let weight = |of: TenantId, shelf: &Shelf| if of == tenant { own } else { shelf.weight() };
+            let (of, fattest) = has_some.max_by_key(|(of, shelf)| weight(**of, shelf))?;
+            if weight(*of, fattest) < own {
                 return None;
             }
+            fattest.forget_first();
         }
         // Others only give bytes back meanwhile: whoever takes some holds the lock.
         self.n_bytes.fetch_add(n, Relaxed);
-        Some(RoomPermit { n, of: self.n_bytes.clone() })
+        let under_way = kept.entry(tenant).or_default().n_under_way.clone();
+        under_way.fetch_add(n, Relaxed);
+        Some(RoomPermit { n, of: self.n_bytes.clone(), under_way: Some(under_way) })
     }
 
     /// Keeps a response whose items have their room. It is not kept if there is none for its reply.
     pub fn keep(&self, tenant: TenantId, id: String, told: (String, String, usize), mut room: RoomPermit) {
         let (reply, items, n_own) = told;
-        let Some(mut more) = self.reserve(reply.len() + id.len()) else { return };
-        room.n += std::mem::take(&mut more.n);
+        let Some(more) = self.reserve(tenant, reply.len() + id.len()) else { return };
+        room.join(more);
         let now = Instant::now();
         let mut kept = self.kept();
         let shelf = kept.entry(tenant).or_default();
         shelf.forget(&id);
+        room.arrive();
         shelf.n_bytes += room.n;
         shelf.order.push_back((now, id.clone()));
         shelf.responses.insert(id, Arc::new(StoredResponse { reply, items, n_own, room }));
@@ -120,7 +147,7 @@ impl ResponseStore {
         let mut kept = self.kept();
         self.tidy(&mut kept, Instant::now());
         let is_gone = kept.get_mut(&tenant).is_some_and(|shelf| shelf.forget(id));
-        kept.retain(|_, shelf| !shelf.responses.is_empty());
+        kept.retain(|_, shelf| !shelf.is_empty());
         is_gone
     }
 
@@ -135,22 +162,43 @@ impl ResponseStore {
             let Some(largest) = kept.values_mut().max_by_key(|shelf| shelf.responses.len()) else { break };
             largest.forget_first();
         }
-        kept.retain(|_, shelf| !shelf.responses.is_empty());
+        kept.retain(|_, shelf| !shelf.is_empty());
     }
 }
 
 impl Shelf {
     fn forget(&mut self, id: &str) -> bool {
-        let Some(gone) = self.responses.remove(id) else { return false };
-        self.n_bytes -= gone.room.n;
-        self.order.retain(|(_, of)| of != id);
-        true
+        let is_here = self.remove(id);
+        if is_here {
+            self.order.retain(|(_, of)| of != id);
+        }
+        is_here
     }
 
-    /// Forgets the oldest response. False if there is none.
-    fn forget_first(&mut self) -> bool {
-        let first = self.order.front().map(|(_, id)| id.clone());
-        first.is_some_and(|id| self.forget(&id))
+    /// Forgets the oldest response.
+    fn forget_first(&mut self) {
+        if let Some((_, id)) = self.order.pop_front() {
+            self.remove(&id);
+        }
+    }
+
+    fn remove(&mut self, id: &str) -> bool {
+        let gone = self.responses.remove(id);
+        self.n_bytes -= gone.as_ref().map_or(0, |gone| gone.room.n);
+        gone.is_some()
+    }
+
+    fn n_under_way(&self) -> usize {
+        self.n_under_way.load(Relaxed)
+    }
+
+    /// All that the tenant has of the room.
+    fn weight(&self) -> usize {
+        self.n_bytes + self.n_under_way()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.responses.is_empty() && self.n_under_way() == 0
     }
 }
 
@@ -166,7 +214,7 @@ mod tests {
     }
 
     fn keep(store: &ResponseStore, tenant: TenantId, id: &str, n: usize) -> bool {
-        let Some(room) = store.reserve(n) else { return false };
+        let Some(room) = store.reserve(tenant, n) else { return false };
         store.keep(tenant, id.into(), (String::new(), "x".repeat(n), 1), room);
         store.get(tenant, id).is_some()
     }
@@ -191,6 +239,20 @@ mod tests {
         // What is larger than all room is not kept, and costs nobody anything.
         assert!(!keep(&store, ALICE, "large", store.limits.bytes_max));
         assert_eq!(has(&store, ALICE, &["a28", "large"]), [true, false]);
+    }
+
+    #[test]
+    fn what_is_under_way_counts_for_who_asked_it() {
+        let store = store(100, 20 * ENTRY_BYTES);
+        assert!(keep(&store, BOB, "b1", 0) && keep(&store, BOB, "b2", 0));
+        // Alice asks much at once, and none of it has ended: what Bob has stays, and half of the room is others'.
+        let asked: Vec<_> = (0..100).filter_map(|_| store.reserve(ALICE, 0)).collect();
+        assert_eq!((asked.len(), has(&store, BOB, &["b1", "b2"])), (10, vec![true, true]));
+        assert!(keep(&store, BOB, "b3", 0) && keep(&store, BOB, "b4", 0));
+        assert_eq!(has(&store, BOB, &["b1", "b2", "b3", "b4"]), [true; 4]);
+        drop(asked);
+        assert_eq!((store.kept()[&BOB].n_under_way(), store.n_bytes.load(Relaxed)), (0, 4 * (2 * ENTRY_BYTES + 2)));
+        assert!(keep(&store, ALICE, "a1", 0));
     }
 
     #[test]

@@ -35,14 +35,25 @@ struct Table {
 struct Known {
     hash: [u8; 32],
     tenant: TenantId,
-    /// Cancelled when the file no longer has the key, or has it for another tenant.
+    role: Role,
+    /// Cancelled when the file no longer has the key, or has it for another tenant or role.
     revoked: CancellationToken,
+}
+
+/// What the owner of a key may see besides its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Nothing; the cluster only where no key names an operator.
+    Tenant,
+    /// The cluster, and everybody's requests without their texts.
+    Operator,
 }
 
 /// Whoever has shown a key.
 #[derive(Clone, Debug)]
 pub struct Admitted {
     pub tenant: TenantId,
+    pub role: Role,
     /// Cancelled when the key is taken back; never where none is asked for.
     pub revoked: CancellationToken,
 }
@@ -54,7 +65,14 @@ struct Line<'a> {
     key: Option<&'a str>,
     /// A key without a name is its own name, which no page may show.
     is_secret: bool,
+    role: Role,
     quotas: Quotas,
+}
+
+impl Known {
+    fn is(&self, hash: &[u8; 32], tenant: TenantId, role: Role) -> bool {
+        (&self.hash, self.tenant, self.role) == (hash, tenant, role)
+    }
 }
 
 impl<'a> Line<'a> {
@@ -68,9 +86,17 @@ impl<'a> Line<'a> {
         if name.is_empty() {
             return Err(no_key());
         }
-        let mut quotas = Quotas::default();
-        words.try_for_each(|word| quotas.read(word))?;
-        Ok(Line { name, key: (name != DEFAULTS).then_some(key), is_secret, quotas })
+        let (mut role, mut quotas) = (Role::Tenant, Quotas::default());
+        // Of a line of defaults the first word may be a limit, or stand where a key would.
+        words.try_for_each(|word| match word.split_once('=') {
+            Some(("role", "operator")) if name != DEFAULTS => {
+                role = Role::Operator;
+                Ok(())
+            }
+            Some(("role", _)) => Err(format!("`{word}` is no role of a key: the only one is role=operator")),
+            _ => quotas.read(word),
+        })?;
+        Ok(Line { name, key: (name != DEFAULTS).then_some(key), is_secret, role, quotas })
     }
 }
 
@@ -89,7 +115,7 @@ impl Table {
                 continue;
             };
             let id = tenant(line.name);
-            table.known.push(before.known(hash(key), id));
+            table.known.push(before.known(hash(key), id, line.role));
             let label = table.label(line.name, line.is_secret);
             let (quotas, _) = named.entry(id).or_insert((Quotas::default(), label));
             *quotas = quotas.and(line.quotas).map_err(bad)?;
@@ -105,15 +131,14 @@ impl Table {
     }
 
     /// A key of the next table, which is the same as one of this if it is of the same tenant.
-    fn known(&self, hash: [u8; 32], tenant: TenantId) -> Known {
-        let same = self.known.iter().find(|known| known.hash == hash && known.tenant == tenant);
-        Known { hash, tenant, revoked: same.map_or_else(CancellationToken::new, |known| known.revoked.clone()) }
+    fn known(&self, hash: [u8; 32], tenant: TenantId, role: Role) -> Known {
+        let same = self.known.iter().find(|known| known.is(&hash, tenant, role));
+        Known { hash, tenant, role, revoked: same.map_or_else(CancellationToken::new, |known| known.revoked.clone()) }
     }
 
     /// Ends what was asked with keys that `next` does not have for the same tenant.
     fn revoke_all_but(&self, next: &Table) {
-        let goes_on =
-            |known: &Known| next.known.iter().any(|other| (other.hash, other.tenant) == (known.hash, known.tenant));
+        let goes_on = |known: &Known| next.known.iter().any(|other| other.is(&known.hash, known.tenant, known.role));
         self.known.iter().filter(|known| !goes_on(known)).for_each(|known| known.revoked.cancel());
     }
 
@@ -137,7 +162,8 @@ impl Default for TenantLimits {
 impl ApiKeys {
     /// A line is `key` or `name:key`; empty lines and those that begin with `#` do not count. Keys of one name share a
     /// tenant. The tenant's limits may follow the key, as in `alice:KEY weight=4 requests_per_minute=600
-    /// tokens_per_minute=90000 concurrent=16`, and after `*` the limits of each tenant that has none of its own.
+    /// tokens_per_minute=90000 concurrent=16`, as may `role=operator`, which is the key's own; and after `*` the limits
+    /// of each tenant that has none of its own.
     pub fn parse(text: &str) -> Result<ApiKeys, BadLine> {
         let table = Table::parse(text, &Table::default())?;
         Ok(ApiKeys(Arc::new(RwLock::new(Arc::new(table)))))
@@ -183,6 +209,11 @@ impl ApiKeys {
         self.table().known.is_empty()
     }
 
+    /// Whether some key is an operator's. Where none is, the cluster is shown to every key, as there is nobody else.
+    pub fn name_operators(&self) -> bool {
+        self.table().known.iter().any(|known| known.role == Role::Operator)
+    }
+
     /// The tenant of a key. The search takes as long for a nearly right key as for any other.
     pub fn tenant(&self, key: &str) -> Option<TenantId> {
         self.admitted_by(key).map(|admitted| admitted.tenant)
@@ -196,7 +227,8 @@ impl ApiKeys {
             // All are compared to the end, and by hashes, which nobody can choose.
             let differs = known.hash.iter().zip(&offered).fold(0, |all, (a, b)| all | (a ^ b));
             if std::hint::black_box(differs) == 0 {
-                found = Some(Admitted { tenant: known.tenant, revoked: known.revoked.clone() });
+                let Known { tenant, role, revoked, .. } = known.clone();
+                found = Some(Admitted { tenant, role, revoked });
             }
         }
         found
@@ -210,7 +242,9 @@ impl ApiKeys {
     /// The same, with the end of the key.
     pub fn admitted(&self, authorization: Option<&str>) -> Option<Admitted> {
         if self.is_open() {
-            return Some(Admitted { tenant: TenantId::default(), revoked: CancellationToken::new() });
+            // Whoever reaches a server that asks for no key is its operator.
+            let (tenant, revoked) = (TenantId::default(), CancellationToken::new());
+            return Some(Admitted { tenant, role: Role::Operator, revoked });
         }
         let (scheme, key) = authorization?.trim().split_once(' ')?;
         if scheme.eq_ignore_ascii_case("bearer") { self.admitted_by(key.trim()) } else { None }
@@ -268,6 +302,22 @@ mod tests {
         keys.replace("a:k3").unwrap();
         assert_eq!(ended(), [true; 4]);
         assert!(!again.revoked.is_cancelled());
+    }
+
+    #[test]
+    fn a_key_may_be_an_operator_s() {
+        let keys = ApiKeys::parse("alice:k1 weight=2\nann:k2 role=operator weight=3").unwrap();
+        let role = |key| keys.admitted_by(key).unwrap().role;
+        assert_eq!((role("k1"), role("k2"), keys.name_operators()), (Role::Tenant, Role::Operator, true));
+        let admitted = keys.admitted_by("k2").unwrap();
+        keys.replace("alice:k1 role=operator\nann:k2").unwrap();
+        assert!(admitted.revoked.is_cancelled(), "what an operator looks at ends with the role");
+        keys.replace("alice:k1\nann:k2").unwrap();
+        assert!(!keys.name_operators() && keys.admitted_by("k1").unwrap().role == Role::Tenant);
+        assert_eq!(ApiKeys::default().admitted(None).unwrap().role, Role::Operator);
+        for bad in ["a:k role=admin", "* role=operator", "a:k role="] {
+            assert!(ApiKeys::parse(bad).unwrap_err().problem.contains("role=operator"), "{bad}");
+        }
     }
 
     #[test]

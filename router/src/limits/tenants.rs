@@ -240,7 +240,7 @@ impl TenantLimits {
         Rate { per_minute, share: self.used.share.load(Relaxed) }
     }
 
-    #[cfg(test)]
+    /// Its name in metrics.
     pub fn label(&self) -> &Arc<str> {
         &self.label
     }

@@ -5,6 +5,7 @@ use crate::link::absence::Absence;
 use crate::link::request::{Adopts, Call, LinkRequest};
 use crate::link::ticket::{Cancel, Home, Ticket};
 use crate::refusal::Refusal;
+use proto::cluster::passage::Kind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -76,6 +77,7 @@ impl ReplicaLink {
             n_lost: 0,
             n_coordinators_lost: 0,
             heard: None,
+            befell: Vec::new(),
         };
         match self.submits.try_send((key, Box::new(entry))) {
             Ok(()) => Ok(ticket),
@@ -94,6 +96,7 @@ impl ReplicaLink {
         if entry.home.moves_to(cancel) {
             entry.work = self.ledger.enter(entry.request.n_tokens() as u64);
             (entry.adopts, entry.heard) = (None, None);
+            entry.befell(Kind::Moved, Instant::now());
             place.send((key, entry));
         }
         Ok(())

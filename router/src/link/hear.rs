@@ -169,6 +169,7 @@ impl Task {
         if output.tokens.is_empty() && output.scored.is_empty() && finish.is_none() {
             return;
         }
+        entry.tell(&mut output, now);
         if let Some(finish) = finish {
             match finish {
                 Finish::Failed => self.ledger.broke(),

@@ -4,6 +4,7 @@ use crate::link::peers::Neighbours;
 use crate::link::task::Task;
 use crate::link::ticket::Cancel;
 use crate::refusal::Refusal;
+use proto::cluster::passage::Kind;
 use tokio::time::Instant;
 
 impl Task {
@@ -85,6 +86,7 @@ impl Task {
         if self.parked.insert(key, None).is_none() {
             (entry.since, entry.n_lost) = (now, entry.n_lost + 1);
             entry.n_coordinators_lost += u32::from(is_gone);
+            entry.befell(Kind::Lost, now);
         }
         let times = entry.n_lost;
         let is_suspect = times > self.losses_max || entry.n_coordinators_lost > self.coordinator_losses_max;

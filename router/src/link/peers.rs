@@ -196,5 +196,6 @@ fn facts(view: &View) -> ReplicaFacts {
     let of = |replica: &Arc<Replica>| (replica.digest, replica.context, replica.salt);
     let (digest, context, salt) = view.replica.as_ref().map(of).unwrap_or_default();
     let version = view.replica.as_deref().map(version_of).unwrap_or_default();
-    ReplicaFacts { standing, digest, version, context, room: view.room(), salt, id: hashed(&view.name) }
+    let (room, protocol) = (view.room(), view.protocol());
+    ReplicaFacts { standing, digest, version, context, room, salt, id: hashed(&view.name), protocol }
 }

@@ -7,6 +7,7 @@ use crate::link::absence::Absence;
 use crate::link::ticket::Home;
 use crate::refusal::Refusal;
 use proto::cluster as wire;
+use proto::cluster::passage::Kind;
 use proto::cluster::router_frame::Frame;
 use std::sync::Arc;
 use telemetry::TraceHeaders;
@@ -27,6 +28,9 @@ pub struct Call {
     pub trace: TraceHeaders,
     pub outputs: OutputSender,
 }
+
+/// What is kept of a request that goes to and fro without a token.
+const BEFELL_MAX: usize = 32;
 
 /// A request that the replica may have already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,11 +68,33 @@ pub(super) struct LinkRequest {
     pub(super) n_coordinators_lost: u32,
     /// When the present replica last sent a token of it.
     pub(super) heard: Option<Instant>,
+    /// What befell it here since its last output: told with the next one.
+    pub(super) befell: Vec<(Kind, Instant)>,
 }
 
 impl LinkRequest {
     pub(super) fn end(self, refusal: Refusal) {
         self.last(Err(refusal));
+    }
+
+    /// Something befell it here.
+    pub(super) fn befell(&mut self, kind: Kind, now: Instant) {
+        if self.befell.len() < BEFELL_MAX {
+            self.befell.push((kind, now));
+        }
+    }
+
+    /// Tells what befell it here, before what its present replica tells.
+    pub(super) fn tell(&mut self, output: &mut wire::Output, now: Instant) {
+        if self.befell.is_empty() {
+            return;
+        }
+        let passage = |(kind, at): (Kind, Instant)| wire::Passage {
+            kind: kind.into(),
+            micros_ago: now.saturating_duration_since(at).as_micros() as u64,
+            ..wire::Passage::default()
+        };
+        output.passages.splice(..0, self.befell.drain(..).map(passage));
     }
 
     pub(super) fn finish(self, output: wire::Output, finish: Finish) {
@@ -91,7 +117,8 @@ impl LinkRequest {
         // Nothing is drawn behind a pooled prompt, which may fill all that there is.
         let undrawn = u64::from(request.goal == Goal::Pool);
         let n_tokens = request.prompt.len() as u64 + u64::from(request.sampling.tokens_max) - undrawn;
-        Need { digest: self.call.digest, n_tokens, n_known: request.n_tokens() as u64 - undrawn }
+        let (n_known, protocol) = (request.n_tokens() as u64 - undrawn, proto::needed(request));
+        Need { digest: self.call.digest, n_tokens, n_known, protocol }
     }
 
     pub(super) fn frame(&mut self, id: RequestId, now: Instant) -> Frame {

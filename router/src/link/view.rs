@@ -19,6 +19,8 @@ pub struct Replica {
     pub incarnation: u64,
     /// The root of its block names.
     pub salt: Salt,
+    /// The protocol that its coordinator and this router speak.
+    pub protocol: u32,
     /// The id of key 0: this router's number at the replica in the upper bits, a request's key in the lower.
     pub(super) first_id: RequestId,
 }
@@ -48,14 +50,25 @@ impl Replica {
             meant,
             incarnation: welcome.incarnation,
             salt,
+            protocol,
             first_id,
         })
     }
 
     #[cfg(test)]
     pub fn for_test(model: &str, digest: PolicyDigest) -> Replica {
-        let (name, salt, first_id) = (String::new(), Salt::default(), RequestId(0));
-        Replica { name, model: model.into(), context: 100, digest, meant: None, incarnation: 1, salt, first_id }
+        let (name, salt, first_id, protocol) = (String::new(), Salt::default(), RequestId(0), proto::NEWEST);
+        Replica {
+            name,
+            model: model.into(),
+            context: 100,
+            digest,
+            meant: None,
+            incarnation: 1,
+            salt,
+            protocol,
+            first_id,
+        }
     }
 
     pub fn id(&self, key: u64) -> RequestId {
@@ -111,6 +124,13 @@ impl View {
     /// How many tokens of a request its ranks have room for.
     pub fn room(&self) -> u32 {
         self.state.as_ref().map_or(u32::MAX, room)
+    }
+
+    /// The newest protocol that its coordinator, its ranks and this router speak.
+    pub fn protocol(&self) -> u32 {
+        let met = self.replica.as_ref().map_or(0, |replica| replica.protocol);
+        // A build of protocol 1 does not say what its ranks speak.
+        self.state.as_ref().map_or(met, |state| state.protocol.max(proto::OLDEST).min(met))
     }
 
     /// Whether there are no machines for its ranks.

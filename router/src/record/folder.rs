@@ -1,8 +1,9 @@
 //! The files of a record: written one after the other, each whole before it has its name, the oldest removed where they
 //! are too many. Several routers may share a folder: each removes and finishes only what nobody writes.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -40,7 +41,7 @@ struct OpenFile {
 impl RecordFolder {
     /// Makes the folder where there is none, and finishes files that a router which was killed has left open.
     pub fn open(config: &RecordConfig, nonce: u32) -> io::Result<RecordFolder> {
-        std::fs::create_dir_all(&config.dir)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&config.dir)?;
         let mut folder = RecordFolder { config: config.clone(), nonce, now: None, last: 0 };
         for path in files(&config.dir)?.into_iter().filter(|path| has_ending(path, OPEN)) {
             finish_left(&path)?;
@@ -88,7 +89,8 @@ impl RecordFolder {
         let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         self.last = millis.max(self.last + 1);
         let path = self.config.dir.join(format!("{PREFIX}{:016x}-{:08x}.{OPEN}", self.last, self.nonce));
-        let file = OpenOptions::new().create_new(true).read(true).write(true).open(&path)?;
+        // What clients have asked and were answered is for nobody else on this machine.
+        let file = OpenOptions::new().create_new(true).read(true).write(true).mode(0o600).open(&path)?;
         file.lock()?;
         self.now = Some(OpenFile { path, file, n_bytes: 0 });
         self.make_room()
@@ -191,6 +193,17 @@ mod tests {
         fn drop(&mut self) {
             let _gone = std::fs::remove_dir_all(&self.0);
         }
+    }
+
+    #[test]
+    fn nobody_else_on_the_machine_reads_a_record() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = Dir::new("private");
+        let mut folder = RecordFolder::open(&dir.config(100, 4), 1).unwrap();
+        folder.add("{}").unwrap();
+        folder.close().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&dir.0), mode(&files(&dir.0).unwrap()[0])), (0o700, 0o600));
     }
 
     #[test]

@@ -65,6 +65,11 @@ fn replica(view: &View) -> v1::ReplicaTopology {
         n_running: state.n_running,
         blocks_used: state.blocks_used,
         blocks_total: state.blocks_total,
+        // A build that does not say has all of them from the start.
+        blocks_committed: match state.blocks_committed {
+            0 => state.blocks_total,
+            committed => committed,
+        },
         ranks: state.ranks.iter().map(|state| rank(state, used)).collect(),
         n_spares: state.n_spares,
         predicted_tokens_per_s_low: state.prediction.as_ref().map(|prediction| prediction.tokens_per_s_low),
@@ -79,6 +84,7 @@ fn replica(view: &View) -> v1::ReplicaTopology {
         backlog_tokens: state.backlog_tokens,
         wanted: wanted(&state),
         apart: state.apart.iter().map(apart).collect(),
+        lost: std::mem::take(&mut state.lost).into_iter().map(lost).collect(),
         unplaced: state.unplaced.take().map(unplaced),
         shortened: state.shortened.take().map(shortened),
         ..v1::ReplicaTopology::default()
@@ -111,6 +117,22 @@ fn apart(apart: &wire::Apart) -> v1::ApartTopology {
     }
 }
 
+fn lost(lost: wire::LostRank) -> v1::LostRankTopology {
+    let seconds = |micros: u64| micros as f64 / 1e6;
+    v1::LostRankTopology {
+        rank: lost.rank,
+        host: lost.host,
+        pid: lost.pid,
+        cause: lost.cause,
+        why: lost.why,
+        seconds_ago: seconds(lost.micros_ago),
+        pause_seconds: lost.pause_micros.map(seconds),
+        tokens_replayed: lost.tokens_replayed,
+        successor_host: lost.successor_host,
+        successor_pid: lost.successor_pid,
+    }
+}
+
 fn differs(Differs { replica, weight, piece }: Differs) -> v1::replica_topology::Differs {
     v1::replica_topology::Differs { replica, weight, piece }
 }
@@ -118,6 +140,7 @@ fn differs(Differs { replica, weight, piece }: Differs) -> v1::replica_topology:
 fn with_name(view: &View, mut replica: v1::ReplicaTopology) -> v1::ReplicaTopology {
     replica.replica.clone_from(&view.name);
     replica.suspected = view.is_suspected;
+    replica.protocol = view.protocol();
     replica.shunned = view.shunned.unwrap_or_default().into();
     replica.differs = view.differs.clone().map(differs);
     if let Some(known) = view.replica.as_deref() {
@@ -217,6 +240,7 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "grid": { "tp": replica.tp, "pp": replica.pp },
         "wanted": replica.wanted.map(|wanted| json!({ "tp": wanted.tp, "pp": wanted.pp })),
         "apart": replica.apart.iter().map(apart_json).collect::<Vec<_>>(),
+        "lost": replica.lost.iter().map(lost_json).collect::<Vec<_>>(),
         "unplaced": replica.unplaced.as_ref().map(|of| json!({ "why": of.why, "seconds": of.seconds })),
         "shortened": replica.shortened.as_ref().map(|of| json!({ "asked": of.asked, "has": of.has, "why": of.why })),
         "requests": { "waiting": replica.n_waiting, "running": replica.n_running },
@@ -226,7 +250,10 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "differs": replica.differs.as_ref().map(|of| json!({
             "replica": of.replica, "weight": of.weight, "piece": of.piece,
         })),
-        "blocks": { "used": replica.blocks_used, "total": replica.blocks_total },
+        "blocks": {
+            "used": replica.blocks_used, "committed": replica.blocks_committed, "total": replica.blocks_total,
+        },
+        "protocol": (replica.protocol > 0).then_some(replica.protocol),
         "tokens_per_s": {
             "predicted": predicted.map(|(low, high)| json!({
                 "low": low, "high": high, "bottleneck": replica.bottleneck,
@@ -251,6 +278,21 @@ fn apart_json(apart: &v1::ApartTopology) -> Value {
         "other_address": apart.other_address,
         "why": apart.why,
         "seconds": apart.seconds,
+    })
+}
+
+fn lost_json(lost: &v1::LostRankTopology) -> Value {
+    let successor = || json!({ "host": lost.successor_host, "pid": lost.successor_pid });
+    json!({
+        "rank": lost.rank,
+        "host": lost.host,
+        "pid": lost.pid,
+        "cause": lost.cause,
+        "why": lost.why,
+        "seconds_ago": lost.seconds_ago,
+        "pause_seconds": lost.pause_seconds,
+        "tokens_replayed": lost.tokens_replayed,
+        "successor": (lost.successor_pid > 0).then(successor),
     })
 }
 
@@ -301,6 +343,7 @@ mod tests {
         let state = wire::State {
             blocks_used: 1,
             blocks_total: 4,
+            blocks_committed: 3,
             ranks,
             prediction: Some(prediction.into()),
             tp: 2,
@@ -328,6 +371,7 @@ mod tests {
         assert_eq!(replica["tokens_per_s"]["predicted"]["bottleneck"], "compute");
         assert!(replica["tokens_per_s"]["alone"].is_null() && replica["replica"] == "here");
         assert_eq!(replica["ranks"][0]["step_micros"]["compute"], 5000.0);
+        assert_eq!(replica["blocks"], json!({ "used": 1, "committed": 3, "total": 4 }));
         assert_eq!(replica["wanted"], json!({ "tp": 2, "pp": 2 }));
         assert_eq!((&replica["apart"][0]["host"], &replica["apart"][0]["seconds"]), (&json!("a"), &json!(2)));
         assert_eq!(replica["unplaced"], json!({ "why": "too few", "seconds": 2 }));

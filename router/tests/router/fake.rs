@@ -10,6 +10,7 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
+use types::Reuse;
 
 /// What the replica received.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +37,8 @@ pub struct Script {
     pub backlog: u64,
     pub actual: wire::Actual,
     pub n_cached: u32,
+    /// Why it is no more.
+    pub reuse: Reuse,
     /// How many tokens it repeats that a resubmitted request already has.
     pub overlap: usize,
     pub last: wire::Finish,
@@ -47,6 +50,10 @@ pub struct Script {
     pub n_recited: u32,
     /// Why there are no machines for its ranks, as its states report.
     pub unplaced: Option<&'static str>,
+    /// What befell each request before its first token.
+    pub passages: Vec<wire::Passage>,
+    /// The newest protocol that it and its ranks speak.
+    pub protocol: u32,
 }
 
 /// The root of its block names.
@@ -67,12 +74,15 @@ impl Default for Script {
             backlog: 0,
             actual: wire::Actual::default(),
             n_cached: 0,
+            reuse: Reuse::default(),
             overlap: 0,
             last: wire::Finish::Unspecified,
             fault: wire::GrammarFault::Unspecified,
             beat_millis: 0,
             n_recited: 0,
             unplaced: None,
+            passages: Vec::new(),
+            protocol: proto::NEWEST,
         }
     }
 }
@@ -317,6 +327,7 @@ async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: 
     let finish = if stopped == Some(n_max) { wire::Finish::Stop } else { wire::Finish::Length };
     let finish = if script.last == wire::Finish::Unspecified { finish } else { script.last };
     let mut at = request.output.len().saturating_sub(script.overlap);
+    let mut passages = script.passages.clone();
     while at < n_max.min(script.hold_at) {
         let end = (at + script.tokens_per_frame).min(n_max).min(script.hold_at);
         let said = |(i, token): (usize, &u32)| match at + i < n_had {
@@ -330,8 +341,10 @@ async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: 
             finish: if end == n_max { finish.into() } else { 0 },
             grammar_fault: script.fault.into(),
             cached_tokens: script.n_cached,
+            passages: std::mem::take(&mut passages),
             ..Default::default()
         };
+        let output = if at == 0 { output.with_reuse(script.reuse) } else { output };
         say(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
         at = end;
     }
@@ -378,7 +391,7 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
         incarnation: script.incarnation,
         salt: SALT.to_vec(),
         beat_millis: script.beat_millis,
-        protocols: None,
+        protocols: proto::Speaks::up_to(script.protocol).protocols,
     }
 }
 
@@ -393,6 +406,7 @@ fn state(shared: &Shared, phase: wire::state::Phase) -> wire::State {
         backlog_tokens: script.backlog,
         actual: Some(script.actual),
         unplaced: script.unplaced.map(|why| wire::Unplaced { why: why.into(), micros: 0 }),
+        protocol: script.protocol,
         ..Default::default()
     }
 }

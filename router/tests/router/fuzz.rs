@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tonic::Code;
 
-const PAGES: [&str; 15] = [
+const PAGES: [&str; 20] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
@@ -27,6 +27,11 @@ const PAGES: [&str; 15] = [
     "/infill",
     "/apply-template",
     "/v1/messages/count_tokens",
+    "/v1/chat/completions/batch",
+    "/v1/responses/input_tokens",
+    "/v1/messages/render",
+    "/v1/responses/render",
+    "/invocations",
 ];
 const ROUNDS: u64 = 1200;
 /// Far above the time that a target may be configured to run.

@@ -49,6 +49,8 @@ fn base(of: Endpoint, name: &str) -> Option<(&'static str, Value)> {
 /// What a field means nothing without.
 fn company(on: Endpoint, name: &str) -> Value {
     match name {
+        "logprob_token_ids" if on == Endpoint::Chat => json!({ "logprobs": true }),
+        "logprob_token_ids" if on == Endpoint::Completions => json!({ "logprobs": 1 }),
         "top_logprobs" if on == Endpoint::Chat => json!({ "logprobs": true }),
         "stream_options" => json!({ "stream": true }),
         "min_tokens" => json!({ "max_tokens": 9 }),

@@ -134,7 +134,7 @@ fn biases_may_be_pairs() {
         check(json!([[65, 1.5], [66, -2]]), &[(65, 1.5), (66, -2.0)]).await;
         check(json!([[65, false]]), &[(65, -100.0)]).await;
         check(json!({ "65": 1.5 }), &[(65, 1.5)]).await;
-        for wrong in [json!([[65]]), json!([["A", 1]]), json!([65, 1]), json!([[65, true]])] {
+        for wrong in [json!([[65]]), json!([65, 1]), json!([[65, true]])] {
             let reply = post(house.http, COMPLETION, &asked(json!({ "logit_bias": wrong }))).await;
             assert!(reply.status == 400 && reply.body.contains("logit_bias"), "{reply:?}");
         }
@@ -237,7 +237,6 @@ fn what_would_change_the_answer_is_refused_by_name() {
             (json!({ "repeat_penalty": 0 }), "repeat_penalty"),
             (json!({ "n_probs": 99 }), "n_probs"),
             (json!({ "post_sampling_probs": true }), "post_sampling_probs"),
-            (json!({ "response_fields": ["content"] }), "response_fields"),
             (json!({ "lora": [{ "id": 0, "scale": 1.0 }] }), "lora"),
             (json!({ "t_max_predict_ms": 50 }), "t_max_predict_ms"),
             (json!({ "samplers": ["top_k", "temperature"] }), "samplers"),

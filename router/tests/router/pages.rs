@@ -259,7 +259,7 @@ fn unserved_fields_of_a_response_are_refused_by_name() {
             (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
             (json!({ "text": { "format": { "type": "json_schema" } } }), "text.format.schema"),
             (json!({ "truncation": "auto" }), "truncation"),
-            (json!({ "include": ["message.output_text.logprobs"] }), "include[0]"),
+            (json!({ "include": ["message.thoughts"] }), "include[0]"),
             (json!({ "max_output_tokens": 0 }), "max_output_tokens"),
             (json!({ "input": null }), "input"),
             (json!({ "input": [{ "type": "function_call_output" }] }), "input[0].call_id"),

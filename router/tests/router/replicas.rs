@@ -288,3 +288,23 @@ fn a_replica_of_another_policy_gets_nothing() {
         house.close().await;
     });
 }
+
+/// A replica of the build before would answer without the grammar.
+#[test]
+fn what_a_replica_s_protocol_does_not_have_is_not_sent_to_it() {
+    run(async {
+        let house = House::open_unready(config()).await;
+        house.fake.script(|script| script.protocol = proto::OLDEST);
+        house.fake.welcome();
+        house.ready().await;
+        let body = json!({ "prompt": "x" });
+        assert_eq!(post(house.http, "/v1/completions", &body).await.status, 200);
+        let body = json!({ "prompt": "x", "structured_outputs": { "regex": "Hel+o" } });
+        let refused = post(house.http, "/v1/completions", &body).await;
+        assert_eq!(refused.status, 503, "{refused:?}");
+        assert_eq!(house.fake.submits().len(), 1);
+        let page = get(house.http, "/cluster").await.json();
+        assert_eq!(page["replicas"][0]["protocol"], proto::OLDEST);
+        house.close().await;
+    });
+}

@@ -402,7 +402,7 @@ fn what_cannot_be_done_is_refused_by_its_name() {
             (format(json!({ "type": "json_schema", "name": "n", "schema": { "unheardOf": 1 } })), "text.format"),
             (json!({ "text": { "verbosity": "low" } }), "text.verbosity"),
             (json!({ "reasoning": { "summary": "concise" } }), "reasoning.summary"),
-            (json!({ "include": ["message.output_text.logprobs"] }), "include[0]"),
+            (json!({ "include": ["message.thoughts"] }), "include[0]"),
             (json!({ "input": [{ "type": "item_reference", "id": "msg_1" }] }), "input[0].type"),
             (json!({ "conversation": "conv_1" }), "conversation"),
             (json!({ "background": true }), "background"),
@@ -624,6 +624,35 @@ fn what_has_no_room_is_not_stored_and_says_so() {
         let large = with(body, json!({ "input": [{ "role": "user", "content": "Hi", "padding": "x".repeat(9000) }] }));
         let told = post(house.http, RESPONSES, &large).await.json();
         assert_eq!((&told["store"], &told["status"]), (&json!(false), &json!("completed")));
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_conversation_is_no_larger_than_a_body_and_has_room_beside_them() {
+    run(async {
+        let large = || json!([{ "role": "user", "content": "Hi", "padding": "x".repeat(20_000) }]);
+        let asked = |more: Value| with(json!({ "model": "toy" }), more);
+        let mut config = config();
+        config.limits.body_bytes_max = 30_000;
+        let house = House::open(config.clone()).await;
+        let told = post(house.http, RESPONSES, &asked(json!({ "input": large() }))).await.json();
+        assert_eq!(told["store"], true);
+        let more = |input: Value| asked(json!({ "input": input, "previous_response_id": told["id"] }));
+        let longer = post(house.http, RESPONSES, &more(large())).await.json();
+        assert_eq!((&longer["store"], &longer["status"]), (&json!(false), &json!("completed")));
+        assert_eq!(post(house.http, RESPONSES, &more(json!("And?"))).await.json()["store"], true);
+        house.close().await;
+
+        // One body has room, and its like from the store beside another body has none.
+        config.limits.bodies_bytes_max = 20_500;
+        let house = House::open(config).await;
+        let told = post(house.http, RESPONSES, &asked(json!({ "input": large() }))).await.json();
+        let more = asked(json!({ "input": "And?", "previous_response_id": told["id"] }));
+        let refused = post(house.http, RESPONSES, &more).await;
+        assert_eq!(refused.status, 429, "{refused:?}");
+        let page = format!("{RESPONSES}/{}", told["id"].as_str().unwrap());
+        assert_eq!(get(house.http, &page).await.json(), told, "it is read without a copy");
         house.close().await;
     });
 }

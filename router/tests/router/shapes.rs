@@ -3,6 +3,7 @@
 use crate::client::post;
 use crate::{House, config, run};
 use serde_json::{Value, json};
+use types::{Reuse, ReuseEnd};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -26,7 +27,8 @@ fn text(chunks: &[Value], index: u64) -> String {
 fn a_whole_chat_answer() {
     run(async {
         let house = House::open(config()).await;
-        house.fake.script(|script| script.n_cached = 4);
+        let reuse = Reuse { ended: Some(ReuseEnd::Differs), position: 4 };
+        house.fake.script(|script| (script.n_cached, script.reuse) = (4, reuse));
         let reply = post(house.http, CHAT, &chat(json!({ "model": "alias" }))).await;
         let mut answer = reply.json();
         assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-"));
@@ -37,10 +39,12 @@ fn a_whole_chat_answer() {
             "id": null, "object": "chat.completion", "created": null, "model": "toy",
             "system_fingerprint": "b_0707070707070707", "seed": 5, "service_tier": "default",
             "choices": [{ "index": 0, "logprobs": null, "finish_reason": "stop", "stop_reason": null,
+                "token_ids": null,
                 "message": { "role": "assistant", "content": "Hello, world", "refusal": null, "annotations": [] } }],
-            "prompt_logprobs": null,
+            "prompt_logprobs": null, "prompt_token_ids": null,
             "usage": { "prompt_tokens": 10, "completion_tokens": 13, "total_tokens": 23,
-                "prompt_tokens_details": { "cached_tokens": 4, "audio_tokens": 0 },
+                "prompt_tokens_details": { "cached_tokens": 4, "audio_tokens": 0,
+                    "reuse_ended": { "reason": "differs", "position": 4 } },
                 "completion_tokens_details": { "reasoning_tokens": 0, "audio_tokens": 0,
                     "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0 } },
         });
@@ -64,7 +68,7 @@ fn a_chat_answer_in_chunks() {
         assert_eq!(reply.headers["content-type"], "text/event-stream");
         let chunks = reply.chunks();
         assert_eq!(chunks.len(), 1 + 12 + 1 + 1);
-        assert_eq!(chunks[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "", "refusal": null }));
+        assert_eq!(chunks[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": null, "refusal": null }));
         assert_eq!(chunks[1]["choices"][0]["delta"], json!({ "content": "H" }));
         assert_eq!(chunks[13]["choices"][0]["delta"], json!({}));
         assert_eq!(chunks[13]["choices"][0]["finish_reason"], "stop");
@@ -111,7 +115,7 @@ fn completions_whole_and_in_chunks() {
         assert!(whole["id"].as_str().unwrap().starts_with("cmpl-"));
         assert_eq!(whole["object"], "text_completion");
         let choice = json!({ "index": 0, "text": "Hello, world", "logprobs": null, "finish_reason": "stop",
-            "stop_reason": null, "prompt_logprobs": null });
+            "stop_reason": null, "prompt_logprobs": null, "prompt_token_ids": null, "token_ids": null });
         assert_eq!(whole["choices"], json!([choice]));
         let chunks = post(house.http, COMPLETIONS, &json!({ "prompt": "Hi", "stream": true })).await.chunks();
         assert_eq!(text(&chunks, 0), "Hello, world");

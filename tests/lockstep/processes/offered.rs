@@ -294,15 +294,15 @@ fn clients_prove_themselves_where_they_are_asked_to() {
     let (folder, authority, clients) = (Folder::new("mutual"), Authority::new(), Authority::new());
     let client_root = folder.write("clients.pem", &clients.root());
     let served = Served::with(&folder, &authority, &["--api-client-ca", &client_root]);
-    let health = format!("https://{}/health", served.http);
+    let alive = format!("https://{}/livez", served.http);
     let ask = |by: Option<&Authority>| {
         let [certificate, key] = by.unwrap_or(&clients).signed();
         let (certificate, key) = (folder.write("me.pem", &certificate), folder.write("me.key", &key));
         let proof = ["--cert", certificate.as_str(), "--key", key.as_str()];
         let words = if by.is_some() { &proof[..] } else { &[] };
-        curl(&folder, &[words, &["-f", health.as_str()]].concat())
+        curl(&folder, &[words, &["-f", alive.as_str()]].concat())
     };
-    assert_eq!(said(&ask(Some(&clients))), "healthy\n");
+    assert_eq!(said(&ask(Some(&clients))), "alive\n");
     for refused in [ask(None), ask(Some(&authority))] {
         assert!(!refused.status.success(), "{}", said(&refused));
     }

@@ -6,9 +6,10 @@ mod allocations;
 mod common;
 
 use allocations::n_allocations;
-use backend::cpu::Isa;
+use backend::cpu::{Cpu, Isa, Kv};
 use backend::{
-    Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Linear, Memory, PassSlice, Pointwise, RopeStyle,
+    Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Linear, Memory, PassSlice, Pointwise, Recurrence,
+    RecurrenceCall, RecurrentHeads, RecurrentWeights, RopeStyle, StateRule,
 };
 use common::{File, Rng, cpu, filled};
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Want};
@@ -24,6 +25,31 @@ fn batch(n_rows: u32) -> Batch {
         n_padding: 0,
         drawn: vec![],
     }
+}
+
+fn recurrence() -> (RecurrentHeads, RecurrentWeights<Vec<f32>>) {
+    let heads = RecurrentHeads {
+        n_heads: 4,
+        n_key_heads: 2,
+        per_key: 2,
+        first: 0,
+        key_dim: 16,
+        value_dim: 32,
+        taps: 4,
+        has_steps: true,
+    };
+    let weights = RecurrentWeights {
+        conv: vec![0.5; 4 * heads.n_channels()],
+        conv_bias: None,
+        rate: vec![-0.1; 4],
+        rate_bias: vec![0.0; 4],
+        rule: StateRule::Delta { norm: vec![1.0; 32], eps: 1e-6 },
+    };
+    (heads, weights)
+}
+
+fn states_of(cpu: &Cpu, heads: &RecurrentHeads) -> Kv {
+    cpu.kv(KvSpec { n_layers: 1, n_blocks: 2, layout: heads.layout(), dtype: KvDtype::F16 }).unwrap()
 }
 
 #[test]
@@ -49,6 +75,11 @@ fn ops_allocate_nothing() {
         let mut planes = cpu.buffer(ROWS_MAX, 48).unwrap();
         let mut half = cpu.buffer(ROWS_MAX, 128).unwrap();
         let mut normed = cpu.buffer(ROWS_MAX, 256).unwrap();
+        let (states, of_states) = recurrence();
+        let mut pages = states_of(&cpu, &states);
+        let projected = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * states.n_cols()));
+        let mut gated = cpu.buffer(ROWS_MAX, states.n_cols()).unwrap();
+        let mut recurred = cpu.buffer(ROWS_MAX, states.n_heads * states.value_dim).unwrap();
         let batches = [batch(1), batch(3), batch(ROWS_MAX as u32)];
         let mut step = |batch: &Batch| {
             let n = batch.n_rows();
@@ -67,6 +98,9 @@ fn ops_allocate_nothing() {
                 None,
                 &mut x,
             );
+            let call = RecurrenceCall { pass: &batch.pass(), heads: &states, group: 0, layer: 0 };
+            cpu.recur(&projected, &of_states, &call, &mut pages, &mut recurred);
+            cpu.sigmoid_mul(&projected, n, &mut gated);
             cpu.linear_runs(&x, &rows, n, &mut planes);
             cpu.rms_norm(&residual, &weight, 1e-5, n, &mut x);
             cpu.silu_mul(&x, n, &mut half);

@@ -5,17 +5,20 @@ use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
 use crate::limits::PassLimits;
+use crate::spread::{SpreadRows, parts_of_stage};
 use crate::weights::{MatrixRows, Weights};
 use backend::{AttentionCall, Device, Heads, Memory};
 use checkpoint::{LayerSpec, ModelSpec, Positions, QueryKeyNorms};
 use std::ops::Range;
-use types::{DeviceClass, Part, Place};
+use types::{DeviceClass, Part};
 
 pub struct SelfAttention<M: Memory> {
     qkv: ColumnParallel<M>, // q_proj, k_proj, v_proj [(n_heads + 2 * n_kv_heads) * head_dim, hidden]
     norms: QueryKeyNorm<M>,
     /// A score of each of this rank's query heads. [n_heads]
     sinks: Option<M::Vector>,
+    /// What comes out is multiplied by its sigmoid.
+    gate: Option<ColumnParallel<M>>, // g_proj [n_heads * head_dim, hidden]
     output: RowParallel<M>, // o_proj [hidden, n_heads * head_dim]
     heads: Heads,
     positions: Positions,
@@ -45,16 +48,17 @@ struct WideNorm<M: Memory> {
 
 /// The buffers that attention works in.
 pub struct AttentionScratch<M: Memory> {
-    qkv: M::Buffer,      // [rows_max, (n_heads + 2 * n_kv_heads) * head_dim]
-    attended: M::Buffer, // [rows_max, n_heads * head_dim]
+    qkv: M::Buffer,          // [rows_max, (n_heads + 2 * n_kv_heads) * head_dim]
+    attended: M::Buffer,     // [rows_max, n_heads * head_dim]
+    gate: Option<M::Buffer>, // the same
     wide: Option<WideScratch<M>>,
 }
 
 /// Q and K of all ranks.
 struct WideScratch<M: Memory> {
-    parts: M::Buffer, // [n_ranks * rows_max, columns of Q and K that a rank has at most]
-    q: M::Buffer,     // [rows_max, n_heads * head_dim of the model]
-    k: M::Buffer,     // [rows_max, n_kv_heads * head_dim of the model]
+    parts: SpreadRows<M>,
+    q: M::Buffer, // [rows_max, n_heads * head_dim of the model]
+    k: M::Buffer, // [rows_max, n_kv_heads * head_dim of the model]
 }
 
 /// The heads of a whole layer without a window.
@@ -72,12 +76,17 @@ impl<M: Memory> SelfAttention<M> {
         let OwnedHeads { query, kv, leaves, heads } = OwnedHeads::of(at.device().class(), at.part(), whole);
         let q = MatrixRows { name: "q_proj", n: whole.n_heads * whole.head_dim, owned: query.clone() };
         let k = MatrixRows { name: "k_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv.clone() };
+        let gate = MatrixRows { name: "g_proj", n: whole.n_heads * whole.head_dim, owned: query.clone() };
         let v = MatrixRows { name: "v_proj", n: whole.n_kv_heads * whole.head_dim, owned: kv };
         Ok(SelfAttention {
             qkv: ColumnParallel::load(at, hidden, &[q, k, v])?,
             norms: QueryKeyNorm::load(at, spec)?,
             sinks: match spec.attention.has_sinks {
                 true => Some(at.vector_part("sinks", whole.n_heads, of_heads(&query, whole.head_dim))?),
+                false => None,
+            },
+            gate: match spec.attention.has_gate {
+                true => Some(ColumnParallel::load(at, hidden, &[gate])?),
                 false => None,
             },
             output: RowParallel::load(at, "o_proj", hidden, &leaves)?,
@@ -104,12 +113,11 @@ fn of_heads(rows: &Range<usize>, head_dim: usize) -> Range<usize> {
 
 /// The columns of Q and of K that each rank of the stage has.
 fn of_ranks(class: DeviceClass, part: &Part, whole: Heads) -> Vec<[Range<usize>; 2]> {
-    let of_rank = |tp: u16| {
-        let its = Part { place: Place { tp, ..part.place }, ..part.clone() };
+    let of_rank = |its: Part| {
         let OwnedHeads { query, kv, .. } = OwnedHeads::of(class, &its, whole);
         [query, kv]
     };
-    (0..part.shares.n_ranks()).map(of_rank).collect()
+    parts_of_stage(part).map(of_rank).collect()
 }
 
 impl<M: Memory> QueryKeyNorm<M> {
@@ -138,11 +146,8 @@ impl<M: Memory> WideScratch<M> {
     fn new(all: &Weights<'_, M>, whole: Heads, limits: PassLimits) -> Result<WideScratch<M>> {
         let (device, part) = (all.device(), all.part());
         let ranks = of_ranks(device.class(), part, whole);
-        // A rank alone gathers nothing.
-        let n_parts = if ranks.len() > 1 { ranks.len() * limits.rows_max } else { 0 };
-        let widest = ranks.iter().map(|[query, kv]| query.len() + kv.len()).max().unwrap_or(0);
         Ok(WideScratch {
-            parts: device.buffer(n_parts, widest)?,
+            parts: SpreadRows::new(device, limits, ranks.iter().map(|[query, kv]| query.len() + kv.len()))?,
             q: device.buffer(limits.rows_max, whole.n_heads * whole.head_dim)?,
             k: device.buffer(limits.rows_max, whole.n_kv_heads * whole.head_dim)?,
         })
@@ -158,7 +163,9 @@ impl<M: Memory> AttentionScratch<M> {
             QueryKeyNorms::Projection => Some(WideScratch::new(all, whole, limits)?),
             QueryKeyNorms::None | QueryKeyNorms::Heads => None,
         };
-        Ok(AttentionScratch { qkv: rows(heads.qkv_cols())?, attended: rows(heads.n_heads * heads.head_dim)?, wide })
+        let width = heads.n_heads * heads.head_dim;
+        let gate = if spec.attention.has_gate { Some(rows(width)?) } else { None };
+        Ok(AttentionScratch { qkv: rows(heads.qkv_cols())?, attended: rows(width)?, gate, wide })
     }
 }
 
@@ -189,6 +196,10 @@ impl<D: Device> SelfAttention<D> {
         device.rope_store(&mut scratch.qkv, ropes.of(self.positions), &call, kv);
         // [n_rows, n_heads * head_dim]
         device.attend(&mut scratch.qkv, kv, &call, self.sinks.as_ref(), &mut scratch.attended);
+        if let (Some(gate), Some(its)) = (&self.gate, &mut scratch.gate) {
+            gate.forward(device, x, n_rows, its); // [n_rows, n_heads * head_dim]
+            device.sigmoid_mul(its, n_rows, &mut scratch.attended);
+        }
         self.output.forward(ctx, &scratch.attended, out)
     }
 }
@@ -197,16 +208,11 @@ impl<D: Device> WideNorm<D> {
     /// Norms this rank's columns of Q and K by the rows of all ranks.
     fn forward(&self, ctx: &mut Ctx<'_, D>, qkv: &mut D::Buffer, scratch: &mut WideScratch<D>) -> Result<()> {
         let (device, n_rows, WideScratch { parts, q, k }) = (ctx.device, ctx.n_rows(), scratch);
-        let is_spread = self.ranks.len() > 1;
         let me = ctx.ranks.rank() as usize;
         let [own_q, own_k] = [0, 1].map(|of| self.ranks[me][of].len());
-        if is_spread {
-            device.copy_columns((qkv, 0, 0..own_q + own_k), (parts, me * n_rows, 0), n_rows);
-            let owner_of = |row: usize| (row / n_rows) as u32;
-            ctx.ranks.share_rows(device, parts, owner_of, self.ranks.len() * n_rows)?;
-        }
+        parts.gather(ctx, qkv, own_q + own_k)?;
         for (rank, [of_q, of_k]) in self.ranks.iter().enumerate() {
-            let (from, row) = if is_spread { (&*parts, rank * n_rows) } else { (&*qkv, 0) };
+            let (from, row) = parts.of(qkv, rank, n_rows);
             device.copy_columns((from, row, 0..of_q.len()), (q, 0, of_q.start), n_rows);
             let of_keys = of_q.len()..of_q.len() + of_k.len();
             device.copy_columns((from, row, of_keys), (k, 0, of_k.start), n_rows);

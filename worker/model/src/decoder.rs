@@ -1,13 +1,13 @@
-//! The decoder that all families share: an embedding, blocks of attention and an MLP beside a residual stream, a head.
-//! The differences between families are fields of `Form`; differences inside a sublayer are in `Attention`, `Mlp` and
-//! the spec.
+//! The decoder that all families share: an embedding, blocks of attention or a recurrence and an MLP beside a residual
+//! stream, a head. The differences between families are fields of `Form`; differences inside a sublayer are in `Mixer`,
+//! `Mlp` and the spec.
 
-use crate::attention::{self, SelfAttention};
 use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::kv::KvCache;
 use crate::layers::{Embedding, LmHead, Norm, NormKind, Residual, repeat};
 use crate::limits::PassLimits;
+use crate::mixer::{Mixer, MixerScratch};
 use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
 use crate::weights::{MatrixRows, Weights};
@@ -80,9 +80,9 @@ pub struct Decoder<M: Memory> {
 }
 
 struct Block<M: Memory> {
-    norms: BlockNorms<Norm<M>>,  // [hidden] each
-    attention: SelfAttention<M>, // self_attn
-    mlp: Mlp<M>,                 // mlp
+    norms: BlockNorms<Norm<M>>, // [hidden] each
+    mixer: Mixer<M>,            // self_attn or linear_attn
+    mlp: Mlp<M>,                // mlp
     /// What a sublayer's output is multiplied by.
     factor: Option<f32>,
 }
@@ -91,7 +91,7 @@ struct Block<M: Memory> {
 struct Scratch<M: Memory> {
     x: M::Buffer,   // [rows_max, hidden]
     out: M::Buffer, // [n_planes * rows_max, hidden], what does not go straight to the stream; or no rows
-    attention: attention::AttentionScratch<M>,
+    mixer: MixerScratch<M>,
     mlp: mlp::MlpScratch<M>,
 }
 
@@ -117,7 +117,7 @@ impl<M: Memory> Decoder<M> {
             scratch: Scratch {
                 x: device.buffer(limits.rows_max, hidden)?,
                 out: device.buffer(limits.rows_max * n_planes_out, hidden)?,
-                attention: attention::AttentionScratch::new(all, spec, limits)?,
+                mixer: MixerScratch::new(all, spec, limits)?,
                 mlp: mlp::MlpScratch::new(all, spec, limits)?,
             },
         })
@@ -144,7 +144,7 @@ impl<D: Device> Decoder<D> {
         if let Some(table) = embed_positions {
             device.embed(table, 0, pass.rows.positions, residual.due()); // [n_rows, hidden]
         }
-        let only_sums = blocks.iter().all(|block| !block.attention.shares_rows());
+        let only_sums = blocks.iter().all(|block| !block.mixer.shares_rows());
         repeat(ctx, residual, only_sums, |ctx, residual| {
             blocks.iter().try_for_each(|block| block.forward(ctx, residual, scratch))
         })?;
@@ -156,32 +156,32 @@ impl<M: Memory> Block<M> {
     fn load(at: &Weights<'_, M>, spec: &ModelSpec, form: &Form, layer: usize) -> Result<Block<M>> {
         Ok(Block {
             norms: form.norms.map(|name| Norm::load(at, name, spec, form.norm_kind))?,
-            attention: SelfAttention::load(&at.under("self_attn"), spec, layer)?,
+            mixer: Mixer::load(at, spec, layer)?,
             mlp: Mlp::load(&at.under("mlp"), spec, &spec.layers[layer], form.activation)?,
             factor: spec.factors.residual,
         })
     }
 
     fn n_planes(&self) -> usize {
-        self.attention.n_planes().max(self.mlp.n_planes())
+        self.mixer.n_planes().max(self.mlp.n_planes())
     }
 }
 
 impl<D: Device> Block<D> {
     /// The stream, to which the last sublayer's output is yet to be added. [n_rows, hidden]
     fn forward(&self, ctx: &mut Ctx<'_, D>, residual: &mut Residual<D>, scratch: &mut Scratch<D>) -> Result<()> {
-        let Scratch { x, out, attention, mlp } = scratch;
+        let Scratch { x, out, mixer, mlp } = scratch;
         match &self.norms {
             BlockNorms::InTurn { attention: of_attention, mlp: of_mlp } => {
                 self.sublayer(ctx, of_attention, residual, x, out, |ctx, x, out| {
-                    self.attention.forward(ctx, x, attention, out)
+                    self.mixer.forward(ctx, x, mixer, out)
                 })?;
                 self.sublayer(ctx, of_mlp, residual, x, out, |ctx, x, out| self.mlp.forward(ctx, x, mlp, out))
             }
             BlockNorms::SideBySide { attention: of_attention, mlp: of_mlp } => {
                 let (device, n_rows) = (ctx.device, ctx.n_rows());
                 of_attention.forward(device, residual, n_rows, x);
-                self.attention.forward(ctx, x, attention, out)?;
+                self.mixer.forward(ctx, x, mixer, out)?;
                 if let Some(norm) = of_mlp {
                     norm.forward(device, residual, n_rows, x);
                 }

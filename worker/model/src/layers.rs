@@ -170,8 +170,9 @@ impl OwnedHeads {
     pub fn of(class: DeviceClass, part: &Part, whole: Heads) -> OwnedHeads {
         let Heads { n_heads, head_dim, per_kv, .. } = whole;
         let leaves = Leaves::o_proj(class, n_heads as u32, head_dim as u32);
-        let query = elements(&leaves, part);
-        let (start, end) = (query.start / head_dim, query.end / head_dim);
+        let owned = part.owned_heads(&leaves, head_dim as u32);
+        let (start, end) = (owned.start as usize, owned.end as usize);
+        let query = start * head_dim..end * head_dim;
         let kv = if start < end { start / per_kv..(end - 1) / per_kv + 1 } else { 0..0 };
         let heads = Heads { n_heads: end - start, n_kv_heads: kv.len(), first: start % per_kv, ..whole };
         OwnedHeads { heads, query, kv: kv.start * head_dim..kv.end * head_dim, leaves }

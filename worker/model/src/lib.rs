@@ -4,6 +4,7 @@
 
 mod attention;
 mod cohere2;
+mod convolution;
 mod ctx;
 mod decoder;
 mod error;
@@ -14,10 +15,13 @@ mod kv;
 mod layers;
 mod limits;
 mod llama;
+mod mixer;
 mod mlp;
 mod neox;
 mod olmo2;
+mod recurrence;
 mod rope;
+mod spread;
 mod weights;
 
 pub use error::{Error, Result};
@@ -26,11 +30,11 @@ pub use limits::PassLimits;
 pub use weights::PackedWeight;
 
 use backend::{BatchLimits, Device, KvSpec, Memory, Pass};
-use checkpoint::{Checkpoint, Family, ModelSpec};
+use checkpoint::{Checkpoint, Family, ModelSpec, StateHeads};
 use collective::{CancelFlag, Ranks};
 use decoder::{Decoder, Form};
 use layers::OwnedHeads;
-use types::{Activations, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, Part, PieceRun, PolicyDigest};
+use types::{Activations, CacheGroup, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, Part, PieceRun, PolicyDigest};
 use weights::{Intake, Weights};
 
 /// One rank's part of a model, on a device.
@@ -56,6 +60,12 @@ impl<M: Memory> Model<M> {
         cancel: &CancelFlag,
     ) -> Result<Model<M>> {
         let n_groups = checkpoint.spec().cache_groups().groups().len();
+        checkpoint.spec().recurrence.as_ref().map_or(Ok(()), |of| device.recurrence(&recurrence::whole_heads(of)))?;
+        checkpoint
+            .spec()
+            .convolution
+            .as_ref()
+            .map_or(Ok(()), |of| device.convolution(&convolution::owned(device.class(), part, of).0))?;
         device.batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups })?;
         let intake = Intake::default();
         let all = Weights::new(checkpoint, device, part, &intake, cancel);
@@ -119,7 +129,12 @@ fn form(spec: &ModelSpec) -> &'static Form {
         | Family::GptOss
         | Family::Glm4Moe
         | Family::Ministral
-        | Family::Ministral3 => &llama::FORM,
+        | Family::Ministral3
+        | Family::Qwen3Next
+        | Family::Qwen35
+        | Family::Qwen35Moe
+        | Family::GraniteHybrid
+        | Family::Lfm2 => &llama::FORM,
         Family::Gemma2 | Family::Gemma3 => &gemma::FORM,
         Family::Gpt2 => &gpt2::FORM,
         Family::Olmo2 | Family::Olmo3 => &olmo2::FORM,
@@ -134,8 +149,11 @@ fn form(spec: &ModelSpec) -> &'static Form {
 /// neither does a stage without layers of the group.
 pub fn kv_specs(spec: &ModelSpec, part: &Part, class: DeviceClass, dtype: KvDtype, n_blocks: &[u32]) -> Vec<KvSpec> {
     let n_kv_heads = OwnedHeads::of(class, part, attention::heads(spec)).heads.n_kv_heads as u32;
+    let of_states = |of: StateHeads| part.owned_heads(&Leaves::o_proj(class, of.n, of.dim), of.dim).len() as u32;
+    let n_states = spec.state_heads().map_or(0, of_states);
     let groups = spec.cache_groups();
-    let layouts = groups.groups().iter().map(|group| group.share(n_kv_heads));
+    let n_heads = |group: &CacheGroup| if group.layout.is_state() { n_states } else { n_kv_heads };
+    let layouts = groups.groups().iter().map(|group| group.share(n_heads(group)));
     let of_group = |((n_layers, layout), n_blocks): ((usize, KvLayout), &u32)| KvSpec {
         n_layers,
         n_blocks: *n_blocks as usize,
@@ -151,7 +169,8 @@ pub fn leaf_counts(spec: &ModelSpec, class: DeviceClass) -> Vec<u32> {
     let inner = Leaves::down_proj(class, spec.inner);
     let shared = spec.experts.map(|of| Leaves::down_proj(class, of.shared)).filter(|leaves| leaves.k() > 0);
     let counts = [heads.len() as u32, inner.len() as u32].into_iter().chain(spec.experts.as_ref().map(|e| e.n));
-    let counts = counts.chain(shared.map(|leaves| leaves.len() as u32));
+    let states = spec.state_heads().map(|of| Leaves::o_proj(class, of.n, of.dim).len() as u32);
+    let counts = counts.chain(states).chain(shared.map(|leaves| leaves.len() as u32));
     let mut counts: Vec<u32> = counts.filter(|n| *n > 0).collect();
     counts.sort_unstable();
     counts.dedup();

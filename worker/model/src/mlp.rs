@@ -43,6 +43,8 @@ pub struct Mixture<M: Memory> {
     experts: ExpertStack<M>,        // experts.{e}.gate_proj, up_proj, down_proj
     /// The expert that all rows use besides.
     shared: Option<Dense<M>>, // shared_experts
+    /// That one's output is multiplied by its sigmoid.
+    shared_gate: Option<M::Matrix>, // shared_expert_gate [1, hidden], on every rank
     runs: Vec<Range<u32>>,
     n_experts: u32,
 }
@@ -61,7 +63,8 @@ struct MixtureScratch<M: Memory> {
 
 struct SharedScratch<M: Memory> {
     dense: DenseScratch<M>,
-    out: M::Buffer, // [n_planes * rows_max, hidden]
+    out: M::Buffer,  // [n_planes * rows_max, hidden]
+    gate: M::Buffer, // [rows_max, 1]
 }
 
 struct DenseScratch<M: Memory> {
@@ -173,6 +176,10 @@ impl<M: Memory> Mixture<M> {
                 0 => None,
                 inner => Some(Dense::load(&at.under("shared_experts"), hidden, inner as usize, activation)?),
             },
+            shared_gate: match spec.has_shared_gate {
+                true => Some(at.rows(hidden, &[MatrixRows::all("shared_expert_gate", 1)])?),
+                false => None,
+            },
             router: at.rows(hidden, &[MatrixRows::all("gate", spec.n as usize)])?,
             experts: ExpertStack {
                 all: owned.clone().map(expert).collect::<Result<_>>()?,
@@ -202,8 +209,12 @@ impl<D: Device> Mixture<D> {
         // [runs * n_rows, hidden]
         device.experts(x, &self.experts, &self.runs, n_rows, &mut scratch.routes, out);
         ctx.ranks.all_reduce(device, out, &self.runs, self.n_experts, n_rows)?;
-        if let (Some(shared), Some(SharedScratch { dense, out: its })) = (&self.shared, &mut scratch.shared) {
+        if let (Some(shared), Some(SharedScratch { dense, out: its, gate })) = (&self.shared, &mut scratch.shared) {
             shared.forward(ctx, x, dense, its)?; // [n_rows, hidden]
+            if let Some(weight) = &self.shared_gate {
+                device.linear(x, weight, n_rows, gate); // [n_rows, 1]
+                device.sigmoid_mul(gate, n_rows, its);
+            }
             device.add(its, out, n_rows);
         }
         Ok(())
@@ -256,7 +267,8 @@ impl<M: Memory> SharedScratch<M> {
         let (device, n_leaves) = (all.device(), owned_inner(all.device().class(), all.part(), inner).1.len() as u32);
         let n_planes = aligned_runs(all.part().owned(n_leaves), n_leaves).len().max(1);
         let out = device.buffer(n_planes * limits.rows_max, hidden)?;
-        Ok(SharedScratch { dense: DenseScratch::new(all, inner, limits)?, out })
+        let gate = device.buffer(limits.rows_max, 1)?;
+        Ok(SharedScratch { dense: DenseScratch::new(all, inner, limits)?, out, gate })
     }
 }
 

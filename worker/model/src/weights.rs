@@ -87,13 +87,13 @@ impl<'a, M: Memory> Weights<'a, M> {
 
     /// `{name}.weight`, a vector of `len` in f32, each number plus `offset`.
     pub fn vector_plus(&self, name: &str, len: usize, offset: f32) -> Result<M::Vector> {
-        let values = self.numbers(&format!("{name}.weight"), len)?;
+        let values = self.numbers(&format!("{name}.weight"), [1, len])?;
         Ok(self.device.vector(&values.into_iter().map(|value| value + offset).collect::<Vec<_>>())?)
     }
 
     /// Some of the elements of a vector.
     pub fn vector_part(&self, name: &str, len: usize, owned: Range<usize>) -> Result<M::Vector> {
-        Ok(self.device.vector(&self.numbers(name, len)?[owned])?)
+        Ok(self.device.vector(&self.numbers(name, [1, len])?[owned])?)
     }
 
     /// Some of the elements of `{name}.bias`; None where the checkpoint has no such tensor.
@@ -102,12 +102,12 @@ impl<'a, M: Memory> Weights<'a, M> {
         if !self.checkpoint.has(&format!("{}{name}", self.path)) {
             return Ok(None);
         }
-        Ok(Some(self.numbers(&name, len)?[owned].to_vec()))
+        Ok(Some(self.numbers(&name, [1, len])?[owned].to_vec()))
     }
 
-    /// A vector as it is stored.
-    fn numbers(&self, name: &str, len: usize) -> Result<Vec<f32>> {
-        let (path, tensor) = self.tensor(name, [1, len])?;
+    /// A vector as it is stored, or a small matrix that meets no input.
+    pub fn numbers(&self, name: &str, shape: [usize; 2]) -> Result<Vec<f32>> {
+        let (path, tensor) = self.tensor(name, shape)?;
         let read = self.read(&path, Window::whole(tensor, self.checkpoint.pieces(&path)?))?;
         Ok(tensor.numbers(&read.bytes))
     }

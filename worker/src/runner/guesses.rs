@@ -70,13 +70,18 @@ pub(super) struct Guesses {
     ngrams: NgramIndex,
     /// The tokens that are guessed behind the log.
     pub tokens: Vec<Token>,
+    /// Those that must follow it, as far as that is known.
+    way: Vec<Token>,
 }
 
 impl Guesses {
     /// For a log that may have `n_tokens_max` tokens. None are guessed where `may_guess` is false.
     pub fn restart(&mut self, config: &GuessConfig, may_guess: bool, n_tokens_max: usize) {
         self.tokens.clear();
-        self.tokens.reserve(usize::from(config.n_max).min(DRAFT_ROWS_MAX as usize));
+        let n_max = usize::from(config.n_max).min(DRAFT_ROWS_MAX as usize);
+        self.tokens.reserve(n_max);
+        self.way.clear();
+        self.way.reserve(n_max);
         self.source = if may_guess { config.source.clone() } else { GuessSource::Off };
         if let GuessSource::Ngrams(limits) = self.source {
             self.ngrams.restart(limits, n_tokens_max);
@@ -88,14 +93,21 @@ impl Guesses {
         self.tokens.iter().zip(drawn).take_while(|(guess, drawn)| *guess == drawn).count() as u16
     }
 
-    /// Guesses at most `n_max` tokens behind `log`, which has grown since the last call.
-    pub fn guess(&mut self, log: &[Token], n_max: usize) {
+    /// Guesses at most `n_max` tokens behind `log`, which has grown since the last call. `only_way` adds those that
+    /// must follow it, where that is known.
+    pub fn guess(&mut self, log: &[Token], n_max: usize, only_way: impl FnOnce(&mut Vec<Token>)) {
         self.tokens.clear();
         match &self.source {
             GuessSource::Off => {}
             GuessSource::Ngrams(_) => {
                 self.ngrams.extend(log);
                 self.ngrams.guess(log, n_max, &mut self.tokens);
+                self.way.clear();
+                only_way(&mut self.way);
+                self.way.truncate(n_max);
+                if !self.tokens.starts_with(&self.way) {
+                    std::mem::swap(&mut self.tokens, &mut self.way);
+                }
             }
             GuessSource::Recalled(recalled) => recalled.guess(log, n_max, &mut self.tokens),
         }

@@ -102,6 +102,16 @@ impl KvCommit {
         Ok(if self.parts == KV_PARTS { Committed::All } else { Committed::Piece })
     }
 
+    /// Commits all, or as much as the machine gives.
+    pub fn go_on_to_the_end(&mut self, left: impl Fn() -> Option<u64>) -> Result<Committed, KvShort> {
+        loop {
+            match self.go_on(left())? {
+                Committed::Piece => {}
+                ended => return Ok(ended),
+            }
+        }
+    }
+
     fn short(&self, left: u64) -> Result<Committed, KvShort> {
         if self.parts >= self.parts_min {
             return Ok(Committed::Short);
@@ -159,6 +169,19 @@ mod tests {
     }
 
     const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn where_nobody_hears_of_parts_all_blocks_are_committed_at_once() {
+        let (mut commit, asked) = commit(200, 10);
+        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), Committed::All);
+        assert_eq!(asked.lock().unwrap().iter().map(|blocks| blocks.len()).sum::<usize>(), 200);
+        // A machine that lacks some gives what it has, as long as that is enough for one context.
+        let (mut commit, asked) = self::commit(200, 10);
+        let left =
+            || Some(((120 - asked.lock().unwrap().iter().map(|blocks| blocks.len()).sum::<usize>()) as u64) * MIB);
+        assert_eq!(commit.go_on_to_the_end(left).unwrap(), Committed::Short);
+        assert!((10..120).contains(&(commit.committed_bytes() / MIB)), "{}", commit.committed_bytes());
+    }
 
     #[test]
     fn every_block_is_committed_once_in_pieces_before_it_is_said_to_be() {

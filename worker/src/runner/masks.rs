@@ -7,13 +7,17 @@
 //! ```
 //!
 //! A mask for the next token is made as soon as this one is drawn, while the next pass runs. One that is not ready then
-//! is waited for a little, and else its slice draws nothing and runs again.
+//! is waited for a little, and else its slice draws nothing and runs again. A slice with drafts has a mask for each row
+//! that draws; where one behind a draft is not ready, or its draft is not allowed, the slice draws what is before it.
 
+mod follower;
+mod run;
 mod slot;
 mod threads;
 
 use crate::load::vocabulary::LazyVocabulary;
 use backend::DrawMask;
+use run::MaskRun;
 use slot::{Made, Slot};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -48,6 +52,8 @@ pub struct Masks {
     /// None until the first grammar.
     threads: Option<Threads>,
     running_max: usize,
+    /// The most tokens that are guessed behind a log.
+    n_guess_max: usize,
     live: HashMap<RequestId, Live>,
     /// When the present step's draws cease to wait.
     wait_until: Option<Instant>,
@@ -56,9 +62,8 @@ pub struct Masks {
 /// A request with a grammar.
 struct Live {
     slot: Arc<Slot>,
-    /// The mask of the draw with this number, the first of the output being 0. Its memory goes to and fro.
-    words: Vec<u32>,
-    of: Option<u32>,
+    /// The masks of a slice's draws. Their memory goes to and fro.
+    run: MaskRun,
     /// Since when a draw waits for its mask.
     late_since: Option<Instant>,
 }
@@ -72,9 +77,9 @@ pub enum Found {
 }
 
 impl Masks {
-    pub fn new(config: MaskConfig, vocabulary: Arc<LazyVocabulary>, running_max: usize) -> Masks {
+    pub fn new(config: MaskConfig, vocabulary: Arc<LazyVocabulary>, running_max: usize, n_guess_max: usize) -> Masks {
         let live = HashMap::with_capacity(running_max);
-        Masks { config, vocabulary, threads: None, running_max, live, wait_until: None }
+        Masks { config, vocabulary, threads: None, running_max, n_guess_max, live, wait_until: None }
     }
 
     /// Applies the ends and starts of a step.
@@ -93,8 +98,8 @@ impl Masks {
 
     fn start(&mut self, request: &Request) {
         let Some(grammar) = &request.grammar else { return };
-        let slot = Arc::new(Slot::new(grammar.clone(), &request.output));
-        let live = Live { slot, words: Vec::new(), of: None, late_since: None };
+        let slot = Arc::new(Slot::new(grammar.clone(), &request.output, self.n_guess_max));
+        let live = Live { slot, run: MaskRun::with_room(self.n_guess_max), late_since: None };
         if self.threads.is_none() {
             let started = Threads::start(self.config, self.vocabulary.clone(), 2 * self.running_max);
             self.threads = started.inspect_err(|error| tracing::error!(%error, "no thread for masks")).ok();
@@ -112,19 +117,27 @@ impl Masks {
         }
     }
 
+    /// A step that has begun verifies these drafts behind a log whose next draw is `n_output`.
+    pub fn draft(&self, id: RequestId, n_output: u32, drafts: &[Token]) {
+        if let (Some(live), Some(threads)) = (self.live.get(&id), &self.threads) {
+            live.slot.draft(n_output, drafts);
+            threads.see_to(&live.slot);
+        }
+    }
+
     /// A step's draws are about to ask for their masks.
     pub fn begin_draws(&mut self) {
         self.wait_until = None;
     }
 
-    /// Takes the mask for a request's next draw, the output having `n_output` tokens. `may_be_late` is false where the
-    /// slice cannot run again: then the wait is as long as any.
+    /// Takes the masks for a request's next draws, the output having `n_output` tokens. `may_be_late` is false where
+    /// the slice cannot run again: then the wait is as long as any.
     pub fn find(&mut self, id: RequestId, n_output: u32, may_be_late: bool) -> Found {
         let MaskConfig { wait_max, late_max, .. } = self.config;
         let Some(live) = self.live.get_mut(&id) else {
             return Found::Failed(Failure::Grammar(GrammarFault::Broken));
         };
-        if live.of == Some(n_output) {
+        if live.run.is_of(n_output) {
             return Found::Ready;
         }
         if let Some(threads) = &self.threads {
@@ -134,9 +147,9 @@ impl Masks {
             true => *self.wait_until.get_or_insert_with(|| Instant::now() + wait_max),
             false => Instant::now() + late_max,
         };
-        match live.slot.take(n_output, until, &mut live.words) {
+        match live.slot.take(n_output, until, &mut live.run) {
             Made::Mask => {
-                (live.of, live.late_since) = (Some(n_output), None);
+                live.late_since = None;
                 Found::Ready
             }
             Made::Nothing if live.late_since.get_or_insert_with(Instant::now).elapsed() < late_max && may_be_late => {
@@ -153,16 +166,24 @@ impl Masks {
         }
     }
 
-    /// The mask that was found for this request's draw.
-    pub fn of(&self, id: RequestId) -> DrawMask<'_> {
-        self.live.get(&id).map_or(DrawMask::Late, |live| DrawMask::Of(&live.words))
+    /// The mask that was found for this request's draw behind `n_drafts` drafts.
+    pub fn of(&self, id: RequestId, n_drafts: usize) -> DrawMask<'_> {
+        let live = self.live.get(&id);
+        live.and_then(|live| live.run.behind(n_drafts)).map_or(DrawMask::Late, DrawMask::Of)
     }
 
-    /// A token was drawn: its follower's mask can be made.
-    pub fn drawn(&self, id: RequestId, token: Token) {
+    /// Tokens were drawn: the mask behind them can be made.
+    pub fn drawn(&self, id: RequestId, tokens: impl Iterator<Item = Token>) {
         if let (Some(live), Some(threads)) = (self.live.get(&id), &self.threads) {
-            live.slot.push(token);
+            live.slot.push(tokens);
             threads.see_to(&live.slot);
+        }
+    }
+
+    /// Adds to `out` what is known to follow this output, because its grammar leaves one text.
+    pub fn only_way(&self, id: RequestId, output: &[Token], out: &mut Vec<Token>) {
+        if let Some(live) = self.live.get(&id) {
+            live.slot.only_way(output, out);
         }
     }
 }

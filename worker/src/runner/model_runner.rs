@@ -66,7 +66,8 @@ impl<D: Device + 'static> ModelRunner<D> {
     ) -> ModelRunner<D> {
         let draft_counts = DraftCounts::new(limits.guesses.source.name());
         let (outputs_max, told_max) = (limits.outputs_max(), limits.told_max());
-        let masks = Masks::new(masks, lent.get().vocabulary.clone(), limits.running_max);
+        let n_guess_max = limits.guesses.n_max_among(1);
+        let masks = Masks::new(masks, lent.get().vocabulary.clone(), limits.running_max, n_guess_max);
         let part = ranks.part();
         let (sequences, is_sampler) = (Sequences::new(limits, TokenSource::of(part)), part.is_sampler());
         let batch = sequences.new_batch();
@@ -106,6 +107,9 @@ impl<D: Device + 'static> ModelRunner<D> {
             self.sequences.hear(&self.told).map_err(protocol)?;
         }
         self.sequences.lay_out(step, &mut self.batch).map_err(protocol)?;
+        if self.is_sampler {
+            self.sequences.tell_drafts(step, &self.masks);
+        }
         let n_rows = self.lent.get().device.rows_for(&self.batch.pass());
         self.batch.pad(n_rows);
         Ok(())

@@ -204,6 +204,16 @@ impl Sequences {
         if n > outputs_max { Err(Violation::TooManyOutputs { n, outputs_max }) } else { Ok(()) }
     }
 
+    /// On the sampler: has masks made for the draws behind the drafts of a step that is laid out.
+    pub fn tell_drafts(&self, step: &Step, masks: &Masks) {
+        for slice in step.slices.iter().filter(|slice| slice.n_draft > 0) {
+            if let Some(sequence) = self.held.get(&slice.id).filter(|sequence| sequence.has_grammar) {
+                let drafts = slice.first_drawn() as usize..slice.range.end as usize;
+                masks.draft(slice.id, sequence.n_output_before(slice), &sequence.tokens[drafts]);
+            }
+        }
+    }
+
     /// Takes the masks of the step's draws that are ready, or become so while one may wait.
     pub fn take_masks(&mut self, step: &Step, masks: &mut Masks) {
         masks.begin_draws();
@@ -215,8 +225,7 @@ impl Sequences {
             if sequence.is_void(slice) || sequence.failed.is_some() {
                 continue;
             }
-            let n_output = slice.range.end.saturating_sub(sequence.n_prompt as u32);
-            match masks.find(slice.id, n_output, may_be_late) {
+            match masks.find(slice.id, sequence.n_output_before(slice), may_be_late) {
                 Found::Ready => sequence.is_masked = true,
                 Found::Late => {}
                 Found::Failed(failure) => sequence.failed = Some(failure),
@@ -235,15 +244,16 @@ impl Sequences {
                 draws.push(Draw { sampling: &sequence.sampling, prompt, output, score, mask: DrawMask::Open });
             }
             if sequence.draws(slice) {
-                let mask = match sequence.has_grammar {
+                let mask = |n_drafts: u32| match sequence.has_grammar {
                     false => DrawMask::Open,
-                    true if sequence.is_masked => masks.of(slice.id),
+                    true if sequence.is_masked => masks.of(slice.id, n_drafts as usize),
                     true => DrawMask::Late,
                 };
                 // A row behind drafts counts only if they hold, and then they are the log.
                 draws.extend((slice.first_drawn()..=slice.range.end).map(|position| {
                     let log = &sequence.tokens[..position as usize];
                     let (prompt, output) = log.split_at(sequence.n_prompt.min(log.len()));
+                    let mask = mask(position - slice.first_drawn());
                     Draw { sampling: &sequence.sampling, prompt, output, score: None, mask }
                 }));
             }
@@ -328,14 +338,13 @@ impl Sequences {
                     done.tokens.extend(sequence.outcome(slice, drawn.next()));
                     sequence.learn(slice.range.end, done.tokens.first().map_or(UNKNOWN, |out| out.token));
                 }
-                let token = done.tokens.first().map(|out| out.token);
-                if let Some(token) = token.filter(|_| sequence.has_grammar) {
-                    masks.drawn(slice.id, token);
+                if sequence.has_grammar && !done.tokens.is_empty() {
+                    masks.drawn(slice.id, done.tokens.iter().map(|out| out.token));
                 }
-                told.push(token);
+                told.push(done.tokens.first().map(|out| out.token));
                 done.n_hit = sequence.guesses.n_hit(done.tokens.iter().map(|out| out.token));
                 let n_guess_max = if done.tokens.is_empty() { 0 } else { n_guess_max };
-                sequence.guesses.guess(&sequence.tokens, n_guess_max);
+                sequence.guess(n_guess_max, |output, way| masks.only_way(slice.id, output, way));
                 done.n_guess = sequence.guesses.tokens.len() as u16;
                 let more = done.tokens.iter().skip(1).map(|out| out.token);
                 tell_rest(&mut self.told_rest, more, &sequence.guesses.tokens);

@@ -75,10 +75,15 @@ impl Sim {
     fn told(&self, sequence: &Sequence, token: Token, sampling: &Sampling) -> TokenOut {
         let Some(n_top) = sampling.logprobs else { return TokenOut { token, ..TokenOut::default() } };
         let logprob = |token: Token| -((mix(sequence.prompt, token.into()) % 1024) as f32) / 64.0;
-        let top = (0..u32::from(n_top))
-            .map(|i| (token + i) % self.vocab)
-            .map(|token| TokenLogprob { token, logprob: logprob(token) })
-            .collect();
+        let told = |token: Token| TokenLogprob { token, logprob: logprob(token) };
+        let likely = (0..u32::from(n_top)).map(|i| told((token + i) % self.vocab));
+        let top = match sampling.told.is_empty() {
+            true => likely.collect(),
+            false => {
+                let others = sampling.told.iter().filter(|other| **other != token);
+                [token].iter().chain(others).map(|token| told(*token)).collect()
+            }
+        };
         TokenOut { token, logprob: Some(logprob(token)), top }
     }
 
@@ -284,7 +289,10 @@ impl Sequence {
             let end = ((i + 1) * BLOCK_TOKENS).min(slice.range.end);
             let page = Page { n_filled: end - i * BLOCK_TOKENS, chain: self.chain[end as usize] };
             for (table, pages) in self.tables.iter().zip(&mut *pages) {
-                pages[table[i as usize].0 as usize] = page;
+                let block = table[i as usize];
+                if block != BlockId::NONE {
+                    pages[block.0 as usize] = page;
+                }
             }
         }
         Ok(())
@@ -301,7 +309,8 @@ impl Sequence {
     }
 }
 
-/// There must be as many blocks as `range.end` needs and the table lacks. Behind the window there may be none.
+/// There must be as many blocks as `range.end` needs and the table lacks. Behind the window there may be none, and of a
+/// recurrence in the slice's middle.
 fn take_blocks(
     group: CacheGroup,
     table: &mut Vec<BlockId>,
@@ -311,8 +320,8 @@ fn take_blocks(
 ) -> Result<(), String> {
     while table.len() < group.n_blocks(slice.range.end) as usize {
         let block = blocks.next().ok_or_else(|| format!("{} lacks a block for {:?}", slice.id, slice.range))?;
-        let is_behind = block == BlockId::NONE && table.len() < group.n_passed(slice.range.start) as usize;
-        if block.0 as usize >= n_blocks && !is_behind {
+        let may_lack = block == BlockId::NONE && group.may_lack(table.len() as u32, &slice.range, 0);
+        if block.0 as usize >= n_blocks && !may_lack {
             return Err(format!("{} is given block {} of {n_blocks}", slice.id, block.0));
         }
         table.push(block);
@@ -455,5 +464,27 @@ mod tests {
         refused(run(&mut runner, &twin(&[0, 1, 2, 3, none, 2, 1, 0])), "of group 1 and finds another's");
         refused(run(&mut runner, &twin(&[1, 0, 2, 3, none, 1, 2, 0])), "of group 0 and finds another's");
         run(&mut runner, &twin(&[0, 1, 2, 3, none, 1, 2, 0])).unwrap();
+    }
+
+    #[test]
+    fn a_recurrence_goes_on_from_the_page_before_and_writes_where_it_has_a_block() {
+        let sim = || Sim { groups: vec![CacheGroup::STATE], ..Sim::default() };
+        let none = BlockId::NONE.0;
+        let mut runner = SimRunner::new(sim(), &[3]);
+        refused(
+            run(&mut runner, &step(vec![request(0..64)], vec![slice(0..48, Want::Nothing)], &[none, none, none])),
+            "block 4294967295 of 3",
+        );
+        let mut runner = SimRunner::new(sim(), &[3]);
+        let first = step(vec![request(0..64)], vec![slice(0..48, Want::Nothing)], &[none, 0, 1]);
+        run(&mut runner, &first).unwrap();
+        run(&mut runner, &step(vec![], vec![slice(48..64, Want::Last)], &[2])).unwrap();
+        let twin = |blocks: &[u32]| {
+            let twin = Request { id: RequestId(2), ..request(0..40) };
+            step(vec![twin], vec![Slice { id: RequestId(2), ..slice(32..40, Want::Last) }], blocks)
+        };
+        refused(run(&mut runner, &twin(&[none, none, 2])), "block 4294967295 of 3");
+        refused(run(&mut runner, &twin(&[none, 1, 2])), "finds another's");
+        run(&mut runner, &twin(&[none, 0, 2])).unwrap();
     }
 }

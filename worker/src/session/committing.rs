@@ -29,14 +29,21 @@ pub(crate) struct CommitsFor {
     pub reports: Reports,
     pub counters: Arc<StepCounters>,
     pub memory_left: MemoryLeft,
+    /// Whether its coordinator heeds how much there is.
+    pub tells_parts: bool,
 }
 
 impl Committing {
-    /// Commits a first piece, and begins the thread for the rest. Returns how much of the pools is there.
-    pub fn begin(mut commit: KvCommit, rank: CommitsFor) -> Result<(Committing, u32), LoadError> {
-        let first = commit.go_on((rank.memory_left)())?;
-        let (counters, parts) = (rank.counters.clone(), commit.parts());
-        rank.tell(parts);
+    /// Commits a first piece, and begins the thread for the rest. Returns how much of the pools is there. A coordinator
+    /// that does not hear of parts uses all blocks at once: then all are committed here, as far as there is memory.
+    pub fn begin(mut commit: KvCommit, rank: CommitsFor) -> Result<(Committing, Option<u32>), LoadError> {
+        let counters = rank.counters.clone();
+        let first = match rank.tells_parts {
+            true => commit.go_on((rank.memory_left)())?,
+            false => commit.go_on_to_the_end(rank.memory_left)?,
+        };
+        let parts = rank.tells_parts.then_some(commit.parts());
+        rank.tell(commit.parts());
         let (alive, ended) = sync_channel(0);
         let thread = match first {
             Committed::All => None,
@@ -62,6 +69,9 @@ impl Drop for Committing {
 
 impl CommitsFor {
     fn tell(&self, parts: u32) {
+        if !self.tells_parts {
+            return;
+        }
         let Epoch { incarnation, n } = self.epoch;
         self.counters.tell_kv(Some(KvCommitted { epoch_incarnation: incarnation, epoch_n: n, parts }));
     }

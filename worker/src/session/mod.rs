@@ -17,6 +17,7 @@ use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{
     Assign, Failed, Guesses, Leaving, Meet, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame,
 };
+use proto::since;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -25,7 +26,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
-use types::{Epoch, NgramLimits, Step};
+use types::{Epoch, NgramLimits, Request, Step};
 use wire::Refused;
 
 /// How a session ended after which another may begin.
@@ -182,6 +183,9 @@ impl Session<'_> {
 
     async fn assign(&mut self, assign: Assign) -> Option<Ended> {
         let protocol = assign.protocol;
+        if assign.guesses.is_some() && !self.knows(since::GUESSES) {
+            return self.fail("guesses, which this build does not know".into()).await;
+        }
         let assignment = match assignment(assign) {
             Ok(assignment) => assignment,
             Err(malformed) => return self.fail(format!("a place that cannot be meant: {malformed}")).await,
@@ -190,7 +194,7 @@ impl Session<'_> {
         self.epoch = Some(assignment.epoch);
         let lease = self.worker.leases.next();
         let (assignment, reports) = (Box::new(assignment), self.reports.clone());
-        self.hand_over(Work::Load { assignment, lease, reports }).await
+        self.hand_over(Work::Load { assignment, lease, reports, protocol }).await
     }
 
     async fn meet(&mut self, meet: Meet) -> Option<Ended> {
@@ -227,10 +231,18 @@ impl Session<'_> {
             tracing::warn!(step = step.id.0, epoch = %step.epoch, "a step of another epoch is dropped");
             return None;
         }
+        let knows_all = self.knows(since::GRAMMARS) && self.knows(since::NAMED_LOGPROBS);
+        if !knows_all && step.starts.iter().any(Request::asks_for_newest) {
+            return self.fail("a grammar or named logprobs, which this build does not know".into()).await;
+        }
         match step.supported() {
             Ok(()) => self.hand_over(Work::Step { step, traceparent }).await,
             Err(unsupported) => self.fail(unsupported.to_string()).await,
         }
+    }
+
+    fn knows(&self, number: u32) -> bool {
+        self.worker.config.speaks.knows(number)
     }
 
     /// The queue is as long as a coordinator may plan ahead; a longer one waits here, and the stream's window fills.

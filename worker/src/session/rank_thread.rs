@@ -11,6 +11,7 @@ use crate::session::committing::{CommitsFor, Committing};
 use crate::session::heartbeat::StepCounters;
 use collective::{AbortHandle, CancelFlag};
 use proto::cluster::{Failed, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
+use proto::since;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -30,24 +31,19 @@ pub(crate) enum Work {
         assignment: Box<Assignment>,
         lease: ThreadLease,
         reports: Reports,
+        /// The protocol that the coordinator and this worker speak.
+        protocol: u32,
     },
     /// All ranks of the epoch have loaded.
-    Meet {
-        epoch: Epoch,
-    },
+    Meet { epoch: Epoch },
     /// A step with its span at the coordinator, which is empty where nobody records it.
-    Step {
-        step: Step,
-        traceparent: String,
-    },
+    Step { step: Step, traceparent: String },
     /// The assignment has ended, and what it holds can be freed.
     Release,
     /// The weights in memory are not what was loaded.
     Spoilt,
     /// It is over because of the bytes that were loaded for it. Answered when no copy of them is believed any more.
-    Distrust {
-        done: oneshot::Sender<()>,
-    },
+    Distrust { done: oneshot::Sender<()> },
 }
 
 /// One assignment's lease on the thread, and the flag that ends it.
@@ -212,10 +208,10 @@ pub(crate) async fn run(
         progress.busy(true);
         progress.add_idle(idle_since.elapsed());
         state = match (next, state) {
-            (Work::Load { assignment, lease, reports }, old) => {
+            (Work::Load { assignment, lease, reports, protocol }, old) => {
                 // The old KV cache is dropped first: there may not be room for two.
                 drop(old);
-                let place = LoadedRank::load(&mut *loader, &assignment, lease, reports).await;
+                let place = LoadedRank::load(&mut *loader, &assignment, lease, (reports, protocol)).await;
                 place.map_or(RankState::Idle, RankState::Loaded)
             }
             (Work::Meet { epoch }, RankState::Loaded(place)) if place.epoch == epoch => {
@@ -277,6 +273,8 @@ struct LoadedRank {
     lease: ThreadLease,
     /// Whether it samples; other ranks report nothing of a step.
     answers: bool,
+    /// Whether the coordinator heeds how much of the KV cache has memory.
+    tells_parts: bool,
     loaded: Box<dyn LoadedModel>,
     reports: Reports,
 }
@@ -301,7 +299,7 @@ impl LoadedRank {
         loader: &mut dyn Load,
         assignment: &Assignment,
         lease: ThreadLease,
-        reports: Reports,
+        (reports, protocol): (Reports, u32),
     ) -> Option<LoadedRank> {
         // A long step may have outlived the session that gave this one.
         if lease.is_over() {
@@ -319,7 +317,16 @@ impl LoadedRank {
             weights: ready.weights.iter().map(PieceRun::from).collect(),
         };
         let answers = assignment.layout.part(rank).is_sampler();
-        reports.send(Frame::Loaded(said)).await.then(|| LoadedRank { epoch, rank, lease, answers, loaded, reports })
+        let tells_parts = protocol >= since::KV_PARTS;
+        reports.send(Frame::Loaded(said)).await.then(|| LoadedRank {
+            epoch,
+            rank,
+            lease,
+            answers,
+            tells_parts,
+            loaded,
+            reports,
+        })
     }
 
     async fn meet(
@@ -328,14 +335,16 @@ impl LoadedRank {
         counters: &Arc<StepCounters>,
         memory_left: MemoryLeft,
     ) -> Option<RunningRank> {
-        let LoadedRank { epoch, rank, lease, answers, loaded, reports } = self;
+        let LoadedRank { epoch, rank, lease, answers, tells_parts, loaded, reports } = self;
         let met = attempt(|| {
             let mut runner = loaded.meet(&lease.0)?;
-            let rank = || CommitsFor { epoch, reports: reports.clone(), counters: counters.clone(), memory_left };
+            let (reports, counters) = (reports.clone(), counters.clone());
+            let rank = || CommitsFor { epoch, reports, counters, memory_left, tells_parts };
             let committing = runner.kv_commit().map(|commit| Committing::begin(commit, rank())).transpose()?;
             Ok((runner, committing.unzip()))
         });
         let (runner, (_committing, kv_parts)) = reports.heed(epoch, &lease, met).await?;
+        let kv_parts = kv_parts.flatten();
         if !leases.hold(&lease, runner.abort_handle()) {
             return None;
         }

@@ -86,12 +86,12 @@ fn a_tied_embedding_is_the_head_of_the_last_stage_too() {
     }
 }
 
-/// Experts, windows, caps, sinks, norms of heads and of all heads, biases, positions, factors, shared experts and all
-/// ways of norms, each cut evenly, unevenly, over
-/// stages, and over ranks of which one owns nothing.
+/// Experts, windows, caps, sinks, gates, recurrences, norms of heads and of all heads, biases, positions, factors,
+/// shared experts, all ways of norms, and weights of few bits in groups that leaves cut; each cut evenly, unevenly,
+/// over stages, and over ranks of which one owns nothing.
 #[test]
 fn every_family_gives_the_tokens_of_one_rank() {
-    const FAMILIES: [(&str, u32); 20] = [
+    const FAMILIES: [(&str, u32); 30] = [
         ("mixtral", 2),
         ("qwen3-moe", 3),
         ("qwen2", 2),
@@ -112,6 +112,16 @@ fn every_family_gives_the_tokens_of_one_rank() {
         ("cohere2", 4),
         ("gpt-neox", 2),
         ("gpt-oss", 2),
+        ("qwen3-next", 4),
+        ("qwen3.5", 4),
+        ("qwen3.5-moe", 2),
+        ("granite4", 3),
+        ("awq", 2),
+        ("gptq-4", 2),
+        ("packed-4-zeros", 2),
+        ("packed-8", 2),
+        ("w8a8", 2),
+        ("lfm2", 3),
     ];
     for (name, n_layers) in FAMILIES {
         let (assignment, mut requests) = (assignment(name), requests(5));
@@ -126,6 +136,33 @@ fn every_family_gives_the_tokens_of_one_rank() {
         for layout in layouts {
             let played = on_grid(&assignment, &layout, &requests, plan(&layout));
             assert!(played.outputs == expected.outputs, "{name} on {layout:?}");
+        }
+    }
+}
+
+/// Whose blocks begin anywhere in a step, and whose drafts are rewound over a block's boundary.
+#[test]
+fn recurrent_layers_give_the_tokens_of_one_rank_in_chunks_of_any_length() {
+    for (name, n_layers) in [("qwen3-next", 4), ("granite4", 3)] {
+        let (assignment, mut requests) = (assignment(name), requests(6));
+        requests.iter_mut().flat_map(|request| &mut request.prompt).for_each(|token| *token %= 264);
+        let expected = alone(&assignment, &requests);
+        let recalled = Some(Arc::new(common::recalled(&requests, &expected)));
+        let loader = ModelLoader { recalled, ..loader() };
+        let guesses = GuessConfig { n_max: 9, ..GuessConfig::default() };
+        let with_guesses = Assignment { guesses, ..assignment.clone() };
+        for (tp, pp, chunk, drafts_max) in
+            [(1, 1, 1, 0), (1, 1, 7, 4), (2, 1, 64, 0), (3, 1, 7, 8), (2, 2, 1, 0), (3, 2, 64, 4)]
+        {
+            let layout = Layout::even(Grid { tp, pp, ep: 1 }, n_layers).unwrap();
+            let mut grid = Threads::start(&loader, &with_guesses, &layout);
+            let plan = Plan { chunk, ..plan(&layout) };
+            let played = Player::new(&mut grid, &with_guesses).with_drafts(drafts_max).play(&requests, plan);
+            grid.end();
+            assert!(
+                played.outputs == expected.outputs,
+                "{name}: tp {tp}, pp {pp}, chunks of {chunk}, {drafts_max} drafts"
+            );
         }
     }
 }

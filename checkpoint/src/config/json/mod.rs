@@ -1,12 +1,13 @@
 //! Reads a spec from `config.json`, and from `generation_config.json` and `tokenizer_config.json` if they exist.
 
 mod keys;
+mod recurrence;
 mod rope;
 mod tables;
 
 use super::{
-    AttentionSpec, ClampedSilu, Defaults, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec, ModelSpec, Positions,
-    QueryKeyNorms, distinct,
+    AttentionSpec, ClampedSilu, Defaults, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec, MixerKind, ModelSpec,
+    Positions, QueryKeyNorms, distinct,
 };
 use crate::error::Fault;
 use crate::scaling::Scaling;
@@ -22,6 +23,8 @@ impl ModelSpec {
         tokenizer: &Value,
         folder_name: &str,
     ) -> Result<ModelSpec, Fault> {
+        let text = tables::text_of(config);
+        let config = text.as_ref();
         let keys = JsonKeys(config);
         let table = table_of(&keys)?;
         let (family, names) = (table.family, table.names);
@@ -43,8 +46,10 @@ impl ModelSpec {
             vocab: keys.length("vocab_size")?,
             context,
             norm_eps: keys.float(names.eps)?.unwrap_or(table.eps),
-            norm_offset: if is_gemma(family) { 1.0 } else { 0.0 },
+            norm_offset: if is_gemma(family) || has_output_gate(family) { 1.0 } else { 0.0 },
             attention: attention(&keys, family, head_dim, context)?,
+            recurrence: recurrence::recurrence(&keys, family, hidden)?,
+            convolution: recurrence::convolution(&keys, family, hidden)?,
             layers: layers(&keys, family, n_layers, experts.is_some())?,
             experts,
             rope: rope::rope(&keys, table, "full_attention", head_dim, context)?,
@@ -52,7 +57,7 @@ impl ModelSpec {
             logits_cap: keys.float("final_logit_softcapping")?.filter(|_| is_gemma(family)),
             factors: factors(&keys, family, hidden)?,
             is_parallel: is_parallel(&keys, family)?,
-            tied_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(is_tied(family)),
+            tied_embeddings: tied_embeddings(&keys, family)?,
             bos: first_token(config, "bos_token_id").or_else(|| first_token(generation, "bos_token_id")),
             eos: config_eos(config, generation, tokenizer)?,
         };
@@ -60,12 +65,25 @@ impl ModelSpec {
     }
 }
 
+fn tied_embeddings(keys: &JsonKeys<'_>, family: Family) -> Result<bool, Fault> {
+    match keys.bool("tie_word_embeddings")? {
+        Some(is_tied) => Ok(is_tied),
+        // LFM2's first files used another name for it.
+        None => Ok(keys.bool("tie_embedding")?.unwrap_or(is_tied(family))),
+    }
+}
+
 fn is_tied(family: Family) -> bool {
-    is_gemma(family) || matches!(family, Family::Gpt2 | Family::Cohere2)
+    is_gemma(family) || matches!(family, Family::Gpt2 | Family::Cohere2 | Family::Lfm2)
 }
 
 fn is_gemma(family: Family) -> bool {
     matches!(family, Family::Gemma2 | Family::Gemma3)
+}
+
+/// Families whose attention has a gate behind it.
+fn has_output_gate(family: Family) -> bool {
+    matches!(family, Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe)
 }
 
 /// Whether Q, K and V may have a bias, if the config says so.
@@ -107,6 +125,9 @@ fn refuse_unserved(keys: &JsonKeys<'_>, table: &Table) -> Result<(), Fault> {
 fn inner(keys: &JsonKeys<'_>, table: &Table, hidden: u32) -> Result<u32, Fault> {
     match table.family {
         Family::Gpt2 => Ok(keys.optional(table.names.inner)?.unwrap_or(4 * hidden)),
+        // Without a dense layer nothing says how wide one would be.
+        Family::Qwen35Moe => keys.length("moe_intermediate_size"),
+        Family::Lfm2 => recurrence::lfm2_inner(keys),
         _ => keys.length(table.names.inner),
     }
 }
@@ -115,11 +136,14 @@ fn attention(keys: &JsonKeys<'_>, family: Family, head_dim: u32, context: u32) -
     let by_root = |dim: f32| 1.0 / dim.sqrt();
     let scale = match family {
         Family::Gemma2 | Family::Gemma3 => by_root(keys.float("query_pre_attn_scalar")?.unwrap_or(256.0)),
-        Family::Granite | Family::GraniteMoe => keys.float("attention_multiplier")?.unwrap_or(1.0),
+        Family::Granite | Family::GraniteMoe | Family::GraniteHybrid => {
+            keys.float("attention_multiplier")?.unwrap_or(1.0)
+        }
         _ => by_root(head_dim as f32),
     };
     let query_key_norms = match family {
         Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 => QueryKeyNorms::Heads,
+        Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe | Family::Lfm2 => QueryKeyNorms::Heads,
         Family::Glm4Moe if keys.bool("use_qk_norm")?.unwrap_or(false) => QueryKeyNorms::Heads,
         Family::Olmo2 | Family::Olmo3 => QueryKeyNorms::Projection,
         _ => QueryKeyNorms::None,
@@ -131,6 +155,7 @@ fn attention(keys: &JsonKeys<'_>, family: Family, head_dim: u32, context: u32) -
         query_key_norms,
         temperature: if family == Family::Ministral3 { rope::temperature(keys, context)? } else { None },
         has_sinks: family == Family::GptOss,
+        has_gate: has_output_gate(family),
     })
 }
 
@@ -140,7 +165,7 @@ fn factors(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> Result<Factors, 
         Family::Gemma2 | Family::Gemma3 => {
             Ok(Factors { embedding: Some((hidden as f32).sqrt()), ..Factors::default() })
         }
-        Family::Granite | Family::GraniteMoe => Ok(Factors {
+        Family::Granite | Family::GraniteMoe | Family::GraniteHybrid => Ok(Factors {
             embedding: given("embedding_multiplier")?,
             residual: given("residual_multiplier")?,
             logits: given("logits_scaling")?.map(|divisor| 1.0 / divisor),
@@ -164,7 +189,18 @@ fn experts(keys: &JsonKeys<'_>, family: Family) -> Result<Option<ExpertsSpec>, F
     let n_used = || keys.length("num_experts_per_tok");
     let plain = |n: u32, inner: u32, normalized: bool| -> Result<ExpertsSpec, Fault> {
         let (scores, n_used) = (ExpertScores::Softmax, n_used()?);
-        Ok(ExpertsSpec { n, n_used, inner, normalized, scores, factor: 1.0, shared: 0, clamp: None, has_bias: false })
+        Ok(ExpertsSpec {
+            n,
+            n_used,
+            inner,
+            normalized,
+            scores,
+            factor: 1.0,
+            shared: 0,
+            has_shared_gate: false,
+            clamp: None,
+            has_bias: false,
+        })
     };
     let inner = || keys.length("intermediate_size");
     match family {
@@ -175,6 +211,21 @@ fn experts(keys: &JsonKeys<'_>, family: Family) -> Result<Option<ExpertsSpec>, F
             let normalized = keys.bool("norm_topk_prob")?.unwrap_or(false);
             plain(n, keys.length("moe_intermediate_size")?, normalized).map(Some)
         }
+        Family::Qwen3Next | Family::Qwen35Moe => {
+            let n = keys.optional("num_experts")?.map_or_else(|| keys.length("num_local_experts"), Ok)?;
+            // The newer one has no switch for it.
+            let normalized = keys.bool("norm_topk_prob")?.unwrap_or(true);
+            let shared = keys.length("shared_expert_intermediate_size")?;
+            let of = plain(n, keys.length("moe_intermediate_size")?, normalized)?;
+            Ok(Some(ExpertsSpec { shared, has_shared_gate: shared > 0, ..of }))
+        }
+        Family::GraniteHybrid => match keys.optional("num_local_experts")?.unwrap_or(0) {
+            0 => Ok(None),
+            n => {
+                let shared = keys.length("shared_intermediate_size")?;
+                Ok(Some(ExpertsSpec { shared, ..plain(n, inner()?, true)? }))
+            }
+        },
         Family::GptOss => {
             let (alpha, limit) = (keys.float("swiglu_alpha")?, keys.float("swiglu_limit")?);
             let clamp = ClampedSilu { alpha: alpha.unwrap_or(1.702), limit: limit.unwrap_or(7.0) };
@@ -200,7 +251,10 @@ fn experts(keys: &JsonKeys<'_>, family: Family) -> Result<Option<ExpertsSpec>, F
 fn layers(keys: &JsonKeys<'_>, family: Family, n_layers: u32, has_experts: bool) -> Result<Vec<LayerSpec>, Fault> {
     let n_layers = n_layers.min(super::LAYERS_MAX as u32);
     let window = window(keys, family)?;
-    let listed = keys.texts("layer_types")?;
+    let listed = match keys.texts("layer_types")? {
+        None => keys.texts("layers_block_type")?,
+        listed => listed,
+    };
     if let Some(listed) = listed.as_ref().filter(|listed| listed.len() != n_layers as usize) {
         return Fault::malformed(format!("layer_types names {} layers of {n_layers}", listed.len()));
     }
@@ -209,13 +263,18 @@ fn layers(keys: &JsonKeys<'_>, family: Family, n_layers: u32, has_experts: bool)
     let n_dense = keys.optional("first_k_dense_replace")?.unwrap_or(u32::from(family == Family::Glm4Moe));
     let dense = |i: u32| i < n_dense || mlp_only.contains(&i) || !(i + 1).is_multiple_of(sparse_step);
     let layer = |i: u32| {
-        let is_local = match listed.as_ref().map(|listed| listed[i as usize]) {
+        let name = listed.as_ref().map(|listed| listed[i as usize]);
+        let mixer = recurrence::mixer(keys, family, i, name)?;
+        let is_local = match name {
+            _ if mixer != MixerKind::Attention => false,
             Some("full_attention") => false,
+            Some("attention") if family == Family::GraniteHybrid => false,
             Some("sliding_attention") => true,
             Some(other) => return Fault::unsupported(format!("a layer of the type {other}")),
             None => is_local(keys, family, i)?,
         };
         Ok(LayerSpec {
+            mixer,
             window: window.filter(|_| is_local),
             positions: positions(keys, family, i, is_local)?,
             has_experts: has_experts && !dense(i),
@@ -265,6 +324,7 @@ fn is_local(keys: &JsonKeys<'_>, family: Family, layer: u32) -> Result<bool, Fau
 fn positions(keys: &JsonKeys<'_>, family: Family, layer: u32, is_local: bool) -> Result<Positions, Fault> {
     match family {
         Family::Gpt2 => Ok(Positions::None),
+        Family::GraniteHybrid if keys.text("position_embedding_type") != Some("rope") => Ok(Positions::None),
         Family::Gemma3 | Family::Olmo3 if is_local => Ok(Positions::LocalRope),
         Family::Cohere2 if !is_local => Ok(Positions::None),
         Family::SmolLm3 => {

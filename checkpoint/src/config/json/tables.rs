@@ -4,6 +4,7 @@ use super::keys::JsonKeys;
 use crate::config::Family;
 use crate::error::Fault;
 use serde_json::Value;
+use std::borrow::Cow;
 
 /// The names in a family's config, and the meaning of absent ones.
 pub(super) struct Table {
@@ -49,6 +50,8 @@ const COMMON: Names = Names {
 const LAYER_NORM: Names = Names { eps: "layer_norm_eps", ..COMMON };
 const NEOX: Names = Names { theta: "rotary_emb_base", turned: "rotary_pct", ..LAYER_NORM };
 const GEMMA: Names = Names { activation: "hidden_activation", ..COMMON };
+const LFM2: Names = Names { eps: "norm_eps", ..COMMON };
+const GRANITE_4: Names = Names { inner: "shared_intermediate_size", ..COMMON };
 const GPT2: Names = Names {
     hidden: "n_embd",
     n_layers: "n_layer",
@@ -78,7 +81,7 @@ const fn gated(family: Family, architecture: &'static str, model_type: &'static 
     }
 }
 
-const TABLES: [Table; 22] = [
+const TABLES: [Table; 27] = [
     gated(Family::Llama, "LlamaForCausalLM", "llama"),
     gated(Family::Mistral, "MistralForCausalLM", "mistral"),
     gated(Family::SmolLm3, "SmolLM3ForCausalLM", "smollm3"),
@@ -112,7 +115,30 @@ const TABLES: [Table; 22] = [
         turned: 0.25,
         ..gated(Family::GptNeox, "GPTNeoXForCausalLM", "gpt_neox")
     },
+    Table { turned: 0.25, ..gated(Family::Qwen3Next, "Qwen3NextForCausalLM", "qwen3_next") },
+    Table { turned: 0.25, ..gated(Family::Qwen35, "Qwen3_5ForCausalLM", "qwen3_5_text") },
+    Table { turned: 0.25, ..gated(Family::Qwen35Moe, "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text") },
+    Table { names: &GRANITE_4, ..gated(Family::GraniteHybrid, "GraniteMoeHybridForCausalLM", "granitemoehybrid") },
+    Table { names: &LFM2, eps: 1e-5, theta: 1_000_000.0, ..gated(Family::Lfm2, "Lfm2ForCausalLM", "lfm2") },
 ];
+
+/// Architectures that see images too, whose model of text stands in an object of its own.
+const WITH_IMAGES: [&str; 2] = ["Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"];
+
+/// The config of the model of text: the whole, or the part of one that sees images, with what the whole says besides.
+pub(super) fn text_of(config: &Value) -> Cow<'_, Value> {
+    let architecture = config["architectures"][0].as_str().unwrap_or_default();
+    let part = config.get("text_config").and_then(Value::as_object).filter(|_| WITH_IMAGES.contains(&architecture));
+    let Some(part) = part else { return Cow::Borrowed(config) };
+    let mut text = part.clone();
+    text.remove("architectures");
+    for key in ["tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config"] {
+        if let Some(value) = config.get(key).filter(|_| text.get(key).is_none_or(Value::is_null)) {
+            text.insert(key.to_owned(), value.clone());
+        }
+    }
+    Cow::Owned(Value::Object(text))
+}
 
 pub(super) fn table_of(keys: &JsonKeys<'_>) -> Result<&'static Table, Fault> {
     let architecture = keys.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);

@@ -5,8 +5,22 @@ use crate::harness::{Random, Rounds, damage, mutate};
 use serde_json::Value;
 use std::path::Path;
 
-const FOLDERS: [&str; 8] =
-    ["llama-f16-sharded", "gemma3", "qwen3-moe", "phi3-long", "gpt2", "smollm3", "fp8-block", "fp8-channel"];
+const FOLDERS: [&str; 14] = [
+    "llama-f16-sharded",
+    "gemma3",
+    "qwen3-moe",
+    "phi3-long",
+    "gpt2",
+    "smollm3",
+    "fp8-block",
+    "fp8-channel",
+    "awq",
+    "gptq-4",
+    "packed-4-zeros",
+    "w8a8",
+    "llm-int8",
+    "nf4",
+];
 const SMALL: [&str; 4] = ["config.json", "generation_config.json", "tokenizer_config.json", INDEX];
 const INDEX: &str = "model.safetensors.index.json";
 

@@ -1,9 +1,12 @@
 //! The scheduler: what it plans, and what it never does over thousands of seeds.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod by_hand;
 mod pipelining;
 mod planning;
+mod reuse;
 mod room;
 mod simulation;
+mod states;
 mod tenants;
 mod windows;

@@ -725,7 +725,7 @@ fn what_is_pooled_may_fill_the_context() {
         scheduler.check();
     }
     assert_eq!(ended, [Some(Finish::Stop)]);
-    scheduler.narrow(128);
+    scheduler.narrow(128, true);
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn ends(out: &[Output]) -> Vec<(u64, u32, Finish)> {
 /// New workers, which hold `room` tokens of a log.
 fn place(scheduler: &mut Scheduler, n: u32, room: u32) -> Vec<Output> {
     let mut out = Vec::new();
-    scheduler.narrow(room);
+    scheduler.narrow(room, true);
     let epoch = Epoch { incarnation: 0, n };
     scheduler.requeue_into(epoch, &[room.div_ceil(16) * 4], Loss::Unexplained, &mut out);
     scheduler.check();

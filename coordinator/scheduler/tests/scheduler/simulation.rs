@@ -12,7 +12,8 @@
 //! ignored; one token too many; an answer out of order taken; an ended sequence that still speaks; a cache read by who
 //! must not; two suspects of a loss side by side; a loss that accuses nobody; a turn that goes to who gets no block; a
 //! window's block given back one position too early, or to a slice of the step that still reads it; a hit whose window
-//! is not all there; a block given back before it has its name.
+//! is not all there; a block given back before it has its name; a state's page given back one block too early, or named
+//! as that of the block before; the end of a slice over which a state is carried one position short.
 //!
 //! Only `check()` sees what ranks that run steps in order cannot: blocks of an ended sequence given back before its
 //! last slice has landed; a block named when it is planned and not when it is computed; a second slice planned ahead.
@@ -21,6 +22,7 @@ mod facts;
 mod pipeline;
 mod reference;
 mod rng;
+mod trees;
 mod worker;
 mod world;
 

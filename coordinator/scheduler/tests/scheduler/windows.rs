@@ -1,10 +1,9 @@
 //! Cache groups with a window: what a step carries for each, what is released, and what a prefix hit needs.
 
+use super::by_hand::{apply, plan, request, run_out};
 use scheduler::{Config, Loss, Rejected, Scheduler};
 use types::cache::blocks_for;
-use types::{
-    BlockId, CacheGroup, Epoch, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, Token, TokenOut, Want,
-};
+use types::{BlockId, CacheGroup, Epoch, Micros, SliceDone, Step, StepDone};
 
 fn window(n_positions: u32) -> CacheGroup {
     CacheGroup::FULL.within(n_positions)
@@ -21,31 +20,6 @@ fn config(n_blocks: [u32; 2]) -> Config {
         chunk_tokens_max: 32,
         ..Config::default()
     }
-}
-
-fn request(id: u64, prompt: impl IntoIterator<Item = Token>, tokens_max: u32) -> Request {
-    let sampling = Sampling { tokens_max, ..Sampling::default() };
-    Request { id: RequestId(id), prompt: prompt.into_iter().collect(), sampling, ..Request::default() }
-}
-
-fn plan(scheduler: &mut Scheduler) -> Option<Step> {
-    let mut step = Step::default();
-    let planned = scheduler.next_step(Micros(0), &mut step);
-    scheduler.check();
-    planned.then_some(step)
-}
-
-fn apply(scheduler: &mut Scheduler, step: &Step) {
-    let draw = |want| if want == Want::Last { vec![TokenOut { token: 7, ..TokenOut::default() }] } else { vec![] };
-    let slices = step.slices.iter().map(|slice| SliceDone { tokens: draw(slice.want), ..SliceDone::default() });
-    let done = StepDone { id: step.id, epoch: step.epoch, slices: slices.collect(), micros: 0 };
-    scheduler.apply(&done, &mut Vec::new()).unwrap();
-    scheduler.check();
-}
-
-/// Runs until nothing is left to plan, one step at a time; returns the steps.
-fn run_out(scheduler: &mut Scheduler) -> Vec<Step> {
-    core::iter::from_fn(|| plan(scheduler).inspect(|step| apply(scheduler, step))).collect()
 }
 
 /// The first slice's runs of blocks: of the full group, and of the windowed one.

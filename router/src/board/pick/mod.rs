@@ -56,6 +56,7 @@ pub(crate) mod tests {
             n_cached: 0,
             n_names: 0,
             id: 0,
+            protocol: 1,
         }
     }
 
@@ -63,7 +64,7 @@ pub(crate) mod tests {
     pub fn open(table: &[Row], wish: &Wish) -> (Open, Option<usize>) {
         let mut open = Open::default();
         let candidate = |row: &Row| {
-            let standing = if wish.is_for(row.version) { row.standing } else { Absent };
+            let standing = if wish.is_for(row.version, row.protocol) { row.standing } else { Absent };
             Candidate { standing, digest: row.digest, context: row.context }
         };
         let stranger = open.find(table.iter().map(candidate), wish.n_prompt);
@@ -84,7 +85,7 @@ pub(crate) mod tests {
         open(table, &TEN).1
     }
 
-    const TEN: Wish = Wish { n_prompt: 10, session: None, n_before: 0, version: None };
+    const TEN: Wish = Wish { n_prompt: 10, session: None, n_before: 0, version: None, protocol: 1 };
     const ALL: [PickPolicy; 5] = [
         PickPolicy::Prefix,
         PickPolicy::LeastWork,
@@ -190,7 +191,7 @@ pub(crate) mod tests {
 
     #[test]
     fn only_a_replica_of_the_same_policy_and_room_takes_a_request_over() {
-        let need = Need { digest: PolicyDigest([1; 32]), n_tokens: 90, n_known: 40 };
+        let need = Need { digest: PolicyDigest([1; 32]), n_tokens: 90, n_known: 40, protocol: 1 };
         let same = |standing, work| Row { digest: need.digest, ..row(standing, work) };
         let small = Row { context: 89, ..same(Ready, 0) };
         let check = |table: &[Row], expect| assert_eq!(equal(table, need, Shunned), expect, "{table:?}");
@@ -203,6 +204,10 @@ pub(crate) mod tests {
         let may_come = [same(Recovering, 0), row(Absent, 0)];
         assert!(may_come.iter().all(|row| row.may_come_for(need)));
         assert!(![row(Ready, 0), small, same(Draining, 0)].iter().any(|row| row.may_come_for(need)));
+        let newer = Need { protocol: 2, ..need };
+        let older = same(Ready, 0);
+        assert!(older.meets(need) && !older.meets(newer) && Row { protocol: 2, ..older }.meets(newer));
+        assert!(older.may_come_for(newer), "its ranks may be replaced");
         // With fewer ranks there is less room: a replica with enough comes first, and it must be more than there is
         // now.
         let narrow = |room| Row { room, ..same(Ready, 0) };

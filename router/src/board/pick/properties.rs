@@ -28,7 +28,16 @@ fn tables(n: u64) -> impl Iterator<Item = (Vec<Row>, Wish)> {
             ..row(Standing::Ready, numbers.below(600))
         });
         let table = table.collect();
-        (table, Wish { n_prompt: 150, session: Some(numbers.below(50)), n_before: numbers.below(1000), version: None })
+        (
+            table,
+            Wish {
+                n_prompt: 150,
+                session: Some(numbers.below(50)),
+                n_before: numbers.below(1000),
+                version: None,
+                protocol: 1,
+            },
+        )
     })
 }
 
@@ -101,8 +110,12 @@ fn no_replica_is_far_above_the_mean_for_a_session() {
             .collect();
         // Half of all requests are of one session.
         let session = Some(numbers.below(2) * numbers.below(1000));
-        let idx =
-            pick(PickPolicy::Affinity, &table, &Wish { n_prompt: 100, session, n_before: 0, version: None }).unwrap();
+        let idx = pick(
+            PickPolicy::Affinity,
+            &table,
+            &Wish { n_prompt: 100, session, n_before: 0, version: None, protocol: 1 },
+        )
+        .unwrap();
         loads[idx] += 100;
         if numbers.below(3) == 0 {
             let done = numbers.below(8) as usize;
@@ -138,7 +151,8 @@ fn no_replica_starves_under_any_policy() {
                 })
                 .collect();
             let session = Some(numbers.below(1000));
-            let idx = pick(policy, &table, &Wish { n_prompt: 500, session, n_before, version: None }).unwrap();
+            let idx =
+                pick(policy, &table, &Wish { n_prompt: 500, session, n_before, version: None, protocol: 1 }).unwrap();
             n_picked[idx] += 1;
             loads[idx] += 500;
             loads.iter_mut().for_each(|load| *load = load.saturating_sub(40));

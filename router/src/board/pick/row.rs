@@ -28,6 +28,8 @@ pub struct Row {
     pub n_names: u32,
     /// A number of the replica that is the same at every router.
     pub id: u64,
+    /// The newest protocol that its coordinator, its ranks and this router speak.
+    pub protocol: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,6 +69,8 @@ pub struct Wish {
     pub n_before: u64,
     /// The version whose replicas may get it. None: all replicas that serve.
     pub version: Option<VersionId>,
+    /// The protocol that came with what the request asks for.
+    pub protocol: u32,
 }
 
 /// What a replica needs to continue a request.
@@ -77,6 +81,8 @@ pub struct Need {
     pub n_tokens: u64,
     /// The length of its log so far.
     pub n_known: u64,
+    /// The protocol that came with what the request asks for.
+    pub protocol: u32,
 }
 
 /// The cost of each running sequence for one more, in prompt tokens, because every step takes longer with it. A step
@@ -196,16 +202,16 @@ pub fn load(work: u64, n_running: u32) -> u64 {
 }
 
 impl Wish {
-    pub fn is_for(&self, version: VersionId) -> bool {
-        self.version.is_none_or(|wanted| wanted == version)
+    pub fn is_for(&self, version: VersionId, protocol: u32) -> bool {
+        self.version.is_none_or(|wanted| wanted == version) && protocol >= self.protocol
     }
 }
 
 impl Row {
     /// Whether the replica can continue the request at present. If its ranks have less room than its context, a request
-    /// goes on as far as it fits.
+    /// goes on as far as it fits. Older ranks may be replaced by newer ones, as fewer ranks by more.
     pub fn meets(&self, need: Need) -> bool {
-        self.may_meet(need) && u64::from(self.room) > need.n_known
+        self.may_meet(need) && u64::from(self.room) > need.n_known && self.protocol >= need.protocol
     }
 
     fn may_meet(&self, need: Need) -> bool {

@@ -4,6 +4,7 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Wishes;
 use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, stop_reason};
 use crate::faces::http::said::SaidAnswer;
+use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::structure::renamed;
 use crate::faces::http::{certificate, chunks};
 use crate::front::ask::Ask;
@@ -25,10 +26,10 @@ pub async fn answer<F: AnswerFormat>(
     recorder: Recorder,
     format: F,
 ) -> Result<Response, HttpError> {
-    let n_choices = ask.n_choices;
+    let (n_choices, watch) = (ask.n_choices, Stopwatch::start());
     let generation = front.generate(ask, recorder).await;
     let generation = generation.map_err(|refusal| renamed(refusal, wishes.structure_field))?;
-    let envelope = Envelope::new::<F>(front, &generation, wishes);
+    let envelope = Envelope::new::<F>(front, &generation, wishes, watch);
     match wishes.streaming {
         Some(streaming) => Ok(chunks::stream(envelope, format, generation, n_choices, streaming)),
         None => Ok(whole(envelope, format, generation, n_choices).await?),
@@ -36,7 +37,7 @@ pub async fn answer<F: AnswerFormat>(
 }
 
 async fn whole<S: AnswerFormat>(
-    envelope: Envelope,
+    mut envelope: Envelope,
     mut shape: S,
     mut generation: Generation,
     n_choices: u32,
@@ -45,24 +46,24 @@ async fn whole<S: AnswerFormat>(
     let mut choices: Vec<Whole> = (0..n_slots).map(|_| Whole::default()).collect();
     while let Some(event) = generation.next().await {
         let (slot, event) = event?;
+        envelope.hear(&event);
         choices[slot as usize].hear(event);
     }
     let mut usage = UsageSum::new(n_choices, envelope.wishes());
     for (slot, choice) in choices.iter().enumerate() {
         choice.finished.iter().for_each(|finished| usage.add(slot as u32, finished));
     }
+    let prompt_in_choice = S::PROMPT_IN_CHOICE || generation.prompts.len() > 1;
     let mut values = Vec::with_capacity(n_slots);
     for (slot, choice) in choices.iter_mut().enumerate() {
         let prompt = &generation.prompts[slot / n_choices as usize];
-        values.push(choice.value(&envelope, &mut shape, slot as u32, prompt));
+        values.push(choice.value(&envelope, &mut shape, slot as u32, prompt, prompt_in_choice));
     }
     let mut answer = envelope.value(S::OBJECT, values);
     answer["usage"] = usage.value();
-    if !S::PROMPT_IN_CHOICE
-        && let (Some(first), Some(prompt)) = (choices.first(), generation.prompts.first())
-    {
-        answer["prompt_logprobs"] = Value::Null;
-        envelope.tell_prompt(&mut answer, prompt, &first.scored);
+    envelope.tell_aside(&mut answer, &usage);
+    if !prompt_in_choice && let (Some(first), Some(prompt)) = (choices.first(), generation.prompts.first()) {
+        envelope.tell_whole_prompt(&mut answer, prompt, &first.scored);
     }
     Ok(certificate::with_headers(Json(answer).into_response(), &generation.started))
 }
@@ -91,7 +92,14 @@ impl Whole {
         }
     }
 
-    fn value<S: AnswerFormat>(&mut self, envelope: &Envelope, shape: &mut S, slot: u32, prompt: &Prompt) -> Value {
+    fn value<S: AnswerFormat>(
+        &mut self,
+        envelope: &Envelope,
+        shape: &mut S,
+        slot: u32,
+        prompt: &Prompt,
+        prompt_in_choice: bool,
+    ) -> Value {
         let echo = envelope.echo(shape, slot, prompt, &self.scored);
         let (text, mut logprobs) = echo.map_or((String::new(), Value::Null), |echo| (echo.text, echo.logprobs));
         let mut reason = self.finished.as_ref().map(|finished| shape.finish_reason(finished));
@@ -104,13 +112,13 @@ impl Whole {
         }
         let mut choice = choice_value(slot, shape.whole(&self.said), logprobs, reason);
         choice["stop_reason"] = self.finished.as_ref().map_or(Value::Null, stop_reason);
+        choice["token_ids"] = Value::Null;
         if envelope.wishes().token_ids {
             let told = if envelope.wishes().nothing_new { &[][..] } else { &self.token_ids };
             choice["token_ids"] = told.into();
         }
-        if S::PROMPT_IN_CHOICE {
-            choice["prompt_logprobs"] = Value::Null;
-            envelope.tell_prompt(&mut choice, prompt, &self.scored);
+        if prompt_in_choice {
+            envelope.tell_whole_prompt(&mut choice, prompt, &self.scored);
         }
         self.finished.iter().for_each(|finished| certificate::add(&mut choice, finished));
         choice

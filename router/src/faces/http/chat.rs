@@ -2,7 +2,7 @@
 
 use crate::config::RouterLimits;
 use crate::faces::http::answer::answer;
-use crate::faces::http::conversation::conversation;
+use crate::faces::http::conversation::{conversation, conversations};
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, Wishes};
 use crate::faces::http::format::{AnswerFormat, Echo, TokenNames, with_likely};
@@ -10,12 +10,13 @@ use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::said::SaidAnswer;
 use crate::faces::http::structure::structure;
-use crate::faces::http::tools;
+use crate::faces::http::{tokens, tools};
 use crate::front::ask::{Ask, CutSide, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::generation::Prompt;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
+use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use proto::v1;
@@ -24,32 +25,67 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    answered(front, request, "".into()).await
+    answered(front, request, false).await
 }
 
-/// The same as llama.cpp has it.
+/// The same as llama.cpp has it, which tells how long it took.
 pub async fn llama_chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    answered(front, request, Value::Null).await
+    answered(front, request, true).await
 }
 
-/// `opening` is the content of a stream's first chunk, in which nothing is said yet.
-async fn answered(front: Arc<Frontend>, request: Request, opening: Value) -> Result<Response, HttpError> {
+/// Several conversations of which each gets its answers, as vLLM has it.
+pub async fn batch(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
     let page = counted(&mut recorder, read)?;
-    let (ask, wishes, format) = counted(&mut recorder, ask(page, &front.config.limits).map_err(HttpError::from))?;
-    answer(front, ask, wishes, recorder, ChatFormat { opening, ..format }).await
+    let asked =
+        ask(page, &front.config.limits, conversations).and_then(|(ask, wishes, format)| match wishes.streaming {
+            Some(_) => Err(Refusal::invalid("stream", "is for one conversation")),
+            None => Ok((ask, wishes, format)),
+        });
+    let (ask, wishes, format) = counted(&mut recorder, asked.map_err(HttpError::from))?;
+    answer(front, ask, wishes, recorder, format).await
 }
 
-fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Wishes, ChatFormat), Refusal> {
+/// How many tokens a chat's prompt has.
+pub async fn input_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let page = read(&front, request).await?;
+    let (ask, ..) = ask(page, &front.config.limits, one)?;
+    Ok(tokens::counted(&front, ask).await?)
+}
+
+async fn answered(front: Arc<Frontend>, request: Request, of_llama_cpp: bool) -> Result<Response, HttpError> {
+    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
+    let read = read(&front, request).await;
+    let page = counted(&mut recorder, read)?;
+    answer_page(front, page, recorder, of_llama_cpp).await
+}
+
+pub async fn answer_page(
+    front: Arc<Frontend>,
+    page: Page,
+    mut recorder: Recorder,
+    of_llama_cpp: bool,
+) -> Result<Response, HttpError> {
+    let asked = ask(page, &front.config.limits, one).map_err(HttpError::from);
+    let (ask, mut wishes, format) = counted(&mut recorder, asked)?;
+    wishes.timings |= of_llama_cpp;
+    answer(front, ask, wishes, recorder, format).await
+}
+
+fn ask(
+    mut page: Page,
+    limits: &RouterLimits,
+    prompts: fn(&mut Fields) -> Result<Vec<v1::Chat>, Refusal>,
+) -> Result<(Ask, Wishes, ChatFormat), Refusal> {
     let fields = &mut page.fields;
     fields.check(Endpoint::Chat)?;
-    let format = ChatFormat { is_older: tools::are_older(fields), ..ChatFormat::newer() };
+    let format = ChatFormat { is_older: tools::are_older(fields) };
     let mut sampling = fields.sampling()?;
     sampling.logprobs = logprobs(fields, limits.logprobs_max)?;
     let ask = Ask {
         model: fields.string("model")?.unwrap_or_default(),
-        prompts: vec![Input::Chat(conversation(fields)?)],
+        prompts: prompts(fields)?.into_iter().map(Input::Chat).collect(),
         n_choices: fields.n_choices()?,
         truncation: fields.truncation(CutSide::Left)?,
         priority: fields.priority()?,
@@ -58,11 +94,16 @@ fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Wishes, ChatFormat
     };
     let structure = structure(fields)?;
     let mut wishes = fields.wishes(&sampling)?;
+    wishes.verbose = fields.boolean("verbose")?.unwrap_or(false);
     wishes.structure_field = structure.as_ref().map(|said| said.field);
     sampling.structure = structure.map(|said| said.structure);
     wishes.streaming = fields.stream(&sampling)?;
-    let ask = Ask { purpose: Purpose::Generate(Box::new(sampling)), ..ask };
+    let ask = Ask { purpose: Purpose::Generate(Box::new(sampling)), echo: wishes.verbose, ..ask };
     Ok((page.finished(ask, wishes.streaming, limits)?, wishes, format))
+}
+
+fn one(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
+    Ok(vec![conversation(fields)?])
 }
 
 fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
@@ -80,13 +121,12 @@ fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
 pub struct ChatFormat {
     /// The client speaks of functions, as before there were tools: an answer has one call at most.
     is_older: bool,
-    opening: Value,
 }
 
 impl ChatFormat {
     /// For a client that speaks of tools.
     pub fn newer() -> ChatFormat {
-        ChatFormat { is_older: false, opening: Value::Null }
+        ChatFormat { is_older: false }
     }
 
     fn add_calls(&self, said: &mut Map<String, Value>, mut calls: Vec<Value>) {
@@ -128,7 +168,7 @@ impl AnswerFormat for ChatFormat {
     const PROMPT_IN_CHOICE: bool = false;
 
     fn opening(&self) -> Option<(&'static str, Value)> {
-        Some(("delta", json!({ "role": "assistant", "content": self.opening, "refusal": null })))
+        Some(("delta", json!({ "role": "assistant", "content": null, "refusal": null })))
     }
 
     fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value) {

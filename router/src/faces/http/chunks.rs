@@ -52,6 +52,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
     }
 
     fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
+        self.envelope.hear(&event);
         match event {
             GenerationEvent::Prompt(prompt) => self.echo(slot, &prompt.logprobs, generation, out),
             // Its logprobs are counted, because they determine where the next token's text begins.
@@ -66,7 +67,9 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
                 if self.envelope.wishes().token_ids {
                     choice["token_ids"] = delta.token_ids.into();
                 }
-                self.position.write(out, None, &self.chunk(choice));
+                let mut chunk = self.chunk(choice);
+                self.envelope.tell_times(&mut chunk, self.n_told());
+                self.position.write(out, None, &chunk);
             }
             GenerationEvent::Pooled(_) => {}
             GenerationEvent::Finished(finished) => {
@@ -77,7 +80,11 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
                 let mut choice = choice_value(slot, self.shape.piece(None), Value::Null, Some(reason));
                 choice["stop_reason"] = stop_reason(&finished);
                 certificate::add(&mut choice, &finished);
-                self.position.write(out, None, &self.chunk(choice));
+                let mut chunk = self.chunk(choice);
+                if !self.streaming.include_usage {
+                    self.envelope.tell_aside(&mut chunk, &self.usage);
+                }
+                self.position.write(out, None, &chunk);
             }
         }
     }
@@ -87,6 +94,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
             self.position.marks.usage = true;
             let mut chunk = self.envelope.value(S::CHUNK_OBJECT, Vec::new());
             chunk["usage"] = self.usage.value();
+            self.envelope.tell_aside(&mut chunk, &self.usage);
             self.position.write(out, None, &chunk);
         }
         out.push_str("data: [DONE]\n\n");
@@ -147,9 +155,12 @@ impl<S: AnswerFormat> Chunks<S> {
 
     /// What the client has been told of: so a resumed stream says the same.
     fn usage_so_far(&self) -> Value {
-        let told = self.position.marks.choices.iter().map(|mark| mark.n_tokens()).sum::<u32>();
-        let n_said = if self.envelope.wishes().nothing_new { 0 } else { told };
+        let n_said = if self.envelope.wishes().nothing_new { 0 } else { self.n_told() };
         json!({ "prompt_tokens": self.n_prompt, "completion_tokens": n_said, "total_tokens": self.n_prompt + n_said })
+    }
+
+    fn n_told(&self) -> u32 {
+        self.position.marks.choices.iter().map(|mark| mark.n_tokens()).sum()
     }
 
     fn chunk(&self, choice: Value) -> Value {

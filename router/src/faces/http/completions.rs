@@ -30,6 +30,10 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
     let page = counted(&mut recorder, read)?;
+    answer_page(front, page, recorder).await
+}
+
+pub async fn answer_page(front: Arc<Frontend>, page: Page, mut recorder: Recorder) -> Result<Response, HttpError> {
     let limits = &front.config.limits;
     let asked = asked(&front, page).await.map_err(HttpError::from);
     let (ask, wishes) = counted(&mut recorder, asked)?;
@@ -192,11 +196,13 @@ impl LogprobLists {
         *offset += text.chars().count();
         self.tokens.push(text);
         self.logprobs.push(logprob.map(|logprob| logprob.logprob));
-        // The token itself is listed too, likely or not.
+        // The token itself is listed too, likely or not, and first: others that look like it are not.
         let both = |logprob: &v1::Logprob| {
-            let both = logprob.top.iter().chain([logprob]);
-            let named = both.map(|top| (names.of(top.token_id), top.logprob.into()));
-            Value::Object(named.collect::<Map<String, Value>>())
+            let mut named = Map::new();
+            for top in [logprob].into_iter().chain(&logprob.top) {
+                named.entry(names.of(top.token_id)).or_insert_with(|| top.logprob.into());
+            }
+            Value::Object(named)
         };
         self.top.push(logprob.map_or(Value::Null, both));
     }

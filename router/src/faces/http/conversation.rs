@@ -8,15 +8,7 @@ use serde_json::{Map, Value};
 
 /// Reads all fields that make a prompt of a chat.
 pub fn conversation(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
-    let messages = match fields.take("messages") {
-        Some(Value::Array(messages)) => messages,
-        Some(other) => return Err(wrong("messages", "a list of messages", &other)),
-        None => return Err(Refusal::invalid("messages", "is missing")),
-    };
-    if messages.is_empty() {
-        return Err(Refusal::invalid("messages", "there are none"));
-    }
-    let messages = messages.into_iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<_, _>>()?;
+    let messages = messages(fields.take("messages"))?;
     let variables = fields.object("chat_template_kwargs")?.map(Fields::rest);
     let documents = match fields.take("documents") {
         None => String::new(),
@@ -36,6 +28,33 @@ pub fn conversation(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
         ..v1::Chat::default()
     };
     tools::read(fields, chat)
+}
+
+/// Reads several conversations, which are alike in all but their messages.
+pub fn conversations(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
+    let mut lists = match fields.take("messages") {
+        Some(Value::Array(lists)) => lists.into_iter(),
+        _ => return Err(Refusal::invalid("messages", "must be a list of lists of messages")),
+    };
+    let first = lists.next().ok_or_else(|| Refusal::invalid("messages", "there are none"))?;
+    fields.put("messages", first);
+    let mut all = vec![conversation(fields)?];
+    for list in lists {
+        all.push(v1::Chat { messages: messages(Some(list))?, ..all[0].clone() });
+    }
+    Ok(all)
+}
+
+fn messages(list: Option<Value>) -> Result<Vec<v1::ChatMessage>, Refusal> {
+    let messages = match list {
+        Some(Value::Array(messages)) => messages,
+        Some(other) => return Err(wrong("messages", "a list of messages", &other)),
+        None => return Err(Refusal::invalid("messages", "is missing")),
+    };
+    if messages.is_empty() {
+        return Err(Refusal::invalid("messages", "there are none"));
+    }
+    messages.into_iter().enumerate().map(|(i, value)| message(i, value)).collect()
 }
 
 /// OpenAI's field, or the effort of the object that its newer API has.

@@ -4,19 +4,20 @@ use crate::faces::doors::panics::{Panicked, caught};
 use crate::faces::doors::revocable::{LastFrame, Revocable};
 use crate::faces::http::error::HttpError;
 use crate::front::frontend::Frontend;
-use crate::limits::keys::Admitted;
+use crate::limits::keys::{Admitted, Role};
 use crate::limits::tenants::{LimitState, TenantLimits};
 use crate::refusal::Refusal;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use http::HeaderMap;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{HeaderMap, StatusCode};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+use types::TenantId;
 
 /// The header by which a client and its proxies name a request.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -43,6 +44,32 @@ fn is_plain(id: &[u8]) -> bool {
     !id.is_empty() && id.len() <= REQUEST_ID_CHARS_MAX && id.iter().all(is_letter)
 }
 
+/// Who looks, for pages that show operators more.
+#[derive(Clone, Copy, Debug)]
+pub struct Viewer {
+    pub tenant: TenantId,
+    pub role: Role,
+}
+
+impl Viewer {
+    /// Whose requests it sees; None: everybody's.
+    pub fn sees_of(self) -> Option<TenantId> {
+        (self.role == Role::Tenant).then_some(self.tenant)
+    }
+}
+
+/// Lets in those who may see the cluster: operators, or every key where none is an operator's.
+pub async fn authorize_cluster(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
+    let admitted = admitted(&front, request.headers());
+    match &admitted {
+        Some(Admitted { role, .. }) if !front.shows_cluster_to(*role) => {
+            let message = "this key sees its own requests; the cluster is shown to keys with `role=operator`";
+            HttpError::bad_request(StatusCode::FORBIDDEN, message).into_response()
+        }
+        _ => enter(&front, admitted, request, next).await,
+    }
+}
+
 /// Lets in requests with a valid key, and passes the tenant to the page.
 pub async fn authorize(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
     let admitted = admitted(&front, request.headers());
@@ -50,11 +77,14 @@ pub async fn authorize(State(front): State<Arc<Frontend>>, request: Request, nex
 }
 
 /// Lets operators in, by keys of their own, on a port of their own.
-pub async fn authorize_operator(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
+pub async fn authorize_operator(State(front): State<Arc<Frontend>>, mut request: Request, next: Next) -> Response {
     let authorization = text(request.headers(), AUTHORIZATION.as_str());
     match &front.config.operators {
-        Some(keys) if keys.authorized(authorization).is_none() => HttpError::from(Refusal::NoKey).into_response(),
-        _ => next.run(request).await,
+        Some(keys) if keys.authorized(authorization).is_none() => no_key(request.headers()).into_response(),
+        _ => {
+            request.extensions_mut().insert(Viewer { tenant: TenantId::default(), role: Role::Operator });
+            next.run(request).await
+        }
     }
 }
 
@@ -66,12 +96,21 @@ pub async fn authorize_either(State(front): State<Arc<Frontend>>, request: Reque
 }
 
 async fn enter(front: &Frontend, admitted: Option<Admitted>, mut request: Request, next: Next) -> Response {
-    let no_key = || HttpError::from(Refusal::NoKey).into_response();
-    let Some(Admitted { tenant, revoked }) = admitted else { return no_key() };
+    let no_key = no_key(request.headers());
+    let Some(Admitted { tenant, role, revoked }) = admitted else { return no_key.into_response() };
     request.extensions_mut().insert(tenant);
-    let Some(mut response) = revoked.run_until_cancelled(next.run(request)).await else { return no_key() };
+    request.extensions_mut().insert(Viewer { tenant, role });
+    let Some(mut response) = revoked.run_until_cancelled(next.run(request)).await else {
+        return no_key.into_response();
+    };
     tell_limits(&front.config.keys.of(tenant), response.headers_mut());
     until_revoked(response, revoked)
+}
+
+/// Whether a key is missing, or another than those that are known.
+fn no_key(headers: &HeaderMap) -> HttpError {
+    let is_given = headers.contains_key(AUTHORIZATION) || headers.contains_key("x-api-key");
+    HttpError::from(if is_given { Refusal::UnknownKey } else { Refusal::NoKey })
 }
 
 /// A stream ends with its key. Anthropic's clients know an error by the event's name, OpenAI's by its content.
@@ -79,13 +118,13 @@ fn until_revoked(response: Response, revoked: CancellationToken) -> Response {
     if response.body().size_hint().exact().is_some() {
         return response;
     }
-    let error = HttpError::from(Refusal::NoKey).body()["error"].take();
+    let error = HttpError::from(Refusal::UnknownKey).body()["error"].take();
     let is_events = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "text/event-stream");
     let last = match is_events {
         true => {
             LastFrame::Event(format!("event: error\ndata: {}\n\n", json!({ "type": "error", "error": error })).into())
         }
-        false => LastFrame::Break(axum::Error::new(Refusal::NoKey)),
+        false => LastFrame::Break(axum::Error::new(Refusal::UnknownKey)),
     };
     response.map(|body| Body::new(Revocable::new(body, revoked, last)))
 }

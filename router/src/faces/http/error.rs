@@ -17,9 +17,20 @@ pub struct HttpError {
     code: Option<&'static str>,
     param: Option<String>,
     message: String,
-    retry_after: Option<Duration>,
+    hint: Option<Hint>,
     /// From a small closed set, because it is a metric's label.
     label: &'static str,
+}
+
+/// What a client may go by.
+#[derive(Clone, Copy, Debug)]
+enum Hint {
+    RetryAfter(Duration),
+    /// A prompt's tokens, which are more than the context.
+    TooLong {
+        n_prompt: u32,
+        context: u32,
+    },
 }
 
 /// The header that OpenAI's clients read first.
@@ -32,7 +43,8 @@ const SERVER: &str = "server_error";
 impl HttpError {
     pub fn bad_request(status: StatusCode, message: impl Into<String>) -> HttpError {
         let message = message.into();
-        HttpError { status, kind: INVALID, code: None, param: None, message, retry_after: None, label: "invalid" }
+        let (kind, label) = (INVALID, "invalid");
+        HttpError { status, kind, code: None, param: None, message, hint: None, label }
     }
 
     pub fn too_large(bytes_max: usize) -> HttpError {
@@ -47,6 +59,11 @@ impl HttpError {
     /// What this server has no page for, though others have.
     pub fn unserved_page(message: &str) -> HttpError {
         HttpError { code: Some("not_supported"), ..HttpError::bad_request(StatusCode::NOT_FOUND, message) }
+    }
+
+    /// What this server does not do, though a page of this name does it elsewhere.
+    pub fn not_supported(message: &str) -> HttpError {
+        HttpError { code: Some("not_supported"), ..HttpError::bad_request(StatusCode::NOT_IMPLEMENTED, message) }
     }
 
     pub fn no_such_response(param: &str, id: &str) -> HttpError {
@@ -76,7 +93,24 @@ impl HttpError {
     }
 
     pub fn body(&self) -> Value {
-        json!({ "error": { "message": self.message, "type": self.kind, "param": self.param, "code": self.code } })
+        let Self { message, kind, param, code, .. } = self;
+        let mut error = json!({ "message": message, "type": kind, "param": param, "code": code });
+        if let Some(Hint::TooLong { n_prompt, context }) = self.hint {
+            (error["n_prompt_tokens"], error["n_ctx"]) = (n_prompt.into(), context.into());
+        }
+        json!({ "error": error })
+    }
+
+    /// The same on pages of llama.cpp, whose clients go by the error's type.
+    #[must_use]
+    pub fn worded_for_llama_cpp(self) -> HttpError {
+        let kind = match self.status {
+            _ if matches!(self.hint, Some(Hint::TooLong { .. })) => "exceed_context_size_error",
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::NOT_IMPLEMENTED => "not_supported_error",
+            _ => self.kind,
+        };
+        HttpError { kind, ..self }
     }
 }
 
@@ -96,7 +130,7 @@ impl HttpError {
             Refusal::Invalid { .. } => (StatusCode::BAD_REQUEST, INVALID, None),
             Refusal::TooLong { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
             Refusal::TooLarge { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("context_length_exceeded")),
-            Refusal::NoKey => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
+            Refusal::NoKey | Refusal::UnknownKey => (StatusCode::UNAUTHORIZED, INVALID, Some("invalid_api_key")),
             Refusal::NoModel { .. } => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
             Refusal::Full { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("rate_limit_exceeded")),
             Refusal::Limited { limit, .. } => {
@@ -124,8 +158,13 @@ impl HttpError {
             Refusal::NoResume(_) => Some("Last-Event-ID".to_owned()),
             _ => None,
         };
-        let (message, retry_after, label) = (refusal.to_string(), refusal.retry_after(), refusal.label());
-        HttpError { status, kind, code, param, message, retry_after, label }
+        let hint = match refusal {
+            Refusal::TooLong { n_prompt, context } => {
+                Some(Hint::TooLong { n_prompt: u32::try_from(n_prompt).unwrap_or(u32::MAX), context })
+            }
+            _ => refusal.retry_after().map(Hint::RetryAfter),
+        };
+        HttpError { status, kind, code, param, message: refusal.to_string(), hint, label: refusal.label() }
     }
 }
 
@@ -156,7 +195,7 @@ pub fn reworded(response: Response, body: impl FnOnce(&HttpError) -> Value) -> R
 impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
-        if let Some(wait) = self.retry_after {
+        if let Some(Hint::RetryAfter(wait)) = self.hint {
             response.headers_mut().insert(RETRY_AFTER, whole_seconds(wait).into());
             // The same in milliseconds, for clients that know it: within one whole second too many would come at once.
             response.headers_mut().insert(RETRY_AFTER_MS, whole_millis(wait).into());

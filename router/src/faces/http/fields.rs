@@ -2,6 +2,7 @@
 //! fields each of them does, and those that nobody knows are ignored.
 
 use crate::board::pick::hashed;
+use crate::faces::http::biases;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::known::{self, Endpoint, NeutralValues};
 use crate::front::ask::{CutSide, Truncation, after};
@@ -9,7 +10,6 @@ use crate::refusal::Refusal;
 use http::StatusCode;
 use proto::v1;
 use serde_json::{Map, Value};
-use std::collections::HashMap;
 use tokio::time::Instant;
 use types::CacheSalt;
 
@@ -50,6 +50,10 @@ impl Fields {
     /// A field's value, which stays where it is.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name)
+    }
+
+    pub fn put(&mut self, name: &str, value: Value) {
+        self.0.insert(name.to_owned(), value);
     }
 
     /// Takes a field's value. Null counts as absent.
@@ -106,6 +110,7 @@ impl Fields {
     pub fn sampling(&mut self) -> Result<v1::Sampling, Refusal> {
         let newer = self.unsigned("max_completion_tokens")?;
         let older = self.unsigned("max_tokens")?;
+        let of_llama_cpp = self.n_predict()?;
         let repetition = self.number("repetition_penalty")?;
         let llama_repetition = self.number("repeat_penalty")?;
         Ok(v1::Sampling {
@@ -114,7 +119,7 @@ impl Fields {
             top_p: self.number("top_p")?,
             min_p: self.number("min_p")?,
             seed: self.seed()?,
-            max_tokens: newer.or(older),
+            max_tokens: newer.or(older).or(of_llama_cpp),
             min_tokens: self.unsigned("min_tokens")?.unwrap_or(0),
             stop: self.strings("stop")?,
             stop_token_ids: self.token_ids("stop_token_ids")?.unwrap_or_default(),
@@ -126,7 +131,7 @@ impl Fields {
             top_n_sigma: self.top_n_sigma()?,
             xtc: Some(self.xtc()?),
             dry: Some(self.dry()?),
-            logit_bias: self.logit_bias()?,
+            logit_bias: biases::read(self.take(biases::FIELD))?,
             allowed_token_ids: self.allowed_token_ids()?,
             bad_words: self.strings("bad_words")?,
             include_stop: self.boolean("include_stop_str_in_output")?.unwrap_or(false),
@@ -134,7 +139,17 @@ impl Fields {
             logprobs: None,
             prompt_logprobs: self.unsigned("prompt_logprobs")?,
             structure: None,
+            logprob_token_ids: self.token_ids("logprob_token_ids")?.unwrap_or_default(),
         })
+    }
+
+    /// llama.cpp's name for `max_tokens`, in which less than zero is no limit.
+    fn n_predict(&mut self) -> Result<Option<u32>, Refusal> {
+        match self.integer("n_predict")? {
+            Some(..0) => Ok(Some(u32::MAX)),
+            Some(n) => Ok(Some(u32::try_from(n).unwrap_or(u32::MAX))),
+            None => Ok(None),
+        }
     }
 
     /// In llama.cpp, -1 keeps all.
@@ -154,22 +169,6 @@ impl Fields {
             allowed_length: self.unsigned("dry_allowed_length")?,
             sequence_breakers: self.strings("dry_sequence_breakers")?,
         })
-    }
-
-    /// Reads an object whose keys are token ids, as strings; or pairs of token id and bias, as llama.cpp has them.
-    fn logit_bias(&mut self) -> Result<HashMap<u32, f32>, Refusal> {
-        let all = match self.take("logit_bias") {
-            None => return Ok(HashMap::new()),
-            Some(Value::Object(all)) => all,
-            Some(Value::Array(pairs)) => return pairs.iter().map(biased).collect(),
-            Some(other) => return Err(wrong("logit_bias", "an object", &other)),
-        };
-        let one = |(token, bias): (String, Value)| {
-            let id = token.parse().map_err(|_| Refusal::invalid("logit_bias", "its members must be token ids"))?;
-            let bias = bias.as_f64().ok_or_else(|| wrong("logit_bias", "a number for each token", &bias))?;
-            Ok((id, bias as f32))
-        };
-        all.into_iter().map(one).collect()
     }
 
     /// Reads a list of token ids. Without one all are allowed; an empty one would allow none.
@@ -246,11 +245,14 @@ impl Fields {
 
     /// Reads what the client wants besides the text. Needs `sampling` with its logprobs.
     pub fn wishes(&mut self, sampling: &v1::Sampling) -> Result<Wishes, Refusal> {
+        let timings_in_each = self.boolean("timings_per_token")?.unwrap_or(false);
         Ok(Wishes {
             logprobs: sampling.logprobs.is_some(),
             prompt_logprobs: sampling.prompt_logprobs.is_some(),
             token_ids: self.boolean("return_token_ids")?.unwrap_or(false),
             tokens_as_ids: self.boolean("return_tokens_as_token_ids")?.unwrap_or(false),
+            timings: timings_in_each,
+            timings_in_each,
             ..Wishes::default()
         })
     }
@@ -316,16 +318,6 @@ impl Fields {
     }
 }
 
-/// A token and its bias; false says that it is never to be drawn.
-fn biased(pair: &Value) -> Result<(u32, f32), Refusal> {
-    const NEVER: f32 = -100.0;
-    let wrong = || Refusal::invalid("logit_bias", "its members must be pairs of a token id and a number, or false");
-    let [token, bias] = pair.as_array().map(Vec::as_slice).unwrap_or_default() else { return Err(wrong()) };
-    let id = token.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong)?;
-    let bias = if bias == &Value::Bool(false) { Some(NEVER) } else { bias.as_f64().map(|bias| bias as f32) };
-    Ok((id, bias.ok_or_else(wrong)?))
-}
-
 /// What a client wants to receive besides the text, and how.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wishes {
@@ -334,6 +326,12 @@ pub struct Wishes {
     pub token_ids: bool,
     /// Beside logprobs a token is written as its id.
     pub tokens_as_ids: bool,
+    /// The prompt's text is told for whoever looks for a fault in it.
+    pub verbose: bool,
+    /// The times are told at the end.
+    pub timings: bool,
+    /// And with each chunk of a stream.
+    pub timings_in_each: bool,
     pub echo: bool,
     /// The client wants only the prompt: `max_tokens` was 0. A token is drawn all the same, and not sent.
     pub nothing_new: bool,

@@ -3,13 +3,16 @@
 
 use crate::faces::http::fields::Wishes;
 use crate::faces::http::said::SaidAnswer;
+use crate::faces::http::stopwatch::Stopwatch;
+use crate::faces::http::timings::timings;
 use crate::front::frontend::Frontend;
-use crate::front::generation::{Generation, Prompt, says_more};
+use crate::front::generation::{Generation, GenerationEvent, Prompt, says_more};
 use crate::replicas::models::text::ModelText;
 use checkpoint::Tokenizer;
 use proto::v1;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use types::Reuse;
 
 /// How one endpoint writes an answer. All values are members of a choice.
 pub trait AnswerFormat: Send + Unpin + 'static {
@@ -58,10 +61,19 @@ pub struct Envelope {
     seed: u64,
     service_tier: Option<&'static str>,
     wishes: Wishes,
+    watch: Stopwatch,
+    /// Where it is told.
+    prompt_text: Option<String>,
 }
 
 impl Envelope {
-    pub fn new<F: AnswerFormat>(front: Arc<Frontend>, generation: &Generation, wishes: Wishes) -> Envelope {
+    /// `watch` runs since the request came.
+    pub fn new<F: AnswerFormat>(
+        front: Arc<Frontend>,
+        generation: &Generation,
+        wishes: Wishes,
+        watch: Stopwatch,
+    ) -> Envelope {
         let started = &generation.started;
         Envelope {
             front,
@@ -74,6 +86,8 @@ impl Envelope {
             seed: started.seed,
             service_tier: F::SERVICE_TIER,
             wishes,
+            watch,
+            prompt_text: generation.prompts.first().and_then(|prompt| prompt.text.clone()).filter(|_| wishes.verbose),
         }
     }
 
@@ -123,13 +137,41 @@ impl Envelope {
         Some(Echo { logprobs, ..echo })
     }
 
-    /// Adds what vLLM calls `prompt_token_ids` and `prompt_logprobs`.
+    /// Adds what vLLM calls `prompt_token_ids` and `prompt_logprobs`, null where they are not asked for.
+    pub fn tell_whole_prompt(&self, to: &mut Value, prompt: &Prompt, scored: &[v1::Logprob]) {
+        (to["prompt_token_ids"], to["prompt_logprobs"]) = (Value::Null, Value::Null);
+        self.tell_prompt(to, prompt, scored);
+    }
+
     pub fn tell_prompt(&self, to: &mut Value, prompt: &Prompt, scored: &[v1::Logprob]) {
         if self.wishes.token_ids {
             to["prompt_token_ids"] = prompt.ids.as_slice().into();
         }
         if self.wishes.prompt_logprobs {
             to["prompt_logprobs"] = prompt_logprobs(&self.text.tokenizer, scored);
+        }
+    }
+
+    pub fn hear(&mut self, event: &GenerationEvent) {
+        if matches!(event, GenerationEvent::Delta(_)) {
+            self.watch.heard();
+        }
+    }
+
+    /// Adds what is no part of the answer, where its last words are: the times, and the prompt's text.
+    pub fn tell_aside(&self, to: &mut Value, usage: &UsageSum) {
+        if self.wishes.timings {
+            to["timings"] = timings(&self.watch, Some(&usage.counts()), usage.completion);
+        }
+        if let Some(prompt) = &self.prompt_text {
+            to["__verbose"] = json!({ "prompt": prompt });
+        }
+    }
+
+    /// Adds the times so far, where they are told with each chunk.
+    pub fn tell_times(&self, to: &mut Value, n_told: u32) {
+        if self.wishes.timings_in_each {
+            to["timings"] = timings(&self.watch, None, n_told);
         }
     }
 
@@ -185,6 +227,15 @@ pub fn finish_reason(finished: &v1::Finished) -> &'static str {
     }
 }
 
+/// How many tokens of the prompt came from the prefix cache, and why no more of them.
+fn prompt_details(n_cached: u32, reuse: Reuse) -> Value {
+    let mut details = json!({ "cached_tokens": n_cached, "audio_tokens": 0 });
+    if let Some(ended) = reuse.ended {
+        details["reuse_ended"] = json!({ "reason": ended.name(), "position": reuse.position });
+    }
+    details
+}
+
 /// The usage of all choices together. The choices of one prompt share its tokens.
 #[derive(Default)]
 pub struct UsageSum {
@@ -192,6 +243,8 @@ pub struct UsageSum {
     nothing_new: bool,
     prompt: u32,
     cached: u32,
+    /// Of the first prompt.
+    reuse: Option<Reuse>,
     completion: u32,
     reasoning: u32,
     accepted: u32,
@@ -209,6 +262,7 @@ impl UsageSum {
         if slot.is_multiple_of(self.n_choices) {
             self.prompt += usage.prompt_tokens;
             self.cached += usage.cached_tokens;
+            self.reuse.get_or_insert(usage.reuse());
         }
         if !self.nothing_new {
             self.completion += usage.completion_tokens;
@@ -218,12 +272,16 @@ impl UsageSum {
         }
     }
 
+    fn counts(&self) -> v1::Usage {
+        v1::Usage { prompt_tokens: self.prompt, cached_tokens: self.cached, ..v1::Usage::default() }
+    }
+
     pub fn value(&self) -> Value {
         json!({
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": { "cached_tokens": self.cached, "audio_tokens": 0 },
+            "prompt_tokens_details": prompt_details(self.cached, self.reuse.unwrap_or_default()),
             "completion_tokens_details": {
                 "reasoning_tokens": self.reasoning,
                 "audio_tokens": 0,

@@ -4,10 +4,12 @@
 //! Knows no replica, but for what lists of models show. Read `server`, `origin` and `door` (connections, browsers and
 //! keys), `page`, `fields` and `known` (what a client sent; `conversation`, `tools` and `structure` read parts of it),
 //! then an endpoint: OpenAI's `chat` and `completions` share `answer`, `said`, `format` and `chunks`; `responses`,
-//! Anthropic's `messages` and other APIs have a folder each; `kept` and `records` are for recorded answers. All streams
-//! go through `sse`. Which pages there are is one table, `apis`.
+//! Anthropic's `messages` and other APIs have a folder each; `kept` and `records` are for recorded answers, `browser`
+//! for people who look. All answers' streams go through `sse`. Which pages there are is one table, `apis`.
 
 mod answer;
+mod biases;
+mod browser;
 mod certificate;
 mod chat;
 mod chunks;
@@ -39,6 +41,7 @@ mod stopwatch;
 pub mod structure;
 mod table;
 pub mod thinking;
+mod timings;
 mod tokens;
 mod tools;
 mod vllm;
@@ -88,9 +91,10 @@ fn operator_routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
     let pages = |rows: Vec<Route>| -> Router<Arc<Frontend>> {
         rows.into_iter().fold(Router::new(), |pages, row| pages.route(row.path, row.serve))
     };
-    let keyed = vec![metrics_page(), cluster_page()];
-    let keyed = pages(keyed).route_layer(from_fn_with_state(front.clone(), door::authorize_operator));
-    finished(pages(probes()).merge(keyed), front, visitors)
+    let keyed = vec![vec![metrics_page(), cluster_page()], browser::own(), browser::cluster()];
+    let keyed = pages(keyed.into_iter().flatten().collect());
+    let keyed = keyed.route_layer(from_fn_with_state(front.clone(), door::authorize_operator));
+    finished(pages(probes()).merge(pages(browser::files())).merge(keyed), front, visitors)
 }
 
 fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
@@ -101,11 +105,13 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
         let pages = match api.keys {
             Keys::Unasked => pages,
             Keys::Bearer => pages.route_layer(from_fn_with_state(front.clone(), door::authorize)),
+            Keys::Operator => pages.route_layer(from_fn_with_state(front.clone(), door::authorize_cluster)),
             Keys::BearerOrBare => pages.route_layer(from_fn_with_state(front.clone(), door::authorize_either)),
         };
         // This layer is outermost, so that a client without a key gets its error in its API's form too.
         all = all.merge(match api.name {
             ANTHROPIC => pages.route_layer(from_fn(messages::in_its_words)),
+            LLAMA_CPP => pages.route_layer(from_fn(llama_cpp::in_its_words)),
             OLLAMA => pages.route_layer(from_fn(ollama::in_its_words)),
             _ => pages,
         });
@@ -126,6 +132,7 @@ fn finished(pages: Router<Arc<Frontend>>, front: Arc<Frontend>, visitors: Arc<Vi
 
 const ANTHROPIC: &str = "Anthropic";
 const OLLAMA: &str = "Ollama";
+const LLAMA_CPP: &str = "llama.cpp";
 
 /// The table of all pages that clients reach. A row has its API's layers by standing in it. Operators may have theirs
 /// on a port of their own.
@@ -133,16 +140,20 @@ fn apis(has_operators_apart: bool) -> Vec<Api> {
     let bearer = |name, routes| Api { name, keys: Keys::Bearer, routes };
     let mut all = vec![
         Api { name: "Lockstep", keys: Keys::Unasked, routes: probes() },
+        Api { name: "Lockstep", keys: Keys::Unasked, routes: browser::files() },
+        bearer("Lockstep", browser::own()),
         bearer("Lockstep", vec![get("/records/{id}", "a recorded answer", records::one)]),
         bearer("OpenAI", openai()),
         Api { name: ANTHROPIC, keys: Keys::BearerOrBare, routes: anthropic() },
         bearer(OLLAMA, ollama::routes()),
-        bearer("llama.cpp", llama_cpp::routes()),
+        Api { name: LLAMA_CPP, keys: Keys::BearerOrBare, routes: llama_cpp::routes() },
         bearer("vLLM", vllm::routes()),
     ];
     if !has_operators_apart {
         all.push(Api { name: "Lockstep", keys: Keys::Unasked, routes: vec![metrics_page()] });
-        all.push(bearer("Lockstep", vec![cluster_page()]));
+        let mut routes = browser::cluster();
+        routes.push(cluster_page());
+        all.push(Api { name: "Lockstep", keys: Keys::Operator, routes });
     }
     all
 }
@@ -171,8 +182,10 @@ fn cluster_page() -> Route {
 fn openai() -> Vec<Route> {
     vec![
         post("/v1/chat/completions", "an answer to a chat", chat::chat),
+        post("/v1/chat/completions/input_tokens", "how many tokens a chat has", chat::input_tokens),
         post("/v1/completions", "an answer to a text", completions::completions),
         post("/v1/responses", "an answer to a chat, in items", responses::responses),
+        post("/v1/responses/input_tokens", "how many tokens its prompt has", responses::input_tokens),
         post("/v1/responses/compact", "refused: conversations are not compacted", responses::stored::compact),
         get("/v1/responses/{id}", "a response that is stored", responses::stored::one),
         delete("/v1/responses/{id}", "forgets a response", responses::stored::forget),

@@ -50,7 +50,7 @@ fn operation(api: &str, keys: Keys, route: &Route) -> Value {
     // An empty requirement among others says that a server may ask for no key at all.
     operation["security"] = match keys {
         Keys::Unasked => json!([]),
-        Keys::Bearer => json!([{ "bearer": [] }, {}]),
+        Keys::Bearer | Keys::Operator => json!([{ "bearer": [] }, {}]),
         Keys::BearerOrBare => json!([{ "bearer": [] }, { "bare": [] }, {}]),
     };
     operation

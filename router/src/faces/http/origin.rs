@@ -140,9 +140,10 @@ pub async fn welcome(State(visitors): State<Arc<Visitors>>, request: Request, ne
 }
 
 fn preflight(wanted: Option<HeaderValue>) -> Response {
-    let mut response = StatusCode::NO_CONTENT.into_response();
+    // 200 and not 204: some proxies and older clients know no other.
+    let mut response = StatusCode::OK.into_response();
     let headers = response.headers_mut();
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE, OPTIONS"));
     // The requested headers are repeated as they came, because `*` does not cover `authorization`.
     let allowed = wanted.unwrap_or(HeaderValue::from_static("authorization, content-type"));
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed);

@@ -46,6 +46,11 @@ impl Page {
         }
     }
 
+    /// Takes room for more bytes than were sent, beside all bodies that are being read.
+    pub fn take_room(&mut self, front: &Frontend, n_bytes: usize) -> Result<(), Refusal> {
+        take_room(front, &mut self.body, n_bytes)
+    }
+
     /// The stream that is to be resumed, if any.
     fn resume(&self, streaming: Option<Streaming>, limits: &RouterLimits) -> Result<Option<Resume>, Refusal> {
         match (self.last_event_id.as_str(), streaming) {
@@ -105,6 +110,18 @@ async fn in_time<T>(front: &Frontend, body: impl Future<Output = T>) -> Result<T
     read.map_err(|_| HttpError::bad_request(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"))
 }
 
+/// Adds room for bytes to what a request has. Refused if all bodies together have too much of it.
+pub fn take_room(front: &Frontend, room: &mut BodyPermit, n_bytes: usize) -> Result<(), Refusal> {
+    let full = Refusal::Full { retry_after: front.config.timeouts.retry_after };
+    let wanted = u32::try_from(n_bytes).unwrap_or(u32::MAX);
+    let taken = front.bodies.clone().try_acquire_many_owned(wanted).map_err(|_| full)?;
+    match room {
+        Some(room) => room.merge(taken),
+        None => *room = Some(taken),
+    }
+    Ok(())
+}
+
 /// Reads the body. One that is too large, or has no room beside the others, is still read to its end, within reason: a
 /// client that is still sending reads no refusal.
 async fn read_body(front: &Frontend, body: Body) -> Result<(Vec<u8>, BodyPermit), HttpError> {
@@ -115,21 +132,14 @@ async fn read_body(front: &Frontend, body: Body) -> Result<(Vec<u8>, BodyPermit)
         let broken = |_| HttpError::bad_request(StatusCode::BAD_REQUEST, "the body broke off");
         let chunk = chunk.map_err(broken)?;
         n_bytes += chunk.len();
-        let wanted = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
         if n_bytes > limits.body_discarded_max {
             break;
         }
         if n_bytes > limits.body_bytes_max || !is_room {
             continue;
         }
-        match front.bodies.clone().try_acquire_many_owned(wanted) {
-            Ok(taken) => {
-                match &mut room {
-                    Some(room) => room.merge(taken),
-                    None => room = Some(taken),
-                }
-                bytes.extend_from_slice(&chunk);
-            }
+        match take_room(front, &mut room, chunk.len()) {
+            Ok(()) => bytes.extend_from_slice(&chunk),
             Err(_) => is_room = false,
         }
     }

@@ -35,9 +35,10 @@ pub trait Voice: Send + Unpin + 'static {
     fn ending(&mut self, out: &mut String);
     /// Writes a refusal as the last event, because it is too late for a status.
     fn fail(&mut self, refusal: Refusal, out: &mut String);
-    /// A comment that is written after some silence, so that proxies keep the stream open.
+    /// A comment that is written after some silence, so that proxies keep the stream open. No empty line follows: some
+    /// readers take one for an event without data, once they have read an `id`.
     fn still_here(&self) -> &'static str {
-        ": still here\n\n"
+        ": still here\n"
     }
 }
 

@@ -31,6 +31,8 @@ pub enum Keys {
     Bearer,
     /// Also as `x-api-key`.
     BearerOrBare,
+    /// A key with the role of an operator, where there is one.
+    Operator,
 }
 
 pub fn get<H: Handler<T, Arc<Frontend>>, T: 'static>(path: &'static str, about: &'static str, handler: H) -> Route {

@@ -3,9 +3,9 @@
 use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
-use crate::faces::http::format::token_text;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::read;
+use crate::front::ask::Ask;
 use crate::front::frontend::{Frontend, TOKEN_TEXT_BYTES, unix_seconds};
 use crate::refusal::Refusal;
 use crate::replicas::models::table::VersionBy;
@@ -30,22 +30,27 @@ pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> R
     if let Some(content) = fields.string("content")? {
         return Ok(content_tokens(&front, &text, content, adds.unwrap_or(false), with_pieces).await?);
     }
+    let add_special = fields.boolean("add_special_tokens")?;
     let input = match fields.string("prompt")? {
         Some(_) if fields.take("messages").is_some() => {
             return Err(Refusal::invalid("messages", "give a prompt or messages, not both").into());
         }
         Some(text) => Input::Text(text),
+        // A template has written what stands before a text; who wants it twice says so.
+        None if add_special == Some(true) => {
+            Input::Text(front.rendered(&text, chat(&mut fields)?, unix_seconds()).await?)
+        }
         None => Input::Chat(chat(&mut fields)?),
     };
-    let add_special = fields.boolean("add_special_tokens")?.unwrap_or(true);
+    let add_special = add_special.unwrap_or(true);
     let with_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
     let tokens = front.tokens(&text, input, add_special, unix_seconds()).await?;
     let context = front.model(&model, VersionBy::Weight).map_or(text.spec.context, |model| model.replica.context);
     let n_tokens = tokens.len();
     let answer = move || {
-        let texts = || tokens.iter().map(|token| token_text(&text.tokenizer, *token)).collect::<Vec<_>>();
-        let texts = with_texts.then(texts);
-        let told = json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": texts });
+        let spelled = || tokens.iter().map(|token| text.tokenizer.token_spelled(*token)).collect::<Vec<_>>();
+        let spelled = with_texts.then(spelled);
+        let told = json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": spelled });
         Json(told).into_response()
     };
     Ok(front.off_runtime(TOKEN_TEXT_BYTES * n_tokens, answer).await?)
@@ -62,12 +67,39 @@ pub async fn detokenize(State(front): State<Arc<Frontend>>, request: Request) ->
     let _visit = front.visit(page.tenant)?;
     let mut fields = page.fields;
     fields.check(Endpoint::Detokenize)?;
-    let text = front.text(&fields.string("model")?.unwrap_or_default())?;
+    let model = fields.string("model")?;
+    let text = front.text(model.as_deref().unwrap_or_default())?;
     let tokens = fields.token_ids("tokens")?.ok_or_else(|| Refusal::invalid("tokens", "is missing"))?;
     text.check_ids("tokens", &tokens)?;
-    // vLLM's name, and llama.cpp's.
     let text = front.detokenized(&text, tokens).await?;
-    Ok(Json(json!({ "prompt": text, "content": text })))
+    // vLLM's name, and llama.cpp's, whose clients name no model.
+    Ok(Json(if model.is_some() { json!({ "prompt": text }) } else { json!({ "prompt": text, "content": text }) }))
+}
+
+/// How many tokens the prompt of a request has, as OpenAI's pages say it.
+pub async fn counted(front: &Frontend, ask: Ask) -> Result<Json<Value>, Refusal> {
+    let _visit = front.visit(ask.tenant)?;
+    let text = front.text(&ask.model)?;
+    let mut n_tokens = 0;
+    for prompt in ask.prompts {
+        n_tokens += front.tokens(&text, prompt, true, unix_seconds()).await?.len();
+    }
+    Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": n_tokens })))
+}
+
+/// What a client needs in order to make tokens itself, as far as it is one line each.
+pub async fn tokenizer_info(State(front): State<Arc<Frontend>>) -> Result<Json<Value>, HttpError> {
+    let model = front.model("", VersionBy::Weight)?;
+    let text = &model.text;
+    let spelled = |token: Option<&u32>| token.map(|token| text.tokenizer.token_spelled(*token));
+    Ok(Json(json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": spelled(text.spec.bos.as_ref()),
+        "eos_token": spelled(text.spec.eos.first()),
+        "chat_template": text.template.as_ref().map(|template| template.source()),
+        "model_max_length": model.replica.context,
+        "vocab_size": text.tokenizer.n_vocab(),
+    })))
 }
 
 /// The tokens of what llama.cpp calls `content`, which may be nothing; perhaps each with its text, or its bytes if they

@@ -18,7 +18,7 @@ pub fn read(fields: &mut Fields, chat: v1::Chat) -> Result<v1::Chat, Refusal> {
     let functions = list(fields, "functions")?.into_iter();
     let functions = functions.map(|function| json!({ "type": "function", "function": function }).to_string());
     let mut tools: Vec<String> = list(fields, "tools")?.iter().map(Value::to_string).collect();
-    let choice = fields.take("tool_choice").map(choice).transpose()?;
+    let choice = fields.take("tool_choice").map(|said| chosen(said, &mut tools)).transpose()?;
     let older_choice = fields.take("function_call").map(older_choice).transpose()?;
     let is_parallel = fields.boolean("parallel_tool_calls")?;
     if is_older {
@@ -44,12 +44,35 @@ fn list(fields: &mut Fields, name: &'static str) -> Result<Vec<Value>, Refusal> 
     }
 }
 
+/// The choice; one that allows some of the tools leaves no others.
+fn chosen(mut said: Value, tools: &mut Vec<String>) -> Result<v1::ToolChoice, Refusal> {
+    if said["type"] != "allowed_tools" {
+        return choice(said);
+    }
+    const MUST: &str = "must be {\"mode\": \"auto\" or \"required\", \"tools\": [..]}";
+    let wrong = |why: String| invalid("tool_choice.allowed_tools".to_owned(), &why);
+    let mut allowed = said["allowed_tools"].take();
+    let mode = allowed["mode"].as_str().and_then(mode).filter(|mode| *mode != Mode::None);
+    let (Some(mode), Value::Array(list)) = (mode, allowed["tools"].take()) else { return Err(wrong(MUST.to_owned())) };
+    let name_of = |tool: &Value| tool["function"]["name"].as_str().map(str::to_owned);
+    let names: Vec<String> = list.iter().map(name_of).collect::<Option<_>>().ok_or_else(|| wrong(MUST.to_owned()))?;
+    let own = |tool: &String| serde_json::from_str::<Value>(tool).ok().as_ref().and_then(name_of);
+    let known: Vec<String> = tools.iter().filter_map(own).collect();
+    if let Some(unknown) = names.iter().find(|name| !known.contains(name)) {
+        return Err(wrong(format!("names {unknown:?}, which is none of `tools`")));
+    }
+    tools.retain(|tool| own(tool).is_some_and(|name| names.contains(&name)));
+    Ok(said_as(mode, ""))
+}
+
 fn choice(value: Value) -> Result<v1::ToolChoice, Refusal> {
     const MUST: &str = "must be none, auto, required, or {\"type\": \"function\", \"function\": {\"name\": ..}}";
     let named = value["function"]["name"].as_str().filter(|_| value["type"] == "function");
     match (value.as_str(), named) {
-        (Some(word), _) => mode(word).map(|mode| said(mode, "")).ok_or_else(|| Refusal::invalid("tool_choice", MUST)),
-        (None, Some(name)) if !name.is_empty() => Ok(said(Mode::Required, name)),
+        (Some(word), _) => {
+            mode(word).map(|mode| said_as(mode, "")).ok_or_else(|| Refusal::invalid("tool_choice", MUST))
+        }
+        (None, Some(name)) if !name.is_empty() => Ok(said_as(Mode::Required, name)),
         _ => Err(Refusal::invalid("tool_choice", MUST)),
     }
 }
@@ -57,8 +80,8 @@ fn choice(value: Value) -> Result<v1::ToolChoice, Refusal> {
 fn older_choice(value: Value) -> Result<v1::ToolChoice, Refusal> {
     let word = value.as_str().and_then(mode).filter(|mode| *mode != Mode::Required);
     match (word, value["name"].as_str()) {
-        (Some(mode), _) => Ok(said(mode, "")),
-        (None, Some(name)) if !name.is_empty() => Ok(said(Mode::Required, name)),
+        (Some(mode), _) => Ok(said_as(mode, "")),
+        (None, Some(name)) if !name.is_empty() => Ok(said_as(Mode::Required, name)),
         _ => Err(Refusal::invalid("function_call", "must be none, auto or {\"name\": ..}")),
     }
 }
@@ -72,7 +95,7 @@ fn mode(word: &str) -> Option<Mode> {
     }
 }
 
-fn said(mode: Mode, name: &str) -> v1::ToolChoice {
+fn said_as(mode: Mode, name: &str) -> v1::ToolChoice {
     v1::ToolChoice { mode: mode.into(), name: name.to_owned() }
 }
 

@@ -115,18 +115,17 @@ fn choice(said: v1::ToolChoice, tools: &Tools) -> Result<ToolChoice, Refusal> {
     })
 }
 
-/// As transformers takes it: arguments are objects, and what is absent has no member.
+/// As transformers takes it: arguments are objects, and what is absent has no member, but for the content: templates
+/// read it without asking whether it is there.
 fn message(i: usize, said: v1::ChatMessage) -> Result<Value, Refusal> {
     let v1::ChatMessage { role, content, tool_calls, tool_call_id, name, reasoning } = said;
     if !ROLES.contains(&role.as_str()) {
         return Err(Refusal::invalid("chat", format!("messages[{i}].role must be one of {}", ROLES.join(", "))));
     }
-    let has_content = !content.is_empty() || tool_calls.is_empty();
     let calls = tool_calls.into_iter().enumerate().map(|(j, said)| call(i, j, said));
     let calls: Vec<Value> = calls.collect::<Result<_, _>>()?;
-    let mut message = Map::from_iter([("role".to_owned(), role.into())]);
+    let mut message = Map::from_iter([("role".to_owned(), role.into()), ("content".to_owned(), content.into())]);
     let members = [
-        ("content", has_content.then(|| content.into())),
         ("name", text(name)),
         ("reasoning_content", text(reasoning)),
         ("tool_calls", (!calls.is_empty()).then(|| calls.into())),
@@ -230,7 +229,8 @@ mod tests {
         let said = v1::ChatMessage { role: "assistant".into(), tool_calls: vec![call], ..v1::ChatMessage::default() };
         let function = json!({ "name": "f", "arguments": { "x": 1 } });
         let expected = json!({
-            "role": "assistant", "tool_calls": [{ "id": "a1", "type": "function", "function": function }],
+            "role": "assistant", "content": "",
+            "tool_calls": [{ "id": "a1", "type": "function", "function": function }],
         });
         assert_eq!(message(0, said).unwrap(), expected);
         assert_eq!(message(0, user()).unwrap(), json!({ "role": "user", "content": "Hi" }));

@@ -20,6 +20,7 @@ use types::PolicyDigest;
 
 /// How many characters of an unknown name an error repeats.
 const NAME_CHARS_MAX: usize = 100;
+const ANY_NAME: &str = "*";
 /// How many known names an error lists.
 const NAMES_LISTED_MAX: usize = 20;
 
@@ -48,6 +49,8 @@ pub struct ModelTable {
     texts: ModelTexts,
     /// The names of the main model; the first is the one that replies carry.
     names: Vec<String>,
+    /// Whether it goes by any other name too.
+    has_any_name: bool,
     routes: ModelRoutes,
     /// Versions that this router cannot read, and that were logged already.
     strangers: Mutex<BTreeSet<VersionId>>,
@@ -93,8 +96,15 @@ pub struct OfferedShare {
 }
 
 impl ModelTable {
-    pub fn new(texts: ModelTexts, names: Vec<String>, routes: ModelRoutes) -> ModelTable {
-        ModelTable { texts, names, routes, strangers: Mutex::default() }
+    /// Among the names, `*` is any.
+    pub fn new(texts: ModelTexts, mut names: Vec<String>, routes: ModelRoutes) -> ModelTable {
+        let has_any_name = names.iter().any(|name| name == ANY_NAME);
+        names.retain(|name| name != ANY_NAME);
+        ModelTable { texts, names, has_any_name, routes, strangers: Mutex::default() }
+    }
+
+    fn is_main(&self, name: &str) -> bool {
+        self.has_any_name || self.names.iter().any(|known| known == name)
     }
 
     fn is_one(&self, table: &RouteTable) -> bool {
@@ -146,7 +156,7 @@ impl ModelTable {
     fn one(&self, asked: &str, replicas: &Replicas) -> Result<ResolvedModel, Refusal> {
         let replica = replicas.any().ok_or_else(|| replicas.refusal())?;
         let name = self.names.first().unwrap_or(&replica.model).clone();
-        if !asked.is_empty() && asked != replica.model && !self.names.iter().any(|name| name == asked) {
+        if !asked.is_empty() && asked != replica.model && !self.is_main(asked) {
             return Err(refused(asked, vec![name]));
         }
         let is_ready = replicas.is_any_ready();
@@ -160,8 +170,11 @@ impl ModelTable {
             Ok(model) => Ok(model.text),
             Err(refusal @ Refusal::NoModel { .. }) => Err(refusal),
             Err(refusal) if self.is_one(&table) => {
-                let is_its_name = asked.is_empty() || self.names.iter().any(|name| name == asked);
-                if is_its_name { Ok(self.texts.main.clone()) } else { Err(refusal) }
+                if asked.is_empty() || self.is_main(asked) {
+                    Ok(self.texts.main.clone())
+                } else {
+                    Err(refusal)
+                }
             }
             Err(refusal) => {
                 let shares = self.shares(&table, asked).map(|(_, shares)| shares).unwrap_or_default();
@@ -182,8 +195,7 @@ impl ModelTable {
             return Some((asked, Cow::Owned(vec![alone(asked)])));
         }
         // The main model has several names: replicas may report any of them.
-        let is_main = self.names.iter().any(|name| name == asked);
-        let served = self.names.first().filter(|_| is_main)?;
+        let served = self.names.first().filter(|_| self.is_main(asked))?;
         Some((served, Cow::Owned(self.names.iter().map(|name| alone(name)).collect())))
     }
 

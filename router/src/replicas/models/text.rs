@@ -9,6 +9,7 @@ use dialect::{Dialect, UnknownDialect};
 use grammar::Vocabulary;
 use proto::v1;
 use proto::v1::generate_request::Input;
+use serde_json::{Map, Value};
 use std::sync::{Arc, OnceLock};
 use types::{Token, Tokens};
 
@@ -31,6 +32,8 @@ pub struct ModelText {
     pub dialect: Dialect,
     /// Whether clients may send a chat template of their own.
     pub trusts_templates: bool,
+    /// What the operator tells the template, where a client says nothing of it.
+    pub variables: Map<String, Value>,
     /// A hash of the bytes of all tokens, made for the first request that has a grammar.
     pub tokens_hash: Arc<OnceLock<[u8; 32]>>,
 }
@@ -50,6 +53,7 @@ impl ModelText {
             defaults: *checkpoint.defaults(),
             dialect: Dialect::NONE,
             trusts_templates: false,
+            variables: Map::new(),
             tokens_hash: Arc::default(),
         };
         Ok(match checkpoint.chat_template()? {
@@ -117,7 +121,7 @@ impl ModelText {
     pub(crate) fn check_ids(&self, field: &'static str, ids: &[Token]) -> Result<(), Refusal> {
         let n_vocab = self.spec.vocab;
         match ids.iter().find(|id| **id >= n_vocab) {
-            Some(id) => Err(Refusal::invalid(field, format!("{id} is no token: the vocabulary has {n_vocab}"))),
+            Some(id) => Err(Refusal::invalid(field, format!("{id} is out of vocabulary: there are {n_vocab} tokens"))),
             None => Ok(()),
         }
     }
@@ -129,6 +133,9 @@ impl ModelText {
         let mut read = conversation::read(chat)?;
         let sent = read.template.as_deref().map(|source| self.sent_template(source)).transpose()?;
         let template = sent.as_ref().or(own).ok_or_else(no_template)?;
+        for (name, value) in &self.variables {
+            read.conversation.variables.entry(name).or_insert_with(|| value.clone());
+        }
         if let Some(effort) = read.effort.take() {
             think(template, self.dialect, &mut read.conversation, effort)?;
         }

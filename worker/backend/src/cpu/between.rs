@@ -2,7 +2,7 @@
 
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
-use super::math::{clamped_silu, gelu, gelu_erf, soft_cap};
+use super::math::{clamped_silu, gelu, gelu_erf, sigmoid, soft_cap};
 use super::memory::Shared;
 use crate::{Clamp, Heads};
 use std::ops::Range;
@@ -120,6 +120,36 @@ pub(crate) fn sum_of_squares<L: Lanes>(x: &[f32]) -> f32 {
     }
     let tail = L::load_first(tail);
     tail.fma(tail, squares).sum()
+}
+
+/// x *= sigmoid(gate), each number of the gate for `cols / n` columns.
+pub(crate) struct SigmoidMul<'a> {
+    pub gate: &'a [f32],
+    pub n: usize,
+    pub x: Shared<f32>,
+    pub cols: usize,
+    pub rows: Range<usize>,
+}
+
+impl Kernel for SigmoidMul<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        for row in self.rows.clone() {
+            let gate = &self.gate[row * self.n..][..self.n];
+            // SAFETY: the op checked the shapes; one thread has each row.
+            let x = unsafe { self.x.part(row * self.cols, self.cols) };
+            if self.n < self.cols {
+                for (gate, x) in gate.iter().zip(x.chunks_exact_mut(self.cols / self.n)) {
+                    let factor = sigmoid(*gate);
+                    x.iter_mut().for_each(|x| *x *= factor);
+                }
+                continue;
+            }
+            for (gate, x) in gate.chunks(LANES).zip(x.chunks_mut(LANES)) {
+                L::load_first(x).mul(sigmoid(L::load_first(gate))).store_first(x);
+            }
+        }
+    }
 }
 
 /// An operation on each element.

@@ -2,7 +2,8 @@
 //! as `quants` packs them. Exact: unpacking gives the file's numbers.
 
 use super::quants::{COLUMNS_MAX, SIGN};
-use types::Dtype;
+use half::{bf16, f16};
+use types::{DigitBits, Dtype, Grouped, ScaleType};
 
 /// Thirty-two numbers of one row.
 #[derive(Clone, Copy, Default)]
@@ -30,6 +31,16 @@ pub(crate) fn sub_block(dtype: Dtype, block: &[u8], i: usize) -> Sub {
         Dtype::Q4K => q4_k(block, i),
         Dtype::Q5K => q5_k(block, i),
         Dtype::Q6K => q6_k(block, i),
+        Dtype::IQ4XS => iq4_xs(block, i),
+        Dtype::TQ1_0 => ternary(block, 52, std::array::from_fn(|j| fifth(block, i * 32 + j))),
+        Dtype::TQ2_0 => ternary(block, 64, bits(block, i / 4 * 32, i % 4 * 2, 3)),
+        Dtype::Grouped(grouped) => simple(
+            match grouped.digits {
+                DigitBits::Four => nibbles(block, grouped.head_bytes() + 16 * i),
+                DigitBits::Eight => fixed(block, grouped.head_bytes() + 32 * i),
+            },
+            &[],
+        ),
         Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F8E4M3 => {
             unreachable!("numbers, not digits")
         }
@@ -172,4 +183,59 @@ fn q6_k(block: &[u8], i: usize) -> Sub {
         head: [at(block, 208), [0; 2]],
         scales: [[block[192 + 2 * i] ^ SIGN, block[193 + 2 * i] ^ SIGN], [0; 2]],
     }
+}
+
+/// d · two upper bits of 8 scales · four lower bits · 128 bytes of names
+fn iq4_xs(block: &[u8], i: usize) -> Sub {
+    let low = block[4 + i / 2] >> (i % 2 * 4) & 15;
+    let high = (u16::from_le_bytes(at(block, 2)) >> (2 * i) & 3) as u8;
+    // Six bits with 32 added, the same for both halves.
+    let scale = (low | high << 4) + (SIGN - 32);
+    Sub {
+        q: nibbles(block, 8 + 16 * i).map(|name| IQ4NL[name as usize] as u8 ^ SIGN),
+        head: [at(block, 0), [0; 2]],
+        scales: [[scale; 2], [0; 2]],
+    }
+}
+
+fn ternary(block: &[u8], d: usize, q: [u8; 32]) -> Sub {
+    Sub { q, head: [at(block, d), [0; 2]], ..Sub::default() }
+}
+
+/// Digit `i` of 256, of which a byte has five, or the last four bytes four: a fraction of 256 whose first digit, to the
+/// base of three, is wanted.
+///
+/// ```text
+/// bytes 0..32     digits 0..160, number n of each after n × 32      32..48   160..240, after n × 16
+/// bytes 48..52    digits 240..256, after n × 4
+/// ```
+fn fifth(block: &[u8], i: usize) -> u8 {
+    const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
+    let (byte, n) = match i {
+        0..160 => (i % 32, i / 32),
+        160..240 => (32 + (i - 160) % 16, (i - 160) / 16),
+        _ => (48 + (i - 240) % 4, (i - 240) / 4),
+    };
+    let fraction = block[byte].wrapping_mul(POWERS[n]);
+    ((u16::from(fraction) * 3) >> 8) as u8
+}
+
+/// The bytes of a group's scale, and what its zero adds to digits whose middle was taken off: exact in an f16, as every
+/// zero is a whole number of at most 256.
+pub(crate) fn group_head(grouped: Grouped, block: &[u8]) -> (&[u8], f16) {
+    let (scale, rest) = block.split_at(grouped.scale.bytes());
+    let middle = f32::from(grouped.digits.middle());
+    let zero = if grouped.has_zeros { f16::from_le_bytes(at(rest, 0)).to_f32() } else { middle };
+    (scale, f16::from_f32(middle - zero))
+}
+
+/// The scale of a group, and the digit that stands for nothing.
+pub(crate) fn group_scale(grouped: Grouped, block: &[u8]) -> (f32, f32) {
+    let (scale, shift) = group_head(grouped, block);
+    let scale = match grouped.scale {
+        ScaleType::F16 => f16::from_le_bytes(at(scale, 0)).to_f32(),
+        ScaleType::BF16 => bf16::from_le_bytes(at(scale, 0)).to_f32(),
+        ScaleType::F32 => f32::from_le_bytes(fixed(scale, 0)),
+    };
+    (scale, f32::from(grouped.digits.middle()) - shift.to_f32())
 }

@@ -11,8 +11,8 @@ use super::lanes::{LANES, Lanes};
 use super::memory::{Pages, Shared};
 use crate::{AttentionCall, CommitBlocks, Error, Heads, KvSpec, Result, RopeStyle};
 use std::ops::Range;
-use std::sync::Arc;
-use types::{BLOCK_TOKENS, BlockId, KvDtype};
+use std::sync::{Arc, Mutex, TryLockError};
+use types::{BLOCK_TOKENS, BlockId, KvDtype, KvLayout};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
 
@@ -25,10 +25,13 @@ pub struct Kv {
     head_dim: usize,
     /// Shared with whoever commits them.
     pages: Arc<Pages>,
+    /// What a thread works in where the pages are those of recurrent layers: one for each thread.
+    spare: Vec<Mutex<Pages>>,
 }
 
 impl Kv {
-    pub fn new(spec: KvSpec) -> Result<Kv> {
+    /// `n_threads` are the most that work on it at a time.
+    pub fn new(spec: KvSpec, n_threads: usize) -> Result<Kv> {
         match spec.dtype {
             KvDtype::F16 | KvDtype::F32 => {}
             KvDtype::Bf16 => return Err(types::Unsupported("a KV cache of bf16 on the CPU").into()),
@@ -40,7 +43,17 @@ impl Kv {
         }
         let sizes = spec.sizes(spec.layout.page_bytes(spec.dtype));
         let (_, n_bytes) = sizes.ok_or_else(|| Error::Shape(format!("a cache of {spec:?}")))?;
-        Ok(Kv { spec, n_kv_heads, head_dim, pages: Arc::new(Pages::zeroed("the KV cache", n_bytes)?) })
+        let spare = match spec.layout {
+            KvLayout::State { n: 1.., state, row } => {
+                // Two pages, and what is made of the rows of a block.
+                let n_numbers = 2 * (state as usize + POSITIONS * row as usize) + 2 * POSITIONS * row as usize;
+                (0..n_threads)
+                    .map(|_| Ok(Mutex::new(Pages::zeroed("scratch", n_numbers * 4)?)))
+                    .collect::<Result<_>>()?
+            }
+            _ => Vec::new(),
+        };
+        Ok(Kv { spec, n_kv_heads, head_dim, pages: Arc::new(Pages::zeroed("the KV cache", n_bytes)?), spare })
     }
 
     pub fn spec(&self) -> &KvSpec {
@@ -56,6 +69,42 @@ impl Kv {
             "{heads:?} of layer {layer} in a cache of {:?}",
             self.spec
         );
+    }
+
+    /// Checks that what a recurrent layer keeps is what this cache was made for.
+    pub(crate) fn check_recurrent(&self, layout: KvLayout, layer: usize) {
+        let fits = self.spec.layout == layout && layer < self.spec.n_layers;
+        assert!(fits, "{layout:?} of layer {layer} in a cache of {:?}", self.spec);
+    }
+
+    /// Memory for a thread that works on pages of recurrent layers.
+    pub(crate) fn with_spare(&self, work: impl FnOnce(&mut [f32])) {
+        let mut free = self.spare.iter().find_map(|spare| match spare.try_lock() {
+            Ok(spare) => Some(spare),
+            // An aborted operation's leftovers are overwritten.
+            Err(TryLockError::Poisoned(spare)) => Some(spare.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        });
+        work(free.as_mut().expect("as many as there are threads").floats_mut());
+    }
+
+    /// All numbers of a recurrent head's page.
+    ///
+    /// # Safety
+    /// As long as the page lives, nobody else writes it, and whoever writes it has it alone.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "the caller promises that nobody else has this part")]
+    pub(crate) unsafe fn recurrent_page(&self, layer: usize, block: BlockId, head: usize) -> &mut [f32] {
+        let (bytes, n) = (self.block(layer, block), self.spec.layout.page_bytes(self.spec.dtype) as usize / 4);
+        let n_numbers = n / self.n_kv_heads;
+        debug_assert!(self.spec.layout.is_state() && head < self.n_kv_heads);
+        // SAFETY: inside the block, whose indices were checked; pages are aligned for f32. The caller promises more.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.pages.start().cast::<f32>().add(bytes.start / 4 + head * n_numbers),
+                n_numbers,
+            )
+        }
     }
 
     /// Clears these blocks in every layer.

@@ -9,16 +9,15 @@ use super::lanes::{LANES, Lanes, add_products};
 use super::memory::{Pages, Shared};
 use super::pack::{DEPTH_MAX, Leaf, Matrix, Part};
 use super::panels::{BLOCK, Fill, Operand, PANEL_ROWS, Panel, n_panels, panel};
-use super::quants::{
-    COLUMN_BYTES, Digits, Head, MXFP4, Packing, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
-};
-use super::quants::{Quant, Scale, ScaleLayout, Width, at, packing, unpack};
+use super::quants::Ternary;
+use super::quants::{COLUMN_BYTES, Digits, Head, Packing, Quant, Scale, ScaleLayout, Width, at, packing, unpack};
+use super::quants::{GroupedEights, GroupedFours, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::{Buffer, Cpu, panels};
 use crate::Linear;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use types::{Activations, Dtype};
+use types::{Activations, DigitBits, Dtype, Grouped};
 
 impl Linear for Cpu {
     fn linear(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
@@ -114,6 +113,14 @@ impl Product<'_> {
             Dtype::Q4K => self.run_quantized::<Q4K>(isa, part, tiles),
             Dtype::Q5K => self.run_quantized::<Q5K>(isa, part, tiles),
             Dtype::Q6K => self.run_quantized::<Q6K>(isa, part, tiles),
+            Dtype::IQ4XS => self.run_quantized::<IQ4XS>(isa, part, tiles),
+            Dtype::TQ1_0 | Dtype::TQ2_0 => self.run_quantized::<Ternary>(isa, part, tiles),
+            Dtype::Grouped(Grouped { digits: DigitBits::Four, .. }) => {
+                self.run_quantized::<GroupedFours>(isa, part, tiles)
+            }
+            Dtype::Grouped(Grouped { digits: DigitBits::Eight, .. }) => {
+                self.run_quantized::<GroupedEights>(isa, part, tiles)
+            }
         }
     }
 
@@ -200,7 +207,7 @@ impl Cut<'_> {
         let (mut w, mut a) =
             unsafe { (matrix.pages.start().add(start).cast_const(), panels.add(self.panel.rows_start * row_words)) };
         let mut pile = Pile::<L, M>::new();
-        let mut head = Head::none();
+        let (mut head, head_form) = (Head::none(), self.part.head_form());
         let (mut k, mut plane) = (0, 0);
         for &Leaf { k_end, n_merges, ends_run } in &matrix.leaves {
             let mut acc = [L::splat(0.0); M];
@@ -208,9 +215,9 @@ impl Cut<'_> {
             while k < k_end {
                 // SAFETY: k is below the matrix's, so a step of the tile and of the panel is left.
                 unsafe {
-                    if W::PACKING.has_head(self.part.first, k) {
-                        head = Head::read(W::PACKING, w);
-                        w = w.add(W::PACKING.head_bytes());
+                    if W::PACKING.head.bytes() > 0 && head_form.is_before(self.part.first, k) {
+                        head = Head::read(head_form, w);
+                        w = w.add(head_form.bytes());
                     }
                     W::step(&head, w, a, &mut acc);
                     w = w.add(W::PACKING.step_bytes);

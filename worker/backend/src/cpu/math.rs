@@ -79,6 +79,20 @@ pub(crate) fn silu<R: Real>(x: R) -> R {
     x.div(one.add(exp(R::splat(0.0).sub(x))))
 }
 
+/// 1 / (1 + e^-x)
+#[inline(always)]
+pub(crate) fn sigmoid<R: Real>(x: R) -> R {
+    let one = R::splat(1.0);
+    one.div(one.add(exp(R::splat(0.0).sub(x))))
+}
+
+/// ln(1 + e^x), of which e^x does not overflow.
+#[inline(always)]
+pub(crate) fn softplus<R: Real>(x: R) -> R {
+    let zero = R::splat(0.0);
+    x.max(zero).add(ln(R::splat(1.0).add(exp(zero.sub(x.abs())))))
+}
+
 /// The hyperbolic tangent within a few ulp.
 #[inline(always)]
 pub(crate) fn tanh<R: Real>(x: R) -> R {

@@ -17,6 +17,7 @@ mod pairs;
 mod panels;
 mod pointwise;
 mod quants;
+mod recurrence;
 mod rows;
 pub(crate) mod sample;
 pub(crate) mod team;
@@ -28,7 +29,10 @@ pub use pack::Matrix;
 
 pub(crate) use isa::{Kernel, dispatch};
 
-use crate::{CommitBlocks, Error, KvSpec, Memory, PackedBytes, Result, RopeStyle, Routing, Stored};
+use crate::{
+    CommitBlocks, ConvolvedChannels, Error, KvSpec, Memory, PackedBytes, RecurrentHeads, Result, RopeStyle, Routing,
+    Stored,
+};
 use memory::{Pages, Shared};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -185,7 +189,15 @@ impl Memory for Cpu {
     }
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {
-        Kv::new(spec)
+        Kv::new(spec, self.config.threads)
+    }
+
+    fn recurrence(&self, heads: &RecurrentHeads) -> Result<()> {
+        recurrence::supported(heads)
+    }
+
+    fn convolution(&self, channels: &ConvolvedChannels) -> Result<()> {
+        recurrence::convolves(channels)
     }
 
     fn clear(&self, kv: &mut Kv, blocks: &[BlockId]) {

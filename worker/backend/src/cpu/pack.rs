@@ -8,20 +8,21 @@
 //!                              less: 4 × 64 bytes, low nibbles group 2i, high nibbles group 2i+1; then the upper bits
 //! F8_E4M3          per 32 k:   16 × scales of four bytes · 32 × 16 numbers
 //! Q2_K to Q6_K     per block:  16 × (d, and minus m) before the steps of a block of 256
+//! groups           per group:  16 × scales of two or four bytes · 16 × (the digits' middle - zero), if there are any
 //! ```
 //! Rows are padded to sixteen with zeros. A matrix is a list of parts, each with a type of its own.
 
-use super::blocks::sub_block;
+use super::blocks::{group_head, sub_block};
 use super::lanes::LANES;
 use super::memory::{Pages, Shared};
 use super::pairs::pack_row;
-use super::quants::{COLUMN_BYTES, Packing, SUPER, Width, pack_digits, packing};
+use super::quants::{COLUMN_BYTES, HeadForm, Packing, Width, pack_digits, packing};
 use super::team::Team;
 use crate::{Error, Result, Stored};
 use std::ops::Range;
 use std::sync::Arc;
 use types::leaves::{Fold, aligned_runs};
-use types::{Dtype, Leaves};
+use types::{Dtype, Grouped, Leaves};
 
 /// A packed weight matrix, `[n_out, k]`.
 pub struct Matrix {
@@ -53,6 +54,10 @@ pub(crate) struct Part {
 impl Part {
     pub fn n_tiles(&self) -> usize {
         self.rows.div_ceil(LANES)
+    }
+
+    pub fn head_form(&self) -> HeadForm {
+        packing(self.dtype).head
     }
 }
 
@@ -181,8 +186,8 @@ fn pack_tile(stored: &Stored<'_>, row: usize, to: &mut [u8]) {
     let mut k = 0;
     // All rows of a stretch before the next, so that the packed bytes stay in the L1 cache.
     while k < stored.k {
-        let end = stored.k.min((stored.first + k + 1).next_multiple_of(SUPER) - stored.first);
-        let n_bytes = packing.head_bytes() + (end - k) / packing.unit * packing.step_bytes;
+        let end = stored.k.min((stored.first + k + 1).next_multiple_of(packing.head.every()) - stored.first);
+        let n_bytes = packing.head.bytes() + (end - k) / packing.unit * packing.step_bytes;
         let (stretch, after) = rest.split_at_mut(n_bytes);
         for lane in 0..LANES.min(stored.rows - row) {
             pack_lane(
@@ -198,9 +203,9 @@ fn pack_tile(stored: &Stored<'_>, row: usize, to: &mut [u8]) {
     }
 }
 
-/// The elements `range` of a row's blocks, all within one run of 256.
+/// The elements `range` of a row's blocks, all under one head.
 fn pack_lane(dtype: Dtype, packing: Packing, row: &[u8], range: Range<usize>, lane: usize, to: &mut [u8]) {
-    let (head, steps) = to.split_at_mut(packing.head_bytes());
+    let (head, steps) = to.split_at_mut(packing.head.bytes());
     let (block, block_bytes) = (dtype.block(), dtype.block_bytes());
     for (i, step) in steps.chunks_exact_mut(packing.step_bytes).enumerate() {
         let at = range.start + i * packing.unit;
@@ -208,8 +213,10 @@ fn pack_lane(dtype: Dtype, packing: Packing, row: &[u8], range: Range<usize>, la
         let sub = sub_block(dtype, from, at % block / packing.unit);
         let (scales, digits) = step.split_at_mut(packing.scale_columns * COLUMN_BYTES);
         put_columns(&sub.scales, lane, scales);
-        if i == 0 {
-            put_columns(&sub.head, lane, head);
+        match dtype {
+            _ if i > 0 => {}
+            Dtype::Grouped(grouped) => put_group_head(grouped, from, lane, head),
+            _ => put_columns(&sub.head, lane, head),
         }
         pack_digits(packing.width, &sub.q, lane, digits);
     }
@@ -218,6 +225,15 @@ fn pack_lane(dtype: Dtype, packing: Packing, row: &[u8], range: Range<usize>, la
 fn put_columns(columns: &[[u8; 2]], lane: usize, to: &mut [u8]) {
     for (value, to) in columns.iter().zip(to.as_chunks_mut::<COLUMN_BYTES>().0) {
         to[2 * lane..][..2].copy_from_slice(value);
+    }
+}
+
+fn put_group_head(grouped: Grouped, block: &[u8], lane: usize, to: &mut [u8]) {
+    let (scale, shift) = group_head(grouped, block);
+    let (scales, shifts) = to.split_at_mut(LANES * scale.len());
+    scales[lane * scale.len()..][..scale.len()].copy_from_slice(scale);
+    if grouped.has_zeros {
+        put_columns(&[shift.to_le_bytes()], lane, shifts);
     }
 }
 

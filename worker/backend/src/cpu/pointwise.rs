@@ -7,13 +7,14 @@ use super::math::{gelu, silu};
 use super::memory::Shared;
 use super::pack::{Matrix, Part};
 use super::panels::BLOCK;
-use super::quants::{COLUMN_BYTES, Head, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-use super::quants::{Quant, at, packing, unpack};
+use super::quants::Ternary;
+use super::quants::{COLUMN_BYTES, Head, Quant, at, packing, unpack};
+use super::quants::{GroupedEights, GroupedFours, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::{Buffer, Cpu, between, kv, pairs};
 use crate::{Clamp, Heads, Pass, Pointwise};
 use half::f16;
 use std::ops::Range;
-use types::Dtype;
+use types::{DigitBits, Dtype, Grouped};
 
 impl Pointwise for Cpu {
     fn embed(&self, table: &Matrix, first: u32, tokens: &[u32], out: &mut Buffer) {
@@ -131,6 +132,16 @@ impl Pointwise for Cpu {
         assert!(columns.len() == weight.len() && columns.end <= n_cols, "a weight for each column");
         let (whole, x) = (whole.rows(n_rows, n), x.shared(n_rows, n_cols));
         self.spread(n_rows, |rows| between::NormColumns { x, n_cols, first, whole, n, weight, eps, rows });
+    }
+
+    fn sigmoid_mul(&self, gate: &Buffer, n_rows: usize, x: &mut Buffer) {
+        let (n, cols) = (gate.cols(), x.cols());
+        if cols == 0 {
+            return;
+        }
+        assert!(n > 0 && cols.is_multiple_of(n), "a gate of {n} for rows of {cols}");
+        let (gate, x) = (gate.rows(n_rows, n), x.shared(n_rows, cols));
+        self.spread(n_rows, |rows| between::SigmoidMul { gate, n, x, cols, rows });
     }
 
     fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {
@@ -295,6 +306,14 @@ fn unpack_row<L: Lanes>(table: &Matrix, row: usize, out: &mut [f32]) {
         Dtype::Q4K => unpack_steps::<L, Q4K>(part, tile, lane, out),
         Dtype::Q5K => unpack_steps::<L, Q5K>(part, tile, lane, out),
         Dtype::Q6K => unpack_steps::<L, Q6K>(part, tile, lane, out),
+        Dtype::IQ4XS => unpack_steps::<L, IQ4XS>(part, tile, lane, out),
+        Dtype::TQ1_0 | Dtype::TQ2_0 => unpack_steps::<L, Ternary>(part, tile, lane, out),
+        Dtype::Grouped(Grouped { digits: DigitBits::Four, .. }) => {
+            unpack_steps::<L, GroupedFours>(part, tile, lane, out)
+        }
+        Dtype::Grouped(Grouped { digits: DigitBits::Eight, .. }) => {
+            unpack_steps::<L, GroupedEights>(part, tile, lane, out)
+        }
     }
 }
 
@@ -328,10 +347,10 @@ fn unpack_steps<L: Lanes, Q: Quant>(part: &Part, tile: &[u8], lane: usize, out: 
     let mut head = Head::<L>::none();
     let mut numbers = [[0.0; LANES]; BLOCK];
     for (i, to) in out.chunks_exact_mut(BLOCK).enumerate() {
-        if packing.has_head(part.first, i * BLOCK) {
-            let (from, after) = rest.split_at(packing.head_bytes());
+        if packing.head.is_before(part.first, i * BLOCK) {
+            let (from, after) = rest.split_at(packing.head.bytes());
             // SAFETY: a head; tiles, and all in them, begin on 32 bytes.
-            head = unsafe { Head::read(packing, from.as_ptr()) };
+            head = unsafe { Head::read(packing.head, from.as_ptr()) };
             rest = after;
         }
         let (step, after) = rest.split_at(packing.step_bytes);

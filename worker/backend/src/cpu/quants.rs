@@ -5,13 +5,11 @@
 use super::lanes::{LANES, Lanes};
 use super::pairs::PAIR;
 use super::panels::BLOCK;
-use types::Dtype;
+use types::{DigitBits, Dtype, Grouped, ScaleType};
 
-/// Elements that share a head.
-pub(crate) const SUPER: usize = 256;
 /// Added to signed bytes, which are stored unsigned.
 pub(crate) const SIGN: u8 = 0x80;
-/// The widest head or set of scales, in columns: two bytes for each row.
+/// The widest head or set of scales that `blocks` hands over, in columns: two bytes for each row.
 pub(crate) const COLUMNS_MAX: usize = 2;
 pub(crate) const COLUMN_BYTES: usize = 2 * LANES;
 
@@ -21,9 +19,55 @@ pub(crate) struct Packing {
     /// Elements per step: one, a pair, or a block of activations.
     pub unit: usize,
     pub step_bytes: usize,
-    pub head_columns: usize,
+    pub head: HeadForm,
     pub scale_columns: usize,
     pub width: Width,
+}
+
+/// What stands before the steps of a block: a scale, and perhaps a second number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeadForm {
+    /// Elements that share a head; none where there is no head.
+    every: usize,
+    scale: ScaleType,
+    /// An f16: a minimum, or of groups the middle of the digits minus the zero.
+    has_second: bool,
+}
+
+impl HeadForm {
+    const NONE: HeadForm = HeadForm { every: 0, scale: ScaleType::F16, has_second: false };
+
+    /// Of blocks of 256, with f16 in one or two columns.
+    const fn of_256(columns: usize) -> HeadForm {
+        HeadForm { every: if columns == 0 { 0 } else { 256 }, scale: ScaleType::F16, has_second: columns > 1 }
+    }
+
+    const fn of_groups(grouped: Grouped) -> HeadForm {
+        HeadForm { every: grouped.size.n(), scale: grouped.scale, has_second: grouped.has_zeros }
+    }
+
+    pub const fn bytes(self) -> usize {
+        if self.every == 0 { 0 } else { LANES * (self.scale.bytes() + if self.has_second { 2 } else { 0 }) }
+    }
+
+    /// Elements up to the next head, or as many as are packed at once.
+    pub const fn every(self) -> usize {
+        if self.every == 0 { 256 } else { self.every }
+    }
+
+    /// Whether a head stands before the step at `k`.
+    #[inline(always)]
+    pub const fn is_before(self, first: usize, k: usize) -> bool {
+        self.every > 0 && (k == 0 || (first + k) & (self.every - 1) == 0)
+    }
+
+    const fn n(self, first: usize, k: usize) -> Option<usize> {
+        match first.checked_add(k) {
+            None => None,
+            Some(end) if self.every > 0 && k > 0 => Some(end.div_ceil(self.every)),
+            Some(_) => Some(0),
+        }
+    }
 }
 
 /// The storage of a step's digits.
@@ -65,6 +109,8 @@ pub(crate) const fn packing(dtype: Dtype) -> Packing {
         Dtype::Q5_0 => steps(0, 1, Width::Five),
         Dtype::Q5_1 => steps(0, 2, Width::Five),
         Dtype::Q8_0 | Dtype::IQ4NL | Dtype::MXFP4 => steps(0, 1, Width::Eight),
+        Dtype::IQ4XS => steps(1, 1, Width::Eight),
+        Dtype::TQ1_0 | Dtype::TQ2_0 => steps(1, 0, Width::Four),
         // An f32 is as wide as two columns.
         Dtype::F8E4M3 => steps(0, 2, Width::E4M3),
         Dtype::Q2K => steps(2, 2, Width::Four),
@@ -72,50 +118,51 @@ pub(crate) const fn packing(dtype: Dtype) -> Packing {
         Dtype::Q4K => steps(2, 1, Width::Four),
         Dtype::Q5K => steps(2, 1, Width::Five),
         Dtype::Q6K => steps(1, 1, Width::Six),
+        Dtype::Grouped(grouped) => {
+            let width = match grouped.digits {
+                DigitBits::Four => Width::Four,
+                DigitBits::Eight => Width::Eight,
+            };
+            Packing { head: HeadForm::of_groups(grouped), ..steps(0, 0, width) }
+        }
     }
 }
 
 const fn elements(width: Width, unit: usize, size: usize) -> Packing {
-    Packing { unit, step_bytes: unit * size * LANES, head_columns: 0, scale_columns: 0, width }
+    Packing { unit, step_bytes: unit * size * LANES, head: HeadForm::NONE, scale_columns: 0, width }
 }
 
 const fn steps(head_columns: usize, scale_columns: usize, width: Width) -> Packing {
     let step_bytes = scale_columns * COLUMN_BYTES + width.bytes();
-    Packing { unit: BLOCK, step_bytes, head_columns, scale_columns, width }
+    Packing { unit: BLOCK, step_bytes, head: HeadForm::of_256(head_columns), scale_columns, width }
 }
 
 impl Packing {
-    pub const fn head_bytes(self) -> usize {
-        self.head_columns * COLUMN_BYTES
-    }
-
     /// Bytes of a tile with `k` elements per row, the first of which is element `first` of its block.
     pub fn tile_bytes(self, first: usize, k: usize) -> Option<usize> {
-        let heads = if k == 0 { 0 } else { first.checked_add(k)?.div_ceil(SUPER) };
-        k.div_ceil(self.unit).checked_mul(self.step_bytes)?.checked_add(heads.checked_mul(self.head_bytes())?)
-    }
-
-    /// Whether a head stands before the step at `k`.
-    #[inline(always)]
-    pub const fn has_head(self, first: usize, k: usize) -> bool {
-        self.head_columns > 0 && (k == 0 || (first + k).is_multiple_of(SUPER))
+        let heads = self.head.n(first, k)?.checked_mul(self.head.bytes())?;
+        k.div_ceil(self.unit).checked_mul(self.step_bytes)?.checked_add(heads)
     }
 }
 
-/// A quantized type: `scale × (digit - OFFSET)`, or `scale × digit + minimum`.
+/// A quantized type: `scale × (digit - OFFSET)`, or that plus a minimum.
 pub(crate) trait Quant {
     const PACKING: Packing;
     type Digits: Digits;
     type Scales: ScaleLayout;
-    /// The offset that made digits unsigned; none where there is a minimum.
+    /// The offset that made digits unsigned, or their middle; none where a block has its own minimum.
     const OFFSET: u8;
 }
 
+/// Groups of each width, whose heads are as their type says.
+const FOURS: Dtype = Dtype::Grouped(Grouped::ALL[0]);
+const EIGHTS: Dtype = Dtype::Grouped(Grouped::ALL[Grouped::N - 1]);
+
 macro_rules! quants {
-    ($($name:ident: $width:ident, $scales:ident, $offset:expr;)*) => {$(
+    ($($name:ident: $dtype:expr, $width:ident, $scales:ident, $offset:expr;)*) => {$(
         pub(crate) struct $name;
         impl Quant for $name {
-            const PACKING: Packing = packing(Dtype::$name);
+            const PACKING: Packing = packing($dtype);
             type Digits = $width;
             type Scales = $scales;
             const OFFSET: u8 = $offset;
@@ -124,40 +171,49 @@ macro_rules! quants {
 }
 
 quants! {
-    Q4_0: Fours, Half, 8;
-    Q4_1: Fours, HalfAndMinimum, 0;
-    Q5_0: Fives, Half, 16;
-    Q5_1: Fives, HalfAndMinimum, 0;
-    Q8_0: Eights, Half, SIGN;
-    MXFP4: Eights, Power, SIGN;
-    Q2K: Fours, HeadTimesTwoPairs, 0;
-    Q3K: Fours, HeadTimesTwo, 4;
-    Q4K: Fours, HeadTimesPair, 0;
-    Q5K: Fives, HeadTimesPair, 0;
-    Q6K: Sixes, HeadTimesTwo, 32;
+    Q4_0: Dtype::Q4_0, Fours, Half, 8;
+    Q4_1: Dtype::Q4_1, Fours, HalfAndMinimum, 0;
+    Q5_0: Dtype::Q5_0, Fives, Half, 16;
+    Q5_1: Dtype::Q5_1, Fives, HalfAndMinimum, 0;
+    Q8_0: Dtype::Q8_0, Eights, Half, SIGN;
+    MXFP4: Dtype::MXFP4, Eights, Power, SIGN;
+    Q2K: Dtype::Q2K, Fours, HeadTimesTwoPairs, 0;
+    Q3K: Dtype::Q3K, Fours, HeadTimesTwo, 4;
+    Q4K: Dtype::Q4K, Fours, HeadTimesPair, 0;
+    Q5K: Dtype::Q5K, Fives, HeadTimesPair, 0;
+    Q6K: Dtype::Q6K, Sixes, HeadTimesTwo, 32;
+    IQ4XS: Dtype::IQ4XS, Eights, HeadTimesTwo, SIGN;
+    Ternary: Dtype::TQ2_0, Fours, OfHead, 1;
+    GroupedFours: FOURS, Fours, OfHead, DigitBits::Four.middle();
+    GroupedEights: EIGHTS, Eights, OfHead, DigitBits::Eight.middle();
 }
 
-/// What the steps up to the next head share: a scale and perhaps a minimum.
+/// What the steps up to the next head share: a scale, and perhaps a minimum or what is added to digits.
 #[derive(Clone, Copy)]
 pub(crate) struct Head<L> {
     scale: L,
-    minimum: L,
+    second: L,
 }
 
 impl<L: Lanes> Head<L> {
     #[inline(always)]
     pub fn none() -> Head<L> {
-        Head { scale: L::splat(0.0), minimum: L::splat(0.0) }
+        Head { scale: L::splat(0.0), second: L::splat(0.0) }
     }
 
     /// # Safety
-    /// The head of `packing` is at `w`.
+    /// A head of this form is at `w`.
     #[inline(always)]
-    pub unsafe fn read(packing: Packing, w: *const u8) -> Head<L> {
-        // SAFETY: the caller's promise.
+    pub unsafe fn read(form: HeadForm, w: *const u8) -> Head<L> {
+        // SAFETY: the caller's promise; scales are as wide as their type says, and the second stands behind them.
         unsafe {
-            let minimum = if packing.head_columns > 1 { column::<L>(w, 1) } else { L::splat(0.0) };
-            Head { scale: column::<L>(w, 0), minimum }
+            let scale = match form.scale {
+                ScaleType::F16 => column::<L>(w, 0),
+                ScaleType::BF16 => L::from_bf16(at(w)),
+                ScaleType::F32 => L::load(at(w)),
+            };
+            let second = if form.has_second { column::<L>(w, form.scale.bytes() / 2) } else { L::splat(0.0) };
+            Head { scale, second }
         }
     }
 }
@@ -179,6 +235,12 @@ pub(crate) trait ScaleLayout {
     /// # Safety
     /// The scales of a step are at `w`.
     unsafe fn read<L: Lanes>(head: &Head<L>, w: *const u8) -> [Scale<L>; 2];
+
+    /// A number from its digit, from which the offset is taken off already, rounded once at most.
+    #[inline(always)]
+    fn number<L: Lanes>(_: &Head<L>, of: Scale<L>, digit: L) -> L {
+        if Self::HAS_MINIMUM { of.scale.fma(digit, of.minimum) } else { of.scale.mul(digit) }
+    }
 }
 
 /// Reads a `T` at `at`.
@@ -218,6 +280,8 @@ pub(crate) struct HeadTimesPair;
 pub(crate) struct HeadTimesTwoPairs;
 /// A signed scale for each half, times that of the head.
 pub(crate) struct HeadTimesTwo;
+/// The scale of the head, and what it adds to digits.
+pub(crate) struct OfHead;
 
 impl ScaleLayout for Half {
     const HAS_MINIMUM: bool = false;
@@ -260,7 +324,7 @@ impl ScaleLayout for HeadTimesPair {
     unsafe fn read<L: Lanes>(head: &Head<L>, w: *const u8) -> [Scale<L>; 2] {
         // SAFETY: the caller's promise.
         let (scale, minimum) = unsafe { L::byte_pairs(at(w)) };
-        both(head.scale.mul(scale), head.minimum.mul(minimum))
+        both(head.scale.mul(scale), head.second.mul(minimum))
     }
 }
 
@@ -286,6 +350,21 @@ impl ScaleLayout for HeadTimesTwo {
         let sign = L::splat(f32::from(SIGN));
         let of = [head.scale.mul(first.sub(sign)), head.scale.mul(second.sub(sign))];
         [Scale { scale: of[0], minimum: of[0] }, Scale { scale: of[1], minimum: of[1] }]
+    }
+}
+
+impl ScaleLayout for OfHead {
+    const HAS_MINIMUM: bool = true;
+    const TWO: bool = false;
+
+    #[inline(always)]
+    unsafe fn read<L: Lanes>(head: &Head<L>, _: *const u8) -> [Scale<L>; 2] {
+        both(head.scale, head.scale.mul(head.second))
+    }
+
+    #[inline(always)]
+    fn number<L: Lanes>(head: &Head<L>, of: Scale<L>, digit: L) -> L {
+        of.scale.mul(digit.add(head.second))
     }
 }
 
@@ -360,17 +439,13 @@ pub(crate) unsafe fn unpack<L: Lanes, Q: Quant>(head: &Head<L>, w: *const u8, to
     // SAFETY: the caller's promise.
     let scales = unsafe { Q::Scales::read(head, w) };
     for i in 0..4 {
-        let Scale { scale, minimum } = scales[i / 2];
         // SAFETY: the caller's promise.
         let pair = unsafe { Q::Digits::pair::<L>(w.add(Q::PACKING.scale_columns * COLUMN_BYTES), i) };
         for (group, digits) in pair.into_iter().enumerate() {
             let digits = L::byte_floats(digits);
             for j in 0..4 {
-                let number = match Q::Scales::HAS_MINIMUM {
-                    true => scale.fma(digits[j], minimum),
-                    false => scale.mul(digits[j].sub(L::splat(f32::from(Q::OFFSET)))),
-                };
-                number.store(&mut to[8 * i + 4 * group + j]);
+                let digit = if Q::OFFSET == 0 { digits[j] } else { digits[j].sub(L::splat(f32::from(Q::OFFSET))) };
+                Q::Scales::number(head, scales[i / 2], digit).store(&mut to[8 * i + 4 * group + j]);
             }
         }
     }

@@ -32,6 +32,9 @@ impl Kv {
         if spec.dtype != KvDtype::Bf16 {
             return Err(types::Unsupported("a KV cache other than bf16 on CUDA").into());
         }
+        if spec.layout.is_state() {
+            return Err(super::recurrence::NO_RECURRENCE.into());
+        }
         let (n_kv_heads, head_dim) = spec.heads()?;
         if head_dim == 0 || head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(2) {
             return Err(Error::Shape(format!("a head of {head_dim} (even, at most {HEAD_DIM_MAX})")));

@@ -10,7 +10,9 @@ use super::lock::lock;
 use super::table::Kernel;
 use super::uploads::{self, Uploads};
 use super::weights::Matrix;
-use crate::{BatchLimits, Error, KvSpec, Memory, Pass, Result, RopeStyle, Routing, Stored};
+use crate::{
+    BatchLimits, ConvolvedChannels, Error, KvSpec, Memory, Pass, RecurrentHeads, Result, RopeStyle, Routing, Stored,
+};
 use half::bf16;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -78,6 +80,14 @@ impl Memory for Cuda {
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {
         Kv::new(self, spec)
+    }
+
+    fn recurrence(&self, _heads: &RecurrentHeads) -> Result<()> {
+        Err(super::recurrence::NO_RECURRENCE.into())
+    }
+
+    fn convolution(&self, _channels: &ConvolvedChannels) -> Result<()> {
+        Err(super::recurrence::NO_RECURRENCE.into())
     }
 
     fn clear(&self, kv: &mut Kv, blocks: &[BlockId]) {

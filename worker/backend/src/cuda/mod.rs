@@ -52,6 +52,7 @@ mod one_shot;
 mod outline;
 mod peer_buffer;
 mod pointwise;
+mod recurrence;
 mod repeat;
 mod sample;
 mod scratch;

@@ -5,6 +5,7 @@ use super::device::Cuda;
 use super::driver::Shape;
 use super::kernels::{HeadShape, arguments, by_row, norm_bytes_max};
 use super::lock::lock;
+use super::recurrence::NO_RECURRENCE;
 use super::table::Kernel;
 use super::weights::Matrix;
 use crate::{Clamp, Error, Heads, Pass, Pointwise};
@@ -250,6 +251,10 @@ impl Pointwise for Cuda {
         let args = arguments![at, ld, cols, whole, n, weight, eps];
         // SAFETY: both have so many rows, and x these columns.
         unsafe { self.launch(Kernel::NormColumns, by_row(n_rows), args) };
+    }
+
+    fn sigmoid_mul(&self, _gate: &Buffer, _n_rows: usize, _x: &mut Buffer) {
+        unreachable!("only models with recurrent layers have such gates: {NO_RECURRENCE}");
     }
 
     fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {

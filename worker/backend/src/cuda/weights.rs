@@ -2,12 +2,12 @@
 //! with a scale and a minimum for each thirty-two or sixteen. `kernels/kernels.cuh` draws the layout.
 //!
 //! Every stored type becomes one of a few kinds. Types of 5 and 6 bits grow to 8, those of 2 and 3 to 4; MXFP4, whose
-//! powers of two an f16 does not hold, and what is not quantized become bf16. Numbers of eight bits stay what they are,
-//! with an f32 for each thirty-two.
+//! powers of two an f16 does not hold, groups, whose minima it would round, and what is not quantized become bf16.
+//! Numbers of eight bits stay what they are, with an f32 for each thirty-two.
 
 use super::driver::{Bytes, Context};
 use super::kernels::{PIECES_MAX, Pieces};
-use crate::cpu::blocks::{Sub, sub_block};
+use crate::cpu::blocks::{Sub, group_scale, sub_block};
 use crate::cpu::memory::Shared;
 use crate::cpu::team::Team;
 use crate::{Error, Result, Stored};
@@ -41,13 +41,13 @@ pub(super) enum Kind {
 impl Kind {
     pub fn of(dtype: Dtype, mode: Mode) -> Kind {
         match dtype {
-            Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::MXFP4 => match mode {
+            Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::MXFP4 | Dtype::Grouped(_) => match mode {
                 Mode::Lockstep => Kind::Bf16,
                 Mode::Fast => Kind::Plain,
             },
-            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q4K => Kind::W4,
+            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q4K | Dtype::TQ1_0 | Dtype::TQ2_0 => Kind::W4,
             Dtype::Q2K | Dtype::Q3K => Kind::W4h,
-            Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::IQ4NL | Dtype::Q5K => Kind::W8,
+            Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::IQ4NL | Dtype::IQ4XS | Dtype::Q5K => Kind::W8,
             Dtype::Q6K => Kind::W8h,
             Dtype::F8E4M3 => match mode {
                 Mode::Lockstep => Kind::F8,
@@ -330,6 +330,11 @@ fn elements(stored: &Stored<'_>, row: &[u8], at: usize, n: usize) -> [bf16; GROU
             let at = 4 * (at + i);
             *out = bf16::from_f32(f32::from_le_bytes([row[at], row[at + 1], row[at + 2], row[at + 3]]));
         }),
+        Dtype::Grouped(grouped) => {
+            let (block, sub) = block_of(stored, row, at / GROUP);
+            let (scale, zero) = group_scale(grouped, block);
+            out_n.for_each(|(i, out)| *out = bf16::from_f32(scale * (f32::from(sub.q[i]) - zero)));
+        }
         _ => {
             let group = group_of(stored, row, at / GROUP);
             let number = |i: usize| f32::from(group.digits[i]).mul_add(group.scales[0].0, group.scales[0].1);
@@ -358,11 +363,16 @@ struct Group {
     scales: [(f32, f32); 2],
 }
 
-fn group_of(stored: &Stored<'_>, row: &[u8], group: usize) -> Group {
+/// The block of thirty-two numbers, and what it says of them.
+fn block_of<'a>(stored: &Stored<'_>, row: &'a [u8], group: usize) -> (&'a [u8], Sub) {
     let (block, block_bytes) = (stored.dtype.block(), stored.dtype.block_bytes());
     let at = stored.first + group * GROUP;
     let from = &row[at / block * block_bytes..][..block_bytes];
-    let sub = sub_block(stored.dtype, from, at % block / GROUP);
+    (from, sub_block(stored.dtype, from, at % block / GROUP))
+}
+
+fn group_of(stored: &Stored<'_>, row: &[u8], group: usize) -> Group {
+    let (_, sub) = block_of(stored, row, group);
     Group { digits: sub.q, scales: [scales(stored.dtype, &sub, 0), scales(stored.dtype, &sub, 1)] }
 }
 
@@ -384,7 +394,9 @@ fn scales(dtype: Dtype, sub: &Sub, half: usize) -> (f32, f32) {
         Dtype::Q2K => pair(sub.scales[half]),
         Dtype::Q3K => offset(rounded(head(signed())), 4.0),
         Dtype::Q6K => offset(rounded(head(signed())), 32.0),
-        Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F8E4M3 => {
+        Dtype::IQ4XS => offset(rounded(head(signed())), 128.0),
+        Dtype::TQ1_0 | Dtype::TQ2_0 => offset(head(1.0), 1.0),
+        Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::F8E4M3 | Dtype::Grouped(_) => {
             unreachable!("numbers, not digits")
         }
     }

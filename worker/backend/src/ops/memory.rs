@@ -1,6 +1,6 @@
 //! The memory of a device, and how data gets there.
 
-use super::Routing;
+use super::{ConvolvedChannels, RecurrentHeads, Routing};
 use crate::{Error, Pass, Result, Stored};
 use std::ops::Range;
 use std::sync::Arc;
@@ -74,6 +74,10 @@ pub trait Memory {
     /// kept as the sums of the largest aligned runs of leaves in `owned`.
     fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Self::Matrix>;
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
+    /// Refuses recurrent layers of a shape that this device has no kernel for, before anything is read.
+    fn recurrence(&self, heads: &RecurrentHeads) -> Result<()>;
+    /// The same for short convolutions.
+    fn convolution(&self, channels: &ConvolvedChannels) -> Result<()>;
     /// Zeroes these blocks in every layer, so that a later sequence finds nothing of an earlier one.
     fn clear(&self, kv: &mut Self::Kv, blocks: &[BlockId]);
     /// What has the system give the cache's memory. None if it is there when the cache is made.
@@ -135,12 +139,12 @@ impl KvSpec {
         Some((of_layer, of_layer.checked_mul(self.n_layers)?))
     }
 
-    /// The number of heads, and the width of K and V, which must be equal here.
+    /// The number of heads, and the width of K and V, which must be equal here; of recurrent heads, no width.
     pub(crate) fn heads(&self) -> Result<(usize, usize)> {
-        let KvLayout::Heads { n, k, v, .. } = self.layout;
-        match k == v {
-            true => Ok((n as usize, k as usize)),
-            false => Err(Error::Shape(format!("heads with {k} numbers of K and {v} of V"))),
+        match self.layout {
+            KvLayout::Heads { n, k, v, .. } if k == v => Ok((n as usize, k as usize)),
+            KvLayout::Heads { k, v, .. } => Err(Error::Shape(format!("heads with {k} numbers of K and {v} of V"))),
+            KvLayout::State { n, .. } => Ok((n as usize, 0)),
         }
     }
 }

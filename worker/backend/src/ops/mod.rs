@@ -6,6 +6,7 @@ mod experts;
 mod linear;
 mod memory;
 mod pointwise;
+mod recurrence;
 mod sample;
 
 pub use attention::{Attention, AttentionCall, Heads};
@@ -13,13 +14,16 @@ pub use experts::{Clamp, Expert, ExpertStack, Experts, Routing, Scoring};
 pub use linear::Linear;
 pub use memory::{BatchLimits, CommitBlocks, KvSpec, Memory, PackedBytes, RopeStyle};
 pub use pointwise::Pointwise;
+pub use recurrence::{
+    ConvolutionCall, ConvolvedChannels, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule,
+};
 pub use sample::{Draw, DrawMask, Drawing, Sample, Score, Undrawn};
 
 use crate::{Pass, Result};
 
 /// A device with all operations that a model needs. An operation may only be enqueued when it returns; whoever reads a
 /// result waits for it.
-pub trait Device: Linear + Attention + Pointwise + Experts + Sample + Send + Sync {
+pub trait Device: Linear + Attention + Recurrence + Pointwise + Experts + Sample + Send + Sync {
     /// Returns the failures of enqueued work since the last call. A pass is good if the call after it succeeds.
     fn settle(&self) -> Result<()> {
         Ok(())

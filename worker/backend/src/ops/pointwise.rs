@@ -80,6 +80,9 @@ pub trait Pointwise: Memory {
         eps: f32,
         n_rows: usize,
     );
+    /// x *= sigmoid(gate), where one number of the gate is for as many columns of x as there are more of them.
+    /// gate: [n_rows, n], x: [n_rows, a multiple of n]
+    fn sigmoid_mul(&self, gate: &Self::Buffer, n_rows: usize, x: &mut Self::Buffer);
     /// x *= factor
     fn scale(&self, x: &mut Self::Buffer, factor: f32, n_rows: usize);
     /// x = cap * tanh(x / cap)

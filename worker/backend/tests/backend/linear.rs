@@ -1,12 +1,11 @@
 //! Products: every path gives the bits of the plain one, whatever else is in the batch and whichever rank owns a leaf.
 
-use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized};
+use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized, kinds};
 use backend::cpu::{Cpu, Isa};
 use backend::{Error, Linear, Memory, Stored};
 use half::bf16;
 use types::leaves::{aligned_runs, sum_runs};
-use types::{Activations, Leaves};
-use types::{DeviceClass, Dtype};
+use types::{Activations, DeviceClass, DigitBits, Dtype, GroupSize, Grouped, Leaves, ScaleType};
 
 const POLICIES: [Activations; 2] = [Activations::Int8, Activations::F32];
 
@@ -55,7 +54,7 @@ fn every_path_gives_the_bits_of_the_plain_one() {
     let mut rng = Rng(1);
     for activations in POLICIES {
         let cpus = cpus(activations);
-        for (case, dtype) in Dtype::ALL.into_iter().cycle().take(45).enumerate() {
+        for (case, dtype) in Dtype::ALL.into_iter().cycle().take(90).enumerate() {
             let k = match dtype.block() {
                 1 => 1 + rng.below(200),
                 block => block * (1 + rng.below(288 / block + 1)),
@@ -203,8 +202,8 @@ fn a_row_does_not_know_its_neighbours() {
     let mut rng = Rng(3);
     for activations in POLICIES {
         let cpu = cpu(Isa::detect(), 2, activations);
-        for dtype in Dtype::ALL {
-            let k = dtype.block().max(96);
+        for dtype in kinds() {
+            let k = 96usize.next_multiple_of(dtype.block());
             let file = File::random(&mut rng, dtype, 37, k);
             let x = rng.floats(27 * k);
             let alone: Vec<f32> = x.chunks(k).flat_map(|x| product(&cpu, &[&file], x, 1)).collect();
@@ -250,6 +249,12 @@ fn whoever_owns_which_leaves_the_sum_is_the_same() {
     let blocks = [Dtype::Q2K, Dtype::Q3K, Dtype::Q4K, Dtype::Q5K, Dtype::Q6K];
     cuts.extend(blocks.map(|dtype| (inner(1536), dtype)));
     cuts.extend(blocks.map(|dtype| (heads(8, 96), dtype)));
+    // Leaves of 96 columns cut groups of 128 too.
+    let groups = [GroupSize::G64, GroupSize::G128].map(|size| {
+        let grouped = Grouped { digits: DigitBits::Four, scale: ScaleType::BF16, has_zeros: true, size };
+        (heads(8, 96), Dtype::Grouped(grouped))
+    });
+    cuts.extend(groups);
     for (leaves, dtype) in &cuts {
         let dtype = *dtype;
         let total = leaves.len() as u32;
@@ -280,7 +285,7 @@ fn whoever_owns_which_leaves_the_sum_is_the_same() {
 fn a_run_of_rows_gives_its_columns_of_the_product() {
     let mut rng = Rng(5);
     let cpu = cpu(Isa::detect(), 2, Activations::Int8);
-    for dtype in Dtype::ALL {
+    for dtype in kinds() {
         let file = File::random(&mut rng, dtype, 37, 256);
         let x = rng.floats(3 * 256);
         let whole = product(&cpu, &[&file], &x, 3);

@@ -15,4 +15,5 @@ mod experts;
 mod linear;
 mod pointwise;
 mod quants;
+mod recurrence;
 mod shards;

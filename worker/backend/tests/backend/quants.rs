@@ -2,12 +2,13 @@
 
 use crate::numbers::{File, Rng, assert_bits, cpus, dequantized};
 use backend::{Memory, Stored};
-use types::{Activations, Dtype, Scales};
+use half::{bf16, f16};
+use types::{Activations, DigitBits, Dtype, Grouped, ScaleType, Scales};
 
 const N: usize = 512;
 
 /// The types in the order of the file that `make_quants.py` wrote.
-const WRITTEN: [Dtype; 12] = [
+const WRITTEN: [Dtype; 15] = [
     Dtype::Q4_0,
     Dtype::Q4_1,
     Dtype::Q5_0,
@@ -20,6 +21,9 @@ const WRITTEN: [Dtype; 12] = [
     Dtype::Q6K,
     Dtype::IQ4NL,
     Dtype::MXFP4,
+    Dtype::IQ4XS,
+    Dtype::TQ1_0,
+    Dtype::TQ2_0,
 ];
 
 /// Adding zero removes the sign of a zero.
@@ -43,6 +47,50 @@ fn a_packed_number_is_the_files() {
         }
     }
     assert!(rest.is_empty());
+}
+
+/// The numbers of a group by the letter of `types/src/grouped.rs`.
+fn group(grouped: Grouped, block: &[u8]) -> Vec<f32> {
+    let two = |at: usize| [block[at], block[at + 1]];
+    let scale = match grouped.scale {
+        ScaleType::F16 => f16::from_le_bytes(two(0)).to_f32(),
+        ScaleType::BF16 => bf16::from_le_bytes(two(0)).to_f32(),
+        ScaleType::F32 => f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
+    };
+    let (head, middle) = (grouped.head_bytes(), f32::from(grouped.digits.middle()));
+    let zero = if grouped.has_zeros { f16::from_le_bytes(two(head - 2)).to_f32() } else { middle };
+    let digit = |i: usize| match grouped.digits {
+        DigitBits::Eight => block[head + i],
+        DigitBits::Four if i % 32 < 16 => block[head + i / 32 * 16 + i % 16] & 15,
+        DigitBits::Four => block[head + i / 32 * 16 + i % 16] >> 4,
+    };
+    (0..grouped.size.n()).map(|i| scale * (f32::from(digit(i)) - zero)).collect()
+}
+
+#[test]
+fn a_number_of_a_group_is_its_scale_times_its_distance_from_zero() {
+    let mut rng = Rng(9);
+    for grouped in Grouped::ALL {
+        let file = File::random(&mut rng, Dtype::Grouped(grouped), 18, 256);
+        let numbers = file.bytes.chunks(grouped.block_bytes()).flat_map(|block| group(grouped, block));
+        let expected = without_signs_of_zero(numbers);
+        for (path, cpu) in cpus(Activations::Int8) {
+            let got = without_signs_of_zero(dequantized(&cpu, file.stored()));
+            assert_bits(&format!("{}, {path}", grouped.name()), &got, &expected);
+        }
+    }
+}
+
+/// A matrix takes as many bytes in memory as its blocks.
+#[test]
+fn a_groups_number_keeps_its_bits() {
+    let cpu = &cpus(Activations::Int8)[0].1;
+    let mut rng = Rng(10);
+    for grouped in Grouped::ALL {
+        let file = File::random(&mut rng, Dtype::Grouped(grouped), 64, 512);
+        let matrix = cpu.matrix(&[file.stored()]).unwrap();
+        assert_eq!(cpu.matrix_bytes(&matrix), file.bytes.len(), "{}", grouped.name());
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use backend::cpu::{Buffer, Cpu, CpuConfig, Isa};
 use backend::{Memory, Pointwise, Stored};
 use half::{bf16, f16};
-use types::{Activations, Dtype, Scales};
+use types::{Activations, DigitBits, Dtype, Grouped, ScaleType, Scales};
 
 pub struct Rng(pub u64);
 
@@ -34,6 +34,15 @@ impl Rng {
 /// Whether a weight of this type is multiplied by int8 activations, if the policy quantizes any.
 pub fn is_quantized(dtype: Dtype) -> bool {
     dtype.block() > 1 && dtype != Dtype::F8E4M3
+}
+
+/// Every type; of groups one for each form of digits and heads, with a size of its own for each type of scales.
+pub fn kinds() -> impl Iterator<Item = Dtype> {
+    let is_one = |dtype: &Dtype| match dtype {
+        Dtype::Grouped(grouped) => grouped.size as usize == grouped.scale as usize,
+        _ => true,
+    };
+    Dtype::ALL.into_iter().filter(is_one)
 }
 
 /// The bytes of a file, and the numbers that they stand for.
@@ -98,6 +107,9 @@ pub fn random_block(rng: &mut Rng, dtype: Dtype) -> Vec<u8> {
     if dtype == Dtype::F8E4M3 {
         return (0..32).map(|_| (rng.below(0x7f) | rng.below(2) << 7) as u8).collect();
     }
+    if let Dtype::Grouped(grouped) = dtype {
+        return random_group(rng, grouped);
+    }
     let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| rng.next() as u8).collect();
     // The offsets of its scale and its minimum, and a scale that makes numbers near one.
     let (scale_at, minimum_at, size) = match dtype {
@@ -107,6 +119,9 @@ pub fn random_block(rng: &mut Rng, dtype: Dtype) -> Vec<u8> {
         Dtype::Q3K => (108, None, 0.01),
         Dtype::Q4K | Dtype::Q5K => (0, Some((2, 0.01)), 0.001),
         Dtype::Q6K => (208, None, 0.0005),
+        Dtype::IQ4XS => (0, None, 0.0003),
+        Dtype::TQ1_0 => (52, None, 1.0),
+        Dtype::TQ2_0 => (64, None, 1.0),
         Dtype::MXFP4 => {
             block[0] = 118 + rng.below(8) as u8;
             return block;
@@ -118,6 +133,22 @@ pub fn random_block(rng: &mut Rng, dtype: Dtype) -> Vec<u8> {
     if let Some((at, size)) = minimum_at {
         put(at, rng.unit() * size);
     }
+    block
+}
+
+/// A scale that makes numbers near one, any whole zero, any digits.
+fn random_group(rng: &mut Rng, grouped: Grouped) -> Vec<u8> {
+    let n = 1usize << grouped.digits.bits();
+    let scale = rng.unit() * if grouped.digits == DigitBits::Four { 0.1 } else { 0.006 };
+    let mut block = match grouped.scale {
+        ScaleType::F16 => f16::from_f32(scale).to_le_bytes().to_vec(),
+        ScaleType::BF16 => bf16::from_f32(scale).to_le_bytes().to_vec(),
+        ScaleType::F32 => scale.to_le_bytes().to_vec(),
+    };
+    if grouped.has_zeros {
+        block.extend(f16::from_f32(rng.below(n + 1) as f32).to_le_bytes());
+    }
+    block.extend((block.len()..grouped.block_bytes()).map(|_| rng.next() as u8));
     block
 }
 

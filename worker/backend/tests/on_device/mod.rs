@@ -6,7 +6,7 @@ pub mod every;
 #[allow(dead_code, reason = "each test binary uses a part of it")]
 pub mod shapes;
 
-use crate::numbers::{File, Rng, cpu};
+use crate::numbers::{File, Rng, cpu, kinds};
 use backend::cpu::{Cpu, Isa};
 use backend::{
     AttentionCall, Batch, BlockTables, Device, Draw, DrawMask, Expert, ExpertStack, Heads, KvSpec, PassSlice,
@@ -519,7 +519,7 @@ pub fn checks<D: Device>(device: &D, dtype: KvDtype, n_rows: &[usize], seed: u64
     let (mut rng, reference) = (Rng(seed), cpu(Isa::detect(), 1, Activations::F32));
     let rng = &mut rng;
     let mut checks = Vec::new();
-    for (i, dtype) in Dtype::ALL.into_iter().enumerate() {
+    for (i, dtype) in kinds().enumerate() {
         let file = File::random(rng, dtype, 37, 256);
         checks.push(Product { file }.check(device, &reference, rng, n_rows[i % n_rows.len()]));
     }

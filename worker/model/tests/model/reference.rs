@@ -11,8 +11,22 @@ use types::{Activations, KvDtype};
 const FOLDERS: [&str; 4] = ["llama-f32-tied", "llama-f32-rope3", "llama-f16-sharded", "llama-bf16-odd"];
 /// Eight-bit weights, with scales in each of the layouts found on hubs.
 const EIGHT_BITS: [&str; 3] = ["fp8-tensor", "fp8-channel", "fp8-block"];
+/// Weights of few bits, each as its format's own packer wrote it.
+const FEW_BITS: [&str; 11] = [
+    "awq",
+    "gptq-4",
+    "gptq-4-sym",
+    "gptq-8",
+    "packed-4",
+    "packed-4-zeros",
+    "packed-8",
+    "w8a8",
+    "llm-int8",
+    "nf4",
+    "fp4",
+];
 /// `tests/reference/README.md` says what each covers that the others do not.
-const FAMILIES: [&str; 27] = [
+const FAMILIES: [&str; 33] = [
     "mixtral",
     "qwen3-moe",
     "qwen3-moe-normed",
@@ -40,6 +54,12 @@ const FAMILIES: [&str; 27] = [
     "gpt-neox",
     "gpt-neox-in-turn",
     "gpt-oss",
+    "qwen3-next",
+    "qwen3.5",
+    "qwen3.5-moe",
+    "granite4",
+    "granite4-dense",
+    "lfm2",
 ];
 /// Made by llama.cpp's own converter; `gguf-k-*` also by its quantizer.
 const GGUFS: [&str; 22] = [
@@ -97,7 +117,7 @@ fn logs(name: &str) -> Vec<Vec<Token>> {
 
 #[test]
 fn logits_and_greedy_tokens_are_those_of_transformers() {
-    for name in FOLDERS.into_iter().chain(EIGHT_BITS).chain(FAMILIES).chain(GGUFS) {
+    for name in FOLDERS.into_iter().chain(EIGHT_BITS).chain(FEW_BITS).chain(FAMILIES).chain(GGUFS) {
         let mut rig = plain(name);
         let mut furthest = 0.0f64;
         for case in cases(name) {
@@ -165,31 +185,34 @@ fn chunks_give_the_same_bits() {
     }
 }
 
+fn config(name: &str) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(folder(name).join("config.json")).unwrap()).unwrap()
+}
+
+/// Checks that a folder has other logits once its config is edited.
+fn check(name: &str, edit: &str) {
+    let edited = std::env::temp_dir().join(format!("lockstep-quirk-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&edited).unwrap();
+    let mut config = config(name);
+    for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    std::fs::write(edited.join("config.json"), config.to_string()).unwrap();
+    std::fs::copy(folder(name).join("model.safetensors"), edited.join("model.safetensors")).unwrap();
+    let log = &logs(name)[logs(name).len().min(2) - 1];
+    let whole = plain(name).in_chunks(log, 512);
+    let other = plain(edited.to_str().unwrap()).in_chunks(log, 512);
+    std::fs::remove_dir_all(&edited).unwrap();
+    let last = |rows: &[Vec<f32>]| rows.last().unwrap().clone();
+    let (whole, other) = (last(&whole), last(&other));
+    let largest = whole.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+    let furthest = whole.iter().zip(&other).map(|(x, y)| (x - y).abs()).fold(0.0f32, f32::max);
+    assert!(furthest > 1e-2 * largest, "{name} {edit}: {furthest} of {largest}");
+}
+
 /// Removing a family's special feature changes the logits, so the checkpoints do exercise it.
 #[test]
 fn what_a_family_is_known_for_matters() {
-    let config = |name: &str| -> Value {
-        serde_json::from_str(&std::fs::read_to_string(folder(name).join("config.json")).unwrap()).unwrap()
-    };
-    let check = |name: &str, edit: &str| {
-        let edited = std::env::temp_dir().join(format!("lockstep-quirk-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&edited).unwrap();
-        let mut config = config(name);
-        for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {
-            config[key] = value.clone();
-        }
-        std::fs::write(edited.join("config.json"), config.to_string()).unwrap();
-        std::fs::copy(folder(name).join("model.safetensors"), edited.join("model.safetensors")).unwrap();
-        let log = &logs(name)[logs(name).len().min(2) - 1];
-        let whole = plain(name).in_chunks(log, 512);
-        let other = plain(edited.to_str().unwrap()).in_chunks(log, 512);
-        std::fs::remove_dir_all(&edited).unwrap();
-        let last = |rows: &[Vec<f32>]| rows.last().unwrap().clone();
-        let (whole, other) = (last(&whole), last(&other));
-        let largest = whole.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
-        let furthest = whole.iter().zip(&other).map(|(x, y)| (x - y).abs()).fold(0.0f32, f32::max);
-        assert!(furthest > 1e-2 * largest, "{name} {edit}: {furthest} of {largest}");
-    };
     check("mixtral", r#"{"num_experts_per_tok": 1}"#);
     check("qwen3-moe", r#"{"norm_topk_prob": true}"#);
     check("qwen2", r#"{"use_sliding_window": false, "layer_types": null}"#);
@@ -236,12 +259,46 @@ fn what_a_family_is_known_for_matters() {
     check("gpt-neox", r#"{"use_parallel_residual": false}"#);
     check("gpt-oss", r#"{"swiglu_limit": 4.0}"#);
     check("gpt-oss", r#"{"sliding_window": 23}"#);
+    check("qwen3-next", r#"{"norm_topk_prob": false}"#);
+    check("qwen3.5", whole_rope);
+    check("granite4", r#"{"position_embedding_type": "rope"}"#);
+    check("granite4", r#"{"time_step_limit": [0.0, 0.5]}"#);
+    check("granite4-dense", r#"{"position_embedding_type": "nope"}"#);
+}
+
+/// As folders have it whose model sees images too: the model of text is a part, in the config and in the names.
+#[test]
+fn a_model_of_text_is_found_within_one_that_sees_images() {
+    let whole = std::env::temp_dir().join(format!("lockstep-images-{}", std::process::id()));
+    std::fs::create_dir_all(&whole).unwrap();
+    let text = config("qwen3.5");
+    let config = serde_json::json!({ "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text });
+    std::fs::write(whole.join("config.json"), config.to_string()).unwrap();
+    let bytes = std::fs::read(folder("qwen3.5").join("model.safetensors")).unwrap();
+    let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    let header = std::str::from_utf8(header).unwrap().replace("\"model.", "\"model.language_model.");
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
+    std::fs::write(whole.join("model.safetensors"), file).unwrap();
+    let log = &logs("qwen3.5")[1];
+    let found = bits(&plain(whole.to_str().unwrap()).in_chunks(log, 512));
+    std::fs::remove_dir_all(&whole).unwrap();
+    assert!(found == bits(&plain("qwen3.5").in_chunks(log, 512)));
+}
+
+/// GPTQ's two formats differ by one in each zero.
+#[test]
+fn a_zero_more_or_less_matters() {
+    let zeros = r#"{"quantization_config": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}}"#;
+    check("gptq-4", zeros);
+    let zeros = r#"{"quantization_config": {"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq"}}"#;
+    check("gptq-8", zeros);
 }
 
 /// On every path, in chunks and whole, as a server runs them.
 #[test]
 fn every_family_gives_the_same_bits() {
-    for name in FAMILIES.into_iter().chain(EIGHT_BITS).chain(GGUFS) {
+    for name in FAMILIES.into_iter().chain(EIGHT_BITS).chain(FEW_BITS).chain(GGUFS) {
         let logs = logs(name);
         let log = &logs[logs.len().min(2) - 1];
         let run =

@@ -13,7 +13,7 @@ use types::cache::blocks_for;
 use types::{Activations, BlockId, CacheGroup, KvDtype, Mode, Token, Want};
 
 /// Checkpoints that cover every family and format at least once.
-pub const NAMES: [&str; 22] = [
+pub const NAMES: [&str; 24] = [
     "llama-f32-tied",
     "llama-bf16-odd",
     "mistral",
@@ -28,6 +28,8 @@ pub const NAMES: [&str; 22] = [
     "fp8-tensor",
     "fp8-channel",
     "fp8-block",
+    "awq",
+    "packed-8",
     "olmo2",
     "granite",
     "glm4",

@@ -1,8 +1,10 @@
-//! What the runner and the threads share of one request: the drawn tokens that its grammar has not seen, and the mask
-//! for the next. Knows no queue.
+//! What the runner and the threads share of one request: the drawn tokens that its grammar has not seen, the drafts
+//! that a step verifies, and the masks for the draws behind both. Knows no queue.
 
 use crate::load::vocabulary::LazyVocabulary;
-use grammar::{Matcher, Stuck};
+use crate::runner::masks::follower::{Follower, UNSEEN_ROOM};
+use crate::runner::masks::run::MaskRun;
+use grammar::Stuck;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -12,6 +14,8 @@ pub(super) struct Slot {
     state: Mutex<State>,
     /// The state has changed.
     made: Condvar,
+    /// The most tokens that are guessed behind a log.
+    n_guess_max: usize,
 }
 
 struct State {
@@ -19,9 +23,12 @@ struct State {
     unseen: VecDeque<Token>,
     /// Absent while a thread works with it.
     follower: Option<Follower>,
-    /// The mask for the draw with this number.
-    words: Vec<u32>,
-    of: Option<u32>,
+    /// The masks that nobody has taken.
+    run: MaskRun,
+    /// There was a mask before.
+    has_begun: bool,
+    drafts: Drafts,
+    way: Way,
     failed: Option<Failure>,
     /// It stands in the threads' queue, or one of them works on it.
     is_seen_to: bool,
@@ -29,18 +36,22 @@ struct State {
     is_over: bool,
 }
 
-/// A grammar, and how far the output is in it.
-pub(super) struct Follower {
-    grammar: Grammar,
-    matcher: Option<Matcher>,
-    n_seen: u32,
-    mask: grammar::Mask,
-    /// The tokens that it is at. It goes to and fro with the slot's, so that neither side allocates one.
-    reading: VecDeque<Token>,
+/// The drafts that a step verifies, whose masks are wanted.
+#[derive(Default)]
+struct Drafts {
+    /// The number of the draw that the first of them stands for.
+    of: u32,
+    tokens: Vec<Token>,
+    /// Their masks are still to be made.
+    are_wanted: bool,
 }
 
-/// Tokens that may be drawn while one mask is made, without an allocation.
-const UNSEEN_ROOM: usize = 16;
+/// Tokens of the one text that can follow, and the number of the draw that the first of them stands for.
+#[derive(Default)]
+struct Way {
+    of: u32,
+    tokens: Vec<Token>,
+}
 
 /// What `take` found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,35 +66,67 @@ pub(super) enum Made {
 pub(super) enum Work {
     /// An answer begins whose grammar is to be compiled, or whose log to be read.
     Begins,
-    /// One mask.
+    /// Masks of an answer that has begun.
     GoesOn,
 }
 
+impl State {
+    fn has_work(&self) -> bool {
+        !self.unseen.is_empty() || !self.has_begun || self.drafts.are_wanted
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.failed.is_none() && !self.is_over
+    }
+}
+
 impl Slot {
-    /// For a request that begins with this output.
-    pub fn new(grammar: Grammar, output: &[Token]) -> Slot {
+    /// For a request that begins with this output, and behind whose log at most `n_guess_max` tokens are guessed.
+    pub fn new(grammar: Grammar, output: &[Token], n_guess_max: usize) -> Slot {
         let mut unseen = VecDeque::with_capacity(output.len().max(UNSEEN_ROOM));
         unseen.extend(output);
-        let reading = VecDeque::with_capacity(UNSEEN_ROOM);
-        let follower = Follower { grammar, matcher: None, n_seen: 0, mask: grammar::Mask::default(), reading };
+        let room = || Vec::with_capacity(n_guess_max);
         let state = State {
             unseen,
-            follower: Some(follower),
-            words: Vec::new(),
-            of: None,
+            follower: Some(Follower::new(grammar)),
+            run: MaskRun::with_room(n_guess_max),
+            has_begun: false,
+            drafts: Drafts { tokens: room(), ..Drafts::default() },
+            way: Way { tokens: room(), ..Way::default() },
             failed: None,
             is_seen_to: false,
             is_over: false,
         };
-        Slot { state: Mutex::new(state), made: Condvar::new() }
+        Slot { state: Mutex::new(state), made: Condvar::new(), n_guess_max }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn push(&self, token: Token) {
-        self.state().unseen.push_back(token);
+    pub fn push(&self, tokens: impl Iterator<Item = Token>) {
+        let mut state = self.state();
+        state.unseen.extend(tokens);
+        state.drafts.are_wanted = false;
+    }
+
+    /// A step verifies these behind the log, whose next draw is `n_output`.
+    pub fn draft(&self, n_output: u32, tokens: &[Token]) {
+        let mut state = self.state();
+        let are_made = state.run.is_of(n_output) && state.run.n_among(tokens) == tokens.len();
+        let drafts = &mut state.drafts;
+        drafts.tokens.clear();
+        drafts.tokens.extend_from_slice(tokens);
+        (drafts.of, drafts.are_wanted) = (n_output, !are_made);
+    }
+
+    /// What can follow this output, as far as it is known, if only one text can.
+    pub fn only_way(&self, output: &[Token], out: &mut Vec<Token>) {
+        let state = self.state();
+        let since = output.get(state.way.of as usize..).unwrap_or_default();
+        if state.way.of as usize <= output.len() && state.way.tokens.starts_with(since) {
+            out.extend_from_slice(&state.way.tokens[since.len()..]);
+        }
     }
 
     pub fn end(&self) {
@@ -101,12 +144,11 @@ impl Slot {
     /// What a thread has to do here that none does; if there is something, one is to come.
     pub fn wants_a_thread(&self) -> Option<Work> {
         let mut state = self.state();
-        let has_work = !state.unseen.is_empty() || state.of.is_none();
-        if !has_work || state.is_seen_to || state.is_over || state.failed.is_some() {
+        if !state.has_work() || !state.is_wanted() || state.is_seen_to {
             return None;
         }
         state.is_seen_to = true;
-        Some(if state.of.is_none() { Work::Begins } else { Work::GoesOn })
+        Some(if state.has_begun { Work::GoesOn } else { Work::Begins })
     }
 
     /// No thread comes after all.
@@ -114,8 +156,9 @@ impl Slot {
         self.state().is_seen_to = false;
     }
 
-    /// Swaps the mask for the draw `n_output` into `words`, if it is there by `until`.
-    pub fn take(&self, n_output: u32, until: Instant, words: &mut Vec<u32>) -> Made {
+    /// Swaps the mask for the draw `n_output` into `taken`, if it is there by `until`, and those behind the drafts that
+    /// are there by then.
+    pub fn take(&self, n_output: u32, until: Instant, taken: &mut MaskRun) -> Made {
         let mut state = self.state();
         loop {
             if let Some(failure) = state.failed {
@@ -124,37 +167,44 @@ impl Slot {
             if state.is_over {
                 return Made::Failed(Failure::Grammar(GrammarFault::Broken));
             }
-            if state.of == Some(n_output) {
-                std::mem::swap(&mut state.words, words);
-                return Made::Mask;
+            let left = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
+            let has_mask = state.run.is_of(n_output);
+            match left {
+                Some(left) if !has_mask || state.drafts.are_wanted => {
+                    state = self.made.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                }
+                _ if has_mask => {
+                    std::mem::swap(&mut state.run, taken);
+                    state.run.forget();
+                    let drafts = if state.drafts.of == n_output { &state.drafts.tokens[..] } else { &[] };
+                    taken.cut(taken.n_among(drafts));
+                    state.drafts.are_wanted = false;
+                    return Made::Mask;
+                }
+                _ => return Made::Nothing,
             }
-            let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
-                return Made::Nothing;
-            };
-            state = self.made.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// On a thread: brings the grammar up to the last drawn token, and makes the mask for the next. Whether there is
-    /// more to do.
+    /// On a thread: brings the grammar up to the last drawn token, and makes the mask for the next, and those behind it
+    /// that are wanted. Whether there is more to do.
     pub fn follow(&self, vocabulary: &LazyVocabulary) -> bool {
         let mut state = self.state();
         let Some(mut follower) = state.follower.take().filter(|_| !state.is_over) else { return false };
-        std::mem::swap(&mut state.unseen, &mut follower.reading);
-        let mut words = std::mem::take(&mut state.words);
+        follower.unseen.extend(state.unseen.drain(..));
         drop(state);
-        let made = follower.follow(vocabulary, &mut words);
-        let mut state = self.state();
-        state.words = words;
-        match made {
-            Ok(()) => state.of = Some(follower.n_seen),
+        let is_behind = follower.is_behind();
+        let caught_up = if is_behind { follower.catch_up(vocabulary) } else { Ok(()) };
+        match caught_up {
+            Ok(()) => self.look_ahead(&mut follower, is_behind),
             Err(stuck) => {
-                let position = follower.n_seen;
+                let position = follower.n_seen();
                 tracing::warn!(%stuck, position, "a grammar cannot be followed: its request ends");
-                state.failed = Some(failure(&stuck));
+                self.state().failed = Some(failure(&stuck));
             }
         }
-        let goes_on = !state.unseen.is_empty() && state.failed.is_none() && !state.is_over;
+        let mut state = self.state();
+        let goes_on = state.has_work() && state.is_wanted();
         state.is_seen_to = goes_on;
         if !state.is_over {
             state.follower = Some(follower);
@@ -163,31 +213,48 @@ impl Slot {
         self.made.notify_all();
         goes_on
     }
-}
 
-impl Follower {
-    /// Takes the tokens, and writes the mask for the draw after them.
-    fn follow(&mut self, vocabulary: &LazyVocabulary, words: &mut Vec<u32>) -> Result<(), Stuck> {
-        let matcher = match &mut self.matcher {
-            Some(matcher) => matcher,
-            none => none.insert(vocabulary.matcher(&self.grammar)?),
-        };
-        for token in self.reading.drain(..) {
-            self.n_seen += 1;
-            // Behind its end an answer goes on with end tokens, where the request does not stop at them.
-            if !(matcher.is_ended() && matcher.ends().contains(&token)) {
-                matcher.accept(token)?;
-            }
+    /// Publishes the mask behind the log, if it `is_new`, and makes those behind drafts; or finds out what can follow.
+    fn look_ahead(&self, follower: &mut Follower, is_new: bool) {
+        let of = follower.n_seen();
+        let mut state = self.state();
+        if is_new {
+            state.run.begin(of, follower.words());
+            state.has_begun = true;
+            state.way.tokens.clear();
+            state.way.of = of;
         }
-        words.clear();
-        if matcher.is_ended() {
-            words.resize(matcher.n_vocab().div_ceil(32), 0);
-            matcher.ends().iter().for_each(|end| words[*end as usize / 32] |= 1 << (end % 32));
+        let has_drafts = state.drafts.are_wanted && state.drafts.of == of;
+        if has_drafts {
+            follower.drafts.clear();
+            follower.drafts.extend_from_slice(&state.drafts.tokens);
+            state.run.cut(0);
         } else {
-            matcher.mask(&mut self.mask)?;
-            words.extend_from_slice(self.mask.words());
+            // They may be behind tokens that it has not seen.
+            state.drafts.are_wanted &= !state.unseen.is_empty();
         }
-        Ok(())
+        drop(state);
+        self.made.notify_all();
+        if has_drafts {
+            follower.follow_drafts(|token, words| self.adds(of, token, words, false));
+            let mut state = self.state();
+            state.drafts.are_wanted &= state.drafts.tokens != follower.drafts || state.drafts.of != of;
+        } else if is_new {
+            follower.follow_only_way(self.n_guess_max, |token, words| self.adds(of, token, words, true));
+        }
+    }
+
+    /// Adds a mask behind the draw `of`. Whether another is wanted.
+    fn adds(&self, of: u32, token: Token, words: &[u32], is_way: bool) -> bool {
+        let mut state = self.state();
+        if is_way {
+            state.way.tokens.push(token);
+        }
+        let is_awaited = state.run.is_of(of);
+        if is_awaited {
+            state.run.push(token, words);
+        }
+        state.is_wanted() && state.unseen.is_empty() && if is_way { !state.drafts.are_wanted } else { is_awaited }
     }
 }
 
@@ -202,19 +269,4 @@ fn failure(stuck: &Stuck) -> Failure {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_end_says_whose_fault_it_is() {
-        let cases = [
-            (Stuck::TooComplex("items".into()), Failure::Grammar(GrammarFault::TooComplex)),
-            (Stuck::Token(5), Failure::Grammar(GrammarFault::Broken)),
-            (Stuck::Grammar("no rules".into()), Failure::Grammar(GrammarFault::Broken)),
-            (Stuck::NoToken, Failure::NoToken),
-        ];
-        for (stuck, expected) in cases {
-            assert_eq!(failure(&stuck), expected, "{stuck}");
-        }
-    }
-}
+mod tests;

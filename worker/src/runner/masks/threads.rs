@@ -151,7 +151,7 @@ mod tests {
     fn answers_that_go_on_come_first_and_one_thread_is_never_lent_to_those_that_begin() {
         let waiting = Mutex::new(Waiting::with_room(4));
         let queue = Queue { waiting, came: Condvar::new(), slots_max: 4, beginning_max: 1 };
-        let slots: Vec<Arc<Slot>> = (0..5).map(|_| Arc::new(Slot::new(Grammar::new(""), &[]))).collect();
+        let slots: Vec<Arc<Slot>> = (0..5).map(|_| Arc::new(Slot::new(Grammar::new(""), &[], 0))).collect();
         let push = |i: usize, work| queue.push(&slots[i], work);
         let next = |i: usize, work| {
             let (slot, got) = queue.next().unwrap();

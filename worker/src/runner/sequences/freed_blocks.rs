@@ -44,7 +44,8 @@ impl FreedBlocks {
     fn note(&mut self, tables: &[Vec<BlockId>], entries: impl Fn(&CacheGroup, usize) -> Range<usize>) {
         for ((group, table), blocks) in self.groups.iter().zip(tables).zip(&mut self.blocks) {
             // A sequence that broke the protocol in the middle of a slice has fewer blocks.
-            blocks.extend_from_slice(table.get(entries(group, table.len())).unwrap_or_default());
+            let freed = table.get(entries(group, table.len())).unwrap_or_default();
+            blocks.extend(freed.iter().filter(|block| **block != BlockId::NONE));
         }
     }
 }

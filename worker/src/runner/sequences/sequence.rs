@@ -69,7 +69,7 @@ impl Sequence {
         self.n_started = self.tokens.len() as u32;
         self.late = None;
         self.is_masked = false;
-        let may_guess = request.goal == Goal::Generate && !self.has_grammar && limits.may_run_again();
+        let may_guess = request.goal == Goal::Generate && limits.may_run_again();
         self.guesses.restart(&limits.guesses, may_guess, n_max);
         self.tables.resize_with(limits.groups.len(), Vec::new);
         for table in &mut self.tables {
@@ -193,7 +193,7 @@ impl Sequence {
         }
         match drawn {
             Some(Ok(out)) => return Some(out),
-            Some(Err(Undrawn::Late)) => self.late = Some(slice.range.end),
+            Some(Err(Undrawn::Late)) => self.late = Some(slice.first_drawn()),
             Some(Err(Undrawn::NothingLeft)) => self.failed = Some(Failure::NoToken),
             Some(Err(Undrawn::NotNumbers)) | None => self.failed = Some(Failure::Computation),
         }
@@ -217,11 +217,11 @@ impl Sequence {
             let Some((new, rest)) = blocks.split_at_checked(needed) else {
                 return Err(Violation::TooFewBlocks { id, needed, n_left: blocks.len() });
             };
-            // Positions behind the window of everything still to come need no blocks.
-            let n_unread = (group.n_passed(slice.range.start) as usize).saturating_sub(table.len()).min(needed);
+            // What is behind the window of everything still to come needs no block, nor does a recurrence's middle.
+            let may_lack = |i: u32| group.may_lack(i, &slice.range, slice.n_draft.into());
             let is_missing =
-                |(i, block): &(usize, &BlockId)| block.0 >= n_blocks && !(*i < n_unread && **block == BlockId::NONE);
-            if let Some((_, block)) = new.iter().enumerate().find(is_missing) {
+                |(i, block): &(u32, &BlockId)| block.0 >= n_blocks && !(**block == BlockId::NONE && may_lack(*i));
+            if let Some((_, block)) = (table.len() as u32..).zip(new).find(is_missing) {
                 return Err(Violation::NoSuchBlock { id, block: block.0, n_blocks });
             }
             table.extend_from_slice(new);
@@ -234,7 +234,8 @@ impl Sequence {
     pub fn mark_written(&self, slice: &Slice, written: &mut [Vec<u64>], stamp: u64) -> Result<(), Violation> {
         let touched = slice.range.start / BLOCK_TOKENS..blocks_for(slice.range.end);
         for (table, written) in self.tables.iter().zip(written) {
-            for block in &table[touched.start as usize..touched.end as usize] {
+            let touched = &table[touched.start as usize..touched.end as usize];
+            for block in touched.iter().filter(|block| **block != BlockId::NONE) {
                 let last = &mut written[block.0 as usize];
                 if *last == stamp {
                     return Err(Violation::WrittenTwice { id: slice.id, block: block.0 });
@@ -291,6 +292,22 @@ impl Sequence {
             return self.grow(slice.first_drawn(), UNKNOWN);
         }
         self.grow(slice.range.end, UNKNOWN)
+    }
+
+    /// The tokens of its output before those that the slice draws.
+    pub fn n_output_before(&self, slice: &Slice) -> u32 {
+        slice.first_drawn().saturating_sub(self.n_prompt as u32)
+    }
+
+    /// Guesses at most `n_max` tokens behind the log. `only_way` adds those that must follow an output, where that is
+    /// known.
+    pub fn guess(&mut self, n_max: usize, only_way: impl FnOnce(&[Token], &mut Vec<Token>)) {
+        let output = self.tokens.get(self.n_prompt..).unwrap_or_default();
+        self.guesses.guess(&self.tokens, n_max, |way| {
+            if self.has_grammar {
+                only_way(output, way);
+            }
+        });
     }
 
     /// Whether the slice draws the token after its range. Asked before the log grows.

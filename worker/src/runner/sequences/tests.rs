@@ -38,7 +38,7 @@ fn request(id: RequestId, n_prompt: u32) -> Request {
 
 /// Of no grammar.
 fn no_masks() -> Masks {
-    Masks::new(MaskConfig::default(), Arc::new(LazyVocabulary::new(Path::new("no/such/model"), 100, &[])), 2)
+    Masks::new(MaskConfig::default(), Arc::new(LazyVocabulary::new(Path::new("no/such/model"), 100, &[])), 2, 0)
 }
 
 fn slice(range: std::ops::Range<u32>, want: Want) -> Slice {
@@ -297,6 +297,39 @@ fn a_window_needs_no_block_behind_it_and_each_group_has_its_own_pool() {
     assert_eq!(hit(&[4, 5, 6, 7, 9, 1, 2, 3]).unwrap_err(), refused(9, 4), "no block, and not said to be none");
     // The same id in two groups is not the same block.
     hit(&[3, 2, 1, 0, none, 2, 1, 0]).unwrap();
+}
+
+#[test]
+fn a_recurrence_needs_the_page_that_it_goes_on_from_and_those_of_its_end() {
+    let none = BlockId::NONE.0;
+    let first = |blocks: &[u32], zero_kv| {
+        let limits = SequenceLimits { groups: vec![CacheGroup::STATE], n_blocks: vec![4], zero_kv, ..limits() };
+        let mut sequences = Sequences::new(limits, TokenSource::Draws);
+        let ran = run(&mut sequences, &step(&[request(ID, 60)], &[slice(0..40, Want::Nothing)], blocks), None);
+        ran.map(|(batch, _)| (sequences, batch))
+    };
+    let refused = |block| Violation::NoSuchBlock { id: ID, block, n_blocks: 4 };
+    let (mut sequences, batch) = first(&[none, none, 2], false).unwrap();
+    assert_eq!(batch.tables[0].of(0), [none, none, 2].map(BlockId));
+    assert_eq!(first(&[none, none, none], false).err(), Some(refused(none)), "the next slice goes on from it");
+    assert_eq!(first(&[none, 9, 2], false).err(), Some(refused(9)), "no block, and not said to be none");
+    let next = |blocks: &[u32]| step(&[], &[slice(40..60, Want::Last)], blocks);
+    let (batch, _) = run(&mut sequences, &next(&[3]), Some(1)).unwrap();
+    assert_eq!(batch.tables[0].of(0), [none, none, 2, 3].map(BlockId));
+    // What was never given is not let go either.
+    let (mut sequences, _) = first(&[none, 0, 1], true).unwrap();
+    run(&mut sequences, &next(&[3]), Some(1)).unwrap();
+    sequences.begin(&Step { ends: vec![ID], ..Step::default() }).unwrap();
+    assert_eq!(sequences.uncleared().unwrap(), [[0, 1, 3].map(BlockId).to_vec()]);
+    // Behind what others have computed, the last of it is read.
+    let hit = |blocks: &[u32]| {
+        let limits = SequenceLimits { groups: vec![CacheGroup::STATE], n_blocks: vec![4], ..limits() };
+        let hit = step(&[request(ID, 50)], &[slice(32..50, Want::Last)], blocks);
+        run(&mut Sequences::new(limits, TokenSource::Draws), &hit, Some(1))
+    };
+    hit(&[none, 1, 2, 3]).unwrap();
+    hit(&[none, 1, none, 3]).unwrap();
+    assert_eq!(hit(&[none, none, 2, 3]).unwrap_err(), refused(none));
 }
 
 #[test]
@@ -574,7 +607,7 @@ fn drafts_that_nobody_has_guessed_and_messages_that_are_none_are_refused() {
 }
 
 #[test]
-fn who_follows_a_grammar_or_asks_for_more_than_tokens_is_not_guessed() {
+fn who_asks_for_more_than_tokens_is_not_guessed() {
     let n_guess = |request: Request, want: Want| {
         let mut sequences = guessing(TokenSource::Draws);
         let step = step(&[request], &[slice(0..3, want)], &[0]);
@@ -582,5 +615,5 @@ fn who_follows_a_grammar_or_asks_for_more_than_tokens_is_not_guessed() {
     };
     assert_eq!(n_guess(request(ID, 3), Want::Last), 3);
     assert_eq!(n_guess(Request { goal: Goal::Score { top_n: 0 }, ..request(ID, 3) }, Want::Last), 0);
-    assert_eq!(n_guess(with_grammar(3), Want::Last), 0);
+    assert_eq!(n_guess(with_grammar(3), Want::Last), 3);
 }

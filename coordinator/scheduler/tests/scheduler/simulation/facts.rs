@@ -26,6 +26,7 @@ facts! {
     ticks, steps, tokens, ends_only, in_flight_peak,
     stages_busy_peak, chunks_in_flight, steps_early, starved,
     preemptions, prefix_hit_tokens, windowed_hits, blocks_passed, evictions,
+    states_carried, state_hits, states_kept,
     slices_ahead, drafts, drafts_accepted, drafts_rejected, stopped_in_drafts,
     stopped_ahead, tokens_discarded, tokens_redrawn, draws_late, planned_behind_late,
     restarted_in_flight, grids, losses, breaks, given_up, requeued, resumed, outgrown, narrowed, stale,
@@ -40,6 +41,7 @@ impl Facts {
         self.preemptions = stats.preemptions;
         self.prefix_hit_tokens = stats.prefix_hit_tokens;
         self.evictions = stats.evictions;
+        self.states_kept = stats.states_kept;
         self.draws_late = stats.draws_late;
         self.slices_ahead = stats.slices_ahead;
         self.drafts = stats.drafts;
@@ -74,7 +76,7 @@ impl Facts {
             Rejected::Draining => &mut self.refused_draining,
             Rejected::Deadline => &mut self.refused_late,
             Rejected::Finished(_) => &mut self.refused_finished,
-            Rejected::Empty | Rejected::TooLarge { .. } => return,
+            Rejected::Empty | Rejected::TooLarge { .. } | Rejected::OlderRanks => return,
         };
         *count += 1;
     }

@@ -82,11 +82,17 @@ pub struct Worker {
 /// The layers of one cache group.
 struct Cache {
     group: CacheGroup,
-    blocks: Vec<Cells>,
+    blocks: Vec<Page>,
 }
 
-type Cells = [Option<Cell>; BLOCK_TOKENS as usize];
-const EMPTY: Cells = [None; BLOCK_TOKENS as usize];
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Page {
+    /// Of a recurrence: what all positions before the block's first have come to, as that position was computed.
+    state: Option<Cell>,
+    cells: [Option<Cell>; BLOCK_TOKENS as usize],
+}
+
+const EMPTY: Page = Page { state: None, cells: [None; BLOCK_TOKENS as usize] };
 
 impl Worker {
     pub fn new(epoch: Epoch, groups: &[CacheGroup], n_blocks: &[u32], limits: Limits) -> Worker {
@@ -149,7 +155,8 @@ impl Worker {
         let n_computed = left.n_computed.unwrap_or(0);
         for (cache, table) in self.caches.iter_mut().zip(&left.tables).filter(|_| self.limits.clears) {
             let held = &table[(cache.group.n_passed(n_computed) as usize).min(table.len())..];
-            held.iter().for_each(|block| cache.blocks[block.0 as usize] = EMPTY);
+            let held = held.iter().filter(|block| **block != BlockId::NONE);
+            held.for_each(|block| cache.blocks[block.0 as usize] = EMPTY);
         }
     }
 
@@ -237,18 +244,23 @@ impl Worker {
     fn take_blocks(&mut self, slice: &Slice, blocks: &mut impl Iterator<Item = BlockId>) {
         let held = self.held.get_mut(&slice.id).expect("it has just gone on");
         for ((cache, table), passed) in self.caches.iter().zip(&mut held.tables).zip(&mut self.passed) {
-            let n_none = if table.is_empty() { cache.group.n_passed(slice.range.start) } else { 0 };
+            let first = table.len() as u32;
             let n_missing = (cache.group.n_blocks(slice.range.end) as usize).saturating_sub(table.len());
             let new: Vec<BlockId> = blocks.by_ref().take(n_missing).collect();
             assert_eq!(new.len(), n_missing, "a block for every position");
-            let is_none = new.iter().map(|&block| block == BlockId::NONE);
-            assert!(is_none.eq((0..n_missing as u32).map(|at| at < n_none)), "NONE is what no query will read");
-            let is_clean = |block: &BlockId| cache.blocks[block.0 as usize] == EMPTY;
+            for (i, &block) in (first..).zip(&new) {
+                let may_lack = cache.group.may_lack(i, &slice.range, slice.n_draft.into());
+                assert!(block != BlockId::NONE || may_lack, "NONE is what no query will read");
+                let is_behind = i < cache.group.n_passed(slice.range.start);
+                assert!(block == BlockId::NONE || !is_behind, "what no query will read is NONE");
+            }
+            let is_clean = |block: &BlockId| *block == BlockId::NONE || cache.blocks[block.0 as usize] == EMPTY;
             assert!(!self.limits.clears || new.iter().all(is_clean), "a block is given that nobody has cleared");
             table.extend(new);
             if self.limits.clears {
                 let behind = cache.group.n_passed(slice.range.start)..cache.group.n_passed(slice.range.end);
-                passed.extend_from_slice(&table[behind.start as usize..behind.end as usize]);
+                let behind = &table[behind.start as usize..behind.end as usize];
+                passed.extend(behind.iter().filter(|block| **block != BlockId::NONE));
             }
         }
     }
@@ -271,8 +283,17 @@ impl Worker {
         for position in slice.range.clone().filter(|_| !held.failed && !held.is_void) {
             let prefix = *held.prefixes.get(position as usize).expect("the token is in the log when its slice runs");
             for (cache, table) in self.caches.iter_mut().zip(&held.tables) {
-                let block = &mut cache.blocks[table[(position / BLOCK_TOKENS) as usize].0 as usize];
-                block[(position % BLOCK_TOKENS) as usize] = Some(Cell { position, prefix });
+                let block = table[(position / BLOCK_TOKENS) as usize];
+                if block == BlockId::NONE {
+                    assert!(cache.group.is_state(), "keys and values are written for every position");
+                    continue;
+                }
+                let page = &mut cache.blocks[block.0 as usize];
+                let cell = Some(Cell { position, prefix });
+                page.cells[(position % BLOCK_TOKENS) as usize] = cell;
+                if position.is_multiple_of(BLOCK_TOKENS) {
+                    page.state = cell;
+                }
             }
         }
     }
@@ -286,12 +307,21 @@ impl Worker {
             return Rows::Void;
         }
         for (cache, table) in self.caches.iter().zip(&held.tables) {
-            // Everything that the slice's queries read; the first of them reads farthest back.
-            for position in cache.group.first_read(slice.range.start)..slice.range.end {
-                let block = &cache.blocks[table[(position / BLOCK_TOKENS) as usize].0 as usize];
-                let expected = Cell { position, prefix: held.prefixes[position as usize] };
-                let found = block[(position % BLOCK_TOKENS) as usize];
-                assert_eq!(found, Some(expected), "{} reads what is not its own", slice.id);
+            let cell = |position: u32| Cell { position, prefix: held.prefixes[position as usize] };
+            let page = |position: u32| &cache.blocks[table[(position / BLOCK_TOKENS) as usize].0 as usize];
+            let first = cache.group.first_read(slice.range.start);
+            // A recurrence carries what it has from there on, with the state and all rows of the first one's block; the
+            // others read everything, and the first query reads farthest back.
+            let (first, end) = match cache.group.is_state() {
+                true => (first / BLOCK_TOKENS * BLOCK_TOKENS, slice.range.start),
+                false => (first, slice.range.end),
+            };
+            for position in first..end {
+                let found = page(position).cells[(position % BLOCK_TOKENS) as usize];
+                assert_eq!(found, Some(cell(position)), "{} reads what is not its own", slice.id);
+            }
+            if cache.group.is_state() && first < end {
+                assert_eq!(page(first).state, Some(cell(first)), "{} goes on from another's state", slice.id);
             }
         }
         Rows::Computed(held.prefixes[slice.range.start as usize..slice.range.end as usize].to_vec())

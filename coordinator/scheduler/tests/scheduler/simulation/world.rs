@@ -9,7 +9,7 @@ use scheduler::{Config, Drafting, Loss, Output, Rejected, Scheduler, Stale};
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
     BlockId, CacheGroup, DRAFT_ROWS_MAX, Epoch, Finish, Grammar, Micros, PolicyDigest, Priority, Request, RequestId,
-    Sampling, Step, StepDone, TenantId, Token, TokenOut, Want, Weight,
+    Sampling, Slice, Step, StepDone, TenantId, Token, TokenOut, Want, Weight,
 };
 
 const REQUESTS_MAX: u64 = 24;
@@ -284,7 +284,7 @@ impl World {
             Rejected::Finished(finish) => {
                 assert_eq!((&client.expected.tokens, client.expected.finish), (&request.output, finish));
             }
-            Rejected::Empty | Rejected::TooLarge { .. } => panic!("{rejected}"),
+            Rejected::Empty | Rejected::TooLarge { .. } | Rejected::OlderRanks => panic!("{rejected}"),
         }
         self.facts.refuse(rejected);
     }
@@ -339,7 +339,12 @@ impl World {
             step.starts.iter().filter(|start| in_flight.contains(&start.id)).count() as u64;
         let chunks = step.slices.iter().filter(|slice| slice.want == Want::Nothing);
         self.facts.chunks_in_flight += chunks.filter(|slice| in_flight.contains(&slice.id)).count() as u64;
-        self.facts.windowed_hits += u64::from(step.blocks.contains(&BlockId::NONE));
+        let has_states = self.config.groups.iter().any(CacheGroup::is_state);
+        let is_hit = |slice: &&Slice| step.starts.iter().any(|start| start.id == slice.id) && slice.range.start > 0;
+        let n_hits = step.slices.iter().filter(is_hit).count() as u64;
+        self.facts.state_hits += if has_states { n_hits } else { 0 };
+        let lacks = u64::from(step.blocks.contains(&BlockId::NONE));
+        *(if has_states { &mut self.facts.states_carried } else { &mut self.facts.windowed_hits }) += lacks;
         self.pipeline.push(step);
         self.facts.in_flight_peak = self.facts.in_flight_peak.max(self.pipeline.len() as u64);
         assert!(self.pipeline.len() <= self.config.steps_in_flight_max as usize);
@@ -424,7 +429,7 @@ impl World {
             self.config.n_blocks = draw_n_blocks(&mut self.rng, &self.config);
             let context_max = self.config.context_max;
             self.room = if self.rng.chance(70) { context_max } else { self.rng.between(2, context_max) };
-            self.scheduler.narrow(self.room);
+            self.scheduler.narrow(self.room, true);
             self.scheduler.requeue_into(self.epoch, &self.config.n_blocks, loss, &mut out);
         }
         self.pipeline = pipeline(&self.config, &self.weather, self.epoch);
@@ -523,18 +528,21 @@ fn draw_n_blocks(rng: &mut Rng, config: &Config) -> Vec<u32> {
     config.groups.iter().map(draw).collect()
 }
 
-/// Most models keep everything; some have windows too, or nothing but windows.
+/// Most models keep everything; some have windows or recurrences too, or nothing but those.
 fn draw_groups(rng: &mut Rng) -> Vec<CacheGroup> {
     let window = |rng: &mut Rng| {
         let n_positions_max = if rng.chance(50) { 20 } else { 70 };
         CacheGroup::FULL.within(rng.between(1, n_positions_max))
     };
-    match rng.below(10) {
+    match rng.below(14) {
         0..4 => vec![CacheGroup::FULL],
         4 => vec![CacheGroup::FULL, CacheGroup::FULL],
         5..7 => vec![CacheGroup::FULL, window(rng)],
         7..9 => vec![window(rng)],
-        _ => vec![window(rng), CacheGroup::FULL, window(rng)],
+        9 => vec![window(rng), CacheGroup::FULL, window(rng)],
+        10..12 => vec![CacheGroup::STATE, CacheGroup::FULL],
+        12 => vec![window(rng), CacheGroup::STATE, CacheGroup::FULL, CacheGroup::STATE],
+        _ => vec![CacheGroup::STATE],
     }
 }
 
@@ -557,6 +565,7 @@ fn draw_config(rng: &mut Rng) -> Config {
         aging_micros: rng.below(1000),
         suspicion_max: if rng.chance(70) { 6 } else { rng.between(1, 12) },
         prefix_cache: rng.chance(90),
+        state_stride: rng.between(0, 4) * 16,
         policy: PolicyDigest([1; 32]),
         salt: [2; 16],
         ..Config::default()

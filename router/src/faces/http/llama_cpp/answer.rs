@@ -9,6 +9,7 @@ use crate::faces::http::llama_cpp::settings::settled;
 use crate::faces::http::sse::{self, Voice};
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::structure::renamed;
+use crate::faces::http::timings::timings;
 use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
@@ -21,7 +22,6 @@ use checkpoint::Tokenizer;
 use proto::v1;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio_stream::StreamExt;
 
 /// There are no slots: in a request this means any.
@@ -32,6 +32,10 @@ const ANY_SLOT: i32 = -1;
 pub struct CompletionWishes {
     pub is_stream: bool,
     pub tokens: bool,
+    /// Each event of a stream tells the times until then.
+    pub timings_in_each: bool,
+    /// The members of the answer that are told, each by its path. Empty: all.
+    pub members: Vec<String>,
     /// `n_predict` was 0: a token is drawn, and not sent.
     pub nothing_new: bool,
     /// The field that said what the answer must be, for refusals.
@@ -141,42 +145,19 @@ impl Teller {
         value["stop_type"] = stop_type(finished, self.wishes.nothing_new).into();
         value["stopping_word"] = if self.wishes.nothing_new { "" } else { finished.stop.as_str() }.into();
         value["tokens_cached"] = usage.cached_tokens.into();
-        value["timings"] = self.timings(&usage, said.n_tokens);
+        value["timings"] = timings(&self.watch, Some(&usage), said.n_tokens);
         certificate::add(&mut value, finished);
-        value
-    }
-
-    fn timings(&self, usage: &v1::Usage, n_predicted: u32) -> Value {
-        let times = self.watch.times();
-        let n_prompt = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
-        let (prompt, predicted) = (Rate::of(times.prompt, n_prompt), Rate::of(times.answer, n_predicted));
-        json!({
-            "cache_n": usage.cached_tokens,
-            "prompt_n": n_prompt,
-            "prompt_ms": prompt.ms,
-            "prompt_per_token_ms": prompt.per_token_ms,
-            "prompt_per_second": prompt.per_second,
-            "predicted_n": n_predicted,
-            "predicted_ms": predicted.ms,
-            "predicted_per_token_ms": predicted.per_token_ms,
-            "predicted_per_second": predicted.per_second,
-        })
+        if self.wishes.members.is_empty() { value } else { only(&self.wishes.members, &value) }
     }
 }
 
-struct Rate {
-    ms: f64,
-    per_token_ms: f64,
-    per_second: f64,
-}
-
-impl Rate {
-    /// No tokens and no time have no rate, which is told as 0.
-    fn of(time: Duration, n_tokens: u32) -> Rate {
-        let (seconds, n) = (time.as_secs_f64(), f64::from(n_tokens));
-        let over = |part: f64, all: f64| if all > 0.0 { part / all } else { 0.0 };
-        Rate { ms: seconds * 1e3, per_token_ms: over(seconds * 1e3, n), per_second: over(n, seconds) }
-    }
+/// The members that a client wants, under their paths.
+fn only(paths: &[String], value: &Value) -> Value {
+    let member = |path: &String| {
+        let found = path.split('/').try_fold(value, |at, name| at.get(name))?;
+        Some((path.clone(), found.clone()))
+    };
+    Value::Object(paths.iter().filter_map(member).collect())
 }
 
 fn stop_type(finished: &v1::Finished, nothing_new: bool) -> &'static str {
@@ -207,7 +188,10 @@ impl Voice for Teller {
                 let n_prompt = generation.prompts[(slot / self.n_choices) as usize].ids.len();
                 self.heard(slot, v1::Delta { logprobs: Vec::new(), ..delta.clone() }, false);
                 if !self.wishes.nothing_new {
-                    let piece = self.piece(slot, &delta.text, &delta.token_ids, &delta.logprobs, n_prompt);
+                    let mut piece = self.piece(slot, &delta.text, &delta.token_ids, &delta.logprobs, n_prompt);
+                    if self.wishes.timings_in_each {
+                        piece["timings"] = timings(&self.watch, None, self.choices[slot as usize].n_tokens);
+                    }
                     sse::write(out, None, &piece);
                 }
             }

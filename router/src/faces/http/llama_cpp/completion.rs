@@ -1,5 +1,6 @@
 //! `/completion` and `/infill`: what is asked.
 
+use crate::faces::http::biases;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::infill::{self, Infill};
@@ -51,6 +52,9 @@ pub async fn infill(State(front): State<Arc<Frontend>>, request: Request) -> Res
 async fn asked_prompts(front: &Frontend, fields: &mut Fields) -> Result<(Vec<Input>, String), Refusal> {
     let prompts = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
     let model = fields.string("model")?.unwrap_or_default();
+    if fields.has(biases::FIELD) {
+        biases::texts_to_tokens(front, &front.text(&model)?, fields).await?;
+    }
     Ok((prompts::prompts(front, &model, prompts).await?, model))
 }
 
@@ -97,6 +101,8 @@ fn ask(
     let mut wishes = CompletionWishes {
         is_stream: fields.boolean("stream")?.unwrap_or(false),
         tokens: fields.boolean("return_tokens")?.unwrap_or(false),
+        timings_in_each: fields.boolean("timings_per_token")?.unwrap_or(false),
+        members: fields.strings("response_fields")?,
         ..CompletionWishes::default()
     };
     let mut sampling = sampling(fields, &mut wishes)?;

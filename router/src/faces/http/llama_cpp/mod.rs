@@ -10,8 +10,17 @@ mod prompts;
 mod server;
 mod settings;
 
+use crate::faces::http::error::reworded;
 use crate::faces::http::table::{Route, get, post};
-use crate::faces::http::{chat, models};
+use crate::faces::http::{chat, models, responses};
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::Response;
+
+/// Writes a refusal of any inner layer as llama.cpp's clients know it.
+pub async fn in_its_words(request: Request, next: Next) -> Response {
+    reworded(next.run(request).await, |error| error.clone().worded_for_llama_cpp().body())
+}
 
 pub fn routes() -> Vec<Route> {
     vec![
@@ -25,6 +34,9 @@ pub fn routes() -> Vec<Route> {
         get("/slots", "the requests under way", server::slots),
         get("/lora-adapters", "none", server::lora_adapters),
         post("/chat/completions", "an answer to a chat", chat::llama_chat),
+        post("/chat/completions/input_tokens", "how many tokens a chat has", chat::input_tokens),
+        post("/responses", "an answer to a chat, in items", responses::responses),
+        post("/slots/{id}", "refused: nothing is kept by slots", server::slot),
         get("/models", "the models that are served", models::list),
     ]
 }

@@ -17,7 +17,12 @@ pub async fn props(State(front): State<Arc<Frontend>>) -> Result<Json<Value>, Ht
     let model = front.model("", VersionBy::Weight)?;
     let (text, context) = (&model.text, model.replica.context);
     let special = |token: Option<&u32>| token.map(|token| text.tokenizer.decode(&[*token], false)).unwrap_or_default();
-    let params = settings::settled(&settings::asked(&v1::Sampling::default()), text, context, RANDOM_SEED);
+    let params = settings::settled(
+        &settings::asked(&v1::Sampling::default()),
+        text,
+        context,
+        front.config.seed.unwrap_or(RANDOM_SEED),
+    );
     Ok(Json(json!({
         "default_generation_settings": { "id": 0, "n_ctx": context, "is_processing": false, "params": params },
         "total_slots": front.config.limits.requests_max,
@@ -44,6 +49,11 @@ pub async fn slots(State(front): State<Arc<Frontend>>, RawQuery(query): RawQuery
     let n_busy = front.streams.len();
     let slot = |id: usize| json!({ "id": id, "n_ctx": context, "is_processing": id < n_busy, "speculative": false });
     Ok(Json((0..n_busy + usize::from(has_room)).map(slot).collect()))
+}
+
+/// Caches are every request's, and no slot's: nobody saves, restores or erases them here.
+pub async fn slot() -> HttpError {
+    HttpError::not_supported("slots keep nothing here that could be saved, restored or erased")
 }
 
 pub async fn lora_adapters() -> Json<Value> {

@@ -17,8 +17,9 @@ use crate::faces::http::error::{HttpError, reworded};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::messages::reply::{MessageVoice, whole};
 use crate::faces::http::messages::request::{AskedMessage, MessageTelling};
-use crate::faces::http::page::{counted, read};
+use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::sse;
+use crate::front::ask::Ask;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::structure::FIELD;
@@ -47,6 +48,11 @@ pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> R
     }
     let message = whole(&mut generation, shows_thoughts).await.map_err(said)?;
     Ok(certificate::with_headers(Json(message).into_response(), &generation.started))
+}
+
+/// What a request asks of a replica, for who does not ask one.
+pub fn rendered(front: &Frontend, page: Page) -> Result<Ask, HttpError> {
+    Ok(request::asked(front, page).map_err(said)?.ask)
 }
 
 pub async fn count_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {

@@ -20,7 +20,7 @@ use crate::faces::http::responses::output::{ItemEvents, OutputItems};
 use crate::faces::http::responses::reply::ResponseReply;
 use crate::faces::http::responses::stored::{ToStore, items_before};
 use crate::faces::http::responses::voice::ResponseVoice;
-use crate::faces::http::{single, sse};
+use crate::faces::http::{single, sse, thinking, tokens};
 use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
@@ -42,10 +42,11 @@ pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> 
     let mut page = counted(&mut recorder, read)?;
     let before = counted(&mut recorder, Before::read(&front, &mut page).await)?;
     let asked = counted(&mut recorder, Asked::read(&front, page, before).map_err(said))?;
-    let Asked { ask, is_stream, thoughts_in_summary, settings, to_store, said } = asked;
+    let Asked { ask, is_stream, thoughts_in_summary, has_logprobs, settings, to_store, said } = asked;
     let mut generation = front.generate(ask, recorder).await.map_err(said)?;
     let reply = ResponseReply::of(&generation, settings);
-    let mut output = OutputItems::new(generation.started.id.clone(), thoughts_in_summary);
+    let names = has_logprobs.then(|| generation.text.clone());
+    let mut output = OutputItems::new(generation.started.id.clone(), thoughts_in_summary).with_logprobs(names);
     if is_stream {
         let voice = ResponseVoice::new(reply, output, to_store, &generation, said);
         return Ok(sse::stream(voice, generation, &front));
@@ -58,6 +59,20 @@ pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> 
     Ok(certificate::with_headers(Json(whole).into_response(), &generation.started))
 }
 
+/// What a request asks of a replica, for who does not ask one.
+pub fn rendered(front: &Arc<Frontend>, page: Page) -> Result<Ask, HttpError> {
+    let before = Before { id: None, items: Vec::new() };
+    Ok(Asked::read(front, page, before).map_err(said)?.ask)
+}
+
+/// How many tokens the prompt of a response has.
+pub async fn input_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let mut page = read(&front, request).await?;
+    let before = Before::read(&front, &mut page).await?;
+    let Asked { ask, said, .. } = Asked::read(&front, page, before).map_err(said)?;
+    tokens::counted(&front, ask).await.map_err(said)
+}
+
 /// The response that this one goes on with.
 struct Before {
     id: Option<String>,
@@ -68,7 +83,7 @@ struct Before {
 impl Before {
     async fn read(front: &Frontend, page: &mut Page) -> Result<Before, HttpError> {
         let id = page.fields.string("previous_response_id").map_err(said)?.filter(|id| !id.is_empty());
-        let items = items_before(front, page.tenant, id.as_deref()).await?;
+        let items = items_before(front, page, id.as_deref()).await?;
         Ok(Before { id, items })
     }
 }
@@ -95,11 +110,12 @@ fn said(refusal: Refusal) -> HttpError {
 /// The same for what is refused once the request was read. Where no text is asked for in a form, a form is that of the
 /// tools.
 fn said_of_tools(refusal: Refusal) -> HttpError {
-    said(refusal.renamed(&[(FIELD, "tools"), ("reasoning_effort", "reasoning.effort")]))
+    said(refusal.renamed(&[(FIELD, "tools"), ("reasoning_effort", "reasoning.effort"), ("logprobs", "top_logprobs")]))
 }
 
 fn said_of_text(refusal: Refusal) -> HttpError {
-    said(refusal.renamed(&[(FIELD, "text.format"), ("reasoning_effort", "reasoning.effort")]))
+    let names = [(FIELD, "text.format"), ("reasoning_effort", "reasoning.effort"), ("logprobs", "top_logprobs")];
+    said(refusal.renamed(&names))
 }
 
 /// A request as this page reads it.
@@ -107,6 +123,7 @@ struct Asked {
     ask: Ask,
     is_stream: bool,
     thoughts_in_summary: bool,
+    has_logprobs: bool,
     /// What of it the reply repeats.
     settings: Value,
     /// None if it is not to be stored, or there is no room.
@@ -121,7 +138,7 @@ impl Asked {
         fields.check(Endpoint::Responses)?;
         let model = fields.string("model")?.filter(|name| !name.is_empty());
         let model = model.ok_or_else(|| Refusal::invalid("model", "is missing"))?;
-        settings::include(fields)?;
+        let logprobs = settings::include(fields)?;
         let mut settings = settings::repeated(fields);
         let instructions = fields.string("instructions")?;
         let own = input::items(fields)?;
@@ -135,6 +152,7 @@ impl Asked {
         let tools = tools::read(fields)?;
         let (text, reasoning) = (settings::text(fields)?, settings::reasoning(fields)?);
         let mut sampling = fields.sampling()?;
+        sampling.logprobs = logprobs;
         sampling.max_tokens = fields.unsigned("max_output_tokens")?.or(sampling.max_tokens);
         let is_stream = fields.boolean("stream")?.unwrap_or(false);
         // These options only pad a stream against readers that count bytes on the way. No answer depends on them.
@@ -146,6 +164,7 @@ impl Asked {
             "max_output_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
+            "top_logprobs": logprobs.unwrap_or(0),
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
             "tools": tools.shown,
@@ -167,10 +186,12 @@ impl Asked {
             tool_choice: tools.choice,
             parallel_tool_calls: Some(tools.is_parallel),
             reasoning_effort: reasoning.effort,
+            thinking_token_budget: thinking::budget(fields)?,
             ..v1::Chat::default()
         };
         let ask = single::ask(fields, model, Input::Chat(chat), sampling)?;
         let ask = page.finished(ask, is_stream.then(Streaming::default), &front.config.limits)?;
-        Ok(Asked { ask, is_stream, thoughts_in_summary: reasoning.in_summary, settings, to_store, said })
+        let (thoughts_in_summary, has_logprobs) = (reasoning.in_summary, logprobs.is_some());
+        Ok(Asked { ask, is_stream, thoughts_in_summary, has_logprobs, settings, to_store, said })
     }
 }

@@ -1,8 +1,11 @@
 //! The items of a response as they grow: thoughts, texts and calls in the order in which the model writes them, and the
 //! events that tell of them. A whole answer is put together by the same code as a stream. Knows no request.
 
+use crate::faces::http::format::{TokenNames, with_likely};
+use crate::replicas::models::text::ModelText;
 use proto::v1;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// What has happened to items, in order, if anybody wants to know.
 #[derive(Default)]
@@ -38,6 +41,10 @@ pub struct OutputItems {
     /// Tokens before the first item, which say nothing themselves.
     n_leading: u32,
     n_thought_tokens: u32,
+    /// Whose names logprobs have, where they are wanted.
+    names: Option<Arc<ModelText>>,
+    /// Logprobs of tokens of which nothing was shown yet.
+    untold: Vec<v1::Logprob>,
 }
 
 struct OutputItem {
@@ -48,7 +55,7 @@ struct OutputItem {
 
 enum Said {
     Thought { text: String, in_summary: bool },
-    Text(String),
+    Text { text: String, logprobs: Vec<Value> },
     Call { id: String, name: String, arguments: String },
 }
 
@@ -59,7 +66,13 @@ const CUT: &str = "incomplete";
 impl OutputItems {
     pub fn new(id: String, thoughts_in_summary: bool) -> OutputItems {
         let (items, is_open) = (Vec::new(), false);
-        OutputItems { id, thoughts_in_summary, items, is_open, n_leading: 0, n_thought_tokens: 0 }
+        let (names, untold) = (None, Vec::new());
+        OutputItems { id, thoughts_in_summary, items, is_open, n_leading: 0, n_thought_tokens: 0, names, untold }
+    }
+
+    /// The same with logprobs of texts.
+    pub fn with_logprobs(self, names: Option<Arc<ModelText>>) -> OutputItems {
+        OutputItems { names, ..self }
     }
 
     pub fn n_thought_tokens(&self) -> u32 {
@@ -76,12 +89,26 @@ impl OutputItems {
             self.add_thought(&delta.reasoning, events);
         }
         self.count(delta);
+        let logprobs = self.logprobs_of(delta);
         if !delta.text.is_empty() {
-            self.add_text(&delta.text, events);
+            self.add_text(&delta.text, logprobs, events);
         }
         for part in &delta.tool_calls {
             self.add_call(part, events);
         }
+    }
+
+    /// Those of a text with those of silent tokens before it. Those of thoughts and calls are not told.
+    fn logprobs_of(&mut self, delta: &v1::Delta) -> Vec<Value> {
+        let Some(names) = &self.names else { return Vec::new() };
+        self.untold.extend(delta.logprobs.iter().cloned());
+        if !delta.reasoning.is_empty() || !delta.tool_calls.is_empty() {
+            self.untold.clear();
+        }
+        if delta.text.is_empty() {
+            return Vec::new();
+        }
+        with_likely(TokenNames::texts(&names.tokenizer), &std::mem::take(&mut self.untold))
     }
 
     /// Tokens that say nothing belong to what stands before them, the first ones to what comes.
@@ -101,7 +128,7 @@ impl OutputItems {
     /// Ends the answer. An answer that says nothing is an empty text.
     pub fn end(&mut self, finished: &v1::Finished, events: &mut ItemEvents) {
         if self.items.is_empty() {
-            self.begin(Said::Text(String::new()), events);
+            self.begin(Said::no_text(), events);
         }
         let n_calls = self.items.iter().filter(|item| matches!(item.said, Said::Call { .. })).count();
         let is_call = matches!(self.items.last().map(|item| &item.said), Some(Said::Call { .. }));
@@ -120,14 +147,14 @@ impl OutputItems {
         if !matches!(self.open().map(|item| &item.said), Some(Said::Thought { .. })) {
             self.begin(Said::Thought { text: String::new(), in_summary: self.thoughts_in_summary }, events);
         }
-        self.grow(part, events);
+        self.grow(part, Vec::new(), events);
     }
 
-    fn add_text(&mut self, part: &str, events: &mut ItemEvents) {
-        if !matches!(self.open().map(|item| &item.said), Some(Said::Text(_))) {
-            self.begin(Said::Text(String::new()), events);
+    fn add_text(&mut self, part: &str, logprobs: Vec<Value>, events: &mut ItemEvents) {
+        if !matches!(self.open().map(|item| &item.said), Some(Said::Text { .. })) {
+            self.begin(Said::no_text(), events);
         }
-        self.grow(part, events);
+        self.grow(part, logprobs, events);
     }
 
     fn add_call(&mut self, part: &v1::ToolCallDelta, events: &mut ItemEvents) {
@@ -137,7 +164,7 @@ impl OutputItems {
             self.begin(Said::Call { id, name, arguments: String::new() }, events);
         }
         if !part.arguments.is_empty() {
-            self.grow(&part.arguments, events);
+            self.grow(&part.arguments, Vec::new(), events);
         }
     }
 
@@ -153,15 +180,20 @@ impl OutputItems {
         self.is_open = true;
     }
 
-    fn grow(&mut self, part: &str, events: &mut ItemEvents) {
+    fn grow(&mut self, part: &str, logprobs: Vec<Value>, events: &mut ItemEvents) {
         let index = self.items.len().saturating_sub(1);
         let Some(item) = self.open() else { return };
         item.said.text_mut().push_str(part);
         events.say(|| {
             let mut event = item.event(index, &format!("{}.delta", item.said.stream()), "delta", part.into());
-            item.said.add_logprobs(&mut event);
+            if let Said::Text { .. } = &item.said {
+                event["logprobs"] = logprobs.clone().into();
+            }
             event
         });
+        if let Said::Text { logprobs: all, .. } = &mut item.said {
+            all.extend(logprobs);
+        }
     }
 
     fn close(&mut self, status: &'static str, events: &mut ItemEvents) {
@@ -171,7 +203,9 @@ impl OutputItems {
         events.say(|| {
             let (name, text) = (item.said.whole_name(), item.said.text().into());
             let mut event = item.event(index, &format!("{}.done", item.said.stream()), name, text);
-            item.said.add_logprobs(&mut event);
+            if let Said::Text { logprobs, .. } = &item.said {
+                event["logprobs"] = logprobs.as_slice().into();
+            }
             if let Said::Call { name, .. } = &item.said {
                 event["name"] = name.as_str().into();
             }
@@ -199,7 +233,7 @@ impl OutputItem {
     fn with_parts(&self, parts: Vec<Value>) -> Value {
         let OutputItem { id, status, said } = self;
         match said {
-            Said::Text(_) => {
+            Said::Text { .. } => {
                 json!({ "id": id, "type": "message", "status": status, "role": "assistant", "content": parts })
             }
             Said::Thought { in_summary, .. } => {
@@ -219,7 +253,7 @@ impl OutputItem {
         match &self.said {
             Said::Call { .. } => {}
             Said::Thought { in_summary: true, .. } => event["summary_index"] = 0.into(),
-            Said::Thought { .. } | Said::Text(_) => event["content_index"] = 0.into(),
+            Said::Thought { .. } | Said::Text { .. } => event["content_index"] = 0.into(),
         }
         event[name] = value;
         event
@@ -227,10 +261,14 @@ impl OutputItem {
 }
 
 impl Said {
+    fn no_text() -> Said {
+        Said::Text { text: String::new(), logprobs: Vec::new() }
+    }
+
     fn prefix(&self) -> &'static str {
         match self {
             Said::Thought { .. } => "rs",
-            Said::Text(_) => "msg",
+            Said::Text { .. } => "msg",
             Said::Call { .. } => "fc",
         }
     }
@@ -240,7 +278,7 @@ impl Said {
         match self {
             Said::Thought { in_summary: true, .. } => "reasoning_summary_text",
             Said::Thought { .. } => "reasoning_text",
-            Said::Text(_) => "output_text",
+            Said::Text { .. } => "output_text",
             Said::Call { .. } => "function_call_arguments",
         }
     }
@@ -252,13 +290,13 @@ impl Said {
 
     fn text(&self) -> &str {
         match self {
-            Said::Thought { text, .. } | Said::Text(text) | Said::Call { arguments: text, .. } => text,
+            Said::Thought { text, .. } | Said::Text { text, .. } | Said::Call { arguments: text, .. } => text,
         }
     }
 
     fn text_mut(&mut self) -> &mut String {
         match self {
-            Said::Thought { text, .. } | Said::Text(text) | Said::Call { arguments: text, .. } => text,
+            Said::Thought { text, .. } | Said::Text { text, .. } | Said::Call { arguments: text, .. } => text,
         }
     }
 
@@ -269,17 +307,11 @@ impl Said {
                 Some(("reasoning_summary", json!({ "type": "summary_text", "text": text })))
             }
             Said::Thought { text, .. } => Some(("content", json!({ "type": "reasoning_text", "text": text }))),
-            Said::Text(text) => {
-                Some(("content", json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })))
+            Said::Text { text, logprobs } => {
+                let part = json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs });
+                Some(("content", part))
             }
             Said::Call { .. } => None,
-        }
-    }
-
-    /// Clients want to find them where a text is told.
-    fn add_logprobs(&self, event: &mut Value) {
-        if matches!(self, Said::Text(_)) {
-            event["logprobs"] = json!([]);
         }
     }
 }

@@ -30,7 +30,6 @@ impl ResponseReply {
             "output": [],
             "seed": started.seed,
             "service_tier": "default",
-            "top_logprobs": 0,
             "truncation": "disabled",
             "usage": null,
         });

@@ -95,15 +95,21 @@ pub fn reasoning(fields: &mut Fields) -> Result<SaidReasoning, Refusal> {
     Ok(SaidReasoning { effort: effort.unwrap_or_default(), in_summary: summary.is_some(), shown })
 }
 
-/// Refuses what cannot be told.
-pub fn include(fields: &mut Fields) -> Result<(), Refusal> {
-    let all = match fields.take("include") {
-        None => return Ok(()),
+const LOGPROBS: &str = "message.output_text.logprobs";
+
+/// Refuses what cannot be told. Some number of likely tokens if logprobs are to be.
+pub fn include(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
+    let n_top = fields.unsigned("top_logprobs")?;
+    let mut all = match fields.take("include") {
+        None => Vec::new(),
         Some(Value::Array(all)) => all,
         Some(other) => return Err(wrong("include", "a list of names", &other)),
     };
+    let n_all = all.len();
+    all.retain(|name| name != LOGPROBS);
+    let wants_logprobs = all.len() < n_all || n_top.is_some_and(|n| n > 0);
     match all.iter().enumerate().find(|(_, name)| !name.as_str().is_some_and(|name| INCLUDED.contains(&name))) {
-        None => Ok(()),
+        None => Ok(wants_logprobs.then_some(n_top.unwrap_or(0))),
         Some((i, Value::String(_))) => Err(invalid(format!("include[{i}]"), "is not supported yet")),
         Some((i, other)) => Err(wrong(format!("include[{i}]"), "a name", other)),
     }

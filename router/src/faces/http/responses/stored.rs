@@ -1,6 +1,8 @@
 //! Responses that were stored: kept when they end, read, forgotten, and gone on with. Knows no generation.
 
 use crate::faces::http::error::HttpError;
+use crate::faces::http::page::{Page, take_room};
+use crate::front::ask::BodyPermit;
 use crate::front::frontend::Frontend;
 use crate::front::stored::{RoomPermit, StoredResponse};
 use crate::refusal::Refusal;
@@ -9,6 +11,7 @@ use axum::{
     Json,
     response::{IntoResponse, Response},
 };
+use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -28,10 +31,14 @@ pub struct ToStore {
 }
 
 impl ToStore {
-    /// None if there is no room: then the response is not stored, and says so.
+    /// None if there is no room: then the response is not stored, and says so. Nor is a conversation that could not be
+    /// sent in one body: whoever goes on with it would have the router read more than anybody may send.
     pub fn of(front: &Arc<Frontend>, tenant: TenantId, items: &[Value], n_own: usize) -> Option<ToStore> {
         let items = serde_json::to_string(items).ok()?;
-        let room = front.responses.reserve(items.len())?;
+        if items.len() > front.config.limits.body_bytes_max {
+            return None;
+        }
+        let room = front.responses.reserve(tenant, items.len())?;
         Some(ToStore { front: front.clone(), tenant, items, n_own, room })
     }
 
@@ -43,11 +50,13 @@ impl ToStore {
     }
 }
 
-/// All items of a response that was stored, those that it answered and its own. None of no response.
-pub async fn items_before(front: &Frontend, tenant: TenantId, id: Option<&str>) -> Result<Vec<Value>, HttpError> {
+/// All items of a response that was stored, those that it answered and its own. None of no response. They take room
+/// beside the bodies that are being read, as if the client had sent them.
+pub async fn items_before(front: &Frontend, page: &mut Page, id: Option<&str>) -> Result<Vec<Value>, HttpError> {
     let Some(id) = id else { return Ok(Vec::new()) };
-    let stored = found(front, tenant, id, "previous_response_id")?;
+    let stored = found(front, page.tenant, id, "previous_response_id")?;
     let n_bytes = stored.items.len() + stored.reply.len();
+    page.take_room(front, n_bytes)?;
     let read = move || -> Option<Vec<Value>> {
         let mut items: Vec<Value> = serde_json::from_str(&stored.items).ok()?;
         let mut reply: Value = serde_json::from_str(&stored.reply).ok()?;
@@ -72,7 +81,33 @@ pub async fn one(
     if asked(query.as_deref(), "stream").is_some_and(|value| value != "false") {
         return Err(Refusal::invalid("stream", "a response that has ended is not told again in events").into());
     }
-    Ok(([(CONTENT_TYPE, "application/json")], stored.reply.clone()).into_response())
+    // The response's own memory, however slowly it is read and whether or not it is forgotten meanwhile.
+    Ok(sent(Bytes::from_owner(StoredReply(stored))))
+}
+
+/// A stored reply that is being sent: its room is free when it has been.
+struct StoredReply(Arc<StoredResponse>);
+
+impl AsRef<[u8]> for StoredReply {
+    fn as_ref(&self) -> &[u8] {
+        self.0.reply.as_bytes()
+    }
+}
+
+/// A page that was made for one client, and its room among the bodies that are being read.
+struct HeldPage {
+    text: String,
+    _room: BodyPermit,
+}
+
+impl AsRef<[u8]> for HeldPage {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+}
+
+fn sent(body: Bytes) -> Response {
+    ([(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 pub async fn forget(
@@ -108,7 +143,7 @@ pub async fn input_items(
     Extension(tenant): Extension<TenantId>,
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
-) -> Result<Json<Value>, HttpError> {
+) -> Result<Response, HttpError> {
     let stored = found(&front, tenant, &id, "response_id")?;
     let query = query.as_deref();
     let limit = match asked(query, "limit").map(str::parse) {
@@ -123,8 +158,11 @@ pub async fn input_items(
     };
     let after = asked(query, "after").map(str::to_owned);
     let n_bytes = stored.items.len();
-    let page = front.off_runtime(n_bytes, move || listed(&stored, &id, is_ascending, after.as_deref(), limit)).await?;
-    Ok(Json(page?))
+    let mut room = BodyPermit::None;
+    take_room(&front, &mut room, n_bytes)?;
+    let list = move || Ok(listed(&stored, &id, is_ascending, after.as_deref(), limit)?.to_string());
+    let text: Result<String, Refusal> = front.off_runtime(n_bytes, list).await?;
+    Ok(sent(Bytes::from_owner(HeldPage { text: text?, _room: room })))
 }
 
 fn listed(

@@ -6,10 +6,15 @@ mod generate;
 pub mod params;
 mod render;
 
+use crate::faces::http::error::HttpError;
+use crate::faces::http::page::{counted, read};
 use crate::faces::http::table::{Route, get, post};
+use crate::faces::http::{chat, completions, embeddings, tokens};
 use crate::front::frontend::Frontend;
+use crate::front::recorder::{Caller, Face, Recorder};
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -18,11 +23,30 @@ pub fn routes() -> Vec<Route> {
         post("/inference/v1/generate", "an answer to tokens, in tokens", generate::generate),
         post("/v1/chat/completions/render", "a chat as the request for tokens that it becomes", render::chat),
         post("/v1/completions/render", "texts as the requests for tokens that they become", render::completions),
+        post("/v1/messages/render", "the same of Anthropic's page", render::messages),
+        post("/v1/responses/render", "the same of a response", render::responses),
         post("/v1/chat/completions/derender", "tokens as the answer to a chat", derender::chat),
         post("/v1/completions/derender", "tokens as answers to texts", derender::completions),
+        post("/v1/chat/completions/batch", "answers to several chats", chat::batch),
+        post("/invocations", "a chat, a text or embeddings, by the request's fields", invocations),
+        get("/tokenizer_info", "the tokenizer's special tokens and template", tokens::tokenizer_info),
         get("/version", "this server's release", version),
         get("/load", "how many requests are under way here", load),
     ]
+}
+
+/// SageMaker's one page for all.
+async fn invocations(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
+    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
+    let read = read(&front, request).await;
+    let page = counted(&mut recorder, read)?;
+    if page.fields.has("messages") {
+        return chat::answer_page(front, page, recorder, false).await;
+    }
+    if page.fields.has("input") {
+        return embeddings::answer(&front, page, recorder).await.map(IntoResponse::into_response);
+    }
+    completions::answer_page(front, page, recorder).await
 }
 
 async fn version() -> Json<Value> {

@@ -55,6 +55,7 @@ pub fn value(sampling: &v1::Sampling, n_choices: u32) -> Value {
         "skip_special_tokens": !sampling.show_special,
         "logprobs": sampling.logprobs,
         "prompt_logprobs": sampling.prompt_logprobs,
+        "logprob_token_ids": sampling.logprob_token_ids,
     });
     let Value::Object(mut all) = all else { return Value::Null };
     // An empty list of these would allow nothing.
@@ -66,7 +67,23 @@ pub fn value(sampling: &v1::Sampling, n_choices: u32) -> Value {
         all.insert(name.into(), value);
     }
     all.retain(|_, value| !value.is_null());
-    Value::Object(all)
+    let mut all = Value::Object(all);
+    shorten(&mut all);
+    all
+}
+
+/// Writes numbers of 32 bits as short as they were said: 0.1 is not 0.10000000149.
+fn shorten(value: &mut Value) {
+    match value {
+        Value::Object(all) => all.values_mut().for_each(shorten),
+        Value::Number(number) if number.is_f64() => {
+            let short = number.as_f64().and_then(|number| (number as f32).to_string().parse::<f64>().ok());
+            if let Some(short) = short {
+                *value = short.into();
+            }
+        }
+        _ => {}
+    }
 }
 
 /// A structure as the field that is read as the same. In `structured_outputs.grammar` the language is guessed, so those

@@ -1,14 +1,17 @@
-//! `/v1/chat/completions/render` and `/v1/completions/render`: what OpenAI's pages ask of a replica, without asking it.
-//! The answer is a body for `/inference/v1/generate`, or a list of them.
+//! What pages ask of a replica, without asking it: `/v1/chat/completions/render` and its like. The answer
+//! is a body for `/inference/v1/generate`, or a list of them.
 
 use crate::faces::http::completions::{TOKENS_MAX, inputs};
 use crate::faces::http::conversation::conversation;
+use crate::faces::http::door::REQUEST_ID;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, read};
 use crate::faces::http::structure::structure;
 use crate::faces::http::vllm::params;
+use crate::faces::http::{messages, responses};
+use crate::front::ask::{Ask, Purpose};
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::refusal::Refusal;
 use axum::Json;
@@ -17,64 +20,114 @@ use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use types::TenantId;
 
 pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let page = read(&front, request).await?;
-    let rendered = rendered(&front, page, |fields| {
-        fields.check(Endpoint::Chat)?;
-        fields.refuse(&["truncate_prompt_tokens"])?;
-        let mut sampling = fields.sampling()?;
-        let wanted = fields.boolean("logprobs")?.unwrap_or(false);
-        sampling.logprobs = fields.unsigned("top_logprobs")?.or(Some(0)).filter(|_| wanted);
-        sampling.structure = structure(fields)?.map(|said| said.structure);
-        Ok((vec![Input::Chat(conversation(fields)?)], sampling))
-    });
-    let mut bodies = rendered.await?;
-    Ok(Json(bodies.remove(0)))
+    let (told, mut page) = opened(&front, request, "chatcmpl-").await?;
+    let fields = &mut page.fields;
+    fields.check(Endpoint::Chat)?;
+    fields.refuse(&["truncate_prompt_tokens"])?;
+    let mut sampling = fields.sampling()?;
+    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
+    sampling.logprobs = fields.unsigned("top_logprobs")?.or(Some(0)).filter(|_| wanted);
+    sampling.structure = structure(fields)?.map(|said| said.structure);
+    let prompts = vec![Input::Chat(conversation(fields)?)];
+    let asked = asked(fields, prompts, sampling)?;
+    one(&front, told, asked).await
 }
 
 pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let page = read(&front, request).await?;
-    let rendered = rendered(&front, page, |fields| {
-        fields.check(Endpoint::Completions)?;
-        fields.refuse(&["suffix", "truncate_prompt_tokens"])?;
-        let mut sampling = fields.sampling()?;
-        sampling.logprobs = fields.unsigned("logprobs")?;
-        sampling.structure = structure(fields)?.map(|said| said.structure);
-        sampling.max_tokens.get_or_insert(TOKENS_MAX);
-        let prompt = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
-        Ok((inputs("prompt", prompt)?, sampling))
-    });
-    Ok(Json(rendered.await?.into()))
+    let (told, mut page) = opened(&front, request, "cmpl-").await?;
+    let fields = &mut page.fields;
+    fields.check(Endpoint::Completions)?;
+    fields.refuse(&["suffix", "truncate_prompt_tokens"])?;
+    let mut sampling = fields.sampling()?;
+    sampling.logprobs = fields.unsigned("logprobs")?;
+    sampling.structure = structure(fields)?.map(|said| said.structure);
+    sampling.max_tokens.get_or_insert(TOKENS_MAX);
+    let prompt = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
+    let asked = asked(fields, inputs("prompt", prompt)?, sampling)?;
+    Ok(Json(bodies(&front, told, asked).await?.into()))
+}
+
+pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let (told, page) = opened(&front, request, "chatcmpl-").await?;
+    let asked = messages::rendered(&front, page)?;
+    one(&front, told, asked).await
+}
+
+pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let (told, page) = opened(&front, request, "resp_").await?;
+    // What is stored is this router's, and a rendered request is for any.
+    page.fields.refuse(&["previous_response_id"])?;
+    let asked = responses::rendered(&front, page)?;
+    one(&front, told, asked).await
+}
+
+/// What a rendered request repeats.
+struct Told {
+    /// As the client has named it, or by a name of ours.
+    id: String,
+    tenant: TenantId,
+    is_stream: bool,
+    stream_options: Option<Value>,
+}
+
+/// Reads a request, and what of it is only repeated. A name in the header counts before one in the body.
+async fn opened(front: &Frontend, request: Request, prefix: &str) -> Result<(Told, Page), HttpError> {
+    let in_header = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
+    let mut page = read(front, request).await?;
+    let fields = &mut page.fields;
+    let own = || format!("{:08x}{:016x}", front.nonce, front.next_request());
+    let name = in_header.or(fields.string("request_id")?).unwrap_or_else(own);
+    let is_stream = fields.get("stream") == Some(&Value::Bool(true));
+    let stream_options = fields.get("stream_options").filter(|_| is_stream).cloned();
+    Ok((Told { id: format!("{prefix}{name}"), tenant: page.tenant, is_stream, stream_options }, page))
+}
+
+fn asked(fields: &mut Fields, prompts: Vec<Input>, sampling: v1::Sampling) -> Result<Ask, Refusal> {
+    Ok(Ask {
+        model: fields.string("model")?.unwrap_or_default(),
+        prompts,
+        n_choices: fields.n_choices()?,
+        priority: fields.priority()?,
+        purpose: Purpose::Generate(Box::new(sampling)),
+        ..Ask::default()
+    })
+}
+
+async fn one(front: &Frontend, told: Told, asked: Ask) -> Result<Json<Value>, HttpError> {
+    let mut bodies = bodies(front, told, asked).await?;
+    Ok(Json(bodies.remove(0)))
 }
 
 /// One body for each prompt.
-async fn rendered(
-    front: &Frontend,
-    page: Page,
-    asked: impl FnOnce(&mut Fields) -> Result<(Vec<Input>, v1::Sampling), Refusal>,
-) -> Result<Vec<Value>, HttpError> {
-    let _visit = front.visit(page.tenant)?;
-    let mut fields = page.fields;
-    let (inputs, sampling) = asked(&mut fields)?;
-    let (n_choices, n_prompts_max) = (fields.n_choices()?, front.config.limits.prompts_max);
-    if inputs.len() > n_prompts_max {
+async fn bodies(front: &Frontend, told: Told, asked: Ask) -> Result<Vec<Value>, HttpError> {
+    let _visit = front.visit(told.tenant)?;
+    let Ask { model, prompts, n_choices, priority, purpose, .. } = asked;
+    let sampling = match purpose {
+        Purpose::Generate(sampling) => *sampling,
+        Purpose::Pool => v1::Sampling::default(),
+    };
+    let (n_prompts, n_prompts_max) = (prompts.len(), front.config.limits.prompts_max);
+    if n_prompts > n_prompts_max {
         return Err(Refusal::invalid("prompt", format!("there are more than {n_prompts_max}")).into());
     }
-    let (model, priority) = (fields.string("model")?.unwrap_or_default(), fields.priority()?);
-    let is_stream = fields.boolean("stream")?.unwrap_or(false);
     let text = front.text(&model)?;
     let now = unix_seconds();
-    let mut bodies = Vec::with_capacity(inputs.len());
-    for input in inputs {
+    let mut bodies = Vec::with_capacity(n_prompts);
+    for (i, input) in prompts.into_iter().enumerate() {
         let (ids, structure) = front.rendered_request(&text, input, sampling.structure.clone(), now).await?;
         let params = params::value(&v1::Sampling { structure, ..sampling.clone() }, n_choices);
+        let id = if n_prompts == 1 { told.id.clone() } else { format!("{}-{i}", told.id) };
         bodies.push(json!({
             "model": model,
-            "request_id": format!("render-{:08x}{:016x}", front.nonce, front.next_request()),
+            "request_id": id,
             "token_ids": ids,
+            "token_offsets": null,
             "sampling_params": params,
-            "stream": is_stream,
+            "stream": told.is_stream,
+            "stream_options": told.stream_options,
             "priority": priority,
         }));
     }

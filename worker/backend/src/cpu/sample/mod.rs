@@ -142,9 +142,10 @@ pub(crate) fn unedited(draw: &Draw<'_>) -> Option<Unedited> {
         tokens_min: _,
         stop: _,
         logprobs,
+        told,
     } = sampling;
     let Draw { sampling: _, prompt: _, output: _, score, mask: _ } = draw;
-    let is_told_alone = score.is_none() && logprobs.is_none_or(|n_top| n_top == 0);
+    let is_told_alone = score.is_none() && told.is_empty() && logprobs.is_none_or(|n_top| n_top == 0);
     if !edits::is_plain(draw) || !is_told_alone {
         return None;
     }
@@ -166,14 +167,22 @@ fn draw_row(row: &[f32], draw: &Draw<'_>, scratch: &mut Scratch) -> Result<Token
     let isa = scratch.isa;
     let largest = largest_of(isa, row).ok_or(Undrawn::NotNumbers)?;
     if let Some(score) = draw.score {
-        return Ok(told(row, largest, score.token, Some(score.n_top), isa, &mut scratch.keys));
+        return Ok(told(
+            row,
+            largest,
+            score.token,
+            Wished { logprobs: Some(score.n_top), of: &[] },
+            isa,
+            &mut scratch.keys,
+        ));
     }
     let token = match draw.mask.only() {
         Some(only) => forced(row, only, draw)?,
         None if edits::is_plain(draw) => drawn(row, largest, draw, isa, &mut scratch.keys),
         None => drawn_edited(row, draw, scratch)?,
     };
-    Ok(told(row, largest, token, draw.sampling.logprobs, isa, &mut scratch.keys))
+    let Sampling { logprobs, told: wanted, .. } = draw.sampling;
+    Ok(told(row, largest, token, Wished { logprobs: *logprobs, of: wanted }, isa, &mut scratch.keys))
 }
 
 /// The only token of a mask: whatever is edited and filtered, it is this one or none.
@@ -248,17 +257,26 @@ impl Best {
     }
 }
 
-/// The token, with its logprob and the most likely tokens beside it where they are asked for.
-fn told(row: &[f32], largest: f32, token: Token, logprobs: Option<u8>, isa: Isa, keys: &mut Vec<Key>) -> TokenOut {
+/// What is told beside a token: logprobs of itself and of these tokens, or else of so many of the most likely ones.
+struct Wished<'a> {
+    logprobs: Option<u8>,
+    of: &'a [Token],
+}
+
+/// The token, with the logprobs that are asked for.
+fn told(row: &[f32], largest: f32, token: Token, wished: Wished<'_>, isa: Isa, keys: &mut Vec<Key>) -> TokenOut {
     let mut out = TokenOut { token, logprob: None, top: Vec::new() };
-    if let Some(n_top) = logprobs {
+    if let Some(n_top) = wished.logprobs {
         let log_sum = largest + math::ln(rows::sum_exp(isa, row, largest, 1.0));
         let logprob = |token: Token| row.get(token as usize).map_or(f32::NEG_INFINITY, |logit| logit - log_sum);
         out.logprob = Some(logprob(token));
-        if n_top > 0 {
+        let told = |token: Token| TokenLogprob { token, logprob: logprob(token) };
+        if !wished.of.is_empty() {
+            let others = wished.of.iter().filter(|wanted| **wanted != token);
+            out.top.extend([token].iter().chain(others).map(|token| told(*token)));
+        } else if n_top > 0 {
             select_largest(row, usize::from(n_top), keys);
-            let told = |key: &Key| TokenLogprob { token: key.token(), logprob: logprob(key.token()) };
-            out.top.extend(keys.iter().map(told));
+            out.top.extend(keys.iter().map(|key| told(key.token())));
         }
     }
     out

@@ -273,6 +273,13 @@ fn logprobs_are_of_the_row_before_temperature_and_filters() {
     assert_eq!(out.top.iter().map(|top| top.token).collect::<Vec<_>>(), ranked);
     assert!(out.top.iter().all(|top| close(top.token, top.logprob)));
     assert_eq!(draw(&row, &hot(3.0), 2).unwrap().logprob, None);
+    let wanted = Sampling { told: vec![2999, 0, 7], ..sampling };
+    let told = draw(&row, &wanted, 2).unwrap();
+    assert_eq!(told.top.iter().map(|top| top.token).collect::<Vec<_>>(), [out.token, 2999, 0, 7]);
+    assert!(told.token == out.token && told.top.iter().all(|top| close(top.token, top.logprob)));
+    let sampling = Sampling { told: vec![5], logprobs: Some(0), ..Sampling::default() };
+    let alone = Draw { sampling: &sampling, prompt: &[], output: &[], score: None, mask: DrawMask::Open };
+    assert!(unedited(&alone).is_none(), "a device tells of the drawn token alone");
 }
 
 /// Every filter alone and some together.

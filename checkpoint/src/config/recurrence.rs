@@ -1,0 +1,109 @@
+//! What recurrent layers are, and what a file must say of them to be believed.
+
+use super::is_positive;
+use crate::error::Fault;
+use types::KvLayout;
+
+/// The recurrent layers of a model, which are alike: heads whose state is `[key_dim, value_dim]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecurrenceSpec {
+    /// Value heads; each has a state.
+    pub n_heads: u32,
+    /// Several value heads read one key head, of Mamba-2 one group.
+    pub n_key_heads: u32,
+    pub key_dim: u32,
+    pub value_dim: u32,
+    /// How many positions the convolution sees, its own the last.
+    pub taps: u32,
+    pub rule: RecurrenceRule,
+}
+
+/// How a position enters the state.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RecurrenceRule {
+    /// The gated delta rule; each head's output is normed.
+    Delta,
+    /// Mamba-2. Steps are kept within bounds; outputs are normed over the heads of a key head together.
+    StateSpace { step_min: f32, step_max: f32 },
+}
+
+/// What takes a layer's positions together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MixerKind {
+    Attention,
+    Recurrence,
+    Convolution,
+}
+
+/// The short convolutions of a model, which are alike: runs of channels that no rank divides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvolutionSpec {
+    pub n: u32,
+    pub width: u32,
+    /// How many positions the convolution sees, its own the last.
+    pub taps: u32,
+}
+
+impl ConvolutionSpec {
+    /// What a layer keeps of earlier positions.
+    pub fn layout(&self) -> KvLayout {
+        KvLayout::convolution(self.n, self.width, self.taps)
+    }
+
+    pub(super) fn check(&self) -> Result<(), Fault> {
+        match (1..=TAPS_MAX).contains(&self.taps) && self.n > 0 && (1..=DIM_MAX).contains(&self.width) {
+            true => Ok(()),
+            false => Fault::malformed(format!("convolutions of {} channels with {} taps", self.width, self.taps)),
+        }
+    }
+}
+
+/// The heads of layers with a state, which ranks divide as they do those of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateHeads {
+    pub n: u32,
+    /// The columns of each before the output's projection.
+    pub dim: u32,
+}
+
+const DIM_MAX: u32 = 4096;
+const TAPS_MAX: u32 = 16;
+
+impl RecurrenceSpec {
+    /// What a layer keeps of earlier positions.
+    pub fn layout(&self) -> KvLayout {
+        KvLayout::recurrence(self.n_heads, self.key_dim, self.value_dim, self.taps)
+    }
+
+    /// The channels of its convolution: Q, K and V.
+    pub fn n_channels(&self) -> u32 {
+        2 * self.n_key_heads * self.key_dim + self.n_heads * self.value_dim
+    }
+
+    /// The columns of its projections: the channels, the output's gate, and one or two numbers for each head.
+    pub fn n_cols(&self) -> u32 {
+        let n_gates = if self.rule == RecurrenceRule::Delta { 2 } else { 1 };
+        self.n_channels() + self.n_heads * (self.value_dim + n_gates)
+    }
+
+    pub(super) fn check(&self) -> Result<(), Fault> {
+        let RecurrenceSpec { n_heads, n_key_heads, key_dim, value_dim, taps, rule } = *self;
+        let dims = [n_heads, n_key_heads, key_dim, value_dim];
+        if dims.iter().any(|dim| !(1..=DIM_MAX).contains(dim)) || !(1..=TAPS_MAX).contains(&taps) {
+            return Fault::malformed(format!("recurrent layers of {dims:?} with {taps} taps"));
+        }
+        if !n_heads.is_multiple_of(n_key_heads) {
+            return Fault::malformed(format!("{n_heads} recurrent heads cannot share {n_key_heads} keys evenly"));
+        }
+        match rule {
+            RecurrenceRule::StateSpace { step_min, step_max }
+                if !(step_min >= 0.0
+                    && (step_max == f32::INFINITY || is_positive(&step_max))
+                    && step_min < step_max) =>
+            {
+                Fault::malformed(format!("steps between {step_min} and {step_max}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

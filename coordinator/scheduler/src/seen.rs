@@ -1,0 +1,55 @@
+//! What is remembered of names that are gone, and of whose prompts began how: tables of a fixed size, in which a name
+//! that another has pushed out of its place was never seen.
+
+use crate::config::Config;
+use crate::sequence::Sequence;
+use alloc::vec;
+use alloc::vec::Vec;
+use types::{BLOCK_TOKENS, BlockHash, CacheOwner};
+
+const NAMES: usize = 4096;
+
+/// Names, each with another beside it. Each has one place, which the newest takes.
+pub(crate) struct NameMemory {
+    places: Vec<(u64, u64)>,
+}
+
+impl NameMemory {
+    pub fn new() -> NameMemory {
+        NameMemory { places: vec![(0, 0); NAMES] }
+    }
+
+    pub fn note(&mut self, name: &BlockHash, beside: u64) {
+        let name = name.short();
+        self.places[name as usize % NAMES] = (name, beside);
+    }
+
+    /// What stands beside a name, if it was noted.
+    pub fn find(&self, name: &BlockHash) -> Option<u64> {
+        let name = name.short();
+        let (noted, beside) = self.places[name as usize % NAMES];
+        (noted == name).then_some(beside)
+    }
+}
+
+/// The first blocks of prompts, named as if they were nobody's, and whose they were.
+pub(crate) struct FirstBlocks {
+    root: BlockHash,
+    memory: NameMemory,
+}
+
+impl FirstBlocks {
+    pub fn new(config: &Config) -> FirstBlocks {
+        let root = BlockHash::root(&config.policy, CacheOwner::default(), &config.salt);
+        FirstBlocks { root, memory: NameMemory::new() }
+    }
+
+    /// Whether another owner's prompt was the last that began so. From now on this one's is.
+    pub fn are_others(&mut self, sequence: &mut Sequence) -> bool {
+        let first = self.root.child(sequence.request.prompt.iter().take(BLOCK_TOKENS as usize).copied());
+        let own = sequence.hash(0).short();
+        let before = self.memory.find(&first);
+        self.memory.note(&first, own);
+        before.is_some_and(|before| before != own)
+    }
+}

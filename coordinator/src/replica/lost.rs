@@ -1,0 +1,92 @@
+//! The ranks that were lost last, for people who look: which, why, how long the replica paused, and who holds them
+//! since.
+
+use super::endings::{Cause, Recovered};
+use proto::cluster as wire;
+use std::collections::VecDeque;
+use types::Micros;
+
+/// More are forgotten, the oldest first.
+const LOST_MAX: usize = 16;
+
+#[derive(Default)]
+pub(crate) struct LostRanks(VecDeque<LostRank>);
+
+struct LostRank {
+    at: Micros,
+    rank: u16,
+    host: String,
+    pid: u32,
+    cause: Cause,
+    why: String,
+    recovered: Option<(Recovered, Successor)>,
+}
+
+/// Empty where the grid has no such rank any more.
+#[derive(Clone, Default)]
+pub(crate) struct Successor {
+    pub host: String,
+    pub pid: u32,
+}
+
+impl LostRanks {
+    pub fn lost(&mut self, at: Micros, rank: u16, (host, pid): (String, u32), cause: Cause, why: String) {
+        if self.0.len() >= LOST_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(LostRank { at, rank, host, pid, cause, why, recovered: None });
+    }
+
+    /// The replica serves again: all that was lost by then has a successor, or none.
+    pub fn recovered(&mut self, recovered: Recovered, successor: impl Fn(u16) -> Option<Successor>) {
+        for lost in self.0.iter_mut().filter(|lost| lost.recovered.is_none()) {
+            lost.recovered = Some((recovered, successor(lost.rank).unwrap_or_default()));
+        }
+    }
+
+    pub fn told(&self, now: Micros) -> Vec<wire::LostRank> {
+        let told = |lost: &LostRank| {
+            let (recovered, successor) = lost.recovered.clone().unzip();
+            let successor = successor.unwrap_or_default();
+            wire::LostRank {
+                rank: lost.rank.into(),
+                host: lost.host.clone(),
+                pid: lost.pid,
+                cause: lost.cause.label().into(),
+                why: lost.why.clone(),
+                micros_ago: now.since(lost.at).0,
+                pause_micros: recovered.map(|of| of.took.as_micros() as u64),
+                tokens_replayed: recovered.map_or(0, |of| of.n_replayed),
+                successor_host: successor.host,
+                successor_pid: successor.pid,
+            }
+        };
+        self.0.iter().map(told).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn the_last_losses_are_told_with_what_they_cost() {
+        let mut lost = LostRanks::default();
+        for rank in 0..20 {
+            lost.lost(Micros(10), rank, ("here".into(), 7), Cause::Silent, "why".into());
+        }
+        let told = lost.told(Micros(30));
+        assert_eq!((told.len(), told[0].rank, told[0].micros_ago), (LOST_MAX, 4, 20));
+        assert_eq!((&*told[0].cause, told[0].pause_micros), ("silent", None));
+        lost.recovered(Recovered { took: Duration::from_micros(5), n_replayed: 3 }, |rank| {
+            (rank > 15).then(|| Successor { host: "new".into(), pid: 9 })
+        });
+        lost.lost(Micros(40), 1, ("there".into(), 8), Cause::Gone, String::new());
+        let told = lost.told(Micros(40));
+        let paused: Vec<_> = told.iter().rev().take(2).map(|of| (of.pause_micros, of.tokens_replayed)).collect();
+        assert_eq!(paused, [(None, 0), (Some(5), 3)]);
+        assert!(told[0].successor_host.is_empty(), "the grid has no such rank any more");
+        assert_eq!((&*told[14].successor_host, told[14].successor_pid), ("new", 9));
+    }
+}

@@ -1,0 +1,167 @@
+//! What befell each request on its way through the replica, for people who look: told with its next output, so that it
+//! costs no frame. Knows no tokens.
+
+use proto::cluster as wire;
+use proto::cluster::passage::Kind;
+use scheduler::Output;
+use std::collections::HashMap;
+use std::ops::Range;
+use types::{Micros, RequestId, Slice, Step, Want};
+
+/// What is kept of one request until it is told. Further chunks are told as one.
+const UNTOLD_MAX: usize = 64;
+
+#[derive(Default)]
+pub(crate) struct Passages(HashMap<RequestId, Passing>);
+
+#[derive(Default)]
+struct Passing {
+    /// Whether ranks hold it.
+    is_held: bool,
+    untold: Vec<Untold>,
+}
+
+struct Untold {
+    kind: Kind,
+    at: Micros,
+    range: Range<u32>,
+}
+
+impl Passages {
+    pub fn taken(&mut self, id: RequestId) {
+        self.0.insert(id, Passing::default());
+    }
+
+    /// It was accepted, and is refused after all.
+    pub fn given_back(&mut self, id: RequestId) {
+        self.0.remove(&id);
+    }
+
+    pub fn planned(&mut self, step: &Step, now: Micros) {
+        // One that has ended is not known any more, so the ranks forget this one for others' sake.
+        for id in &step.ends {
+            if let Some(passing) = self.0.get_mut(id) {
+                passing.is_held = false;
+                passing.befell(Kind::Preempted, now, 0..0);
+            }
+        }
+        for start in &step.starts {
+            let Some(passing) = self.0.get_mut(&start.id) else { continue };
+            let n_cached = step.slices.iter().find(|slice| slice.id == start.id).map_or(0, |slice| slice.range.start);
+            passing.is_held = true;
+            passing.befell(Kind::Started, now, n_cached..n_cached);
+        }
+        for slice in step.slices.iter().filter(|slice| is_chunk(slice)) {
+            if let Some(passing) = self.0.get_mut(&slice.id) {
+                passing.befell(Kind::Chunk, now, slice.range.clone());
+            }
+        }
+    }
+
+    /// The ranks are gone, with what they held.
+    pub fn epoch_ended(&mut self, now: Micros) {
+        for passing in self.0.values_mut().filter(|passing| passing.is_held) {
+            passing.is_held = false;
+            passing.befell(Kind::Lost, now, 0..0);
+        }
+    }
+
+    /// What has befallen it since its last output.
+    pub fn told(&mut self, output: &Output, now: Micros) -> Vec<wire::Passage> {
+        let Some(passing) = self.0.get_mut(&output.id) else { return Vec::new() };
+        let untold = std::mem::take(&mut passing.untold);
+        if output.finish.is_some() {
+            self.0.remove(&output.id);
+        }
+        let passage = |of: Untold| wire::Passage {
+            kind: of.kind.into(),
+            micros_ago: now.since(of.at).0,
+            start: of.range.start,
+            end: of.range.end,
+        };
+        untold.into_iter().map(passage).collect()
+    }
+}
+
+impl Passing {
+    fn befell(&mut self, kind: Kind, at: Micros, range: Range<u32>) {
+        let is_full = self.untold.len() >= UNTOLD_MAX;
+        match self.untold.last_mut() {
+            Some(last) if is_full => {
+                if (last.kind, kind) == (Kind::Chunk, Kind::Chunk) {
+                    last.range.end = range.end;
+                } else {
+                    *last = Untold { kind, at, range };
+                }
+            }
+            _ => self.untold.push(Untold { kind, at, range }),
+        }
+    }
+}
+
+/// A slice that does more than draw the next token.
+fn is_chunk(slice: &Slice) -> bool {
+    slice.want == Want::Nothing || slice.range.len() > 1 + usize::from(slice.n_draft)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use types::{Finish, Request};
+
+    const ID: RequestId = RequestId(1);
+
+    fn output(n_tokens: u32, finish: Option<Finish>) -> Output {
+        Output { id: ID, n_tokens, finish, ..Output::default() }
+    }
+
+    fn start(range: Range<u32>, want: Want) -> Step {
+        Step { starts: vec![Request { id: ID, ..Request::default() }], ..slice(range, want) }
+    }
+
+    fn slice(range: Range<u32>, want: Want) -> Step {
+        Step { slices: vec![Slice::new(ID, range, want)], ..Step::default() }
+    }
+
+    fn told(passages: &mut Passages, finish: Option<Finish>) -> Vec<(Kind, u64, u32, u32)> {
+        let told = passages.told(&output(1, finish), Micros(100));
+        told.iter().map(|of| (of.kind(), of.micros_ago, of.start, of.end)).collect()
+    }
+
+    #[test]
+    fn a_request_that_is_preempted_and_lost_says_so_in_order() {
+        let mut passages = Passages::default();
+        passages.taken(ID);
+        passages.planned(&start(16..80, Want::Nothing), Micros(10));
+        passages.planned(&slice(80..90, Want::Last), Micros(20));
+        let began = [(Kind::Started, 90, 16, 16), (Kind::Chunk, 90, 16, 80), (Kind::Chunk, 80, 80, 90)];
+        assert_eq!(told(&mut passages, None), began);
+        // A token alone is no news.
+        passages.planned(&slice(90..91, Want::Last), Micros(30));
+        assert_eq!(told(&mut passages, None), []);
+        passages.planned(&Step { ends: vec![ID], ..Step::default() }, Micros(40));
+        // It waits, and so has nothing to lose.
+        passages.epoch_ended(Micros(45));
+        passages.planned(&start(0..91, Want::Last), Micros(50));
+        passages.epoch_ended(Micros(60));
+        passages.planned(&start(0..91, Want::Last), Micros(70));
+        let befell = told(&mut passages, Some(Finish::Stop));
+        let kinds: Vec<Kind> = befell.iter().map(|of| of.0).collect();
+        use Kind::{Chunk, Lost, Preempted, Started};
+        assert_eq!(kinds, [Preempted, Started, Chunk, Lost, Started, Chunk]);
+        assert!(passages.0.is_empty());
+    }
+
+    #[test]
+    fn what_is_untold_is_bounded() {
+        let mut passages = Passages::default();
+        passages.taken(ID);
+        for at in 0..1000 {
+            passages.planned(&slice(at * 10..at * 10 + 10, Want::Nothing), Micros(1));
+        }
+        let told = told(&mut passages, None);
+        assert_eq!((told.len(), told[UNTOLD_MAX - 1].3), (UNTOLD_MAX, 10_000));
+        passages.given_back(ID);
+        assert!(passages.0.is_empty());
+    }
+}

@@ -1,0 +1,57 @@
+//! Why no more of a prompt was reused. Both services number the reasons alike, in the order of `ReuseEnd::ALL`.
+
+use crate::{cluster, v1};
+use types::{Reuse, ReuseEnd};
+
+impl cluster::Output {
+    /// Says why no more of its prompt was reused, as far as the client may know.
+    #[must_use]
+    pub fn with_reuse(self, reuse: Reuse) -> Self {
+        let reuse_end = reuse.ended.map_or(0, |ended| ended.told() as i32 + 1);
+        cluster::Output { reuse_end, reuse_position: reuse.position, ..self }
+    }
+
+    /// What it says of its prompt's reuse. A reason that this build does not know is none.
+    pub fn reuse(&self) -> Reuse {
+        Reuse { ended: from_number(self.reuse_end), position: self.reuse_position }
+    }
+}
+
+impl v1::Usage {
+    #[must_use]
+    pub fn with_reuse(self, reuse: Reuse) -> Self {
+        let reuse_end = reuse.ended.map_or(0, |ended| ended as i32 + 1);
+        v1::Usage { reuse_end, reuse_position: reuse.position, ..self }
+    }
+
+    pub fn reuse(&self) -> Reuse {
+        Reuse { ended: from_number(self.reuse_end), position: self.reuse_position }
+    }
+}
+
+fn from_number(number: i32) -> Option<ReuseEnd> {
+    let i = usize::try_from(number.checked_sub(1)?).ok()?;
+    ReuseEnd::ALL.get(i).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_has_one_number_in_both_services() {
+        for ended in ReuseEnd::ALL {
+            let reuse = Reuse { ended: Some(ended), position: 48 };
+            let output = cluster::Output::default().with_reuse(reuse);
+            assert_eq!(output.reuse(), Reuse { ended: Some(ended.told()), ..reuse });
+            let usage = v1::Usage::default().with_reuse(reuse);
+            assert_eq!(usage.reuse(), reuse);
+            let word = format!("REUSE_END_{}", ended.name().to_uppercase());
+            assert_eq!(usage.reuse_end().as_str_name(), word);
+            assert_eq!(cluster::ReuseEnd::try_from(usage.reuse_end).map(|end| end.as_str_name().to_owned()), Ok(word));
+        }
+        for number in [i32::MIN, -1, 0, 10] {
+            assert_eq!(cluster::Output { reuse_end: number, ..cluster::Output::default() }.reuse().ended, None);
+        }
+    }
+}

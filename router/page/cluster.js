@@ -1,0 +1,240 @@
+// The grid of ranks of every replica, what was lost and what it cost, versions and their shares, and the plan beside what
+// is measured.
+
+import {bytes, count, draw, facts, make, millis, percent, say} from "./dom.js";
+
+const PARTS = ["compute", "wait", "idle"];
+
+export class Cluster {
+  constructor() {
+    this.about = make("div");
+    this.replicas = make("div");
+    /** What is shown of each replica and rank, by its name: updated and not made anew. */
+    this.shown = new Map();
+    this.node = make("section", {"aria-labelledby": "cluster"},
+      make("h1", {id: "cluster"}, "Cluster"),
+      make("ul", {class: "legend", "aria-label": "Colours of a rank's time"},
+        PARTS.map((part) => make("li", {}, make("span", {class: `swatch ${part}`}), part === "wait" ? "waits for peers" : part)),
+        make("li", {}, make("span", {class: "swatch kv"}), "KV in use")),
+      this.about, this.replicas);
+  }
+
+  topics() {
+    return ["cluster"];
+  }
+
+  hear(_, cluster) {
+    this.about.replaceChildren(...(this.aboutAll(cluster)));
+    const names = new Set();
+    cluster.replicas.forEach((replica, at) => {
+      const name = `${at} ${replica.replica}`;
+      names.add(name);
+      if (!this.shown.has(name)) {
+        this.shown.set(name, new Replica());
+        this.replicas.append(this.shown.get(name).node);
+      }
+      this.shown.get(name).show(replica);
+    });
+    for (const [name, shown] of this.shown) {
+      if (!names.has(name)) {
+        shown.node.remove();
+        this.shown.delete(name);
+      }
+    }
+  }
+
+  aboutAll({store, models, replicas, next}) {
+    const about = [];
+    if (!replicas.length) about.push(make("p", {class: "warn"}, "No replica is attached."));
+    if (store) {
+      const text = store.connected ? `${store.kind} answers` : `${store.kind} is away: ${store.reason}`;
+      about.push(make("p", {class: store.connected ? "quiet" : "bad"}, `Store: ${text}`));
+    }
+    if (next !== null && next !== undefined) {
+      about.push(make("p", {class: "quiet"}, "There are more replicas than this page shows: lockstep status lists all."));
+    }
+    const versions = models.flatMap((model) => model.versions.map((version) => ({name: model.name, ...version})));
+    if (versions.length > 1) {
+      about.push(make("div", {class: "wide"}, make("table", {},
+        make("caption", {}, "Versions"),
+        make("thead", {}, make("tr", {}, ["Name", "Model", "Policy", "Share", "Replicas"].map((name) => make("th", {scope: "col"}, name)))),
+        make("tbody", {}, versions.map((of) => make("tr", {},
+          make("td", {}, of.name), make("td", {}, of.model), make("td", {class: "mono"}, (of.policy_digest ?? "–").slice(0, 12)),
+          make("td", {}, `${of.weight ?? "–"}`), make("td", {}, `${of.ready} of ${of.replicas} ready`)))))));
+    }
+    return about;
+  }
+}
+
+class Replica {
+  constructor() {
+    this.head = make("h2");
+    this.why = make("div");
+    this.facts = make("div");
+    this.losses = make("div");
+    this.stages = make("div");
+    this.ranks = new Map();
+    this.node = make("article", {class: "card"}, this.head, this.why, this.facts, this.losses, this.stages);
+  }
+
+  show(replica) {
+    say(this.head, `${replica.replica ?? "replica"} · ${replica.phase}${replica.model ? ` · ${replica.model}` : ""}`);
+    this.head.className = replica.phase === "ready" ? "good" : "warn";
+    this.why.replaceChildren(...reasons(replica).map((why) => make("p", {class: "warn"}, why)));
+    this.facts.replaceChildren(facts(about(replica)));
+    this.losses.replaceChildren(...losses(replica.lost ?? []));
+    this.grid(replica);
+  }
+
+  grid(replica) {
+    const stages = new Map();
+    for (const rank of replica.ranks) {
+      if (!stages.has(rank.stage)) stages.set(rank.stage, []);
+      stages.get(rank.stage).push(rank);
+    }
+    const gone = (replica.lost ?? []).filter((lost) => lost.pause_seconds === null && !replica.ranks.some((rank) => rank.rank === lost.rank && rank.state === "ready"));
+    const wanted = new Set(replica.ranks.map((rank) => rank.rank));
+    for (const [number, shown] of this.ranks) {
+      if (!wanted.has(number)) {
+        shown.node.remove();
+        this.ranks.delete(number);
+      }
+    }
+    while (this.stages.children.length > stages.size) this.stages.lastChild.remove();
+    [...stages.entries()].sort(([a], [b]) => a - b).forEach(([stage, ranks], at) => {
+      let row = this.stages.children[at];
+      if (!row) {
+        row = make("ul", {class: "stage"});
+        this.stages.append(row);
+      }
+      row.setAttribute("aria-label", `Stage ${stage}`);
+      ranks.forEach((rank, place) => {
+        if (!this.ranks.has(rank.rank)) this.ranks.set(rank.rank, new Rank());
+        const shown = this.ranks.get(rank.rank);
+        shown.show(rank, gone.find((lost) => lost.rank === rank.rank));
+        if (row.children[place] !== shown.node) row.insertBefore(shown.node, row.children[place] ?? null);
+      });
+    });
+  }
+}
+
+function reasons(replica) {
+  const why = [];
+  if (replica.unplaced) why.push(`Not placed for ${replica.unplaced.seconds} s: ${replica.unplaced.why}`);
+  if (replica.wanted) why.push(`tp ${replica.wanted.tp} × pp ${replica.wanted.pp} is wanted`);
+  if (replica.shortened) why.push(`Context ${replica.shortened.has} instead of ${replica.shortened.asked}: ${replica.shortened.why}`);
+  if (replica.suspected) why.push("Its coordinator is silent");
+  if (replica.shunned) why.push(`Gets no new requests: ${replica.shunned}`);
+  if (replica.differs) why.push(`Other weights than ${replica.differs.replica}: ${replica.differs.weight}, piece ${replica.differs.piece}`);
+  for (const apart of replica.apart ?? []) why.push(`${apart.host} and ${apart.other_host} do not reach each other: ${apart.why}`);
+  return why;
+}
+
+function about(replica) {
+  const speed = replica.tokens_per_s ?? {};
+  const planned = speed.predicted ? `${speed.predicted.low.toFixed(1)} to ${speed.predicted.high.toFixed(1)} tokens/s (${speed.predicted.bottleneck})` : null;
+  const {used, total} = replica.blocks;
+  return [
+    ["Grid", `tp ${replica.grid.tp} × pp ${replica.grid.pp}`],
+    ["Epoch", replica.epoch],
+    ["Policy", replica.policy_digest?.slice(0, 12)],
+    ["Context", replica.context],
+    ["Requests", `${replica.requests.running} run, ${replica.requests.waiting} wait`],
+    ["KV blocks", total ? `${count(used)} of ${count(total)}` : null],
+    ["Spares", replica.spares],
+    ["One alone: planned", planned],
+    ["One alone: measured", speed.alone ? `${speed.alone.toFixed(1)} tokens/s` : planned ? "not yet" : null],
+    ["All together: measured", speed.busy ? `${speed.busy.toFixed(1)} tokens/s` : null],
+  ];
+}
+
+function losses(lost) {
+  if (!lost.length) return [];
+  const said = [...lost].reverse().map((of) => {
+    const pause = of.pause_seconds === null ? "the replica pauses" : `the replica paused ${millis(of.pause_seconds * 1000)}, ${of.tokens_replayed} positions were computed again`;
+    const since = of.successor ? `, pid ${of.successor.pid} on ${of.successor.host} holds it since` : of.pause_seconds === null ? "" : ", the grid goes on without it";
+    return make("li", {}, make("strong", {}, `Rank ${of.rank} was lost`),
+      ` ${millis(of.seconds_ago * 1000)} ago: pid ${of.pid} on ${of.host}, ${of.cause} (${of.why}); ${pause}${since}.`);
+  });
+  return [make("h3", {}, "Lost"), make("ul", {class: "losses"}, said)];
+}
+
+/** Ranks that nobody sees are drawn when there is time, some at once. */
+const unseen = new Set();
+const AT_ONCE = 40;
+let isAsked = false;
+const idle = globalThis.requestIdleCallback ?? ((work) => setTimeout(work, 50));
+
+function drawUnseen() {
+  isAsked = false;
+  for (const rank of [...unseen].slice(0, AT_ONCE)) rank.draw();
+  askForTime();
+}
+
+function askForTime() {
+  if (isAsked || !unseen.size) return;
+  isAsked = true;
+  idle(drawUnseen);
+}
+
+const seeing = new IntersectionObserver((entries) => {
+  for (const {target, isIntersecting} of entries) {
+    const rank = of.get(target);
+    rank.isSeen = isIntersecting;
+    if (isIntersecting) rank.draw();
+  }
+}, {rootMargin: "200px"});
+const of = new WeakMap();
+
+const put = (node, name, value) => {
+  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+};
+
+class Rank {
+  constructor() {
+    [this.head, this.where, this.memory, this.step] = [make("p"), make("p", {class: "quiet"}), make("p"), make("p", {class: "quiet"})];
+    this.time = Object.fromEntries(PARTS.map((part) => [part, draw("rect", {class: `part ${part}`, y: 0, height: 10})]));
+    this.kv = draw("rect", {class: "part kv", x: 0, y: 0, height: 10});
+    this.bars = [bar(Object.values(this.time)), bar([this.kv])];
+    this.node = make("li", {class: "rank"}, this.head, this.where, this.bars[0], this.bars[1], this.memory, this.step);
+    of.set(this.node, this);
+    seeing.observe(this.node);
+  }
+
+  /** One that is in trouble is drawn at once, wherever it stands. */
+  show(rank, lost) {
+    this.told = [rank, lost];
+    if (this.isSeen || lost) return this.draw();
+    unseen.add(this);
+    askForTime();
+  }
+
+  draw() {
+    unseen.delete(this);
+    if (!this.told || this.told[0] === this.drawn) return;
+    const [rank, lost] = this.told;
+    this.drawn = rank;
+    const state = lost ? "lost" : rank.state;
+    put(this.node, "class", `rank ${state}`);
+    say(this.head, `Rank ${rank.rank} · stage ${rank.stage} · ${lost ? `${state}, ${rank.state} again` : state}`);
+    say(this.where, `${rank.host} · pid ${rank.pid} · ${rank.device} · layers ${rank.layers[0]}–${rank.layers[1] - 1}`);
+    let x = 0;
+    for (const part of PARTS) {
+      const share = rank.time[part] ?? 0;
+      put(this.time[part], "x", x.toFixed(1));
+      put(this.time[part], "width", (share * 100).toFixed(1));
+      x += share * 100;
+    }
+    put(this.kv, "width", ((rank.kv.used ?? 0) * 100).toFixed(1));
+    const shares = PARTS.map((part) => `${part} ${percent(rank.time[part] ?? 0)}`).join(", ");
+    put(this.bars[0], "aria-label", `Time: ${shares}, bubble ${percent(rank.time.bubble ?? 0)}`);
+    put(this.bars[1], "aria-label", `KV in use: ${percent(rank.kv.used ?? 0)}`);
+    say(this.memory, `${bytes(rank.memory.weights)} weights, ${bytes(rank.memory.kv)} KV of ${bytes(rank.memory.total)}`);
+    const {steps, compute, wait} = rank.step_micros;
+    say(this.step, steps ? `a step: ${millis(compute / 1000)} + ${millis(wait / 1000)} waiting; bubble ${percent(rank.time.bubble)}` : "no step in the last second");
+  }
+}
+
+function bar(parts) {
+  return draw("svg", {class: "bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img"}, draw("rect", {class: "ground", width: 100, height: 10}), parts);
+}

@@ -1,0 +1,76 @@
+// Conversations, in this browser alone: a tree of turns each, so that what was edited or asked again stays beside it.
+
+const [BASE, STORE] = ["lockstep", "conversations"];
+/** More are forgotten, the oldest first. */
+const KEPT_MAX = 200;
+const TITLE_MAX = 60;
+
+/** One answer to each request of the database. */
+const done = (request) => new Promise((resolve, reject) => {
+  request.onsuccess = () => resolve(request.result);
+  request.onerror = () => reject(request.error);
+});
+
+function opened() {
+  const request = indexedDB.open(BASE, 1);
+  request.onupgradeneeded = () => request.result.createObjectStore(STORE, {keyPath: "id"});
+  return done(request);
+}
+
+const store = async (mode) => (await opened()).transaction(STORE, mode).objectStore(STORE);
+
+export async function all() {
+  const kept = await done((await store("readonly")).getAll());
+  return kept.sort((a, b) => b.changed - a.changed);
+}
+
+export async function keep(conversation) {
+  await done((await store("readwrite")).put({...conversation, changed: Date.now()}));
+  const kept = await all();
+  for (const old of kept.slice(KEPT_MAX)) await forget(old.id);
+}
+
+export async function forget(id) {
+  await done((await store("readwrite")).delete(id));
+}
+
+export function fresh() {
+  return {id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, changed: Date.now(), turns: [], at: null, next: 1};
+}
+
+/** Adds a turn below another one and goes there. */
+export function add(conversation, turn) {
+  const added = {id: conversation.next, ...turn};
+  conversation.next += 1;
+  conversation.turns.push(added);
+  conversation.at = added.id;
+  return added;
+}
+
+const byId = (conversation) => new Map(conversation.turns.map((turn) => [turn.id, turn]));
+
+/** The turns from the first to the one that is shown last. */
+export function path(conversation) {
+  const turns = byId(conversation);
+  const out = [];
+  for (let turn = turns.get(conversation.at); turn; turn = turns.get(turn.parent)) out.push(turn);
+  return out.reverse();
+}
+
+export const siblings = (conversation, turn) => conversation.turns.filter((other) => other.parent === turn.parent);
+
+/** The end of the branch that begins at a turn, by the newest turns. */
+export function end(conversation, turn) {
+  let last = turn;
+  for (;;) {
+    const next = conversation.turns.filter((other) => other.parent === last.id).at(-1);
+    if (!next) return last;
+    last = next;
+  }
+}
+
+export function title(conversation) {
+  const first = conversation.turns.find((turn) => turn.role === "user");
+  const text = first?.text.trim().replace(/\s+/g, " ") ?? "";
+  return text.length > TITLE_MAX ? `${text.slice(0, TITLE_MAX)}…` : text || "New conversation";
+}

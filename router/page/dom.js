@@ -1,0 +1,60 @@
+// Makes nodes. Text becomes text nodes and nothing else here: no string is ever read as HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** A node: `make("p", {class: "quiet"}, "text", child)`. A property that is a function hears the event of its name. */
+export function make(name, properties = {}, ...children) {
+  return filled(document.createElement(name), properties, children);
+}
+
+export function draw(name, properties = {}, ...children) {
+  return filled(document.createElementNS(SVG, name), properties, children);
+}
+
+function filled(node, properties, children) {
+  for (const [name, value] of Object.entries(properties)) {
+    if (typeof value === "function") node.addEventListener(name, value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+/** Says to those who see and to those who listen. */
+export function tell(text) {
+  const told = document.getElementById("told");
+  if (told && told.textContent !== text) told.textContent = text;
+}
+
+/** Replaces a text only where it has changed, so that a selection and a reader's place stay. */
+export function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+export function mark(node, name, is) {
+  if (is) node.setAttribute(name, "true");
+  else node.removeAttribute(name);
+}
+
+export function facts(pairs) {
+  const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return make("dl", {class: "facts"}, shown.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+}
+
+export const bytes = (n) => {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  while (n >= 1024 && at < units.length - 1) [n, at] = [n / 1024, at + 1];
+  return `${n >= 100 || at === 0 ? Math.round(n) : n.toFixed(1)} ${units[at]}`;
+};
+
+export const percent = (part) => `${Math.round(part * 100)}%`;
+
+export const millis = (ms) => {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  return ms < 120000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 60000)} min`;
+};
+
+export const count = (n) => (n >= 1e6 ? `${(n / 1e6).toFixed(1)}M` : n >= 1e4 ? `${Math.round(n / 1e3)}k` : `${Math.round(n)}`);

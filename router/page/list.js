@@ -1,0 +1,60 @@
+// A list of any length: only the rows that can be seen are nodes, and they are used again.
+
+import {make} from "./dom.js";
+
+const SPARE = 6;
+
+/**
+ * `row()` makes an empty row, `fill(node, item)` writes into one. Rows are as high as the style says, which is asked once.
+ */
+export class List {
+  constructor(label, row, fill) {
+    [this.row, this.fill, this.items, this.nodes] = [row, fill, [], []];
+    this.tall = make("div", {class: "tall"});
+    this.node = make("div", {class: "list", tabindex: "0", role: "region", "aria-label": label, scroll: () => this.ask()}, this.tall);
+    this.height = 0;
+    this.asked = false;
+    new ResizeObserver(() => this.ask()).observe(this.node);
+  }
+
+  show(items) {
+    this.items = items;
+    this.ask();
+  }
+
+  /** Draws once a frame, however often it is asked. */
+  ask() {
+    if (this.asked) return;
+    this.asked = true;
+    requestAnimationFrame(() => {
+      this.asked = false;
+      this.draw();
+    });
+  }
+
+  draw() {
+    if (!this.height) this.height = this.measured();
+    if (!this.height) return;
+    this.tall.style.height = `${this.items.length * this.height}px`;
+    const first = Math.max(0, Math.floor(this.node.scrollTop / this.height) - SPARE);
+    const n = Math.min(this.items.length - first, Math.ceil(this.node.clientHeight / this.height) + 2 * SPARE);
+    while (this.nodes.length < n) {
+      const node = this.row();
+      this.nodes.push(node);
+      this.tall.append(node);
+    }
+    while (this.nodes.length > Math.max(n, 0)) this.nodes.pop().remove();
+    this.nodes.forEach((node, at) => {
+      node.style.transform = `translateY(${(first + at) * this.height}px)`;
+      this.fill(node, this.items[first + at]);
+    });
+  }
+
+  measured() {
+    const probe = this.row();
+    this.tall.append(probe);
+    const {height} = probe.getBoundingClientRect();
+    probe.remove();
+    return height;
+  }
+}

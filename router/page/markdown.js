@@ -1,0 +1,163 @@
+// Markdown as nodes: paragraphs, headings, lists, quotes, tables, code, emphasis and links. What it does not know stays text.
+// It reads each line once, makes no HTML and runs nothing; a link goes where its text says, by http or https alone.
+
+import {make} from "./dom.js";
+
+/** More is shown as it was written. */
+const NODES_MAX = 20000;
+const DEPTH_MAX = 8;
+/** A longer paragraph has no marks in it. */
+const INLINE_MAX = 20000;
+/** Marks that turn text around, and those that end a terminal's patience: shown by their numbers. */
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
+
+export const visible = (text) => text.replace(UNSEEN, (sign) => `\u2039${sign.codePointAt(0).toString(16).padStart(4, "0")}\u203a`);
+
+export function markdown(text) {
+  const out = document.createDocumentFragment();
+  const budget = {left: NODES_MAX};
+  const lines = visible(text).split("\n");
+  blocks(lines, out, budget, 0);
+  return out;
+}
+
+/** How much of an answer that grows will not change: up to the last empty line outside code. */
+export function settled(text, from = 0) {
+  let [end, at, inCode] = [from, from, false];
+  while (at < text.length) {
+    const line = text.indexOf("\n", at);
+    if (line < 0) break;
+    const said = text.slice(at, line);
+    if (/^ {0,3}(```|~~~)/.test(said)) inCode = !inCode;
+    if (!inCode && said.trim() === "") end = line + 1;
+    at = line + 1;
+  }
+  return end;
+}
+
+function blocks(lines, out, budget, depth) {
+  let at = 0;
+  while (at < lines.length) {
+    if (budget.left <= 0) {
+      out.append(make("pre", {}, lines.slice(at).join("\n")));
+      return;
+    }
+    budget.left -= 1;
+    at = block(lines, at, out, budget, depth);
+  }
+}
+
+function block(lines, at, out, budget, depth) {
+  const line = lines[at];
+  if (line.trim() === "") return at + 1;
+  const fence = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/.exec(line);
+  if (fence) return code(lines, at, fence, out);
+  const heading = /^ {0,3}(#{1,6})\s+(.*)$/.exec(line);
+  if (heading) {
+    // A model's headings are no part of the page's outline.
+    out.append(inline(make("p", {class: `heading h${heading[1].length}`}), heading[2].replace(/\s#+\s*$/, ""), budget));
+    return at + 1;
+  }
+  if (/^ {0,3}([-*_])(?:\s*\1){2,}\s*$/.test(line)) {
+    out.append(make("hr"));
+    return at + 1;
+  }
+  if (depth < DEPTH_MAX && /^ {0,3}>/.test(line)) return quote(lines, at, out, budget, depth);
+  if (depth < DEPTH_MAX && item(line)) return list(lines, at, out, budget, depth);
+  if (line.includes("|") && /^\s*\|?[\s:|-]+\|[\s:|-]*$/.test(lines[at + 1] ?? "") && lines[at + 1].includes("-")) return table(lines, at, out, budget);
+  return paragraph(lines, at, out, budget);
+}
+
+function code(lines, at, [, mark, language], out) {
+  const end = lines.findIndex((line, i) => i > at && line.trim().startsWith(mark));
+  const last = end < 0 ? lines.length : end;
+  const text = lines.slice(at + 1, last).join("\n");
+  out.append(make("pre", {tabindex: "0", "aria-label": language ? `Code in ${language}` : "Code"}, make("code", {}, text)));
+  return last + 1;
+}
+
+function quote(lines, at, out, budget, depth) {
+  let end = at;
+  while (end < lines.length && /^ {0,3}>/.test(lines[end])) end += 1;
+  const node = make("blockquote");
+  blocks(lines.slice(at, end).map((line) => line.replace(/^ {0,3}> ?/, "")), node, budget, depth + 1);
+  out.append(node);
+  return end;
+}
+
+const item = (line) => /^( {0,12})([-*+]|\d{1,9}[.)])\s+(.*)$/.exec(line);
+
+function list(lines, at, out, budget, depth) {
+  const [, indent, mark] = item(lines[at]);
+  const ordered = /\d/.test(mark);
+  const node = ordered ? make("ol", {start: parseInt(mark, 10)}) : make("ul");
+  while (at < lines.length && budget.left > 0) {
+    const found = item(lines[at]);
+    if (!found || found[1].length !== indent.length || /\d/.test(found[2]) !== ordered) break;
+    const inside = [found[3]];
+    const width = found[0].length - found[3].length;
+    at += 1;
+    while (at < lines.length && (lines[at].startsWith(" ".repeat(Math.min(width, indent.length + 2))) || (lines[at].trim() !== "" && !item(lines[at]) && inside.at(-1).trim() !== ""))) {
+      inside.push(lines[at].replace(new RegExp(`^ {0,${width}}`), ""));
+      at += 1;
+    }
+    const held = make("li");
+    budget.left -= 1;
+    if (inside.length === 1) inline(held, inside[0], budget);
+    else blocks(inside, held, budget, depth + 1);
+    node.append(held);
+    while (at + 1 < lines.length && lines[at].trim() === "" && item(lines[at + 1])?.[1].length === indent.length) at += 1;
+  }
+  out.append(node);
+  return at;
+}
+
+function table(lines, at, out, budget) {
+  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
+  const row = (line, name) => make("tr", {}, cells(line).map((cell) => inline(make(name), cell, budget)));
+  const head = make("thead", {}, row(lines[at], "th"));
+  const body = make("tbody");
+  let end = at + 2;
+  while (end < lines.length && lines[end].includes("|") && budget.left > 0) {
+    body.append(row(lines[end], "td"));
+    end += 1;
+  }
+  out.append(make("table", {}, head, body));
+  return end;
+}
+
+function paragraph(lines, at, out, budget) {
+  let end = at + 1;
+  const ends = (line) => line.trim() === "" || /^ {0,3}(```|~~~|#{1,6}\s|>)/.test(line) || item(line);
+  while (end < lines.length && !ends(lines[end])) end += 1;
+  out.append(inline(make("p"), lines.slice(at, end).join("\n"), budget));
+  return end;
+}
+
+// Each alternative ends at its own mark, so that no text is tried twice from each of its signs.
+const MARKS = /(?<!`)(`{1,3})([^`]+)\1(?!`)|\*\*([^*\n]+)\*\*|__([^_\n]+)__|\*([^*\s][^*\n]*)\*|\b_([^_\n]+)_\b|~~([^~\n]+)~~|\[([^\]\n]{1,500})\]\((https?:\/\/[^)\s]{1,2000})\)|(https?:\/\/[^\s<>"')\]]{1,2000})|(\n)/g;
+
+function inline(node, text, budget) {
+  let from = 0;
+  for (const found of text.length > INLINE_MAX ? [] : text.matchAll(MARKS)) {
+    if (budget.left <= 0) break;
+    budget.left -= 1;
+    if (found.index > from) node.append(text.slice(from, found.index));
+    const [all, , code, strong, strong2, em, em2, gone, label, target, bare, line] = found;
+    from = found.index + all.length;
+    if (code !== undefined) node.append(make("code", {}, code));
+    else if (strong ?? strong2) node.append(make("strong", {}, strong ?? strong2));
+    else if (em ?? em2) node.append(make("em", {}, em ?? em2));
+    else if (gone) node.append(make("del", {}, gone));
+    else if (target ?? bare) node.append(link(label ?? bare, target ?? bare));
+    else if (line) node.append(make("br"));
+  }
+  if (from < text.length) node.append(text.slice(from));
+  return node;
+}
+
+/** A link whose text is another address than its own says where it goes. */
+function link(label, target) {
+  const told = label === target ? label : `${label} (${target})`;
+  return make("a", {href: target, rel: "noreferrer noopener nofollow", target: "_blank"}, told);
+}

@@ -1,0 +1,134 @@
+// Requests under way and those that ended last; and of one, what befell it when.
+
+import {count, draw, facts, make, millis, say} from "./dom.js";
+import {get} from "./server.js";
+import {List} from "./list.js";
+
+const COLUMNS = ["number", "state", "id", "prompt", "cached", "output", "first_token_ms", "took_ms"];
+const NAMES = ["Request", "State", "Answer", "Prompt", "Cached", "Output", "First token", "Took"];
+/** Left out where there is little room. */
+const LEAST = new Set(["cached", "output", "first_token_ms"]);
+
+export class Requests {
+  constructor(open) {
+    this.counts = make("p", {class: "quiet"}, "");
+    this.list = new List("Requests", row, fill);
+    this.one = make("div", {"aria-live": "polite"});
+    this.empty = make("p", {class: "quiet"}, "");
+    const head = make("div", {class: "row head", "aria-hidden": "true"}, NAMES.map((name, at) => make("span", {class: LEAST.has(COLUMNS[at]) ? "least" : ""}, name)));
+    this.node = make("section", {"aria-labelledby": "requests"}, make("h1", {id: "requests"}, "Requests"),
+      this.counts, this.empty, head, this.list.node, this.one);
+    if (open) this.open(open);
+  }
+
+  topics() {
+    return ["requests"];
+  }
+
+  hear(_, told) {
+    const {waiting, running, requests} = told;
+    const own = waiting === null;
+    say(this.counts, own ? `Your requests: ${requests.filter((of) => !of.over).length} under way` : `${waiting} without a token yet, ${running} answering`);
+    say(this.empty, requests.length ? "" : "No request has come since this router began.");
+    this.list.show(requests);
+    // One that is looked at is asked for again while it runs.
+    const mine = this.shown && requests.find((of) => of.number === this.shown);
+    if (mine && (!mine.over || !this.isOver)) this.open(this.shown);
+  }
+
+  async open(number) {
+    if (this.busy) return;
+    this.busy = true;
+    try {
+      const request = await get(`requests/${encodeURIComponent(number)}`);
+      [this.shown, this.isOver] = [request.number, request.over];
+      this.one.replaceChildren(timeline(request));
+    } catch (error) {
+      this.one.replaceChildren(make("p", {class: "bad"}, error.message));
+    } finally {
+      this.busy = false;
+    }
+  }
+}
+
+function row() {
+  return make("a", {class: "row", href: "#requests"}, COLUMNS.map((name) => make("span", {class: LEAST.has(name) ? "least" : ""})));
+}
+
+function fill(node, request) {
+  node.href = `#requests/${request.number}`;
+  COLUMNS.forEach((name, at) => say(node.children[at], text(name, request)));
+  node.children[1].className = request.over ? (request.state === "ok" ? "good" : "bad") : "warn";
+}
+
+function text(name, request) {
+  const value = request[name];
+  if (name === "number") return `${value}`;
+  if (name === "id") return [request.model || "–", request.tenant, request.id ?? ""].join(" · ");
+  if (name.endsWith("_ms")) return millis(value);
+  return typeof value === "number" ? count(value) : `${value ?? "–"}`;
+}
+
+const SAID = {
+  placed: (of) => `Waits at ${of.replica || "a replica"}`,
+  started: (of) => (of.again ? `Begins again${of.cached ? `: ${of.cached} positions from the cache` : ""}` : of.cached ? `Begins: ${of.cached} positions were in the prefix cache` : "Begins: nothing of it was in the prefix cache"),
+  chunk: (of) => `${of.again ? "Replays" : "Computes"} positions ${of.start} to ${of.end - 1}`,
+  "first token": () => "First token",
+  preempted: () => "Preempted: gave its blocks to others and waits",
+  lost: () => "Lost: the ranks that had it are gone",
+  moved: () => "Moved to another replica",
+};
+
+/** Marks what a choice did again, after a preemption or a loss. */
+export function told(events) {
+  const starts = new Map();
+  return events.map((event) => {
+    if (event.what === "started") starts.set(event.choice, (starts.get(event.choice) ?? 0) + 1);
+    const again = ["started", "chunk"].includes(event.what) && (starts.get(event.choice) ?? 0) > 1;
+    return {...event, again};
+  });
+}
+
+function timeline(request) {
+  const events = told(request.events);
+  const list = events.map((event) => make("tr", {},
+    make("td", {}, millis(event.at_ms)),
+    make("td", {}, request.choices > 1 ? `choice ${event.choice}` : ""),
+    make("td", {class: event.what === "lost" ? "bad" : event.what === "preempted" || event.what === "moved" ? "warn" : ""}, SAID[event.what]?.(event) ?? event.what)));
+  const end = request.over ? make("tr", {}, make("td", {}, millis(request.took_ms)), make("td"), make("td", {}, `Ends: ${request.state}`)) : null;
+  return make("article", {class: "card", "aria-label": `Request ${request.number}`},
+    make("h2", {}, `Request ${request.number} · ${request.state}`),
+    facts([["Answer", request.id], ["Model", request.model], ["Replica", request.replica], ["Prompt", `${request.prompt} tokens`],
+      ["From cache", request.over ? `${request.cached}` : null], ["Output", `${request.output} tokens`], ["First token", millis(request.first_token_ms)], ["Took", millis(request.took_ms)]]),
+    picture(request, events),
+    make("ul", {class: "legend"}, [["idle", "waits"], ["compute", "prompt computed"], ["wait", "computed again"], ["kv", "tokens"]]
+      .map(([name, said]) => make("li", {}, make("span", {class: `swatch ${name}`}), said))),
+    make("div", {class: "wide"}, make("table", {},
+      make("thead", {}, make("tr", {}, ["After", "", "What"].map((name) => make("th", {scope: "col"}, name)))),
+      make("tbody", {}, list, end))),
+    request.events_unkept ? make("p", {class: "quiet"}, `${request.events_unkept} events in between are not kept.`) : null);
+}
+
+function picture(request, events) {
+  const all = Math.max(request.took_ms, 1);
+  const x = (ms) => (1000 * ms) / all;
+  const spans = [];
+  let [since, state] = [0, "span"];
+  const until = (at) => {
+    if (at > since) spans.push(draw("rect", {class: state, x: x(since), width: Math.max(x(at - since), 1), y: 4, height: 20}));
+    since = at;
+  };
+  for (const event of events) {
+    until(event.at_ms);
+    if (event.what === "started" || event.what === "chunk") state = event.again ? "span again" : "span computed";
+    else if (event.what === "first token") state = "span answered";
+    else if (event.what !== "placed") state = "span";
+  }
+  until(request.took_ms);
+  const marks = events.filter((event) => ["preempted", "lost", "moved"].includes(event.what))
+    .map((event) => draw("line", {class: "mark", x1: x(event.at_ms), x2: x(event.at_ms), y1: 0, y2: 60}));
+  const top = Math.max(...request.tokens.counts, 1);
+  const bars = request.tokens.counts.map((n, at) => draw("rect", {class: "part kv", x: x(at * request.tokens.width_ms), width: Math.max(x(request.tokens.width_ms), 1), y: 60 - (30 * n) / top, height: (30 * n) / top}));
+  const label = `From its arrival to ${millis(request.took_ms)}: the table below says the same in words.`;
+  return draw("svg", {class: "timeline", viewBox: "0 0 1000 60", preserveAspectRatio: "none", role: "img", "aria-label": label}, spans, bars, marks);
+}

@@ -1,0 +1,113 @@
+// Asks this page's own server, with the key if there is one. Nothing of a conversation is in an address: it is in bodies.
+
+const KEY = "lockstep key";
+
+export const key = {
+  get: () => sessionStorage.getItem(KEY) ?? "",
+  set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
+};
+
+/** What the server said no with. */
+export class Refused extends Error {
+  constructor(status, message, retryAfter) {
+    super(message);
+    this.status = status;
+    this.retryAfter = retryAfter;
+  }
+}
+
+function headers(more) {
+  const held = key.get();
+  return {...(held ? {authorization: `Bearer ${held}`} : {}), ...more};
+}
+
+async function refused(reply) {
+  const text = await reply.text();
+  let message = text;
+  try {
+    message = JSON.parse(text).error?.message ?? text;
+  } catch {
+    // Something in between answered in its own words.
+  }
+  return new Refused(reply.status, message || `status ${reply.status}`, Number(reply.headers.get("retry-after-ms")) || 1000);
+}
+
+export async function get(path, signal) {
+  const reply = await fetch(path, {headers: headers(), signal, cache: "no-store"});
+  if (!reply.ok) throw await refused(reply);
+  return reply.json();
+}
+
+export async function post(path, body, {signal, more = {}} = {}) {
+  const reply = await fetch(path, {method: "POST", headers: headers({"content-type": "application/json", ...more}), body: JSON.stringify(body), signal});
+  if (!reply.ok) throw await refused(reply);
+  return reply;
+}
+
+/** The events of a stream: `{name, id, data}`. An event counts once its empty line has come. */
+export async function* events(reply) {
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const {value, done} = await reader.read();
+      if (done) return;
+      rest += value;
+      let from = 0;
+      for (let end = rest.indexOf("\n\n"); end >= 0; end = rest.indexOf("\n\n", from)) {
+        const event = parsed(rest.slice(from, end));
+        from = end + 2;
+        if (event) yield event;
+      }
+      rest = rest.slice(from);
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function parsed(text) {
+  const event = {name: "message", id: null, data: null};
+  for (const line of text.split("\n")) {
+    const colon = line.indexOf(":");
+    if (colon <= 0) continue;
+    const [field, value] = [line.slice(0, colon), line.slice(colon + 1).replace(/^ /, "")];
+    if (field === "event") event.name = value;
+    else if (field === "id") event.id = value;
+    else if (field === "data") event.data = event.data === null ? value : `${event.data}\n${value}`;
+  }
+  return event.data === null ? null : event;
+}
+
+const pause = (ms, signal) => new Promise((resolve) => {
+  const timer = setTimeout(resolve, ms);
+  signal?.addEventListener("abort", () => (clearTimeout(timer), resolve()), {once: true});
+});
+
+/** Watches what `of` names until `signal`; begins again when the stream ends. Hears `(name, data)`, and how it is going. */
+export async function watch(of, hear, going, signal) {
+  let wait = 250;
+  while (!signal.aborted) {
+    try {
+      const reply = await fetch(`events?of=${of.join(",")}`, {headers: headers(), signal, cache: "no-store"});
+      if (!reply.ok) throw await refused(reply);
+      wait = 250;
+      for await (const event of events(reply)) {
+        if (event.name === "draining") going("the server is ending");
+        else if (event.name === "error") throw new Refused(401, JSON.parse(event.data).error?.message ?? "the key has ended");
+        else {
+          going(null);
+          hear(event.name, JSON.parse(event.data));
+        }
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof Refused && error.status < 500 && error.status !== 429) return going(error.message, true);
+      going("the server does not answer: asking again");
+    }
+    await pause(wait, signal);
+    wait = Math.min(wait * 2, 5000);
+  }
+}
+
+export {pause};

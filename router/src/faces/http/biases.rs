@@ -1,0 +1,85 @@
+//! `logit_bias`: of tokens by their ids, and on llama.cpp's pages also of texts. Knows no other field.
+
+use crate::faces::http::fields::{Fields, wrong};
+use crate::front::frontend::{Frontend, unix_seconds};
+use crate::refusal::Refusal;
+use crate::replicas::models::text::ModelText;
+use proto::v1::generate_request::Input;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+pub const FIELD: &str = "logit_bias";
+/// Never to be drawn.
+const NEVER: f32 = -100.0;
+/// How many keys that are none a refusal lists, and how much of each.
+const LISTED_MAX: usize = 5;
+const CHARS_MAX: usize = 40;
+
+/// Reads an object whose keys are token ids, as strings; or pairs of token id and bias, as llama.cpp has them.
+pub fn read(said: Option<Value>) -> Result<HashMap<u32, f32>, Refusal> {
+    let all = match said {
+        None => return Ok(HashMap::new()),
+        Some(Value::Object(all)) => all,
+        Some(Value::Array(pairs)) => return pairs.iter().map(biased).collect(),
+        Some(other) => return Err(wrong(FIELD, "an object", &other)),
+    };
+    let strange: Vec<&str> = all.keys().map(String::as_str).filter(|key| id(key).is_none()).collect();
+    if !strange.is_empty() {
+        return Err(no_ids(&strange));
+    }
+    let one = |(key, bias): (&String, &Value)| {
+        let number = bias.as_f64().ok_or_else(|| wrong(FIELD, "a number for each token", bias))?;
+        Ok((id(key).unwrap_or_default(), number as f32))
+    };
+    all.iter().map(one).collect()
+}
+
+fn id(key: &str) -> Option<u32> {
+    key.parse().ok()
+}
+
+fn no_ids(keys: &[&str]) -> Refusal {
+    let listed = keys.iter().take(LISTED_MAX).map(|key| key.chars().take(CHARS_MAX).collect::<String>());
+    let listed = listed.collect::<Vec<_>>().join("`, `");
+    Refusal::invalid(FIELD, format!("its members must be token ids, and `{listed}` is none"))
+}
+
+/// A token and its bias; false says that it is never to be drawn.
+fn biased(pair: &Value) -> Result<(u32, f32), Refusal> {
+    let wrong = || Refusal::invalid(FIELD, "its members must be pairs of a token id and a number, or false");
+    let [token, bias] = pair.as_array().map(Vec::as_slice).unwrap_or_default() else { return Err(wrong()) };
+    let id = token.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong)?;
+    let bias = if bias == &Value::Bool(false) { Some(NEVER) } else { bias.as_f64().map(|bias| bias as f32) };
+    Ok((id, bias.ok_or_else(wrong)?))
+}
+
+/// Writes texts as their tokens, each of which gets the bias. More of them than biases may be are left for the refusal.
+pub async fn texts_to_tokens(front: &Frontend, of: &Arc<ModelText>, fields: &mut Fields) -> Result<(), Refusal> {
+    let pairs: Vec<(Value, Value)> = match fields.get(FIELD) {
+        Some(Value::Object(all)) => all.iter().map(|(key, bias)| (key_value(key), bias.clone())).collect(),
+        Some(Value::Array(all)) if all.iter().any(|pair| pair[0].is_string()) => {
+            all.iter().map(|pair| (pair[0].clone(), pair[1].clone())).collect()
+        }
+        _ => return Ok(()),
+    };
+    if pairs.len() > front.config.limits.logit_bias_max {
+        return Ok(());
+    }
+    let mut by_token: Vec<Value> = Vec::with_capacity(pairs.len());
+    for (token, bias) in pairs {
+        match token {
+            Value::String(text) => {
+                let ids = front.tokens(of, Input::Text(text), false, unix_seconds()).await?;
+                by_token.extend(ids.into_iter().map(|id| json!([id, bias])));
+            }
+            id => by_token.push(json!([id, bias])),
+        }
+    }
+    fields.put(FIELD, by_token.into());
+    Ok(())
+}
+
+fn key_value(key: &str) -> Value {
+    id(key).map_or_else(|| key.into(), Value::from)
+}

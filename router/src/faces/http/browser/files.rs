@@ -1,0 +1,79 @@
+//! The page's files, as they stand in `router/page`: within the binary, readable, and with a policy that lets a browser
+//! run and ask nothing else.
+
+use crate::faces::http::table::{Route, get};
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH,
+};
+use http::{HeaderMap, StatusCode};
+
+/// Scripts, styles and requests of its own origin alone; nothing within the text of a document, no frames, no forms.
+const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+    object-src 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
+const TEXT: &str = "text/html; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const PICTURE: &str = "image/svg+xml";
+
+struct File {
+    kind: &'static str,
+    bytes: &'static [u8],
+}
+
+/// A row for each file. A handler has its file by its type, so that the table needs no list of paths beside this one.
+macro_rules! rows {
+    ($($path:literal $name:literal $kind:ident)*) => {
+        vec![$(get($path, concat!("the page: ", $name), |headers: HeaderMap| async move {
+            let bytes = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/page/", $name));
+            served(&headers, &File { kind: $kind, bytes })
+        })),*]
+    };
+}
+
+pub fn files() -> Vec<Route> {
+    rows![
+        "/" "index.html" TEXT
+        "/page/look.css" "look.css" STYLE
+        "/page/icon.svg" "icon.svg" PICTURE
+        "/page/main.js" "main.js" SCRIPT
+        "/page/dom.js" "dom.js" SCRIPT
+        "/page/server.js" "server.js" SCRIPT
+        "/page/markdown.js" "markdown.js" SCRIPT
+        "/page/list.js" "list.js" SCRIPT
+        "/page/chart.js" "chart.js" SCRIPT
+        "/page/cluster.js" "cluster.js" SCRIPT
+        "/page/requests.js" "requests.js" SCRIPT
+        "/page/load.js" "load.js" SCRIPT
+        "/page/chat.js" "chat.js" SCRIPT
+        "/page/answer.js" "answer.js" SCRIPT
+        "/page/conversations.js" "conversations.js" SCRIPT
+    ]
+}
+
+/// The file, or that the browser has it already. It asks each time, so that a new server has a new page at once.
+fn served(headers: &HeaderMap, file: &File) -> Response {
+    let tag = format!("\"{}\"", &blake3::hash(file.bytes).to_hex()[..32]);
+    let has_it =
+        headers.get_all(IF_NONE_MATCH).iter().any(|given| given.to_str().is_ok_and(|given| given.contains(&tag)));
+    let mut response = match has_it {
+        true => StatusCode::NOT_MODIFIED.into_response(),
+        false => Body::from(file.bytes).into_response(),
+    };
+    let told = [
+        (CONTENT_TYPE, file.kind),
+        (CACHE_CONTROL, "no-cache"),
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (HeaderName::from_static("x-content-type-options"), "nosniff"),
+        (HeaderName::from_static("referrer-policy"), "no-referrer"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    ];
+    for (name, value) in told {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    if let Ok(tag) = HeaderValue::from_str(&tag) {
+        response.headers_mut().insert(ETAG, tag);
+    }
+    response
+}

@@ -1,0 +1,47 @@
+//! For people who look through a browser: the page's files, and what it shows as one resource for each noun, with one
+//! stream of changes. Nothing is sampled while nobody watches. Knows no text of any request.
+
+mod events;
+mod files;
+mod load;
+mod requests;
+
+pub use files::files;
+
+use crate::faces::http::door::Viewer;
+use crate::faces::http::table::{Route, get};
+use crate::front::frontend::Frontend;
+use crate::limits::keys::Role;
+use axum::Json;
+use axum::extract::{Extension, State};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// What each key may see of its own.
+pub fn own() -> Vec<Route> {
+    vec![
+        get("/viewer", "what the page may show to this key", viewer),
+        get("/requests", "requests under way and those that ended last", requests::list),
+        get("/requests/{id}", "the timeline of a request, by its number or its answer's id", requests::one),
+        get("/events", "changes of what `?of=` names, as a stream", events::watch),
+    ]
+}
+
+/// What operators see.
+pub fn cluster() -> Vec<Route> {
+    vec![get("/load/hour", "the last hour's load in bins", load::hour)]
+}
+
+async fn viewer(State(front): State<Arc<Frontend>>, Extension(viewer): Extension<Viewer>) -> Json<Value> {
+    let sees_all = viewer.role == Role::Operator;
+    Json(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "sees": {
+            "cluster": front.shows_cluster_to(viewer.role),
+            "requests": if sees_all { "all" } else { "own" },
+        },
+        "asks_for_keys": !front.config.keys.is_open(),
+        // On a port of their own operators have no page to ask models.
+        "operators_apart": front.config.operators.is_some(),
+    }))
+}

@@ -1,0 +1,43 @@
+//! How long an answer took, as llama.cpp tells it. Knows no page.
+
+use crate::faces::http::stopwatch::Stopwatch;
+use proto::v1;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// The times until now. What of the prompt was cached is known at the end, with `usage`.
+pub fn timings(watch: &Stopwatch, usage: Option<&v1::Usage>, n_predicted: u32) -> Value {
+    let times = watch.times();
+    let predicted = Rate::of(times.answer, n_predicted);
+    let mut value = json!({
+        "predicted_n": n_predicted,
+        "predicted_ms": predicted.ms,
+        "predicted_per_token_ms": predicted.per_token_ms,
+        "predicted_per_second": predicted.per_second,
+    });
+    let n_prompt = usage.map(|usage| usage.prompt_tokens.saturating_sub(usage.cached_tokens));
+    let prompt = Rate::of(times.prompt, n_prompt.unwrap_or(0));
+    value["prompt_ms"] = prompt.ms.into();
+    if let (Some(n_prompt), Some(usage)) = (n_prompt, usage) {
+        value["cache_n"] = usage.cached_tokens.into();
+        value["prompt_n"] = n_prompt.into();
+        value["prompt_per_token_ms"] = prompt.per_token_ms.into();
+        value["prompt_per_second"] = prompt.per_second.into();
+    }
+    value
+}
+
+struct Rate {
+    ms: f64,
+    per_token_ms: f64,
+    per_second: f64,
+}
+
+impl Rate {
+    /// No tokens and no time have no rate, which is told as 0.
+    fn of(time: Duration, n_tokens: u32) -> Rate {
+        let (seconds, n) = (time.as_secs_f64(), f64::from(n_tokens));
+        let over = |part: f64, all: f64| if all > 0.0 { part / all } else { 0.0 };
+        Rate { ms: seconds * 1e3, per_token_ms: over(seconds * 1e3, n), per_second: over(n, seconds) }
+    }
+}

@@ -1,0 +1,239 @@
+//! The requests under way, and those that ended last. Who writes of one holds its `Sighting`; when that is dropped, the
+//! request is over.
+
+use crate::history::ArrivedRequest;
+use crate::history::load::LastHour;
+use crate::history::timeline::{Timeline, What};
+use proto::cluster as wire;
+use proto::cluster::passage::Kind;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use types::TenantId;
+
+/// The most requests that are remembered after their end. How many are under way is the admission's limit.
+const ENDED_MAX: usize = 1024;
+
+type Shared = Arc<Mutex<Timeline>>;
+
+#[derive(Clone, Default)]
+pub struct Sightings(Arc<Rings>);
+
+#[derive(Default)]
+struct Rings {
+    n_arrived: AtomicU64,
+    /// Of those under way: without a token yet, and with one.
+    n_waiting: AtomicU32,
+    n_running: AtomicU32,
+    live: Mutex<BTreeMap<u64, Shared>>,
+    ended: Mutex<VecDeque<Shared>>,
+}
+
+/// One request, for whoever records it.
+pub struct Sighting {
+    number: u64,
+    timeline: Shared,
+    last_token: Option<Instant>,
+    rings: Sightings,
+    load: Arc<LastHour>,
+}
+
+impl std::fmt::Debug for Sighting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Sighting({})", self.number)
+    }
+}
+
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sightings {
+    pub(super) fn arrived(&self, arrival: ArrivedRequest, load: Arc<LastHour>) -> Sighting {
+        let number = self.0.n_arrived.fetch_add(1, Relaxed) + 1;
+        let timeline = Arc::new(Mutex::new(Timeline::new(number, arrival)));
+        locked(&self.0.live).insert(number, timeline.clone());
+        let n_waiting = self.0.n_waiting.fetch_add(1, Relaxed) + 1;
+        load.arrived(n_waiting, self.0.n_running.load(Relaxed));
+        Sighting { number, timeline, last_token: None, rings: self.clone(), load }
+    }
+
+    /// The requests of a tenant, or of all: those under way in order of arrival, and those that have ended, the last
+    /// one first.
+    pub fn each(&self, of: Option<TenantId>, n_max: usize, mut told: impl FnMut(&Timeline)) {
+        let is_shown = |timeline: &Timeline| of.is_none_or(|tenant| timeline.arrival.tenant == tenant);
+        // Cloned, so that nobody's token waits for those who look.
+        let live: Vec<Shared> = locked(&self.0.live).values().cloned().collect();
+        let ended: Vec<Shared> = locked(&self.0.ended).iter().rev().cloned().collect();
+        let mut n_told = 0;
+        for timeline in live.iter().chain(&ended) {
+            if n_told == n_max {
+                return;
+            }
+            let timeline = locked(timeline);
+            if is_shown(&timeline) {
+                n_told += 1;
+                told(&timeline);
+            }
+        }
+    }
+
+    /// A request by its number, or by the id of its answer.
+    pub fn one(&self, of: Option<TenantId>, name: &str) -> Option<Timeline> {
+        let number = name.parse::<u64>().ok();
+        let mut found = None;
+        self.each(of, usize::MAX, |timeline| {
+            if Some(timeline.number) == number || (!timeline.id.is_empty() && name.ends_with(&timeline.id)) {
+                found.get_or_insert_with(|| timeline.clone());
+            }
+        });
+        found
+    }
+
+    pub fn counts(&self) -> (u32, u32) {
+        (self.0.n_waiting.load(Relaxed), self.0.n_running.load(Relaxed))
+    }
+}
+
+impl Sighting {
+    /// The request went to a replica.
+    pub fn placed(&self, id: &str, model: &str, replica: &str, (n_prompt, n_choices): (u64, u32)) {
+        let mut timeline = locked(&self.timeline);
+        id.clone_into(&mut timeline.id);
+        model.clone_into(&mut timeline.model);
+        replica.clone_into(&mut timeline.replica);
+        (timeline.n_prompt, timeline.n_choices) = (n_prompt, n_choices);
+        timeline.befell(Duration::ZERO, 0, What::Placed { replica: replica.into() });
+    }
+
+    pub fn passed(&self, choice: u32, passages: &[wire::Passage]) {
+        if passages.is_empty() {
+            return;
+        }
+        let mut timeline = locked(&self.timeline);
+        for passage in passages {
+            let what = match passage.kind() {
+                Kind::Started => What::Started { n_cached: passage.start },
+                Kind::Chunk => What::Chunk { start: passage.start, end: passage.end },
+                Kind::Preempted => What::Preempted,
+                Kind::Lost => What::Lost,
+                Kind::Moved => What::Moved,
+                Kind::Unspecified => continue,
+            };
+            timeline.befell(Duration::from_micros(passage.micros_ago), choice, what);
+        }
+    }
+
+    pub fn tokens(&mut self, choice: u32, n: u32) {
+        let now = Instant::now();
+        let mut timeline = locked(&self.timeline);
+        let at = now.saturating_duration_since(timeline.arrived);
+        let since_last = self.last_token.replace(now).map(|last| now.saturating_duration_since(last));
+        if since_last.is_none() {
+            timeline.first_token = Some(at);
+            timeline.befell(Duration::ZERO, choice, What::FirstToken);
+            self.rings.0.n_waiting.fetch_sub(1, Relaxed);
+            self.rings.0.n_running.fetch_add(1, Relaxed);
+            self.load.first_token(at);
+        }
+        timeline.n_output += u64::from(n);
+        timeline.tokens.add(at, n);
+        self.load.tokens(&timeline.arrival.label, n, since_last);
+    }
+
+    /// It is over. `used` are the tokens of its prompt, and those of them that were cached.
+    pub fn ended(self, outcome: &'static str, (n_prompt, n_cached): (u64, u64)) {
+        let mut timeline = locked(&self.timeline);
+        timeline.ended = Some((outcome, timeline.arrived.elapsed()));
+        timeline.n_prompt = timeline.n_prompt.max(n_prompt);
+        timeline.n_cached = n_cached;
+        // Nobody has answered any of it, and its client has not left: it was refused.
+        let is_refused = timeline.first_token.is_none() && !["ok", "cancelled"].contains(&outcome);
+        self.load.ended((!is_refused).then_some((n_prompt, n_cached)), outcome == "ok");
+    }
+}
+
+impl Drop for Sighting {
+    fn drop(&mut self) {
+        let rings = &self.rings.0;
+        let counted = if self.last_token.is_some() { &rings.n_running } else { &rings.n_waiting };
+        counted.fetch_sub(1, Relaxed);
+        let mut timeline = locked(&self.timeline);
+        let took = timeline.arrived.elapsed();
+        timeline.ended.get_or_insert(("cancelled", took));
+        drop(timeline);
+        locked(&rings.live).remove(&self.number);
+        let mut ended = locked(&rings.ended);
+        if ended.len() >= ENDED_MAX {
+            ended.pop_front();
+        }
+        ended.push_back(self.timeline.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::History;
+
+    fn arrival(tenant: u64) -> ArrivedRequest {
+        ArrivedRequest { face: "http", tenant: TenantId(tenant), label: "t".into(), unix_millis: 1 }
+    }
+
+    fn numbers(history: &History, of: Option<u64>) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        history.requests.each(of.map(TenantId), 5, |timeline| numbers.push(timeline.number));
+        numbers
+    }
+
+    #[test]
+    fn who_asks_for_its_own_sees_its_own() {
+        let history = History::default();
+        let (one, mut two) = (history.arrived(arrival(1)), history.arrived(arrival(2)));
+        assert_eq!((numbers(&history, None), numbers(&history, Some(2))), (vec![1, 2], vec![2]));
+        two.placed("00ab", "m", "r", (7, 1));
+        two.tokens(0, 1);
+        assert_eq!(history.requests.counts(), (1, 1));
+        assert!(history.requests.one(Some(TenantId(1)), "2").is_none());
+        assert_eq!(history.requests.one(Some(TenantId(2)), "cmpl-00ab").unwrap().number, 2);
+        one.ended("full", (0, 0));
+        two.ended("ok", (7, 4));
+        assert_eq!((numbers(&history, None), history.requests.counts()), (vec![2, 1], (0, 0)));
+        let (bins, _, _) = history.load.bins(Instant::now());
+        let bin = &bins[0];
+        assert_eq!((bin.n_arrived, bin.n_refused, bin.n_ended, bin.n_cached, bin.n_output), (2, 1, 1, 4, 1));
+    }
+
+    #[test]
+    fn those_that_have_ended_are_forgotten_in_their_order() {
+        let history = History::default();
+        for _ in 0..ENDED_MAX + 10 {
+            history.arrived(arrival(1)).ended("ok", (0, 0));
+        }
+        let mut n = 0;
+        history.requests.each(None, usize::MAX, |_| n += 1);
+        assert_eq!((n, numbers(&history, None)[0]), (ENDED_MAX, ENDED_MAX as u64 + 10));
+        assert!(history.requests.one(None, "10").is_none() && history.requests.one(None, "11").is_some());
+    }
+
+    #[test]
+    fn what_befell_it_is_in_order_and_counted_from_its_arrival() {
+        let history = History::default();
+        let mut sighting = history.arrived(arrival(1));
+        sighting.placed("a", "m", "r", (9, 1));
+        let passage = |kind: Kind, start, end| wire::Passage { kind: kind.into(), micros_ago: 0, start, end };
+        sighting.passed(0, &[passage(Kind::Started, 4, 4), passage(Kind::Chunk, 4, 9)]);
+        sighting.tokens(0, 2);
+        sighting.passed(0, &[passage(Kind::Lost, 0, 0)]);
+        let timeline = history.requests.one(None, "1").unwrap();
+        assert_eq!(timeline.state(), "moving");
+        let what: Vec<What> = timeline.events.iter().map(|event| event.what.clone()).collect();
+        use What::{Chunk, FirstToken, Lost, Placed, Started};
+        let placed = Placed { replica: "r".into() };
+        assert_eq!(what, [placed, Started { n_cached: 4 }, Chunk { start: 4, end: 9 }, FirstToken, Lost]);
+        assert!(timeline.events.is_sorted_by_key(|event| event.at));
+        drop(sighting);
+        assert_eq!(history.requests.one(None, "1").unwrap().state(), "cancelled");
+    }
+}

@@ -1,0 +1,130 @@
+//! One request's timeline: what befell it and when, and how many tokens came when. Bounded, whatever befalls it.
+
+use crate::history::ArrivedRequest;
+use crate::history::curve::Curve;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The most events of one request. Of more, the first and the last stay.
+const EVENTS_MAX: usize = 256;
+
+#[derive(Clone, Debug)]
+pub struct Timeline {
+    pub number: u64,
+    pub arrival: ArrivedRequest,
+    pub arrived: Instant,
+    /// The answer's id without its page's prefix; empty until the request was placed.
+    pub id: String,
+    pub model: String,
+    pub replica: String,
+    pub n_choices: u32,
+    pub n_prompt: u64,
+    pub n_cached: u64,
+    pub n_output: u64,
+    pub events: Vec<TimelineEvent>,
+    /// How many events have no room.
+    pub n_unkept: u32,
+    pub first_token: Option<Duration>,
+    pub tokens: Curve,
+    /// How it ended, and after which time.
+    pub ended: Option<(&'static str, Duration)>,
+}
+
+/// When is counted from its arrival.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TimelineEvent {
+    pub at: Duration,
+    pub choice: u32,
+    pub what: What,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum What {
+    /// It became tokens, was let in and went to a replica.
+    Placed {
+        replica: Arc<str>,
+    },
+    /// The ranks began with it, or began again.
+    Started {
+        n_cached: u32,
+    },
+    Chunk {
+        start: u32,
+        end: u32,
+    },
+    FirstToken,
+    Preempted,
+    Lost,
+    Moved,
+}
+
+impl Timeline {
+    pub fn new(number: u64, arrival: ArrivedRequest) -> Timeline {
+        Timeline {
+            number,
+            arrival,
+            arrived: Instant::now(),
+            id: String::new(),
+            model: String::new(),
+            replica: String::new(),
+            n_choices: 1,
+            n_prompt: 0,
+            n_cached: 0,
+            n_output: 0,
+            events: Vec::new(),
+            n_unkept: 0,
+            first_token: None,
+            tokens: Curve::default(),
+            ended: None,
+        }
+    }
+
+    /// Something befell it `ago`.
+    pub fn befell(&mut self, ago: Duration, choice: u32, what: What) {
+        let event = TimelineEvent { at: self.arrived.elapsed().saturating_sub(ago), choice, what };
+        if self.events.len() < EVENTS_MAX {
+            return self.events.push(event);
+        }
+        self.n_unkept += 1;
+        // The second half is what happened last.
+        self.events.remove(EVENTS_MAX / 2);
+        self.events.push(event);
+    }
+
+    /// One word for what it does now.
+    pub fn state(&self) -> &'static str {
+        if let Some((outcome, _)) = self.ended {
+            return outcome;
+        }
+        let last = self.events.iter().rev().find(|event| event.what != What::FirstToken);
+        match last.map(|event| &event.what) {
+            None => "arriving",
+            Some(What::Placed { .. }) => "waiting",
+            Some(What::Preempted) => "preempted",
+            Some(What::Lost | What::Moved) => "moving",
+            Some(What::Started { .. } | What::Chunk { .. } | What::FirstToken) => "answering",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use types::TenantId;
+
+    #[test]
+    fn a_timeline_is_bounded_and_keeps_its_ends() {
+        let arrival = ArrivedRequest { face: "http", tenant: TenantId(1), label: "a".into(), unix_millis: 5 };
+        let mut timeline = Timeline::new(1, arrival);
+        assert_eq!(timeline.state(), "arriving");
+        timeline.befell(Duration::ZERO, 0, What::Placed { replica: "r".into() });
+        for start in 0..1000 {
+            timeline.befell(Duration::ZERO, 0, What::Chunk { start, end: start + 1 });
+        }
+        timeline.befell(Duration::ZERO, 0, What::Preempted);
+        assert_eq!((timeline.events.len(), timeline.n_unkept, timeline.state()), (EVENTS_MAX, 746, "preempted"));
+        assert!(matches!(timeline.events[0].what, What::Placed { .. }));
+        timeline.ended = Some(("ok", Duration::ZERO));
+        assert_eq!(timeline.state(), "ok");
+    }
+}

@@ -1,0 +1,25 @@
+//! Which protocol a role speaks with the others. Knows no frame.
+
+use clap::Args;
+use proto::{NEWEST, OLDEST, Speaks};
+use serde::{Deserialize, Serialize};
+
+#[derive(Args, Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct SpokenSettings {
+    /// Newest protocol to speak with other roles [default: the newest that this build knows]
+    ///
+    /// What came with a newer one is not used, as if this were the build before: for an upgrade whose new features
+    /// begin when every role has been replaced.
+    #[arg(
+        long, env = "LOCKSTEP_PROTOCOL_MAX", value_name = "N",
+        value_parser = clap::value_parser!(u32).range(i64::from(OLDEST)..=i64::from(NEWEST))
+    )]
+    pub protocol_max: Option<u32>,
+}
+
+impl SpokenSettings {
+    pub fn speaks(&self) -> Speaks {
+        self.protocol_max.map_or_else(Speaks::default, Speaks::up_to)
+    }
+}

@@ -1,0 +1,219 @@
+//! A cluster of processes is upgraded role by role and rolled back, while clients stream without a pause. The build
+//! before speaks the protocol before: the same program that is held to it, or any other program that
+//! `LOCKSTEP_TEST_BEFORE` names. Knows answers, and what each role is started from.
+
+use crate::city::{Build, City, Model};
+use crate::client::{self, Told};
+use crate::node::PATIENCE;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const N_CLIENTS: usize = 6;
+/// Protocols of the build before and of this one.
+const BEFORE: u64 = proto::OLDEST as u64;
+const NOW: u64 = proto::NEWEST as u64;
+const REGEX: &str = "[ab]{24}";
+
+/// Two ranks a replica, so that one replica has ranks of two builds for a while. Guesses are one of the things that
+/// came with the newer protocol: with them, each number that is not heeded ends a rank.
+fn model() -> Model {
+    Model { grid: [2, 1], numerics: vec!["--activations", "f32", "--speculation", "ngram"], ..Model::tiny() }
+}
+
+/// The same tokens, and held to the protocol before.
+fn build_before() -> Build {
+    match std::env::var("LOCKSTEP_TEST_BEFORE") {
+        Ok(program) => Build { program, flags: vec![] },
+        Err(_) => Build { flags: vec!["--protocol-max", "1"], ..Build::this() },
+    }
+}
+
+/// Clients that ask again as soon as they are answered, until they are told to end.
+struct Traffic {
+    clients: Vec<JoinHandle<Seen>>,
+    /// Tokens of the answer that each client reads at this moment, and of the whole one.
+    reading: Vec<(Arc<AtomicUsize>, usize)>,
+    end: Arc<AtomicBool>,
+}
+
+/// What all clients have seen.
+#[derive(Default)]
+struct Seen {
+    n_answers: usize,
+    n_resumed: usize,
+    n_refused: usize,
+    /// Which of the possible answers there were, by their place in the list.
+    answers: BTreeSet<usize>,
+}
+
+impl Traffic {
+    /// `expected` has the possible answers to each request: one for each digest.
+    fn begin(doors: &[String], asked: &[Value], expected: &[Vec<Told>]) -> Traffic {
+        let end = Arc::new(AtomicBool::new(false));
+        let reading: Vec<_> =
+            (0..asked.len()).map(|i| (Arc::new(AtomicUsize::new(0)), expected[0][i].n_tokens())).collect();
+        let client = |i: usize| {
+            let (doors, body, end, n_told) = (doors.to_vec(), asked[i].clone(), end.clone(), reading[i].0.clone());
+            let expected: Vec<Told> = expected.iter().map(|of| of[i].clone()).collect();
+            std::thread::spawn(move || {
+                let mut seen = Seen::default();
+                while !end.load(Relaxed) {
+                    let told = client::ask(&doors, i, &body, &n_told);
+                    let which = expected.iter().position(|expected| expected.choices == told.choices);
+                    let which = which.unwrap_or_else(|| {
+                        let Told { n_resumed, n_refused, .. } = told;
+                        let first = differences(&expected[0], &told);
+                        panic!("client {i}, {} answers before, {n_resumed}, {n_refused}: {first}", seen.n_answers)
+                    });
+                    seen.answers.insert(which);
+                    seen.n_answers += 1;
+                    seen.n_resumed += told.n_resumed;
+                    seen.n_refused += told.n_refused;
+                }
+                seen
+            })
+        };
+        Traffic { clients: (0..asked.len()).map(client).collect(), reading, end }
+    }
+
+    /// Waits until most clients are within their answers: what is replaced now is replaced under load.
+    fn until_under_way(&self, what: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let n_told: Vec<usize> = self.reading.iter().map(|(n_told, _)| n_told.load(Relaxed)).collect();
+            let expected: Vec<usize> = self.reading.iter().map(|(_, whole)| *whole).collect();
+            if client::n_under_way(&n_told, &expected) > N_CLIENTS / 2 {
+                return;
+            }
+            let have_ended = self.clients.iter().any(JoinHandle::is_finished);
+            assert!(!have_ended && Instant::now() < deadline, "{what}: nothing is under way: {n_told:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn end(self) -> Seen {
+        self.end.store(true, Relaxed);
+        self.clients.into_iter().map(|client| client.join().unwrap()).fold(Seen::default(), |mut all, seen| {
+            all.n_answers += seen.n_answers;
+            all.n_resumed += seen.n_resumed;
+            all.n_refused += seen.n_refused;
+            all.answers.extend(seen.answers);
+            all
+        })
+    }
+}
+
+/// Where an answer leaves what was expected, for people.
+fn differences(expected: &Told, told: &Told) -> String {
+    let one = |(index, expected): (&u64, &client::Choice)| {
+        let Some(told) = told.choices.get(index) else { return format!("choice {index} is missing") };
+        let first = |a: &[String], b: &[String]| (0..a.len().max(b.len())).find(|i| a.get(*i) != b.get(*i));
+        let ids = |of: &client::Choice| of.ids.iter().map(u64::to_string).collect::<Vec<_>>();
+        let (at, is_same_text) = (first(&ids(expected), &ids(told)), expected.text == told.text);
+        let logprobs = [0, 1].map(|i| first(&expected.logprobs[i], &told.logprobs[i]));
+        let ends = (&expected.finish, &told.finish);
+        format!("choice {index}: token {at:?}, logprobs {logprobs:?}, ends {ends:?}, the same text: {is_same_text}")
+    };
+    expected.choices.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+/// Answers of a cluster that nobody disturbs.
+fn undisturbed(model: &Model, asked: &[Value]) -> Vec<Told> {
+    crate::Load::new(model, asked.to_vec()).expected
+}
+
+fn protocols(city: &City) -> Vec<u64> {
+    city.replicas().iter().map(|replica| replica["protocol"].as_u64().unwrap_or_default()).collect()
+}
+
+/// The status and body of a request with a grammar, which the protocol before cannot carry.
+fn ask_grammar(door: &str) -> (u16, Value) {
+    let body = json!({
+        "prompt": "letters", "max_tokens": 64, "temperature": 0.9, "seed": 5,
+        "structured_outputs": {"regex": REGEX},
+    });
+    let mut answer = crate::node::post(door, &body);
+    let status = answer.status().as_u16();
+    (status, serde_json::from_str(&answer.body_mut().read_to_string().unwrap()).unwrap())
+}
+
+fn check_grammar(door: &str, expected: &Value) {
+    let (status, answer) = ask_grammar(door);
+    assert_eq!((status, &answer["choices"]), (200, expected), "{answer}");
+}
+
+#[test]
+fn a_cluster_is_upgraded_and_rolled_back_under_load() {
+    let model = model();
+    let asked = client::requests(N_CLIENTS, model.tokens_max);
+    let expected = undisturbed(&model, &asked);
+    let mut city = City::of(build_before(), model, None, 0);
+    let doors = city.doors();
+    assert_eq!(protocols(&city), [BEFORE, BEFORE]);
+    let (status, refused) = ask_grammar(&doors[0]);
+    assert_eq!(status, 503, "{refused}");
+    let traffic = Traffic::begin(&doors, &asked, &[expected]);
+
+    city.build = Build::this();
+    let mut n_replaced = 0;
+    let mut under_way = |what: &str| {
+        traffic.until_under_way(what);
+        n_replaced += 1;
+    };
+    city.roll_with(&mut under_way);
+    assert_eq!(protocols(&city), [NOW, NOW]);
+    let (status, grammar) = ask_grammar(&doors[0]);
+    assert_eq!(status, 200, "{grammar}");
+    let text = grammar["choices"][0]["text"].as_str().unwrap();
+    assert!(text.len() == 24 && text.bytes().all(|byte| b"ab".contains(&byte)), "{text:?}");
+
+    // One replica after the other goes back: while one is left, grammars are followed there.
+    city.build = build_before();
+    let mut n_workers = 0;
+    let doors_of_all = doors.clone();
+    let mut under_way = |what: &str| {
+        traffic.until_under_way(what);
+        n_workers += usize::from(what == "worker");
+        if what == "worker" && n_workers <= 3 {
+            check_grammar(&doors_of_all[0], &grammar["choices"]);
+        }
+        n_replaced += 1;
+    };
+    city.roll_with(&mut under_way);
+    assert_eq!(protocols(&city), [BEFORE, BEFORE]);
+    assert_eq!(ask_grammar(&doors[0]).0, 503);
+    let seen = traffic.end();
+    let Seen { n_answers, n_resumed, n_refused, .. } = seen;
+    println!("{n_replaced} processes replaced; {n_answers} answers, {n_resumed} resumed, {n_refused} asked again");
+    assert!(n_replaced == 16 && n_answers > N_CLIENTS, "{n_replaced} processes, {n_answers} answers");
+}
+
+/// A build with other numerics has another digest: what runs is drained, and what comes gets the other answers. No
+/// answer is a mixture.
+#[test]
+fn replicas_of_another_digest_take_over_once_the_former_ones_are_drained() {
+    let (before, now) = (model(), Model { numerics: vec!["--activations", "f32", "--kv-dtype", "f32"], ..model() });
+    let mut asked = client::requests(N_CLIENTS, 60);
+    asked.iter_mut().for_each(|body| body["logprobs"] = 2.into());
+    let expected = [undisturbed(&before, &asked), undisturbed(&now, &asked)];
+    let differ = |i: &usize| expected[0][*i].choices != expected[1][*i].choices;
+    assert!((0..N_CLIENTS).all(|i| differ(&i)), "the digests are to be seen in the answers");
+    let mut city = City::of(Build::this(), before, None, 0);
+    let traffic = Traffic::begin(&city.doors(), &asked, &expected);
+    city.model = now;
+    for side in [0, 1] {
+        traffic.until_under_way("coordinator");
+        city.end_coordinator(side);
+        city.heal();
+    }
+    traffic.until_under_way("the end");
+    let seen = traffic.end();
+    let Seen { n_answers, n_resumed, n_refused, answers } = seen;
+    println!("{n_answers} answers, {n_resumed} resumed, {n_refused} asked again");
+    assert_eq!(answers, BTreeSet::from([0, 1]), "both digests have answered");
+    assert_eq!(n_resumed, 0, "no router was replaced");
+}

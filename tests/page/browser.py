@@ -1,0 +1,219 @@
+"""Chromium without a screen, driven over its own protocol. Knows the browser, its tabs and what they ask for; no page.
+
+What goes wrong in a tab (an exception, a refused script, a request to another origin) fails whoever asks `trouble`.
+"""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+from websockets.sync.client import connect
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+ANSWER_MAX_S = 60
+
+
+class Browser:
+    def __init__(self):
+        found = next((path for name in NAMES if (path := shutil.which(name))), None)
+        assert found, f"none of {', '.join(NAMES)} is installed"
+        self.folder = tempfile.TemporaryDirectory(prefix="lockstep-browser-", ignore_cleanup_errors=True)
+        flags = [
+            "--headless=new",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={self.folder.name}",
+            "--no-first-run",
+            "--disable-gpu",
+            "--disable-extensions",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--disable-default-apps",
+            "--no-default-browser-check",
+            "--disable-dev-shm-usage",
+        ]
+        # A container's root has no sandbox of its own to give.
+        flags += ["--no-sandbox"] if os.geteuid() == 0 else []
+        self.log = open(Path(self.folder.name) / "log", "w")
+        self.process = subprocess.Popen(
+            [found, *flags, "about:blank"], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL
+        )
+        port_file = Path(self.folder.name) / "DevToolsActivePort"
+        until(lambda: port_file.exists() and port_file.read_text().count("\n"), 60, "the browser's port")
+        self.port = int(port_file.read_text().split("\n")[0])
+
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/json/version", timeout=30) as reply:
+            self.socket = connect(json.load(reply)["webSocketDebuggerUrl"], max_size=None, open_timeout=30)
+
+    def call(self, method, **params):
+        self.socket.send(json.dumps({"id": 1, "method": method, "params": params}))
+        while True:
+            told = json.loads(self.socket.recv(timeout=ANSWER_MAX_S))
+            if told.get("id") == 1:
+                return told["result"]
+
+    def tab(self, url="about:blank", **view):
+        """With a storage of its own, as another person has."""
+        person = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=person)["targetId"]
+        return Tab(f"ws://127.0.0.1:{self.port}/devtools/page/{target}", url, **view)
+
+    def close(self):
+        self.socket.close()
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+        self.folder.cleanup()
+
+
+class Tab:
+    """One page. Everything that it asked for is in `asked`, every console error and exception in `wrong`."""
+
+    def __init__(self, address, url, width=1280, height=900, scheme="light"):
+        self.socket = connect(address, max_size=None, open_timeout=30)
+        self.number, self.answers, self.lock = 0, {}, threading.Condition()
+        self.asked, self.wrong = [], []
+        threading.Thread(target=self.listen, daemon=True).start()
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+        self.size(width, height)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.open(url)
+
+    def listen(self):
+        try:
+            for text in self.socket:
+                told = json.loads(text)
+                with self.lock:
+                    if "id" in told:
+                        self.answers[told["id"]] = told
+                    else:
+                        self.heard(told["method"], told["params"])
+                    self.lock.notify_all()
+        except Exception:
+            pass
+
+    def heard(self, method, told):
+        if method == "Network.requestWillBeSent":
+            self.asked.append(told["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            details = told["exceptionDetails"]
+            self.wrong.append(details.get("exception", {}).get("description") or details["text"])
+        elif (
+            method == "Log.entryAdded" and told["entry"]["level"] == "error" and told["entry"]["source"] != "network"
+        ):
+            self.wrong.append(told["entry"]["text"])
+        elif method == "Page.javascriptDialogOpening":
+            self.wrong.append(f"a dialog: {told['message']}")
+
+    def call(self, method, **params):
+        with self.lock:
+            self.number += 1
+            number = self.number
+        self.socket.send(json.dumps({"id": number, "method": method, "params": params}))
+        with self.lock:
+            assert self.lock.wait_for(lambda: number in self.answers, ANSWER_MAX_S), f"{method} is not answered"
+            told = self.answers.pop(number)
+        assert "error" not in told, f"{method}: {told['error']}"
+        return told["result"]
+
+    def size(self, width, height):
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+
+    def open(self, url):
+        self.url = url
+        self.call("Page.navigate", url=url)
+
+    def run(self, script, **values):
+        """The value of an async function's body, in which each name of `values` is known."""
+        given = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
+        told = self.call(
+            "Runtime.evaluate",
+            expression=f"(async () => {{ {given} {script} }})()",
+            awaitPromise=True,
+            returnByValue=True,
+        )
+        assert "exceptionDetails" not in told, told["exceptionDetails"].get("exception", {}).get("description", told)
+        return told["result"].get("value")
+
+    def text(self, of="body"):
+        return self.run("return document.querySelector(of)?.innerText ?? ''", of=of)
+
+    def until(self, script, seconds, what, **values):
+        def holds():
+            try:
+                return self.run(f"return Boolean({script})", **values)
+            except AssertionError as error:
+                # It is between two pages.
+                if "context" in str(error) or "navigated" in str(error):
+                    return False
+                raise
+
+        def shown():
+            return f"{what}; the page shows:\n{self.text()[:2000]}\nwrong: {self.wrong}"
+
+        return until(holds, seconds, shown)
+
+    def click(self, of, text=None):
+        """As a person does it: in the middle of what is seen."""
+        script = """
+            const says = (node) => text === null || node.innerText.trim() === text;
+            const node = [...document.querySelectorAll(of)].filter(says).at(-1);
+            if (!node) return null;
+            node.scrollIntoView({block: "center"});
+            const {x, y, width, height} = node.getBoundingClientRect();
+            return [x + width / 2, y + height / 2];"""
+        place = until(lambda: self.run(script, of=of, text=text), 10, f"{of} {text or ''} to click")
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+
+    def write(self, of, text):
+        self.run("document.querySelector(of).focus()", of=of)
+        self.call("Input.insertText", text=text)
+
+    def press(self, key, code=None, **more):
+        for kind in ("keyDown", "keyUp"):
+            text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=code or key,
+                windowsVirtualKeyCode={"Enter": 13, "Tab": 9}.get(key, 0),
+                **text,
+                **more,
+            )
+
+    def picture(self, path):
+        told = self.call("Page.captureScreenshot", format="png")
+        Path(path).write_bytes(base64.b64decode(told["data"]))
+
+    def close(self):
+        try:
+            self.call("Page.close")
+        except Exception:
+            pass
+        self.socket.close()
+
+
+def until(holds, seconds, what):
+    deadline = time.monotonic() + seconds
+    while True:
+        if found := holds():
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what() if callable(what) else what}")
+        time.sleep(0.03)

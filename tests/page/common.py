@@ -1,0 +1,92 @@
+"""One browser for all tests, tabs that are held to account, and what is asked of the server beside the page."""
+
+import atexit
+import json
+import os
+import unittest
+import urllib.request
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from browser import Browser
+from server import Server
+
+PICTURES = Path(os.environ.get("PAGE_PICTURES", "."))
+VIEWS = {"light": {}, "dark": {"scheme": "dark"}, "phone": {"width": 390, "height": 800}}
+
+
+@cache
+def browser():
+    made = Browser()
+    atexit.register(made.close)
+    return made
+
+
+@cache
+def axe():
+    return (files("axe_playwright_python") / "axe.min.js").read_text()
+
+
+class PageTest(unittest.TestCase):
+    flags, model = (), "smollm2"
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(*cls.flags, model=cls.model)
+        cls.addClassCleanup(cls.server.stop)
+
+    def tab(self, path="/", url=None, **view):
+        """Closed at the test's end, and looked at: it asked its own origin alone, and nothing went wrong in it."""
+        own = url or self.server.url
+        tab = browser().tab(own + path, **view)
+
+        def judge():
+            strange = [asked for asked in tab.asked if not asked.startswith((own + "/", "about:"))]
+            wrong = tab.wrong
+            tab.close()
+            self.assertEqual((strange, wrong), ([], []))
+
+        self.addCleanup(judge)
+        return tab
+
+    def judge_access(self, tab, what):
+        """No violation that axe-core knows of."""
+        tab.call("Runtime.evaluate", expression=axe())
+        found = tab.run(
+            "const told = await axe.run(document, {resultTypes: ['violations']});"
+            "const first = (of) => of.nodes.slice(0, 3).map((node) => node.html + ' ' + node.failureSummary);"
+            "return told.violations.map((of) => [of.id, of.help, first(of)]);"
+        )
+        self.assertEqual(found, [], f"{what}: {json.dumps(found, indent=1)}")
+
+    def pictures(self, path, name, ready):
+        for kind, view in VIEWS.items():
+            tab = self.tab(path, **view)
+            ready(tab)
+            self.judge_access(tab, f"{name}, {kind}")
+            wide = tab.run("return document.documentElement.scrollWidth - innerWidth")
+            self.assertLessEqual(wide, 0, f"{name}, {kind}: the page is wider than its window")
+            tab.picture(PICTURES / f"{name}-{kind}.png")
+
+    def ask(self, path, body=None, key=None, base=None):
+        head = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request((base or self.server.url) + path, data=data, headers=head)
+        with urllib.request.urlopen(request, timeout=120) as reply:
+            return json.load(reply)
+
+
+def settle(tab, **settings):
+    """What is said under "Model and sampling", as this browser was last told."""
+    tab.run("localStorage.setItem('lockstep chat settings', JSON.stringify(said))", said=settings)
+
+
+def say(tab, text):
+    tab.until("document.querySelector('.ask button[type=submit]:enabled')", 20, "the chat is there")
+    tab.write("textarea[name=text]", text)
+    tab.press("Enter")
+
+
+LAST = "document.querySelector('.turn.assistant:last-child')"
+OVER = f"{LAST} && {LAST}.getAttribute('aria-busy') === 'false'"

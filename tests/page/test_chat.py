@@ -1,0 +1,124 @@
+"""Chats with a model: what is shown is what the API answers, through reloads, edits and a second run."""
+
+import re
+import unittest
+
+from common import LAST, OVER, PageTest, say, settle
+
+PROMPT = "Write a long story about a lighthouse, a storm and a ship."
+STORED = """
+    const done = (ask) => new Promise((resolve) => { ask.onsuccess = () => resolve(ask.result); });
+    const opened = await done(indexedDB.open("lockstep", 1));
+    const all = await done(opened.transaction("conversations").objectStore("conversations").getAll());
+    opened.close();
+    const turns = all.sort((a, b) => b.changed - a.changed)[0]?.turns ?? [];
+    return turns.filter((turn) => turn.role === "assistant").at(-1) ?? null;"""
+
+
+class Chats(PageTest):
+    flags = ("--context", "1024")
+
+    def chat(self, **settings):
+        tab = self.tab("/")
+        settle(tab, model="smollm2", **settings)
+        tab.open(self.server.url + "/#chat")
+        tab.run("location.reload()")
+        tab.until("document.querySelector('select[name=model]')?.options.length > 0", 20, "the models are listed")
+        return tab
+
+    def answered(self, turn):
+        body = {**turn["asked"], "seed": int(turn["seed"])}
+        return self.ask("/v1/chat/completions", body)["choices"][0]
+
+    def test_an_answer_is_what_the_api_answers(self):
+        tab = self.chat(temperature=0.8, seed=7, max_tokens=48, logprobs=True)
+        say(tab, "Name three colours.")
+        tab.until(OVER, 60, "the answer is over")
+        turn = tab.run(STORED)
+        choice = self.answered(turn)
+        self.assertEqual((turn["text"], turn["ids"]), (choice["message"]["content"], choice["token_ids"]))
+        self.assertEqual(turn["certificate"], choice["certificate"])
+        # What is shown is the text, but for its markup.
+        shown = tab.run(f"return {LAST}.querySelector('.said').innerText")
+        words = re.compile(r"[A-Za-z]{2,}")
+        self.assertEqual(words.findall(shown), words.findall(turn["text"]))
+        tab.click(".turn.assistant button", "Same again?")
+        tab.until(
+            f"{LAST}.innerText.includes('Equal, bit for bit: {len(turn['ids'])} of')", 60, "it is the same again"
+        )
+        tab.click(".turn.assistant button", "Tokens")
+        tab.until(f"{LAST}.querySelectorAll('.token').length === {len(turn['tokens'])}", 10, "its tokens are shown")
+        tab.run(f"{LAST}.querySelector('.token').focus()")
+        tab.press("ArrowRight")
+        self.assertIn("%", tab.text(".alternatives"))
+        self.judge_access(tab, "tokens")
+
+    def test_a_reload_in_mid_stream_goes_on(self):
+        tab = self.chat(temperature=1, seed=11, max_tokens=400, logprobs=False)
+        say(tab, PROMPT)
+        tab.until(f"{LAST}?.querySelector('.said').innerText.length > 60", 60, "the answer has begun")
+        tab.run("location.reload()")
+        tab.until("document.querySelector('.turn.assistant')", 20, "the conversation is there again")
+        self.assertFalse(tab.run(f"return {OVER}"), "it was in its middle")
+        tab.until(OVER, 180, "the answer goes on to its end")
+        turn = tab.run(STORED)
+        self.assertEqual((turn["over"], turn["broken"]), ("ended", None))
+        choice = self.answered(turn)
+        self.assertEqual((turn["text"], turn["ids"]), (choice["message"]["content"], choice["token_ids"]))
+
+    def test_stop_edit_branch_and_seeds(self):
+        tab = self.chat(temperature=1, max_tokens=300, logprobs=False)
+        say(tab, PROMPT)
+        tab.until(f"{LAST}?.querySelector('.said').innerText.length > 20", 60, "the answer has begun")
+        tab.click(".ask button", "Stop")
+        tab.until(f"{OVER} && {LAST}.innerText.includes('stopped')", 10, "it stops")
+        first = tab.run(STORED)
+        tab.click(".turn.assistant button", "Again, same seed")
+        tab.until(f"!({OVER})", 20, "it is asked again")
+        tab.until(f"{LAST}.querySelector('.said').innerText.length > 40", 60, "it comes again")
+        tab.click(".ask button", "Stop")
+        tab.until(OVER, 10, "it stops again")
+        second = tab.run(STORED)
+        n = min(len(first["ids"]), len(second["ids"]))
+        self.assertTrue(n > 0 and first["ids"][:n] == second["ids"][:n], "the same seed says the same")
+        self.assertIn("2 of 2", tab.text(".turn.assistant"))
+        tab.click("button[aria-label='The one before']")
+        tab.until(f"{LAST}.innerText.includes('1 of 2')", 10, "the branch before")
+        tab.click(".turn.user button", "Edit")
+        tab.run("document.querySelector('.turn.user textarea').value = 'Say hello.'")
+        tab.click(".turn.user button", "Ask this instead")
+        tab.until(f"document.querySelector('.turn.user').innerText.includes('Say hello.')", 10, "the edited turn")
+        tab.until(OVER, 90, "its answer")
+        self.assertIn("2 of 2", tab.text(".turn.user"))
+
+    def test_two_hundred_messages(self):
+        tab = self.chat(max_tokens=4)
+        tab.run("""
+            const {fresh, add, keep} = await import("/page/conversations.js");
+            const {blank} = await import("/page/answer.js");
+            const all = fresh();
+            for (let n = 0; n < 100; n++) {
+              add(all, {role: "user", parent: all.at, text: `Question ${n}`});
+              const text = `**Answer** ${n}\\n\\n~~~\\ncode ${n}\\n~~~`;
+              Object.assign(add(all, blank(all.at, null)), {text, over: "ended"});
+            }
+            await keep(all);
+            location.reload();""")
+        tab.until("document.querySelectorAll('.turn').length === 200", 20, "all turns are there")
+        self.assertEqual(tab.run("return document.querySelectorAll('.turn.assistant pre').length"), 100)
+
+    def test_pictures(self):
+        def ready(tab):
+            settle(tab, model="smollm2", temperature=0, max_tokens=40, logprobs=True)
+            tab.run("location.reload()")
+            tab.until("document.querySelector('select[name=model]')?.options.length > 0", 20, "the models are listed")
+            say(tab, "Name three colours.")
+            tab.until(OVER, 60, "the answer is over")
+            tab.click(".turn.assistant button", "Tokens")
+            tab.run("document.querySelector('.token:nth-child(4)').focus()")
+
+        self.pictures("/#chat", "chat", ready)
+
+
+if __name__ == "__main__":
+    unittest.main()

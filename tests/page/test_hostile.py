@@ -1,0 +1,82 @@
+"""Answers as bad as they can be: they are shown and do nothing."""
+
+import time
+
+from common import LAST, OVER, PageTest, say
+from hostile import ANSWERS, Hostile
+
+
+class HostileAnswers(PageTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.bad = Hostile(cls.server.url)
+        cls.addClassCleanup(cls.bad.close)
+
+    def shown(self, kind):
+        tab = self.tab("/#chat", url=self.bad.url)
+        tab.until("document.querySelector('select[name=model]')?.options.length > 0", 20, "the models are listed")
+        say(tab, kind)
+        tab.until(OVER, 60, f"{kind} is over")
+        harmed = tab.run(
+            "const bad = ['script', 'iframe', 'img', 'base', 'style', 'svg'].map((name) => `main ${name}`).join();"
+            "return [window.harmed ?? null, document.querySelectorAll(bad).length]"
+        )
+        self.assertEqual(harmed, [None, 0], kind)
+        return tab
+
+    def test_html_is_text(self):
+        tab = self.shown("html")
+        said = tab.run(f"return {LAST}.querySelector('.said').textContent")
+        self.assertEqual(said, ANSWERS["html"])
+        tab.click(".turn.assistant button", "Tokens")
+        tab.run("document.querySelector('.token').focus()")
+        self.assertIn("<script>", tab.text(".alternatives"))
+        self.assertEqual(tab.run("return window.harmed ?? null"), None)
+        tab.picture(self.picture("hostile"))
+
+    def picture(self, name):
+        from common import PICTURES
+
+        return PICTURES / f"{name}.png"
+
+    def test_links_go_where_they_say(self):
+        tab = self.shown("links")
+        links = tab.run(f"return [...{LAST}.querySelectorAll('.said a')].map((a) => [a.href, a.textContent, a.rel])")
+        self.assertTrue(links)
+        for href, text, rel in links:
+            self.assertTrue(href.startswith(("http://", "https://")), href)
+            self.assertIn(href.rstrip("/"), text, "a link says where it goes")
+            self.assertIn("noopener", rel)
+
+    def test_signs_that_nobody_sees_are_shown_by_their_numbers(self):
+        for kind, signs in (("ansi", "\x1b\x07\x00\x08"), ("bidi", "\u202e\u2066\u2069")):
+            said = self.shown(kind).run(f"return {LAST}.querySelector('.said').textContent")
+            self.assertFalse(set(signs) & set(said), f"{kind}: {said!r}")
+            self.assertIn(f"\u2039{ord(signs[0]):04x}\u203a", said)
+
+    def test_what_nests_and_repeats_costs_little(self):
+        for kind in ("quotes", "stars", "lists", "table", "lines", "megabyte"):
+            began = time.monotonic()
+            tab = self.shown(kind)
+            took = time.monotonic() - began
+            n_nodes = tab.run("return document.querySelectorAll('*').length")
+            self.assertLess(n_nodes, 60_000, kind)
+            # The page still answers at once.
+            began = time.monotonic()
+            tab.click(".turn.assistant button", "Tokens")
+            tab.until("document.querySelector('.tokens')", 10, "tokens")
+            print(
+                f"{kind}: shown after {took:.1f} s, {n_nodes} nodes, a click after {time.monotonic() - began:.2f} s"
+            )
+            if kind == "megabyte":
+                self.assertEqual(tab.run(f"return {LAST}.querySelector('.said').textContent"), ANSWERS[kind])
+
+    def test_markdown_is_drawn(self):
+        tab = self.shown("markdown")
+        of = tab.run(
+            f"const n = (name) => {LAST}.querySelectorAll('.said ' + name).length;"
+            "return ['.heading', 'strong', 'code', 'pre', 'ul', 'li', 'table', 'td'].map(n)"
+        )
+        self.assertEqual(of, [1, 1, 2, 1, 1, 2, 1, 2])
+        self.judge_access(tab, "markdown")

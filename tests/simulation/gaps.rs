@@ -1,0 +1,164 @@
+//! How long streams stand still where something is lost, on virtual time: a second, and 1.3 times what a prefill of
+//! their logs takes by the steps that the ranks count. `make chaos` measures the same by the clock.
+
+use crate::cast::Stage;
+use crate::net::channel;
+use crate::operator::rest;
+use crate::record::Record;
+use crate::registry::Registry;
+use crate::script::{CLIENTS, END, Fault, Host, ReplicaPlan, Script, What};
+use crate::weather::Weather;
+use crate::world::{network, recorded};
+use proto::v1;
+use proto::v1::generate_reply::Event;
+use proto::v1::inference_client::InferenceClient;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+use tonic::Status;
+use tonic::transport::Channel;
+use types::Tokens;
+
+const N_STREAMS: u32 = 4;
+const N_TOKENS: u32 = 300;
+const BEGUN_MILLIS: u64 = 6_000;
+const STRUCK_MILLIS: u64 = 7_000;
+const MILLIS_MAX: u64 = 60_000;
+const STEP_MICROS: u64 = 10_000;
+const TOKEN_MICROS: u64 = 500;
+const CHUNK: u64 = 512;
+/// The longest that a stream may stand still, besides its replay.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// The most by which a replay may be slower than a prefill of as many tokens, in tenths.
+const REPLAY_TENTHS: u32 = 13;
+/// Longer than anything that is no loss.
+const HIT: Duration = Duration::from_millis(70);
+
+/// A stream's longest pause, and the length of its log then.
+#[derive(Clone, Copy, Debug, Default)]
+struct Gap {
+    lasted: Duration,
+    n_known: u64,
+    at: Duration,
+}
+
+fn script(seed: u64, n_replicas: usize, what: What) -> Script {
+    let (tp, pp) = [(1, 1), (2, 1), (1, 2), (2, 2)][seed as usize % 4];
+    let mut script = Script::of(seed);
+    script.sim.step_micros = STEP_MICROS;
+    script.sim.token_micros = TOKEN_MICROS;
+    Script {
+        replicas: vec![ReplicaPlan { tp, pp, n_workers: usize::from(tp * pp) + 1 }; n_replicas],
+        faults: vec![Fault { at_millis: STRUCK_MILLIS, lasts_millis: 20_000, what }],
+        n_blocks: 160,
+        running_max: 8,
+        lag_millis: 20,
+        ..script
+    }
+}
+
+fn simulate(seed: u64, script: &Arc<Script>, record: &Record, gaps: &Arc<Mutex<Vec<Gap>>>) -> turmoil::Result {
+    let mut sim = network(seed, MILLIS_MAX);
+    let registry = Registry::new(record.clone(), script.lag_millis);
+    let stage = Stage { script: script.clone(), record: record.clone(), registry };
+    stage.open(&mut sim);
+    let (n_replicas, told, gaps) = (script.replicas.len(), record.clone(), gaps.clone());
+    sim.client(Host::Client(0).name(), async move {
+        match watch(n_replicas).await {
+            Ok(seen) => *gaps.lock().unwrap() = seen,
+            Err(why) => told.violation(why),
+        }
+        Ok(())
+    });
+    // The weather mends the wires of all.
+    (1..CLIENTS).for_each(|client| sim.client(Host::Client(client).name(), async { Ok(()) }));
+    let mut weather = Weather::new(script, record.clone());
+    while !sim.step()? {
+        weather.pass(&mut sim);
+    }
+    Ok(())
+}
+
+/// Streams through the fault, spread over replicas. All are as long as was asked for.
+async fn watch(n_replicas: usize) -> Result<Vec<Gap>, String> {
+    let begun = Instant::now();
+    let router = channel(&Host::Router(0).name());
+    sleep_until(begun + Duration::from_millis(BEGUN_MILLIS)).await;
+    rest(std::slice::from_ref(&router), n_replicas).await?;
+    let mut streams = JoinSet::new();
+    (0..N_STREAMS).for_each(|i| drop(streams.spawn(stream(router.clone(), i, begun))));
+    let mut gaps = Vec::new();
+    while let Some(ended) = streams.join_next().await {
+        gaps.push(ended.map_err(|error| error.to_string())?.map_err(|status| format!("{status:?}"))?);
+    }
+    Ok(gaps)
+}
+
+async fn stream(router: Channel, i: u32, begun: Instant) -> Result<Gap, Status> {
+    let prompt: Tokens = (0..40).map(|token| (token * 3 + i) % END).collect();
+    let sampling =
+        v1::Sampling { max_tokens: Some(N_TOKENS), ignore_eos: true, seed: Some(i.into()), ..v1::Sampling::default() };
+    let n_prompt = prompt.len() as u64;
+    let ids = v1::TokenIds { ids: prompt };
+    let input = Some(v1::generate_request::Input::TokenIds(ids));
+    let ask = v1::GenerateRequest { input, sampling: Some(sampling), ..v1::GenerateRequest::default() };
+    let mut replies = InferenceClient::new(router).generate(ask).await?.into_inner();
+    let (mut longest, mut n_told, mut heard) = (Gap::default(), 0, None);
+    while let Some(reply) = replies.message().await? {
+        let Some(Event::Delta(delta)) = reply.event else { continue };
+        let lasted = heard.replace(Instant::now()).map_or(Duration::ZERO, |heard: Instant| heard.elapsed());
+        if lasted > longest.lasted {
+            longest = Gap { lasted, n_known: n_prompt + n_told, at: begun.elapsed() };
+        }
+        n_told += delta.token_ids.len() as u64;
+    }
+    match n_told == u64::from(N_TOKENS) {
+        true => Ok(longest),
+        false => Err(Status::internal(format!("{n_told} tokens of {N_TOKENS}"))),
+    }
+}
+
+/// What a prefill of all these logs takes.
+fn replay(gaps: &[Gap]) -> Duration {
+    let micros = |gap: &Gap| gap.n_known * TOKEN_MICROS + gap.n_known.div_ceil(CHUNK) * STEP_MICROS;
+    Duration::from_micros(gaps.iter().map(micros).sum())
+}
+
+/// The streams that a fault has hit: those that stood still after it, within what is allowed.
+fn hit_by(seed: u64, n_replicas: usize, what: What) -> Vec<Gap> {
+    let script = Arc::new(script(seed, n_replicas, what));
+    let gaps = Arc::default();
+    let outcome = recorded(false, |record| simulate(seed, &script, record, &gaps));
+    assert!(outcome.violations.is_empty(), "seed {seed}, {what:?}: {:?}", outcome.violations);
+    let gaps = gaps.lock().unwrap().clone();
+    let is_hit = |gap: &&Gap| gap.lasted >= HIT && gap.at >= Duration::from_millis(STRUCK_MILLIS);
+    let hit: Vec<Gap> = gaps.iter().filter(is_hit).copied().collect();
+    let allowed = PAUSE_MAX + replay(&hit) * REPLAY_TENTHS / 10;
+    assert!(hit.iter().all(|gap| gap.lasted <= allowed), "seed {seed}, {what:?}: beyond {allowed:?}: {hit:?}");
+    hit
+}
+
+/// The same for the first of these hosts that streams need: another may be a spare.
+fn check(seed: u64, n_replicas: usize, hosts: &[Host], strike: fn(Host) -> What) -> Vec<Gap> {
+    let all = hosts.iter().map(|host| hit_by(seed, n_replicas, strike(*host)));
+    let hit = all.into_iter().find(|hit| !hit.is_empty());
+    hit.unwrap_or_else(|| panic!("seed {seed}: {:?} hit no stream", strike(hosts[0])))
+}
+
+#[test]
+fn a_stream_stands_still_for_a_second_and_its_replay_at_most() {
+    let workers = [Host::Worker(0, 0), Host::Worker(0, 1)];
+    let coordinators = [Host::Coordinator(0), Host::Coordinator(1)];
+    let (mut n_hit, mut longest) = (0, Duration::ZERO);
+    for seed in 0..4 {
+        for strike in [What::Kill, What::Freeze] {
+            for (n_replicas, hosts) in [(1, workers), (2, coordinators)] {
+                let hit = check(seed, n_replicas, &hosts, strike);
+                n_hit += hit.len();
+                longest = longest.max(hit.iter().map(|gap| gap.lasted).max().unwrap_or_default());
+            }
+        }
+    }
+    println!("{n_hit} streams hit, the longest gap {longest:?}");
+}

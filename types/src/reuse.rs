@@ -1,0 +1,70 @@
+//! How far the prefix cache served a prompt, and why no further.
+
+/// Where the reuse of a prompt ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reuse {
+    /// Why no more was reused. None as long as nobody has looked.
+    pub ended: Option<ReuseEnd>,
+    /// The position that it ended at, or that more was known up to: a multiple of a block.
+    pub position: u32,
+}
+
+/// Why no more of a prompt came from the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReuseEnd {
+    /// All of its full blocks came from there, as far as any may: one token is always computed.
+    Whole,
+    /// Nobody has computed its beginning, or it has no full block.
+    FirstUse,
+    /// The next block differs from all that was computed behind this prefix.
+    Differs,
+    /// The blocks are there up to the position, and there is no state of a recurrence to go on from.
+    StateNotKept,
+    /// The next block was there, and its room was needed.
+    Evicted,
+    /// The prompt's beginning is known of another tenant or salt, with whom nothing is shared.
+    OtherOwner,
+    /// The request asked not to read the cache, or needs rows that a hit would skip.
+    Bypassed,
+    /// The request neither reads nor fills the cache.
+    Apart,
+    /// There is no prefix cache.
+    Off,
+}
+
+impl ReuseEnd {
+    pub const ALL: [ReuseEnd; 9] = [
+        ReuseEnd::Whole,
+        ReuseEnd::FirstUse,
+        ReuseEnd::Differs,
+        ReuseEnd::StateNotKept,
+        ReuseEnd::Evicted,
+        ReuseEnd::OtherOwner,
+        ReuseEnd::Bypassed,
+        ReuseEnd::Apart,
+        ReuseEnd::Off,
+    ];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            ReuseEnd::Whole => "whole",
+            ReuseEnd::FirstUse => "first_use",
+            ReuseEnd::Differs => "differs",
+            ReuseEnd::StateNotKept => "state_not_kept",
+            ReuseEnd::Evicted => "evicted",
+            ReuseEnd::OtherOwner => "other_owner",
+            ReuseEnd::Bypassed => "bypassed",
+            ReuseEnd::Apart => "apart",
+            ReuseEnd::Off => "off",
+        }
+    }
+
+    /// The same as its own client may know it: that another has said the same is nobody's business.
+    #[must_use]
+    pub const fn told(self) -> ReuseEnd {
+        match self {
+            ReuseEnd::OtherOwner => ReuseEnd::FirstUse,
+            own => own,
+        }
+    }
+}

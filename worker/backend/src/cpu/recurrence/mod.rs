@@ -1,0 +1,166 @@
+//! Recurrent layers over paged states, block by block.
+//!
+//! A page keeps the state at its block's start and the block's rows. An output follows from its page up to its row, the
+//! next page's state from the whole page, each in one order: so bits do not depend on how rows were cut into steps, and
+//! a step in mid-block reads the state once and writes none. An item is a value head of a slice. Vector lanes are
+//! columns of V, which no sum runs along, or the sixteen of a product of two keys.
+
+mod convolution;
+mod page;
+mod rows;
+
+use super::isa::{Isa, Kernel, dispatch};
+use super::kv::Kv;
+use super::lanes::Lanes;
+use super::memory::Shared;
+use super::{Buffer, Cpu};
+use crate::{ConvolutionCall, PassSlice, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule};
+use convolution::Convolve;
+use page::{POSITIONS, StatePage, Widths};
+pub(super) use page::{convolves, supported};
+use std::ops::Range;
+use types::BlockId;
+
+type Weights = RecurrentWeights<Vec<f32>>;
+
+impl Recurrence for Cpu {
+    fn recur(&self, x: &Buffer, weights: &Weights, call: &RecurrenceCall<'_>, kv: &mut Kv, out: &mut Buffer) {
+        let RecurrenceCall { pass, heads, layer, .. } = *call;
+        if heads.n_heads == 0 {
+            return;
+        }
+        kv.check_recurrent(heads.layout(), layer);
+        check(heads, weights);
+        assert!(pass.is_tiled(), "each row belongs to one slice");
+        let n_rows = pass.n_rows();
+        let x = x.rows(n_rows, heads.n_cols());
+        let out = out.shared(n_rows, heads.n_heads * heads.value_dim);
+        let recur = Recur { x, weights, call, shape: Widths::of(heads), kv, out };
+        self.team.run(pass.slices.len() * heads.n_heads, &|items| recur.run(self.config.isa, items));
+    }
+
+    fn convolve(&self, x: &Buffer, weight: &Vec<f32>, call: &ConvolutionCall<'_>, kv: &mut Kv, out: &mut Buffer) {
+        let ConvolutionCall { pass, channels, layer, .. } = *call;
+        let (n_rows, n_channels) = (pass.n_rows(), channels.n_channels());
+        if n_channels == 0 {
+            return;
+        }
+        kv.check_recurrent(channels.layout(), layer);
+        assert!(weight.len() == channels.taps * n_channels, "a weight for each tap of each channel");
+        assert!(pass.is_tiled(), "each row belongs to one slice");
+        let x = x.rows(n_rows, 3 * n_channels);
+        let out = out.shared(n_rows, n_channels);
+        let convolve = Convolve { x, weight, call, kv, out };
+        self.team.run(pass.slices.len() * channels.n, &|items| convolve.run(self.config.isa, items));
+    }
+}
+
+fn check(heads: &RecurrentHeads, weights: &Weights) {
+    let RecurrentWeights { conv, conv_bias, rate, rate_bias, rule } = weights;
+    let n_channels = heads.n_channels();
+    let fits_rule = match rule {
+        StateRule::Delta { norm, .. } => norm.len() == heads.value_dim && heads.has_steps,
+        StateRule::StateSpace { skip, .. } => skip.len() == heads.n_heads && !heads.has_steps,
+    };
+    let fits = conv.len() == heads.taps * n_channels && conv_bias.as_ref().is_none_or(|bias| bias.len() == n_channels);
+    assert!(fits && fits_rule && [rate, rate_bias].iter().all(|of| of.len() == heads.n_heads), "weights of {heads:?}");
+    assert!(supported(heads).is_ok() && heads.key_of(heads.n_heads - 1) < heads.n_key_heads, "{heads:?}");
+}
+
+struct Recur<'a> {
+    /// [n_rows, n_cols]
+    x: &'a [f32],
+    weights: &'a Weights,
+    call: &'a RecurrenceCall<'a>,
+    shape: Widths,
+    kv: &'a Kv,
+    /// [n_rows, n_heads * value_dim]
+    out: Shared<f32>,
+}
+
+impl Recur<'_> {
+    /// Computes some items; `items` is a part of all heads of all slices.
+    fn run(&self, isa: Isa, items: Range<usize>) {
+        // Two pages for blocks that have none, and what `rows` works in.
+        self.kv.with_spare(|spare| {
+            let (pages, work) = spare.split_at_mut(2 * self.shape.n_numbers());
+            dispatch(isa, Items { recur: self, items, pages, work });
+        });
+    }
+}
+
+struct Items<'a> {
+    recur: &'a Recur<'a>,
+    items: Range<usize>,
+    pages: &'a mut [f32],
+    work: &'a mut [f32],
+}
+
+impl Kernel for Items<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let RecurrenceCall { pass, heads, group, .. } = *self.recur.call;
+        let pages = Shared::new(self.pages.as_mut_ptr());
+        for item in self.items {
+            let (slice, head) = (item / heads.n_heads, item % heads.n_heads);
+            let blocks = pass.tables.group(group).of(slice);
+            self.recur.item::<L>(&pass.slices[slice], blocks, head, &pages, self.work);
+        }
+    }
+}
+
+impl Recur<'_> {
+    /// Walks one head of one slice.
+    #[inline(always)]
+    fn item<L: Lanes>(
+        &self,
+        slice: &PassSlice,
+        blocks: &[BlockId],
+        head: usize,
+        pages: &Shared<f32>,
+        work: &mut [f32],
+    ) {
+        let (start, end) = (slice.range.start as usize, slice.range.end as usize);
+        let read = start.checked_sub(1).map(|before| blocks[before / POSITIONS]);
+        assert!(read != Some(BlockId::NONE), "the page before position {start} is there");
+        for block in start / POSITIONS..end.div_ceil(POSITIONS) {
+            let first = block * POSITIONS;
+            let positions = start.max(first)..end.min(first + POSITIONS);
+            let mut page = self.page(blocks, block, head, pages);
+            match block.checked_sub(1).filter(|_| positions.start == first) {
+                Some(before) => rows::go_on::<L>(&self.page(blocks, before, head, pages), &mut page, work),
+                None if first == positions.start => page.begin(),
+                None => {}
+            }
+            let row = slice.rows.start as usize + positions.start - start;
+            self.rows::<L>(head, row, positions.start - first..positions.end - first, &mut page, work);
+        }
+    }
+
+    /// A head's page of a block.
+    #[inline(always)]
+    fn page<'s>(&'s self, blocks: &[BlockId], block: usize, head: usize, spare: &'s Shared<f32>) -> StatePage<'s> {
+        let n = self.shape.n_numbers();
+        StatePage::of(self.shape, numbers_of(self.kv, self.call.layer, blocks, (block, head), spare, n))
+    }
+}
+
+/// The numbers of a head's page of a block: its own, or spare memory where the table has none. The spare ones of
+/// neighbours differ.
+#[inline(always)]
+#[expect(clippy::mut_from_ref, reason = "who asks has the page of this head alone, or reads a full one")]
+fn numbers_of<'s>(
+    kv: &'s Kv,
+    layer: usize,
+    blocks: &[BlockId],
+    (block, head): (usize, usize),
+    spare: &'s Shared<f32>,
+    n: usize,
+) -> &'s mut [f32] {
+    match blocks[block] {
+        // SAFETY: this thread's own memory; it has two pages, and no two that live at a time are of equal parity.
+        BlockId::NONE => unsafe { spare.part(block % 2 * n, n) },
+        // SAFETY: who writes a page has it alone; a page that is shared is full, and is only read.
+        id => unsafe { kv.recurrent_page(layer, id, head) },
+    }
+}

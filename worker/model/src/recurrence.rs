@@ -1,0 +1,267 @@
+//! Recurrent layers: projections, the recurrence over paged states with its convolution, and the output's projection.
+//! Ranks divide the value heads, and each has the key heads that its own read.
+
+use crate::convolution::taps_of_channels;
+use crate::ctx::Ctx;
+use crate::error::Result;
+use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
+use crate::limits::PassLimits;
+use crate::spread::{SpreadRows, parts_of_stage};
+use crate::weights::{MatrixRows, Weights};
+use backend::{Device, Heads, Memory, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule};
+use checkpoint::{ModelSpec, RecurrenceRule, RecurrenceSpec};
+use std::ops::Range;
+use types::{DeviceClass, Leaves, Part};
+
+pub struct Recurrent<M: Memory> {
+    input: ColumnParallel<M>, // q_proj, k_proj, v_proj, z_proj, b_proj, a_proj [n_cols, hidden]
+    weights: RecurrentWeights<M::Vector>,
+    norm: Option<SpreadNorm<M>>,
+    output: RowParallel<M>, // out_proj [hidden, n_heads * value_dim]
+    heads: RecurrentHeads,
+    /// The cache group, and this layer's index among the rank's layers of that group.
+    place: (usize, usize),
+}
+
+/// Norms of the heads of each key head together, some of which other ranks may have.
+struct SpreadNorm<M: Memory> {
+    groups: Vec<GroupNorm<M>>,
+    /// The columns that each rank of the stage has.
+    ranks: Vec<Range<usize>>,
+    eps: f32,
+}
+
+struct GroupNorm<M: Memory> {
+    /// Columns of the whole row, and those of them that this rank has, counted from its own first.
+    columns: Range<usize>,
+    own: Range<usize>,
+    weight: M::Vector,
+}
+
+/// The buffers that a recurrent layer works in.
+pub struct RecurrentScratch<M: Memory> {
+    projected: M::Buffer, // [rows_max, n_cols]
+    out: M::Buffer,       // [rows_max, n_heads * value_dim]
+    norm: Option<NormScratch<M>>,
+}
+
+struct NormScratch<M: Memory> {
+    parts: SpreadRows<M>,
+    whole: M::Buffer, // [rows_max, columns of a group]
+}
+
+/// A rank's heads of recurrent layers.
+pub struct OwnedState {
+    pub heads: RecurrentHeads,
+    pub keys: Range<usize>,
+    pub values: Range<usize>,
+    /// The leaves of the sum of `out_proj`, over all value heads.
+    pub leaves: Leaves,
+}
+
+impl OwnedState {
+    pub fn of(class: DeviceClass, part: &Part, spec: &RecurrenceSpec) -> OwnedState {
+        let value_dim = spec.value_dim as usize;
+        let whole = Heads::whole(spec.n_heads as usize, spec.n_key_heads as usize, value_dim, 1.0);
+        let OwnedHeads { heads, query, kv, leaves } = OwnedHeads::of(class, part, whole);
+        let in_heads = |columns: Range<usize>| columns.start / value_dim..columns.end / value_dim;
+        let (values, keys) = (in_heads(query), in_heads(kv));
+        let heads = RecurrentHeads {
+            n_heads: values.len(),
+            n_key_heads: keys.len(),
+            per_key: heads.per_kv,
+            first: heads.first,
+            ..whole_heads(spec)
+        };
+        OwnedState { heads, keys, values, leaves }
+    }
+}
+
+/// The heads of a whole layer.
+pub fn whole_heads(spec: &RecurrenceSpec) -> RecurrentHeads {
+    RecurrentHeads {
+        n_heads: spec.n_heads as usize,
+        n_key_heads: spec.n_key_heads as usize,
+        per_key: (spec.n_heads / spec.n_key_heads) as usize,
+        first: 0,
+        key_dim: spec.key_dim as usize,
+        value_dim: spec.value_dim as usize,
+        taps: spec.taps as usize,
+        has_steps: spec.rule == RecurrenceRule::Delta,
+    }
+}
+
+/// Elements of some heads.
+fn of_heads(heads: &Range<usize>, dim: usize) -> Range<usize> {
+    heads.start * dim..heads.end * dim
+}
+
+impl<M: Memory> Recurrent<M> {
+    /// `layer` is its number in the model.
+    pub fn load(at: &Weights<'_, M>, spec: &ModelSpec, of: &RecurrenceSpec, layer: usize) -> Result<Recurrent<M>> {
+        let (hidden, whole) = (spec.hidden as usize, whole_heads(of));
+        let OwnedState { heads, keys, values, leaves } = OwnedState::of(at.device().class(), at.part(), of);
+        let rows = |name, n: usize, owned: &Range<usize>, dim: usize| MatrixRows {
+            name,
+            n: n * dim,
+            owned: of_heads(owned, dim),
+        };
+        let mut parts = vec![
+            rows("q_proj", whole.n_key_heads, &keys, heads.key_dim),
+            rows("k_proj", whole.n_key_heads, &keys, heads.key_dim),
+            rows("v_proj", whole.n_heads, &values, heads.value_dim),
+            rows("z_proj", whole.n_heads, &values, heads.value_dim),
+        ];
+        parts.extend(heads.has_steps.then(|| rows("b_proj", whole.n_heads, &values, 1)));
+        parts.push(rows("a_proj", whole.n_heads, &values, 1));
+        let norm = match of.rule {
+            RecurrenceRule::Delta => None,
+            RecurrenceRule::StateSpace { .. } => Some(SpreadNorm::load(at, spec, of)?),
+        };
+        Ok(Recurrent {
+            input: ColumnParallel::load(at, hidden, &parts)?,
+            weights: weights(at, spec, of, [&keys, &values])?,
+            norm,
+            output: RowParallel::load(at, "out_proj", hidden, &leaves)?,
+            heads,
+            place: spec.cache_groups().place(&at.part().layers, layer as u32),
+        })
+    }
+
+    pub fn n_planes(&self) -> usize {
+        self.output.n_planes()
+    }
+
+    /// Whether ranks show each other rows in here, besides sums.
+    pub fn shares_rows(&self) -> bool {
+        self.norm.as_ref().is_some_and(|norm| norm.ranks.len() > 1)
+    }
+}
+
+/// What a layer has besides its matrices, of this rank's heads.
+fn weights<M: Memory>(
+    at: &Weights<'_, M>,
+    spec: &ModelSpec,
+    of: &RecurrenceSpec,
+    [keys, values]: [&Range<usize>; 2],
+) -> Result<RecurrentWeights<M::Vector>> {
+    let (n_heads, n_keys) = (of.n_heads as usize, of.n_key_heads as usize);
+    let [key, value, taps] = [of.key_dim, of.value_dim, of.taps].map(|n| n as usize);
+    let parts = [
+        ("conv_q", n_keys * key, of_heads(keys, key)),
+        ("conv_k", n_keys * key, of_heads(keys, key)),
+        ("conv_v", n_heads * value, of_heads(values, value)),
+    ];
+    let (mut channels, mut bias) = (Vec::new(), Vec::new());
+    for (name, n, owned) in parts {
+        channels
+            .extend(at.numbers(&format!("{name}.weight"), [n, taps])?[owned.start * taps..owned.end * taps].to_vec());
+        bias.extend(at.bias(name, n, owned)?);
+    }
+    let conv = taps_of_channels(&channels, taps);
+    let bias = bias.concat();
+    let device = at.device();
+    let rates = at.numbers("A_log", [1, n_heads])?;
+    let rates: Vec<f32> = rates[values.clone()].iter().map(|log| -libm::exp(f64::from(*log)) as f32).collect();
+    let rule = match of.rule {
+        RecurrenceRule::Delta => StateRule::Delta { norm: at.vector_plus("norm", value, 0.0)?, eps: spec.norm_eps },
+        RecurrenceRule::StateSpace { step_min, step_max } => {
+            StateRule::StateSpace { skip: at.vector_part("D", n_heads, values.clone())?, step_min, step_max }
+        }
+    };
+    Ok(RecurrentWeights {
+        conv: device.vector(&conv)?,
+        conv_bias: if bias.is_empty() { None } else { Some(device.vector(&bias)?) },
+        rate: device.vector(&rates)?,
+        rate_bias: at.vector_part("dt_bias", n_heads, values.clone())?,
+        rule,
+    })
+}
+
+/// The columns of V that each rank of the stage has.
+fn of_ranks(class: DeviceClass, part: &Part, of: &RecurrenceSpec) -> Vec<Range<usize>> {
+    let of_rank = |its: Part| of_heads(&OwnedState::of(class, &its, of).values, of.value_dim as usize);
+    parts_of_stage(part).map(of_rank).collect()
+}
+
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
+}
+
+impl<M: Memory> SpreadNorm<M> {
+    fn load(at: &Weights<'_, M>, spec: &ModelSpec, of: &RecurrenceSpec) -> Result<SpreadNorm<M>> {
+        let ranks = of_ranks(at.device().class(), at.part(), of);
+        let mine = ranks[usize::from(at.part().place.tp)].clone();
+        let (n, n_groups) = ((of.n_heads * of.value_dim) as usize, of.n_key_heads as usize);
+        let group = |i: usize| {
+            let columns = n / n_groups * i..n / n_groups * (i + 1);
+            let owned = overlap(&columns, &mine);
+            let own = owned.start - mine.start.min(owned.start)..owned.end - mine.start.min(owned.start);
+            Ok(GroupNorm { columns, own, weight: at.vector_part("norm.weight", n, owned)? })
+        };
+        let groups = (0..n_groups).map(group).collect::<Result<Vec<_>>>()?;
+        let groups = groups.into_iter().filter(|group| !group.own.is_empty()).collect();
+        Ok(SpreadNorm { groups, ranks, eps: spec.norm_eps })
+    }
+}
+
+impl<M: Memory> RecurrentScratch<M> {
+    pub fn new(all: &Weights<'_, M>, of: &RecurrenceSpec, limits: PassLimits) -> Result<RecurrentScratch<M>> {
+        let (device, part) = (all.device(), all.part());
+        let heads = OwnedState::of(device.class(), part, of).heads;
+        let rows = |cols| device.buffer(limits.rows_max, cols);
+        let norm = match of.rule {
+            RecurrenceRule::Delta => None,
+            RecurrenceRule::StateSpace { .. } => {
+                let ranks = of_ranks(device.class(), part, of);
+                let parts = SpreadRows::new(device, limits, ranks.iter().map(ExactSizeIterator::len))?;
+                let of_group = of.n_heads / of.n_key_heads * of.value_dim;
+                Some(NormScratch { parts, whole: rows(of_group as usize)? })
+            }
+        };
+        Ok(RecurrentScratch { projected: rows(heads.n_cols())?, out: rows(heads.n_heads * heads.value_dim)?, norm })
+    }
+}
+
+impl<D: Device> Recurrent<D> {
+    /// x: [n_rows, hidden] -> out: [n_rows, hidden]
+    pub fn forward(
+        &self,
+        ctx: &mut Ctx<'_, D>,
+        x: &D::Buffer,
+        scratch: &mut RecurrentScratch<D>,
+        out: &mut D::Buffer,
+    ) -> Result<()> {
+        let (device, pass, n_rows, (group, layer)) = (ctx.device, ctx.pass, ctx.n_rows(), self.place);
+        self.input.forward(device, x, n_rows, &mut scratch.projected); // [n_rows, n_cols]
+        let call = RecurrenceCall { pass, heads: &self.heads, group, layer };
+        // [n_rows, n_heads * value_dim]
+        device.recur(&scratch.projected, &self.weights, &call, &mut ctx.kv.groups[group], &mut scratch.out);
+        if let (Some(norm), Some(its)) = (&self.norm, &mut scratch.norm) {
+            norm.forward(ctx, &mut scratch.out, its)?;
+        }
+        self.output.forward(ctx, &scratch.out, out)
+    }
+}
+
+impl<D: Device> SpreadNorm<D> {
+    /// Norms this rank's columns by the rows of all ranks.
+    fn forward(&self, ctx: &mut Ctx<'_, D>, x: &mut D::Buffer, scratch: &mut NormScratch<D>) -> Result<()> {
+        let (device, n_rows, NormScratch { parts, whole }) = (ctx.device, ctx.n_rows(), scratch);
+        let me = ctx.ranks.rank() as usize;
+        parts.gather(ctx, x, self.ranks[me].len())?;
+        for GroupNorm { columns, own, weight } in &self.groups {
+            for (rank, its) in self.ranks.iter().enumerate() {
+                let (from, row) = parts.of(x, rank, n_rows);
+                let of_group = overlap(its, columns);
+                let (start, to) = (of_group.start - its.start, of_group.start - columns.start);
+                if !of_group.is_empty() {
+                    device.copy_columns((from, row, start..start + of_group.len()), (whole, 0, to), n_rows);
+                }
+            }
+            device.norm_columns(x, own.clone(), whole, weight, self.eps, n_rows);
+        }
+        Ok(())
+    }
+}

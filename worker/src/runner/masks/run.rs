@@ -1,0 +1,81 @@
+//! Masks of draws that follow each other, and the tokens between them. Knows no grammar.
+
+use types::Token;
+
+/// `mask 0 · token 0 · mask 1 · token 1 · .. · the last mask`
+///
+/// Each mask is for the draw behind the log and the tokens before it.
+#[derive(Debug, Default)]
+pub(super) struct MaskRun {
+    /// The number of the first draw, that of the output's first token being 0. None where there is no mask.
+    of: Option<u32>,
+    tokens: Vec<Token>,
+    words: Vec<u32>,
+    words_each: usize,
+}
+
+impl MaskRun {
+    /// With room for so many tokens.
+    pub fn with_room(n_tokens: usize) -> MaskRun {
+        MaskRun { tokens: Vec::with_capacity(n_tokens), ..MaskRun::default() }
+    }
+
+    pub fn begin(&mut self, of: u32, mask: &[u32]) {
+        self.tokens.clear();
+        self.words.clear();
+        self.words.extend_from_slice(mask);
+        (self.of, self.words_each) = (Some(of), mask.len());
+    }
+
+    /// Adds the mask behind one more token.
+    pub fn push(&mut self, token: Token, mask: &[u32]) {
+        self.tokens.push(token);
+        self.words.extend_from_slice(mask);
+    }
+
+    /// Keeps the masks behind the log and behind the first `n_tokens`.
+    pub fn cut(&mut self, n_tokens: usize) {
+        self.tokens.truncate(n_tokens);
+        self.words.truncate((1 + n_tokens) * self.words_each);
+    }
+
+    pub fn forget(&mut self) {
+        self.of = None;
+    }
+
+    pub fn is_of(&self, draw: u32) -> bool {
+        self.of == Some(draw)
+    }
+
+    /// How many of these tokens, the first ones, stand between its masks.
+    pub fn n_among(&self, tokens: &[Token]) -> usize {
+        self.tokens.iter().zip(tokens).take_while(|(one, other)| one == other).count()
+    }
+
+    /// The mask behind the first `n_tokens`.
+    pub fn behind(&self, n_tokens: usize) -> Option<&[u32]> {
+        self.of.filter(|_| n_tokens <= self.tokens.len())?;
+        self.words.chunks_exact(self.words_each.max(1)).nth(n_tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_are_found_by_the_tokens_before_them() {
+        let mut run = MaskRun::with_room(4);
+        assert_eq!((run.behind(0), run.is_of(0)), (None, false));
+        run.begin(7, &[1, 2]);
+        run.push(50, &[3, 4]);
+        run.push(51, &[5, 6]);
+        let all = (run.behind(0), run.behind(1), run.behind(2), run.behind(3));
+        assert_eq!(all, (Some(&[1, 2][..]), Some(&[3, 4][..]), Some(&[5, 6][..]), None));
+        assert_eq!((run.n_among(&[50, 52]), run.n_among(&[50, 51, 52]), run.n_among(&[])), (1, 2, 0));
+        run.cut(1);
+        assert_eq!((run.behind(1), run.behind(2)), (Some(&[3, 4][..]), None));
+        run.forget();
+        assert_eq!((run.behind(0), run.is_of(7)), (None, false));
+    }
+}

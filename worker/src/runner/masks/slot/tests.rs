@@ -1,0 +1,159 @@
+//! A slot without threads, looked through by hand, against matchers that have read the same tokens and nothing else.
+
+use super::*;
+use grammar::{GrammarLimits, Mask, ThinkingBudget, WantedGrammar, compile};
+use serde_json::json;
+use std::path::Path;
+
+const N_VOCAB: u32 = 288;
+const N_GUESS_MAX: usize = 4;
+
+#[test]
+fn an_end_says_whose_fault_it_is() {
+    let cases = [
+        (Stuck::TooComplex("items".into()), Failure::Grammar(GrammarFault::TooComplex)),
+        (Stuck::Token(5), Failure::Grammar(GrammarFault::Broken)),
+        (Stuck::Grammar("no rules".into()), Failure::Grammar(GrammarFault::Broken)),
+        (Stuck::NoToken, Failure::NoToken),
+    ];
+    for (stuck, expected) in cases {
+        assert_eq!(failure(&stuck), expected, "{stuck}");
+    }
+}
+
+fn vocabulary() -> LazyVocabulary {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference/llama-f16-sharded");
+    LazyVocabulary::new(&model, N_VOCAB, &[2])
+}
+
+/// The vocabulary begins with what is printed.
+fn letters(text: &str) -> Vec<Token> {
+    text.bytes().map(|byte| Token::from(byte - b'!')).collect()
+}
+
+fn regex(pattern: &str) -> Grammar {
+    compile(&WantedGrammar::Regex(pattern.to_owned()), &GrammarLimits::default()).unwrap()
+}
+
+/// What a matcher that has seen nothing else says behind these tokens; none where they are not allowed.
+fn fresh(vocabulary: &LazyVocabulary, grammar: &Grammar, tokens: &[Token]) -> Option<Vec<u32>> {
+    let (mut matcher, mut mask) = (vocabulary.matcher(grammar).unwrap(), Mask::default());
+    tokens.iter().try_for_each(|token| matcher.accept(*token)).ok()?;
+    if matcher.is_ended() {
+        return None;
+    }
+    matcher.mask(&mut mask).unwrap();
+    Some(mask.words().to_vec())
+}
+
+fn take(slot: &Slot, n_output: usize) -> MaskRun {
+    let mut run = MaskRun::default();
+    assert_eq!(slot.take(n_output as u32, Instant::now(), &mut run), Made::Mask);
+    run
+}
+
+#[test]
+fn what_can_only_be_one_text_is_known_as_far_as_its_tokens_are_drawn() {
+    let (vocabulary, slot) = (vocabulary(), Slot::new(regex("qzx(d|e)f"), &[], N_GUESS_MAX));
+    let way = |output: &str| {
+        let mut way = Vec::new();
+        slot.only_way(&letters(output), &mut way);
+        way
+    };
+    slot.follow(&vocabulary);
+    let known = ["", "q", "qz", "qzx", "w", "qzxd"].map(way);
+    assert_eq!(known, [letters("qzx"), letters("zx"), letters("x"), vec![], vec![], vec![]]);
+    slot.push(letters("qzxd").into_iter());
+    slot.follow(&vocabulary);
+    assert_eq!([way("qzxd"), way("qzx")], [letters("f"), vec![]]);
+}
+
+#[test]
+fn masks_that_were_made_along_the_only_way_are_those_of_its_drafts() {
+    let (vocabulary, slot) = (vocabulary(), Slot::new(regex("qzx(d|e)f"), &[], N_GUESS_MAX));
+    slot.follow(&vocabulary);
+    slot.draft(0, &letters("qz"));
+    assert_eq!(slot.wants_a_thread(), None, "they are there");
+    let run = take(&slot, 0);
+    assert!(run.behind(2).is_some() && run.behind(3).is_none(), "two drafts");
+    slot.push(letters("q").into_iter());
+    slot.draft(1, &letters("y"));
+    assert_eq!(slot.wants_a_thread(), Some(Work::GoesOn));
+    slot.follow(&vocabulary);
+    let run = take(&slot, 1);
+    assert!(run.behind(0).is_some() && run.behind(1).is_none(), "what the grammar forbids is not drawn behind");
+}
+
+fn grammars() -> Vec<Grammar> {
+    let schema = json!({
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": false,
+    });
+    let closes = vec!["zq".to_owned()];
+    let budget = ThinkingBudget { tokens_max: 7, is_open: true, closes, ..ThinkingBudget::default() };
+    let schema = compile(&WantedGrammar::JsonSchema(schema), &GrammarLimits::default()).unwrap();
+    let behind = regex("[^]*zq(yes|no, never)");
+    vec![
+        schema,
+        regex("([a-d]{1,3}-){20,}x"),
+        regex("(ab|ba){15,}c"),
+        budget.before(None),
+        budget.before(Some(&behind)),
+    ]
+}
+
+/// Logs that are drawn at random, with drafts of which some hold, some are forbidden, and some are late: each mask is
+/// that of a matcher that has read the same tokens and nothing else.
+#[test]
+fn masks_depend_on_nothing_that_was_looked_at_and_taken_back() {
+    let vocabulary = vocabulary();
+    for (i, grammar) in grammars().iter().enumerate() {
+        let (mut state, mut n_behind) = (i as u64, 0);
+        let mut below = |n: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % n
+        };
+        let pick = |words: &[u32], at: usize| {
+            let allowed = (0..N_VOCAB).filter(|token| words[*token as usize / 32] >> (token % 32) & 1 == 1);
+            let allowed: Vec<Token> = allowed.filter(|token| *token != 2).collect();
+            (!allowed.is_empty()).then(|| allowed[at % allowed.len()])
+        };
+        let (slot, mut log) = (Slot::new(grammar.clone(), &[], N_GUESS_MAX), Vec::new());
+        for _ in 0..60 {
+            let is_early = below(3) > 0;
+            if is_early {
+                slot.follow(&vocabulary);
+            }
+            let mut drafts = Vec::new();
+            for _ in 0..below(N_GUESS_MAX + 1) {
+                let words = fresh(&vocabulary, grammar, &[&log[..], &drafts].concat());
+                let right = words.and_then(|words| pick(&words, below(1000)));
+                drafts.push(right.filter(|_| below(5) > 0).unwrap_or(below(N_VOCAB as usize) as Token));
+            }
+            if !drafts.is_empty() {
+                slot.draft(log.len() as u32, &drafts);
+            }
+            while slot.follow(&vocabulary) {}
+            let run = take(&slot, log.len());
+            for n in 0..=drafts.len() {
+                let expected = fresh(&vocabulary, grammar, &[&log[..], &drafts[..n]].concat());
+                n_behind += usize::from(n > 0 && expected.is_some());
+                let ends = drafts[..n].contains(&2);
+                assert!(ends || run.behind(n) == expected.as_deref(), "grammar {i}: {log:?} and {:?}", &drafts[..n]);
+            }
+            // As many as hold, and one that is drawn.
+            let words = |log: &[Token]| fresh(&vocabulary, grammar, log);
+            let n_held = below(drafts.len() + 1);
+            let held: Vec<Token> = drafts[..n_held].iter().copied().take_while(|token| *token != 2).collect();
+            let held = if words(&[&log[..], &held].concat()).is_some() { held } else { Vec::new() };
+            let behind = words(&[&log[..], &held].concat());
+            let Some(next) = behind.and_then(|words| pick(&words, below(1000))) else { break };
+            let drawn = [held, vec![next]].concat();
+            log.extend(&drawn);
+            slot.push(drawn.into_iter());
+        }
+        assert!(n_behind > 5, "grammar {i}: {n_behind} masks behind drafts in {} tokens", log.len());
+    }
+}
