@@ -60,3 +60,18 @@ impl<T> Stream for OutboundStream<T> {
         Poll::Ready(why.ok().map(Err))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::outbound;
+
+    #[test]
+    fn a_queue_is_full_for_a_peer_that_does_not_read_and_not_for_one_that_is_gone() {
+        let (queue, stream, closed) = outbound(1);
+        assert!(!queue.is_full_for(0));
+        assert!(queue.is_full_for(1), "one frame is unread");
+        drop(stream);
+        assert!(!queue.is_full_for(2), "nobody is there to read");
+        assert!(!closed.is_cancelled(), "the loop has not given it up: the reader says that the peer is gone");
+    }
+}

@@ -377,9 +377,11 @@ impl JoinedWorkers {
         }
     }
 
+    /// False: the queue is full, or there is no such worker. A worker that is gone is lost when its reader says so:
+    /// to call it deaf would name another cause, by which of the two was seen first.
     fn send(&self, worker: WorkerId, frame: wire::rank_frame::Frame) -> bool {
         let frame = wire::RankFrame { frame: Some(frame) };
-        self.workers.get(&worker).is_some_and(|member| member.frames.send(frame))
+        self.workers.get(&worker).is_some_and(|member| !member.frames.is_full_for(frame))
     }
 
     pub fn leave_all(&mut self, reason: &str) {
