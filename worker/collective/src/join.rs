@@ -4,18 +4,18 @@
 mod handshake;
 mod stream;
 
+use crate::arrivals::{Arrival, HANDSHAKE};
 use crate::cancel::CancelFlag;
 use crate::error::{Error, JoinRefusal, Result};
 use crate::link::PeerLink;
-use crate::listener::PeerListener;
+use crate::listener::{MeetingHours, PeerListener};
 use crate::mesh::{Mesh, Wiring};
 use crate::plan::{MeshPlan, Wire};
 use crate::region::{Region, RegionExport};
 use crate::wait::WaitPolicy;
 use crate::wiring::are_peers;
 use handshake::{Meeting, Met, fresh};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Scope;
@@ -23,9 +23,7 @@ use std::time::{Duration, Instant};
 use stream::HandshakeStream;
 use types::Rank;
 
-/// A connection must say who it is within this time.
-const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Handshakes at a time; more wait in the system's queue.
+/// Handshakes at a time; more wait at the listener.
 const HANDSHAKES_MAX: usize = 64;
 /// How often a wait checks whether it should end.
 const LOOK: Duration = Duration::from_millis(10);
@@ -114,12 +112,13 @@ fn doorbell(plan: &MeshPlan) -> Result<(Region, Option<RegionExport>)> {
 
 impl Join<'_> {
     fn meet(&self) {
+        let hours = self.listener.open_meeting();
         std::thread::scope(|scope| {
             for rank in self.missing().into_iter().filter(|rank| *rank < self.plan.rank) {
                 scope.spawn(move || self.dial(rank));
             }
             while !self.is_over() {
-                if let Err(error) = self.let_in(scope) {
+                if let Err(error) = self.let_in(scope, &hours) {
                     self.fail(error);
                 }
             }
@@ -168,28 +167,28 @@ impl Join<'_> {
         self.state().error.is_some()
     }
 
-    /// Waits a moment for a connection and gives it a thread of its own: a silent one holds up nobody.
-    fn let_in<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Result<()> {
-        let slice = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
-        // Whatever poll says, the listener is asked.
-        let _ = poll(&mut [PollFd::new(self.listener.listener(), PollFlags::IN)], Some(&slice));
+    /// Waits a moment for somebody who has said a Hello, and judges it on a thread of its own: a silent one holds up
+    /// nobody.
+    fn let_in<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, hours: &MeetingHours<'_>) -> Result<()> {
         if self.n_handshakes.load(Ordering::Relaxed) >= HANDSHAKES_MAX {
             std::thread::sleep(LOOK);
             return Ok(());
         }
-        let Some((stream, from)) = self.listener.accept()? else { return Ok(()) };
+        let Some(arrival) = hours.next(LOOK)? else { return Ok(()) };
         self.n_handshakes.fetch_add(1, Ordering::Relaxed);
         let welcome = move || {
-            self.welcome(stream, from);
+            self.welcome(arrival);
             self.n_handshakes.fetch_sub(1, Ordering::Relaxed);
         };
         let thread = std::thread::Builder::new().spawn_scoped(scope, welcome);
         thread.map(|_| ()).map_err(|source| Error::Io { what: "a thread for a handshake", source })
     }
 
-    fn welcome(&self, stream: TcpStream, from: SocketAddr) {
+    fn welcome(&self, arrival: Arrival) {
+        let Arrival { stream, from, hello, .. } = arrival;
         let until = self.deadline.min(Instant::now() + HANDSHAKE);
-        match self.meeting(stream, until).and_then(|mut meeting| meeting.welcome(|rank| self.take(rank))) {
+        let met = self.meeting(stream, until).and_then(|mut meeting| meeting.welcome(&hello, |rank| self.take(rank)));
+        match met {
             Ok((rank, met)) => self.settle(rank, Ok(met)),
             Err((rank, why)) => {
                 // The slot is free again for the real rank.

@@ -31,7 +31,7 @@
 //! carriers   what carries them, chosen once: host, nccl, one_shot
 //! sum, fold  the tree over the planes of all ranks
 //! mesh       a rank's links, and the loop that moves what an operation has to move; tokens, notes
-//! join       how ranks meet: listener, plan, the handshake; wiring for threads of one process
+//! join       how ranks meet: listener, arrivals, plan, the handshake; wiring for threads of one process
 //! link       frames over rings in shared memory (shm) or a connection (tcp), sealed there (seal)
 //! ring       indices and the doorbell; region is the memory that they lie in
 //! wait       spinning and sleeping; abort and cancel end it from outside
@@ -45,6 +45,7 @@ mod ring;
 mod sync;
 
 mod abort;
+mod arrivals;
 mod cancel;
 mod carriers;
 #[cfg(test)]

@@ -1,20 +1,33 @@
-//! The socket on which a worker's peers connect: one socket for all epochs.
+//! The socket on which a worker's peers connect: one socket for all epochs, and one thread that accepts at any time and
+//! hands those who have said a Hello to the meeting, once there is one. Does not know who they are.
 
+use crate::arrivals::{Arrival, Arrivals};
 use crate::error::{Error, JoinRefusal, Result};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
-use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Mutex, PoisonError};
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Refusals kept; the oldest are dropped.
 const REFUSALS_MAX: usize = 64;
+/// Connections handed to a meeting that it has not taken yet; more wait among the arrivals.
+const HANDED_MAX: usize = 64;
+/// Connections accepted before those that are here are listened to again.
+const ACCEPTED_MAX: usize = 64;
+/// Pause after the system let no connection in.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// A worker's listening socket. It outlives epochs: a connection for a past epoch is refused in the next.
 #[derive(Debug)]
 pub struct PeerListener {
-    listener: TcpListener,
     address: SocketAddr,
-    refusals: Mutex<VecDeque<RefusedPeer>>,
+    shared: Arc<Shared>,
+    /// Some until this is dropped.
+    accepting: Option<JoinHandle<()>>,
 }
 
 /// A peer that was refused, and why.
@@ -24,13 +37,42 @@ pub struct RefusedPeer {
     pub why: JoinRefusal,
 }
 
+/// What the accepting thread and meetings share.
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Something was handed over, or failed.
+    handed: Condvar,
+    /// Wakes the accepting thread.
+    bell: OwnedFd,
+}
+
+#[derive(Default)]
+struct State {
+    n_meetings: usize,
+    is_over: bool,
+    handed: VecDeque<Arrival>,
+    failed: Option<io::Error>,
+    refusals: VecDeque<RefusedPeer>,
+}
+
+/// While this is held, those who arrive are handed over.
+pub(crate) struct MeetingHours<'a>(&'a Shared);
+
 impl PeerListener {
     pub fn bind(address: &str) -> Result<PeerListener> {
         let failed = |source| Error::Io { what: "the listener for peers", source };
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(PeerListener { listener, address, refusals: Mutex::default() })
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| failed(error.into()))?;
+        let shared = Arc::new(Shared { state: Mutex::default(), handed: Condvar::new(), bell });
+        let accept = {
+            let shared = shared.clone();
+            move || accept_all(&listener, &shared)
+        };
+        let accepting = std::thread::Builder::new().name("mesh-listener".into()).spawn(accept).map_err(failed)?;
+        Ok(PeerListener { address, shared, accepting: Some(accepting) })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -39,30 +81,148 @@ impl PeerListener {
 
     /// The refusals since the last call.
     pub fn refusals(&self) -> Vec<RefusedPeer> {
-        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+        self.shared.state().refusals.drain(..).collect()
     }
 
     pub(crate) fn refused(&self, from: SocketAddr, why: JoinRefusal) {
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        if refusals.len() == REFUSALS_MAX {
-            refusals.pop_front();
+        self.shared.state().refused(from, why);
+    }
+
+    pub(crate) fn open_meeting(&self) -> MeetingHours<'_> {
+        self.shared.state().n_meetings += 1;
+        self.shared.ring();
+        MeetingHours(&self.shared)
+    }
+}
+
+impl Drop for PeerListener {
+    fn drop(&mut self) {
+        self.shared.state().is_over = true;
+        self.shared.ring();
+        if let Some(accepting) = self.accepting.take() {
+            // A thread that panicked has said so.
+            let _panicked = accepting.join();
         }
-        refusals.push_back(RefusedPeer { from, why });
+    }
+}
+
+impl MeetingHours<'_> {
+    /// The next one that has said a Hello, if one comes within this time.
+    pub fn next(&self, wait: Duration) -> Result<Option<Arrival>> {
+        let is_idle = |state: &mut State| state.handed.is_empty() && state.failed.is_none();
+        let waited = self.0.handed.wait_timeout_while(self.0.state(), wait, is_idle);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if let Some(source) = state.failed.take() {
+            return Err(Error::Io { what: "the listener for peers", source });
+        }
+        let was_full = state.handed.len() == HANDED_MAX;
+        let next = state.handed.pop_front();
+        drop(state);
+        if was_full {
+            self.0.ring();
+        }
+        Ok(next)
+    }
+}
+
+impl Drop for MeetingHours<'_> {
+    fn drop(&mut self) {
+        self.0.state().n_meetings -= 1;
+        self.0.ring();
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn listener(&self) -> &TcpListener {
-        &self.listener
+    fn ring(&self) {
+        // A counter that is full wakes as well.
+        let _full = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
-    /// The next connection, if there is one.
-    pub(crate) fn accept(&self) -> Result<Option<(TcpStream, SocketAddr)>> {
-        match self.listener.accept() {
-            Ok(accepted) => Ok(Some(accepted)),
+    /// Gives to the meeting whom it can take, or takes back whom it left. False when the listener is gone.
+    fn hand_over(&self, arrivals: &mut Arrivals) -> bool {
+        let mut state = self.state();
+        if state.n_meetings == 0 {
+            state.failed = None;
+            while let Some(left) = state.handed.pop_back() {
+                arrivals.give_back(left);
+            }
+        } else {
+            while state.handed.len() < HANDED_MAX
+                && let Some(arrival) = arrivals.take()
+            {
+                state.handed.push_back(arrival);
+                self.handed.notify_one();
+            }
+        }
+        !state.is_over
+    }
+}
+
+impl State {
+    fn refused(&mut self, from: SocketAddr, why: JoinRefusal) {
+        if self.refusals.len() == REFUSALS_MAX {
+            self.refusals.pop_front();
+        }
+        self.refusals.push_back(RefusedPeer { from, why });
+    }
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "State({} meetings, {} handed over)", self.n_meetings, self.handed.len())
+    }
+}
+
+/// Accepts and listens until the listener is dropped. Sleeps while nobody comes and nobody waits.
+fn accept_all(listener: &TcpListener, shared: &Shared) {
+    let mut arrivals = Arrivals::default();
+    while shared.hand_over(&mut arrivals) {
+        let is_ready = wait(listener, shared, &arrivals);
+        let refused = |from, why| shared.state().refused(from, why);
+        arrivals.listen(&is_ready, Instant::now(), refused);
+        if let Err(error) = accept_some(listener, &mut arrivals, refused) {
+            shared.state().failed = Some(error);
+            shared.handed.notify_one();
+            std::thread::sleep(AGAIN);
+        }
+    }
+}
+
+/// Which of the arrivals have something to say, once any of them has, or somebody new has come, or time is over.
+fn wait(listener: &TcpListener, shared: &Shared, arrivals: &Arrivals) -> Vec<bool> {
+    let left = arrivals.next_deadline().map(|until| until.saturating_duration_since(Instant::now()));
+    // Rounded up, so that the deadline has passed when this wakes.
+    let left = left.map(|left| left + Duration::from_millis(1));
+    let left = left.map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
+    let bell = [PollFd::new(listener, PollFlags::IN), PollFd::new(&shared.bell, PollFlags::IN)];
+    let theirs = arrivals.streams().map(|stream| PollFd::new(stream, PollFlags::IN));
+    let mut polled: Vec<PollFd<'_>> = bell.into_iter().chain(theirs).collect();
+    // Whatever poll says, the listener is asked.
+    let _ = poll(&mut polled, left.as_ref());
+    let _rung = rustix::io::read(&shared.bell, &mut [0; 8]);
+    polled[2..].iter().map(|one| !one.revents().is_empty()).collect()
+}
+
+fn accept_some(
+    listener: &TcpListener,
+    arrivals: &mut Arrivals,
+    refused: impl Fn(SocketAddr, JoinRefusal) + Copy,
+) -> io::Result<()> {
+    for _ in 0..ACCEPTED_MAX {
+        let accepted = listener.accept().and_then(|(stream, from)| Arrival::new(stream, from, Instant::now()));
+        match accepted {
+            Ok(arrival) => arrivals.add(arrival, refused),
             Err(error) => match error.kind() {
+                ErrorKind::WouldBlock => return Ok(()),
                 // A client that hung up before it was accepted is no trouble.
-                ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted => Ok(None),
-                _ => Err(Error::Io { what: "the listener for peers", source: error }),
+                ErrorKind::Interrupted | ErrorKind::ConnectionAborted => {}
+                _ => return Err(error),
             },
         }
     }
+    Ok(())
 }

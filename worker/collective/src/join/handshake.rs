@@ -16,6 +16,7 @@
 //! each direction: no two connections and no two epochs have a key in common.
 
 use super::stream::{HandshakeResult, HandshakeStream};
+use crate::arrivals::{EPOCH, HELLO, MAGIC};
 use crate::error::{Error, JoinRefusal, Result};
 use crate::link::{LinkSeals, LinkSide, PeerLink, Seal, ShmLink, TcpLink};
 use crate::plan::{LinkEncryption, MeshPlan, Wire};
@@ -25,13 +26,10 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use types::{Epoch, Rank};
 
-const MAGIC: &[u8; 8] = b"LOCKSTEP";
 /// Version 1 had neither a word on encryption nor seals. A Hello keeps its length, so that both versions can read it.
 const VERSION: u16 = 2;
 
-const HELLO: usize = 8 + 2 + 2 + EPOCH + 2 + 2 + 32;
 const GREETING: usize = 4 + EPOCH + 32;
-const EPOCH: usize = 12;
 const MAC: usize = 32;
 /// The dialer's offer: host, pid, the pair's number and nonce, the doorbell's number and nonce; zero if it offers none.
 const OFFER: usize = 4 + 32 + 4 + 2 * (4 + 32);
@@ -180,19 +178,23 @@ fn refusal(verdict: u32, plan: &MeshPlan, theirs: Epoch) -> HandshakeResult<()> 
 }
 
 impl Meeting<'_> {
-    /// Identifies the peer that connected; `take` gives it its slot. A refusal names the slot that it leaves empty.
+    /// Identifies the peer that said Hello; `take` gives it its slot. A refusal names the slot that it leaves empty.
     pub fn welcome(
         &mut self,
+        hello: &[u8; HELLO],
         take: impl Fn(Rank) -> HandshakeResult<()>,
     ) -> std::result::Result<(Rank, Met), (Option<Rank>, JoinRefusal)> {
-        let (rank, session) = self.recognize(&take).map_err(|why| (None, why))?;
+        let (rank, session) = self.recognize(hello, &take).map_err(|why| (None, why))?;
         let met = self.accept_wire(rank, &session).map_err(|why| (Some(rank), why))?;
         Ok((rank, met))
     }
 
-    fn recognize(&mut self, take: &impl Fn(Rank) -> HandshakeResult<()>) -> HandshakeResult<(Rank, Session)> {
-        let hello = self.stream.receive::<HELLO>()?;
-        let judged = self.judge(&hello);
+    fn recognize(
+        &mut self,
+        hello: &[u8; HELLO],
+        take: &impl Fn(Rank) -> HandshakeResult<()>,
+    ) -> HandshakeResult<(Rank, Session)> {
+        let judged = self.judge(hello);
         if judged == Err(JoinRefusal::Garbage) {
             return Err(JoinRefusal::Garbage);
         }
@@ -201,7 +203,7 @@ impl Meeting<'_> {
         let greeting = message::<GREETING>(&[&code, &epoch_bytes(self.plan.epoch), &nonce]);
         self.stream.send(&greeting)?;
         let rank = judged?;
-        let session = Session::new(&self.plan.secret, &hello, &greeting);
+        let session = Session::new(&self.plan.secret, hello, &greeting);
         let proof = self.stream.receive()?;
         let result = match session.is_meant("dial", &[], proof) {
             true => take(rank),

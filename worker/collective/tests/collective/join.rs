@@ -178,6 +178,45 @@ fn strangers_at_the_door_harm_nobody() {
     drop(strangers);
 }
 
+/// More than any queue of the system holds, each of another kind, before a meeting and while it lasts.
+#[test]
+fn strangers_are_let_go_while_nobody_meets_and_keep_nobody_from_meeting() {
+    let mut plans = plans(&layout(2), Wire::Any);
+    let (door, plan) = plans.remove(0);
+    let address = door.address();
+    let knock = |bytes: &[u8]| {
+        let mut stranger = TcpStream::connect_timeout(&address, Duration::from_secs(2)).expect("somebody accepts");
+        stranger.write_all(bytes).unwrap();
+        stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stranger
+    };
+    // Who has gone is Ok(0), or an error where it left something unread.
+    let is_let_go = |mut stranger: TcpStream| match stranger.read(&mut [0]) {
+        Ok(n) => n == 0,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    };
+    let hello = [b"LOCKSTEP".as_slice(), &[2], &[0; 51]].concat();
+    for said in [b"SSH-2.0", b"x".as_slice(), &[hello.as_slice(), b"!"].concat()] {
+        assert!(is_let_go(knock(said)), "at once");
+    }
+    for said in [b"".as_slice(), b"LOCK", &hello] {
+        let strangers: Vec<_> = (0..400).map(|_| knock(said)).collect();
+        // All but the last 128, or 256 where the last ones were heard late.
+        assert!(strangers.into_iter().take(140).all(is_let_go));
+    }
+    let (silent, early) = (knock(b""), knock(&hello));
+    let crowd: Vec<_> = (0..100).flat_map(|_| [knock(b"LOCKSTEP"), knock(&hello)]).collect();
+    let ranks = std::thread::scope(|scope| {
+        let here = scope.spawn(|| Mesh::join(&door, plan).unwrap());
+        let there = join_all(plans).remove(0).unwrap();
+        vec![here.join().unwrap(), there]
+    });
+    talk(ranks);
+    assert!(is_let_go(silent), "its time is over");
+    drop((early, crowd));
+    assert!(door.refusals().iter().any(|refused| refused.why == JoinRefusal::Silence));
+}
+
 /// Version 1 had no seals: a peer of before is told so at once, whoever dials.
 #[test]
 fn another_version_is_refused() {
