@@ -38,9 +38,21 @@ impl Replica {
         if let Some(rank) = self.phase.rank(worker) {
             metrics::rank(&self.of, rank.0, since.compute_micros, since.wait_micros, since.idle_micros);
         }
-        if let Some(kv) = beat.kv.filter(|_| self.config.speaks.knows(since::KV_PARTS)) {
-            self.kv_committed(worker, kv);
+        match beat.kv {
+            Some(_) if !self.knows_parts() => self.tells_unknown_parts(worker),
+            Some(kv) => self.kv_committed(worker, kv),
+            None => {}
         }
+    }
+
+    fn knows_parts(&self) -> bool {
+        self.config.speaks.knows(since::KV_PARTS)
+    }
+
+    /// A build before that number would not read it, and use memory that is not there: the rank should not have told.
+    fn tells_unknown_parts(&mut self, worker: WorkerId) {
+        let why = "a part of a KV cache, while this build uses all of it at once";
+        self.report_loss(worker, Cause::Wrong, Status::invalid_argument(why));
     }
 
     /// Only blocks that every rank has memory for are used.
@@ -98,12 +110,14 @@ impl Replica {
         if of != self.epoch {
             return Ok(());
         }
+        if ready.kv_parts.is_some() && !self.knows_parts() {
+            self.tells_unknown_parts(worker);
+            return Ok(());
+        }
         self.state_changed = true;
         let Phase::Placing(placement) = &mut self.phase else { return Ok(()) };
         placement.ranks.ready(worker, self.members.steps_done(worker));
-        // A build before that number would not read it, and use memory that is not there.
-        let kv_parts = ready.kv_parts.filter(|_| self.config.speaks.knows(since::KV_PARTS));
-        placement.ranks.kv_committed(worker, kv_parts.unwrap_or(KV_PARTS));
+        placement.ranks.kv_committed(worker, ready.kv_parts.unwrap_or(KV_PARTS));
         if placement.ranks.all_ready() { self.begin_epoch() } else { Ok(()) }
     }
 

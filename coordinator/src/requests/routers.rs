@@ -268,6 +268,7 @@ fn sorted(ids: HashSet<RequestId>) -> Vec<RequestId> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outbound::outbound;
     use std::collections::BTreeSet;
 
     /// Applies to `known` what the router hears.
@@ -279,6 +280,23 @@ mod tests {
         }
         known.extend(&told.added);
         known.retain(|name| !told.dropped.contains(name));
+    }
+
+    /// A router of the build before reads these two ends as none, and waits for ever.
+    #[test]
+    fn a_router_is_told_no_end_that_its_protocol_does_not_have() {
+        use proto::cluster::Finish::{Failed, Grammar, NoToken, Stop};
+        for (protocol, told) in
+            [(since::GRAMMARS - 1, [Failed, Failed, Stop]), (since::GRAMMARS, [NoToken, Grammar, Stop])]
+        {
+            let mut routers = Routers::default();
+            routers.attach(0, protocol, outbound(1).0);
+            for finish in [NoToken, Grammar, Stop] {
+                routers.push(wire::Output { finish: finish.into(), ..wire::Output::default() });
+            }
+            let outputs = &routers.table[&0].outputs;
+            assert_eq!(outputs.iter().map(wire::Output::finish).collect::<Vec<_>>(), told, "{protocol}");
+        }
     }
 
     #[test]

@@ -532,6 +532,29 @@ async fn a_request_waits_for_blocks_that_some_rank_has_no_memory_for() {
     cluster.stop().await;
 }
 
+/// The build before uses all blocks of a rank that is ready, whatever it says of them. A rank that forgets whom it
+/// tells is found by a coordinator that is held to that build's protocol.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rank_that_tells_the_build_before_of_parts_is_dismissed() {
+    let speaks = proto::Speaks::up_to(proto::since::KV_PARTS - 1);
+    let cluster = Cluster::start(coordinator::Config { speaks, ..config(64, 128, 16) });
+    for at_once in [true, false] {
+        let mut rank = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
+        rank.last = rank.assigned().await;
+        rank.say_loaded(sim_digest()).await;
+        rank.meet(at_once.then_some(types::KV_PARTS)).await;
+        if !at_once {
+            rank.beat_kv(rank.last.epoch_n, types::KV_PARTS).await;
+        }
+        let end = rank.ended().await;
+        assert!(end.code() == Code::InvalidArgument && end.message().contains("KV cache"), "{end:?}");
+    }
+    let _worker = cluster.worker(sim());
+    let mut router = cluster.router().await;
+    router.check_one(&sim()).await;
+    cluster.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_rank_of_a_grid_may_die_and_another_takes_its_place() {
     let cluster = Cluster::start(on_grid(config(64, 128, 16), 2, 2));

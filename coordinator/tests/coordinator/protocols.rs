@@ -60,6 +60,34 @@ fn with_grammar(tokens_max: u32) -> types::Request {
     types::Request { grammar: Some(types::Grammar::new("a")), ..request(vec![1, 2, 3], tokens_max) }
 }
 
+fn apart() -> types::Request {
+    types::Request { cache_apart: true, ..request(vec![1], 4) }
+}
+
+fn naming_tokens() -> types::Request {
+    let request = request(vec![1], 4);
+    types::Request { sampling: types::Sampling { told: vec![3], ..request.sampling.clone() }, ..request }
+}
+
+/// What came with a number is a fact about builds that run: it stays, whatever comes with the next.
+#[test]
+fn what_came_with_a_number_came_with_no_other() {
+    let came = [
+        ("grammars", since::GRAMMARS),
+        ("guesses", since::GUESSES),
+        ("parts of KV caches", since::KV_PARTS),
+        ("requests apart from caches", since::APART),
+        ("logprobs of named tokens", since::NAMED_LOGPROBS),
+    ];
+    for (what, number) in came {
+        assert_eq!(number, 2, "{what}");
+    }
+    assert_eq!(proto::needed(&request(vec![1], 4)), OLDEST);
+    for asked in [with_grammar(4), apart(), naming_tokens()] {
+        assert_eq!(proto::needed(&asked), 2, "{asked:?}");
+    }
+}
+
 fn check_refused(status: &Status, coordinator: u32, peer: u32) {
     assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}");
     for build in [build(coordinator), build(peer)] {
@@ -119,10 +147,12 @@ async fn what_came_with_a_number_waits_for_the_last_rank_that_speaks_it() {
     let mut router = cluster.router_that_says(hello_up_to(NEWEST)).await;
     router.hear_until(|state| state.protocol == OLDEST).await;
     router.check_one(&sim()).await;
-    router.submit(with_grammar(4)).await;
-    let refused = router.hear_refusal().await;
-    assert_eq!(refused.reason(), Reason::NotReady, "{refused:?}");
-    assert!(refused.message.contains("older build"), "{refused:?}");
+    for asked in [with_grammar(4), naming_tokens()] {
+        router.submit(asked).await;
+        let refused = router.hear_refusal().await;
+        assert_eq!(refused.reason(), Reason::NotReady, "{refused:?}");
+        assert!(refused.message.contains("older build"), "{refused:?}");
+    }
 
     let (new, new_stops) = start(NEWEST);
     router.hear_until(|state| state.n_spares == 1).await;
@@ -157,7 +187,7 @@ async fn a_coordinator_of_the_protocol_before_refuses_what_it_does_not_know() {
     let _worker = tokio::spawn(worker_of(&cluster, Speaks::default(), CancellationToken::new()));
     let mut router = cluster.router_that_says(hello_up_to(NEWEST)).await;
     router.check_one(&sim()).await;
-    for asked in [with_grammar(4), types::Request { cache_apart: true, ..request(vec![1], 4) }] {
+    for asked in [with_grammar(4), apart(), naming_tokens()] {
         router.submit(asked).await;
         let refused = router.hear_refusal().await;
         assert_eq!(refused.reason(), Reason::Unsupported, "{refused:?}");
