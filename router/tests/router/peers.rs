@@ -272,6 +272,11 @@ fn of_the_tools_only_some_may_be_allowed() {
             json!({ "mode": "none", "tools": [tool("second")] }),
             json!({ "mode": "auto" }),
             json!({ "mode": "auto", "tools": [tool("third")] }),
+            json!({ "mode": "auto", "tools": "second" }),
+            json!({ "mode": "auto", "tools": [5] }),
+            json!("second"),
+            json!(5),
+            json!(["second"]),
         ] {
             let reply = post(house.http, CHAT, &with(wrong.clone())).await;
             assert!(reply.status == 400 && reply.body.contains("allowed_tools"), "{wrong}: {reply:?}");

@@ -7,6 +7,7 @@ use crate::replicas::models::text::ModelText;
 use proto::v1::generate_request::Input;
 use serde_json::{Value, json};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 pub const FIELD: &str = "logit_bias";
@@ -54,7 +55,8 @@ fn biased(pair: &Value) -> Result<(u32, f32), Refusal> {
     Ok((id, bias.ok_or_else(wrong)?))
 }
 
-/// Writes texts as their tokens, each of which gets the bias. More of them than biases may be are left for the refusal.
+/// Writes texts as their tokens, each of which gets the bias. More of them than biases may be are left for the refusal:
+/// what is said of a token takes many times the room of its text.
 pub async fn texts_to_tokens(front: &Frontend, of: &Arc<ModelText>, fields: &mut Fields) -> Result<(), Refusal> {
     let pairs: Vec<(Value, Value)> = match fields.get(FIELD) {
         Some(Value::Object(all)) => all.iter().map(|(key, bias)| (key_value(key), bias.clone())).collect(),
@@ -63,23 +65,69 @@ pub async fn texts_to_tokens(front: &Frontend, of: &Arc<ModelText>, fields: &mut
         }
         _ => return Ok(()),
     };
-    if pairs.len() > front.config.limits.logit_bias_max {
+    let n_max = front.config.limits.logit_bias_max;
+    if pairs.len() > n_max {
         return Ok(());
     }
-    let mut by_token: Vec<Value> = Vec::with_capacity(pairs.len());
+    let mut by_token = ByToken::default();
     for (token, bias) in pairs {
+        // What is no bias is refused below, and is not written once for each token before.
+        let bias = if bias.is_number() || bias.is_boolean() { bias } else { Value::Null };
         match token {
             Value::String(text) => {
                 let ids = front.tokens(of, Input::Text(text), false, unix_seconds()).await?;
-                by_token.extend(ids.into_iter().map(|id| json!([id, bias])));
+                for id in ids {
+                    if by_token.put(id, &bias) > n_max {
+                        break;
+                    }
+                }
             }
-            id => by_token.push(json!([id, bias])),
+            id => match id.as_u64().and_then(|id| u32::try_from(id).ok()) {
+                Some(id) => {
+                    by_token.put(id, &bias);
+                }
+                None => by_token.pairs.push(json!([id, bias])),
+            },
         }
     }
-    fields.put(FIELD, by_token.into());
+    fields.put(FIELD, by_token.pairs.into());
     Ok(())
+}
+
+/// One pair for each token, the last that was said of it.
+#[derive(Default)]
+struct ByToken {
+    pairs: Vec<Value>,
+    places: HashMap<u32, usize>,
+}
+
+impl ByToken {
+    /// Returns how many pairs there are now.
+    fn put(&mut self, id: u32, bias: &Value) -> usize {
+        let pair = json!([id, bias]);
+        match self.places.entry(id) {
+            Entry::Occupied(place) => self.pairs[*place.get()] = pair,
+            Entry::Vacant(place) => {
+                place.insert(self.pairs.len());
+                self.pairs.push(pair);
+            }
+        }
+        self.pairs.len()
+    }
 }
 
 fn key_value(key: &str) -> Value {
     id(key).map_or_else(|| key.into(), Value::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_said_last_of_a_token_stands_and_takes_no_further_room() {
+        let mut by_token = ByToken::default();
+        assert_eq!([(7, 1), (8, 2), (7, 3)].map(|(id, bias)| by_token.put(id, &bias.into())), [1, 2, 2]);
+        assert_eq!(by_token.pairs, [json!([7, 3]), json!([8, 2])]);
+    }
 }

@@ -6,6 +6,7 @@ use crate::refusal::Refusal;
 use proto::v1;
 use proto::v1::tool_choice::Mode;
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 
 /// Whether the client speaks of functions, as before there were tools.
 pub fn are_older(fields: &Fields) -> bool {
@@ -45,20 +46,21 @@ fn list(fields: &mut Fields, name: &'static str) -> Result<Vec<Value>, Refusal> 
 }
 
 /// The choice; one that allows some of the tools leaves no others.
-fn chosen(mut said: Value, tools: &mut Vec<String>) -> Result<v1::ToolChoice, Refusal> {
+fn chosen(said: Value, tools: &mut Vec<String>) -> Result<v1::ToolChoice, Refusal> {
     if said["type"] != "allowed_tools" {
         return choice(said);
     }
     const MUST: &str = "must be {\"mode\": \"auto\" or \"required\", \"tools\": [..]}";
     let wrong = |why: String| invalid("tool_choice.allowed_tools".to_owned(), &why);
-    let mut allowed = said["allowed_tools"].take();
+    let allowed = &said["allowed_tools"];
     let mode = allowed["mode"].as_str().and_then(mode).filter(|mode| *mode != Mode::None);
-    let (Some(mode), Value::Array(list)) = (mode, allowed["tools"].take()) else { return Err(wrong(MUST.to_owned())) };
+    let (Some(mode), Some(list)) = (mode, allowed["tools"].as_array()) else { return Err(wrong(MUST.to_owned())) };
     let name_of = |tool: &Value| tool["function"]["name"].as_str().map(str::to_owned);
-    let names: Vec<String> = list.iter().map(name_of).collect::<Option<_>>().ok_or_else(|| wrong(MUST.to_owned()))?;
+    let names: HashSet<String> =
+        list.iter().map(name_of).collect::<Option<_>>().ok_or_else(|| wrong(MUST.to_owned()))?;
     let own = |tool: &String| serde_json::from_str::<Value>(tool).ok().as_ref().and_then(name_of);
-    let known: Vec<String> = tools.iter().filter_map(own).collect();
-    if let Some(unknown) = names.iter().find(|name| !known.contains(name)) {
+    let known: HashSet<String> = tools.iter().filter_map(own).collect();
+    if let Some(unknown) = names.iter().find(|name| !known.contains(*name)) {
         return Err(wrong(format!("names {unknown:?}, which is none of `tools`")));
     }
     tools.retain(|tool| own(tool).is_some_and(|name| names.contains(&name)));

@@ -7,6 +7,7 @@ use crate::refusal::Refusal;
 use proto::v1;
 use proto::v1::tool_choice::Mode;
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 
 /// How many characters of an unknown kind a refusal repeats.
 const KIND_CHARS_MAX: usize = 40;
@@ -29,17 +30,17 @@ pub fn read(fields: &mut Fields) -> Result<SaidTools, Refusal> {
         Some(Value::Array(list)) => list,
         Some(other) => return Err(wrong("tools", "a list of objects", &other)),
     };
-    let mut functions: Vec<Function> = Vec::new();
+    let (mut functions, mut names) = (Vec::new(), HashSet::new());
     for (i, value) in list.into_iter().enumerate() {
         let Some(function) = function(i, value)? else { continue };
-        if functions.iter().any(|other| other.name == function.name) {
+        if !names.insert(function.name.clone()) {
             return Err(invalid(format!("tools[{i}].name"), "another tool has this name"));
         }
         functions.push(function);
     }
     let shown_choice = fields.take("tool_choice").unwrap_or_else(|| "auto".into());
     let Choice { said, allowed } = choice(&shown_choice)?;
-    if let Some(unknown) = allowed.iter().flatten().find(|name| functions.iter().all(|of| of.name != **name)) {
+    if let Some(unknown) = allowed.iter().flatten().find(|name| !names.contains(*name)) {
         return Err(invalid("tool_choice.tools".to_owned(), &format!("names {unknown:?}, which is none of `tools`")));
     }
     let is_told = |of: &&Function| allowed.as_ref().is_none_or(|names| names.contains(&of.name));
@@ -102,7 +103,7 @@ fn function(i: usize, value: Value) -> Result<Option<Function>, Refusal> {
 #[derive(Default)]
 struct Choice {
     said: Option<v1::ToolChoice>,
-    allowed: Option<Vec<String>>,
+    allowed: Option<HashSet<String>>,
 }
 
 fn choice(value: &Value) -> Result<Choice, Refusal> {
@@ -125,7 +126,7 @@ fn allowed(value: &Value) -> Result<Choice, Refusal> {
     let said = word.and_then(mode).ok_or_else(|| Refusal::invalid("tool_choice.mode", "must be auto or required"))?;
     let names = value["tools"].as_array().filter(|all| !all.is_empty()).and_then(|all| {
         let functions = all.iter().map(|of| name_of(of).filter(|_| of["type"] == "function"));
-        functions.collect::<Option<Vec<String>>>()
+        functions.collect::<Option<HashSet<String>>>()
     });
     match names {
         Some(names) => Ok(Choice { said: Some(said), allowed: Some(names) }),
