@@ -92,9 +92,14 @@ impl Frontend {
         self.models.text(asked, &self.replicas)
     }
 
-    /// Whether the owner of a key may see the cluster.
+    /// Whether the owner of a key may see the cluster where clients come. Where operators have a port of their own only
+    /// a key that names one may.
     pub fn shows_cluster_to(&self, role: Role) -> bool {
-        role == Role::Operator || !self.config.keys.name_operators()
+        let keys = &self.config.keys;
+        match self.config.operators.is_some() {
+            true => role == Role::Operator && !keys.is_open(),
+            false => role == Role::Operator || !keys.name_operators(),
+        }
     }
 
     /// The live cluster for people: the page that begins at the place `from`.

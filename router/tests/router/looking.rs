@@ -186,7 +186,7 @@ fn a_timeline_says_what_befell_a_request() {
 fn changes_are_told_once_and_only_to_those_who_watch() {
     run(async {
         let house = House::open(config()).await;
-        for bad in ["", "?of=", "?of=cluster,keys", "?of=Cluster"] {
+        for bad in ["", "?of=", "?of=cluster,keys", "?of=Cluster", "?of=load,load", "?of=requests,load,requests"] {
             assert_eq!(get(house.http, &format!("/events{bad}")).await.status, 400, "{bad}");
         }
         let (mut stream, text) = watching(house.http, "cluster,requests,load", "event: load").await;

@@ -3,13 +3,20 @@
 use crate::client::{get, send};
 use crate::{config, listener, model, run};
 use router::{ApiKeys, Config, CoordinatorChannel, HttpListeners};
+use serde_json::Value;
 use std::net::SocketAddr;
 use tokio_util::sync::CancellationToken;
 
+fn asking(path: &str, key: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\nconnection: close\r\n\r\n")
+}
+
 async fn with_key(address: SocketAddr, path: &str, key: &str) -> u16 {
-    let request =
-        format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\nconnection: close\r\n\r\n");
-    send(address, &request).await.status
+    send(address, &asking(path, key)).await.status
+}
+
+async fn with_key_body(address: SocketAddr, path: &str, key: &str) -> Value {
+    send(address, &asking(path, key)).await.json()
 }
 
 /// Serves nobody's replicas while `test` runs, with these keys of clients and operators. It gets both addresses.
@@ -40,6 +47,12 @@ fn operators_pages_are_on_their_own_port_with_their_own_keys() {
             assert_eq!((get(address, "/livez").await.status, get(address, "/ready").await.status), (200, 503));
         }
         assert_eq!((with_key(admin, "/v1/models", "kp").await, with_key(http, "/v1/models", "kc").await), (404, 200));
+        // Nor is what they show in any other form.
+        for of in ["cluster", "load", "requests,load"] {
+            assert_eq!(with_key(http, &format!("/events?of={of}"), "kc").await, 403, "{of}");
+        }
+        let sees = async |address, key| with_key_body(address, "/viewer", key).await["sees"]["cluster"].clone();
+        assert_eq!((sees(http, "kc").await, sees(admin, "kp").await), (false.into(), true.into()));
         let pages = get(http, "/openapi.json").await.json();
         let has = |page: &str| pages["paths"].get(page).is_some();
         assert_eq!((has("/metrics"), has("/cluster"), has("/livez")), (false, false, true));

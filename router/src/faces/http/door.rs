@@ -49,6 +49,7 @@ fn is_plain(id: &[u8]) -> bool {
 pub struct Viewer {
     pub tenant: TenantId,
     pub role: Role,
+    pub sees_cluster: bool,
 }
 
 impl Viewer {
@@ -82,7 +83,8 @@ pub async fn authorize_operator(State(front): State<Arc<Frontend>>, mut request:
     match &front.config.operators {
         Some(keys) if keys.authorized(authorization).is_none() => no_key(request.headers()).into_response(),
         _ => {
-            request.extensions_mut().insert(Viewer { tenant: TenantId::default(), role: Role::Operator });
+            let (tenant, role) = (TenantId::default(), Role::Operator);
+            request.extensions_mut().insert(Viewer { tenant, role, sees_cluster: true });
             next.run(request).await
         }
     }
@@ -99,7 +101,7 @@ async fn enter(front: &Frontend, admitted: Option<Admitted>, mut request: Reques
     let no_key = no_key(request.headers());
     let Some(Admitted { tenant, role, revoked }) = admitted else { return no_key.into_response() };
     request.extensions_mut().insert(tenant);
-    request.extensions_mut().insert(Viewer { tenant, role });
+    request.extensions_mut().insert(Viewer { tenant, role, sees_cluster: front.shows_cluster_to(role) });
     let Some(mut response) = revoked.run_until_cancelled(next.run(request)).await else {
         return no_key.into_response();
     };

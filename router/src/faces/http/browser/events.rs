@@ -71,15 +71,13 @@ pub async fn watch(
 ) -> Result<Response, HttpError> {
     let mut fields = query.iter().flat_map(|query| query.split('&'));
     let names = fields.find_map(|field| field.strip_prefix("of=")).unwrap_or_default();
-    let topic = |name: &str| Topic::ALL.into_iter().find(|topic| topic.name() == name);
-    let topics: Option<Vec<Topic>> = names.split(',').map(topic).collect();
-    let topics = topics.ok_or_else(|| Refusal::invalid("of", "names of cluster, requests and load, with commas"))?;
-    if topics.iter().any(|topic| *topic != Topic::Requests) && !front.shows_cluster_to(viewer.role) {
+    let topics = topics(names)?;
+    if topics.iter().any(|topic| *topic != Topic::Requests) && !viewer.sees_cluster {
         let message = "this key may watch `requests`; the rest is shown to keys with `role=operator`";
         return Err(HttpError::bad_request(StatusCode::FORBIDDEN, message));
     }
     let retry_after = front.config.timeouts.retry_after;
-    let place = front.history.texts.watch().ok_or(Refusal::Full { retry_after })?;
+    let place = front.history.texts.watch(viewer.sees_of()).ok_or(Refusal::Full { retry_after })?;
     let mut looks = tokio::time::interval(LOOK_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let shown = topics.into_iter().map(|topic| (topic, None)).collect();
@@ -88,6 +86,17 @@ pub async fn watch(
     let headers = [("content-type", "text/event-stream"), ("cache-control", "no-store"), ("x-accel-buffering", "no")];
     let head: Response = headers.into_response();
     Ok(head.map(|_| Body::from_stream(watcher.watched(changes))))
+}
+
+/// Each at most once: one who watches is sent as much as there is, and no more.
+fn topics(names: &str) -> Result<Vec<Topic>, Refusal> {
+    let mut topics = Vec::new();
+    for name in names.split(',') {
+        let topic = Topic::ALL.into_iter().find(|topic| topic.name() == name && !topics.contains(topic));
+        let bad = || Refusal::invalid("of", "names of cluster, requests and load, each once, with commas");
+        topics.push(topic.ok_or_else(bad)?);
+    }
+    Ok(topics)
 }
 
 struct Changes {

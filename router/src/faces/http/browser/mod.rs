@@ -37,7 +37,7 @@ async fn viewer(State(front): State<Arc<Frontend>>, Extension(viewer): Extension
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "sees": {
-            "cluster": front.shows_cluster_to(viewer.role),
+            "cluster": viewer.sees_cluster,
             "requests": if sees_all { "all" } else { "own" },
         },
         "asks_for_keys": !front.config.keys.is_open(),
