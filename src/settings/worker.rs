@@ -40,7 +40,7 @@ pub struct WorkerSettings {
     /// Threads of each worker [default: the cores, divided by the number of workers on this machine]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
-    /// Share of one core's time, from 0 to 1, in which each worker hashes its packed weights again, while it is idle
+    /// Share of one core's time, from 0 to 1, in which each worker hashes its weights in memory again, while it is idle
     ///
     /// A weight that changed in memory is named in the log and counted, and its rank loads anew: tokens are the same.
     /// On CPUs.

@@ -191,7 +191,7 @@ const AUDITS: Metric = metric(
     "Answers of --audit, by outcome: equal at another replica, equal in place, different, dropped, failed.",
 );
 const SCRUBBED: Metric =
-    metric("lockstep:scrubbed_bytes_total", "Bytes of packed weights that a worker with --scrub has hashed again.");
+    metric("lockstep:scrubbed_bytes_total", "Bytes of weights that a worker with --scrub has hashed again.");
 const COUNTERS: [&Metric; 38] = [
     &SCRUBBED,
     &RECORDS,

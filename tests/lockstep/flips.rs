@@ -1,4 +1,4 @@
-//! One bit that flips: in a file, in a fetched part, in packed weights or K and V of a running worker. Each is found,
+//! One bit that flips: in a file, in a fetched part, in weights or K and V of a running worker's memory. Each is found,
 //! by the load, the fetch, the scrub or an audit, and the answers afterwards are those of before; of K and V what
 //! changes a token. A few of each; `make flips` makes a hundred.
 
@@ -126,6 +126,32 @@ impl PackedMemory {
     }
 }
 
+/// Flips a bit of a norm of this layer; the number of places where it lay. A vector lies in memory as it does in its
+/// file, and what was read of the file may lie there once more, freed: the bit flips in each. None where the memory of
+/// another process may not be written.
+fn flip_in_norm(pid: u32, layer: usize, dice: &mut Dice) -> Option<usize> {
+    let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).ok()?;
+    let (file, tensors) = tensors(&Path::new(MODEL).join(WEIGHTS));
+    let of_layer = format!("layers.{layer}.");
+    let norms: Vec<_> = tensors.iter().filter(|(name, ..)| name.contains(&of_layer) && name.contains("norm")).collect();
+    let (_, _, at) = norms[dice.below(norms.len() as u64) as usize];
+    let (pattern, byte, bit) = (&file[at.clone()], dice.below(at.len() as u64), dice.below(8));
+    let mut n_places = 0;
+    for (start, len) in anonymous(pid) {
+        let mut bytes = vec![0; len as usize];
+        if memory.read_exact_at(&mut bytes, start).is_err() {
+            continue;
+        }
+        for at in (0..bytes.len().saturating_sub(pattern.len())).step_by(4) {
+            if bytes[at..].starts_with(pattern) {
+                flip(&memory, start + at as u64 + byte, bit).unwrap();
+                n_places += 1;
+            }
+        }
+    }
+    Some(n_places)
+}
+
 /// The process's own memory, mapping by mapping.
 fn anonymous(pid: u32) -> Vec<(u64, u64)> {
     const BYTES_MAX: u64 = 1 << 28;
@@ -207,14 +233,39 @@ fn a_flipped_bit_of_packed_weights_is_found_by_the_scrub_and_the_tokens_are_the_
         assert!(packed.matrices.len() >= 7, "the matrices of a layer: {:?}", packed.matrices);
         let before = node.heard();
         let place = packed.flip_any(&mut dice);
-        let found = node.until_since(before, &["a packed weight in memory is not what was loaded"]);
-        let rank = field(&found, "rank");
-        assert!(field(&found, "weight").contains(&format!("layers.{rank}.")), "{place:?}: {found}");
-        let lost = node.until_since(before, &["a worker is lost", "kind=\"memory\""]);
-        assert!(lost.contains("the packed weight") && lost.contains("host="), "{lost}");
-        node.until_since(before, &["the replica goes on"]);
+        let weight = found_and_mended(&mut node, before);
+        assert!(weight.contains("layers."), "{weight}");
         assert_eq!(node.answers(), answers, "flip {n}: {place:?}");
         assert_eq!(metric(&http, "lockstep:ranks_lost_total", &["cause=\"memory\""]), 1.0);
+        assert_eq!(node.workers(), workers, "no process had to end");
+    }
+}
+
+/// The weight that the scrub has found since, once the replica goes on without its damage.
+fn found_and_mended(node: &mut Node, since: usize) -> String {
+    let found = node.until_since(since, &["a weight in memory is not what was loaded"]);
+    let (rank, weight) = (field(&found, "rank"), field(&found, "weight").to_owned());
+    assert!(!weight.contains("layers.") || weight.contains(&format!("layers.{rank}.")), "{found}");
+    let lost = node.until_since(since, &["a worker is lost", "kind=\"memory\""]);
+    assert!(lost.contains("the weight") && lost.contains("host="), "{lost}");
+    node.until_since(since, &["the replica goes on"]);
+    weight
+}
+
+#[test]
+fn a_flipped_bit_of_a_norm_is_found_by_the_scrub_and_the_tokens_are_the_same() {
+    let mut dice = Dice(5);
+    for n in 0..n_flips() {
+        let mut node = serve(&["--pp", "2", "--scrub", "0.5"]);
+        let (answers, workers) = (node.answers(), node.workers());
+        let before = node.heard();
+        let Some(n_places) = flip_in_norm(workers[n % 2], n % 2, &mut dice) else {
+            return not_run("flips in norms");
+        };
+        assert!(n_places > 0, "the norm is in the worker's memory");
+        let weight = found_and_mended(&mut node, before);
+        assert!(weight.contains("norm.weight"), "{weight}");
+        assert_eq!(node.answers(), answers, "flip {n}: {weight}");
         assert_eq!(node.workers(), workers, "no process had to end");
     }
 }

@@ -6,7 +6,7 @@ mod allocations;
 mod common;
 
 use allocations::n_allocations;
-use backend::cpu::{Cpu, Isa, Kv};
+use backend::cpu::{Cpu, Isa, Kv, Vector};
 use backend::{
     Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Linear, Memory, PassSlice, Pointwise, Recurrence,
     RecurrenceCall, RecurrentHeads, RecurrentWeights, RopeStyle, StateRule,
@@ -27,7 +27,7 @@ fn batch(n_rows: u32) -> Batch {
     }
 }
 
-fn recurrence() -> (RecurrentHeads, RecurrentWeights<Vec<f32>>) {
+fn recurrence() -> (RecurrentHeads, RecurrentWeights<Vector>) {
     let heads = RecurrentHeads {
         n_heads: 4,
         n_key_heads: 2,
@@ -39,11 +39,11 @@ fn recurrence() -> (RecurrentHeads, RecurrentWeights<Vec<f32>>) {
         has_steps: true,
     };
     let weights = RecurrentWeights {
-        conv: vec![0.5; 4 * heads.n_channels()],
+        conv: Vector::new(&vec![0.5; 4 * heads.n_channels()]),
         conv_bias: None,
-        rate: vec![-0.1; 4],
-        rate_bias: vec![0.0; 4],
-        rule: StateRule::Delta { norm: vec![1.0; 32], eps: 1e-6 },
+        rate: Vector::new(&[-0.1; 4]),
+        rate_bias: Vector::new(&[0.0; 4]),
+        rule: StateRule::Delta { norm: Vector::new(&[1.0; 32]), eps: 1e-6 },
     };
     (heads, weights)
 }

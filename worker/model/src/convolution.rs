@@ -53,7 +53,7 @@ impl<M: Memory> ShortConvolution<M> {
         let weight = taps_of_channels(&all[columns.start * taps..columns.end * taps], taps);
         Ok(ShortConvolution {
             input: ColumnParallel::load(at, hidden, &[rows("b_proj"), rows("c_proj"), rows("x_proj")])?,
-            weight: at.device().vector(&weight)?,
+            weight: at.vector("conv.weight", &weight)?,
             output: RowParallel::load(at, "out_proj", hidden, &leaves)?,
             channels,
             place: spec.cache_groups().place(&at.part().layers, layer as u32),

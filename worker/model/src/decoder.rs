@@ -112,7 +112,7 @@ impl<M: Memory> Decoder<M> {
             blocks,
             norm: Norm::load(&model, "norm", spec, form.norm_kind)?,
             lm_head: lm_head.capped(spec.logits_cap).times(spec.factors.logits),
-            ropes: Ropes::load(device, spec, limits.context)?,
+            ropes: Ropes::load(all, spec, limits.context)?,
             residual: Residual::new(device, limits, hidden, n_planes)?,
             scratch: Scratch {
                 x: device.buffer(limits.rows_max, hidden)?,

@@ -121,7 +121,7 @@ impl<M: Memory> Norm<M> {
             NormKind::Rms => None,
             NormKind::Layer => {
                 let bias = at.bias(name, hidden, 0..hidden)?.unwrap_or_else(|| vec![0.0; hidden]);
-                Some(at.device().vector(&bias)?)
+                Some(at.vector(&format!("{name}.bias"), &bias)?)
             }
         };
         Ok(Norm { weight: at.vector_plus(name, hidden, spec.norm_offset)?, bias, eps: spec.norm_eps })
@@ -223,7 +223,8 @@ fn stacked_bias<M: Memory>(at: &Weights<'_, M>, parts: &[MatrixRows<'_>]) -> Res
     let of_part =
         |(part, bias): (&MatrixRows<'_>, Option<Vec<f32>>)| bias.unwrap_or_else(|| vec![0.0; part.owned.len()]);
     let stacked: Vec<f32> = parts.iter().zip(found).flat_map(of_part).collect();
-    Ok(Some(at.device().vector(&stacked)?))
+    let names = parts.iter().map(|part| part.name).collect::<Vec<_>>().join("+");
+    Ok(Some(at.vector(&format!("{names}.bias"), &stacked)?))
 }
 
 /// A matrix whose input is spread over the ranks of a stage: `o_proj` and `down_proj`. Each rank has the columns of its
@@ -241,7 +242,7 @@ impl<M: Memory> RowParallel<M> {
         let n_leaves = leaves.len() as u32;
         let owned = at.part().owned(n_leaves);
         let weight = at.leaves(name, n_out, leaves, owned.clone())?;
-        let bias = at.bias(name, n_out, 0..n_out)?.map(|bias| at.device().vector(&bias)).transpose()?;
+        let bias = at.bias(name, n_out, 0..n_out)?.map(|bias| at.vector(&format!("{name}.bias"), &bias)).transpose()?;
         Ok(RowParallel { weight, bias, runs: aligned_runs(owned, n_leaves), n_leaves })
     }
 

@@ -81,7 +81,7 @@ impl<M: Memory> Model<M> {
         self.weight_bytes
     }
 
-    /// The packed matrices, where they are in this process's memory.
+    /// The weights as they are kept, where they are in this process's memory: matrices, vectors, tables of positions.
     pub fn packed(&self) -> &[PackedWeight] {
         &self.packed
     }

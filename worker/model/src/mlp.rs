@@ -164,7 +164,7 @@ impl<M: Memory> Mixture<M> {
         };
         let n = spec.n as usize;
         let bias = |name: &str| -> Result<Option<M::Vector>> {
-            Ok(at.bias(name, n, 0..n)?.map(|bias| at.device().vector(&bias)).transpose()?)
+            at.bias(name, n, 0..n)?.map(|bias| at.vector(&format!("{name}.bias"), &bias)).transpose()
         };
         Ok(Mixture {
             router_bias: if spec.has_bias { bias("gate")? } else { None },
@@ -237,7 +237,8 @@ fn biases<M: Memory>(
         gate_up.extend([all("gate_proj", inner)?, all("up_proj", inner)?].concat());
         down.extend(all("down_proj", hidden)?);
     }
-    Ok([at.device().vector(&gate_up)?, at.device().vector(&down)?])
+    let at = at.under("experts");
+    Ok([at.vector("gate_proj+up_proj.bias", &gate_up)?, at.vector("down_proj.bias", &down)?])
 }
 
 impl<M: Memory> MlpScratch<M> {

@@ -160,7 +160,6 @@ fn weights<M: Memory>(
     }
     let conv = taps_of_channels(&channels, taps);
     let bias = bias.concat();
-    let device = at.device();
     let rates = at.numbers("A_log", [1, n_heads])?;
     let rates: Vec<f32> = rates[values.clone()].iter().map(|log| -libm::exp(f64::from(*log)) as f32).collect();
     let rule = match of.rule {
@@ -170,9 +169,9 @@ fn weights<M: Memory>(
         }
     };
     Ok(RecurrentWeights {
-        conv: device.vector(&conv)?,
-        conv_bias: if bias.is_empty() { None } else { Some(device.vector(&bias)?) },
-        rate: device.vector(&rates)?,
+        conv: at.vector("conv_q+conv_k+conv_v.weight", &conv)?,
+        conv_bias: if bias.is_empty() { None } else { Some(at.vector("conv_q+conv_k+conv_v.bias", &bias)?) },
+        rate: at.vector("A_log", &rates)?,
         rate_bias: at.vector_part("dt_bias", n_heads, values.clone())?,
         rule,
     })

@@ -1,6 +1,7 @@
 //! Cosines and sines of rotary positions, in f64 by portable arithmetic: every machine has the same tables.
 
 use crate::error::Result;
+use crate::weights::Weights;
 use backend::{Memory, RopeStyle};
 use checkpoint::{ModelSpec, Positions, RopeScaling, RopeSpec, Temperature};
 
@@ -14,15 +15,15 @@ pub struct Ropes<M: Memory> {
 
 impl<M: Memory> Ropes<M> {
     /// Loads the ropes that some layer uses.
-    pub fn load(device: &M, spec: &ModelSpec, context: u32) -> Result<Ropes<M>> {
+    pub fn load(all: &Weights<'_, M>, spec: &ModelSpec, context: u32) -> Result<Ropes<M>> {
         let is_used = |positions| spec.layers.iter().any(|layer| layer.positions == positions);
         let global = Some(&spec.rope).filter(|_| is_used(Positions::Rope));
         let local = spec.local_rope.as_ref().filter(|_| is_used(Positions::LocalRope));
         Ok(Ropes {
-            global: global.map(|rope| load(device, rope, context)).transpose()?,
-            local: local.map(|rope| load(device, rope, context)).transpose()?,
+            global: global.map(|rope| load(all, rope, context)).transpose()?,
+            local: local.map(|rope| load(all, rope, context)).transpose()?,
             query_factors: match &spec.attention.temperature {
-                Some(temperature) => Some(device.vector(&query_factors(temperature, context))?),
+                Some(temperature) => Some(all.vector("factors of queries", &query_factors(temperature, context))?),
                 None => None,
             },
         })
@@ -42,10 +43,10 @@ fn query_factors(of: &Temperature, context: u32) -> Vec<f32> {
     (0..context).map(|position| (1.0 + f64::from(of.beta) * grown(position)) as f32).collect()
 }
 
-fn load<M: Memory>(device: &M, spec: &RopeSpec, context: u32) -> Result<M::Rope> {
+fn load<M: Memory>(all: &Weights<'_, M>, spec: &RopeSpec, context: u32) -> Result<M::Rope> {
     let (cos, sin) = tables(spec, context);
     let style = if spec.pairs { RopeStyle::Pairs } else { RopeStyle::Halves };
-    Ok(device.rope(&cos, &sin, spec.dim as usize / 2, style)?)
+    all.rope([&cos, &sin], spec.dim as usize / 2, style)
 }
 
 /// cos, sin: [context, dim / 2]

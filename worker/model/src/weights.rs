@@ -5,7 +5,7 @@
 //! time. The device's threads read and hash as they pack, so nothing is packed without a hash.
 
 use crate::error::{Error, Result};
-use backend::{Memory, PackedBytes, Stored};
+use backend::{Memory, PackedBytes, RopeStyle, Stored};
 use checkpoint::{BandHashes, Checkpoint, Tensor, Window};
 use collective::CancelFlag;
 use std::cell::{Cell, RefCell};
@@ -28,7 +28,7 @@ impl<'a> MatrixRows<'a> {
     }
 }
 
-/// A matrix in memory, by the names of the tensors that are stacked in it.
+/// A weight in memory, by the names of the tensors that are in it.
 #[derive(Clone)]
 pub struct PackedWeight {
     pub name: String,
@@ -85,15 +85,35 @@ impl<'a, M: Memory> Weights<'a, M> {
         self.part.layers.clone().map(|layer| load(&all.under(layer), layer as usize)).collect()
     }
 
+    /// A vector on the device, made of what was read as `name`.
+    pub fn vector(&self, name: &str, values: &[f32]) -> Result<M::Vector> {
+        let vector = self.device.vector(values)?;
+        self.kept(name, self.device.vector_bytes(&vector));
+        Ok(vector)
+    }
+
+    /// Cosines and sines per position, `[context, half_dim]`.
+    pub fn rope(&self, [cos, sin]: [&[f32]; 2], half_dim: usize, style: RopeStyle) -> Result<M::Rope> {
+        let rope = self.device.rope(cos, sin, half_dim, style)?;
+        let names = ["cosines of positions", "sines of positions"];
+        self.device
+            .rope_bytes(&rope)
+            .into_iter()
+            .flatten()
+            .zip(names)
+            .for_each(|(bytes, name)| self.kept(name, Some(bytes)));
+        Ok(rope)
+    }
+
     /// `{name}.weight`, a vector of `len` in f32, each number plus `offset`.
     pub fn vector_plus(&self, name: &str, len: usize, offset: f32) -> Result<M::Vector> {
         let values = self.numbers(&format!("{name}.weight"), [1, len])?;
-        Ok(self.device.vector(&values.into_iter().map(|value| value + offset).collect::<Vec<_>>())?)
+        self.vector(&format!("{name}.weight"), &values.into_iter().map(|value| value + offset).collect::<Vec<_>>())
     }
 
     /// Some of the elements of a vector.
     pub fn vector_part(&self, name: &str, len: usize, owned: Range<usize>) -> Result<M::Vector> {
-        Ok(self.device.vector(&self.numbers(name, [1, len])?[owned])?)
+        self.vector(name, &self.numbers(name, [1, len])?[owned])
     }
 
     /// Some of the elements of `{name}.bias`; None where the checkpoint has no such tensor.
@@ -178,11 +198,15 @@ impl<'a, M: Memory> Weights<'a, M> {
     }
 
     fn counted(&self, name: &str, matrix: M::Matrix) -> M::Matrix {
-        let bytes = self.device.packed(&matrix);
-        let name = || format!("{}{name}.weight", self.path);
-        self.intake.packed.borrow_mut().extend(bytes.map(|bytes| PackedWeight { name: name(), bytes }));
+        self.kept(&format!("{name}.weight"), self.device.packed(&matrix));
         self.intake.n_bytes.set(self.intake.n_bytes.get() + self.device.matrix_bytes(&matrix));
         matrix
+    }
+
+    /// Notes what is in this process's memory of a weight.
+    fn kept(&self, name: &str, bytes: Option<PackedBytes>) {
+        let name = || format!("{}{name}", self.path);
+        self.intake.packed.borrow_mut().extend(bytes.map(|bytes| PackedWeight { name: name(), bytes }));
     }
 
     /// A tensor by its full name.

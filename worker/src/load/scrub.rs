@@ -1,4 +1,4 @@
-//! Whether packed weights in memory are still what was loaded: their bytes are hashed once they are packed, and again,
+//! Whether weights in memory are still what was loaded: their bytes are hashed once they are packed, and again,
 //! piece by piece, for as long as they are held. Knows bytes and the weights' names, and no file.
 
 use backend::Memory;
@@ -11,7 +11,7 @@ use types::Rank;
 /// What is hashed at a time: some hundred microseconds.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// A rank's packed weights and their hashes.
+/// A rank's weights, as they are kept, and their hashes.
 pub(crate) struct HashedPart {
     pieces: Vec<HashedPiece>,
     /// The piece that is hashed next.
@@ -25,11 +25,11 @@ struct HashedPiece {
     hash: [u8; 32],
 }
 
-/// A packed weight that is not what was loaded.
+/// A weight that is not what was loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpoiltWeight {
     pub weight: String,
-    /// Counted in pieces of 256 KiB of the packed weight.
+    /// Counted in pieces of 256 KiB of the weight as it is kept.
     pub piece: usize,
     pub rank: Rank,
 }

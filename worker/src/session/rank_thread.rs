@@ -261,7 +261,7 @@ impl RankState {
             RankState::Idle => return,
         };
         let Some(SpoiltWeight { weight, piece, .. }) = spoilt else { return };
-        let message = format!("the packed weight {weight} (piece {piece}) in its memory is not what was loaded");
+        let message = format!("the weight {weight} (piece {piece}) in its memory is not what was loaded");
         reports.spoilt(epoch, weight, message).await;
     }
 }

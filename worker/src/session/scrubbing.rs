@@ -30,7 +30,7 @@ pub(crate) fn start(scrubber: Scrubber, progress: Arc<StepCounters>, work: mpsc:
                 Scrubbed::Sound => pause_after(begun.elapsed(), scrubber.share()),
                 Scrubbed::Spoilt(spoilt) => {
                     let (weight, piece, rank) = (&spoilt.weight, spoilt.piece, spoilt.rank.0);
-                    tracing::error!(weight, piece, rank, "a packed weight in memory is not what was loaded");
+                    tracing::error!(weight, piece, rank, "a weight in memory is not what was loaded");
                     if let Some(work) = work.upgrade() {
                         // The computing thread is gone only when everything ends.
                         let _gone = work.blocking_send(Work::Spoilt);

@@ -10,7 +10,7 @@ use super::kv::{HEAD_DIM_MAX, Kv, Rope, RopeStore};
 use super::lanes::{LANES, Lanes, Real};
 use super::math::{exp, soft_cap};
 use super::memory::Shared;
-use super::{Buffer, Cpu};
+use super::{Buffer, Cpu, Vector};
 use crate::{Attention, AttentionCall, Heads, Pass, PassSlice};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -30,7 +30,7 @@ impl Attention for Cpu {
         self.spread(n_rows, |rows| RopeStore { qkv, rope, call, kv, rows });
     }
 
-    fn attend(&self, qkv: &mut Buffer, kv: &Kv, call: &AttentionCall<'_>, sinks: Option<&Vec<f32>>, out: &mut Buffer) {
+    fn attend(&self, qkv: &mut Buffer, kv: &Kv, call: &AttentionCall<'_>, sinks: Option<&Vector>, out: &mut Buffer) {
         let AttentionCall { pass, heads, layer, .. } = *call;
         if heads.n_heads == 0 {
             return;
@@ -42,7 +42,7 @@ impl Attention for Cpu {
         let qkv = qkv.rows(n_rows, heads.qkv_cols());
         let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
         let n_items = n_items(pass, heads);
-        let attend = Attend { qkv, kv, call, sinks: sinks.map(Vec::as_slice), out };
+        let attend = Attend { qkv, kv, call, sinks: sinks.map(|sinks| &**sinks), out };
         self.team.run(n_items, &|items| attend.run(self.config.isa, items));
     }
 }

@@ -5,7 +5,7 @@
 
 use super::between::AddBias;
 use super::rows::{largest, sum_exp};
-use super::{Buffer, Cpu, Isa};
+use super::{Buffer, Cpu, Isa, Vector};
 use crate::cpu::math::exp;
 use crate::cpu::memory::Shared;
 use crate::{Error, Expert, ExpertStack, Experts, Memory, Pointwise, Result, Routing, Scoring};
@@ -173,14 +173,14 @@ fn is_better(score: f32, best: f32) -> bool {
 }
 
 impl Experts for Cpu {
-    fn route(&self, scores: &Buffer, correction: Option<&Vec<f32>>, n_rows: usize, routes: &mut Routes) {
+    fn route(&self, scores: &Buffer, correction: Option<&Vector>, n_rows: usize, routes: &mut Routes) {
         let Routing { n_experts, n_used, .. } = routes.routing;
         let scores = scores.rows(n_rows, n_experts);
         assert!(n_rows * n_used <= routes.chosen.len(), "{n_rows} rows of choices in room for fewer");
         routes.n_rows = n_rows;
         let (chosen, weights) = (Shared::new(routes.chosen.as_mut_ptr()), Shared::new(routes.weights.as_mut_ptr()));
         let (routing, isa) = (routes.routing, self.config.isa);
-        let (sigmoids, correction) = (Shared::new(routes.sigmoids.as_mut_ptr()), correction.map(Vec::as_slice));
+        let (sigmoids, correction) = (Shared::new(routes.sigmoids.as_mut_ptr()), correction.map(|of| &**of));
         assert!(correction.is_none_or(|of| of.len() == n_experts), "a correction for each expert");
         self.team.run(n_rows, &|rows| {
             for row in rows {
@@ -258,7 +258,7 @@ impl Cpu {
     }
 
     /// The bias of this rank's expert number `i`, if experts have some. x: [n, cols], biases: [experts, cols]
-    fn add_own_bias(&self, x: &mut Buffer, biases: Option<&Vec<f32>>, i: usize, n: usize) {
+    fn add_own_bias(&self, x: &mut Buffer, biases: Option<&Vector>, i: usize, n: usize) {
         let cols = x.cols();
         if let Some(biases) = biases {
             let (bias, x) = (&biases[i * cols..][..cols], x.shared(n, cols));

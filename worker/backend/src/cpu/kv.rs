@@ -9,7 +9,8 @@
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::memory::{Pages, Shared};
-use crate::{AttentionCall, CommitBlocks, Error, Heads, KvSpec, Result, RopeStyle};
+use super::vector::Vector;
+use crate::{AttentionCall, CommitBlocks, Error, Heads, KvSpec, PackedBytes, Result, RopeStyle};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, TryLockError};
 use types::{BLOCK_TOKENS, BlockId, KvDtype, KvLayout};
@@ -183,8 +184,8 @@ impl Kv {
 
 /// Cosines and sines, `[n_positions, half_dim]` each.
 pub struct Rope {
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    cos: Vector,
+    sin: Vector,
     half_dim: usize,
     style: RopeStyle,
 }
@@ -194,7 +195,11 @@ impl Rope {
         if cos.len() != sin.len() || half_dim == 0 || !cos.len().is_multiple_of(half_dim) {
             return Err(Error::Shape(format!("{} cosines, {} sines, rows of {half_dim}", cos.len(), sin.len())));
         }
-        Ok(Rope { cos: cos.into(), sin: sin.into(), half_dim, style })
+        Ok(Rope { cos: Vector::new(cos), sin: Vector::new(sin), half_dim, style })
+    }
+
+    pub fn bytes(&self) -> [PackedBytes; 2] {
+        [self.cos.bytes(), self.sin.bytes()]
     }
 
     /// Turns the first `2 * half_dim` elements of a head.

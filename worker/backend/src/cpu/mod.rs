@@ -21,11 +21,13 @@ mod recurrence;
 mod rows;
 pub(crate) mod sample;
 pub(crate) mod team;
+mod vector;
 
 pub use experts::Routes;
 pub use isa::Isa;
 pub use kv::{Kv, Rope};
 pub use pack::Matrix;
+pub use vector::Vector;
 
 pub(crate) use isa::{Kernel, dispatch};
 
@@ -156,7 +158,7 @@ impl Cpu {
 impl Memory for Cpu {
     type Buffer = Buffer;
     type Matrix = Matrix;
-    type Vector = Vec<f32>;
+    type Vector = Vector;
     type Kv = Kv;
     type Rope = Rope;
     type Routes = Routes;
@@ -172,8 +174,8 @@ impl Memory for Cpu {
         Ok(Buffer { pages: Pages::zeroed("a buffer", n_bytes)?, rows_max, cols })
     }
 
-    fn vector(&self, values: &[f32]) -> Result<Vec<f32>> {
-        Ok(values.into())
+    fn vector(&self, values: &[f32]) -> Result<Vector> {
+        Ok(Vector::new(values))
     }
 
     fn share(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
@@ -226,6 +228,14 @@ impl Memory for Cpu {
 
     fn packed(&self, matrix: &Matrix) -> Option<PackedBytes> {
         Some(PackedBytes::new(matrix.pages.clone(), matrix.n_bytes))
+    }
+
+    fn vector_bytes(&self, vector: &Vector) -> Option<PackedBytes> {
+        Some(vector.bytes())
+    }
+
+    fn rope_bytes(&self, rope: &Rope) -> Option<[PackedBytes; 2]> {
+        Some(rope.bytes())
     }
 
     fn read(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) {

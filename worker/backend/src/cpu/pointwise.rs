@@ -10,7 +10,7 @@ use super::panels::BLOCK;
 use super::quants::Ternary;
 use super::quants::{COLUMN_BYTES, Head, Quant, at, packing, unpack};
 use super::quants::{GroupedEights, GroupedFours, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-use super::{Buffer, Cpu, between, kv, pairs};
+use super::{Buffer, Cpu, Vector, between, kv, pairs};
 use crate::{Clamp, Heads, Pass, Pointwise};
 use half::f16;
 use std::ops::Range;
@@ -22,7 +22,7 @@ impl Pointwise for Cpu {
         self.spread(tokens.len(), |rows| Embed { table, first, tokens, out, rows });
     }
 
-    fn rms_norm(&self, x: &Buffer, weight: &Vec<f32>, eps: f32, n_rows: usize, out: &mut Buffer) {
+    fn rms_norm(&self, x: &Buffer, weight: &Vector, eps: f32, n_rows: usize, out: &mut Buffer) {
         let x = x.rows(n_rows, weight.len());
         let out = out.shared(n_rows, weight.len());
         self.spread(n_rows, |rows| RmsNorm { x, residual: None, weight, eps, out, rows });
@@ -32,7 +32,7 @@ impl Pointwise for Cpu {
         &self,
         x: &Buffer,
         residual: &mut Buffer,
-        weight: &Vec<f32>,
+        weight: &Vector,
         eps: f32,
         n_rows: usize,
         out: &mut Buffer,
@@ -50,7 +50,7 @@ impl Pointwise for Cpu {
         self.spread(n_rows, |rows| Add { x, residual, cols, rows });
     }
 
-    fn add_bias(&self, x: &mut Buffer, bias: &Vec<f32>, n_rows: usize) {
+    fn add_bias(&self, x: &mut Buffer, bias: &Vector, n_rows: usize) {
         let x = x.shared(n_rows, bias.len());
         self.spread(n_rows, |rows| AddBias { x, bias, rows });
     }
@@ -67,14 +67,14 @@ impl Pointwise for Cpu {
         }
     }
 
-    fn norm_heads(&self, qkv: &mut Buffer, heads: &Heads, q: &Vec<f32>, k: &Vec<f32>, eps: f32, n_rows: usize) {
+    fn norm_heads(&self, qkv: &mut Buffer, heads: &Heads, q: &Vector, k: &Vector, eps: f32, n_rows: usize) {
         assert!([q, k].iter().all(|weight| weight.len() == heads.head_dim), "weights are as long as a head");
         assert!(heads.head_dim <= kv::HEAD_DIM_MAX, "a head of {}", heads.head_dim);
         let qkv = qkv.shared(n_rows, heads.qkv_cols());
         self.spread(n_rows, |rows| between::NormHeads { qkv, heads, q, k, eps, rows });
     }
 
-    fn layer_norm(&self, x: &Buffer, weight: &Vec<f32>, bias: &Vec<f32>, eps: f32, n_rows: usize, out: &mut Buffer) {
+    fn layer_norm(&self, x: &Buffer, weight: &Vector, bias: &Vector, eps: f32, n_rows: usize, out: &mut Buffer) {
         let x = x.rows(n_rows, weight.len());
         let out = out.shared(n_rows, bias.len());
         self.spread(n_rows, |rows| between::LayerNorm { x, weight, bias, eps, out, rows });
@@ -99,7 +99,7 @@ impl Pointwise for Cpu {
         self.spread(n_rows, |rows| between::ClampedSilu { clamp, gate_up, inner, out, rows });
     }
 
-    fn scale_queries(&self, qkv: &mut Buffer, heads: &Heads, factors: &Vec<f32>, pass: &Pass<'_>) {
+    fn scale_queries(&self, qkv: &mut Buffer, heads: &Heads, factors: &Vector, pass: &Pass<'_>) {
         let (n_rows, n_cols, n) = (pass.n_rows(), heads.qkv_cols(), heads.n_heads * heads.head_dim);
         let (qkv, positions) = (qkv.shared(n_rows, n_cols), pass.rows.positions);
         self.spread(n_rows, |rows| between::ScaleQueries { qkv, n_cols, n, factors, positions, rows });
@@ -124,7 +124,7 @@ impl Pointwise for Cpu {
         x: &mut Buffer,
         columns: Range<usize>,
         whole: &Buffer,
-        weight: &Vec<f32>,
+        weight: &Vector,
         eps: f32,
         n_rows: usize,
     ) {

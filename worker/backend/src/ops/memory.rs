@@ -19,7 +19,8 @@ pub struct BatchLimits {
 /// Has the system give the memory of a range of a cache's blocks, on any thread, whatever is computed meanwhile.
 pub type CommitBlocks = Box<dyn Fn(Range<u32>) -> std::io::Result<()> + Send>;
 
-/// The packed bytes of a matrix in this process's memory. Nobody writes them any more; clones share them.
+/// The bytes of a weight in this process's memory, as kernels read them. Nobody writes them any more.
+/// Clones share them.
 #[derive(Clone)]
 pub struct PackedBytes {
     all: Arc<dyn AsRef<[u8]> + Send + Sync>,
@@ -103,6 +104,14 @@ pub trait Memory {
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
     /// The packed weights themselves; None where they are in memory of the device's own.
     fn packed(&self, _matrix: &Self::Matrix) -> Option<PackedBytes> {
+        None
+    }
+    /// The same of a vector.
+    fn vector_bytes(&self, _vector: &Self::Vector) -> Option<PackedBytes> {
+        None
+    }
+    /// The same of the cosines and the sines.
+    fn rope_bytes(&self, _rope: &Self::Rope) -> Option<[PackedBytes; 2]> {
         None
     }
     /// Reads rows back, for collectives and tests.

@@ -2,7 +2,7 @@
 //! positions into steps, of leaving out pages in a step's middle and of dividing heads gives the same bits.
 
 use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
-use backend::cpu::{Cpu, Isa, Kv};
+use backend::cpu::{Cpu, Isa, Kv, Vector};
 use backend::{
     Batch, BlockTables, ConvolutionCall, ConvolvedChannels, KvSpec, Memory, PassSlice, Recurrence, RecurrenceCall,
     RecurrentHeads, RecurrentWeights, StateRule,
@@ -19,7 +19,7 @@ const SHAPES: [[usize; 5]; 4] = [[4, 2, 16, 32, 4], [3, 3, 32, 16, 4], [2, 1, 12
 
 struct Case {
     heads: RecurrentHeads,
-    weights: RecurrentWeights<Vec<f32>>,
+    weights: RecurrentWeights<Vector>,
     /// [n_positions, n_cols] of each sequence
     rows: Vec<Vec<f32>>,
     blocks: Vec<Vec<BlockId>>,
@@ -122,16 +122,18 @@ impl Case {
         };
         let all = &self.weights;
         let rule = match &all.rule {
-            StateRule::StateSpace { skip, step_min, step_max } => {
-                StateRule::StateSpace { skip: skip[owned.clone()].to_vec(), step_min: *step_min, step_max: *step_max }
-            }
+            StateRule::StateSpace { skip, step_min, step_max } => StateRule::StateSpace {
+                skip: Vector::new(&skip[owned.clone()]),
+                step_min: *step_min,
+                step_max: *step_max,
+            },
             delta => delta.clone(),
         };
         let weights = RecurrentWeights {
-            conv: pick_rows(&all.conv, self.heads.n_channels(), &channels),
-            conv_bias: all.conv_bias.as_ref().map(|bias| picked(bias, &channels)),
-            rate: all.rate[owned.clone()].to_vec(),
-            rate_bias: all.rate_bias[owned.clone()].to_vec(),
+            conv: Vector::new(&pick_rows(&all.conv, self.heads.n_channels(), &channels)),
+            conv_bias: all.conv_bias.as_ref().map(|bias| Vector::new(&picked(bias, &channels))),
+            rate: Vector::new(&all.rate[owned.clone()]),
+            rate_bias: Vector::new(&all.rate_bias[owned.clone()]),
             rule,
         };
         let heads = RecurrentHeads {
@@ -146,9 +148,10 @@ impl Case {
     }
 }
 
-fn weights(rng: &mut Rng, heads: &RecurrentHeads) -> RecurrentWeights<Vec<f32>> {
-    let mut some =
-        |n: usize, scale: f32, shift: f32| -> Vec<f32> { rng.floats(n).iter().map(|x| x * scale + shift).collect() };
+fn weights(rng: &mut Rng, heads: &RecurrentHeads) -> RecurrentWeights<Vector> {
+    let mut some = |n: usize, scale: f32, shift: f32| {
+        Vector::new(&rng.floats(n).iter().map(|x| x * scale + shift).collect::<Vec<_>>())
+    };
     let rule = match heads.has_steps {
         true => StateRule::Delta { norm: some(heads.value_dim, 0.3, 1.0), eps: 1e-6 },
         false => StateRule::StateSpace { skip: some(heads.n_heads, 0.3, 1.0), step_min: 0.02, step_max: 1.5 },
@@ -348,10 +351,10 @@ fn shapes_without_a_kernel_are_refused_by_name() {
 }
 
 /// A sequence's short convolution in chunks, with the pages that are needed.
-fn convolved(cpu: &Cpu, channels: &ConvolvedChannels, weight: &Vec<f32>, rows: &[f32], chunk: usize) -> Vec<f32> {
+fn convolved(cpu: &Cpu, channels: &ConvolvedChannels, weight: &[f32], rows: &[f32], chunk: usize) -> Vec<f32> {
     let (cols, n) = (3 * channels.n_channels(), rows.len() / (3 * channels.n_channels()));
     let spec = KvSpec { n_layers: 2, n_blocks: 9, layout: channels.layout(), dtype: KvDtype::F16 };
-    let (mut kv, mut out) = (cpu.kv(spec).unwrap(), Vec::new());
+    let (mut kv, mut out, weight) = (cpu.kv(spec).unwrap(), Vec::new(), Vector::new(weight));
     for start in (0..n).step_by(chunk) {
         let end = n.min(start + chunk);
         let needed = [start.checked_sub(1), Some(end - 1)].map(|at| at.map(|at| at / 16));
@@ -369,7 +372,7 @@ fn convolved(cpu: &Cpu, channels: &ConvolvedChannels, weight: &Vec<f32>, rows: &
         let mut part = cpu.buffer(end - start, channels.n_channels()).unwrap();
         let pass = batch.pass();
         let call = ConvolutionCall { pass: &pass, channels, group: 0, layer: LAYER };
-        cpu.convolve(&x, weight, &call, &mut kv, &mut part);
+        cpu.convolve(&x, &weight, &call, &mut kv, &mut part);
         out.extend(all(cpu, &part, end - start));
     }
     out

@@ -13,7 +13,7 @@ use super::isa::{Isa, Kernel, dispatch};
 use super::kv::Kv;
 use super::lanes::Lanes;
 use super::memory::Shared;
-use super::{Buffer, Cpu};
+use super::{Buffer, Cpu, Vector};
 use crate::{ConvolutionCall, PassSlice, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule};
 use convolution::Convolve;
 use page::{POSITIONS, StatePage, Widths};
@@ -21,7 +21,7 @@ pub(super) use page::{convolves, supported};
 use std::ops::Range;
 use types::BlockId;
 
-type Weights = RecurrentWeights<Vec<f32>>;
+type Weights = RecurrentWeights<Vector>;
 
 impl Recurrence for Cpu {
     fn recur(&self, x: &Buffer, weights: &Weights, call: &RecurrenceCall<'_>, kv: &mut Kv, out: &mut Buffer) {
@@ -39,7 +39,7 @@ impl Recurrence for Cpu {
         self.team.run(pass.slices.len() * heads.n_heads, &|items| recur.run(self.config.isa, items));
     }
 
-    fn convolve(&self, x: &Buffer, weight: &Vec<f32>, call: &ConvolutionCall<'_>, kv: &mut Kv, out: &mut Buffer) {
+    fn convolve(&self, x: &Buffer, weight: &Vector, call: &ConvolutionCall<'_>, kv: &mut Kv, out: &mut Buffer) {
         let ConvolutionCall { pass, channels, layer, .. } = *call;
         let (n_rows, n_channels) = (pass.n_rows(), channels.n_channels());
         if n_channels == 0 {
