@@ -156,6 +156,14 @@ fn check_bits(seen: &Seen, n_streams: usize, when: &str) {
     assert!(seen.n_answers >= n_streams, "{when}: {} answers", seen.n_answers);
 }
 
+/// Of its strangers the mesh's port lets those go at once who say something else than a peer, or hang up: six kinds of
+/// ten, of which the last round may be short.
+fn check_mesh(cluster: &Cluster, flood: &Flood) {
+    let at = cluster.ports.iter().position(|(port, _)| *port == "mesh").unwrap();
+    let (n_ended, n_all) = (flood.counts[at][0], flood.counts[at].iter().sum::<usize>());
+    assert!(2 * n_ended > n_all, "the mesh's port has ended {n_ended} of {n_all}");
+}
+
 /// Each process has as many files open as before, soon after the last connection.
 fn check_let_go(cluster: &Cluster, before: &[Held]) {
     let began = std::time::Instant::now();
@@ -193,6 +201,7 @@ fn run(plan: &Plan) -> (Cluster, Seen, Flood, Seen) {
         assert_eq!((counts[2], counts[3]), (0, 0), "{port}: refused, or neither read nor ended");
         assert!(TcpStream::connect(address).is_ok(), "{port} is still there");
     }
+    check_mesh(&cluster, &flood);
     check_let_go(&cluster, &before);
     let again = streams::expected(&cluster.http, N_STREAMS, plan.tokens_max);
     assert!(again == expected, "the same answers afterwards");
@@ -265,6 +274,7 @@ fn judge(plan: &Plan, cluster: &Cluster, [peace, attacked]: [&Seen; 2], flood: &
     let mut flat = Vec::new();
     for (i, (name, _)) in cluster.nodes.iter().enumerate() {
         let n = flood.held.len() / 3;
+        assert!(n > 0, "an attack of {:?} has no thirds in which memory was looked at", flood.took);
         let third = |part: usize| {
             let looks = flood.held[part * n..(part + 1) * n].iter().map(|held| &held[i]);
             Held { n_files: 0.0, ..Held::median(&looks.collect::<Vec<_>>()) }
