@@ -45,9 +45,10 @@ fn parsed(
     Ok((cli.command, said.unwrap_or_default()))
 }
 
-/// vLLM writes a few long names with one dash, as `-tp 2`; to us that would be `-t` and `-p`.
+/// vLLM and llama.cpp write a few long names with one dash, as `-tp 2`; to us that would be `-t` and `-p`.
 fn lengthened(word: OsString) -> OsString {
-    const NAMES: [(&str, &str); 3] = [("-tp", "--tp"), ("-pp", "--pp"), ("-dp", "--replicas")];
+    const NAMES: [(&str, &str); 4] =
+        [("-tp", "--tp"), ("-pp", "--pp"), ("-dp", "--replicas"), ("-md", "--draft-model")];
     let text = word.to_str().unwrap_or_default();
     let (name, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
     match (NAMES.iter().find(|(short, _)| *short == name), value) {

@@ -52,6 +52,8 @@ pub struct Limits {
     /// The limit for one stage; every further stage adds one.
     pub steps_in_flight_max: u32,
     pub speculation: Speculation,
+    /// A smaller model that guesses. Its memory is in `ModelShape::draft`.
+    pub draft_model: Option<DraftModel>,
     /// Events that wait for the loop; a sender waits while the queue is full.
     pub events_max: usize,
     /// Frames that wait for one router. A router that leaves more unread is cut off, so that nobody waits for it.
@@ -69,6 +71,7 @@ impl Default for Limits {
             chunk_tokens_max: 512,
             steps_in_flight_max: 2,
             speculation: Speculation::default(),
+            draft_model: None,
             events_max: 4096,
             router_frames_max: 4096,
             rank_frames_max: 64,
@@ -83,11 +86,40 @@ pub struct Speculation {
     pub ngrams: NgramLimits,
 }
 
-impl Speculation {
-    /// What the ranks are told of it.
-    pub(crate) fn guesses(self) -> Option<wire::Guesses> {
-        let NgramLimits { least, most } = self.ngrams;
-        let guesses = wire::Guesses { n_max: self.drafting.max(), ngram_least: least.into(), ngram_most: most.into() };
+/// A smaller model of the same vocabulary, which the rank that samples holds whole and guesses by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DraftModel {
+    /// Its path on the workers' machines.
+    pub path: PathBuf,
+    /// The memory for its KV cache.
+    pub kv_bytes: u64,
+    /// What one of its passes takes, in thousandths of a step.
+    pub pass_permille: u32,
+    /// Nothing is guessed from what answers repeat.
+    pub is_alone: bool,
+}
+
+impl Limits {
+    /// What the ranks are told of how to guess.
+    pub(crate) fn guesses(&self) -> Option<wire::Guesses> {
+        let Speculation { drafting, ngrams: NgramLimits { least, most } } = self.speculation;
+        let of_model = |draft: &DraftModel| wire::DraftModel {
+            path: draft.path.to_string_lossy().into_owned(),
+            kv_bytes: draft.kv_bytes,
+            cost: match drafting {
+                Drafting::Adaptive { row_permille, .. } => {
+                    Some(wire::DraftCost { row_permille, pass_permille: draft.pass_permille })
+                }
+                Drafting::Off | Drafting::Fixed(_) => None,
+            },
+        };
+        let guesses = wire::Guesses {
+            n_max: drafting.max(),
+            ngram_least: least.into(),
+            ngram_most: most.into(),
+            no_ngrams: self.draft_model.as_ref().is_some_and(|draft| draft.is_alone),
+            draft_model: self.draft_model.as_ref().map(of_model),
+        };
         (guesses.n_max > 0).then_some(guesses)
     }
 }

@@ -14,10 +14,11 @@ mod requests;
 mod service;
 mod worker_id;
 
-pub use config::{Config, DigestOf, Limits, Speculation, Waits};
+pub use config::{Config, DigestOf, DraftModel, Limits, Speculation, Waits};
 pub use placement::{
-    Blueprint, Bottleneck, ExpertShape, Inventory, Link, Links, Machine, ModelShape, Policy, Pool, Prediction,
-    Roofline, STAGES_MAX, Shard, Shortened, Speed, StepWork, Took, Unplaceable, Why, plan, plan_fewer, predict,
+    Blueprint, Bottleneck, DraftNeeds, ExpertShape, Inventory, Link, Links, Machine, ModelShape, Policy, Pool,
+    Prediction, Roofline, STAGES_MAX, Shard, Shortened, Speed, StepWork, Took, Unplaceable, Why, plan, plan_fewer,
+    predict,
 };
 pub use scheduler::Drafting;
 pub use service::serve::serve;

@@ -1,7 +1,7 @@
 //! Builds a coordinator from its settings, within `serve` or in a process of its own.
 
-use super::page;
 use super::process::{micros_since_1970, salt, stop_on_signals, watch};
+use super::{drafts, page};
 use crate::models;
 use crate::settings::device::DeviceChoice;
 use crate::settings::{ConfigSource, CoordinatorParts, CoordinatorRole, ServeSettings, machine, printed};
@@ -9,7 +9,7 @@ use anyhow::Context;
 use checkpoint::Checkpoint;
 use clap::{ArgMatches, Args};
 use cluster::{Addresses, Claim, MemoryStore, Registration, Store};
-use coordinator::{DigestOf, ModelShape, Policy};
+use coordinator::{DigestOf, Policy};
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -39,6 +39,7 @@ impl CoordinatorCommand {
         }
         let located = models::ready(&role.model.model, &source.hub)?;
         role.model.named(located.name);
+        drafts::find(&mut role.coordinator.speculation, &source.hub)?;
         let steps = role.coordinator.otlp_steps;
         let collector = role.watch.collector()?.map(|collector| Collector { steps, ..collector });
         // Installed with or without a metrics page, so that the same counters are kept as in `serve`.
@@ -129,11 +130,12 @@ fn model_name(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> String {
 fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -> anyhow::Result<coordinator::Config> {
     let CoordinatorParts { queue, coordinator: settings, device, spoken, .. } = parts;
     let defaults = coordinator::Limits::default();
+    let (shape, draft_model) = drafts::shape(parts, checkpoint)?;
     Ok(coordinator::Config {
         replica: replica.into(),
         model: model_name(parts, checkpoint),
         model_path: checkpoint.path().to_owned(),
-        shape: ModelShape::of(checkpoint),
+        shape,
         policy: policy(parts),
         policy_digest: (device != DeviceChoice::Sim).then(|| digest_of(parts, checkpoint)).transpose()?,
         prefix_cache: settings.prefix_cache(),
@@ -146,6 +148,7 @@ fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -
             batch_tokens_max: queue.max_batch_tokens,
             chunk_tokens_max: settings.max_chunk_tokens(queue),
             speculation: settings.speculation.speculation(),
+            draft_model,
             ..defaults
         },
         waits: coordinator::Waits {

@@ -4,6 +4,7 @@
 mod api_tls;
 pub mod coordinator;
 mod coordinator_source;
+pub mod drafts;
 pub mod handover;
 mod keys;
 mod page;

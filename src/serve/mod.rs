@@ -11,6 +11,7 @@ mod workers;
 
 use crate::models;
 use crate::roles::coordinator::{ClaimedReplica, coordinate};
+use crate::roles::drafts;
 use crate::roles::process::{micros_since_1970, salt, stop_on_signals, watch};
 use crate::roles::router::{Listeners, ServedReplicas, route};
 use crate::settings::hub;
@@ -72,6 +73,7 @@ pub fn prepared(
     }
     let located = models::ready(&settings.model.model, &source.hub)?;
     settings.model.named(located.name.clone());
+    drafts::find(&mut settings.coordinator.speculation, &source.hub)?;
     Ok(Some((settings, located)))
 }
 

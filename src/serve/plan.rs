@@ -1,14 +1,15 @@
 //! How a model would be placed on this machine, and its expected speed, without loading it.
 
 use crate::roles::coordinator::policy;
+use crate::roles::drafts;
 use crate::settings::{ServeSettings, machine};
 use checkpoint::Checkpoint;
-use coordinator::{Blueprint, Machine, ModelShape, WorkerId};
+use coordinator::{Blueprint, Machine, WorkerId};
 
 /// The placement of this model on this machine, with the expected speed, as a table.
 pub fn table(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Result<String> {
     let blueprint = blueprint(settings, checkpoint)?;
-    let (shape, policy) = (ModelShape::of(checkpoint), policy(settings.coordinator()));
+    let ((shape, _), policy) = (drafts::shape(settings.coordinator(), checkpoint)?, policy(settings.coordinator()));
     let prediction = coordinator::predict(&machines(settings)?, &shape, &policy, &blueprint)?;
     let (model, replicas) = (&checkpoint.spec().name, settings.local.replicas);
     let each = if replicas > 1 { format!("{replicas} replicas, each ") } else { String::new() };
@@ -18,7 +19,8 @@ pub fn table(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Resul
 /// The placement on this machine, or why there is none: checked before anything is started.
 pub fn blueprint(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Result<Blueprint> {
     let (machines, policy) = (machines(settings)?, policy(settings.coordinator()));
-    Ok(coordinator::plan(&machines, &ModelShape::of(checkpoint), &policy, None)?)
+    let (shape, _) = drafts::shape(settings.coordinator(), checkpoint)?;
+    Ok(coordinator::plan(&machines, &shape, &policy, None)?)
 }
 
 /// The workers that `serve` would start for one replica.

@@ -36,6 +36,7 @@ pub use identity::certificates;
 
 pub use router::{RouteSettings, RouterParts, RouterRole, RouterSettings};
 pub use serve::ServeSettings;
+pub use speculation::SpeculationSettings;
 pub use spoken::SpokenSettings;
 pub use store::StoreSettings;
 pub use trust::TrustSettings;

@@ -1,6 +1,7 @@
 //! How answers are guessed ahead, in our words and in vLLM's.
 
-use anyhow::ensure;
+use super::bytes::ByteSize;
+use anyhow::{bail, ensure};
 use clap::Args;
 use coordinator::{Drafting, Speculation};
 use serde::{Deserialize, Serialize};
@@ -24,9 +25,22 @@ pub struct SpeculationSettings {
     )]
     pub speculation: SpeculationChoice,
     /// The same as vLLM takes it: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5,
-    /// "prompt_lookup_min": 3}
+    /// "prompt_lookup_min": 3}, or {"model": "DRAFT", "num_speculative_tokens": 5}
     #[arg(long, env = "LOCKSTEP_SPECULATIVE_CONFIG", value_name = "JSON")]
     pub speculative_config: Option<SpeculativeConfig>,
+    /// A smaller model of the same vocabulary that guesses too; `--speculation auto` is then the default. It is on the
+    /// machine of the worker that samples, at the same path or in its `--models`
+    #[arg(
+        long,
+        alias = "model-draft",
+        env = "LOCKSTEP_DRAFT_MODEL",
+        value_name = "MODEL",
+        conflicts_with = "speculative_config"
+    )]
+    pub draft_model: Option<String>,
+    /// Memory for the KV cache of the draft model, such as 64MiB [default: 8 full contexts, but at most 256MiB]
+    #[arg(long, env = "LOCKSTEP_DRAFT_KV_MEMORY", value_name = "BYTES")]
+    pub draft_kv_memory: Option<ByteSize>,
 }
 
 /// How many tokens are guessed.
@@ -41,14 +55,34 @@ pub enum SpeculationChoice {
 
 impl SpeculationSettings {
     pub fn check(&self) -> anyhow::Result<()> {
+        let is_used = self.draft_kv_memory.is_none() || self.draft().is_some();
+        ensure!(is_used, "--draft-kv-memory needs a draft model: give --draft-model");
         self.speculative_config.as_ref().map_or(Ok(()), SpeculativeConfig::check)
+    }
+
+    /// The model that guesses.
+    pub fn draft(&self) -> Option<&str> {
+        let of_config = || self.speculative_config.as_ref()?.model.as_deref();
+        self.draft_model.as_deref().or_else(of_config)
+    }
+
+    /// Where that model was found.
+    pub fn found_draft(&mut self, path: String) {
+        let of_config = self.speculative_config.as_mut().map(|config| &mut config.model);
+        *of_config.unwrap_or(&mut self.draft_model) = Some(path);
+    }
+
+    /// Whether only that model guesses.
+    pub fn is_draft_alone(&self) -> bool {
+        self.speculative_config.is_some()
     }
 
     pub fn speculation(&self) -> Speculation {
         let adaptive = Drafting::Adaptive { max: TOKENS, row_permille: ROW_PERMILLE };
         let drafting = match (&self.speculative_config, self.speculation) {
             (Some(config), _) => Drafting::Fixed(config.num_speculative_tokens),
-            (None, SpeculationChoice::Off) => Drafting::Off,
+            (None, SpeculationChoice::Off) if self.draft_model.is_none() => Drafting::Off,
+            (None, SpeculationChoice::Off) => adaptive,
             (None, SpeculationChoice::Auto | SpeculationChoice::Ngram) => adaptive,
             (None, SpeculationChoice::Fixed(n)) => Drafting::Fixed(n),
         };
@@ -103,7 +137,8 @@ impl From<SpeculationChoice> for String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpeculativeConfig {
-    method: Method,
+    method: Option<Method>,
+    model: Option<String>,
     num_speculative_tokens: u16,
     prompt_lookup_max: Option<u16>,
     prompt_lookup_min: Option<u16>,
@@ -111,9 +146,10 @@ pub struct SpeculativeConfig {
 
 /// Where guesses come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 enum Method {
     Ngram,
+    DraftModel,
 }
 
 impl SpeculativeConfig {
@@ -122,6 +158,18 @@ impl SpeculativeConfig {
         ensure!(
             (1..=max).contains(&n.into()),
             "--speculative-config: num_speculative_tokens is {n}, and may be from 1 to {max}"
+        );
+        let looks_up = self.prompt_lookup_max.or(self.prompt_lookup_min).is_some();
+        match (self.method, &self.model) {
+            (Some(Method::Ngram), None) | (Some(Method::DraftModel) | None, Some(_)) => {}
+            (Some(Method::Ngram), Some(model)) => {
+                bail!("--speculative-config: n-grams need no model, it names {model:?}")
+            }
+            (Some(Method::DraftModel) | None, None) => bail!("--speculative-config: it names no model to guess by"),
+        }
+        ensure!(
+            self.model.is_none() || !looks_up,
+            "--speculative-config: a draft model looks nothing up; --draft-model with --speculation guesses from both"
         );
         let NgramLimits { least, most } = self.ngrams();
         ensure!(
@@ -153,7 +201,8 @@ mod tests {
     fn settings(speculation: &str, config: Option<&str>) -> anyhow::Result<Speculation> {
         let config = config.map(|json| json.parse().map_err(anyhow::Error::msg)).transpose()?;
         let speculation = speculation.parse().map_err(anyhow::Error::msg)?;
-        let settings = SpeculationSettings { speculation, speculative_config: config };
+        let settings =
+            SpeculationSettings { speculation, speculative_config: config, draft_model: None, draft_kv_memory: None };
         settings.check().map(|()| settings.speculation())
     }
 
@@ -193,5 +242,32 @@ mod tests {
             "leave nothing to look up",
         );
         refused("5", "invalid type");
+        refused(r#"{"num_speculative_tokens":3}"#, "names no model");
+        refused(r#"{"method":"draft_model","num_speculative_tokens":3}"#, "names no model");
+        refused(r#"{"model":"small","num_speculative_tokens":3,"prompt_lookup_max":2}"#, "looks nothing up");
+    }
+
+    #[test]
+    fn a_draft_model_is_named_in_either_way_and_switches_guessing_on() {
+        let named = SpeculationSettings {
+            speculation: SpeculationChoice::Off,
+            speculative_config: None,
+            draft_model: Some("small".into()),
+            draft_kv_memory: Some(ByteSize(1 << 20)),
+        };
+        named.check().unwrap();
+        assert!(matches!(named.speculation().drafting, Drafting::Adaptive { .. }));
+        assert_eq!((named.draft(), named.is_draft_alone()), (Some("small"), false));
+        let fixed = SpeculationSettings { speculation: SpeculationChoice::Fixed(4), ..named.clone() };
+        assert_eq!(fixed.speculation().drafting, Drafting::Fixed(4));
+        let json = r#"{"model":"small","num_speculative_tokens":3}"#;
+        let mut config =
+            SpeculationSettings { speculative_config: Some(json.parse().unwrap()), draft_model: None, ..named.clone() };
+        config.check().unwrap();
+        assert_eq!((config.speculation().drafting, config.is_draft_alone()), (Drafting::Fixed(3), true));
+        config.found_draft("/models/small".into());
+        assert_eq!(config.draft(), Some("/models/small"));
+        let unused = SpeculationSettings { draft_model: None, ..named };
+        assert!(unused.check().unwrap_err().to_string().contains("needs a draft model"));
     }
 }

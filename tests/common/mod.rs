@@ -11,7 +11,7 @@ use ::wire::{Connection, Trust};
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::{self, Sources};
 use cluster::MemoryStore;
-use coordinator::{Blueprint, Machine, ModelShape, Policy, Speculation, Unplaceable, WorkerId, plan};
+use coordinator::{Blueprint, DraftModel, Machine, ModelShape, Policy, Speculation, Unplaceable, WorkerId, plan};
 use node::Node;
 use proto::cluster as wire;
 use proto::cluster::coordinator_client::CoordinatorClient;
@@ -85,6 +85,8 @@ pub struct Setup {
     pub speculation: Speculation,
     /// Answers that ranks guess from, with mistakes, in place of what they would.
     pub recalled: Option<Arc<Recalled>>,
+    /// A model that guesses.
+    pub draft_model: Option<DraftModel>,
 }
 
 impl Setup {
@@ -109,6 +111,7 @@ impl Setup {
             masks: MaskConfig::default(),
             speculation: Speculation::default(),
             recalled: None,
+            draft_model: None,
         }
     }
 
@@ -194,6 +197,7 @@ impl Setup {
                 chunk_tokens_max: self.chunk_tokens_max,
                 steps_in_flight_max: self.steps_in_flight_max,
                 speculation: self.speculation,
+                draft_model: self.draft_model.clone(),
                 ..coordinator::Limits::default()
             },
             // Frequent state reports, and no rank is taken for lost on a machine busy with other tests.

@@ -763,7 +763,8 @@ IN_EXTRA_ARGS = {
                         "host", "port", "route", "api-key",
                         # With a token it is on between roles wherever an address is not loopback.
                         "tls"},
-    "coordinator": COMMON | {"tls", "state-cache", "speculative-config", "replan-seconds", "regrow-seconds",
+    "coordinator": COMMON | {"tls", "state-cache", "speculative-config", "draft-model", "draft-kv-memory",
+                             "replan-seconds", "regrow-seconds",
                              "load-seconds"},
     # A pod's own files and hardware, which the program finds by itself.
     "worker": COMMON | {"models", "model-path", "kernel-cache", "cuda-graphs", "isa", "memory",

@@ -5,13 +5,13 @@
 use crate::common::requests::{REQUESTS, difference, tiny_requests};
 use crate::common::watched::Seen;
 use crate::common::{Answer, Replica, Setup, reference_folder};
-use coordinator::{Drafting, Speculation};
+use coordinator::{DraftModel, Drafting, Speculation};
 use grammar::{GrammarLimits, ThinkingBudget, WantedGrammar};
 use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use types::{Grammar, NgramLimits, Request, Tokens};
+use types::{Goal, Grammar, NgramLimits, Request, Tokens};
 use worker::{MaskConfig, Recalled};
 
 const MODEL: &str = "llama-f16-sharded";
@@ -91,7 +91,8 @@ impl Bench {
 
     async fn same(&self, way: &str, drafting: Drafting, setup: Setup, breaks: &[u32]) -> Seen {
         let speculation = Speculation { drafting, ..Speculation::default() };
-        let setup = Setup { speculation, recalled: Some(self.recalled.clone()), ..setup };
+        let recalled = setup.draft_model.is_none().then(|| self.recalled.clone());
+        let setup = Setup { speculation, recalled, ..setup };
         let mut replica = Replica::start(&setup).await;
         breaks.iter().for_each(|n| replica.break_at(*n));
         let answers = replica.run(&self.requests).await;
@@ -152,6 +153,71 @@ async fn fixed_and_adaptive_drafts_have_the_bits_of_none() {
     }
     assert!(n_preempted > 0);
     bench.with_late_masks(Drafting::Fixed(4)).await;
+}
+
+/// A draft model of its own kind: as large as the target, whose weights it has, rounded to eight bits.
+fn rounded() -> DraftModel {
+    draft_model("fp8-block")
+}
+
+fn draft_model(name: &str) -> DraftModel {
+    DraftModel { path: reference_folder(name), kv_bytes: 16 << 20, pass_permille: 10, is_alone: true }
+}
+
+#[tokio::test]
+async fn a_draft_model_changes_no_bit() {
+    let bench = Bench::new().await;
+    let base = Setup { draft_model: Some(rounded()), ..bench.base.clone() };
+    let (bench, mut n_preempted) = (Bench { base, ..bench }, 0);
+    for drafting in
+        [Drafting::Fixed(1), Drafting::Fixed(4), Drafting::Fixed(8), Drafting::Adaptive { max: 8, row_permille: 2 }]
+    {
+        n_preempted += bench.every_way(drafting).await;
+    }
+    assert!(n_preempted > 0);
+    // Blocks for a few of the sequences: the others have no guesses.
+    let few = DraftModel { kv_bytes: 64 << 10, ..rounded() };
+    let few = Setup { draft_model: Some(few), ..bench.base.clone() };
+    bench.same("few blocks", Drafting::Fixed(4), few, &[]).await;
+}
+
+/// Requests without a grammar, one after another, so that counts are the same in every run.
+async fn counts_of(draft: DraftModel, n_drafts: u16) -> (Seen, Vec<usize>) {
+    let model = reference_folder(MODEL);
+    let mut requests = tiny_requests(&model);
+    requests.retain(|request| request.grammar.is_none() && request.goal == Goal::Generate);
+    requests.truncate(24);
+    let speculation = Speculation { drafting: Drafting::Fixed(n_drafts), ..Speculation::default() };
+    let base = Setup { steps_in_flight_max: 1, ..Setup::new(model, "int8", "f16").on(1, 1) };
+    let mut replica = Replica::start(&Setup { speculation, draft_model: Some(draft), ..base }).await;
+    let answers = replica.run_alone(&requests).await;
+    let seen = replica.seen();
+    replica.stop().await;
+    assert!(requests.iter().any(|request| request.sampling.temperature > 0.5));
+    assert!(requests.iter().any(|request| request.sampling.temperature == 0.0));
+    println!("{seen:?}");
+    (seen, answers.iter().map(|answer| answer.drawn.len()).collect())
+}
+
+/// It draws as its target does, by the noise of the same positions, at every temperature and with every filter.
+#[tokio::test]
+async fn a_target_that_is_its_own_draft_accepts_every_draft() {
+    let (seen, lengths) = counts_of(draft_model(MODEL), 4).await;
+    assert_eq!(seen.drafts_rejected, 0, "{seen:?}");
+    let n_more: usize = lengths.iter().map(|n| n - 1).sum();
+    // The prompt's step draws one token, and each of the others five, but for the last.
+    let n_needed: usize = lengths.iter().map(|n| 1 + (n - 1).div_ceil(5)).sum();
+    assert!(seen.drafts_accepted as usize * 10 > n_more * 7, "four of five: {seen:?}");
+    // A step more ends a request, and one may be planned past its stop.
+    let n_steps = seen.steps as usize;
+    assert!((n_needed..=n_needed + 2 * lengths.len()).contains(&n_steps), "{n_needed} steps are needed: {seen:?}");
+}
+
+/// A cache that is not rewound, or noise of another position, changes no token: it changes how many drafts hold.
+#[tokio::test]
+async fn as_many_drafts_of_another_model_hold_as_always() {
+    let (seen, _) = counts_of(rounded(), 4).await;
+    assert_eq!((seen.drafts_accepted, seen.drafts_rejected), (500, 356), "{seen:?}");
 }
 
 /// What is guessed from the log itself, with the fewest tokens that can be the same, so that much is guessed; and what

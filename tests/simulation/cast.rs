@@ -144,6 +144,7 @@ impl Stage {
             states: None,
             cache: LayerGroups::alike(4, KvLayout::heads(2, 32)),
             sizes: Sizes::default(),
+            draft: 0,
         };
         let policy = Policy {
             grid: Grid { tp: plan.tp, pp: plan.pp, ep: 1 },

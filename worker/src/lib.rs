@@ -22,7 +22,7 @@ pub use error::Error;
 pub use load::scrub::{Scrubber, SpoiltWeight};
 pub use load::weight_cache::WeightCache;
 pub use load::{fetch, source};
-pub use runner::guesses::{GuessConfig, GuessSource, Recalled};
+pub use runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource, Recalled};
 pub use runner::kv_commit::KvShort;
 pub use runner::masks::MaskConfig;
 pub use runner::model_loader::{ComputeDevice, ModelLoader};

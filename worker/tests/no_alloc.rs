@@ -16,7 +16,7 @@ use types::{
     BlockId, Grammar, Grid, NgramLimits, Rank, Request, Sampling, Slice, SliceDone, Step, StepDone, StepId, TokenOut,
     Want,
 };
-use worker::{Assignment, GuessConfig, GuessSource, MaskConfig, ModelLoader, Runner};
+use worker::{Assignment, DraftModelConfig, GuessConfig, GuessSource, MaskConfig, ModelLoader, Runner};
 
 /// The steps of requests that all decode, after one that starts them. Each group has its own pool of the same ids.
 fn steps(requests: &[Request], n: u32, n_groups: usize) -> Vec<Step> {
@@ -74,17 +74,22 @@ fn steady_steps_allocate_nothing() {
 #[test]
 fn steady_steps_with_drafts_allocate_nothing() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    with_drafts(None, n_allocations);
+    let ngrams = GuessSource::Ngrams(NgramLimits { least: 1, most: 4 });
+    let ngrams = GuessConfig { source: ngrams, n_max: DRAFTS_MAX, draft_model: None };
+    with_drafts(ngrams.clone(), None, n_allocations);
     // Threads of their own follow grammars, and allocate.
     let rhyme = WantedGrammar::Regex("((ding|dong) ){60}".into());
-    with_drafts(Some(grammar::compile(&rhyme, &GrammarLimits::default()).unwrap()), n_allocations_here);
+    let rhyme = grammar::compile(&rhyme, &GrammarLimits::default()).unwrap();
+    with_drafts(ngrams.clone(), Some(rhyme), n_allocations_here);
+    let path = common::assignment("llama-f16-sharded").model_path;
+    let draft_model = Some(DraftModelConfig { path, kv_bytes: 1 << 20, cost: None });
+    with_drafts(GuessConfig { source: GuessSource::Off, draft_model, ..ngrams }, None, n_allocations);
 }
 
+const DRAFTS_MAX: u16 = 4;
+
 /// One request that repeats itself, whose slices have as many drafts as are guessed.
-fn with_drafts(grammar: Option<Grammar>, n_allocations: fn() -> usize) {
-    const DRAFTS_MAX: u16 = 4;
-    let ngrams = NgramLimits { least: 1, most: 4 };
-    let guesses = GuessConfig { source: GuessSource::Ngrams(ngrams), n_max: DRAFTS_MAX };
+fn with_drafts(guesses: GuessConfig, grammar: Option<Grammar>, n_allocations: fn() -> usize) {
     let assignment = Assignment { guesses, ..common::assignment("llama-f16-sharded") };
     let masks = MaskConfig { wait_max: Duration::from_secs(60), ..MaskConfig::default() };
     let (mut runner, _) = ModelLoader { masks, ..ModelLoader::new(1) }.build(&assignment).unwrap();

@@ -7,6 +7,7 @@
 mod assign;
 mod blueprint;
 mod cut;
+mod draft;
 mod fewer;
 mod machine;
 mod plan;
@@ -20,6 +21,7 @@ mod tests;
 mod unplaceable;
 
 pub use blueprint::{Blueprint, Policy, Pool, Shard, Shortened};
+pub use draft::DraftNeeds;
 pub use fewer::plan_fewer;
 pub use machine::{Inventory, Machine};
 pub use plan::plan;

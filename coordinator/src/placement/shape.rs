@@ -25,6 +25,8 @@ pub struct ModelShape {
     pub cache: LayerGroups,
     /// As stored in the file; packing adds only padding.
     pub sizes: Sizes,
+    /// Bytes of a draft model and its KV cache, which the rank that samples holds beside its part.
+    pub draft: u64,
 }
 
 /// The experts of each layer that has any.
@@ -61,6 +63,7 @@ impl ModelShape {
             states: spec.state_heads(),
             cache: spec.cache_groups(),
             sizes,
+            draft: 0,
         }
     }
 }
@@ -128,9 +131,11 @@ impl<'a> Measure<'a> {
         let page = |group: &CacheGroup| group.share(n_heads(group) as u32).page_bytes(self.kv_dtype);
         let pages = self.shape.cache.groups().iter().map(page);
         let n_layers = self.shape.cache.n_layers(&part.layers);
+        let draft = if part.is_sampler() { self.shape.draft } else { 0 };
         Holding {
-            weights: layers.total() + outer.total(),
-            replicated: layers.replicated + outer.replicated,
+            weights: layers.total() + outer.total() + draft,
+            // Nobody shares it: a cut must not count on it.
+            replicated: layers.replicated + outer.replicated + draft,
             read: layers.total() - layers.experts + self.experts_read(layers.experts) + outer.replicated + head_rows,
             experts: layers.experts,
             head: head_rows,

@@ -27,6 +27,7 @@ fn smol() -> ModelShape {
         states: None,
         cache: LayerGroups::alike(30, HEADS),
         sizes: Sizes { embedding: 9 * layer.total(), layers: vec![layer; 30], norm: 2304, head: 0 },
+        draft: 0,
     }
 }
 
@@ -86,6 +87,36 @@ fn figures_follow_from_memory() {
 }
 
 /// Five layers of six have a window of 512 positions: 23 of 28.
+#[test]
+fn a_draft_model_is_counted_on_the_rank_that_samples_alone() {
+    let draft = ModelShape { n_layers: 6, cache: LayerGroups::alike(6, HEADS), ..smol() };
+    let sizes = Sizes { layers: smol().sizes.layers[..6].to_vec(), ..smol().sizes };
+    let draft = ModelShape { sizes, ..draft };
+    let needs = |memory| DraftNeeds::of(&draft, &smol(), &policy(1, 1), DeviceClass::Cpu, memory);
+    let some = needs(Some(1 << 20)).unwrap();
+    assert_eq!((some.kv_bytes, some.weight_bytes), (1 << 20, draft.sizes.total()));
+    // Six of thirty layers, and a head that weighs nine of them.
+    assert_eq!(some.pass_permille, 1000 * 15 / 39);
+    let block_bytes = 6 * HEADS.page_bytes(KvDtype::F16);
+    assert_eq!(needs(None).unwrap().kv_bytes, (8 * 512 * block_bytes).min(256 << 20));
+    assert!(needs(Some(block_bytes - 1)).unwrap_err().to_string().contains("smaller than one block"));
+    let recurrent = DraftNeeds::of(&hybrid(), &smol(), &policy(1, 1), DeviceClass::Cpu, None);
+    assert!(recurrent.unwrap_err().to_string().contains("cannot be rewound"));
+    let with = ModelShape { draft: some.bytes(), ..smol() };
+    for (tp, pp) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
+        let weights = |shape: &ModelShape| {
+            let layout = types::Layout::even(Grid { tp, pp, ep: 1 }, shape.n_layers).unwrap();
+            let measure = Measure::new(shape, DeviceClass::Cpu, KvDtype::F16);
+            let of = |rank| measure.part(&layout.part(types::Rank(rank))).weights;
+            (0..tp * pp).map(of).collect::<Vec<u64>>()
+        };
+        let more: Vec<u64> =
+            weights(&with).iter().zip(weights(&smol())).map(|(with, without)| with - without).collect();
+        let sampler = usize::from(tp * (pp - 1));
+        assert!((0..more.len()).all(|rank| more[rank] == if rank == sampler { some.bytes() } else { 0 }), "{more:?}");
+    }
+}
+
 fn local() -> ModelShape {
     let kind = |layer: u32| if layer % 6 == 5 { HEADS } else { HEADS.within(512) };
     let sizes = Sizes { layers: smol().sizes.layers[..28].to_vec(), ..smol().sizes };
@@ -380,6 +411,7 @@ impl Random {
             states: None,
             cache: LayerGroups::alike(n_layers, HEADS),
             sizes: Sizes { embedding: self.below(1 << 22), layers, norm: 1024, head },
+            draft: 0,
         };
         let heads = KvLayout::heads(n_kv_heads, shape.head_dim);
         let states = StateHeads { n: 1 + self.below(8) as u32, dim: [16, 32, 80][self.below(3) as usize] };

@@ -103,7 +103,7 @@ impl Replica {
             reading: self.changes.reading,
             zero_kv: self.config.zero_kv,
             numerics: self.config.mode().to_string(),
-            guesses: self.config.limits.speculation.guesses().filter(|_| may_guess),
+            guesses: self.config.limits.guesses().filter(|_| may_guess),
             // Each worker's own, which is set where its stream is known.
             protocol: 0,
         }

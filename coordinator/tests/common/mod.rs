@@ -45,6 +45,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         states: None,
         cache: LayerGroups::alike(1, KvLayout::heads(1, 1)),
         sizes: Sizes::default(),
+        draft: 0,
     };
     let policy = Policy {
         grid: Grid::SOLO,

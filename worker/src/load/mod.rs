@@ -1,6 +1,7 @@
 //! The sources of a rank's part of the model: files on this machine, a fetch from the coordinator, or the weights that
 //! the last rank has kept.
 
+pub(crate) mod draft_weights;
 pub mod fetch;
 mod kept_matchers;
 pub(crate) mod reading;

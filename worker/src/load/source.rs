@@ -39,6 +39,15 @@ impl Source {
             Source::Fetched(fetch) => fetch.model(assignment, cancel),
         }
     }
+
+    /// A draft model is fetched from nobody: it is where the coordinator says, or in the folder.
+    fn with_draft(&self, assignment: &Assignment) -> Assignment {
+        let mut assignment = assignment.clone();
+        if let (Source::Folder(folder), Some(draft)) = (self, &mut assignment.guesses.draft_model) {
+            draft.path = folder.join(draft.path.file_name().unwrap_or_default());
+        }
+        assignment
+    }
 }
 
 impl Load for Located {
@@ -49,11 +58,11 @@ impl Load for Located {
             _ => self.source.path(assignment, cancel)?,
         };
         self.model_path = Some(model_path.clone());
-        self.loader.load(&Assignment { model_path, ..assignment.clone() }, cancel)
+        self.loader.load(&Assignment { model_path, ..self.source.with_draft(assignment) }, cancel)
     }
 
     fn holds(&self, assignment: &Assignment) -> bool {
-        self.loader.holds(assignment)
+        self.loader.holds(&self.source.with_draft(assignment))
     }
 
     fn distrust(&mut self) {

@@ -5,6 +5,7 @@
 //! for the same part of the same model. Any look at the cache empties it, so it never holds anything else.
 
 use crate::assignment::Assignment;
+use crate::load::draft_weights::{DraftWeights, WantedDraft};
 use crate::load::reading::Reading;
 use crate::load::scrub::HashedPart;
 use crate::load::vocabulary::LazyVocabulary;
@@ -33,7 +34,9 @@ trait AnyPart: Send {
 
 impl<D: Device + 'static> AnyPart for LoadedPart<D> {
     fn is_kept_for(&self, assignment: &Assignment) -> bool {
-        self.reading.is_kept_for(assignment) && !self.is_spoilt()
+        let wanted = WantedDraft::of(assignment);
+        let has_draft = wanted.is_none_or(|wanted| self.draft.as_ref().is_some_and(|draft| draft.is(&wanted)));
+        self.reading.is_kept_for(assignment) && !self.is_spoilt() && has_draft
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
@@ -60,6 +63,8 @@ pub(crate) struct LoadedPart<D: Device> {
     pub policy: PolicyDigest,
     pub reading: Reading,
     pub vocabulary: Arc<LazyVocabulary>,
+    /// On the rank that samples, where a draft model guesses.
+    pub draft: Option<DraftWeights<D>>,
     /// Present if they are looked through.
     pub hashed: Option<Arc<HashedPart>>,
 }

@@ -1,42 +1,52 @@
-//! How many drafts were verified and accepted at each place behind the log. Counted in every step, and told in steps
-//! that start or end a sequence: telling allocates. Knows no tokens.
+//! How many drafts were verified and accepted at each place behind the log, by who guessed them. Counted in every step,
+//! and told in steps that start or end a sequence: telling allocates. Knows no tokens.
 
+use crate::runner::guesses::{GuessConfig, Guesser};
 use telemetry::metrics;
-use types::{DRAFT_ROWS_MAX, Step, StepDone};
+use types::{DRAFT_ROWS_MAX, RequestId, Step, StepDone};
 
-pub(super) struct DraftCounts {
-    source: &'static str,
+pub(super) struct DraftCounts([CountsOf; 3]);
+
+struct CountsOf {
+    guesser: Guesser,
+    name: &'static str,
     proposed: [u64; DRAFT_ROWS_MAX as usize],
     accepted: [u64; DRAFT_ROWS_MAX as usize],
 }
 
 impl DraftCounts {
-    pub fn new(source: &'static str) -> DraftCounts {
-        DraftCounts { source, proposed: [0; DRAFT_ROWS_MAX as usize], accepted: [0; DRAFT_ROWS_MAX as usize] }
+    pub fn new(config: &GuessConfig) -> DraftCounts {
+        let none = [0; DRAFT_ROWS_MAX as usize];
+        let of = |guesser| CountsOf { guesser, name: config.name_of(guesser), proposed: none, accepted: none };
+        DraftCounts([Guesser::Source, Guesser::Grammar, Guesser::DraftModel].map(of))
     }
 
-    pub fn count(&mut self, step: &Step, done: &StepDone) {
+    pub fn count(&mut self, step: &Step, done: &StepDone, drafted_by: impl Fn(RequestId) -> Guesser) {
         for (slice, done) in step.slices.iter().zip(&done.slices).filter(|(slice, _)| slice.n_draft > 0) {
+            let by = drafted_by(slice.id);
+            let Some(counts) = self.0.iter_mut().find(|counts| counts.guesser == by) else { continue };
             let n_accepted = done.tokens.len().saturating_sub(1);
-            self.proposed.iter_mut().take(slice.n_draft.into()).for_each(|n| *n += 1);
-            self.accepted.iter_mut().take(n_accepted).for_each(|n| *n += 1);
+            counts.proposed.iter_mut().take(slice.n_draft.into()).for_each(|n| *n += 1);
+            counts.accepted.iter_mut().take(n_accepted).for_each(|n| *n += 1);
         }
         if !(step.starts.is_empty() && step.ends.is_empty()) {
-            self.tell();
+            self.0.iter_mut().for_each(CountsOf::tell);
         }
     }
+}
 
+impl CountsOf {
     fn tell(&mut self) {
         let counts = self.proposed.iter_mut().zip(&mut self.accepted).enumerate();
         for (position, (proposed, accepted)) in counts.filter(|(_, (proposed, _))| **proposed > 0) {
             let (proposed, accepted) = (std::mem::take(proposed), std::mem::take(accepted));
-            metrics::drafts_at(self.source, position, proposed, accepted);
+            metrics::drafts_at(self.name, position, proposed, accepted);
         }
     }
 }
 
 impl Drop for DraftCounts {
     fn drop(&mut self) {
-        self.tell();
+        self.0.iter_mut().for_each(CountsOf::tell);
     }
 }

@@ -2,10 +2,15 @@
 //! changes no token. Knows logs; nothing of models, blocks or steps.
 
 mod ngrams;
+mod worth;
+
+pub use worth::DraftCost;
 
 use ngrams::NgramIndex;
+use std::path::PathBuf;
 use std::sync::Arc;
-use types::{DRAFT_ROWS_MAX, NgramLimits, Token};
+use types::{DRAFT_ROWS_MAX, NgramLimits, RequestId, Token};
+use worth::{Acceptance, Pauses};
 
 /// The most tokens that are guessed in one step: more than it can verify, so that many sequences have some.
 const GUESSES_PER_STEP_MAX: usize = 8 * DRAFT_ROWS_MAX as usize;
@@ -16,6 +21,28 @@ pub struct GuessConfig {
     pub source: GuessSource,
     /// The most tokens that are guessed at a time.
     pub n_max: u16,
+    /// A smaller model that guesses where the source does not, or less well.
+    pub draft_model: Option<DraftModelConfig>,
+}
+
+/// A smaller model of the same vocabulary, which the rank that samples holds whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DraftModelConfig {
+    pub path: PathBuf,
+    /// Memory for its KV cache.
+    pub kv_bytes: u64,
+    /// Where the number of guesses is to follow from what they earn. None: always as many as may be.
+    pub cost: Option<DraftCost>,
+}
+
+/// Who has guessed a log's next tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Guesser {
+    #[default]
+    Source,
+    /// A grammar leaves nothing else.
+    Grammar,
+    DraftModel,
 }
 
 /// What guesses are taken from.
@@ -53,14 +80,35 @@ impl GuessConfig {
     /// The most tokens that are guessed for one of `n_draws` logs that a step draws behind: what a step can verify is
     /// limited, and so is a message of what was guessed.
     pub(super) fn n_max_among(&self, n_draws: usize) -> usize {
-        let n_max = if self.source == GuessSource::Off { 0 } else { usize::from(self.n_max) };
+        let n_max = if self.is_off() { 0 } else { usize::from(self.n_max) };
         n_max.min(DRAFT_ROWS_MAX as usize).min(GUESSES_PER_STEP_MAX / n_draws.max(1))
     }
 
     /// The most tokens that are guessed in one step.
     pub(super) fn n_max_in_step(&self) -> usize {
-        if self.source == GuessSource::Off { 0 } else { GUESSES_PER_STEP_MAX }
+        if self.is_off() { 0 } else { GUESSES_PER_STEP_MAX }
     }
+
+    fn is_off(&self) -> bool {
+        self.source == GuessSource::Off && self.draft_model.is_none()
+    }
+
+    /// The label in metrics of who guesses.
+    pub(super) fn name_of(&self, guesser: Guesser) -> &'static str {
+        match guesser {
+            Guesser::Source => self.source.name(),
+            Guesser::Grammar => "grammar",
+            Guesser::DraftModel => "draft_model",
+        }
+    }
+}
+
+/// A sequence for which a draft model is to guess.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuessWish {
+    pub id: RequestId,
+    /// The most tokens.
+    pub n_max: usize,
 }
 
 /// One sequence's guesses. Its memory is allocated when a sequence begins.
@@ -70,46 +118,93 @@ pub(super) struct Guesses {
     ngrams: NgramIndex,
     /// The tokens that are guessed behind the log.
     pub tokens: Vec<Token>,
-    /// Those that must follow it, as far as that is known.
-    way: Vec<Token>,
+    pub guesser: Guesser,
+    /// Those that must follow it, as far as that is known; or those that the draft model was preferred to.
+    others: Vec<Token>,
+    /// Whether the source's guesses are the others.
+    is_outdone: bool,
+    of_source: Acceptance,
+    of_model: Acceptance,
+    /// None where no draft model guesses.
+    pauses: Option<Pauses>,
 }
 
 impl Guesses {
     /// For a log that may have `n_tokens_max` tokens. None are guessed where `may_guess` is false.
     pub fn restart(&mut self, config: &GuessConfig, may_guess: bool, n_tokens_max: usize) {
-        self.tokens.clear();
         let n_max = usize::from(config.n_max).min(DRAFT_ROWS_MAX as usize);
-        self.tokens.reserve(n_max);
-        self.way.clear();
-        self.way.reserve(n_max);
+        for tokens in [&mut self.tokens, &mut self.others] {
+            tokens.clear();
+            tokens.reserve(n_max);
+        }
+        (self.guesser, self.is_outdone) = (Guesser::Source, false);
+        (self.of_source, self.of_model) = (Acceptance::of_source(), Acceptance::of_model());
         self.source = if may_guess { config.source.clone() } else { GuessSource::Off };
+        self.pauses = (may_guess && config.draft_model.is_some()).then(Pauses::default);
         if let GuessSource::Ngrams(limits) = self.source {
             self.ngrams.restart(limits, n_tokens_max);
         }
     }
 
-    /// How many of the drawn tokens, the first ones, had been guessed.
-    pub fn n_hit(&self, drawn: impl Iterator<Item = Token>) -> u16 {
-        self.tokens.iter().zip(drawn).take_while(|(guess, drawn)| *guess == drawn).count() as u16
+    /// How many of the drawn tokens, the first ones, had been guessed. Notes it of who guessed them.
+    pub fn n_hit(&mut self, drawn: impl Iterator<Item = Token> + Clone) -> u16 {
+        let n_drawn = drawn.clone().count();
+        let hits =
+            |tokens: &[Token]| tokens.iter().zip(drawn.clone()).take_while(|(guess, drawn)| *guess == drawn).count();
+        let n_hit = hits(&self.tokens);
+        let n_tried = self.tokens.len().min(n_drawn);
+        match self.guesser {
+            Guesser::Source => self.of_source.note(n_tried, n_hit),
+            Guesser::Grammar => {}
+            Guesser::DraftModel => self.of_model.note(n_tried, n_hit),
+        }
+        if std::mem::take(&mut self.is_outdone) {
+            self.of_source.note(self.others.len().min(n_drawn), hits(&self.others));
+        }
+        n_hit as u16
     }
 
     /// Guesses at most `n_max` tokens behind `log`, which has grown since the last call. `only_way` adds those that
     /// must follow it, where that is known.
     pub fn guess(&mut self, log: &[Token], n_max: usize, only_way: impl FnOnce(&mut Vec<Token>)) {
         self.tokens.clear();
+        (self.guesser, self.is_outdone) = (Guesser::Source, false);
         match &self.source {
+            GuessSource::Off if self.pauses.is_none() => return,
             GuessSource::Off => {}
             GuessSource::Ngrams(_) => {
                 self.ngrams.extend(log);
                 self.ngrams.guess(log, n_max, &mut self.tokens);
-                self.way.clear();
-                only_way(&mut self.way);
-                self.way.truncate(n_max);
-                if !self.tokens.starts_with(&self.way) {
-                    std::mem::swap(&mut self.tokens, &mut self.way);
-                }
             }
-            GuessSource::Recalled(recalled) => recalled.guess(log, n_max, &mut self.tokens),
+            GuessSource::Recalled(recalled) => return recalled.guess(log, n_max, &mut self.tokens),
+        }
+        self.others.clear();
+        only_way(&mut self.others);
+        self.others.truncate(n_max);
+        if !self.tokens.starts_with(&self.others) {
+            std::mem::swap(&mut self.tokens, &mut self.others);
+            (self.guesser, self.is_outdone) = (Guesser::Grammar, true);
+        }
+    }
+
+    /// How many tokens the draft model is to guess, of at most `n_max`, in a step that draws behind `n_draws` logs.
+    /// Nothing where others have guessed what holds more often.
+    pub fn n_of_model(&mut self, cost: Option<DraftCost>, n_max: usize, n_draws: usize) -> usize {
+        let Some(pauses) = &mut self.pauses else { return 0 };
+        let is_guessed = match self.guesser {
+            Guesser::Grammar | Guesser::DraftModel => true,
+            Guesser::Source => !self.tokens.is_empty() && self.of_source >= self.of_model,
+        };
+        if is_guessed { 0 } else { pauses.n_worth(cost, self.of_model, n_max, n_draws) }
+    }
+
+    /// What the draft model has guessed.
+    pub fn take_model(&mut self, guessed: &[Token]) {
+        if !guessed.is_empty() {
+            std::mem::swap(&mut self.tokens, &mut self.others);
+            self.tokens.clear();
+            self.tokens.extend_from_slice(guessed);
+            (self.guesser, self.is_outdone) = (Guesser::DraftModel, true);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What a rank does with a step. Knows nothing of streams or threads: the session calls it on one thread that it owns.
 
 mod draft_counts;
+mod draft_model;
 pub(crate) mod guesses;
 pub mod kv_commit;
 pub(crate) mod masks;
@@ -11,7 +12,7 @@ mod refused;
 pub mod sequences;
 pub mod sim;
 
-use backend::Repeats;
+use backend::{Draw, Repeats};
 use collective::AbortHandle;
 use kv_commit::KvCommit;
 use std::pin::Pin;
@@ -122,4 +123,10 @@ impl RunError {
             RunError::Unsupported(_) | RunError::Protocol { .. } | RunError::Pass(_) => None,
         }
     }
+}
+
+/// An empty vector with the same memory for draws of another lifetime: collecting in place keeps the allocation.
+fn emptied<'a>(mut draws: Vec<Draw<'_>>) -> Vec<Draw<'a>> {
+    draws.clear();
+    draws.into_iter().map(|_| unreachable!("it is empty")).collect()
 }

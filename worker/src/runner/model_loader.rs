@@ -203,7 +203,7 @@ impl<D: Device + RankDevice + 'static> Prepared for ModelPart<D> {
         masks: MaskConfig,
         cancel: &CancelFlag,
     ) -> Result<Box<dyn Runner>, collective::Error> {
-        let ModelPart { lent, kv, kv_commit, limits, direct } = *self;
+        let ModelPart { lent, kv, kv_commit, draft_model, limits, direct } = *self;
         let ranks = Ranks::on(&lent.get().device, mesh, carrier, &direct, cancel)?;
         if ranks.has(CarrierChoice::Nccl) {
             tracing::info!(rank = ranks.part().place.tp, "NCCL carries between devices");
@@ -211,7 +211,7 @@ impl<D: Device + RankDevice + 'static> Prepared for ModelPart<D> {
         if ranks.has(CarrierChoice::Ipc) {
             tracing::info!(rank = ranks.part().place.tp, "sums go over the devices' memory");
         }
-        Ok(Box::new(ModelRunner::new(lent, ranks, (kv, kv_commit), limits, masks)))
+        Ok(Box::new(ModelRunner::new(lent, ranks, (kv, kv_commit), draft_model, limits, masks)))
     }
 }
 

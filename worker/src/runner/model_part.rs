@@ -2,10 +2,12 @@
 //! the place before. Knows no other rank and no step.
 
 use crate::assignment::{Assignment, LoadError, Ready};
+use crate::load::draft_weights::{DraftWeights, WantedDraft};
 use crate::load::reading::{Ask, FilesNow, Reading};
 use crate::load::scrub::{HashedPart, Scrubber};
 use crate::load::vocabulary::LazyVocabulary;
 use crate::load::weight_cache::{LoadedPart, PartInUse, PartKey, WeightCache};
+use crate::runner::draft_model::{DraftLimits, DraftModel};
 use crate::runner::kv_commit::KvCommit;
 use crate::runner::sequences::SequenceLimits;
 use backend::{Device, KvSpec};
@@ -21,13 +23,14 @@ pub(super) struct ModelPart<D: Device + 'static> {
     pub lent: PartInUse<D>,
     pub kv: KvCache<D>,
     pub kv_commit: Option<KvCommit>,
+    pub draft_model: Option<DraftModel<D>>,
     pub limits: SequenceLimits,
     pub direct: ExchangeLimits,
 }
 
 /// Loads a rank's part, on any device.
 pub(super) fn load_part<D: Device + 'static>(
-    open: impl FnOnce() -> Result<D, LoadError>,
+    open: impl Fn() -> Result<D, LoadError>,
     (weight_cache, scrubber): (&WeightCache, Option<&Scrubber>),
     assignment: &Assignment,
     part: &Part,
@@ -43,6 +46,7 @@ pub(super) fn load_part<D: Device + 'static>(
         Some((Ask::Read(files), kept)) => again(kept, files, assignment, part, cancel)?,
         None => (read(open()?, assignment, part, cancel)?, None),
     };
+    held.draft = draft_weights(held.draft.take(), &open, assignment, held.spec.vocab, cancel)?;
     if let Some(scrubber) = scrubber {
         let hashed = held.hashed.take().unwrap_or_else(|| Arc::new(HashedPart::of(held.model.packed(), &held.device)));
         scrubber.watch(&hashed, assignment.rank);
@@ -51,6 +55,7 @@ pub(super) fn load_part<D: Device + 'static>(
     let LoadedPart { device, spec, policy, .. } = &held;
     let (limits, specs) = sizes(assignment, spec, part, device.class())?;
     let kv = KvCache::new(device, &specs).map_err(load_failed(assignment))?;
+    let draft_model = held.draft.as_ref().map(|draft| guessing(draft, assignment)).transpose()?;
     let lengths = (assignment.context, assignment.batch_tokens_max);
     let kv_commit = KvCommit::new(kv.commits(device), &specs, &limits.groups, lengths);
     let (weight_bytes, weights) = (held.model.weight_bytes() as u64, held.model.runs().to_vec());
@@ -59,7 +64,32 @@ pub(super) fn load_part<D: Device + 'static>(
     let (epoch, rank) = (assignment.epoch, assignment.rank.0);
     tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
     let (of, direct) = (PartKey::new(*policy, assignment, part), direct(&limits, spec, device.class()));
-    Ok((ModelPart { lent: weight_cache.hand_out(held, of), kv, kv_commit, limits, direct }, ready))
+    Ok((ModelPart { lent: weight_cache.hand_out(held, of), kv, kv_commit, draft_model, limits, direct }, ready))
+}
+
+/// The draft model that this rank is to have, kept or read.
+fn draft_weights<D: Device>(
+    kept: Option<DraftWeights<D>>,
+    open: impl Fn() -> Result<D, LoadError>,
+    assignment: &Assignment,
+    n_vocab: u32,
+    cancel: &CancelFlag,
+) -> Result<Option<DraftWeights<D>>, LoadError> {
+    let Some(wanted) = WantedDraft::of(assignment) else { return Ok(None) };
+    match kept.filter(|kept| kept.is(&wanted) && kept.device.settle().is_ok()) {
+        Some(kept) => Ok(Some(kept)),
+        None => DraftWeights::read(open()?, wanted, n_vocab, cancel).map(Some),
+    }
+}
+
+fn guessing<D: Device>(draft: &DraftWeights<D>, assignment: &Assignment) -> Result<DraftModel<D>, LoadError> {
+    let limits = DraftLimits {
+        kv_bytes: assignment.guesses.draft_model.as_ref().map_or(0, |config| config.kv_bytes),
+        kv_dtype: assignment.kv_dtype,
+        running_max: assignment.running_max as usize,
+        zero_kv: assignment.zero_kv,
+    };
+    DraftModel::new(draft, limits).map_err(load_failed(assignment))
 }
 
 /// Reads the model again, if the same model can still be read: where its file is gone or another model's, the rank
@@ -122,7 +152,7 @@ fn read<D: Device>(
     let (policy, spec) = (policy(assignment, &checkpoint, &device)?, checkpoint.spec().clone());
     let vocabulary = Arc::new(LazyVocabulary::new(&assignment.model_path, spec.vocab, &spec.eos));
     let reading = Reading::new(assignment, &checkpoint);
-    Ok(LoadedPart { device, model, spec, policy, reading, vocabulary, hashed: None })
+    Ok(LoadedPart { device, model, spec, policy, reading, vocabulary, draft: None, hashed: None })
 }
 
 fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device) -> Result<PolicyDigest, LoadError> {

@@ -10,10 +10,11 @@
 
 use crate::load::weight_cache::{LoadedPart, PartInUse};
 use crate::runner::draft_counts::DraftCounts;
+use crate::runner::draft_model::DraftModel;
 use crate::runner::kv_commit::KvCommit;
 use crate::runner::masks::{MaskConfig, Masks};
 use crate::runner::sequences::{SequenceLimits, Sequences, TokenSource, Violation};
-use crate::runner::{RunError, Runner, Upcoming};
+use crate::runner::{RunError, Runner, Upcoming, emptied};
 use backend::{Batch, Device, Draw, Drawing, Repeats, Undrawn};
 use collective::{AbortHandle, Ranks};
 use model::KvCache;
@@ -45,6 +46,8 @@ pub struct ModelRunner<D: Device + 'static> {
     /// The device's pass counts at the last report.
     counted: Repeats,
     draft_counts: DraftCounts,
+    /// Only the sampler has one, whose weights are lent with its part.
+    draft_model: Option<DraftModel<D>>,
 }
 
 /// How far a step's draws are after its pass was begun.
@@ -61,10 +64,11 @@ impl<D: Device + 'static> ModelRunner<D> {
         lent: PartInUse<D>,
         ranks: Ranks<D>,
         (kv, kv_commit): (KvCache<D>, Option<KvCommit>),
+        draft_model: Option<DraftModel<D>>,
         limits: SequenceLimits,
         masks: MaskConfig,
     ) -> ModelRunner<D> {
-        let draft_counts = DraftCounts::new(limits.guesses.source.name());
+        let draft_counts = DraftCounts::new(&limits.guesses);
         let (outputs_max, told_max) = (limits.outputs_max(), limits.told_max());
         let n_guess_max = limits.guesses.n_max_among(1);
         let masks = Masks::new(masks, lent.get().vocabulary.clone(), limits.running_max, n_guess_max);
@@ -91,6 +95,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             ahead: None,
             counted,
             draft_counts,
+            draft_model,
         }
     }
 
@@ -100,6 +105,9 @@ impl<D: Device + 'static> ModelRunner<D> {
         self.sequences.begin(step).map_err(protocol)?;
         if self.is_sampler {
             self.masks.begin(step);
+        }
+        if let (Some(draft_model), Some(weights)) = (&mut self.draft_model, &self.lent.get().draft) {
+            draft_model.begin(step, &weights.device);
         }
         self.clear();
         while let Some(earlier) = self.sequences.must_hear(step) {
@@ -127,6 +135,9 @@ impl<D: Device + 'static> ModelRunner<D> {
     fn let_all_go(&mut self) {
         self.sequences.forget_all();
         self.clear();
+        if let (Some(draft_model), Some(weights)) = (&mut self.draft_model, &self.lent.get().draft) {
+            draft_model.let_all_go(&weights.device);
+        }
     }
 
     fn pass(&mut self, step: &Step) -> model::Result<Begun> {
@@ -268,14 +279,29 @@ impl<D: Device + 'static> ModelRunner<D> {
         }
     }
 
+    /// Has the draft model guess what the source has not.
+    fn guess_by_model(&mut self, step: &Step, done: &StepDone) -> model::Result<()> {
+        let ModelRunner { draft_model, sequences, lent, .. } = self;
+        let (Some(draft_model), Some(weights)) = (draft_model, &mut lent.get_mut().draft) else { return Ok(()) };
+        sequences.wishes(step, &done.slices, &mut draft_model.wishes);
+        draft_model.guess(weights, |id| sequences.log(id))?;
+        for (id, guessed) in draft_model.guessed() {
+            sequences.take_model(id, guessed);
+        }
+        Ok(())
+    }
+
     /// Appends the tokens to the logs. The first stage gets one message for each step with draws, and none for others.
     fn finish(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
         if !self.is_sampler {
             self.sequences.pass_by(step);
             return Ok(());
         }
-        self.sequences.finish(step, &mut self.drawn, &self.masks, &mut self.told, &mut done.slices);
-        self.draft_counts.count(step, done);
+        self.sequences.settle(step, &mut self.drawn, &self.masks, &mut self.told, &mut done.slices);
+        self.draft_counts.count(step, done, |id| self.sequences.drafted_by(id));
+        let guessed = self.guess_by_model(step, done);
+        self.passed(guessed)?;
+        self.sequences.tell(step, &mut self.told, &mut done.slices);
         if self.told.is_empty() { Ok(()) } else { Ok(self.ranks.send_tokens(step.id, &self.told)?) }
     }
 }
@@ -319,12 +345,6 @@ fn run_error(error: model::Error) -> RunError {
         model::Error::Collective(error) => error.into(),
         error => RunError::Pass(error.into()),
     }
-}
-
-/// An empty vector with the same memory for draws of another lifetime: collecting in place keeps the allocation.
-fn emptied<'a>(mut draws: Vec<Draw<'_>>) -> Vec<Draw<'a>> {
-    draws.clear();
-    draws.into_iter().map(|_| unreachable!("it is empty")).collect()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! grows by position: a rank that does not know the token writes `UNKNOWN` there, and so do all ranks where nothing
 //! could be drawn.
 
-use crate::runner::guesses::GuessSource;
+use crate::runner::guesses::{GuessSource, GuessWish, Guesser};
 use crate::runner::masks::{Found, Masks};
 use backend::{Batch, Draw, DrawMask, Pass, Score, Undrawn};
 use freed_blocks::FreedBlocks;
@@ -39,6 +39,8 @@ pub struct Sequences {
     freed: Option<FreedBlocks>,
     /// The second part of a message on draws, while a step is finished.
     told_rest: Vec<Option<Token>>,
+    /// The slices that have drawn, while a step is finished.
+    drew: Vec<usize>,
 }
 
 impl Sequences {
@@ -46,6 +48,7 @@ impl Sequences {
         if tokens != TokenSource::Draws {
             // Others are told what is guessed.
             limits.guesses.source = GuessSource::Off;
+            limits.guesses.draft_model = None;
         }
         let n_untold = match tokens {
             TokenSource::IsTold { late_max } => late_max + 1,
@@ -61,6 +64,7 @@ impl Sequences {
             n_begun: 0,
             freed: limits.zero_kv.then(|| FreedBlocks::new(&limits)),
             told_rest: Vec::with_capacity(limits.told_max()),
+            drew: Vec::with_capacity(limits.running_max),
             limits,
         }
     }
@@ -304,9 +308,9 @@ impl Sequences {
         }
     }
 
-    /// On the sampler: appends the drawn tokens to the logs, answers each slice, and leaves in `told` the message for
-    /// the first stage, with no token where none was drawn.
-    pub fn finish(
+    /// On the sampler: appends the drawn tokens to the logs, answers each slice, guesses, and leaves in `told` the
+    /// first part of the message for the first stage, with no token where none was drawn.
+    pub fn settle(
         &mut self,
         step: &Step,
         drawn: &mut Vec<Result<TokenOut, Undrawn>>,
@@ -316,10 +320,10 @@ impl Sequences {
     ) {
         let mut drawn = drawn.drain(..);
         told.clear();
-        let n_draws = step.slices.iter().filter(|slice| slice.want != Want::Nothing).count();
-        let n_guess_max = self.limits.guesses.n_max_among(n_draws);
+        self.drew.clear();
+        let n_guess_max = self.limits.guesses.n_max_among(n_draws(step));
         done.resize_with(step.slices.len(), SliceDone::default);
-        for (slice, done) in step.slices.iter().zip(&mut *done) {
+        for (i, (slice, done)) in step.slices.iter().zip(&mut *done).enumerate() {
             clear(done);
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
             for _ in sequence.scored(slice) {
@@ -345,11 +349,52 @@ impl Sequences {
                 done.n_hit = sequence.guesses.n_hit(done.tokens.iter().map(|out| out.token));
                 let n_guess_max = if done.tokens.is_empty() { 0 } else { n_guess_max };
                 sequence.guess(n_guess_max, |output, way| masks.only_way(slice.id, output, way));
-                done.n_guess = sequence.guesses.tokens.len() as u16;
-                let more = done.tokens.iter().skip(1).map(|out| out.token);
-                tell_rest(&mut self.told_rest, more, &sequence.guesses.tokens);
+                self.drew.push(i);
             }
             done.failed = sequence.failed;
+        }
+    }
+
+    /// The sequences of a settled step for which a draft model is to guess.
+    pub fn wishes(&mut self, step: &Step, done: &[SliceDone], wishes: &mut Vec<GuessWish>) {
+        wishes.clear();
+        let n_draws = n_draws(step);
+        let n_max = self.limits.guesses.n_max_among(n_draws);
+        let cost = self.limits.guesses.draft_model.as_ref().and_then(|draft| draft.cost);
+        for i in &self.drew {
+            let (id, done) = (step.slices[*i].id, &done[*i]);
+            let drew = !done.tokens.is_empty() && done.failed.is_none();
+            if let Some(sequence) = self.held.get_mut(&id).filter(|_| drew) {
+                let n_max = sequence.guesses.n_of_model(cost, n_max, n_draws);
+                wishes.extend((n_max > 0).then_some(GuessWish { id, n_max }));
+            }
+        }
+    }
+
+    pub fn log(&self, id: RequestId) -> Option<&[Token]> {
+        self.held.get(&id).map(|sequence| sequence.tokens.as_slice())
+    }
+
+    /// What a draft model has guessed for a sequence.
+    pub fn take_model(&mut self, id: RequestId, guessed: &[Token]) {
+        if let Some(sequence) = self.held.get_mut(&id) {
+            sequence.guesses.take_model(guessed);
+        }
+    }
+
+    /// Who has guessed the drafts of a sequence's last slice that had any.
+    pub fn drafted_by(&self, id: RequestId) -> Guesser {
+        self.held.get(&id).map_or(Guesser::Source, |sequence| sequence.drafted_by)
+    }
+
+    /// On the sampler: says how much is guessed, and adds the second part of the message.
+    pub fn tell(&mut self, step: &Step, told: &mut Vec<Option<Token>>, done: &mut [SliceDone]) {
+        for i in &self.drew {
+            let done = &mut done[*i];
+            let Some(sequence) = self.held.get(&step.slices[*i].id) else { continue };
+            done.n_guess = sequence.guesses.tokens.len() as u16;
+            let more = done.tokens.iter().skip(1).map(|out| out.token);
+            tell_rest(&mut self.told_rest, more, &sequence.guesses.tokens);
         }
         if self.told_rest.iter().any(Option::is_some) {
             told.extend_from_slice(&self.told_rest);
@@ -386,6 +431,10 @@ impl Sequences {
             self.spare.push(sequence);
         }
     }
+}
+
+fn n_draws(step: &Step) -> usize {
+    step.slices.iter().filter(|slice| slice.want != Want::Nothing).count()
 }
 
 /// Clears an answer and keeps its memory.

@@ -9,7 +9,7 @@ pub mod scrubbing;
 use crate::assignment::{Assignment, MeshSecret};
 use crate::config::{Config, Footing};
 use crate::error::Error;
-use crate::runner::guesses::{GuessConfig, GuessSource};
+use crate::runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource};
 use crate::session::heartbeat::{Heart, Pulse, StepCounters};
 use crate::session::rank_thread::{RankLost, Reports, ThreadLeases, Work};
 use collective::MeshTimeouts;
@@ -329,5 +329,11 @@ fn guesses(guesses: Guesses) -> GuessConfig {
     let or = |n: u32, default: u16| if n == 0 { default } else { u16::try_from(n).unwrap_or(u16::MAX) };
     let least = or(guesses.ngram_least, default.least);
     let limits = NgramLimits { least, most: or(guesses.ngram_most, default.most) };
-    GuessConfig { source: GuessSource::Ngrams(limits), n_max: or(guesses.n_max, u16::MAX) }
+    let source = if guesses.no_ngrams { GuessSource::Off } else { GuessSource::Ngrams(limits) };
+    let draft_model = guesses.draft_model.map(|draft| DraftModelConfig {
+        path: draft.path.into(),
+        kv_bytes: draft.kv_bytes,
+        cost: draft.cost.map(|cost| DraftCost { row_permille: cost.row_permille, pass_permille: cost.pass_permille }),
+    });
+    GuessConfig { source, n_max: or(guesses.n_max, u16::MAX), draft_model }
 }

@@ -43,7 +43,7 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
     let (loaded, _) =
         load_part(open, (&WeightCache::default(), None), &assignment, &part, &CancelFlag::default()).unwrap();
     let ModelPart { lent, kv, limits, .. } = loaded;
-    ModelRunner::new(lent, Ranks::solo(n_layers), (kv, None), limits, MaskConfig::default())
+    ModelRunner::new(lent, Ranks::solo(n_layers), (kv, None), None, limits, MaskConfig::default())
 }
 
 /// The contents of each block, over all layers.

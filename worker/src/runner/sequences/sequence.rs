@@ -1,7 +1,7 @@
 //! One request on this rank: its token log, its block tables, how far it is computed, and the rows of a slice. Knows
 //! nothing of other requests, nor who tells what was drawn.
 
-use crate::runner::guesses::Guesses;
+use crate::runner::guesses::{Guesser, Guesses};
 use crate::runner::sequences::limits::{SequenceLimits, Violation};
 use crate::runner::sequences::untold::{Told, UNKNOWN, UntoldDraw};
 use backend::{Batch, PassSlice, Undrawn};
@@ -25,6 +25,8 @@ pub(super) struct Sequence {
     pub is_untold: bool,
     /// What is guessed behind the log; on ranks that embed, as the sampler has told it.
     pub guesses: Guesses,
+    /// Who has guessed the drafts of the last slice that had any.
+    pub drafted_by: Guesser,
     /// On ranks that never know: the drafts of the last slice, of which the next one tells by its start how many held.
     n_unsettled: u32,
     /// The sum of the hidden states so far, for pooling.
@@ -124,6 +126,9 @@ impl Sequence {
         let (n_draft, n_guess) = (usize::from(slice.n_draft), self.guesses.tokens.len());
         if are_known && n_draft > n_guess {
             return Err(Violation::NotGuessed { id: slice.id, n_draft: slice.n_draft, n_guess });
+        }
+        if n_draft > 0 {
+            self.drafted_by = self.guesses.guesser;
         }
         if are_known {
             self.tokens.extend_from_slice(&self.guesses.tokens[..n_draft]);

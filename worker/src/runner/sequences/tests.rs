@@ -50,6 +50,18 @@ fn step(starts: &[Request], slices: &[Slice], blocks: &[u32]) -> Step {
     Step { starts: starts.into(), slices: slices.into(), blocks, ..Step::default() }
 }
 
+fn finish(
+    sequences: &mut Sequences,
+    step: &Step,
+    drawn: &mut Vec<Result<TokenOut, Undrawn>>,
+    masks: &Masks,
+    told: &mut Vec<Option<Token>>,
+    done: &mut Vec<SliceDone>,
+) {
+    sequences.settle(step, drawn, masks, told, done);
+    sequences.tell(step, told, done);
+}
+
 /// Runs a step in which every draw is the given token, or fails.
 fn run(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> Result<(Batch, Vec<SliceDone>), Violation> {
     run_drawn(sequences, step, token.ok_or(Undrawn::NotNumbers))
@@ -70,7 +82,7 @@ fn run_drawn(
     let out = |token| TokenOut { token, ..TokenOut::default() };
     let mut drawn: Vec<_> = draws.iter().map(|_| token.map(out)).collect();
     let mut done = Vec::new();
-    sequences.finish(step, &mut drawn, &masks, &mut Vec::new(), &mut done);
+    finish(sequences, step, &mut drawn, &masks, &mut Vec::new(), &mut done);
     Ok((batch, done))
 }
 
@@ -251,7 +263,7 @@ fn what_is_let_go_is_told_once_and_before_others_may_have_it() {
         let blocks: Vec<Vec<u32>> = told.iter().map(|of| of.iter().map(|block: &BlockId| block.0).collect()).collect();
         told.iter_mut().for_each(Vec::clear);
         sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
-        sequences.finish(step, &mut Vec::new(), &no_masks(), &mut Vec::new(), &mut Vec::new());
+        finish(&mut sequences, step, &mut Vec::new(), &no_masks(), &mut Vec::new(), &mut Vec::new());
         blocks
     };
     let none: Vec<Vec<u32>> = vec![vec![], vec![]];
@@ -465,7 +477,7 @@ fn what_was_not_late_is_not_drawn_again() {
 /// A log that is guessed as it will be drawn: behind four tokens of it, three more.
 fn guessing(tokens: TokenSource) -> Sequences {
     let recalled = Recalled { logs: vec![vec![0, 1, 2, 50, 51, 52, 53, 54, 55, 56, 57, 58]], wrong: 0 };
-    let guesses = GuessConfig { source: GuessSource::Recalled(Arc::new(recalled)), n_max: 4 };
+    let guesses = GuessConfig { source: GuessSource::Recalled(Arc::new(recalled)), n_max: 4, ..GuessConfig::default() };
     Sequences::new(SequenceLimits { guesses, ..limits() }, tokens)
 }
 
@@ -481,7 +493,7 @@ fn verify(sequences: &mut Sequences, step: &Step, drawn: &[Option<Token>]) -> (B
     let out = |token: &Option<Token>| token.map(|token| TokenOut { token, ..TokenOut::default() });
     let mut drawn: Vec<_> = drawn.iter().map(|token| out(token).ok_or(Undrawn::NotNumbers)).collect();
     let (mut told, mut done) = (Vec::new(), Vec::new());
-    sequences.finish(step, &mut drawn, &masks, &mut told, &mut done);
+    finish(sequences, step, &mut drawn, &masks, &mut told, &mut done);
     (batch, done.pop().unwrap(), told)
 }
 

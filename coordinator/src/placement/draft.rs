@@ -1,0 +1,53 @@
+//! What a draft model takes beside the model that it guesses for: memory on the rank that samples, and the time of each
+//! pass. Knows no machines.
+
+use super::blueprint::Policy;
+use super::shape::{Measure, ModelShape};
+use types::cache::blocks_for;
+use types::{DeviceClass, Unsupported};
+
+/// The KV cache of a draft model, unless a size is given: so many whole contexts, and no more than these bytes.
+const CONTEXTS_BY_DEFAULT: u32 = 8;
+const KV_BYTES_BY_DEFAULT_MAX: u64 = 256 << 20;
+
+/// What a draft model takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftNeeds {
+    pub weight_bytes: u64,
+    pub kv_bytes: u64,
+    /// One of its passes, in thousandths of the target's: by the bytes that each reads.
+    pub pass_permille: u32,
+}
+
+impl DraftNeeds {
+    /// `kv_memory` is the size of its KV cache, if it was given.
+    pub fn of(
+        draft: &ModelShape,
+        target: &ModelShape,
+        policy: &Policy,
+        class: DeviceClass,
+        kv_memory: Option<u64>,
+    ) -> Result<DraftNeeds, Unsupported> {
+        if draft.cache.groups().iter().any(|group| group.is_state()) {
+            return Err(Unsupported("a draft model with recurrent layers: their states cannot be rewound"));
+        }
+        let whole = |shape: &ModelShape| Measure::new(shape, class, policy.kv_dtype).stage(0, 1, 0..shape.n_layers);
+        let (of_draft, of_target) = (whole(draft), whole(target));
+        let block_bytes: u64 = of_draft.block_bytes.iter().sum();
+        let context = policy.context.unwrap_or(target.context).min(draft.context);
+        let n_blocks = u64::from(policy.running_max.clamp(1, CONTEXTS_BY_DEFAULT)) * u64::from(blocks_for(context));
+        let by_default = || n_blocks.saturating_mul(block_bytes).min(KV_BYTES_BY_DEFAULT_MAX).max(block_bytes);
+        let kv_bytes = kv_memory.unwrap_or_else(by_default);
+        if kv_bytes < block_bytes {
+            return Err(Unsupported("a KV cache of a draft model that is smaller than one block"));
+        }
+        let pass_permille = of_draft.read.saturating_mul(1000) / of_target.read.max(1);
+        let pass_permille = u32::try_from(pass_permille).unwrap_or(u32::MAX);
+        Ok(DraftNeeds { weight_bytes: of_draft.weights, kv_bytes, pass_permille })
+    }
+
+    /// The bytes on the rank that samples.
+    pub fn bytes(&self) -> u64 {
+        self.weight_bytes.saturating_add(self.kv_bytes)
+    }
+}

@@ -1,0 +1,53 @@
+//! The draft model of a replica: where it is, whether it can guess for the model that is served, and what it takes.
+
+use super::coordinator::policy;
+use crate::models;
+use crate::settings::hub::Hub;
+use crate::settings::{CoordinatorParts, SpeculationSettings};
+use anyhow::{Context, bail, ensure};
+use checkpoint::Checkpoint;
+use coordinator::{DraftModel, DraftNeeds, ModelShape};
+use types::DeviceClass;
+
+/// Finds the files of the draft model, if there is one, and fetches them if they are not here.
+pub fn find(settings: &mut SpeculationSettings, hub: &Hub) -> anyhow::Result<()> {
+    let Some(draft) = settings.draft() else { return Ok(()) };
+    let located = models::ready(draft, hub).with_context(|| format!("the draft model {draft}"))?;
+    settings.found_draft(located.path.to_string_lossy().into_owned());
+    Ok(())
+}
+
+/// The shape that is placed, with the memory of its draft model, and what ranks are told of that.
+pub fn shape(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Result<(ModelShape, Option<DraftModel>)> {
+    let shape = ModelShape::of(checkpoint);
+    let speculation = &parts.coordinator.speculation;
+    let Some(path) = speculation.draft() else { return Ok((shape, None)) };
+    let class = parts.device.class();
+    ensure!(class == DeviceClass::Cpu, "a draft model guesses on the CPU alone, and the device is {}", class.name());
+    let opened = Checkpoint::open(path.as_ref()).with_context(|| format!("the draft model {path}"))?;
+    same_vocabulary(&opened, checkpoint).with_context(|| format!("the draft model {path}"))?;
+    let kv_memory = speculation.draft_kv_memory.map(|bytes| bytes.0);
+    let needs = DraftNeeds::of(&ModelShape::of(&opened), &shape, &policy(parts), class, kv_memory)?;
+    let draft = DraftModel {
+        path: path.into(),
+        kv_bytes: needs.kv_bytes,
+        pass_permille: needs.pass_permille,
+        is_alone: speculation.is_draft_alone(),
+    };
+    Ok((ModelShape { draft: needs.bytes(), ..shape }, Some(draft)))
+}
+
+/// A token id must mean the same to both.
+fn same_vocabulary(draft: &Checkpoint, target: &Checkpoint) -> anyhow::Result<()> {
+    let (of_draft, of_target) = (draft.spec().vocab, target.spec().vocab);
+    ensure!(of_draft == of_target, "its vocabulary has {of_draft} tokens, and the model's has {of_target}");
+    let (of_draft, of_target) = (draft.token_table()?, target.token_table()?);
+    let mut pairs = of_draft.tokens().map(Some).chain(std::iter::repeat(None)).zip(of_target.tokens());
+    if let Some((id, (ours, theirs))) = (0..).zip(&mut pairs).find(|(_, (ours, theirs))| *ours != Some(*theirs)) {
+        let written =
+            |token: Option<(&[u8], bool)>| token.map(|(bytes, _)| String::from_utf8_lossy(bytes).into_owned());
+        let (ours, theirs) = (written(ours), written(Some(theirs)));
+        bail!("its token {id} is {ours:?}, and the model's is {theirs:?}: they must have the same vocabulary");
+    }
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! A draft model's weights, all of them, on the rank that samples. They are kept from one assignment to the next with
+//! that rank's part of the model that is served. Knows no request.
+
+use crate::assignment::{Assignment, LoadError};
+use backend::Device;
+use checkpoint::{Checkpoint, ModelSpec};
+use collective::CancelFlag;
+use model::{Model, PassLimits};
+use std::path::PathBuf;
+use types::{Layout, Rank, Unsupported};
+
+/// The most rows of one pass: a longer log is caught up with in several steps.
+const ROWS_MAX: u32 = 512;
+
+pub(crate) struct DraftWeights<D: Device> {
+    /// Its own, so that its passes and the target's share no buffer.
+    pub device: D,
+    pub model: Model<D>,
+    pub spec: ModelSpec,
+    of: WantedDraft,
+}
+
+/// What an assignment asks for: equal ones have the same weights, with as much scratch memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WantedDraft {
+    path: PathBuf,
+    reading: u32,
+    context: u32,
+    rows_max: u32,
+    running_max: u32,
+}
+
+impl WantedDraft {
+    /// None for a rank that does not sample, and where no model guesses.
+    pub fn of(assignment: &Assignment) -> Option<WantedDraft> {
+        let Assignment { reading, context, batch_tokens_max, running_max, .. } = *assignment;
+        let draft = assignment.guesses.draft_model.as_ref()?;
+        let rows_max = batch_tokens_max.min(ROWS_MAX.max(running_max));
+        let wanted = || WantedDraft { path: draft.path.clone(), reading, context, rows_max, running_max };
+        assignment.layout.part(assignment.rank).is_sampler().then(wanted)
+    }
+
+    fn n_outputs_max(&self) -> usize {
+        self.rows_max.min(self.running_max) as usize
+    }
+}
+
+impl<D: Device> DraftWeights<D> {
+    pub fn is(&self, wanted: &WantedDraft) -> bool {
+        self.of == *wanted
+    }
+
+    pub fn read(device: D, of: WantedDraft, n_vocab: u32, cancel: &CancelFlag) -> Result<DraftWeights<D>, LoadError> {
+        let failed = |source: model::Error| LoadError::Model { path: of.path.clone(), source: source.into() };
+        let checkpoint = Checkpoint::open(&of.path).map_err(|error| failed(error.into()))?;
+        let spec = checkpoint.spec().clone();
+        check(&spec, n_vocab)?;
+        let part = Layout::solo(spec.n_layers).part(Rank(0));
+        let context = of.context.min(spec.context);
+        let limits = PassLimits { rows_max: of.rows_max as usize, outputs_max: of.n_outputs_max(), context };
+        let model = Model::load_until(&checkpoint, &device, &part, limits, cancel).map_err(failed)?;
+        tracing::info!(path = %of.path.display(), bytes = model.weight_bytes(), "holding a draft model");
+        Ok(DraftWeights { device, model, spec, of })
+    }
+
+    /// The rows of one pass, and how many of them draw.
+    pub fn rows_max(&self) -> (usize, usize) {
+        (self.of.rows_max as usize, self.of.n_outputs_max())
+    }
+
+    /// The longest log that it guesses behind.
+    pub fn context(&self) -> u32 {
+        self.of.context.min(self.spec.context)
+    }
+}
+
+fn check(spec: &ModelSpec, n_vocab: u32) -> Result<(), Unsupported> {
+    if spec.vocab != n_vocab {
+        return Err(Unsupported("a draft model with another vocabulary than the model's"));
+    }
+    if spec.cache_groups().groups().iter().any(|group| group.is_state()) {
+        return Err(Unsupported("a draft model with recurrent layers: their states cannot be rewound"));
+    }
+    Ok(())
+}

@@ -1,0 +1,253 @@
+//! A smaller model that guesses what logs go on with, on the rank that samples: its KV cache, which nobody else sees,
+//! and its passes, each over all sequences that still want a token. Knows no block of the model that is served.
+//!
+//! It draws as that one does, by the noise of the same position: so they agree as often as they can. A log is caught up
+//! with when a guess behind it is wanted; what was guessed and not drawn is overwritten.
+
+mod drafted;
+
+use crate::load::draft_weights::DraftWeights;
+use crate::runner::emptied;
+use crate::runner::guesses::GuessWish;
+use backend::{Batch, Device, Draw, DrawMask, PassSlice, Undrawn};
+use collective::Ranks;
+use drafted::{Drafted, FreeDraftBlocks};
+use model::KvCache;
+use std::collections::HashMap;
+use types::cache::blocks_for;
+use types::{BLOCKS_MAX, DRAFT_ROWS_MAX, Goal, KvDtype, Layout, Rank, RequestId, Step, Token, TokenOut, Want};
+
+/// What it can hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DraftLimits {
+    pub kv_bytes: u64,
+    pub kv_dtype: KvDtype,
+    pub running_max: usize,
+    /// Freed blocks are cleared.
+    pub zero_kv: bool,
+}
+
+pub(super) struct DraftModel<D: Device + 'static> {
+    ranks: Ranks<D>,
+    kv: KvCache<D>,
+    context: usize,
+    rows_max: usize,
+    held: HashMap<RequestId, Drafted>,
+    /// Ended sequences, reused for their memory.
+    spare: Vec<Drafted>,
+    free: FreeDraftBlocks,
+    pub wishes: Vec<GuessWish>,
+    turns: Vec<Turn>,
+    /// The turns whose rows draw in the present pass.
+    drawing: Vec<usize>,
+    // A pass's buffers, reused.
+    batch: Batch,
+    draws: Vec<Draw<'static>>,
+    drawn: Vec<Result<TokenOut, Undrawn>>,
+}
+
+/// A sequence that wants guesses.
+struct Turn {
+    id: RequestId,
+    n_max: usize,
+    /// The length of the log that it guesses behind.
+    n_log: usize,
+    /// Its rows in the present pass.
+    n_rows: usize,
+    is_over: bool,
+}
+
+/// A sequence that lacks no more than this goes before those that lack more.
+const LACKING_MAX: usize = DRAFT_ROWS_MAX as usize + 1;
+
+impl<D: Device + 'static> DraftModel<D> {
+    pub fn new(weights: &DraftWeights<D>, limits: DraftLimits) -> model::Result<DraftModel<D>> {
+        let DraftWeights { device, spec, .. } = weights;
+        let DraftLimits { running_max, .. } = limits;
+        let (context, (rows_max, outputs_max)) = (weights.context(), weights.rows_max());
+        let part = Layout::solo(spec.n_layers).part(Rank(0));
+        let n_groups = spec.cache_groups().groups().len();
+        let specs = |n: u32| model::kv_specs(spec, &part, device.class(), limits.kv_dtype, &vec![n; n_groups]);
+        let block_bytes: u64 = specs(1).iter().map(|spec| spec.block_bytes()).sum();
+        let of_sequences = running_max as u64 * u64::from(blocks_for(context));
+        let n_blocks = (limits.kv_bytes / block_bytes.max(1)).min(of_sequences).clamp(1, BLOCKS_MAX.into()) as u32;
+        let mut batch = Batch::default();
+        batch.tokens.reserve(rows_max);
+        batch.positions.reserve(rows_max);
+        batch.slices.reserve(running_max);
+        batch.outputs.reserve(outputs_max);
+        batch.tables.resize_with(n_groups, Default::default);
+        for table in &mut batch.tables {
+            table.blocks.reserve(running_max * blocks_for(context) as usize);
+            table.bounds.reserve(running_max + 1);
+        }
+        Ok(DraftModel {
+            ranks: Ranks::solo(spec.n_layers),
+            kv: KvCache::new(device, &specs(n_blocks))?,
+            context: context as usize,
+            rows_max,
+            held: HashMap::with_capacity(running_max),
+            spare: Vec::with_capacity(running_max),
+            free: FreeDraftBlocks::new(n_blocks, limits.zero_kv.then_some(n_groups)),
+            wishes: Vec::with_capacity(running_max),
+            turns: Vec::with_capacity(running_max),
+            drawing: Vec::with_capacity(running_max),
+            batch,
+            draws: Vec::with_capacity(outputs_max),
+            drawn: Vec::with_capacity(outputs_max),
+        })
+    }
+
+    /// Applies the ends and starts of a step.
+    pub fn begin(&mut self, step: &Step, device: &D) {
+        step.ends.iter().for_each(|id| self.forget(*id));
+        for request in step.starts.iter().filter(|request| request.goal == Goal::Generate) {
+            self.forget(request.id);
+            let mut drafted = self.spare.pop().unwrap_or_default();
+            drafted.restart(request, self.context);
+            self.held.insert(request.id, drafted);
+        }
+        self.clear(device);
+    }
+
+    /// Forgets all sequences.
+    pub fn let_all_go(&mut self, device: &D) {
+        for (_, mut drafted) in self.held.drain() {
+            self.free.take_back(&mut drafted.table);
+        }
+        self.clear(device);
+    }
+
+    fn forget(&mut self, id: RequestId) {
+        if let Some(mut drafted) = self.held.remove(&id) {
+            self.free.take_back(&mut drafted.table);
+            self.spare.push(drafted);
+        }
+    }
+
+    fn clear(&mut self, device: &D) {
+        if let Some(blocks) = self.free.uncleared() {
+            self.kv.clear(device, blocks);
+            blocks.iter_mut().for_each(Vec::clear);
+        }
+    }
+
+    /// Guesses for the sequences of `wishes`, whose logs are known by now.
+    pub fn guess<'a>(
+        &mut self,
+        weights: &mut DraftWeights<D>,
+        log: impl Fn(RequestId) -> Option<&'a [Token]>,
+    ) -> model::Result<()> {
+        self.turns.clear();
+        for GuessWish { id, n_max } in self.wishes.drain(..) {
+            let known = self.held.get_mut(&id).zip(log(id)).filter(|(_, log)| (1..=self.context).contains(&log.len()));
+            let Some((drafted, log)) = known else { continue };
+            drafted.follow(log);
+            self.turns.push(Turn { id, n_max, n_log: log.len(), n_rows: 0, is_over: n_max == 0 });
+        }
+        while self.lay_out() {
+            self.pass(weights)?;
+            self.take_drawn();
+        }
+        Ok(())
+    }
+
+    /// What was guessed for each sequence; nothing where a log is not caught up with, or there is no memory for it.
+    pub fn guessed(&self) -> impl Iterator<Item = (RequestId, &[Token])> {
+        let of = |turn: &Turn| Some((turn.id, &self.held.get(&turn.id)?.tokens[turn.n_log..]));
+        self.turns.iter().filter_map(of)
+    }
+
+    /// The rows of the next pass: of each sequence what its cache lacks, as far as there is room. False without any.
+    fn lay_out(&mut self) -> bool {
+        self.batch.clear();
+        self.drawing.clear();
+        for (i, turn) in self.turns.iter_mut().enumerate() {
+            turn.n_rows = 0;
+            let lacks_little = self.held.get(&turn.id).is_some_and(|drafted| drafted.n_lacking() <= LACKING_MAX);
+            if !turn.is_over && lacks_little {
+                lay_out(turn, i, &mut self.held, &mut self.free, (&mut self.batch, &mut self.drawing), self.rows_max);
+            }
+        }
+        for (i, turn) in self.turns.iter_mut().enumerate() {
+            if !turn.is_over && turn.n_rows == 0 {
+                lay_out(turn, i, &mut self.held, &mut self.free, (&mut self.batch, &mut self.drawing), self.rows_max);
+            }
+        }
+        self.batch.n_rows() > 0
+    }
+
+    fn pass(&mut self, weights: &mut DraftWeights<D>) -> model::Result<()> {
+        let DraftWeights { device, model, .. } = weights;
+        let n_rows = device.rows_for(&self.batch.pass());
+        self.batch.pad(n_rows);
+        let logits = model.forward(device, &mut self.ranks, &self.batch.pass(), &mut self.kv)?;
+        self.drawn.clear();
+        if let Some(logits) = logits {
+            let mut draws = emptied(std::mem::take(&mut self.draws));
+            for turn in &self.drawing {
+                let Some(drafted) = self.held.get(&self.turns[*turn].id) else { continue };
+                let (prompt, output) = drafted.log();
+                let (sampling, mask) = (&drafted.sampling, DrawMask::Open);
+                draws.push(Draw { sampling, prompt, output, score: None, mask });
+            }
+            device.draw(logits, &draws, &mut self.drawn);
+            self.draws = emptied(draws);
+        }
+        Ok(device.settle()?)
+    }
+
+    fn take_drawn(&mut self) {
+        for turn in self.turns.iter().filter(|turn| turn.n_rows > 0) {
+            if let Some(drafted) = self.held.get_mut(&turn.id) {
+                drafted.n_computed += turn.n_rows;
+            }
+        }
+        for (turn, drawn) in self.drawing.iter().zip(self.drawn.drain(..)) {
+            let turn = &mut self.turns[*turn];
+            let (Some(drafted), Ok(TokenOut { token, .. })) = (self.held.get_mut(&turn.id), drawn) else {
+                turn.is_over = true;
+                continue;
+            };
+            drafted.tokens.push(token);
+            let n_guessed = drafted.tokens.len() - turn.n_log;
+            // Nothing is drawn behind the end of an answer.
+            let is_end = drafted.sampling.stop.contains(&token);
+            turn.is_over = is_end || n_guessed == turn.n_max || drafted.tokens.len() >= self.context;
+        }
+    }
+}
+
+/// Lays out one sequence's rows. Its turn is over where they do not reach the log's end.
+fn lay_out(
+    turn: &mut Turn,
+    i: usize,
+    held: &mut HashMap<RequestId, Drafted>,
+    free: &mut FreeDraftBlocks,
+    (batch, drawing): (&mut Batch, &mut Vec<usize>),
+    rows_max: usize,
+) {
+    let Some(drafted) = held.get_mut(&turn.id) else { return };
+    let (n_lacking, first) = (drafted.n_lacking(), batch.n_rows());
+    let n_rows = n_lacking.min(rows_max - first);
+    let range = drafted.n_computed..drafted.n_computed + n_rows;
+    if n_rows < n_lacking || !free.fill(&mut drafted.table, range.end) {
+        turn.is_over = true;
+    }
+    if n_rows == 0 || drafted.table.len() < blocks_for(range.end as u32) as usize {
+        return;
+    }
+    turn.n_rows = n_rows;
+    batch.tokens.extend_from_slice(&drafted.tokens[range.clone()]);
+    let (start, rows) = (range.start as u32, first as u32..(first + n_rows) as u32);
+    batch.positions.extend(start..range.end as u32);
+    if !turn.is_over {
+        batch.outputs.push(rows.end - 1);
+        drawing.push(i);
+    }
+    batch.slices.push(PassSlice::new(rows, start, if turn.is_over { Want::Nothing } else { Want::Last }));
+    for table in &mut batch.tables {
+        table.blocks.extend_from_slice(&drafted.table);
+        table.bounds.push(table.blocks.len() as u32);
+    }
+}
