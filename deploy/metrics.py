@@ -12,9 +12,9 @@ SOURCES = ROOT / "telemetry" / "src"
 HEAD = """# Metrics and spans
 
 Made by `deploy/metrics.py` out of `telemetry/src`: change it there. A router's page is `/metrics` on its `--http`, a
-coordinator's and a worker's on their `--health`; `serve` has all of them on its own. Every series has the label
-`model_name` besides those below. With a collector (`--otlp`) all of them are sent too, as the page has them, under
-OpenTelemetry's name and with dots in labels (`gen_ai.operation.name`) where there is one.
+coordinator's and a worker's on their `--health`; `serve` has all of them on its own. `role` says whose a metric is.
+Every series has the label `model_name` besides those below. With a collector (`--otlp`) all of them are sent too, as
+the page has them, under OpenTelemetry's name and with dots in labels (`gen_ai.operation.name`) where there is one.
 """
 TAIL = """
 A span `request` is named by what it asks for: `chat MODEL`, `text_completion MODEL`, `embeddings MODEL`. Its
@@ -74,11 +74,38 @@ def labels(text):
 
 
 def metrics():
-    """(kind, name, vLLM's names, OpenTelemetry's, labels, help) of every metric, as they stand in the source."""
+    """(kind, name, role, vLLM's names, OpenTelemetry's, labels, help) of every metric, as they stand in the source."""
     text = (SOURCES / "metrics.rs").read_text()
-    kind, label = kinds(text), labels(text)
-    return [(kind[name], ours, theirs, conventional, label[name], told)
+    kind, label, role = kinds(text), labels(text), roles()
+    return [(kind[name], ours, role[name], theirs, conventional, label[name], told)
             for name, (ours, theirs, conventional, told) in constants(text).items()]
+
+
+def roles():
+    """name of the constant -> the roles whose code sets it"""
+    text = (SOURCES / "metrics.rs").read_text().split("#[cfg(test)]")[0]
+    bodies = re.findall(r"^(?:pub(?:\(crate\))? )?fn (\w+)\([^{]*\{\n(.*?)^\}", text, re.S | re.M)
+    # Methods set metrics for whoever holds their value.
+    held = re.findall(r"^impl (\w+) \{\n(.*?)^\}", text, re.S | re.M)
+    set_by = {}
+    for name, body in [*bodies, *held]:
+        for constant in re.findall(r"\b([A-Z][A-Z_]+)\.(?:set|add|total|observe|record|histograms)\(", body):
+            set_by.setdefault(constant, set()).add(name)
+    # What the binary itself sets, every role has, and what telemetry does.
+    shared = callers("src") | callers("telemetry/src")
+    named = {role: callers(f"{role}/src") | callers(f"{role}/*/src") for role in ("router", "coordinator", "worker")}
+    found = {}
+    for constant, names in set_by.items():
+        of = [role for role, words in named.items() if names & words]
+        found[constant] = "each" if names & shared or len(of) == len(named) else ", ".join(of)
+    return found
+
+
+def callers(folders):
+    """The words of sources that may be a function or a type of telemetry's metrics."""
+    sources = [path for path in sorted(ROOT.glob(f"{folders}/**/*.rs")) if path.name != "metrics.rs"]
+    text = "".join(path.read_text() for path in sources)
+    return set(re.findall(r"\bmetrics::(?:\w+::)?(\w+)", text)) | set(re.findall(r"\b([A-Z]\w+)::(?:new|of)\(", text))
 
 
 def spans():
@@ -104,9 +131,10 @@ def code(names):
 
 
 def page():
-    lines = [HEAD, "| metric | vLLM's name for it | OpenTelemetry's | labels | tells |", "|---|---|---|---|---|"]
-    for kind, ours, theirs, conventional, label, told in metrics():
-        cells = [f"`{ours}` ({kind})", code(theirs), code(filter(None, [conventional])), code(label), told]
+    columns = "| metric | role | vLLM's name for it | OpenTelemetry's | labels | tells |"
+    lines = [HEAD, columns, "|---|---|---|---|---|---|"]
+    for kind, ours, role, theirs, conventional, label, told in metrics():
+        cells = [f"`{ours}` ({kind})", role, code(theirs), code(filter(None, [conventional])), code(label), told]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| span | is | attributes |", "|---|---|---|"]
     lines += [f"| `{name}` | {told} | {code(fields)} |" for name, told, fields in spans()]

@@ -61,7 +61,7 @@ def as_prometheus(expression):
 def known_series():
     """What a page has of telemetry's metrics: a histogram is three series."""
     names = {}
-    for kind, ours, theirs, _, labels, _ in loaded(ROOT / "deploy" / "metrics.py").metrics():
+    for kind, ours, _, theirs, _, labels, _ in loaded(ROOT / "deploy" / "metrics.py").metrics():
         for name in (ours, *theirs):
             for end in ("_bucket", "_sum", "_count") if kind == "histogram" else ("",):
                 names[name + end] = {*labels, *(["le"] if end == "_bucket" else [])}
