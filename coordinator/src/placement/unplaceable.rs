@@ -21,7 +21,7 @@ pub enum Why {
     Unsupported(#[from] Unsupported),
     #[error("tp {tp} x pp {pp} is no grid: both must be at least 1")]
     NoGrid { tp: u16, pp: u16 },
-    #[error("tp {tp} x pp {pp} needs {needed} workers, {there} are there")]
+    #[error("tp {tp} x pp {pp} needs {needed} workers, {there} {} there", if *there == 1 { "is" } else { "are" })]
     TooFew { tp: u16, pp: u16, needed: usize, there: usize },
     #[error("tp {tp} is more than the model can be cut into: its attention has {n_leaves} runs of heads")]
     Heads { tp: u16, n_leaves: u32 },

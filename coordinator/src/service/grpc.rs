@@ -88,6 +88,10 @@ fn unreadable(status: Status) -> Status {
         Code::Internal | Code::OutOfRange | Code::Unimplemented => {
             Status::invalid_argument(format!("a frame that cannot be read: {}", status.message()))
         }
+        // What the transport says of a connection that is gone says nothing of who went.
+        code if status.message().ends_with("error reading a body from connection") => {
+            Status::new(code, "its connection closed without a goodbye: was it killed, or did it crash?")
+        }
         _ => status,
     }
 }

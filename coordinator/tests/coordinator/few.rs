@@ -59,7 +59,7 @@ async fn routers_hear_at_once_what_cannot_be_placed_and_that_it_can_be_again() {
     assert_eq!(why(&router.state), "");
     workers.pop_front().unwrap().kill().await;
     router.hear_until(|state| state.phase() == Phase::Recovering && !why(state).is_empty()).await;
-    assert!(why(&router.state).contains("tp 2 x pp 1 needs 2 workers, 1 are there"), "{:?}", router.state);
+    assert!(why(&router.state).contains("tp 2 x pp 1 needs 2 workers, 1 is there"), "{:?}", router.state);
     workers.pop_front().unwrap().kill().await;
     router.hear_until(|state| why(state).contains("0 are there")).await;
     router.hear_until(|state| state.unplaced.as_ref().is_some_and(|unplaced| unplaced.micros > 0)).await;
