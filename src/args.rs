@@ -1,18 +1,19 @@
 //! Parses arguments and does nothing else: `settings` decides what they mean together.
 
 use crate::chat::RunCommand;
-use crate::models::{ModelsCommand, PullCommand};
-use crate::operate::{PlanCommand, StatusCommand, scale, top};
+use crate::models::{ModelsCommand, PullCommand, RemoveCommand, ShowCommand};
+use crate::operate::{LogsCommand, PlanCommand, PsCommand, StatusCommand, scale, top};
 use crate::roles::coordinator::CoordinatorCommand;
 use crate::roles::router::RouterCommand;
 use crate::roles::worker::WorkerCommand;
 use crate::serve::ServeCommand;
 use crate::settings::environment;
+use crate::shell::{CompletionsCommand, ManCommand};
 use crate::verify::VerifyCommand;
 use crate::verify::replay::ReplayCommand;
 use crate::{bench, simulate};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 
 /// Serves large language models: the same request gives the same tokens, whatever happens.
@@ -29,6 +30,11 @@ pub fn parse() -> (Command, ArgMatches) {
     let text = |word: OsString| word.to_string_lossy().into_owned();
     let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
     parsed(std::env::args_os().collect(), variables).unwrap_or_else(|error| error.exit())
+}
+
+/// All commands, as they are declared.
+pub fn program() -> clap::Command {
+    Cli::command()
 }
 
 fn parsed(
@@ -92,6 +98,41 @@ Examples: lockstep serve smollm2 --http 127.0.0.1:8000
           lockstep serve smollm2 --tp 2 --pp 2      four worker processes
           lockstep serve smollm2 --replicas 2       two replicas behind one address";
 
+const RUN_HELP: &str = "\
+All flags of `lockstep serve` are taken too; these are the ones that an answer in the terminal needs.
+
+Examples: lockstep run smollm2 \"Why is the sky blue?\"
+          lockstep run smollm2                      a chat; /help lists its commands
+          git diff | lockstep run smollm2 - --system \"Say what this changes.\"
+          lockstep run hf.co/Qwen/Qwen3-0.6B-GGUF:Q8_0";
+
+/// What the help of `run` lists of all that is taken there.
+const OF_RUN: [&str; 18] = [
+    "prompt",
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "raw",
+    "max_tokens",
+    "system",
+    "seed",
+    "context",
+    "device",
+    "threads",
+    "kv_memory",
+    "tp",
+    "pp",
+    "cache",
+    "log",
+];
+
+fn without_others(argument: Arg) -> Arg {
+    let is_listed = OF_RUN.contains(&argument.get_id().as_str());
+    if is_listed { argument } else { argument.hide(true) }
+}
+
 const SCALE_HELP: &str = "\
 Further workers must have joined already: `lockstep status` shows spares. A grid that does not fit is refused with
 the reason, and nothing changes. A coordinator that is started again begins with the grid of its own flags.
@@ -129,6 +170,11 @@ another policy digest is not run: its tokens may differ by right.
 Examples: lockstep replay records --concurrency 32 --order shuffled
           lockstep replay records smollm2 --pp 2 --speed 10";
 
+const COMPLETIONS_HELP: &str = "\
+Examples: lockstep completions bash > ~/.local/share/bash-completion/completions/lockstep
+          lockstep completions zsh > \"${fpath[1]}/_lockstep\"
+          lockstep completions fish > ~/.config/fish/completions/lockstep.fish";
+
 const WORKER_HELP: &str = "\
 Example: lockstep worker --join coordinator:50100 --token-file token
          lockstep worker --etcd-endpoints etcd:2379 --replica one --token-file token";
@@ -145,7 +191,7 @@ pub enum Command {
     #[command(after_help = SERVE_HELP)]
     Serve(ServeCommand),
     /// Answer one prompt, or chat in the terminal
-    #[command(after_help = "Example: lockstep run smollm2 \"Why is the sky blue?\"")]
+    #[command(after_help = RUN_HELP, mut_args(without_others))]
     Run(RunCommand),
     /// Run the coordinator of one replica, which plans the steps of its workers
     #[command(after_help = "Example: lockstep coordinator smollm2 --tp 2 --listen 0.0.0.0:50100 --token-file token")]
@@ -164,17 +210,29 @@ pub enum Command {
     #[command(after_help = "Example: lockstep pull smollm2")]
     Pull(PullCommand),
     /// List the models on this machine, and those that have a short name
-    #[command(after_help = "Example: lockstep models --json")]
+    #[command(after_help = "Example: lockstep models --json", visible_alias = "list", alias = "ls")]
     Models(ModelsCommand),
+    /// Show what a model on this machine is
+    #[command(after_help = "Example: lockstep show smollm2")]
+    Show(ShowCommand),
+    /// Remove models that were fetched
+    #[command(after_help = "Example: lockstep rm smollm2")]
+    Rm(RemoveCommand),
+    /// List the models that a server has loaded
+    #[command(after_help = "Example: lockstep ps --url http://127.0.0.1:8000")]
+    Ps(PsCommand),
     /// Show what each rank would hold of a model, in bytes and tokens, without loading it
     #[command(after_help = "Example: lockstep plan smollm2 --kv-memory 512MiB\n         lockstep plan --devices")]
     Plan(PlanCommand),
     /// Show a running cluster: each rank's place, its memory and where its time goes
     #[command(after_help = "Example: lockstep status --url http://127.0.0.1:8000\n         lockstep status --devices")]
     Status(StatusCommand),
-    /// Show a running cluster, and keep the view up to date
+    /// Watch a running cluster, its requests and its load; as text where there is no terminal
     #[command(after_help = "Example: lockstep top --every 2")]
     Top(top::TopCommand),
+    /// Show what befell one request: when it waited, was computed, preempted, lost or moved
+    #[command(after_help = "Example: lockstep logs 7\n         lockstep logs chatcmpl-1f2e3d4c0000000000000007")]
+    Logs(LogsCommand),
     /// Change the grid of a replica while it serves: the same tokens, and no failed request
     #[command(after_help = SCALE_HELP)]
     Scale(scale::ScaleCommand),
@@ -193,6 +251,12 @@ pub enum Command {
     /// Predict how a cluster of GPUs would serve a load: latency, goodput, utilisation and cost
     #[command(after_help = SIMULATE_HELP)]
     Simulate(simulate::Options),
+    /// Print completions of these commands for a shell
+    #[command(after_help = COMPLETIONS_HELP)]
+    Completions(CompletionsCommand),
+    /// Write manual pages of these commands to a folder
+    #[command(after_help = "Example: lockstep man ~/.local/share/man/man1")]
+    Man(ManCommand),
 }
 
 #[cfg(test)]
@@ -225,6 +289,27 @@ mod tests {
         check("lockstep worker --max-running 1", Some("--max-running: it is for `lockstep router`"));
         check("lockstep worker --join a:1 --threads 1 --replica one", None);
         check("lockstep router --unheard-of", Some("unexpected argument '--unheard-of'"));
+    }
+
+    #[test]
+    fn the_help_of_run_lists_what_run_needs_and_takes_the_rest() {
+        let mut program = program();
+        let help = program.find_subcommand_mut("run").unwrap().render_help().to_string();
+        for flag in ["--temperature", "--system", "--max-tokens", "--seed", "--kv-memory", "[PROMPT]", "[MODEL]"] {
+            assert!(help.contains(flag), "{flag} is not in\n{help}");
+        }
+        assert!(!help.contains("--api-keys") && help.lines().count() < 70, "{help}");
+        check("lockstep run smollm2 hi --max-running 3 --api-tls-cert a --api-tls-key b", None);
+        let run = program.find_subcommand("run").unwrap();
+        let strange = OF_RUN.iter().find(|name| run.get_arguments().all(|argument| argument.get_id() != **name));
+        assert_eq!(strange, None);
+    }
+
+    #[test]
+    fn what_ollama_s_users_type_is_known() {
+        for line in ["list", "ls", "ps", "rm smollm2", "show smollm2", "show smollm2 --template", "pull smollm2"] {
+            check(&format!("lockstep {line}"), None);
+        }
     }
 
     #[test]

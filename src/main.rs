@@ -7,10 +7,12 @@ mod bench;
 mod chat;
 mod models;
 mod operate;
+mod out;
 mod roles;
 mod serve;
 mod server_trust;
 mod settings;
+mod shell;
 mod simulate;
 mod verify;
 
@@ -25,8 +27,9 @@ fn main() -> ExitCode {
     telemetry::flush();
     let code = match done {
         Ok(code) => code,
+        Err(error) if error.is::<out::ReaderGone>() => ExitCode::SUCCESS,
         Err(error) => {
-            logs::say(&format!("lockstep: {error:#}"));
+            logs::say(&format!("lockstep: {}", out::for_people(&error)));
             ExitCode::FAILURE
         }
     };
@@ -44,6 +47,12 @@ fn run(command: Command, said: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Token => token(),
         Command::Pull(pull) => models::pull(&pull),
         Command::Models(models) => models::list(&models),
+        Command::Show(show) => models::show(&show),
+        Command::Rm(remove) => models::remove(&remove),
+        Command::Ps(ps) => ps.run(),
+        Command::Logs(logs) => logs.run(),
+        Command::Completions(asked) => shell::completions(&asked, args::program()),
+        Command::Man(asked) => shell::man(&asked, args::program()),
         Command::Plan(plan) => plan.run(said),
         Command::Status(status) => status.run(),
         Command::Top(top) => top.run(),
@@ -58,6 +67,5 @@ fn run(command: Command, said: &ArgMatches) -> anyhow::Result<ExitCode> {
 }
 
 fn token() -> anyhow::Result<()> {
-    println!("{}", wire::JoinToken::random()?.expose());
-    Ok(())
+    out::line(wire::JoinToken::random()?.expose())
 }

@@ -6,6 +6,7 @@ mod load;
 mod report;
 mod stream;
 
+use crate::out;
 use crate::server_trust::ServerTrust;
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -95,7 +96,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         seed: options.seed,
         runs,
     };
-    print!("{report}");
+    out::print(&report.to_string())?;
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&report)? + "\n";
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;

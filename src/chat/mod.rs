@@ -1,24 +1,31 @@
 //! `run`: one answer to stdout, or a chat. A gRPC client of the same roles that `serve` starts, within this process.
 
+mod answer;
+mod ask;
+mod quiet;
 mod said;
+mod saved;
 mod terminal;
+mod wrap;
 
+use crate::out;
 use crate::serve::private::PrivateServer;
 use crate::settings::hub;
 use crate::settings::{ConfigSource, ServeSettings};
-use anyhow::{Context, anyhow, bail};
-use checkpoint::catalogue::card_sampling;
+use answer::{AnswerFigures, answer};
+use anyhow::{Context, bail};
+use ask::{ASSISTANT, Dialogue};
 use clap::{ArgMatches, Args};
+use indicatif::{HumanBytes, ProgressBar};
 use proto::v1;
-use proto::v1::generate_reply::Event;
-use proto::v1::generate_request::Input;
 use proto::v1::inference_client::InferenceClient;
+use quiet::{Quiet, columns};
 use said::{Typed, TypedMessage};
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use terminal::{InputLine, Lines};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::transport::Channel;
 
 #[derive(Args)]
@@ -59,113 +66,222 @@ impl RunCommand {
         said.contains(&true)
     }
 
-    /// Starts the roles on ports of their own, asks, and stops them.
+    /// Starts the roles on ports of their own, asks, and stops them; for another model again.
     pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
-        let Some(server) = PrivateServer::prepare(self.settings.clone(), &self.source, said)? else {
+        let Some(mut server) = PrivateServer::prepare(self.settings.clone(), &self.source, said)? else {
             return Ok(());
         };
-        let history = hub::cache(&self.source.hub)?.join("history");
-        server.serve_while(async |at| answer_all(wire::tcp(&at.grpc.to_string())?, &self, history).await)
+        let kept = hub::cache(&self.source.hub)?;
+        if let Some(prompt) = self.prompt.as_deref() {
+            let prompt = whole(prompt)?;
+            return server
+                .serve_while(async |at| once(wire::tcp(&at.grpc.to_string())?, &self, &server, &prompt).await);
+        }
+        let mut chat = Chat::open(&self, kept)?;
+        loop {
+            let left = server.serve_while(async |at| {
+                chat.load(wire::tcp(&at.grpc.to_string())?, &server).await?.hold(&server, &self.source).await
+            })?;
+            match left {
+                Left::ForGood => return Ok(()),
+                Left::ForModel(other) => server = *other,
+            }
+        }
     }
 }
 
-const SYSTEM: &str = "system";
-const USER: &str = "user";
-const ASSISTANT: &str = "assistant";
+/// The prompt, or what standard input has of it.
+fn whole(prompt: &str) -> anyhow::Result<String> {
+    if prompt != "-" {
+        return Ok(prompt.to_owned());
+    }
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).context("standard input cannot be read as text")?;
+    Ok(text)
+}
 
 /// How often the roles are asked whether they have loaded, and how many times: a large model takes minutes.
 const READY_POLL: Duration = Duration::from_millis(20);
 const READY_POLLS_MAX: u32 = 30_000;
+const TICK: Duration = Duration::from_millis(100);
 
-/// Answers the prompt, or holds a chat where there is none. A history is kept at `history`.
-async fn answer_all(channel: Channel, run: &RunCommand, history: PathBuf) -> anyhow::Result<()> {
-    let mut client = InferenceClient::new(channel);
-    until_ready(&mut client).await?;
-    match run.prompt.as_deref() {
-        Some("-") => {
-            let mut prompt = String::new();
-            let read = || std::io::stdin().read_to_string(&mut prompt).map(|_| prompt);
-            let prompt = read().context("standard input cannot be read as text")?;
-            once(client, Ask::new(run), &prompt).await
-        }
-        Some(prompt) => once(client, Ask::new(run), prompt).await,
-        None => chat(client, Ask::new(run), Lines::open(history)?).await,
-    }
-}
-
-/// Waits until the model is listed: from then on it can be asked.
-async fn until_ready(client: &mut InferenceClient<Channel>) -> anyhow::Result<()> {
+/// Waits until the model is listed: from then on it can be asked. On a terminal it is seen that it loads.
+async fn until_ready(client: &mut InferenceClient<Channel>, server: &PrivateServer) -> anyhow::Result<()> {
+    let bar = ProgressBar::new_spinner();
+    let (model, n_bytes) = server.model();
+    bar.set_message(format!("loading {model} ({})", HumanBytes(n_bytes)));
+    bar.enable_steady_tick(TICK);
     for _ in 0..READY_POLLS_MAX {
         let listed = client.list_models(v1::ListModelsRequest {}).await;
         if listed.is_ok_and(|models| !models.get_ref().models.is_empty()) {
+            bar.finish_and_clear();
             return Ok(());
         }
         tokio::time::sleep(READY_POLL).await;
     }
+    bar.finish_and_clear();
     bail!("the model was not ready in time")
 }
 
-/// The parts of a request that stay the same from one question to the next.
-struct Ask {
-    sampling: v1::Sampling,
-    messages: Vec<v1::ChatMessage>,
-    /// The prompt is completed as it is.
-    raw: bool,
-}
-
-impl Ask {
-    fn new(run: &RunCommand) -> Ask {
-        // A card's figures belong together: whoever says one of them says all.
-        let card = card_sampling(&run.settings.model.model).filter(|_| !run.says_sampling());
-        let sampling = v1::Sampling {
-            temperature: run.temperature.or(card.map(|card| card.temperature)),
-            top_p: run.top_p.or(card.map(|card| card.top_p)),
-            top_k: run.top_k,
-            min_p: run.min_p,
-            seed: run.settings.router.seed,
-            max_tokens: run.max_tokens,
-            ..v1::Sampling::default()
-        };
-        let messages = run.system.iter().map(|text| message(SYSTEM, text)).collect();
-        Ask { sampling, messages, raw: run.raw }
-    }
-}
-
-fn message(role: &str, content: &str) -> v1::ChatMessage {
-    v1::ChatMessage { role: role.into(), content: content.into(), ..v1::ChatMessage::default() }
-}
-
-async fn once(mut client: InferenceClient<Channel>, mut ask: Ask, prompt: &str) -> anyhow::Result<()> {
-    let spoken = answer(&mut client, &mut ask, prompt).await?;
+async fn once(channel: Channel, run: &RunCommand, server: &PrivateServer, prompt: &str) -> anyhow::Result<()> {
+    let mut client = InferenceClient::new(channel);
+    until_ready(&mut client, server).await?;
+    let spoken = answer(&mut client, &mut Dialogue::new(run), prompt).await?;
     if std::io::stderr().is_terminal() {
         eprintln!("{}", spoken.summary());
     }
     Ok(())
 }
 
-/// Asks for messages until the input ends. The whole conversation is sent each time: its beginning is in the prefix
-/// cache.
-async fn chat(mut client: InferenceClient<Channel>, mut ask: Ask, mut lines: Lines) -> anyhow::Result<()> {
-    let is_terminal = lines.is_terminal();
-    let mut verbose = is_terminal;
-    if is_terminal {
-        eprintln!("/help lists the commands; Ctrl-D leaves.");
+/// Why a chat does not go on with its server.
+enum Left {
+    ForGood,
+    ForModel(Box<PrivateServer>),
+}
+
+/// A chat: it outlives the model that it is held with.
+struct Chat {
+    ask: Dialogue,
+    /// None while a line is read.
+    lines: Option<Lines>,
+    chats: PathBuf,
+    is_terminal: bool,
+    verbose: bool,
+    client: Option<InferenceClient<Channel>>,
+    /// From the first load on: what is typed meanwhile is shown once, by the editor.
+    _quiet: Option<Quiet>,
+}
+
+impl Chat {
+    fn open(run: &RunCommand, kept: PathBuf) -> anyhow::Result<Chat> {
+        let lines = Lines::open(kept.join("history"))?;
+        let is_terminal = lines.is_terminal();
+        let (ask, chats) = (Dialogue::new(run), kept.join("chats"));
+        Ok(Chat { ask, lines: Some(lines), chats, is_terminal, verbose: is_terminal, client: None, _quiet: None })
     }
-    loop {
-        // A blocking read. Its thread is abandoned when the process ends.
+
+    /// Waits for the model; a signal ends that.
+    async fn load(&mut self, channel: Channel, server: &PrivateServer) -> anyhow::Result<&mut Chat> {
+        let is_first = self.client.is_none();
+        let mut client = InferenceClient::new(channel);
+        let mut signals = Signals::open()?;
+        if self.is_terminal && is_first {
+            self._quiet = Quiet::begin();
+        }
+        tokio::select! {
+            ready = until_ready(&mut client, server) => ready?,
+            () = signals.any() => bail!("interrupted while the model was loading"),
+        }
+        if self.is_terminal && is_first {
+            eprintln!("/help lists the commands; Ctrl-D leaves.");
+        }
+        self.client = Some(client);
+        Ok(self)
+    }
+
+    /// Asks for messages until the input ends. The whole conversation is sent each time: its beginning is in the prefix
+    /// cache.
+    async fn hold(&mut self, server: &PrivateServer, source: &ConfigSource) -> anyhow::Result<Left> {
+        let mut signals = Signals::open()?;
+        loop {
+            let message = tokio::select! {
+                message = self.next() => message?,
+                () = signals.ended() => bail!("ended by a signal"),
+            };
+            let Some(message) = message else { return Ok(Left::ForGood) };
+            match said::read(&message) {
+                Typed::Leave => return Ok(Left::ForGood),
+                Typed::Question(question) => {
+                    tokio::select! {
+                        answered = self.answer(&question) => answered?,
+                        () = signals.ended() => bail!("ended by a signal"),
+                    }
+                }
+                Typed::Verbose(to) => self.verbose = to,
+                Typed::Help => eprint!("{}", wrap::clipped(said::HELP, columns().unwrap_or(usize::MAX))),
+                // Its files may have to be fetched first, which blocks.
+                Typed::Model(name) => match tokio::task::block_in_place(|| server.another(&name, source)) {
+                    Ok(other) => return Ok(Left::ForModel(Box::new(other))),
+                    Err(error) => tell(&format!("{}\n", out::for_people(&error))),
+                },
+                other => tell(&self.ask.change(other, server.model().0, &self.chats)),
+            }
+        }
+    }
+
+    /// A blocking read. Its thread is abandoned when the process ends.
+    async fn next(&mut self) -> anyhow::Result<Option<String>> {
+        let mut lines = self.lines.take().context("standard input is read already")?;
         let read = move || next_message(&mut lines).map(|message| (message, lines));
-        let (message, back) = tokio::task::spawn_blocking(read).await??;
-        lines = back;
-        let Some(message) = message else { return Ok(()) };
-        match said::read(&message) {
-            Typed::Leave => return Ok(()),
-            Typed::Question(question) => match interruptible(&mut client, &mut ask, &question, is_terminal).await {
-                Ok(Some(spoken)) if verbose => eprintln!("{}", spoken.summary()),
-                Ok(_) => {}
-                Err(error) => eprintln!("{error:#}"),
-            },
-            Typed::Verbose(to) => verbose = to,
-            other => eprint!("{}", ask.change(other)),
+        let (message, lines) = tokio::task::spawn_blocking(read).await??;
+        self.lines = Some(lines);
+        Ok(message)
+    }
+
+    /// An answer, and what is to be said of it. An answer that fails does not end the chat.
+    async fn answer(&mut self, question: &str) -> anyhow::Result<()> {
+        let client = self.client.as_mut().context("no model is loaded")?;
+        match interruptible(client, &mut self.ask, question, self.is_terminal).await {
+            Ok(Some(spoken)) => {
+                if self.verbose {
+                    eprintln!("{}", spoken.summary());
+                }
+                if spoken.fills_context {
+                    tell("The context is full: /clear forgets the conversation, /save NAME keeps it first.\n");
+                }
+            }
+            Ok(None) => {}
+            Err(error) if error.is::<out::ReaderGone>() => return Err(error),
+            Err(error) => {
+                tell(&format!("{}\n", out::for_people(&error)));
+                if is_too_long(&error) {
+                    tell("/clear forgets the conversation; /save NAME keeps it first.\n");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a chat says itself, whose words are whole as well.
+fn tell(text: &str) {
+    match columns() {
+        Some(columns) => eprint!("{}", wrap::Wrapped::default().push(text, columns)),
+        None => eprint!("{text}"),
+    }
+}
+
+fn is_too_long(error: &anyhow::Error) -> bool {
+    let told = error.to_string();
+    told.contains("no room is left for an answer") || told.contains("the replica cannot hold the request")
+}
+
+/// The signals that a chat hears, which would otherwise leave the terminal without its echo.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn open() -> anyhow::Result<Signals> {
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+        let [interrupt, terminate, hangup] = kinds.map(signal);
+        Ok(Signals { interrupt: interrupt?, terminate: terminate?, hangup: hangup? })
+    }
+
+    async fn any(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
+        }
+    }
+
+    async fn ended(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
         }
     }
 }
@@ -197,57 +313,13 @@ fn next_message(lines: &mut Lines) -> anyhow::Result<Option<String>> {
     }
 }
 
-impl Ask {
-    /// Carries out a command and returns the text to print.
-    fn change(&mut self, said: Typed) -> String {
-        match said {
-            Typed::Help => return said::HELP.to_owned(),
-            Typed::Wrong(why) => return format!("{why}\n"),
-            Typed::Show => return self.show(),
-            Typed::Clear => self.messages.retain(|message| message.role == SYSTEM),
-            Typed::Set(setting) => setting.apply(&mut self.sampling),
-            Typed::System(text) => {
-                self.messages.retain(|message| message.role != SYSTEM);
-                let instructions = Some(text).filter(|text| !text.is_empty());
-                self.messages.splice(0..0, instructions.map(|text| message(SYSTEM, &text)));
-            }
-            Typed::Question(_) | Typed::Leave | Typed::Verbose(_) => {}
-        }
-        String::new()
-    }
-
-    fn show(&self) -> String {
-        let v1::Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed, max_tokens, .. } =
-            &self.sampling;
-        let shown = |name: &str, value: Option<String>| {
-            format!("{name:<16} {}\n", value.unwrap_or_else(|| "the model's default".into()))
-        };
-        let system = self.messages.iter().find(|message| message.role == SYSTEM);
-        [
-            shown("system", system.map(|message| message.content.clone())),
-            shown("temperature", temperature.map(|value| value.to_string())),
-            shown("top_k", top_k.map(|value| value.to_string())),
-            shown("top_p", top_p.map(|value| value.to_string())),
-            shown("min_p", min_p.map(|value| value.to_string())),
-            shown("repeat_penalty", repetition_penalty.map(|value| value.to_string())),
-            shown("presence_penalty", Some(self.sampling.presence_penalty.to_string())),
-            shown("frequency_penalty", Some(self.sampling.frequency_penalty.to_string())),
-            shown("seed", seed.map(|value| value.to_string())),
-            shown("max_tokens", max_tokens.map(|value| value.to_string())),
-            format!("{:<16} {:?}\n", "stop", self.sampling.stop),
-            format!("{:<16} {}\n", "messages", self.messages.len()),
-        ]
-        .concat()
-    }
-}
-
 /// An answer that Ctrl-C stops on a terminal; None if that happened. The text so far stays in the conversation.
 async fn interruptible(
     client: &mut InferenceClient<Channel>,
-    ask: &mut Ask,
+    ask: &mut Dialogue,
     question: &str,
     is_terminal: bool,
-) -> anyhow::Result<Option<Spoken>> {
+) -> anyhow::Result<Option<AnswerFigures>> {
     let n_before = ask.messages.len();
     let mut interrupts = is_terminal.then(|| signal(SignalKind::interrupt())).transpose()?;
     let interrupted = async {
@@ -261,7 +333,7 @@ async fn interruptible(
         _ = interrupted => Ok(None),
     };
     if matches!(answered, Ok(None)) {
-        show("\n")?;
+        out::print("\n")?;
     }
     let has_answer = ask.messages.last().is_some_and(|last| last.role == ASSISTANT && !last.content.is_empty());
     if answered.is_err() || !has_answer {
@@ -269,68 +341,4 @@ async fn interruptible(
         ask.messages.truncate(n_before);
     }
     answered
-}
-
-/// The figures of an answer.
-struct Spoken {
-    n_tokens: u32,
-    first_token: Duration,
-    rest: Duration,
-}
-
-impl Spoken {
-    fn summary(&self) -> String {
-        let rate = f64::from(self.n_tokens.saturating_sub(1)) / self.rest.as_secs_f64().max(1e-9);
-        format!(
-            "[{} tokens, first after {:.0} ms, then {rate:.1} tokens/s]",
-            self.n_tokens,
-            self.first_token.as_secs_f64() * 1e3
-        )
-    }
-}
-
-/// Streams one answer to stdout, and adds it to the conversation.
-async fn answer(client: &mut InferenceClient<Channel>, ask: &mut Ask, prompt: &str) -> anyhow::Result<Spoken> {
-    ask.messages.push(message(USER, prompt));
-    let chat = || v1::Chat { messages: ask.messages.clone(), ..v1::Chat::default() };
-    let request = v1::GenerateRequest {
-        input: Some(if ask.raw { Input::Text(prompt.to_owned()) } else { Input::Chat(chat()) }),
-        sampling: Some(ask.sampling.clone()),
-        ..v1::GenerateRequest::default()
-    };
-    let asked = Instant::now();
-    let mut replies = match client.generate(request).await {
-        Ok(replies) => replies.into_inner(),
-        Err(status) => bail!("{}", status.message()),
-    };
-    ask.messages.push(message(ASSISTANT, ""));
-    let mut first_token = None;
-    while let Some(reply) = replies.message().await.map_err(|status| anyhow!("{}", status.message()))? {
-        match reply.event.context("a reply without an event")? {
-            Event::Started(_) | Event::PromptLogprobs(_) => {}
-            Event::Delta(delta) => {
-                first_token.get_or_insert_with(|| asked.elapsed());
-                // The answer alone can be piped on.
-                eprint!("{}", delta.reasoning);
-                show(&delta.text)?;
-                // The text is kept at once, because the answer may be stopped.
-                if let Some(said) = ask.messages.last_mut() {
-                    said.content.push_str(&delta.text);
-                }
-            }
-            Event::Finished(finished) => {
-                show("\n")?;
-                let first_token = first_token.unwrap_or_else(|| asked.elapsed());
-                let n_tokens = finished.usage.map_or(0, |usage| usage.completion_tokens);
-                return Ok(Spoken { n_tokens, first_token, rest: asked.elapsed() - first_token });
-            }
-        }
-    }
-    bail!("the stream ended before the answer did")
-}
-
-fn show(text: &str) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
 }

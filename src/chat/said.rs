@@ -6,17 +6,25 @@ use proto::v1::Sampling;
 /// The quotes around a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
+/// In lines that a terminal of sixty columns holds.
 pub const HELP: &str = "\
-/help, /?              this page
-/bye, /exit, Ctrl-D    leave
-/clear                 forget the conversation
-/system TEXT           instructions for the model; without TEXT there are none any more
-/set NAME VALUE        one of temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty,
-                       frequency_penalty, seed, max_tokens (num_predict), stop; `none` as VALUE is the default again
-/set verbose, quiet    show how fast an answer came, or not
-/show                  what is set
-\"\"\"                    begins and ends a message of several lines; so does a backslash at a line's end go on
-Ctrl-C                 stops an answer
+/help, /?           this page
+/bye, /exit, Ctrl-D leave
+/clear              forget the conversation
+/model NAME         go on with another model
+/save NAME          keep the conversation
+/load NAME          take up one that was kept
+/system TEXT        instructions; without TEXT none
+/set NAME VALUE     a parameter, or `none`: temperature,
+                    top_k, top_p, min_p, seed, stop,
+                    max_tokens (num_predict),
+                    repeat_penalty, presence_penalty,
+                    frequency_penalty
+/set verbose, quiet show how fast an answer came or not
+/show               what is set
+\"\"\"                 begins and ends several lines
+\\ at a line's end   goes on in the next line
+Ctrl-C              stops an answer
 ";
 
 /// A message as it is typed, line by line.
@@ -73,6 +81,9 @@ pub enum Typed {
     Set(Setting),
     Verbose(bool),
     Show,
+    Save(String),
+    Load(String),
+    Model(String),
     /// A command that does not exist or cannot be parsed, with the reply.
     Wrong(String),
 }
@@ -96,6 +107,10 @@ pub fn read(text: &str) -> Typed {
         ("/bye" | "/exit" | "/quit", _) => Typed::Leave,
         ("/clear", _) => Typed::Clear,
         ("/show", _) => Typed::Show,
+        ("/save" | "/load" | "/model", "") => Typed::Wrong(format!("{command} NAME; /help lists the commands")),
+        ("/save", name) => Typed::Save(unquoted(name).to_owned()),
+        ("/load", name) => Typed::Load(unquoted(name).to_owned()),
+        ("/model", name) => Typed::Model(unquoted(name).to_owned()),
         ("/system", rest) => Typed::System(unquoted(rest).to_owned()),
         ("/set", rest) => set(rest),
         (other, _) => Typed::Wrong(format!("there is no command {other}; /help lists them")),
@@ -114,32 +129,45 @@ fn set(rest: &str) -> Typed {
         _ => {}
     }
     let setting = match name {
-        "temperature" => number(|sampling, to| sampling.temperature = to, value),
-        "top_p" => number(|sampling, to| sampling.top_p = to, value),
-        "min_p" => number(|sampling, to| sampling.min_p = to, value),
-        "repeat_penalty" | "repetition_penalty" => number(|sampling, to| sampling.repetition_penalty = to, value),
-        "presence_penalty" => number(|sampling, to| sampling.presence_penalty = to.unwrap_or(0.0), value),
-        "frequency_penalty" => number(|sampling, to| sampling.frequency_penalty = to.unwrap_or(0.0), value),
-        "top_k" => whole(|sampling, to| sampling.top_k = to.map(narrow), value),
-        "seed" => whole(|sampling, to| sampling.seed = to, value),
-        "max_tokens" | "num_predict" => whole(|sampling, to| sampling.max_tokens = to.map(narrow), value),
+        "temperature" => number(|sampling, to| sampling.temperature = to, value, (0.0, 2.0)),
+        "top_p" => number(|sampling, to| sampling.top_p = to, value, (f32::MIN_POSITIVE, 1.0)),
+        "min_p" => number(|sampling, to| sampling.min_p = to, value, (0.0, 1.0)),
+        "repeat_penalty" | "repetition_penalty" => {
+            number(|sampling, to| sampling.repetition_penalty = to, value, (0.01, 100.0))
+        }
+        "presence_penalty" => number(|sampling, to| sampling.presence_penalty = to.unwrap_or(0.0), value, (-2.0, 2.0)),
+        "frequency_penalty" => {
+            number(|sampling, to| sampling.frequency_penalty = to.unwrap_or(0.0), value, (-2.0, 2.0))
+        }
+        "top_k" => whole(|sampling, to| sampling.top_k = to.map(narrow), value, 0),
+        "seed" => whole(|sampling, to| sampling.seed = to, value, 0),
+        "max_tokens" | "num_predict" => whole(|sampling, to| sampling.max_tokens = to.map(narrow), value, 1),
         "stop" => Ok(Setting::Stop(Some(unquoted(value)).filter(|value| *value != "none").map(str::to_owned))),
-        other => Err(format!("there is no parameter {other}; /help lists them")),
+        other => return Typed::Wrong(format!("there is no parameter {other}; /help lists them")),
     };
-    setting.map_or_else(Typed::Wrong, Typed::Set)
+    setting.map_or_else(|why| Typed::Wrong(format!("{name}: {why}")), Typed::Set)
 }
 
 fn narrow(n: u64) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-fn number(to: fn(&mut Sampling, Option<f32>), value: &str) -> Result<Setting, String> {
-    let parsed = parsed(value).map(|number: Option<f32>| number.filter(|number| !number.is_nan()));
-    parsed.map(|number| Setting::Number(to, number)).ok_or_else(|| format!("{value} is no number"))
+fn number(to: fn(&mut Sampling, Option<f32>), value: &str, (least, most): (f32, f32)) -> Result<Setting, String> {
+    let Some(number) = parsed::<f32>(value) else { return Err(format!("{value} is no number")) };
+    // Of what has to be above zero the least is no number that a person would write.
+    let from = if least == f32::MIN_POSITIVE { "above 0".to_owned() } else { least.to_string() };
+    match number.is_none_or(|number| (least..=most).contains(&number)) {
+        true => Ok(Setting::Number(to, number)),
+        false => Err(format!("{value} is not within {from} to {most}")),
+    }
 }
 
-fn whole(to: fn(&mut Sampling, Option<u64>), value: &str) -> Result<Setting, String> {
-    parsed(value).map(|number| Setting::Whole(to, number)).ok_or_else(|| format!("{value} is no whole number"))
+fn whole(to: fn(&mut Sampling, Option<u64>), value: &str, least: u64) -> Result<Setting, String> {
+    let Some(number) = parsed::<u64>(value) else { return Err(format!("{value} is no whole number")) };
+    match number.is_none_or(|number| number >= least) {
+        true => Ok(Setting::Whole(to, number)),
+        false => Err(format!("{value} is less than {least}")),
+    }
 }
 
 /// Parses `none` or a value; None for anything else.
@@ -205,10 +233,28 @@ mod tests {
         check("/set system \"Be brief.\"", &Typed::System("Be brief.".into()));
         check("/system", &Typed::System(String::new()));
         check("/set verbose", &Typed::Verbose(true));
-        for wrong in
-            ["/set temperature hot", "/set top_k 0.5", "/set", "/set seed", "/set beam 3", "/no", "/set top_p NaN x"]
-        {
-            assert!(matches!(read(wrong), Typed::Wrong(_)), "{wrong}");
+        check("/save \"a b\"", &Typed::Save("a b".into()));
+        check("/load a", &Typed::Load("a".into()));
+        check("/model org/name:Q4_0", &Typed::Model("org/name:Q4_0".into()));
+        for (wrong, part) in [
+            ("/set temperature hot", "temperature: hot is no number"),
+            ("/set temperature 2.1", "temperature: 2.1 is not within 0 to 2"),
+            ("/set top_p 0", "top_p: 0 is not within above 0 to 1"),
+            ("/set top_p NaN", "top_p: NaN is not within"),
+            ("/set presence_penalty -3", "presence_penalty: -3 is not within -2 to 2"),
+            ("/set max_tokens 0", "max_tokens: 0 is less than 1"),
+            ("/set top_k 0.5", "top_k: 0.5 is no whole number"),
+            ("/set", "/set NAME VALUE"),
+            ("/set seed", "/set NAME VALUE"),
+            ("/set beam 3", "there is no parameter beam"),
+            ("/no", "there is no command /no"),
+            ("/save", "/save NAME"),
+            ("/model ", "/model NAME"),
+        ] {
+            match read(wrong) {
+                Typed::Wrong(told) => assert!(told.contains(part), "{wrong}: {told}"),
+                other => panic!("{wrong}: {other:?}"),
+            }
         }
     }
 

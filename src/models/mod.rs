@@ -1,5 +1,13 @@
 //! Finds a model's files by its name, and fetches them with a progress bar if they are not here.
 
+mod hub_name;
+mod remove;
+mod show;
+
+pub use remove::{RemoveCommand, remove};
+pub use show::{ShowCommand, show};
+
+use crate::out;
 use crate::settings::hub::{Hub, sources};
 use anyhow::Context;
 use checkpoint::Checkpoint;
@@ -36,7 +44,7 @@ pub struct ModelsCommand {
 /// The model's files, fetched first if need be.
 pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<Located> {
     let bar = ProgressBar::no_length();
-    let result = catalogue::pull(model, &sources(hub)?, &mut |progress| show(&bar, progress));
+    let result = catalogue::pull(hub_name::named(model), &sources(hub)?, &mut |progress| draw(&bar, progress));
     bar.finish_and_clear();
     Ok(result?)
 }
@@ -52,8 +60,7 @@ pub fn pull(pull: &PullCommand) -> anyhow::Result<()> {
     if let Some(sha256) = &pull.sha256 {
         catalogue::verify(&located.path, sha256)?;
     }
-    println!("{}", located.path.display());
-    Ok(())
+    out::line(&located.path.display().to_string())
 }
 
 /// One model's row in the output of `models`.
@@ -113,10 +120,9 @@ pub fn list(models: &ModelsCommand) -> anyhow::Result<()> {
     let here = catalogue::list(&sources(&models.hub)?).into_iter();
     let rows: Vec<Row> = here.map(|listed| Row::of(listed, models.verify)).collect();
     match models.json {
-        true => println!("{:#}", page(&rows)),
-        false => print!("{}", table(&rows)),
+        true => out::line(&format!("{:#}", page(&rows))),
+        false => out::print(&table(&rows)),
     }
-    Ok(())
 }
 
 fn is_here(rows: &[Row], name: &str) -> bool {
@@ -148,7 +154,7 @@ fn table(rows: &[Row]) -> String {
     lines.iter().map(padded).collect()
 }
 
-fn show(bar: &ProgressBar, progress: Progress<'_>) {
+fn draw(bar: &ProgressBar, progress: Progress<'_>) {
     // A template that does not parse is a bug that the first fetch shows; plain progress serves until then.
     if bar.length() != progress.total {
         let template = match progress.total {

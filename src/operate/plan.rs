@@ -1,5 +1,6 @@
 //! `plan`: how a model would be placed on this machine, or what this machine has to compute on.
 
+use crate::out;
 use crate::serve::plan::table;
 use crate::serve::prepared;
 use crate::settings::device::list;
@@ -22,13 +23,12 @@ pub struct PlanCommand {
 impl PlanCommand {
     pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
         if self.devices {
-            print!("{}", list());
-            return Ok(());
+            return out::print(&list());
         }
         let Some((settings, located)) = prepared(self.settings, &self.source, said)? else { return Ok(()) };
-        print!("{}", table(&settings, &Checkpoint::open(&located.path)?)?);
+        out::print(&table(&settings, &Checkpoint::open(&located.path)?)?)?;
         if settings.device.device.class() == DeviceClass::Cuda {
-            print!("\n{}", list());
+            out::print(&format!("\n{}", list()))?;
         }
         Ok(())
     }

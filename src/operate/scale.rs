@@ -1,6 +1,7 @@
 //! `scale` and `reload`: ask a coordinator for another grid, or to have its model read again, and print the result.
 //! They decide nothing.
 
+use crate::out;
 use crate::settings::TrustSettings;
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
@@ -50,7 +51,7 @@ impl ScaleCommand {
         let Speaks { version, protocols } = Speaks::default();
         let asked = ScaleRequest { version, tp: self.tp.into(), pp: self.pp.into(), protocols };
         let reply = self.asked.ask(async |mut client| client.scale(asked).await)?;
-        println!("{}", told(&reply));
+        out::line(&told(&reply))?;
         if (reply.tp, reply.pp) != (self.tp.into(), self.pp.into()) {
             bail!("a rank was lost meanwhile: the replica goes over to the grid that was asked for when it can");
         }
@@ -63,7 +64,7 @@ impl ReloadCommand {
         let Speaks { version, protocols } = Speaks::default();
         let asked = ReloadRequest { version, protocols };
         let reply = self.asked.ask(async |mut client| client.reload(asked).await)?;
-        println!("{}", reloaded(&reply));
+        out::line(&reloaded(&reply))?;
         for Unread { rank, host, why } in &reply.unread {
             eprintln!("rank {rank} of {host} goes on with what it had: {why}");
         }
@@ -91,6 +92,10 @@ impl CoordinatorAddress {
 fn refused(coordinator: &str, status: &Status) -> anyhow::Error {
     match Refused::cause_of(status) {
         Some(refused) => anyhow!("{coordinator}: {refused}"),
+        None if status.message().starts_with("no connection") => anyhow!(
+            "no coordinator answers at {coordinator}: {}. --coordinator names another; `lockstep serve` says its own",
+            status.message()
+        ),
         None => anyhow!("{coordinator}: {}", status.message()),
     }
 }

@@ -1,31 +1,12 @@
 //! `status`: prints the live cluster once. Reads `/cluster` of a router and formats it; does not know how it was made.
 
-use crate::server_trust::ServerTrust;
+use super::server::{Look, RunningServer};
+use crate::out;
 use crate::settings::device::list;
-use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
 use std::fmt::Write;
 use std::time::{Duration, UNIX_EPOCH};
-
-/// Which router is asked.
-#[derive(Args, Clone)]
-pub struct Look {
-    /// HTTP address of a router
-    #[arg(long, env = "LOCKSTEP_URL", default_value = "http://127.0.0.1:8000")]
-    pub url: String,
-    /// API key, if the router asks for one
-    #[arg(long, env = "LOCKSTEP_API_KEY", hide_env_values = true)]
-    pub api_key: Option<String>,
-    #[command(flatten)]
-    pub trust: ServerTrust,
-}
-
-/// No cluster's page is longer.
-const PAGE_BYTES_MAX: u64 = 16 << 20;
-/// The pages of a larger cluster are cut off here.
-const PAGES_MAX: usize = 1000;
-const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
 pub struct StatusCommand {
@@ -38,47 +19,7 @@ pub struct StatusCommand {
 
 impl StatusCommand {
     pub fn run(self) -> anyhow::Result<()> {
-        print!("{}", if self.devices { list() } else { ClusterPage::new(self.look)?.show()? });
-        Ok(())
-    }
-}
-
-pub struct ClusterPage {
-    agent: ureq::Agent,
-    look: Look,
-}
-
-impl ClusterPage {
-    pub fn new(look: Look) -> anyhow::Result<ClusterPage> {
-        let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER_MAX));
-        Ok(ClusterPage { agent: look.trust.agent(config)?, look })
-    }
-
-    /// The present state of the cluster, as lines.
-    pub fn show(&self) -> anyhow::Result<String> {
-        let mut all = self.page(0)?;
-        let mut next = all["next"].as_u64();
-        for _ in 1..PAGES_MAX {
-            let Some(from) = next else { break };
-            let mut page = self.page(from)?;
-            next = page["next"].as_u64();
-            let lists = [&mut all, &mut page].map(|of| of.get_mut("replicas").and_then(Value::as_array_mut));
-            if let [Some(replicas), Some(more)] = lists {
-                replicas.append(more);
-            }
-        }
-        Ok(render(&all))
-    }
-
-    fn page(&self, from: u64) -> anyhow::Result<Value> {
-        let url = format!("{}/cluster?from={from}", self.look.url.trim_end_matches('/'));
-        let mut request = self.agent.get(&url);
-        if let Some(key) = &self.look.api_key {
-            request = request.header("authorization", format!("Bearer {key}"));
-        }
-        let mut response = request.call().with_context(|| format!("{url} does not answer"))?;
-        let text = response.body_mut().with_config().limit(PAGE_BYTES_MAX).read_to_string()?;
-        serde_json::from_str(&text).with_context(|| format!("{url} does not answer with JSON"))
+        out::print(&if self.devices { list() } else { render(&RunningServer::new(self.look)?.cluster()?) })
     }
 }
 
@@ -98,7 +39,7 @@ pub fn render(page: &Value) -> String {
 }
 
 /// The source of the list of replicas.
-fn store(store: &Value) -> String {
+pub fn store(store: &Value) -> String {
     let kind = store["kind"].as_str().unwrap_or("-");
     let since = UNIX_EPOCH + Duration::from_secs(store["since"].as_u64().unwrap_or(0));
     let seconds = since.elapsed().unwrap_or_default().as_secs();
@@ -109,7 +50,7 @@ fn store(store: &Value) -> String {
 }
 
 /// Model names and the versions behind them; empty if there is just one of each.
-fn models(models: &Value) -> String {
+pub fn models(models: &Value) -> String {
     let list = |of: &Value| of.as_array().cloned().unwrap_or_default();
     let models = list(models);
     if models.len() < 2 && models.iter().all(|model| list(&model["versions"]).len() < 2) {
@@ -166,27 +107,8 @@ fn replica(replica: &Value) -> String {
         replica["spares"],
     );
     let _written = writeln!(out, "{}", speed(&replica["tokens_per_s"]));
-    if let Some(why) = replica["unplaced"]["why"].as_str() {
-        let (phase, seconds) = (text(&replica["phase"]), &replica["unplaced"]["seconds"]);
-        let _written = writeln!(out, "{phase} for {seconds} s, no places for its ranks: {why}");
-    }
-    for lost in replica["lost"].as_array().map_or(&[][..], Vec::as_slice) {
-        let _written = writeln!(out, "{}", self::lost(lost));
-    }
-    let shortened = &replica["shortened"];
-    if let Some(why) = shortened["why"].as_str() {
-        let _written = writeln!(out, "context {} and not {}: {why}", shortened["has"], shortened["asked"]);
-    }
-    let differs = &replica["differs"];
-    if let (Some(other), Some(weight)) = (differs["replica"].as_str(), differs["weight"].as_str()) {
-        let piece = &differs["piece"];
-        let _written = writeln!(
-            out,
-            "other bytes of the weight {weight} (piece {piece}) than {other} has: a file of one of the two is damaged"
-        );
-    }
-    for apart in replica["apart"].as_array().map_or(&[][..], Vec::as_slice) {
-        let _written = writeln!(out, "{}", self::apart(apart));
+    for note in notes(replica) {
+        let _written = writeln!(out, "{note}");
     }
     let ranks = replica["ranks"].as_array().map_or(&[][..], Vec::as_slice);
     let rows: Vec<[String; 17]> = std::iter::once(COLUMNS.map(str::to_owned)).chain(ranks.iter().map(rank)).collect();
@@ -198,7 +120,36 @@ fn replica(replica: &Value) -> String {
     out
 }
 
-fn wanted(wanted: &Value) -> String {
+/// What is not as it should be in a replica, each with its reason.
+pub fn notes(replica: &Value) -> Vec<String> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut notes = Vec::new();
+    let (unplaced, shortened, differs) = (&replica["unplaced"], &replica["shortened"], &replica["differs"]);
+    if let Some(why) = text(&unplaced["why"]) {
+        notes.push(format!("{} for {} s: {why}", text(&replica["phase"]).unwrap_or_default(), unplaced["seconds"]));
+    }
+    notes.extend(list(&replica["lost"]).iter().map(lost));
+    if let Some(why) = text(&shortened["why"]) {
+        notes.push(format!("context {} and not {}: {why}", shortened["has"], shortened["asked"]));
+    }
+    if let (Some(other), Some(weight)) = (text(&differs["replica"]), text(&differs["weight"])) {
+        let piece = &differs["piece"];
+        notes.push(format!(
+            "other bytes of the weight {weight} (piece {piece}) than {other} has: a file of one of the two is damaged"
+        ));
+    }
+    if let Some(why) = text(&replica["shunned"]) {
+        notes.push(format!("gets no new requests: {why}"));
+    }
+    if replica["suspected"] == true {
+        notes.push("its coordinator is silent".to_owned());
+    }
+    notes.extend(list(&replica["apart"]).iter().map(apart));
+    notes
+}
+
+pub fn wanted(wanted: &Value) -> String {
     match wanted.is_null() {
         true => String::new(),
         false => format!(" (wanted: tp {} x pp {})", wanted["tp"], wanted["pp"]),
@@ -236,7 +187,7 @@ fn apart(apart: &Value) -> String {
     )
 }
 
-fn speed(tokens_per_s: &Value) -> String {
+pub fn speed(tokens_per_s: &Value) -> String {
     let number = |value: &Value| value.as_f64().map_or_else(|| "-".into(), |n| format!("{n:.0}"));
     let predicted = &tokens_per_s["predicted"];
     let band = match predicted.is_null() {
@@ -330,7 +281,7 @@ mod tests {
         let text = render(&page);
         for part in [
             "tp 1 x pp 1 (wanted: tp 2 x pp 1) ·",
-            "ready for 7 s, no places for its ranks: too few",
+            "ready for 7 s: too few",
             "rank 1 was lost 4 s ago: pid 8 on h, gone (closed); a pause of 1.5 s, 48 positions computed again, pid 9",
             "rank 2 was lost 1 s ago: pid 6 on h, silent (mute); its replica pauses",
             "context 5 and not 9: too little",

@@ -3,6 +3,7 @@
 use super::process::{micros_since_1970, salt, stop_on_signals, watch};
 use super::{drafts, page};
 use crate::models;
+use crate::out;
 use crate::settings::device::DeviceChoice;
 use crate::settings::{ConfigSource, CoordinatorParts, CoordinatorRole, ServeSettings, machine, printed};
 use anyhow::Context;
@@ -34,7 +35,7 @@ impl CoordinatorCommand {
         let CoordinatorCommand { settings, source } = self;
         let mut role = source.shared::<_, ServeSettings>(settings, said)?.resolved()?;
         if source.print_config {
-            print!("{}", printed(&role)?);
+            out::print(&printed(&role)?)?;
             return Ok(());
         }
         let located = models::ready(&role.model.model, &source.hub)?;

@@ -4,13 +4,16 @@ use super::process::{resume_key, stop_on_signals, watch};
 use super::routes::OtherModels;
 use super::{api_tls, keys, text};
 use crate::models;
-use crate::settings::{ConfigSource, RouterParts, RouterRole, ServeSettings, printed};
-use anyhow::Context;
+use crate::out;
+use crate::settings::{ConfigSource, GRPC_PORT, RouterParts, RouterRole, ServeSettings, printed};
+use anyhow::{Context, anyhow};
 use checkpoint::Checkpoint;
 use clap::{ArgMatches, Args};
 use cluster::{Addresses, Store};
 use router::Membership;
 use std::future::Future;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use telemetry::{Collector, logs};
@@ -34,7 +37,7 @@ impl RouterCommand {
         let RouterCommand { settings, source } = self;
         let mut role = source.shared::<_, ServeSettings>(settings, said)?.resolved()?;
         if source.print_config {
-            print!("{}", printed(&role)?);
+            out::print(&printed(&role)?)?;
             return Ok(());
         }
         role.store.check()?;
@@ -49,6 +52,7 @@ impl RouterCommand {
         for address in given.iter().flat_map(|Addresses(addresses)| addresses) {
             role.trust.resolve("router", address, None)?;
         }
+        check_clients(role.parts())?;
         Runtime::new()?.block_on(async {
             let listeners = Listeners::open(role.parts()).await?;
             listeners.greet(role.parts())?;
@@ -87,12 +91,29 @@ pub struct Listeners {
 
 impl Listeners {
     pub async fn open(parts: RouterParts<'_>) -> anyhow::Result<Listeners> {
-        let bind = async |what, address| {
-            TcpListener::bind(address).await.with_context(|| format!("cannot listen for {what} on {address}"))
+        let grpc = bind("gRPC", "--grpc", parts.router.grpc()).await?;
+        Listeners::open_with(parts, grpc).await
+    }
+
+    /// As `open`, beside other servers of this machine: the usual gRPC port, which nobody asked for, may be taken.
+    pub async fn open_beside(parts: RouterParts<'_>) -> anyhow::Result<Listeners> {
+        let usual = parts.router.grpc();
+        let grpc = match TcpListener::bind(usual).await {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && usual.port() == GRPC_PORT => {
+                let other = bind("gRPC", "--grpc", SocketAddr::new(usual.ip(), 0)).await?;
+                tracing::info!(%usual, "another server has the usual gRPC port, so this one has a free one");
+                other
+            }
+            Err(error) => return Err(taken("gRPC", "--grpc", usual, error)),
+            Ok(grpc) => grpc,
         };
-        let (http, grpc) = (bind("HTTP", parts.router.http()).await?, bind("gRPC", parts.router.grpc()).await?);
+        Listeners::open_with(parts, grpc).await
+    }
+
+    async fn open_with(parts: RouterParts<'_>, grpc: TcpListener) -> anyhow::Result<Listeners> {
+        let http = bind("HTTP", "--port", parts.router.http()).await?;
         let admin = match parts.router.admin {
-            Some(address) => Some(bind("operators", address).await?),
+            Some(address) => Some(bind("operators", "--admin", address).await?),
             None => None,
         };
         Ok(Listeners { http, grpc, admin })
@@ -114,6 +135,32 @@ impl Listeners {
         ));
         Ok(())
     }
+}
+
+async fn bind(what: &str, flag: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| taken(what, flag, address, error))
+}
+
+fn taken(what: &str, flag: &str, address: SocketAddr, error: std::io::Error) -> anyhow::Error {
+    match error.kind() {
+        ErrorKind::AddrInUse => {
+            anyhow!("cannot listen for {what} on {address}: another server does already; {flag} takes another address")
+        }
+        ErrorKind::PermissionDenied => {
+            anyhow!("cannot listen for {what} on {address}: this user may not; {flag} takes another address")
+        }
+        _ => anyhow!("cannot listen for {what} on {address}: {error}; {flag} takes another address"),
+    }
+}
+
+/// Reads what clients are known by, before anything is begun for them.
+pub fn check_clients(parts: RouterParts<'_>) -> anyhow::Result<()> {
+    keys::read(parts.router)?;
+    if parts.router.admin.is_some() {
+        keys::read_operators(parts.router)?;
+    }
+    api_tls::read(parts.router)?;
+    Ok(())
 }
 
 /// The replicas that a router serves, and what it knows of models besides its first.

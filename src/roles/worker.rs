@@ -4,6 +4,7 @@ use super::coordinator_source::{CoordinatorSource, FoundCoordinator};
 use super::page;
 use super::presence::{Presence, PresenceLoader};
 use super::process::{stop_on_signals, watch};
+use crate::out;
 use crate::roles::handover::{self, HandedSettings};
 use crate::settings::device::DeviceChoice;
 use crate::settings::hub::{self, Hub};
@@ -53,7 +54,7 @@ impl WorkerCommand {
         };
         let mut role = role.resolved()?;
         if source.print_config {
-            print!("{}", printed(&role)?);
+            out::print(&printed(&role)?)?;
             return Ok(());
         }
         let kernels = || hub::kernels(&source.hub);

@@ -10,10 +10,11 @@ mod relay;
 mod workers;
 
 use crate::models;
+use crate::out;
 use crate::roles::coordinator::{ClaimedReplica, coordinate};
 use crate::roles::drafts;
 use crate::roles::process::{micros_since_1970, salt, stop_on_signals, watch};
-use crate::roles::router::{Listeners, ServedReplicas, route};
+use crate::roles::router::{Listeners, ServedReplicas, check_clients, route};
 use crate::settings::hub;
 use crate::settings::{ConfigSource, ServeSettings, printed};
 use anyhow::Context;
@@ -47,8 +48,12 @@ impl ServeCommand {
     pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
         let Some((settings, located)) = prepared(self.settings, &self.source, said)? else { return Ok(()) };
         let (metrics, checkpoint) = begun(&settings, &located)?;
+        check_clients(settings.router())?;
         Runtime::new()?.block_on(async {
-            let listeners = Listeners::open(settings.router()).await?;
+            let listeners = match said.value_source("grpc") {
+                Some(_) => Listeners::open(settings.router()).await?,
+                None => Listeners::open_beside(settings.router()).await?,
+            };
             let controls = control::open(settings.local.control, settings.local.replicas).await?;
             listeners.greet(settings.router())?;
             let shutdown = CancellationToken::new();
@@ -68,7 +73,7 @@ pub fn prepared(
     let kernels = || hub::kernels(&source.hub);
     settings.worker.kernel_cache = settings.worker.kernel_cache.or_else(kernels);
     if source.print_config {
-        print!("{}", printed(&settings)?);
+        out::print(&printed(&settings)?)?;
         return Ok(None);
     }
     let located = models::ready(&settings.model.model, &source.hub)?;
@@ -82,9 +87,14 @@ pub fn begun(settings: &ServeSettings, located: &Located) -> anyhow::Result<(rou
     let (steps, content) = (settings.coordinator.otlp_steps, settings.router.otlp_content);
     let collector = settings.watch.collector()?.map(|collector| Collector { steps, content, ..collector });
     let metrics = watch(&settings.watch, collector.as_ref(), settings.model.served_name())?;
+    Ok((metrics, checked(settings, located)?))
+}
+
+/// The model, if it can be placed.
+pub fn checked(settings: &ServeSettings, located: &Located) -> anyhow::Result<Checkpoint> {
     let checkpoint = Checkpoint::open(&located.path)?;
     plan::blueprint(settings, &checkpoint)?;
-    Ok((metrics, checkpoint))
+    Ok(checkpoint)
 }
 
 /// Runs router, coordinators and workers until `shutdown`, and then until they have ended. They end in the order in

@@ -1,10 +1,12 @@
 //! A server for one client within this process: on ports that nobody else is told, so it asks for no key.
 
-use super::{begun, prepared, serve};
+use super::{begun, checked, prepared, serve};
+use crate::models;
 use crate::roles::router::Listeners;
 use crate::settings::{ConfigSource, LOG, ServeSettings};
 use anyhow::{Context, anyhow};
 use checkpoint::Checkpoint;
+use checkpoint::catalogue::bytes_of;
 use clap::ArgMatches;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
@@ -15,6 +17,9 @@ pub struct PrivateServer {
     settings: ServeSettings,
     checkpoint: Checkpoint,
     metrics: router::Render,
+    /// What the model is called, and its bytes on disk.
+    name: String,
+    n_bytes: u64,
 }
 
 /// Where a private server listens.
@@ -40,18 +45,35 @@ impl PrivateServer {
             settings.watch.log = "warn".into();
         }
         let (metrics, checkpoint) = begun(&settings, &located)?;
-        Ok(Some(PrivateServer { settings, checkpoint, metrics }))
+        let n_bytes = bytes_of(&located.path);
+        Ok(Some(PrivateServer { settings, checkpoint, metrics, name: located.name, n_bytes }))
+    }
+
+    /// The same server for another model, which is fetched and checked first.
+    pub fn another(&self, model: &str, source: &ConfigSource) -> anyhow::Result<PrivateServer> {
+        let mut settings = self.settings.clone();
+        let located = models::ready(model, &source.hub)?;
+        (settings.model.model, settings.model.served_model_name) = (model.to_owned(), None);
+        settings.model.named(located.name.clone());
+        let checkpoint = checked(&settings, &located)?;
+        let (metrics, n_bytes) = (self.metrics.clone(), bytes_of(&located.path));
+        Ok(PrivateServer { settings, checkpoint, metrics, name: located.name, n_bytes })
+    }
+
+    pub fn model(&self) -> (&str, u64) {
+        (&self.name, self.n_bytes)
     }
 
     /// Starts the roles, runs the client, and stops the roles. The client waits until they are ready.
-    pub fn serve_while<T>(self, client: impl AsyncFnOnce(PrivateAddresses) -> anyhow::Result<T>) -> anyhow::Result<T> {
-        let PrivateServer { settings, checkpoint, metrics } = self;
+    pub fn serve_while<T>(&self, client: impl AsyncFnOnce(PrivateAddresses) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let PrivateServer { settings, checkpoint, metrics, .. } = self;
         let runtime = Runtime::new()?;
         let done = runtime.block_on(async {
             let listeners = Listeners::open(settings.router()).await?;
             let at = PrivateAddresses { http: listeners.http.local_addr()?, grpc: listeners.grpc.local_addr()? };
             let shutdown = CancellationToken::new();
-            let mut served = pin!(serve(&settings, &checkpoint, metrics, listeners, Vec::new(), shutdown.clone()));
+            let mut served =
+                pin!(serve(settings, checkpoint, metrics.clone(), listeners, Vec::new(), shutdown.clone()));
             let asked = tokio::select! {
                 asked = client(at) => asked,
                 served = &mut served => return served.and(Err(anyhow!("the roles ended before the answer"))),

@@ -34,7 +34,7 @@ pub use file::{ConfigSource, printed, told};
 pub use health::HealthSettings;
 pub use identity::certificates;
 
-pub use router::{RouteSettings, RouterParts, RouterRole, RouterSettings};
+pub use router::{GRPC_PORT, RouteSettings, RouterParts, RouterRole, RouterSettings};
 pub use serve::ServeSettings;
 pub use speculation::SpeculationSettings;
 pub use spoken::SpokenSettings;

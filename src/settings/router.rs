@@ -17,6 +17,9 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+/// Where the gRPC API is unless another place is given.
+pub const GRPC_PORT: u16 = 50051;
+
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RouterSettings {
@@ -138,7 +141,7 @@ impl RouterSettings {
     }
 
     pub fn grpc(&self) -> SocketAddr {
-        self.grpc.unwrap_or_else(|| SocketAddr::new(self.host(), 50051))
+        self.grpc.unwrap_or_else(|| SocketAddr::new(self.host(), GRPC_PORT))
     }
 
     fn host(&self) -> IpAddr {

@@ -12,6 +12,7 @@ mod tests;
 mod traffic;
 
 use crate::bench::lengths::Lengths;
+use crate::out;
 use crate::settings::hub::Hub;
 use crate::settings::{PickChoice, words};
 use anyhow::{Context, ensure};
@@ -135,10 +136,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         }
     })?;
     match options.json {
-        true => println!("{}", serde_json::to_string_pretty(&report)?),
-        false => print!("{report}"),
+        true => out::line(&serde_json::to_string_pretty(&report)?),
+        false => out::print(&report.to_string()),
     }
-    Ok(())
 }
 
 fn simulate(options: &Options, progress: impl Fn(Nanos, Nanos)) -> anyhow::Result<SimulationReport> {

@@ -7,6 +7,7 @@ mod past;
 pub mod replay;
 mod server;
 
+use crate::out;
 use crate::serve::private::PrivateServer;
 use crate::server_trust::ServerTrust;
 use crate::settings::{ConfigSource, ServeSettings};
@@ -48,11 +49,11 @@ impl VerifyCommand {
         let code = match self.verdict(said) {
             Ok(None) => EQUAL,
             Ok(Some(verdict)) => {
-                println!("{verdict}");
+                out::last(&verdict.to_string());
                 if matches!(verdict, Verdict::Equal { .. }) { EQUAL } else { DIFFERENT }
             }
             Err(error) => {
-                logs::say(&format!("lockstep: cannot be compared: {error:#}"));
+                logs::say(&format!("lockstep: cannot be compared: {}", out::for_people(&error)));
                 INCOMPARABLE
             }
         };

@@ -4,6 +4,7 @@ use super::compare::{Difference, Verdict, compared};
 use super::past::PastAnswer;
 use super::server::AnsweringServer;
 use super::{DIFFERENT, EQUAL, INCOMPARABLE, URL};
+use crate::out;
 use crate::serve::private::PrivateServer;
 use crate::server_trust::ServerTrust;
 use crate::settings::{ConfigSource, ServeSettings};
@@ -74,11 +75,11 @@ impl ReplayCommand {
         match self.counts(said) {
             Ok(None) => EQUAL.into(),
             Ok(Some(counts)) => {
-                println!("{counts}");
+                out::last(&counts.to_string());
                 counts.code().into()
             }
             Err(error) => {
-                logs::say(&format!("lockstep: cannot be replayed: {error:#}"));
+                logs::say(&format!("lockstep: cannot be replayed: {}", out::for_people(&error)));
                 INCOMPARABLE.into()
             }
         }
@@ -211,11 +212,11 @@ impl ReplayCounts {
             Ok(Verdict::Different(Difference::Digest { .. })) => self.n_other_digest += 1,
             Ok(Verdict::Different(difference)) => {
                 self.n_different += 1;
-                println!("{id}: different: {difference}");
+                out::last(&format!("{id}: different: {difference}"));
             }
             Err(error) => {
                 self.n_incomparable += 1;
-                println!("{id}: cannot be compared: {error:#}");
+                out::last(&format!("{id}: cannot be compared: {error:#}"));
             }
         }
     }

@@ -1,0 +1,91 @@
+//! One answer: asked for, streamed to standard output, and its figures. Knows no commands of a chat.
+
+use super::ask::{ASSISTANT, Dialogue, USER, message};
+use super::quiet::columns;
+use super::wrap::Wrapped;
+use crate::out;
+use anyhow::{Context, anyhow, bail};
+use proto::v1;
+use proto::v1::finished::Reason;
+use proto::v1::generate_reply::Event;
+use proto::v1::generate_request::Input;
+use proto::v1::inference_client::InferenceClient;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+use tonic::Status;
+use tonic::transport::Channel;
+
+/// The figures of an answer.
+pub struct AnswerFigures {
+    n_tokens: u32,
+    first_token: Duration,
+    rest: Duration,
+    /// Its end is that of the model's context, and not its own.
+    pub fills_context: bool,
+}
+
+impl AnswerFigures {
+    pub fn summary(&self) -> String {
+        let rate = f64::from(self.n_tokens.saturating_sub(1)) / self.rest.as_secs_f64().max(1e-9);
+        let first = self.first_token.as_secs_f64() * 1e3;
+        format!("[{} tokens, first after {first:.0} ms, then {rate:.1} tokens/s]", self.n_tokens)
+    }
+}
+
+/// Streams one answer to stdout, and adds it to the conversation.
+pub async fn answer(
+    client: &mut InferenceClient<Channel>,
+    ask: &mut Dialogue,
+    prompt: &str,
+) -> anyhow::Result<AnswerFigures> {
+    ask.messages.push(message(USER, prompt));
+    let chat = || v1::Chat { messages: ask.messages.clone(), ..v1::Chat::default() };
+    let request = v1::GenerateRequest {
+        input: Some(if ask.raw { Input::Text(prompt.to_owned()) } else { Input::Chat(chat()) }),
+        sampling: Some(ask.sampling.clone()),
+        ..v1::GenerateRequest::default()
+    };
+    let asked = Instant::now();
+    let mut replies = client.generate(request).await.map_err(refused)?.into_inner();
+    ask.messages.push(message(ASSISTANT, ""));
+    let (mut first_token, mut terminal) = (None, Wrapped::default());
+    while let Some(reply) = replies.message().await.map_err(refused)? {
+        match reply.event.context("a reply without an event")? {
+            Event::Started(_) | Event::PromptLogprobs(_) => {}
+            Event::Delta(delta) => {
+                first_token.get_or_insert_with(|| asked.elapsed());
+                // The answer alone can be piped on.
+                match std::io::stderr().is_terminal() {
+                    true => eprint!("{}", terminal.push(&delta.reasoning, columns().unwrap_or(usize::MAX))),
+                    false => eprint!("{}", delta.reasoning),
+                }
+                show(&mut terminal, &delta.text)?;
+                // The text is kept at once, because the answer may be stopped.
+                if let Some(said) = ask.messages.last_mut() {
+                    said.content.push_str(&delta.text);
+                }
+            }
+            Event::Finished(finished) => {
+                out::print("\n")?;
+                let first_token = first_token.unwrap_or_else(|| asked.elapsed());
+                let n_tokens = finished.usage.map_or(0, |usage| usage.completion_tokens);
+                let is_cut = finished.reason() == Reason::Length;
+                let fills_context = is_cut && ask.sampling.max_tokens.is_none_or(|max| n_tokens < max);
+                return Ok(AnswerFigures { n_tokens, first_token, rest: asked.elapsed() - first_token, fills_context });
+            }
+        }
+    }
+    bail!("the stream ended before the answer did")
+}
+
+fn refused(status: Status) -> anyhow::Error {
+    anyhow!("{}", status.message())
+}
+
+/// In a pipe the answer is as it was written.
+fn show(terminal: &mut Wrapped, text: &str) -> anyhow::Result<()> {
+    match columns() {
+        Some(columns) => out::print(&terminal.push(text, columns)),
+        None => out::print(text),
+    }
+}

@@ -1,0 +1,106 @@
+//! What stays the same from one question to the next: the conversation and the sampling, and the commands that change
+//! them. Knows neither terminal nor server.
+
+use super::RunCommand;
+use super::said::Typed;
+use super::saved::{Saved, place};
+use crate::out;
+use checkpoint::catalogue::card_sampling;
+use proto::v1;
+use std::path::Path;
+
+pub const SYSTEM: &str = "system";
+pub const USER: &str = "user";
+pub const ASSISTANT: &str = "assistant";
+
+/// The parts of a request that stay the same from one question to the next.
+pub struct Dialogue {
+    pub sampling: v1::Sampling,
+    pub messages: Vec<v1::ChatMessage>,
+    /// The prompt is completed as it is.
+    pub raw: bool,
+}
+
+pub fn message(role: &str, content: &str) -> v1::ChatMessage {
+    v1::ChatMessage { role: role.into(), content: content.into(), ..v1::ChatMessage::default() }
+}
+
+impl Dialogue {
+    pub fn new(run: &RunCommand) -> Dialogue {
+        // A card's figures belong together: whoever says one of them says all.
+        let card = card_sampling(&run.settings.model.model).filter(|_| !run.says_sampling());
+        let sampling = v1::Sampling {
+            temperature: run.temperature.or(card.map(|card| card.temperature)),
+            top_p: run.top_p.or(card.map(|card| card.top_p)),
+            top_k: run.top_k,
+            min_p: run.min_p,
+            seed: run.settings.router.seed,
+            max_tokens: run.max_tokens,
+            ..v1::Sampling::default()
+        };
+        let messages = run.system.iter().map(|text| message(SYSTEM, text)).collect();
+        Dialogue { sampling, messages, raw: run.raw }
+    }
+
+    /// Carries out a command and returns the text to print. Conversations are kept in `chats`.
+    pub fn change(&mut self, said: Typed, model: &str, chats: &Path) -> String {
+        match said {
+            Typed::Wrong(why) => return format!("{why}\n"),
+            Typed::Show => return self.show(model),
+            Typed::Clear => self.messages.retain(|message| message.role == SYSTEM),
+            Typed::Set(setting) => setting.apply(&mut self.sampling),
+            Typed::System(text) => {
+                self.messages.retain(|message| message.role != SYSTEM);
+                let instructions = Some(text).filter(|text| !text.is_empty());
+                self.messages.splice(0..0, instructions.map(|text| message(SYSTEM, &text)));
+            }
+            Typed::Save(name) => {
+                let path = place(&name, chats);
+                let saved = Saved::of(model, &self.messages, &self.sampling).write(&path);
+                return saved.map_or_else(
+                    |error| format!("{}\n", out::for_people(&error)),
+                    |()| format!("saved as {}\n", path.display()),
+                );
+            }
+            Typed::Load(name) => return self.load(&place(&name, chats)),
+            Typed::Help | Typed::Question(_) | Typed::Leave | Typed::Verbose(_) | Typed::Model(_) => {}
+        }
+        String::new()
+    }
+
+    fn load(&mut self, path: &Path) -> String {
+        match Saved::read(path) {
+            Ok(saved) => {
+                let held_with = format!("{} messages, held with {}\n", saved.messages.len(), saved.model);
+                (self.messages, self.sampling) = saved.opened();
+                held_with
+            }
+            Err(error) => format!("{}\n", out::for_people(&error)),
+        }
+    }
+
+    fn show(&self, model: &str) -> String {
+        let v1::Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed, max_tokens, .. } =
+            &self.sampling;
+        let shown = |name: &str, value: Option<String>| {
+            format!("{name:<18} {}\n", value.unwrap_or_else(|| "the model's default".into()))
+        };
+        let system = self.messages.iter().find(|message| message.role == SYSTEM);
+        [
+            shown("model", Some(model.to_owned())),
+            shown("system", system.map(|message| message.content.clone())),
+            shown("temperature", temperature.map(|value| value.to_string())),
+            shown("top_k", top_k.map(|value| value.to_string())),
+            shown("top_p", top_p.map(|value| value.to_string())),
+            shown("min_p", min_p.map(|value| value.to_string())),
+            shown("repeat_penalty", repetition_penalty.map(|value| value.to_string())),
+            shown("presence_penalty", Some(self.sampling.presence_penalty.to_string())),
+            shown("frequency_penalty", Some(self.sampling.frequency_penalty.to_string())),
+            shown("seed", seed.map(|value| value.to_string())),
+            shown("max_tokens", max_tokens.map(|value| value.to_string())),
+            shown("stop", Some(format!("{:?}", self.sampling.stop))),
+            shown("messages", Some(self.messages.len().to_string())),
+        ]
+        .concat()
+    }
+}

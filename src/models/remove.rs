@@ -1,0 +1,103 @@
+//! `rm`: removes models that this program has fetched. What other programs keep is left to them.
+
+use super::hub_name::named;
+use crate::out;
+use crate::settings::hub::{Hub, cache, sources};
+use anyhow::{Context, anyhow, bail};
+use checkpoint::catalogue::{self, Listed, Origin};
+use clap::Args;
+use indicatif::HumanBytes;
+use std::path::{Path, PathBuf};
+
+#[derive(Args)]
+pub struct RemoveCommand {
+    /// Names as `lockstep list` shows them
+    #[arg(required = true)]
+    pub models: Vec<String>,
+    #[command(flatten)]
+    pub hub: Hub,
+}
+
+pub fn remove(asked: &RemoveCommand) -> anyhow::Result<()> {
+    let ours = cache(&asked.hub)?.join("models");
+    for model in &asked.models {
+        let here = catalogue::list(&sources(&asked.hub)?);
+        let found = find(named(model), &here)?;
+        let folder = folder_of(found, &ours)?;
+        let n_bytes = catalogue::bytes_of(&found.path);
+        std::fs::remove_dir_all(&folder).with_context(|| format!("{} cannot be removed", folder.display()))?;
+        out::line(&format!("removed {} ({})", found.model, HumanBytes(n_bytes)))?;
+    }
+    Ok(())
+}
+
+fn find<'a>(model: &str, here: &'a [Listed]) -> anyhow::Result<&'a Listed> {
+    let ours = |listed: &&Listed| listed.origin == Origin::Pulled;
+    let same = |listed: &&Listed| listed.model == model;
+    // What is here twice is removed where it is ours.
+    let found = here.iter().filter(ours).find(same).or_else(|| here.iter().find(same));
+    found.ok_or_else(|| {
+        if Path::new(model).exists() {
+            return anyhow!(
+                "{model} is a path: `rm` removes only models that were fetched, by the names of `lockstep list`"
+            );
+        }
+        let like = router::nearest(model, here.iter().map(|listed| &*listed.model));
+        let like = like.map_or_else(String::new, |like| format!("; did you mean {like}?"));
+        anyhow!("there is no model {model} here: `lockstep list` shows those there are{like}")
+    })
+}
+
+/// The folder in which this program keeps the model alone.
+fn folder_of(found: &Listed, ours: &Path) -> anyhow::Result<PathBuf> {
+    let inside = found.path.strip_prefix(ours).ok().and_then(|inside| inside.components().next());
+    match inside {
+        Some(folder) => Ok(ours.join(folder)),
+        None => {
+            let (model, path) = (&found.model, found.path.display());
+            let owner = match found.origin {
+                Origin::Ollama => "Ollama",
+                Origin::LlamaCpp => "llama.cpp",
+                Origin::HuggingFace | Origin::Pulled => "Hugging Face's tools",
+            };
+            bail!("{model} was fetched by {owner} and is in {path}: remove it there")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        remove: RemoveCommand,
+    }
+
+    fn rm(cache: &Path, model: &str) -> anyhow::Result<()> {
+        let cache = cache.to_str().unwrap();
+        let words = ["rm", model, "--cache", cache, "--hf-hub-cache", &format!("{cache}/hub"), "--home", cache];
+        remove(&Line::parse_from(words).remove)
+    }
+
+    #[test]
+    fn what_was_fetched_goes_and_what_others_keep_stays() {
+        let cache = std::env::temp_dir().join(format!("lockstep-rm-{}", std::process::id()));
+        let folder = cache.join("models/org--name--Q4_0");
+        let theirs = cache.join("hub/models--org--other/snapshots/1");
+        for (folder, file) in [(&folder, "a-Q4_0.gguf"), (&theirs, "b-Q8_0.gguf")] {
+            std::fs::create_dir_all(folder).unwrap();
+            std::fs::write(folder.join(file), "x").unwrap();
+        }
+        let told = |model: &str| format!("{:#}", rm(&cache, model).unwrap_err());
+        assert!(told("org/nme:Q4_0").contains("did you mean org/name:Q4_0?"), "{}", told("org/nme:Q4_0"));
+        assert!(told("org/other:Q8_0").contains("fetched by Hugging Face's tools"), "{}", told("org/other:Q8_0"));
+        assert!(told("/").contains("/ is a path"), "{}", told("/"));
+        assert!(theirs.join("b-Q8_0.gguf").exists());
+        rm(&cache, "hf.co/org/name:Q4_0").unwrap();
+        assert!(!folder.exists() && cache.join("models").exists());
+        std::fs::remove_dir_all(&cache).unwrap();
+    }
+}

@@ -1,0 +1,29 @@
+//! `logs`: what befell one request, from its arrival on. Reads its timeline; no text of it is known there.
+
+use super::server::{Look, RunningServer};
+use super::top::timeline;
+use crate::out;
+use anyhow::{Context, ensure};
+use clap::Args;
+
+#[derive(Args)]
+pub struct LogsCommand {
+    /// Number of a request as `lockstep top` shows it, or the id of its answer
+    pub request: String,
+    #[command(flatten)]
+    pub look: Look,
+}
+
+impl LogsCommand {
+    pub fn run(self) -> anyhow::Result<()> {
+        let request = self.request;
+        let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        ensure!(
+            !request.is_empty() && request.chars().all(is_name),
+            "{request:?} is neither a request's number nor an answer's id, such as 7 or chatcmpl-1f2e3d4c"
+        );
+        let page = RunningServer::new(self.look)?.get(&format!("/requests/{request}"));
+        let page = page.with_context(|| format!("request {request}"))?;
+        out::line(&timeline(&page).join("\n"))
+    }
+}

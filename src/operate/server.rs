@@ -1,0 +1,119 @@
+//! A running server, as those ask it who look at it: JSON over HTTP, with a key. Knows no page.
+
+use crate::server_trust::ServerTrust;
+use anyhow::{Context, anyhow, bail, ensure};
+use clap::Args;
+use serde_json::Value;
+use std::time::Duration;
+
+/// Which router is asked.
+#[derive(Args, Clone)]
+pub struct Look {
+    /// HTTP address of a router
+    #[arg(long, env = "LOCKSTEP_URL", default_value = "http://127.0.0.1:8000")]
+    pub url: String,
+    /// API key, if the router asks for one
+    #[arg(long, env = "LOCKSTEP_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    #[command(flatten)]
+    pub trust: ServerTrust,
+}
+
+/// No cluster's page is longer.
+const PAGE_BYTES_MAX: u64 = 16 << 20;
+/// The pages of a larger cluster are cut off here.
+const PAGES_MAX: usize = 1000;
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+#[derive(Clone)]
+pub struct RunningServer {
+    agent: ureq::Agent,
+    look: Look,
+}
+
+impl RunningServer {
+    pub fn new(look: Look) -> anyhow::Result<RunningServer> {
+        let url = &look.url;
+        ensure!(
+            url.starts_with("http://") || url.starts_with("https://"),
+            "--url {url} is no address of a server: it looks like http://127.0.0.1:8000"
+        );
+        let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER_MAX)).http_status_as_error(false);
+        Ok(RunningServer { agent: look.trust.agent(config)?, look })
+    }
+
+    pub fn url(&self) -> &str {
+        self.look.url.trim_end_matches('/')
+    }
+
+    /// The present state of the cluster, all pages together.
+    pub fn cluster(&self) -> anyhow::Result<Value> {
+        let page = |from: u64| self.get(&format!("/cluster?from={from}"));
+        let mut all = page(0)?;
+        let mut next = all["next"].as_u64();
+        for _ in 1..PAGES_MAX {
+            let Some(from) = next else { break };
+            let mut more = page(from)?;
+            next = more["next"].as_u64();
+            let lists = [&mut all, &mut more].map(|of| of.get_mut("replicas").and_then(Value::as_array_mut));
+            if let [Some(replicas), Some(more)] = lists {
+                replicas.append(more);
+            }
+        }
+        Ok(all)
+    }
+
+    /// What is at a path, as JSON.
+    pub fn get(&self, path: &str) -> anyhow::Result<Value> {
+        let url = format!("{}{path}", self.url());
+        let mut request = self.agent.get(&url);
+        if let Some(key) = &self.look.api_key {
+            request = request.header("authorization", format!("Bearer {key}"));
+        }
+        let mut response = request.call().map_err(|error| self.silent(error))?;
+        let text = response.body_mut().with_config().limit(PAGE_BYTES_MAX).read_to_string();
+        let text = text.with_context(|| format!("{url} breaks off"))?;
+        let page = serde_json::from_str::<Value>(&text);
+        if !response.status().is_success() {
+            bail!("{}", refused(&url, response.status().as_u16(), page.ok()));
+        }
+        page.with_context(|| format!("{url} does not answer with JSON: is it a Lockstep router?"))
+    }
+
+    fn silent(&self, error: ureq::Error) -> anyhow::Error {
+        let why = match error {
+            ureq::Error::Io(error) => error.to_string(),
+            ureq::Error::Timeout(_) => format!("no answer within {} s", ANSWER_MAX.as_secs()),
+            other => other.to_string(),
+        };
+        anyhow!("no server answers at {}: {why}. `lockstep serve` starts one, --url names another", self.url())
+    }
+}
+
+fn refused(url: &str, status: u16, page: Option<Value>) -> String {
+    let page = page.unwrap_or_default();
+    let said = page["error"]["message"].as_str().or(page["message"].as_str()).or(page["error"].as_str());
+    match (status, said) {
+        (401, Some(said)) => format!("{url}: {said}: give it with --api-key, or as LOCKSTEP_API_KEY"),
+        (404, None) => format!("{url}: there is no such page: is it a Lockstep router of this version?"),
+        (_, Some(said)) => format!("{url}: {said}"),
+        (status, None) => format!("{url} answers with status {status}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_refusal_says_what_the_server_said_and_what_to_do() {
+        let check = |status, page: Value, expect: &str| assert_eq!(refused("http://h", status, Some(page)), expect);
+        let unknown = json!({ "error": { "message": "this API key is not known here" } });
+        let told = "http://h: this API key is not known here: give it with --api-key, or as LOCKSTEP_API_KEY";
+        check(401, unknown, told);
+        check(403, json!({ "error": "no" }), "http://h: no");
+        check(500, json!({}), "http://h answers with status 500");
+        check(404, json!({}), "http://h: there is no such page: is it a Lockstep router of this version?");
+    }
+}

@@ -1,0 +1,113 @@
+//! The screen on a terminal: keys, answers and sizes as they come. The server is asked on a thread of its own, so that
+//! keys are heard while it is silent.
+
+use super::draw::draw;
+use super::screen::{Screen, TopQuestion, TopView};
+use crate::operate::server::RunningServer;
+use anyhow::Context;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event};
+use serde_json::Value;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How long keys are waited for before answers are looked at.
+const KEYS_WAIT: Duration = Duration::from_millis(40);
+
+type Answer = (TopQuestion, Result<Value, String>);
+
+/// Shows the server until a key or a signal ends it, or after `looks` answers.
+pub fn run(server: &RunningServer, every: Duration, looks: Option<u64>) -> anyhow::Result<()> {
+    let (_signals, is_over) = ended_by_signal()?;
+    let (ask, asked) = sync_channel(1);
+    let (answer, answers) = sync_channel(1);
+    let asking = server.clone();
+    std::thread::spawn(move || fetch(&asking, &asked, &answer, every));
+    let terminal = ratatui::try_init().context("the terminal cannot be used")?;
+    let mut live =
+        Live { terminal, screen: Screen::new(server.url()), ask, asked: TopQuestion::Page(TopView::Cluster) };
+    let shown = live.show(&answers, &is_over, looks);
+    ratatui::restore();
+    shown
+}
+
+/// A terminal that is left by a signal is put in order all the same.
+fn ended_by_signal() -> anyhow::Result<(Runtime, Arc<AtomicBool>)> {
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let is_over = Arc::new(AtomicBool::new(false));
+    for kind in [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()] {
+        let is_over = is_over.clone();
+        runtime.spawn(async move {
+            if let Ok(mut signals) = signal(kind) {
+                signals.recv().await;
+                is_over.store(true, Relaxed);
+            }
+        });
+    }
+    Ok((runtime, is_over))
+}
+
+/// Answers what was asked last, at once and then every so often.
+fn fetch(server: &RunningServer, asked: &Receiver<TopQuestion>, answer: &SyncSender<Answer>, every: Duration) {
+    let mut wanted = TopQuestion::Page(TopView::Cluster);
+    loop {
+        let page = match wanted {
+            TopQuestion::Page(TopView::Cluster) => server.cluster(),
+            TopQuestion::Page(TopView::Requests) => server.get("/requests"),
+            TopQuestion::Page(TopView::Load) => server.get("/load/hour"),
+            TopQuestion::Timeline(number) => server.get(&format!("/requests/{number}")),
+        };
+        if answer.send((wanted, page.map_err(|error| format!("{error:#}")))).is_err() {
+            return;
+        }
+        match asked.recv_timeout(every) {
+            Ok(other) => wanted = other,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+struct Live {
+    terminal: DefaultTerminal,
+    screen: Screen,
+    ask: SyncSender<TopQuestion>,
+    asked: TopQuestion,
+}
+
+impl Live {
+    fn show(&mut self, answers: &Receiver<Answer>, is_over: &AtomicBool, looks: Option<u64>) -> anyhow::Result<()> {
+        let mut n_looks = 0;
+        while !is_over.load(Relaxed) {
+            self.terminal.draw(|frame| draw(frame, &mut self.screen, Instant::now()))?;
+            // While it fetches for another view the question waits, and is asked at the next turn.
+            if self.screen.wanted() != self.asked && self.ask.try_send(self.screen.wanted()).is_ok() {
+                self.asked = self.screen.wanted();
+            }
+            if event::poll(KEYS_WAIT)? && !self.react(&event::read()?) {
+                return Ok(());
+            }
+            if let Ok((wanted, answer)) = answers.try_recv() {
+                self.screen.hear(wanted, answer, Instant::now());
+                n_looks += 1;
+            }
+            if looks.is_some_and(|max| n_looks >= max) {
+                self.terminal.draw(|frame| draw(frame, &mut self.screen, Instant::now()))?;
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn react(&mut self, event: &Event) -> bool {
+        match event {
+            Event::Key(key) => self.screen.press(*key),
+            // The next drawing asks for the size.
+            _ => true,
+        }
+    }
+}

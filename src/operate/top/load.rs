@@ -1,0 +1,89 @@
+//! The view of the load: the last hour in bins, a curve for each figure. A bin in which nothing happened has no value.
+
+use super::bars::{bar, count, curve, plain, time};
+use ratatui::style::Stylize;
+use ratatui::text::{Line, Span};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+const NAME_WIDTH: usize = 22;
+const LAST_WIDTH: usize = 9;
+const TENANTS_SHOWN: usize = 8;
+
+struct Figure {
+    name: &'static str,
+    of: fn(&Value, f64) -> Option<f64>,
+    shown: fn(f64) -> String,
+}
+
+fn share(part: f64) -> String {
+    format!("{:.0}%", part * 100.0)
+}
+
+const FIGURES: [Figure; 9] = [
+    Figure { name: "tokens/s", of: |bin, seconds| Some(bin["output"].as_f64()? / seconds), shown: count },
+    Figure { name: "first token, p50", of: |bin, _| bin["first_token_s"]["p50"].as_f64(), shown: time },
+    Figure { name: "first token, p99", of: |bin, _| bin["first_token_s"]["p99"].as_f64(), shown: time },
+    Figure { name: "between tokens, p50", of: |bin, _| bin["between_tokens_s"]["p50"].as_f64(), shown: time },
+    Figure { name: "between tokens, p99", of: |bin, _| bin["between_tokens_s"]["p99"].as_f64(), shown: time },
+    Figure { name: "most that ran", of: |bin, _| bin["running_max"].as_f64(), shown: count },
+    Figure { name: "most that waited", of: |bin, _| bin["waiting_max"].as_f64(), shown: count },
+    Figure { name: "refused", of: |bin, _| bin["refused"].as_f64(), shown: count },
+    Figure {
+        name: "prompts from the cache",
+        of: |bin, _| Some(bin["cached"].as_f64()? / bin["prompt"].as_f64().filter(|n| *n > 0.0)?),
+        shown: share,
+    },
+];
+
+pub fn lines(page: &Value, width: u16) -> Vec<Line<'static>> {
+    let seconds = page["bin_seconds"].as_f64().unwrap_or(10.0).max(1.0);
+    let now = page["now"].as_u64().unwrap_or(0);
+    let bins: BTreeMap<u64, &Value> = page["bins"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice)
+        .iter()
+        .filter_map(|bin| Some((bin["number"].as_u64()?, bin)))
+        .collect();
+    let n_columns = (width as usize).saturating_sub(NAME_WIDTH + LAST_WIDTH + 2).clamp(10, 360);
+    let span = time(n_columns as f64 * seconds);
+    let mut lines =
+        vec![Line::from(format!("the last {span}, {seconds:.0} s a column; a gap is where nothing was")).dim()];
+    for figure in FIGURES {
+        let first = (now + 1).saturating_sub(n_columns as u64);
+        let values: Vec<Option<f64>> =
+            (first..=now).map(|number| bins.get(&number).and_then(|bin| (figure.of)(bin, seconds))).collect();
+        // The newest bin is not over yet, so that its rate says too little.
+        let last = values.iter().rev().skip(1).take(1).chain(values.last()).flatten().next();
+        let last = last.map_or_else(|| "-".to_owned(), |value| (figure.shown)(*value));
+        lines.push(Line::from(vec![
+            Span::raw(format!("{:<NAME_WIDTH$} {last:>LAST_WIDTH$} ", figure.name)),
+            Span::raw(curve(&values)).cyan(),
+        ]));
+    }
+    lines.extend(tenants(&bins));
+    lines
+}
+
+/// Each tenant's share of the hour's tokens.
+fn tenants(bins: &BTreeMap<u64, &Value>) -> Vec<Line<'static>> {
+    let mut tokens: BTreeMap<String, f64> = BTreeMap::new();
+    for (name, n) in bins.values().filter_map(|bin| bin["tenants"].as_object()).flatten() {
+        *tokens.entry(plain(name)).or_default() += n.as_f64().unwrap_or(0.0);
+    }
+    let all: f64 = tokens.values().sum();
+    if tokens.is_empty() || all <= 0.0 {
+        return Vec::new();
+    }
+    let mut tokens: Vec<(String, f64)> = tokens.into_iter().collect();
+    tokens.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+    let row = |(name, n): &(String, f64)| {
+        let name: String = name.chars().take(NAME_WIDTH).collect();
+        Line::from(format!("{name:<NAME_WIDTH$} {:>LAST_WIDTH$} {} {}", count(*n), bar(n / all, 20), share(n / all)))
+    };
+    let more = tokens.len().saturating_sub(TENANTS_SHOWN);
+    let mut lines = vec![Line::default(), Line::from("tokens by tenant, the last hour").dim()];
+    lines.extend(tokens.iter().take(TENANTS_SHOWN).map(row));
+    lines.extend((more > 0).then(|| Line::from(format!("and {more} more"))));
+    lines
+}

@@ -1,0 +1,54 @@
+//! `top`: the live cluster, its requests and its load, by keys on a terminal and as text in a pipe. A failed look is
+//! reported and repeated: a restarting cluster is worth watching.
+
+mod bars;
+mod cluster;
+mod draw;
+mod live;
+mod load;
+mod requests;
+mod screen;
+
+pub use requests::timeline;
+
+use super::server::{Look, RunningServer};
+use super::status::render;
+use crate::out;
+use clap::Args;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+#[derive(Args)]
+pub struct TopCommand {
+    #[command(flatten)]
+    pub look: Look,
+    /// Seconds between updates
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub every: u64,
+    /// Number of updates before it exits [default: no limit]
+    #[arg(long)]
+    pub looks: Option<u64>,
+}
+
+impl TopCommand {
+    pub fn run(&self) -> anyhow::Result<()> {
+        let server = RunningServer::new(self.look.clone())?;
+        match std::io::stdout().is_terminal() && std::io::stdin().is_terminal() {
+            true => live::run(&server, Duration::from_secs(self.every), self.looks),
+            false => self.print(&server),
+        }
+    }
+
+    fn print(&self, server: &RunningServer) -> anyhow::Result<()> {
+        let mut n_looks = 0;
+        loop {
+            let page = server.cluster().map(|page| render(&page));
+            out::line(&page.unwrap_or_else(|error| format!("{error:#}\n")))?;
+            n_looks += 1;
+            if self.looks.is_some_and(|max| n_looks >= max) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_secs(self.every));
+        }
+    }
+}

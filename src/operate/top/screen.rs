@@ -1,0 +1,219 @@
+//! What a person looks at, as keys and answers change it. Knows neither terminal nor server.
+
+use super::requests::rows;
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use serde_json::Value;
+use std::time::Instant;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TopView {
+    Cluster,
+    Requests,
+    Load,
+}
+
+impl TopView {
+    pub const ALL: [TopView; 3] = [TopView::Cluster, TopView::Requests, TopView::Load];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            TopView::Cluster => "Cluster",
+            TopView::Requests => "Requests",
+            TopView::Load => "Load",
+        }
+    }
+
+    fn beside(self, by: usize) -> TopView {
+        TopView::ALL[(self as usize + by) % TopView::ALL.len()]
+    }
+}
+
+/// What is to be fetched for the screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TopQuestion {
+    Page(TopView),
+    Timeline(u64),
+}
+
+/// The last answer of one kind, and since when there has been none.
+#[derive(Default)]
+pub struct Shown {
+    pub page: Option<Value>,
+    pub heard: Option<Instant>,
+    pub error: Option<String>,
+}
+
+impl Shown {
+    fn hear(&mut self, answer: Result<Value, String>, now: Instant) {
+        match answer {
+            Ok(page) => (self.page, self.heard, self.error) = (Some(page), Some(now), None),
+            Err(why) => self.error = Some(why),
+        }
+    }
+}
+
+pub struct Screen {
+    pub url: String,
+    pub view: TopView,
+    pub pages: [Shown; 3],
+    /// A request whose timeline is looked at.
+    pub opened: Option<(u64, Shown)>,
+    /// The place in the list of requests.
+    pub selected: usize,
+    /// The first line of what does not fit.
+    pub scroll: usize,
+    pub is_help: bool,
+}
+
+const PAGE: usize = 10;
+
+impl Screen {
+    pub fn new(url: &str) -> Screen {
+        let pages = [Shown::default(), Shown::default(), Shown::default()];
+        Screen {
+            url: url.to_owned(),
+            view: TopView::Cluster,
+            pages,
+            opened: None,
+            selected: 0,
+            scroll: 0,
+            is_help: false,
+        }
+    }
+
+    pub fn shown(&self) -> &Shown {
+        match &self.opened {
+            Some((_, shown)) => shown,
+            None => &self.pages[self.view as usize],
+        }
+    }
+
+    pub fn wanted(&self) -> TopQuestion {
+        self.opened.as_ref().map_or(TopQuestion::Page(self.view), |(number, _)| TopQuestion::Timeline(*number))
+    }
+
+    pub fn hear(&mut self, wanted: TopQuestion, answer: Result<Value, String>, now: Instant) {
+        match (wanted, &mut self.opened) {
+            (TopQuestion::Page(view), _) => self.pages[view as usize].hear(answer, now),
+            (TopQuestion::Timeline(number), Some((opened, shown))) if number == *opened => shown.hear(answer, now),
+            // It was closed meanwhile.
+            (TopQuestion::Timeline(_), _) => {}
+        }
+        self.selected = self.selected.min(self.n_requests().saturating_sub(1));
+    }
+
+    fn n_requests(&self) -> usize {
+        self.pages[TopView::Requests as usize].page.as_ref().map_or(0, |page| rows(page).len())
+    }
+
+    fn lists(&self) -> bool {
+        self.view == TopView::Requests && self.opened.is_none()
+    }
+
+    /// Whether the screen stays.
+    pub fn press(&mut self, key: KeyEvent) -> bool {
+        if key.kind == KeyEventKind::Release {
+            return true;
+        }
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            return key.code != KeyCode::Char('c');
+        }
+        if self.is_help {
+            self.is_help = false;
+            return key.code != KeyCode::Char('q');
+        }
+        match key.code {
+            KeyCode::Char('q') => return false,
+            KeyCode::Char('?' | 'h') => self.is_help = true,
+            KeyCode::Tab | KeyCode::Right => self.go(self.view.beside(1)),
+            KeyCode::BackTab | KeyCode::Left => self.go(self.view.beside(2)),
+            KeyCode::Char('1') => self.go(TopView::Cluster),
+            KeyCode::Char('2') => self.go(TopView::Requests),
+            KeyCode::Char('3') => self.go(TopView::Load),
+            KeyCode::Enter if self.lists() => self.open(),
+            KeyCode::Esc | KeyCode::Backspace => self.close(),
+            KeyCode::Down | KeyCode::Char('j') => self.step(1, true),
+            KeyCode::Up | KeyCode::Char('k') => self.step(1, false),
+            KeyCode::PageDown | KeyCode::Char(' ') => self.step(PAGE, true),
+            KeyCode::PageUp => self.step(PAGE, false),
+            KeyCode::Home => self.step(usize::MAX, false),
+            KeyCode::End => self.step(usize::MAX, true),
+            _ => {}
+        }
+        true
+    }
+
+    fn go(&mut self, view: TopView) {
+        (self.view, self.scroll, self.opened) = (view, 0, None);
+    }
+
+    fn close(&mut self) {
+        (self.scroll, self.opened) = (0, None);
+    }
+
+    fn open(&mut self) {
+        let page = self.pages[TopView::Requests as usize].page.as_ref();
+        let number = page.and_then(|page| rows(page).get(self.selected)?["number"].as_u64());
+        self.opened = number.map(|number| (number, Shown::default()));
+        self.scroll = 0;
+    }
+
+    fn step(&mut self, by: usize, is_down: bool) {
+        let last = self.n_requests().saturating_sub(1);
+        let (place, last) = match self.lists() {
+            true => (&mut self.selected, last),
+            // Where the text ends only the drawing knows.
+            false => (&mut self.scroll, usize::MAX),
+        };
+        *place = if is_down { place.saturating_add(by).min(last) } else { place.saturating_sub(by) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pressed(screen: &mut Screen, codes: &[KeyCode]) -> bool {
+        codes.iter().all(|code| screen.press(KeyEvent::new(*code, KeyModifiers::NONE)))
+    }
+
+    #[test]
+    fn keys_lead_from_view_to_view_and_out() {
+        let mut screen = Screen::new("u");
+        for (key, expect) in [
+            (KeyCode::Tab, TopView::Requests),
+            (KeyCode::Tab, TopView::Load),
+            (KeyCode::Tab, TopView::Cluster),
+            (KeyCode::BackTab, TopView::Load),
+            (KeyCode::Char('2'), TopView::Requests),
+            (KeyCode::Char('1'), TopView::Cluster),
+        ] {
+            assert!(pressed(&mut screen, &[key]));
+            assert_eq!((screen.view, screen.wanted()), (expect, TopQuestion::Page(expect)));
+        }
+        assert!(pressed(&mut screen, &[KeyCode::Char('?')]) && screen.is_help);
+        assert!(pressed(&mut screen, &[KeyCode::Char('1')]) && !screen.is_help, "any key closes the help");
+        assert!(!pressed(&mut screen, &[KeyCode::Char('q')]));
+        assert!(!screen.press(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)));
+    }
+
+    #[test]
+    fn a_request_is_chosen_opened_and_left() {
+        let mut screen = Screen::new("u");
+        let now = Instant::now();
+        let list = |n: u64| json!({ "requests": (1..=n).map(|n| json!({ "number": n })).collect::<Vec<_>>() });
+        screen.hear(TopQuestion::Page(TopView::Requests), Ok(list(3)), now);
+        pressed(&mut screen, &[KeyCode::Char('2'), KeyCode::Down, KeyCode::End, KeyCode::Down, KeyCode::Enter]);
+        assert_eq!(screen.wanted(), TopQuestion::Timeline(3));
+        screen.hear(TopQuestion::Timeline(2), Ok(json!({ "number": 2 })), now);
+        assert!(screen.shown().page.is_none(), "another one's timeline");
+        screen.hear(TopQuestion::Timeline(3), Ok(json!({ "number": 3 })), now);
+        assert_eq!(screen.shown().page.as_ref().unwrap()["number"], 3);
+        screen.hear(TopQuestion::Timeline(3), Err("gone".into()), now);
+        assert!(screen.shown().page.is_some() && screen.shown().error.is_some(), "what was heard stays");
+        pressed(&mut screen, &[KeyCode::Esc]);
+        screen.hear(TopQuestion::Page(TopView::Requests), Ok(list(1)), now);
+        assert_eq!((screen.wanted(), screen.selected), (TopQuestion::Page(TopView::Requests), 0));
+    }
+}

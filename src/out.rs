@@ -1,0 +1,64 @@
+//! What a command prints on standard output. Knows no command.
+
+use std::fmt::Display;
+use std::io::{ErrorKind, Write};
+
+/// Who read standard output has closed it, as `head` does: there is nobody to tell the rest, and nothing is wrong.
+#[derive(Debug)]
+pub struct ReaderGone;
+
+impl Display for ReaderGone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "nobody reads standard output any more")
+    }
+}
+
+impl std::error::Error for ReaderGone {}
+
+/// Prints text as it is.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(ReaderGone.into()),
+        done => Ok(done?),
+    }
+}
+
+/// Prints a line.
+pub fn line(text: &str) -> anyhow::Result<()> {
+    print(&format!("{text}\n"))
+}
+
+/// Prints a line whose command says by its exit status what the line says, also where nobody reads it.
+pub fn last(text: &str) {
+    let _unread = line(text);
+}
+
+/// An error with its causes, without the numbers that the system has for them, and with nothing said twice.
+pub fn for_people(error: &anyhow::Error) -> String {
+    let mut told = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !told.ends_with(&cause) {
+            told = if told.is_empty() { cause } else { format!("{told}: {cause}") };
+        }
+    }
+    while let Some(at) = told.find(" (os error ") {
+        let Some(end) = told[at..].find(')') else { break };
+        told.replace_range(at..=at + end, "");
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn errors_are_told_once_and_without_numbers() {
+        let error = anyhow!("No such file (os error 2)").context("x: No such file (os error 2)").context("--tls-ca");
+        assert_eq!(for_people(&error), "--tls-ca: x: No such file");
+        assert_eq!(for_people(&anyhow!("a (os error 1) b (os error 22)")), "a b");
+        assert_eq!(for_people(&anyhow!("odd (os error ")), "odd (os error ");
+    }
+}

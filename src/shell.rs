@@ -1,0 +1,32 @@
+//! What shells and manual readers know of this program, made from the declarations of its commands.
+
+use crate::out;
+use anyhow::Context;
+use clap::{Args, Command};
+use clap_complete::Shell;
+use std::path::PathBuf;
+
+#[derive(Args)]
+pub struct CompletionsCommand {
+    /// Shell that completes the commands
+    pub shell: Shell,
+}
+
+#[derive(Args)]
+pub struct ManCommand {
+    /// Folder for the pages, one for each command; made if it is not there
+    pub dir: PathBuf,
+}
+
+pub fn completions(asked: &CompletionsCommand, mut lockstep: Command) -> anyhow::Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(asked.shell, &mut lockstep, "lockstep", &mut script);
+    out::print(&String::from_utf8_lossy(&script))
+}
+
+pub fn man(asked: &ManCommand, lockstep: Command) -> anyhow::Result<()> {
+    let dir = asked.dir.display();
+    std::fs::create_dir_all(&asked.dir).with_context(|| format!("{dir} cannot be made"))?;
+    clap_mangen::generate_to(lockstep, &asked.dir).with_context(|| format!("{dir} cannot be written to"))?;
+    out::line(&format!("manual pages are in {dir}: man -l {dir}/lockstep.1"))
+}
