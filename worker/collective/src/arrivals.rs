@@ -19,7 +19,7 @@ pub const HANDSHAKE: Duration = Duration::from_secs(5);
 const WAITING_MAX: usize = 128;
 
 /// A connection, and what it has said.
-pub struct Arrival {
+pub struct WaitingPeer {
     pub stream: TcpStream,
     pub from: SocketAddr,
     pub hello: [u8; HELLO],
@@ -29,15 +29,15 @@ pub struct Arrival {
 
 /// Those who wait, each list in the order of its deadlines.
 #[derive(Default)]
-pub struct Arrivals {
-    unheard: VecDeque<Arrival>,
-    heard: VecDeque<Arrival>,
+pub struct WaitingPeers {
+    unheard: VecDeque<WaitingPeer>,
+    heard: VecDeque<WaitingPeer>,
 }
 
-impl Arrival {
-    pub fn new(stream: TcpStream, from: SocketAddr, now: Instant) -> io::Result<Arrival> {
+impl WaitingPeer {
+    pub fn new(stream: TcpStream, from: SocketAddr, now: Instant) -> io::Result<WaitingPeer> {
         stream.set_nonblocking(true)?;
-        Ok(Arrival { stream, from, hello: [0; HELLO], n_heard: 0, until: now + HANDSHAKE })
+        Ok(WaitingPeer { stream, from, hello: [0; HELLO], n_heard: 0, until: now + HANDSHAKE })
     }
 
     fn is_heard(&self) -> bool {
@@ -66,28 +66,28 @@ impl Arrival {
     }
 }
 
-impl Arrivals {
+impl WaitingPeers {
     pub fn streams(&self) -> impl Iterator<Item = &TcpStream> {
         self.heard.iter().chain(&self.unheard).map(|arrival| &arrival.stream)
     }
 
     /// When the first of them has waited for too long.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let first = |list: &VecDeque<Arrival>| list.front().map(|arrival| arrival.until);
+        let first = |list: &VecDeque<WaitingPeer>| list.front().map(|arrival| arrival.until);
         first(&self.unheard).into_iter().chain(first(&self.heard)).min()
     }
 
-    pub fn add(&mut self, arrival: Arrival, refused: impl FnMut(SocketAddr, JoinRefusal)) {
+    pub fn add(&mut self, arrival: WaitingPeer, refused: impl FnMut(SocketAddr, JoinRefusal)) {
         push(&mut self.unheard, arrival, refused);
     }
 
     /// The next one for a meeting.
-    pub fn take(&mut self) -> Option<Arrival> {
+    pub fn take(&mut self) -> Option<WaitingPeer> {
         self.heard.pop_front()
     }
 
     /// Takes back one that its meeting did not get to. It was here before the others.
-    pub fn give_back(&mut self, arrival: Arrival) {
+    pub fn give_back(&mut self, arrival: WaitingPeer) {
         self.heard.push_front(arrival);
         self.heard.truncate(WAITING_MAX);
     }
@@ -113,7 +113,7 @@ impl Arrivals {
     }
 }
 
-fn push(list: &mut VecDeque<Arrival>, arrival: Arrival, mut refused: impl FnMut(SocketAddr, JoinRefusal)) {
+fn push(list: &mut VecDeque<WaitingPeer>, arrival: WaitingPeer, mut refused: impl FnMut(SocketAddr, JoinRefusal)) {
     if list.len() >= WAITING_MAX
         && let Some(oldest) = list.pop_front()
     {

@@ -4,7 +4,7 @@
 mod handshake;
 mod stream;
 
-use crate::arrivals::{Arrival, HANDSHAKE};
+use crate::arrivals::{HANDSHAKE, WaitingPeer};
 use crate::cancel::CancelFlag;
 use crate::error::{Error, JoinRefusal, Result};
 use crate::link::PeerLink;
@@ -184,8 +184,8 @@ impl Join<'_> {
         thread.map(|_| ()).map_err(|source| Error::Io { what: "a thread for a handshake", source })
     }
 
-    fn welcome(&self, arrival: Arrival) {
-        let Arrival { stream, from, hello, .. } = arrival;
+    fn welcome(&self, arrival: WaitingPeer) {
+        let WaitingPeer { stream, from, hello, .. } = arrival;
         let until = self.deadline.min(Instant::now() + HANDSHAKE);
         let met = self.meeting(stream, until).and_then(|mut meeting| meeting.welcome(&hello, |rank| self.take(rank)));
         match met {

@@ -1,7 +1,7 @@
 //! The socket on which a worker's peers connect: one socket for all epochs, and one thread that accepts at any time and
 //! hands those who have said a Hello to the meeting, once there is one. Does not know who they are.
 
-use crate::arrivals::{Arrival, Arrivals};
+use crate::arrivals::{WaitingPeer, WaitingPeers};
 use crate::error::{Error, JoinRefusal, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
@@ -51,7 +51,7 @@ struct Shared {
 struct State {
     n_meetings: usize,
     is_over: bool,
-    handed: VecDeque<Arrival>,
+    handed: VecDeque<WaitingPeer>,
     failed: Option<io::Error>,
     refusals: VecDeque<RefusedPeer>,
 }
@@ -108,7 +108,7 @@ impl Drop for PeerListener {
 
 impl MeetingHours<'_> {
     /// The next one that has said a Hello, if one comes within this time.
-    pub fn next(&self, wait: Duration) -> Result<Option<Arrival>> {
+    pub fn next(&self, wait: Duration) -> Result<Option<WaitingPeer>> {
         let is_idle = |state: &mut State| state.handed.is_empty() && state.failed.is_none();
         let waited = self.0.handed.wait_timeout_while(self.0.state(), wait, is_idle);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -143,7 +143,7 @@ impl Shared {
     }
 
     /// Gives to the meeting whom it can take, or takes back whom it left. False when the listener is gone.
-    fn hand_over(&self, arrivals: &mut Arrivals) -> bool {
+    fn hand_over(&self, arrivals: &mut WaitingPeers) -> bool {
         let mut state = self.state();
         if state.n_meetings == 0 {
             state.failed = None;
@@ -179,7 +179,7 @@ impl std::fmt::Debug for State {
 
 /// Accepts and listens until the listener is dropped. Sleeps while nobody comes and nobody waits.
 fn accept_all(listener: &TcpListener, shared: &Shared) {
-    let mut arrivals = Arrivals::default();
+    let mut arrivals = WaitingPeers::default();
     while shared.hand_over(&mut arrivals) {
         let is_ready = wait(listener, shared, &arrivals);
         let refused = |from, why| shared.state().refused(from, why);
@@ -193,7 +193,7 @@ fn accept_all(listener: &TcpListener, shared: &Shared) {
 }
 
 /// Which of the arrivals have something to say, once any of them has, or somebody new has come, or time is over.
-fn wait(listener: &TcpListener, shared: &Shared, arrivals: &Arrivals) -> Vec<bool> {
+fn wait(listener: &TcpListener, shared: &Shared, arrivals: &WaitingPeers) -> Vec<bool> {
     let left = arrivals.next_deadline().map(|until| until.saturating_duration_since(Instant::now()));
     // Rounded up, so that the deadline has passed when this wakes.
     let left = left.map(|left| left + Duration::from_millis(1));
@@ -209,11 +209,11 @@ fn wait(listener: &TcpListener, shared: &Shared, arrivals: &Arrivals) -> Vec<boo
 
 fn accept_some(
     listener: &TcpListener,
-    arrivals: &mut Arrivals,
+    arrivals: &mut WaitingPeers,
     refused: impl Fn(SocketAddr, JoinRefusal) + Copy,
 ) -> io::Result<()> {
     for _ in 0..ACCEPTED_MAX {
-        let accepted = listener.accept().and_then(|(stream, from)| Arrival::new(stream, from, Instant::now()));
+        let accepted = listener.accept().and_then(|(stream, from)| WaitingPeer::new(stream, from, Instant::now()));
         match accepted {
             Ok(arrival) => arrivals.add(arrival, refused),
             Err(error) => match error.kind() {

@@ -2,7 +2,7 @@
 //! sequences are in them.
 
 use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
-use backend::cpu::{Cpu, Isa, Kv};
+use backend::cpu::{Cpu, Isa, Kv, Vector};
 use backend::{Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Memory, PassSlice, RopeStyle};
 use half::f16;
 use types::{Activations, BlockId, KvDtype, KvLayout, Want};
@@ -94,7 +94,7 @@ impl Case {
             &mut qkv,
             kv,
             &AttentionCall { pass: &batch.pass(), heads: &self.heads, group: 0, layer: LAYER },
-            self.sinks.as_ref(),
+            self.sinks.as_deref().map(Vector::new).as_ref(),
             &mut out,
         );
         all(cpu, &out, n_rows)

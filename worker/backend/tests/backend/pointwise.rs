@@ -1,7 +1,7 @@
 //! Operations on each row alone: every path gives the bits of the plain one.
 
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
-use backend::cpu::{Buffer, Cpu, Isa};
+use backend::cpu::{Buffer, Cpu, Isa, Vector};
 use backend::{Batch, Clamp, Heads, Memory, Pointwise};
 use types::{Activations, Dtype};
 
@@ -215,7 +215,7 @@ fn columns_are_normed_by_the_whole_row() {
     let expected: Vec<f64> = x.chunks(50).zip(whole.chunks(70)).flat_map(row).collect();
     check("columns", &expected, 1e-5, |cpu| {
         let mut x = filled(cpu, 4, &x);
-        cpu.norm_columns(&mut x, 10..30, &filled(cpu, 4, &whole), &weight, 1e-6, 4);
+        cpu.norm_columns(&mut x, 10..30, &filled(cpu, 4, &whole), &Vector::new(&weight), 1e-6, 4);
         all(cpu, &x, 4)
     });
 }
@@ -226,7 +226,7 @@ fn queries_are_scaled_by_their_positions_and_columns_copied() {
     let heads = Heads::whole(1, 1, 2, 1.0);
     let batch = Batch { tokens: vec![0; 2], positions: vec![2, 0], ..Batch::default() };
     let mut x = filled(&cpu, 2, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-    cpu.scale_queries(&mut x, &heads, &vec![1.0, 9.0, 0.5], &batch.pass());
+    cpu.scale_queries(&mut x, &heads, &Vector::new(&[1.0, 9.0, 0.5]), &batch.pass());
     assert_eq!(all(&cpu, &x, 2), [0.5, 1.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let mut to = filled(&cpu, 2, &[0.0; 6]);
     cpu.copy_columns((&x, 0, 4..6), (&mut to, 1, 1), 1);

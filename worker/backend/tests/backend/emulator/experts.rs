@@ -4,7 +4,7 @@ use super::device::{Launch, Memory, ORDERS, UNWRITTEN};
 use super::linear::grouped;
 use crate::arguments;
 use crate::numbers::{Rng, assert_bits, cpu, filled};
-use backend::cpu::Isa;
+use backend::cpu::{Isa, Vector};
 use backend::{Experts, Memory as _, Routing, Scoring};
 use types::Activations;
 use types::leaves::{aligned_runs, sum_runs};
@@ -148,7 +148,7 @@ fn sigmoids_are_chosen_as_on_the_cpu() {
         let cpu = cpu(Isa::Plain, 1, Activations::F32);
         let scoring = Scoring::Sigmoid { n_groups, n_used: of_groups, factor: 2.5 };
         let mut routes = cpu.routes(9, 32, 32, Routing { n_experts, n_used, normalized, scoring }).unwrap();
-        cpu.route(&filled(&cpu, 9, &scores), Some(&correction), 9, &mut routes);
+        cpu.route(&filled(&cpu, 9, &scores), Some(&Vector::new(&correction)), 9, &mut routes);
         for order in ORDERS {
             let (chosen, weights) = (Memory::filled(9 * n_used, 99u32), Memory::filled(9 * n_used, UNWRITTEN));
             let (at, by) = (Memory::of(&scores), Memory::of(&correction));

@@ -4,7 +4,7 @@ use super::device::{Launch, Memory, ORDERS, UNWRITTEN, bf16_rows, rounded};
 use super::linear::{KINDS, Packed};
 use crate::arguments;
 use crate::numbers::{Rng, all, assert_bits, cpu, filled};
-use backend::cpu::{Buffer, Cpu, Isa};
+use backend::cpu::{Buffer, Cpu, Isa, Vector};
 use backend::{Batch, Clamp, Heads, Memory as _, Pointwise};
 use types::Activations;
 
@@ -106,7 +106,7 @@ fn norms_are_the_cpus() {
     };
     in_both_forms("rms_norm", 1, true, &[0, X_BF16], rms, |x, n_rows, cols| {
         on_cpu(n_rows, cols, |cpu, out| {
-            cpu.rms_norm(&filled(cpu, n_rows, x), &weight[..cols].into(), 1e-5, n_rows, out)
+            cpu.rms_norm(&filled(cpu, n_rows, x), &Vector::new(&weight[..cols]), 1e-5, n_rows, out)
         })
     });
     let layer = |launch: Launch, x: *const u8, out: *mut u8, forms: u32, cols: usize| {
@@ -114,7 +114,9 @@ fn norms_are_the_cpus() {
     };
     in_both_forms("layer_norm", 1, true, &[0, X_BF16], layer, |x, n_rows, cols| {
         let (weight, bias) = (weight[..cols].to_vec(), bias[..cols].to_vec());
-        on_cpu(n_rows, cols, |cpu, out| cpu.layer_norm(&filled(cpu, n_rows, x), &weight, &bias, 1e-5, n_rows, out))
+        on_cpu(n_rows, cols, |cpu, out| {
+            cpu.layer_norm(&filled(cpu, n_rows, x), &Vector::new(&weight), &Vector::new(&bias), 1e-5, n_rows, out)
+        })
     });
 }
 
@@ -126,7 +128,14 @@ fn the_stream_and_its_norm_are_the_cpus() {
     let sums = |x: &[f32], n_rows: usize, cols: usize| {
         let mut residual = filled(&cpu, n_rows, &before[..n_rows * cols]);
         let mut out = cpu.buffer(n_rows, cols).unwrap();
-        cpu.add_rms_norm(&filled(&cpu, n_rows, x), &mut residual, &weight[..cols].into(), 1e-5, n_rows, &mut out);
+        cpu.add_rms_norm(
+            &filled(&cpu, n_rows, x),
+            &mut residual,
+            &Vector::new(&weight[..cols]),
+            1e-5,
+            n_rows,
+            &mut out,
+        );
         (all(&cpu, &residual, n_rows), all(&cpu, &out, n_rows))
     };
     let fused = |launch: Launch, x: *const u8, out: *mut u8, forms: u32, cols: usize| {
@@ -178,7 +187,7 @@ fn columns_are_copied_scaled_and_normed_as_on_the_cpu() {
     let cpu = host();
     let launch = Launch { order: 2, ..Launch::new([n_rows, 1, 1], 256) };
     let mut expected = filled(&cpu, n_rows, &x);
-    cpu.norm_columns(&mut expected, 30..70, &filled(&cpu, n_rows, &whole), &weight, 1e-6, n_rows);
+    cpu.norm_columns(&mut expected, 30..70, &filled(&cpu, n_rows, &whole), &Vector::new(&weight), 1e-6, n_rows);
     let (out, of, w) = (Memory::of(&x), Memory::of(&whole), Memory::of(&weight));
     // SAFETY: 30 numbers further on is within the first row.
     let at = unsafe { out.start().add(30) };
@@ -196,7 +205,7 @@ fn columns_are_copied_scaled_and_normed_as_on_the_cpu() {
     let (positions, factors) = ([7u32, 0, 3, 3, 9], numbers(63, 10));
     let batch = Batch { tokens: vec![0; n_rows], positions: positions.to_vec(), ..Batch::default() };
     let mut expected = filled(&cpu, n_rows, &x);
-    cpu.scale_queries(&mut expected, &heads, &factors, &batch.pass());
+    cpu.scale_queries(&mut expected, &heads, &Vector::new(&factors), &batch.pass());
     let (out, at, by) = (Memory::of(&x), Memory::of(&positions), Memory::of(&factors));
     launch.ok("scale_queries", arguments![out.start(), 100u32, 60u32, by.start(), at.start()]);
     assert_bits("scaled queries", &out.read(), &all(&cpu, &expected, n_rows));
@@ -228,7 +237,7 @@ fn what_is_done_in_place_is_the_cpus() {
         assert_bits("soft cap", &out.read(), &expected(&|cpu, x| cpu.soft_cap(x, 30.0, n_rows)));
         let (out, b) = (Memory::of(&x), Memory::of(&bias));
         launch.ok("add_bias", arguments![out.start(), b.start(), cols as u32]);
-        assert_bits("bias", &out.read(), &expected(&|cpu, x| cpu.add_bias(x, &bias, n_rows)));
+        assert_bits("bias", &out.read(), &expected(&|cpu, x| cpu.add_bias(x, &Vector::new(&bias), n_rows)));
     }
 }
 
@@ -239,7 +248,7 @@ fn heads_are_normed_as_on_the_cpu() {
         let (x, q, k) = (numbers(40, 5 * heads.qkv_cols()), numbers(41, head_dim), numbers(42, head_dim));
         let cpu = host();
         let mut expected = filled(&cpu, 5, &x);
-        cpu.norm_heads(&mut expected, &heads, &q, &k, 1e-6, 5);
+        cpu.norm_heads(&mut expected, &heads, &Vector::new(&q), &Vector::new(&k), 1e-6, 5);
         for order in ORDERS {
             let (out, q, k) = (Memory::of(&x), Memory::of(&q), Memory::of(&k));
             Launch { order, ..Launch::new([5, n_heads + n_kv_heads, 1], 32) }
