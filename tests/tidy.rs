@@ -486,6 +486,8 @@ fn a_request_has_the_forms_that_are_listed() {
         "worker/src/runner/sequences/sequence.rs: Sequence",
         // In simulations it stands in the place of a rank's.
         "worker/src/runner/sim.rs: Sequence",
+        // Beside the way: what a draft model has of it, with guesses that the log does not hold.
+        "worker/src/runner/draft_model/drafted.rs: Drafted",
     ];
     // A step carries many requests, each as it is; so is one kept until its answer is over, and beside that.
     const CARRIES: &[&str] = &[
