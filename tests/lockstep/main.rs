@@ -26,3 +26,4 @@ mod resume;
 mod same_bits;
 mod tracing;
 mod verify;
+mod wrong;

@@ -1,0 +1,176 @@
+//! What a user of the command line is told who did something wrong, whole, in one table: what, where and what to do, in
+//! units that a person reads. Read it as such a user.
+
+use crate::common::node::{BINARY, Folder};
+use std::process::{Command, Stdio};
+
+/// A command line and what it says; `{}` stands for what differs from machine to machine. `$HOME` is a folder with
+/// a few wrong files in it, `$MODEL` a small model.
+const TABLE: &[(&str, &str)] = &[
+    ("run ./nofile.gguf hi", "lockstep: there is no model ./nofile.gguf: no such file or folder"),
+    (
+        "run no-such-model hi",
+        "lockstep: there is no model no-such-model: no path, none of the catalogue (smollm2{}), and no hub id \
+         like org/name or org/name:Q4_1",
+    ),
+    ("run $HOME/bad.gguf hi", "lockstep: $HOME/bad.gguf: this is not a GGUF file: it does not begin with GGUF"),
+    ("run hf.co/org/name hi", "lockstep: org/name could not be fetched: {}Connection refused"),
+    ("show org/name", "lockstep: there is no model org/name: it has not been fetched: `lockstep pull org/name`"),
+    ("rm no-such-model", "lockstep: there is no model no-such-model here: `lockstep list` shows those there are"),
+    (
+        "serve $MODEL --kv-memory 100TiB",
+        "lockstep: --kv-memory 100 TiB does not fit: {} has {} GiB left beside 369 KiB of weights of rank 0; no \
+         other grid fits either",
+    ),
+    (
+        "serve $MODEL --tp 64",
+        "lockstep: tp 64 is more than the model can be cut into: its attention has 2 runs of heads; the nearest \
+         grid that fits is tp 2 x pp 1",
+    ),
+    (
+        "serve $MODEL --pp 9",
+        "lockstep: pp 9 is more than the model has layers: 2; the nearest grid that fits is tp 1 x pp 2",
+    ),
+    ("serve $MODEL --tp 0", "lockstep: --tp is 0; it must be at least 1"),
+    (
+        "serve $MODEL --context 999999",
+        "lockstep: a context of 999999 was asked for, the model was made for 512: ask for at most that",
+    ),
+    (
+        "serve $MODEL --api-keys $HOME/none",
+        "lockstep: API keys in $HOME/none: cannot read $HOME/none: No such file or directory",
+    ),
+    ("serve $MODEL --config $HOME/none", "lockstep: cannot read $HOME/none: No such file or directory"),
+    (
+        "serve $MODEL --config $HOME/config.toml",
+        "lockstep: in $HOME/config.toml: treads is no setting of this command: a setting with a similar name is \
+         threads",
+    ),
+    (
+        "serve $MODEL --control 192.0.2.1:1",
+        "lockstep: --control 192.0.2.1:1 is not loopback: who is to be reached from elsewhere runs `lockstep \
+         coordinator`",
+    ),
+    ("serve $MODEL --numerics fast", "lockstep: --numerics fast is for GPUs: elsewhere there is one way to compute"),
+    (
+        "serve $MODEL --http 192.0.2.1:8000 --grpc 127.0.0.1:0",
+        "lockstep: cannot listen for HTTP on 192.0.2.1:8000: Cannot assign requested address; --port takes \
+         another address",
+    ),
+    ("run $MODEL hi --temperature 9", "lockstep: temperature: must be 0 to 2, and is 9"),
+    ("run $MODEL hi --max-tokens 0", "lockstep: max_tokens: must be at least 1, and is 0"),
+    (
+        "run $MODEL hi --raw --context 2",
+        "lockstep: the prompt has 2 tokens and the model's context is 2: no room is left for an answer",
+    ),
+    (
+        "status --url http://127.0.0.1:9",
+        "lockstep: no server answers at http://127.0.0.1:9: Connection refused. `lockstep serve` starts one, \
+         --url names another",
+    ),
+    (
+        "ps --url http://127.0.0.1:9",
+        "lockstep: no server answers at http://127.0.0.1:9: Connection refused. `lockstep serve` starts one, \
+         --url names another",
+    ),
+    (
+        "logs 7 --url http://127.0.0.1:9",
+        "lockstep: request 7: no server answers at http://127.0.0.1:9: Connection refused. `lockstep serve` \
+         starts one, --url names another",
+    ),
+    ("logs a/b", "lockstep: \"a/b\" is neither a request's number nor an answer's id, such as 7 or chatcmpl-1f2e3d4c"),
+    (
+        "status --url nonsense",
+        "lockstep: --url nonsense is no address of a server: it looks like http://127.0.0.1:8000",
+    ),
+    (
+        "status --tls-ca $HOME/none",
+        "lockstep: no certificates can be read from $HOME/none: I/O error: No such file or directory",
+    ),
+    (
+        "scale --tp 2 --pp 1 --coordinator 127.0.0.1:9",
+        "lockstep: no coordinator answers at 127.0.0.1:9: no connection: Connection refused. --coordinator names \
+         another; `lockstep serve` says its own",
+    ),
+    (
+        "reload --coordinator 127.0.0.1:9",
+        "lockstep: no coordinator answers at 127.0.0.1:9: no connection: Connection refused. --coordinator names \
+         another; `lockstep serve` says its own",
+    ),
+    (
+        "worker",
+        "lockstep: give --join HOST:PORT, the coordinator to compute for, or --etcd-endpoints HOST:PORT, which \
+         tells where that of --replica NAME is: one of them",
+    ),
+    (
+        "router $MODEL",
+        "lockstep: give --coordinator HOST:PORT, where a replica is reached, or --etcd-endpoints HOST:PORT, \
+         which tells: one of them",
+    ),
+    (
+        "verify $HOME/none",
+        "lockstep: cannot be compared: $HOME/none is no file: $HOME/none is no id of an answer either",
+    ),
+    ("replay $HOME/none", "lockstep: cannot be replayed: $HOME/none: No such file or directory"),
+    (
+        "bench --url http://127.0.0.1:9",
+        "lockstep: http://127.0.0.1:9/v1/models does not answer: io: Connection refused",
+    ),
+    ("man /proc/none", "lockstep: /proc/none cannot be made: No such file or directory"),
+    (
+        "serve $MODEL --kv-memory 4Gb",
+        "error: invalid value '4Gb' for '--kv-memory <BYTES>': \"Gb\" is no unit of bytes: use KiB, MiB, GiB or \
+         TiB\n\nFor more information, try '--help'.",
+    ),
+    (
+        "serve $MODEL --device gpu",
+        "error: invalid value 'gpu' for '--device <DEVICE>': \"gpu\" is no device: auto, cpu, cuda, cuda:N or \
+         sim\n\nFor more information, try '--help'.",
+    ),
+    ("router $MODEL --tp 2", "error: `lockstep router` does not heed --tp: it is for `lockstep coordinator`{}"),
+    (
+        "simulate --gpu abacus",
+        "error: invalid value 'abacus' for '--gpu <GPU>': \"abacus\" is no GPU that is known here: l4, {}",
+    ),
+    (
+        "completions tcsh",
+        "error: invalid value 'tcsh' for '<SHELL>'\n  [possible values: bash, elvish, fish, powershell, zsh]{}",
+    ),
+    ("models --jsn", "error: unexpected argument '--jsn' found\n\n  tip: a similar argument exists: '--json'{}"),
+];
+
+/// Whether a text is the pattern, with anything for each `{}`.
+fn is_like(text: &str, pattern: &str) -> bool {
+    let mut parts = pattern.split("{}");
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = text.strip_prefix(first) else { return false };
+    let parts: Vec<&str> = parts.collect();
+    for (at, part) in parts.iter().enumerate() {
+        let found = if at + 1 == parts.len() { rest.strip_suffix(part).map(|_| rest.len()) } else { rest.find(part) };
+        let Some(found) = found else { return false };
+        rest = rest.get(found + part.len()..).unwrap_or_default();
+    }
+    !parts.is_empty() || rest.is_empty()
+}
+
+#[test]
+fn every_message_says_what_where_and_what_to_do() {
+    let home = Folder::new("wrong");
+    home.write("bad.gguf", "no weights");
+    home.write("config.toml", "treads = 1");
+    let place = home.0.to_str().unwrap();
+    let mut wrong = Vec::new();
+    for (line, expect) in TABLE {
+        let filled = |text: &str| text.replace("$HOME", place).replace("$MODEL", "tests/reference/llama-f32-tied");
+        let words: Vec<String> = line.split(' ').map(filled).collect();
+        let mut command = Command::new(BINARY);
+        command.args(&words).current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
+        command.env_clear().env("HOME", place).env("PATH", "/usr/bin:/bin").env("HF_ENDPOINT", "http://127.0.0.1:9");
+        let output = command.output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        if output.status.success() || !is_like(&told, &filled(expect)) {
+            wrong.push(format!("$ lockstep {line}\n{told}\n  and not\n{expect}\n"));
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), TABLE.len(), wrong.join("\n"));
+}
