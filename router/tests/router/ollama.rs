@@ -6,6 +6,7 @@ use crate::{House, config, eventually, run};
 use proto::cluster as wire;
 use router::ApiKeys;
 use serde_json::{Value, json};
+use types::{Reuse, ReuseEnd};
 
 const CHAT: &str = "/api/chat";
 const GENERATE: &str = "/api/generate";
@@ -58,6 +59,8 @@ fn times(value: &mut Value) -> [u64; 4] {
 fn a_whole_chat() {
     run(async {
         let house = House::open(config()).await;
+        let reuse = Reuse { ended: Some(ReuseEnd::Evicted), position: 2 };
+        house.fake.script(|script| script.reuse = reuse);
         let options = json!({ "temperature": 0.5, "top_k": 3, "seed": 5, "num_ctx": 8192 });
         let mut answer = post(house.http, CHAT, &whole(chat(json!({ "options": options, "keep_alive": "5m" })))).await;
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -70,7 +73,8 @@ fn a_whole_chat() {
         assert!(created.as_str().unwrap().ends_with('Z'), "{created}");
         let message = json!({ "role": "assistant", "content": "Hello, world" });
         let expected = json!({ "model": "toy", "created_at": null, "message": message, "done": true,
-            "done_reason": "stop", "prompt_eval_count": 10, "eval_count": 13 });
+            "done_reason": "stop", "prompt_eval_count": 10, "eval_count": 13,
+            "reuse_ended": { "reason": "evicted", "position": 2 } });
         assert_eq!(answer, expected);
         let sampling = house.fake.submits()[0].sampling.clone().unwrap();
         assert_eq!((sampling.temperature, sampling.top_k, sampling.seed), (0.5, 3, 5));

@@ -6,6 +6,7 @@ use proto::cluster as wire;
 use router::ApiKeys;
 use serde_json::{Value, json};
 use std::time::Duration;
+use types::{Reuse, ReuseEnd};
 
 const MESSAGES: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
@@ -52,7 +53,8 @@ fn bytes_of(bytes: Vec<u8>) -> Vec<u8> {
 fn a_whole_message() {
     run(async {
         let house = House::open(config()).await;
-        house.fake.script(|script| script.n_cached = 4);
+        let reuse = Reuse { ended: Some(ReuseEnd::Differs), position: 4 };
+        house.fake.script(|script| (script.n_cached, script.reuse) = (4, reuse));
         let extra = json!({ "system": [{ "type": "text", "text": "Be" }, { "type": "text", "text": "good" }],
             "temperature": 0.5, "top_k": 3, "metadata": { "user_id": "x" } });
         let mut answer = post(house.http, MESSAGES, &message(extra)).await.json();
@@ -65,6 +67,7 @@ fn a_whole_message() {
             "usage": { "input_tokens": 22, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 4,
                 "cache_creation": { "ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0 },
                 "output_tokens": 13, "output_tokens_details": { "thinking_tokens": 0 }, "server_tool_use": null,
+                "reuse_ended": { "reason": "differs", "position": 4 },
                 "service_tier": "standard", "inference_geo": null },
         });
         assert_eq!(answer, expected);
@@ -193,7 +196,8 @@ fn anthropics_errors() {
 fn a_whole_response() {
     run(async {
         let house = House::open(config()).await;
-        house.fake.script(|script| script.n_cached = 4);
+        let reuse = Reuse { ended: Some(ReuseEnd::Whole), position: 4 };
+        house.fake.script(|script| (script.n_cached, script.reuse) = (4, reuse));
         let input = json!([{ "role": "developer", "content": "Be" },
             { "type": "message", "role": "user", "content": [{ "type": "input_text", "text": "Hi" }] }]);
         let extra = json!({ "input": input, "instructions": "Now", "temperature": 0.5, "metadata": { "a": "b" },
@@ -208,7 +212,8 @@ fn a_whole_response() {
         );
         let part = json!({ "type": "output_text", "text": "Hello, world", "annotations": [], "logprobs": [] });
         assert_eq!(item["content"], json!([part]));
-        let usage = json!({ "input_tokens": 33, "input_tokens_details": { "cached_tokens": 4 }, "output_tokens": 13,
+        let of_prompt = json!({ "cached_tokens": 4, "reuse_ended": { "reason": "whole", "position": 4 } });
+        let usage = json!({ "input_tokens": 33, "input_tokens_details": of_prompt, "output_tokens": 13,
             "output_tokens_details": { "reasoning_tokens": 0 }, "total_tokens": 46 });
         assert_eq!(answer["usage"], usage);
         let said = json!({ "instructions": "Now", "temperature": 0.5, "top_p": 1.0, "metadata": { "a": "b" },

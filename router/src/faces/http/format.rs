@@ -230,10 +230,15 @@ pub fn finish_reason(finished: &v1::Finished) -> &'static str {
 /// How many tokens of the prompt came from the prefix cache, and why no more of them.
 fn prompt_details(n_cached: u32, reuse: Reuse) -> Value {
     let mut details = json!({ "cached_tokens": n_cached, "audio_tokens": 0 });
-    if let Some(ended) = reuse.ended {
-        details["reuse_ended"] = json!({ "reason": ended.name(), "position": reuse.position });
-    }
+    tell_reuse(&mut details, reuse);
     details
+}
+
+/// Adds why no more of a prompt was reused, where that is known.
+pub fn tell_reuse(to: &mut Value, reuse: Reuse) {
+    if let Some(ended) = reuse.ended {
+        to["reuse_ended"] = json!({ "reason": ended.name(), "position": reuse.position });
+    }
 }
 
 /// The usage of all choices together. The choices of one prompt share its tokens.

@@ -1,6 +1,7 @@
 //! A message, whole or in events.
 
 use crate::faces::http::certificate;
+use crate::faces::http::format::tell_reuse;
 use crate::faces::http::messages::blocks::{BlockEvent, BlockList, Blocks};
 use crate::faces::http::messages::{error_value, said};
 use crate::faces::http::sse::{self, Position, Voice};
@@ -77,7 +78,7 @@ fn stop_sequence(finished: &v1::Finished) -> Option<&str> {
 
 /// What Anthropic's usage says of a message and at its end: cached prompt tokens are counted apart from the others.
 fn usage_so_far(usage: &v1::Usage) -> Value {
-    json!({
+    let mut value = json!({
         "input_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
         // Everything is cached, and nobody pays for it: there is nothing to count.
         "cache_creation_input_tokens": 0,
@@ -85,7 +86,9 @@ fn usage_so_far(usage: &v1::Usage) -> Value {
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": { "thinking_tokens": usage.reasoning_tokens },
         "server_tool_use": null,
-    })
+    });
+    tell_reuse(&mut value, usage.reuse());
+    value
 }
 
 fn usage_value(usage: &v1::Usage) -> Value {

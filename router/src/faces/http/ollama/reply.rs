@@ -2,7 +2,7 @@
 //! tokens and how long.
 
 use crate::faces::http::error::HttpError;
-use crate::faces::http::format::{TokenNames, finish_reason, with_likely};
+use crate::faces::http::format::{TokenNames, finish_reason, tell_reuse, with_likely};
 use crate::faces::http::ollama::shape;
 use crate::faces::http::ollama::words::{error_value, said};
 use crate::faces::http::said::SaidAnswer;
@@ -191,6 +191,7 @@ fn tell_times(value: &mut Value, times: &Times, usage: &v1::Usage) {
     // No request waits for a model to be loaded.
     value["load_duration"] = 0.into();
     value["prompt_eval_count"] = usage.prompt_tokens.into();
+    tell_reuse(value, usage.reuse());
     value["prompt_eval_duration"] = nanos(times.prompt);
     value["eval_count"] = usage.completion_tokens.into();
     value["eval_duration"] = nanos(times.answer);

@@ -2,6 +2,7 @@
 
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
+use crate::faces::http::format::tell_reuse;
 use crate::faces::http::responses::output::OutputItems;
 use crate::front::frontend::unix_seconds;
 use crate::front::generation::Generation;
@@ -84,9 +85,11 @@ pub fn status(finished: &v1::Finished) -> &'static str {
 }
 
 fn usage_value(usage: &v1::Usage, n_thought_tokens: u32) -> Value {
+    let mut of_prompt = json!({ "cached_tokens": usage.cached_tokens });
+    tell_reuse(&mut of_prompt, usage.reuse());
     json!({
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": { "cached_tokens": usage.cached_tokens },
+        "input_tokens_details": of_prompt,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": { "reasoning_tokens": n_thought_tokens },
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
