@@ -8,7 +8,8 @@ use std::time::Duration;
 /// The times until now. What of the prompt was cached is known at the end, with `usage`.
 pub fn timings(watch: &Stopwatch, usage: Option<&v1::Usage>, n_predicted: u32) -> Value {
     let times = watch.times();
-    let predicted = Rate::of(times.answer, n_predicted);
+    // The first token came with the prompt: the time runs from there on.
+    let predicted = Rate::of(times.answer, n_predicted.saturating_sub(1));
     let mut value = json!({
         "predicted_n": n_predicted,
         "predicted_ms": predicted.ms,
@@ -39,5 +40,23 @@ impl Rate {
         let (seconds, n) = (time.as_secs_f64(), f64::from(n_tokens));
         let over = |part: f64, all: f64| if all > 0.0 { part / all } else { 0.0 };
         Rate { ms: seconds * 1e3, per_token_ms: over(seconds * 1e3, n), per_second: over(n, seconds) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_token_has_no_rate() {
+        let mut watch = Stopwatch::start();
+        watch.heard();
+        std::thread::sleep(Duration::from_millis(1));
+        let one = timings(&watch, None, 1);
+        assert_eq!((&one["predicted_per_second"], &one["predicted_per_token_ms"]), (&json!(0.0), &json!(0.0)));
+        let four = timings(&watch, None, 4);
+        let [ms, per_token] = ["predicted_ms", "predicted_per_token_ms"].map(|name| four[name].as_f64().unwrap());
+        assert!(ms >= 1.0 && (ms - 3.0 * per_token).abs() < 1e-6, "{four}");
+        assert_eq!(four["predicted_n"], 4);
     }
 }
