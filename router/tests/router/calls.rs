@@ -352,6 +352,8 @@ fn a_thinking_budget_goes_to_the_rank_with_the_texts_that_begin_and_end_thoughts
         let house = open(TOLD, "Hi").await;
         let refused = post(house.http, CHAT, &body(json!({ "thinking_budget": 7 }))).await;
         assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("thinking_token_budget")));
+        let refused = post(house.http, CHAT, &body(json!({ "reasoning_effort": "high" }))).await;
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("reasoning_effort")));
         let none = post(house.http, CHAT, &body(json!({ "thinking": { "type": "disabled" } }))).await;
         assert_eq!((none.status, grammar(&house, 0)), (200, None));
         house.close().await;
@@ -407,8 +409,11 @@ fn thoughts_are_told_apart_from_the_answer() {
         assert_eq!(post(house.http, CHAT, &still).await.status, 200);
         assert!(prompt(&house, 7).ends_with("</think>\n\n"));
         still["reasoning_effort"] = "high".into();
-        let refused = post(house.http, CHAT, &still).await;
-        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("reasoning_effort")));
+        assert_eq!(post(house.http, CHAT, &still).await.status, 200);
+        assert!(prompt(&house, 8).ends_with("<think>\n"), "its template has a switch, and no degrees");
+        still["chat_template_kwargs"] = json!({ "enable_thinking": false });
+        assert_eq!(post(house.http, CHAT, &still).await.status, 200);
+        assert!(prompt(&house, 9).ends_with("</think>\n\n"), "what the request says itself stands");
         house.close().await;
     });
 }

@@ -133,11 +133,11 @@ impl ModelText {
         let mut read = conversation::read(chat)?;
         let sent = read.template.as_deref().map(|source| self.sent_template(source)).transpose()?;
         let template = sent.as_ref().or(own).ok_or_else(no_template)?;
-        for (name, value) in &self.variables {
-            read.conversation.variables.entry(name).or_insert_with(|| value.clone());
-        }
         if let Some(effort) = read.effort.take() {
             think(template, self.dialect, &mut read.conversation, effort)?;
+        }
+        for (name, value) in &self.variables {
+            read.conversation.variables.entry(name).or_insert_with(|| value.clone());
         }
         // Not to think at all is what a model without thoughts does.
         if read.thinking_token_budget.is_some_and(|n| n > 0) && !self.dialect.has_thoughts() {
@@ -181,12 +181,15 @@ fn dialect_of(template: &ChatTemplate) -> Dialect {
     dialect.tools_named(UNTOLD_CALLS).unwrap_or(dialect)
 }
 
-/// Tells a template how much the model is to think. One that reads nothing of it would think as before.
+/// Tells a template how much the model is to think: one that has only a switch, whether. One that reads nothing of it
+/// would think as before.
 fn think(template: &ChatTemplate, dialect: Dialect, chat: &mut Conversation, effort: String) -> Result<(), Refusal> {
     let is_none = effort == "none";
     let mut is_heeded = is_none && !dialect.has_thoughts();
-    for switch in SWITCHES.into_iter().filter(|switch| is_none && template.reads(switch)) {
-        chat.variables.insert(switch.to_owned(), false.into());
+    for switch in SWITCHES.into_iter().filter(|switch| template.reads(switch)) {
+        // Beside a thought that is wanted or not, a degree says nothing.
+        let said = chat.variables.entry(switch).or_insert(true.into());
+        *said = (!is_none && *said != false).into();
         is_heeded = true;
     }
     if template.reads(EFFORT) {
