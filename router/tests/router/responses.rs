@@ -18,7 +18,8 @@ const TOLD: &str = "{% for tool in tools or [] %}({{ tool | tojson }}){% endfor 
      {% for message in messages %}<|im_start|>{{ message.role }}:{% if message.reasoning_content %}<think>\
      {{ message.reasoning_content }}</think>{% endif %}{{ message.content }}\
      {% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\
-     <|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}{{ reasoning_effort or '' }}";
+     <|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}{{ reasoning_effort or '' }}\
+     {{ mood or '' }}";
 
 const THOUGHT: &str = "<think>\nso, \u{e9}h\n</think>\n\n";
 const CALLS: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Par\u{ed}s\"}}\n\
@@ -283,6 +284,12 @@ fn thoughts_are_told_as_text_or_as_a_summary() {
             String::from_utf8_lossy(&prompts(&house)[0].iter().map(|id| *id as u8).collect::<Vec<_>>())
                 .ends_with("low")
         );
+        // The only model need not be named.
+        let moody = json!({ "input": "Hi", "chat_template_kwargs": { "mood": "calm" } });
+        let told = post(house.http, RESPONSES, &moody).await;
+        assert_eq!((told.status, &told.json()["model"]), (200, &json!("toy")));
+        let said: String = prompts(&house).last().unwrap().iter().map(|id| char::from(*id as u8)).collect();
+        assert!(said.ends_with("calm"), "{said}");
         house.close().await;
     });
 }
@@ -382,7 +389,7 @@ fn what_cannot_be_done_is_refused_by_its_name() {
             |names: Value| json!({ "tool_choice": { "type": "allowed_tools", "mode": "auto", "tools": names } });
         let format = |of: Value| json!({ "tools": [], "text": { "format": of } });
         for (more, param) in [
-            (json!({ "model": null }), "model"),
+            (json!({ "model": 5 }), "model"),
             (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
             (json!({ "tools": [flat("weather"), { "type": "local_shell" }] }), "tools[1].type"),
             (json!({ "tools": [{ "type": "custom", "name": "patch" }] }), "tools[0].type"),
@@ -567,14 +574,14 @@ fn what_cannot_be_done_with_a_stored_response_is_refused() {
         let told = post(house.http, RESPONSES, &asked(json!({}))).await.json();
         let page = format!("{RESPONSES}/{}", told["id"].as_str().unwrap());
         for (method, path, status, word) in [
-            ("POST", format!("{page}/cancel"), 400, "background"),
-            ("POST", format!("{RESPONSES}/resp_1/cancel"), 404, "not stored here"),
+            ("POST", format!("{page}/cancel"), 400, "Cannot cancel a synchronous response"),
+            ("POST", format!("{RESPONSES}/resp_1/cancel"), 404, "Response with id `resp_1` not found"),
             ("POST", format!("{RESPONSES}/compact"), 404, "compacted"),
             ("GET", format!("{page}?stream=true"), 400, "stream"),
             ("GET", format!("{page}/input_items?limit=0"), 400, "limit"),
             ("GET", format!("{page}/input_items?order=up"), 400, "order"),
             ("GET", format!("{page}/input_items?after=x"), 400, "after"),
-            ("GET", format!("{RESPONSES}/resp_1/input_items"), 404, "not stored here"),
+            ("GET", format!("{RESPONSES}/resp_1/input_items"), 404, "Response with id `resp_1` not found"),
         ] {
             let reply = ask(house.http, method, &path, "").await;
             assert_eq!(reply.status, status, "{method} {path}: {reply:?}");

@@ -9,7 +9,6 @@ use serde_json::{Map, Value};
 /// Reads all fields that make a prompt of a chat.
 pub fn conversation(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
     let messages = messages(fields.take("messages"))?;
-    let variables = fields.object("chat_template_kwargs")?.map(Fields::rest);
     let documents = match fields.take("documents") {
         None => String::new(),
         Some(list @ Value::Array(_)) => list.to_string(),
@@ -18,7 +17,7 @@ pub fn conversation(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
     let chat = v1::Chat {
         messages,
         add_generation_prompt: fields.boolean("add_generation_prompt")?,
-        template_variables: variables.map_or_else(String::new, |variables| Value::Object(variables).to_string()),
+        template_variables: template_variables(fields)?,
         documents,
         continue_final_message: fields.boolean("continue_final_message")?.unwrap_or(false),
         template: fields.string("chat_template")?.unwrap_or_default(),
@@ -28,6 +27,12 @@ pub fn conversation(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
         ..v1::Chat::default()
     };
     tools::read(fields, chat)
+}
+
+/// Variables that a chat gives its template beside its messages.
+pub fn template_variables(fields: &mut Fields) -> Result<String, Refusal> {
+    let variables = fields.object("chat_template_kwargs")?.map(Fields::rest);
+    Ok(variables.map_or_else(String::new, |variables| Value::Object(variables).to_string()))
 }
 
 /// Reads several conversations, which are alike in all but their messages.

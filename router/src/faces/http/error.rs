@@ -69,8 +69,8 @@ impl HttpError {
     pub fn no_such_response(param: &str, id: &str) -> HttpError {
         let id: String = id.chars().take(ID_CHARS_MAX).collect();
         let message = format!(
-            "the response `{id}` is not stored here: each router keeps its own, for some time, within its room and for \
-             the key that asked; send the conversation itself as `input`"
+            "Response with id `{id}` not found: each router keeps its own, for some time, within its room and for the \
+             key that asked; send the conversation itself as `input`"
         );
         let error = HttpError::bad_request(StatusCode::NOT_FOUND, message);
         HttpError { code: Some("response_not_found"), param: Some(param.to_owned()), ..error }

@@ -12,6 +12,7 @@ mod tools;
 mod voice;
 
 use crate::faces::http::certificate;
+use crate::faces::http::conversation::template_variables;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Streaming;
 use crate::faces::http::known::Endpoint;
@@ -136,8 +137,7 @@ impl Asked {
     fn read(front: &Arc<Frontend>, mut page: Page, before: Before) -> Result<Asked, Refusal> {
         let fields = &mut page.fields;
         fields.check(Endpoint::Responses)?;
-        let model = fields.string("model")?.filter(|name| !name.is_empty());
-        let model = model.ok_or_else(|| Refusal::invalid("model", "is missing"))?;
+        let model = fields.string("model")?.unwrap_or_default();
         let logprobs = settings::include(fields)?;
         let mut settings = settings::repeated(fields);
         let instructions = fields.string("instructions")?;
@@ -186,6 +186,7 @@ impl Asked {
             tool_choice: tools.choice,
             parallel_tool_calls: Some(tools.is_parallel),
             reasoning_effort: reasoning.effort,
+            template_variables: template_variables(fields)?,
             thinking_token_budget: thinking::budget(fields)?,
             ..v1::Chat::default()
         };

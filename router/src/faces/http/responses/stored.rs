@@ -128,8 +128,8 @@ pub async fn cancel(
     Path(id): Path<String>,
 ) -> Result<Json<Value>, HttpError> {
     found(&front, tenant, &id, "response_id")?;
-    let why =
-        "has ended, and only a response in the background is cancelled; to end one that runs, close its connection";
+    let why = "Cannot cancel a synchronous response: it has ended, and nothing runs in the background. To end one that \
+               runs, close its connection";
     Err(Refusal::invalid("response_id", why).into())
 }
 
