@@ -50,7 +50,7 @@ impl Visitors {
     /// Who may read the answer, or why there is none.
     fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<Readers, HttpError> {
         if !self.keys.is_open() {
-            return Ok(Readers::All);
+            return Ok(headers.get(ORIGIN).map_or(Readers::All, |origin| Readers::This(origin.clone())));
         }
         let host = host(uri, headers)?;
         if let Some(host) = host.as_deref().filter(|host| self.bound.is_loopback() && !self.is_own(host)) {
@@ -116,12 +116,14 @@ pub async fn welcome(State(visitors): State<Arc<Visitors>>, request: Request, ne
          x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, \
          x-lockstep-policy-digest, x-lockstep-seed, x-lockstep-prompt-hash, x-request-id",
     );
-    let readers = match visitors.check(request.uri(), request.headers()) {
-        Ok(readers) => readers,
-        Err(error) => return error.into_response(),
-    };
     let is_preflight =
         request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+    let readers = match visitors.check(request.uri(), request.headers()) {
+        Ok(readers) => readers,
+        // A browser that is told of no origin asks no further.
+        Err(_) if is_preflight => return StatusCode::OK.into_response(),
+        Err(error) => return error.into_response(),
+    };
     let mut response = match is_preflight {
         true => preflight(request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).cloned()),
         false => next.run(request).await,
