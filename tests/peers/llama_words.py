@@ -1,4 +1,5 @@
-"""A pytest plugin for llama.cpp's tests: what they know of their model's words and tokens becomes what this one has.
+"""A pytest plugin for llama.cpp's tests: what they know of their model's words and tokens becomes what this one has,
+and what is a flag there and a field here is said in each request.
 
 Their model, of 260,000 parameters, writes stories of a girl and her toys. A test that looks for those words looks here
 for any; a number of tokens of a prompt in a test's table is counted anew, by the tokenizer of the model that is served.
@@ -6,6 +7,7 @@ for any; a number of tokens of a prompt in a test's table is counted anew, by th
 
 import re
 
+from requests.structures import CaseInsensitiveDict
 from smollm2 import tokenizer
 
 # A pattern that begins so is of words, whatever else may come.
@@ -23,7 +25,21 @@ def pytest_configure():
         return bool(text) if is_words else exact(regex, text)
 
     utils.match_regex = match_words
+    utils.ServerProcess.make_request = asking(utils.ServerProcess.make_request)
     utils.ServerPreset.load_all = staticmethod(lambda: None)
+
+
+def asking(make_request):
+    def asked(self, method, path, data=None, *args, **kwargs):
+        # A server's `--verbose` is here each request's `verbose`.
+        if self.debug and isinstance(data, dict):
+            data = {"verbose": True, **data}
+        answer = make_request(self, method, path, data, *args, **kwargs)
+        # Names of headers are the same in any case, as in what the tests keep of them they are not.
+        answer.headers = CaseInsensitiveDict(answer.headers)
+        return answer
+
+    return asked
 
 
 def pytest_collection_modifyitems(items):

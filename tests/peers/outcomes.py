@@ -1,5 +1,5 @@
 """A pytest plugin: writes how each test ended, as lines of JSON, to the file that PEER_OUTCOMES names. What
-PEER_LEFT_OUT lists, in JSON, is not run.
+PEER_LEFT_OUT lists, in JSON, is not run, and is written down as left out.
 """
 
 import fnmatch
@@ -14,9 +14,13 @@ def fits(test, pattern):
     return fnmatch.fnmatchcase(test, pattern.replace("[", "[[]"))
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     patterns = json.loads(os.environ.get("PEER_LEFT_OUT", "[]"))
-    items[:] = [item for item in items if not any(fits(item.nodeid, one) for one in patterns)]
+    left_out = [item for item in items if any(fits(item.nodeid, one) for one in patterns)]
+    for item in left_out:
+        write({"test": item.nodeid, "when": "collect", "outcome": "left out", "why": ""})
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -30,6 +34,9 @@ def pytest_runtest_makereport(item, call):
         why = call.excinfo.exconly()[:300]
     elif report.outcome == "skipped" and isinstance(report.longrepr, tuple):
         why = report.longrepr[2]
-    line = {"test": item.nodeid, "when": report.when, "outcome": report.outcome, "why": why}
+    write({"test": item.nodeid, "when": report.when, "outcome": report.outcome, "why": why})
+
+
+def write(line):
     with open(os.environ["PEER_OUTCOMES"], "a", encoding="utf-8") as out:
         out.write(json.dumps(line) + "\n")

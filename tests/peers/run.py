@@ -3,13 +3,14 @@
 SOURCES is what `sources.py` has fetched. Which files are run, which of their tests do not count, and which fail for a
 known reason stands in `suites.toml`. Prints a table by file; --write writes it to `benches/results/peer_tests.md`.
 Fails where a test fails that is not listed, where one passes that is listed as failing, where nothing fits an entry of
-the list, and where a suite has not run to its end.
+the list, where a file that asks a server is neither run nor named, and where a suite has not run to its end.
 """
 
 import collections
 import fnmatch
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,16 +20,22 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 TABLE = HERE.parents[1] / "benches/results/peer_tests.md"
 TEST_SECONDS = 90
-SUITE_SECONDS = 1800
-OUTCOMES = ["passed", "failed", "skipped"]
+SUITE_SECONDS = 5400
+OUTCOMES = ["passed", "failed", "skipped", "left out"]
+# Of what is left out: the tests that do not belong to the set, and those of pages that a peer has and we have not.
+LEFT_OUT = {"needs": "what it needs", "not_served": "what is not served"}
 PASSED = ("passed", "")
 ABOUT = """# vLLM's and llama.cpp's own server tests
 
 `make peer-tests ARGS=--write`: the tests that ask a server over HTTP, against `lockstep serve smollm2`.
+The set: what needs one small model and no images, and asks for something that is served here. What is left out of it
+is listed with its reason, and so is what fails: both stand in `tests/peers/suites.toml`, and a run that ends otherwise
+fails. Beside each share stands the one in which tests of pages that a peer has, and this server has not, count as
+failing.
 In llama.cpp's tables numbers of prompt tokens are counted anew by the tokenizer of that model, and the words of
-llama.cpp's own model of stories are taken to be any words. Nothing else is changed.
-Tests of a peer's insides are not counted. What fails is listed with its reason in `tests/peers/suites.toml`; a run
-that ends otherwise than listed fails.
+llama.cpp's own model of stories are taken to be any words. A flag that is a field of requests here is said in each
+request, a context longer than the model's is the model's, and names of headers are the same in any case. Nothing else
+is changed. Tests of a peer's insides are not counted.
 """
 
 SUITES = {
@@ -37,19 +44,23 @@ SUITES = {
 }
 
 
+def folder(sources, name):
+    return Path(sources, SUITES[name][0]).resolve()
+
+
 def outcomes(name, suite, sources, binary, model):
     """How each test of a suite ended, and why so if it did not pass. None if the suite did not end."""
-    folder, plugin, further = SUITES[name]
-    folder = Path(sources, folder).resolve()
+    _, plugin, further = SUITES[name]
+    cwd = folder(sources, name)
     with tempfile.TemporaryDirectory() as logs:
         told = Path(logs, "outcomes.jsonl")
         told.touch()
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(folder), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(cwd), os.environ.get("PYTHONPATH", "")]),
             "LLAMA_SERVER_BIN_PATH": str(HERE / "llama_server.py"),
             "PEER_BINARY": binary, "PEER_LOGS": logs, "PEER_MODEL": model, "PEER_OUTCOMES": str(told),
-            "PEER_LEFT_OUT": json.dumps(list(suite["left_out"])),
+            "PEER_LEFT_OUT": json.dumps([pattern for kind in LEFT_OUT for pattern in suite[kind]]),
             "PEER_TEMPLATES": str(Path(sources, "llama.cpp/models/templates").resolve()),
         }
         line = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", plugin, "-p", "outcomes"]
@@ -57,7 +68,7 @@ def outcomes(name, suite, sources, binary, model):
         line += ["--continue-on-collection-errors"]
         line += [*further, *suite["files"]]
         try:
-            subprocess.run(line, cwd=folder, env=environment, check=False, timeout=SUITE_SECONDS)
+            subprocess.run(line, cwd=cwd, env=environment, check=False, timeout=SUITE_SECONDS)
         except subprocess.TimeoutExpired:
             print(f"{name}: stopped after {SUITE_SECONDS} s", file=sys.stderr)
             return None
@@ -77,9 +88,10 @@ def fits(patterns, test):
 
 def surprises(suite, ended):
     """What did not end as the list says."""
-    listed = suite["fails"]
-    unused, all_told = set(listed), []
+    unused = {pattern for kind in ["fails", *LEFT_OUT] for pattern in suite[kind]}
+    all_told = []
     for test, (outcome, why) in sorted(ended.items()):
+        listed = left_out(suite) if outcome == "left out" else suite["fails"]
         pattern = fits(listed, test)
         unused.discard(pattern)
         if outcome == "failed" and pattern is None:
@@ -89,24 +101,52 @@ def surprises(suite, ended):
     return all_told + [f"fits no test: {pattern}" for pattern in sorted(unused)]
 
 
+def left_out(suite):
+    return {pattern: why for kind in LEFT_OUT for pattern, why in suite[kind].items()}
+
+
+def unnamed(folder, suite):
+    """Files of tests that ask a server, and are neither run nor named."""
+    asks = re.compile(suite["asks"])
+    files = sorted(Path(folder).glob(suite["among"]))
+    all_asking = [str(file.relative_to(folder)) for file in files if asks.search(file.read_text(encoding="utf-8"))]
+    return [file for file in all_asking if file not in suite["files"] and fits(suite["other_files"], file) is None]
+
+
 def table(name, suite, ended):
     """Of each file how many tests pass, fail and are skipped; then what fails and what does not count, and why."""
-    files, failing = collections.defaultdict(collections.Counter), collections.Counter()
+    files = collections.defaultdict(collections.Counter)
     for test, (outcome, _) in sorted(ended.items()):
         files[test.split("::")[0]][outcome] += 1
-        if outcome == "failed":
-            failing[fits(suite["fails"], test)] += 1
     sums = sum(files.values(), collections.Counter())
-    n_counted = sums["passed"] + sums["failed"]
-    share = f"{100 * sums['passed'] / max(n_counted, 1):.1f}%"
-    rows = [f"## {name}: {sums['passed']} of {n_counted} pass ({share})", ""]
-    rows += ["| file | passed | failed | skipped |", "|---|---|---|---|"]
+    by_kind = {kind: counted(suite[kind], ended, "left out") for kind in LEFT_OUT}
+    n_passed, n_counted = sums["passed"], sums["passed"] + sums["failed"]
+    n_with_pages = n_counted + sum(by_kind["not_served"].values())
+    rows = [f"## {name}: {share(n_passed, n_counted)}", ""]
+    rows += [f"With the tests of what is not served: {share(n_passed, n_with_pages)}.", ""]
+    rows += [f"| file | {' | '.join(OUTCOMES)} |", "|---|---|---|---|---|"]
     rows += [f"| {file} | {' | '.join(str(of[outcome]) for outcome in OUTCOMES)} |" for file, of in files.items()]
-    rows += ["", "| fails | tests | because |", "|---|---|---|"]
-    rows += [f"| `{pattern}` | {n} | {suite['fails'].get(pattern, 'not known')} |" for pattern, n in failing.items()]
-    rows += ["", "| does not count | because |", "|---|---|"]
-    rows += [f"| `{pattern}` | {why} |" for pattern, why in suite["left_out"].items()]
+    rows += reasons("fails", suite["fails"], counted(suite["fails"], ended, "failed"))
+    for kind, title in LEFT_OUT.items():
+        rows += reasons(f"left out: {title}", suite[kind], by_kind[kind])
+    rows += ["", "| files not run | because |", "|---|---|"]
+    rows += [f"| `{pattern}` | {why} |" for pattern, why in suite["other_files"].items()]
     return "\n".join(rows) + "\n"
+
+
+def counted(patterns, ended, asked):
+    """How many tests that ended so fit each pattern. What fits none is not known."""
+    all_fitting = [fits(patterns, test) for test, (outcome, _) in sorted(ended.items()) if outcome == asked]
+    return collections.Counter(one for one in all_fitting if one is not None or asked == "failed")
+
+
+def share(n, of):
+    return f"{n} of {of} pass ({100 * n / max(of, 1):.1f}%)"
+
+
+def reasons(title, patterns, numbers):
+    rows = ["", f"| {title} | tests | because |", "|---|---|---|"]
+    return rows + [f"| `{pattern}` | {n} | {patterns.get(pattern, 'not known')} |" for pattern, n in numbers.items()]
 
 
 def main(binary, sources, *asked):
@@ -122,6 +162,8 @@ def main(binary, sources, *asked):
     if "--write" in asked:
         TABLE.write_text(text, encoding="utf-8")
     told = [line for name, ended in all_ended.items() for line in surprises(suites[name], ended)]
+    for name in names:
+        told += [f"asks a server, and is not named: {file}" for file in unnamed(folder(sources, name), suites[name])]
     print("\n".join(told), file=sys.stderr)
     sys.exit(1 if told else 0)
 

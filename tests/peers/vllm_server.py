@@ -5,6 +5,7 @@ A stand-in is an empty module or class: enough for a test file to be imported. W
 whether they started one.
 """
 
+import copy
 import importlib.abc
 import importlib.machinery
 import os
@@ -16,23 +17,34 @@ import anthropic
 import openai
 import pytest
 import transformers
-from server import Server
+from server import STOP_SECONDS, Server
 from smollm2 import tokenizer
 
 ROOTS = {"vllm", "torch", "torchvision", "lm_eval", "fastapi", "starlette", "model_hosting_container_standards", "PIL"}
-ROOTS |= {"openai_harmony", "mistral_common", "msgspec", "soundfile", "librosa", "uvicorn", "psutil"}
+ROOTS |= {"openai_harmony", "mistral_common", "msgspec", "soundfile", "librosa", "uvicorn"}
 
 # vLLM's flags that Lockstep has, by their number of values.
 FLAGS = {
     "--max-model-len": 1, "--max-num-seqs": 1, "--served-model-name": 1, "--chat-template": 1, "--api-key": 1,
     "--tool-call-parser": 1, "--reasoning-parser": 1, "--enable-auto-tool-choice": 0,
     "--trust-request-chat-template": 0, "--max-num-batched-tokens": 1, "--seed": 1, "--default-chat-template-kwargs": 1,
+    "--drain-seconds": 1,
+}
+# Those that have another name here.
+RENAMED = {"--shutdown-timeout": "--drain-seconds"}
+# vLLM's flags that are fields of a request here, and what a request says for them.
+SAID = {
+    "--return-tokens-as-token-ids": {"return_tokens_as_token_ids": True},
+    "--enable-force-include-usage": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
 }
 # The model that is served has no template that knows tools or thoughts. Theirs stands in llama.cpp's folder.
 TEMPLATES = {"Qwen/Qwen3": "Qwen-Qwen3-0.6B.jinja"}
 # Requests without a seed get the same answer in every run.
 SEED = "1"
-
+# vLLM has no limit; this is the most.
+BODY_MAX = "64MiB"
+# The longest context that the model was made for.
+CONTEXT_MAX = 8192
 
 
 class Nothing(type):
@@ -80,7 +92,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module):
         if module.__name__ == "vllm.tokenizers":
-            module.get_tokenizer = lambda *args, **kwargs: tokenizer()
+            module.get_tokenizer = tokenizer_of
         if module.__name__ == "vllm.version":
             module.__version__ = "0.33.0"
         if module.__name__ == "vllm.config":
@@ -96,9 +108,11 @@ class RemoteOpenAIServer:
     show_hidden_metrics = False
 
     def __init__(self, model, vllm_serve_args, *, env_dict=None, **_):
-        flags = {"--seed": [SEED], "--served-model-name": [model], **template(model), **translated(vllm_serve_args)}
+        flags = {"--seed": [SEED], "--served-model-name": [model], "--max-body-bytes": [BODY_MAX], **template(model)}
+        flags.update(translated(vllm_serve_args))
         self.server = Server([part for name, values in flags.items() for part in [name, *values]], env_dict)
-        self.host, self.port = self.server.host, self.server.port
+        self.host, self.port, self.proc = self.server.host, self.server.port, self.server.process
+        self.said = {name: value for flag in vllm_serve_args for name, value in SAID.get(flag, {}).items()}
 
     def __enter__(self):
         return self
@@ -118,10 +132,27 @@ class RemoteOpenAIServer:
         return {"base_url": self.url_for(path), "api_key": self.DUMMY_API_KEY, "max_retries": 0, **options}
 
     def get_client(self, **options):
-        return openai.OpenAI(**self._options(options, "v1"))
+        return self._saying(openai.OpenAI(**self._options(options, "v1")))
 
     def get_async_client(self, **options):
-        return openai.AsyncOpenAI(**self._options(options, "v1"))
+        return self._saying(openai.AsyncOpenAI(**self._options(options, "v1")))
+
+    def _saying(self, client):
+        """A client whose requests say what is a flag of the server elsewhere."""
+        build = client._build_request
+
+        def built(options, **kwargs):
+            body = options.json_data
+            if isinstance(body, dict):
+                wanted = {n: v for n, v in self.said.items() if n != "stream_options" or body.get("stream")}
+                options.json_data = {**wanted, **body}
+            return build(options, **kwargs)
+
+        client._build_request = built
+        return client
+
+    def _get_process_termination_timeout(self):
+        return STOP_SECONDS
 
     def get_client_anthropic(self, **options):
         return anthropic.Anthropic(**self._options(options))
@@ -135,17 +166,29 @@ def template(model):
     return {"--chat-template": [os.path.join(os.environ["PEER_TEMPLATES"], files[0])]} if files else {}
 
 
+def tokenizer_of(model=None, *_, tokenizer_name=None, **__):
+    """The tokenizer of the model that is served, with the template that it is served with."""
+    own = copy.copy(tokenizer())
+    for path in template(model or tokenizer_name).get("--chat-template", []):
+        with open(path, encoding="utf-8") as file:
+            own.chat_template = file.read()
+    return own
+
+
 def translated(arguments):
     """Lockstep's flags for those of `vllm serve`, of which the last one counts."""
     rest, flags = [part for one in map(str, arguments) for part in split(one)], {}
     while rest:
         name = rest.pop(0)
         name = name.replace("_", "-") if name.startswith("--") else name
+        name = RENAMED.get(name, name)
         n = FLAGS.get(name)
         if n is None:
             continue
         flags[name] = rest[:n]
         del rest[:n]
+    if "--max-model-len" in flags:
+        flags["--max-model-len"] = [str(min(int(flags["--max-model-len"][0]), CONTEXT_MAX))]
     return flags
 
 
@@ -179,7 +222,7 @@ def stand_in():
     utils.multi_gpu_only = lambda **_: pytest.mark.skip("needs two GPUs")
     sys.modules["tests.utils"] = utils
     sys.modules["tests.conftest"] = StandIn("tests.conftest")
-    transformers.AutoTokenizer.from_pretrained = staticmethod(lambda *args, **kwargs: tokenizer())
+    transformers.AutoTokenizer.from_pretrained = staticmethod(tokenizer_of)
 
 
 stand_in()
