@@ -3,12 +3,14 @@
 //! Each tile's maximum, sum and weighted V come from its own scores; tiles merge in ascending order into chunks, and
 //! chunks in ascending order into the row. So a row's bits depend on its query and the positions up to its own, not on
 //! how the rows were cut into steps, and a chunk is a unit of work that can be done apart.
-#![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
+
+mod pages;
+mod products;
 
 use super::isa::{Isa, Kernel, dispatch};
-use super::kv::{HEAD_DIM_MAX, Kv, Rope, RopeStore};
+use super::kv::{HEAD_DIM_MAX, Half, Kv, Rope, RopeStore};
 use super::lanes::{LANES, Lanes, Real};
-use super::math::{exp, soft_cap};
+use super::math::exp;
 use super::memory::Shared;
 use super::{Buffer, Cpu, Vector};
 use crate::{Attention, AttentionCall, Heads, Pass, PassSlice};
@@ -128,6 +130,8 @@ impl Weighted {
 
 /// What is kept of the positions so far, and room for one tile.
 struct State {
+    /// The queries, as `products` reads them.
+    queries: [f32; QUERIES_MAX * HEAD_DIM_MAX],
     scores: [[f32; TILE]; QUERIES_MAX],
     page: [f32; POSITIONS * HEAD_DIM_MAX],
     tile: Weighted,
@@ -137,6 +141,7 @@ struct State {
 
 impl State {
     const EMPTY: State = State {
+        queries: [0.0; QUERIES_MAX * HEAD_DIM_MAX],
         scores: [[0.0; TILE]; QUERIES_MAX],
         page: [0.0; POSITIONS * HEAD_DIM_MAX],
         tile: Weighted::EMPTY,
@@ -199,6 +204,7 @@ impl Attend<'_> {
         let n_lanes = self.call.heads.head_dim.next_multiple_of(LANES);
         let tiles = seen.start / TILE..seen.end.div_ceil(TILE);
         let blocks = &blocks[..seen.end.div_ceil(POSITIONS)];
+        self.lay_out::<L>(queries, &mut state.queries);
         for (tile, blocks) in blocks.chunks(TILE_BLOCKS).enumerate().skip(tiles.start) {
             self.score::<L>(queries, blocks, kv_head, tile, state);
             self.weigh::<L>(queries, tile, state);
@@ -217,20 +223,13 @@ impl Attend<'_> {
     /// scores = q · k * scale: [n_queries, positions of the tile]
     #[inline(always)]
     fn score<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, tile: usize, state: &mut State) {
-        let dim = self.call.heads.head_dim;
-        let scale = L::splat(self.call.heads.scale);
+        let n = queries.len();
+        let (q, scores) = (&state.queries[..n * self.call.heads.head_dim], &mut state.scores[..n]);
         for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {
-            let page = &mut state.page[..POSITIONS * dim];
-            self.kv.widen::<L>(self.kv.page(self.call.layer, block.0, kv_head), page);
-            let (k, _) = page.as_chunks::<LANES>(); // [head_dim, 16 positions]
-            for (query, scores) in queries.iter().zip(&mut state.scores) {
-                let q = &self.qkv[query.row * self.call.heads.qkv_cols() + query.head * dim..][..dim];
-                let score = dots::<L>(q, k).mul(scale);
-                let scores = &mut scores.as_chunks_mut::<LANES>().0[i];
-                match self.call.heads.cap {
-                    None => score.store(scores),
-                    Some(cap) => soft_cap(score, L::splat(cap)).store(scores),
-                }
+            let k = self.kv.page(self.call.layer, block.0, kv_head);
+            match self.half::<L>(k, n, &mut state.page) {
+                Half::F32(k) => self.score_page::<L, f32>(q, k, i, scores),
+                Half::F16(k) => self.score_page::<L, u16>(q, k, i, scores),
             }
         }
     }
@@ -272,19 +271,16 @@ impl Attend<'_> {
         tile: usize,
         state: &mut State,
     ) {
-        let dim = self.call.heads.head_dim;
-        let values = &mut state.tile.values[..queries.len()];
-        values.iter_mut().for_each(|values| values[..dim.next_multiple_of(LANES)].fill(0.0));
+        let n = queries.len();
+        let (scores, values) = (&state.scores[..n], &mut state.tile.values[..n]);
+        let n_lanes = self.call.heads.head_dim.next_multiple_of(LANES);
+        values.iter_mut().for_each(|values| values[..n_lanes].fill(0.0));
         for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {
-            let page = &mut state.page[..POSITIONS * dim];
-            self.kv.widen::<L>(self.kv.page(self.call.layer, block.0, kv_head) + self.kv.half_page(), page);
-            for (query, (values, scores)) in queries.iter().zip(values.iter_mut().zip(&state.scores)) {
-                let seen = query.seen_in(tile);
-                let start = seen.start.saturating_sub(i * POSITIONS).min(POSITIONS);
-                let end = seen.end.saturating_sub(i * POSITIONS).min(POSITIONS);
-                if start < end {
-                    weighted::<L>(&scores[i * POSITIONS..][start..end], &page[start * dim..], dim, values);
-                }
+            let v = self.kv.page(self.call.layer, block.0, kv_head) + self.kv.half_page();
+            let at = tile * TILE + i * POSITIONS;
+            match self.half::<L>(v, n, &mut state.page) {
+                Half::F32(v) => self.add_page::<L, f32>(queries, v, at, scores, values),
+                Half::F16(v) => self.add_page::<L, u16>(queries, v, at, scores, values),
             }
         }
     }
@@ -350,7 +346,13 @@ impl Query {
     /// Positions within a tile.
     #[inline(always)]
     fn seen_in(&self, tile: usize) -> Range<usize> {
-        let within = |position: usize| position.saturating_sub(tile * TILE).min(TILE);
+        self.seen_of(tile * TILE, TILE)
+    }
+
+    /// Of `n` positions from `start` on, counted from there.
+    #[inline(always)]
+    fn seen_of(&self, start: usize, n: usize) -> Range<usize> {
+        let within = |position: usize| position.saturating_sub(start).min(n);
         within(self.first)..within(self.end)
     }
 }
@@ -366,72 +368,4 @@ fn seen(queries: &[Query]) -> Range<usize> {
 #[inline(always)]
 fn out_of_sight(queries: &[Query], tile: usize) -> usize {
     seen(queries).start.saturating_sub(tile * TILE) / POSITIONS
-}
-
-/// q · k for sixteen positions. The virtual lane j of a product takes elements j, j + 16, ..: here it is a register,
-/// whose lanes are positions, and the tree over virtual lanes is plain addition.
-#[inline(always)]
-fn dots<L: Lanes>(q: &[f32], k: &[[f32; LANES]]) -> L {
-    let mut sums = [L::splat(0.0); LANES];
-    let (q_chunks, q_tail) = q.as_chunks::<LANES>();
-    let (k_chunks, k_tail) = k.as_chunks::<LANES>();
-    for (q, k) in q_chunks.iter().zip(k_chunks) {
-        for j in 0..LANES {
-            sums[j] = L::splat(q[j]).fma(L::load(&k[j]), sums[j]);
-        }
-    }
-    for j in 0..q_tail.len() {
-        sums[j] = L::splat(q_tail[j]).fma(L::load(&k_tail[j]), sums[j]);
-    }
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            sums[i] = sums[i].add(sums[i + half]);
-        }
-    }
-    sums[0]
-}
-
-/// acc += p[t] * v[t] for ascending t. v: [16, dim]
-#[inline(always)]
-fn weighted<L: Lanes>(p: &[f32], v: &[f32], dim: usize, acc: &mut [f32; HEAD_DIM_MAX]) {
-    let whole = dim / LANES * LANES;
-    let wide = whole / (4 * LANES) * 4 * LANES;
-    for column in (0..wide).step_by(4 * LANES) {
-        columns::<L, 4>(p, &v[column..], dim, &mut acc[column..]);
-    }
-    for column in (wide..whole).step_by(LANES) {
-        columns::<L, 1>(p, &v[column..], dim, &mut acc[column..]);
-    }
-    if whole < dim {
-        last_columns::<L>(p, &v[whole..], dim, dim - whole, &mut acc[whole..]);
-    }
-}
-
-/// N registers of columns: enough to hide how long one product takes.
-#[inline(always)]
-fn columns<L: Lanes, const N: usize>(p: &[f32], v: &[f32], stride: usize, acc: &mut [f32]) {
-    let acc = &mut acc.as_chunks_mut::<LANES>().0[..N];
-    let mut sums = [L::splat(0.0); N];
-    for n in 0..N {
-        sums[n] = L::load(&acc[n]);
-    }
-    for t in 0..p.len() {
-        let row = &v[t * stride..].as_chunks::<LANES>().0[..N];
-        for n in 0..N {
-            sums[n] = L::splat(p[t]).fma(L::load(&row[n]), sums[n]);
-        }
-    }
-    for n in 0..N {
-        sums[n].store(&mut acc[n]);
-    }
-}
-
-#[inline(always)]
-fn last_columns<L: Lanes>(p: &[f32], v: &[f32], stride: usize, n: usize, acc: &mut [f32]) {
-    let acc = &mut acc.as_chunks_mut::<LANES>().0[0];
-    let mut sum = L::load(acc);
-    for t in 0..p.len() {
-        sum = L::splat(p[t]).fma(L::load_first(&v[t * stride..][..n]), sum);
-    }
-    sum.store(acc);
 }

@@ -30,6 +30,12 @@ pub struct Kv {
     spare: Vec<Mutex<Pages>>,
 }
 
+/// K or V of a page, `F16` as bits.
+pub(crate) enum Half<'a> {
+    F32(&'a [f32]),
+    F16(&'a [u16]),
+}
+
 impl Kv {
     /// `n_threads` are the most that work on it at a time.
     pub fn new(spec: KvSpec, n_threads: usize) -> Result<Kv> {
@@ -173,6 +179,16 @@ impl Kv {
                     L::from_f16(from).store(to);
                 }
             }
+            KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("`new` refuses it"),
+        }
+    }
+
+    /// `n` numbers of half a page, as they are kept.
+    #[inline(always)]
+    pub(crate) fn half(&self, start: usize, n: usize) -> Half<'_> {
+        match self.spec.dtype {
+            KvDtype::F32 => Half::F32(&self.pages.floats()[start..start + n]),
+            KvDtype::F16 => Half::F16(&self.halves()[start..start + n]),
             KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("`new` refuses it"),
         }
     }

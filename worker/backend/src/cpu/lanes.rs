@@ -54,6 +54,8 @@ pub(crate) trait Lanes: Real {
     type Int: Copy;
     /// Words of a panel that a row's pair of bf16 takes: as two f32, or as it is where an instruction multiplies pairs.
     const PAIR_WORDS: usize = 2;
+    /// Sums that registers hold beside what is added to them.
+    const SUMS: usize = 4;
 
     fn load(from: &[f32; LANES]) -> Self;
     fn store(self, to: &mut [f32; LANES]);
@@ -87,6 +89,8 @@ pub(crate) trait Lanes: Real {
     /// The even and the odd number of each lane's pair of bf16; the even one is the lower half of a word.
     fn pair_floats(pairs: Self::Int) -> [Self; 2];
     fn int_to_float(int: Self::Int) -> Self;
+    /// Whole numbers from -128 to 127 as bytes; NaN becomes 0.
+    fn to_bytes(self) -> [u8; LANES];
     /// Prefetches a cache line that need not exist.
     fn prefetch(address: *const u8);
 

@@ -9,7 +9,7 @@
 //! A row's packed numbers depend on that row alone; which panel holds it only matters for speed.
 
 use super::isa::Kernel;
-use super::lanes::{LANES, Lanes};
+use super::lanes::{LANES, Lanes, Real};
 use super::memory::Shared;
 use super::pairs::{PAIR, round_row};
 use std::ops::Range;
@@ -129,19 +129,14 @@ fn copy_row(row: &[f32], width: usize, lane: usize, to: &mut [u32]) {
 fn quantize_row<L: Lanes>(row: &[f32], width: usize, lane: usize, to: &mut [u32]) {
     for (block, to) in row.as_chunks::<BLOCK>().0.iter().zip(to.chunks_exact_mut(BLOCK_WORDS * width)) {
         let (low, high) = block.split_at(LANES);
-        let (low, high) = (load::<L>(low), load::<L>(high));
-        let largest = low.abs().max(high.abs()).largest();
+        let (low, high) = (L::load_first(low), L::load_first(high));
+        let largest = largest(low.abs().max(high.abs()));
         let scale = largest / 127.0;
         let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
-        let mut q = [0.0; BLOCK];
-        let (q_low, q_high) = q.split_at_mut(LANES);
-        rounded(low, inverse).store_first(q_low);
-        rounded(high, inverse).store_first(q_high);
-        let bytes = q.map(|q| q as i32 as i8);
-        let sum = |q: &[i8]| q.iter().map(|&q| i32::from(q)).sum::<i32>();
-        let (first, second) = (sum(&bytes[..LANES]), sum(&bytes[LANES..]));
-        for (word, four) in bytes.as_chunks::<4>().0.iter().enumerate() {
-            to[word * width + lane] = u32::from_le_bytes(four.map(|q| q as u8));
+        let halves = [rounded(low, inverse).to_bytes(), rounded(high, inverse).to_bytes()];
+        let [first, second] = halves.map(|half| half.iter().map(|&q| i32::from(q as i8)).sum::<i32>());
+        for (word, four) in halves.as_flattened().as_chunks::<4>().0.iter().enumerate() {
+            to[word * width + lane] = u32::from_le_bytes(*four);
         }
         to[8 * width + lane] = scale.to_bits();
         to[9 * width + lane] = (first + second) as u32;
@@ -153,9 +148,17 @@ fn quantize_row<L: Lanes>(row: &[f32], width: usize, lane: usize, to: &mut [u32]
     }
 }
 
+/// The largest magnitude; NaN is skipped. In any order, as none is a negative zero.
 #[inline(always)]
-fn load<L: Lanes>(from: &[f32]) -> L {
-    L::load_first(from)
+fn largest<L: Lanes>(magnitudes: L) -> f32 {
+    let mut lanes = [0.0; LANES];
+    magnitudes.max(L::splat(f32::NEG_INFINITY)).store(&mut lanes);
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            lanes[i] = Real::max(lanes[i], lanes[i + half]);
+        }
+    }
+    lanes[0]
 }
 
 #[inline(always)]

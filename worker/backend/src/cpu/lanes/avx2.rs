@@ -275,6 +275,20 @@ impl Lanes for Avx2 {
         unsafe { Avx2(_mm256_cvtepi32_ps(int.0), _mm256_cvtepi32_ps(int.1)) }
     }
     #[inline(always)]
+    fn to_bytes(self) -> [u8; LANES] {
+        let mut to = [0; LANES];
+        unsafe {
+            // What is no number is a word whose lowest byte is zero, so words are cut and not clamped.
+            let mask = _mm256_set1_epi32(0xff);
+            let low = _mm256_and_si256(_mm256_cvtps_epi32(self.0), mask);
+            let high = _mm256_and_si256(_mm256_cvtps_epi32(self.1), mask);
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
+            let bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
+        }
+        to
+    }
+    #[inline(always)]
     fn prefetch(address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }

@@ -85,6 +85,7 @@ impl<const BF16: bool> Real for Avx512<BF16> {
 impl<const BF16: bool> Lanes for Avx512<BF16> {
     type Int = __m512i;
     const PAIR_WORDS: usize = if BF16 { 1 } else { 2 };
+    const SUMS: usize = 16;
 
     #[inline(always)]
     fn load(from: &[f32; LANES]) -> Self {
@@ -212,6 +213,15 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
     #[inline(always)]
     fn int_to_float(int: __m512i) -> Self {
         Avx512(unsafe { _mm512_cvtepi32_ps(int) })
+    }
+    #[inline(always)]
+    fn to_bytes(self) -> [u8; LANES] {
+        let mut to = [0; LANES];
+        unsafe {
+            let bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(self.0));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), bytes);
+        }
+        to
     }
     #[inline(always)]
     fn prefetch(address: *const u8) {

@@ -175,6 +175,10 @@ impl Lanes for Plain {
         Plain(int.0.map(|value| value as f32))
     }
     #[inline(always)]
+    fn to_bytes(self) -> [u8; LANES] {
+        self.0.map(|x| x as i32 as u8)
+    }
+    #[inline(always)]
     fn prefetch(_address: *const u8) {}
 }
 

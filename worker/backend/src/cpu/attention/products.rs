@@ -1,0 +1,254 @@
+//! The two products of attention over a page, for several queries at a time: each number of K and V is loaded once for
+//! all of them, and sums wait in registers.
+//!
+//! What a query's sums are is its own: how many others are beside it changes no bit.
+#![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
+
+use crate::cpu::kv::HEAD_DIM_MAX;
+use crate::cpu::lanes::{LANES, Lanes};
+use std::ops::Range;
+
+/// A number as a cache has it.
+pub(crate) trait Number: Copy {
+    fn lanes<L: Lanes>(from: &[Self; LANES]) -> L;
+    /// Zeros behind what there is.
+    fn first_lanes<L: Lanes>(from: &[Self]) -> L;
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    fn lanes<L: Lanes>(from: &[f32; LANES]) -> L {
+        L::load(from)
+    }
+
+    #[inline(always)]
+    fn first_lanes<L: Lanes>(from: &[f32]) -> L {
+        L::load_first(from)
+    }
+}
+
+/// The bits of an f16.
+impl Number for u16 {
+    #[inline(always)]
+    fn lanes<L: Lanes>(from: &[u16; LANES]) -> L {
+        L::from_f16(from)
+    }
+
+    #[inline(always)]
+    fn first_lanes<L: Lanes>(from: &[u16]) -> L {
+        let mut lanes = [0; LANES];
+        lanes[..from.len()].copy_from_slice(from);
+        L::from_f16(&lanes)
+    }
+}
+
+/// How many queries share what is loaded of a page: as many as leave their sums in registers.
+pub(crate) const fn together<L: Lanes>() -> usize {
+    if L::SUMS < 16 { 2 } else { 4 }
+}
+
+/// Puts queries side by side, as `dots` reads them. to: [dim, N]
+pub(crate) fn interleave<'a>(queries: impl ExactSizeIterator<Item = &'a [f32]>, to: &mut [f32]) {
+    let n = queries.len();
+    for (i, query) in queries.enumerate() {
+        query.iter().zip(to.chunks_exact_mut(n)).for_each(|(x, to)| to[i] = *x);
+    }
+}
+
+/// q · k of sixteen positions for each of N queries. q: [dim, N], k: [dim, 16]
+///
+/// The virtual lane j of a product takes elements j, j + 16, ..: here it is a register, whose lanes are positions, and
+/// the tree over virtual lanes is plain addition. Lanes are finished in the tree's own order, so that few sums wait.
+#[inline(always)]
+pub(crate) fn dots<L: Lanes, T: Number, const N: usize>(q: &[[f32; N]], k: &[[T; LANES]]) -> [L; N] {
+    let even = both(both(pair(q, k, 0), pair(q, k, 4)), both(pair(q, k, 2), pair(q, k, 6)));
+    let odd = both(both(pair(q, k, 1), pair(q, k, 5)), both(pair(q, k, 3), pair(q, k, 7)));
+    both(even, odd)
+}
+
+#[inline(always)]
+fn both<L: Lanes, const N: usize>(a: [L; N], b: [L; N]) -> [L; N] {
+    let mut sums = a;
+    for n in 0..N {
+        sums[n] = a[n].add(b[n]);
+    }
+    sums
+}
+
+/// Virtual lanes `i` and `i + 8`, added.
+#[inline(always)]
+fn pair<L: Lanes, T: Number, const N: usize>(q: &[[f32; N]], k: &[[T; LANES]], i: usize) -> [L; N] {
+    let (mut low, mut high) = ([L::splat(0.0); N], [L::splat(0.0); N]);
+    let (q_chunks, q_tail) = q.as_chunks::<LANES>();
+    let (k_chunks, k_tail) = k.as_chunks::<LANES>();
+    for (q, k) in q_chunks.iter().zip(k_chunks) {
+        add_product(&q[i], &k[i], &mut low);
+        add_product(&q[i + 8], &k[i + 8], &mut high);
+    }
+    if let (Some(q), Some(k)) = (q_tail.get(i), k_tail.get(i)) {
+        add_product(q, k, &mut low);
+    }
+    if let (Some(q), Some(k)) = (q_tail.get(i + 8), k_tail.get(i + 8)) {
+        add_product(q, k, &mut high);
+    }
+    both(low, high)
+}
+
+#[inline(always)]
+fn add_product<L: Lanes, T: Number, const N: usize>(q: &[f32; N], k: &[T; LANES], sums: &mut [L; N]) {
+    let k = T::lanes::<L>(k);
+    for n in 0..N {
+        sums[n] = L::splat(q[n]).fma(k, sums[n]);
+    }
+}
+
+/// acc[n] += p[n][t] * v[t] for ascending t of `seen`, for each of N queries. v: [16, dim]
+#[inline(always)]
+pub(crate) fn weighted<L: Lanes, T: Number, const N: usize>(
+    p: &[&[f32; LANES]; N],
+    seen: Range<usize>,
+    v: &[T],
+    dim: usize,
+    acc: &mut [[f32; HEAD_DIM_MAX]],
+) {
+    let (whole, n) = (dim / LANES * LANES, if 4 * N > L::SUMS { 2 } else { 4 });
+    let wide = whole / (n * LANES) * n * LANES;
+    for column in (0..wide).step_by(n * LANES) {
+        match n {
+            2 => columns::<L, T, N, 2>(p, seen.clone(), v, (dim, column), acc),
+            _ => columns::<L, T, N, 4>(p, seen.clone(), v, (dim, column), acc),
+        }
+    }
+    for column in (wide..whole).step_by(LANES) {
+        columns::<L, T, N, 1>(p, seen.clone(), v, (dim, column), acc);
+    }
+    if whole < dim {
+        last_columns::<L, T, N>(p, seen, v, (dim, whole), acc);
+    }
+}
+
+/// C registers of columns of each query.
+#[inline(always)]
+fn columns<L: Lanes, T: Number, const N: usize, const C: usize>(
+    p: &[&[f32; LANES]; N],
+    seen: Range<usize>,
+    v: &[T],
+    (dim, column): (usize, usize),
+    acc: &mut [[f32; HEAD_DIM_MAX]],
+) {
+    let mut sums = [[L::splat(0.0); C]; N];
+    for n in 0..N {
+        let acc = &acc[n][column..].as_chunks::<LANES>().0[..C];
+        for c in 0..C {
+            sums[n][c] = L::load(&acc[c]);
+        }
+    }
+    for t in seen.start..seen.end.min(LANES) {
+        let row = &v[t * dim + column..].as_chunks::<LANES>().0[..C];
+        let mut lanes = [L::splat(0.0); C];
+        for c in 0..C {
+            lanes[c] = T::lanes::<L>(&row[c]);
+        }
+        for n in 0..N {
+            let p = L::splat(p[n][t]);
+            for c in 0..C {
+                sums[n][c] = p.fma(lanes[c], sums[n][c]);
+            }
+        }
+    }
+    for n in 0..N {
+        let acc = &mut acc[n][column..].as_chunks_mut::<LANES>().0[..C];
+        for c in 0..C {
+            sums[n][c].store(&mut acc[c]);
+        }
+    }
+}
+
+#[inline(always)]
+fn last_columns<L: Lanes, T: Number, const N: usize>(
+    p: &[&[f32; LANES]; N],
+    seen: Range<usize>,
+    v: &[T],
+    (dim, column): (usize, usize),
+    acc: &mut [[f32; HEAD_DIM_MAX]],
+) {
+    for n in 0..N {
+        let acc = &mut acc[n][column..].as_chunks_mut::<LANES>().0[0];
+        let mut sum = L::load(acc);
+        for t in seen.start..seen.end.min(LANES) {
+            let row = T::first_lanes::<L>(&v[t * dim + column..][..dim - column]);
+            sum = L::splat(p[n][t]).fma(row, sum);
+        }
+        sum.store(acc);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::lanes::Plain;
+    use half::f16;
+
+    fn numbers(n: usize, seed: usize) -> Vec<f32> {
+        (0..n).map(|i| (((i + seed) * 7919 % 1009) as f32 - 504.0) / 97.0).collect()
+    }
+
+    /// Sixteen virtual lanes, and halves added to halves.
+    fn dot(q: &[f32], k: impl Fn(usize) -> f32) -> f32 {
+        let mut lanes = [0.0f32; LANES];
+        q.iter().enumerate().for_each(|(i, q)| lanes[i % LANES] = q.mul_add(k(i), lanes[i % LANES]));
+        for half in [8, 4, 2, 1] {
+            (0..half).for_each(|i| lanes[i] += lanes[i + half]);
+        }
+        lanes[0]
+    }
+
+    const DIMS: [usize; 7] = [2, 8, 24, 64, 80, 96, 256];
+
+    fn dots_follow_the_letter<const N: usize>() {
+        for dim in DIMS {
+            let queries: Vec<Vec<f32>> = (0..N).map(|n| numbers(dim, 31 * n)).collect();
+            let k: Vec<u16> = numbers(dim * LANES, 5).iter().map(|x| f16::from_f32(*x).to_bits()).collect();
+            let wide: Vec<f32> = k.iter().map(|bits| f16::from_bits(*bits).to_f32()).collect();
+            let mut q = vec![0.0; N * dim];
+            interleave(queries.iter().map(Vec::as_slice), &mut q);
+            let q = q.as_chunks::<N>().0;
+            let halves = dots::<Plain, u16, N>(q, k.as_chunks().0);
+            let floats = dots::<Plain, f32, N>(q, wide.as_chunks().0);
+            for n in 0..N {
+                let mut got = [[0.0; LANES]; 2];
+                halves[n].store(&mut got[0]);
+                floats[n].store(&mut got[1]);
+                let expected: [f32; LANES] = std::array::from_fn(|at| dot(&queries[n], |i| wide[i * LANES + at]));
+                assert_eq!(got.map(|of| of.map(f32::to_bits)), [expected.map(f32::to_bits); 2], "{N} of {dim}");
+            }
+        }
+    }
+
+    fn sums_follow_the_letter<const N: usize>() {
+        for (dim, seen) in DIMS.into_iter().flat_map(|dim| [0..16, 3..9, 15..16, 4..4].map(|seen| (dim, seen))) {
+            let weights: Vec<[f32; LANES]> = (0..N).map(|n| numbers(LANES, 17 * n).try_into().unwrap()).collect();
+            let v: Vec<u16> = numbers(dim * LANES, 9).iter().map(|x| f16::from_f32(*x).to_bits()).collect();
+            let mut got = vec![[0.5; HEAD_DIM_MAX]; N];
+            let p: [&[f32; LANES]; N] = std::array::from_fn(|n| &weights[n]);
+            weighted::<Plain, u16, N>(&p, seen.clone(), &v, dim, &mut got);
+            for n in 0..N {
+                for column in 0..dim {
+                    let of = |sum: f32, t: usize| p[n][t].mul_add(f16::from_bits(v[t * dim + column]).to_f32(), sum);
+                    let expected = seen.clone().fold(0.5, of);
+                    assert_eq!(got[n][column].to_bits(), expected.to_bits(), "{N} of {dim}, {seen:?}, {column}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_group_of_queries_has_the_sums_of_each() {
+        dots_follow_the_letter::<1>();
+        dots_follow_the_letter::<3>();
+        dots_follow_the_letter::<4>();
+        sums_follow_the_letter::<1>();
+        sums_follow_the_letter::<3>();
+        sums_follow_the_letter::<4>();
+    }
+}
