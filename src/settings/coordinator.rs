@@ -4,6 +4,7 @@ use super::bytes::ByteSize;
 use super::check::at_least_one;
 use super::device::{DeviceChoice, DeviceSettings};
 use super::health::HealthSettings;
+use super::kv::KvChoice;
 use super::model::ModelSettings;
 use super::queue::QueueSettings;
 use super::speculation::SpeculationSettings;
@@ -43,10 +44,14 @@ pub struct CoordinatorSettings {
     #[arg(long, env = "LOCKSTEP_ACTIVATIONS", value_parser = words::parser(Activations::ALL, Activations::name))]
     #[serde(default, with = "words::open")]
     pub activations: Option<Activations>,
-    /// Type of the KV cache: f16 or f32 on the CPU, bf16 on a GPU [default: f16 on the CPU, bf16 on a GPU]
-    #[arg(long, env = "LOCKSTEP_KV_DTYPE", value_parser = words::parser(KvDtype::ALL, KvDtype::name))]
-    #[serde(default, with = "words::open")]
-    pub kv_dtype: Option<KvDtype>,
+    /// Type of the KV cache: f16, f32 or int8 (about half of f16's memory) on the CPU, bf16 on a GPU; auto is f16 on the
+    /// CPU and bf16 on a GPU
+    #[arg(
+        long, env = "LOCKSTEP_KV_DTYPE", default_value = "auto",
+        value_parser = words::parser(KvChoice::ALL, KvChoice::name)
+    )]
+    #[serde(default, with = "words")]
+    pub kv_dtype: KvChoice,
     /// Memory for the KV cache of each worker, such as 512MiB or 4GiB
     ///
     /// The default on the CPU is room for 8 full contexts, but at most a quarter of the worker's memory; on a GPU it is
@@ -118,7 +123,7 @@ impl CoordinatorSettings {
     }
 
     pub fn kv_dtype(&self, class: DeviceClass) -> KvDtype {
-        self.kv_dtype.unwrap_or(if class == DeviceClass::Cuda { KvDtype::Bf16 } else { KvDtype::F16 })
+        self.kv_dtype.on(class)
     }
 
     pub fn max_chunk_tokens(&self, queue: &QueueSettings) -> u32 {
@@ -132,7 +137,7 @@ impl CoordinatorSettings {
     /// Fills in everything that does not depend on the model, and checks it.
     pub fn resolved(mut self, queue: &QueueSettings, device: DeviceChoice) -> anyhow::Result<CoordinatorSettings> {
         self.activations = Some(self.activations(device.class()));
-        self.kv_dtype = Some(self.kv_dtype(device.class()));
+        self.kv_dtype = KvChoice::Of(self.kv_dtype(device.class()));
         self.max_chunk_tokens = Some(self.max_chunk_tokens(queue));
         self.prefix_cache = Some(self.prefix_cache());
         self.check(device.class())?;

@@ -12,6 +12,7 @@ mod file;
 mod health;
 pub mod hub;
 mod identity;
+mod kv;
 pub mod machine;
 mod model;
 pub mod offered;

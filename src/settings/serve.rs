@@ -115,6 +115,7 @@ mod tests {
     use super::*;
     use crate::settings::ByteSize;
     use crate::settings::device::DeviceChoice;
+    use crate::settings::kv::KvChoice;
     use types::{Activations, KvDtype};
 
     fn resolve(words: &str) -> anyhow::Result<ServeSettings> {
@@ -171,11 +172,17 @@ mod tests {
     fn a_device_brings_its_numbers() -> anyhow::Result<()> {
         let cuda = resolve("--device cuda:1")?;
         let numbers = (cuda.coordinator.activations, cuda.coordinator.kv_dtype);
-        assert_eq!(numbers, (Some(Activations::Bf16), Some(KvDtype::Bf16)));
+        assert_eq!(numbers, (Some(Activations::Bf16), KvChoice::Of(KvDtype::Bf16)));
+        for (words, dtype) in
+            [("", KvDtype::F16), ("--kv-dtype auto", KvDtype::F16), ("--kv-dtype int8", KvDtype::Int8)]
+        {
+            assert_eq!(resolve(words)?.coordinator.kv_dtype, KvChoice::Of(dtype), "{words}");
+        }
         assert_eq!(cuda.device.device, DeviceChoice::Cuda(Some(1)));
         let again = from_file::<ServeSettings>("", &crate::settings::printed(&cuda)?)?.resolved()?;
         assert_eq!(again, cuda);
         refused("--numerics fast", "--numerics fast is for GPUs");
+        refused("--device cuda --kv-dtype int8", "--kv-dtype int8: both are bf16 on a GPU");
         for wrong in ["--device cuda --activations int8", "--device cuda --kv-dtype f16", "--kv-dtype bf16"] {
             refused(wrong, "both are bf16 on a GPU");
         }

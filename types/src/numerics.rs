@@ -64,6 +64,8 @@ impl FromStr for Activations {
 pub enum KvDtype {
     F16,
     F32,
+    /// Only on the CPU. Each row of a head has a scale.
+    Int8,
     /// Only on CUDA.
     Bf16,
     /// No device computes with it yet; a simulated datacenter uses it to show what it would save.
@@ -72,12 +74,13 @@ pub enum KvDtype {
 
 impl KvDtype {
     /// The types that some device computes with. No word asks for any other.
-    pub const ALL: &[KvDtype] = &[KvDtype::F16, KvDtype::F32, KvDtype::Bf16];
+    pub const ALL: &[KvDtype] = &[KvDtype::F16, KvDtype::F32, KvDtype::Int8, KvDtype::Bf16];
 
     pub const fn name(self) -> &'static str {
         match self {
             KvDtype::F16 => "f16",
             KvDtype::F32 => "f32",
+            KvDtype::Int8 => "int8",
             KvDtype::Bf16 => "bf16",
             KvDtype::Fp8 => "fp8",
         }
@@ -86,9 +89,18 @@ impl KvDtype {
     /// The bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
-            KvDtype::Fp8 => 1,
+            KvDtype::Fp8 | KvDtype::Int8 => 1,
             KvDtype::F16 | KvDtype::Bf16 => 2,
             KvDtype::F32 => 4,
+        }
+    }
+
+    /// The bytes of one position's K or V of a head with `n` numbers. In int8 they are whole lanes, and an f32 scales
+    /// them.
+    pub const fn row_bytes(self, n: u32) -> u64 {
+        match self {
+            KvDtype::Int8 => (n as u64).next_multiple_of(16) + 4,
+            _ => n as u64 * self.bytes() as u64,
         }
     }
 }
@@ -103,7 +115,7 @@ impl FromStr for KvDtype {
     type Err = UnknownWord;
 
     fn from_str(word: &str) -> Result<KvDtype, UnknownWord> {
-        let unknown = || UnknownWord { word: word.to_owned(), of: "KV dtype", known: "f16, bf16 or f32" };
+        let unknown = || UnknownWord { word: word.to_owned(), of: "KV dtype", known: "f16, int8, bf16 or f32" };
         named(KvDtype::ALL, KvDtype::name, word).ok_or_else(unknown)
     }
 }

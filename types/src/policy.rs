@@ -97,6 +97,10 @@ mod tests {
             digest("sim", Mode::Lockstep),
         ];
         assert!((1..all.len()).all(|i| !all[..i].contains(&all[i])), "{all:?}");
+        let on_cpu = |kv_dtype| {
+            Numerics::plain(&DeviceClass::Cpu.into(), Mode::Lockstep, Activations::Int8, kv_dtype, [5; 32]).digest()
+        };
+        assert!(on_cpu(KvDtype::F16) != on_cpu(KvDtype::Int8));
         // Processors are one class and have one mode.
         assert_eq!(digest("cpu/zen4", Mode::Fast), digest("cpu", Mode::Lockstep));
     }

@@ -56,7 +56,8 @@ impl Replica {
         let now = self.now();
         self.epoch.n += 1;
         let (Blueprint { grid, context, .. }, n_blocks) = (&blueprint, blueprint.n_blocks());
-        tracing::info!(epoch = %self.epoch, tp = grid.tp, pp = grid.pp, context, ?n_blocks, "placing the replica");
+        let (epoch, kv_dtype) = (self.epoch, self.config.policy.kv_dtype);
+        tracing::info!(%epoch, tp = grid.tp, pp = grid.pp, context, ?n_blocks, %kv_dtype, "placing the replica");
         if let Some(shortened) = &blueprint.shortened {
             tracing::warn!(asked = shortened.asked, has = shortened.has, "{shortened}");
         }

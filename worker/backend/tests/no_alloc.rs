@@ -58,7 +58,7 @@ fn ops_allocate_nothing() {
     let mut rng = Rng(1);
     let heads = Heads::whole(8, 4, 32, 0.2);
     let files = Dtype::ALL.map(|dtype| File::random(&mut rng, dtype, 48, 256));
-    for activations in [Activations::Int8, Activations::F32] {
+    for (activations, dtype) in [(Activations::Int8, KvDtype::Int8), (Activations::F32, KvDtype::F16)] {
         let cpu = cpu(Isa::detect(), 3, activations);
         let table = cpu.matrix(&files.each_ref().map(File::stored)).unwrap();
         let leaves = Leaves::o_proj(types::DeviceClass::Cpu, 8, 32);
@@ -66,8 +66,7 @@ fn ops_allocate_nothing() {
         let weight = cpu.vector(&[1.0; 256]).unwrap();
         let (cos, sin) = (vec![1.0; 32 * 16], vec![0.0; 32 * 16]);
         let rope = cpu.rope(&cos, &sin, 16, RopeStyle::Halves).unwrap();
-        let mut kv =
-            cpu.kv(KvSpec { n_layers: 1, n_blocks: 2, layout: KvLayout::heads(4, 32), dtype: KvDtype::F16 }).unwrap();
+        let mut kv = cpu.kv(KvSpec { n_layers: 1, n_blocks: 2, layout: KvLayout::heads(4, 32), dtype }).unwrap();
         let mut x = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * 256));
         let mut qkv = filled(&cpu, ROWS_MAX, &rng.floats(ROWS_MAX * heads.qkv_cols()));
         let mut residual = cpu.buffer(ROWS_MAX, 256).unwrap();

@@ -4,6 +4,7 @@
 //! chunks in ascending order into the row. So a row's bits depend on its query and the positions up to its own, not on
 //! how the rows were cut into steps, and a chunk is a unit of work that can be done apart.
 
+mod int8;
 mod pages;
 mod products;
 
@@ -16,7 +17,7 @@ use super::{Buffer, Cpu, Vector};
 use crate::{Attention, AttentionCall, Heads, Pass, PassSlice};
 use std::cell::RefCell;
 use std::ops::Range;
-use types::{BLOCK_TOKENS, BlockId};
+use types::{BLOCK_TOKENS, BlockId, KvDtype};
 
 impl Attention for Cpu {
     fn rope_store(&self, qkv: &mut Buffer, rope: Option<&Rope>, call: &AttentionCall<'_>, kv: &mut Kv) {
@@ -137,6 +138,7 @@ struct State {
     tile: Weighted,
     chunk: Weighted,
     row: Weighted,
+    digits: int8::Digits,
 }
 
 impl State {
@@ -147,6 +149,7 @@ impl State {
         tile: Weighted::EMPTY,
         chunk: Weighted::EMPTY,
         row: Weighted::EMPTY,
+        digits: int8::Digits::EMPTY,
     };
 }
 
@@ -204,11 +207,22 @@ impl Attend<'_> {
         let n_lanes = self.call.heads.head_dim.next_multiple_of(LANES);
         let tiles = seen.start / TILE..seen.end.div_ceil(TILE);
         let blocks = &blocks[..seen.end.div_ceil(POSITIONS)];
-        self.lay_out::<L>(queries, &mut state.queries);
+        let is_int8 = self.kv.spec.dtype == KvDtype::Int8;
+        if is_int8 {
+            self.split_queries::<L>(queries, state);
+        } else {
+            self.lay_out::<L>(queries, &mut state.queries);
+        }
         for (tile, blocks) in blocks.chunks(TILE_BLOCKS).enumerate().skip(tiles.start) {
-            self.score::<L>(queries, blocks, kv_head, tile, state);
-            self.weigh::<L>(queries, tile, state);
-            self.add_values::<L>(queries, blocks, kv_head, tile, state);
+            if is_int8 {
+                self.score_int8::<L>(queries, blocks, kv_head, tile, state);
+                self.weigh::<L>(queries, tile, state);
+                self.add_values_int8::<L>(queries, blocks, kv_head, tile, state);
+            } else {
+                self.score::<L>(queries, blocks, kv_head, tile, state);
+                self.weigh::<L>(queries, tile, state);
+                self.add_values::<L>(queries, blocks, kv_head, tile, state);
+            }
             let (chunk_start, end) = (tile / CHUNK_TILES * CHUNK, (tile + 1) * TILE);
             merge::<L>(queries, tile * TILE..end, &state.tile, chunk_start, &mut state.chunk, n_lanes);
             if end.is_multiple_of(CHUNK) || tile + 1 == tiles.end {

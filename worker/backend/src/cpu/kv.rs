@@ -4,7 +4,9 @@
 //! layer · block · KV head ·  K  [head_dim, 16 positions]     sixteen positions are sixteen lanes of a score
 //!                            V  [16 positions, head_dim]     and head_dim the lanes of a weighted sum
 //! ```
-//! A page of a head is thus one run of bytes, and a block of a layer is too.
+//! A page of a head is thus one run of bytes, and a block of a layer is too. What it is in eight bits stands in `int8`.
+
+pub(crate) mod int8;
 
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
@@ -24,6 +26,8 @@ pub struct Kv {
     pub(crate) spec: KvSpec,
     n_kv_heads: usize,
     head_dim: usize,
+    /// Elements of one head's K (or V) in one block; bytes in int8, whose scales are among them.
+    half_page: usize,
     /// Shared with whoever commits them.
     pages: Arc<Pages>,
     /// What a thread works in where the pages are those of recurrent layers: one for each thread.
@@ -40,7 +44,7 @@ impl Kv {
     /// `n_threads` are the most that work on it at a time.
     pub fn new(spec: KvSpec, n_threads: usize) -> Result<Kv> {
         match spec.dtype {
-            KvDtype::F16 | KvDtype::F32 => {}
+            KvDtype::F16 | KvDtype::F32 | KvDtype::Int8 => {}
             KvDtype::Bf16 => return Err(types::Unsupported("a KV cache of bf16 on the CPU").into()),
             KvDtype::Fp8 => return Err(types::Unsupported("a KV cache of fp8 on the CPU").into()),
         }
@@ -60,7 +64,9 @@ impl Kv {
             }
             _ => Vec::new(),
         };
-        Ok(Kv { spec, n_kv_heads, head_dim, pages: Arc::new(Pages::zeroed("the KV cache", n_bytes)?), spare })
+        let half_page = POSITIONS * (spec.dtype.row_bytes(head_dim as u32) as usize / spec.dtype.bytes());
+        let pages = Arc::new(Pages::zeroed("the KV cache", n_bytes)?);
+        Ok(Kv { spec, n_kv_heads, head_dim, half_page, pages, spare })
     }
 
     pub fn spec(&self) -> &KvSpec {
@@ -154,9 +160,9 @@ impl Kv {
         start..start + n_bytes
     }
 
-    /// Elements of one head's K (or V) in one block.
+    /// How far V is behind K.
     pub(crate) fn half_page(&self) -> usize {
-        POSITIONS * self.head_dim
+        self.half_page
     }
 
     /// The element at which a head's page begins: K, then V.
@@ -179,6 +185,7 @@ impl Kv {
                     L::from_f16(from).store(to);
                 }
             }
+            KvDtype::Int8 => unreachable!("it is read as it is"),
             KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("`new` refuses it"),
         }
     }
@@ -189,6 +196,7 @@ impl Kv {
         match self.spec.dtype {
             KvDtype::F32 => Half::F32(&self.pages.floats()[start..start + n]),
             KvDtype::F16 => Half::F16(&self.halves()[start..start + n]),
+            KvDtype::Int8 => unreachable!("it is read as it is"),
             KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("`new` refuses it"),
         }
     }
@@ -309,6 +317,11 @@ impl Kv {
                     let to = self.pages.start().cast::<f32>();
                     k.iter().enumerate().for_each(|(i, x)| *to.add(page + i * POSITIONS + slot) = *x);
                     v.iter().enumerate().for_each(|(i, x)| *to.add(v_start + i) = *x);
+                }
+                KvDtype::Int8 => {
+                    let to = self.pages.start();
+                    int8::store::<L>(to.add(page), int8::k_place, slot, k);
+                    int8::store::<L>(to.add(page + self.half_page), int8::v_place, slot, v);
                 }
                 KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("`new` refuses it"),
             }

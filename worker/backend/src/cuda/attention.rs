@@ -29,6 +29,9 @@ pub struct Kv {
 
 impl Kv {
     pub(super) fn new(cuda: &Cuda, spec: KvSpec) -> Result<Kv> {
+        if spec.dtype == KvDtype::Int8 {
+            return Err(types::Unsupported("a KV cache of int8 on CUDA").into());
+        }
         if spec.dtype != KvDtype::Bf16 {
             return Err(types::Unsupported("a KV cache other than bf16 on CUDA").into());
         }

@@ -1,6 +1,8 @@
 //! Attention: every path gives the bits of the plain one, however positions were cut into steps and whatever other
 //! sequences are in them.
 
+mod int8;
+
 use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Kv, Vector};
 use backend::{Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Memory, PassSlice, RopeStyle};
@@ -108,22 +110,18 @@ impl Case {
     fn naive(&self, sequence: usize) -> Vec<f64> {
         let Heads { n_heads, n_kv_heads, head_dim: d, scale, window, cap, .. } = self.heads;
         let n = self.length(sequence);
-        let stored = |x: f64| match self.dtype {
-            KvDtype::F16 => f64::from(f16::from_f32(x as f32).to_f32()),
-            KvDtype::F32 => x,
-            KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("the processor has no such cache"),
-        };
         let head = |position: usize, head: usize| {
             let start = position * self.heads.qkv_cols() + head * d;
             let x: Vec<f64> = self.sequences[sequence].qkv[start..][..d].iter().map(|x| f64::from(*x)).collect();
-            if head < n_heads + n_kv_heads { self.turned(&x, position) } else { x }
+            if head < n_heads + n_kv_heads && self.has_rope { self.turned(&x, position) } else { x }
         };
+        let stored = |position: usize, at: usize| self.stored(head(position, at));
         let mut out = Vec::new();
         for position in 0..n {
             for h in 0..n_heads {
                 let q = head(position, h);
                 let kv_head = n_heads + h / (n_heads / n_kv_heads);
-                let dot = |t| head(t, kv_head).iter().zip(&q).map(|(k, q)| stored(*k) * q).sum::<f64>();
+                let dot = |t| stored(t, kv_head).iter().zip(&q).map(|(k, q)| k * q).sum::<f64>();
                 let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
                 let score = |t| match cap.map(f64::from) {
                     None => dot(t) * f64::from(scale),
@@ -134,11 +132,21 @@ impl Case {
                 let largest = scores.iter().copied().fold(sink, f64::max);
                 let p: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
                 let sum = p.iter().sum::<f64>() + (sink - largest).exp();
-                let v: Vec<Vec<f64>> = (first..=position).map(|t| head(t, kv_head + n_kv_heads)).collect();
-                out.extend((0..d).map(|i| p.iter().zip(&v).map(|(p, v)| p * stored(v[i])).sum::<f64>() / sum));
+                let v: Vec<Vec<f64>> = (first..=position).map(|t| stored(t, kv_head + n_kv_heads)).collect();
+                out.extend((0..d).map(|i| p.iter().zip(&v).map(|(p, v)| p * v[i]).sum::<f64>() / sum));
             }
         }
         out
+    }
+
+    /// A row of K or V as it is read back.
+    fn stored(&self, row: Vec<f64>) -> Vec<f64> {
+        match self.dtype {
+            KvDtype::F16 => row.iter().map(|x| f64::from(f16::from_f32(*x as f32).to_f32())).collect(),
+            KvDtype::F32 => row,
+            KvDtype::Int8 => int8::stored(&row),
+            KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("the processor has no such cache"),
+        }
     }
 
     /// What the values of even scores come to, by the letter: tiles are added up to chunks, and chunks to the row. All
