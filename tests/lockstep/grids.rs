@@ -116,7 +116,7 @@ async fn grids_of_four_ranks_per_stage() {
 // -- a pairwise cover
 
 /// The factors: family, tp - 1, pp - 1, wire, workers, cut, activations, type of cache.
-const N_VALUES: [usize; 8] = [FAMILIES.len(), GRID_MAX as usize, GRID_MAX as usize, 2, 2, 2, 2, 2];
+const N_VALUES: [usize; 8] = [FAMILIES.len(), GRID_MAX as usize, GRID_MAX as usize, 2, 2, 2, 2, 3];
 const RUNS_MAX: usize = 64;
 /// Blocks where the cut is alike; otherwise memory is plenty.
 const COVER_BLOCKS: u32 = 40;
@@ -124,7 +124,7 @@ const WIRES: [Wire; 2] = [Wire::Memory, Wire::Socket];
 const WORKERS: [Workers; 2] = [Workers::Processes, Workers::Threads];
 const CUTS: [Cut; 2] = [Cut::Alike, Cut::Unlike];
 const ACTIVATIONS: [&str; 2] = ["int8", "f32"];
-const KV_DTYPES: [&str; 2] = ["f16", "f32"];
+const KV_DTYPES: [&str; 3] = ["f16", "f32", "int8"];
 
 /// Whether a family can be cut on a grid, alike and unlike, by family, tp - 1 and pp - 1.
 static CUTTABLE: LazyLock<Vec<[[[bool; 2]; 4]; 4]>> = LazyLock::new(|| {

@@ -42,6 +42,17 @@ async fn gemma3() {
     tiny_every_way("gemma3", "f32").await;
 }
 
+#[tokio::test]
+async fn kv_of_eight_bits() {
+    int8_every_way("llama-f32-rope3", "int8").await;
+}
+
+/// Blocks behind a window go to others, scales and all.
+#[tokio::test]
+async fn kv_of_eight_bits_behind_windows() {
+    int8_every_way("gemma3", "f32").await;
+}
+
 /// Gated delta rules beside attention.
 #[tokio::test]
 async fn qwen3_next() {
@@ -145,6 +156,23 @@ async fn another_policy_has_other_bits() {
     let n_equal = answers[0].iter().zip(&answers[1]).filter(|(one, other)| one == other).count();
     println!("{n_equal} of {} answers are the same with another type of cache", requests.len());
     assert_eq!(n_equal, 0);
+}
+
+/// K and V of eight bits: rounded row by row, and read back in any company, on any grid, after any loss.
+async fn int8_every_way(folder: &str, activations: &'static str) {
+    let model = reference_folder(folder);
+    let requests = tiny_requests(&model);
+    let bench = Bench::new(&format!("{folder} int8 KV"), Setup::new(model, activations, "int8"), requests).await;
+    let all = bench.first(REQUESTS);
+    bench.company(&all).await;
+    bench.chunks(&[1, 7, 512], &all).await;
+    bench.prefix_cache(&all).await;
+    bench.preemption(50, &all).await;
+    bench.drafts(&all).await;
+    bench.grids(&all).await;
+    bench.threads(&[4], &all).await;
+    let few = bench.first(REQUESTS / 4);
+    bench.instructions(&few, &all).await;
 }
 
 async fn tiny_every_way(folder: &str, activations: &'static str) {

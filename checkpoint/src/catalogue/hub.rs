@@ -166,6 +166,10 @@ fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut
     }
     let part = part_of(path);
     let Some(mut out) = own_part(file, path, &part, progress)? else { return Ok(()) };
+    if file.sha256.is_none() {
+        // Nobody could tell that the rest is of another file than the part.
+        out.set_len(0).map_err(Error::io(&part))?;
+    }
     let mut hasher = Sha256::new();
     let mut done = hash_file(&mut out, &mut hasher).map_err(Error::io(&part))?;
     if file.bytes.is_none_or(|bytes| done < bytes) {
@@ -180,6 +184,9 @@ fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut
             }
             failed(why)
         })?;
+        if !begins_at(&response, done) {
+            return Err(failed(format!("the hub sends another part than the one from byte {done}")));
+        }
         if done > 0 && response.status().as_u16() != 206 {
             // The server begins from the start, so the file does too.
             out.set_len(0).map_err(Error::io(&part))?;
@@ -188,6 +195,12 @@ fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut
         copy(response.into_body(), (&mut out, part.as_path()), &mut hasher, &mut done, file, progress)?;
     }
     finish(file, &part, path, done, hasher)
+}
+
+/// Whether a part of a file is the part that was asked for.
+fn begins_at(response: &ureq::http::Response<ureq::Body>, from: u64) -> bool {
+    let range = response.headers().get("content-range").and_then(|range| range.to_str().ok());
+    response.status().as_u16() != 206 || range.is_none_or(|range| range.starts_with(&format!("bytes {from}-")))
 }
 
 /// Opens the part file for this process alone; None if another process has fetched all of it meanwhile.

@@ -1,5 +1,7 @@
 //! A single-threaded hub on the loopback, and a cache in a temporary folder.
 
+mod faults;
+
 use super::*;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;

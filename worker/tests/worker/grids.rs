@@ -63,7 +63,8 @@ fn uneven_shares_and_stages_give_the_tokens_of_one_rank() {
         layout(&[3, 2], &[&[0, 9, 9, 16], &[0, 4, 16, 16]]),
         layout(&[2, 1, 2], &[&[0, 0, 16], &[0, 16, 16], &[0, 8, 16]]),
     ];
-    for (activations, kv_dtype) in [(Activations::Int8, KvDtype::F16), (Activations::F32, KvDtype::F32)] {
+    let of_ints = [(Activations::Int8, KvDtype::F16), (Activations::Int8, KvDtype::Int8)];
+    for (activations, kv_dtype) in of_ints.into_iter().chain([(Activations::F32, KvDtype::F32)]) {
         let assignment = Assignment { activations, kv_dtype, ..assignment(DEEP) };
         let expected = alone(&assignment, &requests);
         for layout in &layouts {

@@ -1,0 +1,213 @@
+//! Hubs that redirect, break off, lie and change their files: what is fetched is gone on with or refused, and never
+//! half of a file, or two halves, under its name.
+
+use super::*;
+
+/// What a hub says to one request.
+struct Answer {
+    status: &'static str,
+    headers: String,
+    body: Vec<u8>,
+    /// The connection ends after so many bytes of the body.
+    cut: usize,
+}
+
+impl Answer {
+    fn new(status: &'static str, body: &[u8]) -> Answer {
+        Answer { status, headers: String::new(), body: body.to_vec(), cut: usize::MAX }
+    }
+
+    /// A file from `from` on, as a hub that knows ranges sends it.
+    fn file(file: &[u8], from: usize) -> Answer {
+        match from {
+            0 => Answer::new("200 OK", file),
+            _ => {
+                let headers = format!("content-range: bytes {from}-{}/{}\r\n", file.len() - 1, file.len());
+                Answer { headers, ..Answer::new("206 Partial Content", &file[from..]) }
+            }
+        }
+    }
+}
+
+/// What is asked: the path, the first byte, whether the token came along, and how many requests for files there were
+/// before.
+struct Asked<'a> {
+    path: &'a str,
+    from: usize,
+    has_token: bool,
+    before: usize,
+}
+
+/// A hub with one file, whose list is always right about `file`; `answer` speaks for the rest.
+fn hub_that(file: &[u8], sha256: Option<&str>, answer: impl Fn(&Asked<'_>) -> Answer + Send + 'static) -> Hub {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let lfs = sha256.map(|oid| serde_json::json!({ "oid": oid }));
+    let list = serde_json::json!([{"type": "file", "path": "m-Q4_1.gguf", "size": file.len(), "lfs": lfs}]).to_string();
+    let log = asked.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let path = lines.next().unwrap().unwrap().split(' ').nth(1).unwrap().to_owned();
+            let (mut from, mut has_token) = (0, false);
+            for line in lines.map_while(std::io::Result::ok).take_while(|line| !line.is_empty()) {
+                let line = line.to_lowercase();
+                has_token |= line.starts_with("authorization:");
+                if let Some(range) = line.strip_prefix("range: bytes=") {
+                    from = range.trim_end_matches('-').parse().unwrap();
+                }
+            }
+            let answer = if path.starts_with("/api/") {
+                Answer::new("200 OK", list.as_bytes())
+            } else {
+                let mut log = log.lock().unwrap();
+                log.push(format!("{path} {from}"));
+                answer(&Asked { path: &path, from, has_token, before: log.len() - 1 })
+            };
+            let Answer { status, headers, body, cut } = answer;
+            let length = body.len();
+            let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\nconnection: close\r\n\r\n");
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(&body[..cut.min(length)]).unwrap();
+        }
+    });
+    Hub { endpoint, asked }
+}
+
+const MODEL: &str = "org/m:Q4_1";
+
+fn sha(file: &[u8]) -> String {
+    hub::hex(&Sha256::digest(file))
+}
+
+/// The file's bytes differ everywhere, so that a shifted or foreign part is seen.
+fn some_file(seed: u64) -> Vec<u8> {
+    drawn(seed, 256).map(|byte| byte as u8).take(300_000).collect()
+}
+
+/// Nothing has the model's name; how much of it is kept for another try.
+fn only_a_part(sources: &Sources) -> Option<u64> {
+    assert!(locate(MODEL, sources).is_err());
+    let folder = sources.cache.join("models/org--m--Q4_1");
+    assert!(!folder.join("m-Q4_1.gguf").exists());
+    std::fs::metadata(folder.join("m-Q4_1.gguf.part")).ok().map(|part| part.len())
+}
+
+fn pulled(sources: &Sources) -> Vec<u8> {
+    let located = pull(MODEL, sources, &mut |_| {}).unwrap();
+    verify_recorded(&located.path).unwrap();
+    let file = std::fs::read(located.path).unwrap();
+    std::fs::remove_dir_all(&sources.cache).unwrap();
+    file
+}
+
+#[test]
+fn a_redirect_is_followed_with_its_range_and_without_the_token() {
+    let file = some_file(1);
+    let blob = file.clone();
+    let away = hub_that(&file, None, move |asked| match (asked.path, asked.has_token) {
+        ("/blob", false) => Answer::file(&blob, asked.from),
+        _ => Answer::new("404 Not Found", b""),
+    });
+    let to = away.endpoint.clone();
+    let near = hub_that(&file, Some(&sha(&file)), move |asked| match asked.has_token {
+        true => Answer { headers: format!("location: {to}/blob\r\n"), ..Answer::new("302 Found", b"") },
+        false => Answer::new("401 Unauthorized", b""),
+    });
+    let sources = Sources { hub_token: Some("secret".into()), ..sources("redirect", &near) };
+    let folder = sources.cache.join("models/org--m--Q4_1");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("m-Q4_1.gguf.part"), &file[..1234]).unwrap();
+    assert!(pulled(&sources) == file);
+    assert_eq!(*away.asked.lock().unwrap(), ["/blob 1234"]);
+}
+
+#[test]
+fn a_fetch_whose_connection_is_cut_goes_on_where_it_was() {
+    let file = some_file(2);
+    let of_hub = file.clone();
+    let hub = hub_that(&file, Some(&sha(&file)), move |asked| {
+        let cut = if asked.before < 2 { 100_000 } else { usize::MAX };
+        Answer { cut, ..Answer::file(&of_hub, asked.from) }
+    });
+    let sources = sources("cut", &hub);
+    for n_kept in [100_000, 200_000] {
+        let refused = pull(MODEL, &sources, &mut |_| {}).unwrap_err();
+        assert!(matches!(refused, Error::Fetch { .. }), "{refused}");
+        assert_eq!(only_a_part(&sources), Some(n_kept));
+    }
+    assert!(pulled(&sources) == file);
+    let path = "/org/m/resolve/main/m-Q4_1.gguf";
+    assert_eq!(*hub.asked.lock().unwrap(), [0, 100_000, 200_000].map(|from| format!("{path} {from}")));
+}
+
+#[test]
+fn a_file_that_has_changed_since_is_refused_and_fetched_anew() {
+    let (before, file) = (some_file(3), some_file(4));
+    let of_hub = file.clone();
+    let hub = hub_that(&file, Some(&sha(&file)), move |asked| Answer::file(&of_hub, asked.from));
+    let sources = sources("changed", &hub);
+    let folder = sources.cache.join("models/org--m--Q4_1");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("m-Q4_1.gguf.part"), &before[..150_000]).unwrap();
+    let refused = pull(MODEL, &sources, &mut |_| {}).unwrap_err();
+    assert!(matches!(refused, Error::Checksum { .. }), "{refused}");
+    assert_eq!(only_a_part(&sources), None);
+    assert!(pulled(&sources) == file);
+}
+
+/// Without a checksum a part is worth nothing: the file may be another one by now.
+#[test]
+fn a_file_without_a_checksum_is_never_put_together_from_two() {
+    let (before, file) = (some_file(5), some_file(6));
+    let of_hub = file.clone();
+    let hub = hub_that(&file, None, move |asked| Answer::file(&of_hub, asked.from));
+    let sources = sources("unchecked", &hub);
+    let folder = sources.cache.join("models/org--m--Q4_1");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("m-Q4_1.gguf.part"), &before[..150_000]).unwrap();
+    assert!(pulled(&sources) == file);
+}
+
+#[test]
+fn a_hub_without_ranges_begins_again_and_one_that_sends_other_ranges_is_refused() {
+    let file = some_file(7);
+    for is_lying in [false, true] {
+        let of_hub = file.clone();
+        let hub = hub_that(&file, Some(&sha(&file)), move |asked| match (is_lying, asked.from) {
+            (false, _) => Answer::new("200 OK", &of_hub),
+            (true, from) => {
+                Answer { headers: "content-range: bytes 0-9/300000\r\n".into(), ..Answer::file(&of_hub, from) }
+            }
+        });
+        let sources = sources(&format!("ranges-{is_lying}"), &hub);
+        let folder = sources.cache.join("models/org--m--Q4_1");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("m-Q4_1.gguf.part"), &file[..1000]).unwrap();
+        if is_lying {
+            let refused = pull(MODEL, &sources, &mut |_| {}).unwrap_err().to_string();
+            assert!(refused.contains("another part than the one from byte 1000"), "{refused}");
+            assert_eq!(only_a_part(&sources), Some(1000));
+            std::fs::remove_dir_all(&sources.cache).unwrap();
+        } else {
+            assert!(pulled(&sources) == file);
+        }
+    }
+}
+
+#[test]
+fn more_or_less_than_was_announced_is_refused() {
+    let file = some_file(8);
+    for n_bytes in [1000, 300_001] {
+        let mut of_hub = file.clone();
+        of_hub.resize(n_bytes, 1);
+        let hub = hub_that(&file, Some(&sha(&file)), move |_| Answer::new("200 OK", &of_hub));
+        let sources = sources(&format!("length-{n_bytes}"), &hub);
+        let refused = pull(MODEL, &sources, &mut |_| {}).unwrap_err().to_string();
+        assert!(refused.contains("of 300000 bytes") || refused.contains("more than the 300000"), "{refused}");
+        assert!(only_a_part(&sources).is_some_and(|kept| kept <= 300_000));
+        std::fs::remove_dir_all(&sources.cache).unwrap();
+    }
+}
