@@ -4,6 +4,7 @@
 
 pub mod node;
 pub mod requests;
+pub mod terminal;
 pub mod watched;
 
 use ::wire::Dialer;

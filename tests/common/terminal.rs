@@ -1,0 +1,127 @@
+//! A terminal of the tests' own: a program runs on it as on a person's, and its screen is read as text. Knows no
+//! command.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use crate::common::node::{BINARY, PATIENCE};
+use rustix::fs::OFlags;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const POLL: Duration = Duration::from_millis(10);
+
+pub struct Terminal {
+    ours: File,
+    /// The program's side, kept open so that its modes can be read after the program's end.
+    theirs: File,
+    screen: Arc<Mutex<vt100::Parser>>,
+    child: Child,
+}
+
+fn size((columns, rows): (u16, u16)) -> Winsize {
+    Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
+}
+
+impl Terminal {
+    /// Starts the built binary on a terminal of so many columns and rows.
+    pub fn start(arguments: &[&str], of: (u16, u16), variables: &[(&str, &Path)]) -> Terminal {
+        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&ours).unwrap();
+        unlockpt(&ours).unwrap();
+        let name = ptsname(&ours, Vec::new()).unwrap().into_string().unwrap();
+        let flags = OFlags::NOCTTY.bits() as i32;
+        let theirs = File::options().read(true).write(true).custom_flags(flags).open(name).unwrap();
+        tcsetwinsize(&ours, size(of)).unwrap();
+        // A session of its own with this terminal, so that Ctrl-C and a new size reach the program as signals.
+        let mut command = Command::new("setsid");
+        command.arg("--ctty").arg(BINARY).args(arguments).current_dir(env!("CARGO_MANIFEST_DIR"));
+        command.env("TERM", "xterm-256color").env_remove("NO_COLOR").envs(variables.iter().copied());
+        let [stdin, stdout, stderr] = [(); 3].map(|()| theirs.try_clone().unwrap());
+        let child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().unwrap();
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(of.1, of.0, 1000)));
+        let (mut from, seen) = (File::from(ours.try_clone().unwrap()), screen.clone());
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(n @ 1..) = from.read(&mut bytes) {
+                seen.lock().unwrap().process(&bytes[..n]);
+            }
+        });
+        Terminal { ours: ours.into(), theirs, screen, child }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn type_in(&mut self, text: &str) {
+        self.ours.write_all(text.as_bytes()).unwrap();
+    }
+
+    pub fn resize(&mut self, of: (u16, u16)) {
+        self.screen.lock().unwrap().screen_mut().set_size(of.1, of.0);
+        tcsetwinsize(&self.ours, size(of)).unwrap();
+    }
+
+    /// What a person sees.
+    pub fn text(&self) -> String {
+        let screen = self.screen.lock().unwrap();
+        let lines: Vec<String> = screen.screen().rows(0, u16::MAX).map(|row| row.trim_end().to_owned()).collect();
+        lines.join("\n").trim_end().to_owned()
+    }
+
+    /// Waits until the screen is so; panics with it if that does not come.
+    pub fn until(&mut self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let text = self.text();
+            if is_so(&text) {
+                return text;
+            }
+            let ended = self.child.try_wait().unwrap();
+            assert!(Instant::now() < deadline && ended.is_none(), "{what} is never seen (ended: {ended:?}):\n{text}");
+            std::thread::sleep(POLL);
+        }
+    }
+
+    pub fn until_seen(&mut self, part: &str) -> String {
+        self.until(part, |text| text.contains(part))
+    }
+
+    pub fn is_alternate(&self) -> bool {
+        self.screen.lock().unwrap().screen().alternate_screen()
+    }
+
+    pub fn hides_cursor(&self) -> bool {
+        self.screen.lock().unwrap().screen().hide_cursor()
+    }
+
+    /// Whether what is typed is echoed, and lines are edited by the terminal: as a shell leaves it.
+    pub fn is_as_found(&self) -> bool {
+        tcgetattr(&self.theirs).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
+    }
+
+    pub fn ended(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "it does not end:\n{}", self.text());
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ended = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}

@@ -1,0 +1,268 @@
+//! A person at a terminal: a session of some forty steps in a chat and in `top`, at two widths, with sizes that change,
+//! Ctrl-C, Ctrl-D, letters of all scripts, and pipes. What is seen is judged, not what is sent.
+
+use crate::common::node::{BINARY, Folder, Node, complete};
+use crate::common::terminal::Terminal;
+use crate::messages::talking_model;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+const ROWS: u16 = 40;
+
+/// A chat, whose prompt is waited for after each step.
+struct Chat {
+    terminal: Terminal,
+    n_steps: usize,
+    _folder: Folder,
+}
+
+impl Chat {
+    fn begin(columns: u16) -> Chat {
+        let (folder, template) = talking_model("terminal");
+        let model = folder.0.to_str().unwrap().to_owned();
+        let more = ["--chat-template", &template, "--context", "320", "--threads", "1", "--max-tokens", "8"];
+        let cache = folder.0.join("cache");
+        let arguments = [&["run", &model][..], &more].concat();
+        let mut terminal = Terminal::start(&arguments, (columns, ROWS), &[("LOCKSTEP_CACHE", &cache)]);
+        // Typed before there is a prompt.
+        while terminal.is_as_found() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        terminal.type_in("/set temperature 0\r");
+        let mut chat = Chat { terminal, n_steps: 1, _folder: folder };
+        let seen = chat.settled("what was typed ahead", |seen| seen.contains("/set temperature 0"));
+        assert_eq!(seen.matches("/set temperature 0").count(), 1, "echoed once:\n{seen}");
+        assert!(seen.contains("/help lists the commands"), "{seen}");
+        chat
+    }
+
+    /// Waits until something is seen and an empty prompt stands below it.
+    fn settled(&mut self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
+        let is_asking = |seen: &str| seen.lines().last().is_some_and(|last| last == ">>>");
+        self.terminal.until(what, |seen| is_asking(seen) && is_so(seen))
+    }
+
+    /// Types the first line of a message that has several.
+    fn begins(&mut self, line: &str) {
+        self.n_steps += 1;
+        self.terminal.type_in(&format!("{line}\r"));
+        self.terminal.until("another line", |seen| seen.ends_with("..."));
+    }
+
+    /// Types a line on an empty screen and returns what is seen when the next one is asked for.
+    fn says(&mut self, line: &str, part: &str) -> String {
+        self.n_steps += 1;
+        self.terminal.type_in("\x0c");
+        self.terminal.until("an empty screen", |seen| seen == ">>>" || seen == "...");
+        self.terminal.type_in(&format!("{line}\r"));
+        let seen = self.settled(part, |seen| flat(seen).contains(part) && seen.len() > ">>>".len());
+        let widest = seen.lines().map(|line| line.chars().count()).max().unwrap_or(0);
+        assert!(widest <= 120, "{seen}");
+        seen
+    }
+}
+
+/// On one line: where lines end is the width's.
+fn flat(seen: &str) -> String {
+    seen.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Settings, commands and what is wrong with them.
+fn commands(chat: &mut Chat) {
+    let help = chat.says("/help", "Ctrl-C");
+    assert!(help.contains("/save NAME") && help.contains("/model NAME"), "{help}");
+    assert_eq!(help.lines().filter(|line| line.starts_with('/')).count(), 10, "no line of it is broken:\n{help}");
+    assert!(!help.contains('…'), "{help}");
+    for (line, told) in [
+        ("/set temperature 9", "temperature: 9 is not within 0 to 2"),
+        ("/set top_p 0", "top_p: 0 is not within above 0 to 1"),
+        ("/set max_tokens none", ">>>"),
+        ("/set max_tokens 6", ">>>"),
+        ("/set beams 2", "there is no parameter beams"),
+        ("/nothing", "there is no command /nothing; /help lists them"),
+        ("/system Be brief, 再帰.", ">>>"),
+        ("/show", "Be brief, 再帰."),
+        ("/load no-such", "cannot be loaded"),
+        ("/model no-such-model", "there is no model no-such-model"),
+    ] {
+        chat.says(line, told);
+    }
+    assert!(flat(&chat.says("/show", "messages")).contains("max_tokens 6 stop"));
+}
+
+/// Answers, long and short, kept and taken up again, stopped and too long.
+fn answers(chat: &mut Chat) {
+    chat.says("hello", "tokens, first after");
+    chat.says("Grüße, 再帰 🦀", "tokens, first after");
+    for (first, rest) in [("one\\", "two"), ("\"\"\"three", "four\"\"\"")] {
+        chat.begins(first);
+        chat.says(rest, "tokens, first after");
+    }
+    chat.says("/show", "messages 9");
+    chat.says("/save kept", "kept.json");
+    chat.says("/clear", ">>>");
+    chat.says("/show", "messages 1");
+    chat.says("/load kept", "9 messages, held with");
+    let long = "words ".repeat(400);
+    chat.says("/set max_tokens none", ">>>");
+    let told = chat.says(&long, "/clear forgets the conversation");
+    assert!(flat(&told).contains("no room is left for an answer"), "{told}");
+    chat.says("/clear", ">>>");
+    chat.says("/set quiet", ">>>");
+    chat.says("/set max_tokens 3", ">>>");
+    assert!(!chat.says("hello", ">>> hello").contains("tokens, first after"));
+}
+
+/// Keys that are no text.
+fn keys(chat: &mut Chat) {
+    chat.terminal.type_in("half a thou");
+    chat.terminal.until_seen("half a thou");
+    chat.terminal.type_in("\x03");
+    chat.settled("a dropped line", |seen| seen.contains("Ctrl-D or /bye leaves."));
+    chat.terminal.type_in("\x1b[A");
+    chat.terminal.until("the last line again", |seen| seen.ends_with(">>> hello"));
+    chat.terminal.type_in("\x15");
+    chat.settled("nothing", |_| true);
+    chat.terminal.resize((100, 30));
+    chat.says("/help", "/show what is set");
+    // An answer without an end, until it is stopped; the text so far stays.
+    for line in ["/clear", "/set stop none", "/set max_tokens none", "/set verbose"] {
+        chat.says(line, ">>>");
+    }
+    chat.terminal.type_in("go on for ever");
+    chat.terminal.until_seen("go on for ever");
+    chat.terminal.type_in("\r");
+    chat.terminal.until("an answer", |seen| seen != ">>>" && !seen.ends_with(">>> go on for ever"));
+    chat.terminal.type_in("\x03");
+    chat.settled("a prompt after an answer", |_| true);
+    chat.n_steps += 6;
+}
+
+fn session(columns: u16) -> usize {
+    let mut chat = Chat::begin(columns);
+    commands(&mut chat);
+    answers(&mut chat);
+    keys(&mut chat);
+    chat.says("/model tests/reference/smollm3", ">>>");
+    chat.says("/show", "model smollm3");
+    chat.terminal.type_in("\x04");
+    assert!(chat.terminal.ended().success() && chat.terminal.is_as_found(), "{}", chat.terminal.text());
+    chat.n_steps
+}
+
+#[test]
+fn a_session_of_forty_steps_in_sixty_columns() {
+    let n_steps = session(60);
+    assert!(n_steps >= 40, "{n_steps}");
+}
+
+#[test]
+fn a_session_of_forty_steps_in_a_hundred_and_twenty_columns() {
+    let n_steps = session(120);
+    assert!(n_steps >= 40, "{n_steps}");
+}
+
+/// Whoever leaves by a signal finds the terminal as it was.
+#[test]
+fn a_terminal_is_left_as_it_was_found() {
+    for signal in [Signal::TERM, Signal::HUP] {
+        let mut chat = Chat::begin(80);
+        assert!(!chat.terminal.is_as_found(), "an editor reads each key");
+        kill_process(Pid::from_raw(chat.terminal.pid() as i32).unwrap(), signal).unwrap();
+        assert!(!chat.terminal.ended().success() && chat.terminal.is_as_found(), "{}", chat.terminal.text());
+    }
+}
+
+fn serving() -> (Node, String) {
+    let model = "tests/reference/llama-f32-tied";
+    let mut node = Node::start(&["serve", model, "--tp", "2", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]);
+    let http = node.http();
+    node.until_ready(&http);
+    complete(&http, &json!({ "prompt": "hello", "max_tokens": 5, "seed": 7 }));
+    (node, http)
+}
+
+fn told(arguments: &[&str]) -> String {
+    let output = Command::new(BINARY).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn top_shows_its_views_at_every_width_and_leaves_no_trace() {
+    let (_node, http) = serving();
+    let mut terminal = Terminal::start(&["top", "--url", &http], (60, 24), &[]);
+    let seen = terminal.until_seen("llama-f32-tied");
+    assert!(terminal.is_alternate() && terminal.hides_cursor());
+    assert!(seen.contains(" 1 Cluster  2 Requests  3 Load") && !seen.contains("pid"), "{seen}");
+    assert_eq!(seen.lines().filter(|line| line.contains(" ready ")).count(), 3, "a replica of two ranks:\n{seen}");
+    terminal.resize((120, 30));
+    terminal.until("more columns", |seen| seen.contains("pid") && seen.contains("q quit"));
+    terminal.type_in("2");
+    terminal.until("a request", |seen| seen.contains("0 run, 0 wait") && seen.contains(" 1 ok"));
+    terminal.type_in("\r");
+    let seen = terminal.until_seen("ended: ok");
+    assert!(seen.contains("started: nothing of it is cached") && seen.contains("sent to local"), "{seen}");
+    terminal.type_in("\t");
+    terminal.until_seen("first token, p50");
+    terminal.resize((60, 10));
+    terminal.until("fewer columns", |seen| seen.lines().count() == 10);
+    terminal.type_in("?");
+    terminal.until_seen("q, Ctrl-C");
+    terminal.type_in("1");
+    terminal.type_in("1");
+    terminal.until_seen("KV");
+    terminal.type_in("q");
+    assert!(terminal.ended().success() && terminal.is_as_found());
+    assert!(!terminal.is_alternate() && !terminal.hides_cursor() && terminal.text().is_empty(), "{}", terminal.text());
+    // Ctrl-C and SIGTERM lead out as well, and a server that has gone is said.
+    let mut terminal = Terminal::start(&["top", "--url", "http://127.0.0.1:9"], (60, 10), &[]);
+    terminal.until_seen("no server answers at http://127.0.0.1:9");
+    terminal.type_in("\x03");
+    assert!(terminal.ended().success() && terminal.is_as_found());
+}
+
+#[test]
+fn a_running_server_is_looked_at_in_pipes_too() {
+    let (_node, http) = serving();
+    let ps = told(&["ps", "--url", &http]);
+    assert!(ps.lines().count() == 2 && ps.contains("tp 2 x pp 1") && ps.contains("ready"), "{ps}");
+    let log = told(&["logs", "1", "--url", &http]);
+    assert!(log.contains("request 1 · ok") && log.contains("arrived") && log.contains("ended: ok"), "{log}");
+    let top = told(&["top", "--looks", "2", "--url", &http]);
+    assert!(top.matches("tp 2 x pp 1").count() == 2 && !top.contains('\x1b'), "{top}");
+    assert!(told(&["status", "--url", &http]).contains("ready"));
+    // A second server finds a port for gRPC by itself.
+    let mut node = Node::start(&["serve", "tests/reference/llama-f32-tied", "--port", "0", "--threads", "1"]);
+    let mut other = Node::start(&["serve", "tests/reference/llama-f32-tied", "--port", "0", "--threads", "1"]);
+    [&mut node, &mut other].into_iter().for_each(|node| drop(node.http()));
+}
+
+#[test]
+fn who_stops_reading_is_no_error() {
+    for arguments in [&["simulate", "--help"][..], &["models"], &["completions", "bash"], &["plan", "--devices"]] {
+        let mut child =
+            Command::new(BINARY).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(child.wait().unwrap().success() && said.is_empty(), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn shells_and_readers_of_manuals_know_every_command() {
+    for (shell, part) in [("bash", "complete -F"), ("zsh", "#compdef lockstep"), ("fish", "complete -c lockstep")] {
+        let script = told(&["completions", shell]);
+        assert!(script.contains(part) && script.contains("kv-memory") && script.contains("logs"), "{shell}");
+    }
+    let folder = Folder::new("man");
+    told(&["man", folder.0.to_str().unwrap()]);
+    for command in ["serve", "run", "top", "ps", "rm", "show", "logs", "verify", "completions"] {
+        let page = std::fs::read_to_string(folder.0.join(format!("lockstep-{command}.1"))).unwrap();
+        assert!(page.contains(".TH") && page.contains("SYNOPSIS"), "{command}");
+    }
+    assert!(std::fs::read_to_string(folder.0.join("lockstep.1")).unwrap().contains("simulate"));
+}
