@@ -258,8 +258,11 @@ fn a_flipped_bit_of_a_norm_is_found_by_the_scrub_and_the_tokens_are_the_same() {
     for n in 0..n_flips() {
         let mut node = serve(&["--pp", "2", "--scrub", "0.5"]);
         let (answers, workers) = (node.answers(), node.workers());
+        // A stage is a layer. Whoever joins first holds the first, whichever began first.
+        let stage = n % 2;
+        let holder = field(&node.until(&["taking a place", &format!("rank={stage} ")]), "pid").parse().unwrap();
         let before = node.heard();
-        let Some(n_places) = flip_in_norm(workers[n % 2], n % 2, &mut dice) else {
+        let Some(n_places) = flip_in_norm(holder, stage, &mut dice) else {
             return not_run("flips in norms");
         };
         assert!(n_places > 0, "the norm is in the worker's memory");

@@ -13,7 +13,7 @@ use intruder::Intruder;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{WorkerFrame, WorkerHello, worker_frame};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -265,15 +265,24 @@ fn a_second_one_of_a_place_is_refused_by_name_and_the_cluster_goes_on() {
     second.until(&["lockstep:", "cannot listen for other workers", &port]);
     assert!(!second.ended().success());
 
-    // Strangers connect to the first worker while it waits for the second: one sends garbage, one stops midway.
+    // Strangers connect to the first worker while it waits for the second: one sends garbage, one stops midway. Both are
+    // let go before anybody meets, and are named once somebody does.
     let mut silent = TcpStream::connect(&port).unwrap();
     silent.write_all(b"LOCKSTEP").unwrap();
     let mut loud = TcpStream::connect(&port).unwrap();
     loud.write_all(&[0x5a; 400]).unwrap();
+    assert!(is_let_go(silent) && is_let_go(loud));
     let _second = Node::start(&join);
-    first.until(&["a rank is refused", "no handshake, but garbage"]);
-    first.until(&["a rank is refused", "silence"]);
+    first.until(&["a rank is refused", "no handshake, but garbage", "silence"]);
     assert_eq!(router(&address).answers(), serve(&[]).answers());
+}
+
+fn is_let_go(mut stranger: TcpStream) -> bool {
+    stranger.set_read_timeout(Some(PATIENCE)).unwrap();
+    match stranger.read(&mut [0]) {
+        Ok(n) => n == 0,
+        Err(error) => error.kind() == ErrorKind::ConnectionReset,
+    }
 }
 
 /// A worker that holds a rank and misbehaves.

@@ -160,7 +160,7 @@ fn all(isa: Isa, threads: usize) {
         report("stream read", memory.len() as f64 * 8.0, "GB/s", time(|| sum ^= black_box(stream(&memory, threads))));
         let empty = cpu.buffer(4, 16).unwrap();
         let mut out = cpu.buffer(4, 16).unwrap();
-        let norm = vec![1.0; 16];
+        let norm = cpu.vector(&[1.0; 16]).unwrap();
         let small =
             time(|| (0..1000).for_each(|_| backend::Pointwise::rms_norm(&cpu, &empty, &norm, 1e-5, 4, &mut out)));
         println!("a dispatch of four rows: {:.2} us", small.1 * 1e3);

@@ -246,27 +246,23 @@ struct Sums<L: Lanes, const N: usize> {
 impl<L: Lanes, const N: usize> Sums<L, N> {
     #[inline(always)]
     fn new(splits: [&Split; N]) -> Sums<L, N> {
-        let mut sums = Sums { high: [L::offset_start(0); N], low: [L::offset_start(0); N] };
-        for n in 0..N {
-            sums.high[n] = L::offset_start(splits[n].sums[0]);
-            sums.low[n] = L::offset_start(splits[n].sums[1]);
-        }
-        sums
+        let digits = |which: usize| splits.map(|split| L::offset_start(split.sums[which]));
+        Sums { high: digits(0), low: digits(1) }
     }
 
     #[inline(always)]
     fn add(&mut self, bytes: L::Int, words: [[i32; 2]; N]) {
-        for n in 0..N {
-            self.high[n] = L::dot_offset(self.high[n], bytes, words[n][0]);
-            self.low[n] = L::dot_offset(self.low[n], bytes, words[n][1]);
+        for (n, [high, low]) in words.into_iter().enumerate() {
+            self.high[n] = L::dot_offset(self.high[n], bytes, high);
+            self.low[n] = L::dot_offset(self.low[n], bytes, low);
         }
     }
 
     #[inline(always)]
     fn finish(self) -> [L; GROUP] {
         let mut all = [L::splat(0.0); GROUP];
-        for n in 0..N {
-            all[n] = L::int_to_float(self.high[n]).fma(L::splat(BASE), L::int_to_float(self.low[n]));
+        for (sum, (high, low)) in all.iter_mut().zip(self.high.into_iter().zip(self.low)) {
+            *sum = L::int_to_float(high).fma(L::splat(BASE), L::int_to_float(low));
         }
         all
     }
