@@ -44,8 +44,8 @@ pub struct CoordinatorSettings {
     #[arg(long, env = "LOCKSTEP_ACTIVATIONS", value_parser = words::parser(Activations::ALL, Activations::name))]
     #[serde(default, with = "words::open")]
     pub activations: Option<Activations>,
-    /// Type of the KV cache: f16, f32 or int8 (about half of f16's memory) on the CPU, bf16 on a GPU; auto is f16 on the
-    /// CPU and bf16 on a GPU
+    /// Type of the KV cache: f16, f32 or int8 (about half of f16's memory) on the CPU, bf16 on a GPU; auto is f16 on
+    /// the CPU and bf16 on a GPU
     #[arg(
         long, env = "LOCKSTEP_KV_DTYPE", default_value = "auto",
         value_parser = words::parser(KvChoice::ALL, KvChoice::name)

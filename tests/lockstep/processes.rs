@@ -265,8 +265,8 @@ fn a_second_one_of_a_place_is_refused_by_name_and_the_cluster_goes_on() {
     second.until(&["lockstep:", "cannot listen for other workers", &port]);
     assert!(!second.ended().success());
 
-    // Strangers connect to the first worker while it waits for the second: one sends garbage, one stops midway. Both are
-    // let go before anybody meets, and are named once somebody does.
+    // Strangers connect to the first worker while it waits for the second: one sends garbage, one stops midway. Both
+    // are let go before anybody meets, and are named once somebody does.
     let mut silent = TcpStream::connect(&port).unwrap();
     silent.write_all(b"LOCKSTEP").unwrap();
     let mut loud = TcpStream::connect(&port).unwrap();
