@@ -28,31 +28,49 @@ fn size((columns, rows): (u16, u16)) -> Winsize {
     Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
+/// Both sides of a new terminal: ours, and the program's.
+fn sides(of: (u16, u16)) -> (File, File) {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let name = ptsname(&ours, Vec::new()).unwrap().into_string().unwrap();
+    let flags = OFlags::NOCTTY.bits() as i32;
+    let theirs = File::options().read(true).write(true).custom_flags(flags).open(name).unwrap();
+    tcsetwinsize(&ours, size(of)).unwrap();
+    (ours.into(), theirs)
+}
+
+/// In a session of its own with this terminal, so that Ctrl-C and a new size reach the program as signals.
+fn start_on(theirs: &File, arguments: &[&str], variables: &[(&str, &Path)]) -> Child {
+    let mut command = Command::new("setsid");
+    command.arg("--ctty").arg(BINARY).args(arguments).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.env("TERM", "xterm-256color").env_remove("NO_COLOR").envs(variables.iter().copied());
+    let [stdin, stdout, stderr] = [(); 3].map(|()| theirs.try_clone().unwrap());
+    command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().unwrap()
+}
+
 impl Terminal {
     /// Starts the built binary on a terminal of so many columns and rows.
     pub fn start(arguments: &[&str], of: (u16, u16), variables: &[(&str, &Path)]) -> Terminal {
-        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&ours).unwrap();
-        unlockpt(&ours).unwrap();
-        let name = ptsname(&ours, Vec::new()).unwrap().into_string().unwrap();
-        let flags = OFlags::NOCTTY.bits() as i32;
-        let theirs = File::options().read(true).write(true).custom_flags(flags).open(name).unwrap();
-        tcsetwinsize(&ours, size(of)).unwrap();
-        // A session of its own with this terminal, so that Ctrl-C and a new size reach the program as signals.
-        let mut command = Command::new("setsid");
-        command.arg("--ctty").arg(BINARY).args(arguments).current_dir(env!("CARGO_MANIFEST_DIR"));
-        command.env("TERM", "xterm-256color").env_remove("NO_COLOR").envs(variables.iter().copied());
-        let [stdin, stdout, stderr] = [(); 3].map(|()| theirs.try_clone().unwrap());
-        let child = command.stdin(stdin).stdout(stdout).stderr(stderr).spawn().unwrap();
+        let (ours, theirs) = sides(of);
+        let child = start_on(&theirs, arguments, variables);
         let screen = Arc::new(Mutex::new(vt100::Parser::new(of.1, of.0, 1000)));
-        let (mut from, seen) = (File::from(ours.try_clone().unwrap()), screen.clone());
+        let (mut from, seen) = (ours.try_clone().unwrap(), screen.clone());
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while let Ok(n @ 1..) = from.read(&mut bytes) {
                 seen.lock().unwrap().process(&bytes[..n]);
             }
         });
-        Terminal { ours: ours.into(), theirs, screen, child }
+        Terminal { ours, theirs, screen, child }
+    }
+
+    /// Starts it on a terminal that is closed once something was shown.
+    pub fn start_and_close(arguments: &[&str]) -> Child {
+        let (mut ours, theirs) = sides((80, 24));
+        let child = start_on(&theirs, arguments, &[]);
+        ours.read_exact(&mut [0]).unwrap();
+        child
     }
 
     pub fn pid(&self) -> u32 {

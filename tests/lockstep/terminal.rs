@@ -1,13 +1,14 @@
 //! A person at a terminal: a session of some forty steps in a chat and in `top`, at two widths, with sizes that change,
 //! Ctrl-C, Ctrl-D, letters of all scripts, and pipes. What is seen is judged, not what is sent.
 
-use crate::common::node::{BINARY, Folder, Node, complete};
+use crate::common::node::{BINARY, Folder, Node, PATIENCE, complete};
 use crate::common::terminal::Terminal;
 use crate::messages::talking_model;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::io::Read;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 const ROWS: u16 = 40;
 
@@ -28,7 +29,7 @@ impl Chat {
         let mut terminal = Terminal::start(&arguments, (columns, ROWS), &[("LOCKSTEP_CACHE", &cache)]);
         // Typed before there is a prompt.
         while terminal.is_as_found() {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
         terminal.type_in("/set temperature 0\r");
         let mut chat = Chat { terminal, n_steps: 1, _folder: folder };
@@ -265,4 +266,18 @@ fn shells_and_readers_of_manuals_know_every_command() {
         assert!(page.contains(".TH") && page.contains("SYNOPSIS"), "{command}");
     }
     assert!(std::fs::read_to_string(folder.0.join("lockstep.1")).unwrap().contains("simulate"));
+}
+
+/// Whoever waits for keys reads the end of a terminal that is gone for ever, with all of a core.
+#[test]
+fn top_ends_when_its_terminal_is_closed() {
+    let mut top = Terminal::start_and_close(&["top", "--url", "http://127.0.0.1:9"]);
+    let deadline = Instant::now() + PATIENCE;
+    while top.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            top.kill().unwrap();
+            panic!("it does not end");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }

@@ -7,7 +7,9 @@ use crate::operate::server::RunningServer;
 use anyhow::Context;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
+use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::Value;
+use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -17,12 +19,15 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// How long keys are waited for before answers are looked at.
 const KEYS_WAIT: Duration = Duration::from_millis(40);
+/// How long the loop has to end by itself.
+const LEAVE_WAIT: Duration = Duration::from_secs(1);
 
 type Answer = (TopQuestion, Result<Value, String>);
 
 /// Shows the server until a key or a signal ends it, or after `looks` answers.
 pub fn run(server: &RunningServer, every: Duration, looks: Option<u64>) -> anyhow::Result<()> {
     let (_signals, is_over) = ended_by_signal()?;
+    end_without_a_terminal(is_over.clone());
     let (ask, asked) = sync_channel(1);
     let (answer, answers) = sync_channel(1);
     let asking = server.clone();
@@ -49,6 +54,26 @@ fn ended_by_signal() -> anyhow::Result<(Runtime, Arc<AtomicBool>)> {
         });
     }
     Ok((runtime, is_over))
+}
+
+/// Ends the process when its terminal is gone. The loop may not be able to: whoever waits for keys reads the end of
+/// the terminal again and again, and does not return.
+fn end_without_a_terminal(is_over: Arc<AtomicBool>) {
+    let stdin = std::io::stdin();
+    if !stdin.is_terminal() {
+        return;
+    }
+    std::thread::spawn(move || {
+        // Asked for nothing, a poll waits for the end alone.
+        let mut watched = [PollFd::new(&stdin, PollFlags::empty())];
+        while watched[0].revents().is_empty() {
+            // A signal interrupts it.
+            let _ = poll(&mut watched, None);
+        }
+        is_over.store(true, Relaxed);
+        std::thread::sleep(LEAVE_WAIT);
+        std::process::exit(1);
+    });
 }
 
 /// Answers what was asked last, at once and then every so often.
