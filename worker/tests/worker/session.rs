@@ -1,5 +1,7 @@
 //! A worker over TCP, driven by a coordinator that says just what the test wants.
 
+mod kv_parts;
+
 use crate::common;
 use collective::Mesh;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};

@@ -1,0 +1,72 @@
+//! How much of a KV cache there is memory for is told to a coordinator that heeds it, and to no other: for that one all
+//! of it is there before the rank is ready.
+
+use super::{Joined, PATIENCE, Scene, assign};
+use crate::common;
+use proto::cluster::{Assign, KvCommitted, Meet, worker_frame};
+use proto::since;
+use tokio::time::timeout;
+use types::KV_PARTS;
+use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, ModelLoader, Ready};
+
+/// A hundred MiB, of which the first piece is a third.
+const N_BLOCKS: u32 = 25_600;
+
+/// Loads a small model whose cache takes several pieces.
+struct Roomy;
+
+impl Load for Roomy {
+    fn load(&mut self, _: &Assignment, _: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+        let small = common::assignment("llama-f32-tied");
+        let roomy = Assignment { n_blocks: vec![N_BLOCKS; small.n_blocks.len()], kv_bytes: 256 << 20, ..small };
+        let (runner, ready) = ModelLoader::new(1).build(&roomy)?;
+        Ok((Box::new(runner), ready))
+    }
+}
+
+impl Joined {
+    /// What the next heartbeat tells.
+    async fn told(&mut self) -> Option<KvCommitted> {
+        loop {
+            let frame = timeout(PATIENCE, self.inbound.message()).await.unwrap().unwrap().unwrap();
+            if let worker_frame::Frame::Heartbeat(beat) = frame.frame.unwrap() {
+                return beat.kv;
+            }
+        }
+    }
+}
+
+/// The parts that a rank is ready with.
+async fn ready(joined: &mut Joined, protocol: u32) -> Option<u32> {
+    joined.hello().await;
+    let assign = Assign { protocol, ..assign() };
+    let meet = Meet { epoch_incarnation: assign.epoch_incarnation, epoch_n: assign.epoch_n };
+    joined.say(proto::cluster::rank_frame::Frame::Assign(assign)).await;
+    joined.loaded().await;
+    joined.say(proto::cluster::rank_frame::Frame::Meet(meet)).await;
+    match joined.hear().await {
+        worker_frame::Frame::Ready(ready) => ready.kv_parts,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn parts_of_a_kv_cache_are_told_where_they_are_heeded() {
+    let mut scene = Scene::start_with(Box::new(Roomy)).await;
+    let mut joined = scene.joined().await;
+    let parts = ready(&mut joined, since::KV_PARTS).await.unwrap();
+    assert!(0 < parts && parts < KV_PARTS, "{parts}");
+    while joined.told().await.unwrap().parts < KV_PARTS {}
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn a_coordinator_of_the_protocol_before_hears_nothing_of_parts() {
+    let mut scene = Scene::start_with(Box::new(Roomy)).await;
+    let mut joined = scene.joined().await;
+    assert_eq!(ready(&mut joined, since::KV_PARTS - 1).await, None);
+    for _ in 0..3 {
+        assert!(joined.told().await.is_none());
+    }
+    scene.end().await;
+}
