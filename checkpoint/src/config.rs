@@ -149,6 +149,8 @@ pub struct LayerSpec {
     /// A query attends to this many positions, its own among them. None: to all.
     pub window: Option<u32>,
     pub positions: Positions,
+    /// There is an MLP behind the mixer, or alone.
+    pub has_mlp: bool,
     /// Its MLP is a mixture of experts.
     pub has_experts: bool,
 }
@@ -232,12 +234,13 @@ impl ModelSpec {
         let heads = KvLayout::heads(self.n_kv_heads, self.head_dim);
         let state = self.recurrence.as_ref().map_or(heads, RecurrenceSpec::layout);
         let layout = |layer: &LayerSpec| match (layer.mixer, layer.window.filter(|window| *window < self.context)) {
-            (MixerKind::Recurrence, _) => state,
-            (MixerKind::Convolution, _) => self.convolution.as_ref().map_or(heads, ConvolutionSpec::layout),
-            (MixerKind::Attention, Some(window)) => heads.within(window),
-            (MixerKind::Attention, None) => heads,
+            (MixerKind::None, _) => None,
+            (MixerKind::Recurrence, _) => Some(state),
+            (MixerKind::Convolution, _) => self.convolution.as_ref().map(ConvolutionSpec::layout),
+            (MixerKind::Attention, Some(window)) => Some(heads.within(window)),
+            (MixerKind::Attention, None) => Some(heads),
         };
-        LayerGroups::of(self.layers.iter().map(layout))
+        LayerGroups::of_some(self.layers.iter().map(layout))
     }
 
     /// The heads of its layers with a state, which are alike.
@@ -252,18 +255,23 @@ impl ModelSpec {
         let (width, kv_width) = (u64::from(self.n_heads) * head_dim, u64::from(self.n_kv_heads) * head_dim);
         let is_gpt2 = self.family == Family::Gpt2;
         // Up and down; a gate where there is one.
-        let n_mlp = if is_gpt2 || self.family == Family::GptNeox { 2 } else { 3 };
+        let n_mlp = if matches!(self.family, Family::Gpt2 | Family::GptNeox | Family::NemotronH) { 2 } else { 3 };
         let dense = n_mlp * hidden * u64::from(self.inner);
         let experts = self.experts.as_ref().map_or(0, |of| {
             u64::from(of.n) * (n_mlp * hidden * u64::from(of.inner) + hidden) + n_mlp * hidden * u64::from(of.shared)
         });
-        let mlps = self.layers.iter().map(|layer| if layer.has_experts { experts } else { dense });
+        let mlps = self
+            .layers
+            .iter()
+            .filter(|layer| layer.has_mlp)
+            .map(|layer| if layer.has_experts { experts } else { dense });
         let attention = hidden * (2 * width + 2 * kv_width + if self.attention.has_gate { width } else { 0 });
         let recurrence = self.recurrence.map_or(0, |of| hidden * u64::from(of.n_cols() + of.n_heads * of.value_dim));
         let mixers = self.layers.iter().map(|layer| match layer.mixer {
             MixerKind::Attention => attention,
             MixerKind::Recurrence => recurrence,
             MixerKind::Convolution => 4 * hidden * hidden,
+            MixerKind::None => 0,
         });
         let n_tables = if self.tied_embeddings { 1 } else { 2 };
         let positions = if is_gpt2 { u64::from(self.context) } else { 0 };

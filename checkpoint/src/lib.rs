@@ -103,6 +103,7 @@ impl Checkpoint {
     fn new(path: &Path, spec: ModelSpec, defaults: Defaults, weights: Weights) -> Checkpoint {
         let format = match weights {
             Weights::Gguf(_) => names::FileKind::Gguf,
+            Weights::Folder(ref shards) if has_stacks(&spec, shards) => names::FileKind::FolderOfStacks,
             Weights::Folder(_) => names::FileKind::Folder,
         };
         let sources = names::sources(&spec, format);
@@ -262,6 +263,13 @@ impl ModelSpec {
         let fault = Error::fault(Path::new(name));
         ModelSpec::from_config(config, &Value::Null, &Value::Null, name).map_err(fault)
     }
+}
+
+/// Whether a folder keeps the experts of a layer in one tensor.
+fn has_stacks(spec: &ModelSpec, shards: &Shards) -> bool {
+    let in_layer = |layer: usize| format!("model.layers.{layer}.{}", names::GATE_UP_TOGETHER);
+    let first = spec.layers.iter().position(|layer| layer.has_experts).map(in_layer);
+    first.is_some_and(|name| in_folder(&name).into_iter().any(|name| shards.tensor(&name).is_some()))
 }
 
 /// The names that a folder may use for a tensor: GPT-2's own has no `transformer.` before them, and where a model sees

@@ -12,7 +12,7 @@ use crate::tensor::Woven;
 use rows::{Cut, Dim, Row, layer_rows, outer_rows};
 use std::collections::HashMap;
 
-pub use rows::{EMBEDDING, HEAD, POSITIONS};
+pub use rows::{EMBEDDING, GATE_UP_TOGETHER, HEAD, POSITIONS};
 
 /// One tensor that a model must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct Expected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileKind {
     Folder,
+    /// A folder with the experts of a layer in one tensor.
+    FolderOfStacks,
     Gguf,
 }
 
@@ -111,12 +113,17 @@ fn one(
     layer: Option<u32>,
     expert: Option<u32>,
 ) -> (Expected, StoredTensor) {
-    let place = if format == FileKind::Gguf { row.gguf } else { row.folder };
+    let place = match format {
+        FileKind::Folder => row.folder,
+        FileKind::FolderOfStacks => row.together(),
+        FileKind::Gguf => row.gguf,
+    };
     let prefix = match (format, spec.family) {
         (FileKind::Gguf, _) => "blk",
-        (FileKind::Folder, Family::Gpt2) => "transformer.h",
-        (FileKind::Folder, Family::GptNeox) => "gpt_neox.layers",
-        (FileKind::Folder, _) => "model.layers",
+        (_, Family::Gpt2) => "transformer.h",
+        (_, Family::GptNeox) => "gpt_neox.layers",
+        (_, Family::NemotronH) => "backbone.layers",
+        _ => "model.layers",
     };
     let in_layer = |prefix: &str, name: &str| {
         let name = expert.map_or_else(|| name.to_owned(), |e| name.replace("{e}", &e.to_string()));

@@ -35,8 +35,9 @@ const OTHERS: [(&str, Policy); 8] = [
 ];
 /// Checkpoints without a record: `worker/tests/worker/grids.rs` compares the grids of each kind among them, and
 /// `worker/model/tests/model` the instruction sets and chunks of all.
-const UNRECORDED: [&str; 25] = [
+const UNRECORDED: [&str; 30] = [
     "awq",
+    "bamba",
     "cohere2",
     "fp4",
     "glm4",
@@ -50,9 +51,12 @@ const UNRECORDED: [&str; 25] = [
     "gptq-8",
     "granite",
     "granite-moe",
+    "lfm2-moe",
     "llm-int8",
     "ministral",
     "ministral3",
+    "nemotron-h",
+    "nemotron-h-moe",
     "nf4",
     "olmo2",
     "olmo3",
@@ -60,6 +64,7 @@ const UNRECORDED: [&str; 25] = [
     "packed-4-zeros",
     "packed-8",
     "phi4-mini",
+    "qwen3.5-moe-fused",
     "w8a8",
 ];
 /// Of each list the first grid into which a checkpoint can be cut; a file with one layer of one leaf stays whole. On

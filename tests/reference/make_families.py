@@ -13,9 +13,10 @@ import sys
 import torch
 from transformers import AutoModelForCausalLM
 from transformers import (
+    BambaConfig,
     Cohere2Config, Gemma2Config, Gemma3TextConfig, Glm4Config, Glm4MoeConfig, GPT2Config, GPTNeoXConfig, GptOssConfig,
-    GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, Lfm2Config, LlamaConfig, Ministral3Config, MinistralConfig,
-    MistralConfig, MixtralConfig,
+    GraniteConfig, GraniteMoeConfig, GraniteMoeHybridConfig, Lfm2Config, Lfm2MoeConfig, LlamaConfig, Ministral3Config,
+    MinistralConfig, MistralConfig, MixtralConfig, NemotronHConfig,
     Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig,
     SmolLM3Config,
 )
@@ -38,6 +39,8 @@ WIDE_FILES = ("mixtral", "qwen2", "qwen3-moe", "qwen3-yarn", "llama", "smollm3",
 
 DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_conv_kernel_dim=4)
 MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_expand=2, mamba_d_state=16, mamba_d_conv=4)
+NEMOTRON = {k: v for k, v in TINY.items() if k != "num_hidden_layers"} | dict(
+    mamba_num_heads=4, mamba_head_dim=16, ssm_state_size=16, n_groups=2, expand=2, conv_kernel=4)
 
 
 def rope(**more):
@@ -179,6 +182,30 @@ CHECKPOINTS = {
         mamba_n_groups=2, layer_types=["mamba", "attention"], num_local_experts=0, num_experts_per_tok=0,
         embedding_multiplier=2.0, attention_multiplier=0.2, residual_multiplier=0.5, logits_scaling=1.5,
         position_embedding_type="rope"), [1, 40]),
+    # The same with the experts of a layer in one tensor.
+    "qwen3.5-moe-fused": (44, lambda: Qwen3_5MoeTextConfig(
+        **{k: v for k, v in TINY.items() if k != "intermediate_size"} | dict(num_hidden_layers=2), **DELTA,
+        linear_value_head_dim=16, layer_types=["linear_attention", "full_attention"], num_experts=3,
+        num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+        rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40]),
+    # Mamba-2 with two groups, attention with half of a head turned, and another name for most.
+    "bamba": (45, lambda: BambaConfig(
+        **TINY | dict(num_hidden_layers=3), **MAMBA, mamba_n_groups=2, attn_layer_indices=[1],
+        tie_word_embeddings=True), [1, 40, 270]),
+    # Layers of one sublayer each: Mamba-2, attention without positions, or an MLP of squares without a gate.
+    "nemotron-h": (46, lambda: NemotronHConfig(
+        **NEMOTRON, layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]),
+        [1, 40, 270]),
+    # The same with experts, whose scores are corrected for the choice, beside one that all rows use.
+    "nemotron-h-moe": (47, lambda: NemotronHConfig(
+        **NEMOTRON, layers_block_type=["linear_attention", "moe", "full_attention", "moe"], n_routed_experts=6,
+        num_experts_per_tok=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=64,
+        routed_scaling_factor=2.5, norm_topk_prob=True, n_group=1, topk_group=1), [1, 40]),
+    # Short convolutions, a dense layer, and experts that are chosen with a correction.
+    "lfm2-moe": (48, lambda: Lfm2MoeConfig(
+        **TINY | dict(num_hidden_layers=3, hidden_size=64, intermediate_size=32), conv_L_cache=3,
+        layer_types=["conv", "full_attention", "conv"], num_dense_layers=1, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=32, routed_scaling_factor=1.5, rope_parameters=rope(rope_type="default")), [1, 40, 270]),
     # Short convolutions between gates, and attention whose heads are normed; an MLP as wide as the config says.
     "lfm2": (43, lambda: Lfm2Config(
         **TINY | dict(num_hidden_layers=3, hidden_size=64), conv_L_cache=3,
@@ -203,7 +230,7 @@ def make(name, folder, seed, config, lengths):
     randomize(model, torch.Generator().manual_seed(seed))
     if not name.startswith(WIDE_FILES):
         model.to(torch.bfloat16)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_original_format=not name.endswith("fused"))
     make_llama.write_tokenizer(folder, config.vocab_size)
     stored = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(100 + seed)
@@ -233,7 +260,7 @@ def randomize(model, generator):
             fan_in = weight.shape[-2] if model.config.model_type == "gpt2" else weight.shape[-1]
             weight.copy_(1.4 * noise / fan_in ** 0.5)
     for name, correction in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             correction.copy_(0.2 * torch.randn(correction.shape, generator=generator))
 
 

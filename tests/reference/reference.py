@@ -43,7 +43,10 @@ def greedy(model, prompt, n_tokens, top_n):
         top.append([[int(i), float_of(v)] for v, i in zip(best.values, best.indices)])
         tokens.append(int(best.indices[0]))
         if step + 1 < n_tokens:
-            out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+            # Where it is not told the position, Bamba's begins anew at nought.
+            at = torch.tensor([[len(prompt) + step]])
+            out = model(
+                torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, position_ids=at, use_cache=True)
             rows.append(out.logits[0])
     return tokens, top, torch.cat(rows)
 

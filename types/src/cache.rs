@@ -106,22 +106,27 @@ impl CacheGroup {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerGroups {
     groups: Vec<CacheGroup>,
-    /// For each layer, the index of its group in `groups`.
-    of_layers: Vec<usize>,
+    /// For each layer, the index of its group in `groups`; None for a layer that keeps nothing.
+    of_layers: Vec<Option<usize>>,
 }
 
 impl LayerGroups {
     /// Layers of one layout share a group. Groups stand in the order of their first layers.
     pub fn of(layouts: impl IntoIterator<Item = KvLayout>) -> LayerGroups {
+        LayerGroups::of_some(layouts.into_iter().map(Some))
+    }
+
+    /// The same where some layers keep nothing of earlier positions.
+    pub fn of_some(layouts: impl IntoIterator<Item = Option<KvLayout>>) -> LayerGroups {
         let mut groups: Vec<CacheGroup> = Vec::new();
-        let of_layer = |layout| {
+        let mut of_layout = |layout| {
             let known = groups.iter().position(|group| group.layout == layout);
             known.unwrap_or_else(|| {
                 groups.push(CacheGroup::of(layout));
                 groups.len() - 1
             })
         };
-        let of_layers = layouts.into_iter().map(of_layer).collect();
+        let of_layers = layouts.into_iter().map(|layout| layout.map(&mut of_layout)).collect();
         LayerGroups { groups, of_layers }
     }
 
@@ -137,14 +142,15 @@ impl LayerGroups {
     /// For each group, how many of these layers belong to it; zero where a stage has none.
     pub fn n_layers(&self, layers: &Range<u32>) -> impl Iterator<Item = usize> {
         let of_layers = &self.of_layers[layers.start as usize..layers.end as usize];
-        (0..self.groups.len()).map(|group| of_layers.iter().filter(|of| **of == group).count())
+        (0..self.groups.len()).map(|group| of_layers.iter().filter(|of| **of == Some(group)).count())
     }
 
     /// Where a rank that has `layers` keeps one of them: the group's index, and the layer's number within that group.
+    /// The layer keeps something.
     pub fn place(&self, layers: &Range<u32>, layer: u32) -> (usize, usize) {
-        let group = self.of_layers[layer as usize];
+        let group = self.of_layers[layer as usize].expect("a layer that keeps something");
         let before = &self.of_layers[layers.start as usize..layer as usize];
-        (group, before.iter().filter(|of| **of == group).count())
+        (group, before.iter().filter(|of| **of == Some(group)).count())
     }
 }
 
@@ -169,6 +175,9 @@ mod tests {
         assert_eq!((n_layers(0..5), n_layers(0..2), n_layers(4..5)), (vec![3, 2], vec![2, 0], vec![0, 1]));
         let places: Vec<_> = (1..5).map(|layer| layers.place(&(1..5), layer)).collect();
         assert_eq!(places, [(0, 0), (1, 0), (0, 1), (1, 1)]);
+        let some = LayerGroups::of_some([None, Some(full), None, Some(full)]);
+        assert_eq!((some.n_layers(&(0..4)).collect::<Vec<_>>(), some.n_layers(&(2..3)).collect()), (vec![2], vec![0]));
+        assert_eq!(some.place(&(0..4), 3), (0, 1));
         assert_eq!(LayerGroups::alike(3, full).groups(), [CacheGroup::FULL]);
     }
 

@@ -30,6 +30,9 @@ pub enum Family {
     Qwen35Moe,
     GraniteHybrid,
     Lfm2,
+    Lfm2Moe,
+    Bamba,
+    NemotronH,
 }
 
 impl Family {
@@ -63,6 +66,9 @@ impl Family {
             Family::Qwen35Moe => "Qwen3.5 MoE",
             Family::GraniteHybrid => "Granite 4",
             Family::Lfm2 => "LFM2",
+            Family::Lfm2Moe => "LFM2 MoE",
+            Family::Bamba => "Bamba",
+            Family::NemotronH => "Nemotron-H",
         }
     }
 
@@ -92,8 +98,10 @@ impl Family {
             Family::Qwen3Next => "qwen3next",
             Family::Qwen35 => "qwen35",
             Family::Qwen35Moe => "qwen35moe",
-            Family::GraniteHybrid => "granitehybrid",
+            Family::GraniteHybrid | Family::Bamba => "granitehybrid",
             Family::Lfm2 => "lfm2",
+            Family::Lfm2Moe => "lfm2moe",
+            Family::NemotronH => "nemotron_h",
         }
     }
 }

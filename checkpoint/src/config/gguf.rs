@@ -270,7 +270,13 @@ fn layers(keys: &GgufKeys<'_>, family: Family, n_layers: u32, has_experts: bool)
             _ => Positions::Rope,
         };
         let has_experts = has_experts && i >= n_dense;
-        LayerSpec { mixer: MixerKind::Attention, window: window.filter(|_| is_local), positions, has_experts }
+        LayerSpec {
+            mixer: MixerKind::Attention,
+            window: window.filter(|_| is_local),
+            positions,
+            has_mlp: true,
+            has_experts,
+        }
     };
     Ok((0..n_layers.min(super::LAYERS_MAX as u32)).map(layer).collect())
 }

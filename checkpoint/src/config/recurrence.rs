@@ -33,6 +33,8 @@ pub enum MixerKind {
     Attention,
     Recurrence,
     Convolution,
+    /// Nothing does: the layer is an MLP.
+    None,
 }
 
 /// The short convolutions of a model, which are alike: runs of channels that no rank divides.

@@ -156,6 +156,22 @@ const EXPERTS: &[Row] = &[
         "ffn_down_exps.weight",
     ),
 ];
+/// Where a folder has them when it keeps the experts of a layer in one tensor.
+const EXPERTS_TOGETHER: [(&str, Place); 3] = [
+    ("mlp.experts.{e}.gate_proj.weight", of_experts(GATE_UP_TOGETHER, &[], OF_EXPERT)),
+    ("mlp.experts.{e}.up_proj.weight", of_experts(GATE_UP_TOGETHER, &[ExpertInner], OF_EXPERT)),
+    ("mlp.experts.{e}.down_proj.weight", stacked("mlp.experts.down_proj")),
+];
+pub const GATE_UP_TOGETHER: &str = "mlp.experts.gate_up_proj";
+
+impl Row {
+    /// Of experts that have their own names in a folder, where they stand when they are together.
+    pub fn together(&self) -> Place {
+        let is_own = |(name, _): &&(&str, Place)| *name == self.name && *name == self.folder.file;
+        EXPERTS_TOGETHER.iter().find(is_own).map_or(self.folder, |(_, place)| *place)
+    }
+}
+
 const MIXTRAL_EXPERTS: &[Row] = &[
     Row {
         name: "mlp.gate.weight",
@@ -404,7 +420,9 @@ pub(super) fn outer_rows(family: Family) -> &'static [Row] {
     match family {
         Family::Gpt2 => GPT2_OUTER,
         Family::GptNeox => NEOX_OUTER,
-        Family::Lfm2 => recurrent::LFM2_OUTER,
+        Family::Lfm2 | Family::Lfm2Moe => recurrent::LFM2_OUTER,
+        Family::Bamba => recurrent::BAMBA_OUTER,
+        Family::NemotronH => recurrent::NEMOTRON_OUTER,
         _ => OUTER,
     }
 }

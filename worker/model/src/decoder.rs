@@ -12,7 +12,7 @@ use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
 use crate::weights::{MatrixRows, Weights};
 use backend::{Device, Memory, Pass};
-use checkpoint::ModelSpec;
+use checkpoint::{MixerKind, ModelSpec};
 use collective::Ranks;
 
 /// How a family differs from the others.
@@ -30,6 +30,8 @@ pub enum BlockNorms<N> {
     InTurn { attention: Norms<N>, mlp: Norms<N> },
     /// Both see the stream as it was before the block. Without a norm of its own the MLP's input is attention's.
     SideBySide { attention: N, mlp: Option<N> },
+    /// There is only one: a block is attention, what stands for it, or an MLP.
+    Alone(Norms<N>),
 }
 
 /// The norms of one sublayer. A norm behind it applies to its output, before that is added to the stream.
@@ -58,12 +60,17 @@ impl<N> BlockNorms<N> {
             BlockNorms::SideBySide { attention, mlp } => {
                 BlockNorms::SideBySide { attention: of(attention)?, mlp: mlp.as_ref().map(of).transpose()? }
             }
+            BlockNorms::Alone(norms) => BlockNorms::Alone(norms.map(&of)?),
         })
     }
 
     /// Whether a sublayer's output goes straight to the stream, everywhere.
     fn are_all_before(&self) -> bool {
-        matches!(self, BlockNorms::InTurn { attention: Norms::Before(_), mlp: Norms::Before(_) })
+        match self {
+            BlockNorms::InTurn { attention, mlp } => [attention, mlp].iter().all(|of| matches!(of, Norms::Before(_))),
+            BlockNorms::SideBySide { .. } => false,
+            BlockNorms::Alone(norms) => matches!(norms, Norms::Before(_)),
+        }
     }
 }
 
@@ -81,8 +88,8 @@ pub struct Decoder<M: Memory> {
 
 struct Block<M: Memory> {
     norms: BlockNorms<Norm<M>>, // [hidden] each
-    mixer: Mixer<M>,            // self_attn or linear_attn
-    mlp: Mlp<M>,                // mlp
+    mixer: Option<Mixer<M>>,    // self_attn or linear_attn
+    mlp: Option<Mlp<M>>,        // mlp
     /// What a sublayer's output is multiplied by.
     factor: Option<f32>,
 }
@@ -144,7 +151,7 @@ impl<D: Device> Decoder<D> {
         if let Some(table) = embed_positions {
             device.embed(table, 0, pass.rows.positions, residual.due()); // [n_rows, hidden]
         }
-        let only_sums = blocks.iter().all(|block| !block.mixer.shares_rows());
+        let only_sums = blocks.iter().all(|block| !block.mixer.as_ref().is_some_and(Mixer::shares_rows));
         repeat(ctx, residual, only_sums, |ctx, residual| {
             blocks.iter().try_for_each(|block| block.forward(ctx, residual, scratch))
         })?;
@@ -154,16 +161,24 @@ impl<D: Device> Decoder<D> {
 
 impl<M: Memory> Block<M> {
     fn load(at: &Weights<'_, M>, spec: &ModelSpec, form: &Form, layer: usize) -> Result<Block<M>> {
+        let of = &spec.layers[layer];
         Ok(Block {
             norms: form.norms.map(|name| Norm::load(at, name, spec, form.norm_kind))?,
-            mixer: Mixer::load(at, spec, layer)?,
-            mlp: Mlp::load(&at.under("mlp"), spec, &spec.layers[layer], form.activation)?,
+            mixer: match of.mixer {
+                MixerKind::None => None,
+                _ => Some(Mixer::load(at, spec, layer)?),
+            },
+            mlp: match of.has_mlp {
+                true => Some(Mlp::load(&at.under("mlp"), spec, of, form.activation)?),
+                false => None,
+            },
             factor: spec.factors.residual,
         })
     }
 
     fn n_planes(&self) -> usize {
-        self.mixer.n_planes().max(self.mlp.n_planes())
+        let of_mixer = self.mixer.as_ref().map_or(1, Mixer::n_planes);
+        of_mixer.max(self.mlp.as_ref().map_or(1, Mlp::n_planes))
     }
 }
 
@@ -173,24 +188,48 @@ impl<D: Device> Block<D> {
         let Scratch { x, out, mixer, mlp } = scratch;
         match &self.norms {
             BlockNorms::InTurn { attention: of_attention, mlp: of_mlp } => {
-                self.sublayer(ctx, of_attention, residual, x, out, |ctx, x, out| {
-                    self.mixer.forward(ctx, x, mixer, out)
-                })?;
-                self.sublayer(ctx, of_mlp, residual, x, out, |ctx, x, out| self.mlp.forward(ctx, x, mlp, out))
+                self.sublayer(ctx, of_attention, residual, x, out, |ctx, x, out| self.mix(ctx, x, mixer, out))?;
+                self.sublayer(ctx, of_mlp, residual, x, out, |ctx, x, out| self.by_row(ctx, x, mlp, out))
             }
+            BlockNorms::Alone(of) => self.sublayer(ctx, of, residual, x, out, |ctx, x, out| {
+                self.mix(ctx, x, mixer, out)?;
+                self.by_row(ctx, x, mlp, out)
+            }),
             BlockNorms::SideBySide { attention: of_attention, mlp: of_mlp } => {
                 let (device, n_rows) = (ctx.device, ctx.n_rows());
                 of_attention.forward(device, residual, n_rows, x);
-                self.mixer.forward(ctx, x, mixer, out)?;
+                self.mix(ctx, x, mixer, out)?;
                 if let Some(norm) = of_mlp {
                     norm.forward(device, residual, n_rows, x);
                 }
-                self.mlp.forward(ctx, x, mlp, residual.due())?;
+                self.by_row(ctx, x, mlp, residual.due())?;
                 device.add(out, residual.due(), n_rows);
                 self.scale(ctx, residual);
                 Ok(())
             }
         }
+    }
+
+    /// The mixer, if the block has one. x: [n_rows, hidden] -> out: [n_rows, hidden]
+    fn mix(
+        &self,
+        ctx: &mut Ctx<'_, D>,
+        x: &D::Buffer,
+        scratch: &mut MixerScratch<D>,
+        out: &mut D::Buffer,
+    ) -> Result<()> {
+        self.mixer.iter().try_for_each(|mixer| mixer.forward(ctx, x, scratch, out))
+    }
+
+    /// The MLP, if the block has one. x: [n_rows, hidden] -> out: [n_rows, hidden]
+    fn by_row(
+        &self,
+        ctx: &mut Ctx<'_, D>,
+        x: &D::Buffer,
+        scratch: &mut mlp::MlpScratch<D>,
+        out: &mut D::Buffer,
+    ) -> Result<()> {
+        self.mlp.iter().try_for_each(|mlp| mlp.forward(ctx, x, scratch, out))
     }
 
     /// One sublayer between its norms; its output is what the stream is due.

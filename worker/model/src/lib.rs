@@ -17,6 +17,7 @@ mod limits;
 mod llama;
 mod mixer;
 mod mlp;
+mod nemotron;
 mod neox;
 mod olmo2;
 mod recurrence;
@@ -134,7 +135,10 @@ fn form(spec: &ModelSpec) -> &'static Form {
         | Family::Qwen35
         | Family::Qwen35Moe
         | Family::GraniteHybrid
-        | Family::Lfm2 => &llama::FORM,
+        | Family::Lfm2
+        | Family::Lfm2Moe
+        | Family::Bamba => &llama::FORM,
+        Family::NemotronH => &nemotron::FORM,
         Family::Gemma2 | Family::Gemma3 => &gemma::FORM,
         Family::Gpt2 => &gpt2::FORM,
         Family::Olmo2 | Family::Olmo3 => &olmo2::FORM,

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::layers::{ColumnParallel, RowParallel, owned_inner};
 use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, Weights};
-use backend::{Clamp, Device, Expert, ExpertStack, Memory, Routing, Scoring};
+use backend::{Clamp, Device, Expert, ExpertActivation, ExpertStack, Memory, Routing, Scoring};
 use checkpoint::{ClampedSilu, ExpertScores, ExpertsSpec, LayerSpec, ModelSpec};
 use std::ops::Range;
 use types::leaves::aligned_runs;
@@ -21,6 +21,14 @@ pub enum Activation {
     PlainGelu,
     /// The same with the error function
     PlainGeluErf,
+    /// The square of what is positive in up, without a gate
+    SquaredRelu,
+}
+
+impl Activation {
+    fn has_gate(self) -> bool {
+        matches!(self, Activation::Silu | Activation::Gelu)
+    }
 }
 
 pub enum Mlp<M: Memory> {
@@ -109,9 +117,9 @@ impl<M: Memory> Dense<M> {
     fn load(at: &Weights<'_, M>, hidden: usize, inner: usize, activation: Activation) -> Result<Dense<M>> {
         let (owned, leaves) = owned_inner(at.device().class(), at.part(), inner);
         let rows = |name| MatrixRows { name, n: inner, owned: owned.clone() };
-        let up = match activation {
-            Activation::Silu | Activation::Gelu => vec![rows("gate_proj"), rows("up_proj")],
-            Activation::PlainGelu | Activation::PlainGeluErf => vec![rows("up_proj")],
+        let up = match activation.has_gate() {
+            true => vec![rows("gate_proj"), rows("up_proj")],
+            false => vec![rows("up_proj")],
         };
         Ok(Dense {
             up: ColumnParallel::load(at, hidden, &up)?,
@@ -147,6 +155,10 @@ impl<D: Device> Dense<D> {
                 self.up.forward(device, x, n_rows, inner); // [n_rows, inner]
                 device.gelu_erf(inner, n_rows);
             }
+            Activation::SquaredRelu => {
+                self.up.forward(device, x, n_rows, inner); // [n_rows, inner]
+                device.relu_squared(inner, n_rows);
+            }
         }
         self.down.forward(ctx, inner, out)
     }
@@ -158,7 +170,8 @@ impl<M: Memory> Mixture<M> {
         let inner = spec.inner as usize;
         let expert = |e: u32| {
             let at = at.under("experts").under(e);
-            let gate_up = [MatrixRows::all("gate_proj", inner), MatrixRows::all("up_proj", inner)];
+            let gate = activation.has_gate().then(|| MatrixRows::all("gate_proj", inner));
+            let gate_up: Vec<_> = gate.into_iter().chain([MatrixRows::all("up_proj", inner)]).collect();
             let down = [MatrixRows::all("down_proj", hidden)];
             Ok(Expert { gate_up: at.rows(hidden, &gate_up)?, down: at.rows(inner, &down)? })
         };
@@ -183,7 +196,7 @@ impl<M: Memory> Mixture<M> {
             router: at.rows(hidden, &[MatrixRows::all("gate", spec.n as usize)])?,
             experts: ExpertStack {
                 all: owned.clone().map(expert).collect::<Result<_>>()?,
-                clamp: spec.clamp.map(|ClampedSilu { alpha, limit }| Clamp { alpha, limit }),
+                activation: of_experts(spec, activation),
                 biases: if spec.has_bias { Some(biases(at, hidden, spec, owned.clone())?) } else { None },
             },
             runs: aligned_runs(owned, spec.n),
@@ -218,6 +231,15 @@ impl<D: Device> Mixture<D> {
             device.add(its, out, n_rows);
         }
         Ok(())
+    }
+}
+
+/// Experts of other activations than these are in no family.
+fn of_experts(spec: &ExpertsSpec, activation: Activation) -> ExpertActivation {
+    match (spec.clamp, activation) {
+        (Some(ClampedSilu { alpha, limit }), _) => ExpertActivation::Clamped(Clamp { alpha, limit }),
+        (None, Activation::SquaredRelu) => ExpertActivation::SquaredRelu,
+        (None, _) => ExpertActivation::Silu,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Reads a spec from `config.json`, and from `generation_config.json` and `tokenizer_config.json` if they exist.
 
 mod keys;
+mod nemotron;
 mod recurrence;
 mod rope;
 mod tables;
@@ -30,8 +31,14 @@ impl ModelSpec {
         let (family, names) = (table.family, table.names);
         refuse_unserved(&keys, table)?;
         let (hidden, n_heads) = (keys.length(names.hidden)?, keys.length(names.n_heads)?);
-        let n_layers = keys.length(names.n_layers)?;
-        let head_dim = keys.optional("head_dim")?.unwrap_or(hidden / n_heads.max(1));
+        let n_layers = match family {
+            Family::NemotronH => nemotron::n_layers(&keys)?,
+            _ => keys.length(names.n_layers)?,
+        };
+        let head_dim = match family {
+            Family::NemotronH => nemotron::head_dim(&keys)?,
+            _ => keys.optional("head_dim")?.unwrap_or(hidden / n_heads.max(1)),
+        };
         let context = keys.optional(names.context)?.unwrap_or(2048);
         let experts = experts(&keys, family)?;
         let spec = ModelSpec {
@@ -74,7 +81,7 @@ fn tied_embeddings(keys: &JsonKeys<'_>, family: Family) -> Result<bool, Fault> {
 }
 
 fn is_tied(family: Family) -> bool {
-    is_gemma(family) || matches!(family, Family::Gpt2 | Family::Cohere2 | Family::Lfm2)
+    is_gemma(family) || matches!(family, Family::Gpt2 | Family::Cohere2 | Family::Lfm2 | Family::Lfm2Moe)
 }
 
 fn is_gemma(family: Family) -> bool {
@@ -143,7 +150,8 @@ fn attention(keys: &JsonKeys<'_>, family: Family, head_dim: u32, context: u32) -
     };
     let query_key_norms = match family {
         Family::Qwen3 | Family::Qwen3Moe | Family::Gemma3 => QueryKeyNorms::Heads,
-        Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe | Family::Lfm2 => QueryKeyNorms::Heads,
+        Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => QueryKeyNorms::Heads,
+        Family::Lfm2 | Family::Lfm2Moe => QueryKeyNorms::Heads,
         Family::Glm4Moe if keys.bool("use_qk_norm")?.unwrap_or(false) => QueryKeyNorms::Heads,
         Family::Olmo2 | Family::Olmo3 => QueryKeyNorms::Projection,
         _ => QueryKeyNorms::None,
@@ -244,11 +252,31 @@ fn experts(keys: &JsonKeys<'_>, family: Family) -> Result<Option<ExpertsSpec>, F
                 ..plain(n, inner, normalized)?
             }))
         }
+        Family::Lfm2Moe => lfm2_experts(keys, plain).map(Some),
+        Family::NemotronH => nemotron::experts(keys, plain),
         _ => Ok(None),
     }
 }
 
+fn lfm2_experts(
+    keys: &JsonKeys<'_>,
+    plain: impl Fn(u32, u32, bool) -> Result<ExpertsSpec, Fault>,
+) -> Result<ExpertsSpec, Fault> {
+    if keys.bool("use_expert_bias")? == Some(false) {
+        return Fault::unsupported("a model without use_expert_bias");
+    }
+    let normalized = keys.bool("norm_topk_prob")?.unwrap_or(true);
+    Ok(ExpertsSpec {
+        scores: ExpertScores::Sigmoid { n: 1, n_used: 1 },
+        factor: keys.float("routed_scaling_factor")?.unwrap_or(1.0),
+        ..plain(keys.length("num_experts")?, keys.length("moe_intermediate_size")?, normalized)?
+    })
+}
+
 fn layers(keys: &JsonKeys<'_>, family: Family, n_layers: u32, has_experts: bool) -> Result<Vec<LayerSpec>, Fault> {
+    if family == Family::NemotronH {
+        return nemotron::layers(keys);
+    }
     let n_layers = n_layers.min(super::LAYERS_MAX as u32);
     let window = window(keys, family)?;
     let listed = match keys.texts("layer_types")? {
@@ -260,7 +288,10 @@ fn layers(keys: &JsonKeys<'_>, family: Family, n_layers: u32, has_experts: bool)
     }
     let mlp_only = keys.lengths("mlp_only_layers")?.unwrap_or_default();
     let sparse_step = keys.optional("decoder_sparse_step")?.unwrap_or(1).max(1);
-    let n_dense = keys.optional("first_k_dense_replace")?.unwrap_or(u32::from(family == Family::Glm4Moe));
+    let n_dense = match family {
+        Family::Lfm2Moe => keys.optional("num_dense_layers")?.unwrap_or(2),
+        _ => keys.optional("first_k_dense_replace")?.unwrap_or(u32::from(family == Family::Glm4Moe)),
+    };
     let dense = |i: u32| i < n_dense || mlp_only.contains(&i) || !(i + 1).is_multiple_of(sparse_step);
     let layer = |i: u32| {
         let name = listed.as_ref().map(|listed| listed[i as usize]);
@@ -277,6 +308,7 @@ fn layers(keys: &JsonKeys<'_>, family: Family, n_layers: u32, has_experts: bool)
             mixer,
             window: window.filter(|_| is_local),
             positions: positions(keys, family, i, is_local)?,
+            has_mlp: true,
             has_experts: has_experts && !dense(i),
         })
     };

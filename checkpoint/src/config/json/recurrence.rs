@@ -10,7 +10,8 @@ use serde_json::Value;
 pub(super) fn recurrence(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> Result<Option<RecurrenceSpec>, Fault> {
     match family {
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => delta(keys).map(Some),
-        Family::GraniteHybrid => state_space(keys, hidden).map(Some),
+        Family::GraniteHybrid | Family::Bamba => state_space(keys, hidden).map(Some),
+        Family::NemotronH => super::nemotron::state_space(keys).map(Some),
         _ => Ok(None),
     }
 }
@@ -57,7 +58,7 @@ fn state_space(keys: &JsonKeys<'_>, hidden: u32) -> Result<RecurrenceSpec, Fault
 }
 
 /// JSON has no infinity: transformers writes an object for it.
-fn step_limits(keys: &JsonKeys<'_>) -> Result<[f32; 2], Fault> {
+pub(super) fn step_limits(keys: &JsonKeys<'_>) -> Result<[f32; 2], Fault> {
     let one = |value: &Value| match value.get("__float__").and_then(Value::as_str) {
         Some("Infinity") => Some(f32::INFINITY),
         Some(_) => None,
@@ -74,7 +75,7 @@ fn step_limits(keys: &JsonKeys<'_>) -> Result<[f32; 2], Fault> {
 
 /// The short convolutions of a family that has some, of all channels of the stream.
 pub(super) fn convolution(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> Result<Option<ConvolutionSpec>, Fault> {
-    if family != Family::Lfm2 {
+    if !matches!(family, Family::Lfm2 | Family::Lfm2Moe) {
         return Ok(None);
     }
     if keys.bool("conv_bias")?.unwrap_or(false) {
@@ -101,8 +102,9 @@ pub(super) fn lfm2_inner(keys: &JsonKeys<'_>) -> Result<u32, Fault> {
 
 /// The mixer of a layer that is listed under this name, or of one that is not listed.
 pub(super) fn mixer(keys: &JsonKeys<'_>, family: Family, layer: u32, listed: Option<&str>) -> Result<MixerKind, Fault> {
-    let is_hybrid = matches!(family, Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe | Family::GraniteHybrid);
-    if family == Family::Lfm2 {
+    let is_delta = matches!(family, Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe);
+    let is_hybrid = is_delta || matches!(family, Family::GraniteHybrid | Family::Bamba);
+    if matches!(family, Family::Lfm2 | Family::Lfm2Moe) {
         let is_attention = match (listed, keys.lengths("full_attn_idxs")?) {
             (Some(name), _) => name != "conv",
             (None, indices) => indices.is_none_or(|indices| indices.contains(&layer)),
@@ -112,6 +114,10 @@ pub(super) fn mixer(keys: &JsonKeys<'_>, family: Family, layer: u32, listed: Opt
     match (is_hybrid, listed) {
         (true, Some("linear_attention" | "mamba")) => Ok(MixerKind::Recurrence),
         (true, None) if family == Family::GraniteHybrid => Fault::malformed("layer_types is missing in config.json"),
+        (true, None) if family == Family::Bamba => {
+            let is_attention = keys.lengths("attn_layer_indices")?.is_some_and(|indices| indices.contains(&layer));
+            Ok(if is_attention { MixerKind::Attention } else { MixerKind::Recurrence })
+        }
         (true, None) => {
             let every = keys.optional("full_attention_interval")?.unwrap_or(4).max(1);
             Ok(if (layer + 1).is_multiple_of(every) { MixerKind::Attention } else { MixerKind::Recurrence })

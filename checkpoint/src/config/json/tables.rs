@@ -51,6 +51,7 @@ const LAYER_NORM: Names = Names { eps: "layer_norm_eps", ..COMMON };
 const NEOX: Names = Names { theta: "rotary_emb_base", turned: "rotary_pct", ..LAYER_NORM };
 const GEMMA: Names = Names { activation: "hidden_activation", ..COMMON };
 const LFM2: Names = Names { eps: "norm_eps", ..COMMON };
+const NEMOTRON: Names = Names { eps: "layer_norm_epsilon", activation: "mlp_hidden_act", ..COMMON };
 const GRANITE_4: Names = Names { inner: "shared_intermediate_size", ..COMMON };
 const GPT2: Names = Names {
     hidden: "n_embd",
@@ -63,6 +64,7 @@ const GPT2: Names = Names {
     ..COMMON
 };
 
+const SQUARED_RELU: &[&str] = &["relu2"];
 const SILU: &[&str] = &["silu", "swish"];
 const GELU_ERF: &[&str] = &["gelu"];
 const GELU_TANH: &[&str] = &["gelu_pytorch_tanh", "gelu_new"];
@@ -81,7 +83,7 @@ const fn gated(family: Family, architecture: &'static str, model_type: &'static 
     }
 }
 
-const TABLES: [Table; 27] = [
+const TABLES: [Table; 30] = [
     gated(Family::Llama, "LlamaForCausalLM", "llama"),
     gated(Family::Mistral, "MistralForCausalLM", "mistral"),
     gated(Family::SmolLm3, "SmolLM3ForCausalLM", "smollm3"),
@@ -120,6 +122,14 @@ const TABLES: [Table; 27] = [
     Table { turned: 0.25, ..gated(Family::Qwen35Moe, "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text") },
     Table { names: &GRANITE_4, ..gated(Family::GraniteHybrid, "GraniteMoeHybridForCausalLM", "granitemoehybrid") },
     Table { names: &LFM2, eps: 1e-5, theta: 1_000_000.0, ..gated(Family::Lfm2, "Lfm2ForCausalLM", "lfm2") },
+    Table { names: &LFM2, eps: 1e-5, theta: 1_000_000.0, ..gated(Family::Lfm2Moe, "Lfm2MoeForCausalLM", "lfm2_moe") },
+    Table { eps: 1e-5, turned: 0.5, ..gated(Family::Bamba, "BambaForCausalLM", "bamba") },
+    Table {
+        names: &NEMOTRON,
+        activations: SQUARED_RELU,
+        eps: 1e-5,
+        ..gated(Family::NemotronH, "NemotronHForCausalLM", "nemotron_h")
+    },
 ];
 
 /// Architectures that see images too, whose model of text stands in an object of its own.

@@ -1,8 +1,8 @@
 //! The rows of families with recurrent layers. Their GGUFs are not read yet: the names there are those of folders.
 
 use super::Dim::{
-    Convolved, Heads, HeadsOfKey, Hidden, Inner, Keys, KvHeads, One, OneHead, OneKey, OneValue, SharedInner,
-    StateHeads, Taps, Values, ValuesOfKey, Vocab,
+    Convolved, ExpertInner, Experts, Heads, HeadsOfKey, Hidden, Inner, Keys, KvHeads, One, OneHead, OneKey, OneValue,
+    SharedInner, StateHeads, Taps, Values, ValuesOfKey, Vocab,
 };
 use super::{
     ATTENTION, Dim, EMBEDDING, EXPERTS, GRANITE_EXPERTS, HEAD, HEAD_NORMS, MLP, NORM, NORMS, Place, Row, at, part,
@@ -63,26 +63,46 @@ const QWEN3_NEXT: &[Row] = &[
     gate_of_key("linear_attn.a_proj.weight", &[HeadsOfKey]),
 ];
 
-/// Mamba-2. C is Q, B is K, x is V and dt is a; a file has them in another order.
-const MAMBA: &[Row] = &[
-    of("linear_attn.z_proj.weight", [Values, Hidden], part(MAMBA_IN, &[], MAMBA_ALL)),
-    of("linear_attn.v_proj.weight", [Values, Hidden], part(MAMBA_IN, &[Values], MAMBA_ALL)),
-    of("linear_attn.k_proj.weight", [Keys, Hidden], part(MAMBA_IN, &[Values, Values], MAMBA_ALL)),
-    of("linear_attn.q_proj.weight", [Keys, Hidden], part(MAMBA_IN, &[Values, Values, Keys], MAMBA_ALL)),
-    of("linear_attn.a_proj.weight", [StateHeads, Hidden], part(MAMBA_IN, &[Values, Values, Keys, Keys], MAMBA_ALL)),
-    of("linear_attn.conv_v.weight", [Values, Taps], part("mamba.conv1d.weight", &[], XBC)),
-    of("linear_attn.conv_k.weight", [Keys, Taps], part("mamba.conv1d.weight", &[Values], XBC)),
-    of("linear_attn.conv_q.weight", [Keys, Taps], part("mamba.conv1d.weight", &[Values, Keys], XBC)),
-    of("linear_attn.conv_v.bias", [One, Values], part("mamba.conv1d.bias", &[], XBC)),
-    of("linear_attn.conv_k.bias", [One, Keys], part("mamba.conv1d.bias", &[Values], XBC)),
-    of("linear_attn.conv_q.bias", [One, Keys], part("mamba.conv1d.bias", &[Values, Keys], XBC)),
-    of("linear_attn.A_log", [One, StateHeads], at("mamba.A_log")),
-    of("linear_attn.D", [One, StateHeads], at("mamba.D")),
-    of("linear_attn.dt_bias", [One, StateHeads], at("mamba.dt_bias")),
-    of("linear_attn.norm.weight", [One, Values], at("mamba.norm.weight")),
-    of("linear_attn.out_proj.weight", [Hidden, Values], at("mamba.out_proj.weight")),
-];
-const MAMBA_IN: &str = "mamba.in_proj.weight";
+/// Mamba-2, under a family's name for it. C is Q, B is K, x is V and dt is a; a file has them in another order.
+macro_rules! mamba {
+    ($at:literal) => {
+        &[
+            of("linear_attn.z_proj.weight", [Values, Hidden], part(concat!($at, ".in_proj.weight"), &[], MAMBA_ALL)),
+            of(
+                "linear_attn.v_proj.weight",
+                [Values, Hidden],
+                part(concat!($at, ".in_proj.weight"), &[Values], MAMBA_ALL),
+            ),
+            of(
+                "linear_attn.k_proj.weight",
+                [Keys, Hidden],
+                part(concat!($at, ".in_proj.weight"), &[Values, Values], MAMBA_ALL),
+            ),
+            of(
+                "linear_attn.q_proj.weight",
+                [Keys, Hidden],
+                part(concat!($at, ".in_proj.weight"), &[Values, Values, Keys], MAMBA_ALL),
+            ),
+            of(
+                "linear_attn.a_proj.weight",
+                [StateHeads, Hidden],
+                part(concat!($at, ".in_proj.weight"), &[Values, Values, Keys, Keys], MAMBA_ALL),
+            ),
+            of("linear_attn.conv_v.weight", [Values, Taps], part(concat!($at, ".conv1d.weight"), &[], XBC)),
+            of("linear_attn.conv_k.weight", [Keys, Taps], part(concat!($at, ".conv1d.weight"), &[Values], XBC)),
+            of("linear_attn.conv_q.weight", [Keys, Taps], part(concat!($at, ".conv1d.weight"), &[Values, Keys], XBC)),
+            of("linear_attn.conv_v.bias", [One, Values], part(concat!($at, ".conv1d.bias"), &[], XBC)),
+            of("linear_attn.conv_k.bias", [One, Keys], part(concat!($at, ".conv1d.bias"), &[Values], XBC)),
+            of("linear_attn.conv_q.bias", [One, Keys], part(concat!($at, ".conv1d.bias"), &[Values, Keys], XBC)),
+            of("linear_attn.A_log", [One, StateHeads], at(concat!($at, ".A_log"))),
+            of("linear_attn.D", [One, StateHeads], at(concat!($at, ".D"))),
+            of("linear_attn.dt_bias", [One, StateHeads], at(concat!($at, ".dt_bias"))),
+            of("linear_attn.norm.weight", [One, Values], at(concat!($at, ".norm.weight"))),
+            of("linear_attn.out_proj.weight", [Hidden, Values], at(concat!($at, ".out_proj.weight"))),
+        ]
+    };
+}
+const MAMBA: &[Row] = mamba!("mamba");
 const MAMBA_ALL: &[Dim] = &[Values, Values, Keys, Keys, StateHeads];
 const XBC: &[Dim] = &[Values, Keys, Keys];
 
@@ -117,12 +137,21 @@ const GRANITE_MLP: &[Row] = &[
 const GRANITE_IN: &str = "shared_mlp.input_linear.weight";
 const SHARED: &[Dim] = &[SharedInner, SharedInner];
 
-const LFM2: &[Row] = &[
+const LFM2_NORMS: &[Row] = &[
     of("input_layernorm.weight", [One, Hidden], at("operator_norm.weight")),
     of("post_attention_layernorm.weight", [One, Hidden], at("ffn_norm.weight")),
+];
+const LFM2_MLP: &[Row] = &[
     of("mlp.gate_proj.weight", [Inner, Hidden], at("feed_forward.w1.weight")),
     of("mlp.up_proj.weight", [Inner, Hidden], at("feed_forward.w3.weight")),
     of("mlp.down_proj.weight", [Hidden, Inner], at("feed_forward.w2.weight")),
+];
+const LFM2_EXPERTS: &[Row] = &[
+    of("mlp.gate.weight", [Experts, Hidden], at("feed_forward.gate.weight")),
+    of("mlp.gate.e_score_correction_bias", [One, Experts], at("feed_forward.expert_bias")),
+    of("mlp.experts.{e}.gate_proj.weight", [ExpertInner, Hidden], at("feed_forward.experts.{e}.w1.weight")),
+    of("mlp.experts.{e}.up_proj.weight", [ExpertInner, Hidden], at("feed_forward.experts.{e}.w3.weight")),
+    of("mlp.experts.{e}.down_proj.weight", [Hidden, ExpertInner], at("feed_forward.experts.{e}.w2.weight")),
 ];
 const LFM2_ATTENTION: &[Row] = &[
     same("self_attn.q_proj.weight", [Heads, Hidden]),
@@ -146,10 +175,55 @@ pub(super) const LFM2_OUTER: &[Row] = &[
     same(HEAD, [Vocab, Hidden]),
 ];
 
+/// Granite 4's form by other names.
+const BAMBA: &[Row] = &[
+    same("input_layernorm.weight", [One, Hidden]),
+    of("post_attention_layernorm.weight", [One, Hidden], at("pre_ff_layernorm.weight")),
+    of("mlp.gate_proj.weight", [Inner, Hidden], at("feed_forward.gate_proj.weight")),
+    of("mlp.up_proj.weight", [Inner, Hidden], at("feed_forward.up_proj.weight")),
+    of("mlp.down_proj.weight", [Hidden, Inner], at("feed_forward.down_proj.weight")),
+];
+pub(super) const BAMBA_OUTER: &[Row] = &[
+    same(EMBEDDING, [Vocab, Hidden]),
+    of(NORM, [One, Hidden], at("model.final_layernorm.weight")),
+    same(HEAD, [Vocab, Hidden]),
+];
+
+/// Whatever a layer is, it is called a mixer.
+const NEMOTRON_NORM: &[Row] = &[same("norm.weight", [One, Hidden])];
+const NEMOTRON_MAMBA: &[Row] = mamba!("mixer");
+const NEMOTRON_ATTENTION: &[Row] = &[
+    of("self_attn.q_proj.weight", [Heads, Hidden], at("mixer.q_proj.weight")),
+    of("self_attn.k_proj.weight", [KvHeads, Hidden], at("mixer.k_proj.weight")),
+    of("self_attn.v_proj.weight", [KvHeads, Hidden], at("mixer.v_proj.weight")),
+    of("self_attn.o_proj.weight", [Hidden, Heads], at("mixer.o_proj.weight")),
+];
+const NEMOTRON_MLP: &[Row] = &[
+    of("mlp.up_proj.weight", [Inner, Hidden], at("mixer.up_proj.weight")),
+    of("mlp.down_proj.weight", [Hidden, Inner], at("mixer.down_proj.weight")),
+];
+const NEMOTRON_EXPERTS: &[Row] = &[
+    of("mlp.gate.weight", [Experts, Hidden], at("mixer.gate.weight")),
+    of("mlp.gate.e_score_correction_bias", [One, Experts], at("mixer.gate.e_score_correction_bias")),
+    of("mlp.experts.{e}.up_proj.weight", [ExpertInner, Hidden], at("mixer.experts.{e}.up_proj.weight")),
+    of("mlp.experts.{e}.down_proj.weight", [Hidden, ExpertInner], at("mixer.experts.{e}.down_proj.weight")),
+    of("mlp.shared_experts.up_proj.weight", [SharedInner, Hidden], at("mixer.shared_experts.up_proj.weight")),
+    of("mlp.shared_experts.down_proj.weight", [Hidden, SharedInner], at("mixer.shared_experts.down_proj.weight")),
+];
+pub(super) const NEMOTRON_OUTER: &[Row] = &[
+    of(EMBEDDING, [Vocab, Hidden], at("backbone.embeddings.weight")),
+    of(NORM, [One, Hidden], at("backbone.norm_f.weight")),
+    same(HEAD, [Vocab, Hidden]),
+];
+
 /// The rows of a layer.
 pub(super) fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> Vec<&'static [Row]> {
-    if spec.family == Family::Lfm2 {
-        return vec![LFM2, if layer.mixer == MixerKind::Convolution { LFM2_CONVOLUTION } else { LFM2_ATTENTION }];
+    match spec.family {
+        Family::Lfm2 | Family::Lfm2Moe => return lfm2_rows(layer),
+        Family::NemotronH => return nemotron_rows(layer),
+        Family::Bamba if layer.mixer == MixerKind::Recurrence => return vec![BAMBA, MAMBA],
+        Family::Bamba => return vec![BAMBA, ATTENTION],
+        _ => {}
     }
     let mut rows = vec![NORMS];
     match (layer.mixer, spec.family) {
@@ -168,4 +242,19 @@ pub(super) fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> Vec<&'static [R
         (_, false) => rows.push(MLP),
     }
     rows
+}
+
+fn lfm2_rows(layer: &LayerSpec) -> Vec<&'static [Row]> {
+    let mixer = if layer.mixer == MixerKind::Convolution { LFM2_CONVOLUTION } else { LFM2_ATTENTION };
+    vec![LFM2_NORMS, mixer, if layer.has_experts { LFM2_EXPERTS } else { LFM2_MLP }]
+}
+
+fn nemotron_rows(layer: &LayerSpec) -> Vec<&'static [Row]> {
+    let sublayer = match layer.mixer {
+        MixerKind::Recurrence => NEMOTRON_MAMBA,
+        MixerKind::Attention | MixerKind::Convolution => NEMOTRON_ATTENTION,
+        MixerKind::None if layer.has_experts => NEMOTRON_EXPERTS,
+        MixerKind::None => NEMOTRON_MLP,
+    };
+    vec![NEMOTRON_NORM, sublayer]
 }

@@ -157,6 +157,7 @@ impl Kernel for SigmoidMul<'_> {
 pub(crate) enum Each {
     Gelu,
     GeluErf,
+    ReluSquared,
     Scale(f32),
     SoftCap(f32),
 }
@@ -179,6 +180,10 @@ impl Kernel for Elementwise {
             match self.each {
                 Each::Gelu => gelu(lanes).store_first(x),
                 Each::GeluErf => gelu_erf(lanes).store_first(x),
+                Each::ReluSquared => {
+                    let positive = L::splat(0.0).max(lanes);
+                    positive.mul(positive).store_first(x);
+                }
                 Each::Scale(factor) => lanes.mul(L::splat(factor)).store_first(x),
                 Each::SoftCap(cap) => soft_cap(lanes, L::splat(cap)).store_first(x),
             }

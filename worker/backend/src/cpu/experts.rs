@@ -8,7 +8,7 @@ use super::rows::{largest, sum_exp};
 use super::{Buffer, Cpu, Isa, Vector};
 use crate::cpu::math::exp;
 use crate::cpu::memory::Shared;
-use crate::{Error, Expert, ExpertStack, Experts, Memory, Pointwise, Result, Routing, Scoring};
+use crate::{Error, Expert, ExpertActivation, ExpertStack, Experts, Memory, Pointwise, Result, Routing, Scoring};
 use std::ops::Range;
 
 /// The chosen experts of a pass, and the buffers to compute with them.
@@ -237,11 +237,23 @@ impl Cpu {
         for (choice, to) in order.iter().zip(mine.rows_mut(n, hidden).chunks_exact_mut(hidden)) {
             to.copy_from_slice(x.row(*choice as usize / n_used));
         }
-        self.product(mine, &expert.gate_up, n, gate_up); // [n, 2 * inner]
-        self.add_own_bias(gate_up, stack.biases.as_ref().map(|biases| &biases[0]), i, n);
-        match stack.clamp {
-            None => self.silu_mul(gate_up, n, inner), // [n, inner]
-            Some(clamp) => self.clamped_silu_mul(gate_up, clamp, n, inner),
+        let bias = stack.biases.as_ref().map(|biases| &biases[0]);
+        match stack.activation {
+            ExpertActivation::SquaredRelu => {
+                self.product(mine, &expert.gate_up, n, inner); // [n, inner]
+                self.add_own_bias(inner, bias, i, n);
+                self.relu_squared(inner, n);
+            }
+            ExpertActivation::Silu => {
+                self.product(mine, &expert.gate_up, n, gate_up); // [n, 2 * inner]
+                self.add_own_bias(gate_up, bias, i, n);
+                self.silu_mul(gate_up, n, inner); // [n, inner]
+            }
+            ExpertActivation::Clamped(clamp) => {
+                self.product(mine, &expert.gate_up, n, gate_up); // [n, 2 * inner]
+                self.add_own_bias(gate_up, bias, i, n);
+                self.clamped_silu_mul(gate_up, clamp, n, inner); // [n, inner]
+            }
         }
         self.product(inner, &expert.down, n, y); // [n, hidden]
         self.add_own_bias(y, stack.biases.as_ref().map(|biases| &biases[1]), i, n);

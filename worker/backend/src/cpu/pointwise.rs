@@ -92,6 +92,10 @@ impl Pointwise for Cpu {
         self.each(x, n_rows, between::Each::GeluErf);
     }
 
+    fn relu_squared(&self, x: &mut Buffer, n_rows: usize) {
+        self.each(x, n_rows, between::Each::ReluSquared);
+    }
+
     fn clamped_silu_mul(&self, gate_up: &Buffer, clamp: Clamp, n_rows: usize, out: &mut Buffer) {
         let inner = out.cols();
         let gate_up = gate_up.rows(n_rows, 2 * inner);

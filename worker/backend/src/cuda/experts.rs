@@ -9,7 +9,7 @@ use super::linear::tiles_per_block;
 use super::lock::lock;
 use super::table::Kernel;
 use super::weights::{Kind, Matrix};
-use crate::{Error, ExpertStack, Experts, Memory, Pointwise, Result, Routing, Scoring};
+use crate::{Error, ExpertActivation, ExpertStack, Experts, Memory, Pointwise, Result, Routing, Scoring};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -246,9 +246,12 @@ impl Experts for Cuda {
             self.add_biases(bias, first, routes, &routes.gate_up);
         }
         let n_choices = n_rows * n_used;
-        match experts.clamp {
-            None => self.silu_mul(&routes.gate_up, n_choices, &mut routes.inner), // [n_choices, inner]
-            Some(clamp) => self.clamped_silu_mul(&routes.gate_up, clamp, n_choices, &mut routes.inner),
+        match experts.activation {
+            ExpertActivation::Silu => self.silu_mul(&routes.gate_up, n_choices, &mut routes.inner), // [n_choices, inner]
+            ExpertActivation::Clamped(clamp) => {
+                self.clamped_silu_mul(&routes.gate_up, clamp, n_choices, &mut routes.inner)
+            }
+            ExpertActivation::SquaredRelu => self.relu_squared(&mut routes.inner, n_choices),
         }
         self.grouped(&down, routes.inner.at(), 0, 1, routes, &routes.y); // [n_choices, hidden]
         if let Some([_, bias]) = &experts.biases {

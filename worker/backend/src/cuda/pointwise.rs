@@ -185,6 +185,10 @@ impl Pointwise for Cuda {
         unsafe { self.launch(Kernel::GeluErfRows, by_row(n_rows), arguments![x, cols]) };
     }
 
+    fn relu_squared(&self, _x: &mut Buffer, _n_rows: usize) {
+        unreachable!("{NO_RECURRENCE}: models with this activation have them, and `Memory::recurrence` refuses them");
+    }
+
     fn clamped_silu_mul(&self, gate_up: &Buffer, clamp: Clamp, n_rows: usize, out: &mut Buffer) {
         let inner = out.cols;
         gate_up.check(n_rows, 2 * inner);

@@ -48,9 +48,19 @@ impl Routing {
 /// This rank's experts of a layer.
 pub struct ExpertStack<M: Memory + ?Sized> {
     pub all: Vec<Expert<M>>,
-    pub clamp: Option<Clamp>,
+    pub activation: ExpertActivation,
     /// Of all of them, one after another: [n, 2 * inner] and [n, hidden].
     pub biases: Option<[M::Vector; 2]>,
+}
+
+/// What stands between the products of an expert.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExpertActivation {
+    /// silu(gate) * up
+    Silu,
+    Clamped(Clamp),
+    /// The square of what is positive in up, without a gate.
+    SquaredRelu,
 }
 
 /// `(up + 1) * gate * sigmoid(alpha * gate)`, where the gate is at most `limit`, and `up` from -limit to limit.
@@ -62,7 +72,7 @@ pub struct Clamp {
 
 /// The products of one expert.
 pub struct Expert<M: Memory + ?Sized> {
-    pub gate_up: M::Matrix, // [2 * inner, hidden]
+    pub gate_up: M::Matrix, // [2 * inner, hidden], or without a gate [inner, hidden]
     pub down: M::Matrix,    // [hidden, inner]
 }
 

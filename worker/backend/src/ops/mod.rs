@@ -10,7 +10,7 @@ mod recurrence;
 mod sample;
 
 pub use attention::{Attention, AttentionCall, Heads};
-pub use experts::{Clamp, Expert, ExpertStack, Experts, Routing, Scoring};
+pub use experts::{Clamp, Expert, ExpertActivation, ExpertStack, Experts, Routing, Scoring};
 pub use linear::Linear;
 pub use memory::{BatchLimits, CommitBlocks, KvSpec, Memory, PackedBytes, RopeStyle};
 pub use pointwise::Pointwise;

@@ -58,6 +58,8 @@ pub trait Pointwise: Memory {
     fn gelu(&self, x: &mut Self::Buffer, n_rows: usize);
     /// x = gelu(x), in the form with the error function.
     fn gelu_erf(&self, x: &mut Self::Buffer, n_rows: usize);
+    /// x = max(x, 0)^2
+    fn relu_squared(&self, x: &mut Self::Buffer, n_rows: usize);
     /// A gate with clamps. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
     fn clamped_silu_mul(&self, gate_up: &Self::Buffer, clamp: Clamp, n_rows: usize, out: &mut Self::Buffer);
     /// Each row's queries *= the factor of its position. qkv: [n_rows, qkv_cols], factors: [context]

@@ -2,7 +2,7 @@
 
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Routes};
-use backend::{Clamp, Expert, ExpertStack, Experts, Memory, Routing, Scoring};
+use backend::{Clamp, Expert, ExpertActivation, ExpertStack, Experts, Memory, Routing, Scoring};
 use std::ops::Range;
 use types::leaves::{aligned_runs, sum_runs};
 use types::{Activations, Dtype};
@@ -17,7 +17,7 @@ struct Case {
     scores: Vec<f32>,
     gate_up: Vec<File>,
     down: Vec<File>,
-    clamp: Option<Clamp>,
+    activation: ExpertActivation,
     /// Of all experts: [n_experts, 2 * INNER] and [n_experts, HIDDEN].
     biases: Option<[Vec<f32>; 2]>,
 }
@@ -31,7 +31,7 @@ impl Case {
             scores: rng.floats(n_rows * n_experts).iter().map(|x| x * 4.0).collect(),
             gate_up: (0..n_experts).map(|_| File::random(rng, dtype, 2 * INNER, HIDDEN)).collect(),
             down: (0..n_experts).map(|_| File::random(rng, dtype, HIDDEN, INNER)).collect(),
-            clamp: None,
+            activation: ExpertActivation::Silu,
             biases: None,
         }
     }
@@ -60,7 +60,7 @@ impl Case {
     fn stack(&self, cpu: &Cpu, owned: Range<usize>, all: Vec<Expert<Cpu>>) -> ExpertStack<Cpu> {
         let of = |biases: &Vec<f32>, n: usize| cpu.vector(&biases[owned.start * n..owned.end * n]).unwrap();
         let biases = self.biases.as_ref().map(|[gate_up, down]| [of(gate_up, 2 * INNER), of(down, HIDDEN)]);
-        ExpertStack { all, clamp: self.clamp, biases }
+        ExpertStack { all, activation: self.activation, biases }
     }
 
     fn whole(&self, cpu: &Cpu) -> Vec<f32> {
@@ -88,10 +88,12 @@ impl Case {
             };
             let gate_up = product(&self.gate_up[id], &x);
             let gate_up: Vec<f64> = gate_up.iter().enumerate().map(|(i, x)| x + bias(0, i, 2 * INNER)).collect();
-            let (gate, up) = gate_up.split_at(INNER);
-            let gated = |(gate, up): (&f64, &f64)| match self.clamp {
-                None => gate / (1.0 + (-gate).exp()) * up,
-                Some(Clamp { alpha, limit }) => {
+            let (gate, up) = gate_up.split_at(gate_up.len() - INNER);
+            let gate = if gate.is_empty() { up } else { gate };
+            let gated = |(gate, up): (&f64, &f64)| match self.activation {
+                ExpertActivation::Silu => gate / (1.0 + (-gate).exp()) * up,
+                ExpertActivation::SquaredRelu => up.max(0.0).powi(2),
+                ExpertActivation::Clamped(Clamp { alpha, limit }) => {
                     let (gate, limit) = (gate.min(f64::from(limit)), f64::from(limit));
                     (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-gate * f64::from(alpha)).exp())
                 }
@@ -124,10 +126,22 @@ fn a_mixture_is_the_sum_of_its_chosen_experts() {
 }
 
 #[test]
+fn experts_without_a_gate_square_what_is_positive() {
+    let mut rng = Rng(22);
+    let mut case = Case::new(&mut rng, Dtype::F32, (5, 2), 13);
+    case.activation = ExpertActivation::SquaredRelu;
+    case.gate_up = (0..5).map(|_| File::random(&mut rng, Dtype::F32, INNER, HIDDEN)).collect();
+    let cpus = cpus(Activations::F32);
+    let expected = case.whole(&cpus[0].1);
+    assert_close("squared", &expected, &case.dense(), 1e-3);
+    cpus[1..].iter().for_each(|(path, cpu)| assert_bits(path, &case.whole(cpu), &expected));
+}
+
+#[test]
 fn clamps_and_biases_are_each_experts_own() {
     let mut rng = Rng(21);
     let mut case = Case::new(&mut rng, Dtype::F32, (5, 2), 13);
-    case.clamp = Some(Clamp { alpha: 1.702, limit: 0.4 });
+    case.activation = ExpertActivation::Clamped(Clamp { alpha: 1.702, limit: 0.4 });
     case.biases = Some([rng.floats(5 * 2 * INNER), rng.floats(5 * HIDDEN)]);
     let cpus = cpus(Activations::F32);
     let expected = case.whole(&cpus[0].1);

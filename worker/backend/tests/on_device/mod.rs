@@ -9,8 +9,8 @@ pub mod shapes;
 use crate::numbers::{File, Rng, cpu, kinds};
 use backend::cpu::{Cpu, Isa};
 use backend::{
-    AttentionCall, Batch, BlockTables, Device, Draw, DrawMask, Expert, ExpertStack, Heads, KvSpec, PassSlice,
-    RopeStyle, Routing, Scoring, Undrawn,
+    AttentionCall, Batch, BlockTables, Device, Draw, DrawMask, Expert, ExpertActivation, ExpertStack, Heads, KvSpec,
+    PassSlice, RopeStyle, Routing, Scoring, Undrawn,
 };
 use types::leaves::aligned_runs;
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Sampling, Want};
@@ -318,7 +318,7 @@ impl Operation for Mixture {
         let experts = self.gate_up.iter().zip(&self.down);
         let all: Vec<Expert<D>> =
             experts.map(|(gate_up, down)| Expert { gate_up: matrix(gate_up), down: matrix(down) }).collect();
-        let experts = ExpertStack { all, clamp: None, biases: None };
+        let experts = ExpertStack { all, activation: ExpertActivation::Silu, biases: None };
         let n_experts = self.routing.n_experts as u32;
         let mut out = device.buffer(n_rows, hidden).unwrap();
         let whole = aligned_runs(0..n_experts, n_experts);

@@ -26,7 +26,7 @@ const FEW_BITS: [&str; 11] = [
     "fp4",
 ];
 /// `tests/reference/README.md` says what each covers that the others do not.
-const FAMILIES: [&str; 33] = [
+const FAMILIES: [&str; 38] = [
     "mixtral",
     "qwen3-moe",
     "qwen3-moe-normed",
@@ -60,6 +60,11 @@ const FAMILIES: [&str; 33] = [
     "granite4",
     "granite4-dense",
     "lfm2",
+    "lfm2-moe",
+    "qwen3.5-moe-fused",
+    "bamba",
+    "nemotron-h",
+    "nemotron-h-moe",
 ];
 /// Made by llama.cpp's own converter; `gguf-k-*` also by its quantizer.
 const GGUFS: [&str; 22] = [
@@ -264,6 +269,12 @@ fn what_a_family_is_known_for_matters() {
     check("granite4", r#"{"position_embedding_type": "rope"}"#);
     check("granite4", r#"{"time_step_limit": [0.0, 0.5]}"#);
     check("granite4-dense", r#"{"position_embedding_type": "nope"}"#);
+    check("lfm2-moe", r#"{"routed_scaling_factor": 1.0}"#);
+    check("lfm2-moe", r#"{"norm_topk_prob": false}"#);
+    check("bamba", whole_rope);
+    check("nemotron-h", r#"{"time_step_limit": [0.0, 0.5]}"#);
+    check("nemotron-h-moe", r#"{"routed_scaling_factor": 1.0}"#);
+    check("nemotron-h-moe", r#"{"norm_topk_prob": false}"#);
 }
 
 /// As folders have it whose model sees images too: the model of text is a part, in the config and in the names.
