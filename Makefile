@@ -71,7 +71,7 @@ help:
 	@echo "make loom    all interleavings of the memory that ranks share"
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
 	@echo "make bench-links what authenticated and encrypted connections between ranks cost"
-	@echo "make bench-router what a router adds to a request and costs; PART=latency|cpu|streams"
+	@echo "make bench-router what a router adds to a request and costs; PART=latency|cpu|streams|viewers"
 	@echo "make bench-scheduler a step with 1,024 sequences, look-ups in the prefix cache"
 	@echo "make hostile-tools tools and schemas that nobody means, beside eight streams"
 	@echo "make grammar-suite every schema of the JSON-Schema-Test-Suite through masks; fetches it"
@@ -120,7 +120,8 @@ clients-more: protoc $(MORE_CLIENTS:%=target/%-packages/.ready)
 		PYTHONPATH=target/$$client-packages $(PYTHON) tests/clients/run.py target/debug/lockstep test_$$client || exit 1; \
 	done
 
-# Pictures of each view, light, dark and as wide as a phone, are left in target/page.
+# Pictures of each view, light, dark and as wide as a phone, are left in target/page. PAGE_TIMES=1 judges times
+# too: on a machine that nobody else uses.
 page: protoc $(PAGE_PACKAGES)/.ready
 	deploy/dev/packages.sh chromium:chromium
 	$(CARGO) test --workspace --locked --no-run

@@ -13,7 +13,7 @@ export function chart(title, series, write, span) {
   const last = series.map((of) => `${of.name}: ${said(of.values, write)}`).join(", ");
   const label = `${title}, ${span}. ${all.length ? `Highest ${write(top)}. Now ${last}` : "Nothing was measured."}`;
   return make("figure", {class: "card"},
-    make("figcaption", {}, make("h3", {}, title)),
+    make("figcaption", {}, make("h2", {}, title)),
     draw("svg", {class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label},
       draw("line", {class: "axis", x1: 0, x2: WIDTH, y1: HEIGHT - 1, y2: HEIGHT - 1}), lines),
     make("ul", {class: "legend"},

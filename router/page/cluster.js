@@ -1,7 +1,8 @@
 // The grid of ranks of every replica, what was lost and what it cost, versions and their shares, and the plan beside what
 // is measured.
 
-import {bytes, count, draw, facts, make, millis, percent, say} from "./dom.js";
+import {bytes, count, draw, facts, make, millis, percent, put, redraw, say} from "./dom.js";
+import {nearby} from "./near.js";
 
 const PARTS = ["compute", "wait", "idle"];
 
@@ -24,7 +25,8 @@ export class Cluster {
   }
 
   hear(_, cluster) {
-    this.about.replaceChildren(...(this.aboutAll(cluster)));
+    const {store, models, next} = cluster;
+    redraw(this.about, [store, models, next, !cluster.replicas.length], () => this.aboutAll(cluster));
     const names = new Set();
     cluster.replicas.forEach((replica, at) => {
       const name = `${at} ${replica.replica}`;
@@ -66,55 +68,101 @@ export class Cluster {
   }
 }
 
+/** What is wrong with it is there wherever it stands; the rest only while it is near what is seen. */
 class Replica {
   constructor() {
     this.head = make("h2");
     this.why = make("div");
     this.facts = make("div");
     this.losses = make("div");
-    this.stages = make("div");
-    this.ranks = new Map();
-    this.node = make("article", {class: "card"}, this.head, this.why, this.facts, this.losses, this.stages);
+    this.grid = make("div", {class: "grid"});
+    this.stages = [];
+    this.far = [this.head];
+    this.node = make("article", {class: "card"}, this.head);
+    this.isNear = nearby(this.node, (isNear, height) => this.come(isNear, height));
   }
 
   show(replica) {
+    this.told = replica;
     say(this.head, `${replica.replica ?? "replica"} · ${replica.phase}${replica.model ? ` · ${replica.model}` : ""}`);
-    this.head.className = replica.phase === "ready" ? "good" : "warn";
-    this.why.replaceChildren(...reasons(replica).map((why) => make("p", {class: "warn"}, why)));
-    this.facts.replaceChildren(facts(about(replica)));
-    this.losses.replaceChildren(...losses(replica.lost ?? []));
-    this.grid(replica);
+    put(this.head, "class", replica.phase === "ready" ? "good" : "warn");
+    const why = reasons(replica);
+    redraw(this.why, why, () => why.map((of) => make("p", {class: "warn"}, of)));
+    const lost = (replica.lost ?? []).map((of) => ({...of, seconds_ago: Math.floor(of.seconds_ago)}));
+    redraw(this.losses, lost, () => losses(lost));
+    this.far = [this.head, ...(why.length ? [this.why] : []), ...(lost.length ? [this.losses] : [])];
+    if (this.isNear) this.draw();
+    else if (this.node.childElementCount !== this.far.length) this.node.replaceChildren(...this.far);
   }
 
-  grid(replica) {
+  come(isNear, height) {
+    if (isNear === this.isNear) return;
+    this.isNear = isNear;
+    if (isNear) {
+      this.node.replaceChildren(this.head, this.why, this.facts, this.losses, this.grid);
+      this.draw();
+    } else {
+      this.node.replaceChildren(...this.far);
+    }
+    this.node.style.minHeight = isNear ? "" : `${height}px`;
+  }
+
+  draw() {
+    const replica = this.told;
+    if (!replica) return;
+    const pairs = about(replica);
+    redraw(this.facts, pairs, () => [facts(pairs)]);
     const stages = new Map();
     for (const rank of replica.ranks) {
       if (!stages.has(rank.stage)) stages.set(rank.stage, []);
       stages.get(rank.stage).push(rank);
     }
     const gone = (replica.lost ?? []).filter((lost) => lost.pause_seconds === null && !replica.ranks.some((rank) => rank.rank === lost.rank && rank.state === "ready"));
-    const wanted = new Set(replica.ranks.map((rank) => rank.rank));
-    for (const [number, shown] of this.ranks) {
-      if (!wanted.has(number)) {
-        shown.node.remove();
-        this.ranks.delete(number);
-      }
+    while (this.stages.length > stages.size) this.stages.pop().node.remove();
+    while (this.stages.length < stages.size) {
+      this.stages.push(new Stage());
+      this.grid.append(this.stages.at(-1).node);
     }
-    while (this.stages.children.length > stages.size) this.stages.lastChild.remove();
-    [...stages.entries()].sort(([a], [b]) => a - b).forEach(([stage, ranks], at) => {
-      let row = this.stages.children[at];
-      if (!row) {
-        row = make("ul", {class: "stage"});
-        this.stages.append(row);
-      }
-      row.setAttribute("aria-label", `Stage ${stage}`);
-      ranks.forEach((rank, place) => {
-        if (!this.ranks.has(rank.rank)) this.ranks.set(rank.rank, new Rank());
-        const shown = this.ranks.get(rank.rank);
-        shown.show(rank, gone.find((lost) => lost.rank === rank.rank));
-        if (row.children[place] !== shown.node) row.insertBefore(shown.node, row.children[place] ?? null);
-      });
-    });
+    [...stages.entries()].sort(([a], [b]) => a - b).forEach(([stage, ranks], at) => this.stages[at].show(stage, ranks, gone));
+  }
+}
+
+/** The ranks of a stage are nodes only while it is near what is seen: a grid of thousands costs what a window of it costs. */
+class Stage {
+  constructor() {
+    this.node = make("ul", {class: "stage"});
+    this.ranks = [];
+    this.isNear = nearby(this.node, (isNear, height) => this.come(isNear, height));
+  }
+
+  show(number, ranks, gone) {
+    this.told = [number, ranks, gone];
+    put(this.node, "aria-label", `Stage ${number}`);
+    if (this.isNear) this.draw();
+  }
+
+  come(isNear, height) {
+    if (isNear === this.isNear) return;
+    this.isNear = isNear;
+    if (isNear) {
+      this.node.style.minHeight = "";
+      return this.draw();
+    }
+    this.ranks = [];
+    this.node.replaceChildren();
+    // Without a height it is in no document, and nobody knows how high it is.
+    if (height) this.node.style.minHeight = `${height}px`;
+  }
+
+  draw() {
+    if (!this.told) return;
+    const [, ranks, gone] = this.told;
+    while (this.ranks.length > ranks.length) this.ranks.pop().node.remove();
+    while (this.ranks.length < ranks.length) {
+      this.ranks.push(new Rank());
+      this.node.append(this.ranks.at(-1).node);
+    }
+    ranks.forEach((rank, at) => this.ranks[at].show(rank, gone.find((lost) => lost.rank === rank.rank)));
   }
 }
 
@@ -159,37 +207,6 @@ function losses(lost) {
   return [make("h3", {}, "Lost"), make("ul", {class: "losses"}, said)];
 }
 
-/** Ranks that nobody sees are drawn when there is time, some at once. */
-const unseen = new Set();
-const AT_ONCE = 40;
-let isAsked = false;
-const idle = globalThis.requestIdleCallback ?? ((work) => setTimeout(work, 50));
-
-function drawUnseen() {
-  isAsked = false;
-  for (const rank of [...unseen].slice(0, AT_ONCE)) rank.draw();
-  askForTime();
-}
-
-function askForTime() {
-  if (isAsked || !unseen.size) return;
-  isAsked = true;
-  idle(drawUnseen);
-}
-
-const seeing = new IntersectionObserver((entries) => {
-  for (const {target, isIntersecting} of entries) {
-    const rank = of.get(target);
-    rank.isSeen = isIntersecting;
-    if (isIntersecting) rank.draw();
-  }
-}, {rootMargin: "200px"});
-const of = new WeakMap();
-
-const put = (node, name, value) => {
-  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
-};
-
 class Rank {
   constructor() {
     [this.head, this.where, this.memory, this.step] = [make("p"), make("p", {class: "quiet"}), make("p"), make("p", {class: "quiet"})];
@@ -197,23 +214,9 @@ class Rank {
     this.kv = draw("rect", {class: "part kv", x: 0, y: 0, height: 10});
     this.bars = [bar(Object.values(this.time)), bar([this.kv])];
     this.node = make("li", {class: "rank"}, this.head, this.where, this.bars[0], this.bars[1], this.memory, this.step);
-    of.set(this.node, this);
-    seeing.observe(this.node);
   }
 
-  /** One that is in trouble is drawn at once, wherever it stands. */
   show(rank, lost) {
-    this.told = [rank, lost];
-    if (this.isSeen || lost) return this.draw();
-    unseen.add(this);
-    askForTime();
-  }
-
-  draw() {
-    unseen.delete(this);
-    if (!this.told || this.told[0] === this.drawn) return;
-    const [rank, lost] = this.told;
-    this.drawn = rank;
     const state = lost ? "lost" : rank.state;
     put(this.node, "class", `rank ${state}`);
     say(this.head, `Rank ${rank.rank} · stage ${rank.stage} · ${lost ? `${state}, ${rank.state} again` : state}`);

@@ -32,6 +32,21 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+/** As `say`, of an attribute. */
+export function put(node, name, value) {
+  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+}
+
+const drawn = new WeakMap();
+
+/** Fills a place anew where what it shows has changed. */
+export function redraw(place, shows, nodes) {
+  const key = JSON.stringify(shows);
+  if (drawn.get(place) === key) return;
+  drawn.set(place, key);
+  place.replaceChildren(...nodes());
+}
+
 export function mark(node, name, is) {
   if (is) node.setAttribute(name, "true");
   else node.removeAttribute(name);

@@ -35,17 +35,21 @@ export class List {
   draw() {
     if (!this.height) this.height = this.measured();
     if (!this.height) return;
-    this.tall.style.height = `${this.items.length * this.height}px`;
-    const first = Math.max(0, Math.floor(this.node.scrollTop / this.height) - SPARE);
-    const n = Math.min(this.items.length - first, Math.ceil(this.node.clientHeight / this.height) + 2 * SPARE);
+    // Asked before anything is written: what is asked after it is laid out at once.
+    const {scrollTop, clientHeight} = this.node;
+    const first = Math.max(0, Math.floor(scrollTop / this.height) - SPARE);
+    const n = Math.max(0, Math.min(this.items.length - first, Math.ceil(clientHeight / this.height) + 2 * SPARE));
+    if (this.n_items !== this.items.length) this.tall.style.height = `${this.items.length * this.height}px`;
+    this.n_items = this.items.length;
     while (this.nodes.length < n) {
       const node = this.row();
       this.nodes.push(node);
       this.tall.append(node);
     }
-    while (this.nodes.length > Math.max(n, 0)) this.nodes.pop().remove();
+    while (this.nodes.length > n) this.nodes.pop().remove();
     this.nodes.forEach((node, at) => {
-      node.style.transform = `translateY(${(first + at) * this.height}px)`;
+      const place = `translateY(${(first + at) * this.height}px)`;
+      if (node.style.transform !== place) node.style.transform = place;
       this.fill(node, this.items[first + at]);
     });
   }

@@ -1,18 +1,18 @@
 // Requests under way and those that ended last; and of one, what befell it when.
 
-import {count, draw, facts, make, millis, say} from "./dom.js";
+import {count, draw, facts, make, millis, put, say} from "./dom.js";
 import {get} from "./server.js";
 import {List} from "./list.js";
 
 const COLUMNS = ["number", "state", "id", "prompt", "cached", "output", "first_token_ms", "took_ms"];
 const NAMES = ["Request", "State", "Answer", "Prompt", "Cached", "Output", "First token", "Took"];
 /** Left out where there is little room. */
-const LEAST = new Set(["cached", "output", "first_token_ms"]);
+const LEAST = new Set(["prompt", "cached", "output", "first_token_ms"]);
 
 export class Requests {
   constructor(open) {
     this.counts = make("p", {class: "quiet"}, "");
-    this.list = new List("Requests", row, fill);
+    this.list = new List("List of requests", row, fill);
     this.one = make("div", {"aria-live": "polite"});
     this.empty = make("p", {class: "quiet"}, "");
     const head = make("div", {class: "row head", "aria-hidden": "true"}, NAMES.map((name, at) => make("span", {class: LEAST.has(COLUMNS[at]) ? "least" : ""}, name)));
@@ -56,9 +56,9 @@ function row() {
 }
 
 function fill(node, request) {
-  node.href = `#requests/${request.number}`;
+  put(node, "href", `#requests/${request.number}`);
   COLUMNS.forEach((name, at) => say(node.children[at], text(name, request)));
-  node.children[1].className = request.over ? (request.state === "ok" ? "good" : "bad") : "warn";
+  put(node.children[1], "class", request.over ? (request.state === "ok" ? "good" : "bad") : "warn");
 }
 
 function text(name, request) {
@@ -91,20 +91,21 @@ export function told(events) {
 
 function timeline(request) {
   const events = told(request.events);
+  const isOne = request.choices <= 1;
   const list = events.map((event) => make("tr", {},
     make("td", {}, millis(event.at_ms)),
-    make("td", {}, request.choices > 1 ? `choice ${event.choice}` : ""),
+    isOne ? null : make("td", {}, `${event.choice}`),
     make("td", {class: event.what === "lost" ? "bad" : event.what === "preempted" || event.what === "moved" ? "warn" : ""}, SAID[event.what]?.(event) ?? event.what)));
-  const end = request.over ? make("tr", {}, make("td", {}, millis(request.took_ms)), make("td"), make("td", {}, `Ends: ${request.state}`)) : null;
+  const end = request.over ? make("tr", {}, make("td", {}, millis(request.took_ms)), isOne ? null : make("td"), make("td", {}, `Ends: ${request.state}`)) : null;
   return make("article", {class: "card", "aria-label": `Request ${request.number}`},
     make("h2", {}, `Request ${request.number} · ${request.state}`),
     facts([["Answer", request.id], ["Model", request.model], ["Replica", request.replica], ["Prompt", `${request.prompt} tokens`],
       ["From cache", request.over ? `${request.cached}` : null], ["Output", `${request.output} tokens`], ["First token", millis(request.first_token_ms)], ["Took", millis(request.took_ms)]]),
     picture(request, events),
-    make("ul", {class: "legend"}, [["idle", "waits"], ["compute", "prompt computed"], ["wait", "computed again"], ["kv", "tokens"]]
+    make("ul", {class: "legend"}, [["idle", "waits"], ["compute", "prompt computed"], ["wait", "computed again"], ["answered", "answers"], ["kv", "tokens"]]
       .map(([name, said]) => make("li", {}, make("span", {class: `swatch ${name}`}), said))),
     make("div", {class: "wide"}, make("table", {},
-      make("thead", {}, make("tr", {}, ["After", "", "What"].map((name) => make("th", {scope: "col"}, name)))),
+      make("thead", {}, make("tr", {}, ["After", isOne ? null : "Choice", "What"].map((name) => name && make("th", {scope: "col"}, name)))),
       make("tbody", {}, list, end))),
     request.events_unkept ? make("p", {class: "quiet"}, `${request.events_unkept} events in between are not kept.`) : null);
 }
@@ -118,17 +119,32 @@ function picture(request, events) {
     if (at > since) spans.push(draw("rect", {class: state, x: x(since), width: Math.max(x(at - since), 1), y: 4, height: 20}));
     since = at;
   };
+  const {counts, width_ms} = request.tokens;
+  // Nothing says that what was computed again is done: the next token does.
+  const tokenAfter = (ms) => {
+    const first = Math.ceil(ms / width_ms);
+    const at = counts.findIndex((n, bin) => bin >= first && n);
+    return at < 0 ? Infinity : at * width_ms;
+  };
+  const goOn = (to) => {
+    const answers = tokenAfter(since);
+    if (state === "span again" && answers < to) {
+      until(answers);
+      state = "span answered";
+    }
+    until(to);
+  };
   for (const event of events) {
-    until(event.at_ms);
+    goOn(event.at_ms);
     if (event.what === "started" || event.what === "chunk") state = event.again ? "span again" : "span computed";
     else if (event.what === "first token") state = "span answered";
     else if (event.what !== "placed") state = "span";
   }
-  until(request.took_ms);
+  goOn(request.took_ms);
   const marks = events.filter((event) => ["preempted", "lost", "moved"].includes(event.what))
     .map((event) => draw("line", {class: "mark", x1: x(event.at_ms), x2: x(event.at_ms), y1: 0, y2: 60}));
-  const top = Math.max(...request.tokens.counts, 1);
-  const bars = request.tokens.counts.map((n, at) => draw("rect", {class: "part kv", x: x(at * request.tokens.width_ms), width: Math.max(x(request.tokens.width_ms), 1), y: 60 - (30 * n) / top, height: (30 * n) / top}));
+  const top = Math.max(...counts, 1);
+  const bars = counts.map((n, at) => draw("rect", {class: "part kv", x: x(at * width_ms), width: Math.max(x(width_ms), 1), y: 60 - (30 * n) / top, height: (30 * n) / top}));
   const label = `From its arrival to ${millis(request.took_ms)}: the table below says the same in words.`;
   return draw("svg", {class: "timeline", viewBox: "0 0 1000 60", preserveAspectRatio: "none", role: "img", "aria-label": label}, spans, bars, marks);
 }

@@ -21,7 +21,7 @@ class Keys(PageTest):
 
     def entered(self, key, path="/"):
         tab = self.tab(path)
-        tab.until("!document.getElementById('key').hidden", 20, "a key is asked for")
+        tab.until("document.getElementById('key')?.hidden === false", 20, "a key is asked for")
         self.judge_access(tab, "the key")
         self.assertEqual(tab.text("main").strip(), "", "without a key there is nothing")
         tab.write("input[name=key]", key)

@@ -41,6 +41,7 @@ pub fn files() -> Vec<Route> {
         "/page/dom.js" "dom.js" SCRIPT
         "/page/server.js" "server.js" SCRIPT
         "/page/markdown.js" "markdown.js" SCRIPT
+        "/page/near.js" "near.js" SCRIPT
         "/page/list.js" "list.js" SCRIPT
         "/page/chart.js" "chart.js" SCRIPT
         "/page/cluster.js" "cluster.js" SCRIPT
