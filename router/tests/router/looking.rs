@@ -49,6 +49,9 @@ fn the_page_is_served_whole_with_a_policy_that_lets_it_ask_nobody_else() {
             n_bytes += file.body.len();
             let policy = &file.headers["content-security-policy"];
             assert!(policy.starts_with("default-src 'self';") && !policy.contains("unsafe"), "{path}: {policy}");
+            for strict in ["base-uri 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'"] {
+                assert!(policy.contains(strict), "{path}: {policy}");
+            }
             assert_eq!(
                 (&*file.headers["x-content-type-options"], &*file.headers["referrer-policy"]),
                 ("nosniff", "no-referrer")
@@ -61,9 +64,8 @@ fn the_page_is_served_whole_with_a_policy_that_lets_it_ask_nobody_else() {
                 });
                 assert_eq!(strange.count(), 0, "{path} names another origin");
             }
-            for inline in
-                ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "style=\"", "onclick="]
-            {
+            let html = ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("];
+            for inline in html.into_iter().chain(["style=\"", "onclick=", "<script>", "<style"]) {
                 assert!(!file.body.contains(inline), "{path} has {inline}");
             }
             let tag = &file.headers["etag"];
