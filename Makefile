@@ -71,7 +71,7 @@ help:
 	@echo "make loom    all interleavings of the memory that ranks share"
 	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
 	@echo "make bench-links what authenticated and encrypted connections between ranks cost"
-	@echo "make bench-router what a router adds to a request and costs; PART=latency|cpu|streams|viewers"
+	@echo "make bench-router what a router adds to a request and costs; PART=latency|cpu|streams"
 	@echo "make bench-scheduler a step with 1,024 sequences, look-ups in the prefix cache"
 	@echo "make hostile-tools tools and schemas that nobody means, beside eight streams"
 	@echo "make grammar-suite every schema of the JSON-Schema-Test-Suite through masks; fetches it"
