@@ -80,6 +80,10 @@ impl Sink {
         }
     }
 
+    pub fn in_thought(&self) -> bool {
+        self.in_thought
+    }
+
     pub fn end_reasoning(&mut self) {
         (self.in_thought, self.n_newlines) = (false, 0);
     }

@@ -58,6 +58,11 @@ impl Speech {
         self.sink.drain_into(said);
     }
 
+    /// Whether something was said of a thought that has not ended.
+    pub fn in_thought(&self) -> bool {
+        self.sink.in_thought()
+    }
+
     fn advance(&mut self, last: bool) {
         let mut at = 0;
         // The steps since something was read: a form changes its state a few times before it reads on.

@@ -34,15 +34,21 @@ pub struct HiddenThoughts {
 }
 
 impl HiddenThoughts {
-    /// Adds a token's logprob, and returns those that are known to be of the answer.
-    pub fn told(&mut self, own: Option<v1::Logprob>, is_over: bool) -> Vec<v1::Logprob> {
+    /// Adds a token's logprob, and returns those that are known to be of the answer. `in_thought` says whether behind it
+    /// a thought goes on.
+    pub fn told(&mut self, own: Option<v1::Logprob>, in_thought: bool, is_over: bool) -> Vec<v1::Logprob> {
         self.held.extend(own);
         match std::mem::take(&mut self.heard) {
             Heard::Thought => {
-                self.is_in_thought = true;
+                self.is_in_thought = in_thought;
                 self.held.clear();
             }
             Heard::Answer => self.is_in_thought = false,
+            Heard::Nothing if self.is_in_thought && !in_thought => {
+                // What has closed the thought is of the thought.
+                self.is_in_thought = false;
+                self.held.clear();
+            }
             Heard::Nothing if is_over && !self.is_in_thought => {}
             Heard::Nothing => return Vec::new(),
         }
@@ -56,20 +62,26 @@ mod tests {
 
     #[test]
     fn what_nobody_knows_yet_is_told_with_the_answer_or_not_at_all() {
-        let told = |all: &[Heard]| {
+        let told = |all: &[(Heard, bool)]| {
             let mut hidden = HiddenThoughts::default();
             let numbered = (0..).zip(all);
-            let told = numbered.flat_map(|(token_id, heard)| {
+            let told = numbered.flat_map(|(token_id, (heard, in_thought))| {
                 hidden.heard = *heard;
                 let own = v1::Logprob { token_id, ..v1::Logprob::default() };
-                hidden.told(Some(own), token_id as usize + 1 == all.len())
+                hidden.told(Some(own), *in_thought, token_id as usize + 1 == all.len())
             });
             told.map(|logprob| logprob.token_id).collect::<Vec<_>>()
         };
         use Heard::{Answer, Nothing, Thought};
-        assert_eq!(told(&[Nothing, Thought, Nothing, Thought, Nothing, Answer, Nothing]), [4, 5, 6]);
-        assert_eq!(told(&[Answer, Nothing, Thought, Nothing]), [0]);
-        assert_eq!(told(&[Thought, Nothing]), [0; 0]);
-        assert_eq!(told(&[Nothing]), [0]);
+        let (thought, out, said) = ((Thought, true), (Nothing, false), (Answer, false));
+        let inside = (Nothing, true);
+        // The token that closes a thought is not told, and what is held behind it is told with the answer.
+        assert_eq!(told(&[out, thought, inside, thought, out, said, out]), [5, 6]);
+        assert_eq!(told(&[thought, inside, inside, out, out, out, said]), [4, 5, 6]);
+        // A thought that ends with its last token.
+        assert_eq!(told(&[(Thought, false), out, said]), [1, 2]);
+        assert_eq!(told(&[said, out, thought, inside]), [0]);
+        assert_eq!(told(&[thought, inside]), [0; 0]);
+        assert_eq!(told(&[out]), [0]);
     }
 }

@@ -112,7 +112,10 @@ impl Assembly {
     /// The logprobs that may be told after this token, which has its own: not those of thoughts that are hidden.
     pub fn told_logprobs(&mut self, own: Option<v1::Logprob>, is_over: bool) -> Vec<v1::Logprob> {
         match &mut self.hidden {
-            Some(hidden) => hidden.told(own, is_over),
+            Some(hidden) => {
+                let in_thought = self.reader.as_ref().is_some_and(|reader| reader.speech.in_thought());
+                hidden.told(own, in_thought, is_over)
+            }
             None => own.into_iter().collect(),
         }
     }
