@@ -146,6 +146,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
         bodies,
         nonce,
         n_unnamed: AtomicU64::new(0),
+        n_kept: AtomicU64::new(0),
         history: History::default(),
     });
     let audits = audited.map(|answers| tokio::spawn(audit::run(front.clone(), answers, end.clone())));

@@ -57,6 +57,8 @@ pub struct Frontend {
     pub nonce: u32,
     /// Counts the requests that their clients have not named.
     pub n_unnamed: AtomicU64,
+    /// Counts what clients keep here beside responses.
+    pub n_kept: AtomicU64,
     /// What happened lately, for people who look.
     pub history: History,
 }
@@ -64,6 +66,11 @@ pub struct Frontend {
 impl Frontend {
     pub fn next_request(&self) -> u64 {
         self.n_unnamed.fetch_add(1, Relaxed)
+    }
+
+    /// An id that no other thing has that is kept here.
+    pub fn next_public_id(&self) -> String {
+        format!("{:08x}{:016x}", self.nonce, self.n_kept.fetch_add(1, Relaxed))
     }
 
     /// A request's own deadline or the router's, whichever is sooner.

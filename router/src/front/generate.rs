@@ -38,7 +38,14 @@ use types::{Goal, Grammar, Priority, Request, RequestId, TokensHash};
 
 impl Frontend {
     /// Lets a request in, sends it to a replica, and waits for its first answer, so that a refusal can be told as one.
-    pub async fn generate(self: &Arc<Self>, ask: Ask, mut recorder: Recorder) -> Result<Generation, Refusal> {
+    pub async fn generate(self: &Arc<Self>, ask: Ask, recorder: Recorder) -> Result<Generation, Refusal> {
+        let mut generation = self.begin(ask, recorder).await?;
+        generation.answered(self.config.timeouts.first_answer_max).await?;
+        Ok(generation)
+    }
+
+    /// The same, and does not wait.
+    pub async fn begin(self: &Arc<Self>, ask: Ask, mut recorder: Recorder) -> Result<Generation, Refusal> {
         let tenant = self.config.keys.of(ask.tenant);
         let ask = Ask { deadline: self.deadline(ask.deadline), ..ask };
         recorder.seen(&self.history, ask.tenant, tenant.label().clone());
@@ -55,7 +62,6 @@ impl Frontend {
             recorder.finished("ok");
         }
         (generation.visit, generation.recorder) = (Some(visit), Some(recorder));
-        generation.answered(self.config.timeouts.first_answer_max).await?;
         Ok(generation)
     }
 

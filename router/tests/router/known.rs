@@ -101,6 +101,7 @@ async fn check(http: SocketAddr, known: &'static KnownField, on: Endpoint) {
     let names = |refusal: Option<String>| refusal.is_some_and(|text| text.starts_with(told(on, known.name)));
     let meant: Value = match known.name {
         "previous_response_id" => stored(http).await,
+        "conversation" => post(http, "/v1/conversations", &json!({})).await.json()["id"].take(),
         _ => serde_json::from_str(known.meant).unwrap(),
     };
     let of_meant = refused(http, on, known.name, &meant).await;

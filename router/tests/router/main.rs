@@ -4,9 +4,11 @@
 mod advisories;
 mod apis;
 mod audits;
+mod background;
 mod calls;
 mod certificates;
 mod client;
+mod conversations;
 mod doors;
 mod faces;
 mod fake;

@@ -17,7 +17,11 @@ fn pages(document: &Value) -> Vec<(String, String, Value)> {
     let mut pages = Vec::new();
     for (path, methods) in document["paths"].as_object().unwrap() {
         for (method, operation) in methods.as_object().unwrap() {
-            pages.push((method.to_uppercase(), path.replace("{id}", "toy"), operation.clone()));
+            pages.push((
+                method.to_uppercase(),
+                path.replace("{id}", "toy").replace("{item_id}", "toy"),
+                operation.clone(),
+            ));
         }
     }
     pages

@@ -259,8 +259,8 @@ fn unserved_fields_of_a_response_are_refused_by_name() {
     run(async {
         let house = House::open(config()).await;
         for (extra, param) in [
-            (json!({ "conversation": "conv_1" }), "conversation"),
-            (json!({ "background": true }), "background"),
+            (json!({ "conversation": [] }), "conversation"),
+            (json!({ "background": 1 }), "background"),
             (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
             (json!({ "text": { "format": { "type": "json_schema" } } }), "text.format.schema"),
             (json!({ "truncation": "auto" }), "truncation"),

@@ -200,6 +200,32 @@ fn a_response_says_and_calls_what_the_chat_does() {
 }
 
 #[test]
+fn an_answer_that_is_cut_anywhere_says_the_same_whole_and_streamed() {
+    run_within(PATIENCE, async {
+        let answer = format!("{THOUGHT}I.{CALLS}");
+        let house = open(&answer).await;
+        house.fake.script(|script| script.tokens_per_frame = 5);
+        for n in 1..=answer.len() {
+            let more = json!({ "max_tokens": n });
+            let told = of_chat(&post(house.http, CHAT, &asked_of_chat(more)).await.json());
+            let whole = post(house.http, RESPONSES, &asked(json!({ "max_output_tokens": n }))).await.json();
+            assert_eq!(as_message(&whole["output"]), told, "{:?}", &answer.as_bytes()[..n].utf8_chunks().count());
+            let body = asked(json!({ "max_output_tokens": n, "stream": true }));
+            let events = events(&post(house.http, RESPONSES, &body).await);
+            let last = &events.last().unwrap()["response"];
+            assert_eq!((gathered(&events), plain(last)), (last["output"].clone(), plain(&whole)), "{n}");
+            // Nothing of a call that was cut off before its name is lost: it is text.
+            let cut = String::from_utf8_lossy(&answer.as_bytes()[..n]).into_owned();
+            let opened = cut.rfind("<tool_call>").filter(|at| !cut[*at..].contains("</tool_call>"));
+            if let Some(at) = opened.filter(|at| cut[*at..].len() < "<tool_call>\n{\"name\": \"".len()) {
+                assert!(told["content"].as_str().unwrap().ends_with(&cut[at..]), "{n}: {told}");
+            }
+        }
+        house.close().await;
+    });
+}
+
+#[test]
 fn items_stand_in_the_order_in_which_they_were_written() {
     run(async {
         let house = open(&format!("{THOUGHT}I look.{CALLS}and so")).await;
@@ -411,8 +437,7 @@ fn what_cannot_be_done_is_refused_by_its_name() {
             (json!({ "reasoning": { "summary": "concise" } }), "reasoning.summary"),
             (json!({ "include": ["message.thoughts"] }), "include[0]"),
             (json!({ "input": [{ "type": "item_reference", "id": "msg_1" }] }), "input[0].type"),
-            (json!({ "conversation": "conv_1" }), "conversation"),
-            (json!({ "background": true }), "background"),
+            (json!({ "background": true, "store": false }), "background"),
         ] {
             let reply = post(house.http, RESPONSES, &asked(more.clone())).await;
             assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)), "{more}: {reply:?}");

@@ -59,6 +59,10 @@ impl Viewer {
     }
 }
 
+/// Told when a request's key is known no more, to what goes on without its client.
+#[derive(Clone, Default)]
+pub struct KeyRevoked(pub CancellationToken);
+
 /// Lets in those who may see the cluster: operators, or every key where none is an operator's.
 pub async fn authorize_cluster(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
     let admitted = admitted(&front, request.headers());
@@ -101,6 +105,7 @@ async fn enter(front: &Frontend, admitted: Option<Admitted>, mut request: Reques
     let no_key = no_key(request.headers());
     let Some(Admitted { tenant, role, revoked }) = admitted else { return no_key.into_response() };
     request.extensions_mut().insert(tenant);
+    request.extensions_mut().insert(KeyRevoked(revoked.clone()));
     request.extensions_mut().insert(Viewer { tenant, role, sees_cluster: front.shows_cluster_to(role) });
     let Some(mut response) = revoked.run_until_cancelled(next.run(request)).await else {
         return no_key.into_response();

@@ -76,6 +76,37 @@ impl HttpError {
         HttpError { code: Some("response_not_found"), param: Some(param.to_owned()), ..error }
     }
 
+    pub fn no_such_conversation(param: &str, id: &str) -> HttpError {
+        let id: String = id.chars().take(ID_CHARS_MAX).collect();
+        let message = format!(
+            "Conversation with id '{id}' not found: each router keeps its own, for some time, within its room and for \
+             the key that made it"
+        );
+        let error = HttpError::bad_request(StatusCode::NOT_FOUND, message);
+        HttpError { code: Some("conversation_not_found"), param: Some(param.to_owned()), ..error }
+    }
+
+    pub fn no_such_item(id: &str, conversation: &str) -> HttpError {
+        let short = |id: &str| -> String { id.chars().take(ID_CHARS_MAX).collect() };
+        let message = format!("Item with id '{}' not found in conversation '{}'.", short(id), short(conversation));
+        let error = HttpError::bad_request(StatusCode::NOT_FOUND, message);
+        HttpError { code: Some("item_not_found"), param: Some("item_id".to_owned()), ..error }
+    }
+
+    pub fn conversation_locked() -> HttpError {
+        let message = "Another process is currently operating on this conversation. Please retry in a few seconds.";
+        let error = HttpError::bad_request(StatusCode::BAD_REQUEST, message);
+        HttpError { code: Some("conversation_locked"), param: Some("conversation".to_owned()), ..error }
+    }
+
+    /// Two fields of which a request may have one.
+    pub fn mutually_exclusive(one: &str, other: &str) -> HttpError {
+        let message =
+            format!("Mutually exclusive parameters. Ensure you are only providing one of: '{one}' or '{other}'.");
+        let error = HttpError::bad_request(StatusCode::BAD_REQUEST, message);
+        HttpError { code: Some("mutually_exclusive_parameters"), param: Some(other.to_owned()), ..error }
+    }
+
     pub fn wrong_method() -> HttpError {
         HttpError::bad_request(StatusCode::METHOD_NOT_ALLOWED, "this page does not take that method")
     }

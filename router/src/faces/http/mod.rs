@@ -49,6 +49,7 @@ mod vllm;
 use crate::faces::doors::unread;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::origin::Visitors;
+use crate::faces::http::responses::conversations;
 use crate::faces::http::table::{Api, Keys, Route, delete, get, head, post};
 use crate::faces::{Error, HttpListeners};
 use crate::front::frontend::Frontend;
@@ -190,7 +191,15 @@ fn openai() -> Vec<Route> {
         get("/v1/responses/{id}", "a response that is stored", responses::stored::one),
         delete("/v1/responses/{id}", "forgets a response", responses::stored::forget),
         get("/v1/responses/{id}/input_items", "what a response answered", responses::stored::input_items),
-        post("/v1/responses/{id}/cancel", "refused: nothing runs in the background", responses::stored::cancel),
+        post("/v1/responses/{id}/cancel", "ends what runs in the background", responses::stored::cancel),
+        post("/v1/conversations", "a conversation that is kept", conversations::create),
+        get("/v1/conversations/{id}", "what was said about it", conversations::one),
+        post("/v1/conversations/{id}", "other metadata", conversations::update),
+        delete("/v1/conversations/{id}", "forgets it", conversations::forget),
+        post("/v1/conversations/{id}/items", "adds items to its end", conversations::add_items),
+        get("/v1/conversations/{id}/items", "its items", conversations::items),
+        get("/v1/conversations/{id}/items/{item_id}", "one of them", conversations::item),
+        delete("/v1/conversations/{id}/items/{item_id}", "forgets one", conversations::forget_item),
         post("/v1/embeddings", "a vector for each text", embeddings::embeddings),
         get("/v1/models", "the models that are served", models::list),
         get("/v1/models/{*id}", "one model", models::one),

@@ -43,9 +43,10 @@ fn operation(api: &str, keys: Keys, route: &Route) -> Value {
         let object = json!({ "schema": { "type": "object" } });
         operation["requestBody"] = json!({ "content": { "application/json": object } });
     }
-    if let Some(name) = parameter(route.path) {
-        let schema = json!({ "type": "string" });
-        operation["parameters"] = json!([{ "name": name, "in": "path", "required": true, "schema": schema }]);
+    let parameter = |name| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } });
+    let parameters: Vec<Value> = parameters(route.path).map(parameter).collect();
+    if !parameters.is_empty() {
+        operation["parameters"] = parameters.into();
     }
     // An empty requirement among others says that a server may ask for no key at all.
     operation["security"] = match keys {
@@ -61,7 +62,6 @@ fn plain(path: &str) -> String {
     path.replace("{*", "{")
 }
 
-fn parameter(path: &str) -> Option<&str> {
-    let (_, rest) = path.split_once('{')?;
-    Some(rest.split_once('}')?.0.trim_start_matches('*'))
+fn parameters(path: &str) -> impl Iterator<Item = &str> {
+    path.split('{').skip(1).filter_map(|rest| Some(rest.split_once('}')?.0.trim_start_matches('*')))
 }

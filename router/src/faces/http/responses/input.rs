@@ -22,12 +22,16 @@ pub fn items(fields: &mut Fields) -> Result<Vec<Value>, Refusal> {
     }
 }
 
-/// The messages that the items become. The first `n_before` are those of the responses before.
-pub fn messages(items: &[Value], n_before: usize) -> Result<Vec<v1::ChatMessage>, Refusal> {
+/// The messages that the items become. The first `n_before` stand in another field than the rest.
+pub fn messages(
+    items: &[Value],
+    n_before: usize,
+    (before, field): (&str, &str),
+) -> Result<Vec<v1::ChatMessage>, Refusal> {
     let mut turns = Turns::default();
     for (i, item) in items.iter().enumerate() {
-        let own = i.checked_sub(n_before).map(|i| format!("input[{i}]"));
-        turns.add(own.as_deref().unwrap_or("previous_response_id"), item)?;
+        let own = i.checked_sub(n_before).map(|i| format!("{field}[{i}]"));
+        turns.add(own.as_deref().unwrap_or(before), item)?;
     }
     Ok(turns.messages)
 }
@@ -136,7 +140,7 @@ mod tests {
 
     fn read(input: Value) -> Result<Vec<v1::ChatMessage>, Refusal> {
         let mut fields = Fields::of(Map::from_iter([("input".to_owned(), input)]));
-        messages(&items(&mut fields)?, 0)
+        messages(&items(&mut fields)?, 0, ("previous_response_id", "input"))
     }
 
     #[test]

@@ -1,10 +1,19 @@
 //! `/v1/responses`: OpenAI's newer API, for text and the calls of functions.
 //!
 //! Read `input` (items to a chat), `tools` and `settings` (the rest of a request), then `output` (a chat's deltas to
-//! items and events), `reply` (the object) and `voice` (the stream); `stored` is what happens to a response afterwards.
+//! items and events), `reply` (the object, to which `raw` adds tokens) and `voice` (the stream). `background` is an
+//! answer without its client, which `follow` tells. `afterwards` keeps a response that is over, and `stored` is what
+//! clients do with those; `conversations` has what they keep themselves, of `items`, and `lists` shows both.
 
+mod afterwards;
+mod background;
+pub mod conversations;
+mod follow;
 mod input;
+mod items;
+mod lists;
 mod output;
+mod raw;
 mod reply;
 mod settings;
 pub mod stored;
@@ -13,21 +22,26 @@ mod voice;
 
 use crate::faces::http::certificate;
 use crate::faces::http::conversation::template_variables;
+use crate::faces::http::door::KeyRevoked;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Streaming;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::responses::afterwards::{Afterwards, ToConversation, ToStore};
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
+use crate::faces::http::responses::raw::RawMessages;
 use crate::faces::http::responses::reply::ResponseReply;
-use crate::faces::http::responses::stored::{ToStore, items_before};
+use crate::faces::http::responses::stored::items_before;
 use crate::faces::http::responses::voice::ResponseVoice;
 use crate::faces::http::{single, sse, thinking, tokens};
 use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::recorder::{Caller, Face, Recorder};
+use crate::front::stored::Turn;
 use crate::front::structure::FIELD;
 use crate::refusal::Refusal;
+use crate::replicas::models::text::ModelText;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -36,33 +50,42 @@ use proto::v1::generate_request::Input;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio_stream::StreamExt;
+use types::{TenantId, Tokens};
 
 pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
+    let revoked = request.extensions().get::<KeyRevoked>().cloned().unwrap_or_default();
     let read = read(&front, request).await;
     let mut page = counted(&mut recorder, read)?;
-    let before = counted(&mut recorder, Before::read(&front, &mut page).await)?;
+    let tenant = page.tenant;
+    let mut before = counted(&mut recorder, Before::read(&front, &mut page).await)?;
+    counted(&mut recorder, before.take_turn(&front, tenant))?;
     let asked = counted(&mut recorder, Asked::read(&front, page, before).map_err(said))?;
-    let Asked { ask, is_stream, thoughts_in_summary, has_logprobs, settings, to_store, said } = asked;
-    let mut generation = front.generate(ask, recorder).await.map_err(said)?;
+    let Asked { ask, is_stream, is_background, wishes, settings, afterwards, said } = asked;
+    let mut generation = match is_background {
+        true => front.begin(ask, recorder).await.map_err(said)?,
+        false => front.generate(ask, recorder).await.map_err(said)?,
+    };
     let reply = ResponseReply::of(&generation, settings);
-    let names = has_logprobs.then(|| generation.text.clone());
-    let mut output = OutputItems::new(generation.started.id.clone(), thoughts_in_summary).with_logprobs(names);
+    let (id, text) = (generation.started.id.clone(), generation.text.clone());
+    let prompt = generation.prompts.first().filter(|_| wishes.has_raw).map(|prompt| prompt.ids.clone());
+    let mut output = wishes.output(&front, id, text, prompt).await.map_err(said)?;
+    if is_background {
+        return background::start(&front, generation, (reply, output), afterwards, (is_stream, revoked), said);
+    }
     if is_stream {
-        let voice = ResponseVoice::new(reply, output, to_store, &generation, said);
+        let voice = ResponseVoice::new(reply, output, afterwards, &generation, said);
         return Ok(sse::stream(voice, generation, &front));
     }
     let finished = whole(&mut generation, &mut output).await.map_err(said)?;
-    let whole = reply.ended(&output, &finished);
-    if let Some(to_store) = to_store {
-        to_store.keep(&whole);
-    }
+    let mut whole = reply.ended(&output, &finished);
+    afterwards.keep(&mut whole);
     Ok(certificate::with_headers(Json(whole).into_response(), &generation.started))
 }
 
 /// What a request asks of a replica, for who does not ask one.
 pub fn rendered(front: &Arc<Frontend>, page: Page) -> Result<Ask, HttpError> {
-    let before = Before { id: None, items: Vec::new() };
+    let before = Before::default();
     Ok(Asked::read(front, page, before).map_err(said)?.ask)
 }
 
@@ -74,9 +97,12 @@ pub async fn input_tokens(State(front): State<Arc<Frontend>>, request: Request) 
     tokens::counted(&front, ask).await.map_err(said)
 }
 
-/// The response that this one goes on with.
+/// The response or the conversation that this one goes on with.
+#[derive(Default)]
 struct Before {
-    id: Option<String>,
+    response: Option<String>,
+    conversation: Option<String>,
+    turn: Option<Turn>,
     /// All that was said until then.
     items: Vec<Value>,
 }
@@ -84,8 +110,27 @@ struct Before {
 impl Before {
     async fn read(front: &Frontend, page: &mut Page) -> Result<Before, HttpError> {
         let id = page.fields.string("previous_response_id").map_err(said)?.filter(|id| !id.is_empty());
-        let items = items_before(front, page, id.as_deref()).await?;
-        Ok(Before { id, items })
+        let conversation = conversations::named(&mut page.fields).map_err(said)?;
+        let items = match (&id, &conversation) {
+            (Some(_), Some(_)) => {
+                return Err(HttpError::mutually_exclusive("previous_response_id", "conversation"));
+            }
+            (_, Some(of)) => conversations::items_of(front, page, of).await?,
+            (of, None) => items_before(front, page, of.as_deref()).await?,
+        };
+        Ok(Before { response: id, conversation, turn: None, items })
+    }
+
+    /// Until it is over nobody else goes on with the conversation.
+    fn take_turn(&mut self, front: &Frontend, tenant: TenantId) -> Result<(), HttpError> {
+        let turn = self.conversation.as_deref().map(|id| conversations::turn(front, tenant, id));
+        self.turn = turn.transpose()?;
+        Ok(())
+    }
+
+    /// The field in which it was named.
+    fn field(&self) -> &'static str {
+        if self.conversation.is_some() { "conversation" } else { "previous_response_id" }
     }
 }
 
@@ -123,12 +168,11 @@ fn said_of_text(refusal: Refusal) -> HttpError {
 struct Asked {
     ask: Ask,
     is_stream: bool,
-    thoughts_in_summary: bool,
-    has_logprobs: bool,
+    is_background: bool,
+    wishes: OutputWishes,
     /// What of it the reply repeats.
     settings: Value,
-    /// None if it is not to be stored, or there is no room.
-    to_store: Option<ToStore>,
+    afterwards: Afterwards,
     /// Names a refused field of it.
     said: fn(Refusal) -> HttpError,
 }
@@ -142,10 +186,10 @@ impl Asked {
         let mut settings = settings::repeated(fields);
         let instructions = fields.string("instructions")?;
         let own = input::items(fields)?;
-        let (n_before, n_own) = (before.items.len(), own.len());
+        let (n_before, n_own, field) = (before.items.len(), own.len(), before.field());
         let mut items = before.items;
         items.extend(own);
-        let mut messages = input::messages(&items, n_before)?;
+        let mut messages = input::messages(&items, n_before, (field, "input"))?;
         if let Some(content) = instructions.clone() {
             messages.insert(0, single::said("system", content));
         }
@@ -158,7 +202,23 @@ impl Asked {
         // These options only pad a stream against readers that count bytes on the way. No answer depends on them.
         fields.object("stream_options")?;
         let is_stored = fields.boolean("store")?.unwrap_or(true);
+        let is_background = fields.boolean("background")?.unwrap_or(false);
+        let has_raw = fields.boolean("enable_response_messages")?.unwrap_or(false);
+        if is_background && !is_stored {
+            return Err(Refusal::invalid("background", "background can only be used when `store` is true"));
+        }
         let to_store = is_stored.then(|| ToStore::of(front, page.tenant, &items, n_own)).flatten();
+        if is_background && to_store.is_none() {
+            return Err(unstored(front));
+        }
+        let shown_conversation = before.conversation.as_ref().map(|id| json!({ "id": id }));
+        let to_conversation = before.conversation.map(|id| ToConversation {
+            front: front.clone(),
+            tenant: page.tenant,
+            id,
+            own: items.split_off(n_before),
+            turn: before.turn,
+        });
         let of_request = json!({
             "instructions": instructions,
             "max_output_tokens": sampling.max_tokens,
@@ -173,7 +233,8 @@ impl Asked {
             "text": text.shown,
             "reasoning": reasoning.shown,
             "store": to_store.is_some(),
-            "previous_response_id": before.id,
+            "previous_response_id": before.response,
+            "conversation": shown_conversation,
         });
         if let (Value::Object(settings), Value::Object(more)) = (&mut settings, of_request) {
             settings.extend(more);
@@ -191,8 +252,47 @@ impl Asked {
             ..v1::Chat::default()
         };
         let ask = single::ask(fields, model, Input::Chat(chat), sampling)?;
-        let ask = page.finished(ask, is_stream.then(Streaming::default), &front.config.limits)?;
-        let (thoughts_in_summary, has_logprobs) = (reasoning.in_summary, logprobs.is_some());
-        Ok(Asked { ask, is_stream, thoughts_in_summary, has_logprobs, settings, to_store, said })
+        // A stream of what runs without its client is taken up again by its number of events.
+        let ask = match is_background {
+            true => page.finished_anew(ask, &front.config.limits)?,
+            false => page.finished(ask, is_stream.then(Streaming::default), &front.config.limits)?,
+        };
+        let wishes =
+            OutputWishes { thoughts_in_summary: reasoning.in_summary, has_logprobs: logprobs.is_some(), has_raw };
+        let afterwards = Afterwards { to_store, to_conversation };
+        Ok(Asked { ask, is_stream, is_background, wishes, settings, afterwards, said })
+    }
+}
+
+/// Why a response that must be stored is not: a server that stores none says so, and one without room is asked again.
+fn unstored(front: &Frontend) -> Refusal {
+    match front.config.limits.stored.responses_max {
+        0 => Refusal::invalid("background", "this server stores no responses (`--stored-responses 0`)"),
+        _ => Refusal::Full { retry_after: front.config.timeouts.retry_after },
+    }
+}
+
+/// How the answer is told.
+struct OutputWishes {
+    thoughts_in_summary: bool,
+    has_logprobs: bool,
+    has_raw: bool,
+}
+
+impl OutputWishes {
+    /// The prompt is there if it is told.
+    async fn output(
+        self,
+        front: &Frontend,
+        id: String,
+        text: Arc<ModelText>,
+        prompt: Option<Tokens>,
+    ) -> Result<OutputItems, Refusal> {
+        let raw = match prompt {
+            Some(prompt) => Some(RawMessages::of(front, text.clone(), prompt).await?),
+            None => None,
+        };
+        let names = self.has_logprobs.then_some(text);
+        Ok(OutputItems::new(id, self.thoughts_in_summary).with_logprobs(names).with_raw(raw))
     }
 }

@@ -2,6 +2,7 @@
 //! events that tell of them. A whole answer is put together by the same code as a stream. Knows no request.
 
 use crate::faces::http::format::{TokenNames, with_likely};
+use crate::faces::http::responses::raw::RawMessages;
 use crate::replicas::models::text::ModelText;
 use proto::v1;
 use serde_json::{Value, json};
@@ -45,6 +46,8 @@ pub struct OutputItems {
     names: Option<Arc<ModelText>>,
     /// Logprobs of tokens of which nothing was shown yet.
     untold: Vec<v1::Logprob>,
+    /// Prompt and answer as tokens, where they are wanted.
+    raw: Option<RawMessages>,
 }
 
 struct OutputItem {
@@ -67,12 +70,25 @@ impl OutputItems {
     pub fn new(id: String, thoughts_in_summary: bool) -> OutputItems {
         let (items, is_open) = (Vec::new(), false);
         let (names, untold) = (None, Vec::new());
-        OutputItems { id, thoughts_in_summary, items, is_open, n_leading: 0, n_thought_tokens: 0, names, untold }
+        let (n_leading, n_thought_tokens, raw) = (0, 0, None);
+        OutputItems { id, thoughts_in_summary, items, is_open, n_leading, n_thought_tokens, names, untold, raw }
     }
 
     /// The same with logprobs of texts.
     pub fn with_logprobs(self, names: Option<Arc<ModelText>>) -> OutputItems {
         OutputItems { names, ..self }
+    }
+
+    /// The same with prompt and answer as they are read and drawn.
+    pub fn with_raw(self, raw: Option<RawMessages>) -> OutputItems {
+        OutputItems { raw, ..self }
+    }
+
+    /// Adds them to a reply.
+    pub fn tell_raw(&self, reply: &mut Value) {
+        if let Some(raw) = &self.raw {
+            raw.tell(reply);
+        }
     }
 
     pub fn n_thought_tokens(&self) -> u32 {
@@ -85,6 +101,9 @@ impl OutputItems {
 
     /// A delta says its thought first, then its text, then its calls.
     pub fn add(&mut self, delta: &v1::Delta, events: &mut ItemEvents) {
+        if let Some(raw) = &mut self.raw {
+            raw.hear(delta);
+        }
         if !delta.reasoning.is_empty() {
             self.add_thought(&delta.reasoning, events);
         }
@@ -137,6 +156,11 @@ impl OutputItems {
             false => finished.reason() == v1::finished::Reason::Length,
         };
         self.close(if is_cut { CUT } else { WHOLE }, events);
+    }
+
+    /// Ends the answer where it stands.
+    pub fn cut(&mut self, events: &mut ItemEvents) {
+        self.close(CUT, events);
     }
 
     fn open(&mut self) -> Option<&mut OutputItem> {

@@ -59,7 +59,15 @@ impl ResponseReply {
         value["status"] = status(finished).into();
         value["output"] = output.values();
         value["usage"] = usage_value(&finished.usage.unwrap_or_default(), output.n_thought_tokens());
+        output.tell_raw(&mut value);
         certificate::add(&mut value, finished);
+        value
+    }
+
+    pub fn cancelled(&self, output: &OutputItems) -> Value {
+        let mut value = self.value.clone();
+        value["status"] = "cancelled".into();
+        value["output"] = output.values();
         value
     }
 
@@ -72,9 +80,12 @@ impl ResponseReply {
     }
 }
 
+/// What the ids of responses begin with.
+pub const PREFIX: &str = "resp_";
+
 /// A reply's id, made of the answer's.
 pub fn id_of(answer: &str) -> String {
-    format!("resp_{answer}")
+    format!("{PREFIX}{answer}")
 }
 
 pub fn status(finished: &v1::Finished) -> &'static str {

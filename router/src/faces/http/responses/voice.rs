@@ -2,9 +2,9 @@
 //! between reads all of them again, with the same numbers.
 
 use crate::faces::http::error::HttpError;
+use crate::faces::http::responses::afterwards::Afterwards;
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
 use crate::faces::http::responses::reply::{ResponseReply, status};
-use crate::faces::http::responses::stored::ToStore;
 use crate::faces::http::sse::{self, Position, Voice};
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::resume::ReadMark;
@@ -18,7 +18,7 @@ pub struct ResponseVoice {
     output: OutputItems,
     position: Position,
     n_events: u32,
-    to_store: Option<ToStore>,
+    afterwards: Afterwards,
     /// Names a refused field as this page does.
     error: fn(Refusal) -> HttpError,
 }
@@ -27,12 +27,12 @@ impl ResponseVoice {
     pub fn new(
         reply: ResponseReply,
         output: OutputItems,
-        to_store: Option<ToStore>,
+        afterwards: Afterwards,
         generation: &Generation,
         error: fn(Refusal) -> HttpError,
     ) -> ResponseVoice {
         let position = Position::of(generation);
-        ResponseVoice { reply, output, position, n_events: 0, to_store, error }
+        ResponseVoice { reply, output, position, n_events: 0, afterwards, error }
     }
 
     fn mark(&mut self) -> &mut ReadMark {
@@ -59,10 +59,8 @@ impl ResponseVoice {
         *self.mark() = ReadMark::Tokens { n: self.mark().n_tokens(), ended: true };
         let mut events = ItemEvents::told();
         self.output.end(finished, &mut events);
-        let response = self.reply.ended(&self.output, finished);
-        if let Some(to_store) = self.to_store.take() {
-            to_store.keep(&response);
-        }
+        let mut response = self.reply.ended(&self.output, finished);
+        std::mem::take(&mut self.afterwards).keep(&mut response);
         let mut events = events.into_list();
         events.push(json!({ "type": format!("response.{}", status(finished)), "response": response }));
         self.tell(events, out);

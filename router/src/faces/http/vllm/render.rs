@@ -59,7 +59,7 @@ pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> R
 pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let (told, page) = opened(&front, request, "resp_").await?;
     // What is stored is this router's, and a rendered request is for any.
-    page.fields.refuse(&["previous_response_id"])?;
+    page.fields.refuse(&["previous_response_id", "conversation"])?;
     let asked = responses::rendered(&front, page)?;
     one(&front, told, asked).await
 }

@@ -1,0 +1,136 @@
+//! What happens to a response when it is over: its items are added to its conversation, and it is stored. Knows no
+//! generation.
+
+use crate::faces::http::responses::items::stored_items;
+use crate::front::frontend::Frontend;
+use crate::front::stored::{BackgroundRun, RoomPermit, StoredItem, StoredResponse, Turn};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use types::TenantId;
+
+/// Both, where they are wished.
+#[derive(Default)]
+pub struct Afterwards {
+    /// None if it is not to be stored, or there is no room.
+    pub to_store: Option<ToStore>,
+    pub to_conversation: Option<ToConversation>,
+}
+
+impl Afterwards {
+    /// The response is over, and this is its reply.
+    pub fn keep(self, reply: &mut Value) {
+        self.to_conversation.into_iter().for_each(|to| to.append(reply));
+        self.to_store.into_iter().for_each(|to| to.keep(reply));
+    }
+}
+
+/// What is kept of a request until its response has ended.
+pub struct ToStore {
+    front: Arc<Frontend>,
+    tenant: TenantId,
+    items: Arc<str>,
+    n_own: usize,
+    room: RoomPermit,
+}
+
+impl ToStore {
+    /// None if there is no room: then the response is not stored, and says so. Nor is a conversation that could not be
+    /// sent in one body: whoever goes on with it would have the router read more than anybody may send.
+    pub fn of(front: &Arc<Frontend>, tenant: TenantId, items: &[Value], n_own: usize) -> Option<ToStore> {
+        let items = serde_json::to_string(items).ok()?;
+        if items.len() > front.config.limits.body_bytes_max {
+            return None;
+        }
+        let room = front.responses.reserve(tenant, items.len())?;
+        Some(ToStore { front: front.clone(), tenant, items: items.into(), n_own, room })
+    }
+
+    /// Keeps the response under its id.
+    fn keep(self, reply: &Value) {
+        let ToStore { front, tenant, items, n_own, room } = self;
+        let id = reply["id"].as_str().unwrap_or_default().to_owned();
+        let told = StoredResponse::new(reply.to_string().into(), items, n_own, None);
+        front.responses.keep(tenant, id, told, room);
+    }
+
+    /// Shows the reply of a response that has begun and runs without its client. None without room for it.
+    pub fn begin(mut self, reply: &Value, run: Arc<BackgroundRun>) -> Option<ToShow> {
+        let id = reply["id"].as_str().unwrap_or_default().to_owned();
+        let text = reply.to_string();
+        let ToStore { front, tenant, items, n_own, room } = &mut self;
+        let is_room = front.responses.widen(*tenant, room, text.len() + id.len() + END_BYTES);
+        let told = StoredResponse::new(text.into(), items.clone(), *n_own, Some(run));
+        let is_begun = is_room && front.responses.begin(*tenant, &id, told);
+        is_begun.then(|| ToShow { id, events_left: 0, of: self })
+    }
+}
+
+/// What a reply may grow by when it fails, in bytes.
+const END_BYTES: usize = 1024;
+/// For so many bytes of events room is taken at once.
+const EVENTS_BYTES: usize = 16 << 10;
+
+/// A response that is shown, and not over.
+pub struct ToShow {
+    id: String,
+    /// Room for events that is not used yet.
+    events_left: usize,
+    of: ToStore,
+}
+
+impl ToShow {
+    /// Takes room for events. False if there is none.
+    pub fn has_room(&mut self, n_bytes: usize) -> bool {
+        let ToStore { front, tenant, room, .. } = &mut self.of;
+        if self.events_left < n_bytes {
+            let n_more = n_bytes.max(EVENTS_BYTES);
+            if !front.responses.widen(*tenant, room, n_more) {
+                return false;
+            }
+            self.events_left += n_more;
+        }
+        self.events_left -= n_bytes;
+        true
+    }
+
+    pub fn show(&self, reply: &Value) {
+        self.of.front.responses.show(self.of.tenant, &self.id, reply.to_string().into());
+    }
+
+    /// Keeps the reply; without room for it the shorter one. False if that had to be.
+    pub fn finish(self, reply: &Value, shorter: &Value) -> bool {
+        let ToStore { front, tenant, mut room, .. } = self.of;
+        let text = reply.to_string();
+        let is_room = front.responses.widen(tenant, &mut room, text.len());
+        let text = if is_room { text } else { shorter.to_string() };
+        front.responses.finish(tenant, &self.id, text.into(), room);
+        is_room
+    }
+}
+
+/// A conversation that the response goes on with.
+pub struct ToConversation {
+    pub front: Arc<Frontend>,
+    pub tenant: TenantId,
+    pub id: String,
+    /// What was asked.
+    pub own: Vec<Value>,
+    pub turn: Option<Turn>,
+}
+
+impl ToConversation {
+    /// Adds what was asked and what was answered. A reply that says no conversation was not added to it.
+    fn append(self, reply: &mut Value) {
+        let ToConversation { front, tenant, id, own, turn } = self;
+        let is_answer = matches!(reply["status"].as_str(), Some("completed" | "incomplete"));
+        let said = reply["output"].as_array().filter(|_| is_answer).cloned();
+        let added = said.is_some_and(|said| {
+            let items: Vec<StoredItem> = stored_items(&front, own.iter().chain(&said));
+            front.responses.append(tenant, &id, items).is_ok()
+        });
+        if !added {
+            reply["conversation"] = json!(null);
+        }
+        drop(turn);
+    }
+}

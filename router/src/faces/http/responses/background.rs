@@ -1,0 +1,201 @@
+//! A response that runs without its client: it is told to whoever looks, until it is over or cancelled, and kept then.
+
+use crate::faces::http::certificate;
+use crate::faces::http::door::KeyRevoked;
+use crate::faces::http::error::HttpError;
+use crate::faces::http::responses::afterwards::{Afterwards, ToConversation, ToShow};
+use crate::faces::http::responses::follow;
+use crate::faces::http::responses::output::{ItemEvents, OutputItems};
+use crate::faces::http::responses::reply::{ResponseReply, status};
+use crate::faces::http::sse;
+use crate::front::frontend::Frontend;
+use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::stored::BackgroundRun;
+use crate::refusal::Refusal;
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use proto::v1;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio_stream::StreamExt;
+
+/// Lets a generation go on without its client, and answers what is known of it.
+pub fn start(
+    front: &Arc<Frontend>,
+    generation: Generation,
+    told: (ResponseReply, OutputItems),
+    afterwards: Afterwards,
+    (is_stream, revoked): (bool, KeyRevoked),
+    error: fn(Refusal) -> HttpError,
+) -> Result<Response, HttpError> {
+    let (mut reply, output) = told;
+    reply.value["background"] = true.into();
+    reply.value["status"] = "queued".into();
+    let run = Arc::new(BackgroundRun::new(is_stream));
+    let full = || HttpError::from(Refusal::Full { retry_after: front.config.timeouts.retry_after });
+    let Afterwards { to_store, to_conversation } = afterwards;
+    let shown = to_store.and_then(|to_store| to_store.begin(&reply.value, run.clone())).ok_or_else(full)?;
+    let (queued, started) = (reply.value.clone(), generation.started.clone());
+    let to_end = Some((shown, to_conversation));
+    let mut teller = Teller { reply, output, run: run.clone(), to_end, n_events: 0, error };
+    let begun = |kind: &str| json!({ "type": format!("response.{kind}"), "response": queued });
+    if !teller.tell(vec![begun("created"), begun("queued")]) {
+        teller.end(End::Failed(no_room()));
+        return Err(full());
+    }
+    tokio::spawn(teller.run(generation, revoked));
+    let answer = match is_stream {
+        true => follow::events(front, &run, 0),
+        false => Json(queued).into_response(),
+    };
+    Ok(certificate::with_headers(answer, &started))
+}
+
+struct Teller {
+    reply: ResponseReply,
+    output: OutputItems,
+    run: Arc<BackgroundRun>,
+    /// None once it is over.
+    to_end: Option<(ToShow, Option<ToConversation>)>,
+    n_events: u32,
+    error: fn(Refusal) -> HttpError,
+}
+
+/// What an event has beside its response, in bytes.
+const EVENT_BYTES: usize = 128;
+
+enum End {
+    Finished(Box<v1::Finished>),
+    Failed(Refusal),
+    Cancelled,
+}
+
+fn no_room() -> Refusal {
+    Refusal::failed("there is no room among the stored responses for what it says")
+}
+
+impl Teller {
+    async fn run(mut self, mut generation: Generation, revoked: KeyRevoked) {
+        let run = self.run.clone();
+        let end = loop {
+            let event = tokio::select! {
+                biased;
+                () = run.cancelled() => break End::Cancelled,
+                () = revoked.0.cancelled() => break End::Failed(Refusal::UnknownKey),
+                event = generation.next() => event,
+            };
+            match event {
+                Some(Ok((_, GenerationEvent::Finished(finished)))) => break End::Finished(Box::new(finished)),
+                Some(Ok((_, event))) if self.hear(&event) => {}
+                Some(Ok(_)) => break End::Failed(no_room()),
+                Some(Err(refusal)) => break End::Failed(refusal),
+                None => break End::Failed(Refusal::failed("its answer has no end")),
+            }
+        };
+        self.end(end);
+        // A server that ends waits until nobody has a generation, and by now it is told how this one ended.
+        drop(generation);
+    }
+
+    /// False if there is no room for what it says.
+    fn hear(&mut self, event: &GenerationEvent) -> bool {
+        if !self.begin() {
+            return false;
+        }
+        let GenerationEvent::Delta(delta) = event else { return true };
+        let mut events = self.events();
+        self.output.add(delta, &mut events);
+        self.tell(events.into_list())
+    }
+
+    /// The first that is heard of it says that it is computed.
+    fn begin(&mut self) -> bool {
+        if self.reply.value["status"] != "queued" {
+            return true;
+        }
+        self.reply.value["status"] = "in_progress".into();
+        if let Some((shown, _)) = &self.to_end {
+            shown.show(&self.reply.value);
+        }
+        let event = json!({ "type": "response.in_progress", "response": self.reply.value });
+        self.tell(vec![event])
+    }
+
+    fn events(&self) -> ItemEvents {
+        if self.run.is_streamed() { ItemEvents::told() } else { ItemEvents::untold() }
+    }
+
+    /// Numbers events and keeps them. False if there is no room for them.
+    fn tell(&mut self, events: Vec<Value>) -> bool {
+        if !self.run.is_streamed() {
+            return true;
+        }
+        let mut number = |mut event: Value| {
+            event["sequence_number"] = self.n_events.into();
+            self.n_events += 1;
+            let mut text = String::new();
+            sse::write(&mut text, event["type"].as_str(), &event);
+            text
+        };
+        let texts: Vec<String> = events.into_iter().map(&mut number).collect();
+        let n_bytes = texts.iter().map(String::len).sum();
+        let is_room = self.to_end.as_mut().is_none_or(|(shown, _)| shown.has_room(n_bytes));
+        if is_room {
+            self.run.tell(texts);
+        } else {
+            self.n_events -= texts.len() as u32;
+        }
+        is_room
+    }
+
+    /// It is kept before its last event is told: whoever has read that finds it.
+    fn end(&mut self, end: End) {
+        if let End::Finished(_) = &end {
+            self.begin();
+        }
+        let mut events = self.events();
+        let mut value = match &end {
+            End::Finished(finished) => {
+                self.output.end(finished, &mut events);
+                self.reply.ended(&self.output, finished)
+            }
+            End::Failed(refusal) => self.reply.failed(&self.output, &(self.error)(refusal.clone())),
+            End::Cancelled => {
+                self.output.cut(&mut events);
+                self.reply.cancelled(&self.output)
+            }
+        };
+        let mut failed = self.reply.value.clone();
+        failed["status"] = "failed".into();
+        failed["error"] = json!({ "code": "server_error", "message": no_room().to_string() });
+        let end = match &end {
+            End::Finished(finished) => status(finished),
+            End::Failed(_) => "failed",
+            End::Cancelled => "cancelled",
+        };
+        if !self.tell(events.into_list()) {
+            value = failed.clone();
+        }
+        let Some((mut shown, to_conversation)) = self.to_end.take() else { return };
+        if self.run.is_streamed() && !shown.has_room(value.to_string().len() + EVENT_BYTES) {
+            value = failed.clone();
+        }
+        Afterwards { to_store: None, to_conversation }.keep(&mut value);
+        // The last event is told in any case; without room for more it says that.
+        if !shown.finish(&value, &failed) {
+            value = failed;
+        }
+        let end = if value["status"] == end { end } else { "failed" };
+        self.tell(vec![json!({ "type": format!("response.{end}"), "response": value })]);
+        self.run.over(end);
+    }
+}
+
+/// A response whose task broke is over too.
+impl Drop for Teller {
+    fn drop(&mut self) {
+        if self.to_end.is_some() {
+            self.end(End::Failed(Refusal::failed("the server broke on it")));
+        }
+    }
+}

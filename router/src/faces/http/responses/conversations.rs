@@ -1,0 +1,193 @@
+//! `/v1/conversations`: items that a client keeps here, and that responses go on with and add to. Knows no generation.
+
+use crate::faces::http::error::HttpError;
+use crate::faces::http::fields::Fields;
+use crate::faces::http::page::{Page, read, take_room};
+use crate::faces::http::responses::items;
+use crate::faces::http::responses::lists::{WantedPage, list};
+use crate::faces::http::responses::stored::{HeldPage, sent};
+use crate::front::ask::BodyPermit;
+use crate::front::frontend::{Frontend, unix_seconds};
+use crate::front::stored::{NotChanged, ReadConversation, StoredItem, Turn};
+use crate::refusal::Refusal;
+use axum::Json;
+use axum::extract::{Extension, Path, RawQuery, Request, State};
+use axum::response::Response;
+use bytes::Bytes;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use types::TenantId;
+
+const PREFIX: &str = "conv_";
+/// The parameter of these pages' addresses.
+const OF_PAGE: &str = "conversation_id";
+/// The field of a response.
+const FIELD: &str = "conversation";
+
+fn found(front: &Frontend, tenant: TenantId, id: &str, param: &str) -> Result<ReadConversation, HttpError> {
+    front.responses.conversation(tenant, id).ok_or_else(|| HttpError::no_such_conversation(param, id))
+}
+
+fn told(id: &str, read: &ReadConversation) -> Json<Value> {
+    let metadata: Value = serde_json::from_str(&read.metadata).unwrap_or_default();
+    Json(json!({ "id": id, "object": "conversation", "created_at": read.created, "metadata": metadata }))
+}
+
+fn not_changed(front: &Frontend, id: &str, why: NotChanged) -> HttpError {
+    match why {
+        NotChanged::Unknown => HttpError::no_such_conversation(OF_PAGE, id),
+        NotChanged::NoRoom => no_room(front),
+    }
+}
+
+/// What is kept may be forgotten soon, so coming again may help; where nothing is kept it does not.
+fn no_room(front: &Frontend) -> HttpError {
+    match front.config.limits.stored.responses_max {
+        0 => HttpError::not_supported("this server keeps no conversations (`--stored-responses 0`)"),
+        _ => Refusal::Full { retry_after: front.config.timeouts.retry_after }.into(),
+    }
+}
+
+pub async fn create(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
+    let Page { mut fields, tenant, body: _room, .. } = read(&front, request).await?;
+    let metadata = items::metadata(&mut fields)?.unwrap_or_else(|| "{}".into());
+    let items = items::read(&mut fields)?.unwrap_or_default();
+    let items = items::stored_items(&front, items.iter()).into_iter().map(Arc::new).collect();
+    let read = ReadConversation { created: unix_seconds(), metadata: metadata.into(), items };
+    let id = format!("{PREFIX}{}", front.next_public_id());
+    match front.responses.converse(tenant, id.clone(), read.clone()) {
+        true => Ok(told(&id, &read)),
+        false => Err(no_room(&front)),
+    }
+}
+
+pub async fn one(
+    State(front): State<Arc<Frontend>>,
+    Extension(tenant): Extension<TenantId>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, HttpError> {
+    Ok(told(&id, &found(&front, tenant, &id, OF_PAGE)?))
+}
+
+pub async fn update(
+    State(front): State<Arc<Frontend>>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Json<Value>, HttpError> {
+    let Page { mut fields, tenant, .. } = read(&front, request).await?;
+    found(&front, tenant, &id, OF_PAGE)?;
+    let metadata = items::metadata(&mut fields)?.ok_or_else(|| Refusal::invalid("metadata", "is missing"))?;
+    let changed = front.responses.describe(tenant, &id, metadata.into());
+    changed.map_err(|why| not_changed(&front, &id, why))?;
+    Ok(told(&id, &found(&front, tenant, &id, OF_PAGE)?))
+}
+
+pub async fn forget(
+    State(front): State<Arc<Frontend>>,
+    Extension(tenant): Extension<TenantId>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, HttpError> {
+    match id.starts_with(PREFIX) && front.responses.forget(tenant, &id) {
+        true => Ok(Json(json!({ "id": id, "object": "conversation.deleted", "deleted": true }))),
+        false => Err(HttpError::no_such_conversation(OF_PAGE, &id)),
+    }
+}
+
+pub async fn add_items(
+    State(front): State<Arc<Frontend>>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Json<Value>, HttpError> {
+    let Page { mut fields, tenant, body: _room, .. } = read(&front, request).await?;
+    let before = found(&front, tenant, &id, OF_PAGE)?;
+    let items = items::read(&mut fields)?.ok_or_else(|| Refusal::invalid("items", "is missing"))?;
+    let items = items::stored_items(&front, items.iter());
+    let n_bytes: usize = items.iter().map(|item| item.text.len()).sum();
+    check_size(&front, before.n_bytes() + n_bytes, "items")?;
+    let shown: Vec<Value> = items.iter().map(value).collect();
+    front.responses.append(tenant, &id, items).map_err(|why| not_changed(&front, &id, why))?;
+    Ok(Json(list(&shown, false)))
+}
+
+/// Whoever goes on with a conversation has the router read no more than anybody may send.
+fn check_size(front: &Frontend, n_bytes: usize, field: &'static str) -> Result<(), Refusal> {
+    match front.config.limits.body_bytes_max {
+        max if n_bytes > max => {
+            let why = format!("the conversation would have more than {max} bytes, which is all that one may have");
+            Err(Refusal::invalid(field, why))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn value(item: &StoredItem) -> Value {
+    serde_json::from_str(&item.text).unwrap_or_default()
+}
+
+pub async fn items(
+    State(front): State<Arc<Frontend>>,
+    Extension(tenant): Extension<TenantId>,
+    Path(id): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, HttpError> {
+    let read = found(&front, tenant, &id, OF_PAGE)?;
+    let wanted = WantedPage::read(query.as_deref())?;
+    let n_bytes = read.n_bytes();
+    let mut room = BodyPermit::None;
+    take_room(&front, &mut room, n_bytes)?;
+    let page = move || wanted.of(read.items.iter().map(|item| value(item)).collect()).map(|page| page.to_string());
+    let text: Result<String, Refusal> = front.off_runtime(n_bytes, page).await?;
+    Ok(sent(Bytes::from_owner(HeldPage::new(text?, room))))
+}
+
+pub async fn item(
+    State(front): State<Arc<Frontend>>,
+    Extension(tenant): Extension<TenantId>,
+    Path((id, item_id)): Path<(String, String)>,
+) -> Result<Json<Value>, HttpError> {
+    let read = found(&front, tenant, &id, OF_PAGE)?;
+    let item = read.items.iter().find(|item| item.id == item_id);
+    item.map(|item| Json(value(item))).ok_or_else(|| HttpError::no_such_item(&item_id, &id))
+}
+
+pub async fn forget_item(
+    State(front): State<Arc<Frontend>>,
+    Extension(tenant): Extension<TenantId>,
+    Path((id, item_id)): Path<(String, String)>,
+) -> Result<Json<Value>, HttpError> {
+    match front.responses.forget_item(tenant, &id, &item_id) {
+        Some(true) => Ok(told(&id, &found(&front, tenant, &id, OF_PAGE)?)),
+        Some(false) => Err(HttpError::no_such_item(&item_id, &id)),
+        None => Err(HttpError::no_such_conversation(OF_PAGE, &id)),
+    }
+}
+
+/// The conversation that a request names.
+pub fn named(fields: &mut Fields) -> Result<Option<String>, Refusal> {
+    let id = match fields.take(FIELD) {
+        None => None,
+        Some(Value::String(id)) => Some(id),
+        Some(Value::Object(of)) if of.is_empty() => None,
+        Some(Value::Object(of)) => match of.get("id").and_then(Value::as_str) {
+            Some(id) => Some(id.to_owned()),
+            None => return Err(Refusal::invalid(FIELD, "must have an `id`, which is a string")),
+        },
+        Some(_) => return Err(Refusal::invalid(FIELD, "must be an id, or an object that has one")),
+    };
+    Ok(id.filter(|id| !id.is_empty()))
+}
+
+/// What was said in a conversation. It takes room beside the bodies that are being read, as if the client had sent it.
+pub async fn items_of(front: &Frontend, page: &mut Page, id: &str) -> Result<Vec<Value>, HttpError> {
+    let read = found(front, page.tenant, id, FIELD)?;
+    let n_bytes = read.n_bytes();
+    check_size(front, n_bytes, FIELD)?;
+    page.take_room(front, n_bytes)?;
+    Ok(front.off_runtime(n_bytes, move || read.items.iter().map(|item| value(item)).collect()).await?)
+}
+
+/// The turn to go on with it: one response does at a time.
+pub fn turn(front: &Frontend, tenant: TenantId, id: &str) -> Result<Turn, HttpError> {
+    let turn = front.responses.turn(tenant, id).ok_or_else(|| HttpError::no_such_conversation(FIELD, id))?;
+    turn.ok_or_else(HttpError::conversation_locked)
+}

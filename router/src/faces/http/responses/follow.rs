@@ -1,0 +1,57 @@
+//! The events of a response that runs without its client, from any of them on. Whoever reads them may leave and come
+//! again: nothing ends with its connection. Knows no JSON.
+
+use crate::front::frontend::Frontend;
+use crate::front::reader_watch::Unread;
+use crate::front::stored::{BackgroundRun, RunLog};
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+
+/// A comment, so that proxies keep a silent stream open.
+const STILL_HERE: &str = ": still here\n";
+
+/// The events behind the first `n_had`, as they come.
+pub fn events(front: &Frontend, run: &BackgroundRun, n_had: usize) -> Response {
+    let (out, events) = mpsc::channel(1);
+    tokio::spawn(feed(run.log(), n_had, front.config.timeouts.sse_silence_max, out));
+    let headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
+    let body = Body::from_stream(front.reader_watch.watched(ReceiverStream::new(events)));
+    (headers, body).into_response()
+}
+
+/// Until there are no more events, or nobody reads them.
+async fn feed(
+    mut log: watch::Receiver<RunLog>,
+    mut n_had: usize,
+    silence_max: Duration,
+    out: mpsc::Sender<Result<Bytes, Unread>>,
+) {
+    loop {
+        let (text, is_over) = {
+            let log = log.borrow_and_update();
+            let (text, n) = log.behind(n_had);
+            n_had = n;
+            (Bytes::copy_from_slice(text.as_bytes()), log.is_over())
+        };
+        if text.is_empty() {
+            if is_over {
+                return;
+            }
+            tokio::select! {
+                changed = log.changed() => if changed.is_err() { return },
+                () = out.closed() => return,
+                () = tokio::time::sleep(silence_max) => {
+                    if out.send(Ok(STILL_HERE.into())).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        } else if out.send(Ok(text)).await.is_err() {
+            return;
+        }
+    }
+}

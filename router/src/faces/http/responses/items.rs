@@ -1,0 +1,74 @@
+//! Items of a conversation: what a client sends, checked, and as they are kept. Knows no response.
+
+use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::responses::input;
+use crate::faces::http::responses::lists::shown;
+use crate::front::frontend::Frontend;
+use crate::front::stored::StoredItem;
+use crate::refusal::Refusal;
+use serde_json::{Map, Value};
+
+/// How many a client may add at once.
+const ITEMS_AT_ONCE_MAX: usize = 20;
+const PAIRS_MAX: usize = 16;
+const KEY_CHARS_MAX: usize = 64;
+const VALUE_CHARS_MAX: usize = 512;
+
+/// The items of the field `items`; None without it.
+pub fn read(fields: &mut Fields) -> Result<Option<Vec<Value>>, Refusal> {
+    let items = match fields.take("items") {
+        None => return Ok(None),
+        Some(Value::Array(items)) => items,
+        Some(other) => return Err(wrong("items", "a list of items", &other)),
+    };
+    if items.len() > ITEMS_AT_ONCE_MAX {
+        let why = format!("there are {}; at most {ITEMS_AT_ONCE_MAX} are added at once", items.len());
+        return Err(Refusal::invalid("items", why));
+    }
+    if let Some((i, other)) = items.iter().enumerate().find(|(_, item)| !item.is_object()) {
+        return Err(wrong(format!("items[{i}]"), "an object", other));
+    }
+    input::messages(&items, 0, ("conversation", "items"))?;
+    Ok(Some(items))
+}
+
+/// The field `metadata`, as text; None without it.
+pub fn metadata(fields: &mut Fields) -> Result<Option<String>, Refusal> {
+    let said = match fields.take("metadata") {
+        None => return Ok(None),
+        Some(Value::Object(said)) => said,
+        Some(other) => return Err(wrong("metadata", "an object", &other)),
+    };
+    if said.len() > PAIRS_MAX {
+        let why = format!("has {} pairs; at most {PAIRS_MAX} are kept", said.len());
+        return Err(Refusal::invalid("metadata", why));
+    }
+    for (name, value) in &said {
+        let value = value.as_str().ok_or_else(|| Refusal::invalid("metadata", "all values must be strings"))?;
+        if name.chars().count() > KEY_CHARS_MAX || value.chars().count() > VALUE_CHARS_MAX {
+            let why = format!("a name has at most {KEY_CHARS_MAX} characters, and a value {VALUE_CHARS_MAX}");
+            return Err(Refusal::invalid("metadata", why));
+        }
+    }
+    Ok(Some(Value::Object(said).to_string()))
+}
+
+/// Items as they are kept: each with an id that no other has, whatever its client called it.
+pub fn stored_items<'a>(front: &Frontend, items: impl Iterator<Item = &'a Value>) -> Vec<StoredItem> {
+    let stored = |item: &Value| {
+        let id = format!("{}_{}", prefix(item), front.next_public_id());
+        let mut item = item.as_object().cloned().unwrap_or_else(Map::new);
+        item.remove("id");
+        StoredItem { text: shown(&Value::Object(item), id.clone()).to_string(), id }
+    };
+    items.map(stored).collect()
+}
+
+fn prefix(item: &Value) -> &'static str {
+    match item["type"].as_str() {
+        Some("reasoning") => "rs",
+        Some("function_call") => "fc",
+        Some("function_call_output") => "fco",
+        _ => "msg",
+    }
+}

@@ -1,0 +1,36 @@
+//! The prompt as the model reads it and the answer as it is drawn, in vLLM's words: texts with all special tokens, and
+//! the tokens' ids. Knows no items.
+
+use crate::front::frontend::Frontend;
+use crate::refusal::Refusal;
+use crate::replicas::models::text::ModelText;
+use proto::v1;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use types::Tokens;
+
+pub struct RawMessages {
+    of: Arc<ModelText>,
+    prompt: Value,
+    said: Tokens,
+}
+
+impl RawMessages {
+    pub async fn of(front: &Frontend, of: Arc<ModelText>, prompt: Tokens) -> Result<RawMessages, Refusal> {
+        let text = front.detokenized(&of, prompt.clone()).await?;
+        Ok(RawMessages { of, prompt: message(&text, &prompt), said: Tokens::new() })
+    }
+
+    pub fn hear(&mut self, delta: &v1::Delta) {
+        self.said.extend(&delta.token_ids);
+    }
+
+    pub fn tell(&self, reply: &mut Value) {
+        reply["input_messages"] = json!([self.prompt]);
+        reply["output_messages"] = json!([message(&self.of.tokenizer.decode(&self.said, false), &self.said)]);
+    }
+}
+
+fn message(text: &str, ids: &Tokens) -> Value {
+    json!({ "type": "raw_message_tokens", "message": text, "tokens": ids })
+}

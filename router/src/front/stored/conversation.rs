@@ -1,0 +1,68 @@
+//! Conversations that clients go on with: items in their order, and what was said about them. They share the room, the
+//! time and the tenants of stored responses. Knows no JSON.
+
+use crate::front::stored::room::RoomPermit;
+use std::sync::{Arc, Weak};
+
+/// What an item costs beside its text, in bytes.
+pub(super) const ITEM_BYTES: usize = 128;
+
+pub struct StoredItem {
+    pub id: String,
+    pub text: String,
+}
+
+impl StoredItem {
+    pub(super) fn n_bytes(&self) -> usize {
+        self.id.len() + self.text.len() + ITEM_BYTES
+    }
+}
+
+/// A conversation as it stood when it was read.
+#[derive(Clone)]
+pub struct ReadConversation {
+    /// In Unix seconds.
+    pub created: u64,
+    pub metadata: Arc<str>,
+    pub items: Vec<Arc<StoredItem>>,
+}
+
+impl ReadConversation {
+    pub fn n_bytes(&self) -> usize {
+        self.items.iter().map(|item| item.text.len()).sum()
+    }
+}
+
+pub(super) struct Conversation {
+    pub read: ReadConversation,
+    pub room: RoomPermit,
+    /// Held by the response that goes on with it.
+    turn: Weak<()>,
+}
+
+/// Nobody else goes on with the conversation until it is dropped.
+pub struct Turn {
+    _held: Arc<()>,
+}
+
+impl Conversation {
+    pub fn new(read: ReadConversation, room: RoomPermit) -> Conversation {
+        Conversation { read, room, turn: Weak::new() }
+    }
+
+    /// None while somebody else has it.
+    pub fn take_turn(&mut self) -> Option<Turn> {
+        if self.turn.strong_count() > 0 {
+            return None;
+        }
+        let turn = Arc::new(());
+        self.turn = Arc::downgrade(&turn);
+        Some(Turn { _held: turn })
+    }
+
+    /// The item that is gone.
+    pub fn remove(&mut self, id: &str) -> Option<Arc<StoredItem>> {
+        let at = self.read.items.iter().position(|item| item.id == id)?;
+        Some(self.read.items.remove(at))
+    }
+}

@@ -1,0 +1,431 @@
+//! Responses and conversations that were kept so that a later response can go on with them: in memory, within a room of
+//! a fixed size, for a time, and for the tenant that asked for them. Knows no JSON and no page. `room` counts bytes, `run`
+//! is a response that is not over, and `conversation` is one.
+//!
+//! Where the room is full, the tenant that has the most in it loses its oldest: nobody can take another's place by
+//! asking more. Room is reserved for what was asked before the answer comes, so that requests under way are
+//! bounded by it too: they count for their tenant like what is kept, and one tenant's have half of the room at most.
+
+mod conversation;
+mod room;
+mod run;
+
+pub use conversation::{ReadConversation, StoredItem, Turn};
+pub use room::RoomPermit;
+pub use run::{BackgroundRun, RunLog};
+
+use conversation::Conversation;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
+use types::TenantId;
+
+/// What a response or a conversation costs beside its texts, in bytes.
+const ENTRY_BYTES: usize = 512;
+
+/// How much is kept, and for how long. With no responses nothing is.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreLimits {
+    pub responses_max: usize,
+    pub bytes_max: usize,
+    pub age_max: Duration,
+}
+
+impl Default for StoreLimits {
+    fn default() -> StoreLimits {
+        StoreLimits { responses_max: 4096, bytes_max: 64 << 20, age_max: Duration::from_secs(3600) }
+    }
+}
+
+/// A response as it was told, and what it answered.
+pub struct StoredResponse {
+    /// The reply's JSON.
+    pub reply: Arc<str>,
+    /// The items that it answered, as a JSON list: those of the responses before it, then its own.
+    pub items: Arc<str>,
+    /// How many of them are its own.
+    pub n_own: usize,
+    /// Of a response that runs without its client, or did.
+    pub run: Option<Arc<BackgroundRun>>,
+    /// None while it runs: whoever tells it has its room.
+    room: Option<RoomPermit>,
+}
+
+impl StoredResponse {
+    pub fn new(reply: Arc<str>, items: Arc<str>, n_own: usize, run: Option<Arc<BackgroundRun>>) -> StoredResponse {
+        StoredResponse { reply, items, n_own, run, room: None }
+    }
+}
+
+pub struct ResponseStore {
+    limits: StoreLimits,
+    n_bytes: Arc<AtomicUsize>,
+    kept: Mutex<HashMap<TenantId, Shelf>>,
+}
+
+/// What one tenant has.
+#[derive(Default)]
+struct Shelf {
+    responses: HashMap<String, Arc<StoredResponse>>,
+    conversations: HashMap<String, Conversation>,
+    /// Their ids, those that were used first at the front.
+    order: VecDeque<(Instant, String)>,
+    /// Responses that are not over. They make place for nobody.
+    running: HashMap<String, Arc<StoredResponse>>,
+    n_bytes: usize,
+    /// Bytes reserved for what is not kept yet.
+    n_under_way: Arc<AtomicUsize>,
+}
+
+/// Why a conversation does not grow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotChanged {
+    Unknown,
+    NoRoom,
+}
+
+impl ResponseStore {
+    pub fn new(limits: StoreLimits) -> ResponseStore {
+        ResponseStore { limits, n_bytes: Arc::default(), kept: Mutex::default() }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, HashMap<TenantId, Shelf>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for a text of this tenant, made by forgetting older responses. None if there is none.
+    pub fn reserve(&self, tenant: TenantId, n_text: usize) -> Option<RoomPermit> {
+        let n = n_text.saturating_add(ENTRY_BYTES);
+        let mut kept = self.kept();
+        let under_way = kept.get(&tenant).map_or(0, Shelf::n_under_way);
+        if self.limits.responses_max == 0 || under_way.saturating_add(n) > self.limits.bytes_max / 2 {
+            return None;
+        }
+        while self.n_bytes.load(Relaxed) + n > self.limits.bytes_max {
+            let own = n + kept.get(&tenant).map_or(0, Shelf::weight);
+            let has_some = kept.iter_mut().filter(|(_, shelf)| !shelf.order.is_empty());
+            let weight = |of: TenantId, shelf: &Shelf| if of == tenant { own } else { shelf.weight() };
+            let (of, fattest) = has_some.max_by_key(|(of, shelf)| weight(**of, shelf))?;
+            if weight(*of, fattest) < own {
+                return None;
+            }
+            fattest.forget_first();
+        }
+        // Others only give bytes back meanwhile: whoever takes some holds the lock.
+        let under_way = kept.entry(tenant).or_default().n_under_way.clone();
+        Some(RoomPermit::take(n, self.n_bytes.clone(), under_way))
+    }
+
+    /// More room for what is under way. False if there is none.
+    pub fn widen(&self, tenant: TenantId, room: &mut RoomPermit, n_text: usize) -> bool {
+        self.reserve(tenant, n_text).map(|more| room.join(more)).is_some()
+    }
+
+    /// Keeps a response whose items have their room. It is not kept if there is none for its reply.
+    pub fn keep(&self, tenant: TenantId, id: String, told: StoredResponse, mut room: RoomPermit) {
+        if self.widen(tenant, &mut room, told.reply.len() + id.len()) {
+            self.put(&mut self.kept(), tenant, id, told, room);
+        }
+    }
+
+    fn put(
+        &self,
+        kept: &mut HashMap<TenantId, Shelf>,
+        tenant: TenantId,
+        id: String,
+        told: StoredResponse,
+        mut room: RoomPermit,
+    ) {
+        let shelf = kept.entry(tenant).or_default();
+        shelf.forget(&id);
+        room.arrive();
+        shelf.keep(id.clone(), room.n());
+        shelf.responses.insert(id, Arc::new(StoredResponse { room: Some(room), ..told }));
+        self.tidy(kept, Instant::now());
+    }
+
+    /// Shows a response that is not over. False if as many run as may be stored, or half of them for one tenant.
+    pub fn begin(&self, tenant: TenantId, id: &str, told: StoredResponse) -> bool {
+        let mut kept = self.kept();
+        let n_all: usize = kept.values().map(|shelf| shelf.running.len()).sum();
+        let n_own = kept.get(&tenant).map_or(0, |shelf| shelf.running.len());
+        let is_room = n_all < self.limits.responses_max && n_own < self.limits.responses_max.div_ceil(2);
+        if is_room {
+            kept.entry(tenant).or_default().running.insert(id.to_owned(), Arc::new(told));
+        }
+        is_room
+    }
+
+    /// Shows another reply of a response that is not over, of about the same length.
+    pub fn show(&self, tenant: TenantId, id: &str, reply: Arc<str>) {
+        let mut kept = self.kept();
+        let running = kept.get_mut(&tenant).and_then(|shelf| shelf.running.get_mut(id));
+        if let Some(response) = running {
+            let StoredResponse { items, n_own, run, .. } = &**response;
+            *response = Arc::new(StoredResponse::new(reply, items.clone(), *n_own, run.clone()));
+        }
+    }
+
+    /// Keeps the reply of a response that was shown and is over, unless it was forgotten meanwhile. The room must be
+    /// enough for it.
+    pub fn finish(&self, tenant: TenantId, id: &str, reply: Arc<str>, room: RoomPermit) {
+        let mut kept = self.kept();
+        let Some(shown) = kept.get_mut(&tenant).and_then(|shelf| shelf.running.remove(id)) else { return };
+        let told = StoredResponse::new(reply, shown.items.clone(), shown.n_own, shown.run.clone());
+        self.put(&mut kept, tenant, id.to_owned(), told, room);
+    }
+
+    pub fn get(&self, tenant: TenantId, id: &str) -> Option<Arc<StoredResponse>> {
+        let mut kept = self.kept();
+        self.tidy(&mut kept, Instant::now());
+        let shelf = kept.get(&tenant)?;
+        shelf.responses.get(id).or_else(|| shelf.running.get(id)).cloned()
+    }
+
+    /// Keeps a new conversation. False if there is no room for it.
+    pub fn converse(&self, tenant: TenantId, id: String, read: ReadConversation) -> bool {
+        let n_items: usize = read.items.iter().map(|item| item.n_bytes()).sum();
+        let Some(mut room) = self.reserve(tenant, read.metadata.len() + id.len() + n_items) else { return false };
+        room.arrive();
+        let mut kept = self.kept();
+        let shelf = kept.entry(tenant).or_default();
+        shelf.keep(id.clone(), room.n());
+        shelf.conversations.insert(id, Conversation::new(read, room));
+        self.tidy(&mut kept, Instant::now());
+        true
+    }
+
+    pub fn conversation(&self, tenant: TenantId, id: &str) -> Option<ReadConversation> {
+        let mut kept = self.kept();
+        self.tidy(&mut kept, Instant::now());
+        kept.get(&tenant)?.conversations.get(id).map(|conversation| conversation.read.clone())
+    }
+
+    /// The turn to go on with a conversation: `Some(None)` while somebody else has it.
+    pub fn turn(&self, tenant: TenantId, id: &str) -> Option<Option<Turn>> {
+        let mut kept = self.kept();
+        kept.get_mut(&tenant)?.conversations.get_mut(id).map(Conversation::take_turn)
+    }
+
+    /// Adds items to the end of a conversation: all of them, or none.
+    pub fn append(&self, tenant: TenantId, id: &str, items: Vec<StoredItem>) -> Result<(), NotChanged> {
+        let n_bytes = items.iter().map(StoredItem::n_bytes).sum();
+        self.grow(tenant, id, n_bytes, |read| read.items.extend(items.into_iter().map(Arc::new)))
+    }
+
+    pub fn describe(&self, tenant: TenantId, id: &str, metadata: Arc<str>) -> Result<(), NotChanged> {
+        let n_bytes = metadata.len();
+        let mut n_before = 0;
+        self.grow(tenant, id, n_bytes, |read| n_before = std::mem::replace(&mut read.metadata, metadata).len())?;
+        self.shrink(tenant, id, |_| Some(n_before)).map(drop).ok_or(NotChanged::Unknown)
+    }
+
+    /// Whether an item was there to be forgotten; None without such a conversation.
+    pub fn forget_item(&self, tenant: TenantId, id: &str, item: &str) -> Option<bool> {
+        self.shrink(tenant, id, |of| of.remove(item).map(|gone| gone.n_bytes()))
+    }
+
+    fn grow(
+        &self,
+        tenant: TenantId,
+        id: &str,
+        n_bytes: usize,
+        change: impl FnOnce(&mut ReadConversation),
+    ) -> Result<(), NotChanged> {
+        // It is the last to be forgotten for its own growth.
+        if !self.kept().get_mut(&tenant).is_some_and(|shelf| shelf.touch(id)) {
+            return Err(NotChanged::Unknown);
+        }
+        let mut more = self.reserve(tenant, n_bytes).ok_or(NotChanged::NoRoom)?;
+        let mut kept = self.kept();
+        let shelf = kept.get_mut(&tenant).ok_or(NotChanged::NoRoom)?;
+        let conversation = shelf.conversations.get_mut(id).ok_or(NotChanged::NoRoom)?;
+        more.arrive();
+        more.give(ENTRY_BYTES);
+        shelf.n_bytes += more.n();
+        conversation.room.join(more);
+        change(&mut conversation.read);
+        Ok(())
+    }
+
+    /// `change` says how many bytes are free again, if it changes anything.
+    fn shrink(
+        &self,
+        tenant: TenantId,
+        id: &str,
+        change: impl FnOnce(&mut Conversation) -> Option<usize>,
+    ) -> Option<bool> {
+        let mut kept = self.kept();
+        let shelf = kept.get_mut(&tenant)?;
+        let conversation = shelf.conversations.get_mut(id)?;
+        let n_free = change(conversation);
+        shelf.n_bytes -= conversation.room.give(n_free.unwrap_or(0));
+        Some(n_free.is_some())
+    }
+
+    /// Whether there was one to forget.
+    pub fn forget(&self, tenant: TenantId, id: &str) -> bool {
+        let mut kept = self.kept();
+        self.tidy(&mut kept, Instant::now());
+        let is_gone = kept.get_mut(&tenant).is_some_and(|shelf| shelf.forget(id));
+        kept.retain(|_, shelf| !shelf.is_empty());
+        is_gone
+    }
+
+    /// Forgets what is too old, and what is too much.
+    fn tidy(&self, kept: &mut HashMap<TenantId, Shelf>, now: Instant) {
+        for shelf in kept.values_mut() {
+            while shelf.order.front().is_some_and(|(at, _)| now.duration_since(*at) >= self.limits.age_max) {
+                shelf.forget_first();
+            }
+        }
+        while kept.values().map(|shelf| shelf.order.len()).sum::<usize>() > self.limits.responses_max {
+            let Some(largest) = kept.values_mut().max_by_key(|shelf| shelf.order.len()) else { break };
+            largest.forget_first();
+        }
+        kept.retain(|_, shelf| !shelf.is_empty());
+    }
+}
+
+impl Shelf {
+    /// Counts something of this many bytes as the newest.
+    fn keep(&mut self, id: String, n_bytes: usize) {
+        self.n_bytes += n_bytes;
+        self.order.push_back((Instant::now(), id));
+    }
+
+    /// Makes a conversation the newest. False if there is none.
+    fn touch(&mut self, id: &str) -> bool {
+        let is_here = self.conversations.contains_key(id);
+        if is_here {
+            self.order.retain(|(_, of)| of != id);
+            self.order.push_back((Instant::now(), id.to_owned()));
+        }
+        is_here
+    }
+
+    /// What is forgotten while it runs ends.
+    fn forget(&mut self, id: &str) -> bool {
+        if let Some(run) = self.running.remove(id).and_then(|shown| shown.run.clone()) {
+            run.cancel();
+            return true;
+        }
+        let is_here = self.remove(id);
+        if is_here {
+            self.order.retain(|(_, of)| of != id);
+        }
+        is_here
+    }
+
+    /// Forgets the oldest.
+    fn forget_first(&mut self) {
+        if let Some((_, id)) = self.order.pop_front() {
+            self.remove(&id);
+        }
+    }
+
+    fn remove(&mut self, id: &str) -> bool {
+        let response = self.responses.remove(id).map(|gone| gone.room.as_ref().map_or(0, RoomPermit::n));
+        let gone = response.or_else(|| self.conversations.remove(id).map(|gone| gone.room.n()));
+        self.n_bytes -= gone.unwrap_or(0);
+        gone.is_some()
+    }
+
+    fn n_under_way(&self) -> usize {
+        self.n_under_way.load(Relaxed)
+    }
+
+    /// All that the tenant has of the room.
+    fn weight(&self) -> usize {
+        self.n_bytes + self.n_under_way()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.order.is_empty() && self.running.is_empty() && self.n_under_way() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALICE: TenantId = TenantId(1);
+    const BOB: TenantId = TenantId(2);
+
+    fn store(responses_max: usize, bytes_max: usize) -> ResponseStore {
+        ResponseStore::new(StoreLimits { responses_max, bytes_max, age_max: Duration::from_secs(60) })
+    }
+
+    fn keep(store: &ResponseStore, tenant: TenantId, id: &str, n: usize) -> bool {
+        let Some(room) = store.reserve(tenant, n) else { return false };
+        store.keep(tenant, id.into(), StoredResponse::new("".into(), "x".repeat(n).into(), 1, None), room);
+        store.get(tenant, id).is_some()
+    }
+
+    fn has(store: &ResponseStore, tenant: TenantId, ids: &[&str]) -> Vec<bool> {
+        ids.iter().map(|id| store.get(tenant, id).is_some()).collect()
+    }
+
+    #[test]
+    fn who_has_the_most_loses_its_oldest() {
+        let store = store(100, 10 * 2 * ENTRY_BYTES + 100);
+        assert!(keep(&store, BOB, "b", 1));
+        for i in 0..30 {
+            assert!(keep(&store, ALICE, &format!("a{i}"), 1));
+            assert!(store.n_bytes.load(Relaxed) <= store.limits.bytes_max);
+        }
+        assert_eq!(has(&store, BOB, &["b"]), [true]);
+        assert_eq!(has(&store, ALICE, &["a0", "a20", "a22", "a29"]), [false, false, true, true]);
+        // Nobody reads another's, and nobody forgets it.
+        assert_eq!(has(&store, BOB, &["a29"]), [false]);
+        assert!(!store.forget(BOB, "a29") && store.forget(ALICE, "a29") && !store.forget(ALICE, "a29"));
+        // What is larger than all room is not kept, and costs nobody anything.
+        assert!(!keep(&store, ALICE, "large", store.limits.bytes_max));
+        assert_eq!(has(&store, ALICE, &["a28", "large"]), [true, false]);
+    }
+
+    #[test]
+    fn what_is_under_way_counts_for_who_asked_it() {
+        let store = store(100, 20 * ENTRY_BYTES);
+        assert!(keep(&store, BOB, "b1", 0) && keep(&store, BOB, "b2", 0));
+        // Alice asks much at once, and none of it has ended: what Bob has stays, and half of the room is others'.
+        let asked: Vec<_> = (0..100).filter_map(|_| store.reserve(ALICE, 0)).collect();
+        assert_eq!((asked.len(), has(&store, BOB, &["b1", "b2"])), (10, vec![true, true]));
+        assert!(keep(&store, BOB, "b3", 0) && keep(&store, BOB, "b4", 0));
+        assert_eq!(has(&store, BOB, &["b1", "b2", "b3", "b4"]), [true; 4]);
+        drop(asked);
+        assert_eq!((store.kept()[&BOB].n_under_way(), store.n_bytes.load(Relaxed)), (0, 4 * (2 * ENTRY_BYTES + 2)));
+        assert!(keep(&store, ALICE, "a1", 0));
+    }
+
+    #[test]
+    fn room_is_free_again() {
+        let store = store(2, 1 << 20);
+        for i in 0..5 {
+            assert!(keep(&store, ALICE, &format!("a{i}"), 1000));
+        }
+        // The same id again, as of a stream that was resumed, is one response.
+        assert!(keep(&store, ALICE, "a4", 1000));
+        assert_eq!(has(&store, ALICE, &["a2", "a3", "a4"]), [false, true, true]);
+        let read = store.get(ALICE, "a3").unwrap();
+        assert!(store.forget(ALICE, "a3") && store.forget(ALICE, "a4"));
+        assert!(store.n_bytes.load(Relaxed) > 1000 && store.kept().is_empty());
+        drop(read);
+        assert_eq!(store.n_bytes.load(Relaxed), 0);
+        assert!(!keep(&self::store(0, 1 << 20), ALICE, "a", 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn responses_are_forgotten_in_time() {
+        let store = store(10, 1 << 20);
+        assert!(keep(&store, ALICE, "a", 1));
+        tokio::time::advance(Duration::from_secs(40)).await;
+        assert!(keep(&store, ALICE, "b", 1));
+        tokio::time::advance(Duration::from_secs(20)).await;
+        assert_eq!(has(&store, ALICE, &["a", "b"]), [false, true]);
+        tokio::time::advance(Duration::from_secs(40)).await;
+        assert_eq!((has(&store, ALICE, &["b"]), store.n_bytes.load(Relaxed)), (vec![false], 0));
+    }
+}
