@@ -1,6 +1,7 @@
 """The unmodified `openai` client against `/v1/responses`."""
 
 import json
+import time
 import unittest
 from typing import Literal
 
@@ -133,12 +134,74 @@ class Responses(unittest.TestCase):
         with self.assertRaises(openai.NotFoundError):
             client.responses.retrieve(first.id)
 
+    def test_in_the_background(self):
+        whole = client.responses.create(**asked())
+        begun = client.responses.create(**asked(background=True))
+        self.assertEqual((begun.status, begun.background), ("queued", True))
+        ended = self.ended(begun)
+        self.assertEqual((ended.status, ended.output_text), ("incomplete", whole.output_text))
+        with self.assertRaises(openai.BadRequestError):
+            client.responses.cancel(begun.id)
+        long = client.responses.create(**asked(background=True, max_output_tokens=2000, extra_body={"ignore_eos": True}))
+        self.assertEqual(client.responses.cancel(long.id).status, "cancelled")
+        self.assertEqual(client.responses.retrieve(long.id).status, "cancelled")
+
+    def ended(self, response):
+        for _ in range(300):
+            response = client.responses.retrieve(response.id)
+            if response.status not in ("queued", "in_progress"):
+                break
+            time.sleep(0.1)
+        return response
+
+    def test_a_background_stream_is_taken_up(self):
+        first = []
+        with client.responses.create(**asked(background=True, stream=True)) as stream:
+            for event in stream:
+                first.append(event)
+                if event.type == "response.output_text.delta":
+                    break
+        begun, last = first[0].response, first[-1].sequence_number
+        rest = list(client.responses.retrieve(begun.id, stream=True, starting_after=last))
+        self.assertEqual([event.sequence_number for event in rest], list(range(last + 1, last + 1 + len(rest))))
+        text = "".join(event.delta for event in first + rest if event.type == "response.output_text.delta")
+        self.assertEqual(text, rest[-1].response.output_text)
+        self.assertEqual(client.responses.retrieve(begun.id).output_text, text)
+
+    def test_conversations(self):
+        conversation = client.conversations.create(
+            metadata={"topic": "colours"},
+            items=[{"type": "message", "role": "user", "content": "My name is Ada."}],
+        )
+        self.assertEqual((conversation.object, conversation.metadata), ("conversation", {"topic": "colours"}))
+        self.assertEqual(client.conversations.retrieve(conversation.id), conversation)
+        changed = client.conversations.update(conversation.id, metadata={"topic": "names"})
+        self.assertEqual((changed.id, changed.metadata), (conversation.id, {"topic": "names"}))
+        reply = client.responses.create(**asked(conversation=conversation.id))
+        self.assertEqual(reply.conversation.id, conversation.id)
+        turns = [{"role": "user", "content": "My name is Ada."}, {"role": "user", "content": asked()["input"]}]
+        self.assertEqual(reply.output_text, client.responses.create(**asked(input=turns)).output_text)
+        added = client.conversations.items.create(
+            conversation.id, items=[{"type": "message", "role": "user", "content": "And now?"}]
+        )
+        items = list(client.conversations.items.list(conversation.id, order="asc", limit=2))
+        texts = [item.content[0].text for item in items]
+        self.assertEqual(texts, ["My name is Ada.", asked()["input"], reply.output_text, "And now?"])
+        self.assertEqual(items[-1], added.data[0])
+        one = client.conversations.items.retrieve(items[0].id, conversation_id=conversation.id)
+        self.assertEqual(one, items[0])
+        client.conversations.items.delete(items[0].id, conversation_id=conversation.id)
+        self.assertEqual(len(list(client.conversations.items.list(conversation.id))), 3)
+        self.assertTrue(client.conversations.delete(conversation.id).deleted)
+        with self.assertRaises(openai.NotFoundError):
+            client.conversations.retrieve(conversation.id)
+
     def test_refusals(self):
         for more, param in (
             ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
             ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-            ({"background": True}, "background"),
-            ({"conversation": "conv_1"}, "conversation"),
+            ({"background": True, "store": False}, "background"),
+            ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ):
             with self.assertRaises(openai.BadRequestError) as caught:
                 client.responses.create(**asked(**more))
