@@ -142,7 +142,8 @@ class Responses(unittest.TestCase):
         self.assertEqual((ended.status, ended.output_text), ("incomplete", whole.output_text))
         with self.assertRaises(openai.BadRequestError):
             client.responses.cancel(begun.id)
-        long = client.responses.create(**asked(background=True, max_output_tokens=2000, extra_body={"ignore_eos": True}))
+        endless = {"ignore_eos": True}
+        long = client.responses.create(**asked(background=True, max_output_tokens=2000, extra_body=endless))
         self.assertEqual(client.responses.cancel(long.id).status, "cancelled")
         self.assertEqual(client.responses.retrieve(long.id).status, "cancelled")
 
