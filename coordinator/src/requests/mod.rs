@@ -10,6 +10,7 @@ mod names;
 mod outputs;
 mod pace;
 mod passages;
+mod progress;
 mod routers;
 mod submit;
 mod times;
@@ -20,6 +21,7 @@ use crate::placement::Blueprint;
 use crate::requests::names::NameChanges;
 use crate::requests::pace::Pace;
 use crate::requests::passages::Passages;
+use crate::requests::progress::Progress;
 use crate::requests::routers::Routers;
 use crate::requests::times::RequestTimes;
 use crate::requests::traces::Traces;
@@ -47,6 +49,7 @@ pub(crate) struct LiveRequests {
     traces: Traces,
     times: RequestTimes,
     passages: Passages,
+    progress: Progress,
     /// Reused for its memory.
     step: Step,
     /// Empty between calls; reused for its memory.
@@ -88,6 +91,7 @@ impl LiveRequests {
             traces: Traces::default(),
             times: RequestTimes::default(),
             passages: Passages::default(),
+            progress: Progress::default(),
             step: Step::default(),
             outputs: Vec::new(),
             name_changes: NameChanges::default(),
@@ -197,6 +201,7 @@ impl LiveRequests {
     pub fn epoch_ended(&mut self, next: Epoch, loss: Loss, now: Micros) {
         self.traces.epoch_ended();
         self.passages.epoch_ended(now);
+        self.progress.epoch_ended();
         if let Some(planner) = &mut self.planner {
             planner.scheduler.requeue_all(next, loss, &mut self.outputs);
             self.outputs_without_step(now);
@@ -213,8 +218,9 @@ impl LiveRequests {
         }
         self.times.planned(&self.step, now);
         self.passages.planned(&self.step, now);
+        self.progress.planned(&self.step).into_iter().for_each(|output| self.routers.push(output));
         let n_positions = self.step.slices.iter().map(|slice| u64::from(slice.range.end - slice.range.start)).sum();
-        metrics::step_tokens(&self.of, n_positions);
+        metrics::step_planned(&self.of, self.step.slices.len(), n_positions);
         Some(proto::encode_traced_step(&self.step, self.traces.planned(&self.step)))
     }
 

@@ -14,6 +14,7 @@ impl LiveRequests {
         planner.scheduler.drew_all(done)?;
         planner.scheduler.apply(done, &mut self.outputs)?;
         self.traces.answered(done.id);
+        self.progress.answered(done.id).into_iter().for_each(|output| self.routers.push(output));
         self.outputs_of(done, now);
         Ok(())
     }
@@ -29,6 +30,7 @@ impl LiveRequests {
                 metrics::finished(&self.of, finish_label(finish));
                 output.reuse.ended.iter().for_each(|ended| metrics::reuse_ended(&self.of, ended.name()));
             }
+            self.progress.told(&output);
             let passages = self.passages.told(&output, now);
             self.routers.push(wire::Output { passages, ..output_frame(&output, done) });
         }

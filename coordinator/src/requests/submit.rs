@@ -56,6 +56,7 @@ impl LiveRequests {
         let invalid = |message: String| SubmitRefusal { reason: Reason::Invalid, message };
         let traced = traces::submitted(&request);
         self.known(&request)?;
+        let is_watched = request.tells_progress && request.output.is_empty();
         let request = request.received(now)?;
         if let Some(token) = beyond(&request, self.vocab) {
             return Err(invalid(format!("token {token} is outside the vocabulary of {}", self.vocab)));
@@ -75,6 +76,9 @@ impl LiveRequests {
         }
         self.times.taken(id, now);
         self.passages.taken(id);
+        if is_watched {
+            self.progress.taken(id);
+        }
         metrics::taken(&self.of, n_prompt, looks_up);
         displaced.into_iter().for_each(|id| self.displace(id, now));
         Ok(())
@@ -101,6 +105,7 @@ impl LiveRequests {
         self.traces.given_back(id);
         self.times.given_back(id);
         self.passages.given_back(id);
+        self.progress.given_back(id);
         self.refuse(id, SubmitRefusal { reason: Reason::Full, message }, now);
         self.routers.given_back(id);
     }

@@ -9,6 +9,7 @@ mod cancels;
 mod faults;
 mod few;
 mod names;
+mod progress;
 mod protocols;
 mod recovery;
 mod tenants;

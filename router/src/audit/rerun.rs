@@ -84,6 +84,7 @@ impl Reruns<'_> {
             digest: idle.replica.digest,
             n_cached: 0,
             trace: TraceHeaders::default(),
+            tells_progress: false,
             outputs,
         };
         // Dropped with this future, and then the request is cancelled.

@@ -27,6 +27,8 @@ pub struct Ask {
     pub truncation: Option<Truncation>,
     /// The client wants the prompts' texts back.
     pub echo: bool,
+    /// The client watches how far its prompts are.
+    pub tells_progress: bool,
     /// The client wants a certificate of each answer.
     pub certificate: bool,
     pub priority: i32,
@@ -55,6 +57,7 @@ impl Default for Ask {
             purpose: Purpose::Generate(Box::default()),
             truncation: None,
             echo: false,
+            tells_progress: false,
             certificate: false,
             priority: 0,
             cache_salt: CacheSalt::default(),

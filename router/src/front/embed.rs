@@ -78,7 +78,13 @@ impl Frontend {
                     let usage = reply.usage.get_or_insert_default();
                     usage.prompt_tokens += finished.usage.map_or(0, |usage| usage.prompt_tokens);
                 }
-                (_, GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Delta(_)) => {}
+                (
+                    _,
+                    GenerationEvent::Progress(_)
+                    | GenerationEvent::Prompt(_)
+                    | GenerationEvent::Replayed(_)
+                    | GenerationEvent::Delta(_),
+                ) => {}
             }
         }
         match reply.embeddings[first..].iter().any(|embedding| embedding.values.is_empty()) {

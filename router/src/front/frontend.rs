@@ -53,6 +53,8 @@ pub struct Frontend {
     pub answers: AnswerQueues,
     /// Permits for the bytes of bodies that are being read.
     pub bodies: Arc<Semaphore>,
+    /// When this server began, in seconds since 1970.
+    pub since: u64,
     /// Part of every public id: so two routers, or two runs of one, never give the same id.
     pub nonce: u32,
     /// Counts the requests that their clients have not named.

@@ -149,6 +149,7 @@ impl Frontend {
             wording,
             numbers,
             certified,
+            tells_progress: ask.tells_progress,
             wanting,
             grammar_hash,
             model,
@@ -258,14 +259,15 @@ impl Frontend {
         trace: &Traced,
     ) -> Result<Generation, Refusal> {
         let Prepared { prompts, like, wording, numbers, certified, wanting, grammar_hash, .. } = prepared;
+        let tells_progress = prepared.tells_progress;
         let (model, deadline, created) = (prepared.model, prepared.deadline, prepared.created);
         let Destination { picked: Picked { link, replica, n_cached }, print, before, marks } = destination;
         let hashes: Vec<TokensHash> = prompts.iter().map(|prompt| TokensHash::of(&prompt.ids)).collect();
         // Caches were looked up only for the first prompt.
         let n_cached = if prompts.len() == 1 { n_cached } else { 0 };
-        let (outputs, heard) = mpsc::channel(self.unread_max(&requests));
+        let (outputs, heard) = mpsc::channel(self.unread_max(&requests, tells_progress));
         let (first_key, digest, trace) = (link.keys(requests.len() as u64), replica.digest, trace.carried());
-        let call = Arc::new(Call { first_key, deadline, digest, n_cached, trace, outputs });
+        let call = Arc::new(Call { first_key, deadline, digest, n_cached, trace, tells_progress, outputs });
         let wanting = wanting.map(|wish| wish.of(&requests, unix_millis()));
         let mut choices = Vec::new();
         for (slot, (request, mark)) in (0..).zip(requests.into_iter().zip(&marks.choices)) {
@@ -281,7 +283,7 @@ impl Frontend {
             let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt], grammar_hash);
             let draft = (certified || wanting.is_some()).then(|| Box::new(draft()));
             let choice = Choice::new(assembly, &request, &wording.own_ends, n_had, draft);
-            let mut choice = choice.keeping(wanting.is_some());
+            let mut choice = choice.keeping(wanting.is_some()).watching(tells_progress);
             if !mark.has_ended() {
                 let ticket = link.submit(request, slot, adopts, &call);
                 choice.begin(ticket.map_err(|refusal| self.admission.again(refusal))?);
@@ -335,11 +337,12 @@ impl Frontend {
         ResumeHandle { digest, seed, context, public, created, first_id, incarnation, replica }
     }
 
-    /// How many outputs may be unread: each step brings a token or scores a part of the prompt, and one place is kept
-    /// for the end of each choice.
-    fn unread_max(&self, requests: &[Request]) -> usize {
+    /// How many outputs may be unread: each step brings a token, or scores or computes a part of the prompt, and one
+    /// place is kept for the end of each choice.
+    fn unread_max(&self, requests: &[Request], tells_progress: bool) -> usize {
         let of = |request: &Request| {
-            let scores = if request.goal == Goal::Generate { 0 } else { request.prompt.len() };
+            let is_told = request.goal != Goal::Generate || tells_progress;
+            let scores = if is_told { request.prompt.len() } else { 0 };
             (request.sampling.tokens_max as usize).saturating_add(scores)
         };
         let n_steps = requests.iter().map(of).fold(0, usize::saturating_add);

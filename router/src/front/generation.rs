@@ -3,6 +3,7 @@
 use crate::front::certificate::CertificateDraft;
 use crate::front::deltas::DeltaRun;
 use crate::front::finished_answer::AnswerKeeper;
+use crate::front::progress::{PromptProgress, WatchedPrompt};
 use crate::front::recorder::Recorder;
 use crate::front::resume::ReadMarks;
 use crate::front::stop::Stops;
@@ -34,6 +35,8 @@ use types::{Finish, Goal, Request, Reuse, Token, Tokens};
 pub enum GenerationEvent {
     /// The prompt's logprobs: once, before the first delta, if they were asked for.
     Prompt(v1::PromptLogprobs),
+    /// How far the prompt is, before the first delta, if that was asked for.
+    Progress(PromptProgress),
     Delta(v1::Delta),
     /// A delta that the client already has, because it resumed the stream.
     Replayed(v1::Delta),
@@ -102,6 +105,8 @@ pub(crate) struct Choice {
     n_rejected: u32,
     /// Logprobs of the prompt so far, until all of them are passed on.
     scored: Option<Vec<v1::Logprob>>,
+    /// Present until the first token, if its client watches its prompt.
+    watched: Option<WatchedPrompt>,
     /// Present if somebody wants a certificate.
     draft: Option<Box<CertificateDraft>>,
     /// The tokens so far, if somebody wants them when it is over.
@@ -186,9 +191,14 @@ impl Generation {
             Some(Finish::Grammar(fault)) => return self.fail(Refusal::Grammar { position: output.position, fault }),
             Some(Finish::Stop | Finish::Length) | None => {}
         }
-        if output.tokens.is_empty() && finish.is_none() {
+        let has_begun = !output.tokens.is_empty() || finish.is_some();
+        if let Some(progress) = choice.watched.as_mut().and_then(|watched| watched.hear(&output, has_begun)) {
+            self.ready.push_back((choice_idx, GenerationEvent::Progress(progress)));
+        }
+        if !has_begun {
             return;
         }
+        choice.watched = None;
         if let Some(logprobs) = choice.scored.take() {
             self.ready.push_back((choice_idx, GenerationEvent::Prompt(v1::PromptLogprobs { logprobs })));
         }
@@ -275,6 +285,7 @@ impl Choice {
             n_accepted,
             n_rejected,
             scored,
+            watched: None,
             draft,
             kept: None,
         }
@@ -283,6 +294,12 @@ impl Choice {
     /// Keeps its tokens until it is over, if they are wanted.
     pub fn keeping(self, are_wanted: bool) -> Choice {
         Choice { kept: are_wanted.then(Tokens::new), ..self }
+    }
+
+    /// Tells how far its prompt is, if its client watches it and has no token yet.
+    pub fn watching(mut self, is_watched: bool) -> Choice {
+        self.watched = (is_watched && self.n_told == 0).then(|| WatchedPrompt::new(self.n_prompt));
+        self
     }
 
     pub fn begin(&mut self, ticket: Ticket) {

@@ -5,9 +5,10 @@
 //! parsed it), `generate` (the way in), then `generation` (the way out). `frontend` is what faces hold; `sampling`,
 //! `text`, `stop`, `calls` and `deltas` are called on the way, and so are `structure` and `grammars`, which say what an
 //! answer must be; `embed` is the same for embeddings; `resume` is how a client resumes a stream, `certificate` says
-//! what an answer came from and hashes it, `hidden` drops the logprobs of hidden thoughts, `derender` reads tokens that
-//! were drawn elsewhere, `stored` keeps responses and conversations, `reader_watch` gives up streams that nobody reads, `recorder` counts
-//! and traces, and `finished_answer` hands whole answers to those who keep them or run them again.
+//! what an answer came from and hashes it, `hidden` drops the logprobs of hidden thoughts, `progress` tells how far a
+//! prompt is, `derender` reads tokens that were drawn elsewhere, `stored` keeps responses and conversations,
+//! `reader_watch` gives up streams that nobody reads, `recorder` counts and traces, and `finished_answer` hands whole
+//! answers to those who keep them or run them again.
 
 pub mod ask;
 pub mod calls;
@@ -22,6 +23,7 @@ pub mod generation;
 pub mod grammars;
 pub mod hidden;
 mod prepared;
+pub mod progress;
 pub mod reader_watch;
 pub mod recorder;
 pub mod resume;

@@ -19,6 +19,8 @@ pub struct Prepared {
     pub like: Request,
     pub wording: Wording,
     pub numbers: Range<u32>,
+    /// Whether the client watches how far its prompts are.
+    pub tells_progress: bool,
     /// Whether each answer gets a certificate.
     pub certified: bool,
     pub wanting: Option<AnswerWish>,

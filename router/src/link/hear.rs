@@ -166,7 +166,8 @@ impl Task {
             }
         }
         let finish = finish.or_else(|| entry.finished());
-        if output.tokens.is_empty() && output.scored.is_empty() && finish.is_none() {
+        let is_silent = output.tokens.is_empty() && output.scored.is_empty() && output.computed.is_none();
+        if is_silent && finish.is_none() {
             return;
         }
         entry.tell(&mut output, now);

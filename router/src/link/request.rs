@@ -26,6 +26,8 @@ pub struct Call {
     pub n_cached: u32,
     /// The call's span; empty if it is not recorded.
     pub trace: TraceHeaders,
+    /// The client watches how far its prompts are.
+    pub tells_progress: bool,
     pub outputs: OutputSender,
 }
 
@@ -126,6 +128,7 @@ impl LinkRequest {
         request.id = id.0;
         request.traceparent.clone_from(&self.call.trace.parent);
         request.tracestate.clone_from(&self.call.trace.state);
+        request.tells_progress = self.call.tells_progress;
         request.deadline_micros =
             self.call.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
         match self.adopts.take() {

@@ -77,7 +77,7 @@ fn submit(link: &ReplicaLink, n_places: usize) -> (Ticket, mpsc::Receiver<SlotOu
     let sampling = types::Sampling { tokens_max: 50, stop: vec![9], ..Default::default() };
     let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
     let (digest, trace, first_key) = (PolicyDigest::default(), TraceHeaders::default(), link.keys(1));
-    let call = Arc::new(Call { first_key, deadline: None, digest, n_cached: 0, trace, outputs });
+    let call = Arc::new(Call { first_key, deadline: None, digest, n_cached: 0, trace, tells_progress: false, outputs });
     (link.submit(request, 0, None, &call).unwrap(), heard)
 }
 

@@ -1,0 +1,114 @@
+//! How far the prompts of those requests are whose clients watch it: told before their first token, from what is
+//! planned and answered anyway. The scheduler does not know of it. Knows no tokens.
+
+use proto::cluster as wire;
+use scheduler::Output;
+use std::collections::{HashMap, VecDeque};
+use types::{Request, RequestId, Step, StepId};
+
+#[derive(Default)]
+pub(crate) struct Progress {
+    /// The watched requests that have no token yet, with how much of each was in the prefix cache when it began.
+    watched: HashMap<RequestId, u32>,
+    /// Of each step in flight that computes some of them: where it ends in each.
+    steps: VecDeque<(StepId, Vec<(RequestId, u32)>)>,
+}
+
+impl Progress {
+    pub fn taken(&mut self, id: RequestId) {
+        self.watched.insert(id, 0);
+    }
+
+    /// It was accepted, and is refused after all.
+    pub fn given_back(&mut self, id: RequestId) {
+        self.watched.remove(&id);
+    }
+
+    /// What is known of the requests that begin with this step.
+    pub fn planned(&mut self, step: &Step) -> Vec<wire::Output> {
+        if self.watched.is_empty() {
+            return Vec::new();
+        }
+        let slices = || step.slices.iter().filter(|slice| self.watched.contains_key(&slice.id));
+        let ends: Vec<_> = slices().map(|slice| (slice.id, slice.range.end)).collect();
+        let is_start = |id: RequestId| step.starts.iter().any(|start: &Request| start.id == id);
+        let begun: Vec<_> = slices().filter(|slice| is_start(slice.id)).map(|of| (of.id, of.range.start)).collect();
+        if !ends.is_empty() {
+            self.steps.push_back((step.id, ends));
+        }
+        self.watched.extend(begun.iter().copied());
+        begun.into_iter().map(|(id, n_cached)| told(id, n_cached, n_cached)).collect()
+    }
+
+    /// What is computed once this step was answered.
+    pub fn answered(&mut self, step: StepId) -> Vec<wire::Output> {
+        let mut all = Vec::new();
+        while let Some((_, ends)) = self.steps.pop_front_if(|(first, _)| *first <= step) {
+            let known = ends.into_iter().filter_map(|(id, end)| Some(told(id, end, *self.watched.get(&id)?)));
+            all.extend(known);
+        }
+        all
+    }
+
+    /// The first token tells by itself that all of the prompt is computed.
+    pub fn told(&mut self, output: &Output) {
+        if output.n_tokens > 0 || output.finish.is_some() {
+            self.watched.remove(&output.id);
+        }
+    }
+
+    /// The steps in flight will not be answered, and the next epoch counts its steps anew.
+    pub fn epoch_ended(&mut self) {
+        self.steps.clear();
+    }
+}
+
+fn told(id: RequestId, computed: u32, cached_tokens: u32) -> wire::Output {
+    wire::Output { id: id.0, computed: Some(computed), cached_tokens, ..wire::Output::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use types::{Finish, Slice, Want};
+
+    const ID: RequestId = RequestId(1);
+
+    fn step(id: u64, range: std::ops::Range<u32>, starts: bool) -> Step {
+        let starts = if starts { vec![Request { id: ID, ..Request::default() }] } else { Vec::new() };
+        Step { id: StepId(id), starts, slices: vec![Slice::new(ID, range, Want::Nothing)], ..Step::default() }
+    }
+
+    fn numbers(told: Vec<wire::Output>) -> Vec<(u32, u32)> {
+        told.into_iter().map(|output| (output.computed.unwrap(), output.cached_tokens)).collect()
+    }
+
+    #[test]
+    fn a_prompt_is_told_as_it_begins_and_as_its_steps_are_answered() {
+        let mut progress = Progress::default();
+        assert_eq!(numbers(progress.planned(&step(1, 0..8, true))), []);
+        progress.taken(ID);
+        assert_eq!(numbers(progress.planned(&step(2, 16..64, true))), [(16, 16)]);
+        assert_eq!(numbers(progress.planned(&step(3, 64..90, false))), []);
+        assert_eq!(numbers(progress.answered(StepId(2))), [(64, 16)]);
+        assert_eq!(numbers(progress.answered(StepId(3))), [(90, 16)]);
+        progress.told(&Output { id: ID, n_tokens: 1, ..Output::default() });
+        assert_eq!(numbers(progress.planned(&step(4, 90..91, false))), []);
+        assert!(progress.steps.is_empty() && progress.watched.is_empty());
+    }
+
+    #[test]
+    fn what_was_lost_or_has_ended_is_not_told() {
+        let mut progress = Progress::default();
+        progress.taken(ID);
+        progress.planned(&step(1, 0..64, true));
+        progress.epoch_ended();
+        assert_eq!(numbers(progress.answered(StepId(1))), []);
+        progress.planned(&step(1, 0..64, true));
+        progress.told(&Output { id: ID, finish: Some(Finish::Cancelled), ..Output::default() });
+        assert_eq!(numbers(progress.answered(StepId(1))), []);
+        progress.taken(ID);
+        progress.given_back(ID);
+        assert!(progress.watched.is_empty());
+    }
+}
