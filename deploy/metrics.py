@@ -16,6 +16,10 @@ coordinator's and a worker's on their `--health`; `serve` has all of them on its
 Every series has the label `model_name` besides those below. With a collector (`--otlp`) all of them are sent too, as
 the page has them, under OpenTelemetry's name and with dots in labels (`gen_ai.operation.name`) where there is one.
 """
+LLAMA_CPP = """
+A router's page, and that of `serve`, ends with the names of llama.cpp's server. They have no labels: each is made of
+the series above, and is left out where the process has none of them.
+"""
 TAIL = """
 A span `request` is named by what it asks for: `chat MODEL`, `text_completion MODEL`, `embeddings MODEL`. Its
 `gen_ai.input.messages`, `gen_ai.output.messages` and `gen_ai.request.stop_sequences` are there with `--otlp-content`
@@ -126,6 +130,13 @@ def spans():
     return found
 
 
+def llama_cpp():
+    """(name, kind, help) of each of llama.cpp's names."""
+    text = (SOURCES / "llama_cpp.rs").read_text().split("#[cfg(test)]")[0]
+    rows = re.findall(r'^    (counter|gauge)\(\s*"(\w+)",\s*"([^"]+)"', text, re.M)
+    return [(f"llamacpp:{name}", kind, told) for kind, name, told in rows]
+
+
 def code(names):
     return " ".join(f"`{name}`" for name in names)
 
@@ -136,6 +147,8 @@ def page():
     for kind, ours, role, theirs, conventional, label, told in metrics():
         cells = [f"`{ours}` ({kind})", role, code(theirs), code(filter(None, [conventional])), code(label), told]
         lines.append(f"| {' | '.join(cells)} |")
+    lines += [LLAMA_CPP, "| metric | tells |", "|---|---|"]
+    lines += [f"| `{name}` ({kind}) | {told} |" for name, kind, told in llama_cpp()]
     lines += ["", "| span | is | attributes |", "|---|---|---|"]
     lines += [f"| `{name}` | {told} | {code(fields)} |" for name, told, fields in spans()]
     return "\n".join([*lines, TAIL])

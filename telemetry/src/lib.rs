@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 pub mod exporter;
+pub mod llama_cpp;
 pub mod logs;
 pub mod metrics;
 mod otlp;

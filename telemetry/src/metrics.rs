@@ -3,6 +3,7 @@
 use crate::usage::{PROVIDER, TokenUsage};
 use metrics::{Histogram, Label, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// A metric's own name, and vLLM's name if it has one.
@@ -68,7 +69,10 @@ const ROUTE_UNSERVED: Metric = metric(
 );
 const GRAMMARS: Metric =
     metric("lockstep:grammars_running", "Requests with a grammar whose masks the rank that samples makes.");
-const GAUGES: [&Metric; 14] = [
+const REQUEST_LARGEST: Metric =
+    metric("lockstep:request_tokens_largest", "Most tokens of one answered request so far, prompts and answers.");
+const GAUGES: [&Metric; 15] = [
+    &REQUEST_LARGEST,
     &GRAMMARS,
     &REPLICA_SHUNNED,
     &ROUTE_UNSERVED,
@@ -192,7 +196,12 @@ const AUDITS: Metric = metric(
 );
 const SCRUBBED: Metric =
     metric("lockstep:scrubbed_bytes_total", "Bytes of weights that a worker with --scrub has hashed again.");
-const COUNTERS: [&Metric; 38] = [
+const PROMPT_CACHED: Metric = metric(
+    "lockstep:prompt_tokens_cached_total",
+    "Prompt tokens of answered requests that came from the prefix cache.",
+);
+const COUNTERS: [&Metric; 39] = [
+    &PROMPT_CACHED,
     &SCRUBBED,
     &RECORDS,
     &AUDITS,
@@ -287,6 +296,7 @@ const STEP_TOKENS: Metric = alias(
     &["vllm:iteration_tokens_total"],
     "Tokens that a step computes, all requests together.",
 );
+const STEP_REQUESTS: Metric = metric("lockstep:step_requests", "Requests of which a step computes some tokens.");
 const ASKED_TOKENS: Metric = alias(
     "lockstep:request_max_tokens",
     &["vllm:request_params_max_tokens"],
@@ -322,7 +332,8 @@ const TENANT_WAIT: Metric = metric(
     "lockstep:tenant_queue_seconds",
     "Time from admitting a tenant's request to a replica's first answer: in queues, and computing the prompt.",
 );
-const HISTOGRAMS: [(&Metric, &[f64]); 20] = [
+const HISTOGRAMS: [(&Metric, &[f64]); 21] = [
+    (&STEP_REQUESTS, &TOKENS),
     (&MASK_SECONDS, &MASK_SECONDS_BUCKETS),
     (&FIRST_TOKEN, &SECONDS),
     (&BETWEEN_TOKENS, &SECONDS),
@@ -615,7 +626,8 @@ pub fn request_durations(of: &ReplicaLabel, took: &RequestDurations) {
     INFERENCE_SECONDS.observe(took.prefill + took.decode, &labels);
 }
 
-pub fn step_tokens(of: &ReplicaLabel, n_tokens: u64) {
+pub fn step_planned(of: &ReplicaLabel, n_requests: usize, n_tokens: u64) {
+    STEP_REQUESTS.record(n_requests as f64, &[of.label()]);
     STEP_TOKENS.record(n_tokens as f64, &[of.label()]);
 }
 
@@ -775,6 +787,9 @@ pub struct Answer<'a> {
     pub usage: TokenUsage,
 }
 
+/// The tokens of the largest answered request of this process.
+static LARGEST: AtomicU64 = AtomicU64::new(0);
+
 /// Counts the end of a request, as OpenTelemetry's conventions do.
 pub fn answered(answer: &Answer<'_>) {
     let mut labels = vec![
@@ -786,7 +801,7 @@ pub fn answered(answer: &Answer<'_>) {
         labels.push(Label::new("gen_ai_request_model", model.to_owned()));
         labels.push(Label::new("gen_ai_response_model", answer.version.unwrap_or(model).to_owned()));
     }
-    let TokenUsage { n_prompt, n_output, .. } = answer.usage;
+    let TokenUsage { n_prompt, n_cached, n_output } = answer.usage;
     for (kind, n) in [("input", n_prompt), ("output", n_output)] {
         if n > 0 {
             let kind = Label::from_static_parts("gen_ai_token_type", kind);
@@ -800,6 +815,9 @@ pub fn answered(answer: &Answer<'_>) {
     AI_REQUEST.observe(answer.took, &labels);
     REQUEST_PROMPT.record(n_prompt as f64, &[]);
     REQUEST_OUTPUT.record(n_output as f64, &[]);
+    PROMPT_CACHED.add(n_cached, &[]);
+    let largest = LARGEST.fetch_max(n_prompt + n_output, Relaxed).max(n_prompt + n_output);
+    REQUEST_LARGEST.set(largest as f64, &[]);
     let Some(first) = answer.first_token else { return };
     AI_FIRST_TOKEN.observe(first, &labels);
     // Choices are generated in parallel, each with its own first token.
@@ -853,7 +871,7 @@ mod tests {
         not_sent("logs", "full", 3);
         let millis = Duration::from_millis;
         request_durations(one, &RequestDurations { queue: millis(1), prefill: millis(20), decode: millis(300) });
-        step_tokens(one, 40);
+        step_planned(one, 3, 40);
         asked(Some(100), 2);
         asked(None, 1);
     }
