@@ -39,12 +39,24 @@ pub struct Config {
     pub audit: f64,
     /// The key that all routers of the cluster share, so that they can resume each other's streams.
     pub resume_key: ResumeKey,
+    /// Pages that are switched off.
+    pub pages_off: PagesOff,
+    /// Words that lists of models show beside the first model, and that mean nothing to this server.
+    pub tags: Vec<String>,
     /// What `/metrics` answers.
     pub metrics: Render,
     /// The tokenizer files for gateways that tokenize themselves. None if there are none.
     pub text_files: Option<ReadTextFiles>,
     /// What coordinators are told and compared with: this build's own.
     pub speaks: proto::Speaks,
+}
+
+/// Pages for operators and people that a server may do without.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PagesOff {
+    pub metrics: bool,
+    pub slots: bool,
+    pub ui: bool,
 }
 
 /// Reads the model's tokenizer files when a gateway first asks for them.
@@ -61,6 +73,8 @@ pub struct RouterLimits {
     pub waiting_tokens_max: usize,
     /// Requests under way, waiting or not.
     pub requests_max: usize,
+    /// Of these, how many run at once, over all replicas: what llama.cpp calls slots.
+    pub slots: usize,
     /// A stream whose reader leaves this many steps unread, over all its choices, is cut and its request cancelled:
     /// tokens keep coming and have to be kept somewhere.
     pub outputs_unread_max: usize,
@@ -116,6 +130,7 @@ impl Default for RouterLimits {
             requests_waiting_max: 1024,
             waiting_tokens_max: 4 << 20,
             requests_max: 4096,
+            slots: 64,
             outputs_unread_max: 4096,
             losses_max: 8,
             coordinator_losses_max: 2,
@@ -221,6 +236,8 @@ impl Default for Config {
             record: None,
             audit: 0.0,
             resume_key: ResumeKey::of(&[]),
+            pages_off: PagesOff::default(),
+            tags: Vec::new(),
             metrics: Arc::new(String::new),
             text_files: None,
             speaks: proto::Speaks::default(),

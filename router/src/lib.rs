@@ -17,7 +17,7 @@ mod refusal;
 mod replicas;
 
 pub use board::pick::PickPolicy;
-pub use config::{Config, ReadTextFiles, Render, RouterLimits, Timeouts};
+pub use config::{Config, PagesOff, ReadTextFiles, Render, RouterLimits, Timeouts};
 pub use faces::health::LIVE;
 pub use faces::http::known::{Endpoint, KNOWN_FIELDS, KnownField, NeutralValues};
 pub use faces::{Error, HttpListeners};
@@ -144,6 +144,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
         responses,
         answers: AnswerQueues { record, audit },
         bodies,
+        since: front::frontend::unix_seconds(),
         nonce,
         n_unnamed: AtomicU64::new(0),
         n_kept: AtomicU64::new(0),

@@ -258,6 +258,7 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
             requests_waiting_max: requests_max,
             waiting_tokens_max: coordinator::Limits::default().waiting_tokens_max as usize * n_replicas,
             requests_max,
+            slots: queue.max_running as usize * n_replicas,
             choices_max: settings.max_choices,
             body_bytes_max: settings.max_body_bytes.0 as usize,
             stored: router::StoreLimits {
@@ -273,6 +274,8 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
         tls: api_tls::read(settings)?,
         hosts_allowed: settings.allowed_hosts.clone().unwrap_or_default(),
         origins_allowed: settings.allowed_origins.clone().unwrap_or_default(),
+        pages_off: router::PagesOff { metrics: settings.no_metrics, slots: settings.no_slots, ui: settings.no_ui },
+        tags: settings.tags.clone().unwrap_or_default(),
         record: settings.answers.record(),
         audit: settings.answers.audit,
         speaks: spoken.speaks(),

@@ -76,6 +76,28 @@ pub struct RouterSettings {
     #[arg(long, env = "LOCKSTEP_ALLOWED_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub allowed_origins: Option<Vec<String>>,
+    /// Do not tell metrics at /metrics
+    #[arg(
+        long, env = "LOCKSTEP_NO_METRICS", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+        default_missing_value = "true"
+    )]
+    pub no_metrics: bool,
+    /// Do not tell at /slots which requests are under way
+    #[arg(
+        long, env = "LOCKSTEP_NO_SLOTS", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+        default_missing_value = "true"
+    )]
+    pub no_slots: bool,
+    /// Do not serve the page for browsers at /
+    #[arg(
+        long, env = "LOCKSTEP_NO_UI", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
+        default_missing_value = "true"
+    )]
+    pub no_ui: bool,
+    /// Words that /models shows beside the model, as llama.cpp's server has them [default: none]
+    #[arg(long, env = "LOCKSTEP_TAGS", value_name = "TAG", value_delimiter = ',')]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub tags: Option<Vec<String>>,
     /// Most seconds that a request waits, after its coordinator or workers were lost, until it is computed again
     #[arg(long, env = "LOCKSTEP_FAILOVER_MAX", value_name = "SECONDS", default_value_t = 60)]
     pub failover_max: u64,

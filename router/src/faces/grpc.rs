@@ -201,7 +201,10 @@ impl GenerateReplies {
             GenerationEvent::Delta(delta) => Some(generate_reply::Event::Delta(delta)),
             GenerationEvent::Finished(finished) => Some(generate_reply::Event::Finished(finished)),
             // A generation does not pool.
-            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => None,
+            GenerationEvent::Progress(_)
+            | GenerationEvent::Prompt(_)
+            | GenerationEvent::Replayed(_)
+            | GenerationEvent::Pooled(_) => None,
         }
     }
 }

@@ -360,7 +360,10 @@ impl EngineReplies {
             }
             GenerationEvent::Finished(finished) => self.finish(index, &finished),
             // This protocol resumes no stream, and its gateways make the text themselves.
-            GenerationEvent::Delta(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Progress(_)
+            | GenerationEvent::Delta(_)
+            | GenerationEvent::Replayed(_)
+            | GenerationEvent::Pooled(_) => {}
         }
     }
 

@@ -50,6 +50,8 @@ pub struct Script {
     pub n_recited: u32,
     /// Why there are no machines for its ranks, as its states report.
     pub unplaced: Option<&'static str>,
+    /// How far its prompt is, before its first token: told to requests that ask for it.
+    pub computed: Vec<u32>,
     /// What befell each request before its first token.
     pub passages: Vec<wire::Passage>,
     /// The newest protocol that it and its ranks speak.
@@ -81,6 +83,7 @@ impl Default for Script {
             beat_millis: 0,
             n_recited: 0,
             unplaced: None,
+            computed: Vec::new(),
             passages: Vec::new(),
             protocol: proto::NEWEST,
         }
@@ -328,6 +331,11 @@ async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: 
     let finish = if script.last == wire::Finish::Unspecified { finish } else { script.last };
     let mut at = request.output.len().saturating_sub(script.overlap);
     let mut passages = script.passages.clone();
+    for computed in script.computed.iter().filter(|_| request.tells_progress) {
+        let (id, cached_tokens) = (request.id, script.n_cached);
+        let output = wire::Output { id, cached_tokens, computed: Some(*computed), ..Default::default() };
+        say(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
+    }
     while at < n_max.min(script.hold_at) {
         let end = (at + script.tokens_per_frame).min(n_max).min(script.hold_at);
         let said = |(i, token): (usize, &u32)| match at + i < n_had {

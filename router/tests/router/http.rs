@@ -331,7 +331,7 @@ fn pages_answer_as_their_protocols_say() {
         assert_eq!(models["data"][0]["max_model_len"], crate::model::CONTEXT);
         assert_eq!(get(house.http, "/v1/models/org/toy").await.json()["id"], "org/toy");
         assert_eq!(get(house.http, "/v1/models/gpt").await.status, 404);
-        assert_eq!(get(house.http, "/metrics").await.body, "metric 1\n");
+        assert!(get(house.http, "/metrics").await.body.starts_with("metric 1\n"));
         let cluster = &get(house.http, "/cluster").await.json()["replicas"][0];
         assert_eq!((&cluster["phase"], &cluster["epoch"]), (&json!("ready"), &json!("3.1")));
         assert_eq!(cluster["ranks"][0]["pid"], 42);

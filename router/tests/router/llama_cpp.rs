@@ -183,14 +183,17 @@ fn a_chat_becomes_its_prompt() {
 #[test]
 fn the_server_tells_of_itself() {
     run(async {
-        let house = House::open(config()).await;
+        let mut config = config();
+        config.limits.slots = 2;
+        let house = House::open(config).await;
         let props = get(house.http, "/props").await.json();
         let settings = &props["default_generation_settings"];
         assert_eq!((&settings["n_ctx"], &settings["params"]["temperature"]), (&json!(CONTEXT), &json!(0.25)));
         assert_eq!((&props["model_alias"], &props["eos_token"]), (&json!("toy"), &json!("<|im_end|>")));
         assert!(props["chat_template"].as_str().unwrap().contains("message.role"), "{props}");
         let idle = get(house.http, "/slots").await.json();
-        assert_eq!(idle, json!([{ "id": 0, "n_ctx": CONTEXT, "is_processing": false, "speculative": false }]));
+        let free = |id: u32| json!({ "id": id, "n_ctx": CONTEXT, "is_processing": false, "speculative": false });
+        assert_eq!((&idle, &props["total_slots"]), (&json!([free(0), free(1)]), &json!(2)));
         house.fake.script(|script| script.hold_at = 3);
         let stream = post_until(house.http, COMPLETION, &asked(json!({ "stream": true })), "\"l\"").await;
         let busy = get(house.http, "/slots?fail_on_no_slot=1").await.json();

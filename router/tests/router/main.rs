@@ -19,6 +19,7 @@ mod known;
 mod kserve;
 mod limits;
 mod llama_cpp;
+mod llama_habits;
 mod looking;
 mod loss;
 mod messages;

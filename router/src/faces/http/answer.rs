@@ -88,7 +88,7 @@ impl Whole {
                 self.logprobs.extend(delta.logprobs);
             }
             GenerationEvent::Finished(finished) => self.finished = Some(finished),
-            GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Progress(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
         }
     }
 

@@ -7,6 +7,7 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, Wishes};
 use crate::faces::http::format::{AnswerFormat, Echo, TokenNames, with_likely};
 use crate::faces::http::known::Endpoint;
+use crate::faces::http::llama_cpp::begins_answer;
 use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::said::SaidAnswer;
 use crate::faces::http::structure::structure;
@@ -67,7 +68,8 @@ pub async fn answer_page(
     mut recorder: Recorder,
     of_llama_cpp: bool,
 ) -> Result<Response, HttpError> {
-    let asked = ask(page, &front.config.limits, one).map_err(HttpError::from);
+    let prompts = if of_llama_cpp { one_of_llama_cpp } else { one };
+    let asked = ask(page, &front.config.limits, prompts).map_err(HttpError::from);
     let (ask, mut wishes, format) = counted(&mut recorder, asked)?;
     wishes.timings |= of_llama_cpp;
     answer(front, ask, wishes, recorder, format).await
@@ -98,12 +100,23 @@ fn ask(
     wishes.structure_field = structure.as_ref().map(|said| said.field);
     sampling.structure = structure.map(|said| said.structure);
     wishes.streaming = fields.stream(&sampling)?;
-    let ask = Ask { purpose: Purpose::Generate(Box::new(sampling)), echo: wishes.verbose, ..ask };
+    let tells_progress = fields.tells_progress(wishes.streaming.is_some())?;
+    let ask = Ask { purpose: Purpose::Generate(Box::new(sampling)), echo: wishes.verbose, tells_progress, ..ask };
     Ok((page.finished(ask, wishes.streaming, limits)?, wishes, format))
 }
 
 fn one(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
     Ok(vec![conversation(fields)?])
+}
+
+/// By llama.cpp's rule: its server continues the message of an assistant at the end, unless told otherwise.
+fn one_of_llama_cpp(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
+    let is_said = fields.has("continue_final_message") || fields.has("add_generation_prompt");
+    if !is_said && begins_answer(fields)? {
+        fields.put("continue_final_message", true.into());
+        fields.put("add_generation_prompt", false.into());
+    }
+    one(fields)
 }
 
 fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {

@@ -71,6 +71,11 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
                 self.envelope.tell_times(&mut chunk, self.n_told());
                 self.position.write(out, None, &chunk);
             }
+            GenerationEvent::Progress(progress) => {
+                let mut chunk = self.chunk(choice_value(slot, self.shape.piece(None), Value::Null, None));
+                self.envelope.tell_progress(&mut chunk, progress);
+                sse::write(out, None, &chunk);
+            }
             GenerationEvent::Pooled(_) => {}
             GenerationEvent::Finished(finished) => {
                 self.usage.add(slot, &finished);

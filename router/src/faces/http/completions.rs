@@ -86,7 +86,8 @@ fn ask(mut page: Page, model: String, prompts: Vec<Input>, limits: &RouterLimits
     };
     wishes.streaming = fields.stream(&sampling)?;
     sampling.prompt_logprobs = sampling.prompt_logprobs.max(echoed(&sampling, &wishes));
-    let ask = Ask { purpose: Purpose::Generate(Box::new(sampling)), ..ask };
+    let tells_progress = fields.tells_progress(wishes.streaming.is_some())?;
+    let ask = Ask { purpose: Purpose::Generate(Box::new(sampling)), tells_progress, ..ask };
     let ask = page.finished(ask, wishes.streaming, limits)?;
     match wishes.nothing_new && ask.certificate {
         true => Err(Refusal::invalid("certificate", "is of an answer, and `max_tokens` is 0")),

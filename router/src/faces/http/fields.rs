@@ -257,6 +257,11 @@ impl Fields {
         })
     }
 
+    /// Whether the client watches how far its prompt is, which only a stream can tell.
+    pub fn tells_progress(&mut self, is_stream: bool) -> Result<bool, Refusal> {
+        Ok(self.boolean("return_progress")?.unwrap_or(false) && is_stream)
+    }
+
     /// Sets the session from the request's header, unless the body says its own.
     pub fn belongs_to(&mut self, session: String) {
         self.0.entry(SESSION_FIELDS[0]).or_insert_with(|| session.into());

@@ -4,9 +4,10 @@
 use crate::faces::http::fields::Wishes;
 use crate::faces::http::said::SaidAnswer;
 use crate::faces::http::stopwatch::Stopwatch;
-use crate::faces::http::timings::timings;
+use crate::faces::http::timings::{tell_progress, timings};
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent, Prompt, says_more};
+use crate::front::progress::PromptProgress;
 use crate::replicas::models::text::ModelText;
 use checkpoint::Tokenizer;
 use proto::v1;
@@ -166,6 +167,11 @@ impl Envelope {
         if let Some(prompt) = &self.prompt_text {
             to["__verbose"] = json!({ "prompt": prompt });
         }
+    }
+
+    /// Adds how far a prompt is.
+    pub fn tell_progress(&mut self, to: &mut Value, progress: PromptProgress) {
+        tell_progress(to, &mut self.watch, progress, self.wishes.timings_in_each);
     }
 
     /// Adds the times so far, where they are told with each chunk.

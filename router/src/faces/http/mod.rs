@@ -46,6 +46,7 @@ mod tokens;
 mod tools;
 mod vllm;
 
+use crate::config::{Config, PagesOff};
 use crate::faces::doors::unread;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::origin::Visitors;
@@ -92,15 +93,16 @@ fn operator_routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
     let pages = |rows: Vec<Route>| -> Router<Arc<Frontend>> {
         rows.into_iter().fold(Router::new(), |pages, row| pages.route(row.path, row.serve))
     };
-    let keyed = vec![vec![metrics_page(), cluster_page()], browser::own(), browser::cluster()];
+    let off = front.config.pages_off;
+    let keyed = vec![vec![metrics_page(off), cluster_page()], browser::own(), browser::cluster()];
     let keyed = pages(keyed.into_iter().flatten().collect());
     let keyed = keyed.route_layer(from_fn_with_state(front.clone(), door::authorize_operator));
-    finished(pages(probes()).merge(pages(browser::files())).merge(keyed), front, visitors)
+    finished(pages(probes()).merge(pages(browser::files(!off.ui))).merge(keyed), front, visitors)
 }
 
 fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
     let mut all = Router::new();
-    for api in apis(front.config.operators.is_some()) {
+    for api in apis(&front.config) {
         let rows = api.routes.into_iter();
         let pages: Router<Arc<Frontend>> = rows.fold(Router::new(), |pages, row| pages.route(row.path, row.serve));
         let pages = match api.keys {
@@ -137,21 +139,21 @@ const LLAMA_CPP: &str = "llama.cpp";
 
 /// The table of all pages that clients reach. A row has its API's layers by standing in it. Operators may have theirs
 /// on a port of their own.
-fn apis(has_operators_apart: bool) -> Vec<Api> {
+fn apis(config: &Config) -> Vec<Api> {
     let bearer = |name, routes| Api { name, keys: Keys::Bearer, routes };
     let mut all = vec![
         Api { name: "Lockstep", keys: Keys::Unasked, routes: probes() },
-        Api { name: "Lockstep", keys: Keys::Unasked, routes: browser::files() },
+        Api { name: "Lockstep", keys: Keys::Unasked, routes: browser::files(!config.pages_off.ui) },
         bearer("Lockstep", browser::own()),
         bearer("Lockstep", vec![get("/records/{id}", "a recorded answer", records::one)]),
         bearer("OpenAI", openai()),
         Api { name: ANTHROPIC, keys: Keys::BearerOrBare, routes: anthropic() },
         bearer(OLLAMA, ollama::routes()),
-        Api { name: LLAMA_CPP, keys: Keys::BearerOrBare, routes: llama_cpp::routes() },
+        Api { name: LLAMA_CPP, keys: Keys::BearerOrBare, routes: llama_cpp::routes(!config.pages_off.slots) },
         bearer("vLLM", vllm::routes()),
     ];
-    if !has_operators_apart {
-        all.push(Api { name: "Lockstep", keys: Keys::Unasked, routes: vec![metrics_page()] });
+    if config.operators.is_none() {
+        all.push(Api { name: "Lockstep", keys: Keys::Unasked, routes: vec![metrics_page(config.pages_off)] });
         let mut routes = browser::cluster();
         routes.push(cluster_page());
         all.push(Api { name: "Lockstep", keys: Keys::Operator, routes });
@@ -172,8 +174,13 @@ fn probes() -> Vec<Route> {
     ]
 }
 
-fn metrics_page() -> Route {
-    get("/metrics", "metrics for Prometheus", metrics)
+fn metrics_page(off: PagesOff) -> Route {
+    match off.metrics {
+        false => get("/metrics", "metrics for Prometheus", metrics),
+        true => get("/metrics", "refused: it is switched off", || async {
+            HttpError::not_supported("this server tells no metrics: it was started with --no-metrics")
+        }),
+    }
 }
 
 fn cluster_page() -> Route {
@@ -215,6 +222,14 @@ fn anthropic() -> Vec<Route> {
     ]
 }
 
+/// What Prometheus' own text is called.
+const PROMETHEUS: &str = "text/plain; version=0.0.4";
+/// Seconds since 1970, as llama.cpp tells them.
+const STARTED: &str = "process-start-time-unix";
+
 async fn metrics(State(front): State<Arc<Frontend>>) -> Response {
-    ([("content-type", "text/plain; version=0.0.4")], (front.config.metrics)()).into_response()
+    let own = (front.config.metrics)();
+    let llama = telemetry::llama_cpp::page(&own, front.streams.len());
+    let headers = [("content-type", PROMETHEUS.to_owned()), (STARTED, front.since.to_string())];
+    (headers, own + &llama).into_response()
 }

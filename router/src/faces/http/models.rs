@@ -18,6 +18,23 @@ pub async fn list(State(front): State<Arc<Frontend>>) -> Json<Value> {
     Json(json!({ "object": "list", "data": models }))
 }
 
+/// As llama.cpp lists them: a model once, with all of its names, and what its operator says of it.
+pub async fn with_aliases(State(front): State<Arc<Frontend>>) -> Json<Value> {
+    let mut models: Vec<Value> = Vec::new();
+    for (name, of) in front.models.listed(&front.replicas) {
+        let same = models.iter_mut().find(|listed| listed["id"] == of.name.as_str());
+        match same.and_then(|listed| listed["aliases"].as_array_mut()) {
+            Some(aliases) => aliases.push(name.into()),
+            None => {
+                let mut listed = model(&name, &of.replica);
+                (listed["aliases"], listed["tags"]) = (json!([name]), front.config.tags.as_slice().into());
+                models.push(listed);
+            }
+        }
+    }
+    Json(json!({ "object": "list", "data": models }))
+}
+
 pub async fn one(State(front): State<Arc<Frontend>>, Path(id): Path<String>) -> Result<Json<Value>, HttpError> {
     Ok(Json(model(&id, &front.model(&id, VersionBy::Weight)?.replica)))
 }

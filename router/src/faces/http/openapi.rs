@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 pub async fn document(State(front): State<Arc<Frontend>>) -> Json<Value> {
     let mut paths = Map::new();
-    for api in apis(front.config.operators.is_some()) {
+    for api in apis(&front.config) {
         for route in &api.routes {
             let page = paths.entry(plain(route.path)).or_insert_with(|| json!({}));
             page[route.method.as_str().to_lowercase()] = operation(api.name, api.keys, route);

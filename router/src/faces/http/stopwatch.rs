@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-/// `[arrived, first token) prompt · [first token, end) answer`
+/// `[arrived, first token) prompt · [first token, end) answer`. Where it is known when the prompt began to be computed,
+/// it counts from there.
 pub struct Stopwatch {
     arrived: Instant,
+    computing: Option<Instant>,
     first: Option<Instant>,
 }
 
@@ -16,7 +18,12 @@ pub struct Times {
 
 impl Stopwatch {
     pub fn start() -> Stopwatch {
-        Stopwatch { arrived: Instant::now(), first: None }
+        Stopwatch { arrived: Instant::now(), computing: None, first: None }
+    }
+
+    /// A prompt is being computed.
+    pub fn computes(&mut self) {
+        self.computing.get_or_insert_with(Instant::now);
     }
 
     /// Tokens have come.
@@ -28,7 +35,7 @@ impl Stopwatch {
     pub fn times(&self) -> Times {
         let now = Instant::now();
         let first = self.first.unwrap_or(now);
-        Times { prompt: first - self.arrived, answer: now - first }
+        Times { prompt: first - self.computing.unwrap_or(self.arrived), answer: now - first }
     }
 }
 

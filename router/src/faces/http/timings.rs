@@ -1,6 +1,7 @@
 //! How long an answer took, as llama.cpp tells it. Knows no page.
 
 use crate::faces::http::stopwatch::Stopwatch;
+use crate::front::progress::PromptProgress;
 use proto::v1;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -26,6 +27,24 @@ pub fn timings(watch: &Stopwatch, usage: Option<&v1::Usage>, n_predicted: u32) -
         value["prompt_per_second"] = prompt.per_second.into();
     }
     value
+}
+
+/// Adds how far a prompt is, and the times until then where they are told with each event.
+pub fn tell_progress(to: &mut Value, watch: &mut Stopwatch, progress: PromptProgress, with_timings: bool) {
+    let PromptProgress { total, cached, processed } = progress;
+    watch.computes();
+    // What came from the cache took no time.
+    let is_begun = processed > cached;
+    let prompt = if is_begun { watch.times().prompt } else { Duration::ZERO };
+    let millis = prompt.as_millis() as u64;
+    to["prompt_progress"] = json!({ "total": total, "cache": cached, "processed": processed, "time_ms": millis });
+    if with_timings {
+        let usage = v1::Usage { prompt_tokens: processed, cached_tokens: cached, ..v1::Usage::default() };
+        to["timings"] = timings(watch, Some(&usage), 0);
+        if !is_begun {
+            to["timings"]["prompt_ms"] = 0.0.into();
+        }
+    }
 }
 
 struct Rate {

@@ -1,6 +1,7 @@
 //! The page's files, as they stand in `router/page`: within the binary, readable, and with a policy that lets a browser
 //! run and ask nothing else.
 
+use crate::faces::http::error::HttpError;
 use crate::faces::http::table::{Route, get};
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -32,7 +33,16 @@ macro_rules! rows {
     };
 }
 
-pub fn files() -> Vec<Route> {
+/// The page, or that there is none.
+pub fn files(are_served: bool) -> Vec<Route> {
+    match are_served {
+        true => all(),
+        // A client of Ollama may ask for the head alone of the same path.
+        false => vec![get("/", "refused: the page is switched off", || async { HttpError::no_such_page() })],
+    }
+}
+
+fn all() -> Vec<Route> {
     rows![
         "/" "index.html" TEXT
         "/page/look.css" "look.css" STYLE

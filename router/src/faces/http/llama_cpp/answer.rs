@@ -9,7 +9,7 @@ use crate::faces::http::llama_cpp::settings::settled;
 use crate::faces::http::sse::{self, Voice};
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::structure::renamed;
-use crate::faces::http::timings::timings;
+use crate::faces::http::timings::{tell_progress, timings};
 use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
@@ -65,7 +65,10 @@ pub async fn answer(
         match event {
             GenerationEvent::Delta(delta) => teller.heard(slot, delta, true),
             GenerationEvent::Finished(finished) => values[slot as usize] = teller.last(slot, &finished, &generation),
-            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Progress(_)
+            | GenerationEvent::Prompt(_)
+            | GenerationEvent::Replayed(_)
+            | GenerationEvent::Pooled(_) => {}
         }
     }
     let told = if n_slots == 1 { values.remove(0) } else { values.into() };
@@ -194,6 +197,11 @@ impl Voice for Teller {
                     }
                     sse::write(out, None, &piece);
                 }
+            }
+            GenerationEvent::Progress(progress) => {
+                let mut piece = self.piece(slot, "", &[], &[], progress.total as usize);
+                tell_progress(&mut piece, &mut self.watch, progress, self.wishes.timings_in_each);
+                sse::write(out, None, &piece);
             }
             GenerationEvent::Finished(finished) => sse::write(out, None, &self.last(slot, &finished, generation)),
             GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}

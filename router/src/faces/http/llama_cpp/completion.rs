@@ -110,8 +110,10 @@ fn ask(
     wishes.structure_field = structure.as_ref().map(|said| said.field);
     sampling.structure = structure.map(|said| said.structure);
     wishes.settings = settings::asked(&sampling);
+    let tells_progress = fields.tells_progress(wishes.is_stream)?;
     let ask = Ask {
         model,
+        tells_progress,
         prompts,
         n_choices: fields.n_choices()?,
         purpose: Purpose::Generate(Box::new(sampling)),

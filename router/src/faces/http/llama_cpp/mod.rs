@@ -4,11 +4,14 @@
 //! Read `completion` (what is asked, also by `/infill`) and `prompts`, then `answer`.
 
 mod answer;
+mod begun;
 mod completion;
 mod embedding;
 mod prompts;
 mod server;
 mod settings;
+
+pub use begun::begins_answer;
 
 use crate::faces::http::error::reworded;
 use crate::faces::http::table::{Route, get, post};
@@ -22,7 +25,11 @@ pub async fn in_its_words(request: Request, next: Next) -> Response {
     reworded(next.run(request).await, |error| error.clone().worded_for_llama_cpp().body())
 }
 
-pub fn routes() -> Vec<Route> {
+pub fn routes(has_slots: bool) -> Vec<Route> {
+    let slots = match has_slots {
+        true => get("/slots", "places for requests, and which are taken", server::slots),
+        false => get("/slots", "refused: it is switched off", server::no_slots),
+    };
     vec![
         post("/completion", "an answer to a text, in llama.cpp's form", completion::completion),
         post("/completions", "the same", completion::completion),
@@ -31,12 +38,12 @@ pub fn routes() -> Vec<Route> {
         post("/embeddings", "the same for `content`, and OpenAI's form for `input`", embedding::either),
         post("/apply-template", "the prompt that a chat becomes", server::apply_template),
         get("/props", "the model, its template and its defaults", server::props),
-        get("/slots", "the requests under way", server::slots),
+        slots,
         get("/lora-adapters", "none", server::lora_adapters),
         post("/chat/completions", "an answer to a chat", chat::llama_chat),
         post("/chat/completions/input_tokens", "how many tokens a chat has", chat::input_tokens),
         post("/responses", "an answer to a chat, in items", responses::responses),
         post("/slots/{id}", "refused: nothing is kept by slots", server::slot),
-        get("/models", "the models that are served", models::list),
+        get("/models", "the models that are served, each with its other names", models::with_aliases),
     ]
 }

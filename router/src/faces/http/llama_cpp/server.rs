@@ -25,7 +25,7 @@ pub async fn props(State(front): State<Arc<Frontend>>) -> Result<Json<Value>, Ht
     );
     Ok(Json(json!({
         "default_generation_settings": { "id": 0, "n_ctx": context, "is_processing": false, "params": params },
-        "total_slots": front.config.limits.requests_max,
+        "total_slots": front.config.limits.slots,
         "model_alias": model.name,
         "model_path": model.replica.model,
         "modalities": { "vision": false, "audio": false },
@@ -37,8 +37,8 @@ pub async fn props(State(front): State<Arc<Frontend>>) -> Result<Json<Value>, Ht
     })))
 }
 
-/// One for each request under way here, and a free one as long as there is room for another. They hold nothing: what is
-/// cached is every request's.
+/// One for each request that may run at once, and one for each that waits besides. They hold nothing: what is cached is
+/// every request's.
 pub async fn slots(State(front): State<Arc<Frontend>>, RawQuery(query): RawQuery) -> Result<Json<Value>, HttpError> {
     let has_room = front.replicas.has_room();
     let must_have = query.iter().flat_map(|query| query.split('&')).any(|field| field == "fail_on_no_slot=1");
@@ -48,7 +48,11 @@ pub async fn slots(State(front): State<Arc<Frontend>>, RawQuery(query): RawQuery
     let context = front.model("", VersionBy::Weight)?.replica.context;
     let n_busy = front.streams.len();
     let slot = |id: usize| json!({ "id": id, "n_ctx": context, "is_processing": id < n_busy, "speculative": false });
-    Ok(Json((0..n_busy + usize::from(has_room)).map(slot).collect()))
+    Ok(Json((0..n_busy.max(front.config.limits.slots)).map(slot).collect()))
+}
+
+pub async fn no_slots() -> HttpError {
+    HttpError::not_supported("this server tells no slots: it was started with --no-slots")
 }
 
 /// Caches are every request's, and no slot's: nobody saves, restores or erases them here.

@@ -19,7 +19,10 @@ pub async fn whole(generation: &mut Generation, shows_thoughts: bool) -> Result<
         match event?.1 {
             GenerationEvent::Delta(delta) => blocks.hear(&delta).into_iter().for_each(|event| content.hear(event)),
             GenerationEvent::Finished(finished) => last = finished,
-            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Progress(_)
+            | GenerationEvent::Prompt(_)
+            | GenerationEvent::Replayed(_)
+            | GenerationEvent::Pooled(_) => {}
         }
     }
     blocks.end().into_iter().for_each(|event| content.hear(event));
@@ -168,7 +171,7 @@ impl Voice for MessageVoice {
                 self.say_all(out, &events);
             }
             GenerationEvent::Finished(finished) => self.end(&finished, out),
-            GenerationEvent::Prompt(_) | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Progress(_) | GenerationEvent::Prompt(_) | GenerationEvent::Pooled(_) => {}
         }
     }
 

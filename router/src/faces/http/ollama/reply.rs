@@ -100,7 +100,10 @@ pub async fn answer(
                 logprobs.extend(delta.logprobs);
             }
             GenerationEvent::Finished(finished) => last = finished,
-            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Progress(_)
+            | GenerationEvent::Prompt(_)
+            | GenerationEvent::Replayed(_)
+            | GenerationEvent::Pooled(_) => {}
         }
     }
     let answer = reply.whole(&last);
@@ -229,7 +232,10 @@ impl Voice for Reply {
                 }
                 write(out, &self.last(&SaidAnswer::default(), &[], &finished));
             }
-            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Progress(_)
+            | GenerationEvent::Prompt(_)
+            | GenerationEvent::Replayed(_)
+            | GenerationEvent::Pooled(_) => {}
         }
     }
 

@@ -33,6 +33,7 @@ use crate::faces::http::responses::raw::RawMessages;
 use crate::faces::http::responses::reply::ResponseReply;
 use crate::faces::http::responses::stored::items_before;
 use crate::faces::http::responses::voice::ResponseVoice;
+use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::{single, sse, thinking, tokens};
 use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
@@ -53,6 +54,7 @@ use tokio_stream::StreamExt;
 use types::{TenantId, Tokens};
 
 pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
+    let watch = Stopwatch::start();
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let revoked = request.extensions().get::<KeyRevoked>().cloned().unwrap_or_default();
     let read = read(&front, request).await;
@@ -66,6 +68,7 @@ pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> 
         true => front.begin(ask, recorder).await.map_err(said)?,
         false => front.generate(ask, recorder).await.map_err(said)?,
     };
+    let tells_times = wishes.tells_times;
     let reply = ResponseReply::of(&generation, settings);
     let (id, text) = (generation.started.id.clone(), generation.text.clone());
     let prompt = generation.prompts.first().filter(|_| wishes.has_raw).map(|prompt| prompt.ids.clone());
@@ -74,7 +77,7 @@ pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> 
         return background::start(&front, generation, (reply, output), afterwards, (is_stream, revoked), said);
     }
     if is_stream {
-        let voice = ResponseVoice::new(reply, output, afterwards, &generation, said);
+        let voice = ResponseVoice::new(reply, output, afterwards, &generation, said).timed(watch, tells_times);
         return Ok(sse::stream(voice, generation, &front));
     }
     let finished = whole(&mut generation, &mut output).await.map_err(said)?;
@@ -141,7 +144,10 @@ async fn whole(generation: &mut Generation, output: &mut OutputItems) -> Result<
         match event?.1 {
             GenerationEvent::Delta(delta) => output.add(&delta, &mut events),
             GenerationEvent::Finished(finished) => last = finished,
-            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Progress(_)
+            | GenerationEvent::Prompt(_)
+            | GenerationEvent::Replayed(_)
+            | GenerationEvent::Pooled(_) => {}
         }
     }
     output.end(&last, &mut events);
@@ -251,14 +257,19 @@ impl Asked {
             thinking_token_budget: thinking::budget(fields)?,
             ..v1::Chat::default()
         };
-        let ask = single::ask(fields, model, Input::Chat(chat), sampling)?;
+        let tells_progress = fields.tells_progress(is_stream)?;
+        let ask = Ask { tells_progress, ..single::ask(fields, model, Input::Chat(chat), sampling)? };
         // A stream of what runs without its client is taken up again by its number of events.
         let ask = match is_background {
             true => page.finished_anew(ask, &front.config.limits)?,
             false => page.finished(ask, is_stream.then(Streaming::default), &front.config.limits)?,
         };
-        let wishes =
-            OutputWishes { thoughts_in_summary: reasoning.in_summary, has_logprobs: logprobs.is_some(), has_raw };
+        let wishes = OutputWishes {
+            thoughts_in_summary: reasoning.in_summary,
+            has_logprobs: logprobs.is_some(),
+            has_raw,
+            tells_times: fields.boolean("timings_per_token")?.unwrap_or(false),
+        };
         let afterwards = Afterwards { to_store, to_conversation };
         Ok(Asked { ask, is_stream, is_background, wishes, settings, afterwards, said })
     }
@@ -277,6 +288,8 @@ struct OutputWishes {
     thoughts_in_summary: bool,
     has_logprobs: bool,
     has_raw: bool,
+    /// Each event of text tells the times until then.
+    tells_times: bool,
 }
 
 impl OutputWishes {

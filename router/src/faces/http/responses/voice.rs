@@ -6,6 +6,8 @@ use crate::faces::http::responses::afterwards::Afterwards;
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
 use crate::faces::http::responses::reply::{ResponseReply, status};
 use crate::faces::http::sse::{self, Position, Voice};
+use crate::faces::http::stopwatch::Stopwatch;
+use crate::faces::http::timings::{tell_progress, timings};
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::resume::ReadMark;
 use crate::refusal::Refusal;
@@ -19,6 +21,10 @@ pub struct ResponseVoice {
     position: Position,
     n_events: u32,
     afterwards: Afterwards,
+    watch: Stopwatch,
+    /// What is known of the prompt, if its client watches it.
+    prompt: Option<v1::Usage>,
+    tells_times: bool,
     /// Names a refused field as this page does.
     error: fn(Refusal) -> HttpError,
 }
@@ -32,7 +38,13 @@ impl ResponseVoice {
         error: fn(Refusal) -> HttpError,
     ) -> ResponseVoice {
         let position = Position::of(generation);
-        ResponseVoice { reply, output, position, n_events: 0, afterwards, error }
+        let (watch, tells_times) = (Stopwatch::start(), false);
+        ResponseVoice { reply, output, position, n_events: 0, afterwards, watch, prompt: None, tells_times, error }
+    }
+
+    /// With the times since the request came, where each event of text tells them.
+    pub fn timed(self, watch: Stopwatch, tells_times: bool) -> ResponseVoice {
+        ResponseVoice { watch, tells_times, ..self }
     }
 
     fn mark(&mut self) -> &mut ReadMark {
@@ -62,7 +74,12 @@ impl ResponseVoice {
         let mut response = self.reply.ended(&self.output, finished);
         std::mem::take(&mut self.afterwards).keep(&mut response);
         let mut events = events.into_list();
-        events.push(json!({ "type": format!("response.{}", status(finished)), "response": response }));
+        let mut ended = json!({ "type": format!("response.{}", status(finished)), "response": response });
+        if self.tells_times {
+            let n_told = self.mark().n_tokens();
+            ended["timings"] = timings(&self.watch, finished.usage.as_ref(), n_told);
+        }
+        events.push(ended);
         self.tell(events, out);
     }
 }
@@ -85,7 +102,22 @@ impl Voice for ResponseVoice {
                 *self.mark() = ReadMark::at(delta.position + delta.token_ids.len() as u32);
                 let mut events = ItemEvents::told();
                 self.output.add(&delta, &mut events);
-                self.tell(events.into_list(), out);
+                self.watch.heard();
+                let n_told = self.mark().n_tokens();
+                let mut events = events.into_list();
+                if self.tells_times {
+                    let now = timings(&self.watch, self.prompt.as_ref(), n_told);
+                    let is_text = |event: &&mut Value| event["type"] == "response.output_text.delta";
+                    events.iter_mut().filter(is_text).for_each(|event| event["timings"] = now.clone());
+                }
+                self.tell(events, out);
+            }
+            GenerationEvent::Progress(progress) => {
+                let mut event = json!({ "type": "response.in_progress", "response": self.reply.value });
+                tell_progress(&mut event, &mut self.watch, progress, self.tells_times);
+                let (prompt_tokens, cached_tokens) = (progress.total, progress.cached);
+                self.prompt = Some(v1::Usage { prompt_tokens, cached_tokens, ..v1::Usage::default() });
+                self.tell(vec![event], out);
             }
             GenerationEvent::Finished(finished) => self.end(&finished, out),
             GenerationEvent::Prompt(_) | GenerationEvent::Pooled(_) => {}

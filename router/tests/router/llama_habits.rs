@@ -1,0 +1,183 @@
+//! What clients of llama.cpp's server are used to: a prompt's progress, names of metrics, pages that may be off, other
+//! names and tags of a model, and an answer that the chat has begun.
+
+use crate::client::{Reply, get, post};
+use crate::{House, config, run};
+use router::PagesOff;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+fn events(reply: &Reply) -> Vec<Value> {
+    reply
+        .events()
+        .iter()
+        .filter(|event| **event != "[DONE]")
+        .map(|event| serde_json::from_str(event).unwrap())
+        .collect()
+}
+
+/// `processed` and `cache` of each event that tells how far the prompt is, and how many events there are by the last.
+fn progress(events: &[Value]) -> (Vec<(u64, u64)>, usize) {
+    let of = |event: &Value| {
+        let told = &event["prompt_progress"];
+        Some((told["processed"].as_u64()?, told["cache"].as_u64()?))
+    };
+    let all: Vec<_> = events.iter().filter_map(of).collect();
+    (all, events.iter().rposition(|event| of(event).is_some()).map_or(0, |last| last + 1))
+}
+
+#[test]
+fn a_watched_prompt_is_told_of_before_its_answer() {
+    run(async {
+        let house = House::open(config()).await;
+        // A replica that was lost in between begins again: the client hears of nothing twice.
+        house.fake.script(|script| (script.n_cached, script.computed) = (1, vec![1, 3, 2, 4]));
+        let asked = json!({ "prompt": "Hello", "stream": true, "return_progress": true, "timings_per_token": true });
+        for path in ["/completion", "/v1/completions"] {
+            let events = events(&post(house.http, path, &asked).await);
+            assert_eq!(progress(&events), (vec![(1, 1), (3, 1), (4, 1), (5, 1)], 4), "{path}: {events:?}");
+            let told: Vec<&Value> = events.iter().filter(|event| !event["prompt_progress"].is_null()).collect();
+            assert!(told.iter().all(|event| event["prompt_progress"]["total"] == 5), "{told:?}");
+            let first = &told[0]["timings"];
+            assert_eq!((&first["prompt_n"], &first["prompt_ms"]), (&json!(0), &json!(0.0)), "{first}");
+            let second = &told[1]["timings"];
+            assert_eq!((&second["prompt_n"], &second["predicted_n"]), (&json!(2), &json!(0)));
+            assert!(second["prompt_ms"].as_f64().unwrap() > 0.0, "{second}");
+        }
+        let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }], "input": "Hi", "stream": true,
+            "return_progress": true, "timings_per_token": true });
+        for path in ["/v1/chat/completions", "/chat/completions", "/v1/responses"] {
+            let events = events(&post(house.http, path, &chat).await);
+            let (told, _) = progress(&events);
+            assert_eq!((told.len(), told[0]), (4, (1, 1)), "{path}: {events:?}");
+            assert!(events.last().unwrap()["timings"]["prompt_per_second"].as_f64().is_some(), "{path}: {events:?}");
+        }
+        assert!(house.fake.submits().iter().all(|submit| submit.tells_progress));
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_response_tells_the_times_with_its_text() {
+    run(async {
+        let house = House::open(config()).await;
+        let asked = json!({ "input": "Hi", "stream": true, "timings_per_token": true });
+        let told = |events: &[Value], kind: &str| {
+            let of_kind: Vec<_> = events.iter().filter(|event| event["type"] == kind).collect();
+            (of_kind.len(), of_kind.iter().filter(|event| event["timings"].is_object()).count())
+        };
+        let timed = events(&post(house.http, "/v1/responses", &asked).await);
+        let (n, n_timed) = told(&timed, "response.output_text.delta");
+        assert!(n > 1 && n == n_timed, "{timed:?}");
+        assert_eq!(told(&timed, "response.completed"), (1, 1));
+        let plain = events(&post(house.http, "/v1/responses", &json!({ "input": "Hi", "stream": true })).await);
+        assert_eq!((told(&plain, "response.output_text.delta").1, told(&plain, "response.completed").1), (0, 0));
+        house.close().await;
+    });
+}
+
+#[test]
+fn who_does_not_watch_is_told_nothing_and_an_older_replica_tells_the_end_alone() {
+    run(async {
+        let house = House::open(config()).await;
+        let asked = |more: Value| {
+            let mut body = json!({ "prompt": "Hello", "stream": true });
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            body
+        };
+        let silent = events(&post(house.http, "/completion", &asked(json!({ "return_progress": false }))).await);
+        assert_eq!(progress(&silent), (vec![], 0));
+        let whole = post(house.http, "/completion", &json!({ "prompt": "Hello", "return_progress": true })).await;
+        assert_eq!((whole.status, whole.json()["content"].take()), (200, json!("Hello, world")));
+        assert!(!house.fake.submits().iter().any(|submit| submit.tells_progress));
+        house.fake.script(|script| script.n_cached = 2);
+        let old = events(&post(house.http, "/completion", &asked(json!({ "return_progress": true }))).await);
+        assert_eq!(progress(&old), (vec![(5, 2)], 1));
+        house.close().await;
+    });
+}
+
+#[test]
+fn pages_are_switched_off_one_by_one() {
+    run(async {
+        for (off, page, status) in [
+            (PagesOff { metrics: true, ..PagesOff::default() }, "/metrics", 501),
+            (PagesOff { slots: true, ..PagesOff::default() }, "/slots", 501),
+            (PagesOff { ui: true, ..PagesOff::default() }, "/", 404),
+        ] {
+            let mut config = config();
+            config.pages_off = off;
+            let house = House::open(config).await;
+            for other in ["/metrics", "/slots", "/"] {
+                let reply = get(house.http, other).await;
+                assert_eq!(reply.status, if other == page { status } else { 200 }, "{off:?}: {other}");
+                assert!(other != page || reply.json()["error"]["message"].is_string(), "{reply:?}");
+            }
+            let script = get(house.http, "/page/main.js").await.status;
+            assert_eq!(script, if off.ui { 404 } else { 200 });
+            house.close().await;
+        }
+    });
+}
+
+#[test]
+fn metrics_have_llama_cpps_names_too() {
+    run(async {
+        let mut config = config();
+        let own = "lockstep:requests_waiting{replica=\"a\"} 0\nlockstep:step_tokens_count{replica=\"a\"} 7\n";
+        config.metrics = Arc::new(|| own.to_owned());
+        let house = House::open(config).await;
+        let reply = get(house.http, "/metrics").await;
+        assert!(reply.headers["process-start-time-unix"].parse::<u64>().unwrap() > 1_700_000_000);
+        for line in ["llamacpp:n_decode_total 7", "llamacpp:requests_processing 0", own.lines().next().unwrap()] {
+            assert!(reply.body.lines().any(|said| said == line), "{line} is not in {}", reply.body);
+        }
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_model_is_listed_with_all_its_names_and_tags() {
+    run(async {
+        let mut config = config();
+        config.tags = vec!["chat".into(), "small".into()];
+        let house = House::open(config).await;
+        let listed = get(house.http, "/models").await.json();
+        assert_eq!(listed["data"].as_array().unwrap().len(), 1, "{listed}");
+        let model = &listed["data"][0];
+        assert_eq!((&model["id"], &model["aliases"]), (&json!("toy"), &json!(["toy", "alias"])));
+        assert_eq!(model["tags"], json!(["chat", "small"]));
+        // OpenAI's list names each.
+        assert_eq!(get(house.http, "/v1/models").await.json()["data"].as_array().unwrap().len(), 2);
+        house.close().await;
+    });
+}
+
+#[test]
+fn an_answer_that_the_chat_has_begun_is_continued_on_llama_cpps_page_alone() {
+    run(async {
+        let house = House::open(config()).await;
+        let user = json!({ "role": "user", "content": "Hi" });
+        let said = |content: Value| json!({ "role": "assistant", "content": content });
+        let parts = json!([{ "type": "text", "text": "Wh" }, { "type": "text", "text": "ill" }]);
+        let prompt = async |path: &str, body: Value| {
+            house.fake.forget();
+            let reply = post(house.http, path, &body).await;
+            assert_eq!(reply.status, 200, "{reply:?}");
+            let bytes = house.fake.submits()[0].prompt.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
+            String::from_utf8(bytes).unwrap()
+        };
+        let begun = |content: Value| json!({ "messages": [user, said(content)] });
+        assert!(prompt("/chat/completions", begun(json!("Whi"))).await.ends_with("assistant:Whi"));
+        assert!(prompt("/chat/completions", begun(parts)).await.ends_with("assistant:Wh\n\nill"));
+        let ours = prompt("/v1/chat/completions", begun(json!("Whi"))).await;
+        let mut told = begun(json!("Whi"));
+        told["add_generation_prompt"] = true.into();
+        assert_eq!(prompt("/chat/completions", told).await, ours);
+        let twice = json!({ "messages": [user, said(json!("a")), said(json!("b"))] });
+        let refused = post(house.http, "/chat/completions", &twice).await;
+        assert!(refused.status == 400 && refused.body.contains("messages"), "{refused:?}");
+        assert_eq!(post(house.http, "/v1/chat/completions", &twice).await.status, 200);
+        house.close().await;
+    });
+}
