@@ -29,8 +29,17 @@ THINKS = {"on": True, "auto": True, "off": False}
 
 def flags(values):
     """Lockstep's flags for llama-server's."""
-    # llama-server has one model, and heeds no name.
-    own = ["--served-model-name", f"{values.get('--alias') or 'default'},*"]
+    # llama-server has one model, and heeds no name. Its names are a set, whose first names the model.
+    names = sorted(set((values.get("--alias") or "default").split(",")))
+    own = ["--served-model-name", ",".join([*names, "*"])]
+    # There these pages are off by default, and the one for browsers is on.
+    off = {"--no-metrics": "--metrics" not in values, "--no-slots": "--slots" not in values,
+           "--no-ui": "--no-ui" in values}
+    own += [flag for flag, is_off in off.items() if is_off]
+    if "--tags" in values:
+        own += ["--tags", values["--tags"]]
+    if "--batch-size" in values:
+        own += ["--max-chunk-tokens", values["--batch-size"]]
     n_slots = int(values.get("--parallel") or 1)
     if "--ctx-size" in values:
         # There the slots share the context; with a cache of one for all, each may have all of it.

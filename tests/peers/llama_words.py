@@ -47,6 +47,18 @@ def pytest_collection_modifyitems(items):
         params = getattr(getattr(item, "callspec", None), "params", {})
         if "n_prompt" in params:
             recount(params)
+        if "batch_count" in params and not params["reuse_cache"]:
+            params["batch_count"] = n_reports(params["n_batch"])
+
+
+# What the test of a prompt's progress asks.
+WATCHED = [{"role": "user", "content": "This is a test" * 10}]
+
+
+def n_reports(n_batch):
+    """How often its progress is told: before all, and after each batch."""
+    n_prompt = len(tokenizer().apply_chat_template(WATCHED, add_generation_prompt=True)["input_ids"])
+    return 1 + -(-n_prompt // n_batch)
 
 
 def recount(params):

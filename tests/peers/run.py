@@ -32,7 +32,8 @@ The set: what needs one small model and no images, and asks for something that i
 is listed with its reason, and so is what fails: both stand in `tests/peers/suites.toml`, and a run that ends otherwise
 fails. Beside each share stands the one in which tests of pages that a peer has, and this server has not, count as
 failing.
-In llama.cpp's tables numbers of prompt tokens are counted anew by the tokenizer of that model, and the words of
+In llama.cpp's tables numbers of prompt tokens, and of the batches they make, are counted anew by the tokenizer of that
+model, and the words of
 llama.cpp's own model of stories are taken to be any words. A flag that is a field of requests here is said in each
 request, a context longer than the model's is the model's, and names of headers are the same in any case. Nothing else
 is changed. Tests of a peer's insides are not counted.
