@@ -1,6 +1,6 @@
 //! Responses and conversations that were kept so that a later response can go on with them: in memory, within a room of
-//! a fixed size, for a time, and for the tenant that asked for them. Knows no JSON and no page. `room` counts bytes, `run`
-//! is a response that is not over, and `conversation` is one.
+//! a fixed size, for a time, and for the tenant that asked for them. Knows no JSON and no page. `room` counts bytes,
+//! `run` is a response that is not over, and `conversation` is one.
 //!
 //! Where the room is full, the tenant that has the most in it loses its oldest: nobody can take another's place by
 //! asking more. Room is reserved for what was asked before the answer comes, so that requests under way are

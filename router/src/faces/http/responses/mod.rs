@@ -131,6 +131,11 @@ impl Before {
         Ok(())
     }
 
+    /// As the reply repeats it.
+    fn told(&self) -> (Option<String>, Option<Value>) {
+        (self.response.clone(), self.conversation.as_ref().map(|id| json!({ "id": id })))
+    }
+
     /// The field in which it was named.
     fn field(&self) -> &'static str {
         if self.conversation.is_some() { "conversation" } else { "previous_response_id" }
@@ -184,7 +189,7 @@ struct Asked {
 }
 
 impl Asked {
-    fn read(front: &Arc<Frontend>, mut page: Page, before: Before) -> Result<Asked, Refusal> {
+    fn read(front: &Arc<Frontend>, mut page: Page, mut before: Before) -> Result<Asked, Refusal> {
         let fields = &mut page.fields;
         fields.check(Endpoint::Responses)?;
         let model = fields.string("model")?.unwrap_or_default();
@@ -193,7 +198,7 @@ impl Asked {
         let instructions = fields.string("instructions")?;
         let own = input::items(fields)?;
         let (n_before, n_own, field) = (before.items.len(), own.len(), before.field());
-        let mut items = before.items;
+        let mut items = std::mem::take(&mut before.items);
         items.extend(own);
         let mut messages = input::messages(&items, n_before, (field, "input"))?;
         if let Some(content) = instructions.clone() {
@@ -207,24 +212,10 @@ impl Asked {
         let is_stream = fields.boolean("stream")?.unwrap_or(false);
         // These options only pad a stream against readers that count bytes on the way. No answer depends on them.
         fields.object("stream_options")?;
-        let is_stored = fields.boolean("store")?.unwrap_or(true);
-        let is_background = fields.boolean("background")?.unwrap_or(false);
         let has_raw = fields.boolean("enable_response_messages")?.unwrap_or(false);
-        if is_background && !is_stored {
-            return Err(Refusal::invalid("background", "background can only be used when `store` is true"));
-        }
-        let to_store = is_stored.then(|| ToStore::of(front, page.tenant, &items, n_own)).flatten();
-        if is_background && to_store.is_none() {
-            return Err(unstored(front));
-        }
-        let shown_conversation = before.conversation.as_ref().map(|id| json!({ "id": id }));
-        let to_conversation = before.conversation.map(|id| ToConversation {
-            front: front.clone(),
-            tenant: page.tenant,
-            id,
-            own: items.split_off(n_before),
-            turn: before.turn,
-        });
+        let (previous, conversation) = before.told();
+        let Kept { afterwards, is_background } = Kept::read(front, &mut page, before, items, n_own)?;
+        let fields = &mut page.fields;
         let of_request = json!({
             "instructions": instructions,
             "max_output_tokens": sampling.max_tokens,
@@ -238,9 +229,9 @@ impl Asked {
             "parallel_tool_calls": tools.is_parallel,
             "text": text.shown,
             "reasoning": reasoning.shown,
-            "store": to_store.is_some(),
-            "previous_response_id": before.response,
-            "conversation": shown_conversation,
+            "store": afterwards.to_store.is_some(),
+            "previous_response_id": previous,
+            "conversation": conversation,
         });
         if let (Value::Object(settings), Value::Object(more)) = (&mut settings, of_request) {
             settings.extend(more);
@@ -270,15 +261,56 @@ impl Asked {
             has_raw,
             tells_times: fields.boolean("timings_per_token")?.unwrap_or(false),
         };
-        let afterwards = Afterwards { to_store, to_conversation };
         Ok(Asked { ask, is_stream, is_background, wishes, settings, afterwards, said })
     }
 }
 
-/// Why a response that must be stored is not: a server that stores none says so, and one without room is asked again.
-fn unstored(front: &Frontend) -> Refusal {
-    match front.config.limits.stored.responses_max {
+/// What is kept of a response.
+struct Kept {
+    afterwards: Afterwards,
+    /// It runs without its client.
+    is_background: bool,
+}
+
+impl Kept {
+    /// `items` are all of its prompt, of which the last `n_own` are its own.
+    fn read(
+        front: &Arc<Frontend>,
+        page: &mut Page,
+        before: Before,
+        mut items: Vec<Value>,
+        n_own: usize,
+    ) -> Result<Kept, Refusal> {
+        let is_stored = page.fields.boolean("store")?.unwrap_or(true);
+        let is_background = page.fields.boolean("background")?.unwrap_or(false);
+        if is_background && !is_stored {
+            return Err(Refusal::invalid("background", "background can only be used when `store` is true"));
+        }
+        let to_store = is_stored.then(|| ToStore::of(front, page.tenant, &items, n_own)).flatten();
+        if is_background && to_store.is_none() {
+            return Err(unstored(front, &items));
+        }
+        let own = items.split_off(items.len() - n_own);
+        let to_conversation = before.conversation.map(|id| ToConversation {
+            front: front.clone(),
+            tenant: page.tenant,
+            id,
+            own,
+            turn: before.turn,
+        });
+        Ok(Kept { afterwards: Afterwards { to_store, to_conversation }, is_background })
+    }
+}
+
+/// Why a response that must be stored is not. Whoever finds no room may come again.
+fn unstored(front: &Frontend, items: &[Value]) -> Refusal {
+    let limits = &front.config.limits;
+    let n_bytes = serde_json::to_string(items).map_or(usize::MAX, |text| text.len());
+    match limits.stored.responses_max {
         0 => Refusal::invalid("background", "this server stores no responses (`--stored-responses 0`)"),
+        _ if n_bytes > limits.body_bytes_max => {
+            Refusal::invalid("background", "the conversation is too large to be stored, and can only be waited for")
+        }
         _ => Refusal::Full { retry_after: front.config.timeouts.retry_after },
     }
 }

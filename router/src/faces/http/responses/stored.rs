@@ -136,8 +136,8 @@ pub async fn cancel(
     }
 }
 
-const SYNCHRONOUS: &str = "Cannot cancel a synchronous response: it has ended, and was not asked for with `background`. \
-     To end one that runs, close its connection";
+const SYNCHRONOUS: &str = "Cannot cancel a synchronous response: it has ended, and was not asked for with \
+    `background`. To end one that runs, close its connection";
 const NOT_STREAMED: &str = "This response cannot be streamed: it was not created with `background` and `stream`";
 
 pub async fn compact() -> HttpError {
