@@ -34,8 +34,8 @@ pub struct HiddenThoughts {
 }
 
 impl HiddenThoughts {
-    /// Adds a token's logprob, and returns those that are known to be of the answer. `in_thought` says whether behind it
-    /// a thought goes on.
+    /// Adds a token's logprob, and returns those that are known to be of the answer. `in_thought`: a thought goes on
+    /// behind it.
     pub fn told(&mut self, own: Option<v1::Logprob>, in_thought: bool, is_over: bool) -> Vec<v1::Logprob> {
         self.held.extend(own);
         match std::mem::take(&mut self.heard) {

@@ -248,7 +248,7 @@ impl Asked {
             thinking_token_budget: thinking::budget(fields)?,
             ..v1::Chat::default()
         };
-        let tells_progress = fields.tells_progress(is_stream)?;
+        let (tells_progress, tells_times) = times(fields, is_stream && !is_background)?;
         let ask = Ask { tells_progress, ..single::ask(fields, model, Input::Chat(chat), sampling)? };
         // A stream of what runs without its client is taken up again by its number of events.
         let ask = match is_background {
@@ -259,10 +259,19 @@ impl Asked {
             thoughts_in_summary: reasoning.in_summary,
             has_logprobs: logprobs.is_some(),
             has_raw,
-            tells_times: fields.boolean("timings_per_token")?.unwrap_or(false),
+            tells_times,
         };
         Ok(Asked { ask, is_stream, is_background, wishes, settings, afterwards, said })
     }
+}
+
+/// Whether a stream tells how far its prompt is, and its times. What runs without its client tells neither.
+fn times(fields: &mut Fields, is_followed: bool) -> Result<(bool, bool), Refusal> {
+    let tells_times = fields.boolean("timings_per_token")?.unwrap_or(false);
+    if tells_times && !is_followed {
+        return Err(Refusal::invalid("timings_per_token", "times are told in a stream alone, and not in the background"));
+    }
+    Ok((fields.tells_progress(is_followed)?, tells_times))
 }
 
 /// What is kept of a response.
