@@ -71,6 +71,12 @@ async fn lfm2() {
     recurrent_every_way("lfm2", "int8").await;
 }
 
+/// Layers of one sublayer: Mamba-2 or attention, and experts without a gate that keep nothing of earlier positions.
+#[tokio::test]
+async fn nemotron_h_moe() {
+    recurrent_every_way("nemotron-h-moe", "int8").await;
+}
+
 #[tokio::test]
 async fn smollm2_int8_on_f16() {
     let bench = Bench::new("smollm2 int8 f16", smollm2_setup("int8", "f16"), smollm2_requests()).await;

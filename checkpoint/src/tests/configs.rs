@@ -131,6 +131,38 @@ fn letters(layer: &LayerSpec) -> String {
     format!("{window}{positions}{}", if layer.has_experts { "x" } else { "" })
 }
 
+/// A folder, what is changed in its config, and what the refusal says.
+const REFUSED: &[(&str, &str, &str)] = &[
+    ("qwen3-next", r#"{"linear_num_value_heads": 3}"#, "3 recurrent heads cannot share 2"),
+    ("qwen3-next", r#"{"linear_num_key_heads": 0}"#, "recurrent layers of [4, 0, 16, 32]"),
+    ("qwen3-next", r#"{"linear_key_head_dim": 8388608}"#, "recurrent layers of"),
+    ("qwen3-next", r#"{"linear_conv_kernel_dim": 17}"#, "with 17 taps"),
+    ("qwen3-next", r#"{"linear_value_head_dim": null}"#, "linear_value_head_dim is missing"),
+    ("qwen3-next", r#"{"layer_types": ["mamba2", "mamba2", "mamba2", "mamba2"]}"#, "mamba2"),
+    ("granite4", r#"{"mamba_conv_bias": false}"#, "mamba_conv_bias"),
+    ("granite4", r#"{"mamba_proj_bias": true}"#, "mamba_proj_bias"),
+    ("granite4", r#"{"mamba_n_heads": 3}"#, "mamba_expand"),
+    ("granite4", r#"{"time_step_limit": [1.0, 0.5]}"#, "steps between 1 and 0.5"),
+    ("granite4", r#"{"time_step_limit": [1.0]}"#, "time_step_limit has 1"),
+    ("granite4", r#"{"layer_types": null}"#, "layer_types is missing"),
+    ("lfm2", r#"{"conv_bias": true}"#, "conv_bias"),
+    ("lfm2", r#"{"conv_L_cache": 17}"#, "with 17 taps"),
+    ("lfm2", r#"{"layer_types": ["conv", "mamba", "full_attention"]}"#, "a layer of the type mamba"),
+    ("lfm2-moe", r#"{"use_expert_bias": false}"#, "use_expert_bias"),
+    ("lfm2-moe", r#"{"moe_intermediate_size": null}"#, "moe_intermediate_size is missing"),
+    ("bamba", r#"{"mamba_proj_bias": true}"#, "mamba_proj_bias"),
+    ("bamba", r#"{"attention_bias": true}"#, "attention_bias"),
+    ("nemotron-h", r#"{"mlp_hidden_act": "silu"}"#, "the activation silu"),
+    ("nemotron-h", r#"{"mamba_hidden_act": "gelu"}"#, "the mamba_hidden_act gelu"),
+    ("nemotron-h", r#"{"use_bias": true}"#, "use_bias"),
+    ("nemotron-h", r#"{"use_conv_bias": false}"#, "use_conv_bias"),
+    ("nemotron-h", r#"{"layers_block_type": null}"#, "layers_block_type is missing"),
+    ("nemotron-h", r#"{"layers_block_type": ["mamba", "conv"]}"#, "a layer of the type conv"),
+    ("nemotron-h", r#"{"layers_block_type": ["mlp"]}"#, "without recurrent layers"),
+    ("nemotron-h-moe", r#"{"moe_latent_size": 16}"#, "moe_latent_size of 16"),
+    ("nemotron-h-moe", r#"{"n_shared_experts": 2}"#, "n_shared_experts of 2"),
+];
+
 #[test]
 fn recurrent_layers_are_read_and_those_that_cannot_be_are_refused() {
     let config = |name: &str| -> Value {
@@ -159,28 +191,18 @@ fn recurrent_layers_are_read_and_those_that_cannot_be_are_refused() {
     unlisted["block_auto_adjust_ff_dim"] = true.into();
     unlisted["intermediate_size"] = 480.into();
     assert_eq!(read(&unlisted).unwrap().inner, 512);
+    // Layers that keep nothing belong to no group; a text of letters says the same as the list.
+    let single = read(&config("nemotron-h")).unwrap();
+    assert_eq!(single.cache_groups().n_layers(&(0..5)).collect::<Vec<_>>(), [2, 1]);
+    let mut lettered = config("nemotron-h");
+    lettered["layers_block_type"] = Value::Null;
+    lettered["hybrid_override_pattern"] = "M-*M-".into();
+    assert_eq!(read(&lettered).unwrap(), single);
     // The part of a model that sees images too.
     let plain = config("qwen3.5");
     let whole = serde_json::json!({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": plain});
     assert_eq!(read(&whole).unwrap(), read(&plain).unwrap());
-    let refused = [
-        ("qwen3-next", r#"{"linear_num_value_heads": 3}"#, "3 recurrent heads cannot share 2"),
-        ("qwen3-next", r#"{"linear_num_key_heads": 0}"#, "recurrent layers of [4, 0, 16, 32]"),
-        ("qwen3-next", r#"{"linear_key_head_dim": 8388608}"#, "recurrent layers of"),
-        ("qwen3-next", r#"{"linear_conv_kernel_dim": 17}"#, "with 17 taps"),
-        ("qwen3-next", r#"{"linear_value_head_dim": null}"#, "linear_value_head_dim is missing"),
-        ("qwen3-next", r#"{"layer_types": ["mamba2", "mamba2", "mamba2", "mamba2"]}"#, "mamba2"),
-        ("granite4", r#"{"mamba_conv_bias": false}"#, "mamba_conv_bias"),
-        ("granite4", r#"{"mamba_proj_bias": true}"#, "mamba_proj_bias"),
-        ("granite4", r#"{"mamba_n_heads": 3}"#, "mamba_expand"),
-        ("granite4", r#"{"time_step_limit": [1.0, 0.5]}"#, "steps between 1 and 0.5"),
-        ("granite4", r#"{"time_step_limit": [1.0]}"#, "time_step_limit has 1"),
-        ("granite4", r#"{"layer_types": null}"#, "layer_types is missing"),
-        ("lfm2", r#"{"conv_bias": true}"#, "conv_bias"),
-        ("lfm2", r#"{"conv_L_cache": 17}"#, "with 17 taps"),
-        ("lfm2", r#"{"layer_types": ["conv", "mamba", "full_attention"]}"#, "a layer of the type mamba"),
-    ];
-    for (name, edit, expect) in refused {
+    for (name, edit, expect) in REFUSED {
         let mut config = config(name);
         for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {
             config[key] = value.clone();
