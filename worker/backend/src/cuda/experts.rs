@@ -247,7 +247,7 @@ impl Experts for Cuda {
         }
         let n_choices = n_rows * n_used;
         match experts.activation {
-            ExpertActivation::Silu => self.silu_mul(&routes.gate_up, n_choices, &mut routes.inner), // [n_choices, inner]
+            ExpertActivation::Silu => self.silu_mul(&routes.gate_up, n_choices, &mut routes.inner),
             ExpertActivation::Clamped(clamp) => {
                 self.clamped_silu_mul(&routes.gate_up, clamp, n_choices, &mut routes.inner)
             }
