@@ -24,7 +24,7 @@ use crate::faces::http::certificate;
 use crate::faces::http::conversation::template_variables;
 use crate::faces::http::door::KeyRevoked;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::Streaming;
+use crate::faces::http::fields::{Fields, Streaming};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
 use crate::faces::http::responses::afterwards::{Afterwards, ToConversation, ToStore};
@@ -248,7 +248,7 @@ impl Asked {
             thinking_token_budget: thinking::budget(fields)?,
             ..v1::Chat::default()
         };
-        let (tells_progress, tells_times) = times(fields, is_stream && !is_background)?;
+        let (tells_progress, tells_times) = times(fields, is_stream, is_background)?;
         let ask = Ask { tells_progress, ..single::ask(fields, model, Input::Chat(chat), sampling)? };
         // A stream of what runs without its client is taken up again by its number of events.
         let ask = match is_background {
@@ -265,13 +265,16 @@ impl Asked {
     }
 }
 
-/// Whether a stream tells how far its prompt is, and its times. What runs without its client tells neither.
-fn times(fields: &mut Fields, is_followed: bool) -> Result<(bool, bool), Refusal> {
+/// Whether it tells how far its prompt is, and its times. What runs without its client tells neither.
+fn times(fields: &mut Fields, is_stream: bool, is_background: bool) -> Result<(bool, bool), Refusal> {
+    let tells_progress = fields.tells_progress(is_stream)?;
     let tells_times = fields.boolean("timings_per_token")?.unwrap_or(false);
-    if tells_times && !is_followed {
-        return Err(Refusal::invalid("timings_per_token", "times are told in a stream alone, and not in the background"));
+    for (name, is_asked) in [("return_progress", tells_progress), ("timings_per_token", tells_times)] {
+        if is_asked && is_background {
+            return Err(Refusal::invalid(name, "an answer in the background tells neither progress nor times"));
+        }
     }
-    Ok((fields.tells_progress(is_followed)?, tells_times))
+    Ok((tells_progress, tells_times))
 }
 
 /// What is kept of a response.
