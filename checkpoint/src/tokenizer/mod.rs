@@ -7,6 +7,7 @@ mod detokenizer;
 mod from_gguf;
 mod from_json;
 mod pieces;
+mod places;
 mod recipes;
 mod scores;
 mod table;

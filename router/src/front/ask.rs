@@ -86,8 +86,8 @@ pub enum CutSide {
 }
 
 impl Truncation {
-    /// Cuts a prompt, for which there are `room` tokens. True if it was too long.
-    pub fn cut(self, ids: &mut Tokens, room: u32) -> Result<bool, Refusal> {
+    /// Cuts a prompt, for which there are `room` tokens, or a list beside it. True if it was too long.
+    pub fn cut<T>(self, ids: &mut Vec<T>, room: u32) -> Result<bool, Refusal> {
         if let Some(n) = self.n_max.filter(|n| *n > room) {
             let why = format!("must be at most {room}, which is what there is room for, and is {n}");
             return Err(Refusal::invalid("truncate_prompt_tokens", why));

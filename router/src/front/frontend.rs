@@ -14,7 +14,7 @@ use crate::limits::keys::Role;
 use crate::limits::tenants::{TenantLimits, Visit};
 use crate::refusal::Refusal;
 use crate::replicas::models::table::{ModelTable, ResolvedModel, VersionBy, offers};
-use crate::replicas::models::text::{Encoded, ModelText};
+use crate::replicas::models::text::{Encoded, ModelText, Places};
 use crate::replicas::pool::Replicas;
 use proto::v1;
 use proto::v1::generate_request::Input;
@@ -63,6 +63,14 @@ pub struct Frontend {
     pub n_kept: AtomicU64,
     /// What happened lately, for people who look.
     pub history: History,
+}
+
+/// What a prompt becomes that no replica is asked for.
+pub struct RenderedPrompt {
+    pub ids: Tokens,
+    /// Where each token stands in the text, if that was asked for and there is a text.
+    pub places: Option<Places>,
+    pub structure: Option<v1::Structure>,
 }
 
 impl Frontend {
@@ -151,10 +159,17 @@ impl Frontend {
         of: &Arc<ModelText>,
         input: Input,
         structure: Option<v1::Structure>,
+        wants_places: bool,
         now: u64,
-    ) -> Result<(Tokens, Option<v1::Structure>), Refusal> {
-        let Encoded { ids, talk } = self.encoded(of, input, true, now).await?;
-        Ok((ids, structure::wanted(structure, talk.as_ref())?.as_ref().map(structure::said)))
+    ) -> Result<RenderedPrompt, Refusal> {
+        let (read, n_bytes) = (of.clone(), length(&input));
+        let encode = move || match wants_places {
+            true => read.encode_with_places(input, now),
+            false => read.encode(input, true, now).map(|encoded| (encoded, None)),
+        };
+        let (Encoded { ids, talk }, places) = self.off_runtime(n_bytes, encode).await??;
+        let structure = structure::wanted(structure, talk.as_ref())?.as_ref().map(structure::said);
+        Ok(RenderedPrompt { ids, places, structure })
     }
 
     /// The text of the prompt that a chat becomes, as `tokens` would read it.

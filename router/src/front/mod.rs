@@ -22,7 +22,7 @@ pub mod generate;
 pub mod generation;
 pub mod grammars;
 pub mod hidden;
-mod prepared;
+pub mod prepared;
 pub mod progress;
 pub mod reader_watch;
 pub mod recorder;

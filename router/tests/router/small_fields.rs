@@ -101,7 +101,10 @@ fn prompts_are_cut_to_what_was_asked() {
         // Pages that do not cut say so.
         let cut = json!(2);
         for (path, body) in [
-            (&*format!("{CHAT}/render"), json!({ "messages": hi(), "truncate_prompt_tokens": cut })),
+            (
+                "/inference/v1/generate",
+                json!({ "token_ids": [72], "sampling_params": {}, "truncate_prompt_tokens": cut }),
+            ),
             ("/api/generate", json!({ "prompt": "abcd", "truncate_prompt_tokens": cut })),
             ("/v1/messages", json!({ "messages": hi(), "max_tokens": 2, "truncate_prompt_tokens": cut })),
         ] {

@@ -44,6 +44,9 @@ pub(crate) struct Encoded {
     pub talk: Option<Talk>,
 }
 
+/// The characters `start..end` of a text that each of its tokens stands for.
+pub type Places = Vec<(usize, usize)>;
+
 impl ModelText {
     pub fn of(checkpoint: &Checkpoint) -> checkpoint::Result<ModelText> {
         let text = ModelText {
@@ -92,8 +95,19 @@ impl ModelText {
     /// `add_special` is for plain text; a template writes its special tokens itself. `now` is the time that it is told
     /// when it asks, in Unix seconds.
     pub(crate) fn encode(&self, input: Input, add_special: bool, now: u64) -> Result<Encoded, Refusal> {
+        Ok(self.encoded_of(input, add_special, now)?.0)
+    }
+
+    /// The same, and where each token stands in the text. Tokens that were sent stand in none.
+    pub(crate) fn encode_with_places(&self, input: Input, now: u64) -> Result<(Encoded, Option<Places>), Refusal> {
+        let (encoded, text) = self.encoded_of(input, true, now)?;
+        let places = text.map(|text| self.tokenizer.places(&text, &encoded.ids));
+        Ok((encoded, places))
+    }
+
+    fn encoded_of(&self, input: Input, add_special: bool, now: u64) -> Result<(Encoded, Option<String>), Refusal> {
         let (field, text, talk) = match input {
-            Input::TokenIds(ids) => return Ok(Encoded { ids: self.checked(ids.ids)?, talk: None }),
+            Input::TokenIds(ids) => return Ok((Encoded { ids: self.checked(ids.ids)?, talk: None }, None)),
             Input::Text(text) => ("text", text, None),
             Input::Chat(chat) => {
                 let (text, talk) = self.render(chat, now)?;
@@ -107,7 +121,7 @@ impl ModelText {
         }
         // A tokenizer may know more tokens than the model has rows for.
         self.check_ids(field, &ids)?;
-        Ok(Encoded { ids, talk })
+        Ok((Encoded { ids, talk }, Some(text)))
     }
 
     fn checked(&self, ids: Vec<Token>) -> Result<Tokens, Refusal> {

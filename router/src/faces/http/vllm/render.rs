@@ -11,43 +11,48 @@ use crate::faces::http::page::{Page, read};
 use crate::faces::http::structure::structure;
 use crate::faces::http::vllm::params;
 use crate::faces::http::{messages, responses};
-use crate::front::ask::{Ask, Purpose};
-use crate::front::frontend::{Frontend, unix_seconds};
+use crate::front::ask::{Ask, CutSide, Purpose};
+use crate::front::frontend::{Frontend, RenderedPrompt, unix_seconds};
+use crate::front::prepared::room;
 use crate::refusal::Refusal;
+use crate::replicas::models::table::VersionBy;
 use axum::Json;
 use axum::extract::{Request, State};
 use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::{Value, json};
 use std::sync::Arc;
-use types::TenantId;
+use types::{Goal, TenantId};
+
+const OFFSETS: &str = "return_token_offsets";
 
 pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let (told, mut page) = opened(&front, request, "chatcmpl-").await?;
     let fields = &mut page.fields;
+    let wants_places = fields.boolean(OFFSETS)?.unwrap_or(false);
     fields.check(Endpoint::Chat)?;
-    fields.refuse(&["truncate_prompt_tokens"])?;
     let mut sampling = fields.sampling()?;
     let wanted = fields.boolean("logprobs")?.unwrap_or(false);
     sampling.logprobs = fields.unsigned("top_logprobs")?.or(Some(0)).filter(|_| wanted);
     sampling.structure = structure(fields)?.map(|said| said.structure);
     let prompts = vec![Input::Chat(conversation(fields)?)];
     let asked = asked(fields, prompts, sampling)?;
-    one(&front, told, asked).await
+    one(&front, Told { wants_places, ..told }, asked).await
 }
 
 pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let (told, mut page) = opened(&front, request, "cmpl-").await?;
     let fields = &mut page.fields;
+    let wants_places = fields.boolean(OFFSETS)?.unwrap_or(false);
     fields.check(Endpoint::Completions)?;
-    fields.refuse(&["suffix", "truncate_prompt_tokens"])?;
+    fields.refuse(&["suffix"])?;
     let mut sampling = fields.sampling()?;
     sampling.logprobs = fields.unsigned("logprobs")?;
     sampling.structure = structure(fields)?.map(|said| said.structure);
     sampling.max_tokens.get_or_insert(TOKENS_MAX);
     let prompt = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
     let asked = asked(fields, inputs("prompt", prompt)?, sampling)?;
-    Ok(Json(bodies(&front, told, asked).await?.into()))
+    Ok(Json(bodies(&front, Told { wants_places, ..told }, asked).await?.into()))
 }
 
 pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
@@ -71,6 +76,8 @@ struct Told {
     tenant: TenantId,
     is_stream: bool,
     stream_options: Option<Value>,
+    /// Whether the client asks where each token stands in the text.
+    wants_places: bool,
 }
 
 /// Reads a request, and what of it is only repeated. A name in the header counts before one in the body.
@@ -82,7 +89,8 @@ async fn opened(front: &Frontend, request: Request, prefix: &str) -> Result<(Tol
     let name = in_header.or(fields.string("request_id")?).unwrap_or_else(own);
     let is_stream = fields.get("stream") == Some(&Value::Bool(true));
     let stream_options = fields.get("stream_options").filter(|_| is_stream).cloned();
-    Ok((Told { id: format!("{prefix}{name}"), tenant: page.tenant, is_stream, stream_options }, page))
+    let (id, tenant) = (format!("{prefix}{name}"), page.tenant);
+    Ok((Told { id, tenant, is_stream, stream_options, wants_places: false }, page))
 }
 
 fn asked(fields: &mut Fields, prompts: Vec<Input>, sampling: v1::Sampling) -> Result<Ask, Refusal> {
@@ -90,6 +98,7 @@ fn asked(fields: &mut Fields, prompts: Vec<Input>, sampling: v1::Sampling) -> Re
         model: fields.string("model")?.unwrap_or_default(),
         prompts,
         n_choices: fields.n_choices()?,
+        truncation: fields.truncation(CutSide::Left)?,
         priority: fields.priority()?,
         purpose: Purpose::Generate(Box::new(sampling)),
         ..Ask::default()
@@ -104,7 +113,7 @@ async fn one(front: &Frontend, told: Told, asked: Ask) -> Result<Json<Value>, Ht
 /// One body for each prompt.
 async fn bodies(front: &Frontend, told: Told, asked: Ask) -> Result<Vec<Value>, HttpError> {
     let _visit = front.visit(told.tenant)?;
-    let Ask { model, prompts, n_choices, priority, purpose, .. } = asked;
+    let Ask { model, prompts, n_choices, priority, purpose, truncation, .. } = asked;
     let sampling = match purpose {
         Purpose::Generate(sampling) => *sampling,
         Purpose::Pool => v1::Sampling::default(),
@@ -114,17 +123,24 @@ async fn bodies(front: &Frontend, told: Told, asked: Ask) -> Result<Vec<Value>, 
         return Err(Refusal::invalid("prompt", format!("there are more than {n_prompts_max}")).into());
     }
     let text = front.text(&model)?;
-    let now = unix_seconds();
+    let context = front.model(&model, VersionBy::Weight).map_or(text.spec.context, |model| model.replica.context);
+    let (now, room) = (unix_seconds(), room(context, &Goal::Generate));
     let mut bodies = Vec::with_capacity(n_prompts);
     for (i, input) in prompts.into_iter().enumerate() {
-        let (ids, structure) = front.rendered_request(&text, input, sampling.structure.clone(), now).await?;
+        let asked = sampling.structure.clone();
+        let rendered = front.rendered_request(&text, input, asked, told.wants_places, now).await?;
+        let RenderedPrompt { mut ids, mut places, structure } = rendered;
+        if let Some(truncation) = truncation {
+            truncation.cut(&mut ids, room)?;
+            places.iter_mut().try_for_each(|places| truncation.cut(places, room).map(drop))?;
+        }
         let params = params::value(&v1::Sampling { structure, ..sampling.clone() }, n_choices);
         let id = if n_prompts == 1 { told.id.clone() } else { format!("{}-{i}", told.id) };
         bodies.push(json!({
             "model": model,
             "request_id": id,
             "token_ids": ids,
-            "token_offsets": null,
+            "token_offsets": places,
             "sampling_params": params,
             "stream": told.is_stream,
             "stream_options": told.stream_options,
