@@ -43,6 +43,8 @@ pub struct Config {
     pub pages_off: PagesOff,
     /// Words that lists of models show beside the first model, and that mean nothing to this server.
     pub tags: Vec<String>,
+    /// Whether an answer tells how long it took, as vLLM's servers tell it.
+    pub request_metrics: bool,
     /// What `/metrics` answers.
     pub metrics: Render,
     /// The tokenizer files for gateways that tokenize themselves. None if there are none.
@@ -226,6 +228,7 @@ impl Default for Config {
             routes: ModelRoutes::default(),
             policy: PickPolicy::default(),
             seed: None,
+            request_metrics: false,
             limits: RouterLimits::default(),
             timeouts: Timeouts::default(),
             keys: ApiKeys::default(),

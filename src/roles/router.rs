@@ -253,6 +253,7 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
         names: model.served_model_name.clone().unwrap_or_default(),
         policy: settings.policy.into(),
         seed: settings.seed,
+        request_metrics: settings.enable_per_request_metrics,
         limits: router::RouterLimits {
             // Requests without a first token: those that wait, and those in prefill.
             requests_waiting_max: requests_max,

@@ -146,6 +146,12 @@ pub struct RouterSettings {
         default_value_t = false, default_missing_value = "true"
     )]
     pub trust_request_chat_template: bool,
+    /// Tell beside each answer how long it took, as vLLM's servers do (`metrics`)
+    #[arg(
+        long, env = "LOCKSTEP_ENABLE_PER_REQUEST_METRICS", action = ArgAction::Set, num_args = 0..=1,
+        default_value_t = false, default_missing_value = "true"
+    )]
+    pub enable_per_request_metrics: bool,
     /// Also send the text of prompts and answers, in the trace spans of requests
     #[arg(
         long, env = "LOCKSTEP_OTLP_CONTENT", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,

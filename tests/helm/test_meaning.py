@@ -758,9 +758,10 @@ IN_EXTRA_ARGS = {
     # What this one model's clients may and may not, and what its files do not say.
     "router": COMMON | {"failover-max", "request-seconds", "max-choices", "max-body-bytes", "record-files",
                         "chat-template", "default-chat-template-kwargs", "seed", "tool-call-parser", "reasoning-parser",
-                        "enable-auto-tool-choice", "trust-request-chat-template", "allowed-hosts", "allowed-origins",
-                        # Pages for people who look, and words for lists of models.
-                        "no-metrics", "no-slots", "no-ui", "tags",
+                         "enable-auto-tool-choice", "trust-request-chat-template", "enable-per-request-metrics",
+                         "allowed-hosts", "allowed-origins",
+                         # Pages for people who look, and words for lists of models.
+                         "no-metrics", "no-slots", "no-ui", "tags",
                         # Addresses are the chart's own; a key by itself would stand in the manifest.
                         "host", "port", "route", "api-key",
                         # With a token it is on between roles wherever an address is not loopback.

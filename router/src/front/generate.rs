@@ -301,6 +301,7 @@ impl Frontend {
             label,
             text: model.text,
             created: handle.created,
+            scheduled: None,
             handle: Some(sealed).filter(|_| choices.len() <= self.config.limits.choices_resumed_max),
             marks,
             replica,

@@ -23,7 +23,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::time::Sleep;
 use tokio_stream::Stream;
@@ -67,6 +67,8 @@ pub struct Generation {
     pub marks: ReadMarks,
     /// The resume handle. None if there are too many choices to resume.
     pub handle: Option<String>,
+    /// When ranks began with its first choice, if that was told.
+    pub scheduled: Option<Instant>,
     /// Each prompt's choices follow one another.
     pub prompts: Vec<Prompt>,
     // Dropped before `choices`: a link that hears of a dropped ticket finds this queue closed.
@@ -175,6 +177,11 @@ impl Generation {
         self.charge.said(choice.n_new(&output));
         if !choice.hear_scores(output.scored_position, &output.scored) {
             return self.fail(Refusal::failed("the replica left a gap in the prompt's logprobs"));
+        }
+        if self.scheduled.is_none() {
+            let began = output.passages.iter().find(|passage| passage.kind() == wire::passage::Kind::Started);
+            self.scheduled =
+                began.and_then(|began| Instant::now().checked_sub(Duration::from_micros(began.micros_ago)));
         }
         if let Some(recorder) = &self.recorder {
             recorder.passed(choice_idx, &output.passages);

@@ -46,7 +46,7 @@ async fn whole<S: AnswerFormat>(
     let mut choices: Vec<Whole> = (0..n_slots).map(|_| Whole::default()).collect();
     while let Some(event) = generation.next().await {
         let (slot, event) = event?;
-        envelope.hear(&event);
+        envelope.hear(&event, &generation);
         choices[slot as usize].hear(event);
     }
     let mut usage = UsageSum::new(n_choices, envelope.wishes());
@@ -62,6 +62,7 @@ async fn whole<S: AnswerFormat>(
     let mut answer = envelope.value(S::OBJECT, values);
     answer["usage"] = usage.value();
     envelope.tell_aside(&mut answer, &usage);
+    envelope.tell_metrics(&mut answer, n_slots, &usage);
     if !prompt_in_choice && let (Some(first), Some(prompt)) = (choices.first(), generation.prompts.first()) {
         envelope.tell_whole_prompt(&mut answer, prompt, &first.scored);
     }

@@ -82,13 +82,17 @@ fn ask(
 ) -> Result<(Ask, Wishes, ChatFormat), Refusal> {
     let fields = &mut page.fields;
     fields.check(Endpoint::Chat)?;
-    let format = ChatFormat { is_older: tools::are_older(fields) };
+    let is_older = tools::are_older(fields);
+    let echo = fields.boolean("echo")?.unwrap_or(false);
     let mut sampling = fields.sampling()?;
     sampling.logprobs = logprobs(fields, limits.logprobs_max)?;
+    let chats = prompts(fields)?;
+    let n_choices = fields.n_choices()?;
+    let format = ChatFormat { is_older, echoed: chats.iter().map(last_words).collect(), n_choices };
     let ask = Ask {
         model: fields.string("model")?.unwrap_or_default(),
-        prompts: prompts(fields)?.into_iter().map(Input::Chat).collect(),
-        n_choices: fields.n_choices()?,
+        prompts: chats.into_iter().map(Input::Chat).collect(),
+        n_choices,
         truncation: fields.truncation(CutSide::Left)?,
         priority: fields.priority()?,
         deadline: fields.deadline()?,
@@ -96,6 +100,7 @@ fn ask(
     };
     let structure = structure(fields)?;
     let mut wishes = fields.wishes(&sampling)?;
+    wishes.echo = echo;
     wishes.verbose = fields.boolean("verbose")?.unwrap_or(false);
     wishes.structure_field = structure.as_ref().map(|said| said.field);
     sampling.structure = structure.map(|said| said.structure);
@@ -103,6 +108,11 @@ fn ask(
     let tells_progress = fields.tells_progress(wishes.streaming.is_some())?;
     let ask = Ask { purpose: Purpose::Generate(Box::new(sampling)), echo: wishes.verbose, tells_progress, ..ask };
     Ok((page.finished(ask, wishes.streaming, limits)?, wishes, format))
+}
+
+/// What an echo repeats: the words of the assistant that an answer may go on with.
+fn last_words(chat: &v1::Chat) -> String {
+    chat.messages.last().filter(|last| last.role == "assistant").map_or_else(String::new, |last| last.content.clone())
 }
 
 fn one(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
@@ -134,12 +144,19 @@ fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
 pub struct ChatFormat {
     /// The client speaks of functions, as before there were tools: an answer has one call at most.
     is_older: bool,
+    /// Of each conversation what an echo repeats.
+    echoed: Vec<String>,
+    n_choices: u32,
 }
 
 impl ChatFormat {
     /// For a client that speaks of tools.
     pub fn newer() -> ChatFormat {
-        ChatFormat { is_older: false }
+        ChatFormat { is_older: false, echoed: Vec::new(), n_choices: 1 }
+    }
+
+    fn echoed(&self, choice: u32) -> &str {
+        self.echoed.get((choice / self.n_choices.max(1)) as usize).map_or("", String::as_str)
     }
 
     fn add_calls(&self, said: &mut Map<String, Value>, mut calls: Vec<Value>) {
@@ -180,8 +197,10 @@ impl AnswerFormat for ChatFormat {
     const SERVICE_TIER: Option<&'static str> = Some("default");
     const PROMPT_IN_CHOICE: bool = false;
 
-    fn opening(&self) -> Option<(&'static str, Value)> {
-        Some(("delta", json!({ "role": "assistant", "content": null, "refusal": null })))
+    /// With what it repeats: a client that reads on from here has it.
+    fn opening(&self, choice: u32, wishes: &Wishes) -> Option<(&'static str, Value)> {
+        let echoed = Some(self.echoed(choice)).filter(|words| wishes.echo && !words.is_empty());
+        Some(("delta", json!({ "role": "assistant", "content": echoed, "refusal": null })))
     }
 
     fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value) {
@@ -216,8 +235,7 @@ impl AnswerFormat for ChatFormat {
         json!({ "content": with_likely(names, logprobs), "refusal": null })
     }
 
-    /// Chat has no echo.
-    fn echo(&mut self, _: TokenNames<'_>, _: u32, _: &Prompt, _: &[v1::Logprob]) -> Option<Echo> {
-        None
+    fn echo(&mut self, _: TokenNames<'_>, choice: u32, _: &Prompt, _: &[v1::Logprob]) -> Option<Echo> {
+        Some(Echo { text: self.echoed(choice).to_owned(), logprobs: Value::Null })
     }
 }

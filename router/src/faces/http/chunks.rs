@@ -41,7 +41,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
     fn opening(&mut self, generation: &Generation, out: &mut String) {
         for slot in 0..generation.prompts.len() as u32 * self.n_choices {
             self.add_ended(slot, generation);
-            if let Some(member) = self.shape.opening() {
+            if let Some(member) = self.shape.opening(slot, self.envelope.wishes()) {
                 self.open(slot, member, Value::Null, generation, out);
             }
             // Without logprobs there is nothing to wait for.
@@ -52,7 +52,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
     }
 
     fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
-        self.envelope.hear(&event);
+        self.envelope.hear(&event, generation);
         match event {
             GenerationEvent::Prompt(prompt) => self.echo(slot, &prompt.logprobs, generation, out),
             // Its logprobs are counted, because they determine where the next token's text begins.
@@ -100,6 +100,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
             let mut chunk = self.envelope.value(S::CHUNK_OBJECT, Vec::new());
             chunk["usage"] = self.usage.value();
             self.envelope.tell_aside(&mut chunk, &self.usage);
+            self.envelope.tell_metrics(&mut chunk, self.position.marks.choices.len(), &self.usage);
             self.position.write(out, None, &chunk);
         }
         out.push_str("data: [DONE]\n\n");

@@ -138,7 +138,7 @@ impl AnswerFormat for Completion {
     const SERVICE_TIER: Option<&'static str> = None;
     const PROMPT_IN_CHOICE: bool = true;
 
-    fn opening(&self) -> Option<(&'static str, Value)> {
+    fn opening(&self, _: u32, _: &Wishes) -> Option<(&'static str, Value)> {
         None
     }
 

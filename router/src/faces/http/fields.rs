@@ -471,7 +471,6 @@ mod tests {
             (r#"{"bad_words": [1]}"#, "bad_words"),
             (r#"{"dry_multiplier": []}"#, "dry_multiplier"),
             (r#"{"mirostat": 2}"#, "mirostat"),
-            (r#"{"echo": true}"#, "echo"),
         ] {
             assert_eq!(refused(body).as_deref(), Some(field), "{body}");
         }

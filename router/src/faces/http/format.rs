@@ -4,7 +4,7 @@
 use crate::faces::http::fields::Wishes;
 use crate::faces::http::said::SaidAnswer;
 use crate::faces::http::stopwatch::Stopwatch;
-use crate::faces::http::timings::{tell_progress, timings};
+use crate::faces::http::timings::{metrics, tell_progress, timings};
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent, Prompt, says_more};
 use crate::front::progress::PromptProgress;
@@ -13,6 +13,7 @@ use checkpoint::Tokenizer;
 use proto::v1;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use types::Reuse;
 
 /// How one endpoint writes an answer. All values are members of a choice.
@@ -26,7 +27,7 @@ pub trait AnswerFormat: Send + Unpin + 'static {
     const PROMPT_IN_CHOICE: bool;
 
     /// The member that begins a choice's stream, if there is one.
-    fn opening(&self) -> Option<(&'static str, Value)>;
+    fn opening(&self, choice: u32, wishes: &Wishes) -> Option<(&'static str, Value)>;
     /// The member that carries a piece of the answer; None at the end.
     fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value);
     /// The member that carries the whole answer.
@@ -65,6 +66,8 @@ pub struct Envelope {
     watch: Stopwatch,
     /// Where it is told.
     prompt_text: Option<String>,
+    /// When ranks began with it.
+    scheduled: Option<Instant>,
 }
 
 impl Envelope {
@@ -88,6 +91,7 @@ impl Envelope {
             service_tier: F::SERVICE_TIER,
             wishes,
             watch,
+            scheduled: None,
             prompt_text: generation.prompts.first().and_then(|prompt| prompt.text.clone()).filter(|_| wishes.verbose),
         }
     }
@@ -153,7 +157,8 @@ impl Envelope {
         }
     }
 
-    pub fn hear(&mut self, event: &GenerationEvent) {
+    pub fn hear(&mut self, event: &GenerationEvent, generation: &Generation) {
+        self.scheduled = generation.scheduled;
         if matches!(event, GenerationEvent::Delta(_)) {
             self.watch.heard();
         }
@@ -172,6 +177,14 @@ impl Envelope {
     /// Adds how far a prompt is.
     pub fn tell_progress(&mut self, to: &mut Value, progress: PromptProgress) {
         tell_progress(to, &mut self.watch, progress, self.wishes.timings_in_each);
+    }
+
+    /// Adds what was measured of one answer, where the operator wants it told. Of several it would be nobody's.
+    pub fn tell_metrics(&self, to: &mut Value, n_answers: usize, usage: &UsageSum) {
+        if self.front.config.request_metrics && n_answers == 1 {
+            let waited = self.scheduled.map_or(Duration::ZERO, |began| began - self.watch.arrived());
+            to["metrics"] = metrics(&self.watch, waited, usage.completion);
+        }
     }
 
     /// Adds the times so far, where they are told with each chunk.

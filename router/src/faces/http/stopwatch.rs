@@ -31,6 +31,11 @@ impl Stopwatch {
         self.first.get_or_insert_with(Instant::now);
     }
 
+    /// When it was started.
+    pub fn arrived(&self) -> Instant {
+        self.arrived
+    }
+
     /// An answer without a token was all prompt.
     pub fn times(&self) -> Times {
         let now = Instant::now();

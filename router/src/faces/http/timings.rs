@@ -1,4 +1,4 @@
-//! How long an answer took, as llama.cpp tells it. Knows no page.
+//! How long an answer took, as llama.cpp and vLLM tell it. Knows no page.
 
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::front::progress::PromptProgress;
@@ -47,6 +47,24 @@ pub fn tell_progress(to: &mut Value, watch: &mut Stopwatch, progress: PromptProg
     }
 }
 
+/// The same in vLLM's words, of an answer that waited for so long. One token has no time between tokens.
+pub fn metrics(watch: &Stopwatch, waited: Duration, n_tokens: u32) -> Value {
+    let times = watch.times();
+    // What is told of a request's way may be a little older than its first token.
+    let first = times.prompt.saturating_sub(waited);
+    let answer = Rate::of(times.answer, n_tokens.saturating_sub(1));
+    let mut value = json!({
+        "time_to_first_token_ms": first.as_secs_f64() * 1e3,
+        "generation_time_ms": answer.ms,
+        "queue_time_ms": waited.min(times.prompt).as_secs_f64() * 1e3,
+        "tokens_per_second": Rate::of(first + times.answer, n_tokens).per_second,
+    });
+    if n_tokens > 1 {
+        value["mean_itl_ms"] = answer.per_token_ms.into();
+    }
+    value
+}
+
 struct Rate {
     ms: f64,
     per_token_ms: f64,
@@ -65,6 +83,21 @@ impl Rate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_waited_is_not_told_as_work() {
+        let mut watch = Stopwatch::start();
+        std::thread::sleep(Duration::from_millis(4));
+        watch.heard();
+        let told = metrics(&watch, Duration::from_millis(3), 2);
+        let [first, queue] = ["time_to_first_token_ms", "queue_time_ms"].map(|name| told[name].as_f64().unwrap());
+        assert!(
+            queue == 3.0 && first >= 1.0 && (first + queue) * 1e-3 <= watch.times().total().as_secs_f64(),
+            "{told}"
+        );
+        assert_eq!(told["mean_itl_ms"], told["generation_time_ms"]);
+        assert!(metrics(&watch, Duration::from_secs(9), 1).get("mean_itl_ms").is_none());
+    }
 
     #[test]
     fn the_first_token_has_no_rate() {
