@@ -59,6 +59,11 @@ impl Sightings {
         Sighting { number, timeline, last_token: None, rings: self.clone(), load }
     }
 
+    /// How many requests have no token yet.
+    pub fn n_waiting(&self) -> u32 {
+        self.0.n_waiting.load(Relaxed)
+    }
+
     /// The requests of a tenant, or of all: those under way in order of arrival, and those that have ended, the last
     /// one first.
     pub fn each(&self, of: Option<TenantId>, n_max: usize, mut told: impl FnMut(&Timeline)) {

@@ -116,7 +116,11 @@ fn every_answer_names_its_request() {
             for id in ["", "a b", "a\"b", &"x".repeat(129)] {
                 own.insert(ask(line, id).await);
             }
-            assert!(own.len() == 4 && own.iter().all(|id| id.starts_with("req-")), "{own:?}");
+            assert!(
+                own.len() == 4
+                    && own.iter().all(|id| id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit())),
+                "{own:?}"
+            );
         }
         let stranger = "GET /v1/models HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\nx-request-id: x7\r\n\r\n";
         let refused = send(house.http, stranger).await;

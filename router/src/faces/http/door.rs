@@ -27,10 +27,11 @@ const REQUEST_ID_CHARS_MAX: usize = 128;
 #[derive(Clone)]
 pub struct RequestName(pub HeaderValue);
 
-/// Names every answer as its client has named the request, or else by a name of this router's own.
+/// Names every answer as its client has named the request, or else by a name of this router's own: 32 hexadecimal
+/// digits, as vLLM's.
 pub async fn named(State(front): State<Arc<Frontend>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).filter(|id| is_plain(id.as_bytes())).cloned();
-    let own = || HeaderValue::from_str(&format!("req-{:08x}{:016x}", front.nonce, front.next_request()));
+    let own = || HeaderValue::from_str(&format!("{:08x}{:024x}", front.nonce, front.next_request()));
     let Some(id) = given.or_else(|| own().ok()) else { return next.run(request).await };
     request.extensions_mut().insert(RequestName(id.clone()));
     let mut response = next.run(request).await;

@@ -5,7 +5,8 @@
 //! keys), `page`, `fields` and `known` (what a client sent; `conversation`, `tools` and `structure` read parts of it),
 //! then an endpoint: OpenAI's `chat` and `completions` share `answer`, `said`, `format` and `chunks`; `responses`,
 //! Anthropic's `messages` and other APIs have a folder each; `kept` and `records` are for recorded answers, `browser`
-//! for people who look. All answers' streams go through `sse`. Which pages there are is one table, `apis`.
+//! for people who look, `orca` for gateways that balance. All answers' streams go through `sse`. Which pages there are is
+//! one table, `apis`.
 
 mod answer;
 mod biases;
@@ -29,6 +30,7 @@ mod messages;
 mod models;
 mod ollama;
 mod openapi;
+mod orca;
 mod origin;
 mod page;
 mod records;
@@ -105,11 +107,15 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
     for api in apis(&front.config) {
         let rows = api.routes.into_iter();
         let pages: Router<Arc<Frontend>> = rows.fold(Router::new(), |pages, row| pages.route(row.path, row.serve));
+        let reported = from_fn_with_state(front.clone(), orca::reported);
+        // Within the layer of keys: who has none is told nothing.
         let pages = match api.keys {
             Keys::Unasked => pages,
-            Keys::Bearer => pages.route_layer(from_fn_with_state(front.clone(), door::authorize)),
+            Keys::Bearer => pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize)),
             Keys::Operator => pages.route_layer(from_fn_with_state(front.clone(), door::authorize_cluster)),
-            Keys::BearerOrBare => pages.route_layer(from_fn_with_state(front.clone(), door::authorize_either)),
+            Keys::BearerOrBare => {
+                pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize_either))
+            }
         };
         // This layer is outermost, so that a client without a key gets its error in its API's form too.
         all = all.merge(match api.name {

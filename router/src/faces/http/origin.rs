@@ -114,7 +114,8 @@ pub async fn welcome(State(visitors): State<Arc<Visitors>>, request: Request, ne
     const EXPOSED: HeaderValue = HeaderValue::from_static(
         "retry-after, retry-after-ms, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
          x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, \
-         x-lockstep-policy-digest, x-lockstep-seed, x-lockstep-prompt-hash, x-request-id",
+         x-lockstep-policy-digest, x-lockstep-seed, x-lockstep-prompt-hash, x-request-id, \
+         endpoint-load-metrics",
     );
     let is_preflight =
         request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);

@@ -1,0 +1,56 @@
+//! The load as gateways read it that balance by ORCA reports, in the header `endpoint-load-metrics`. Knows no page.
+
+use crate::front::frontend::Frontend;
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use http::header::{HeaderName, HeaderValue};
+use serde_json::json;
+use std::sync::Arc;
+
+/// By which a gateway asks, in one of two forms; and by which it is told.
+const FORMAT: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
+const REPORT: HeaderName = HeaderName::from_static("endpoint-load-metrics");
+
+/// Tells the load beside an answer to whoever asks for it in a form that is known.
+pub async fn reported(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
+    let format = request.headers().get(FORMAT).and_then(|said| said.to_str().ok()).map(str::to_ascii_uppercase);
+    let mut response = next.run(request).await;
+    let told = format.and_then(|format| report(&format, &load(&front)));
+    if let Some(value) = told.and_then(|told| HeaderValue::from_str(&told).ok()) {
+        response.headers_mut().insert(REPORT, value);
+    }
+    response
+}
+
+/// The numbers that vLLM's servers report.
+#[derive(Debug, PartialEq)]
+struct Load {
+    /// The part of all replicas' KV cache that is in use.
+    cache_used: f64,
+    /// Requests of this router without a token yet.
+    n_waiting: u32,
+}
+
+fn load(front: &Frontend) -> Load {
+    let (mut used, mut total) = (0, 0);
+    for replica in front.topologies().flat_map(|page| page.replicas) {
+        used += u64::from(replica.blocks_used);
+        total += u64::from(replica.blocks_total);
+    }
+    Load { cache_used: used as f64 / total.max(1) as f64, n_waiting: front.history.requests.n_waiting() }
+}
+
+fn report(format: &str, load: &Load) -> Option<String> {
+    let Load { cache_used, n_waiting } = load;
+    match format {
+        "TEXT" => Some(format!(
+            "TEXT named_metrics.kv_cache_usage_perc={cache_used}, named_metrics.num_requests_waiting={n_waiting}"
+        )),
+        "JSON" => {
+            let named = json!({ "kv_cache_usage_perc": cache_used, "num_requests_waiting": n_waiting });
+            Some(format!("JSON {}", json!({ "named_metrics": named })))
+        }
+        _ => None,
+    }
+}
