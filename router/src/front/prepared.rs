@@ -68,6 +68,11 @@ impl Prepared {
         if n_prompt > room(context, &self.like.goal) as usize {
             return Err(Refusal::TooLong { n_prompt, context });
         }
+        let (tokens_min, n_left) = (self.like.sampling.tokens_min, context.saturating_sub(n_prompt as u32));
+        if self.like.goal == Goal::Generate && tokens_min > n_left {
+            let why = format!("must be at most {n_left}, which is what there is room for, and is {tokens_min}");
+            return Err(Refusal::invalid("min_tokens", why));
+        }
         let each = self.prompts.iter().flat_map(|prompt| self.numbers.clone().map(move |number| (prompt, number)));
         Ok(each.map(|(prompt, number)| self.request(prompt, number, context)).collect())
     }

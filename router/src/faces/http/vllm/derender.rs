@@ -26,6 +26,8 @@ use types::Tokens;
 /// The most answers of one request.
 const ANSWERS_MAX: usize = 1024;
 /// The field that says what was asked, of each page.
+/// What was measured of guessed tokens.
+const DRAFTS: &str = "speculative_decoding";
 const CHAT_REQUEST: &str = "chat_request";
 const COMPLETION_REQUEST: &str = "completion_request";
 
@@ -60,9 +62,10 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     if let (true, Some(prompt)) = (served.token_ids, rest.remove("prompt_token_ids")) {
         told["prompt_token_ids"] = prompt;
     }
-    for name in ["prompt_logprobs", "kv_transfer_params", "metrics"] {
+    for name in ["prompt_logprobs", "kv_transfer_params"] {
         told[name] = rest.remove(name).unwrap_or_default();
     }
+    told["metrics"] = rest.remove("metrics").map_or(Value::Null, metrics);
     Ok(Json(told))
 }
 
@@ -103,6 +106,24 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
     let mut told = served.envelope(id, "text_completion", choices, usage);
     told["kv_transfer_params"] = params;
     Ok(Json(told))
+}
+
+/// What was measured of an answer, with null for what was not.
+fn metrics(mut told: Value) -> Value {
+    const TIMES: [&str; 5] =
+        ["time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second"];
+    const OF_DRAFTS: [&str; 2] = ["per_step_accepted", "per_step_drafted"];
+    if let Some(all) = told.as_object_mut() {
+        for name in TIMES.into_iter().chain([DRAFTS]) {
+            all.entry(name).or_insert(Value::Null);
+        }
+        if let Some(Value::Object(drafts)) = all.get_mut(DRAFTS) {
+            for name in OF_DRAFTS {
+                drafts.entry(name).or_insert(Value::Null);
+            }
+        }
+    }
+    told
 }
 
 fn usage(n_prompt: u32, answers: &[Answer]) -> Value {

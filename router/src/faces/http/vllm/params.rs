@@ -15,6 +15,10 @@ pub fn read(fields: &mut Fields) -> Result<(v1::Sampling, u32), Refusal> {
     let (logprobs, n_choices) = (params.unsigned("logprobs")?, params.n_choices()?);
     let mut sampling = params.sampling()?;
     sampling.logprobs = logprobs;
+    // As vLLM has it: who wants no text looks for none.
+    if params.boolean("detokenize")? == Some(false) && !sampling.stop.is_empty() {
+        return Err(Refusal::invalid("stop", "needs `detokenize` to be true"));
+    }
     sampling.structure = structure(&mut params)?.map(|said| said.structure);
     params.check(Endpoint::Completions)?;
     params.refuse(&["suffix", "truncate_prompt_tokens"])?;
