@@ -28,7 +28,7 @@ FLAGS = {
     "--max-model-len": 1, "--max-num-seqs": 1, "--served-model-name": 1, "--chat-template": 1, "--api-key": 1,
     "--tool-call-parser": 1, "--reasoning-parser": 1, "--enable-auto-tool-choice": 0,
     "--trust-request-chat-template": 0, "--max-num-batched-tokens": 1, "--seed": 1, "--default-chat-template-kwargs": 1,
-    "--drain-seconds": 1,
+    "--drain-seconds": 1, "--enable-per-request-metrics": 0,
 }
 # Those that have another name here.
 RENAMED = {"--shutdown-timeout": "--drain-seconds"}

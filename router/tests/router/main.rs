@@ -43,6 +43,7 @@ mod small_fields;
 mod stranded;
 mod unread;
 mod vllm_pages;
+mod vllm_words;
 
 use crate::fake::Fake;
 use router::{Config, RouterLimits, Timeouts};
