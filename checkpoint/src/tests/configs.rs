@@ -111,7 +111,7 @@ fn layers_differ_as_their_config_says() {
     check("GraniteForCausalLM", r#"{"logits_scaling": 0.0}"#, "a scale or a cap of inf");
     check("GPTNeoXForCausalLM", r#"{"hidden_act": "gelu", "attention_bias": false}"#, "without attention_bias");
     check("GPTNeoXForCausalLM", r#"{"hidden_act": "gelu_fast"}"#, "the activation gelu_fast");
-    for other in ["Llama4ForCausalLM", "Lfm2MoeForCausalLM", "NemotronHForCausalLM", "CohereForCausalLM"] {
+    for other in ["Llama4ForCausalLM", "FalconH1ForCausalLM", "OlmoHybridForCausalLM", "CohereForCausalLM"] {
         check(other, "{}", &format!("the architecture {other}"));
     }
     check(

@@ -195,7 +195,6 @@ fn a_wrong_field_is_named() {
             (COMPLETIONS, completion(json!({ "xtc_probability": 2 })), "xtc_probability"),
             (COMPLETIONS, completion(json!({ "dry_multiplier": -1 })), "dry_multiplier"),
             (COMPLETIONS, completion(json!({ "mirostat": 2 })), "mirostat"),
-            (CHAT, chat(json!({ "echo": true })), "echo"),
             (COMPLETIONS, completion(json!({ "best_of": 2 })), "best_of"),
         ] {
             let reply = post(house.http, path, &body).await;
