@@ -170,7 +170,9 @@ impl Generation {
             Ok(finish) => finish,
             Err(malformed) => return self.fail(Refusal::failed(malformed.to_string())),
         };
-        if let Some(permit) = self.permit.take() {
+        let has_begun = !output.tokens.is_empty() || finish.is_some();
+        // How far a prompt is tells no token: until there is one, the request waits.
+        if let Some(permit) = self.permit.take_if(|_| has_begun || choice.watched.is_none()) {
             permit.served();
             self.charge.began(self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum());
         }
@@ -178,17 +180,7 @@ impl Generation {
         if !choice.hear_scores(output.scored_position, &output.scored) {
             return self.fail(Refusal::failed("the replica left a gap in the prompt's logprobs"));
         }
-        if self.scheduled.is_none() {
-            let began = output.passages.iter().find(|passage| passage.kind() == wire::passage::Kind::Started);
-            self.scheduled =
-                began.and_then(|began| Instant::now().checked_sub(Duration::from_micros(began.micros_ago)));
-        }
-        if let Some(recorder) = &self.recorder {
-            recorder.passed(choice_idx, &output.passages);
-        }
-        if let (Some(recorder), false) = (&mut self.recorder, output.tokens.is_empty()) {
-            recorder.tokens(choice_idx, output.tokens.len());
-        }
+        passed((&mut self.scheduled, &mut self.recorder), choice_idx, &output);
         match finish {
             Some(Finish::Deadline) => return self.fail(Refusal::Deadline),
             Some(Finish::Failed) => return self.fail(Refusal::failed("the replica gave it up")),
@@ -198,7 +190,6 @@ impl Generation {
             Some(Finish::Grammar(fault)) => return self.fail(Refusal::Grammar { position: output.position, fault }),
             Some(Finish::Stop | Finish::Length) | None => {}
         }
-        let has_begun = !output.tokens.is_empty() || finish.is_some();
         if let Some(progress) = choice.watched.as_mut().and_then(|watched| watched.hear(&output, has_begun)) {
             self.ready.push_back((choice_idx, GenerationEvent::Progress(progress)));
         }
@@ -248,6 +239,24 @@ impl Generation {
     fn finished(&mut self) {
         if let (false, Some(recorder)) = (self.is_running(), &mut self.recorder) {
             recorder.finished("ok");
+        }
+    }
+}
+
+/// Counts how far a choice has come on its way.
+fn passed(
+    (scheduled, recorder): (&mut Option<Instant>, &mut Option<Recorder>),
+    choice_idx: u32,
+    output: &wire::Output,
+) {
+    if scheduled.is_none() {
+        let began = output.passages.iter().find(|passage| passage.kind() == wire::passage::Kind::Started);
+        *scheduled = began.and_then(|began| Instant::now().checked_sub(Duration::from_micros(began.micros_ago)));
+    }
+    if let Some(recorder) = recorder {
+        recorder.passed(choice_idx, &output.passages);
+        if !output.tokens.is_empty() {
+            recorder.tokens(choice_idx, output.tokens.len());
         }
     }
 }

@@ -5,8 +5,8 @@
 //! keys), `page`, `fields` and `known` (what a client sent; `conversation`, `tools` and `structure` read parts of it),
 //! then an endpoint: OpenAI's `chat` and `completions` share `answer`, `said`, `format` and `chunks`; `responses`,
 //! Anthropic's `messages` and other APIs have a folder each; `kept` and `records` are for recorded answers, `browser`
-//! for people who look, `orca` for gateways that balance. All answers' streams go through `sse`. Which pages there are is
-//! one table, `apis`.
+//! for people who look, `orca` for gateways that balance. All answers' streams go through `sse`. Which pages there are
+//! is one table, `apis`.
 
 mod answer;
 mod biases;

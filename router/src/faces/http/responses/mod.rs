@@ -255,12 +255,8 @@ impl Asked {
             true => page.finished_anew(ask, &front.config.limits)?,
             false => page.finished(ask, is_stream.then(Streaming::default), &front.config.limits)?,
         };
-        let wishes = OutputWishes {
-            thoughts_in_summary: reasoning.in_summary,
-            has_logprobs: logprobs.is_some(),
-            has_raw,
-            tells_times,
-        };
+        let (thoughts_in_summary, has_logprobs) = (reasoning.in_summary, logprobs.is_some());
+        let wishes = OutputWishes { thoughts_in_summary, has_logprobs, has_raw, tells_times };
         Ok(Asked { ask, is_stream, is_background, wishes, settings, afterwards, said })
     }
 }
