@@ -64,7 +64,7 @@ impl FromStr for Activations {
 pub enum KvDtype {
     F16,
     F32,
-    /// Only on the CPU. Each row of a head has a scale.
+    /// Only on the CPU. Each row of a head has a scale, and keys are turned before they are rounded.
     Int8,
     /// Only on CUDA.
     Bf16,
@@ -83,6 +83,15 @@ impl KvDtype {
             KvDtype::Int8 => "int8",
             KvDtype::Bf16 => "bf16",
             KvDtype::Fp8 => "fp8",
+        }
+    }
+
+    /// The name in the digest of a policy: another one than the word that asks for it where the same word has meant
+    /// other bits before. int8 once kept keys as they are, and now keeps them turned.
+    pub(crate) const fn name_in_digest(self) -> &'static str {
+        match self {
+            KvDtype::Int8 => "int8, turned",
+            _ => self.name(),
         }
     }
 

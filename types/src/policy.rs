@@ -46,7 +46,7 @@ impl Numerics<'_> {
             hasher.update(&(text.len() as u64).to_le_bytes());
             hasher.update(text.as_bytes());
         };
-        let (activations, kv_dtype) = (self.activations.name(), self.kv_dtype.name());
+        let (activations, kv_dtype) = (self.activations.name(), self.kv_dtype.name_in_digest());
         [self.device_class.name(), activations, kv_dtype, self.quantization].into_iter().for_each(&mut add);
         // Processors have neither, and their digests stay what they were before these fields existed.
         if self.device_class == DeviceClass::Cuda {
@@ -124,6 +124,10 @@ mod tests {
         assert_eq!(
             digest("cpu", Mode::Lockstep, "int8", "f16"),
             "e64aecaef8882066fc992d09d70dad4db7b211ff41b10ea8c2cd3c089906f74a"
+        );
+        assert_eq!(
+            digest("cpu", Mode::Lockstep, "int8", "int8"),
+            "ab5db6cc44c920fa0e5d53d399d052807ca4984987f1d2efb469ff146801345c"
         );
         assert_eq!(
             digest("cuda/sm_90", Mode::Fast, "bf16", "bf16"),

@@ -320,8 +320,8 @@ impl Kv {
                 }
                 KvDtype::Int8 => {
                     let to = self.pages.start();
-                    int8::store::<L>(to.add(page), int8::k_place, slot, k);
-                    int8::store::<L>(to.add(page + self.half_page), int8::v_place, slot, v);
+                    int8::store_k::<L>(to.add(page), slot, k);
+                    int8::store_v::<L>(to.add(page + self.half_page), slot, v);
                 }
                 KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("`new` refuses it"),
             }

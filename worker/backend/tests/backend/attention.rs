@@ -115,7 +115,7 @@ impl Case {
             let x: Vec<f64> = self.sequences[sequence].qkv[start..][..d].iter().map(|x| f64::from(*x)).collect();
             if head < n_heads + n_kv_heads && self.has_rope { self.turned(&x, position) } else { x }
         };
-        let stored = |position: usize, at: usize| self.stored(head(position, at));
+        let stored = |position: usize, at: usize| self.stored(head(position, at), at < n_heads + n_kv_heads);
         let mut out = Vec::new();
         for position in 0..n {
             for h in 0..n_heads {
@@ -140,10 +140,11 @@ impl Case {
     }
 
     /// A row of K or V as it is read back.
-    fn stored(&self, row: Vec<f64>) -> Vec<f64> {
+    fn stored(&self, row: Vec<f64>, is_key: bool) -> Vec<f64> {
         match self.dtype {
             KvDtype::F16 => row.iter().map(|x| f64::from(f16::from_f32(*x as f32).to_f32())).collect(),
             KvDtype::F32 => row,
+            KvDtype::Int8 if is_key => int8::stored_key(&row),
             KvDtype::Int8 => int8::stored(&row),
             KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("the processor has no such cache"),
         }

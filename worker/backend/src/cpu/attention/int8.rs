@@ -5,7 +5,7 @@
 //! K and V is a hundred times coarser. A tile's sums stay below 2^30.
 
 use super::{Attend, HEAD_DIM_MAX, POSITIONS, QUERIES_MAX, Query, State, TILE, TILE_BLOCKS, out_of_sight};
-use crate::cpu::kv::int8::{LEAST, WHOLE};
+use crate::cpu::kv::int8::{LEAST, WHOLE, n_turned, turn};
 use crate::cpu::lanes::{LANES, Lanes};
 use crate::cpu::math::soft_cap;
 use types::BlockId;
@@ -82,7 +82,7 @@ fn in_words<L: Lanes>(x: L) -> [i32; FOUR] {
 }
 
 impl Attend<'_> {
-    /// Splits what will meet K.
+    /// Turns and splits what will meet K.
     #[inline(always)]
     pub(super) fn split_queries<L: Lanes>(&self, queries: &[Query], state: &mut State) {
         let dim = self.call.heads.head_dim;
@@ -90,6 +90,7 @@ impl Attend<'_> {
             let mut numbers = [0.0; HEAD_DIM_MAX];
             let start = query.row * self.call.heads.qkv_cols() + query.head * dim;
             numbers[..dim].copy_from_slice(&self.qkv[start..][..dim]);
+            turn(&mut numbers[..dim]);
             split.take::<L>(&numbers.as_chunks().0[..dim.div_ceil(LANES)]);
         }
     }
@@ -105,6 +106,8 @@ impl Attend<'_> {
         state: &mut State,
     ) {
         let State { digits, scores, .. } = state;
+        // A power of two divides it without rounding.
+        let scale = self.call.heads.scale / n_turned(self.call.heads.head_dim) as f32;
         for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {
             let k = self.kv.half_in_int8(self.kv.page(self.call.layer, block.0, kv_head));
             let scales = L::load(k.scales);
@@ -112,7 +115,7 @@ impl Attend<'_> {
             for (splits, scores) in splits {
                 let dots = dots::<L>(k.digits, splits);
                 for n in 0..splits.len() {
-                    let factor = L::splat(splits[n].scale * self.call.heads.scale);
+                    let factor = L::splat(splits[n].scale * scale);
                     let score = dots[n].mul(scales.mul(factor));
                     let scores = &mut scores[n].as_chunks_mut::<LANES>().0[i];
                     match self.call.heads.cap {

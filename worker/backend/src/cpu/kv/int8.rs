@@ -7,6 +7,9 @@
 //! digits of V      [dim / 16, 16 positions / 4, 16, 4]         of a weighted sum they are columns
 //! ```
 //! `dim` is the head's, as whole lanes. A digit is stored 128 higher: products take unsigned bytes on one side.
+//!
+//! K is turned before it is rounded, and so are the queries that meet it: in some columns every key is large, and their
+//! size alone would decide how coarse the others become.
 
 use super::{HEAD_DIM_MAX, Kv, POSITIONS};
 use crate::cpu::lanes::{LANES, Lanes};
@@ -38,22 +41,69 @@ impl Kv {
 
 /// The byte of a number of K.
 #[inline(always)]
-pub(super) fn k_place(slot: usize, i: usize) -> usize {
+fn k_place(slot: usize, i: usize) -> usize {
     (i / FOUR * POSITIONS + slot) * FOUR + i % FOUR
 }
 
 /// The byte of a number of V.
 #[inline(always)]
-pub(super) fn v_place(slot: usize, i: usize) -> usize {
+fn v_place(slot: usize, i: usize) -> usize {
     ((i / LANES * (POSITIONS / FOUR) + slot / FOUR) * LANES + i % LANES) * FOUR + slot % FOUR
 }
 
-/// Stores a row of K or V in a half page.
+/// How many numbers of a head are turned together: the largest power of two that divides it.
+#[inline(always)]
+pub(crate) fn n_turned(head_dim: usize) -> usize {
+    1 << head_dim.trailing_zeros()
+}
+
+/// Turns each run of `n_turned` numbers of a head by a Hadamard matrix. Two rows that were both turned have `n_turned`
+/// times the product of the rows as they were.
+#[inline(always)]
+pub(crate) fn turn(head: &mut [f32]) {
+    let n = n_turned(head.len());
+    let mut half = 1;
+    while half < n {
+        for pair in head.chunks_exact_mut(2 * half) {
+            let (low, high) = pair.split_at_mut(half);
+            for (a, b) in low.iter_mut().zip(high) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+        half *= 2;
+    }
+}
+
+/// Stores a row of K, turned, in a half page.
+///
+/// # Safety
+/// That of `store`.
+#[inline(always)]
+pub(super) unsafe fn store_k<L: Lanes>(half: *mut u8, slot: usize, row: &[f32]) {
+    let mut turned = [0.0; HEAD_DIM_MAX];
+    let turned = &mut turned[..row.len()];
+    turned.copy_from_slice(row);
+    turn(turned);
+    // SAFETY: the caller promises it.
+    unsafe { store::<L>(half, k_place, slot, turned) }
+}
+
+/// Stores a row of V in a half page.
+///
+/// # Safety
+/// That of `store`.
+#[inline(always)]
+pub(super) unsafe fn store_v<L: Lanes>(half: *mut u8, slot: usize, row: &[f32]) {
+    // SAFETY: the caller promises it.
+    unsafe { store::<L>(half, v_place, slot, row) }
+}
+
+/// Stores a row in a half page.
 ///
 /// # Safety
 /// No other thread touches this position of the half page that begins at `half`.
 #[inline(always)]
-pub(super) unsafe fn store<L: Lanes>(half: *mut u8, place: impl Fn(usize, usize) -> usize, slot: usize, row: &[f32]) {
+unsafe fn store<L: Lanes>(half: *mut u8, place: impl Fn(usize, usize) -> usize, slot: usize, row: &[f32]) {
     let mut digits = [ZERO; HEAD_DIM_MAX];
     let scale = round::<L>(row, &mut digits);
     // SAFETY: inside the half page, whose rows are whole lanes; scales are aligned, as pages are whole lines.
