@@ -1,6 +1,7 @@
 //! Parses arguments and does nothing else: `settings` decides what they mean together.
 
 use crate::chat::RunCommand;
+use crate::mistakes::explained;
 use crate::models::{ModelsCommand, PullCommand, RemoveCommand, ShowCommand};
 use crate::operate::{LogsCommand, PlanCommand, PsCommand, StatusCommand, scale, top};
 use crate::roles::coordinator::CoordinatorCommand;
@@ -12,7 +13,7 @@ use crate::shell::{CompletionsCommand, ManCommand};
 use crate::verify::VerifyCommand;
 use crate::verify::replay::ReplayCommand;
 use crate::{bench, simulate};
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 
@@ -43,7 +44,7 @@ fn parsed(
 ) -> Result<(Command, ArgMatches), clap::Error> {
     let words: Vec<OsString> = words.into_iter().map(lengthened).collect();
     let mut lockstep = Cli::command();
-    let matches = lockstep.try_get_matches_from_mut(&words).map_err(|error| whose(error, &mut lockstep, &words))?;
+    let matches = lockstep.try_get_matches_from_mut(&words).map_err(|error| explained(error, &mut lockstep, &words))?;
     let known = environment::check(&lockstep, variables);
     known.map_err(|told| lockstep.error(ErrorKind::UnknownArgument, told))?;
     let cli = Cli::from_arg_matches(&matches)?;
@@ -62,27 +63,6 @@ fn lengthened(word: OsString) -> OsString {
         (Some((_, long)), Some(value)) => format!("{long}={value}").into(),
         (None, _) => word,
     }
-}
-
-/// The roles of a cluster. A flag given to the wrong one is attributed to the first of these that has it.
-const ROLES: [&str; 4] = ["router", "coordinator", "worker", "serve"];
-
-/// A role only takes flags that it uses. The error for another role's flag names that role.
-fn whose(error: clap::Error, lockstep: &mut clap::Command, words: &[OsString]) -> clap::Error {
-    let Some(ContextValue::String(said)) = error.get(ContextKind::InvalidArg) else { return error };
-    let role = words.get(1).and_then(|word| word.to_str()).filter(|role| ROLES.contains(role));
-    let flag = said.split('=').next().and_then(|flag| flag.strip_prefix("--"));
-    let (ErrorKind::UnknownArgument, Some(role), Some(flag)) = (error.kind(), role, flag) else { return error };
-    let heeds = |other: &&str| {
-        let mut arguments = lockstep.find_subcommand(other).into_iter().flat_map(|role| role.get_arguments());
-        arguments.any(|argument| {
-            let aliases = argument.get_all_aliases().unwrap_or_default();
-            argument.get_long() == Some(flag) || aliases.contains(&flag)
-        })
-    };
-    let Some(other) = ROLES.into_iter().find(|other| heeds(other)) else { return error };
-    let told = format!("`lockstep {role}` does not heed --{flag}: it is for `lockstep {other}`");
-    lockstep.error(ErrorKind::UnknownArgument, told)
 }
 
 const SERVE_HELP: &str = "\
@@ -210,7 +190,7 @@ pub enum Command {
     #[command(after_help = "Example: lockstep pull smollm2")]
     Pull(PullCommand),
     /// List the models on this machine, and those that have a short name
-    #[command(after_help = "Example: lockstep models --json", visible_alias = "list", alias = "ls")]
+    #[command(after_help = "Example: lockstep models --fit --context 16384", visible_alias = "list", alias = "ls")]
     Models(ModelsCommand),
     /// Show what a model on this machine is
     #[command(after_help = "Example: lockstep show smollm2")]

@@ -5,6 +5,8 @@
 mod args;
 mod bench;
 mod chat;
+mod figures;
+mod mistakes;
 mod models;
 mod operate;
 mod out;
@@ -46,7 +48,7 @@ fn run(command: Command, said: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Router(router) => router.run(said),
         Command::Token => token(),
         Command::Pull(pull) => models::pull(&pull),
-        Command::Models(models) => models::list(&models),
+        Command::Models(models) => models::list(&models, &operate::fit),
         Command::Show(show) => models::show(&show),
         Command::Rm(remove) => models::remove(&remove),
         Command::Ps(ps) => ps.run(),

@@ -32,7 +32,7 @@ impl Dialogue {
         let sampling = v1::Sampling {
             temperature: run.temperature.or(card.map(|card| card.temperature)),
             top_p: run.top_p.or(card.map(|card| card.top_p)),
-            top_k: run.top_k,
+            top_k: run.top_k.or(card.and_then(|card| card.top_k)),
             min_p: run.min_p,
             seed: run.settings.router.seed,
             max_tokens: run.max_tokens,

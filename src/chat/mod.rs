@@ -5,6 +5,7 @@ mod ask;
 mod quiet;
 mod said;
 mod saved;
+mod signals;
 mod terminal;
 mod wrap;
 
@@ -21,11 +22,12 @@ use proto::v1;
 use proto::v1::inference_client::InferenceClient;
 use quiet::{Quiet, columns};
 use said::{Typed, TypedMessage};
+use signals::{SignalWatch, Signals};
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 use std::time::Duration;
 use terminal::{InputLine, Lines};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 use tonic::transport::Channel;
 
 #[derive(Args)]
@@ -68,6 +70,9 @@ impl RunCommand {
 
     /// Starts the roles on ports of their own, asks, and stops them; for another model again.
     pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
+        // A chat's model may have to be fetched first.
+        let quiet = if self.prompt.is_none() { Quiet::begin() } else { None };
+        let watch = quiet.as_ref().map(Quiet::watch).transpose()?;
         let Some(mut server) = PrivateServer::prepare(self.settings.clone(), &self.source, said)? else {
             return Ok(());
         };
@@ -77,7 +82,7 @@ impl RunCommand {
             return server
                 .serve_while(async |at| once(wire::tcp(&at.grpc.to_string())?, &self, &server, &prompt).await);
         }
-        let mut chat = Chat::open(&self, kept)?;
+        let mut chat = Chat::open(&self, kept, (quiet, watch))?;
         loop {
             let left = server.serve_while(async |at| {
                 chat.load(wire::tcp(&at.grpc.to_string())?, &server).await?.hold(&server, &self.source).await
@@ -148,16 +153,22 @@ struct Chat {
     is_terminal: bool,
     verbose: bool,
     client: Option<InferenceClient<Channel>>,
-    /// From the first load on: what is typed meanwhile is shown once, by the editor.
-    _quiet: Option<Quiet>,
+    /// What is typed while no line is read is shown once, by the editor.
+    quiet: Option<Quiet>,
+    /// Until the chat hears signals itself.
+    watch: Option<SignalWatch>,
 }
 
 impl Chat {
-    fn open(run: &RunCommand, kept: PathBuf) -> anyhow::Result<Chat> {
+    fn open(
+        run: &RunCommand,
+        kept: PathBuf,
+        (quiet, watch): (Option<Quiet>, Option<SignalWatch>),
+    ) -> anyhow::Result<Chat> {
         let lines = Lines::open(kept.join("history"))?;
         let is_terminal = lines.is_terminal();
         let (ask, chats) = (Dialogue::new(run), kept.join("chats"));
-        Ok(Chat { ask, lines: Some(lines), chats, is_terminal, verbose: is_terminal, client: None, _quiet: None })
+        Ok(Chat { ask, lines: Some(lines), chats, is_terminal, verbose: is_terminal, client: None, quiet, watch })
     }
 
     /// Waits for the model; a signal ends that.
@@ -165,12 +176,10 @@ impl Chat {
         let is_first = self.client.is_none();
         let mut client = InferenceClient::new(channel);
         let mut signals = Signals::open()?;
-        if self.is_terminal && is_first {
-            self._quiet = Quiet::begin();
-        }
+        self.watch = None;
         tokio::select! {
             ready = until_ready(&mut client, server) => ready?,
-            () = signals.any() => bail!("interrupted while the model was loading"),
+            _ = signals.any() => bail!("interrupted while the model was loading"),
         }
         if self.is_terminal && is_first {
             eprintln!("/help lists the commands; Ctrl-D leaves.");
@@ -199,14 +208,19 @@ impl Chat {
                 }
                 Typed::Verbose(to) => self.verbose = to,
                 Typed::Help => eprint!("{}", wrap::clipped(said::HELP, columns().unwrap_or(usize::MAX))),
-                // Its files may have to be fetched first, which blocks.
-                Typed::Model(name) => match tokio::task::block_in_place(|| server.another(&name, source)) {
+                Typed::Model(name) => match self.another(&name, server, source) {
                     Ok(other) => return Ok(Left::ForModel(Box::new(other))),
                     Err(error) => tell(&format!("{}\n", out::for_people(&error))),
                 },
                 other => tell(&self.ask.change(other, server.model().0, &self.chats)),
             }
         }
+    }
+
+    /// A server for another model. Its files may have to be fetched first, which blocks, and a signal ends.
+    fn another(&self, name: &str, server: &PrivateServer, source: &ConfigSource) -> anyhow::Result<PrivateServer> {
+        let _watch = self.quiet.as_ref().map(Quiet::watch).transpose()?;
+        tokio::task::block_in_place(|| server.another(name, source))
     }
 
     /// A blocking read. Its thread is abandoned when the process ends.
@@ -254,36 +268,6 @@ fn tell(text: &str) {
 fn is_too_long(error: &anyhow::Error) -> bool {
     let told = error.to_string();
     told.contains("no room is left for an answer") || told.contains("the replica cannot hold the request")
-}
-
-/// The signals that a chat hears, which would otherwise leave the terminal without its echo.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn open() -> anyhow::Result<Signals> {
-        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
-        let [interrupt, terminate, hangup] = kinds.map(signal);
-        Ok(Signals { interrupt: interrupt?, terminate: terminate?, hangup: hangup? })
-    }
-
-    async fn any(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
-        }
-    }
-
-    async fn ended(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
-        }
-    }
 }
 
 /// A whole message, or None at the end of the input.

@@ -1,20 +1,24 @@
 //! Finds a model's files by its name, and fetches them with a progress bar if they are not here.
 
+mod fitting;
 mod hub_name;
 mod remove;
 mod show;
 
+pub use fitting::Fits;
 pub use remove::{RemoveCommand, remove};
 pub use show::{ShowCommand, show};
 
 use crate::out;
 use crate::settings::hub::{Hub, sources};
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
-use checkpoint::catalogue::{self, CATALOGUE, Listed, Located, Origin, Progress};
+use checkpoint::catalogue::{self, CATALOGUE, CatalogueEntry, Listed, Located, Origin, Progress};
 use clap::Args;
+use fitting::Fitting;
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
+use std::path::Path;
 
 #[derive(Args)]
 pub struct PullCommand {
@@ -37,14 +41,31 @@ pub struct ModelsCommand {
     /// Read every model whole, and compare it with the checksums that it had when it was fetched
     #[arg(long)]
     pub verify: bool,
+    /// Tell which models of the catalogue this machine has memory for: their weights, and KV beside them
+    #[arg(long)]
+    pub fit: bool,
+    /// Context length that --fit makes room for, at most the model's
+    #[arg(long, value_name = "N", default_value_t = 8192, requires = "fit")]
+    pub context: u32,
     #[command(flatten)]
     pub hub: Hub,
 }
 
 /// The model's files, fetched first if need be.
 pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<Located> {
+    let name = hub_name::named(model);
+    ensure!(
+        !name.contains("://"),
+        "{model} is no address of a model on the hub: name one as org/name or org/name:Q4_K_M, or fetch the file and \
+         give its path"
+    );
+    let path = Path::new(name);
+    ensure!(
+        !path.is_dir() || path.join("config.json").exists(),
+        "{name} is no model but a folder without a config.json: give a model's folder, or a .gguf file"
+    );
     let bar = ProgressBar::no_length();
-    let result = catalogue::pull(hub_name::named(model), &sources(hub)?, &mut |progress| draw(&bar, progress));
+    let result = catalogue::pull(name, &sources(hub)?, &mut |progress| draw(&bar, progress));
     bar.finish_and_clear();
     Ok(result?)
 }
@@ -115,13 +136,14 @@ fn origin_name(origin: Origin) -> &'static str {
     }
 }
 
-/// Lists the models that are here, and what the catalogue knows besides.
-pub fn list(models: &ModelsCommand) -> anyhow::Result<()> {
+/// Lists the models that are here, and those of the catalogue.
+pub fn list(models: &ModelsCommand, fits: Fits<'_>) -> anyhow::Result<()> {
     let here = catalogue::list(&sources(&models.hub)?).into_iter();
     let rows: Vec<Row> = here.map(|listed| Row::of(listed, models.verify)).collect();
+    let fitting = models.fit.then(|| fitting::of_catalogue(models.context, fits)).transpose()?;
     match models.json {
-        true => out::line(&format!("{:#}", page(&rows))),
-        false => out::print(&table(&rows)),
+        true => out::line(&format!("{:#}", page(&rows, fitting.as_deref()))),
+        false => out::print(&format!("{}\n{}", table(&rows), catalogue_table(&rows, fitting.as_deref()))),
     }
 }
 
@@ -129,29 +151,54 @@ fn is_here(rows: &[Row], name: &str) -> bool {
     rows.iter().any(|row| row.listed.model == name)
 }
 
-fn page(rows: &[Row]) -> Value {
-    let entries = CATALOGUE.iter().map(|entry| {
-        let is_here = is_here(rows, entry.name);
-        let (model, about, hub_id) = (entry.name, entry.about, entry.hub_id);
-        json!({ "model": model, "about": about, "bytes": entry.bytes, "hub_id": hub_id, "here": is_here })
+fn page(rows: &[Row], fitting: Option<&[Fitting]>) -> Value {
+    let entries = CATALOGUE.iter().enumerate().map(|(i, entry)| {
+        let CatalogueEntry { name, also, about, licence, hub_id, file, bytes, .. } = *entry;
+        let mut row = json!({
+            "model": name, "also": also, "about": about, "licence": licence, "context": entry.figures.context,
+            "bytes": bytes, "hub_id": hub_id, "file": file, "here": is_here(rows, name),
+        });
+        if let Some(fitting) = fitting {
+            row["fit"] = fitting[i].json();
+        }
+        row
     });
     json!({ "models": rows.iter().map(Row::json).collect::<Vec<_>>(), "catalogue": entries.collect::<Vec<_>>() })
 }
 
 fn table(rows: &[Row]) -> String {
-    let mut lines = vec![["MODEL", "FAMILY", "QUANTIZATION", "SIZE", "WHERE"].map(str::to_owned)];
-    lines.extend(rows.iter().map(Row::columns));
-    for entry in CATALOGUE.iter().filter(|entry| !is_here(rows, entry.name)) {
-        let what = format!("not here: `lockstep pull {}` fetches {}", entry.name, entry.about);
-        lines.push([entry.name.into(), "-".into(), "-".into(), HumanBytes(entry.bytes).to_string(), what]);
+    let mut lines = vec![["MODEL", "FAMILY", "QUANTIZATION", "SIZE", "WHERE"].map(str::to_owned).to_vec()];
+    lines.extend(rows.iter().map(|row| row.columns().to_vec()));
+    padded(&lines, 3)
+}
+
+fn catalogue_table(rows: &[Row], fitting: Option<&[Fitting]>) -> String {
+    let mut lines = vec![["NAME", "HERE", "CONTEXT", "SIZE", "LICENCE"].map(str::to_owned).to_vec()];
+    for entry in &CATALOGUE {
+        let name = entry.also.map_or_else(|| entry.name.to_owned(), |also| format!("{} ({also})", entry.name));
+        let here = if is_here(rows, entry.name) { "yes" } else { "-" };
+        let (context, size) = (entry.figures.context.to_string(), HumanBytes(entry.bytes).to_string());
+        lines.push(vec![name, here.into(), context, size, entry.licence.into()]);
     }
+    let about = std::iter::once("GOOD AT").chain(CATALOGUE.iter().map(|entry| entry.about));
+    let fits = fitting.map(|fitting| std::iter::once("FITS".into()).chain(fitting.iter().map(ToString::to_string)));
+    for (line, fits) in lines.iter_mut().zip(fits.into_iter().flatten()) {
+        line.push(fits);
+    }
+    lines.iter_mut().zip(about).for_each(|(line, about)| line.push(about.into()));
+    format!("To fetch with `lockstep pull NAME`:\n{}", padded(&lines, 3))
+}
+
+/// Columns as wide as their widest cell, the last as it is; `right` is aligned to its end.
+fn padded(lines: &[Vec<String>], right: usize) -> String {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
-    let widths = [0, 1, 2, 3].map(width);
-    let padded = |[model, family, quantization, size, place]: &[String; 5]| {
-        let [a, b, c, d] = widths;
-        format!("{model:<a$}  {family:<b$}  {quantization:<c$}  {size:>d$}  {place}\n")
+    let cell = |(column, cell): (usize, &String), last: usize| match column {
+        _ if column == last => cell.clone(),
+        _ if column == right => format!("{cell:>width$}  ", width = width(column)),
+        _ => format!("{cell:<width$}  ", width = width(column)),
     };
-    lines.iter().map(padded).collect()
+    let line = |line: &Vec<String>| line.iter().enumerate().map(|at| cell(at, line.len() - 1)).collect::<String>();
+    lines.iter().map(|cells| line(cells) + "\n").collect()
 }
 
 fn draw(bar: &ProgressBar, progress: Progress<'_>) {
@@ -186,6 +233,15 @@ mod tests {
         format!("{:#}", pull(&line.pull).unwrap_err())
     }
 
+    /// The name is known, so the hub is asked for the file of the catalogue.
+    #[test]
+    fn names_of_the_catalogue_are_pulled_from_their_repositories() {
+        for name in ["qwen3:4b", "qwen3", "llama3.2:1b"] {
+            let refused = pulled(name);
+            assert!(refused.contains("-Q4_K_M.gguf could not be fetched"), "{name}: {refused}");
+        }
+    }
+
     #[test]
     fn what_is_no_model_is_refused_by_its_name() {
         let folder = std::env::temp_dir().join(format!("lockstep-pull-{}", std::process::id()));
@@ -198,6 +254,8 @@ mod tests {
             assert!(refused.starts_with(&path) && refused.contains("is no model"), "{refused}");
         }
         std::fs::remove_dir_all(&folder).unwrap();
+        let slip = pulled("qwen3:5b");
+        assert!(slip.contains("near it are qwen3:4b, ") && slip.contains("`lockstep models` lists all"), "{slip}");
         // None of these exists, wherever the test runs.
         for name in ["org/..", "org/a--b", "no-such-model"] {
             let refused = pulled(name);

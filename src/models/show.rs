@@ -63,7 +63,8 @@ fn rows(checkpoint: &Checkpoint) -> Vec<(&'static str, String)> {
 /// What `run` samples with where nothing else is said.
 fn sampling(model: &str, checkpoint: &Checkpoint) -> String {
     if let Some(card) = card_sampling(model) {
-        return format!("temperature {}, top_p {} (the model card's)", card.temperature, card.top_p);
+        let top_k = card.top_k.map_or_else(String::new, |top_k| format!(", top_k {top_k}"));
+        return format!("temperature {}, top_p {}{top_k} (the model card's)", card.temperature, card.top_p);
     }
     let own = checkpoint.defaults();
     let value = |name: &str, value: Option<String>| value.map(|value| format!("{name} {value}"));

@@ -1,5 +1,6 @@
 //! Commands for operators: plan a placement, look at a running cluster, and change it.
 
+mod fit;
 mod logs;
 mod plan;
 mod ps;
@@ -8,6 +9,7 @@ mod server;
 mod status;
 pub mod top;
 
+pub use fit::fit;
 pub use logs::LogsCommand;
 pub use plan::PlanCommand;
 pub use ps::PsCommand;

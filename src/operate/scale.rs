@@ -2,9 +2,10 @@
 //! They decide nothing.
 
 use crate::out;
-use crate::settings::TrustSettings;
+use crate::settings::{TrustSettings, at_least_one};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
+use cluster::Addresses;
 use proto::Speaks;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{ReloadReply, ReloadRequest, ScaleReply, ScaleRequest, Unread};
@@ -48,6 +49,8 @@ pub struct ReloadCommand {
 
 impl ScaleCommand {
     pub fn run(&self) -> anyhow::Result<()> {
+        at_least_one("tp", self.tp)?;
+        at_least_one("pp", self.pp)?;
         let Speaks { version, protocols } = Speaks::default();
         let asked = ScaleRequest { version, tp: self.tp.into(), pp: self.pp.into(), protocols };
         let reply = self.asked.ask(async |mut client| client.scale(asked).await)?;
@@ -79,6 +82,7 @@ impl CoordinatorAddress {
         ask: impl AsyncFnOnce(CoordinatorClient<Channel>) -> Result<Response<T>, Status>,
     ) -> anyhow::Result<T> {
         let address = &self.coordinator;
+        address.parse::<Addresses>().context("--coordinator")?;
         let trust = self.trust.resolve("router", address, None)?;
         let answer = Runtime::new()?.block_on(async {
             let client = CoordinatorClient::new(wire::channel(address, trust));

@@ -3,7 +3,7 @@
 
 use crate::settings::{StoreSettings, TrustSettings};
 use anyhow::{Context, ensure};
-use cluster::{LastClaim, last_claim};
+use cluster::{Addresses, LastClaim, last_claim};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use wire::{JoinToken, Peer};
@@ -30,7 +30,10 @@ impl<'a> CoordinatorSource<'a> {
              that of --replica NAME is: one of them"
         );
         match join {
-            Some(address) => Ok(CoordinatorSource::At(address)),
+            Some(address) => {
+                address.parse::<Addresses>().context("--join")?;
+                Ok(CoordinatorSource::At(address))
+            }
             None => {
                 let replica = replica.context("--etcd-endpoints needs --replica NAME: for whom to compute")?;
                 Ok(CoordinatorSource::InStore { store, replica })

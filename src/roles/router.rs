@@ -153,14 +153,14 @@ fn taken(what: &str, flag: &str, address: SocketAddr, error: std::io::Error) -> 
     }
 }
 
-/// Reads what clients are known by, before anything is begun for them.
+/// Reads what clients are known by, and how their chats are written, before anything is begun for them.
 pub fn check_clients(parts: RouterParts<'_>) -> anyhow::Result<()> {
     keys::read(parts.router)?;
     if parts.router.admin.is_some() {
         keys::read_operators(parts.router)?;
     }
     api_tls::read(parts.router)?;
-    Ok(())
+    text::check_template(parts.router)
 }
 
 /// The replicas that a router serves, and what it knows of models besides its first.

@@ -23,6 +23,12 @@ pub fn first(checkpoint: &Checkpoint, settings: &RouterSettings) -> anyhow::Resu
     text.with_dialect(None, settings.reasoning_parser.as_deref()).context("--reasoning-parser")
 }
 
+/// Whether the template that is given can be read, before anything is begun for it.
+pub fn check_template(settings: &RouterSettings) -> anyhow::Result<()> {
+    let Some(said) = &settings.chat_template else { return Ok(()) };
+    ChatTemplate::new(&template(said)?, None, None).map(drop).context("--chat-template")
+}
+
 /// The text of another model.
 pub fn other(checkpoint: &Checkpoint) -> anyhow::Result<ModelText> {
     Ok(ModelText::of(checkpoint)?)

@@ -4,7 +4,7 @@ use crate::roles::coordinator::policy;
 use crate::roles::drafts;
 use crate::settings::{ServeSettings, machine};
 use checkpoint::Checkpoint;
-use coordinator::{Blueprint, Machine, WorkerId};
+use coordinator::{Blueprint, Machine, ModelShape, Unplaceable, WorkerId};
 
 /// The placement of this model on this machine, with the expected speed, as a table.
 pub fn table(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Result<String> {
@@ -18,9 +18,13 @@ pub fn table(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Resul
 
 /// The placement on this machine, or why there is none: checked before anything is started.
 pub fn blueprint(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Result<Blueprint> {
-    let (machines, policy) = (machines(settings)?, policy(settings.coordinator()));
     let (shape, _) = drafts::shape(settings.coordinator(), checkpoint)?;
-    Ok(coordinator::plan(&machines, &shape, &policy, None)?)
+    Ok(placed(settings, &shape)??)
+}
+
+/// The placement of a model of this shape on this machine, or why there is none.
+pub fn placed(settings: &ServeSettings, shape: &ModelShape) -> anyhow::Result<Result<Blueprint, Unplaceable>> {
+    Ok(coordinator::plan(&machines(settings)?, shape, &policy(settings.coordinator()), None))
 }
 
 /// The workers that `serve` would start for one replica.

@@ -29,6 +29,7 @@ pub mod words;
 mod worker;
 
 pub use bytes::ByteSize;
+pub use check::at_least_one;
 pub use choices::{CudaGraphs, LogFormat, PickChoice};
 pub use coordinator::{CoordinatorParts, CoordinatorRole};
 pub use file::{ConfigSource, printed, told};

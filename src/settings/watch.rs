@@ -1,7 +1,7 @@
 //! A process's log, and what it sends to a collector. The same for every role.
 
 use super::choices::{LogFormat, OtlpProtocol};
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -45,6 +45,10 @@ impl WatchSettings {
         let is_said = |text: &String| !text.is_empty();
         self.otlp_endpoint = self.otlp_endpoint.filter(is_said);
         self.otlp_certificate = self.otlp_certificate.filter(is_said);
+        let is_url = |url: &String| url.contains(':') && !url.contains(char::is_whitespace);
+        if let Some(endpoint) = self.otlp_endpoint.as_ref().filter(|url| !is_url(url)) {
+            bail!("--otlp-endpoint {endpoint} is no URL of a collector: it looks like http://127.0.0.1:4317");
+        }
         let ratio = self.otlp_sample;
         ensure!((0.0..=1.0).contains(&ratio), "--otlp-sample is {ratio}; it must be from 0 to 1");
         Ok(self)

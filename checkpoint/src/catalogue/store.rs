@@ -1,14 +1,15 @@
 //! Models in this program's cache and in a Hugging Face cache, both laid out by repository. Fetches nothing.
 
+use crate::catalogue::entries::{CATALOGUE, CatalogueEntry};
 use crate::catalogue::files::{all_parts, choose_gguf, file_names};
-use crate::catalogue::model::{CATALOGUE, CatalogueEntry, HubId, Listed, Located, Origin, Sources};
+use crate::catalogue::model::{HubId, Listed, Located, Origin, Sources};
 use crate::catalogue::others;
 use crate::error::Result;
 use crate::split::GgufPart;
 use std::path::{Path, PathBuf};
 
 pub fn find_entry(entry: &CatalogueEntry, sources: &Sources) -> Option<Located> {
-    let ours = sources.folder(entry.name).join(entry.file);
+    let ours = sources.folder(&entry.folder_name()).join(entry.file);
     let theirs = snapshots(entry.hub_id, sources).into_iter().map(|folder| folder.join(entry.file));
     let whole = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|metadata| metadata.len() == entry.bytes);
     let path = std::iter::once(ours).chain(theirs).find(whole)?;
@@ -57,7 +58,7 @@ pub fn list(sources: &Sources) -> Vec<Listed> {
 }
 
 fn list_folder(name: &str, sources: &Sources) -> Vec<Listed> {
-    if let Some(entry) = CATALOGUE.iter().find(|entry| entry.name == name) {
+    if let Some(entry) = CATALOGUE.iter().find(|entry| entry.folder_name() == name) {
         let here = find_entry(entry, sources).into_iter();
         return here.map(|Located { name, path }| Listed { model: name, path, origin: Origin::Pulled }).collect();
     }

@@ -1,51 +1,116 @@
 //! A single-threaded hub on the loopback, and a cache in a temporary folder.
 
+mod entries;
 mod faults;
 
 use super::*;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
 const FILE: &[u8] = &[7; 300_000];
 
 struct Hub {
     endpoint: String,
-    /// Request lines with their range, in order.
+    /// Paths with the first byte that was wanted, in order.
     asked: Arc<Mutex<Vec<String>>>,
 }
 
-/// Serves paths; each answer closes its connection. Ends with the process.
-fn hub(files: HashMap<String, Vec<u8>>) -> Hub {
+impl Hub {
+    /// What was asked besides lists of files.
+    fn files_asked(&self) -> Vec<String> {
+        let asked = self.asked.lock().unwrap();
+        asked.iter().filter(|asked| !asked.starts_with(LISTS)).cloned().collect()
+    }
+}
+
+const LISTS: &str = "/api/";
+
+/// What is asked: the path, the first byte, whether the token came along, and how many requests for files there were
+/// before.
+struct Asked {
+    path: String,
+    from: usize,
+    has_token: bool,
+    before: usize,
+}
+
+/// What a hub says to one request.
+struct Answer {
+    status: &'static str,
+    headers: String,
+    body: Vec<u8>,
+    /// The connection ends after so many bytes of the body.
+    cut: usize,
+}
+
+impl Answer {
+    fn new(status: &'static str, body: &[u8]) -> Answer {
+        Answer { status, headers: String::new(), body: body.to_vec(), cut: usize::MAX }
+    }
+
+    /// A file from `from` on, as a hub that knows ranges sends it.
+    fn file(file: &[u8], from: usize) -> Answer {
+        match from {
+            0 => Answer::new("200 OK", file),
+            _ => {
+                let headers = format!("content-range: bytes {from}-{}/{}\r\n", file.len() - 1, file.len());
+                Answer { headers, ..Answer::new("206 Partial Content", &file[from..]) }
+            }
+        }
+    }
+
+    fn send(self, mut stream: TcpStream) {
+        let Answer { status, headers, body, cut } = self;
+        let length = body.len();
+        let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\nconnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        // Who has no room hangs up.
+        let _ = stream.write_all(&body[..cut.min(length)]);
+    }
+}
+
+/// Answers as it is told to; each answer closes its connection. Ends with the process.
+fn hub_that(answer: impl Fn(&Asked) -> Answer + Send + 'static) -> Hub {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let log = asked.clone();
+    let hub = Hub { endpoint, asked: Arc::new(Mutex::new(Vec::new())) };
+    let log = hub.asked.clone();
     std::thread::spawn(move || {
+        let mut n_files = 0;
         for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-            let path = lines.next().unwrap().unwrap().split(' ').nth(1).unwrap().to_owned();
-            let mut from = 0;
-            for line in lines.map_while(std::io::Result::ok).take_while(|line| !line.is_empty()) {
-                if let Some(range) = line.to_lowercase().strip_prefix("range: bytes=") {
-                    from = range.trim_end_matches('-').parse().unwrap();
-                }
-            }
-            log.lock().unwrap().push(format!("{path} {from}"));
-            let (status, body) = match files.get(&path) {
-                Some(body) if from == 0 => ("200 OK", &body[..]),
-                Some(body) => ("206 Partial Content", &body[from..]),
-                None => ("404 Not Found", &[][..]),
-            };
-            let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
-            stream.write_all(head.as_bytes()).unwrap();
-            stream.write_all(body).unwrap();
+            let stream = stream.unwrap();
+            let asked = read(&stream, n_files);
+            n_files += usize::from(!asked.path.starts_with(LISTS));
+            log.lock().unwrap().push(format!("{} {}", asked.path, asked.from));
+            answer(&asked).send(stream);
         }
     });
-    Hub { endpoint, asked }
+    hub
+}
+
+fn read(stream: &TcpStream, before: usize) -> Asked {
+    let mut lines = BufReader::new(stream).lines();
+    let path = lines.next().unwrap().unwrap().split(' ').nth(1).unwrap().to_owned();
+    let mut asked = Asked { path, from: 0, has_token: false, before };
+    for line in lines.map_while(std::io::Result::ok).take_while(|line| !line.is_empty()) {
+        let line = line.to_lowercase();
+        asked.has_token |= line.starts_with("authorization:");
+        if let Some(range) = line.strip_prefix("range: bytes=") {
+            asked.from = range.trim_end_matches('-').parse().unwrap();
+        }
+    }
+    asked
+}
+
+/// Serves files by their paths.
+fn hub(files: HashMap<String, Vec<u8>>) -> Hub {
+    hub_that(move |asked| match files.get(&asked.path) {
+        Some(file) => Answer::file(file, asked.from),
+        None => Answer::new("404 Not Found", b""),
+    })
 }
 
 fn sources(name: &str, hub: &Hub) -> Sources {
@@ -95,8 +160,8 @@ fn names() {
     ] {
         check(bad, None);
     }
-    let error = locate("smollm3", &Sources::new("nowhere".into())).unwrap_err().to_string();
-    assert!(error.contains("smollm3") && error.contains("smollm2"), "{error}");
+    let error = locate("smolm4:3b", &Sources::new("nowhere".into())).unwrap_err().to_string();
+    assert!(error.contains("smolm4:3b") && error.contains("near it are smollm3:3b"), "{error}");
     let error = locate("smollm2", &Sources::new("nowhere".into())).unwrap_err().to_string();
     assert!(error.contains("lockstep pull smollm2"), "{error}");
 }

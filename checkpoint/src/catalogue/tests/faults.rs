@@ -3,77 +3,14 @@
 
 use super::*;
 
-/// What a hub says to one request.
-struct Answer {
-    status: &'static str,
-    headers: String,
-    body: Vec<u8>,
-    /// The connection ends after so many bytes of the body.
-    cut: usize,
-}
-
-impl Answer {
-    fn new(status: &'static str, body: &[u8]) -> Answer {
-        Answer { status, headers: String::new(), body: body.to_vec(), cut: usize::MAX }
-    }
-
-    /// A file from `from` on, as a hub that knows ranges sends it.
-    fn file(file: &[u8], from: usize) -> Answer {
-        match from {
-            0 => Answer::new("200 OK", file),
-            _ => {
-                let headers = format!("content-range: bytes {from}-{}/{}\r\n", file.len() - 1, file.len());
-                Answer { headers, ..Answer::new("206 Partial Content", &file[from..]) }
-            }
-        }
-    }
-}
-
-/// What is asked: the path, the first byte, whether the token came along, and how many requests for files there were
-/// before.
-struct Asked<'a> {
-    path: &'a str,
-    from: usize,
-    has_token: bool,
-    before: usize,
-}
-
 /// A hub with one file, whose list is always right about `file`; `answer` speaks for the rest.
-fn hub_that(file: &[u8], sha256: Option<&str>, answer: impl Fn(&Asked<'_>) -> Answer + Send + 'static) -> Hub {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    let asked = Arc::new(Mutex::new(Vec::new()));
+fn hub_of(file: &[u8], sha256: Option<&str>, answer: impl Fn(&Asked) -> Answer + Send + 'static) -> Hub {
     let lfs = sha256.map(|oid| serde_json::json!({ "oid": oid }));
     let list = serde_json::json!([{"type": "file", "path": "m-Q4_1.gguf", "size": file.len(), "lfs": lfs}]).to_string();
-    let log = asked.clone();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-            let path = lines.next().unwrap().unwrap().split(' ').nth(1).unwrap().to_owned();
-            let (mut from, mut has_token) = (0, false);
-            for line in lines.map_while(std::io::Result::ok).take_while(|line| !line.is_empty()) {
-                let line = line.to_lowercase();
-                has_token |= line.starts_with("authorization:");
-                if let Some(range) = line.strip_prefix("range: bytes=") {
-                    from = range.trim_end_matches('-').parse().unwrap();
-                }
-            }
-            let answer = if path.starts_with("/api/") {
-                Answer::new("200 OK", list.as_bytes())
-            } else {
-                let mut log = log.lock().unwrap();
-                log.push(format!("{path} {from}"));
-                answer(&Asked { path: &path, from, has_token, before: log.len() - 1 })
-            };
-            let Answer { status, headers, body, cut } = answer;
-            let length = body.len();
-            let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\nconnection: close\r\n\r\n");
-            stream.write_all(head.as_bytes()).unwrap();
-            stream.write_all(&body[..cut.min(length)]).unwrap();
-        }
-    });
-    Hub { endpoint, asked }
+    hub_that(move |asked| match asked.path.starts_with(LISTS) {
+        true => Answer::new("200 OK", list.as_bytes()),
+        false => answer(asked),
+    })
 }
 
 const MODEL: &str = "org/m:Q4_1";
@@ -107,12 +44,12 @@ fn pulled(sources: &Sources) -> Vec<u8> {
 fn a_redirect_is_followed_with_its_range_and_without_the_token() {
     let file = some_file(1);
     let blob = file.clone();
-    let away = hub_that(&file, None, move |asked| match (asked.path, asked.has_token) {
+    let away = hub_of(&file, None, move |asked| match (&*asked.path, asked.has_token) {
         ("/blob", false) => Answer::file(&blob, asked.from),
         _ => Answer::new("404 Not Found", b""),
     });
     let to = away.endpoint.clone();
-    let near = hub_that(&file, Some(&sha(&file)), move |asked| match asked.has_token {
+    let near = hub_of(&file, Some(&sha(&file)), move |asked| match asked.has_token {
         true => Answer { headers: format!("location: {to}/blob\r\n"), ..Answer::new("302 Found", b"") },
         false => Answer::new("401 Unauthorized", b""),
     });
@@ -121,14 +58,14 @@ fn a_redirect_is_followed_with_its_range_and_without_the_token() {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("m-Q4_1.gguf.part"), &file[..1234]).unwrap();
     assert!(pulled(&sources) == file);
-    assert_eq!(*away.asked.lock().unwrap(), ["/blob 1234"]);
+    assert_eq!(away.files_asked(), ["/blob 1234"]);
 }
 
 #[test]
 fn a_fetch_whose_connection_is_cut_goes_on_where_it_was() {
     let file = some_file(2);
     let of_hub = file.clone();
-    let hub = hub_that(&file, Some(&sha(&file)), move |asked| {
+    let hub = hub_of(&file, Some(&sha(&file)), move |asked| {
         let cut = if asked.before < 2 { 100_000 } else { usize::MAX };
         Answer { cut, ..Answer::file(&of_hub, asked.from) }
     });
@@ -140,14 +77,14 @@ fn a_fetch_whose_connection_is_cut_goes_on_where_it_was() {
     }
     assert!(pulled(&sources) == file);
     let path = "/org/m/resolve/main/m-Q4_1.gguf";
-    assert_eq!(*hub.asked.lock().unwrap(), [0, 100_000, 200_000].map(|from| format!("{path} {from}")));
+    assert_eq!(hub.files_asked(), [0, 100_000, 200_000].map(|from| format!("{path} {from}")));
 }
 
 #[test]
 fn a_file_that_has_changed_since_is_refused_and_fetched_anew() {
     let (before, file) = (some_file(3), some_file(4));
     let of_hub = file.clone();
-    let hub = hub_that(&file, Some(&sha(&file)), move |asked| Answer::file(&of_hub, asked.from));
+    let hub = hub_of(&file, Some(&sha(&file)), move |asked| Answer::file(&of_hub, asked.from));
     let sources = sources("changed", &hub);
     let folder = sources.cache.join("models/org--m--Q4_1");
     std::fs::create_dir_all(&folder).unwrap();
@@ -163,7 +100,7 @@ fn a_file_that_has_changed_since_is_refused_and_fetched_anew() {
 fn a_file_without_a_checksum_is_never_put_together_from_two() {
     let (before, file) = (some_file(5), some_file(6));
     let of_hub = file.clone();
-    let hub = hub_that(&file, None, move |asked| Answer::file(&of_hub, asked.from));
+    let hub = hub_of(&file, None, move |asked| Answer::file(&of_hub, asked.from));
     let sources = sources("unchecked", &hub);
     let folder = sources.cache.join("models/org--m--Q4_1");
     std::fs::create_dir_all(&folder).unwrap();
@@ -176,7 +113,7 @@ fn a_hub_without_ranges_begins_again_and_one_that_sends_other_ranges_is_refused(
     let file = some_file(7);
     for is_lying in [false, true] {
         let of_hub = file.clone();
-        let hub = hub_that(&file, Some(&sha(&file)), move |asked| match (is_lying, asked.from) {
+        let hub = hub_of(&file, Some(&sha(&file)), move |asked| match (is_lying, asked.from) {
             (false, _) => Answer::new("200 OK", &of_hub),
             (true, from) => {
                 Answer { headers: "content-range: bytes 0-9/300000\r\n".into(), ..Answer::file(&of_hub, from) }
@@ -203,11 +140,49 @@ fn more_or_less_than_was_announced_is_refused() {
     for n_bytes in [1000, 300_001] {
         let mut of_hub = file.clone();
         of_hub.resize(n_bytes, 1);
-        let hub = hub_that(&file, Some(&sha(&file)), move |_| Answer::new("200 OK", &of_hub));
+        let hub = hub_of(&file, Some(&sha(&file)), move |_| Answer::new("200 OK", &of_hub));
         let sources = sources(&format!("length-{n_bytes}"), &hub);
         let refused = pull(MODEL, &sources, &mut |_| {}).unwrap_err().to_string();
         assert!(refused.contains("of 300000 bytes") || refused.contains("more than the 300000"), "{refused}");
         assert!(only_a_part(&sources).is_some_and(|kept| kept <= 300_000));
         std::fs::remove_dir_all(&sources.cache).unwrap();
     }
+}
+
+/// A disk on which no file grows beyond a hundred thousand bytes. What had room is written, as disks do.
+fn write_to_a_small_disk(file: &mut std::fs::File, bytes: &[u8]) -> std::io::Result<()> {
+    let room = 100_000_usize.saturating_sub(file.metadata()?.len() as usize);
+    file.write_all(&bytes[..room.min(bytes.len())])?;
+    if bytes.len() > room { Err(std::io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+}
+
+#[test]
+fn a_disk_that_is_full_in_the_middle_is_told_as_such_and_the_fetch_goes_on_once_there_is_room() {
+    let file = some_file(9);
+    let of_hub = file.clone();
+    let hub = hub_of(&file, Some(&sha(&file)), move |asked| Answer::file(&of_hub, asked.from));
+    let roomy = sources("full", &hub);
+    let small = Sources { write: write_to_a_small_disk, ..roomy.clone() };
+    // A second try on the full disk finds the part, and gains nothing.
+    for missing in [200_000, 200_000] {
+        let refused = pull(MODEL, &small, &mut |_| {}).unwrap_err();
+        let Error::NoRoom { path, needed, .. } = &refused else { panic!("{refused}") };
+        assert!(path.ends_with("m-Q4_1.gguf.part") && (missing..=300_000).contains(needed), "{refused}");
+        assert!(refused.to_string().contains("there is no room"), "{refused}");
+        assert_eq!(only_a_part(&small), Some(100_000));
+    }
+    assert!(pulled(&roomy) == file);
+    assert_eq!(hub.files_asked().last().unwrap(), "/org/m/resolve/main/m-Q4_1.gguf 100000");
+}
+
+/// Where the disk is full for the hub's file, it is for the package's too, which is larger.
+#[test]
+fn a_full_disk_has_no_second_source() {
+    let file = vec![1; 200_000];
+    let hub = hub_that(move |asked| Answer::file(&file, asked.from));
+    let python = Some("/bin/false".to_owned());
+    let sources = Sources { python, write: write_to_a_small_disk, ..sources("full-entry", &hub) };
+    let refused = pull("smollm2", &sources, &mut |_| {}).unwrap_err();
+    assert!(matches!(refused, Error::NoRoom { .. }), "{refused}");
+    std::fs::remove_dir_all(&sources.cache).unwrap();
 }

@@ -1,0 +1,75 @@
+//! Which names of the catalogue are like one that it has not: other sizes of the same family, or a slip.
+
+use crate::catalogue::entries::{CATALOGUE, CatalogueEntry};
+
+/// How many are named.
+const NAMED_MAX: usize = 4;
+/// The most letters of a slip.
+const SLIP_MAX: usize = 2;
+
+/// The nearest names, best first; none if nothing is near.
+pub fn names(wanted: &str) -> Vec<&'static str> {
+    let wanted = wanted.to_ascii_lowercase();
+    let mut near: Vec<(usize, &CatalogueEntry)> =
+        CATALOGUE.iter().filter_map(|entry| Some((distance(&wanted, entry)?, entry))).collect();
+    near.sort_by_key(|(distance, _)| *distance);
+    near.into_iter().take(NAMED_MAX).map(|(_, entry)| entry.name).collect()
+}
+
+/// How far an entry is: that of its name or, for another size, of its family's, with dashes and dots left out.
+fn distance(wanted: &str, entry: &CatalogueEntry) -> Option<usize> {
+    let plain = |name: &str| name.replace(['-', '.', '_', ':'], "");
+    let family = |name: &str| plain(name.split(':').next().unwrap_or(name));
+    let whole = steps(&plain(wanted), &plain(entry.name));
+    if family(wanted) == family(entry.name) {
+        return Some(whole);
+    }
+    let slip = whole.min(steps(&family(wanted), &family(entry.name)));
+    // A slip in a short word could be any other word.
+    let is_slip = slip <= SLIP_MAX && 3 * slip <= family(wanted).len();
+    // Who says no size means none.
+    is_slip.then_some(slip + if wanted.contains(':') { whole } else { slip })
+}
+
+/// Letters that are put in, left out or changed between two words.
+fn steps(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut before = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let changed = before + usize::from(x != y);
+            before = row[j + 1];
+            row[j + 1] = changed.min(before + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_sizes_and_slips_are_near_and_other_words_are_not() {
+        let check = |wanted, best: Option<&str>| assert_eq!(names(wanted).first().copied(), best, "{wanted}");
+        check("qwen3:5b", Some("qwen3:4b"));
+        check("Qwen3:4B", Some("qwen3:4b"));
+        check("qwen3-4b", Some("qwen3:4b"));
+        check("lama3.2:1b", Some("llama3.2:1b"));
+        check("lama3.3", Some("llama3.3:70b"));
+        check("smolm2:360m", Some("smollm2:360m"));
+        check("gptoss:20b", Some("gpt-oss:20b"));
+        check("deepseek-r1:7b", None);
+        check("no-such-model", None);
+        check("", None);
+        assert!(names("qwen3:99b").iter().all(|name| name.starts_with("qwen3:")), "{:?}", names("qwen3:99b"));
+        assert!(names("qwen3:99b").len() == NAMED_MAX);
+    }
+
+    #[test]
+    fn steps_are_letters() {
+        for (a, b, expected) in [("", "", 0), ("abc", "", 3), ("", "ab", 2), ("kitten", "sitting", 3), ("a", "a", 0)] {
+            assert_eq!(steps(a, b), expected, "{a} {b}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What a command line is told that cannot be read: which role a flag is for, what another server's flag is here, and
+//! plain words where a parser has its own. Changes no line that can be read.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::ffi::OsString;
+
+/// The roles of a cluster. A flag given to the wrong one is attributed to the first of these that has it.
+const ROLES: [&str; 4] = ["router", "coordinator", "worker", "serve"];
+
+/// Flags of other servers that people try, and what there is instead. Those that mean the same here are aliases.
+const ELSEWHERE: [(&str, &str); 7] = [
+    ("gpu-memory-utilization", "--kv-memory BYTES says how much the KV cache may take"),
+    ("mem-fraction-static", "--kv-memory BYTES says how much the KV cache may take"),
+    ("dtype", "weights stay what their file has; --activations and --kv-dtype choose the rest"),
+    ("quantization", "weights stay what their file has: give a model that is quantized, such as org/name:Q4_K_M"),
+    ("quantize", "weights stay what their file has: give a model that is quantized, such as org/name:Q4_K_M"),
+    ("n-gpu-layers", "--device cuda computes all layers on GPUs"),
+    ("enforce-eager", "there is one way to compute, with the same tokens however steps are launched"),
+];
+
+/// What parsers of values say, and what a person is told instead.
+const PLAIN: [(&str, &str); 6] = [
+    ("invalid digit found in string", "is no whole number"),
+    ("number too large to fit in target type", "is too large"),
+    ("cannot parse integer from empty string", "is no whole number"),
+    ("invalid float literal", "is no number"),
+    ("invalid IP address syntax", "is no IP address: it looks like 127.0.0.1, or 0.0.0.0 for all of this machine's"),
+    ("invalid socket address syntax", "is no address: it looks like 127.0.0.1:8000"),
+];
+
+/// The same error, in words that say what to do.
+pub fn explained(error: clap::Error, lockstep: &mut clap::Command, words: &[OsString]) -> clap::Error {
+    let Some(ContextValue::String(said)) = error.get(ContextKind::InvalidArg) else { return error };
+    let told = match error.kind() {
+        ErrorKind::UnknownArgument => unknown(said, lockstep, words),
+        ErrorKind::ValueValidation => wrong_value(&error, said),
+        _ => None,
+    };
+    let kind = error.kind();
+    told.map_or(error, |told| lockstep.error(kind, told))
+}
+
+fn unknown(said: &str, lockstep: &clap::Command, words: &[OsString]) -> Option<String> {
+    let flag = said.split('=').next().and_then(|flag| flag.strip_prefix("--"))?;
+    if let Some(told) = of_another_role(flag, lockstep, words) {
+        return Some(told);
+    }
+    let (_, instead) = ELSEWHERE.iter().find(|(name, _)| *name == flag)?;
+    Some(format!("there is no --{flag} here: {instead}"))
+}
+
+/// A role only takes flags that it uses.
+fn of_another_role(flag: &str, lockstep: &clap::Command, words: &[OsString]) -> Option<String> {
+    let role = words.get(1).and_then(|word| word.to_str()).filter(|role| ROLES.contains(role))?;
+    let heeds = |other: &&str| {
+        let mut arguments = lockstep.find_subcommand(other).into_iter().flat_map(|role| role.get_arguments());
+        arguments.any(|argument| {
+            let aliases = argument.get_all_aliases().unwrap_or_default();
+            argument.get_long() == Some(flag) || aliases.contains(&flag)
+        })
+    };
+    let other = ROLES.into_iter().find(heeds)?;
+    Some(format!("`lockstep {role}` does not heed --{flag}: it is for `lockstep {other}`"))
+}
+
+fn wrong_value(error: &clap::Error, argument: &str) -> Option<String> {
+    let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else { return None };
+    let why = std::error::Error::source(error)?.to_string();
+    let (_, told) = PLAIN.iter().find(|(of_parser, _)| *of_parser == why)?;
+    Some(format!("{argument}: {value:?} {told}"))
+}

@@ -1,0 +1,53 @@
+//! Whether a model of the catalogue has room on this machine, as `serve` would place it with its default settings.
+
+use crate::figures;
+use crate::serve::plan::placed;
+use crate::settings::ServeSettings;
+use checkpoint::catalogue::CatalogueEntry;
+use clap::Parser;
+use coordinator::{Blueprint, Unplaceable};
+
+/// The settings of `serve` that are said by nobody but the environment.
+#[derive(Parser)]
+struct Unsaid {
+    #[command(flatten)]
+    settings: ServeSettings,
+}
+
+pub fn fit(entry: &CatalogueEntry, context: u32) -> anyhow::Result<Result<Blueprint, Unplaceable>> {
+    let words = ["serve".to_owned(), entry.name.to_owned(), "--context".to_owned(), context.to_string()];
+    let settings = Unsaid::try_parse_from(words)?.settings.resolved()?;
+    placed(&settings, &figures::shape(entry)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use checkpoint::catalogue::entry;
+    use coordinator::Why;
+
+    fn on(words: &str, name: &str) -> Result<Blueprint, Unplaceable> {
+        let settings = Unsaid::parse_from(format!("serve {words}").split(' ')).settings.resolved().unwrap();
+        placed(&settings, &figures::shape(entry(name).unwrap()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_model_takes_its_file_and_the_keys_and_values_of_its_layers() {
+        let blueprint = on("--context 1024 --max-running 1", "smollm2").unwrap();
+        // Thirty layers of three heads with 64 keys and values each, in two bytes.
+        assert_eq!(blueprint.shards[0].kv_bytes, 1024 * 30 * 3 * 2 * 64 * 2);
+        assert!(blueprint.shards[0].weight_bytes.abs_diff(98_362_432) < 4096);
+        assert_eq!(fit(entry("smollm2").unwrap(), 1024).unwrap().unwrap().context, 1024);
+    }
+
+    #[test]
+    fn what_is_too_large_is_told_by_what_it_lacks() {
+        let refused = on("--context 40960 --kv-memory 1GiB", "qwen3:0.6b").unwrap_err();
+        // 28 layers of eight heads of 128: 112 KiB a token, so 4.4 GiB.
+        let needed = 40_960 * 28 * 8 * 2 * 128 * 2;
+        let is_it = |why: &Why| matches!(why, Why::Kv { needed: told, .. } if *told == needed);
+        assert!(is_it(&refused.why), "{refused}");
+        let refused = on("--context 8192 --kv-memory 100TiB", "llama3.3").unwrap_err();
+        assert!(matches!(refused.why, Why::Weights { .. } | Why::KvMemory { .. }), "{refused}");
+    }
+}
