@@ -30,6 +30,7 @@ impl From<&Request> for wire::Request {
             traceparent: String::new(),
             tracestate: String::new(),
             tells_progress: false,
+            predicted: request.predicted.clone(),
         }
     }
 }
@@ -50,7 +51,8 @@ impl wire::Request {
 
 /// The fields of a request that its stream is a function of, and no others: the same bytes for the same stream.
 pub fn said(request: &Request) -> Vec<u8> {
-    let request = wire::Request { id: 0, output: Vec::new(), priority: 0, weight: 0, ..request.into() };
+    let request =
+        wire::Request { id: 0, output: Vec::new(), predicted: Vec::new(), priority: 0, weight: 0, ..request.into() };
     request.encode_to_vec()
 }
 
@@ -75,6 +77,7 @@ impl TryFrom<wire::Request> for Request {
             cache_bypass: request.cache_bypass,
             cache_apart: request.cache_apart,
             cache_salt: cache_salt_from_wire(&request.cache_salt)?,
+            predicted: request.predicted,
         })
     }
 }

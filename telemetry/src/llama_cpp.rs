@@ -2,6 +2,7 @@
 //! own series say, and is made of the page when that is asked for. Knows no role: a name whose series a process has not
 //! is left out.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 
 /// One of llama.cpp's metrics.
@@ -20,9 +21,12 @@ const fn gauge(name: &'static str, help: &'static str, value: fn(&Page<'_>) -> O
     Row { name, kind: "gauge", help, value }
 }
 
-/// Our own page, and how many requests are under way at this moment.
+/// What our own page says, read once, and how many requests are under way at this moment.
 struct Page<'a> {
-    text: &'a str,
+    /// Of each name the sum of all its series.
+    sums: HashMap<&'a str, f64>,
+    /// How often the token right behind the last known one was guessed.
+    first_guesses: Option<f64>,
     n_under_way: usize,
 }
 
@@ -55,8 +59,7 @@ const ROWS: [Row; 15] = [
         page.sum("lockstep:drafts_accepted_total")
     }),
     counter("spec_decode_num_drafts_total", "How often tokens were guessed.", |page| {
-        let first = page.sum_of("lockstep:drafts_by_position_total", FIRST_GUESS);
-        first.or(page.sum("lockstep:drafts_total"))
+        page.first_guesses.or(page.sum("lockstep:drafts_total"))
     }),
     gauge("prompt_tokens_seconds", "Prompt tokens computed in a second, over all time.", |page| {
         Some(over(page.computed()?, page.sum("lockstep:request_prefill_seconds_sum")?))
@@ -75,22 +78,29 @@ const ROWS: [Row; 15] = [
     }),
 ];
 
-/// The label of the token right behind the last known one.
+/// How often a token was guessed, by how far behind the last known one; and the label of the one right behind it.
+const GUESSES: &str = "lockstep:drafts_by_position_total";
 const FIRST_GUESS: &str = "position=\"0\"";
 
-impl Page<'_> {
-    fn sum(&self, series: &str) -> Option<f64> {
-        self.sum_of(series, "")
+impl<'a> Page<'a> {
+    fn read(text: &'a str, n_under_way: usize) -> Page<'a> {
+        let mut page = Page { sums: HashMap::new(), first_guesses: None, n_under_way };
+        let is_told = |line: &&str| line.starts_with("lockstep:");
+        for line in text.lines().filter(is_told) {
+            let Some((series, value)) = line.rsplit_once(' ') else { continue };
+            let Ok(value) = value.parse::<f64>() else { continue };
+            let name = series.split('{').next().unwrap_or(series);
+            *page.sums.entry(name).or_default() += value;
+            if name == GUESSES && series.contains(FIRST_GUESS) {
+                *page.first_guesses.get_or_insert_default() += value;
+            }
+        }
+        page
     }
 
-    /// The sum of all series of this name with this label. None if there is no such series.
-    fn sum_of(&self, series: &str, label: &str) -> Option<f64> {
-        let value = |line: &str| {
-            let rest = line.strip_prefix(series)?;
-            let is_whole = rest.starts_with(['{', ' ']) && rest.contains(label);
-            if is_whole { rest.rsplit(' ').next()?.parse::<f64>().ok() } else { None }
-        };
-        self.text.lines().filter_map(value).fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
+    /// None if there is no series of this name.
+    fn sum(&self, name: &str) -> Option<f64> {
+        self.sums.get(name).copied()
     }
 
     fn computed(&self) -> Option<f64> {
@@ -106,7 +116,7 @@ fn over(n: f64, of: f64) -> f64 {
 
 /// What follows our own page, while so many requests are under way.
 pub fn page(own: &str, n_under_way: usize) -> String {
-    let (page, mut out) = (Page { text: own, n_under_way }, String::new());
+    let (page, mut out) = (Page::read(own, n_under_way), String::new());
     for Row { name, kind, help, value } in &ROWS {
         if let Some(value) = value(&page) {
             // Writing to a string does not fail.
@@ -130,8 +140,8 @@ lockstep:request_prefill_seconds_sum{replica=\"other\"} 1.5
 lockstep:requests_waiting{replica=\"one\"} 2
 lockstep:requests_waiting_by_reason{replica=\"one\",reason=\"capacity\"} 2
 lockstep:drafts_total{replica=\"one\"} 12
-lockstep:drafts_by_position_total{position=\"0\"} 5
-lockstep:drafts_by_position_total{position=\"1\"} 4
+lockstep:drafts_by_position_total{model_name=\"toy\",position=\"0\"} 5
+lockstep:drafts_by_position_total{model_name=\"toy\",position=\"1\"} 4
 ";
 
     #[test]

@@ -925,4 +925,13 @@ mod tests {
             assert!(page.contains(line), "{line} is not in\n{page}");
         }
     }
+
+    /// A row whose series nobody writes would be left out without a word.
+    #[test]
+    fn llama_cpps_names_are_made_of_series_that_there_are() {
+        let told = GAUGES.iter().chain(&COUNTERS).chain(HISTOGRAMS.iter().map(|(metric, _)| metric));
+        let lines = told.flat_map(|metric| ["", "_sum", "_count"].map(|part| format!("{}{part} 1\n", metric.ours)));
+        let page = crate::llama_cpp::page(&lines.collect::<String>(), 1);
+        assert_eq!(page.lines().filter(|line| line.starts_with("llamacpp:")).count(), 15, "{page}");
+    }
 }

@@ -31,6 +31,8 @@ pub struct Request {
     /// The prefix cache may not be filled either: nobody is to find what this request has computed.
     pub cache_apart: bool,
     pub cache_salt: CacheSalt,
+    /// What the client expects to be answered. A guess: no token depends on it.
+    pub predicted: Tokens,
 }
 
 /// What a request is for.

@@ -71,6 +71,8 @@ pub(crate) struct Replica {
     draining_since: Option<Micros>,
     state_sent: Micros,
     state_changed: bool,
+    /// Whether no request ran when the load was measured last.
+    was_still: bool,
     looked: Micros,
     /// The cache's layout as last reported to the metrics.
     cache: Option<Cache>,
@@ -96,6 +98,7 @@ impl Replica {
             draining_since: None,
             state_sent: Micros(0),
             state_changed: false,
+            was_still: true,
             looked: Micros(0),
             cache: None,
             of,
@@ -231,6 +234,7 @@ impl Replica {
 
     fn tell_routers(&mut self) {
         let now = self.now();
+        self.measure_when_still();
         self.requests.flush(now);
         if !std::mem::take(&mut self.state_changed) {
             return;

@@ -109,6 +109,17 @@ impl Replica {
         });
     }
 
+    /// The load is measured when the last request ends, before its end is sent: whoever looks then finds that nothing
+    /// runs.
+    pub(super) fn measure_when_still(&mut self) {
+        let stats = self.requests.stats();
+        let is_still = stats.n_running == 0 && stats.n_waiting == 0;
+        if is_still && !self.was_still {
+            metrics::load(&self.of, stats.n_running, stats.n_waiting, stats.blocks_used, stats.blocks_total);
+        }
+        self.was_still = is_still;
+    }
+
     fn measure(&self, stats: &Stats, n_ranks_ready: u32) {
         metrics::epoch(&self.of, self.epoch.n, n_ranks_ready);
         metrics::load(&self.of, stats.n_running, stats.n_waiting, stats.blocks_used, stats.blocks_total);

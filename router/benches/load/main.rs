@@ -1,13 +1,14 @@
 //! What a router costs: the time that it adds to a request, beside a bare tonic server and a bare tonic relay in the
 //! same run; requests and tokens for each CPU-second of its threads, before a replica on `sim`; memory under 10,000
-//! streams.
+//! streams; what viewers of the page cost beside 1,000 streams, which fails where it is more than was asked.
 //!
-//! `cargo bench --workspace --bench load -- [latency] [cpu] [streams]` (all of them, if none is named)
+//! `cargo bench --workspace --bench load -- [latency] [cpu] [streams] [page]` (all of them, if none is named)
 //!
 //! The router is a process of its own, and so is what stands behind it. Latency is taken in windows of two seconds, and
 //! of these the ones count in which others used little of the machine.
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
 
+mod page;
 mod peers;
 mod roles;
 mod watch;
@@ -46,6 +47,9 @@ fn measure(args: &[String]) {
         }
         if is_asked("streams") {
             streams().await;
+        }
+        if is_asked("page") && !page::page().await {
+            std::process::exit(1);
         }
     });
 }

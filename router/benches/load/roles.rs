@@ -18,10 +18,12 @@ use worker::sim::Sim;
 /// The name of the threads whose CPU time is the router's.
 pub const ROUTER_THREADS: &str = "router";
 pub const OTHER_THREADS: &str = "other";
-/// The time of a step of the replica on `sim`, and its longest log.
+/// The time of a step of the replicas on `sim`, how many run at once, and their longest log.
 const STEP_MICROS: u64 = 1000;
-const CONTEXT: u32 = 4096;
+const SLOW_STEP_MICROS: u64 = 500_000;
 const RUNNING_MAX: u32 = 512;
+const SLOW_RUNNING_MAX: u32 = 1024;
+const CONTEXT: u32 = 4096;
 /// More streams than are ever open here.
 const REQUESTS_MAX: usize = 20_000;
 
@@ -32,12 +34,22 @@ pub enum Role {
     /// A bare server that asks another one.
     Relay,
     Router,
+    /// The same with HTTP, at the first of two addresses.
+    PageRouter,
     /// A coordinator and a worker on `sim`.
     Replica,
+    /// The same with slow steps, and room for more streams.
+    SlowReplica,
 }
 
-const ROLES: [(Role, &str); 4] =
-    [(Role::Peers, "as-peers"), (Role::Relay, "as-relay"), (Role::Router, "as-router"), (Role::Replica, "as-replica")];
+const ROLES: [(Role, &str); 6] = [
+    (Role::Peers, "as-peers"),
+    (Role::Relay, "as-relay"),
+    (Role::Router, "as-router"),
+    (Role::PageRouter, "as-page-router"),
+    (Role::Replica, "as-replica"),
+    (Role::SlowReplica, "as-slow-replica"),
+];
 
 impl Role {
     pub fn named(name: &str) -> Option<Role> {
@@ -49,7 +61,8 @@ impl Role {
     }
 
     pub fn play(self, peer: Option<&str>) {
-        let threads = if self == Role::Router { ROUTER_THREADS } else { OTHER_THREADS };
+        let is_router = matches!(self, Role::Router | Role::PageRouter);
+        let threads = if is_router { ROUTER_THREADS } else { OTHER_THREADS };
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(2).thread_name(threads).enable_all().build().unwrap();
         let peer = peer.unwrap_or_default().to_owned();
@@ -58,7 +71,9 @@ impl Role {
                 Role::Peers => peers().await,
                 Role::Relay => bare(Bare { behind: Some(crate::client(&peer)) }).await,
                 Role::Router => router(&peer).await,
-                Role::Replica => replica().await,
+                Role::PageRouter => page_router(&peer).await,
+                Role::Replica => replica(STEP_MICROS, RUNNING_MAX).await,
+                Role::SlowReplica => replica(SLOW_STEP_MICROS, SLOW_RUNNING_MAX).await,
             }
         });
         std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
@@ -92,6 +107,18 @@ fn model() -> Checkpoint {
 }
 
 async fn router(coordinator: &str) {
+    let (config, members, text) = router_parts(coordinator);
+    let incoming = tcp_incoming(listen().await);
+    router::serve_grpc(config, members, text, incoming, CancellationToken::new()).await.unwrap();
+}
+
+async fn page_router(coordinator: &str) {
+    let (config, members, text) = router_parts(coordinator);
+    let (http, grpc) = (listen().await, listen().await);
+    router::serve(config, members, text, http, grpc, CancellationToken::new()).await.unwrap();
+}
+
+fn router_parts(coordinator: &str) -> (router::Config, Vec<router::CoordinatorChannel>, router::ModelText) {
     // Metrics are installed as the binary does: what is not counted costs nothing.
     telemetry::exporter::install(&[]).unwrap();
     let checkpoint = model();
@@ -103,13 +130,14 @@ async fn router(coordinator: &str) {
     };
     let config = router::Config { limits, ..router::Config::default() };
     let members = vec![router::CoordinatorChannel { name: "replica".into(), channel: tcp(coordinator).unwrap() }];
-    let incoming = tcp_incoming(listen().await);
-    router::serve_grpc(config, members, text, incoming, CancellationToken::new()).await.unwrap();
+    (config, members, text)
 }
 
-async fn replica() {
+async fn replica(step_micros: u64, running_max: u32) {
     let shape = ModelShape { context: CONTEXT, ..ModelShape::of(&model()) };
     let limits = Limits::default();
+    // A step has room for a token of each that runs.
+    let limits = Limits { batch_tokens_max: limits.batch_tokens_max.max(running_max), ..limits };
     let policy = Policy {
         grid: Grid::SOLO,
         activations: Activations::Int8,
@@ -117,7 +145,7 @@ async fn replica() {
         kv_memory: Some(1 << 30),
         state_cache: None,
         context: Some(CONTEXT),
-        running_max: RUNNING_MAX,
+        running_max,
         slice_max: limits.chunk_tokens_max,
     };
     let vocab = shape.vocab;
@@ -137,7 +165,7 @@ async fn replica() {
         // A busy machine is not a dead rank.
         waits: Waits { beats_missed_max: 1000, hang_min: Duration::from_secs(60), ..Waits::default() },
     };
-    let sim = Sim { vocab, step_micros: STEP_MICROS, ..Sim::default() };
+    let sim = Sim { vocab, step_micros, ..Sim::default() };
     let worker = worker::Config { device: "sim".into(), memory_bytes: 4 << 30, ..worker::Config::default() };
     let end = CancellationToken::new();
     let listener = listen().await;
@@ -159,7 +187,7 @@ impl Child {
         command.arg(role.name()).args(peer).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
         let said = BufReader::new(process.stdout.take().unwrap()).lines();
-        let n_addresses = if role == Role::Peers { 2 } else { 1 };
+        let n_addresses = if matches!(role, Role::Peers | Role::PageRouter) { 2 } else { 1 };
         let addresses = said.take(n_addresses).map(Result::unwrap).collect();
         Child { process, addresses }
     }

@@ -5,7 +5,7 @@ use crate::faces::SESSION;
 use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::front::ask::{Ask, Purpose, after};
 use crate::front::frontend::{Frontend, unix_seconds};
-use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::generation::{Aside, Generation, GenerationEvent};
 use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::resume::{ReadMark, ReadMarks, Resume, UncheckedHandle};
@@ -195,16 +195,13 @@ impl GenerateReplies {
     /// The event as a reply. None if the client has it already.
     fn said(&self, event: GenerationEvent) -> Option<generate_reply::Event> {
         match event {
-            GenerationEvent::Prompt(logprobs) if !self.has_tokens => {
+            GenerationEvent::Aside(Aside::Prompt(logprobs)) if !self.has_tokens => {
                 Some(generate_reply::Event::PromptLogprobs(logprobs))
             }
             GenerationEvent::Delta(delta) => Some(generate_reply::Event::Delta(delta)),
             GenerationEvent::Finished(finished) => Some(generate_reply::Event::Finished(finished)),
             // A generation does not pool.
-            GenerationEvent::Progress(_)
-            | GenerationEvent::Prompt(_)
-            | GenerationEvent::Replayed(_)
-            | GenerationEvent::Pooled(_) => None,
+            GenerationEvent::Aside(_) => None,
         }
     }
 }

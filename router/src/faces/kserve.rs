@@ -285,10 +285,7 @@ async fn whole(generation: &mut Generation) -> Result<Answer, Refusal> {
         match event?.1 {
             GenerationEvent::Delta(delta) => answer.text.push_str(&delta.text),
             GenerationEvent::Finished(finished) => answer.reason = finish_reason(&finished).into(),
-            GenerationEvent::Progress(_)
-            | GenerationEvent::Prompt(_)
-            | GenerationEvent::Replayed(_)
-            | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Aside(_) => {}
         }
     }
     Ok(answer)

@@ -6,7 +6,7 @@ use crate::faces::vllm::words::{Counts, input_logprobs, output_logprobs, samplin
 use crate::front::ask::Ask;
 use crate::front::ask::Purpose;
 use crate::front::frontend::Frontend;
-use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::generation::{Aside, Generation, GenerationEvent};
 use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::structure;
@@ -341,7 +341,7 @@ impl EngineReplies {
         let n_prompt = self.n_prompt();
         let Some(choice) = self.choices.get_mut(index as usize) else { return };
         match event {
-            GenerationEvent::Prompt(prompt) => {
+            GenerationEvent::Aside(Aside::Prompt(prompt)) => {
                 let ids = self.generation.as_ref().and_then(|generation| generation.prompts.first());
                 choice.prompt = ids.map(|prompt_ids| input_logprobs(&prompt_ids.ids, &prompt.logprobs));
             }
@@ -360,10 +360,7 @@ impl EngineReplies {
             }
             GenerationEvent::Finished(finished) => self.finish(index, &finished),
             // This protocol resumes no stream, and its gateways make the text themselves.
-            GenerationEvent::Progress(_)
-            | GenerationEvent::Delta(_)
-            | GenerationEvent::Replayed(_)
-            | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Delta(_) | GenerationEvent::Aside(_) => {}
         }
     }
 

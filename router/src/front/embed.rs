@@ -3,7 +3,7 @@
 
 use crate::front::ask::{Ask, Purpose};
 use crate::front::frontend::Frontend;
-use crate::front::generation::GenerationEvent;
+use crate::front::generation::{Aside, GenerationEvent};
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use proto::v1;
@@ -71,20 +71,14 @@ impl Frontend {
         reply.embeddings.resize_with(first + generation.prompts.len(), v1::Embedding::default);
         while let Some(event) = generation.next().await {
             match event? {
-                (slot, GenerationEvent::Pooled(values)) => {
+                (slot, GenerationEvent::Aside(Aside::Pooled(values))) => {
                     reply.embeddings[first + slot as usize].values = normalized(values)?
                 }
                 (_, GenerationEvent::Finished(finished)) => {
                     let usage = reply.usage.get_or_insert_default();
                     usage.prompt_tokens += finished.usage.map_or(0, |usage| usage.prompt_tokens);
                 }
-                (
-                    _,
-                    GenerationEvent::Progress(_)
-                    | GenerationEvent::Prompt(_)
-                    | GenerationEvent::Replayed(_)
-                    | GenerationEvent::Delta(_),
-                ) => {}
+                (_, GenerationEvent::Delta(_) | GenerationEvent::Aside(_)) => {}
             }
         }
         match reply.embeddings[first..].iter().any(|embedding| embedding.values.is_empty()) {

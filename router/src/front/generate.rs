@@ -15,6 +15,7 @@ use crate::front::prepared::{Prepared, longest, room};
 use crate::front::recorder::Recorder;
 use crate::front::resume::{Fingerprint, ReadMarks, Resume, ResumeHandle};
 use crate::front::sampling::Wording;
+use crate::front::search::Search;
 use crate::front::structure;
 use crate::front::text::Assembly;
 use crate::limits::admission::AdmissionPermit;
@@ -69,6 +70,7 @@ impl Frontend {
     pub async fn generate_part(self: &Arc<Self>, ask: Ask, trace: &Traced) -> Result<Generation, Refusal> {
         let priority = level(ask.priority)?;
         let tenant = self.config.keys.of(ask.tenant);
+        let (search, ask) = Search::of(ask, &self.config.limits)?;
         let mut permit = self.let_in(&ask, priority, &tenant)?;
         let (prepared, resume) = self.prepared(ask, priority, &tenant, trace).await?;
         let _placing = trace.place();
@@ -78,7 +80,11 @@ impl Frontend {
         let (destination, requests) = self.place(&prepared, resume)?;
         let charge = tenant.charge(tokens_max(&prepared.prompts, &requests))?;
         self.check_in_time(&prepared, &destination.picked, &tenant)?;
-        self.submit(prepared, destination, requests, (permit, charge), trace)
+        let held = (Some(permit), Some(charge));
+        match search {
+            None => self.submit(prepared, destination, requests, held, trace),
+            Some(search) => self.search(search, prepared, held, trace).await,
+        }
     }
 
     fn let_in(&self, ask: &Ask, priority: Priority, tenant: &Arc<TenantLimits>) -> Result<AdmissionPermit, Refusal> {
@@ -220,7 +226,11 @@ impl Frontend {
 
     /// Picks the replica once all that matters of the request is known, and as late as possible: by then others may
     /// have finished.
-    fn place(&self, prepared: &Prepared, resume: Option<Resume>) -> Result<(Destination, Vec<Request>), Refusal> {
+    pub(super) fn place(
+        &self,
+        prepared: &Prepared,
+        resume: Option<Resume>,
+    ) -> Result<(Destination, Vec<Request>), Refusal> {
         let Some(Resume { handle, marks }) = resume else {
             let picked = self.replicas.pick(prepared.wish(), prepared.cached_prompt(), prepared.like.cache_owner())?;
             let requests = prepared.requests(picked.replica.context)?;
@@ -250,12 +260,12 @@ impl Frontend {
     }
 
     /// Sends the requests, one per prompt and choice, to the replica; all outputs come through one queue.
-    fn submit(
+    pub(super) fn submit(
         self: &Arc<Self>,
         prepared: Prepared,
         destination: Destination,
         requests: Vec<Request>,
-        (permit, charge): (AdmissionPermit, Charge),
+        (permit, charge): Held,
         trace: &Traced,
     ) -> Result<Generation, Refusal> {
         let Prepared { prompts, like, wording, numbers, certified, wanting, grammar_hash, .. } = prepared;
@@ -271,13 +281,8 @@ impl Frontend {
         let wanting = wanting.map(|wish| wish.of(&requests, unix_millis()));
         let mut choices = Vec::new();
         for (slot, (request, mark)) in (0..).zip(requests.into_iter().zip(&marks.choices)) {
-            let (tokens_min, stops) = (request.sampling.tokens_min, wording.stops.clone());
-            let assembly = Assembly::new(&model.text.tokenizer, stops, tokens_min, wording.show_special);
             let of_prompt = slot as usize / numbers.len();
-            let assembly = match &prompts[of_prompt].talk {
-                Some(talk) => assembly.of_chat(talk, call_ids(&request, hashes[of_prompt])),
-                None => assembly,
-            };
+            let assembly = assembly(&model.text, (&prompts[of_prompt], hashes[of_prompt]), &request, &wording);
             let n_had = mark.n_tokens();
             let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adopts { of, n_had });
             let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt], grammar_hash);
@@ -309,7 +314,7 @@ impl Frontend {
             heard,
             choices,
             stops: wording.stops,
-            permit: Some(permit),
+            permit,
             charge,
             visit: None,
             deadline: deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline))),
@@ -351,13 +356,31 @@ impl Frontend {
     }
 }
 
+/// How the answer to a prompt becomes text.
+pub(super) fn assembly(
+    text: &ModelText,
+    (prompt, hash): (&Prompt, TokensHash),
+    request: &Request,
+    wording: &Wording,
+) -> Assembly {
+    let (tokens_min, stops) = (request.sampling.tokens_min, wording.stops.clone());
+    let assembly = Assembly::new(&text.tokenizer, stops, tokens_min, wording.show_special);
+    match &prompt.talk {
+        Some(talk) => assembly.of_chat(talk, call_ids(request, hash)),
+        None => assembly,
+    }
+}
+
 fn call_ids(request: &Request, prompt: TokensHash) -> CallIds {
     CallIds { seed: request.sampling.seed, choice: request.sampling.choice, prompt }
 }
 
+/// What a request holds until it has a token, and until it is over. A part of one holds nothing.
+pub(super) type Held = (Option<AdmissionPermit>, Option<Charge>);
+
 /// The replica for a client's request, and the stream that goes on there.
-struct Destination {
-    picked: Picked,
+pub(super) struct Destination {
+    pub picked: Picked,
     print: Fingerprint,
     /// The handle of the resumed stream.
     before: Option<ResumeHandle>,

@@ -33,19 +33,26 @@ use types::{Finish, Goal, Request, Reuse, Token, Tokens};
 /// An event of a stream, as in `lockstep.v1`. `Started` is known before the first event.
 #[derive(Debug)]
 pub enum GenerationEvent {
+    Delta(v1::Delta),
+    Finished(v1::Finished),
+    Aside(Aside),
+}
+
+/// What is told beside the answer itself. A face tells those that its clients can ask it for, and drops the rest.
+#[derive(Debug)]
+pub enum Aside {
     /// The prompt's logprobs: once, before the first delta, if they were asked for.
     Prompt(v1::PromptLogprobs),
     /// How far the prompt is, before the first delta, if that was asked for.
     Progress(PromptProgress),
-    Delta(v1::Delta),
     /// A delta that the client already has, because it resumed the stream.
     Replayed(v1::Delta),
     /// The hidden states of the prompt, if they were asked for.
     Pooled(Vec<f32>),
-    Finished(v1::Finished),
 }
 
 /// A prompt in the form for the replica.
+#[derive(Clone)]
 pub struct Prompt {
     pub ids: Tokens,
     /// Its text, if that is to be echoed.
@@ -76,7 +83,8 @@ pub struct Generation {
     pub(crate) choices: Vec<Choice>,
     pub(crate) stops: Arc<Stops>,
     pub(crate) permit: Option<AdmissionPermit>,
-    pub(crate) charge: Charge,
+    /// None for a part of a request, and where it is charged already.
+    pub(crate) charge: Option<Charge>,
     /// None for a part of a request.
     pub(crate) visit: Option<Visit>,
     pub(crate) deadline: Option<Pin<Box<Sleep>>>,
@@ -144,7 +152,7 @@ impl Generation {
 
     /// Whether there is an event that the client does not have.
     fn has_news(&self) -> bool {
-        self.ready.iter().any(|(_, event)| !matches!(event, GenerationEvent::Replayed(_)))
+        self.ready.iter().any(|(_, event)| !matches!(event, GenerationEvent::Aside(Aside::Replayed(_))))
     }
 
     pub fn is_running(&self) -> bool {
@@ -174,9 +182,10 @@ impl Generation {
         // How far a prompt is tells no token: until there is one, the request waits.
         if let Some(permit) = self.permit.take_if(|_| has_begun || choice.watched.is_none()) {
             permit.served();
-            self.charge.began(self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum());
+            let n_prompt = self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum();
+            self.charge.iter_mut().for_each(|charge| charge.began(n_prompt));
         }
-        self.charge.said(choice.n_new(&output));
+        self.charge.iter_mut().for_each(|charge| charge.said(choice.n_new(&output)));
         if !choice.hear_scores(output.scored_position, &output.scored) {
             return self.fail(Refusal::failed("the replica left a gap in the prompt's logprobs"));
         }
@@ -191,18 +200,18 @@ impl Generation {
             Some(Finish::Stop | Finish::Length) | None => {}
         }
         if let Some(progress) = choice.watched.as_mut().and_then(|watched| watched.hear(&output, has_begun)) {
-            self.ready.push_back((choice_idx, GenerationEvent::Progress(progress)));
+            self.ready.push_back((choice_idx, GenerationEvent::Aside(Aside::Progress(progress))));
         }
         if !has_begun {
             return;
         }
         choice.watched = None;
         if let Some(logprobs) = choice.scored.take() {
-            self.ready.push_back((choice_idx, GenerationEvent::Prompt(v1::PromptLogprobs { logprobs })));
+            self.ready.push_back((choice_idx, GenerationEvent::Aside(Aside::Prompt(v1::PromptLogprobs { logprobs }))));
         }
         let pooled = std::mem::take(&mut output.pooled);
         if !pooled.is_empty() {
-            self.ready.push_back((choice_idx, GenerationEvent::Pooled(pooled)));
+            self.ready.push_back((choice_idx, GenerationEvent::Aside(Aside::Pooled(pooled))));
         }
         let has_finish = finish.is_some();
         let Advance { told, new, finished } = choice.advance(output, finish, &self.stops);
@@ -213,7 +222,7 @@ impl Generation {
         if let Some(recorder) = &mut self.recorder {
             new.iter().for_each(|delta| recorder.said(choice_idx, &delta.text));
         }
-        let told = told.into_iter().map(GenerationEvent::Replayed);
+        let told = told.into_iter().map(|delta| GenerationEvent::Aside(Aside::Replayed(delta)));
         let new = new.into_iter().map(GenerationEvent::Delta);
         self.ready.extend(told.chain(new).map(|event| (choice_idx, event)));
         if let Some(mut finished) = finished {

@@ -10,7 +10,7 @@ use crate::refusal::Refusal;
 use crate::replicas::models::table::ResolvedModel;
 use std::ops::Range;
 use tokio::time::Instant;
-use types::{Goal, Grammar, Hex, Request, Token};
+use types::{Goal, Grammar, Hex, Request, Token, Tokens};
 
 /// A request that has been read: prompts are tokens, and its sampling is checked.
 pub struct Prepared {
@@ -50,6 +50,25 @@ impl Prepared {
         Err(Refusal::invalid("n", message))
     }
 
+    /// A part of it: as many answers to each of these prompts as there are numbers, drawn like this, and told as plain
+    /// text.
+    pub fn part(&self, prompts: Vec<Tokens>, like: Request, wording: Wording, numbers: Range<u32>) -> Prepared {
+        Prepared {
+            prompts: prompts.into_iter().map(|ids| Prompt { ids, text: None, talk: None }).collect(),
+            like,
+            wording,
+            numbers,
+            tells_progress: false,
+            certified: false,
+            wanting: None,
+            grammar_hash: self.grammar_hash,
+            model: self.model.clone(),
+            session: self.session,
+            deadline: self.deadline,
+            created: self.created,
+        }
+    }
+
     /// The tokens of all its requests; the bytes of their lists count as if they were tokens.
     pub fn n_waiting(&self) -> usize {
         let n_listed = self.lists_bytes().saturating_sub(LISTS_BYTES_FREE) / size_of::<Token>();
@@ -59,7 +78,8 @@ impl Prepared {
 
     /// The bytes that each request has besides its prompt.
     fn lists_bytes(&self) -> usize {
-        self.like.sampling.lists_bytes() + self.like.grammar.as_ref().map_or(0, Grammar::n_bytes)
+        let predicted = self.like.predicted.len() * size_of::<Token>();
+        self.like.sampling.lists_bytes() + predicted + self.like.grammar.as_ref().map_or(0, Grammar::n_bytes)
     }
 
     /// The requests, one per choice of each prompt, for a replica with this context.
@@ -77,12 +97,13 @@ impl Prepared {
         Ok(each.map(|(prompt, number)| self.request(prompt, number, context)).collect())
     }
 
-    fn request(&self, prompt: &Prompt, choice: u32, context: u32) -> Request {
+    pub fn request(&self, prompt: &Prompt, choice: u32, context: u32) -> Request {
         let room = context - prompt.ids.len() as u32;
         let mut request = Request { prompt: prompt.ids.clone(), ..self.like.clone() };
         request.sampling.choice = choice;
         // A pooled prompt may leave no room, and draws nothing.
         request.sampling.tokens_max = request.sampling.tokens_max.min(room.max(1));
+        request.predicted.truncate(request.sampling.tokens_max as usize);
         request
     }
 

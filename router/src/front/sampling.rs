@@ -14,6 +14,7 @@ use types::{Dry, Goal, Penalties, Request, Sampling, Tokens, Xtc};
 const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
 /// How a request's tokens become text.
+#[derive(Clone)]
 pub struct Wording {
     pub stops: Arc<Stops>,
     /// Whether special tokens are part of the text.
@@ -56,7 +57,8 @@ impl ModelText {
         let stop = each_once([asked.stop_token_ids.as_slice(), &own_ends].concat());
         let sampling = Sampling { stop, allowed: each_once(asked.allowed_token_ids), ..sampling };
         let cache_bypass = goal != Goal::Generate;
-        let request = Request { sampling, goal, cache_bypass, ..Request::default() };
+        let predicted = self.predicted(&asked.prediction)?;
+        let request = Request { sampling, goal, cache_bypass, predicted, ..Request::default() };
         Ok((request, Wording { stops, show_special: asked.show_special, own_ends }))
     }
 
@@ -143,6 +145,11 @@ impl ModelText {
         Ok(runs)
     }
 
+    fn predicted(&self, text: &str) -> Result<Tokens, Refusal> {
+        let tokens = self.tokenizer.encode(text, false);
+        tokens.map_err(|error| Refusal::invalid("prediction", format!("cannot be tokenized: {error}")))
+    }
+
     fn word(&self, field: &'static str, word: &str) -> Result<Tokens, Refusal> {
         let tokens = self.tokenizer.encode(word, false);
         let tokens = tokens.map_err(|error| Refusal::invalid(field, format!("cannot be tokenized: {error}")))?;
@@ -165,7 +172,7 @@ pub fn work(asked: &v1::Sampling) -> usize {
     let breakers = asked.dry.iter().flat_map(|dry| &dry.sequence_breakers);
     let words = asked.bad_words.iter().chain(breakers).map(|word| WORD_BYTES + word.len());
     let stops = asked.stop.iter().map(|stop| STATE_BYTES * stop.len());
-    words.chain(stops).sum()
+    words.chain(stops).chain([asked.prediction.len()]).sum()
 }
 
 fn xtc(asked: Option<v1::Xtc>) -> Result<Xtc, Refusal> {

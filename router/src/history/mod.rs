@@ -12,7 +12,7 @@ mod timeline;
 
 pub use load::{BIN, Bin, LastHour, WaitCounts};
 pub use requests::{Sighting, Sightings};
-pub use texts::{Texts, WatcherPlace};
+pub use texts::{ShownFor, Texts, WatcherPlace};
 pub use timeline::{Timeline, TimelineEvent, What};
 
 use std::sync::Arc;

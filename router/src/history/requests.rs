@@ -86,14 +86,24 @@ impl Sightings {
 
     /// A request by its number, or by the id of its answer.
     pub fn one(&self, of: Option<TenantId>, name: &str) -> Option<Timeline> {
-        let number = name.parse::<u64>().ok();
+        let is_shown = |timeline: &Timeline| of.is_none_or(|tenant| timeline.arrival.tenant == tenant);
+        // One that is looked at is asked for again and again, by its number.
+        let numbered = name.parse::<u64>().ok().and_then(|number| self.numbered(number));
+        if let Some(shown) = numbered.map(|timeline| locked(&timeline).clone()).filter(is_shown) {
+            return Some(shown);
+        }
         let mut found = None;
         self.each(of, usize::MAX, |timeline| {
-            if Some(timeline.number) == number || (!timeline.id.is_empty() && name.ends_with(&timeline.id)) {
+            if !timeline.id.is_empty() && name.ends_with(&timeline.id) {
                 found.get_or_insert_with(|| timeline.clone());
             }
         });
         found
+    }
+
+    fn numbered(&self, number: u64) -> Option<Shared> {
+        let live = locked(&self.0.live).get(&number).cloned();
+        live.or_else(|| locked(&self.0.ended).iter().find(|ended| locked(ended).number == number).cloned())
     }
 
     pub fn counts(&self) -> (u32, u32) {

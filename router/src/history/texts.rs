@@ -1,5 +1,6 @@
 //! What was shown to those who watch, made once for all who watch the same; and how many watch.
 
+use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,9 +16,16 @@ const OF_TENANT_MAX: usize = 16;
 /// What is shown, and whose it is; None: everybody's.
 type Key = (&'static str, Option<TenantId>);
 
+/// For how long a text is shown: at least so long, and so long for each of its bytes, since large ones cost the most.
+#[derive(Clone, Copy)]
+pub struct ShownFor {
+    pub at_least: Duration,
+    pub each_byte: Duration,
+}
+
 #[derive(Default)]
 pub struct Texts {
-    made: Mutex<HashMap<Key, (Instant, Arc<str>)>>,
+    made: Mutex<HashMap<Key, (Instant, Bytes)>>,
     watchers: Arc<Mutex<Watchers>>,
 }
 
@@ -56,18 +64,22 @@ impl Watchers {
 }
 
 impl Texts {
-    /// A text that is at most `age_max` old, or older if it is large: a byte is shown for a microsecond at least.
-    pub fn get(&self, key: Key, age_max: Duration, make: impl FnOnce() -> String) -> Arc<str> {
+    /// A text that is shown for so long. All who watch the same share its bytes; one that is made again and says the
+    /// same is the one before.
+    pub fn get(&self, key: Key, shown: ShownFor, make: impl FnOnce() -> String) -> Bytes {
         let now = Instant::now();
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, text)) = made.get(&key) {
-            let age_max = age_max.max(Duration::from_micros(text.len() as u64));
+        let before = made.get(&key).cloned();
+        if let Some((at, text)) = &before {
+            let n_bytes = text.len().try_into().unwrap_or(u32::MAX);
+            let age_max = shown.at_least.max(shown.each_byte.saturating_mul(n_bytes));
             if now.saturating_duration_since(*at) < age_max {
                 return text.clone();
             }
         }
         drop(made);
-        let text: Arc<str> = make().into();
+        let text = Bytes::from(make());
+        let text = before.map(|(_, before)| before).filter(|before| *before == text).unwrap_or(text);
         made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if made.len() >= TEXTS_MAX {
             made.clear();
@@ -103,20 +115,29 @@ impl Drop for WatcherPlace {
 mod tests {
     use super::*;
 
+    const fn at_least(seconds: u64) -> ShownFor {
+        ShownFor { at_least: Duration::from_secs(seconds), each_byte: Duration::ZERO }
+    }
+
     #[test]
     fn ten_who_watch_the_same_cost_as_one() {
         let (texts, mut n) = (Texts::default(), 0);
-        let long = Duration::from_secs(600);
+        let long = at_least(600);
         for _ in 0..10 {
             let text = texts.get(("a", None), long, || {
                 n += 1;
                 n.to_string()
             });
-            assert_eq!(&*text, "1");
+            assert_eq!(&*text, b"1");
         }
         let others = texts.get(("a", Some(TenantId(1))), long, || "others".into());
-        assert_eq!(&*others, "others", "nobody is shown what another's is");
-        assert_eq!(&*texts.get(("a", None), Duration::ZERO, || "2".into()), "2");
+        assert_eq!(&*others, b"others", "nobody is shown what another's is");
+        let two = texts.get(("a", None), at_least(0), || "2".into());
+        assert_eq!(&*two, b"2");
+        let again = texts.get(("a", None), at_least(0), || "2".into());
+        assert_eq!(again.as_ptr(), two.as_ptr(), "what says the same is not sent again");
+        let each_byte = ShownFor { each_byte: Duration::from_secs(600), ..at_least(0) };
+        assert_eq!(&*texts.get(("a", None), each_byte, || "3".into()), b"2", "a byte is shown for its time");
         for tenant in 0..1000 {
             texts.get(("b", Some(TenantId(tenant))), long, String::new);
         }

@@ -52,6 +52,11 @@ impl Ticket {
         Ticket { key, home }
     }
 
+    /// That of an answer which no replica is giving.
+    pub fn of_nobody() -> Ticket {
+        Ticket { key: 0, home: Arc::new(Home(Mutex::new(None))) }
+    }
+
     #[cfg(test)]
     pub fn key(&self) -> u64 {
         self.key

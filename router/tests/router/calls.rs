@@ -467,6 +467,8 @@ fn what_cannot_be_enforced_is_refused_by_its_name() {
             (json!({ "tool_choice": { "type": "function", "function": { "name": "g" } } }), "tool_choice"),
             (json!({ "tools": [], "tool_choice": "required" }), "tool_choice"),
             (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
+            (json!({ "tools": [{ "type": "custom", "custom": { "name": "patch" } }] }), "tools[0].type"),
+            (json!({ "tool_choice": { "type": "custom", "custom": { "name": "patch" } } }), "tool_choice"),
             (json!({ "tools": [{ "type": "function", "function": {} }] }), "tools[0].function.name"),
             (json!({ "chat_template": "x" }), "chat_template"),
             (json!({ "chat_template_kwargs": { "messages": 1 } }), "chat_template_kwargs"),

@@ -257,3 +257,26 @@ fn conversations_have_the_room_and_the_time_of_responses() {
         house.close().await;
     });
 }
+
+#[test]
+fn what_a_conversation_says_no_more_takes_no_room() {
+    run(async {
+        let mut config = crate::config();
+        config.limits.stored.bytes_max = 50_000;
+        let house = House::open(config).await;
+        let (other, page) = (made(house.http, json!({})).await, made(house.http, json!({})).await);
+        let metadata: Value =
+            (0..8).map(|i| (i.to_string(), json!("x".repeat(500)))).collect::<serde_json::Map<_, _>>().into();
+        for _ in 0..20 {
+            assert_eq!(post(house.http, &page, &json!({ "metadata": metadata })).await.status, 200);
+            let added =
+                post(house.http, &format!("{page}/items"), &json!({ "items": [user(&"x".repeat(4_000))] })).await;
+            let item = added.json()["data"][0]["id"].as_str().unwrap().to_owned();
+            assert_eq!(ask(house.http, "DELETE", &format!("{page}/items/{item}"), "").await.status, 200);
+        }
+        for kept in [&other, &page] {
+            assert_eq!(get(house.http, kept).await.status, 200, "{kept}");
+        }
+        house.close().await;
+    });
+}

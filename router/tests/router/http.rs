@@ -195,7 +195,7 @@ fn a_wrong_field_is_named() {
             (COMPLETIONS, completion(json!({ "xtc_probability": 2 })), "xtc_probability"),
             (COMPLETIONS, completion(json!({ "dry_multiplier": -1 })), "dry_multiplier"),
             (COMPLETIONS, completion(json!({ "mirostat": 2 })), "mirostat"),
-            (COMPLETIONS, completion(json!({ "best_of": 2 })), "best_of"),
+            (COMPLETIONS, completion(json!({ "n": 3, "best_of": 2 })), "best_of"),
         ] {
             let reply = post(house.http, path, &body).await;
             assert_eq!(reply.status, 400, "{body}: {reply:?}");

@@ -67,6 +67,23 @@ fn a_request_at_once_is_one_until_it_ends_and_tokens_are_given_back() {
     });
 }
 
+/// Of four draws or beams one is told.
+#[test]
+fn all_that_a_search_says_is_charged() {
+    run(async {
+        for is_beams in [false, true] {
+            let house = House::open(keyed("alice:k1 tokens_per_minute=60")).await;
+            let search = json!({ "prompt": "Hi", "max_tokens": 5, "best_of": 4, "use_beam_search": is_beams });
+            let reply = post_with_key(house.http, COMPLETIONS, "k1", &search).await;
+            assert_eq!((reply.status, &reply.json()["usage"]["completion_tokens"]), (200, &json!(5)));
+            let next = post_with_key(house.http, COMPLETIONS, "k1", &json!({ "prompt": "Hi", "max_tokens": 1 })).await;
+            let left: u64 = next.headers["x-ratelimit-remaining-tokens"].parse().unwrap();
+            assert!(left < 60 - 4 * 4, "{left} tokens are left, beams: {is_beams}");
+            house.close().await;
+        }
+    });
+}
+
 /// Tokenizing costs this server work too.
 #[test]
 fn reading_and_writing_text_is_a_request() {

@@ -1,8 +1,8 @@
 //! What clients of llama.cpp's server are used to: a prompt's progress, names of metrics, pages that may be off, other
 //! names and tags of a model, and an answer that the chat has begun.
 
-use crate::client::{Reply, get, post};
-use crate::{House, config, run};
+use crate::client::{Reply, get, post, post_and_leave_open};
+use crate::{House, config, eventually, run};
 use router::PagesOff;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -132,6 +132,11 @@ fn metrics_have_llama_cpps_names_too() {
         for line in ["llamacpp:n_decode_total 7", "llamacpp:requests_processing 0", own.lines().next().unwrap()] {
             assert!(reply.body.lines().any(|said| said == line), "{line} is not in {}", reply.body);
         }
+        house.fake.script(|script| script.hold_at = 0);
+        let held = post_and_leave_open(house.http, "/completion", &json!({ "prompt": "Hello", "stream": true })).await;
+        eventually(|| async { get(house.http, "/metrics").await.body.contains("llamacpp:requests_processing 1\n") })
+            .await;
+        drop(held);
         house.close().await;
     });
 }

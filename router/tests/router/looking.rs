@@ -32,6 +32,18 @@ fn asked() -> Value {
     json!({ "prompt": "very secret words", "max_tokens": 8 })
 }
 
+/// Word for word: a source that is added to a policy weakens it as much as one that is lost.
+const HARDENING: [(&str, &str); 4] = [
+    (
+        "content-security-policy",
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; \
+         require-trusted-types-for 'script'; trusted-types 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-opener-policy", "same-origin"),
+];
+
 #[test]
 fn the_page_is_served_whole_with_a_policy_that_lets_it_ask_nobody_else() {
     run(async {
@@ -47,15 +59,9 @@ fn the_page_is_served_whole_with_a_policy_that_lets_it_ask_nobody_else() {
             let file = get(house.http, path).await;
             assert_eq!(file.status, 200, "{path}");
             n_bytes += file.body.len();
-            let policy = &file.headers["content-security-policy"];
-            assert!(policy.starts_with("default-src 'self';") && !policy.contains("unsafe"), "{path}: {policy}");
-            for strict in ["base-uri 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'"] {
-                assert!(policy.contains(strict), "{path}: {policy}");
+            for (name, words) in HARDENING {
+                assert_eq!(file.headers.get(name).map(String::as_str), Some(words), "{path}: {name}");
             }
-            assert_eq!(
-                (&*file.headers["x-content-type-options"], &*file.headers["referrer-policy"]),
-                ("nosniff", "no-referrer")
-            );
             for reference in ["http://", "https://"] {
                 let strange = file.body.match_indices(reference).filter(|(at, _)| {
                     let rest = &file.body[at + reference.len()..];

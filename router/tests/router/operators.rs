@@ -2,7 +2,7 @@
 
 use crate::client::{get, send};
 use crate::{config, listener, model, run};
-use router::{ApiKeys, Config, CoordinatorChannel, HttpListeners};
+use router::{ApiKeys, Config, CoordinatorChannel, HttpListeners, PagesOff};
 use serde_json::Value;
 use std::net::SocketAddr;
 use tokio_util::sync::CancellationToken;
@@ -19,12 +19,16 @@ async fn with_key_body(address: SocketAddr, path: &str, key: &str) -> Value {
     send(address, &asking(path, key)).await.json()
 }
 
-/// Serves nobody's replicas while `test` runs, with these keys of clients and operators. It gets both addresses.
 async fn serving(clients: &str, operators: &str, test: impl AsyncFnOnce(SocketAddr, SocketAddr)) {
+    serving_as(config(), clients, operators, test).await;
+}
+
+/// Serves nobody's replicas while `test` runs, with these keys of clients and operators. It gets both addresses.
+async fn serving_as(config: Config, clients: &str, operators: &str, test: impl AsyncFnOnce(SocketAddr, SocketAddr)) {
     let (http, grpc, admin) = (listener().await, listener().await, listener().await);
     let (at, admin_at) = (http.local_addr().unwrap(), admin.local_addr().unwrap());
     let keys = |text| ApiKeys::parse(text).unwrap();
-    let config = Config { keys: keys(clients), operators: Some(keys(operators)), ..config() };
+    let config = Config { keys: keys(clients), operators: Some(keys(operators)), ..config };
     let shutdown = CancellationToken::new();
     let http = HttpListeners { clients: http, operators: Some(admin) };
     let nobody: Vec<CoordinatorChannel> = Vec::new();
@@ -56,6 +60,15 @@ fn operators_pages_are_on_their_own_port_with_their_own_keys() {
         let pages = get(http, "/openapi.json").await.json();
         let has = |page: &str| pages["paths"].get(page).is_some();
         assert_eq!((has("/metrics"), has("/cluster"), has("/livez")), (false, false, true));
+    }));
+}
+
+#[test]
+fn pages_are_switched_off_on_their_own_port_too() {
+    let config = Config { pages_off: PagesOff { metrics: true, slots: true, ui: true }, ..config() };
+    run(serving_as(config, "", "", async |_, admin| {
+        assert_eq!((get(admin, "/metrics").await.status, get(admin, "/").await.status), (501, 404));
+        assert_eq!(get(admin, "/cluster").await.status, 200);
     }));
 }
 

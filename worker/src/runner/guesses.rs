@@ -1,15 +1,17 @@
 //! Guesses of the tokens behind a sequence's log, on the rank that samples. A guess may be wrong: it costs time, and
 //! changes no token. Knows logs; nothing of models, blocks or steps.
 
+mod expected;
 mod ngrams;
 mod worth;
 
 pub use worth::DraftCost;
 
+use expected::Expected;
 use ngrams::NgramIndex;
 use std::path::PathBuf;
 use std::sync::Arc;
-use types::{DRAFT_ROWS_MAX, NgramLimits, RequestId, Token};
+use types::{DRAFT_ROWS_MAX, NgramLimits, Request, RequestId, Token};
 use worth::{Acceptance, Pauses};
 
 /// The most tokens that are guessed in one step: more than it can verify, so that many sequences have some.
@@ -51,7 +53,7 @@ pub enum GuessSource {
     /// Nothing is guessed.
     #[default]
     Off,
-    /// What followed the last tokens when they stood in the log before.
+    /// What followed the last tokens when they stood in the log before, or in what the client expects.
     Ngrams(NgramLimits),
     /// Known answers, for tests.
     Recalled(Arc<Recalled>),
@@ -116,6 +118,7 @@ pub struct GuessWish {
 pub(super) struct Guesses {
     source: GuessSource,
     ngrams: NgramIndex,
+    expected: Expected,
     /// The tokens that are guessed behind the log.
     pub tokens: Vec<Token>,
     pub guesser: Guesser,
@@ -131,7 +134,7 @@ pub(super) struct Guesses {
 
 impl Guesses {
     /// For a log that may have `n_tokens_max` tokens. None are guessed where `may_guess` is false.
-    pub fn restart(&mut self, config: &GuessConfig, may_guess: bool, n_tokens_max: usize) {
+    pub fn restart(&mut self, config: &GuessConfig, may_guess: bool, request: &Request, n_tokens_max: usize) {
         let n_max = usize::from(config.n_max).min(DRAFT_ROWS_MAX as usize);
         for tokens in [&mut self.tokens, &mut self.others] {
             tokens.clear();
@@ -142,7 +145,7 @@ impl Guesses {
         self.source = if may_guess { config.source.clone() } else { GuessSource::Off };
         self.pauses = (may_guess && config.draft_model.is_some()).then(Pauses::default);
         if let GuessSource::Ngrams(limits) = self.source {
-            self.ngrams.restart(limits, n_tokens_max);
+            self.ngrams.restart(limits, self.expected.restart(request, n_tokens_max));
         }
     }
 
@@ -173,8 +176,14 @@ impl Guesses {
             GuessSource::Off if self.pauses.is_none() => return,
             GuessSource::Off => {}
             GuessSource::Ngrams(_) => {
-                self.ngrams.extend(log);
-                self.ngrams.guess(log, n_max, &mut self.tokens);
+                let known = self.expected.before(log);
+                self.ngrams.extend(known);
+                self.ngrams.guess(known, n_max, &mut self.tokens);
+                let expected = self.expected.next(log);
+                if !expected.is_empty() {
+                    self.tokens.clear();
+                    self.tokens.extend(expected.iter().take(n_max));
+                }
             }
             GuessSource::Recalled(recalled) => return recalled.guess(log, n_max, &mut self.tokens),
         }

@@ -9,7 +9,7 @@ use crate::faces::http::structure::renamed;
 use crate::faces::http::{certificate, chunks};
 use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
-use crate::front::generation::{Generation, GenerationEvent, Prompt};
+use crate::front::generation::{Aside, Generation, GenerationEvent, Prompt};
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use axum::Json;
@@ -82,14 +82,14 @@ struct Whole {
 impl Whole {
     fn hear(&mut self, event: GenerationEvent) {
         match event {
-            GenerationEvent::Prompt(prompt) => self.scored = prompt.logprobs,
+            GenerationEvent::Aside(Aside::Prompt(prompt)) => self.scored = prompt.logprobs,
             GenerationEvent::Delta(delta) => {
                 self.said.add(&delta);
                 self.token_ids.extend(delta.token_ids);
                 self.logprobs.extend(delta.logprobs);
             }
             GenerationEvent::Finished(finished) => self.finished = Some(finished),
-            GenerationEvent::Progress(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Aside(_) => {}
         }
     }
 

@@ -9,6 +9,7 @@ use crate::faces::http::format::{AnswerFormat, Echo, TokenNames, with_likely};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::llama_cpp::begins_answer;
 use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::prediction::prediction;
 use crate::faces::http::said::SaidAnswer;
 use crate::faces::http::structure::structure;
 use crate::faces::http::{tokens, tools};
@@ -86,6 +87,7 @@ fn ask(
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let mut sampling = fields.sampling()?;
     sampling.logprobs = logprobs(fields, limits.logprobs_max)?;
+    sampling.prediction = prediction(fields)?;
     let chats = prompts(fields)?;
     let n_choices = fields.n_choices()?;
     let format = ChatFormat { is_older, echoed: chats.iter().map(last_words).collect(), n_choices };

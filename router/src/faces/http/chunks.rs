@@ -5,7 +5,7 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Streaming;
 use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, stop_reason};
 use crate::faces::http::sse::{self, Position, Voice};
-use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::generation::{Aside, Generation, GenerationEvent};
 use crate::front::resume::ReadMark;
 use crate::refusal::Refusal;
 use axum::response::Response;
@@ -54,9 +54,11 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
     fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
         self.envelope.hear(&event, generation);
         match event {
-            GenerationEvent::Prompt(prompt) => self.echo(slot, &prompt.logprobs, generation, out),
+            GenerationEvent::Aside(Aside::Prompt(prompt)) => self.echo(slot, &prompt.logprobs, generation, out),
             // Its logprobs are counted, because they determine where the next token's text begins.
-            GenerationEvent::Replayed(delta) => drop(self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs)),
+            GenerationEvent::Aside(Aside::Replayed(delta)) => {
+                drop(self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs))
+            }
             GenerationEvent::Delta(delta) => {
                 *self.mark(slot) = ReadMark::at(delta.position + delta.token_ids.len() as u32);
                 if !self.envelope.says(&delta) {
@@ -71,12 +73,12 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
                 self.envelope.tell_times(&mut chunk, self.n_told());
                 self.position.write(out, None, &chunk);
             }
-            GenerationEvent::Progress(progress) => {
+            GenerationEvent::Aside(Aside::Progress(progress)) => {
                 let mut chunk = self.chunk(choice_value(slot, self.shape.piece(None), Value::Null, None));
                 self.envelope.tell_progress(&mut chunk, progress);
                 sse::write(out, None, &chunk);
             }
-            GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Aside(_) => {}
             GenerationEvent::Finished(finished) => {
                 self.usage.add(slot, &finished);
                 *self.mark(slot) = ReadMark::Tokens { n: self.mark(slot).n_tokens(), ended: true };

@@ -8,6 +8,7 @@ use crate::faces::http::format::{AnswerFormat, Echo, TokenNames};
 use crate::faces::http::infill::{self, Infill};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::prediction::prediction;
 use crate::faces::http::said::SaidAnswer;
 use crate::faces::http::structure::structure;
 use crate::front::ask::{Ask, CutSide, Purpose};
@@ -65,6 +66,7 @@ fn ask(mut page: Page, model: String, prompts: Vec<Input>, limits: &RouterLimits
     let fields = &mut page.fields;
     let mut sampling = fields.sampling()?;
     sampling.logprobs = fields.unsigned("logprobs")?;
+    sampling.prediction = prediction(fields)?;
     sampling.max_tokens.get_or_insert(TOKENS_MAX);
     let structure = structure(fields)?;
     let mut wishes = fields.wishes(&sampling)?;

@@ -5,6 +5,7 @@ use crate::board::pick::hashed;
 use crate::faces::http::biases;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::known::{self, Endpoint, NeutralValues};
+use crate::faces::http::searches;
 use crate::front::ask::{CutSide, Truncation, after};
 use crate::refusal::Refusal;
 use http::StatusCode;
@@ -138,6 +139,10 @@ impl Fields {
             show_special: !self.boolean("skip_special_tokens")?.unwrap_or(true),
             logprobs: None,
             prompt_logprobs: self.unsigned("prompt_logprobs")?,
+            // Only some pages take it.
+            prediction: String::new(),
+            beams: searches::beams(self)?,
+            best_of: self.unsigned("best_of")?.unwrap_or(0),
             structure: None,
             logprob_token_ids: self.token_ids("logprob_token_ids")?.unwrap_or_default(),
         })
@@ -315,11 +320,7 @@ impl Fields {
 
     /// Reads `n`, the choices of one prompt.
     pub fn n_choices(&mut self) -> Result<u32, Refusal> {
-        let n = self.unsigned("n")?.unwrap_or(1);
-        match self.unsigned("best_of")? {
-            Some(best_of) if best_of != n => Err(Refusal::invalid("best_of", "is not supported but as the same as n")),
-            _ => Ok(n),
-        }
+        Ok(self.unsigned("n")?.unwrap_or(1))
     }
 }
 
@@ -404,7 +405,7 @@ mod tests {
     fn fields_that_change_nothing_are_taken() {
         for body in [
             "{}",
-            r#"{"temperature": 0.5, "top_k": -1, "seed": -3, "stop": "x", "n": 2, "best_of": 2}"#,
+            r#"{"temperature": 0.5, "top_k": -1, "seed": -3, "stop": "x", "n": 2, "best_of": 3}"#,
             r#"{"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "logit_bias": {}}"#,
             r#"{"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "echo": false}"#,
             r#"{"user": "someone", "metadata": {"a": 1}, "unheard_of": [1, 2], "suffix": null, "top_p": null}"#,
@@ -461,7 +462,6 @@ mod tests {
             (r#"{"stop_token_ids": [-1]}"#, "stop_token_ids"),
             (r#"{"stream": "yes"}"#, "stream"),
             (r#"{"stream_options": {"include_usage": true}}"#, "stream_options"),
-            (r#"{"best_of": 3}"#, "best_of"),
             (r#"{"thinking_forced_open": true}"#, "thinking_forced_open"),
             (r#"{"logit_bias": {"five": -100}}"#, "logit_bias"),
             (r#"{"logit_bias": {"5": "much"}}"#, "logit_bias"),

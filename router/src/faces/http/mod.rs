@@ -33,9 +33,11 @@ mod openapi;
 mod orca;
 mod origin;
 mod page;
+mod prediction;
 mod records;
 mod responses;
 mod said;
+mod searches;
 mod server;
 mod single;
 mod sse;
@@ -52,7 +54,8 @@ use crate::config::{Config, PagesOff};
 use crate::faces::doors::unread;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::origin::Visitors;
-use crate::faces::http::responses::conversations;
+use crate::faces::http::responses::conversations::{self, CONVERSATION};
+use crate::faces::http::responses::stored::{RESPONSE, forget};
 use crate::faces::http::table::{Api, Keys, Route, delete, get, head, post};
 use crate::faces::{Error, HttpListeners};
 use crate::front::frontend::Frontend;
@@ -202,13 +205,13 @@ fn openai() -> Vec<Route> {
         post("/v1/responses/input_tokens", "how many tokens its prompt has", responses::input_tokens),
         post("/v1/responses/compact", "refused: conversations are not compacted", responses::stored::compact),
         get("/v1/responses/{id}", "a response that is stored", responses::stored::one),
-        delete("/v1/responses/{id}", "forgets a response", responses::stored::forget),
+        delete("/v1/responses/{id}", "forgets a response", |a, b, c| forget(&RESPONSE, a, b, c)),
         get("/v1/responses/{id}/input_items", "what a response answered", responses::stored::input_items),
         post("/v1/responses/{id}/cancel", "ends what runs in the background", responses::stored::cancel),
         post("/v1/conversations", "a conversation that is kept", conversations::create),
         get("/v1/conversations/{id}", "what was said about it", conversations::one),
         post("/v1/conversations/{id}", "other metadata", conversations::update),
-        delete("/v1/conversations/{id}", "forgets it", conversations::forget),
+        delete("/v1/conversations/{id}", "forgets it", |a, b, c| forget(&CONVERSATION, a, b, c)),
         post("/v1/conversations/{id}/items", "adds items to its end", conversations::add_items),
         get("/v1/conversations/{id}/items", "its items", conversations::items),
         get("/v1/conversations/{id}/items/{item_id}", "one of them", conversations::item),

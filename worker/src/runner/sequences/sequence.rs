@@ -72,7 +72,7 @@ impl Sequence {
         self.late = None;
         self.is_masked = false;
         let may_guess = request.goal == Goal::Generate && limits.may_run_again();
-        self.guesses.restart(&limits.guesses, may_guess, n_max);
+        self.guesses.restart(&limits.guesses, may_guess, request, n_max);
         self.tables.resize_with(limits.groups.len(), Vec::new);
         for table in &mut self.tables {
             table.clear();

@@ -6,7 +6,7 @@ use crate::faces::http::door::Viewer;
 use crate::faces::http::error::HttpError;
 use crate::front::frontend::Frontend;
 use crate::front::reader_watch::Unread;
-use crate::history::WatcherPlace;
+use crate::history::{ShownFor, WatcherPlace};
 use crate::refusal::Refusal;
 use crate::replicas::topology;
 use axum::body::Body;
@@ -14,6 +14,7 @@ use axum::extract::{Extension, RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::StatusCode;
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -43,23 +44,29 @@ impl Topic {
         }
     }
 
-    /// How old what is shown may be.
-    fn age_max(self) -> Duration {
-        match self {
-            Topic::Cluster => LOOK_EVERY,
-            Topic::Requests => 2 * LOOK_EVERY,
-            Topic::Load => 8 * LOOK_EVERY,
-        }
+    /// A loss is to be seen within a second on clusters of any size. Of requests and of load a viewer is sent 62 KB a
+    /// second at most.
+    fn shown(self) -> ShownFor {
+        let (looks, micros_each_byte) = match self {
+            Topic::Cluster => (1, 1),
+            Topic::Requests => (2, 16),
+            Topic::Load => (8, 16),
+        };
+        // A little less, so that each look finds something new.
+        let at_least = (looks * LOOK_EVERY).mul_f64(0.9);
+        ShownFor { at_least, each_byte: Duration::from_micros(micros_each_byte) }
     }
 
-    fn text(self, front: &Frontend, viewer: Viewer) -> Arc<str> {
+    /// The whole event, which is made once for all who watch the same.
+    fn event(self, front: &Frontend, viewer: Viewer) -> Bytes {
         let of = if self == Topic::Requests { viewer.sees_of() } else { None };
-        // A little less, so that each look finds something new.
-        let age_max = self.age_max().mul_f64(0.9);
-        front.history.texts.get((self.name(), of), age_max, || match self {
-            Topic::Cluster => topology::json(&front.topology(0)).to_string(),
-            Topic::Requests => requests::listed(front, viewer, requests::WATCHED_MAX).to_string(),
-            Topic::Load => load::told(front).to_string(),
+        front.history.texts.get((self.name(), of), self.shown(), || {
+            let told = match self {
+                Topic::Cluster => topology::json(&front.topology(0)),
+                Topic::Requests => requests::listed(front, viewer, requests::WATCHED_MAX),
+                Topic::Load => load::told(front),
+            };
+            format!("event: {}\ndata: {told}\n\n", self.name())
         })
     }
 }
@@ -82,7 +89,8 @@ pub async fn watch(
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let shown = topics.into_iter().map(|topic| (topic, None)).collect();
     let watcher = front.reader_watch.clone();
-    let changes = Changes { front, viewer, shown, looks, spoke: Instant::now(), is_over: false, _place: place };
+    let (found, spoke) = (VecDeque::new(), Instant::now());
+    let changes = Changes { front, viewer, shown, found, looks, spoke, is_over: false, _place: place };
     let headers = [("content-type", "text/event-stream"), ("cache-control", "no-store"), ("x-accel-buffering", "no")];
     let head: Response = headers.into_response();
     Ok(head.map(|_| Body::from_stream(watcher.watched(changes))))
@@ -103,7 +111,9 @@ struct Changes {
     front: Arc<Frontend>,
     viewer: Viewer,
     /// What was shown last of each.
-    shown: Vec<(Topic, Option<Arc<str>>)>,
+    shown: Vec<(Topic, Option<Bytes>)>,
+    /// What is still to be sent of what the last look has found.
+    found: VecDeque<Bytes>,
     looks: Interval,
     spoke: Instant,
     is_over: bool,
@@ -111,23 +121,24 @@ struct Changes {
 }
 
 impl Changes {
-    fn look(&mut self) -> String {
-        let mut out = String::new();
+    fn look(&mut self) {
         for (topic, shown) in &mut self.shown {
-            let text = topic.text(&self.front, self.viewer);
-            if shown.as_ref() != Some(&text) {
-                out.push_str(&format!("event: {}\ndata: {text}\n\n", topic.name()));
-                *shown = Some(text);
+            let event = topic.event(&self.front, self.viewer);
+            if shown.as_ref().is_none_or(|shown| shown.as_ptr() != event.as_ptr()) {
+                self.found.push_back(event.clone());
+                *shown = Some(event);
             }
         }
         if self.front.admission.is_draining() {
             self.is_over = true;
-            out.push_str("event: draining\ndata: {}\n\n");
+            self.found.push_back(Bytes::from_static(b"event: draining\ndata: {}\n\n"));
         }
-        if out.is_empty() && self.spoke.elapsed() >= self.front.config.timeouts.sse_silence_max {
-            out.push_str(": still here\n\n");
+        if !self.found.is_empty() {
+            self.spoke = Instant::now();
+        } else if self.spoke.elapsed() >= self.front.config.timeouts.sse_silence_max {
+            self.spoke = Instant::now();
+            self.found.push_back(Bytes::from_static(b": still here\n\n"));
         }
-        out
     }
 }
 
@@ -136,14 +147,15 @@ impl Stream for Changes {
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        while !this.is_over {
-            ready!(this.looks.poll_tick(context));
-            let out = this.look();
-            if !out.is_empty() {
-                this.spoke = Instant::now();
-                return Poll::Ready(Some(Ok(out.into())));
+        loop {
+            if let Some(event) = this.found.pop_front() {
+                return Poll::Ready(Some(Ok(event)));
             }
+            if this.is_over {
+                return Poll::Ready(None);
+            }
+            ready!(this.looks.poll_tick(context));
+            this.look();
         }
-        Poll::Ready(None)
     }
 }

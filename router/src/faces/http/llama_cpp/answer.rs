@@ -12,7 +12,7 @@ use crate::faces::http::structure::renamed;
 use crate::faces::http::timings::{tell_progress, timings};
 use crate::front::ask::Ask;
 use crate::front::frontend::Frontend;
-use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::generation::{Aside, Generation, GenerationEvent};
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use crate::replicas::models::text::ModelText;
@@ -65,10 +65,7 @@ pub async fn answer(
         match event {
             GenerationEvent::Delta(delta) => teller.heard(slot, delta, true),
             GenerationEvent::Finished(finished) => values[slot as usize] = teller.last(slot, &finished, &generation),
-            GenerationEvent::Progress(_)
-            | GenerationEvent::Prompt(_)
-            | GenerationEvent::Replayed(_)
-            | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Aside(_) => {}
         }
     }
     let told = if n_slots == 1 { values.remove(0) } else { values.into() };
@@ -198,13 +195,13 @@ impl Voice for Teller {
                     sse::write(out, None, &piece);
                 }
             }
-            GenerationEvent::Progress(progress) => {
+            GenerationEvent::Aside(Aside::Progress(progress)) => {
                 let mut piece = self.piece(slot, "", &[], &[], progress.total as usize);
                 tell_progress(&mut piece, &mut self.watch, progress, self.wishes.timings_in_each);
                 sse::write(out, None, &piece);
             }
             GenerationEvent::Finished(finished) => sse::write(out, None, &self.last(slot, &finished, generation)),
-            GenerationEvent::Prompt(_) | GenerationEvent::Replayed(_) | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Aside(_) => {}
         }
     }
 

@@ -5,7 +5,7 @@ use crate::faces::http::format::tell_reuse;
 use crate::faces::http::messages::blocks::{BlockEvent, BlockList, Blocks};
 use crate::faces::http::messages::{error_value, said};
 use crate::faces::http::sse::{self, Position, Voice};
-use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::generation::{Aside, Generation, GenerationEvent};
 use crate::front::resume::ReadMark;
 use crate::refusal::Refusal;
 use proto::v1;
@@ -19,10 +19,7 @@ pub async fn whole(generation: &mut Generation, shows_thoughts: bool) -> Result<
         match event?.1 {
             GenerationEvent::Delta(delta) => blocks.hear(&delta).into_iter().for_each(|event| content.hear(event)),
             GenerationEvent::Finished(finished) => last = finished,
-            GenerationEvent::Progress(_)
-            | GenerationEvent::Prompt(_)
-            | GenerationEvent::Replayed(_)
-            | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Aside(_) => {}
         }
     }
     blocks.end().into_iter().for_each(|event| content.hear(event));
@@ -164,14 +161,14 @@ impl Voice for MessageVoice {
     fn event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
         match event {
             // The blocks that the client has are counted on from.
-            GenerationEvent::Replayed(delta) => drop(self.blocks.hear(&delta)),
+            GenerationEvent::Aside(Aside::Replayed(delta)) => drop(self.blocks.hear(&delta)),
             GenerationEvent::Delta(delta) => {
                 *self.mark() = ReadMark::at(delta.position + delta.token_ids.len() as u32);
                 let events = self.blocks.hear(&delta);
                 self.say_all(out, &events);
             }
             GenerationEvent::Finished(finished) => self.end(&finished, out),
-            GenerationEvent::Progress(_) | GenerationEvent::Prompt(_) | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Aside(_) => {}
         }
     }
 

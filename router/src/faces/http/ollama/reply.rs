@@ -100,10 +100,7 @@ pub async fn answer(
                 logprobs.extend(delta.logprobs);
             }
             GenerationEvent::Finished(finished) => last = finished,
-            GenerationEvent::Progress(_)
-            | GenerationEvent::Prompt(_)
-            | GenerationEvent::Replayed(_)
-            | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Aside(_) => {}
         }
     }
     let answer = reply.whole(&last);
@@ -232,10 +229,7 @@ impl Voice for Reply {
                 }
                 write(out, &self.last(&SaidAnswer::default(), &[], &finished));
             }
-            GenerationEvent::Progress(_)
-            | GenerationEvent::Prompt(_)
-            | GenerationEvent::Replayed(_)
-            | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Aside(_) => {}
         }
     }
 

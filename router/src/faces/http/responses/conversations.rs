@@ -5,7 +5,7 @@ use crate::faces::http::fields::Fields;
 use crate::faces::http::page::{Page, read, take_room};
 use crate::faces::http::responses::items;
 use crate::faces::http::responses::lists::{WantedPage, list};
-use crate::faces::http::responses::stored::{HeldPage, sent};
+use crate::faces::http::responses::stored::{HeldPage, KeptKind, sent};
 use crate::front::ask::BodyPermit;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::stored::{NotChanged, ReadConversation, StoredItem, Turn};
@@ -23,6 +23,11 @@ const PREFIX: &str = "conv_";
 const OF_PAGE: &str = "conversation_id";
 /// The field of a response.
 const FIELD: &str = "conversation";
+pub const CONVERSATION: KeptKind = KeptKind {
+    prefix: PREFIX,
+    deleted: "conversation.deleted",
+    unknown: |id| HttpError::no_such_conversation(OF_PAGE, id),
+};
 
 fn found(front: &Frontend, tenant: TenantId, id: &str, param: &str) -> Result<ReadConversation, HttpError> {
     front.responses.conversation(tenant, id).ok_or_else(|| HttpError::no_such_conversation(param, id))
@@ -80,17 +85,6 @@ pub async fn update(
     let changed = front.responses.describe(tenant, &id, metadata.into());
     changed.map_err(|why| not_changed(&front, &id, why))?;
     Ok(told(&id, &found(&front, tenant, &id, OF_PAGE)?))
-}
-
-pub async fn forget(
-    State(front): State<Arc<Frontend>>,
-    Extension(tenant): Extension<TenantId>,
-    Path(id): Path<String>,
-) -> Result<Json<Value>, HttpError> {
-    match id.starts_with(PREFIX) && front.responses.forget(tenant, &id) {
-        true => Ok(Json(json!({ "id": id, "object": "conversation.deleted", "deleted": true }))),
-        false => Err(HttpError::no_such_conversation(OF_PAGE, &id)),
-    }
 }
 
 pub async fn add_items(

@@ -149,10 +149,7 @@ async fn whole(generation: &mut Generation, output: &mut OutputItems) -> Result<
         match event?.1 {
             GenerationEvent::Delta(delta) => output.add(&delta, &mut events),
             GenerationEvent::Finished(finished) => last = finished,
-            GenerationEvent::Progress(_)
-            | GenerationEvent::Prompt(_)
-            | GenerationEvent::Replayed(_)
-            | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Aside(_) => {}
         }
     }
     output.end(&last, &mut events);

@@ -103,14 +103,25 @@ pub fn sent(body: Bytes) -> Response {
     ([(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
+/// A kind of what is kept, and how it is told that one of it is gone, or never was.
+pub struct KeptKind {
+    pub prefix: &'static str,
+    pub deleted: &'static str,
+    pub unknown: fn(&str) -> HttpError,
+}
+
+pub const RESPONSE: KeptKind =
+    KeptKind { prefix: PREFIX, deleted: "response", unknown: |id| HttpError::no_such_response("response_id", id) };
+
 pub async fn forget(
+    kind: &'static KeptKind,
     State(front): State<Arc<Frontend>>,
     Extension(tenant): Extension<TenantId>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, HttpError> {
-    match id.starts_with(PREFIX) && front.responses.forget(tenant, &id) {
-        true => Ok(Json(json!({ "id": id, "object": "response", "deleted": true }))),
-        false => Err(HttpError::no_such_response("response_id", &id)),
+    match id.starts_with(kind.prefix) && front.responses.forget(tenant, &id) {
+        true => Ok(Json(json!({ "id": id, "object": kind.deleted, "deleted": true }))),
+        false => Err((kind.unknown)(&id)),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::faces::http::responses::reply::{ResponseReply, status};
 use crate::faces::http::sse::{self, Position, Voice};
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::timings::{tell_progress, timings};
-use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::generation::{Aside, Generation, GenerationEvent};
 use crate::front::resume::ReadMark;
 use crate::refusal::Refusal;
 use proto::v1;
@@ -97,7 +97,7 @@ impl Voice for ResponseVoice {
 
     fn event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
         match event {
-            GenerationEvent::Replayed(delta) => self.output.add(&delta, &mut ItemEvents::untold()),
+            GenerationEvent::Aside(Aside::Replayed(delta)) => self.output.add(&delta, &mut ItemEvents::untold()),
             GenerationEvent::Delta(delta) => {
                 *self.mark() = ReadMark::at(delta.position + delta.token_ids.len() as u32);
                 let mut events = ItemEvents::told();
@@ -112,7 +112,7 @@ impl Voice for ResponseVoice {
                 }
                 self.tell(events, out);
             }
-            GenerationEvent::Progress(progress) => {
+            GenerationEvent::Aside(Aside::Progress(progress)) => {
                 let mut event = json!({ "type": "response.in_progress", "response": self.reply.value });
                 tell_progress(&mut event, &mut self.watch, progress, self.tells_times);
                 let (prompt_tokens, cached_tokens) = (progress.total, progress.cached);
@@ -120,7 +120,7 @@ impl Voice for ResponseVoice {
                 self.tell(vec![event], out);
             }
             GenerationEvent::Finished(finished) => self.end(&finished, out),
-            GenerationEvent::Prompt(_) | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Aside(_) => {}
         }
     }
 

@@ -48,10 +48,7 @@ pub async fn generate(State(front): State<Arc<Frontend>>, request: Request) -> R
                 said.logprobs.extend(delta.logprobs);
             }
             GenerationEvent::Finished(finished) => *end = finished,
-            GenerationEvent::Progress(_)
-            | GenerationEvent::Prompt(_)
-            | GenerationEvent::Replayed(_)
-            | GenerationEvent::Pooled(_) => {}
+            GenerationEvent::Aside(_) => {}
         }
     }
     let values = choices.iter().enumerate().map(|(slot, (said, end))| teller.choice(slot as u32, said, Some(end)));
@@ -160,10 +157,7 @@ impl Voice for Teller {
         let choice = match &event {
             GenerationEvent::Delta(delta) => self.choice(slot, delta, None),
             GenerationEvent::Finished(finished) => self.choice(slot, &v1::Delta::default(), Some(finished)),
-            GenerationEvent::Progress(_)
-            | GenerationEvent::Prompt(_)
-            | GenerationEvent::Replayed(_)
-            | GenerationEvent::Pooled(_) => return,
+            GenerationEvent::Aside(_) => return,
         };
         sse::write(out, None, &self.value(vec![choice]));
     }

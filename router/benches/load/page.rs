@@ -1,0 +1,203 @@
+//! What those who look at the page cost a router that answers 1,000 streams: the CPU time of its threads with ten
+//! viewers of each view, beside that without any, before them and after them.
+
+use crate::roles::{Child, ROUTER_THREADS, Role};
+use crate::watch::{Machine, threads_seconds};
+use crate::{client, ready, request};
+use proto::v1::generate_reply::Event;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+const STREAMS: usize = 1000;
+const CONNECTIONS: usize = 20;
+/// More than any stream says while it is measured.
+const STREAM_TOKENS: u32 = 3500;
+const STREAMS_BEGIN_MAX: Duration = Duration::from_secs(120);
+const VIEWERS: usize = 10;
+/// The number of the first request that is opened: one that is under way, whatever was asked until all was ready.
+const OPENED: usize = 600;
+const ROUNDS: usize = 5;
+const WINDOW: Duration = Duration::from_secs(5);
+/// A view's first texts are no part of what it costs to be shown.
+const SETTLE: Duration = Duration::from_secs(1);
+/// Of a core, in percent: what ten viewers may cost, and what may stay of those who have left.
+const COST_MAX: f64 = 1.0;
+const LEFT_MAX: f64 = 0.2;
+
+/// What a viewer looks at: the topic that the view watches, and whether a request is open beside the list, which the
+/// page asks for again with each event.
+#[derive(Clone, Copy)]
+struct PageView {
+    name: &'static str,
+    topic: &'static str,
+    opens_request: bool,
+}
+
+const VIEWS: [PageView; 4] = [
+    PageView { name: "Cluster", topic: "cluster", opens_request: false },
+    PageView { name: "Requests", topic: "requests", opens_request: false },
+    PageView { name: "Requests, one open", topic: "requests", opens_request: true },
+    PageView { name: "Load", topic: "load", opens_request: false },
+];
+
+/// What was read by all viewers of a view.
+#[derive(Default)]
+struct SeenCounts {
+    n_events: AtomicU64,
+    n_bytes: AtomicU64,
+}
+
+/// Measures, prints a table, and says whether the bounds were kept.
+pub async fn page() -> bool {
+    let replica = Child::start(Role::SlowReplica, None);
+    let router = Child::start(Role::PageRouter, Some(&replica.addresses[0]));
+    let [http, grpc] = [&router.addresses[0], &router.addresses[1]];
+    let streams = begin_streams(grpc).await;
+    let pids = [std::process::id(), router.pid(), replica.pid()];
+    let (mut costs, mut before, mut left) = (VIEWS.map(|_| Vec::new()), Vec::new(), Vec::new());
+    let (reads, machine) = (VIEWS.map(|_| Arc::<SeenCounts>::default()), Machine::now(&pids));
+    // The first round warms up.
+    for round in 0..=ROUNDS {
+        let nobody = percent_of_core(router.pid()).await;
+        let mut spent = Vec::new();
+        for (view, read) in VIEWS.iter().zip(&reads) {
+            let mut viewers = JoinSet::new();
+            for at in 0..VIEWERS {
+                viewers.spawn(look(*view, http.clone(), OPENED + at, read.clone()));
+            }
+            sleep(SETTLE).await;
+            spent.push(percent_of_core(router.pid()).await);
+            assert!(viewers.try_join_next().is_none(), "{}: a viewer was sent away", view.name);
+        }
+        sleep(SETTLE).await;
+        let after = percent_of_core(router.pid()).await;
+        if round > 0 {
+            // What streams cost drifts with the machine: halfway between the two is what they cost meanwhile.
+            let alone = f64::midpoint(nobody, after);
+            costs.iter_mut().zip(&spent).for_each(|(costs, spent)| costs.push(spent - alone));
+            before.push(nobody);
+            left.push(after - nobody);
+        }
+    }
+    assert_eq!(streams.len(), STREAMS, "a stream ended early");
+    println!("{STREAMS} streams, {VIEWERS} viewers, {ROUNDS} rounds; others used {:.2} cores", machine.foreign_cores());
+    println!("{:<24}{:>28}{:>12}{:>14}", "percent of a core", "median (least to most)", "events/s", "KB/s");
+    println!("{:<24}{:>28}", "nobody looks", told(&mut before));
+    println!("{:<24}{:>28}", "after them - before", told(&mut left));
+    let watched = (ROUNDS + 1) as f64 * (WINDOW + SETTLE).as_secs_f64();
+    for ((view, costs), read) in VIEWS.iter().zip(&mut costs).zip(&reads) {
+        let [events, bytes] = [&read.n_events, &read.n_bytes].map(|n| n.load(Relaxed) as f64 / watched);
+        assert!(events > 1.0, "{}: nothing was shown", view.name);
+        println!("{:<24}{:>28}{events:>12.1}{:>14.0}", view.name, told(costs), bytes / 1e3);
+    }
+    let is_kept = costs.iter_mut().all(|costs| median(costs) <= COST_MAX) && median(&mut left).abs() <= LEFT_MAX;
+    println!(
+        "asked: at most {COST_MAX} each, and {LEFT_MAX} of those who left: {}",
+        ["missed", "kept"][usize::from(is_kept)]
+    );
+    is_kept
+}
+
+fn median(of: &mut [f64]) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of[of.len() / 2]
+}
+
+fn told(of: &mut [f64]) -> String {
+    let median = median(of);
+    format!("{median:.2} ({:.2} to {:.2})", of[0], of[of.len() - 1])
+}
+
+/// What the router's threads use within a window.
+async fn percent_of_core(pid: u32) -> f64 {
+    let (before, began) = (threads_seconds(pid, ROUTER_THREADS), Instant::now());
+    sleep(WINDOW).await;
+    (threads_seconds(pid, ROUTER_THREADS) - before) / began.elapsed().as_secs_f64() * 100.0
+}
+
+/// Streams that say a token with each of the replica's slow steps, once all have begun.
+async fn begin_streams(address: &str) -> JoinSet<()> {
+    let clients: Vec<_> = (0..CONNECTIONS).map(|_| client(address)).collect();
+    ready(&clients[0]).await;
+    let (n_begun, mut streams) = (Arc::<AtomicU64>::default(), JoinSet::new());
+    for at in 0..STREAMS {
+        let (mut client, n_begun) = (clients[at % CONNECTIONS].clone(), n_begun.clone());
+        streams.spawn(async move {
+            let text = format!("Client {at} asks");
+            let mut replies = client.generate(request(&text, STREAM_TOKENS)).await.unwrap().into_inner();
+            let mut has_begun = false;
+            while let Some(reply) = replies.message().await.unwrap() {
+                if matches!(reply.event, Some(Event::Delta(_))) && !std::mem::replace(&mut has_begun, true) {
+                    n_begun.fetch_add(1, Relaxed);
+                }
+            }
+            panic!("a stream ended before it was measured");
+        });
+    }
+    let deadline = Instant::now() + STREAMS_BEGIN_MAX;
+    while n_begun.load(Relaxed) < STREAMS as u64 {
+        assert!(Instant::now() < deadline, "{} streams have begun", n_begun.load(Relaxed));
+        assert!(streams.try_join_next().is_none(), "a stream ended early");
+        sleep(Duration::from_millis(50)).await;
+    }
+    streams
+}
+
+/// Reads what the page reads, until it is aborted.
+async fn look(view: PageView, address: String, number: usize, read: Arc<SeenCounts>) {
+    let mut events = get(&address, &format!("/events?of={}", view.topic)).await;
+    let mut opened = BufReader::new(TcpStream::connect(&address).await.unwrap());
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let n = timeout(Duration::from_secs(30), events.read_until(b'\n', &mut line)).await.unwrap().unwrap();
+        if n == 0 {
+            return;
+        }
+        read.n_bytes.fetch_add(n as u64, Relaxed);
+        if line.starts_with(b"data: ") {
+            read.n_events.fetch_add(1, Relaxed);
+            if view.opens_request {
+                let n = open(&mut opened, &address, number).await;
+                read.n_bytes.fetch_add(n as u64, Relaxed);
+            }
+        }
+    }
+}
+
+/// A stream, behind its head.
+async fn get(address: &str, path: &str) -> BufReader<TcpStream> {
+    let mut stream = BufReader::new(TcpStream::connect(address).await.unwrap());
+    ask(&mut stream, address, path).await;
+    let head = head(&mut stream).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    stream
+}
+
+/// A request's timeline, over a connection that stays; how many bytes it had.
+async fn open(stream: &mut BufReader<TcpStream>, address: &str, number: usize) -> usize {
+    ask(stream, address, &format!("/requests/{number}")).await;
+    let head = head(stream).await.to_lowercase();
+    let n = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap().trim().parse().unwrap();
+    let mut body = vec![0; n];
+    stream.read_exact(&mut body).await.unwrap();
+    assert!(head.starts_with("http/1.1 200") && body.starts_with(b"{"), "{head}");
+    n
+}
+
+async fn ask(stream: &mut BufReader<TcpStream>, address: &str, path: &str) {
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n").as_bytes()).await.unwrap();
+}
+
+async fn head(stream: &mut BufReader<TcpStream>) -> String {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        assert!(stream.read_line(&mut head).await.unwrap() > 0, "{head}");
+    }
+    head
+}

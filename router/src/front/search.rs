@@ -1,0 +1,318 @@
+//! Looks for likely answers instead of drawing them: the likeliest of several draws, or the best of a beam search. All
+//! are told when they are known, as if a replica had said them. Knows requests and their answers; what a beam is worth
+//! is `beams`' matter.
+//!
+//! `prepared ── parts of it, each a request of its own ──▶ tokens and logprobs ── the best ──▶ generation`
+//!
+//! A step of a beam search is a request for one token after each beginning. The beginning lies in the prefix cache, and
+//! a step that is lost with its replica is run again like any other request.
+
+use crate::config::RouterLimits;
+use crate::front::ask::{Ask, Purpose};
+use crate::front::beams::{Beam, BeamRules, Beams, Patience};
+use crate::front::frontend::Frontend;
+use crate::front::generate::{Held, assembly};
+use crate::front::generation::{Choice, Generation, GenerationEvent};
+use crate::front::prepared::Prepared;
+use crate::front::resume::ReadMarks;
+use crate::front::sampling::Wording;
+use crate::front::stop::Stops;
+use crate::link::ticket::Ticket;
+use crate::refusal::Refusal;
+use proto::cluster as wire;
+use proto::v1;
+use std::sync::Arc;
+use telemetry::spans::Traced;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use types::{Finish, Goal, Penalties, Request, Sampling, Tokens, TokensHash};
+
+/// What a request looks for instead of drawing, and how many of it are told.
+pub struct Search {
+    n_told: u32,
+    kind: SearchKind,
+}
+
+enum SearchKind {
+    Beams { length_penalty: f32, patience: Patience },
+    BestOf,
+}
+
+/// An answer that was found, and how it ends.
+#[derive(Default)]
+struct FoundAnswer {
+    tokens: Vec<wire::TokenOut>,
+    finish: wire::Finish,
+    n_cached: u32,
+}
+
+impl Search {
+    /// What a request looks for, if it does, and the request for as many answers as that takes.
+    pub fn of(mut ask: Ask, limits: &RouterLimits) -> Result<(Option<Search>, Ask), Refusal> {
+        let Purpose::Generate(sampling) = &mut ask.purpose else { return Ok((None, ask)) };
+        let (n_told, best_of, beams) = (ask.n_choices, std::mem::take(&mut sampling.best_of), sampling.beams.take());
+        let n_kept = if best_of == 0 { n_told } else { best_of };
+        let kind = match beams {
+            None if n_kept == n_told => return Ok((None, ask)),
+            None => SearchKind::BestOf,
+            Some(wish) => {
+                drawn_fields(sampling)?;
+                beam_search(wish)?
+            }
+        };
+        let most = limits.choices_max;
+        if n_kept < n_told || n_kept > most {
+            let why = format!("must be at least `n`, which is {n_told}, and at most {most}, and is {n_kept}");
+            return Err(Refusal::invalid("best_of", why));
+        }
+        if ask.certificate {
+            return Err(Refusal::invalid("certificate", "is of an answer that was drawn, and this one is found"));
+        }
+        if ask.resume.is_some() {
+            return Err(Refusal::invalid("resume", "what is found is told at once: ask again"));
+        }
+        Ok((Some(Search { n_told, kind }), Ask { n_choices: n_kept, ..ask }))
+    }
+}
+
+fn beam_search(wish: v1::BeamSearch) -> Result<SearchKind, Refusal> {
+    let length_penalty = wish.length_penalty.unwrap_or(1.0);
+    if !(-10.0..=10.0).contains(&length_penalty) {
+        return Err(Refusal::invalid("length_penalty", format!("must be -10 to 10, and is {length_penalty}")));
+    }
+    let patience = match wish.patience() {
+        v1::beam_search::Patience::Unspecified => Patience::WhileBetter,
+        v1::beam_search::Patience::UntilFull => Patience::UntilFull,
+        v1::beam_search::Patience::WhilePossible => Patience::WhilePossible,
+    };
+    Ok(SearchKind::Beams { length_penalty, patience })
+}
+
+/// Refuses what changes the tokens of a draw, and what a search does not know. Temperature and filters only matter
+/// among likely tokens.
+fn drawn_fields(asked: &v1::Sampling) -> Result<(), Refusal> {
+    let fields = [
+        ("stop", !asked.stop.is_empty()),
+        ("min_tokens", asked.min_tokens > 0),
+        ("presence_penalty", asked.presence_penalty != 0.0),
+        ("frequency_penalty", asked.frequency_penalty != 0.0),
+        ("repetition_penalty", asked.repetition_penalty.is_some_and(|penalty| penalty != 1.0)),
+        ("xtc_probability", asked.xtc.is_some_and(|xtc| xtc.probability > 0.0)),
+        ("dry_multiplier", asked.dry.as_ref().is_some_and(|dry| dry.multiplier != 0.0)),
+        ("logit_bias", !asked.logit_bias.is_empty()),
+        ("allowed_token_ids", !asked.allowed_token_ids.is_empty()),
+        ("bad_words", !asked.bad_words.is_empty()),
+        ("prompt_logprobs", asked.prompt_logprobs.is_some()),
+        ("logprob_token_ids", !asked.logprob_token_ids.is_empty()),
+        ("structure", asked.structure.is_some()),
+    ];
+    match fields.into_iter().find(|(_, is_asked)| *is_asked) {
+        Some((field, _)) => Err(Refusal::invalid(field, "is not supported in a beam search")),
+        None => Ok(()),
+    }
+}
+
+impl Frontend {
+    pub(super) async fn search(
+        self: &Arc<Self>,
+        search: Search,
+        prepared: Prepared,
+        held: Held,
+        trace: &Traced,
+    ) -> Result<Generation, Refusal> {
+        let n_told = search.n_told as usize;
+        let (first, found) = match search.kind {
+            SearchKind::BestOf => self.best_drawn(&prepared, n_told, held, trace).await?,
+            SearchKind::Beams { length_penalty, patience } => {
+                let rules = beam_rules(&prepared, length_penalty, patience)?;
+                self.best_beams(&prepared, &rules, n_told, held, trace).await?
+            }
+        };
+        Ok(told(first, prepared, search.n_told, found))
+    }
+
+    /// Draws all answers, and keeps the likeliest of each prompt: the one whose logprobs have the largest sum.
+    async fn best_drawn(
+        self: &Arc<Self>,
+        prepared: &Prepared,
+        n_told: usize,
+        held: Held,
+        trace: &Traced,
+    ) -> Result<(Generation, Vec<FoundAnswer>), Refusal> {
+        let mut like = prepared.like.clone();
+        let tells_logprobs = like.sampling.logprobs.is_some();
+        like.sampling.logprobs.get_or_insert(0);
+        let prompts = prepared.prompts.iter().map(|prompt| prompt.ids.clone()).collect();
+        let part = prepared.part(prompts, like, prepared.wording.clone(), prepared.numbers.clone());
+        let mut generation = self.begun(part, held, trace)?;
+        let drawn = gathered(&mut generation).await?;
+        let mut best = Vec::new();
+        let mut drawn = drawn.into_iter();
+        for _ in &prepared.prompts {
+            let mut of_prompt: Vec<FoundAnswer> = drawn.by_ref().take(prepared.numbers.len()).collect();
+            // Equals stay in the order of their numbers.
+            of_prompt.sort_by(|a, b| b.likelihood().total_cmp(&a.likelihood()));
+            of_prompt.truncate(n_told);
+            best.extend(of_prompt);
+        }
+        if !tells_logprobs {
+            best.iter_mut().flat_map(|answer| &mut answer.tokens).for_each(|token| token.logprob = None);
+        }
+        Ok((generation, best))
+    }
+
+    /// Searches after each prompt in turn.
+    async fn best_beams(
+        self: &Arc<Self>,
+        prepared: &Prepared,
+        rules: &BeamRules,
+        n_told: usize,
+        mut held: Held,
+        trace: &Traced,
+    ) -> Result<(Generation, Vec<FoundAnswer>), Refusal> {
+        let (mut first, mut found) = (None, Vec::new());
+        for prompt in &prepared.prompts {
+            let mut beams = Beams::new(BeamRules { stop: rules.stop.clone(), ..*rules });
+            let mut n_cached = None;
+            while !beams.running().is_empty() {
+                let prompts = beams.running().iter().map(|beam| [&*prompt.ids, &beam.tokens].concat()).collect();
+                let mut step = self.begun(one_token(prepared, rules, prompts), held, trace)?;
+                let tops = gathered(&mut step).await?;
+                n_cached.get_or_insert_with(|| tops.first().map_or(0, |answer| answer.n_cached));
+                beams.advance(&next_tokens(tops)?);
+                held = (None, step.charge.take());
+                first.get_or_insert(step);
+            }
+            let tells_logprobs = prepared.like.sampling.logprobs.is_some();
+            let n_cached = n_cached.unwrap_or(0);
+            found.extend(beams.best(n_told).into_iter().map(|beam| FoundAnswer::of(beam, tells_logprobs, n_cached)));
+        }
+        first.map(|first| (first, found)).ok_or_else(|| Refusal::failed("a search without a prompt"))
+    }
+
+    /// Sends a part of a request to the replica that is best for it.
+    fn begun(self: &Arc<Self>, part: Prepared, held: Held, trace: &Traced) -> Result<Generation, Refusal> {
+        let (destination, requests) = self.place(&part, None)?;
+        self.submit(part, destination, requests, held, trace)
+    }
+}
+
+fn beam_rules(prepared: &Prepared, length_penalty: f32, patience: Patience) -> Result<BeamRules, Refusal> {
+    let (sampling, context) = (&prepared.like.sampling, prepared.model.replica.context);
+    if prepared.like.grammar.is_some() {
+        return Err(Refusal::invalid("use_beam_search", "is not supported beside what an answer must be"));
+    }
+    let n_prompt = prepared.prompts.iter().map(|prompt| prompt.ids.len() as u32).max().unwrap_or(0);
+    let rules = BeamRules {
+        width: prepared.numbers.len(),
+        length_penalty,
+        patience,
+        tokens_max: sampling.tokens_max.min(context.saturating_sub(n_prompt)),
+        stop: sampling.stop.clone(),
+        n_told: sampling.logprobs.unwrap_or(0).into(),
+    };
+    match u8::try_from(rules.n_top()) {
+        Ok(_) => Ok(rules),
+        Err(_) => Err(Refusal::invalid("best_of", "is too much beside so many stop tokens")),
+    }
+}
+
+/// A step: the likeliest tokens after each of these beginnings. Which of them is drawn does not matter.
+fn one_token(prepared: &Prepared, rules: &BeamRules, prompts: Vec<Tokens>) -> Prepared {
+    let sampling = Sampling {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        penalties: Penalties::default(),
+        tokens_max: 1,
+        logprobs: u8::try_from(rules.n_top()).ok(),
+        stop: Tokens::new(),
+        ..prepared.like.sampling.clone()
+    };
+    let like = Request { sampling, goal: Goal::Generate, predicted: Tokens::new(), ..prepared.like.clone() };
+    let wording = Wording { stops: Arc::new(Stops::new(Vec::new())), show_special: false, own_ends: Tokens::new() };
+    prepared.part(prompts, like, wording, 0..1)
+}
+
+/// The answers to a part, when all of it has been said.
+async fn gathered(generation: &mut Generation) -> Result<Vec<FoundAnswer>, Refusal> {
+    let mut answers: Vec<FoundAnswer> = Vec::new();
+    answers.resize_with(generation.choices.len(), FoundAnswer::default);
+    while let Some(event) = generation.next().await {
+        let (slot, event) = event?;
+        let Some(answer) = answers.get_mut(slot as usize) else { continue };
+        match event {
+            GenerationEvent::Delta(delta) => answer.tokens.extend(delta.logprobs.into_iter().map(token_out)),
+            GenerationEvent::Finished(finished) => {
+                answer.n_cached = finished.usage.map_or(0, |usage| usage.cached_tokens);
+                answer.finish = match finished.reason() {
+                    v1::finished::Reason::Length => wire::Finish::from(Finish::Length),
+                    _ => wire::Finish::from(Finish::Stop),
+                };
+            }
+            GenerationEvent::Aside(_) => {}
+        }
+    }
+    Ok(answers)
+}
+
+fn token_out(said: v1::Logprob) -> wire::TokenOut {
+    let top = |top: v1::Logprob| wire::TokenLogprob { token: top.token_id, logprob: top.logprob };
+    wire::TokenOut { token: said.token_id, logprob: Some(said.logprob), top: said.top.into_iter().map(top).collect() }
+}
+
+/// What may come after each beginning.
+fn next_tokens(steps: Vec<FoundAnswer>) -> Result<Vec<wire::TokenOut>, Refusal> {
+    let next = |step: FoundAnswer| step.tokens.into_iter().next();
+    let all: Option<Vec<wire::TokenOut>> = steps.into_iter().map(next).collect();
+    all.ok_or_else(|| Refusal::failed("the replica told no likely tokens"))
+}
+
+impl FoundAnswer {
+    fn of(beam: Beam, tells_logprobs: bool, n_cached: u32) -> FoundAnswer {
+        let finish = if beam.ends_at_stop { Finish::Stop } else { Finish::Length };
+        let said = |token: Arc<wire::TokenOut>| match tells_logprobs {
+            true => Arc::unwrap_or_clone(token),
+            false => wire::TokenOut { token: token.token, ..wire::TokenOut::default() },
+        };
+        FoundAnswer { tokens: beam.said.into_iter().map(said).collect(), finish: finish.into(), n_cached }
+    }
+
+    fn likelihood(&self) -> f64 {
+        self.tokens.iter().filter_map(|token| token.logprob).map(f64::from).sum()
+    }
+}
+
+/// Tells what was found as if it were just being said. `first` is the first part of the request that was answered.
+fn told(mut first: Generation, prepared: Prepared, n_told: u32, found: Vec<FoundAnswer>) -> Generation {
+    let Prepared { ref prompts, ref wording, ref model, .. } = prepared;
+    let hashes: Vec<TokensHash> = prompts.iter().map(|prompt| TokensHash::of(&prompt.ids)).collect();
+    let (outputs, heard) = mpsc::channel(found.len().max(1));
+    let mut choices = Vec::new();
+    for (slot, answer) in (0..).zip(found) {
+        let of_prompt = (slot / n_told) as usize;
+        let request = prepared.request(&prompts[of_prompt], slot % n_told, first.replica.context);
+        let assembly = assembly(&model.text, (&prompts[of_prompt], hashes[of_prompt]), &request, wording);
+        let mut choice = Choice::new(assembly, &request, &wording.own_ends, 0, None);
+        choice.begin(Ticket::of_nobody());
+        choices.push(choice);
+        let FoundAnswer { tokens, finish, n_cached } = answer;
+        let output = wire::Output { tokens, finish: finish.into(), cached_tokens: n_cached, ..wire::Output::default() };
+        // There is room for each of them, and `heard` is here.
+        let _ = outputs.try_send((slot, Ok(output)));
+    }
+    first.started.prompt_tokens = prompts.iter().map(|prompt| prompt.ids.len() as u32).sum();
+    first.started.resume = None;
+    Generation {
+        handle: None,
+        marks: ReadMarks::none(choices.len()),
+        heard,
+        choices,
+        stops: wording.stops.clone(),
+        permit: None,
+        charge: None,
+        prompts: prepared.prompts,
+        ..first
+    }
+}

@@ -1,0 +1,63 @@
+//! What a client expects to be answered, in front of the log: so that places in it are found as those of the log are.
+
+use types::{Request, Token};
+
+#[derive(Debug, Default)]
+pub(super) struct Expected {
+    /// `expected · log`. Empty where nothing is expected.
+    tokens: Vec<Token>,
+    n_expected: usize,
+    n_prompt: usize,
+}
+
+impl Expected {
+    /// For a log that may have `n_tokens_max` tokens. Returns how many there may be in all.
+    pub fn restart(&mut self, request: &Request, n_tokens_max: usize) -> usize {
+        self.tokens.clear();
+        (self.n_expected, self.n_prompt) = (request.predicted.len(), request.prompt.len());
+        if self.n_expected == 0 {
+            return n_tokens_max;
+        }
+        self.tokens.reserve(self.n_expected + n_tokens_max);
+        self.tokens.extend_from_slice(&request.predicted);
+        self.n_expected + n_tokens_max
+    }
+
+    /// What is expected, and then the log.
+    pub fn before<'a>(&'a mut self, log: &'a [Token]) -> &'a [Token] {
+        if self.n_expected == 0 {
+            return log;
+        }
+        let n_known = self.tokens.len() - self.n_expected;
+        self.tokens.extend_from_slice(log.get(n_known..).unwrap_or_default());
+        &self.tokens
+    }
+
+    /// What is expected behind the log, as long as the answer is as it was expected to be.
+    pub fn next(&self, log: &[Token]) -> &[Token] {
+        let (expected, answer) = (&self.tokens[..self.n_expected], log.get(self.n_prompt..).unwrap_or_default());
+        expected.strip_prefix(answer).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_expected_goes_on_until_the_answer_differs() {
+        let request = Request { prompt: vec![9, 8], predicted: vec![1, 2, 3], ..Request::default() };
+        let mut expected = Expected::default();
+        assert_eq!(expected.restart(&request, 10), 13);
+        assert_eq!(expected.before(&[9, 8]), [1, 2, 3, 9, 8]);
+        assert_eq!(expected.next(&[9, 8]), [1, 2, 3]);
+        assert_eq!(expected.before(&[9, 8, 1, 2]), [1, 2, 3, 9, 8, 1, 2]);
+        assert_eq!(expected.next(&[9, 8, 1]), [2, 3]);
+        assert_eq!(expected.next(&[9, 8, 1, 2, 3]), [] as [Token; 0]);
+        assert_eq!(expected.next(&[9, 8, 2]), [] as [Token; 0]);
+        // The next sequence expects nothing, and its log is all there is.
+        assert_eq!(expected.restart(&Request { predicted: Vec::new(), ..request }, 10), 10);
+        assert_eq!(expected.before(&[9]), [9]);
+        assert_eq!(expected.next(&[9]), [] as [Token; 0]);
+    }
+}
