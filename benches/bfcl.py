@@ -157,6 +157,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address", help="HOST:PORT of a server")
     parser.add_argument("folder", type=pathlib.Path, help="the leaderboard's data")
+    parser.add_argument("--files", nargs="+", choices=FILES, default=FILES)
     parser.add_argument("--sets", type=int, default=10_000, help="of each file that are compiled, at most")
     parser.add_argument("--calls", type=int, default=10_000, help="of each file that are called, at most")
     parser.add_argument("--tokens", type=int, default=400)
@@ -166,7 +167,7 @@ def main():
     host, port = options.address.rsplit(":", 1)
     address, is_bad = (host, int(port)), False
     with concurrent.futures.ThreadPoolExecutor(options.together) as pool:
-        for name in FILES:
+        for name in options.files:
             asked, picked = entries(options.folder, name, options.calls)
             compiled = pool.map(lambda it: compiles(address, it, options), asked[: options.sets])
             refused = [what for what in compiled if what]

@@ -1,7 +1,10 @@
 //! A real etcd for one test: members on loopback, killed and started again. Knows the program's flags, no keys.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use std::net::TcpListener;
+#[path = "ports.rs"]
+mod ports;
+
+use ports::free_port;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -85,12 +88,15 @@ impl Etcd {
 
     pub fn start_again(&mut self, i: usize) {
         self.spawn(i);
+        std::thread::sleep(SETTLE);
+        let ended = self.members[i].child.as_mut().unwrap().try_wait().unwrap();
+        assert!(ended.is_none(), "etcd ended when it was started again: {}", self.log(i));
     }
 
     /// Starts a member with an empty disk at its old address.
     pub fn start_empty(&mut self, i: usize) {
         std::fs::remove_dir_all(self.data(i)).unwrap();
-        self.spawn(i);
+        self.start_again(i);
     }
 
     pub fn log(&self, i: usize) -> String {
@@ -154,10 +160,8 @@ fn folder() -> PathBuf {
     path
 }
 
-/// Free ports, all held at once so that no two are the same.
+/// Free ports, of which none is taken by a connection while a member is down.
 fn ports(host: &str, n_members: usize) -> Vec<Member> {
-    let free = || TcpListener::bind((host, 0)).unwrap();
-    let held: Vec<(TcpListener, TcpListener)> = (0..n_members).map(|_| (free(), free())).collect();
-    let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
-    held.iter().map(|(client, peer)| Member { client: port(client), peer: port(peer), child: None }).collect()
+    let free = || free_port(host, 24_000..32_000);
+    (0..n_members).map(|_| Member { client: free(), peer: free(), child: None }).collect()
 }

@@ -1,12 +1,16 @@
 //! The built binary as processes: started, read, asked over HTTP, and killed. Knows command lines and log lines.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+#[path = "ports.rs"]
+mod ports;
+
+use ports::free_port;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -165,16 +169,9 @@ impl Drop for Node {
     }
 }
 
-/// An address of this host that nobody listens on and no connection comes from: the system takes the ports of
-/// connections from 32,768 on, and a neighbour's thousands of clients would sooner or later hold one that was free.
+/// An address of this host that nobody listens on and no connection comes from.
 pub fn free_address() -> SocketAddr {
-    const PORTS: std::ops::Range<u32> = 10_000..32_000;
-    static N_LOOKED_AT: AtomicU32 = AtomicU32::new(0);
-    // Processes of tests that run at once begin far from one another.
-    let first = std::process::id().wrapping_mul(61);
-    let next = || first.wrapping_add(N_LOOKED_AT.fetch_add(1, Ordering::Relaxed)) % (PORTS.end - PORTS.start);
-    let addresses = std::iter::repeat_with(|| SocketAddr::from(([127, 0, 0, 1], (PORTS.start + next()) as u16)));
-    addresses.take(PORTS.len()).find(|address| TcpListener::bind(address).is_ok()).unwrap()
+    SocketAddr::from(([127, 0, 0, 1], free_port("127.0.0.1", 10_000..24_000)))
 }
 
 /// The value of `name=` in a log line.

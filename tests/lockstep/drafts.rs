@@ -2,12 +2,14 @@
 //! adaptive number, on grids, in chunks, preempted and after losses, have the bits that each has alone and without. So
 //! have those with grammars, whose masks stand behind drafts too, in time and late.
 
+use crate::common::node::{Node, post};
 use crate::common::requests::{REQUESTS, difference, tiny_requests};
 use crate::common::watched::Seen;
-use crate::common::{Answer, Replica, Setup, reference_folder};
+use crate::common::{Answer, Replica, Setup, reference_folder, smollm2};
+use crate::processes::DOORS;
 use coordinator::{DraftModel, Drafting, Speculation};
 use grammar::{GrammarLimits, ThinkingBudget, WantedGrammar};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -238,4 +240,67 @@ async fn what_a_log_repeats_is_guessed_and_has_the_same_bits() {
         assert!(seen.drafts_accepted > 0 && seen.drafts_rejected > 20, "{seen:?}");
         assert!(seen.masked_drafts_accepted > 20, "what is forced is guessed: {seen:?}");
     }
+}
+
+/// A client's expectation, of which one token in the middle is missing, is guessed on both sides of it.
+#[tokio::test]
+async fn what_a_client_expects_is_guessed_and_has_the_same_bits() {
+    let bench = Bench::new().await;
+    let expecting = |(request, answer): (&Request, &Answer)| {
+        let mut predicted = answer.tokens();
+        predicted.remove(predicted.len() / 2);
+        Request { predicted, ..request.clone() }
+    };
+    let expecting: Vec<Request> = bench.requests.iter().zip(&bench.expected).map(expecting).collect();
+    // So many that must be the same that a log is hardly guessed from itself.
+    let ngrams = NgramLimits { least: 3, most: 4 };
+    let base = Setup { speculation: Speculation { drafting: Drafting::Fixed(4), ngrams }, ..bench.base.clone() };
+    let run = async |way: &str, setup: &Setup, requests: &[Request], breaks: &[u32]| {
+        let mut replica = Replica::start(setup).await;
+        breaks.iter().for_each(|n| replica.break_at(*n));
+        let answers = replica.run(requests).await;
+        let seen = replica.seen();
+        replica.stop().await;
+        println!("{way}: {seen:?}");
+        bench.check_equal(way, &answers);
+        seen
+    };
+    let alone = run("nothing is expected", &base, &bench.requests, &[]).await.drafts_accepted;
+    let chunked = Setup { chunk_tokens_max: 7, prefix_cache: true, ..base.clone() };
+    let crowded = Setup { n_blocks: 50, prefix_cache: true, ..base.clone() };
+    for (way, setup, breaks) in [
+        ("tp 1", &base, &[][..]),
+        ("tp 2", &base.on(2, 1), &[]),
+        ("pp 2", &base.on(1, 2), &[]),
+        ("chunks of 7", &chunked, &[]),
+        ("preempted", &crowded, &[]),
+        ("lost ranks", &base.on(1, 2), &[9, 25]),
+    ] {
+        let seen = run(way, setup, &expecting, breaks).await;
+        assert!(seen.drafts_accepted > 2 * alone + 100, "{way}: {alone} without: {seen:?}");
+        assert!(seen.drafts_rejected > 20, "{way}: {seen:?}");
+    }
+}
+
+/// As a client says it: an answer that was predicted is the same, in fewer steps.
+#[test]
+fn a_prediction_of_a_client_s_is_guessed() {
+    let config = r#"{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 4}"#;
+    let model = smollm2();
+    let arguments = ["serve", model.to_str().unwrap(), "--speculative-config", config];
+    let mut node = Node::start(&[&arguments[..], &DOORS].concat());
+    let http = node.http();
+    node.until_ready(&http);
+    let ask = |prediction: &str| -> Value {
+        let mut body = json!({"prompt": "one two three", "max_tokens": 24, "temperature": 0.0, "ignore_eos": true});
+        body["prediction"] = json!({"type": "content", "content": prediction});
+        serde_json::from_str(&post(&http, &body).body_mut().read_to_string().unwrap()).unwrap()
+    };
+    let accepted = |answer: &Value| answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"].as_u64();
+    let other = ask("nothing of this is said");
+    let text = other["choices"][0]["text"].as_str().unwrap().to_owned();
+    let predicted = ask(&text);
+    assert_eq!(predicted["choices"], other["choices"]);
+    let (few, many) = (accepted(&other).unwrap_or(0), accepted(&predicted).unwrap_or(0));
+    assert!(many > few + 8, "{few} without and {many} with: {predicted}");
 }

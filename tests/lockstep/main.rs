@@ -24,6 +24,7 @@ mod reference;
 mod replicas;
 mod resume;
 mod same_bits;
+mod searches;
 mod terminal;
 mod tracing;
 mod verify;

@@ -1,7 +1,7 @@
 //! A cluster of processes under load that loses ranks, goes on with fewer, gets them back, and is given other grids and
 //! another coordinator: no request fails, and every answer is that of a single rank.
 
-use crate::common::node::{BINARY, Folder, Node, PATIENCE, complete, field, post};
+use crate::common::node::{BINARY, Folder, Node, PATIENCE, complete, field, free_address, post};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -124,7 +124,7 @@ fn coordinator(model: &Path, listen: &str) -> Node {
 fn losses_grids_and_restarts_are_pauses() {
     let (expected, folder) = (expected(), Folder::new("recovery"));
     let model = copy(MODEL, &folder.0.join("model"));
-    let mut coordinator = self::coordinator(&model, "127.0.0.1:0");
+    let mut coordinator = self::coordinator(&model, &free_address().to_string());
     let address = field(&coordinator.until(&["coordinating"]), "address").to_owned();
     let mut workers: Vec<Node> = (0..4).map(|_| worker(&address)).collect();
     let mut router = Node::start(&[&["router", MODEL, "--coordinator", &address], &DOORS[..4]].concat());

@@ -7,6 +7,8 @@ use crate::messages::talking_model;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::io::Read;
+use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -21,9 +23,13 @@ struct Chat {
 
 impl Chat {
     fn begin(columns: u16) -> Chat {
+        Chat::begin_with(columns, "320")
+    }
+
+    fn begin_with(columns: u16, context: &str) -> Chat {
         let (folder, template) = talking_model("terminal");
         let model = folder.0.to_str().unwrap().to_owned();
-        let more = ["--chat-template", &template, "--context", "320", "--threads", "1", "--max-tokens", "8"];
+        let more = ["--chat-template", &template, "--context", context, "--threads", "1", "--max-tokens", "8"];
         let cache = folder.0.join("cache");
         let arguments = [&["run", &model][..], &more].concat();
         let mut terminal = Terminal::start(&arguments, (columns, ROWS), &[("LOCKSTEP_CACHE", &cache)]);
@@ -173,6 +179,61 @@ fn a_terminal_is_left_as_it_was_found() {
         assert!(!chat.terminal.is_as_found(), "an editor reads each key");
         kill_process(Pid::from_raw(chat.terminal.pid() as i32).unwrap(), signal).unwrap();
         assert!(!chat.terminal.ended().success() && chat.terminal.is_as_found(), "{}", chat.terminal.text());
+    }
+}
+
+/// Typed while nobody reads: the answer is not mixed with it, and it is there when the next line is asked for.
+#[test]
+fn what_is_typed_ahead_is_the_next_lines_beginning() {
+    let mut chat = Chat::begin_with(80, "8192");
+    // Lines that are read at once: each is a message, in its turn.
+    chat.terminal.type_in("\x0c");
+    chat.terminal.until("an empty screen", |seen| seen == ">>>");
+    chat.terminal.type_in("first\rsecond\rthird");
+    let seen = chat.terminal.until("the last of three lines", |seen| seen.ends_with("\n>>> third"));
+    assert!(seen.starts_with(">>> first\n") && seen.contains("\n>>> second\n"), "{seen}");
+    assert_eq!(seen.matches("tokens, first after").count(), 2, "{seen}");
+    chat.terminal.type_in("\x15");
+    // While an answer comes, which Ctrl-C stops: the line is not the answer's.
+    for line in ["/set stop none", "/set max_tokens none"] {
+        chat.says(line, ">>>");
+    }
+    for line in ["typed ahead", "再帰 wirdx\x7f"] {
+        chat.terminal.type_in("\x0cgo on\r");
+        chat.terminal.until("an answer", |seen| seen.contains(">>> go on\n"));
+        chat.terminal.type_in(line);
+        std::thread::sleep(Duration::from_millis(50));
+        let expect = line.replace("x\x7f", "");
+        let seen = chat.terminal.text();
+        assert!(!seen.contains(&expect) && !seen.contains("tokens, first"), "an answer without an end:\n{seen}");
+        chat.terminal.type_in("\x03");
+        let last = format!("\n>>> {expect}");
+        let seen = chat.terminal.until("what was typed ahead", |seen| seen.ends_with(&last));
+        assert_eq!(seen.matches(&expect).count(), 1, "{seen}");
+        chat.terminal.type_in("\x15");
+        chat.settled("an empty line", |_| true);
+    }
+}
+
+/// A hub that takes its time: nothing is echoed beside its progress, and Ctrl-C leaves the terminal as it was found.
+#[test]
+fn nothing_is_echoed_while_a_model_is_fetched() {
+    let hub = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", hub.local_addr().unwrap());
+    let folder = Folder::new("fetching");
+    let variables = [("HF_ENDPOINT", Path::new(&endpoint)), ("LOCKSTEP_CACHE", &folder.0), ("HF_HOME", &folder.0)];
+    for key in ["\x03", ""] {
+        let mut terminal = Terminal::start(&["run", "org/name"], (80, 24), &variables);
+        let _silent = hub.accept().unwrap();
+        terminal.type_in("typed meanwhile");
+        std::thread::sleep(Duration::from_millis(100));
+        let seen = terminal.text();
+        assert!(!seen.contains("typed") && !terminal.is_as_found(), "{seen}");
+        match key {
+            "" => kill_process(Pid::from_raw(terminal.pid() as i32).unwrap(), Signal::TERM).unwrap(),
+            key => terminal.type_in(key),
+        }
+        assert!(!terminal.ended().success() && terminal.is_as_found(), "{}", terminal.text());
     }
 }
 

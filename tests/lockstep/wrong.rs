@@ -10,8 +10,13 @@ const TABLE: &[(&str, &str)] = &[
     ("run ./nofile.gguf hi", "lockstep: there is no model ./nofile.gguf: no such file or folder"),
     (
         "run no-such-model hi",
-        "lockstep: there is no model no-such-model: no path, none of the catalogue (smollm2{}), and no hub id \
-         like org/name or org/name:Q4_1",
+        "lockstep: there is no model no-such-model: no path, none of the catalogue (`lockstep models` lists it), and \
+         no hub id like org/name or org/name:Q4_1",
+    ),
+    (
+        "run lama3.3 hi",
+        "lockstep: there is no model lama3.3: no path, none of the catalogue (near it are llama3.3:70b, {}; `lockstep \
+         models` lists all), and no hub id like org/name or org/name:Q4_1",
     ),
     ("run $HOME/bad.gguf hi", "lockstep: $HOME/bad.gguf: this is not a GGUF file: it does not begin with GGUF"),
     ("run hf.co/org/name hi", "lockstep: org/name could not be fetched: {}Connection refused"),
@@ -137,6 +142,76 @@ const TABLE: &[(&str, &str)] = &[
         "error: invalid value 'tcsh' for '<SHELL>'\n  [possible values: bash, elvish, fish, powershell, zsh]{}",
     ),
     ("models --jsn", "error: unexpected argument '--jsn' found\n\n  tip: a similar argument exists: '--json'{}"),
+    (
+        "serve $HOME/empty",
+        "lockstep: $HOME/empty is no model but a folder without a config.json: give a model's folder, or a .gguf file",
+    ),
+    ("run $HOME/notes.txt hi", "lockstep: $HOME/notes.txt: this is not a GGUF file: it does not begin with GGUF"),
+    (
+        "pull https://example.com/model.gguf",
+        "lockstep: https://example.com/model.gguf is no address of a model on the hub: name one as org/name or \
+         org/name:Q4_K_M, or fetch the file and give its path",
+    ),
+    (
+        "serve $MODEL --chat-template $HOME/bad.jinja",
+        "lockstep: --chat-template: the chat template failed: unexpected end of input{}(line 1)",
+    ),
+    (
+        "serve $MODEL --chat-template $HOME/none",
+        "lockstep: --chat-template $HOME/none cannot be read, and is no template itself: No such file or directory",
+    ),
+    (
+        "serve $MODEL --api-tls-cert $HOME/notes.txt --api-tls-key $HOME/notes.txt",
+        "lockstep: there is no certificate in $HOME/notes.txt",
+    ),
+    (
+        "serve $MODEL --otlp-endpoint collector",
+        "lockstep: --otlp-endpoint collector is no URL of a collector: it looks like http://127.0.0.1:4317",
+    ),
+    (
+        "serve $MODEL --kv-memory 1",
+        "lockstep: a context of 512 needs 128 KiB of KV on rank 0 {}: ask for a shorter \
+                                    context (--context) or more KV memory (--kv-memory); no other grid fits either",
+    ),
+    ("serve $MODEL --context 1", "lockstep: --context is below 2: a prompt and its answer need a token each"),
+    ("serve $MODEL --threads 0", "lockstep: --threads is 0; it must be at least 1"),
+    (
+        "serve $MODEL --config $HOME/twice.toml",
+        "lockstep: in $HOME/twice.toml: TOML parse error at line 2{}duplicate key",
+    ),
+    ("run $MODEL hi --top-p 2", "lockstep: top_p: must be above 0 and at most 1, and is 2"),
+    ("scale --tp 0 --pp 1", "lockstep: --tp is 0; it must be at least 1"),
+    ("scale --tp 1 --pp 1 --coordinator one", "lockstep: --coordinator: \"one\" is no address: it reads host:port"),
+    ("worker --join 127.0.0.1", "lockstep: --join: \"127.0.0.1\" is no address: it reads host:port"),
+    ("router $MODEL --coordinator one", "lockstep: --coordinator: \"one\" is no address: it reads host:port"),
+    (
+        "worker --join 192.0.2.1:50100",
+        "lockstep: 192.0.2.1:50100 is not loopback: give the cluster's join token with --token-file FILE (`lockstep \
+         token` makes one), or certificates with --tls-cert, --tls-key and --tls-ca",
+    ),
+    ("serve $MODEL --port many", "error: --port <PORT>: \"many\" is no whole number{}"),
+    ("serve $MODEL --port 99999", "error: invalid value '99999' for '--port <PORT>': 99999 is not in 0..=65535{}"),
+    ("run $MODEL hi --temperature hot", "error: --temperature <TEMPERATURE>: \"hot\" is no number{}"),
+    (
+        "serve $MODEL --host localhost",
+        "error: --host <IP>: \"localhost\" is no IP address: it looks like 127.0.0.1, or 0.0.0.0 for all of this \
+         machine's{}",
+    ),
+    (
+        "serve $MODEL --http localhost",
+        "error: --http <ADDR>: \"localhost\" is no address: it looks like 127.0.0.1:8000{}",
+    ),
+    (
+        "serve $MODEL --gpu-memory-utilization 0.9",
+        "error: there is no --gpu-memory-utilization here: --kv-memory BYTES says how much the KV cache may take{}",
+    ),
+    (
+        "serve $MODEL --quantization awq",
+        "error: there is no --quantization here: weights stay what their file has: give a model that is quantized, \
+         such as org/name:Q4_K_M{}",
+    ),
+    ("server", "error: unrecognized subcommand 'server'\n\n  tip: a similar subcommand exists: 'serve'{}"),
+    ("pull", "error: the following required arguments were not provided:\n  <MODEL>{}"),
 ];
 
 /// Whether a text is the pattern, with anything for each `{}`.
@@ -158,6 +233,10 @@ fn every_message_says_what_where_and_what_to_do() {
     let home = Folder::new("wrong");
     home.write("bad.gguf", "no weights");
     home.write("config.toml", "treads = 1");
+    home.write("twice.toml", "threads = 1\nthreads = 2");
+    home.write("notes.txt", "words");
+    home.write("bad.jinja", "{{ messages");
+    std::fs::create_dir(home.0.join("empty")).unwrap();
     let place = home.0.to_str().unwrap();
     let mut wrong = Vec::new();
     for (line, expect) in TABLE {

@@ -7,8 +7,6 @@ prompt, caps that matter, contexts beyond the one that a rope was made for.
 """
 
 import json
-import shutil
-import sys
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -216,10 +214,7 @@ CHECKPOINTS = {
 
 def main():
     reference.settle()
-    for name in sys.argv[1:] or CHECKPOINTS:
-        folder = reference.HERE / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+    for name, folder in reference.folders(CHECKPOINTS):
         make(name, folder, *CHECKPOINTS[name])
 
 

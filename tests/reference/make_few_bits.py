@@ -10,7 +10,6 @@ autoawq 0.2.9 on PYTHONPATH: `pip download --no-deps autoawq==0.2.9`.
 
 import importlib.util
 import json
-import shutil
 import sys
 import tempfile
 import types
@@ -186,10 +185,7 @@ CHECKPOINTS = {
 
 def main():
     reference.settle()
-    for name in sys.argv[1:] or CHECKPOINTS:
-        folder = reference.HERE / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+    for name, folder in reference.folders(CHECKPOINTS):
         make(name, folder, *CHECKPOINTS[name])
 
 

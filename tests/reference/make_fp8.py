@@ -47,11 +47,8 @@ CHECKPOINTS = {
 
 def main():
     reference.settle()
-    for name, checkpoint in CHECKPOINTS.items():
-        folder = reference.HERE / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        make(name, folder, **checkpoint)
+    for name, folder in reference.folders(CHECKPOINTS):
+        make(name, folder, **CHECKPOINTS[name])
 
 
 def make(name, folder, of, block, suffix, dtype, config):

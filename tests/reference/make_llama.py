@@ -5,7 +5,6 @@ another version of torch may round differently.
 """
 
 import json
-import shutil
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -60,11 +59,8 @@ CHECKPOINTS = {
 
 def main():
     reference.settle()
-    for name, shape in CHECKPOINTS.items():
-        folder = reference.HERE / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        make(name, folder, dict(shape))
+    for name, folder in reference.folders(CHECKPOINTS):
+        make(name, folder, dict(CHECKPOINTS[name]))
 
 
 def make(name, folder, shape):

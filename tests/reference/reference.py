@@ -5,6 +5,8 @@ Knows nothing of Lockstep: everything here is transformers and torch in f32, wit
 
 import json
 import platform
+import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -18,6 +20,15 @@ def settle():
     torch.set_num_threads(2)
     torch.set_grad_enabled(False)
     torch.set_default_dtype(torch.float32)
+
+
+def folders(checkpoints):
+    """The checkpoints that the command line names, or all of them, each with its folder, which is empty."""
+    for name in sys.argv[1:] or checkpoints:
+        folder = HERE / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        yield name, folder
 
 
 def versions():
