@@ -1,6 +1,6 @@
 //! Whole clusters on virtual time over a simulated network: the real router, coordinator, scheduler and worker, with
 //! ranks that model their time, under every fault. A run is determined by its seed. Clocks that differ are not
-//! simulated: nothing reads one (`tests/tidy.rs`).
+//! simulated: nothing reads one (`tests/tidy/tidy.rs`).
 //!
 //! Bugs planted in a scratch copy, and the first seed seen to catch each:
 //!
