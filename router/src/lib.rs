@@ -42,17 +42,16 @@ use crate::limits::admission::Admission;
 use crate::replicas::models::table::ModelTable;
 use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::transport::server::Connected;
+use wire::Incoming;
 
 /// How long the last output of streams may be on its way after all streams have ended.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
@@ -60,49 +59,65 @@ const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 /// How long the last answers may take to be recorded.
 const RECORDING_MAX: Duration = Duration::from_secs(5);
 
+/// A router that runs as long as this is polled. Boxed here, so that it is compiled in this crate and not again in every
+/// binary that runs one.
+pub type Serving = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+
 /// Serves HTTP and gRPC until `shutdown`, and then until the running streams have ended or `drain_max` has passed. New
 /// requests are refused from `shutdown` on. The replicas have to outlive this: they finish the running streams.
-pub async fn serve(
+pub fn serve(
     config: Config,
     members: impl Into<Membership>,
     texts: impl Into<ModelTexts>,
     http: impl Into<HttpListeners>,
     grpc: TcpListener,
     shutdown: CancellationToken,
-) -> Result<(), Error> {
-    let http = http.into();
+) -> Serving {
+    serve_listeners(config, (members.into(), texts.into()), http.into(), grpc, shutdown)
+}
+
+fn serve_listeners(
+    config: Config,
+    (members, texts): (Membership, ModelTexts),
+    http: HttpListeners,
+    grpc: TcpListener,
+    shutdown: CancellationToken,
+) -> Serving {
     let config = Config { operators: http.operators.as_ref().and(config.operators.clone()), ..config };
     let tls = config.tls.clone();
     let faces = |front: Arc<Frontend>, draining, end: CancellationToken| async move {
         let http = faces::http::serve(front.clone(), http, end.clone());
         let grpc = async {
-            match tls {
-                None => faces::grpc_server::serve(front, wire::tcp_incoming(grpc), draining, end).await,
-                Some(tls) => {
-                    let connections = wire::clients(grpc, tls, wire::Spoken::Grpc);
-                    faces::grpc_server::serve(front, connections, draining, end).await
-                }
-            }
+            let connections = match tls {
+                None => wire::tcp_incoming(grpc),
+                Some(tls) => wire::clients(grpc, tls, wire::Spoken::Grpc),
+            };
+            faces::grpc_server::serve(front, connections, draining, end).await
         };
         tokio::try_join!(http, grpc).map(|_| ())
     };
-    serve_faces(config, members.into(), texts.into(), shutdown, faces).await
+    Box::pin(serve_faces(config, members, texts, shutdown, faces))
 }
 
 /// The same over gRPC alone, on incoming connections.
-pub async fn serve_grpc<IO, E>(
+pub fn serve_grpc(
     config: Config,
     members: impl Into<Membership>,
     texts: impl Into<ModelTexts>,
-    incoming: impl Stream<Item = Result<IO, E>>,
+    incoming: Incoming,
     shutdown: CancellationToken,
-) -> Result<(), Error>
-where
-    IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-    E: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
+) -> Serving {
+    serve_incoming(config, (members.into(), texts.into()), incoming, shutdown)
+}
+
+fn serve_incoming(
+    config: Config,
+    (members, texts): (Membership, ModelTexts),
+    incoming: Incoming,
+    shutdown: CancellationToken,
+) -> Serving {
     let faces = |front, draining, end| faces::grpc_server::serve(front, incoming, draining, end);
-    serve_faces(config, members.into(), texts.into(), shutdown, faces).await
+    Box::pin(serve_faces(config, members, texts, shutdown, faces))
 }
 
 async fn serve_faces<F: Future<Output = Result<(), Error>>>(

@@ -12,15 +12,13 @@ use clap::{ArgMatches, Args};
 use cluster::{Addresses, Claim, MemoryStore, Registration, Store};
 use coordinator::{DigestOf, Policy};
 use std::future::Future;
-use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 use telemetry::Collector;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
-use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
-use wire::Connection;
+use wire::Incoming;
 
 #[derive(Args)]
 pub struct CoordinatorCommand {
@@ -109,16 +107,13 @@ pub struct ClaimedReplica<'a> {
 }
 
 /// Runs a coordinator over incoming connections, until `shutdown`.
-pub fn coordinate<C>(
+pub fn coordinate(
     parts: CoordinatorParts<'_>,
     checkpoint: &Checkpoint,
     replica: ClaimedReplica<'_>,
-    connections: C,
+    connections: Incoming,
     shutdown: CancellationToken,
-) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<C>>
-where
-    C: Stream<Item = io::Result<Connection>>,
-{
+) -> anyhow::Result<impl Future<Output = anyhow::Result<()>> + use<>> {
     let ClaimedReplica { name, claim, salt } = replica;
     let config = coordinator::Config { salt, ..config(parts, checkpoint, name)? };
     Ok(async move { Ok(coordinator::serve(connections, config, claim, shutdown).await?) })

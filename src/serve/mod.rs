@@ -32,7 +32,7 @@ use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use types::Mode;
-use wire::{Connection, JoinToken, Trust};
+use wire::{JoinToken, Trust};
 
 const REPLICA: &str = "local";
 
@@ -146,21 +146,20 @@ impl Group {
     ) -> anyhow::Result<(Group, router::CoordinatorChannel)> {
         let name = if settings.local.replicas > 1 { format!("{REPLICA}-{n}") } else { REPLICA.to_owned() };
         let (dialer, pipes) = wire::in_memory();
-        let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
         let end = CancellationToken::new();
         let mut parts = Vec::new();
         let claim = MemoryStore::starting_at(micros_since_1970()).claim(&name, "in this process");
         let replica = ClaimedReplica { name: &name, claim, salt };
         let (coordinator, n_ranks) = (settings.coordinator(), settings.coordinator.n_ranks());
         if n_ranks == 1 || settings.local.inproc {
-            let served = coordinate(coordinator, checkpoint, replica, pipes, end.clone())?;
+            let served = coordinate(coordinator, checkpoint, replica, Box::pin(pipes), end.clone())?;
             parts.push(RoleTask::start("the coordinator", end.clone(), served));
             parts.extend(workers::threads(settings, &dialer, n * n_ranks)?);
         } else {
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
             let (address, token) = (socket.local_addr()?, JoinToken::random()?);
             let sockets = wire::incoming(socket, Trust { token: Some(token.clone()), tls: None });
-            let connections = pipes.merge(sockets);
+            let connections = Box::pin(pipes.merge(sockets));
             let served = coordinate(coordinator, checkpoint, replica, connections, end.clone())?;
             parts.push(RoleTask::start("the coordinator", end.clone(), served));
             parts.push(workers::processes(settings, address, &token, n * n_ranks)?);

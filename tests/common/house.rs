@@ -44,7 +44,8 @@ impl House {
         let (dialer, pipes) = in_memory();
         let (shutdown, mut tasks) = (CancellationToken::new(), JoinSet::new());
         let claim = MemoryStore::starting_at(1).claim("replica-0", "in memory");
-        let coordinator = coordinator::serve(pipes, coordinator_config(&checkpoint, &rooms), claim, shutdown.clone());
+        let coordinator =
+            coordinator::serve(Box::pin(pipes), coordinator_config(&checkpoint, &rooms), claim, shutdown.clone());
         tasks.spawn(async { coordinator.await.unwrap() });
         let config = worker::Config { device: "sim".into(), memory_bytes: 1 << 30, ..worker::Config::default() };
         let sim = Sim { vocab: checkpoint.spec().vocab, step_micros: STEP_MICROS, ..Sim::default() };

@@ -8,7 +8,7 @@ pub mod terminal;
 pub mod watched;
 
 use ::wire::Dialer;
-use ::wire::{Connection, Trust};
+use ::wire::Trust;
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::{self, Sources};
 use cluster::MemoryStore;
@@ -297,9 +297,9 @@ impl Replica {
         let claim = MemoryStore::starting_at(0).claim("local", "in this process");
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
-        let pipes = pipes.map(|pipe| pipe.map(Connection::Pipe));
         let connections = pipes.merge(::wire::incoming(socket, Trust::default()));
-        let coordinator = coordinator::serve(connections, setup.coordinator(), claim, coordinator_end.clone());
+        let coordinator =
+            coordinator::serve(Box::pin(connections), setup.coordinator(), claim, coordinator_end.clone());
         let coordinator = tokio::spawn(coordinator);
         let watch = Watch::default();
         let (threads, processes) = match setup.workers {

@@ -11,15 +11,16 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio_stream::Stream;
-use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Uri};
 use tower::service_fn;
 use turmoil::net::{TcpListener, TcpStream};
+use wire::Connection;
 
 /// The port on which every role listens.
 pub const PORT: u16 = 7000;
 
-pub struct Wire(TcpStream);
+#[derive(Debug)]
+struct Wire(TcpStream);
 
 impl AsyncRead for Wire {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -41,36 +42,28 @@ impl AsyncWrite for Wire {
     }
 }
 
-impl Connected for Wire {
-    type ConnectInfo = Option<SocketAddr>;
-
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.0.peer_addr().ok()
-    }
-}
-
 /// A listener's connections, on the host that calls this.
-pub async fn listen() -> io::Result<Incoming> {
+pub async fn listen() -> io::Result<wire::Incoming> {
     let listener = TcpListener::bind(("0.0.0.0", PORT)).await?;
-    Ok(Incoming { listener: Arc::new(listener), accepting: None })
+    Ok(Box::pin(Incoming { listener: Arc::new(listener), accepting: None }))
 }
 
 type Accepting = Pin<Box<dyn Future<Output = io::Result<(TcpStream, SocketAddr)>> + Send>>;
 
-pub struct Incoming {
+struct Incoming {
     listener: Arc<TcpListener>,
     accepting: Option<Accepting>,
 }
 
 impl Stream for Incoming {
-    type Item = io::Result<Wire>;
+    type Item = io::Result<Connection>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let listener = self.listener.clone();
         let accepting = self.accepting.get_or_insert_with(|| Box::pin(async move { listener.accept().await }));
         let accepted = ready!(accepting.as_mut().poll(cx));
         self.accepting = None;
-        Poll::Ready(Some(accepted.map(|(stream, _)| Wire(stream))))
+        Poll::Ready(Some(accepted.map(|(stream, _)| Connection::Other(Box::new(Wire(stream))))))
     }
 }
 

@@ -1,12 +1,22 @@
 //! A connection between two roles that have proved themselves, or of a client, whatever carries it.
 
+use std::fmt::Debug;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
+use tokio_stream::Stream;
 use tonic::transport::server::Connected;
+
+/// The connections that a server accepts. One type for all servers: each is compiled once, in its own crate.
+pub type Incoming = Pin<Box<dyn Stream<Item = io::Result<Connection>> + Send>>;
+
+/// What else can carry a connection: a simulated network, for example.
+pub trait Carrier: AsyncRead + AsyncWrite + Debug + Send + Unpin {}
+
+impl<IO: AsyncRead + AsyncWrite + Debug + Send + Unpin> Carrier for IO {}
 
 /// A connection that has proved itself.
 #[derive(Debug)]
@@ -15,6 +25,7 @@ pub enum Connection {
     Tls(Box<TlsStream<TcpStream>>),
     /// A pipe within the process: no proof is needed.
     Pipe(DuplexStream),
+    Other(Box<dyn Carrier>),
 }
 
 macro_rules! either {
@@ -30,6 +41,10 @@ macro_rules! either {
             }
             Connection::Pipe(io) => {
                 let $io = Pin::new(io);
+                $call
+            }
+            Connection::Other(io) => {
+                let $io = Pin::new(&mut **io);
                 $call
             }
         }
@@ -60,6 +75,7 @@ impl AsyncWrite for Connection {
             Connection::Plain(io) => io.is_write_vectored(),
             Connection::Tls(io) => io.is_write_vectored(),
             Connection::Pipe(io) => io.is_write_vectored(),
+            Connection::Other(io) => io.is_write_vectored(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Listening: a peer that dials proves itself before anything else is read from it.
 
-use crate::connection::Connection;
+use crate::connection::{Connection, Incoming};
 use crate::greeting::{PROOF_MAX, Trust};
 use crate::offered::{OfferedTls, Spoken};
 use crate::refusals::Refusals;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
-use tokio_stream::Stream;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpIncoming;
 
@@ -50,31 +50,24 @@ impl Proof {
 
 /// The connections of a listener that have proved themselves. A peer that does not is told why, and is named in the
 /// log, once a second.
-pub fn incoming(listener: TcpListener, trust: Trust) -> impl Stream<Item = io::Result<Connection>> + Send {
+pub fn incoming(listener: TcpListener, trust: Trust) -> Incoming {
     incoming_by(listener, watch::channel(trust).1)
 }
 
 /// The same where the trust may change: it counts for connections that come from then on.
-pub fn incoming_by(
-    listener: TcpListener,
-    trust: watch::Receiver<Trust>,
-) -> impl Stream<Item = io::Result<Connection>> + Send {
+pub fn incoming_by(listener: TcpListener, trust: watch::Receiver<Trust>) -> Incoming {
     proved(listener, Proof::Role(trust))
 }
 
 /// The connections of clients whose handshakes are done: as many at once, and each as long, as those of roles.
-pub fn clients(
-    listener: TcpListener,
-    tls: OfferedTls,
-    spoken: Spoken,
-) -> impl Stream<Item = io::Result<Connection>> + Send + Unpin {
+pub fn clients(listener: TcpListener, tls: OfferedTls, spoken: Spoken) -> Incoming {
     proved(listener, Proof::Client(tls, spoken))
 }
 
-fn proved(listener: TcpListener, proof: Proof) -> ReceiverStream<io::Result<Connection>> {
+fn proved(listener: TcpListener, proof: Proof) -> Incoming {
     let (proved, connections) = mpsc::channel(PROVED_MAX);
     tokio::spawn(listen(listener, proof, proved));
-    ReceiverStream::new(connections)
+    Box::pin(ReceiverStream::new(connections))
 }
 
 async fn listen(listener: TcpListener, proof: Proof, proved: mpsc::Sender<io::Result<Connection>>) {
@@ -167,6 +160,7 @@ fn log_refusal(peer: SocketAddr, why: &Unconnected, refusals: &Refusals) {
 }
 
 /// A listener's connections, each without Nagle's delay.
-pub fn tcp_incoming(listener: TcpListener) -> TcpIncoming {
-    TcpIncoming::from(listener).with_nodelay(Some(true))
+pub fn tcp_incoming(listener: TcpListener) -> Incoming {
+    let accepted = TcpIncoming::from(listener).with_nodelay(Some(true));
+    Box::pin(accepted.map(|accepted| accepted.map(Connection::Plain)))
 }

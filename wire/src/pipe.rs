@@ -1,5 +1,6 @@
 //! Pipes in memory, for roles within one process: the same frames as between machines, without TLS or token.
 
+use crate::connection::Connection;
 use crate::dial::over;
 use hyper_util::rt::TokioIo;
 use std::io;
@@ -61,9 +62,9 @@ pub struct Pipes {
 }
 
 impl Stream for Pipes {
-    type Item = io::Result<DuplexStream>;
+    type Item = io::Result<Connection>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.pipes.poll_recv(cx).map(|pipe| pipe.map(Ok))
+        self.pipes.poll_recv(cx).map(|pipe| pipe.map(|pipe| Ok(Connection::Pipe(pipe))))
     }
 }

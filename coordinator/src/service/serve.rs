@@ -5,27 +5,24 @@ use crate::replica::Replica;
 use crate::replica::announcement::Announcement;
 use crate::{Config, Error};
 use cluster::Claim;
-use std::pin::pin;
-use tokio::io::{AsyncRead, AsyncWrite};
+use std::pin::{Pin, pin};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
-use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::Connected;
 use types::Epoch;
+use wire::Incoming;
+
+/// A coordinator that runs as long as this is polled. Boxed here, so that it is compiled in this crate and not again in
+/// every binary that runs one.
+pub type Serving = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
 /// Serves a replica over incoming connections until `shutdown`; then accepts no requests, lets running ones finish, and
 /// returns.
-pub async fn serve<IO, E>(
-    incoming: impl Stream<Item = Result<IO, E>>,
-    config: Config,
-    mut claim: Claim,
-    shutdown: CancellationToken,
-) -> Result<(), Error>
-where
-    IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-    E: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
+pub fn serve(incoming: Incoming, config: Config, claim: Claim, shutdown: CancellationToken) -> Serving {
+    Box::pin(run(incoming, config, claim, shutdown))
+}
+
+async fn run(incoming: Incoming, config: Config, mut claim: Claim, shutdown: CancellationToken) -> Result<(), Error> {
     let (events, queue) = mpsc::channel(config.limits.events_max);
     let closing = CancellationToken::new();
     let close_max = config.waits.close_max;

@@ -119,7 +119,7 @@ impl Cluster {
         let (dialer, pipes) = in_memory();
         let shutdown = CancellationToken::new();
         let claim = MemoryStore::starting_at(1).claim(&config.replica, "in-memory");
-        let coordinator = tokio::spawn(coordinator::serve(pipes, config, claim, shutdown.clone()));
+        let coordinator = tokio::spawn(coordinator::serve(Box::pin(pipes), config, claim, shutdown.clone()));
         Cluster { dialer, shutdown, coordinator }
     }
 

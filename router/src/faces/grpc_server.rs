@@ -8,24 +8,20 @@ use crate::faces::health::{SERVICE, ServingHealth};
 use crate::faces::reflection::{newer, older};
 use crate::faces::{Error, SERVICES, grpc, kserve, vllm};
 use crate::front::frontend::Frontend;
+use std::io;
 use std::sync::Arc;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, watch};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::Connected;
 use tonic_health::pb::health_server::HealthServer;
+use wire::{Connection, Incoming};
 
-pub async fn serve<IO, E>(
+pub async fn serve(
     front: Arc<Frontend>,
-    incoming: impl Stream<Item = Result<IO, E>>,
+    incoming: Incoming,
     draining: CancellationToken,
     end: CancellationToken,
-) -> Result<(), Error>
-where
-    IO: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-    E: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
+) -> Result<(), Error> {
     let (reporter, is_ready) = watch::channel(false);
     let inference = grpc::service(front.clone());
     let reflection = || {
@@ -37,7 +33,7 @@ where
             .with_service_name(SERVICES[1])
             .with_service_name("grpc.health.v1.Health")
     };
-    let incoming = placed(&front, incoming.map(|accepted| accepted.map(Gathered::over)));
+    let incoming = placed(&front, incoming);
     let served = wire::server()
         .layer(GrpcGate(front.clone()))
         .add_service(inference)
@@ -55,17 +51,14 @@ where
 }
 
 /// Connections that have a place among the others. Those beyond the limit are closed before anything is read from them.
-fn placed<IO, E>(
-    front: &Frontend,
-    incoming: impl Stream<Item = Result<IO, E>>,
-) -> impl Stream<Item = Result<Socket<IO>, E>> {
+fn placed(front: &Frontend, incoming: Incoming) -> impl Stream<Item = io::Result<Socket<Gathered<Connection>>>> {
     let Timeouts { unread_max, headers_max, .. } = front.config.timeouts;
     let connections_max = front.config.limits.connections_max.clamp(1, Semaphore::MAX_PERMITS);
     let places = Arc::new(Semaphore::new(connections_max));
     incoming.filter_map(move |accepted| match accepted {
-        Ok(io) => {
+        Ok(connection) => {
             let place = places.clone().try_acquire_owned().ok()?;
-            Some(Ok(Socket::new(io, place, unread_max).begins_within(headers_max)))
+            Some(Ok(Socket::new(Gathered::over(connection), place, unread_max).begins_within(headers_max)))
         }
         Err(error) => Some(Err(error)),
     })

@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio_stream::{Stream, StreamExt};
+use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service;
@@ -32,14 +32,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The connections of a listener: by TLS those whose handshakes are done.
 pub enum Incoming {
     Plain(TcpListener),
-    Tls(Box<dyn Stream<Item = io::Result<Connection>> + Send + Unpin>),
+    Tls(wire::Incoming),
 }
 
 impl Incoming {
     pub fn of(listener: TcpListener, tls: Option<OfferedTls>) -> Incoming {
         match tls {
             None => Incoming::Plain(listener),
-            Some(tls) => Incoming::Tls(Box::new(wire::clients(listener, tls, Spoken::Http))),
+            Some(tls) => Incoming::Tls(wire::clients(listener, tls, Spoken::Http)),
         }
     }
 
