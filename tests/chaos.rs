@@ -17,6 +17,8 @@ mod etcd;
 mod machine;
 #[path = "common/node.rs"]
 mod node;
+#[path = "common/ports.rs"]
+mod ports;
 #[path = "chaos/report.rs"]
 mod report;
 #[path = "chaos/soak.rs"]

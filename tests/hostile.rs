@@ -13,6 +13,8 @@ mod kinds;
 mod machine;
 #[path = "common/node.rs"]
 mod node;
+#[path = "common/ports.rs"]
+mod ports;
 #[path = "hostile/streams.rs"]
 mod streams;
 #[path = "hostile/tools.rs"]

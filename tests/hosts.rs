@@ -5,6 +5,8 @@
 
 #[path = "common/node.rs"]
 mod node;
+#[path = "common/ports.rs"]
+mod ports;
 #[path = "common/star.rs"]
 mod star;
 

@@ -13,6 +13,8 @@ mod machine;
 mod minute;
 #[path = "common/node.rs"]
 mod node;
+#[path = "common/ports.rs"]
+mod ports;
 
 use house::{Client, House, Rooms};
 use proto::v1;

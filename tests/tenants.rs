@@ -7,6 +7,8 @@
 mod house;
 #[path = "common/node.rs"]
 mod node;
+#[path = "common/ports.rs"]
+mod ports;
 
 use house::{Client, House, MODEL, Rooms};
 use node::{Folder, Node, PATIENCE};

@@ -1,10 +1,7 @@
 //! A real etcd for one test: members on loopback, killed and started again. Knows the program's flags, no keys.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-#[path = "ports.rs"]
-mod ports;
-
-use ports::free_port;
+use crate::ports::free_port;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;

@@ -1,10 +1,7 @@
 //! The built binary as processes: started, read, asked over HTTP, and killed. Knows command lines and log lines.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-#[path = "ports.rs"]
-mod ports;
-
-use ports::free_port;
+use crate::ports::free_port;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;

@@ -124,15 +124,25 @@ impl Terminal {
         tcgetattr(&self.theirs).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
     }
 
+    /// Waits for the program's end, and until all that it wrote is on the screen.
     pub fn ended(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "it does not end:\n{}", self.text());
+        let wait = |seen: &str| {
+            assert!(Instant::now() < deadline, "it does not end:\n{seen}");
             std::thread::sleep(POLL);
+        };
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break status,
+                None => wait(&self.text()),
+            }
+        };
+        // A mode that nothing else sets once the program is gone comes behind its last output.
+        self.theirs.write_all(b"\x1b[?2004h").unwrap();
+        while !self.screen.lock().unwrap().screen().bracketed_paste() {
+            wait(&self.text());
         }
+        status
     }
 }
 

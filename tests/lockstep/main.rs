@@ -7,6 +7,8 @@ mod common;
 mod etcd;
 #[path = "../../worker/backend/tests/fake_cuda/mod.rs"]
 mod fake_cuda;
+#[path = "../common/ports.rs"]
+mod ports;
 
 mod advisories;
 mod conversations;

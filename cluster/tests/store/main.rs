@@ -5,6 +5,8 @@ mod conformance;
 #[path = "../../../tests/common/etcd.rs"]
 mod etcd;
 mod faults;
+#[path = "../../../tests/common/ports.rs"]
+mod ports;
 mod proof;
 mod proxy;
 
