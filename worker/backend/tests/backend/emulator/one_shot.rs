@@ -57,8 +57,15 @@ impl Stage {
         aligned_runs(self.bounds[rank]..self.bounds[rank + 1], *self.bounds.last().unwrap())
     }
 
+    /// The most numbers of each plane that a block can have: those of all planes of a rank lie in one region.
+    fn per_block_max(&self) -> usize {
+        let n_planes = (0..self.n_ranks()).map(|rank| self.runs(rank).len());
+        REGION / n_planes.max().unwrap_or(1).max(1)
+    }
+
     /// The kernel's arguments; each block adds `per_block` numbers of each plane.
     fn ranks(&self, me: usize, per_block: usize) -> Ranks {
+        assert!(per_block <= self.per_block_max(), "a block would write into the region of another");
         let mut ranks = Ranks {
             buffers: [0; RANKS],
             n_ranks: self.n_ranks() as u32,
@@ -163,6 +170,7 @@ fn sums_have_the_bits_of_the_tree() {
             for (seed, (n, per_block)) in sums.into_iter().enumerate() {
                 // A different rank is late each time.
                 std::thread::sleep(Duration::from_micros(rng.next() % 2000));
+                let per_block = per_block.min(stage.per_block_max());
                 let of = Sum { n, per_block, seed: seed as u64, order, patience: PATIENT };
                 let expected = expected(*bounds.last().unwrap(), n, of.seed);
                 assert_eq!(sum(&stage, rank, of), expected, "rank {rank} of {bounds:?}, sum {seed}");
