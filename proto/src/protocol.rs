@@ -23,6 +23,10 @@ pub mod since {
     pub const APART: u32 = 2;
     /// The logprobs of tokens that a request names.
     pub const NAMED_LOGPROBS: u32 = 2;
+    /// Penalties that look at the last tokens only.
+    pub const PENALTY_WINDOWS: u32 = 2;
+    /// All that a request can ask for.
+    pub const NEWEST_OF_REQUESTS: u32 = 2;
 }
 
 /// The protocol that came with what a request asks for.
@@ -32,6 +36,7 @@ pub fn needed(request: &types::Request) -> u32 {
         (request.grammar.is_some(), since::GRAMMARS),
         (request.cache_apart, since::APART),
         (names_tokens, since::NAMED_LOGPROBS),
+        (request.sampling.penalties.window > 0, since::PENALTY_WINDOWS),
     ];
     by.into_iter().filter_map(|(has_it, number)| has_it.then_some(number)).max().unwrap_or(OLDEST)
 }

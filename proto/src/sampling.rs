@@ -87,8 +87,8 @@ impl TryFrom<wire::Xtc> for Xtc {
 
 impl From<Penalties> for wire::Penalties {
     fn from(penalties: Penalties) -> Self {
-        let Penalties { presence, frequency, repetition } = penalties;
-        wire::Penalties { presence, frequency, repetition }
+        let Penalties { presence, frequency, repetition, window } = penalties;
+        wire::Penalties { presence, frequency, repetition, window }
     }
 }
 
@@ -96,11 +96,11 @@ impl TryFrom<wire::Penalties> for Penalties {
     type Error = Malformed;
 
     fn try_from(penalties: wire::Penalties) -> Result<Self, Malformed> {
-        let wire::Penalties { presence, frequency, repetition } = penalties;
+        let wire::Penalties { presence, frequency, repetition, window } = penalties;
         check_number("penalties.presence", presence, |_| true)?;
         check_number("penalties.frequency", frequency, |_| true)?;
         check_number("penalties.repetition", repetition, |r| r > 0.0)?;
-        Ok(Penalties { presence, frequency, repetition })
+        Ok(Penalties { presence, frequency, repetition, window })
     }
 }
 

@@ -101,7 +101,8 @@ fn give_grammars(requests: &mut [Request]) {
 
 fn sampling(i: usize, stops: &[Token]) -> Sampling {
     let any = Sampling { seed: i as u64 * 7919, choice: (i % 3) as u32, logprobs: Some(3), ..Sampling::default() };
-    let penalties = Penalties { presence: 0.3, frequency: 0.2, repetition: 1.2 };
+    let window = [0, 12][i % 2];
+    let penalties = Penalties { presence: 0.3, frequency: 0.2, repetition: 1.2, window };
     // The tokens that `stops` names exist in every vocabulary here.
     let dry = Dry { multiplier: 0.8, breakers: vec![stops[..1].to_vec()], ..Dry::default() };
     let any = match i % 7 {

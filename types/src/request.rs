@@ -67,7 +67,7 @@ impl Request {
 
     /// Whether it asks for what ranks of the protocol before the newest would not heed.
     pub fn asks_for_newest(&self) -> bool {
-        self.grammar.is_some() || !self.sampling.told.is_empty()
+        self.grammar.is_some() || !self.sampling.told.is_empty() || self.sampling.penalties.window > 0
     }
 
     pub fn n_tokens(&self) -> usize {

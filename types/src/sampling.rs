@@ -63,6 +63,8 @@ pub struct Penalties {
     /// Divides the positive logits of tokens in the prompt or output, and multiplies the negative ones; one changes
     /// nothing.
     pub repetition: f32,
+    /// Where it is not zero, all three look at the last so many tokens of prompt and output, and at nothing else.
+    pub window: u32,
 }
 
 /// Don't repeat yourself: a token that would make a repetition of the log longer loses
@@ -112,7 +114,7 @@ impl Default for Xtc {
 
 impl Default for Penalties {
     fn default() -> Self {
-        Penalties { presence: 0.0, frequency: 0.0, repetition: 1.0 }
+        Penalties { presence: 0.0, frequency: 0.0, repetition: 1.0, window: 0 }
     }
 }
 

@@ -32,26 +32,27 @@ pub use runner::{sequences, sim};
 
 use config::Footing;
 use session::{Worker, heartbeat, rank_thread, scrubbing};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-
-/// A worker that runs as long as this is polled. Boxed here, so that it is compiled in this crate and not again in every
-/// binary that runs one.
-pub type Serving = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+use wire::Serving;
 
 /// Joins the coordinator behind `channel` and computes for it, dialling again when the stream ends, until `shutdown`.
 /// Then it announces that it leaves, so that another worker takes its rank before it is gone.
-pub fn serve(channel: Channel, loader: Box<dyn Load>, config: Config, shutdown: CancellationToken) -> Serving {
+pub fn serve(channel: Channel, loader: Box<dyn Load>, config: Config, shutdown: CancellationToken) -> Serving<Error> {
     Box::pin(serve_on(Footing::Threads, channel, loader, config, shutdown))
 }
 
 /// As `serve`, without a thread of its own, for runners that only model their time: a whole cluster runs in one thread,
 /// on virtual time.
-pub fn serve_in_tasks(channel: Channel, loader: Box<dyn Load>, config: Config, shutdown: CancellationToken) -> Serving {
+pub fn serve_in_tasks(
+    channel: Channel,
+    loader: Box<dyn Load>,
+    config: Config,
+    shutdown: CancellationToken,
+) -> Serving<Error> {
     Box::pin(serve_on(Footing::Tasks, channel, loader, config, shutdown))
 }
 

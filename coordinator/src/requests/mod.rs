@@ -167,7 +167,7 @@ impl LiveRequests {
         epoch: Epoch,
         now: Micros,
     ) -> Result<(), Unsupported> {
-        let (grid, heed_all) = (blueprint.grid, protocol >= since::GRAMMARS.max(since::NAMED_LOGPROBS));
+        let (grid, heed_all) = (blueprint.grid, protocol >= since::NEWEST_OF_REQUESTS);
         match &mut self.planner {
             Some(planner) => {
                 planner.scheduler.reshape(grid.pp.into(), config.steps_in_flight_max(grid))?;

@@ -95,6 +95,11 @@ impl LiveRequests {
             {
                 unknown("logprobs of named tokens")
             }
+            wire::Request { sampling: Some(wire::Sampling { penalties: Some(penalties), .. }), .. }
+                if penalties.window > 0 && !self.speaks.knows(since::PENALTY_WINDOWS) =>
+            {
+                unknown("penalty windows")
+            }
             _ => Ok(()),
         }
     }

@@ -5,20 +5,16 @@ use crate::replica::Replica;
 use crate::replica::announcement::Announcement;
 use crate::{Config, Error};
 use cluster::Claim;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use types::Epoch;
-use wire::Incoming;
-
-/// A coordinator that runs as long as this is polled. Boxed here, so that it is compiled in this crate and not again in
-/// every binary that runs one.
-pub type Serving = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+use wire::{Incoming, Serving};
 
 /// Serves a replica over incoming connections until `shutdown`; then accepts no requests, lets running ones finish, and
 /// returns.
-pub fn serve(incoming: Incoming, config: Config, claim: Claim, shutdown: CancellationToken) -> Serving {
+pub fn serve(incoming: Incoming, config: Config, claim: Claim, shutdown: CancellationToken) -> Serving<Error> {
     Box::pin(run(incoming, config, claim, shutdown))
 }
 

@@ -64,6 +64,12 @@ fn apart() -> types::Request {
     types::Request { cache_apart: true, ..request(vec![1], 4) }
 }
 
+fn with_window() -> types::Request {
+    let request = request(vec![1], 4);
+    let penalties = types::Penalties { repetition: 1.1, window: 64, ..types::Penalties::default() };
+    types::Request { sampling: types::Sampling { penalties, ..request.sampling.clone() }, ..request }
+}
+
 fn naming_tokens() -> types::Request {
     let request = request(vec![1], 4);
     types::Request { sampling: types::Sampling { told: vec![3], ..request.sampling.clone() }, ..request }
@@ -78,12 +84,13 @@ fn what_came_with_a_number_came_with_no_other() {
         ("parts of KV caches", since::KV_PARTS),
         ("requests apart from caches", since::APART),
         ("logprobs of named tokens", since::NAMED_LOGPROBS),
+        ("penalty windows", since::PENALTY_WINDOWS),
     ];
     for (what, number) in came {
         assert_eq!(number, 2, "{what}");
     }
     assert_eq!(proto::needed(&request(vec![1], 4)), OLDEST);
-    for asked in [with_grammar(4), apart(), naming_tokens()] {
+    for asked in [with_grammar(4), apart(), naming_tokens(), with_window()] {
         assert_eq!(proto::needed(&asked), 2, "{asked:?}");
     }
 }
@@ -147,7 +154,7 @@ async fn what_came_with_a_number_waits_for_the_last_rank_that_speaks_it() {
     let mut router = cluster.router_that_says(hello_up_to(NEWEST)).await;
     router.hear_until(|state| state.protocol == OLDEST).await;
     router.check_one(&sim()).await;
-    for asked in [with_grammar(4), naming_tokens()] {
+    for asked in [with_grammar(4), naming_tokens(), with_window()] {
         router.submit(asked).await;
         let refused = router.hear_refusal().await;
         assert_eq!(refused.reason(), Reason::NotReady, "{refused:?}");
@@ -187,7 +194,7 @@ async fn a_coordinator_of_the_protocol_before_refuses_what_it_does_not_know() {
     let _worker = tokio::spawn(worker_of(&cluster, Speaks::default(), CancellationToken::new()));
     let mut router = cluster.router_that_says(hello_up_to(NEWEST)).await;
     router.check_one(&sim()).await;
-    for asked in [with_grammar(4), apart(), naming_tokens()] {
+    for asked in [with_grammar(4), apart(), naming_tokens(), with_window()] {
         router.submit(asked).await;
         let refused = router.hear_refusal().await;
         assert_eq!(refused.reason(), Reason::Unsupported, "{refused:?}");

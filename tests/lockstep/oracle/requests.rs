@@ -90,6 +90,7 @@ fn edited(dice: &mut Dice, vocab: u32, prompt: &[Token], it: Sampling) -> Sampli
             presence: dice.of(&[0.0, 0.0, 0.4, -0.3]),
             frequency: dice.of(&[0.0, 0.0, 0.3, 1.0]),
             repetition: dice.of(&[1.0, 1.0, 1.15, 1.5]),
+            window: 0,
         },
         dry: dice.of(&[Dry::default(), Dry::default(), dry]),
         bias: dice.of(&[Vec::new(), Vec::new(), bias]),

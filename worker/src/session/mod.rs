@@ -231,9 +231,11 @@ impl Session<'_> {
             tracing::warn!(step = step.id.0, epoch = %step.epoch, "a step of another epoch is dropped");
             return None;
         }
-        let knows_all = self.knows(since::GRAMMARS) && self.knows(since::NAMED_LOGPROBS);
+        let knows_all = self.knows(since::NEWEST_OF_REQUESTS);
         if !knows_all && step.starts.iter().any(Request::asks_for_newest) {
-            return self.fail("a grammar or named logprobs, which this build does not know".into()).await;
+            return self
+                .fail("a grammar, named logprobs or a penalty window, which this build does not know".into())
+                .await;
         }
         match step.supported() {
             Ok(()) => self.hand_over(Work::Step { step, traceparent }).await,

@@ -61,7 +61,7 @@ fn with_grammars(n: u64) -> Vec<Request> {
         let sampling = &mut request.sampling;
         sampling.tokens_max += 14;
         if i % 3 == 1 {
-            sampling.penalties = Penalties { presence: 0.5, frequency: 0.25, repetition: 1.1 };
+            sampling.penalties = Penalties { presence: 0.5, frequency: 0.25, repetition: 1.1, window: 0 };
         }
         if i % 4 == 2 {
             sampling.bias = vec![(b'a'.into(), 3.0), (b'5'.into(), -2.0)];

@@ -109,13 +109,16 @@ fn forbid_end(row: &mut [f32], word: &[Token], output: &[Token]) {
 const IN_PROMPT: u32 = 1 << 31;
 
 fn penalize(row: &mut [f32], draw: &Draw<'_>, penalties: &Penalties, marks: &mut [u32]) {
-    for token in draw.prompt.iter().filter(|token| (**token as usize) < row.len()) {
-        marks[*token as usize] |= IN_PROMPT;
+    let (prompt, output) = seen(draw, penalties.window);
+    // In a window a token of the prompt counts as one of the output does.
+    let of_prompt = |mark: u32| if penalties.window > 0 { mark + 1 } else { mark | IN_PROMPT };
+    for token in prompt.iter().filter(|token| (**token as usize) < row.len()) {
+        marks[*token as usize] = of_prompt(marks[*token as usize]);
     }
-    for token in draw.output.iter().filter(|token| (**token as usize) < row.len()) {
+    for token in output.iter().filter(|token| (**token as usize) < row.len()) {
         marks[*token as usize] += 1;
     }
-    for &token in draw.prompt.iter().chain(draw.output) {
+    for &token in prompt.iter().chain(output) {
         let Some(mark) = marks.get_mut(token as usize) else { continue };
         // A token's first occurrence clears its mark, so that later ones change nothing.
         let mark = std::mem::take(mark);
@@ -125,8 +128,18 @@ fn penalize(row: &mut [f32], draw: &Draw<'_>, penalties: &Penalties, marks: &mut
     }
 }
 
+/// The tokens of prompt and output that penalties look at: the last `window` of both, or all.
+fn seen<'a>(draw: &Draw<'a>, window: u32) -> (&'a [Token], &'a [Token]) {
+    if window == 0 {
+        return (draw.prompt, draw.output);
+    }
+    let of_output = draw.output.len().min(window as usize);
+    let of_prompt = draw.prompt.len().min(window as usize - of_output);
+    (&draw.prompt[draw.prompt.len() - of_prompt..], &draw.output[draw.output.len() - of_output..])
+}
+
 fn penalized(logit: f32, n_output: u32, penalties: &Penalties) -> f32 {
-    let Penalties { presence, frequency, repetition } = *penalties;
+    let Penalties { presence, frequency, repetition, window: _ } = *penalties;
     let logit = if logit > 0.0 { logit / repetition } else { logit * repetition };
     let logit = logit - frequency * n_output as f32;
     if n_output > 0 { logit - presence } else { logit }

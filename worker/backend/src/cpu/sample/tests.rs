@@ -96,12 +96,16 @@ fn edited(row: &[f32], sampling: &Sampling, prompt: &[Token], output: &[Token]) 
             return f32::NEG_INFINITY;
         }
         logit += sampling.bias.iter().filter(|(t, _)| *t == token).map(|(_, bias)| bias).sum::<f32>();
-        let Penalties { presence, frequency, repetition } = sampling.penalties;
-        if prompt.contains(&token) || output.contains(&token) {
+        let Penalties { presence, frequency, repetition, window } = sampling.penalties;
+        let log = [prompt, output].concat();
+        let last = &log[log.len().saturating_sub(window as usize)..];
+        // Repetition looks at the first, the others at the second.
+        let (of_repetition, of_others) = if window > 0 { (last, last) } else { (&log[..], output) };
+        if of_repetition.contains(&token) {
             logit = if logit > 0.0 { logit / repetition } else { logit * repetition };
         }
-        logit -= frequency * count(output, token);
-        logit -= if output.contains(&token) { presence } else { 0.0 };
+        logit -= frequency * count(of_others, token);
+        logit -= if of_others.contains(&token) { presence } else { 0.0 };
         let Dry { multiplier, base, length_allowed, .. } = sampling.dry;
         match repeated.get(&token) {
             Some(n) if multiplier > 0.0 && *n >= length_allowed => {
@@ -338,13 +342,15 @@ fn top_choices_are_excluded_when_the_coin_says_so() {
 /// Every edit alone and all together.
 fn edits() -> Vec<Sampling> {
     let greedy = Sampling::default();
-    let penalties = |presence, frequency, repetition| Penalties { presence, frequency, repetition };
+    let penalties = |presence, frequency, repetition| Penalties { presence, frequency, repetition, window: 0 };
     let dry = Dry { multiplier: 0.8, base: 1.75, length_allowed: 2, breakers: vec![vec![3], vec![5, 1]] };
     vec![
         Sampling { penalties: penalties(0.7, 0.0, 1.0), ..greedy.clone() },
         Sampling { penalties: penalties(0.0, 0.3, 1.0), ..greedy.clone() },
         Sampling { penalties: penalties(-0.5, -0.25, 1.0), ..greedy.clone() },
         Sampling { penalties: penalties(0.0, 0.0, 1.3), ..greedy.clone() },
+        Sampling { penalties: Penalties { window: 5, ..penalties(0.7, 0.3, 1.3) }, ..greedy.clone() },
+        Sampling { penalties: Penalties { window: u32::MAX, ..penalties(0.0, 0.3, 1.0) }, ..greedy.clone() },
         Sampling { dry: Dry { breakers: vec![], ..dry.clone() }, ..greedy.clone() },
         Sampling { dry: dry.clone(), ..greedy.clone() },
         Sampling { bias: vec![(2, 5.5), (4, -100.0), (999, 1.0)], ..greedy.clone() },
