@@ -220,6 +220,8 @@ pub struct Defaults {
     pub top_k: Option<u32>,
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
+    /// The last so many tokens that penalties look at.
+    pub penalty_window: Option<u32>,
 }
 
 /// Larger than in any model, and small enough that no product of two overflows.

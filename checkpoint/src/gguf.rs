@@ -55,7 +55,7 @@ impl Gguf {
     pub fn parse(bytes: &[u8]) -> Result<Gguf, Fault> {
         let mut gguf = Gguf::parse_start(bytes, bytes.len() as u64).map_err(|stop| match stop {
             Stop::Fault(fault) => fault,
-            Stop::Short(_) => Fault::Malformed("the file ends within its header: is it cut off?".into()),
+            Stop::Short(_) => cut_off(),
         })?;
         for (name, range) in gguf.factor_ranges() {
             gguf.factors.insert(name, bytes[range].to_vec());
@@ -65,23 +65,39 @@ impl Gguf {
 
     /// Reads a file's header, and of the tensors only `FACTORS`. Ranges of the header point into the returned bytes.
     pub(crate) fn read(file: &SourceFile) -> Result<(Gguf, Vec<u8>), Error> {
-        let (mut bytes, mut n_wanted) = (Vec::new(), HEADER_BYTES);
-        let mut gguf = loop {
-            read_on(file, &mut bytes, n_wanted)?;
-            match Gguf::parse_start(&bytes, file.n_bytes()) {
-                Ok(gguf) => break gguf,
-                Err(Stop::Fault(fault)) => return Err(Error::fault(file.path())(fault)),
-                Err(Stop::Short(n)) => n_wanted = n.max(bytes.len() as u64 * HEADER_GROWTH),
-            }
-        };
+        let read = Gguf::read_start(file, file.n_bytes())?;
+        let (mut gguf, mut bytes) = read.ok_or_else(|| Error::fault(file.path())(cut_off()))?;
         for (name, range) in gguf.factor_ranges() {
             let mut factors = vec![0; range.len()];
             file.read_at(range.start as u64, &mut factors)?;
             gguf.factors.insert(name, factors);
         }
-        bytes.truncate(gguf.n_bytes);
         bytes.shrink_to_fit();
         Ok((gguf, bytes))
+    }
+
+    /// Parses the header of a file of `n_bytes` of which `start` holds the first. None if it goes on behind them.
+    pub(crate) fn read_start(start: &SourceFile, n_bytes: u64) -> Result<Option<(Gguf, Vec<u8>)>, Error> {
+        let (mut bytes, mut n_wanted) = (Vec::new(), HEADER_BYTES);
+        loop {
+            read_on(start, &mut bytes, n_wanted)?;
+            match Gguf::parse_start(&bytes, n_bytes) {
+                Ok(gguf) => {
+                    bytes.truncate(gguf.n_bytes);
+                    return Ok(Some((gguf, bytes)));
+                }
+                Err(Stop::Fault(fault)) => return Err(Error::fault(start.path())(fault)),
+                Err(Stop::Short(_)) if bytes.len() as u64 == start.n_bytes() => return Ok(None),
+                Err(Stop::Short(n)) => n_wanted = n.max(bytes.len() as u64 * HEADER_GROWTH),
+            }
+        }
+    }
+
+    /// Takes ones for the rope's factors: where only a header is known, they are not.
+    pub(crate) fn assume_factors(&mut self) {
+        for (name, range) in self.factor_ranges() {
+            self.factors.insert(name, 1f32.to_le_bytes().repeat(range.len() / size_of::<f32>()));
+        }
     }
 
     /// Parses the first bytes of a file of `n_bytes`.
@@ -138,6 +154,12 @@ impl Gguf {
         Ok(())
     }
 
+    /// Where keys, values and names end.
+    #[cfg(test)]
+    pub(crate) fn n_header_bytes(&self) -> usize {
+        self.n_bytes
+    }
+
     pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
         self.tensors.get(name)
     }
@@ -157,6 +179,15 @@ impl Gguf {
             Some(Value::Unsigned(number)) => Ok(Some(*number)),
             Some(Value::Signed(number)) if *number >= 0 => Ok(Some(number.unsigned_abs())),
             Some(_) => wrong_kind(key, "a number that is not negative"),
+        }
+    }
+
+    pub fn signed(&self, key: &str) -> Result<Option<i64>, Fault> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(Value::Signed(number)) => Ok(Some(*number)),
+            Some(Value::Unsigned(number)) => Ok(Some(i64::try_from(*number).unwrap_or(i64::MAX))),
+            Some(_) => wrong_kind(key, "a whole number"),
         }
     }
 
@@ -240,6 +271,10 @@ impl Gguf {
             Some(_) => wrong_kind(key, expected),
         }
     }
+}
+
+fn cut_off() -> Fault {
+    Fault::Malformed("the file ends within its header: is it cut off?".into())
 }
 
 /// Reads on until `n_wanted` bytes from the file's beginning are there, or to its end.

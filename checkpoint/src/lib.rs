@@ -28,7 +28,7 @@ pub mod tokenizer;
 mod window;
 
 pub use bundle::TextBundle;
-pub use catalogue::{Located, Progress, Sources};
+pub use catalogue::{Located, ModelChecks, Progress, Sources};
 pub use config::{
     AttentionSpec, ClampedSilu, ConvolutionSpec, Defaults, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec,
     MixerKind, ModelSpec, Positions, QueryKeyNorms, RecurrenceRule, RecurrenceSpec, RopeScaling, RopeSpec, StateHeads,
@@ -45,6 +45,7 @@ pub use threads::{IsOver, in_threads};
 pub use tokenizer::{Detokenizer, TokenTable, Tokenizer};
 pub use window::{BandHashes, Window};
 
+use crate::gguf::Gguf;
 use crate::names::StoredTensor;
 use crate::safetensors::Shards;
 use crate::scaling::Scaling;
@@ -84,7 +85,24 @@ impl Checkpoint {
         let parts = split::open(path)?;
         let name = catalogue::name_of(path);
         let spec = ModelSpec::from_gguf(&parts.header, &parts.bytes, &name).map_err(Error::fault(path))?;
-        Ok(Checkpoint::new(path, spec, Defaults::default(), Weights::Gguf(parts)))
+        let defaults = Defaults::from_gguf(&parts.header).map_err(Error::fault(path))?;
+        Ok(Checkpoint::new(path, spec, defaults, Weights::Gguf(parts)))
+    }
+
+    /// Checks a GGUF of `n_bytes` by its first bytes, which `start` holds. False if its header goes on behind them.
+    pub(crate) fn check_start(start: &Path, n_bytes: u64) -> Result<bool> {
+        let file = SourceFile::open_filled(start)?;
+        let Some((mut header, bytes)) = Gguf::read_start(&file, n_bytes)? else { return Ok(false) };
+        let is_split = header.unsigned("split.count").map_err(Error::fault(start))?.is_some_and(|count| count > 1);
+        if is_split {
+            // The tensors of other parts are not known yet, and only the first part says what model it is.
+            return ModelSpec::check_architecture(&header, &bytes).map_err(Error::fault(start)).map(|()| true);
+        }
+        header.assume_factors();
+        let spec = ModelSpec::from_gguf(&header, &bytes, "").map_err(Error::fault(start))?;
+        let weights = Weights::Gguf(Parts { header, bytes, files: vec![file] });
+        Checkpoint::new(start, spec, Defaults::default(), weights).check_tensors()?;
+        Ok(true)
     }
 
     fn open_folder(path: &Path) -> Result<Checkpoint> {
@@ -250,6 +268,14 @@ impl Checkpoint {
     }
 }
 
+impl Sources {
+    /// The public hub, Python's pip, and this cache, for models that can be served.
+    pub fn new(cache: PathBuf) -> Sources {
+        let config = |path: &Path| ModelSpec::open(path).map(drop);
+        Sources::with_checks(cache, ModelChecks { config, start_of_gguf: Checkpoint::check_start })
+    }
+}
+
 impl ModelSpec {
     /// Opens a `config.json` alone: a model's shape, without weights or tokenizer.
     pub fn open(config_path: &Path) -> Result<ModelSpec> {
@@ -273,11 +299,12 @@ fn has_stacks(spec: &ModelSpec, shards: &Shards) -> bool {
 }
 
 /// The names that a folder may use for a tensor: GPT-2's own has no `transformer.` before them, and where a model sees
-/// images too, its model of text is a part of it.
+/// images too, its model of text is a part of it, by a newer and an older name.
 fn in_folder(name: &str) -> Vec<Cow<'_, str>> {
     let in_whole = name.strip_prefix("model.").map(|name| Cow::Owned(format!("model.language_model.{name}")));
+    let in_older = Cow::Owned(format!("language_model.{name}"));
     let shorter = name.strip_prefix("transformer.").map(Cow::Borrowed);
-    [Cow::Borrowed(name)].into_iter().chain(shorter).chain(in_whole).collect()
+    [Cow::Borrowed(name)].into_iter().chain(shorter).chain(in_whole).chain([in_older]).collect()
 }
 
 #[cfg(test)]

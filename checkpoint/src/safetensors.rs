@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use types::{Dtype, Scales};
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 const SHARDS_MAX: usize = 4096;
 /// The bytes of the header's length, which precedes the header.
 const LENGTH_BYTES: usize = 8;
@@ -237,6 +237,18 @@ fn joined(nibbles: &Part, exponents: &Part) -> Option<Entry> {
 enum InHeader {
     Whole(Entry),
     Part(Part),
+}
+
+/// Whether every file of a folder's index is there, each as long as its header says.
+pub(crate) fn are_whole(folder: &Path) -> bool {
+    let is_whole = |file: &PathBuf| SourceFile::open(file).and_then(|file| read_metadata(&file)).is_ok();
+    shard_files(folder).is_ok_and(|files| files.iter().all(is_whole))
+}
+
+/// The names of a folder's files of weights.
+pub(crate) fn shard_names(folder: &Path) -> Result<Vec<String>> {
+    let name = |file: PathBuf| file.file_name().map(|name| name.to_string_lossy().into_owned());
+    Ok(shard_files(folder)?.into_iter().filter_map(name).collect())
 }
 
 fn shard_files(folder: &Path) -> Result<Vec<PathBuf>> {

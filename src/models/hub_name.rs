@@ -1,18 +1,30 @@
 //! A model's name as people copy it: an address of the hub's page, or what Ollama's users write for a hub's model.
 
+use std::borrow::Cow;
+
 /// The hosts of the public hub.
 const HOSTS: [&str; 3] = ["hf.co/", "huggingface.co/", "www.huggingface.co/"];
 
-/// `org/name` or `org/name:VARIANT` out of an address; anything else as it is.
-pub fn named(model: &str) -> &str {
+/// `org/name`, with `@REVISION` and `:VARIANT` where the address has them, out of an address; anything else as it is.
+pub fn named(model: &str) -> Cow<'_, str> {
     let bare = ["https://", "http://"].iter().find_map(|scheme| model.strip_prefix(scheme)).unwrap_or(model);
-    let Some(id) = HOSTS.iter().find_map(|host| bare.strip_prefix(host)) else { return model };
+    let Some(id) = HOSTS.iter().find_map(|host| bare.strip_prefix(host)) else { return model.into() };
     let id = id.split(['?', '#']).next().unwrap_or(id).trim_end_matches('/');
-    // What follows the first two parts is a place within the repository's page.
-    let mut slashes = id.match_indices('/').map(|(at, _)| at);
-    match (slashes.next(), slashes.next()) {
-        (Some(_), Some(end)) if id[end..] == *"/tree/main" => &id[..end],
-        _ => id,
+    page_of(id).map_or(id.into(), Cow::Owned)
+}
+
+/// The name of the model on a page within a repository: `org/name/tree/REVISION`, or `/blob/` or `/resolve/` and the
+/// path of a file there.
+fn page_of(id: &str) -> Option<String> {
+    let mut parts = id.splitn(5, '/');
+    let (org, name, kind, revision) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let revision = if revision == "main" { String::new() } else { format!("@{revision}") };
+    match (kind, parts.next()) {
+        ("tree", None) => Some(format!("{org}/{name}{revision}")),
+        ("blob" | "resolve", Some(file)) if file.ends_with(".gguf") => Some(format!("{org}/{name}{revision}:{file}")),
+        // Any other file of a model stands for the model.
+        ("blob" | "resolve", Some(file)) if !file.contains('/') => Some(format!("{org}/{name}{revision}")),
+        _ => None,
     }
 }
 
@@ -33,9 +45,14 @@ mod tests {
             ("org/name", "org/name"),
             ("./hf.co/org/name", "./hf.co/org/name"),
             ("https://elsewhere/org/name", "https://elsewhere/org/name"),
-            // A file or another revision is not silently another model.
-            ("hf.co/org/name/blob/main/a.gguf", "org/name/blob/main/a.gguf"),
-            ("hf.co/org/name/tree/v2", "org/name/tree/v2"),
+            ("hf.co/org/name@v2:Q8_0", "org/name@v2:Q8_0"),
+            ("hf.co/org/name/blob/main/a.gguf", "org/name:a.gguf"),
+            ("https://huggingface.co/org/name/resolve/main/q4/a.gguf?download=true", "org/name:q4/a.gguf"),
+            ("https://huggingface.co/org/name/blob/v2/a.gguf", "org/name@v2:a.gguf"),
+            ("https://huggingface.co/org/name/blob/main/model.safetensors", "org/name"),
+            ("hf.co/org/name/tree/v2", "org/name@v2"),
+            // A folder is no model.
+            ("hf.co/org/name/tree/main/q4", "org/name/tree/main/q4"),
         ] {
             assert_eq!(named(said), expect, "{said}");
         }

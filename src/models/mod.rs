@@ -19,6 +19,8 @@ use fitting::Fitting;
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::path::Path;
+use std::time::{Duration, Instant};
+use telemetry::logs;
 
 #[derive(Args)]
 pub struct PullCommand {
@@ -53,7 +55,7 @@ pub struct ModelsCommand {
 
 /// The model's files, fetched first if need be.
 pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<Located> {
-    let name = hub_name::named(model);
+    let name = &*hub_name::named(model);
     ensure!(
         !name.contains("://"),
         "{model} is no address of a model on the hub: name one as org/name or org/name:Q4_K_M, or fetch the file and \
@@ -64,9 +66,13 @@ pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<Located> {
         !path.is_dir() || path.join("config.json").exists(),
         "{name} is no model but a folder without a config.json: give a model's folder, or a .gguf file"
     );
-    let bar = ProgressBar::no_length();
-    let result = catalogue::pull(name, &sources(hub)?, &mut |progress| draw(&bar, progress));
-    bar.finish_and_clear();
+    if path.exists() {
+        // No folder for models is needed, nor a home that it would be in.
+        return Ok(catalogue::at_path(path)?);
+    }
+    let mut shown = ShownProgress::new();
+    let result = catalogue::pull(name, &sources(hub)?, &mut |progress| shown.update(progress));
+    shown.finish();
     Ok(result?)
 }
 
@@ -199,6 +205,56 @@ fn padded(lines: &[Vec<String>], right: usize) -> String {
     };
     let line = |line: &Vec<String>| line.iter().enumerate().map(|at| cell(at, line.len() - 1)).collect::<String>();
     lines.iter().map(|cells| line(cells) + "\n").collect()
+}
+
+/// The progress of a fetch: a bar on a terminal, and elsewhere a line now and then.
+struct ShownProgress {
+    bar: ProgressBar,
+    /// When the next line is due, where there is no terminal.
+    next_line: Instant,
+    /// What the last line was about.
+    last: String,
+}
+
+impl ShownProgress {
+    fn new() -> ShownProgress {
+        ShownProgress { bar: ProgressBar::no_length(), next_line: Instant::now(), last: String::new() }
+    }
+
+    fn update(&mut self, progress: Progress<'_>) {
+        match self.bar.is_hidden() {
+            false => draw(&self.bar, progress),
+            true => self.print(progress),
+        }
+    }
+
+    fn print(&mut self, progress: Progress<'_>) {
+        let is_another = self.last != progress.what;
+        let is_begun = progress.done > 0 || progress.total.is_some();
+        if !is_begun || (!is_another && Instant::now() < self.next_line) {
+            return;
+        }
+        self.next_line = Instant::now() + LINE_EVERY;
+        progress.what.clone_into(&mut self.last);
+        logs::say(&told(progress));
+    }
+
+    fn finish(self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// How often a fetch that nobody watches on a terminal says how far it is.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+fn told(progress: Progress<'_>) -> String {
+    let Progress { what, done, total } = progress;
+    match total.filter(|total| *total > 0) {
+        Some(total) => {
+            format!("fetching {what}: {}% of {}", 100 * u128::from(done) / u128::from(total), HumanBytes(total))
+        }
+        None => format!("fetching {what}"),
+    }
 }
 
 fn draw(bar: &ProgressBar, progress: Progress<'_>) {

@@ -22,7 +22,7 @@ pub fn remove(asked: &RemoveCommand) -> anyhow::Result<()> {
     let ours = cache(&asked.hub)?.join("models");
     for model in &asked.models {
         let here = catalogue::list(&sources(&asked.hub)?);
-        let name = named(model);
+        let name = &*named(model);
         let found = find(catalogue::entry(name).map_or(name, |entry| entry.name), &here)?;
         let folder = folder_of(found, &ours)?;
         let n_bytes = catalogue::bytes_of(&found.path);

@@ -21,7 +21,7 @@ pub struct ShowCommand {
 }
 
 pub fn show(asked: &ShowCommand) -> anyhow::Result<()> {
-    let located = catalogue::locate(named(&asked.model), &sources(&asked.hub)?)?;
+    let located = catalogue::locate(&named(&asked.model), &sources(&asked.hub)?)?;
     let checkpoint = Checkpoint::open(&located.path)?;
     let template = checkpoint.chat_template()?;
     if asked.template {

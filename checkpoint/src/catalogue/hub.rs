@@ -1,14 +1,12 @@
-//! Fetches files from a hub over HTTP, whole or not at all. Knows the hub's two addresses: the list of a repository's
-//! files, and a file.
+//! Fetches one file from a hub over HTTP, whole or not at all. Knows nothing of what a repository is.
 //!
 //! A file is written to `<name>.part`, which a later try goes on with, and gets its name when its checksum is right.
 
 use crate::catalogue::entries::CatalogueEntry;
-use crate::catalogue::files::{all_parts, choose_gguf};
-use crate::catalogue::landing::{has_room, land, sync_folder_of, write_failed};
-use crate::catalogue::model::{HubId, Located, Progress, Sources};
+use crate::catalogue::judge::GgufJudge;
+use crate::catalogue::landing::{forget, has_room, land, write_failed};
+use crate::catalogue::model::{Progress, Sources};
 use crate::error::{Error, Result};
-use crate::small_files::is_plain_name;
 use sha2::{Digest, Sha256};
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Seek};
@@ -19,18 +17,27 @@ use std::time::{Duration, Instant};
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 const FILE_MAX: Duration = Duration::from_secs(24 * 3600);
-const LIST_BYTES_MAX: u64 = 16 << 20;
-const FILES_MAX: usize = 4096;
 /// A process that fetches the same file is no longer waited for when it has stood still this long.
 const STANDSTILL_MAX: Duration = Duration::from_secs(600);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// A file of a repository.
-struct Remote {
-    url: String,
-    name: String,
-    bytes: Option<u64>,
-    sha256: Option<String>,
+pub struct Remote {
+    pub url: String,
+    /// With the folders that it is in.
+    pub name: String,
+    pub bytes: Option<u64>,
+    pub sha256: Option<String>,
+    /// Whether it is judged while it comes: a catalogue's file is known to be served.
+    pub is_judged: bool,
+}
+
+impl Remote {
+    /// Whether the file at this path is this one, as far as its length says.
+    fn is_at(&self, path: &Path) -> bool {
+        let there = std::fs::metadata(path).ok().map(|file| file.len());
+        there.is_some_and(|there| self.bytes.is_none_or(|bytes| bytes == there))
+    }
 }
 
 pub fn pull_entry(
@@ -44,98 +51,17 @@ pub fn pull_entry(
         name: entry.file.to_owned(),
         bytes: Some(entry.bytes),
         sha256: Some(entry.sha256.to_owned()),
+        is_judged: false,
     };
     fetch(&remote, path, sources, progress)
 }
 
-/// Fetches one GGUF into the repository's folder, or all files of a safetensors model, whose folder gets its name last.
-pub fn pull(id: HubId<'_>, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
-    progress(Progress { what: id.repo, done: 0, total: None });
-    let files = list(id, sources)?;
-    let folder = sources.folder(&id.folder_name());
-    let name = id.repo.rsplit('/').next().unwrap_or(id.repo).to_owned();
-    let names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
-    let has = |name: &str| names.iter().any(|known| known == name);
-    let safetensors = has("model.safetensors") || has("model.safetensors.index.json");
-    if id.variant.is_none() && has("config.json") && safetensors {
-        return match fetch_folder(&files, &folder, sources, progress) {
-            // Another process has renamed it while this one waited.
-            Err(_) if folder.exists() => Ok(Located { name, path: folder }),
-            fetched => fetched.map(|()| Located { name, path: folder }),
-        };
-    }
-    let chosen = choose_gguf(&names, id.variant).map(|name| all_parts(name));
-    let Some(chosen) = chosen else {
-        let ggufs: Vec<_> = names.into_iter().filter(|name| name.ends_with(".gguf")).collect();
-        let why = format!("say which of its files as {}:<VARIANT>: [{}]", id.repo, ggufs.join(", "));
-        return Err(Error::NotFound { model: id.repo.to_owned(), why });
-    };
-    std::fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
-    for part in &chosen {
-        let Some(file) = files.iter().find(|file| file.name == *part) else {
-            return Err(Error::NotFound { model: id.repo.to_owned(), why: format!("its part {part} is missing") });
-        };
-        fetch(file, &folder.join(&file.name), sources, progress)?;
-    }
-    Ok(Located { name, path: folder.join(&chosen[0]) })
-}
-
-fn fetch_folder(
-    files: &[Remote],
-    folder: &Path,
-    sources: &Sources,
-    progress: &mut dyn FnMut(Progress<'_>),
-) -> Result<()> {
-    let partial = part_of(folder);
-    std::fs::create_dir_all(&partial).map_err(Error::io(&partial))?;
-    for file in files.iter().filter(|file| belongs_to_model(&file.name)) {
-        fetch(file, &partial.join(&file.name), sources, progress)?;
-    }
-    sync_folder_of(&partial.join("."))?;
-    std::fs::rename(&partial, folder).map_err(Error::io(folder))?;
-    sync_folder_of(folder)
-}
-
-fn belongs_to_model(name: &str) -> bool {
-    const FILES: [&str; 7] = [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "chat_template.jinja",
-        "model.safetensors",
-        "model.safetensors.index.json",
-    ];
-    FILES.contains(&name) || (name.starts_with("model-") && name.ends_with(".safetensors"))
-}
-
-fn file_url(sources: &Sources, repo: &str, revision: &str, file: &str) -> String {
+pub fn file_url(sources: &Sources, repo: &str, revision: &str, file: &str) -> String {
     format!("{}/{repo}/resolve/{revision}/{file}", sources.hub_endpoint.trim_end_matches('/'))
 }
 
-/// The files of a repository's top folder. Leaves out a file whose name would not stay in our folder.
-fn list(id: HubId<'_>, sources: &Sources) -> Result<Vec<Remote>> {
-    let url = format!("{}/api/models/{}/tree/main", sources.hub_endpoint.trim_end_matches('/'), id.repo);
-    let failed = |why: String| Error::Fetch { what: id.repo.to_owned(), why };
-    let mut text = String::new();
-    let mut body = get(&url, 0, sources).map_err(failed)?.into_body();
-    body.as_reader().take(LIST_BYTES_MAX).read_to_string(&mut text).map_err(|error| failed(error.to_string()))?;
-    let listed: serde_json::Value = serde_json::from_str(&text).map_err(|error| failed(format!("no list: {error}")))?;
-    let mut files = Vec::new();
-    for file in listed.as_array().into_iter().flatten().take(FILES_MAX) {
-        let name = file["path"].as_str().filter(|name| file["type"] == "file" && is_plain_name(name));
-        let Some(name) = name else { continue };
-        files.push(Remote {
-            url: file_url(sources, id.repo, "main", name),
-            name: name.to_owned(),
-            bytes: file["size"].as_u64(),
-            sha256: file["lfs"]["oid"].as_str().map(str::to_owned),
-        });
-    }
-    Ok(files)
-}
-
-fn get(url: &str, from: u64, sources: &Sources) -> std::result::Result<ureq::http::Response<ureq::Body>, String> {
+/// Sends a GET for a file from byte `from` on. Errors name the address.
+pub fn get(url: &str, from: u64, sources: &Sources) -> std::result::Result<ureq::http::Response<ureq::Body>, String> {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .timeout_resolve(Some(CONNECT_MAX))
         .timeout_connect(Some(CONNECT_MAX))
@@ -152,7 +78,7 @@ fn get(url: &str, from: u64, sources: &Sources) -> std::result::Result<ureq::htt
     if from > 0 {
         request = request.header("range", format!("bytes={from}-"));
     }
-    let response = request.call().map_err(|error| error.to_string())?;
+    let response = request.call().map_err(|error| format!("{url}: {error}"))?;
     match response.status().as_u16() {
         200 | 206 => Ok(response),
         401 | 403 => Err(format!("{url} is not open to us: does it need HF_TOKEN, or its terms accepted?")),
@@ -161,10 +87,12 @@ fn get(url: &str, from: u64, sources: &Sources) -> std::result::Result<ureq::htt
     }
 }
 
-fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
-    if path.exists() {
+/// Fetches a file to this path. One that is there and has another length is fetched again.
+pub fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
+    if file.is_at(path) {
         return Ok(());
     }
+    forget(path)?;
     let part = part_of(path);
     let Some(mut out) = own_part(file, path, &part, progress)? else { return Ok(()) };
     if file.sha256.is_none() {
@@ -193,7 +121,8 @@ fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut
             out.set_len(0).map_err(Error::io(&part))?;
             (hasher, done) = (Sha256::new(), 0);
         }
-        let mut disk = Disk { out, part: &part, write: sources.write };
+        let judge = GgufJudge::of(file, done, sources.checks.start_of_gguf);
+        let mut disk = Disk { out, part: &part, write: sources.write, judge };
         copy(response.into_body(), &mut disk, &mut hasher, &mut done, file, progress)?;
     }
     finish(file, &part, path, done, hasher)
@@ -212,7 +141,7 @@ fn own_part(file: &Remote, path: &Path, part: &Path, progress: &mut dyn FnMut(Pr
     loop {
         let out = File::options().create(true).read(true).append(true).open(part).map_err(Error::io(part))?;
         match out.try_lock() {
-            Ok(()) if path.exists() => {
+            Ok(()) if file.is_at(path) => {
                 std::fs::remove_file(part).map_err(Error::io(part))?;
                 return Ok(None);
             }
@@ -251,6 +180,7 @@ struct Disk<'a> {
     out: File,
     part: &'a Path,
     write: fn(&mut File, &[u8]) -> io::Result<()>,
+    judge: GgufJudge,
 }
 
 fn copy(
@@ -277,6 +207,10 @@ fn copy(
         let missing = file.bytes.map_or(n as u64, |bytes| bytes + n as u64 - *done);
         (disk.write)(&mut disk.out, &buffer[..n]).map_err(write_failed(disk.part, missing))?;
         hasher.update(&buffer[..n]);
+        if let Err(refused) = disk.judge.look(disk.part, *done) {
+            std::fs::remove_file(disk.part).map_err(Error::io(disk.part))?;
+            return Err(refused);
+        }
         progress(Progress { what: &file.name, done: *done, total: file.bytes });
     }
 }

@@ -23,6 +23,19 @@ pub fn land(part: &Path, path: &Path, sha256: &[u8]) -> Result<()> {
     sync_folder_of(path)
 }
 
+/// Removes a file, if there is one, and the record of its checksum.
+pub fn forget(path: &Path) -> Result<()> {
+    for path in [path.to_owned(), record_of(path)] {
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::Io { path, source: error });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// Writes the names in a file's or folder's parent to the disk.
 pub fn sync_folder_of(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -5,17 +5,19 @@ mod entries;
 pub mod figures;
 mod files;
 mod hub;
+mod judge;
 mod landing;
 mod model;
 mod near;
 mod others;
 mod pip;
+mod repository;
 mod store;
 
 pub use entries::{CATALOGUE, CardSampling, CatalogueEntry, entry};
 pub use figures::Figures;
 pub use landing::{free_bytes, verify_recorded};
-pub use model::{Listed, Located, Origin, Progress, Sources};
+pub use model::{Listed, Located, ModelChecks, Origin, Progress, Sources};
 
 use crate::error::{Error, Result};
 use crate::split::GgufPart;
@@ -58,19 +60,28 @@ const VERIFIED_BYTES_MAX: u64 = 256 << 20;
 /// Fetches a model that is not here yet, checks its checksum, and returns where it is. One that is here is what was
 /// fetched, unless it is large.
 pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
-    if let Ok(here) = locate(model, sources) {
-        if bytes_of(&here.path) <= VERIFIED_BYTES_MAX {
-            verify_recorded(&here.path)?;
-        }
-        return Ok(here);
+    match locate(model, sources) {
+        Ok(here) => checked(here),
+        Err(_) => fetch(model, sources, progress),
     }
-    fetch(model, sources, progress)
+}
+
+/// The model at a path.
+pub fn at_path(path: &Path) -> Result<Located> {
+    checked(Located { name: name_of(path), path: path.to_owned() })
+}
+
+fn checked(here: Located) -> Result<Located> {
+    if bytes_of(&here.path) <= VERIFIED_BYTES_MAX {
+        verify_recorded(&here.path)?;
+    }
+    Ok(here)
 }
 
 fn fetch(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
     match read_name(model, sources)? {
         Named::Entry(entry) => pull_entry(entry, sources, progress),
-        Named::Hub(id) => hub::pull(id, sources, progress),
+        Named::Hub(id) => repository::pull(id, sources, progress),
         // These are here or nowhere.
         Named::Path(_) | Named::Ollama(_) => locate(model, sources),
     }
@@ -141,11 +152,11 @@ fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
     if let Some(entry) = entry(model) {
         return Ok(Named::Entry(entry));
     }
-    if is_meant_as_path(model) {
-        return Err(Error::NotFound { model: model.to_owned(), why: "no such file or folder".to_owned() });
-    }
     if let Some(id) = HubId::parse(model) {
         return Ok(Named::Hub(id));
+    }
+    if is_meant_as_path(model) {
+        return Err(Error::NotFound { model: model.to_owned(), why: "no such file or folder".to_owned() });
     }
     if let Some(path) = others::find_ollama(model, sources) {
         return Ok(Named::Ollama(path));

@@ -1,9 +1,10 @@
 //! What is said of models that are somewhere: in the catalogue, on a hub, in whose folder. Looks nowhere itself.
 
+use crate::error::Result;
 use crate::small_files::is_plain_name;
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where models come from and where they are kept. The caller decides; nothing here reads the environment.
 #[derive(Clone, Debug)]
@@ -22,17 +23,40 @@ pub struct Sources {
     pub python: Option<String>,
     /// Writes bytes at a file's end.
     pub write: fn(&mut File, &[u8]) -> io::Result<()>,
+    /// Refuse a model that cannot be served before its weights are fetched.
+    pub checks: ModelChecks,
 }
+
+/// Checks of a part of a model. The catalogue knows no file's content, so its user brings them.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelChecks {
+    /// Of a `config.json`.
+    pub config: fn(&Path) -> Result<()>,
+    pub start_of_gguf: CheckStart,
+}
+
+/// Checks the first bytes of a GGUF of so many bytes. False if its header goes on behind them.
+pub type CheckStart = fn(&Path, u64) -> Result<bool>;
 
 impl Sources {
     pub const HUB_ENDPOINT: &str = "https://huggingface.co";
 
     /// The public hub, Python's pip, and this cache.
-    pub fn new(cache: PathBuf) -> Sources {
+    pub fn with_checks(cache: PathBuf, checks: ModelChecks) -> Sources {
         let hub_endpoint = Sources::HUB_ENDPOINT.to_owned();
         let python = Some("python3".to_owned());
         let write = |file: &mut File, bytes: &[u8]| file.write_all(bytes);
-        Sources { cache, hub_endpoint, hub_token: None, hub_cache: None, ollama: None, llama_cpp: None, python, write }
+        Sources {
+            cache,
+            hub_endpoint,
+            hub_token: None,
+            hub_cache: None,
+            ollama: None,
+            llama_cpp: None,
+            python,
+            write,
+            checks,
+        }
     }
 
     pub(super) fn folder(&self, name: &str) -> PathBuf {
@@ -77,19 +101,20 @@ pub enum Origin {
     Ollama,
 }
 
-/// `org/name`, or `org/name:Q4_K_M` for one file of several.
+/// `org/name`, `org/name:Q4_K_M` for one file of several, `org/name:folder/file.gguf` for that file. A revision may
+/// follow the name: `org/name@v2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HubId<'a> {
     pub repo: &'a str,
+    pub revision: Option<&'a str>,
     pub variant: Option<&'a str>,
 }
 
 impl<'a> HubId<'a> {
     pub fn parse(model: &'a str) -> Option<HubId<'a>> {
-        let (repo, variant) = match model.split_once(':') {
-            Some((repo, variant)) => (repo, Some(variant)),
-            None => (model, None),
-        };
+        let split = |text: &'a str, mark| text.split_once(mark).map_or((text, None), |(a, b)| (a, Some(b)));
+        let (repo, variant) = split(model, ':');
+        let (repo, revision) = split(repo, '@');
         let (org, name) = repo.split_once('/')?;
         let plain = |part: &str| {
             let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -97,17 +122,28 @@ impl<'a> HubId<'a> {
             let is_joined = part.contains("--") || part.contains("..");
             is_plain_name(part) && part.len() <= 96 && part.chars().all(known) && !is_joined
         };
-        let sound = plain(org) && plain(name) && !name.ends_with(".gguf") && variant.is_none_or(plain);
-        sound.then_some(HubId { repo, variant })
+        let path = |path: &str| path.split('/').all(plain);
+        let is_variant = |variant: &str| plain(variant) || (variant.ends_with(".gguf") && path(variant));
+        let is_repo = plain(org) && plain(name) && !name.ends_with(".gguf");
+        let sound = is_repo && revision.is_none_or(path) && variant.is_none_or(is_variant);
+        sound.then_some(HubId { repo, revision, variant })
     }
 
-    /// The repository as one folder name; a variant has its own folder, so that a name's meaning does not depend on
-    /// earlier fetches.
+    /// What clients may call the model.
+    pub fn name(&self) -> String {
+        self.repo.rsplit('/').next().unwrap_or(self.repo).to_owned()
+    }
+
+    /// The repository as one folder name. A revision and a variant have their own folders, so that a name's meaning
+    /// does not depend on earlier fetches.
     pub fn folder_name(&self) -> String {
-        let repo = self.repo.replace('/', "--");
-        match self.variant {
-            Some(variant) => format!("{repo}--{}", variant.to_ascii_uppercase()),
-            None => repo,
-        }
+        let one = |path: &str| path.replace('/', "--");
+        let revision = self.revision.map_or_else(String::new, |revision| format!("@{}", revision.replace('/', "+")));
+        let variant = match self.variant {
+            Some(file) if file.ends_with(".gguf") => format!("--{}", one(file)),
+            Some(variant) => format!("--{}", variant.to_ascii_uppercase()),
+            None => String::new(),
+        };
+        format!("{}{revision}{variant}", one(self.repo))
     }
 }

@@ -4,7 +4,7 @@
 //! Ollama: `manifests/registry.ollama.ai/library/<name>/<tag>` is JSON whose layer of the type `..image.model` names a
 //! GGUF in `blobs/`. llama.cpp: `<org>_<repo>_<file>.gguf` in one folder.
 
-use crate::catalogue::files::{all_parts, file_names, is_variant};
+use crate::catalogue::files::{all_parts, file_names, gguf_choices};
 use crate::catalogue::model::{HubId, Sources};
 use crate::small_files::is_plain_name;
 use serde_json::Value;
@@ -51,20 +51,14 @@ fn weights(store: &Path, manifest: &Path) -> Option<PathBuf> {
     (is_digest && path.is_file()).then_some(path)
 }
 
-/// The file of a hub id in llama.cpp's cache, if exactly one fits.
+/// The file of a hub id in llama.cpp's cache.
 pub fn find_llama_cpp(id: HubId<'_>, sources: &Sources) -> Option<PathBuf> {
     let folder = sources.llama_cpp.as_ref()?;
     let prefix = format!("{}_", id.repo.replace('/', "_"));
-    let fits = |file: &&String| {
-        let name = file.strip_prefix(&prefix).filter(|name| name.ends_with(".gguf"));
-        name.is_some_and(|name| id.variant.is_none_or(|variant| is_variant(name, variant)))
-    };
     let files = file_names(folder).ok()?;
-    let mut fitting = files.iter().filter(fits).filter(|file| is_first(file, &files));
-    match (fitting.next(), fitting.next()) {
-        (Some(only), None) => Some(folder.join(only)),
-        _ => None,
-    }
+    let of_repo: Vec<String> = files.iter().filter_map(|file| file.strip_prefix(&prefix)).map(str::to_owned).collect();
+    let mut choices = gguf_choices(&of_repo, id.variant).into_iter().map(|file| format!("{prefix}{file}"));
+    choices.find(|file| is_first(file, &files)).map(|file| folder.join(file))
 }
 
 /// Every GGUF in llama.cpp's cache; for a split one, the first part.

@@ -1,16 +1,19 @@
 //! Models in this program's cache and in a Hugging Face cache, both laid out by repository. Fetches nothing.
 
 use crate::catalogue::entries::{CATALOGUE, CatalogueEntry};
-use crate::catalogue::files::{all_parts, choose_gguf, file_names};
+use crate::catalogue::files::{all_parts, base_name, file_names, file_names_below, gguf_choices};
 use crate::catalogue::model::{HubId, Listed, Located, Origin, Sources};
 use crate::catalogue::others;
 use crate::error::Result;
+use crate::safetensors;
 use crate::split::GgufPart;
 use std::path::{Path, PathBuf};
 
 pub fn find_entry(entry: &CatalogueEntry, sources: &Sources) -> Option<Located> {
     let ours = sources.folder(&entry.folder_name()).join(entry.file);
-    let theirs = snapshots(entry.hub_id, sources).into_iter().map(|folder| folder.join(entry.file));
+    let theirs = snapshots(HubId { repo: entry.hub_id, revision: None, variant: None }, sources)
+        .into_iter()
+        .map(|folder| folder.join(entry.file));
     let whole = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|metadata| metadata.len() == entry.bytes);
     let path = std::iter::once(ours).chain(theirs).find(whole)?;
     Some(Located { name: entry.name.to_owned(), path })
@@ -18,36 +21,44 @@ pub fn find_entry(entry: &CatalogueEntry, sources: &Sources) -> Option<Located> 
 
 /// Finds a folder with a whole model, or the one GGUF of the requested variant.
 pub fn find_hub(id: HubId<'_>, sources: &Sources) -> Result<Option<Located>> {
-    let folders = std::iter::once(sources.folder(&id.folder_name())).chain(snapshots(id.repo, sources));
+    let folders = std::iter::once(sources.folder(&id.folder_name())).chain(snapshots(id, sources));
     for folder in folders.filter(|folder| folder.is_dir()) {
         if let Some(path) = find_in(&folder, id)? {
-            let name = id.repo.rsplit('/').next().unwrap_or(id.repo).to_owned();
-            return Ok(Some(Located { name, path }));
+            return Ok(Some(Located { name: id.name(), path }));
         }
     }
-    let name = id.repo.rsplit('/').next().unwrap_or(id.repo).to_owned();
-    Ok(others::find_llama_cpp(id, sources).map(|path| Located { name, path }))
+    // It keeps no revisions.
+    let of_llama_cpp = id.revision.is_none().then(|| others::find_llama_cpp(id, sources)).flatten();
+    Ok(of_llama_cpp.map(|path| Located { name: id.name(), path }))
 }
 
 fn find_in(folder: &Path, id: HubId<'_>) -> Result<Option<PathBuf>> {
-    let is_whole = folder.join("model.safetensors").exists() || folder.join("model.safetensors.index.json").exists();
-    if id.variant.is_none() && folder.join("config.json").exists() && is_whole {
+    if id.variant.is_none() && is_whole(folder) {
         return Ok(Some(folder.to_owned()));
     }
-    let files = file_names(folder)?;
-    let Some(file) = choose_gguf(&files, id.variant) else { return Ok(None) };
-    let is_here = all_parts(file).iter().all(|part| files.contains(part));
-    Ok(is_here.then(|| folder.join(file)))
+    let files = file_names_below(folder)?;
+    let is_here = |file: &&str| all_parts(file).iter().all(|part| files.contains(part));
+    Ok(gguf_choices(&files, id.variant).into_iter().find(is_here).map(|file| folder.join(file)))
 }
 
-/// The revisions of a repository in the Hugging Face cache, first the one that `main` last was.
-fn snapshots(repo: &str, sources: &Sources) -> Vec<PathBuf> {
+/// Whether a folder holds a model of safetensors, with every file of its index, each as long as its header says.
+pub fn is_whole(folder: &Path) -> bool {
+    folder.join("config.json").exists() && safetensors::are_whole(folder)
+}
+
+/// The revisions of a repository in the Hugging Face cache: the one that is named, or all, first the one that `main`
+/// last was.
+fn snapshots(id: HubId<'_>, sources: &Sources) -> Vec<PathBuf> {
     let Some(cache) = &sources.hub_cache else { return Vec::new() };
-    let root = cache.join(format!("models--{}", repo.replace('/', "--")));
-    let main = std::fs::read_to_string(root.join("refs/main")).unwrap_or_default();
+    let root = cache.join(format!("models--{}", id.repo.replace('/', "--")));
+    let wanted = id.revision.unwrap_or("main");
+    let commit = std::fs::read_to_string(root.join("refs").join(wanted)).unwrap_or_default();
+    let is_wanted = |revision: &String| revision == commit.trim() || revision == wanted;
     let revisions = file_names(&root.join("snapshots")).unwrap_or_default();
-    let (mut first, others): (Vec<_>, Vec<_>) = revisions.into_iter().partition(|revision| revision == main.trim());
-    first.extend(others);
+    let (mut first, others): (Vec<_>, Vec<_>) = revisions.into_iter().partition(is_wanted);
+    if id.revision.is_none() {
+        first.extend(others);
+    }
     first.into_iter().map(|revision| root.join("snapshots").join(revision)).collect()
 }
 
@@ -63,8 +74,15 @@ fn list_folder(name: &str, sources: &Sources) -> Vec<Listed> {
         return here.map(|Located { name, path }| Listed { model: name, path, origin: Origin::Pulled }).collect();
     }
     let Some((org, rest)) = name.split_once("--") else { return Vec::new() };
-    let repo = rest.split_once("--").map_or(rest, |(repo, _variant)| repo);
-    list_in(&sources.folder(name), &format!("{org}/{repo}"), Origin::Pulled)
+    let (repo, variant) = rest.split_once("--").map_or((rest, None), |(repo, variant)| (repo, Some(variant)));
+    let repo = format!("{org}/{}", repo.replace('+', "/"));
+    // By the name that it was fetched by, because a folder is found by nothing else.
+    let named = |file: &str| match variant {
+        None => repo.clone(),
+        Some(file) if file.ends_with(".gguf") => format!("{repo}:{}", file.replace("--", "/")),
+        Some(variant) => format!("{repo}:{}", variant_of(file).unwrap_or(variant)),
+    };
+    list_in(&sources.folder(name), &repo, Origin::Pulled, named)
 }
 
 /// The models of the Hugging Face cache, each in the revision that its name resolves to.
@@ -72,31 +90,32 @@ pub fn list_hub(sources: &Sources) -> Vec<Listed> {
     let Some(cache) = &sources.hub_cache else { return Vec::new() };
     let folders = file_names(cache).unwrap_or_default().into_iter();
     let repos = folders.filter_map(|folder| Some(folder.strip_prefix("models--")?.replacen("--", "/", 1)));
-    let newest = repos.filter_map(|repo| Some((snapshots(&repo, sources).into_iter().next()?, repo)));
-    newest.flat_map(|(folder, repo)| list_in(&folder, &repo, Origin::HuggingFace)).collect()
+    let newest = repos.filter_map(|repo| {
+        let id = HubId { repo: &repo, revision: None, variant: None };
+        Some((snapshots(id, sources).into_iter().next()?, repo))
+    });
+    let list = |(folder, repo): (PathBuf, String)| {
+        let named = |file: &str| format!("{repo}:{}", variant_of(file).unwrap_or(file));
+        list_in(&folder, &repo, Origin::HuggingFace, named)
+    };
+    newest.flat_map(list).collect()
 }
 
-/// The models in a repository's folder: the whole model, or each of its GGUFs.
-fn list_in(folder: &Path, repo: &str, origin: Origin) -> Vec<Listed> {
-    let whole = HubId { repo, variant: None };
-    if let Ok(Some(path)) = find_in(folder, whole) {
-        let variant = path.file_name().and_then(|file| variant_of(file.to_str()?)).filter(|_| path.is_file());
-        let model = variant.map_or_else(|| repo.to_owned(), |variant| format!("{repo}:{variant}"));
-        return vec![Listed { model, path, origin }];
+/// The models in a repository's folder: the whole model, or each of its GGUFs by the name that its file gives it.
+fn list_in(folder: &Path, repo: &str, origin: Origin, named: impl Fn(&str) -> String) -> Vec<Listed> {
+    if is_whole(folder) {
+        return vec![Listed { model: repo.to_owned(), path: folder.to_owned(), origin }];
     }
-    let files = file_names(folder).unwrap_or_default();
-    let of_variant = |file: &String| {
-        let variant = variant_of(file)?;
-        let id = HubId { repo, variant: Some(variant) };
-        let path = find_in(folder, id).ok()?.filter(|path| path.ends_with(file))?;
-        Some(Listed { model: format!("{repo}:{variant}"), path, origin })
-    };
-    files.iter().filter_map(of_variant).collect()
+    let files = file_names_below(folder).unwrap_or_default();
+    let is_here = |file: &&str| all_parts(file).iter().all(|part| files.contains(part));
+    let here = gguf_choices(&files, None).into_iter().filter(is_here);
+    here.map(|file| Listed { model: named(file), path: folder.join(file), origin }).collect()
 }
 
 /// `Q4_K_M` of `model-Q4_K_M.gguf`: what follows the last separator that is not part of the variant.
 fn variant_of(file: &str) -> Option<&str> {
-    let stem = GgufPart::of(file).map_or(file.strip_suffix(".gguf")?, |part| part.stem);
+    let name = base_name(file);
+    let stem = GgufPart::of(name).map_or(name.strip_suffix(".gguf")?, |part| part.stem);
     let variant = stem.rsplit(['-', '.']).next()?;
     (variant.len() < stem.len() && !variant.is_empty()).then_some(variant)
 }

@@ -2,15 +2,31 @@
 
 mod entries;
 mod faults;
+mod repositories;
 
 use super::*;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
-const FILE: &[u8] = &[7; 300_000];
+/// A GGUF that can be served; its tensors are noise.
+static FILE: LazyLock<Vec<u8>> = LazyLock::new(|| gguf(7));
+
+/// The header of a small model, and then bytes that differ everywhere, so that a shifted or foreign part is seen.
+fn gguf(seed: u64) -> Vec<u8> {
+    let mut bytes = std::fs::read(reference("llama-deep.gguf")).unwrap();
+    let n_header = crate::gguf::Gguf::parse(&bytes).unwrap().n_header_bytes();
+    bytes.truncate(n_header);
+    bytes.extend(drawn(seed, 256).map(|byte| byte as u8).take(300_000 - n_header));
+    bytes
+}
+
+/// A checkpoint of the repository's own.
+fn reference(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference").join(name)
+}
 
 struct Hub {
     endpoint: String,
@@ -34,6 +50,7 @@ struct Asked {
     path: String,
     from: usize,
     has_token: bool,
+    host: String,
     before: usize,
 }
 
@@ -93,11 +110,14 @@ fn hub_that(answer: impl Fn(&Asked) -> Answer + Send + 'static) -> Hub {
 
 fn read(stream: &TcpStream, before: usize) -> Asked {
     let mut lines = BufReader::new(stream).lines();
-    let path = lines.next().unwrap().unwrap().split(' ').nth(1).unwrap().to_owned();
-    let mut asked = Asked { path, from: 0, has_token: false, before };
+    let line = lines.next().unwrap().unwrap();
+    // A list is asked for with its folders and by pages, which a small hub has not.
+    let path = line.split([' ', '?']).nth(1).unwrap().to_owned();
+    let mut asked = Asked { path, from: 0, has_token: false, host: String::new(), before };
     for line in lines.map_while(std::io::Result::ok).take_while(|line| !line.is_empty()) {
         let line = line.to_lowercase();
         asked.has_token |= line.starts_with("authorization:");
+        asked.host.push_str(line.strip_prefix("host: ").unwrap_or_default());
         if let Some(range) = line.strip_prefix("range: bytes=") {
             asked.from = range.trim_end_matches('-').parse().unwrap();
         }
@@ -139,6 +159,8 @@ fn names() {
     };
     check("org/name", Some(("org/name", None)));
     check("org/name:Q4_K_M", Some(("org/name", Some("Q4_K_M"))));
+    check("org/name@v2:q4/a-Q4_K_M.gguf", Some(("org/name", Some("q4/a-Q4_K_M.gguf"))));
+    assert_eq!(HubId::parse("org/name@refs/pr/1").unwrap().revision, Some("refs/pr/1"));
     for bad in [
         "",
         "name",
@@ -157,6 +179,10 @@ fn names() {
         "org/a--b",
         "org/a..b",
         "org/name:a--b",
+        "org/name:a/b",
+        "org/name:../a.gguf",
+        "org/name@",
+        "org/name@../x",
     ] {
         check(bad, None);
     }
@@ -170,27 +196,27 @@ fn names() {
 fn variants() {
     let files: Vec<String> = ["a-Q4_1.gguf", "a-IQ4_1.gguf", "a.q8_0.gguf", "readme"].map(str::to_owned).into();
     let check =
-        |variant, expect: Option<&str>| assert_eq!(files::choose_gguf(&files, variant).map(String::as_str), expect);
+        |variant, expect: Option<&str>| assert_eq!(files::gguf_choices(&files, variant).first().copied(), expect);
     check(Some("Q4_1"), Some("a-Q4_1.gguf"));
     check(Some("Q8_0"), Some("a.q8_0.gguf"));
     check(Some("Q5_0"), None);
-    check(None, None);
+    check(None, Some("a.q8_0.gguf"));
     let parts: Vec<String> = ["b-Q4_K_M-00001-of-00002.gguf", "b-Q4_K_M-00002-of-00002.gguf"].map(str::to_owned).into();
     for variant in [Some("Q4_K_M"), None] {
-        assert_eq!(files::choose_gguf(&parts, variant), Some(&parts[0]));
+        assert_eq!(files::gguf_choices(&parts, variant), [&parts[0]]);
     }
     assert_eq!(files::all_parts(&parts[0]), parts);
 }
 
 #[test]
 fn pulls_once_and_checks() {
-    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(FILE))));
+    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(&*FILE))));
     let sources = sources("pull", &hub);
     let mut last = None;
     let mut progress = |progress: Progress<'_>| last = Some((progress.done, progress.total));
     let located = pull("org/m:Q4_1", &sources, &mut progress).unwrap();
     assert_eq!(last, Some((FILE.len() as u64, Some(FILE.len() as u64))));
-    assert_eq!(std::fs::read(&located.path).unwrap(), FILE);
+    assert_eq!(std::fs::read(&located.path).unwrap(), *FILE);
     assert_eq!(located.path, sources.cache.join("models/org--m--Q4_1/m-Q4_1.gguf"));
     assert_eq!(hub.asked.lock().unwrap().len(), 2);
     assert_eq!(pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap(), located);
@@ -215,7 +241,7 @@ fn flip(path: &Path, bit: usize) {
 
 #[test]
 fn one_flipped_bit_of_a_file_that_is_here_is_found() {
-    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(FILE))));
+    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(&*FILE))));
     let sources = sources("flips", &hub);
     let located = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap();
     for bit in drawn(1, FILE.len() * 8).take(100) {
@@ -233,12 +259,12 @@ fn one_flipped_bit_of_a_file_that_is_here_is_found() {
 
 #[test]
 fn one_flipped_bit_of_a_part_is_found() {
-    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(FILE))));
+    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(&*FILE))));
     let sources = sources("part-flips", &hub);
     let folder = sources.cache.join("models/org--m--Q4_1");
-    std::fs::create_dir_all(&folder).unwrap();
     let part = folder.join("m-Q4_1.gguf.part");
     for bit in drawn(2, 1234 * 8).take(100) {
+        std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(&part, &FILE[..1234]).unwrap();
         flip(&part, bit);
         let refused = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap_err();
@@ -250,17 +276,13 @@ fn one_flipped_bit_of_a_part_is_found() {
 
 #[test]
 fn a_folder_is_compared_file_by_file_and_what_others_brought_has_no_record() {
-    let file = |name: &str| serde_json::json!({"type": "file", "path": name, "size": 3});
-    let list = serde_json::json!([file("config.json"), file("model.safetensors")]);
-    let body = |name: &str| (format!("/org/m/resolve/main/{name}"), b"abc".to_vec());
-    let mut files = HashMap::from([body("config.json"), body("model.safetensors")]);
-    files.insert("/api/models/org/m/tree/main".to_owned(), list.to_string().into_bytes());
-    let sources = sources("records", &hub(files));
+    let sources = sources("records", &hub(repositories::files_of("llama-f32-tied")));
     let located = pull("org/m", &sources, &mut |_| {}).unwrap();
-    assert_eq!(verify_recorded(&located.path).unwrap(), 2);
+    let n_files = verify_recorded(&located.path).unwrap();
+    assert!(n_files >= 3);
     std::fs::write(located.path.join("mine.txt"), "a note").unwrap();
-    assert_eq!(verify_recorded(&located.path).unwrap(), 2);
-    flip(&located.path.join("model.safetensors"), 9);
+    assert_eq!(verify_recorded(&located.path).unwrap(), n_files);
+    flip(&located.path.join("model.safetensors"), 99_999);
     let refused = verify_recorded(&located.path).unwrap_err().to_string();
     assert!(refused.contains("model.safetensors is damaged"), "{refused}");
     std::fs::remove_dir_all(&sources.cache).unwrap();
@@ -281,20 +303,20 @@ fn a_fetch_that_the_disk_has_no_room_for_is_not_begun() {
 
 #[test]
 fn goes_on_with_a_part() {
-    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(FILE))));
+    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(&*FILE))));
     let sources = sources("resume", &hub);
     let folder = sources.cache.join("models/org--m--Q4_1");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("m-Q4_1.gguf.part"), &FILE[..1234]).unwrap();
     let located = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap();
-    assert_eq!(std::fs::read(&located.path).unwrap(), FILE);
+    assert_eq!(std::fs::read(&located.path).unwrap(), *FILE);
     assert_eq!(hub.asked.lock().unwrap()[1], "/org/m/resolve/main/m-Q4_1.gguf 1234");
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 
 /// Pulls while another process holds the part, and runs `other` on it as soon as that is waited for.
 fn pull_behind_another(name: &str, other: impl FnOnce(std::fs::File, &Path)) -> Vec<String> {
-    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(FILE))));
+    let hub = hub(one_gguf(&hub::hex(&Sha256::digest(&*FILE))));
     let sources = sources(name, &hub);
     let folder = sources.cache.join("models/org--m--Q4_1");
     std::fs::create_dir_all(&folder).unwrap();
@@ -311,7 +333,7 @@ fn pull_behind_another(name: &str, other: impl FnOnce(std::fs::File, &Path)) -> 
             other(held, &part);
         }
     });
-    assert_eq!(std::fs::read(located.unwrap().path).unwrap(), FILE);
+    assert_eq!(std::fs::read(located.unwrap().path).unwrap(), *FILE);
     assert!(!part.exists());
     std::fs::remove_dir_all(&sources.cache).unwrap();
     let asked = hub.asked.lock().unwrap();
@@ -362,7 +384,7 @@ fn refuses_another_file() {
 fn says_which_variants_there_are() {
     let hub = hub(one_gguf(""));
     let sources = sources("which", &hub);
-    let error = pull("org/m", &sources, &mut |_| {}).unwrap_err().to_string();
+    let error = pull("org/m:Q6_K", &sources, &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("m-Q8_0.gguf") && !error.contains("Q2_K"), "{error}");
     let error = pull("smollm2", &sources, &mut |_| {}).unwrap_err().to_string();
     assert!(
@@ -375,12 +397,9 @@ fn says_which_variants_there_are() {
 
 #[test]
 fn pulls_a_folder() {
-    let file = |name: &str| serde_json::json!({"type": "file", "path": name, "size": 3});
-    let list = serde_json::json!([file("config.json"), file("model.safetensors"), file("pytorch_model.bin")]);
-    let body = |name: &str| (format!("/org/m/resolve/main/{name}"), b"abc".to_vec());
-    let mut files = HashMap::from([body("config.json"), body("model.safetensors")]);
-    files.insert("/api/models/org/m/tree/main".to_owned(), list.to_string().into_bytes());
-    let hub = hub(files);
+    let mut files = repositories::files_of("llama-f32-tied");
+    files.insert("/org/m/resolve/main/pytorch_model.bin".to_owned(), b"abc".to_vec());
+    let hub = hub(repositories::listed(files));
     let sources = sources("folder", &hub);
     let located = pull("org/m", &sources, &mut |_| {}).unwrap();
     assert_eq!(located.path, sources.cache.join("models/org--m"));
@@ -461,7 +480,7 @@ fn finds_what_others_have_fetched() {
     let in_cache = |file: &str| root.join("llama.cpp").join(file);
     assert_eq!(locate("org/m:Q8_0", &sources).unwrap().path, in_cache("org_m_m-Q8_0.gguf"));
     assert_eq!(locate("org/other", &sources).unwrap().path, in_cache("org_other_o.gguf"));
-    assert!(locate("org/m", &sources).is_err(), "two fit");
+    assert_eq!(locate("org/m", &sources).unwrap().path, in_cache("org_m_m-Q4_K_M.gguf"), "the usual one of two");
     let models: Vec<String> = list(&sources).into_iter().map(|listed| listed.model).collect();
     assert_eq!(models.len(), 5, "{models:?}");
     assert!(models.iter().all(|model| locate(model, &sources).is_ok()), "each is found by what it is called");

@@ -36,6 +36,40 @@ pub enum Family {
 }
 
 impl Family {
+    /// All of them.
+    pub const ALL: [Family; 30] = [
+        Family::Llama,
+        Family::Mistral,
+        Family::SmolLm3,
+        Family::Qwen2,
+        Family::Qwen3,
+        Family::Phi3,
+        Family::Mixtral,
+        Family::Qwen3Moe,
+        Family::Gemma2,
+        Family::Gemma3,
+        Family::Gpt2,
+        Family::Olmo2,
+        Family::Olmo3,
+        Family::Granite,
+        Family::GraniteMoe,
+        Family::GptOss,
+        Family::Glm4,
+        Family::Glm4Moe,
+        Family::Ministral,
+        Family::Ministral3,
+        Family::Cohere2,
+        Family::GptNeox,
+        Family::Qwen3Next,
+        Family::Qwen35,
+        Family::Qwen35Moe,
+        Family::GraniteHybrid,
+        Family::Lfm2,
+        Family::Lfm2Moe,
+        Family::Bamba,
+        Family::NemotronH,
+    ];
+
     /// The name as its makers write it.
     pub fn name(self) -> &'static str {
         match self {

@@ -1,8 +1,8 @@
 //! Reads a spec from a GGUF's metadata, as llama.cpp's converter writes it.
 
 use super::{
-    AttentionSpec, ClampedSilu, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec, MixerKind, ModelSpec, Positions,
-    QueryKeyNorms, RopeScaling, RopeSpec, Temperature, distinct, length,
+    AttentionSpec, ClampedSilu, Defaults, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec, MixerKind, ModelSpec,
+    Positions, QueryKeyNorms, RopeScaling, RopeSpec, Temperature, distinct, length,
 };
 use crate::error::Fault;
 use crate::gguf::Gguf;
@@ -98,6 +98,40 @@ impl ModelSpec {
             eos: gguf_eos(gguf, bytes, family, &tokens)?,
         };
         spec.checked()
+    }
+}
+
+impl Defaults {
+    /// The sampling that a file recommends: llama.cpp's keys `general.sampling.*`.
+    pub(crate) fn from_gguf(gguf: &Gguf) -> Result<Defaults, Fault> {
+        let number = |name: &str| Ok(gguf.float(&sampling_key(name))?.map(|number| number as f32));
+        // Zero and less are llama.cpp's words for no filter, and for the whole log.
+        let whole = |name: &str| {
+            let n = gguf.signed(&sampling_key(name))?;
+            Ok(n.map(|n| u32::try_from(n.max(0)).unwrap_or(u32::MAX)))
+        };
+        Ok(Defaults {
+            temperature: number("temp")?,
+            top_p: number("top_p")?,
+            top_k: whole("top_k")?,
+            min_p: number("min_p")?,
+            repetition_penalty: number("penalty_repeat")?,
+            penalty_window: whole("penalty_last_n")?,
+        })
+    }
+}
+
+fn sampling_key(name: &str) -> String {
+    format!("general.sampling.{name}")
+}
+
+impl ModelSpec {
+    /// Refuses an architecture that is not served. A file that names none is a later part of a split model.
+    pub(crate) fn check_architecture(gguf: &Gguf, bytes: &[u8]) -> Result<(), Fault> {
+        match gguf.text(bytes, "general.architecture")? {
+            Some(_) => table_of(gguf, bytes).map(drop),
+            None => Ok(()),
+        }
     }
 }
 

@@ -202,6 +202,15 @@ fn recurrent_layers_are_read_and_those_that_cannot_be_are_refused() {
     let plain = config("qwen3.5");
     let whole = serde_json::json!({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": plain});
     assert_eq!(read(&whole).unwrap(), read(&plain).unwrap());
+    // The makers of Gemma 3 leave out what transformers' `Gemma3TextConfig` has by default.
+    let sparse = serde_json::json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106],
+        "text_config": { "hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text",
+            "num_hidden_layers": 34, "rope_scaling": { "factor": 8.0, "rope_type": "linear" }, "sliding_window": 1024 },
+    });
+    let spec = read(&sparse).unwrap();
+    let lengths = (spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.vocab, spec.context);
+    assert_eq!((lengths, spec.tied_embeddings), ((8, 4, 256, 262_208, 131_072), true));
     for (name, edit, expect) in REFUSED {
         let mut config = config(name);
         for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {

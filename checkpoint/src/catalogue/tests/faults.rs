@@ -19,11 +19,6 @@ fn sha(file: &[u8]) -> String {
     hub::hex(&Sha256::digest(file))
 }
 
-/// The file's bytes differ everywhere, so that a shifted or foreign part is seen.
-fn some_file(seed: u64) -> Vec<u8> {
-    drawn(seed, 256).map(|byte| byte as u8).take(300_000).collect()
-}
-
 /// Nothing has the model's name; how much of it is kept for another try.
 fn only_a_part(sources: &Sources) -> Option<u64> {
     assert!(locate(MODEL, sources).is_err());
@@ -42,7 +37,7 @@ fn pulled(sources: &Sources) -> Vec<u8> {
 
 #[test]
 fn a_redirect_is_followed_with_its_range_and_without_the_token() {
-    let file = some_file(1);
+    let file = gguf(1);
     let blob = file.clone();
     let away = hub_of(&file, None, move |asked| match (&*asked.path, asked.has_token) {
         ("/blob", false) => Answer::file(&blob, asked.from),
@@ -63,7 +58,7 @@ fn a_redirect_is_followed_with_its_range_and_without_the_token() {
 
 #[test]
 fn a_fetch_whose_connection_is_cut_goes_on_where_it_was() {
-    let file = some_file(2);
+    let file = gguf(2);
     let of_hub = file.clone();
     let hub = hub_of(&file, Some(&sha(&file)), move |asked| {
         let cut = if asked.before < 2 { 100_000 } else { usize::MAX };
@@ -82,7 +77,7 @@ fn a_fetch_whose_connection_is_cut_goes_on_where_it_was() {
 
 #[test]
 fn a_file_that_has_changed_since_is_refused_and_fetched_anew() {
-    let (before, file) = (some_file(3), some_file(4));
+    let (before, file) = (gguf(3), gguf(4));
     let of_hub = file.clone();
     let hub = hub_of(&file, Some(&sha(&file)), move |asked| Answer::file(&of_hub, asked.from));
     let sources = sources("changed", &hub);
@@ -98,7 +93,7 @@ fn a_file_that_has_changed_since_is_refused_and_fetched_anew() {
 /// Without a checksum a part is worth nothing: the file may be another one by now.
 #[test]
 fn a_file_without_a_checksum_is_never_put_together_from_two() {
-    let (before, file) = (some_file(5), some_file(6));
+    let (before, file) = (gguf(5), gguf(6));
     let of_hub = file.clone();
     let hub = hub_of(&file, None, move |asked| Answer::file(&of_hub, asked.from));
     let sources = sources("unchecked", &hub);
@@ -110,7 +105,7 @@ fn a_file_without_a_checksum_is_never_put_together_from_two() {
 
 #[test]
 fn a_hub_without_ranges_begins_again_and_one_that_sends_other_ranges_is_refused() {
-    let file = some_file(7);
+    let file = gguf(7);
     for is_lying in [false, true] {
         let of_hub = file.clone();
         let hub = hub_of(&file, Some(&sha(&file)), move |asked| match (is_lying, asked.from) {
@@ -136,7 +131,7 @@ fn a_hub_without_ranges_begins_again_and_one_that_sends_other_ranges_is_refused(
 
 #[test]
 fn more_or_less_than_was_announced_is_refused() {
-    let file = some_file(8);
+    let file = gguf(8);
     for n_bytes in [1000, 300_001] {
         let mut of_hub = file.clone();
         of_hub.resize(n_bytes, 1);
@@ -158,7 +153,7 @@ fn write_to_a_small_disk(file: &mut std::fs::File, bytes: &[u8]) -> std::io::Res
 
 #[test]
 fn a_disk_that_is_full_in_the_middle_is_told_as_such_and_the_fetch_goes_on_once_there_is_room() {
-    let file = some_file(9);
+    let file = gguf(9);
     let of_hub = file.clone();
     let hub = hub_of(&file, Some(&sha(&file)), move |asked| Answer::file(&of_hub, asked.from));
     let roomy = sources("full", &hub);

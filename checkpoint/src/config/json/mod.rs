@@ -411,6 +411,7 @@ impl Defaults {
             top_k: generation.get("top_k").and_then(Value::as_u64).and_then(|k| u32::try_from(k).ok()),
             min_p: number("min_p"),
             repetition_penalty: number("repetition_penalty"),
+            penalty_window: None,
         }
     }
 }

@@ -133,7 +133,23 @@ const TABLES: [Table; 30] = [
 ];
 
 /// Architectures that see images too, whose model of text stands in an object of its own.
-const WITH_IMAGES: [&str; 2] = ["Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"];
+const WITH_IMAGES: [&str; 4] = [
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
+];
+
+/// What absent keys of Gemma 3's `text_config` mean: its makers leave out the defaults of transformers.
+const GEMMA3_DEFAULTS: [(&str, u32); 7] = [
+    ("vocab_size", 262_208),
+    ("num_attention_heads", 8),
+    ("num_key_value_heads", 4),
+    ("head_dim", 256),
+    ("max_position_embeddings", 131_072),
+    ("query_pre_attn_scalar", 256),
+    ("sliding_window", 4096),
+];
 
 /// The config of the model of text: the whole, or the part of one that sees images, with what the whole says besides.
 pub(super) fn text_of(config: &Value) -> Cow<'_, Value> {
@@ -145,6 +161,13 @@ pub(super) fn text_of(config: &Value) -> Cow<'_, Value> {
     for key in ["tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config"] {
         if let Some(value) = config.get(key).filter(|_| text.get(key).is_none_or(Value::is_null)) {
             text.insert(key.to_owned(), value.clone());
+        }
+    }
+    if text.get("model_type").is_some_and(|kind| kind == "gemma3_text") {
+        for (key, value) in GEMMA3_DEFAULTS {
+            if text.get(key).is_none_or(Value::is_null) {
+                text.insert(key.to_owned(), value.into());
+            }
         }
     }
     Cow::Owned(Value::Object(text))

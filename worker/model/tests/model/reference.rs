@@ -280,21 +280,32 @@ fn what_a_family_is_known_for_matters() {
 /// As folders have it whose model sees images too: the model of text is a part, in the config and in the names.
 #[test]
 fn a_model_of_text_is_found_within_one_that_sees_images() {
-    let whole = std::env::temp_dir().join(format!("lockstep-images-{}", std::process::id()));
-    std::fs::create_dir_all(&whole).unwrap();
-    let text = config("qwen3.5");
-    let config = serde_json::json!({ "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text });
-    std::fs::write(whole.join("config.json"), config.to_string()).unwrap();
-    let bytes = std::fs::read(folder("qwen3.5").join("model.safetensors")).unwrap();
-    let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
-    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
-    let header = std::str::from_utf8(header).unwrap().replace("\"model.", "\"model.language_model.");
-    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
-    std::fs::write(whole.join("model.safetensors"), file).unwrap();
-    let log = &logs("qwen3.5")[1];
-    let found = bits(&plain(whole.to_str().unwrap()).in_chunks(log, 512));
-    std::fs::remove_dir_all(&whole).unwrap();
-    assert!(found == bits(&plain("qwen3.5").in_chunks(log, 512)));
+    const NEWER: [(&str, &str); 1] = [("\"model.", "\"model.language_model.")];
+    const OLDER: [(&str, &str); 2] =
+        [("\"model.", "\"language_model.model."), ("\"lm_head.", "\"language_model.lm_head.")];
+    for (name, architecture, renamed) in [
+        ("qwen3.5", "Qwen3_5ForConditionalGeneration", &NEWER[..]),
+        ("gemma3", "Gemma3ForConditionalGeneration", &NEWER),
+        ("gemma3", "Gemma3ForConditionalGeneration", &OLDER),
+        ("mistral", "Mistral3ForConditionalGeneration", &OLDER),
+        ("ministral3", "Mistral3ForConditionalGeneration", &NEWER),
+    ] {
+        let whole = std::env::temp_dir().join(format!("lockstep-images-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&whole).unwrap();
+        let config = serde_json::json!({ "architectures": [architecture], "text_config": config(name) });
+        std::fs::write(whole.join("config.json"), config.to_string()).unwrap();
+        let bytes = std::fs::read(folder(name).join("model.safetensors")).unwrap();
+        let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
+        let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+        let header = std::str::from_utf8(header).unwrap().to_owned();
+        let header = renamed.iter().fold(header, |header, (from, to)| header.replace(from, to));
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
+        std::fs::write(whole.join("model.safetensors"), file).unwrap();
+        let log = &logs(name)[1];
+        let found = bits(&plain(whole.to_str().unwrap()).in_chunks(log, 512));
+        std::fs::remove_dir_all(&whole).unwrap();
+        assert!(found == bits(&plain(name).in_chunks(log, 512)), "{name} in {architecture}");
+    }
 }
 
 /// GPTQ's two formats differ by one in each zero.

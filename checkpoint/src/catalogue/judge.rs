@@ -1,0 +1,51 @@
+//! Judges a GGUF while it is fetched, by the header that comes first: one that cannot be served is refused before its
+//! weights come. Knows no hub.
+
+use crate::catalogue::hub::Remote;
+use crate::catalogue::model::CheckStart;
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// The first look, in bytes. Most vocabularies take a few megabytes.
+const FIRST_LOOK: u64 = 64 << 10;
+/// Each further look comes at this many times the bytes of the one before.
+const GROWTH: u64 = 4;
+
+pub struct GgufJudge {
+    url: String,
+    n_bytes: Option<u64>,
+    check_start: CheckStart,
+    /// The bytes at which it looks next; None if there is nothing to judge any more.
+    next_look: Option<u64>,
+}
+
+impl GgufJudge {
+    /// A part of `n_kept` bytes was judged when it was begun, and its checksum tells whether it was damaged since.
+    pub fn of(file: &Remote, n_kept: u64, check_start: CheckStart) -> GgufJudge {
+        let is_due = file.is_judged && n_kept == 0 && file.name.ends_with(".gguf");
+        let next_look = is_due.then_some(FIRST_LOOK);
+        GgufJudge { url: file.url.clone(), n_bytes: file.bytes, check_start, next_look }
+    }
+
+    /// Looks at the first bytes of the file, which `part` holds.
+    pub fn look(&mut self, part: &Path, n_done: u64) -> Result<()> {
+        let is_whole = self.n_bytes == Some(n_done);
+        let Some(_due) = self.next_look.filter(|next| n_done >= *next || is_whole) else { return Ok(()) };
+        // Without an announced length every tensor could still come.
+        let n_bytes = self.n_bytes.unwrap_or(u64::MAX);
+        let is_judged = (self.check_start)(part, n_bytes).map_err(|error| self.named(error))?;
+        self.next_look = (!is_judged).then_some(n_done.saturating_mul(GROWTH));
+        Ok(())
+    }
+
+    /// The error with the file's address in place of the part's path.
+    fn named(&self, error: Error) -> Error {
+        let path = PathBuf::from(&self.url);
+        match error {
+            Error::Malformed { what, .. } => Error::Malformed { path, what },
+            Error::Unsupported { what, .. } => Error::Unsupported { path, what },
+            Error::NoTensor { name, .. } => Error::NoTensor { path, name },
+            other => other,
+        }
+    }
+}
