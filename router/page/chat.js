@@ -354,7 +354,7 @@ function settings() {
       if (names.includes(said.model)) model.value = said.model;
     },
     body() {
-      const body = {model: model.value, return_token_ids: true, certificate: true};
+      const body = {model: model.value, return_token_ids: true, certificate: true, sampling_defaults: "llama.cpp"};
       if (logprobs.checked) Object.assign(body, {logprobs: true, top_logprobs: 5});
       for (const {name, input} of numbers) if (input.value !== "") body[name] = Number(input.value);
       return body;

@@ -52,7 +52,7 @@ function block(lines, at, out, budget, depth) {
   if (line.trim() === "") return at + 1;
   const fence = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/.exec(line);
   if (fence) return code(lines, at, fence, out);
-  const heading = /^ {0,3}(#{1,6})\s+(.*)$/.exec(line);
+  const heading = /^ {0,3}(#{1,6})\s+(.*)$/s.exec(line);
   if (heading) {
     // A model's headings are no part of the page's outline.
     out.append(inline(make("p", {class: `heading h${heading[1].length}`}), heading[2].replace(/\s#+\s*$/, ""), budget));
@@ -64,13 +64,16 @@ function block(lines, at, out, budget, depth) {
   }
   if (depth < DEPTH_MAX && /^ {0,3}>/.test(line)) return quote(lines, at, out, budget, depth);
   if (depth < DEPTH_MAX && item(line)) return list(lines, at, out, budget, depth);
-  if (line.includes("|") && /^\s*\|?[\s:|-]+\|[\s:|-]*$/.test(lines[at + 1] ?? "") && lines[at + 1].includes("-")) return table(lines, at, out, budget);
+  if (line.includes("|") && isRule(lines[at + 1] ?? "")) return table(lines, at, out, budget);
   return paragraph(lines, at, out, budget);
 }
 
+/** The line below a table's head. One class of characters, so that no line is tried twice. */
+const isRule = (line) => /^[\s:|-]+$/.test(line) && line.includes("|") && line.includes("-");
+
 function code(lines, at, [, mark, language], out) {
-  const end = lines.findIndex((line, i) => i > at && line.trim().startsWith(mark));
-  const last = end < 0 ? lines.length : end;
+  let last = at + 1;
+  while (last < lines.length && !lines[last].trim().startsWith(mark)) last += 1;
   const text = lines.slice(at + 1, last).join("\n");
   out.append(make("pre", {tabindex: "0", "aria-label": language ? `Code in ${language}` : "Code"}, make("code", {}, text)));
   return last + 1;
@@ -85,7 +88,7 @@ function quote(lines, at, out, budget, depth) {
   return end;
 }
 
-const item = (line) => /^( {0,12})([-*+]|\d{1,9}[.)])\s+(.*)$/.exec(line);
+const item = (line) => /^( {0,12})([-*+]|\d{1,9}[.)])\s+(.*)$/s.exec(line);
 
 function list(lines, at, out, budget, depth) {
   const [, indent, mark] = item(lines[at]);
