@@ -8,6 +8,7 @@ use crate::record::RecordConfig;
 use crate::replicas::models::routes::ModelRoutes;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 
 #[derive(Clone)]
 pub struct Config {
@@ -51,6 +52,8 @@ pub struct Config {
     pub text_files: Option<ReadTextFiles>,
     /// What coordinators are told and compared with: this build's own.
     pub speaks: proto::Speaks,
+    /// Whether a request would be served that came now. The caller may watch it.
+    pub readiness: watch::Sender<bool>,
 }
 
 /// Pages for operators and people that a server may do without.
@@ -244,6 +247,7 @@ impl Default for Config {
             metrics: Arc::new(String::new),
             text_files: None,
             speaks: proto::Speaks::default(),
+            readiness: watch::Sender::default(),
         }
     }
 }

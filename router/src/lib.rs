@@ -42,7 +42,6 @@ use crate::limits::admission::Admission;
 use crate::replicas::models::table::ModelTable;
 use std::future::Future;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
@@ -51,17 +50,13 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use wire::Incoming;
+use wire::{Incoming, Serving};
 
 /// How long the last output of streams may be on its way after all streams have ended.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
 /// How long the last answers may take to be recorded.
 const RECORDING_MAX: Duration = Duration::from_secs(5);
-
-/// A router that runs as long as this is polled. Boxed here, so that it is compiled in this crate and not again in every
-/// binary that runs one.
-pub type Serving = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
 /// Serves HTTP and gRPC until `shutdown`, and then until the running streams have ended or `drain_max` has passed. New
 /// requests are refused from `shutdown` on. The replicas have to outlive this: they finish the running streams.
@@ -72,7 +67,7 @@ pub fn serve(
     http: impl Into<HttpListeners>,
     grpc: TcpListener,
     shutdown: CancellationToken,
-) -> Serving {
+) -> Serving<Error> {
     serve_listeners(config, (members.into(), texts.into()), http.into(), grpc, shutdown)
 }
 
@@ -82,7 +77,7 @@ fn serve_listeners(
     http: HttpListeners,
     grpc: TcpListener,
     shutdown: CancellationToken,
-) -> Serving {
+) -> Serving<Error> {
     let config = Config { operators: http.operators.as_ref().and(config.operators.clone()), ..config };
     let tls = config.tls.clone();
     let faces = |front: Arc<Frontend>, draining, end: CancellationToken| async move {
@@ -106,7 +101,7 @@ pub fn serve_grpc(
     texts: impl Into<ModelTexts>,
     incoming: Incoming,
     shutdown: CancellationToken,
-) -> Serving {
+) -> Serving<Error> {
     serve_incoming(config, (members.into(), texts.into()), incoming, shutdown)
 }
 
@@ -115,7 +110,7 @@ fn serve_incoming(
     (members, texts): (Membership, ModelTexts),
     incoming: Incoming,
     shutdown: CancellationToken,
-) -> Serving {
+) -> Serving<Error> {
     let faces = |front, draining, end| faces::grpc_server::serve(front, incoming, draining, end);
     Box::pin(serve_faces(config, members, texts, shutdown, faces))
 }

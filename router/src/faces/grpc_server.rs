@@ -22,7 +22,8 @@ pub async fn serve(
     draining: CancellationToken,
     end: CancellationToken,
 ) -> Result<(), Error> {
-    let (reporter, is_ready) = watch::channel(false);
+    let reporter = front.config.readiness.clone();
+    let is_ready = reporter.subscribe();
     let inference = grpc::service(front.clone());
     let reflection = || {
         tonic_reflection::server::Builder::configure()

@@ -30,6 +30,8 @@ mod tensors;
 
 /// Unsent replies of one stream whose reader is slower than the request. Further outputs wait unread at the link.
 const REPLIES_UNSENT_MAX: usize = 16;
+/// The length of an answer for which the client names none, as in Triton's backend for vLLM.
+const TOKENS_MAX: u32 = 16;
 
 pub fn service(front: Arc<Frontend>) -> GrpcInferenceServiceServer<impl GrpcInferenceService> {
     let body_bytes_max = front.config.limits.body_bytes_max;
@@ -248,6 +250,7 @@ fn read(request: wire::ModelInferRequest, caller: &Asker) -> Result<(Ask, Style)
     }
     let prompt = if repeats { text.clone() } else { String::new() };
     let mut sampling = fields.sampling()?;
+    sampling.max_tokens.get_or_insert(TOKENS_MAX);
     let structure = structure(&mut fields)?;
     let structure_field = structure.as_ref().map(|said| said.field);
     sampling.structure = structure.map(|said| said.structure);

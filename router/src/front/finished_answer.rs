@@ -185,6 +185,8 @@ impl AnswerWish {
             top_p: Some(sampling.top_p),
             min_p: Some(sampling.min_p),
             repetition_penalty: Some(sampling.penalties.repetition),
+            penalty_window: Some(sampling.penalties.window),
+            defaults: v1::sampling::Defaults::Unspecified.into(),
             seed: Some(sampling.seed),
             max_tokens: self.tokens_max,
             logprobs: None,

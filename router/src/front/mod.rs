@@ -30,6 +30,7 @@ pub mod reader_watch;
 pub mod recorder;
 pub mod resume;
 pub mod sampling;
+pub mod sampling_defaults;
 pub mod search;
 pub mod stop;
 pub mod stored;

@@ -2,6 +2,7 @@
 //! here, because replicas know no text.
 
 use crate::config::RouterLimits;
+use crate::front::sampling_defaults::ResolvedDefaults;
 use crate::front::stop::Stops;
 use crate::refusal::Refusal;
 use crate::replicas::models::text::ModelText;
@@ -75,28 +76,39 @@ impl ModelText {
 
     /// Temperature, and which tokens may be drawn.
     fn filters(&self, asked: &v1::Sampling) -> Result<Sampling, Refusal> {
-        let defaults = &self.defaults;
-        let temperature = asked.temperature.or(defaults.temperature).unwrap_or(1.0);
-        let top_p = asked.top_p.or(defaults.top_p).unwrap_or(1.0);
-        let min_p = asked.min_p.or(defaults.min_p).unwrap_or(0.0);
+        let defaults = self.defaults_for(asked);
+        let temperature = asked.temperature.unwrap_or(defaults.temperature);
+        let top_p = asked.top_p.unwrap_or(defaults.top_p);
+        let min_p = asked.min_p.unwrap_or(defaults.min_p);
         let typical_p = asked.typical_p.unwrap_or(1.0);
         let top_n_sigma = asked.top_n_sigma;
         check("temperature", temperature, (0.0..=2.0).contains(&temperature), "0 to 2")?;
-        check("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?;
+        check("top_p", top_p, (0.0..=1.0).contains(&top_p), "0 to 1")?;
+        // With nothing of the mass the likeliest token is left, as with any small part of it.
+        let top_p = top_p.max(f32::MIN_POSITIVE);
         check("min_p", min_p, (0.0..=1.0).contains(&min_p), "0 to 1")?;
         check("typical_p", typical_p, typical_p > 0.0 && typical_p <= 1.0, "above 0 and at most 1")?;
         check("top_n_sigma", top_n_sigma, (0.0..=1000.0).contains(&top_n_sigma), "0 to 1000")?;
-        let top_k = asked.top_k.or(defaults.top_k).unwrap_or(0);
+        let top_k = asked.top_k.unwrap_or(defaults.top_k);
         Ok(Sampling { temperature, top_k, top_p, min_p, typical_p, top_n_sigma, ..Sampling::default() })
     }
 
     fn penalties(&self, asked: &v1::Sampling) -> Result<Penalties, Refusal> {
         let (presence, frequency) = (asked.presence_penalty, asked.frequency_penalty);
-        let repetition = asked.repetition_penalty.or(self.defaults.repetition_penalty).unwrap_or(1.0);
+        let defaults = self.defaults_for(asked);
+        let repetition = asked.repetition_penalty.unwrap_or(defaults.repetition_penalty);
         check("presence_penalty", presence, (-2.0..=2.0).contains(&presence), "-2 to 2")?;
         check("frequency_penalty", frequency, (-2.0..=2.0).contains(&frequency), "-2 to 2")?;
         check("repetition_penalty", repetition, (0.01..=100.0).contains(&repetition), "0.01 to 100")?;
-        Ok(Penalties { presence, frequency, repetition })
+        let penalties = Penalties { presence, frequency, repetition, window: 0 };
+        // Where nothing is penalised, no window changes anything, and equal requests stay equal.
+        let is_neutral = penalties == Penalties::default();
+        let window = asked.penalty_window.unwrap_or(defaults.penalty_window);
+        Ok(Penalties { window: if is_neutral { 0 } else { window }, ..penalties })
+    }
+
+    fn defaults_for(&self, asked: &v1::Sampling) -> ResolvedDefaults {
+        ResolvedDefaults::of(asked.defaults, &self.defaults, &self.card)
     }
 
     fn dry(&self, asked: v1::Dry, limits: &RouterLimits) -> Result<Dry, Refusal> {

@@ -54,7 +54,7 @@ fn greedy() -> Vec<Value> {
         json!({ "stop_token_ids": (0..100_000).collect::<Vec<u32>>() }),
         json!({ "min_tokens": u32::MAX, "max_tokens": 5 }),
         json!({ "temperature": 1e308 }),
-        json!({ "temperature": 1e-300, "top_p": 1e-300 }),
+        json!({ "temperature": 1e-300, "top_p": 1e300 }),
         json!({ "top_k": i64::MIN }),
         json!({ "repetition_penalty": 0 }),
         json!({ "seed": 1e300 }),

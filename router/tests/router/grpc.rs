@@ -106,7 +106,7 @@ fn refusals_have_codes_and_name_the_field() {
             (v1::GenerateRequest { priority: 1000, ..ask("x") }, Code::InvalidArgument, "priority"),
             (sampling(v1::Sampling { temperature: Some(2.5), ..default() }), Code::InvalidArgument, "temperature"),
             (sampling(v1::Sampling { temperature: Some(f32::NAN), ..default() }), Code::InvalidArgument, "temperature"),
-            (sampling(v1::Sampling { top_p: Some(0.0), ..default() }), Code::InvalidArgument, "top_p"),
+            (sampling(v1::Sampling { top_p: Some(-0.5), ..default() }), Code::InvalidArgument, "top_p"),
             (sampling(v1::Sampling { min_p: Some(-0.1), ..default() }), Code::InvalidArgument, "min_p"),
             (sampling(v1::Sampling { max_tokens: Some(0), ..default() }), Code::InvalidArgument, "max_tokens"),
             (sampling(v1::Sampling { stop: vec!["".into()], ..default() }), Code::InvalidArgument, "stop"),

@@ -123,6 +123,65 @@ fn a_body_that_says_to_be_no_json_is_refused() {
             assert_eq!(status(headers, body).await, expect, "{headers}");
         }
         assert_eq!(status("", &format!("\u{feff}{body}")).await, 200);
+        // As `curl -d` sends it: on pages of Ollama and llama.cpp, and not for a page of another site.
+        let of_curl = "content-type: application/x-www-form-urlencoded\r\n";
+        for (path, body) in [
+            ("/api/generate", r#"{"model": "toy", "prompt": "Hi", "stream": false}"#),
+            ("/api/chat", r#"{"model": "toy", "messages": [{"role": "user", "content": "Hi"}], "stream": false}"#),
+            ("/completion", r#"{"prompt": "Hi", "n_predict": 2}"#),
+            ("/tokenize", r#"{"content": "Hi"}"#),
+        ] {
+            for (from, expect) in [("", 200), ("origin: http://evil.example\r\n", 403)] {
+                let n = body.len();
+                let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{of_curl}{from}");
+                let reply = send(house.http, &format!("{head}content-length: {n}\r\n\r\n{body}")).await;
+                assert_eq!(reply.status, expect, "{path} {from}{}", reply.body);
+            }
+        }
+        house.close().await;
+    });
+}
+
+#[test]
+fn errors_name_the_page_and_a_last_slash_changes_none() {
+    run(async {
+        let house = House::open(config()).await;
+        let ask = async |method: &str, path: &str| {
+            send(house.http, &format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await
+        };
+        assert_eq!(ask("GET", "/v1/models/").await.body, ask("GET", "/v1/models").await.body);
+        assert_eq!(ask("GET", "/v1/models/?x=1").await.status, 200);
+        for (method, path, status, message) in [
+            ("POST", "/v1/nothing", 404, "there is no POST /v1/nothing here"),
+            ("GET", COMPLETIONS, 405, "/v1/completions is there, and does not take GET"),
+        ] {
+            let reply = ask(method, path).await;
+            assert_eq!((reply.status, &reply.json()["error"]["message"]), (status, &json!(message)), "{path}");
+        }
+        let reply = ask("GET", "/v1/messages/batches").await;
+        let expected = json!({ "type": "not_found_error", "message": "there is no GET /v1/messages/batches here" });
+        assert_eq!((reply.status, reply.json()["type"].clone()), (404, json!("error")));
+        assert_eq!(reply.json()["error"], expected);
+        house.close().await;
+    });
+}
+
+#[test]
+fn values_that_change_nothing_here_are_taken() {
+    run(async {
+        let house = House::open(config()).await;
+        let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 2 });
+        for (path, body) in [
+            (CHAT, merged(chat.clone(), json!({ "top_p": 0, "verbosity": "low", "reasoning_effort": "high" }))),
+            (
+                "/v1/responses",
+                json!({ "model": "toy", "input": "Hi", "truncation": "auto", "max_output_tokens": 2,
+                "text": { "verbosity": "high" }, "reasoning": { "effort": "low" } }),
+            ),
+        ] {
+            let reply = post(house.http, path, &body).await;
+            assert_eq!(reply.status, 200, "{path}: {}", reply.body);
+        }
         house.close().await;
     });
 }

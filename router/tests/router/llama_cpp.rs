@@ -236,7 +236,7 @@ fn what_would_change_the_answer_is_refused_by_name() {
             (json!({ "prompt": { "prompt_string": "a", "multimodal_data": ["aa"] } }), "multimodal_data"),
             (json!({ "n_predict": -7 }), "n_predict"),
             (json!({ "mirostat": 2 }), "mirostat"),
-            (json!({ "repeat_last_n": 64, "repeat_penalty": 1.1 }), "repeat_last_n"),
+            (json!({ "repeat_last_n": -2 }), "repeat_last_n"),
             (json!({ "repeat_penalty": 0 }), "repeat_penalty"),
             (json!({ "n_probs": 99 }), "n_probs"),
             (json!({ "post_sampling_probs": true }), "post_sampling_probs"),

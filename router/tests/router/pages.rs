@@ -263,7 +263,7 @@ fn unserved_fields_of_a_response_are_refused_by_name() {
             (json!({ "background": 1 }), "background"),
             (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
             (json!({ "text": { "format": { "type": "json_schema" } } }), "text.format.schema"),
-            (json!({ "truncation": "auto" }), "truncation"),
+            (json!({ "truncation": "middle" }), "truncation"),
             (json!({ "include": ["message.thoughts"] }), "include[0]"),
             (json!({ "max_output_tokens": 0 }), "max_output_tokens"),
             (json!({ "input": null }), "input"),

@@ -433,7 +433,7 @@ fn what_cannot_be_done_is_refused_by_its_name() {
             (format(json!({ "type": "grammar" })), "text.format.type"),
             (format(json!({ "type": "json_schema", "name": "n" })), "text.format.schema"),
             (format(json!({ "type": "json_schema", "name": "n", "schema": { "unheardOf": 1 } })), "text.format"),
-            (json!({ "text": { "verbosity": "low" } }), "text.verbosity"),
+            (json!({ "text": { "verbosity": "loud" } }), "text.verbosity"),
             (json!({ "reasoning": { "summary": "concise" } }), "reasoning.summary"),
             (json!({ "include": ["message.thoughts"] }), "include[0]"),
             (json!({ "input": [{ "type": "item_reference", "id": "msg_1" }] }), "input[0].type"),

@@ -4,8 +4,8 @@ use crate::refusal::{Limit, NoResume, Refusal, whole_millis, whole_seconds};
 use axum::Json;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
 use http::header::{CONTENT_LENGTH, HeaderName, RETRY_AFTER};
+use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::time::Duration;
 use types::GrammarFault;
@@ -40,6 +40,13 @@ const ID_CHARS_MAX: usize = 80;
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
 
+/// The most characters of a path that an error repeats.
+const PATH_CHARS_MAX: usize = 200;
+
+fn shown(path: &str) -> String {
+    path.chars().take(PATH_CHARS_MAX).collect()
+}
+
 impl HttpError {
     pub fn bad_request(status: StatusCode, message: impl Into<String>) -> HttpError {
         let message = message.into();
@@ -52,8 +59,8 @@ impl HttpError {
         HttpError { code: Some("request_too_large"), ..HttpError::bad_request(StatusCode::PAYLOAD_TOO_LARGE, message) }
     }
 
-    pub fn no_such_page() -> HttpError {
-        HttpError::bad_request(StatusCode::NOT_FOUND, "there is no such page here")
+    pub fn no_such_page(method: &Method, path: &str) -> HttpError {
+        HttpError::bad_request(StatusCode::NOT_FOUND, format!("there is no {method} {} here", shown(path)))
     }
 
     /// What this server has no page for, though others have.
@@ -107,8 +114,9 @@ impl HttpError {
         HttpError { code: Some("mutually_exclusive_parameters"), param: Some(other.to_owned()), ..error }
     }
 
-    pub fn wrong_method() -> HttpError {
-        HttpError::bad_request(StatusCode::METHOD_NOT_ALLOWED, "this page does not take that method")
+    pub fn wrong_method(method: &Method, path: &str) -> HttpError {
+        let message = format!("{} is there, and does not take {method}", shown(path));
+        HttpError::bad_request(StatusCode::METHOD_NOT_ALLOWED, message)
     }
 
     pub fn status(&self) -> StatusCode {

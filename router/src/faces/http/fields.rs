@@ -7,6 +7,7 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::known::{self, Endpoint, NeutralValues};
 use crate::faces::http::searches;
 use crate::front::ask::{CutSide, Truncation, after};
+use crate::front::sampling_defaults;
 use crate::refusal::Refusal;
 use http::StatusCode;
 use proto::v1;
@@ -114,7 +115,8 @@ impl Fields {
         let of_llama_cpp = self.n_predict()?;
         let repetition = self.number("repetition_penalty")?;
         let llama_repetition = self.number("repeat_penalty")?;
-        Ok(v1::Sampling {
+        let last_n = self.integer("repeat_last_n")?.or(self.integer("penalty_last_n")?);
+        let mut sampling = v1::Sampling {
             temperature: self.number("temperature")?,
             top_k: self.top_k()?,
             top_p: self.number("top_p")?,
@@ -145,7 +147,19 @@ impl Fields {
             best_of: self.unsigned("best_of")?.unwrap_or(0),
             structure: None,
             logprob_token_ids: self.token_ids("logprob_token_ids")?.unwrap_or_default(),
-        })
+            penalty_window: None,
+            defaults: self.sampling_defaults()?,
+        };
+        limit_penalties(&mut sampling, last_n)?;
+        Ok(sampling)
+    }
+
+    /// The server whose defaults absent parameters have.
+    fn sampling_defaults(&mut self) -> Result<i32, Refusal> {
+        const FIELD: &str = "sampling_defaults";
+        let Some(name) = self.string(FIELD)? else { return Ok(0) };
+        let vendor = sampling_defaults::vendor(&name).map(i32::from);
+        vendor.ok_or_else(|| Refusal::invalid(FIELD, format!("is openai, llama.cpp or ollama, and not {name:?}")))
     }
 
     /// llama.cpp's name for `max_tokens`, in which less than zero is no limit.
@@ -384,6 +398,25 @@ pub fn wrong(name: impl Into<std::borrow::Cow<'static, str>>, must: &str, value:
         Value::Object(_) => "an object",
     };
     Refusal::Invalid { field: name.into(), message: format!("must be {must}, and is {kind}") }
+}
+
+/// Penalties look at the last so many tokens: -1 stands for all, and 0 switches them off.
+fn limit_penalties(sampling: &mut v1::Sampling, last_n: Option<i64>) -> Result<(), Refusal> {
+    match last_n {
+        None => {}
+        Some(-1) => sampling.penalty_window = Some(u32::MAX),
+        Some(0) => {
+            (sampling.presence_penalty, sampling.frequency_penalty) = (0.0, 0.0);
+            sampling.repetition_penalty = Some(1.0);
+        }
+        Some(n) => {
+            let n = u32::try_from(n).map_err(|_| {
+                Refusal::invalid("repeat_last_n", format!("must be -1, 0 or a number of tokens, and is {n}"))
+            })?;
+            sampling.penalty_window = Some(n);
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

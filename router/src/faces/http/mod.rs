@@ -64,6 +64,7 @@ use axum::Router;
 use axum::extract::State;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
+use http::{Method, Uri};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -90,7 +91,8 @@ async fn serve_pages(
 ) -> Result<(), Error> {
     let (limits, timeouts) = (front.config.limits.clone(), front.config.timeouts.clone());
     let visitors = Visitors::new(&front.config, keys, listener.local_addr().map_err(Error::Http)?);
-    server::serve(routes(front, visitors), server::Incoming::of(listener, tls), &limits, &timeouts, shutdown).await
+    server::serve(routes(front, visitors), server::HttpConnections::of(listener, tls), &limits, &timeouts, shutdown)
+        .await
 }
 
 /// The pages of a port that operators have to themselves.
@@ -133,8 +135,15 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
 
 fn finished(pages: Router<Arc<Frontend>>, front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
     pages
-        .fallback(|| async { HttpError::no_such_page() })
-        .method_not_allowed_fallback(|| async { HttpError::wrong_method() })
+        .fallback(|method: Method, uri: Uri| async move {
+            let response = HttpError::no_such_page(&method, uri.path()).into_response();
+            // A page that is none has no API whose layer would write the error.
+            let is_anthropic = uri.path().starts_with("/v1/messages");
+            if is_anthropic { messages::reworded_error(response) } else { response }
+        })
+        .method_not_allowed_fallback(
+            |method: Method, uri: Uri| async move { HttpError::wrong_method(&method, uri.path()) },
+        )
         .layer(from_fn(door::unbroken))
         .layer(from_fn_with_state(visitors, origin::welcome))
         .layer(from_fn_with_state(front.clone(), door::named))

@@ -48,7 +48,7 @@ impl Visitors {
     }
 
     /// Who may read the answer, or why there is none.
-    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<Readers, HttpError> {
+    fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Readers, HttpError> {
         if !self.keys.is_open() {
             return Ok(headers.get(ORIGIN).map_or(Readers::All, |origin| Readers::This(origin.clone())));
         }
@@ -59,7 +59,12 @@ impl Visitors {
                 format!("`{told}` is no name of this server: ask localhost, or start it with --allowed-hosts");
             return Err(HttpError::bad_request(StatusCode::FORBIDDEN, message));
         }
-        let Some(origin) = headers.get(ORIGIN) else { return Ok(Readers::Nobody) };
+        let Some(origin) = headers.get(ORIGIN) else {
+            return match is_from_another_site(method, headers) {
+                true => Err(HttpError::bad_request(StatusCode::FORBIDDEN, "pages of other sites may not ask here")),
+                false => Ok(Readers::Nobody),
+            };
+        };
         let text = origin.to_str().unwrap_or_default();
         let of_page = text.parse::<Uri>().ok().and_then(|uri| uri.host().map(bare));
         let is_known = of_page.is_some_and(|page| self.is_here(&page) || host.as_ref() == Some(&page));
@@ -105,6 +110,12 @@ fn bare(host: &str) -> String {
     host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_ascii_lowercase()
 }
 
+/// Whether a browser says that a page of another site sends this. Links from there may be followed.
+fn is_from_another_site(method: &Method, headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site").and_then(|site| site.to_str().ok());
+    ![Method::GET, Method::HEAD].contains(method) && site.is_some_and(|site| site == "cross-site")
+}
+
 fn told(name: &str) -> String {
     name.chars().take(NAME_CHARS_MAX).collect()
 }
@@ -119,7 +130,7 @@ pub async fn welcome(State(visitors): State<Arc<Visitors>>, request: Request, ne
     );
     let is_preflight =
         request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
-    let readers = match visitors.check(request.uri(), request.headers()) {
+    let readers = match visitors.check(request.method(), request.uri(), request.headers()) {
         Ok(readers) => readers,
         // A browser that is told of no origin asks no further.
         Err(_) if is_preflight => return StatusCode::OK.into_response(),
@@ -164,7 +175,7 @@ mod tests {
         for (name, value) in [(HOST, host), (ORIGIN, origin)].into_iter().filter(|(_, value)| !value.is_empty()) {
             headers.insert(name, value.parse().unwrap());
         }
-        visitors.check(&Uri::from_static("/v1/models"), &headers).is_ok()
+        visitors.check(&Method::POST, &Uri::from_static("/v1/models"), &headers).is_ok()
     }
 
     #[test]
@@ -200,6 +211,15 @@ mod tests {
         // Behind an address for all, names are not known here, and pages of strangers may not ask all the same.
         let anywhere = bound("0.0.0.0:8000", &open);
         assert!(check(&anywhere, "lockstep.svc:8000", "") && !check(&anywhere, "10.0.0.7", "http://evil.example"));
+        // An older browser names no origin, and a proxy may drop it.
+        let (uri, sites) = (Uri::from_static("/api/chat"), ["cross-site", "same-origin", "none"]);
+        let sent = |method: Method, site: &'static str| {
+            let headers = [("host", "localhost"), ("sec-fetch-site", site)];
+            let headers = headers.map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)));
+            local.check(&method, &uri, &HeaderMap::from_iter(headers)).is_ok()
+        };
+        assert_eq!(sites.map(|site| sent(Method::POST, site)), [false, true, true]);
+        assert_eq!(sites.map(|site| sent(Method::GET, site)), [true; 3], "a link may be followed");
         let keyed = Config { keys: ApiKeys::parse("k1").unwrap(), ..Config::default() };
         assert!(check(&bound("127.0.0.1:8000", &keyed), "evil.example", "http://evil.example"));
     }

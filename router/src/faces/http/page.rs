@@ -78,7 +78,7 @@ pub async fn read(front: &Frontend, request: Request) -> Result<Page, HttpError>
     if declared.is_some_and(|length| length > limits.body_discarded_max) {
         return Err(HttpError::too_large(limits.body_bytes_max));
     }
-    let is_json = check_kind(request.headers());
+    let is_json = check_kind(request.uri().path(), request.headers());
     let (bytes, body) = in_time(front, read_body(front, request.into_body())).await??;
     is_json?;
     let mut fields = front.off_runtime(bytes.len(), move || Fields::parse(&bytes)).await??;
@@ -88,9 +88,10 @@ pub async fn read(front: &Frontend, request: Request) -> Result<Page, HttpError>
     Ok(Page { fields, tenant, last_event_id, body })
 }
 
-/// Refuses a body that is packed, or says to be something else than JSON. What forms and scripts of any web page may
-/// send without being asked is of such a kind.
-fn check_kind(headers: &HeaderMap) -> Result<(), HttpError> {
+/// Refuses a body that is packed, or says to be something else than JSON. Ollama's and llama.cpp's pages also take the
+/// type that curl gives to `-d`, as their servers do: the visitors' origin keeps forms of foreign web pages out.
+fn check_kind(path: &str, headers: &HeaderMap) -> Result<(), HttpError> {
+    const OF_CURL: &str = "application/x-www-form-urlencoded";
     let text =
         |name: HeaderName| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).to_lowercase());
     let refused = |message: &str| Err(HttpError::bad_request(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
@@ -99,7 +100,8 @@ fn check_kind(headers: &HeaderMap) -> Result<(), HttpError> {
     }
     let Some(kind) = text(CONTENT_TYPE) else { return Ok(()) };
     let essence = kind.split(';').next().unwrap_or_default().trim();
-    match essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
+    let is_json = essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"));
+    match is_json || (essence == OF_CURL && !path.starts_with("/v1/")) {
         true => Ok(()),
         false => refused("the body must be JSON: say `content-type: application/json`"),
     }

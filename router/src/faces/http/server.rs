@@ -4,6 +4,7 @@ use crate::config::{RouterLimits, Timeouts};
 use crate::faces::Error;
 use crate::faces::doors::socket::Socket;
 use axum::Router;
+use http::Uri;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
@@ -30,23 +31,23 @@ const FULL: &[u8] =
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The connections of a listener: by TLS those whose handshakes are done.
-pub enum Incoming {
+pub enum HttpConnections {
     Plain(TcpListener),
     Tls(wire::Incoming),
 }
 
-impl Incoming {
-    pub fn of(listener: TcpListener, tls: Option<OfferedTls>) -> Incoming {
+impl HttpConnections {
+    pub fn of(listener: TcpListener, tls: Option<OfferedTls>) -> HttpConnections {
         match tls {
-            None => Incoming::Plain(listener),
-            Some(tls) => Incoming::Tls(wire::clients(listener, tls, Spoken::Http)),
+            None => HttpConnections::Plain(listener),
+            Some(tls) => HttpConnections::Tls(wire::clients(listener, tls, Spoken::Http)),
         }
     }
 
     async fn next(&mut self) -> io::Result<Connection> {
         match self {
-            Incoming::Plain(listener) => listener.accept().await.map(|(stream, _)| Connection::Plain(stream)),
-            Incoming::Tls(connections) => {
+            HttpConnections::Plain(listener) => listener.accept().await.map(|(stream, _)| Connection::Plain(stream)),
+            HttpConnections::Tls(connections) => {
                 connections.next().await.unwrap_or_else(|| Err(io::ErrorKind::ConnectionAborted.into()))
             }
         }
@@ -55,7 +56,7 @@ impl Incoming {
 
 pub async fn serve(
     routes: Router,
-    mut incoming: Incoming,
+    mut incoming: HttpConnections,
     limits: &RouterLimits,
     timeouts: &Timeouts,
     shutdown: CancellationToken,
@@ -165,6 +166,15 @@ struct Noticed {
     asked: Arc<AtomicBool>,
 }
 
+/// The address of the page that is meant by one with a slash at its end, as clients make it of a base address.
+fn without_last_slash(uri: &Uri) -> Option<Uri> {
+    let path = uri.path().strip_suffix('/').filter(|path| !path.is_empty())?;
+    let whole = uri.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(whole.parse().ok()?);
+    Uri::from_parts(parts).ok()
+}
+
 impl<B> Service<http::Request<B>> for Noticed
 where
     Router: Service<http::Request<B>>,
@@ -178,8 +188,11 @@ where
         self.routes.poll_ready(context)
     }
 
-    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: http::Request<B>) -> Self::Future {
         self.asked.store(true, Ordering::Relaxed);
+        if let Some(uri) = without_last_slash(request.uri()) {
+            *request.uri_mut() = uri;
+        }
         Box::pin(self.routes.call(request))
     }
 }

@@ -5,6 +5,7 @@
 //! read a chat for its template, and `talk`, how the answer is read), then `table` (which model a request means).
 
 mod conversation;
+mod fallback;
 pub mod routes;
 pub mod table;
 pub mod talk;

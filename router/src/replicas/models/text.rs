@@ -2,6 +2,7 @@
 
 use crate::refusal::Refusal;
 use crate::replicas::models::conversation::{self, ReadChat};
+use crate::replicas::models::fallback::fallback;
 use crate::replicas::models::talk::{Talk, markers, may_open_thought};
 use crate::replicas::models::untold;
 use checkpoint::{ChatTemplate, Checkpoint, Conversation, Defaults, ModelSpec, TokenTable, Tokenizer};
@@ -27,7 +28,10 @@ pub struct ModelText {
     pub tokenizer: Tokenizer,
     pub template: Option<ChatTemplate>,
     pub spec: ModelSpec,
+    /// The sampling that the model's files recommend.
     pub defaults: Defaults,
+    /// The sampling that the catalogue recommends.
+    pub card: Defaults,
     /// How the model writes calls and thoughts.
     pub dialect: Dialect,
     /// Whether clients may send a chat template of their own.
@@ -36,6 +40,8 @@ pub struct ModelText {
     pub variables: Map<String, Value>,
     /// A hash of the bytes of all tokens, made for the first request that has a grammar.
     pub tokens_hash: Arc<OnceLock<[u8; 32]>>,
+    /// The template of a model without one, made for its first chat.
+    pub fallback: Arc<OnceLock<ChatTemplate>>,
 }
 
 /// An input as tokens. A chat says how its answer is read.
@@ -54,10 +60,12 @@ impl ModelText {
             template: None,
             spec: checkpoint.spec().clone(),
             defaults: *checkpoint.defaults(),
+            card: Defaults::default(),
             dialect: Dialect::NONE,
             trusts_templates: false,
             variables: Map::new(),
             tokens_hash: Arc::default(),
+            fallback: Arc::default(),
         };
         Ok(match checkpoint.chat_template()? {
             Some(template) => text.with_template(template),
@@ -142,11 +150,12 @@ impl ModelText {
 
     /// The prompt of a chat, and how its answer is read.
     pub(crate) fn render(&self, chat: v1::Chat, now: u64) -> Result<(String, Talk), Refusal> {
-        let no_template = || Refusal::invalid("chat", "the model has no chat template; send text instead");
-        let own = self.template.as_ref();
         let mut read = conversation::read(chat)?;
         let sent = read.template.as_deref().map(|source| self.sent_template(source)).transpose()?;
-        let template = sent.as_ref().or(own).ok_or_else(no_template)?;
+        let template = match sent.as_ref().or(self.template.as_ref()) {
+            Some(template) => template,
+            None => self.fallback_template()?,
+        };
         if let Some(effort) = read.effort.take() {
             think(template, self.dialect, &mut read.conversation, effort)?;
         }
@@ -175,6 +184,25 @@ impl ModelText {
         Ok((rendered, talk))
     }
 
+    /// The template of a model that brings none. Its first use is logged.
+    fn fallback_template(&self) -> Result<&ChatTemplate, Refusal> {
+        if let Some(template) = self.fallback.get() {
+            return Ok(template);
+        }
+        let failed = |error: checkpoint::Error| Refusal::failed(error.to_string());
+        let (form, template) = fallback(&self.tokenizer, &self.spec).map_err(failed)?;
+        Ok(self.fallback.get_or_init(|| {
+            let model = &*self.spec.name;
+            tracing::warn!(
+                model,
+                form,
+                "this model has no chat template: its chats have a usual form (--chat-template gives another; \
+                 `run --raw` and completions need none)"
+            );
+            template
+        }))
+    }
+
     fn sent_template(&self, source: &str) -> Result<ChatTemplate, Refusal> {
         if !self.trusts_templates {
             let why = "the operator does not allow it (--trust-request-chat-template)";
@@ -199,7 +227,8 @@ fn dialect_of(template: &ChatTemplate) -> Dialect {
 /// would think as before.
 fn think(template: &ChatTemplate, dialect: Dialect, chat: &mut Conversation, effort: String) -> Result<(), Refusal> {
     let is_none = effort == "none";
-    let mut is_heeded = is_none && !dialect.has_thoughts();
+    // A model that does not think has no degrees of it.
+    let mut is_heeded = !dialect.has_thoughts();
     for switch in SWITCHES.into_iter().filter(|switch| template.reads(switch)) {
         // Beside a thought that is wanted or not, a degree says nothing.
         let said = chat.variables.entry(switch).or_insert(true.into());

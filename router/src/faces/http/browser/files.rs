@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, HeaderName, HeaderValue, IF_NONE_MATCH,
 };
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 
 /// Scripts, styles and requests of its own origin alone; nothing within the text of a document, no frames, no forms.
 const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
@@ -38,7 +38,9 @@ pub fn files(are_served: bool) -> Vec<Route> {
     match are_served {
         true => all(),
         // A client of Ollama may ask for the head alone of the same path.
-        false => vec![get("/", "refused: the page is switched off", || async { HttpError::no_such_page() })],
+        false => {
+            vec![get("/", "refused: the page is switched off", || async { HttpError::no_such_page(&Method::GET, "/") })]
+        }
     }
 }
 

@@ -142,6 +142,7 @@ fn sampling(fields: &mut Fields, wishes: &mut CompletionWishes) -> Result<v1::Sa
     }
     sampling.logprobs = n_probs.filter(|n| *n > 0);
     sampling.prompt_logprobs = None;
+    sampling.defaults = v1::sampling::Defaults::LlamaCpp.into();
     check_order(samplers, sampling.temperature == Some(0.0))?;
     Ok(sampling)
 }

@@ -1,5 +1,6 @@
 //! How tokens are drawn, as llama.cpp tells it: `generation_settings`. Knows no request.
 
+use crate::front::sampling_defaults::{ResolvedDefaults, last_n};
 use crate::replicas::models::text::ModelText;
 use proto::v1;
 use serde_json::{Value, json};
@@ -22,7 +23,7 @@ pub fn asked(sampling: &v1::Sampling) -> Value {
         "top_n_sigma": sampling.top_n_sigma,
         "xtc_probability": xtc.probability,
         "xtc_threshold": xtc.threshold.unwrap_or(0.1),
-        "repeat_last_n": -1,
+        "repeat_last_n": sampling.penalty_window.map(last_n),
         "repeat_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
@@ -43,16 +44,18 @@ fn biased(token: Token, bias: Option<f32>) -> Value {
 
 /// The same with the model's defaults, its end tokens where they are not drawn, its context and the seed.
 pub fn settled(asked: &Value, of: &ModelText, n_ctx: u32, seed: u64) -> Value {
-    let (mut settings, defaults) = (asked.clone(), &of.defaults);
+    let vendor = v1::sampling::Defaults::LlamaCpp.into();
+    let (mut settings, defaults) = (asked.clone(), ResolvedDefaults::of(vendor, &of.defaults, &of.card));
     if let (Some(true), Some(biases)) = (asked["ignore_eos"].as_bool(), settings["logit_bias"].as_array_mut()) {
         biases.extend(of.spec.eos.iter().map(|end| biased(*end, None)));
     }
-    let own: [(&str, Value); 5] = [
-        ("temperature", defaults.temperature.unwrap_or(1.0).into()),
-        ("top_k", defaults.top_k.unwrap_or(0).into()),
-        ("top_p", defaults.top_p.unwrap_or(1.0).into()),
-        ("min_p", defaults.min_p.unwrap_or(0.0).into()),
-        ("repeat_penalty", defaults.repetition_penalty.unwrap_or(1.0).into()),
+    let own: [(&str, Value); 6] = [
+        ("temperature", defaults.temperature.into()),
+        ("top_k", defaults.top_k.into()),
+        ("top_p", defaults.top_p.into()),
+        ("min_p", defaults.min_p.into()),
+        ("repeat_penalty", defaults.repetition_penalty.into()),
+        ("repeat_last_n", last_n(defaults.penalty_window).into()),
     ];
     for (name, value) in own {
         if settings[name].is_null() {

@@ -90,6 +90,11 @@ pub async fn in_its_words(request: Request, next: Next) -> Response {
     response
 }
 
+/// An error of no page in Anthropic's form.
+pub fn reworded_error(response: Response) -> Response {
+    reworded(response, error_value)
+}
+
 fn error_value(error: &HttpError) -> Value {
     let kind = match error.status() {
         StatusCode::UNAUTHORIZED => "authentication_error",

@@ -9,11 +9,14 @@ use proto::v1;
 /// Takes the options. Those that say how a machine is used (`num_gpu`, `num_thread`, `use_mmap`) change no answer here,
 /// and neither does `num_keep`, because no prompt is ever cut.
 pub fn sampling(fields: &mut Fields) -> Result<v1::Sampling, Refusal> {
-    let Some(mut options) = fields.object("options")? else { return Ok(v1::Sampling::default()) };
+    let defaults = v1::sampling::Defaults::Ollama.into();
+    let Some(mut options) = fields.object("options")? else {
+        return Ok(v1::Sampling { defaults, ..v1::Sampling::default() });
+    };
     n_ctx(&mut options)?;
     let max_tokens = n_predict(options.integer("num_predict")?, "num_predict")?;
     let mut sampling = llama_words::sampling(&mut options)?;
-    (sampling.max_tokens, sampling.prompt_logprobs) = (max_tokens, None);
+    (sampling.max_tokens, sampling.prompt_logprobs, sampling.defaults) = (max_tokens, None, defaults);
     // What was not taken is known as it is of OpenAI's page.
     options.check(Endpoint::Completions)?;
     Ok(sampling)
@@ -45,11 +48,12 @@ mod tests {
     fn options_have_the_names_of_ollama() {
         let all = r#"{"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.8, "seed": 7,
             "num_predict": 9, "stop": ["a", "b"], "repeat_penalty": 1.5, "presence_penalty": 0.5,
-            "frequency_penalty": 0.25, "repeat_last_n": -1}"#;
+            "frequency_penalty": 0.25, "repeat_last_n": 64}"#;
         let read = read(all).unwrap();
         assert_eq!((read.temperature, read.top_k, read.top_p, read.min_p), (Some(0.5), Some(3), Some(0.9), Some(0.1)));
         assert_eq!((read.typical_p, read.seed, read.max_tokens), (Some(0.8), Some(7), Some(9)));
         assert_eq!((read.repetition_penalty, read.presence_penalty, read.frequency_penalty), (Some(1.5), 0.5, 0.25));
+        assert_eq!((read.penalty_window, read.defaults()), (Some(64), v1::sampling::Defaults::Ollama));
         assert_eq!(read.stop, ["a", "b"]);
     }
 
@@ -80,7 +84,7 @@ mod tests {
             (r#"{"mirostat": 2}"#, "mirostat"),
             (r#"{"tfs_z": 0.5}"#, "tfs_z"),
             (r#"{"penalize_newline": false}"#, "penalize_newline"),
-            (r#"{"repeat_last_n": 64, "repeat_penalty": 1.1}"#, "repeat_last_n"),
+            (r#"{"repeat_last_n": -2}"#, "repeat_last_n"),
             (r#"{"num_predict": 0}"#, "num_predict"),
             (r#"{"num_predict": -3}"#, "num_predict"),
             (r#"{"num_predict": "many"}"#, "num_predict"),

@@ -27,11 +27,13 @@ pub struct SaidText {
 
 pub fn text(fields: &mut Fields) -> Result<SaidText, Refusal> {
     let plain = || json!({ "type": "text" });
-    let (mut form, mut format) = (None, plain());
+    let (mut form, mut format, mut verbosity) = (None, plain(), "medium".to_owned());
     if let Some(mut said) = fields.object("text")? {
         match said.string("verbosity").map_err(|_| Refusal::invalid("text.verbosity", "must be a string"))?.as_deref() {
-            None | Some("medium") => {}
-            Some(_) => return Err(Refusal::invalid("text.verbosity", "is not supported, but for `medium`")),
+            None => {}
+            // A wish that no model here is told.
+            Some(said @ ("low" | "medium" | "high")) => said.clone_into(&mut verbosity),
+            Some(_) => return Err(Refusal::invalid("text.verbosity", "must be low, medium or high")),
         }
         match said.take("format") {
             None => {}
@@ -39,7 +41,7 @@ pub fn text(fields: &mut Fields) -> Result<SaidText, Refusal> {
             Some(other) => return Err(wrong("text.format", "an object", &other)),
         }
     }
-    Ok(SaidText { form, shown: json!({ "format": format, "verbosity": "medium" }) })
+    Ok(SaidText { form, shown: json!({ "format": format, "verbosity": verbosity }) })
 }
 
 fn format_of(mut said: Fields) -> Result<(Option<Form>, Value), Refusal> {

@@ -3,6 +3,7 @@
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::structure::structure;
+use crate::front::sampling_defaults::{self, last_n};
 use crate::refusal::Refusal;
 use proto::v1;
 use proto::v1::structure::Form;
@@ -45,6 +46,9 @@ pub fn value(sampling: &v1::Sampling, n_choices: u32) -> Value {
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
+        // Zero is no window, and would be llama.cpp's word for no penalties.
+        "repeat_last_n": sampling.penalty_window.filter(|window| *window > 0).map(last_n),
+        "sampling_defaults": sampling_defaults::name(sampling.defaults()),
         "typical_p": sampling.typical_p,
         "top_n_sigma": sampling.top_n_sigma,
         "xtc_probability": sampling.xtc.map(|xtc| xtc.probability),
@@ -121,11 +125,12 @@ mod tests {
             r#"{"max_tokens": 5}"#,
             r#"{"temperature": 0.5, "top_k": 3, "top_p": 0.25, "min_p": 0.125, "seed": 7, "max_tokens": 9,
                 "min_tokens": 2, "stop": ["a"], "stop_token_ids": [1], "ignore_eos": true, "presence_penalty": 0.5,
-                "frequency_penalty": 0.25, "repetition_penalty": 1.5, "typical_p": 0.5, "top_n_sigma": 2,
+                "frequency_penalty": 0.25, "repetition_penalty": 1.5, "repeat_last_n": 64,
+                "typical_p": 0.5, "top_n_sigma": 2,
                 "xtc_probability": 0.5, "xtc_threshold": 0.25, "dry_multiplier": 0.5, "dry_base": 2,
                 "dry_allowed_length": 3, "dry_sequence_breakers": ["!"], "logit_bias": {"65": 1.5},
                 "allowed_token_ids": [65, 66], "bad_words": ["x"], "include_stop_str_in_output": true,
-                "skip_special_tokens": false, "prompt_logprobs": 1}"#,
+                "skip_special_tokens": false, "prompt_logprobs": 1, "sampling_defaults": "ollama"}"#,
         ] {
             let mut sampling = Fields::parse(body.as_bytes()).unwrap().sampling().unwrap();
             sampling.logprobs = Some(2);
