@@ -13,6 +13,7 @@ use crate::shell::{CompletionsCommand, ManCommand};
 use crate::verify::VerifyCommand;
 use crate::verify::replay::ReplayCommand;
 use crate::{bench, simulate};
+use checkpoint::Family;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
@@ -65,12 +66,30 @@ fn lengthened(word: OsString) -> OsString {
     }
 }
 
-const SERVE_HELP: &str = "\
-Model families, from safetensors (a Hugging Face folder) or GGUF:
-  Llama and models like it (SmolLM2, Yi, ..), Mistral, SmolLM3, Qwen2, Qwen3, Phi-3 and 4, Gemma 2, Gemma 3, OLMo 2
-  and 3, Granite 3, GLM-4, Ministral 3, Cohere 2, GPT-2, GPT-NeoX, and with experts, which are spread over the ranks
-  of a stage, Mixtral, Qwen3-MoE, gpt-oss, GLM-4.5, Granite MoE
+/// The columns that a list of names may take.
+const LIST_COLUMNS: usize = 108;
 
+fn serve_help() -> String {
+    let mut lines = vec![String::new()];
+    for (i, family) in Family::ALL.iter().enumerate() {
+        let name = family.name();
+        let is_full = lines.last().is_some_and(|line| line.len() + name.len() > LIST_COLUMNS);
+        if is_full {
+            lines.push(String::new());
+        }
+        if let Some(line) = lines.last_mut() {
+            line.push_str(name);
+            line.push_str(if i + 1 < Family::ALL.len() { ", " } else { "" });
+        }
+    }
+    let families: Vec<String> = lines.iter().map(|line| format!("  {}", line.trim_end())).collect();
+    format!(
+        "Model families, from safetensors (a Hugging Face folder) or GGUF:\n{}\n\n{SERVE_HELP}",
+        families.join("\n"),
+    )
+}
+
+const SERVE_HELP: &str = "\
 --tp may be as large as the number of query heads, --pp as large as the number of layers.
 `lockstep plan MODEL --tp N --pp N` shows what each rank would hold, or why a grid is not possible.
 
@@ -168,7 +187,7 @@ Example: lockstep reload --coordinator 127.0.0.1:50100";
 #[derive(Subcommand)]
 pub enum Command {
     /// Serve a model on this machine, with OpenAI's API over HTTP and with gRPC
-    #[command(after_help = SERVE_HELP)]
+    #[command(after_help = serve_help())]
     Serve(ServeCommand),
     /// Answer one prompt, or chat in the terminal
     #[command(after_help = RUN_HELP, mut_args(without_others))]

@@ -1,5 +1,5 @@
-"""Checks the crates that changed since a commit, and the crates that depend on them directly: formatting, lints, tests.
-Prints the seconds of each part, and what it leaves out.
+"""Checks the crates that changed since a commit, and the crates that depend on them directly: formatting, laws, lints,
+tests. Prints the seconds of each part, and what it leaves out.
 
     quick.py [COMMIT]    the default is origin/main, or else HEAD: what is not committed yet
 """
@@ -13,9 +13,12 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CARGO = os.environ.get("CARGO", "cargo")
+# Everything is built as `make test` builds it: with packages chosen by name, their dependencies have other features.
+WHOLE = ["--workspace", "--locked"]
 
-# Of the root package, the tests of this target that show the promise on one machine. The rest takes half an hour.
-PROMISE = ["--test", "lockstep", "--", "same_bits"]
+# Of the tests of whole clusters, those that show the promise on one machine. The others take a quarter of an hour.
+CLUSTERS = "lockstep"
+PROMISE = "same_bits"
 # Folders whose checks are no crate's tests, and what runs them.
 ELSEWHERE = {
     "deploy/": "make compose, make telemetry, make images",
@@ -28,7 +31,7 @@ ELSEWHERE = {
     "worker/backend/src/cuda/": "make kernels",
     "worker/collective/": "make loom",
 }
-EVERYTHING = ["Cargo.toml", "Cargo.lock", "rust-toolchain.toml"]
+LAWS = "tidy"
 
 
 def output(*command):
@@ -54,10 +57,8 @@ class Workspace:
     """The crates, where they are, and which depend on which."""
 
     def __init__(self):
-        metadata = json.loads(output(CARGO, "metadata", "--no-deps", "--locked", "--format-version", "1"))
-        packages = metadata["packages"]
-        folder = lambda package: os.path.relpath(os.path.dirname(package["manifest_path"]), ROOT)
-        self.folders = {package["name"]: "" if folder(package) == "." else folder(package) + "/" for package in packages}
+        packages = json.loads(output(CARGO, "metadata", "--no-deps", "--locked", "--format-version", "1"))["packages"]
+        self.folders = {package["name"]: folder_of(package["manifest_path"]) for package in packages}
         self.dependencies = {
             package["name"]: {it["name"] for it in package["dependencies"] if it.get("path")} for package in packages
         }
@@ -65,68 +66,89 @@ class Workspace:
 
     def package_of(self, file):
         """The crate that a file belongs to, or None: documents and benches' results are no crate's."""
-        name = max((name for name in self.folders if file.startswith(self.folders[name])), key=self.depth)
-        is_source = name != self.root or file.startswith(("src/", "tests/")) or file in EVERYTHING
+        holders = [name for name, folder in self.folders.items() if file.startswith(folder)]
+        name = max(holders, key=lambda name: len(self.folders[name]))
+        is_source = name != self.root or file.startswith(("src/", "tests/")) or file.startswith("Cargo.")
         return name if is_source else None
-
-    def depth(self, name):
-        return len(self.folders[name])
 
     def dependants(self, changed):
         return {name for name, uses in self.dependencies.items() if uses & changed} - changed
 
 
-def run(part, seconds, *command):
-    """Runs a part; ends the program where it fails."""
-    print(f"\n== {part}: {' '.join(command)}", flush=True)
-    start = time.monotonic()
-    status = subprocess.run(command, cwd=ROOT).returncode
-    seconds[part] = time.monotonic() - start
-    if status != 0:
-        print_seconds(seconds)
-        sys.exit(f"failed in: {part}")
+def folder_of(manifest):
+    """A crate's folder from the root, with a slash at its end; the root's is empty."""
+    folder = os.path.relpath(os.path.dirname(manifest), ROOT)
+    return "" if folder == "." else folder + "/"
 
 
-def print_seconds(seconds):
-    print(f"\n{'part':<12} {'seconds':>8}")
-    for part, n in [*seconds.items(), ("all", sum(seconds.values()))]:
-        print(f"{part:<12} {n:>8.0f}")
+class Parts:
+    """The parts of the check and their seconds. One that fails ends the program."""
+
+    def __init__(self):
+        self.seconds = {}
+
+    def run(self, part, *command, cwd=ROOT, **options):
+        print(f"\n== {part}: {' '.join(map(str, command))}", flush=True)
+        start = time.monotonic()
+        done = subprocess.run(command, cwd=cwd, **options)
+        self.seconds[part] = self.seconds.get(part, 0) + time.monotonic() - start
+        if done.returncode != 0:
+            self.print()
+            sys.exit(f"failed in: {part}")
+        return done.stdout
+
+    def print(self):
+        print(f"\n{'part':<12} {'seconds':>8}")
+        for part, n in [*self.seconds.items(), ("all", sum(self.seconds.values()))]:
+            print(f"{part:<12} {n:>8.0f}")
 
 
-def packages(names):
-    return [argument for name in sorted(names) for argument in ("-p", name)]
+def built_tests(parts):
+    """Builds all tests: (crate's folder, target's name, program) of each."""
+    lines = parts.run("build", CARGO, "test", *WHOLE, "--no-run", "--message-format", "json-render-diagnostics",
+                      stdout=subprocess.PIPE, text=True)
+    made = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+    return [(folder_of(it["manifest_path"]), it["target"]["name"], it["executable"])
+            for it in made if it.get("executable") and it["profile"]["test"]]
+
+
+def run_tests(parts, workspace, selected):
+    folders = {workspace.folders[name]: name for name in selected}
+    tests = [(folders[folder], target, program)
+             for folder, target, program in built_tests(parts) if folder in folders]
+    for name, target, program in sorted(tests):
+        folder = ROOT / workspace.folders[name]
+        if name != workspace.root:
+            parts.run(name, program, "-q", cwd=folder)
+        elif pathlib.Path(program).name.startswith(f"{CLUSTERS}-") and is_clusters(program):
+            parts.run("model", ROOT / "target/debug/lockstep", "pull", "smollm2")
+            parts.run(PROMISE, program, "-q", PROMISE, cwd=folder)
+
+
+def is_clusters(program):
+    """Whether this program has the tests of whole clusters: the binary's own tests have the same name."""
+    return f"{PROMISE}::" in output(program, "--list")
 
 
 def main():
     commit = base(sys.argv[1:])
-    workspace, files = Workspace(), changed_files(commit)
+    workspace, files, parts = Workspace(), changed_files(commit), Parts()
     changed = {name for name in map(workspace.package_of, files) if name}
     dependants = workspace.dependants(changed)
-    crates = (changed | dependants) - {workspace.root}
-    has_root = workspace.root in changed | dependants
     names = lambda of: ", ".join(sorted(of)) or "-"
     print(f"since {commit}: {len(files)} files; changed: {names(changed)}; depend on them: {names(dependants)}")
 
-    seconds = {}
-    run("format", seconds, CARGO, "fmt", "--all", "--check")
-    run("tidy", seconds, CARGO, "test", "--locked", "-p", "tidy")
+    parts.run("format", CARGO, "fmt", "--all", "--check")
     if changed:
-        selected = packages(changed | dependants)
-        run("lints", seconds, CARGO, "clippy", "--locked", "--all-targets", *selected, "--", "-D", "warnings")
-    if crates:
-        run("tests", seconds, CARGO, "test", "--locked", *packages(crates))
-    if has_root:
-        run("binary", seconds, CARGO, "test", "--locked", "-p", workspace.root, "--bins")
-        run("promise", seconds, CARGO, "test", "--locked", "-p", workspace.root, *PROMISE)
+        parts.run("lints", CARGO, "clippy", *WHOLE, "--all-targets", "--", "-D", "warnings")
+    run_tests(parts, workspace, changed | dependants | {LAWS})
 
-    print_seconds(seconds)
-    left_out = {command for folder, command in ELSEWHERE.items() if any(file.startswith(folder) for file in files)}
-    others = set(workspace.folders) - changed - dependants - {workspace.root}
-    print(f"\nleft out:\n  tests of {names(others)}\n  tests/: all of the root package but {' '.join(PROMISE[3:])}")
-    for command in sorted(left_out):
+    parts.print()
+    others = set(workspace.folders) - changed - dependants - {workspace.root, LAWS}
+    print(f"\nleft out:\n  tests of {names(others)}\n  tests of whole clusters, but for {PROMISE}: make test")
+    for command in sorted({command for folder, command in ELSEWHERE.items()
+                           if any(file.startswith(folder) for file in files)}):
         print(f"  {command}")
-    if any(file in EVERYTHING for file in files):
-        print("  every crate that depends on what the lock file changed: make check, make test")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ use super::RunCommand;
 use super::said::Typed;
 use super::saved::{Saved, place};
 use crate::out;
-use checkpoint::catalogue::card_sampling;
 use proto::v1;
 use std::path::Path;
 
@@ -27,13 +26,12 @@ pub fn message(role: &str, content: &str) -> v1::ChatMessage {
 
 impl Dialogue {
     pub fn new(run: &RunCommand) -> Dialogue {
-        // A card's figures belong together: whoever says one of them says all.
-        let card = card_sampling(&run.settings.model.model).filter(|_| !run.says_sampling());
         let sampling = v1::Sampling {
-            temperature: run.temperature.or(card.map(|card| card.temperature)),
-            top_p: run.top_p.or(card.map(|card| card.top_p)),
-            top_k: run.top_k.or(card.and_then(|card| card.top_k)),
+            temperature: run.temperature,
+            top_p: run.top_p,
+            top_k: run.top_k,
             min_p: run.min_p,
+            defaults: v1::sampling::Defaults::LlamaCpp.into(),
             seed: run.settings.router.seed,
             max_tokens: run.max_tokens,
             ..v1::Sampling::default()

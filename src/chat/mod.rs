@@ -21,6 +21,7 @@ use indicatif::{HumanBytes, ProgressBar};
 use proto::v1;
 use proto::v1::inference_client::InferenceClient;
 use quiet::{Quiet, columns};
+use rustix::fs::FileType;
 use said::{Typed, TypedMessage};
 use signals::{SignalWatch, Signals};
 use std::io::{IsTerminal, Read};
@@ -32,19 +33,17 @@ use tonic::transport::Channel;
 
 #[derive(Args)]
 pub struct RunCommand {
-    /// Prompt, or - to read it from standard input; without it a chat begins
-    #[arg(index = 2)]
-    pub prompt: Option<String>,
-    /// Sampling temperature, 0 to 2; 0 is greedy [default: the model card's, or the model's, or 1]
+    /// Sampling temperature, 0 to 2; 0 is greedy [default: the model's, or 0.8]
     #[arg(long)]
     pub temperature: Option<f32>,
-    /// Draw from the most likely tokens that together have this probability [default: as of the temperature]
+    /// Draw from the most likely tokens that together have this probability [default: the model's, or 0.95]
     #[arg(long)]
     pub top_p: Option<f32>,
-    /// Draw from so many most likely tokens [default: the model's, or all]
+    /// Draw from so many most likely tokens [default: the model's, or 40]
     #[arg(long)]
     pub top_k: Option<u32>,
-    /// Draw from tokens at least this likely, as a part of the most likely one's probability
+    /// Draw from tokens at least this likely, as a part of the most likely one's probability [default: the model's, or
+    /// 0.05]
     #[arg(long)]
     pub min_p: Option<f32>,
     /// Complete the prompt as it is, without the chat template
@@ -58,30 +57,29 @@ pub struct RunCommand {
     pub system: Option<String>,
     #[command(flatten)]
     pub settings: ServeSettings,
+    /// Prompt, or - to read it from standard input; without it a chat begins. What is piped in besides is added to it
+    #[arg(index = 2)]
+    pub prompt: Vec<String>,
     #[command(flatten)]
     pub source: ConfigSource,
 }
 
 impl RunCommand {
-    fn says_sampling(&self) -> bool {
-        let said = [self.temperature.is_some(), self.top_p.is_some(), self.top_k.is_some(), self.min_p.is_some()];
-        said.contains(&true)
-    }
-
     /// Starts the roles on ports of their own, asks, and stops them; for another model again.
     pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
         // A chat's model may have to be fetched first.
-        let quiet = if self.prompt.is_none() { Quiet::begin() } else { None };
+        let quiet = if self.prompt.is_empty() { Quiet::begin() } else { None };
         let watch = quiet.as_ref().map(Quiet::watch).transpose()?;
         let Some(mut server) = PrivateServer::prepare(self.settings.clone(), &self.source, said)? else {
             return Ok(());
         };
-        let kept = hub::cache(&self.source.hub)?;
-        if let Some(prompt) = self.prompt.as_deref() {
-            let prompt = whole(prompt)?;
+        if !self.prompt.is_empty() {
+            let prompt = whole(&self.prompt.join(" "))?;
             return server
                 .serve_while(async |at| once(wire::tcp(&at.grpc.to_string())?, &self, &server, &prompt).await);
         }
+        // Without a home nothing is remembered, and chats are saved where this runs.
+        let kept = hub::cache(&self.source.hub).ok();
         let mut chat = Chat::open(&self, kept, (quiet, watch))?;
         loop {
             let left = server.serve_while(async |at| {
@@ -95,14 +93,24 @@ impl RunCommand {
     }
 }
 
-/// The prompt, or what standard input has of it.
+/// The prompt with what standard input has of it: all of it for `-`, and else what is piped in behind it.
 fn whole(prompt: &str) -> anyhow::Result<String> {
-    if prompt != "-" {
-        return Ok(prompt.to_owned());
-    }
+    let is_all = prompt == "-";
     let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).context("standard input cannot be read as text")?;
-    Ok(text)
+    if is_all || is_piped()? {
+        std::io::stdin().read_to_string(&mut text).context("standard input cannot be read as text")?;
+    }
+    Ok(match (is_all, text.is_empty()) {
+        (true, _) => text,
+        (false, true) => prompt.to_owned(),
+        (false, false) => format!("{prompt}\n\n{text}"),
+    })
+}
+
+/// Whether standard input is a pipe or a file: a terminal or `/dev/null` has nothing to add.
+fn is_piped() -> anyhow::Result<bool> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(std::io::stdin())?.st_mode);
+    Ok(matches!(kind, FileType::Fifo | FileType::RegularFile))
 }
 
 /// How often the roles are asked whether they have loaded, and how many times: a large model takes minutes.
@@ -162,12 +170,13 @@ struct Chat {
 impl Chat {
     fn open(
         run: &RunCommand,
-        kept: PathBuf,
+        kept: Option<PathBuf>,
         (quiet, watch): (Option<Quiet>, Option<SignalWatch>),
     ) -> anyhow::Result<Chat> {
-        let lines = Lines::open(kept.join("history"))?;
+        let lines = Lines::open(kept.as_ref().map(|kept| kept.join("history")))?;
         let is_terminal = lines.is_terminal();
-        let (ask, chats) = (Dialogue::new(run), kept.join("chats"));
+        let chats = kept.map_or_else(|| PathBuf::from("."), |kept| kept.join("chats"));
+        let ask = Dialogue::new(run);
         Ok(Chat { ask, lines: Some(lines), chats, is_terminal, verbose: is_terminal, client: None, quiet, watch })
     }
 

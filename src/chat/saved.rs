@@ -1,6 +1,7 @@
 //! Conversations in files: as JSON, with their sampling. Knows no terminal.
 
 use anyhow::{Context, bail, ensure};
+use proto::v1::sampling::Defaults;
 use proto::v1::{ChatMessage, Sampling};
 use serde::{Deserialize, Serialize};
 use std::fs::OpenOptions;
@@ -68,6 +69,7 @@ impl Saved {
             seed: self.seed,
             max_tokens: self.max_tokens,
             stop: self.stop,
+            defaults: Defaults::LlamaCpp.into(),
             ..Sampling::default()
         };
         (self.messages.into_iter().map(message).collect(), sampling)
@@ -117,8 +119,13 @@ mod tests {
     fn what_is_saved_is_loaded_again_and_what_is_none_is_refused() {
         let folder = std::env::temp_dir().join(format!("lockstep-saved-{}", std::process::id()));
         let said = ChatMessage { role: "user".into(), content: "a \"b\"\n再帰".into(), ..ChatMessage::default() };
-        let sampling =
-            Sampling { temperature: Some(0.25), seed: Some(u64::MAX), stop: vec!["#".into()], ..Sampling::default() };
+        let sampling = Sampling {
+            temperature: Some(0.25),
+            seed: Some(u64::MAX),
+            stop: vec!["#".into()],
+            defaults: Defaults::LlamaCpp.into(),
+            ..Sampling::default()
+        };
         let path = place("one", &folder);
         Saved::of("m", std::slice::from_ref(&said), &sampling).write(&path).unwrap();
         let (messages, again) = Saved::read(&path).unwrap().opened();

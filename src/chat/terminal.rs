@@ -17,7 +17,7 @@ const HISTORY_FILE_LINES_MAX: usize = 2 * HISTORY_MAX;
 const REMEMBERED_BYTES_MAX: usize = 64 << 10;
 
 pub enum Lines {
-    Terminal { editor: Box<Editor<(), MemHistory>>, history: PathBuf },
+    Terminal { editor: Box<Editor<(), MemHistory>>, history: Option<PathBuf> },
     Pipe(BufReader<Stdin>),
 }
 
@@ -30,7 +30,7 @@ pub enum InputLine {
 
 impl Lines {
     /// Opens standard input, with the history file `history` if it is a terminal.
-    pub fn open(history: PathBuf) -> anyhow::Result<Lines> {
+    pub fn open(history: Option<PathBuf>) -> anyhow::Result<Lines> {
         if !std::io::stdin().is_terminal() {
             return Ok(Lines::Pipe(BufReader::new(std::io::stdin())));
         }
@@ -39,7 +39,7 @@ impl Lines {
         let config = Config::builder().max_history_size(HISTORY_MAX)?.behavior(behavior);
         let config = config.history_ignore_dups(true)?.build();
         let mut remembered = MemHistory::with_config(&config);
-        for entry in read_history(&history) {
+        for entry in history.iter().flat_map(|history| read_history(history)) {
             remembered.add(&entry)?;
         }
         let editor = Editor::with_history(config, remembered).context("the terminal cannot be used")?;
@@ -71,7 +71,9 @@ impl Lines {
     /// Keeps a message for the arrow keys, now and in the next chat. A failure to store it is ignored.
     pub fn remember(&mut self, message: &str) {
         let Lines::Terminal { editor, history } = self else { return };
-        if message.len() <= REMEMBERED_BYTES_MAX && editor.add_history_entry(message).is_ok_and(|is_new| is_new) {
+        let is_kept = message.len() <= REMEMBERED_BYTES_MAX;
+        let is_new = is_kept && editor.add_history_entry(message).is_ok_and(|is_new| is_new);
+        if let Some(history) = history.as_ref().filter(|_| is_new) {
             append_history(history, message).unwrap_or_else(|error| tracing::debug!(%error, "no history is kept"));
         }
     }

@@ -87,6 +87,8 @@ pub struct Listeners {
     pub http: TcpListener,
     pub grpc: TcpListener,
     pub admin: Option<TcpListener>,
+    /// Whether a request would be served that came now.
+    pub readiness: tokio::sync::watch::Sender<bool>,
 }
 
 impl Listeners {
@@ -116,23 +118,32 @@ impl Listeners {
             Some(address) => Some(bind("operators", "--admin", address).await?),
             None => None,
         };
-        Ok(Listeners { http, grpc, admin })
+        Ok(Listeners { http, grpc, admin, readiness: Default::default() })
     }
 
-    /// Prints how to send a request.
+    /// Prints where it listens, and how to send a request once that is answered.
     pub fn greet(&self, parts: RouterParts<'_>) -> anyhow::Result<()> {
         let (http, grpc) = (self.http.local_addr()?, self.grpc.local_addr()?);
         let model = parts.model.served_name().unwrap_or(&parts.model.model);
         let version = env!("CARGO_PKG_VERSION");
         let (web, rpc) = if parts.router.api_tls_cert.is_some() { ("https", "grpcs") } else { ("http", "grpc") };
-        logs::say(&format!("lockstep {version} serves {model} on {web}://{http}/v1 and {rpc}://{grpc}"));
+        let addresses = format!("{web}://{http}/v1 and {rpc}://{grpc}");
+        logs::say(&format!("lockstep {version} listens on {addresses} for {model}, which is not ready yet"));
         if let Some(admin) = &self.admin {
             logs::say(&format!("operators ask http://{}", admin.local_addr()?));
         }
-        logs::say(&format!(
-            "try: curl -s {web}://{http}/v1/chat/completions -H 'content-type: application/json' \
+        let ready = format!(
+            "lockstep {version} serves {model} on {addresses}\n\
+             try: curl -s {web}://{http}/v1/chat/completions -H 'content-type: application/json' \
              -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'"
-        ));
+        );
+        let mut readiness = self.readiness.subscribe();
+        tokio::spawn(async move {
+            // An error: it ends before it was ready.
+            if readiness.wait_for(|is_ready| *is_ready).await.is_ok() {
+                ready.lines().for_each(logs::say);
+            }
+        });
         Ok(())
     }
 }
@@ -199,8 +210,9 @@ pub fn route(
     let text_files: router::ReadTextFiles = Arc::new(move || Checkpoint::open(&path)?.text_bundle());
     let text_files = Some(text_files);
     let routes = others.routes.clone();
-    let config = router::Config { resume_key, text_files, routes, ..config(parts, n_replicas, metrics)? };
-    let mut texts = router::ModelTexts::from(text::first(checkpoint, parts.router)?);
+    let readiness = listeners.readiness;
+    let config = router::Config { resume_key, text_files, routes, readiness, ..config(parts, n_replicas, metrics)? };
+    let mut texts = router::ModelTexts::from(text::first(checkpoint, &parts.model.model, parts.router)?);
     for (name, checkpoint) in &others.models {
         texts = texts.and(name.clone(), text::other(checkpoint).with_context(|| format!("--text {name}"))?);
     }

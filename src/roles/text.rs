@@ -3,13 +3,15 @@
 
 use crate::settings::RouterSettings;
 use anyhow::{Context as _, bail};
-use checkpoint::{ChatTemplate, Checkpoint};
+use checkpoint::catalogue::{self, CardSampling};
+use checkpoint::{ChatTemplate, Checkpoint, Defaults};
 use router::ModelText;
 use std::path::Path;
 
-/// The text of the router's first model, of which its settings speak.
-pub fn first(checkpoint: &Checkpoint, settings: &RouterSettings) -> anyhow::Result<ModelText> {
+/// The text of the router's first model, of which its settings speak. `model` is its name there.
+pub fn first(checkpoint: &Checkpoint, model: &str, settings: &RouterSettings) -> anyhow::Result<ModelText> {
     let mut text = ModelText::of(checkpoint)?;
+    text.card = catalogue::card_sampling(model).map_or_else(Defaults::default, recommended);
     if let Some(said) = &settings.chat_template {
         let source = template(said)?;
         let like = |own: &ChatTemplate| own.replaced(&source);
@@ -21,6 +23,11 @@ pub fn first(checkpoint: &Checkpoint, settings: &RouterSettings) -> anyhow::Resu
     let calls = settings.tool_call_parser.as_deref();
     let text = text.with_dialect(calls, None).context("--tool-call-parser")?;
     text.with_dialect(None, settings.reasoning_parser.as_deref()).context("--reasoning-parser")
+}
+
+fn recommended(card: CardSampling) -> Defaults {
+    let CardSampling { temperature, top_p, top_k } = card;
+    Defaults { temperature: Some(temperature), top_p: Some(top_p), top_k, ..Defaults::default() }
 }
 
 /// Whether the template that is given can be read, before anything is begun for it.
@@ -55,13 +62,14 @@ mod tests {
 
     fn read(words: &str) -> anyhow::Result<ModelText> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/llama-f32-tied");
-        first(&Checkpoint::open(&folder)?, &said::<ServeSettings>(words).router)
+        first(&Checkpoint::open(&folder)?, "smollm2", &said::<ServeSettings>(words).router)
     }
 
     #[test]
     fn a_template_and_the_names_of_forms_are_taken_or_refused_with_the_list() {
         let text = read("--chat-template {{messages[0].content}} --tool-call-parser hermes --reasoning-parser qwen3");
         let text = text.unwrap();
+        assert_eq!(text.card.temperature, Some(0.2), "as its card in the catalogue");
         assert_eq!(text.template.unwrap().source(), "{{messages[0].content}}");
         assert!(text.dialect.has_calls() && text.dialect.has_thoughts());
         let variables = read(r#"--default-chat-template-kwargs {"enable_thinking":false}"#).unwrap().variables;

@@ -51,13 +51,19 @@ pub struct RouterSettings {
     /// Certificate of the HTTP and gRPC APIs, as PEM; turns on TLS towards clients
     ///
     /// The files of --api-tls-cert, --api-tls-key and --api-client-ca are read again when they change.
-    #[arg(long, env = "LOCKSTEP_API_TLS_CERT", value_name = "FILE", requires = "api_tls_key")]
+    #[arg(long, alias = "ssl-certfile", env = "LOCKSTEP_API_TLS_CERT", value_name = "FILE", requires = "api_tls_key")]
     pub api_tls_cert: Option<PathBuf>,
     /// Private key of --api-tls-cert, as PEM
-    #[arg(long, env = "LOCKSTEP_API_TLS_KEY", value_name = "FILE", requires = "api_tls_cert")]
+    #[arg(long, alias = "ssl-keyfile", env = "LOCKSTEP_API_TLS_KEY", value_name = "FILE", requires = "api_tls_cert")]
     pub api_tls_key: Option<PathBuf>,
     /// CA certificate of clients, as PEM: who has no certificate of it is refused
-    #[arg(long, env = "LOCKSTEP_API_CLIENT_CA", value_name = "FILE", requires = "api_tls_cert")]
+    #[arg(
+        long,
+        alias = "ssl-ca-certs",
+        env = "LOCKSTEP_API_CLIENT_CA",
+        value_name = "FILE",
+        requires = "api_tls_cert"
+    )]
     pub api_client_ca: Option<PathBuf>,
     /// Address of an HTTP server for operators, without TLS: /metrics and /cluster, which the HTTP API then has no
     /// more, and /livez, /health and /ready [default: none]

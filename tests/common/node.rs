@@ -136,7 +136,7 @@ impl Node {
 
     /// Its HTTP address, once it listens.
     pub fn http(&mut self) -> String {
-        let line = self.until(&["serves", "http://"]);
+        let line = self.until(&["listens on", "http://"]);
         let start = line.find("http://").unwrap();
         line[start..].split("/v1").next().unwrap().to_owned()
     }

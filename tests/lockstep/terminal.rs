@@ -6,7 +6,7 @@ use crate::common::terminal::Terminal;
 use crate::messages::talking_model;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -286,6 +286,35 @@ fn top_shows_its_views_at_every_width_and_leaves_no_trace() {
     assert!(terminal.ended().success() && terminal.is_as_found());
 }
 
+/// The answer to a prompt: without a home, and with this on standard input.
+fn answered(words: &[&str], piped: &str) -> String {
+    let mut command = Command::new(BINARY);
+    command.args(["run", "tests/reference/llama-f32-tied"]).args(words);
+    command.args(["--raw", "--seed", "7", "--max-tokens", "8", "--threads", "1"]).env_remove("HOME");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(piped.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_prompt_is_its_words_and_what_is_piped_in() {
+    let whole = answered(&["ab cd"], "");
+    assert_eq!(answered(&["ab", "cd"], ""), whole);
+    assert_eq!(answered(&["-"], "ab cd"), whole);
+    assert_eq!(answered(&["ab"], "cd"), answered(&["ab\n\ncd"], ""));
+    assert_ne!(answered(&["ab"], "cd"), answered(&["ab"], ""));
+}
+
+#[test]
+fn top_in_a_pipe_ends_where_no_server_answers() {
+    let output = Command::new(BINARY).args(["top", "--url", "http://127.0.0.1:9"]).output().unwrap();
+    assert!(!output.status.success() && output.stdout.is_empty());
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(told.matches("no server answers at http://127.0.0.1:9").count(), 1, "{told}");
+}
+
 #[test]
 fn a_running_server_is_looked_at_in_pipes_too() {
     let (_node, http) = serving();
@@ -325,6 +354,8 @@ fn shells_and_readers_of_manuals_know_every_command() {
     for command in ["serve", "run", "top", "ps", "rm", "show", "logs", "verify", "completions"] {
         let page = std::fs::read_to_string(folder.0.join(format!("lockstep-{command}.1"))).unwrap();
         assert!(page.contains(".TH") && page.contains("SYNOPSIS"), "{command}");
+        let is_ordered = command != "run" || page.contains("[\\fIMODEL\\fR] [\\fIPROMPT\\fR]");
+        assert!(is_ordered, "{page}");
     }
     assert!(std::fs::read_to_string(folder.0.join("lockstep.1")).unwrap().contains("simulate"));
 }

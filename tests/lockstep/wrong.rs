@@ -19,7 +19,10 @@ const TABLE: &[(&str, &str)] = &[
          models` lists all), and no hub id like org/name or org/name:Q4_1",
     ),
     ("run $HOME/bad.gguf hi", "lockstep: $HOME/bad.gguf: this is not a GGUF file: it does not begin with GGUF"),
-    ("run hf.co/org/name hi", "lockstep: org/name could not be fetched: {}Connection refused"),
+    (
+        "run hf.co/org/name hi",
+        "lockstep: org/name could not be fetched: http://127.0.0.1:9/api/models/org/name/{}Connection refused",
+    ),
     ("show org/name", "lockstep: there is no model org/name: it has not been fetched: `lockstep pull org/name`"),
     ("rm no-such-model", "lockstep: there is no model no-such-model here: `lockstep list` shows those there are"),
     (
@@ -179,7 +182,7 @@ const TABLE: &[(&str, &str)] = &[
         "serve $MODEL --config $HOME/twice.toml",
         "lockstep: in $HOME/twice.toml: TOML parse error at line 2{}duplicate key",
     ),
-    ("run $MODEL hi --top-p 2", "lockstep: top_p: must be above 0 and at most 1, and is 2"),
+    ("run $MODEL hi --top-p 2", "lockstep: top_p: must be 0 to 1, and is 2"),
     ("scale --tp 0 --pp 1", "lockstep: --tp is 0; it must be at least 1"),
     ("scale --tp 1 --pp 1 --coordinator one", "lockstep: --coordinator: \"one\" is no address: it reads host:port"),
     ("worker --join 127.0.0.1", "lockstep: --join: \"127.0.0.1\" is no address: it reads host:port"),

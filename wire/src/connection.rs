@@ -13,6 +13,10 @@ use tonic::transport::server::Connected;
 /// The connections that a server accepts. One type for all servers: each is compiled once, in its own crate.
 pub type Incoming = Pin<Box<dyn Stream<Item = io::Result<Connection>> + Send>>;
 
+/// A role that runs as long as this is polled. A role's crate boxes it: the future of a public async fn would be
+/// compiled again in every binary that polls it.
+pub type Serving<E> = Pin<Box<dyn Future<Output = Result<(), E>> + Send>>;
+
 /// What else can carry a connection: a simulated network, for example.
 pub trait Carrier: AsyncRead + AsyncWrite + Debug + Send + Unpin {}
 

@@ -16,7 +16,7 @@ mod tls;
 mod token;
 mod until;
 
-pub use connection::{Carrier, Connection, Incoming};
+pub use connection::{Carrier, Connection, Incoming, Serving};
 pub use dial::{Peer, channel, channel_to_where, over, tcp};
 pub use greeting::Trust;
 pub use limits::{HEADERS_BYTES_MAX, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX, server};

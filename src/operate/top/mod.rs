@@ -1,5 +1,5 @@
-//! `top`: the live cluster, its requests and its load, by keys on a terminal and as text in a pipe. A failed look is
-//! reported and repeated: a restarting cluster is worth watching.
+//! `top`: the live cluster, its requests and its load, by keys on a terminal and as text in a pipe. On a terminal a
+//! failed look is reported and repeated: a restarting cluster is worth watching. In a pipe it ends the command.
 
 mod bars;
 mod cluster;
@@ -42,8 +42,7 @@ impl TopCommand {
     fn print(&self, server: &RunningServer) -> anyhow::Result<()> {
         let mut n_looks = 0;
         loop {
-            let page = server.cluster().map(|page| render(&page));
-            out::line(&page.unwrap_or_else(|error| format!("{error:#}\n")))?;
+            out::line(&render(&server.cluster()?))?;
             n_looks += 1;
             if self.looks.is_some_and(|max| n_looks >= max) {
                 return Ok(());
