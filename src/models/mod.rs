@@ -236,7 +236,7 @@ impl ShownProgress {
         }
         self.next_line = Instant::now() + LINE_EVERY;
         progress.what.clone_into(&mut self.last);
-        logs::say(&told(progress));
+        logs::say(&progress_line(progress));
     }
 
     fn finish(self) {
@@ -244,10 +244,10 @@ impl ShownProgress {
     }
 }
 
-/// How often a fetch that nobody watches on a terminal says how far it is.
+/// The time between two lines of progress where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-fn told(progress: Progress<'_>) -> String {
+fn progress_line(progress: Progress<'_>) -> String {
     let Progress { what, done, total } = progress;
     match total.filter(|total| *total > 0) {
         Some(total) => {

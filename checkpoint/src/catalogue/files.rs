@@ -21,7 +21,7 @@ pub fn gguf_choices<'a>(files: &'a [String], variant: Option<&str>) -> Vec<&'a s
     let is_first = |file: &str| GgufPart::of(file).is_none_or(|part| part.number == 1);
     let ggufs = files.iter().map(String::as_str).filter(|file| file.ends_with(".gguf") && is_first(file));
     if let Some(path) = variant.filter(|variant| variant.ends_with(".gguf")) {
-        // Here files have no folders, and who names one may leave its folder out.
+        // A fetched file has no folder, and a name may leave the folder out.
         let is_like = |file: &&str| base_name(file) == path || *file == base_name(path);
         let named: Vec<&str> = ggufs.clone().filter(|file| *file == path).collect();
         return if named.is_empty() { ggufs.filter(is_like).collect() } else { named };
