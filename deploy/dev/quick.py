@@ -16,9 +16,10 @@ CARGO = os.environ.get("CARGO", "cargo")
 # Everything is built as `make test` builds it: with packages chosen by name, their dependencies have other features.
 WHOLE = ["--workspace", "--locked"]
 
-# Of the tests of whole clusters, those that show the promise on one machine. The others take a quarter of an hour.
+# Of the tests of whole clusters, two that compare every way to compute an answer, with attention and with a recurrence.
+# The others take a quarter of an hour.
 CLUSTERS = "lockstep"
-PROMISE = "same_bits"
+PROMISE = ["same_bits::llama_f32_tied", "same_bits::lfm2"]
 # Folders whose checks are no crate's tests, and what runs them.
 ELSEWHERE = {
     "deploy/": "make compose, make telemetry, make images",
@@ -121,13 +122,12 @@ def run_tests(parts, workspace, selected):
         if name != workspace.root:
             parts.run(name, program, "-q", cwd=folder)
         elif pathlib.Path(program).name.startswith(f"{CLUSTERS}-") and is_clusters(program):
-            parts.run("model", ROOT / "target/debug/lockstep", "pull", "smollm2")
-            parts.run(PROMISE, program, "-q", PROMISE, cwd=folder)
+            parts.run("promise", program, "-q", *PROMISE, cwd=folder)
 
 
 def is_clusters(program):
     """Whether this program has the tests of whole clusters: the binary's own tests have the same name."""
-    return f"{PROMISE}::" in output(program, "--list")
+    return PROMISE[0] in output(program, "--list")
 
 
 def main():
@@ -145,7 +145,7 @@ def main():
 
     parts.print()
     others = set(workspace.folders) - changed - dependants - {workspace.root, LAWS}
-    print(f"\nleft out:\n  tests of {names(others)}\n  tests of whole clusters, but for {PROMISE}: make test")
+    print(f"\nleft out:\n  tests of {names(others)}\n  tests of whole clusters, but for {names(PROMISE)}: make test")
     for command in sorted({command for folder, command in ELSEWHERE.items()
                            if any(file.startswith(folder) for file in files)}):
         print(f"  {command}")

@@ -200,13 +200,15 @@ class Responses(unittest.TestCase):
     def test_refusals(self):
         for more, param in (
             ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-            ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
             ({"background": True, "store": False}, "background"),
             ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ):
             with self.assertRaises(openai.BadRequestError) as caught:
                 client.responses.create(**asked(**more))
             self.assertEqual(caught.exception.param, param)
+        # A model that does not think has no degrees of it, and no prompt is cut here.
+        taken = client.responses.create(**asked(reasoning={"effort": "high"}, truncation="auto"))
+        self.assertEqual(taken.output_text, client.responses.create(**asked()).output_text)
         with self.assertRaises(openai.NotFoundError) as caught:
             client.responses.create(**asked(previous_response_id="resp_1"))
         self.assertEqual(caught.exception.param, "previous_response_id")
