@@ -47,7 +47,7 @@ pub fn locate(model: &str, sources: &Sources) -> Result<Located> {
     }
 }
 
-/// The catalogue's file, or else what Ollama has by that name: who has one of them needs no second.
+/// The catalogue's file, or else what Ollama has by that name: a second copy is not fetched.
 fn find_entry(entry: &CatalogueEntry, model: &str, sources: &Sources) -> Option<Located> {
     let of_ollama = || others::find_ollama(model, sources).map(|path| Located { name: model.to_owned(), path });
     store::find_entry(entry, sources).or_else(of_ollama)

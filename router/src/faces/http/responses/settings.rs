@@ -31,7 +31,7 @@ pub fn text(fields: &mut Fields) -> Result<SaidText, Refusal> {
     if let Some(mut said) = fields.object("text")? {
         match said.string("verbosity").map_err(|_| Refusal::invalid("text.verbosity", "must be a string"))?.as_deref() {
             None => {}
-            // A wish that no model here is told.
+            // No model here reads it.
             Some(said @ ("low" | "medium" | "high")) => said.clone_into(&mut verbosity),
             Some(_) => return Err(Refusal::invalid("text.verbosity", "must be low, medium or high")),
         }
