@@ -1,11 +1,12 @@
 //! From a wish to a checked description. Pure: no vocabulary, no clock, nothing is fetched.
 
 use crate::ebnf::Form;
+use crate::relax::relaxed_tag;
 use crate::rules::{Rule, Rules};
 use crate::specials::Specials;
 use crate::words::{Pattern, Words, plain};
 use crate::{GrammarLimits, GrammarRefused, WantedGrammar, ebnf, engine, schema, specials, tags};
-use serde_json::json;
+use serde_json::{Value, json};
 use types::Grammar;
 
 /// The description of what is wanted, checked: it compiles within the limits, and says nothing that is not enforced.
@@ -26,7 +27,10 @@ fn rules(wanted: &WantedGrammar, specials: &mut Specials, limits: &GrammarLimits
     let start = match wanted {
         WantedGrammar::JsonObject => schema::write(&json!({"type": "object"}), &mut rules, limits)?,
         WantedGrammar::JsonSchema(schema) => schema::write(schema, &mut rules, limits)?,
-        WantedGrammar::StructuralTag(value) => tags::write(value, &mut rules, specials, limits)?,
+        WantedGrammar::StructuralTag(value) => {
+            let compiles = |schema: &_| compile(&WantedGrammar::JsonSchema(Value::clone(schema)), limits).map(drop);
+            tags::write(&relaxed_tag(value, limits, &compiles), &mut rules, specials, limits)?
+        }
         WantedGrammar::Ebnf(text) => ebnf::write(text, Form::Ebnf, &mut rules, limits)?,
         WantedGrammar::Gbnf(text) => ebnf::write(text, Form::Gbnf, &mut rules, limits)?,
         WantedGrammar::Regex(regex) => {

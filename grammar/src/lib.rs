@@ -16,6 +16,7 @@ mod limits;
 mod mask;
 mod matcher;
 mod refused;
+mod relax;
 mod rules;
 mod schema;
 mod specials;

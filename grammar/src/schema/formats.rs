@@ -39,6 +39,11 @@ pub(super) fn words(format: &str) -> Option<Words> {
     Some(Words::Regex(format!("\"(?:{inner})\"")))
 }
 
+/// Whether the texts are all that have the format, so that each other text does not have it.
+pub(super) fn is_exact(format: &str) -> bool {
+    matches!(format, "date" | "uuid" | "ipv4")
+}
+
 /// The third and fourth characters of a label are not both hyphens: such labels have a meaning of their own.
 fn hostname() -> Words {
     let names = Words::Regex(format!("\"{LABEL}(?:\\.{LABEL}){{0,8}}\""));

@@ -83,6 +83,30 @@ pub(super) fn is_for_people(key: &str) -> bool {
     FOR_PEOPLE.contains(&key) || key.starts_with("x-")
 }
 
+/// What a keyword has for a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holds {
+    Schema,
+    List,
+    Named,
+    /// No schema.
+    Nothing,
+}
+
+pub(crate) fn holds(word: &str, value: &Value) -> Holds {
+    match value {
+        Value::Array(_) if LIST.contains(&word) => Holds::List,
+        Value::Object(_) if NAMED.contains(&word) => Holds::Named,
+        Value::Object(_) | Value::Bool(_) if ONE.contains(&word) => Holds::Schema,
+        _ => Holds::Nothing,
+    }
+}
+
+pub(crate) fn is_known(word: &str) -> bool {
+    let tables = [ONE, LIST, NAMED, ENFORCED];
+    is_for_people(word) || tables.iter().any(|words| words.contains(&word))
+}
+
 /// The schemas in a schema, with their paths. An unknown word is refused, wherever it stands.
 pub(super) fn children<'a>(schema: &'a Value, path: &str) -> Result<Vec<(String, &'a Value)>, GrammarRefused> {
     let object = match schema {

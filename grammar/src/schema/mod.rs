@@ -13,7 +13,7 @@ mod expand;
 mod facts;
 mod formats;
 mod judge;
-mod keywords;
+pub(crate) mod keywords;
 mod multiples;
 mod negative;
 mod objects;

@@ -31,7 +31,7 @@ impl<'a> Writer<'_, 'a> {
             return Ok(Words::Any(Vec::new()));
         }
         let mut all = Vec::new();
-        if facts.length != (0, None) || facts.patterns.iter().all(|(_, is)| !is) && facts.formats.is_empty() {
+        if facts.length != (0, None) || facts.patterns.iter().chain(&facts.formats).all(|(_, is)| !is) {
             all.push(strings(min, max));
         }
         for (pattern, is) in &facts.patterns {
@@ -39,10 +39,9 @@ impl<'a> Writer<'_, 'a> {
             all.push(if *is { words } else { Words::not(words) });
         }
         for (format, is) in &facts.formats {
-            let words = formats::words(format)
-                .filter(|_| *is)
-                .ok_or_else(|| GrammarRefused::unsupported("format", format!("the format {format:?}")))?;
-            all.push(words);
+            let words = formats::words(format).filter(|_| *is || formats::is_exact(format));
+            let words = words.ok_or_else(|| GrammarRefused::unsupported("format", format!("the format {format:?}")))?;
+            all.push(if *is { words } else { Words::not(words) });
         }
         if !facts.unlike.is_empty() {
             let texts = facts.unlike.iter().filter_map(|value| value.as_str());

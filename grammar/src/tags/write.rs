@@ -334,7 +334,7 @@ fn tag<'v>(value: &'v Value, at: &str) -> Result<Tag<'v>, GrammarRefused> {
 fn only_known(format: &Value, at: &str) -> Result<(), GrammarRefused> {
     const FIELDS: &[(&str, &[&str])] = &[
         ("const_string", &["value"]),
-        ("json_schema", &["json_schema", "style"]),
+        ("json_schema", &["json_schema", "style", "strict"]),
         ("qwen_xml_parameter", &["json_schema"]),
         ("regex", &["pattern"]),
         ("grammar", &["grammar"]),

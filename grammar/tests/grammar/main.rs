@@ -6,6 +6,7 @@ mod common;
 mod ebnf;
 mod hostile;
 mod kinds;
+mod relaxed;
 mod schemas;
 mod tags;
 mod thinking;

@@ -1,8 +1,7 @@
 //! What each family writes around its calls. Flat: one constant for each, which `names.rs` lists.
 
-use crate::forms::Rule;
 use crate::forms::frame::CallKind::{Function, Headed, Object, Xml};
-use crate::forms::frame::{Style, Written};
+use crate::forms::frame::{Fence, Style, Written};
 use crate::forms::function::{FUNCTION_GEMMA as GEMMA_FUNCTION, GEMMA4 as GEMMA4_FUNCTION, PYTHON};
 use crate::forms::headed::{self, DEEPSEEK_V3 as V3_CALL, DEEPSEEK_V31 as V31_CALL, KIMI as KIMI_CALL};
 use crate::forms::xml::{self, DEEPSEEK_V32 as V32_CALL};
@@ -20,46 +19,54 @@ const fn each(before: &'static str, after: &'static str, trigger: &'static str) 
     Written { before, after, trigger, ..BARE }
 }
 
+const JSON_FENCE: Fence = Fence { open: "```json", close: &["```"] };
+const CALL_FENCE: Fence = Fence { open: "```tool_call", close: &["```"] };
+const CODE_FENCE: Fence = Fence { open: "```\n", close: &["```"] };
+/// Qwen2.5-Coder takes the tag in which its template lists the tools.
+const TOOLS_FENCE: Fence = Fence { open: "<tools>", close: &["</tools>"] };
+
 const MARKED: Style =
-    Style { openers: &[], closers: &[], opened: Rule::Marked, is_bare: false, kinds: &[Object], written: BARE };
+    Style { openers: &[], closers: &[], fences: &[], is_bare: false, kinds: &[Object], written: BARE };
+/// The same where calls are objects, which models write without markers too.
+const OBJECTS: Style = Style { fences: &[JSON_FENCE, CALL_FENCE, CODE_FENCE, TOOLS_FENCE], ..MARKED };
 
 pub(crate) const HERMES: Style = Style {
     openers: &["<tool_call>"],
     closers: &["</tool_call>"],
     written: each("<tool_call>\n", "\n</tool_call>", "<tool_call>"),
-    ..MARKED
+    ..OBJECTS
 };
 pub(crate) const LLAMA_JSON: Style = Style {
     openers: &["<|python_tag|>", "<|python_start|>"],
     closers: &["<|python_end|>"],
     is_bare: true,
     written: Written { separator: "; ", key: "parameters", ..BARE },
-    ..MARKED
+    ..OBJECTS
 };
 pub(crate) const PHI: Style = Style {
     openers: &["<|tool_call|>", "functools"],
     closers: &["<|/tool_call|>"],
     written: within("<|tool_call|>[", ", ", "]<|/tool_call|>", "<|tool_call|>"),
-    ..MARKED
+    ..OBJECTS
 };
 pub(crate) const PHI_FUNCTOOLS: Style = Style { written: within("functools[", ", ", "]", "functools["), ..PHI };
 pub(crate) const NEMOTRON: Style = Style {
     openers: &["<TOOLCALL>"],
     closers: &["</TOOLCALL>"],
     written: within("<TOOLCALL>[", ", ", "]</TOOLCALL>", "<TOOLCALL>"),
-    ..MARKED
+    ..OBJECTS
 };
 pub(crate) const GRANITE: Style = Style {
     openers: &["<|tool_call|>", "<tool_call>"],
     closers: &["</tool_call>"],
     written: within("<|tool_call|>[", ", ", "]", "<|tool_call|>"),
-    ..MARKED
+    ..OBJECTS
 };
 pub(crate) const TOOL_CALLS: Style = Style {
     openers: &["<tool_calls>"],
     closers: &["</tool_calls>"],
     written: within("<tool_calls>[", ", ", "]</tool_calls>", "<tool_calls>"),
-    ..MARKED
+    ..OBJECTS
 };
 pub(crate) const MINIMAX_M1: Style =
     Style { written: within("<tool_calls>\n", "\n", "\n</tool_calls>", "<tool_calls>"), ..TOOL_CALLS };
@@ -67,10 +74,10 @@ pub(crate) const LONGCAT: Style = Style {
     openers: &["<longcat_tool_call>"],
     closers: &["</longcat_tool_call>"],
     written: each("<longcat_tool_call>\n", "\n</longcat_tool_call>", "<longcat_tool_call>"),
-    ..MARKED
+    ..OBJECTS
 };
 pub(crate) const GRANITE_20B: Style =
-    Style { openers: &["<function_call>"], written: each("<function_call> ", "", "<function_call>"), ..MARKED };
+    Style { openers: &["<function_call>"], written: each("<function_call> ", "", "<function_call>"), ..OBJECTS };
 pub(crate) const INTERNLM: Style = Style {
     openers: &["<|action_start|><|plugin|>"],
     closers: &["<|action_end|>"],
@@ -78,19 +85,18 @@ pub(crate) const INTERNLM: Style = Style {
         key: "parameters",
         ..each("<|action_start|><|plugin|>\n", "<|action_end|>", "<|action_start|><|plugin|>")
     },
-    ..MARKED
+    ..OBJECTS
 };
 pub(crate) const GENERIC: Style = Style {
-    openers: &["```json", "```tool_call", "<tool_call>"],
     closers: &["```", "</tool_call>"],
-    opened: Rule::Bare,
+    fences: &[JSON_FENCE, CALL_FENCE, CODE_FENCE, TOOLS_FENCE, Fence { open: "<tool_call>", close: &["</tool_call>"] }],
     is_bare: true,
     ..MARKED
 };
 pub(crate) const GEMMA3: Style = Style {
-    openers: &["```tool_code", "```json", "```tool_call"],
+    openers: &[],
     closers: &["```"],
-    opened: Rule::Bare,
+    fences: &[Fence { open: "```tool_code", close: &["```"] }, JSON_FENCE, CALL_FENCE],
     is_bare: true,
     kinds: &[Function(&PYTHON), Object],
     written: within("```tool_code\n", "\n", "\n```", "```tool_code"),

@@ -80,8 +80,12 @@ pub(crate) fn text(value: &str) -> Value {
     json!({"type": "const_string", "value": value})
 }
 
-pub(crate) fn schema(schema: &Value) -> Value {
-    json!({"type": "json_schema", "json_schema": schema})
+/// A value that satisfies the schema. Where the client does not insist on it, as far as that can be enforced.
+pub(crate) fn schema(schema: &Value, is_strict: bool) -> Value {
+    match is_strict {
+        true => json!({"type": "json_schema", "json_schema": schema}),
+        false => json!({"type": "json_schema", "json_schema": schema, "strict": false}),
+    }
 }
 
 pub(crate) fn regex(pattern: &str) -> Value {

@@ -22,13 +22,20 @@ pub(crate) struct Style {
     pub openers: &'static [&'static str],
     /// Behind them; they are optional.
     pub closers: &'static [&'static str],
-    /// What stands behind an opener.
-    pub opened: Rule,
-    /// Whether a call or a list at a line's start needs no opener.
+    /// What else may stand around calls of tools that are there: models write it beside their own form, or instead.
+    pub fences: &'static [Fence],
+    /// Whether a call or a list at a line's start needs no opener in the family's own form.
     pub is_bare: bool,
     /// What is read. The first is what is written.
     pub kinds: &'static [CallKind],
     pub written: Written,
+}
+
+/// A marker behind which text is a call only if it names a tool, and the markers that end it.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Fence {
+    pub open: &'static str,
+    pub close: &'static [&'static str],
 }
 
 /// How a call is written.
@@ -66,7 +73,10 @@ impl Style {
 
     pub fn markers(&self) -> Vec<&'static str> {
         let of_kinds = self.kinds.iter().flat_map(|kind| kind.markers());
-        self.openers.iter().chain(self.closers).copied().chain(of_kinds).collect()
+        // Fences of code are no special tokens of any model.
+        let of_fences = self.fences.iter().flat_map(|fence| fence.close.iter().copied().chain([fence.open]));
+        let of_fences = of_fences.filter(|marker| marker.starts_with('<'));
+        self.openers.iter().chain(self.closers).copied().chain(of_kinds).chain(of_fences).collect()
     }
 }
 
@@ -77,7 +87,7 @@ impl CallKind {
             CallKind::Object => {
                 let name = quoted(&tool.name);
                 let begin = format!("{before}{{\"name\": {name}, \"{}\": ", written.key);
-                tag(&begin, schema(arguments), &format!("}}{after}"))
+                tag(&begin, schema(arguments, tool.strict), &format!("}}{after}"))
             }
             CallKind::Function(style) => style.tag(tool, arguments, before, after),
             CallKind::Headed(style) => style.tag(tool, arguments, before, after),
@@ -131,7 +141,7 @@ enum Call {
 
 impl Call {
     fn step(&mut self, rest: &str, last: bool, frame: &Frame, sink: &mut Sink) -> Member {
-        let (closers, tools) = (frame.style.closers, &frame.tools);
+        let (closers, tools) = (frame.closers, &frame.tools);
         match self {
             Call::Object(call) => call.step(rest, closers, last, tools, sink),
             Call::Function(call) => call.step(rest, last, tools, sink),
@@ -164,6 +174,12 @@ impl Call {
 pub(crate) struct Frame {
     style: &'static Style,
     tools: Tools,
+    /// Those of the style, then those of fences.
+    openers: Vec<&'static str>,
+    /// Of the frame that is open.
+    closers: &'static [&'static str],
+    /// Whether a call or a list at a line's start is read without an opener.
+    reads_bare: bool,
     at: At,
     in_list: bool,
     at_line_start: bool,
@@ -188,16 +204,23 @@ enum Next {
 }
 
 impl Frame {
+    /// A reader of the family's own form; and of bare and fenced calls, unless a tool is strict: its arguments are
+    /// enforced in the family's own form only.
     pub fn new(style: &'static Style, tools: Tools) -> Frame {
-        Frame { style, tools, at: At::Text, in_list: false, at_line_start: true }
+        let is_lenient = style.is_bare || tools.iter().all(|tool| !tool.strict);
+        let fences = if is_lenient { style.fences } else { &[] };
+        let openers = style.openers.iter().copied().chain(fences.iter().map(|fence| fence.open)).collect();
+        let reads_bare = style.is_bare || !fences.is_empty();
+        let closers = style.closers;
+        Frame { style, tools, openers, closers, reads_bare, at: At::Text, in_list: false, at_line_start: true }
     }
 
     fn text(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Turn {
-        let is_first = |byte: u8| self.style.openers.iter().any(|opener| opener.as_bytes()[0] == byte);
+        let is_first = |byte: u8| self.openers.iter().any(|opener| opener.as_bytes()[0] == byte);
         let mut at_line_start = self.at_line_start;
         for (at, byte) in rest.bytes().enumerate() {
-            let may_open = is_first(byte) && begins(&rest[at..], self.style.openers, last) != Begins::No;
-            if may_open || (self.style.is_bare && at_line_start && matches!(byte, b'{' | b'[')) {
+            let may_open = is_first(byte) && begins(&rest[at..], &self.openers, last) != Begins::No;
+            if may_open || (self.reads_bare && at_line_start && matches!(byte, b'{' | b'[')) {
                 self.at_line_start = at_line_start;
                 return if at == 0 { self.open(rest, last) } else { say(&rest[..at], sink) };
             }
@@ -209,17 +232,25 @@ impl Frame {
 
     /// Something opens here, or may open once more has come.
     fn open(&mut self, rest: &str, last: bool) -> Turn {
-        let opener = match begins(rest, self.style.openers, last) {
-            Begins::With(i) => self.style.openers[i],
+        let (rule, held) = match begins(rest, &self.openers, last) {
+            Begins::With(i) => match i.checked_sub(self.style.openers.len()) {
+                Some(fence) => {
+                    self.closers = self.style.fences[fence].close;
+                    (Rule::Bare, self.openers[i])
+                }
+                None => {
+                    self.closers = self.style.closers;
+                    let is_of_call = self.style.kinds.iter().any(|kind| kind.begin() == self.openers[i]);
+                    (Rule::Marked, if is_of_call { "" } else { self.openers[i] })
+                }
+            },
             Begins::Perhaps => return Turn::More,
             Begins::No => {
-                self.at = At::Opened(Rule::Bare, String::new());
-                return Turn::Took(0);
+                self.closers = self.style.closers;
+                (Rule::Bare, "")
             }
         };
-        let is_of_call = self.style.kinds.iter().any(|kind| kind.begin() == opener);
-        let held = if is_of_call { "" } else { opener };
-        self.at = At::Opened(self.style.opened, held.to_owned());
+        self.at = At::Opened(rule, held.to_owned());
         Turn::Took(held.len())
     }
 
@@ -298,7 +329,7 @@ impl Frame {
             self.at = At::Behind(rule, String::new());
             return Turn::Took(1);
         }
-        match begins(rest, self.style.closers, last) {
+        match begins(rest, self.closers, last) {
             Begins::With(i) => return self.close(i),
             Begins::Perhaps => {
                 self.at = At::Behind(rule, held);
@@ -318,7 +349,7 @@ impl Frame {
 
     fn close(&mut self, closer: usize) -> Turn {
         (self.at, self.in_list) = (At::Closed(String::new()), false);
-        Turn::Took(self.style.closers[closer].len())
+        Turn::Took(self.closers[closer].len())
     }
 
     fn closed(&mut self, mut held: String, rest: &str, last: bool, sink: &mut Sink) -> Turn {
@@ -329,8 +360,8 @@ impl Frame {
             return Turn::Took(n);
         }
         // An opener may begin as a closer does, and counts first.
-        let opener = begins(rest, self.style.openers, last);
-        let closer = begins(rest, self.style.closers, last);
+        let opener = begins(rest, &self.openers, last);
+        let closer = begins(rest, self.closers, last);
         match (opener, closer) {
             (Begins::With(_), _) | (Begins::No, Begins::No) => self.back_to_text(&held, sink),
             (Begins::No, Begins::With(i)) => self.close(i),

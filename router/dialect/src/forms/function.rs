@@ -41,12 +41,12 @@ impl FunctionStyle {
         let (open, assign) = (self.syntax.open, self.syntax.assign);
         let (close, separator) = if open == '(' { (')', ", ") } else { ('}', ",") };
         let key = |name: &str| format!("{name}{assign}");
-        let value = |property: &Value| self.value(property, arguments);
+        let value = |property: &Value| self.value(property, arguments, tool.strict);
         let begin = format!("{before}{}{}{open}", self.begin, tool.name);
         tag(&begin, members(arguments, separator, key, value), &format!("{close}{after}"))
     }
 
-    fn value(&self, property: &Value, root: &Value) -> Value {
+    fn value(&self, property: &Value, root: &Value, is_strict: bool) -> Value {
         let quote = self.syntax.quotes[0];
         let has_markers = quote.starts_with('<');
         match property.get("enum").and_then(Value::as_array) {
@@ -55,7 +55,7 @@ impl FunctionStyle {
                 either(values.map(|value| text(&format!("{quote}{value}{quote}"))).collect())
             }
             _ if has_markers && types_of(property, root, 0) == Types::TEXT => tag(quote, any_text(), quote),
-            _ => schema(&within(property, root)),
+            _ => schema(&within(property, root), is_strict),
         }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn layout() -> Layout {
         trigger: "<|channel|>commentary to=functions.",
         tag: Box::new(|tool, arguments| {
             let begin = format!("<|channel|>commentary to=functions.{} <|constrain|>json<|message|>", tool.name);
-            tag(&begin, schema(arguments), "<|call|>")
+            tag(&begin, schema(arguments, tool.strict), "<|call|>")
         }),
     }
 }

@@ -56,7 +56,7 @@ impl HeadedStyle {
     pub fn tag(&self, tool: &Tool, arguments: &Value, before: &str, after: &str) -> Value {
         let (begin, separator, end, name) = (self.begin, self.separators[0], self.end, &tool.name);
         let after = format!("{end}{after}");
-        let arguments = schema(arguments);
+        let arguments = schema(arguments, tool.strict);
         match self.header {
             Header::Name | Header::Direct => tag(&format!("{before}{begin}{name}{separator}"), arguments, &after),
             Header::Typed => {

@@ -81,7 +81,8 @@ impl XmlStyle {
             None => any_text(),
             Some(properties) => {
                 let parameters = properties.iter().map(|(name, property, is_required)| {
-                    let parameter = sequence(vec![self.parameter_tag(name, property, arguments), text("\n")]);
+                    let parameter =
+                        sequence(vec![self.parameter_tag(name, property, arguments, tool.strict), text("\n")]);
                     if *is_required { parameter } else { optional(parameter) }
                 });
                 sequence(parameters.collect())
@@ -90,7 +91,7 @@ impl XmlStyle {
         tag(&begin, content, &format!("{}{after}", self.end))
     }
 
-    fn parameter_tag(&self, name: &str, property: &Value, root: &Value) -> Value {
+    fn parameter_tag(&self, name: &str, property: &Value, root: &Value, is_strict: bool) -> Value {
         let is_text = types_of(property, root, 0) == Types::TEXT;
         let line = if self.is_framed { "\n" } else { "" };
         let behind = match (self.has_attributes, self.value) {
@@ -110,7 +111,7 @@ impl XmlStyle {
             }
             // Text ends at the marker alone, wherever it stands; the model writes the newline before it.
             None if is_text => tag(&begin, any_text(), end),
-            None => tag(&begin, schema(&within(property, root)), &format!("{line}{end}")),
+            None => tag(&begin, schema(&within(property, root), is_strict), &format!("{line}{end}")),
         }
     }
 

@@ -152,18 +152,21 @@ fn hermes_calls(is_single: bool) -> Value {
 fn a_required_call_is_the_whole_answer() {
     let hermes = dialect("hermes", "none");
     let tag =
-        |choice: &ToolChoice, parallel| hermes.enforced(&one_tool(false), choice, parallel, Opening::Answer, false);
+        |choice: &ToolChoice, parallel| hermes.enforced(&one_tool(true), choice, parallel, Opening::Answer, false);
     let of = |format: Value| Some(json!({"type": "structural_tag", "format": format}));
     assert_eq!(tag(&ToolChoice::Required, true), of(hermes_calls(false)));
     assert_eq!(tag(&ToolChoice::Required, false), of(hermes_calls(true)));
     assert_eq!(tag(&ToolChoice::Named("f".into()), true), of(hermes_calls(true)));
     assert_eq!(tag(&ToolChoice::Named("g".into()), true), None);
     assert_eq!(tag(&ToolChoice::None, true), None);
+    // Without `strict` the schema holds as far as it can be enforced.
+    let free = hermes.enforced(&one_tool(false), &ToolChoice::Required, false, Opening::Answer, false).unwrap();
+    assert_eq!(free["format"]["tags"][0]["content"]["strict"], false);
 }
 
 #[test]
 fn a_tool_without_parameters_has_none() {
-    let tools = Tools::new(vec![tool("f", Value::Null, false)]);
+    let tools = Tools::new(vec![tool("f", Value::Null, true)]);
     let tag = |form| dialect(form, "none").enforced(&tools, &ToolChoice::Required, false, Opening::Answer, false);
     let empty = json!({"type": "object", "properties": {}, "additionalProperties": false});
     assert_eq!(tag("hermes").unwrap()["format"]["tags"][0], hermes_call(empty));

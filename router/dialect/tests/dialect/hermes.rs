@@ -1,6 +1,8 @@
 //! `<tool_call>` around a JSON object.
 
 use crate::common::{Reader, answer};
+use dialect::{Dialect, Opening, Piece, Tool, Tools};
+use serde_json::json;
 
 #[track_caller]
 fn check(text: &str, content: &str, calls: &[&str]) {
@@ -104,4 +106,46 @@ fn a_call_without_end_is_said_so_far() {
     check("<tool_call>{\"name\": \"f\"", "", &["f(.."]);
     check("<tool_call>{\"name\": \"f\", \"arguments\": 12", "", &["f(12.."]);
     check("<tool_call>{\"name\": \"f", "<tool_call>{\"name\": \"f", &[]);
+}
+
+#[test]
+fn calls_of_known_tools_need_no_marker() {
+    let call = "{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}";
+    let calls = ["get_weather({\"city\": \"Oslo\"})"];
+    for (text, content) in [
+        (call.to_owned(), ""),
+        (format!("I look.\n{call}\n"), "I look.\n"),
+        (format!("```json\n{call}\n```"), ""),
+        (format!("```\n{call}\n```\n\nWait."), "\n\nWait."),
+        (format!("<tools>\n{call}\n</tools>"), ""),
+        (format!("<tool_call>{call}</tool_call>\n```python\nx\n```"), "\n```python\nx\n```"),
+        (format!("```json\n{call}\n```\n```\nx\n```"), "\n```\nx\n```"),
+        (format!("{call}\n```"), "\n```"),
+    ] {
+        check(&text, content, &calls);
+    }
+    for text in [
+        "```json\n{\"name\": \"unknown\", \"arguments\": {}}\n```",
+        "{\"name\": \"get_time\", \"age\": 3}",
+        "{\"name\": \"get_time\"}",
+        "```\n[1, 2]\n```\n<tools>none</tools>",
+        "As in: {\"name\": \"get_time\", \"arguments\": {}}",
+    ] {
+        check(text, text, &[]);
+    }
+}
+
+#[test]
+fn a_strict_tool_is_called_in_the_form_that_is_enforced_alone() {
+    let text = "{\"name\": \"f\", \"arguments\": {}}\n```json\n{\"name\": \"f\", \"arguments\": {}}\n```";
+    let read = |strict: bool| {
+        let tool = Tool { name: "f".into(), parameters: json!({"type": "object"}), strict };
+        let dialect = Dialect::NONE.tools_named("hermes").unwrap();
+        let mut speech = dialect.speech(&Tools::new(vec![tool]), Opening::Answer);
+        let mut said = Vec::new();
+        speech.push(text, &mut said);
+        speech.finish(&mut said);
+        said.iter().filter(|piece| matches!(piece, Piece::CallEnd { .. })).count()
+    };
+    assert_eq!((read(false), read(true)), (2, 0));
 }

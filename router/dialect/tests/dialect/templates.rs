@@ -83,7 +83,7 @@ fn a_name_that_nobody_knows_is_refused() {
 #[test]
 fn markers_are_what_must_be_shown() {
     let markers = |calls, thoughts| dialect(calls, thoughts).markers();
-    assert_eq!(markers("hermes", "none"), ["</tool_call>", "<tool_call>"]);
+    assert_eq!(markers("hermes", "none"), ["</tool_call>", "</tools>", "<tool_call>", "<tools>"]);
     assert_eq!(markers("none", "qwen3"), ["</think>", "<think>"]);
     assert_eq!(markers("none", "none"), Vec::<&str>::new());
     for (calls, marker) in [
