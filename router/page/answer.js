@@ -16,7 +16,8 @@ export async function stream(turn, body, news, signal) {
     const n = turn.last;
     try {
       const more = turn.last ? {"last-event-id": turn.last} : {};
-      const reply = await post(PATH, {...body, stream: true, stream_options: {include_usage: true}}, {signal, more});
+      const sent = {...body, stream: true, stream_options: {include_usage: true}, return_progress: true};
+      const reply = await post(PATH, sent, {signal, more});
       turn.seed = reply.headers.get("x-lockstep-seed") ?? turn.seed;
       turn.policy = reply.headers.get("x-lockstep-policy-digest") ?? turn.policy;
       turn.prompt = reply.headers.get("x-lockstep-prompt-hash") ?? turn.prompt;
@@ -68,6 +69,8 @@ function hear(turn, event, news) {
   }
   turn.answer = told.id ?? turn.answer;
   turn.model = told.model ?? turn.model;
+  // How far the prompt is, until there is a token.
+  turn.progress = told.prompt_progress ?? null;
   for (const choice of told.choices ?? []) {
     turn.text += choice.delta?.content ?? "";
     turn.thought += choice.delta?.reasoning_content ?? choice.delta?.reasoning ?? "";

@@ -1,16 +1,19 @@
 // Chats with the models that are served. What a model says is shown by `markdown.js` as nodes, and never read as HTML.
 
-import {again, blank, stream} from "./answer.js";
+import {again, blank} from "./answer.js";
 import * as kept from "./conversations.js";
+import * as runs from "./runs.js";
 import {make, mark, say, tell} from "./dom.js";
 import {markdown, settled, visible} from "./markdown.js";
 import {get} from "./server.js";
 
 const SETTINGS = "lockstep chat settings";
-/** How long a growing answer's news may wait for the browser's storage. */
-const STORE_EVERY_MS = 500;
 /** Longer answers are shown as plain text at first: nobody waits for their markup. */
 const MARKUP_MAX = 200000;
+/** Shorter prompts are read before their progress could be. */
+const PROMPT_SHOWN_MIN = 256;
+/** Where the list of conversations is beside the chat, as in `look.css`. */
+const WIDE = "(min-width: 44.01rem)";
 /** Token by token at most so many are shown. */
 const TOKENS_SHOWN_MAX = 4000;
 const NUMBERS = [
@@ -25,14 +28,16 @@ export class Chat {
     this.list = make("ul");
     this.text = make("textarea", {name: "text", rows: 3, "aria-label": "Your message", placeholder: "Ask something. Enter sends, Shift+Enter makes a line.", keydown: (event) => this.key(event)});
     this.send = make("button", {class: "main", type: "submit", disabled: true}, "Send");
-    this.halt = make("button", {type: "button", disabled: true, click: () => this.abort?.abort()}, "Stop");
+    this.halt = make("button", {type: "button", disabled: true, click: () => runs.stop(this.conversation.id)}, "Stop");
     this.settings = settings();
     this.form = make("form", {class: "ask", submit: (event) => (event.preventDefault(), this.ask())},
       this.text, make("div", {class: "buttons"}, this.send, this.halt));
     this.node = make("section", {class: "chat", "aria-labelledby": "chat"},
-      make("aside", {class: "chats", "aria-label": "Conversations"}, make("button", {type: "button", click: () => this.open(kept.fresh())}, "New conversation"), this.list,
+      make("aside", {class: "chats", "aria-label": "Conversations"}, make("button", {type: "button", click: () => this.open(kept.fresh())}, "New conversation"),
+        make("details", {open: matchMedia(WIDE).matches}, make("summary", {}, "Conversations"), this.list),
         make("details", {}, make("summary", {}, "Model and sampling"), this.settings.node)),
       make("div", {}, make("h1", {id: "chat"}, "Chat"), this.turns, this.form));
+    this.unwatch = runs.watch((run, over) => this.heard(run, over));
     this.begin();
   }
 
@@ -41,9 +46,7 @@ export class Chat {
   }
 
   close() {
-    // The turn is stored with its last event: whoever opens it again goes on there.
-    this.closing = true;
-    this.abort?.abort();
+    this.unwatch();
   }
 
   async begin() {
@@ -60,33 +63,47 @@ export class Chat {
   async listed() {
     const all = await kept.all();
     this.list.replaceChildren(...all.map((conversation) => {
-      const open = make("button", {type: "button", class: "plain", click: () => this.open(conversation)}, kept.title(conversation));
+      const open = make("button", {type: "button", class: "plain", click: () => this.choose(conversation.id)}, kept.title(conversation));
       mark(open, "aria-current", conversation.id === this.conversation?.id);
+      mark(open, "aria-busy", Boolean(runs.running(conversation.id)));
       const forget = make("button", {type: "button", class: "plain", "aria-label": `Forget: ${kept.title(conversation)}`, click: () => this.forget(conversation)}, "×");
       return make("li", {}, open, forget);
     }));
   }
 
   async forget(conversation) {
-    await kept.forget(conversation.id);
+    await runs.forget(conversation.id);
     if (conversation.id === this.conversation?.id) this.open(kept.fresh());
     else this.listed();
   }
 
+  /** Opens a conversation as it is stored now: it may have grown since it was listed. */
+  async choose(id) {
+    if (id === this.conversation?.id) return;
+    const conversation = await kept.one(id);
+    if (conversation) this.open(conversation);
+  }
+
   open(conversation) {
-    if (this.conversation?.id === conversation.id && this.abort) return;
-    this.closing = true;
-    this.abort?.abort();
-    this.closing = false;
-    this.conversation = conversation;
-    this.send.disabled = false;
+    // While its answer is under way, there is one object of a conversation that grows.
+    this.conversation = runs.running(conversation.id)?.conversation ?? conversation;
     this.shown.clear();
     this.turns.replaceChildren();
     this.draw();
+    this.buttons();
     this.listed();
     // A stream that was under way when the page went goes on after its last event.
-    const last = kept.path(conversation).at(-1);
-    if (last?.role === "assistant" && !last.over && last.asked) this.answer(last);
+    const last = kept.path(this.conversation).at(-1);
+    if (last?.role === "assistant" && !last.over && last.asked && !this.isBusy()) this.answer(last);
+  }
+
+  isBusy() {
+    return Boolean(runs.running(this.conversation.id));
+  }
+
+  buttons() {
+    this.send.disabled = this.isBusy();
+    this.halt.disabled = !this.isBusy();
   }
 
   key(event) {
@@ -106,47 +123,31 @@ export class Chat {
   /** A turn of the one who asks, below `parent`, and an answer below that. */
   tell(text, parent) {
     const turn = kept.add(this.conversation, {role: "user", parent, text});
-    this.reply(turn, this.settings.body());
+    this.reply(turn, {...this.settings.body(), system: this.settings.system()});
   }
 
   /** An answer below `turn`, which may have others already. */
   reply(turn, asked) {
-    this.conversation.at = turn.id;
-    const messages = kept.path(this.conversation).map(({role, text}) => ({role, content: text}));
-    const system = this.settings.system();
-    if (system) messages.unshift({role: "system", content: system});
-    const answer = kept.add(this.conversation, blank(turn.id, {...asked, messages}));
+    const answer = kept.add(this.conversation, blank(turn.id, asked));
     this.draw();
     this.answer(answer);
   }
 
-  async answer(turn) {
-    const [conversation, abort] = [this.conversation, new AbortController()];
-    this.abort = abort;
-    this.halt.disabled = false;
-    this.send.disabled = true;
+  answer(turn) {
     tell("The answer comes");
-    let stored = 0;
-    const news = () => {
-      this.drawSoon(turn);
-      if (Date.now() - stored > STORE_EVERY_MS) {
-        stored = Date.now();
-        kept.keep(conversation);
-      }
-    };
-    await kept.keep(conversation);
+    runs.answer(this.conversation, turn);
+    this.buttons();
     this.listed();
-    await stream(turn, turn.asked, news, abort.signal);
-    if (this.closing && turn.over === "stopped") turn.over = null;
-    await kept.keep(conversation);
-    if (this.abort === abort) {
-      this.abort = null;
-      this.halt.disabled = true;
-      this.send.disabled = false;
-      tell(turn.over === "ended" ? "The answer is complete" : turn.broken ?? "Stopped");
-    }
+  }
+
+  /** An answer has grown, here or in a conversation that is not shown. */
+  heard({conversation, turn}, over) {
+    if (over) this.listed();
+    if (conversation !== this.conversation) return;
+    if (!over) return this.drawSoon(turn);
+    this.buttons();
     this.draw();
-    this.listed();
+    tell(turn.over === "ended" ? "The answer is complete" : turn.broken ?? "Stopped");
   }
 
   drawSoon(turn) {
@@ -212,11 +213,11 @@ class Turn {
       return;
     }
     const parent = () => chat.conversation.turns.find((other) => other.id === turn.parent);
-    const asked = () => (({messages, ...rest}) => rest)(turn.asked);
+    const asked = () => (({messages, ...rest}) => ({system: messages?.find((of) => of.role === "system")?.content, ...rest}))(turn.asked);
     this.buttons.append(
       button("Copy", () => navigator.clipboard?.writeText(turn.text).then(() => tell("Copied"))),
-      button("Again, same seed", () => chat.abort || chat.reply(parent(), {...asked(), seed: Number(turn.seed)})),
-      button("Again, other seed", () => chat.abort || chat.reply(parent(), {...asked(), seed: Math.floor(Math.random() * 2 ** 48)})),
+      button("Again, same seed", () => chat.isBusy() || chat.reply(parent(), {...asked(), seed: Number(turn.seed)})),
+      button("Again, other seed", () => chat.isBusy() || chat.reply(parent(), {...asked(), seed: Math.floor(Math.random() * 2 ** 48)})),
       button("Same again?", () => this.same()),
       button("Tokens", () => this.tokens()));
   }
@@ -230,7 +231,7 @@ class Turn {
       say(this.who, turn.model ?? "Model");
       this.showThought();
       this.showSaid();
-      say(this.state, turn.broken && turn.over !== "ended" ? turn.broken : turn.over === "stopped" ? "stopped" : turn.reason === "length" ? "cut at the limit" : turn.over ? "" : "…");
+      say(this.state, stateOf(turn));
       this.node.setAttribute("aria-busy", `${!turn.over}`);
     }
     this.showBranches();
@@ -280,7 +281,7 @@ class Turn {
     area.value = this.turn.text;
     const close = () => this.extra.replaceChildren();
     this.extra.replaceChildren(area, make("div", {},
-      make("button", {type: "button", click: () => this.chat.abort || (close(), this.chat.tell(area.value, this.turn.parent))}, "Ask this instead"),
+      make("button", {type: "button", click: () => this.chat.isBusy() || (close(), this.chat.tell(area.value, this.turn.parent))}, "Ask this instead"),
       make("button", {type: "button", class: "plain", click: close}, "Leave it")));
     area.focus();
   }
@@ -290,7 +291,7 @@ class Turn {
     const said = make("p", {role: "status"}, "Asked again, apart from all caches …");
     this.extra.replaceChildren(said);
     const salt = crypto.getRandomValues(new Uint32Array(4)).join("-");
-    const {same, why} = await again(turn, {...turn.asked, cache_salt: salt}, new AbortController().signal);
+    const {same, why} = await again(turn, {...kept.body(this.chat.conversation, turn), cache_salt: salt}, new AbortController().signal);
     said.className = same ? "good" : "bad";
     say(said, same ? `Equal, bit for bit: ${why}` : same === null ? `Not compared: ${why}` : `Different: ${why}`);
   }
@@ -315,6 +316,13 @@ class Turn {
       make("div", {class: "tokens", role: "group", "aria-label": "Tokens, by their probability", keydown: move, mouseover: (event) => tell(event.target), focusin: (event) => tell(event.target)}, shown),
       make("p", {class: "quiet"}, tokens.length > TOKENS_SHOWN_MAX ? `The first ${TOKENS_SHOWN_MAX} of ${tokens.length}` : ""), about);
   }
+}
+
+function stateOf(turn) {
+  if (turn.broken && turn.over !== "ended") return turn.broken;
+  if (turn.over) return turn.over === "stopped" ? "stopped" : turn.reason === "length" ? "cut at the limit" : "";
+  const {total, cache, processed} = turn.progress ?? {};
+  return total - cache >= PROMPT_SHOWN_MIN && processed < total ? `reading the prompt: ${processed} of ${total} tokens` : "…";
 }
 
 const level = (logprob) => Math.min(4, Math.floor(Math.exp(logprob) * 5));

@@ -24,10 +24,13 @@ export async function all() {
   return kept.sort((a, b) => b.changed - a.changed);
 }
 
+export const one = async (id) => done((await store("readonly")).get(id));
+
 export async function keep(conversation) {
-  await done((await store("readwrite")).put({...conversation, changed: Date.now()}));
-  const kept = await all();
-  for (const old of kept.slice(KEPT_MAX)) await forget(old.id);
+  const kept = await store("readwrite");
+  await done(kept.put({...conversation, changed: Date.now()}));
+  if ((await done(kept.count())) <= KEPT_MAX) return;
+  for (const old of (await all()).slice(KEPT_MAX)) await forget(old.id);
 }
 
 export async function forget(id) {
@@ -49,12 +52,20 @@ export function add(conversation, turn) {
 
 const byId = (conversation) => new Map(conversation.turns.map((turn) => [turn.id, turn]));
 
-/** The turns from the first to the one that is shown last. */
-export function path(conversation) {
+/** The turns from the first to the one at `at`, which is the one that is shown last. */
+export function path(conversation, at = conversation.at) {
   const turns = byId(conversation);
   const out = [];
-  for (let turn = turns.get(conversation.at); turn; turn = turns.get(turn.parent)) out.push(turn);
+  for (let turn = turns.get(at); turn; turn = turns.get(turn.parent)) out.push(turn);
   return out.reverse();
+}
+
+/** The request that a turn answers. The messages before it are those of its branch, and are stored there alone. */
+export function body(conversation, turn) {
+  const {system, ...asked} = turn.asked;
+  if (asked.messages) return asked;
+  const messages = path(conversation, turn.parent).map(({role, text}) => ({role, content: text}));
+  return {...asked, messages: system ? [{role: "system", content: system}, ...messages] : messages};
 }
 
 export const siblings = (conversation, turn) => conversation.turns.filter((other) => other.parent === turn.parent);

@@ -64,6 +64,7 @@ function fill(node, request) {
 function text(name, request) {
   const value = request[name];
   if (name === "number") return `${value}`;
+  if (name === "state" && request.computed) return `prompt ${Math.floor((100 * request.computed) / request.prompt)}%`;
   if (name === "id") return [request.model || "–", request.tenant, request.id ?? ""].join(" · ");
   if (name.endsWith("_ms")) return millis(value);
   return typeof value === "number" ? count(value) : `${value ?? "–"}`;

@@ -11,8 +11,10 @@ STORED = """
     const opened = await done(indexedDB.open("lockstep", 1));
     const all = await done(opened.transaction("conversations").objectStore("conversations").getAll());
     opened.close();
-    const turns = all.sort((a, b) => b.changed - a.changed)[0]?.turns ?? [];
-    return turns.filter((turn) => turn.role === "assistant").at(-1) ?? null;"""
+    const newest = all.sort((a, b) => b.changed - a.changed)[0];
+    const turn = newest?.turns.filter((turn) => turn.role === "assistant").at(-1);
+    const {body} = await import("/page/conversations.js");
+    return turn ? {...turn, body: body(newest, turn)} : null;"""
 
 
 class Chats(PageTest):
@@ -27,7 +29,7 @@ class Chats(PageTest):
         return tab
 
     def answered(self, turn):
-        body = {**turn["asked"], "seed": int(turn["seed"])}
+        body = {**turn["body"], "seed": int(turn["seed"])}
         return self.ask("/v1/chat/completions", body)["choices"][0]
 
     def test_an_answer_is_what_the_api_answers(self):
@@ -90,6 +92,61 @@ class Chats(PageTest):
         tab.until(f"document.querySelector('.turn.user').innerText.includes('Say hello.')", 10, "the edited turn")
         tab.until(OVER, 90, "its answer")
         self.assertIn("2 of 2", tab.text(".turn.user"))
+
+    def test_another_conversation_ends_no_answer(self):
+        tab = self.chat(temperature=1, seed=12, max_tokens=200, logprobs=False)
+        say(tab, PROMPT)
+        tab.until(f"{LAST}?.querySelector('.said').innerText.length > 20", 60, "the answer has begun")
+        tab.click(".chats button", "New conversation")
+        tab.until("!document.querySelector('.turn')", 10, "the new conversation is empty")
+        say(tab, "Say hello.")
+        tab.click("nav a", "Requests")
+        tab.until("!document.querySelector('.ask')", 10, "another view")
+        tab.click("nav a", "Chat")
+        tab.until("document.querySelectorAll('.chats li').length === 2", 20, "both are listed")
+        tab.until("!document.querySelector('.chats button[aria-busy]')", 120, "both answers are over")
+        tab.click(".chats li:last-child button:first-child")
+        tab.until(OVER, 20, "the first conversation is shown")
+        turns = tab.run("""
+            const {all} = await import("/page/conversations.js");
+            return (await all()).map(({turns}) => turns.at(-1));""")
+        self.assertEqual([(turn["over"], turn["broken"]) for turn in turns], [("ended", None)] * 2)
+        self.assertEqual({turn["usage"]["completion_tokens"] for turn in turns if turn["reason"] == "length"}, {200})
+
+    def test_a_conversation_is_stored_once(self):
+        tab = self.chat(max_tokens=4, logprobs=False)
+        n_bytes = tab.run("""
+            const {fresh, add, keep, one, body} = await import("/page/conversations.js");
+            const {blank} = await import("/page/answer.js");
+            const all = fresh();
+            for (let n = 0; n < 100; n++) {
+              add(all, {role: "user", parent: all.at, text: "a question ".repeat(100)});
+              Object.assign(add(all, blank(all.at, {model: "m", system: "Be brief."})), {text: "an answer ".repeat(100), over: "ended"});
+            }
+            await keep(all);
+            const kept = await one(all.id);
+            const {messages} = body(kept, kept.turns.at(-1));
+            return [JSON.stringify(kept).length, messages.length, messages[0].content];""")
+        self.assertEqual(n_bytes[1:], [200, "Be brief."])
+        self.assertLess(n_bytes[0], 260_000, "210,000 characters were said")
+
+    def test_a_long_prompt_shows_how_far_it_is(self):
+        tab = self.chat(max_tokens=4, logprobs=False)
+        tab.run("""
+            window.states = new Set();
+            const look = () => document.querySelectorAll(".turn .warn").forEach((node) => window.states.add(node.textContent));
+            new MutationObserver(look).observe(document.body, {subtree: true, childList: true, characterData: true});""")
+        say(tab, "one two three four five six seven eight " * 90)
+        tab.until(OVER, 120, "the answer is over")
+        states = tab.run("return [...window.states]")
+        self.assertTrue(any(re.match(r"reading the prompt: \d+ of \d+ tokens", state) for state in states), states)
+
+    def test_on_a_phone_the_chat_comes_first(self):
+        tab = self.tab("/#chat", width=390, height=800)
+        tab.until("document.querySelector('.chats details')", 20, "the chat is there")
+        self.assertFalse(tab.run("return document.querySelector('.chats details').open"))
+        top = tab.run("return document.querySelector('textarea[name=text]').getBoundingClientRect().bottom")
+        self.assertLess(top, 800, "what is asked is written on the first screen")
 
     def test_two_hundred_messages(self):
         tab = self.chat(max_tokens=4)

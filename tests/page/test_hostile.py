@@ -55,6 +55,30 @@ class HostileAnswers(PageTest):
             self.assertFalse(set(signs) & set(said), f"{kind}: {said!r}")
             self.assertIn(f"\u2039{ord(signs[0]):04x}\u203a", said)
 
+    def test_words_in_tables_are_whole(self):
+        tab = self.shown("markdown")
+        heights = tab.run(f"return [...{LAST}.querySelectorAll('.said td')].map((cell) => getComputedStyle(cell).overflowWrap)")
+        self.assertTrue(heights and set(heights) == {"break-word"}, heights)
+
+    def test_markup_takes_time_in_proportion_to_the_text(self):
+        """Of each delimiter 100,000, behind a character that may make another thing of them."""
+        tab = self.tab("/#chat", url=self.bad.url)
+        slowest = tab.run("""
+            const {markdown, settled} = await import("/page/markdown.js");
+            let slowest = [0, ""];
+            for (const start of ["", "|", "x ", "# ", "- ", "> ", "```", "[", "a|b\\n"]) {
+              for (const sign of ["*", "_", "`", "~", "[", "]", "(", ")", "|", "| ", " |", " ", ">", "> ", "#", "- ", "\\n", "\\\\", "!", "<", "&", "**a", "](", "~~"]) {
+                const text = start + sign.repeat(100000);
+                const began = performance.now();
+                settled(text, 0);
+                markdown(text);
+                const took = performance.now() - began;
+                if (took > slowest[0]) slowest = [took, JSON.stringify([start, sign])];
+              }
+            }
+            return slowest;""")
+        self.assertLess(slowest[0], 4000, slowest)
+
     def test_what_nests_and_repeats_costs_little(self):
         for kind in ("quotes", "stars", "lists", "table", "lines", "megabyte"):
             began = time.monotonic()

@@ -60,6 +60,7 @@ fn all() -> Vec<Route> {
         "/page/requests.js" "requests.js" SCRIPT
         "/page/load.js" "load.js" SCRIPT
         "/page/chat.js" "chat.js" SCRIPT
+        "/page/runs.js" "runs.js" SCRIPT
         "/page/answer.js" "answer.js" SCRIPT
         "/page/conversations.js" "conversations.js" SCRIPT
     ]
