@@ -127,6 +127,15 @@ const OF_RUN: [&str; 18] = [
     "log",
 ];
 
+/// `serve` has no certificate of a role, so the short names are those of the certificate that clients see.
+fn tls_towards_clients(argument: Arg) -> Arg {
+    match argument.get_id().as_str() {
+        "api_tls_cert" => argument.alias("tls-cert"),
+        "api_tls_key" => argument.alias("tls-key"),
+        _ => argument,
+    }
+}
+
 fn without_others(argument: Arg) -> Arg {
     let is_listed = OF_RUN.contains(&argument.get_id().as_str());
     if is_listed { argument } else { argument.hide(true) }
@@ -187,7 +196,7 @@ Example: lockstep reload --coordinator 127.0.0.1:50100";
 #[derive(Subcommand)]
 pub enum Command {
     /// Serve a model on this machine, with OpenAI's API over HTTP and with gRPC
-    #[command(after_help = serve_help())]
+    #[command(after_help = serve_help(), mut_args(tls_towards_clients))]
     Serve(ServeCommand),
     /// Answer one prompt, or chat in the terminal
     #[command(after_help = RUN_HELP, mut_args(without_others))]
@@ -261,6 +270,7 @@ pub enum Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::memory_part::MemoryPart;
 
     fn check(line: &str, expect: Option<&str>) {
         check_with(&[], line, expect);
@@ -302,6 +312,24 @@ mod tests {
         let run = program.find_subcommand("run").unwrap();
         let strange = OF_RUN.iter().find(|name| run.get_arguments().all(|argument| argument.get_id() != **name));
         assert_eq!(strange, None);
+    }
+
+    #[test]
+    fn certificates_and_memory_have_the_names_of_others_too() {
+        for names in
+            ["--api-tls-cert a --api-tls-key b", "--ssl-certfile a --ssl-keyfile b", "--tls-cert a --tls-key b"]
+        {
+            let line = format!("lockstep serve m {names} --gpu-memory-utilization 0.85");
+            let words = line.split(' ').map(OsString::from).collect();
+            let Ok((Command::Serve(serve), _)) = parsed(words, std::iter::empty()) else { panic!("{line}") };
+            let (router, coordinator) = (serve.settings.router, serve.settings.coordinator);
+            assert_eq!((router.api_tls_cert, router.api_tls_key), (Some("a".into()), Some("b".into())), "{line}");
+            assert_eq!(coordinator.gpu_memory_utilization.map(MemoryPart::permille), Some(850));
+        }
+        check("lockstep serve m --ssl-ca-certs a", Some("--api-tls-cert"));
+        check("lockstep serve m --gpu-memory-utilization 0.9 --kv-memory 1GiB", Some("cannot be used with"));
+        // A role has a certificate towards other roles.
+        check("lockstep router --tls-cert a --tls-key b", Some("--tls-ca"));
     }
 
     #[test]

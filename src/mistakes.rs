@@ -8,9 +8,7 @@ use std::ffi::OsString;
 const ROLES: [&str; 4] = ["router", "coordinator", "worker", "serve"];
 
 /// Flags of other servers that people try, and what there is instead. Those that mean the same here are aliases.
-const ELSEWHERE: [(&str, &str); 7] = [
-    ("gpu-memory-utilization", "--kv-memory BYTES says how much the KV cache may take"),
-    ("mem-fraction-static", "--kv-memory BYTES says how much the KV cache may take"),
+const ELSEWHERE: [(&str, &str); 5] = [
     ("dtype", "weights stay what their file has; --activations and --kv-dtype choose the rest"),
     ("quantization", "weights stay what their file has: give a model that is quantized, such as org/name:Q4_K_M"),
     ("quantize", "weights stay what their file has: give a model that is quantized, such as org/name:Q4_K_M"),

@@ -124,7 +124,7 @@ async fn ask(mut client: Client, text: String) -> Result<u32, Status> {
         match reply.event.unwrap() {
             Event::Delta(delta) => n_tokens += delta.token_ids.len() as u32,
             Event::Finished(_) => has_ended = true,
-            Event::Started(_) | Event::PromptLogprobs(_) => {}
+            Event::Started(_) | Event::PromptLogprobs(_) | Event::PromptProgress(_) => {}
         }
     }
     assert!(has_ended);

@@ -153,6 +153,17 @@ impl Refusal {
         }
     }
 
+    /// The same refusal, of a field whose name ends otherwise in one face.
+    pub fn renamed_end(self, end: &str, to: &str) -> Refusal {
+        match self {
+            Refusal::Invalid { field, message } => {
+                let name = field.strip_suffix(end).map(|start| Cow::Owned(format!("{start}{to}")));
+                Refusal::Invalid { field: name.unwrap_or(field), message }
+            }
+            other => other,
+        }
+    }
+
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Refusal::Full { retry_after }

@@ -1,6 +1,7 @@
 //! One answer: asked for, streamed to standard output, and its figures. Knows no commands of a chat.
 
 use super::ask::{ASSISTANT, Dialogue, USER, message};
+use super::progress::ProgressLine;
 use super::quiet::columns;
 use super::wrap::Wrapped;
 use crate::out;
@@ -43,16 +44,20 @@ pub async fn answer(
     let request = v1::GenerateRequest {
         input: Some(if ask.raw { Input::Text(prompt.to_owned()) } else { Input::Chat(chat()) }),
         sampling: Some(ask.sampling.clone()),
+        progress: true,
         ..v1::GenerateRequest::default()
     };
     let asked = Instant::now();
+    let mut progress = ProgressLine::default();
     let mut replies = client.generate(request).await.map_err(refused)?.into_inner();
     ask.messages.push(message(ASSISTANT, ""));
     let (mut first_token, mut terminal) = (None, Wrapped::default());
     while let Some(reply) = replies.message().await.map_err(refused)? {
         match reply.event.context("a reply without an event")? {
             Event::Started(_) | Event::PromptLogprobs(_) => {}
+            Event::PromptProgress(prompt) => progress.show(&prompt),
             Event::Delta(delta) => {
+                progress.clear();
                 first_token.get_or_insert_with(|| asked.elapsed());
                 // The answer alone can be piped on.
                 match std::io::stderr().is_terminal() {
@@ -66,6 +71,7 @@ pub async fn answer(
                 }
             }
             Event::Finished(finished) => {
+                progress.clear();
                 out::print("\n")?;
                 let first_token = first_token.unwrap_or_else(|| asked.elapsed());
                 let n_tokens = finished.usage.map_or(0, |usage| usage.completion_tokens);

@@ -2,6 +2,7 @@
 
 mod answer;
 mod ask;
+mod progress;
 mod quiet;
 mod said;
 mod saved;

@@ -5,6 +5,7 @@ use super::{drafts, page};
 use crate::models;
 use crate::out;
 use crate::settings::device::DeviceChoice;
+use crate::settings::memory_part::MemoryPart;
 use crate::settings::{ConfigSource, CoordinatorParts, CoordinatorRole, ServeSettings, machine, printed};
 use anyhow::Context;
 use checkpoint::Checkpoint;
@@ -169,6 +170,7 @@ pub fn policy(parts: CoordinatorParts<'_>) -> Policy {
         activations: settings.activations(device.class()),
         kv_dtype: settings.kv_dtype(device.class()),
         kv_memory: settings.kv_memory.map(|bytes| bytes.0),
+        memory_permille: settings.gpu_memory_utilization.map(MemoryPart::permille),
         state_cache: settings.state_cache.map(|bytes| bytes.0),
         context: settings.context,
         running_max: queue.max_running,

@@ -5,6 +5,7 @@ use super::check::at_least_one;
 use super::device::{DeviceChoice, DeviceSettings};
 use super::health::HealthSettings;
 use super::kv::KvChoice;
+use super::memory_part::MemoryPart;
 use super::model::ModelSettings;
 use super::queue::QueueSettings;
 use super::speculation::SpeculationSettings;
@@ -58,6 +59,15 @@ pub struct CoordinatorSettings {
     /// nine tenths of what the weights leave.
     #[arg(long, env = "LOCKSTEP_KV_MEMORY", value_name = "BYTES")]
     pub kv_memory: Option<ByteSize>,
+    /// Part of each worker's memory for weights and KV cache together, such as 0.9 [default: see --kv-memory]
+    #[arg(
+        long,
+        alias = "mem-fraction-static",
+        env = "LOCKSTEP_GPU_MEMORY_UTILIZATION",
+        value_name = "PART",
+        conflicts_with = "kv_memory"
+    )]
+    pub gpu_memory_utilization: Option<MemoryPart>,
     /// Part of the KV memory of each worker for states of recurrent layers that the prefix cache keeps, such as 1GiB
     /// [default: as much as keys and values have]
     #[arg(long, env = "LOCKSTEP_STATE_CACHE", value_name = "BYTES")]

@@ -14,6 +14,7 @@ pub mod hub;
 mod identity;
 mod kv;
 pub mod machine;
+pub mod memory_part;
 mod model;
 pub mod offered;
 mod queue;

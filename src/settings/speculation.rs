@@ -80,7 +80,7 @@ impl SpeculationSettings {
     pub fn speculation(&self) -> Speculation {
         let adaptive = Drafting::Adaptive { max: TOKENS, row_permille: ROW_PERMILLE };
         let drafting = match (&self.speculative_config, self.speculation) {
-            (Some(config), _) => Drafting::Fixed(config.num_speculative_tokens),
+            (Some(config), _) => config.num_speculative_tokens.map_or(adaptive, Drafting::Fixed),
             (None, SpeculationChoice::Off) if self.draft_model.is_none() => Drafting::Off,
             (None, SpeculationChoice::Off) => adaptive,
             (None, SpeculationChoice::Auto | SpeculationChoice::Ngram) => adaptive,
@@ -139,7 +139,8 @@ impl From<SpeculationChoice> for String {
 pub struct SpeculativeConfig {
     method: Option<Method>,
     model: Option<String>,
-    num_speculative_tokens: u16,
+    /// Without it, as many as make it faster.
+    num_speculative_tokens: Option<u16>,
     prompt_lookup_max: Option<u16>,
     prompt_lookup_min: Option<u16>,
 }
@@ -154,11 +155,13 @@ enum Method {
 
 impl SpeculativeConfig {
     fn check(&self) -> anyhow::Result<()> {
-        let (n, max) = (self.num_speculative_tokens, types::DRAFT_ROWS_MAX);
-        ensure!(
-            (1..=max).contains(&n.into()),
-            "--speculative-config: num_speculative_tokens is {n}, and may be from 1 to {max}"
-        );
+        if let Some(n) = self.num_speculative_tokens {
+            let max = types::DRAFT_ROWS_MAX;
+            ensure!(
+                (1..=max).contains(&n.into()),
+                "--speculative-config: num_speculative_tokens is {n}, and may be from 1 to {max}"
+            );
+        }
         let looks_up = self.prompt_lookup_max.or(self.prompt_lookup_min).is_some();
         match (self.method, &self.model) {
             (Some(Method::Ngram), None) | (Some(Method::DraftModel) | None, Some(_)) => {}
@@ -234,6 +237,8 @@ mod tests {
             let error = config(json).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         };
+        let auto = config(r#"{"method":"ngram"}"#).unwrap();
+        assert_eq!(auto.drafting, settings("auto", None).unwrap().drafting);
         refused(r#"{"method":"eagle","num_speculative_tokens":3}"#, "eagle");
         refused(r#"{"method":"ngram","num_speculative_tokens":3,"model":"draft"}"#, "model");
         refused(r#"{"method":"ngram","num_speculative_tokens":0}"#, "num_speculative_tokens is 0");

@@ -23,7 +23,8 @@ pub struct TrustSettings {
     /// Mutual TLS between roles [default: on, except over loopback]
     #[arg(long, env = "LOCKSTEP_TLS", value_enum)]
     pub tls: Option<TlsMode>,
-    /// Certificate of this role, as PEM, issued to lockstep.cluster [default: made from the join token]
+    /// Certificate of this role towards other roles, as PEM, issued to lockstep.cluster (a router shows clients that of
+    /// --api-tls-cert) [default: made from the join token]
     #[arg(long, env = "LOCKSTEP_TLS_CERT", value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
     pub tls_cert: Option<PathBuf>,
     /// Private key of --tls-cert, as PEM

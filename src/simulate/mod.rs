@@ -256,6 +256,7 @@ fn policy(options: &Options, kv_memory: u64) -> Policy {
         activations: Activations::Bf16,
         kv_dtype: options.kv_dtype,
         kv_memory: Some(kv_memory),
+        memory_permille: None,
         state_cache: None,
         context: options.context,
         running_max: options.max_running,

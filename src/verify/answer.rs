@@ -25,6 +25,11 @@ pub struct AnsweredChoice {
     pub certificate: Value,
 }
 
+/// A seed as a client or a server writes it, with or without a sign.
+pub fn seed(value: &Value) -> Option<u64> {
+    value.as_u64().or(value.as_i64().map(i64::cast_unsigned))
+}
+
 /// No response has more choices.
 const CHOICES_MAX: usize = 4096;
 
@@ -48,7 +53,7 @@ impl Answers {
         }
         for choice in &answers.choices {
             let certificate = &choice.certificate;
-            add(&mut answers.seeds, certificate["seed"].as_u64());
+            add(&mut answers.seeds, seed(&certificate["seed"]));
             add(&mut answers.digests, certificate["policy_digest"].as_str().map(str::to_owned));
         }
         Ok(answers)
@@ -58,7 +63,7 @@ impl Answers {
         if !event["error"].is_null() {
             bail!("the response is an error: {}", event["error"]);
         }
-        add(&mut self.seeds, event["seed"].as_u64());
+        add(&mut self.seeds, seed(&event["seed"]));
         let digits = event["system_fingerprint"].as_str().and_then(|print| print.split_once('_'));
         add(&mut self.digests, digits.map(|(_, digits)| digits.to_owned()));
         for said in event["choices"].as_array().into_iter().flatten() {
@@ -79,7 +84,7 @@ impl Answers {
 
     /// Reads an answer of `/v1/responses`.
     fn hear_response(&mut self, response: &Value) -> anyhow::Result<()> {
-        add(&mut self.seeds, response["seed"].as_u64());
+        add(&mut self.seeds, seed(&response["seed"]));
         let choice = self.choice(0)?;
         choice.text.clear();
         // Thoughts, texts and calls are items of their own.

@@ -1,6 +1,6 @@
 //! A past answer as a file holds it: the request as it was sent, and its response. Knows no server.
 
-use super::answer::{Answers, add};
+use super::answer::{Answers, add, seed};
 use anyhow::{Context, bail, ensure};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -57,9 +57,7 @@ impl PastAnswer {
             None => page_of(&request, response)?,
         };
         let mut seeds = answers.seeds.clone();
-        // A client may write its seed with a sign.
-        let own = &request.get("seed").cloned().unwrap_or_default();
-        add(&mut seeds, own.as_u64().or(own.as_i64().map(|seed| seed as u64)));
+        add(&mut seeds, request.get("seed").and_then(seed));
         let is_greedy = request.get("temperature").and_then(Value::as_f64) == Some(0.0);
         ensure!(is_greedy || !seeds.is_empty(), "neither the request nor the response says the seed");
         Ok(PastAnswer { path: path.to_owned(), request, answers, seeds })

@@ -138,6 +138,11 @@ const REUSE_ENDED: Metric = metric(
     "Finished requests, by the reason why no more of their prompts came from the prefix cache.",
 );
 const REFUSED: Metric = metric("lockstep:requests_refused_total", "Requests that the coordinator refused, by reason.");
+const ADMISSION_REJECTED: Metric = alias(
+    "lockstep:admission_rejections_total",
+    &["vllm:admission_rejections_total"],
+    "Requests that a full queue refused, by what it was full of, in vLLM's words.",
+);
 const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Lost ranks, by cause.");
 const REPLAYED_TOKENS: Metric = metric(
     "lockstep:replayed_tokens_total",
@@ -200,7 +205,7 @@ const PROMPT_CACHED: Metric = metric(
     "lockstep:prompt_tokens_cached_total",
     "Prompt tokens of answered requests that came from the prefix cache.",
 );
-const COUNTERS: [&Metric; 39] = [
+const COUNTERS: [&Metric; 40] = [
     &PROMPT_CACHED,
     &SCRUBBED,
     &RECORDS,
@@ -225,6 +230,7 @@ const COUNTERS: [&Metric; 39] = [
     &FINISHED,
     &REUSE_ENDED,
     &REFUSED,
+    &ADMISSION_REJECTED,
     &RANKS_LOST,
     &REPLAYED_TOKENS,
     &REQUESTS,
@@ -291,10 +297,24 @@ const INFERENCE_SECONDS: Metric = alias(
     &["vllm:request_inference_time_seconds"],
     "Time from the first step that computes some of a request to its end: prefill and decode.",
 );
-const STEP_TOKENS: Metric = alias(
-    "lockstep:step_tokens",
+const STEP_TOKENS: Metric =
+    metric("lockstep:step_tokens", "Positions that a step computes, all requests together, drafts included.");
+const ITERATION_TOKENS: Metric = alias(
+    "lockstep:iteration_tokens",
     &["vllm:iteration_tokens_total"],
-    "Tokens that a step computes, all requests together.",
+    "Tokens of the requests that a step answers: those drawn, and a request's prompt with its first one.",
+);
+const REQUEST_PREEMPTIONS: Metric =
+    alias("lockstep:request_preemptions", &["vllm:request_num_preemptions"], "How often a request was preempted.");
+const REQUEST_PER_TOKEN: Metric = alias(
+    "lockstep:request_time_per_output_token_seconds",
+    &["vllm:request_time_per_output_token_seconds"],
+    "Time per token after the first, as the mean of a request.",
+);
+const REQUEST_LONGEST: Metric = alias(
+    "lockstep:request_longest_choice_tokens",
+    &["vllm:request_max_num_generation_tokens"],
+    "Answer tokens of a request's longest choice.",
 );
 const STEP_REQUESTS: Metric = metric("lockstep:step_requests", "Requests of which a step computes some tokens.");
 const ASKED_TOKENS: Metric = alias(
@@ -332,7 +352,7 @@ const TENANT_WAIT: Metric = metric(
     "lockstep:tenant_queue_seconds",
     "Time from admitting a tenant's request to a replica's first answer: in queues, and computing the prompt.",
 );
-const HISTOGRAMS: [(&Metric, &[f64]); 21] = [
+const HISTOGRAMS: [(&Metric, &[f64]); 25] = [
     (&STEP_REQUESTS, &TOKENS),
     (&MASK_SECONDS, &MASK_SECONDS_BUCKETS),
     (&FIRST_TOKEN, &SECONDS),
@@ -348,6 +368,10 @@ const HISTOGRAMS: [(&Metric, &[f64]); 21] = [
     (&DECODE_SECONDS, &SECONDS),
     (&INFERENCE_SECONDS, &SECONDS),
     (&STEP_TOKENS, &TOKENS),
+    (&ITERATION_TOKENS, &TOKENS),
+    (&REQUEST_PREEMPTIONS, &PREEMPTION_COUNTS),
+    (&REQUEST_PER_TOKEN, &SECONDS),
+    (&REQUEST_LONGEST, &TOKENS),
     (&ASKED_TOKENS, &TOKENS),
     (&ASKED_CHOICES, &CHOICES),
     (&AI_REQUEST, &AI_REQUEST_SECONDS),
@@ -381,6 +405,8 @@ const TOKENS: [f64; 14] = [
     16_777_216.0,
     67_108_864.0,
 ];
+/// As vLLM has them.
+const PREEMPTION_COUNTS: [f64; 7] = [1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
 const CHOICES: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 const AI_REQUEST_SECONDS: [f64; 14] =
     [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
@@ -562,6 +588,24 @@ pub fn refused(of: &ReplicaLabel, reason: &'static str) {
     REFUSED.add(1, &[of.label(), Label::from_static_parts("reason", reason)]);
 }
 
+/// What a queue was full of when it refused a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueLimit {
+    Requests,
+    Tokens,
+}
+
+/// A full queue refused a request: a replica's, or else the router's own.
+pub fn admission_rejected(of: Option<&ReplicaLabel>, limit: QueueLimit) {
+    let reason = match limit {
+        QueueLimit::Requests => "max_num_queued_reqs",
+        QueueLimit::Tokens => "max_num_queued_tokens",
+    };
+    let of_replica = of.map(ReplicaLabel::label);
+    let labels: Vec<Label> = of_replica.into_iter().chain([Label::from_static_parts("reason", reason)]).collect();
+    ADMISSION_REJECTED.add(1, &labels);
+}
+
 /// The label is `finished_reason`, as in vLLM.
 pub fn finished(of: &ReplicaLabel, reason: &'static str) {
     FINISHED.add(1, &[of.label(), Label::from_static_parts("finished_reason", reason)]);
@@ -616,6 +660,7 @@ pub struct RequestDurations {
     pub queue: Duration,
     pub prefill: Duration,
     pub decode: Duration,
+    pub n_preemptions: u32,
 }
 
 pub fn request_durations(of: &ReplicaLabel, took: &RequestDurations) {
@@ -624,11 +669,17 @@ pub fn request_durations(of: &ReplicaLabel, took: &RequestDurations) {
     PREFILL_SECONDS.observe(took.prefill, &labels);
     DECODE_SECONDS.observe(took.decode, &labels);
     INFERENCE_SECONDS.observe(took.prefill + took.decode, &labels);
+    REQUEST_PREEMPTIONS.record(took.n_preemptions.into(), &labels);
 }
 
 pub fn step_planned(of: &ReplicaLabel, n_requests: usize, n_tokens: u64) {
     STEP_REQUESTS.record(n_requests as f64, &[of.label()]);
     STEP_TOKENS.record(n_tokens as f64, &[of.label()]);
+}
+
+/// A step was answered, and brought so many tokens.
+pub fn step_answered(of: &ReplicaLabel, n_tokens: u64) {
+    ITERATION_TOKENS.record(n_tokens as f64, &[of.label()]);
 }
 
 pub fn step(of: &ReplicaLabel, took: Duration) {
@@ -785,6 +836,8 @@ pub struct Answer<'a> {
     pub last_token: Option<Duration>,
     pub n_choices: u64,
     pub usage: TokenUsage,
+    /// Tokens of the longest choice.
+    pub n_longest: u64,
 }
 
 /// The tokens of the largest answered request of this process.
@@ -815,6 +868,7 @@ pub fn answered(answer: &Answer<'_>) {
     AI_REQUEST.observe(answer.took, &labels);
     REQUEST_PROMPT.record(n_prompt as f64, &[]);
     REQUEST_OUTPUT.record(n_output as f64, &[]);
+    REQUEST_LONGEST.record(answer.n_longest as f64, &[]);
     PROMPT_CACHED.add(n_cached, &[]);
     let largest = LARGEST.fetch_max(n_prompt + n_output, Relaxed).max(n_prompt + n_output);
     REQUEST_LARGEST.set(largest as f64, &[]);
@@ -825,6 +879,7 @@ pub fn answered(answer: &Answer<'_>) {
     if let (Some(last), true) = (answer.last_token, n_behind > 0) {
         let apart = last.saturating_sub(first).as_secs_f64() * answer.n_choices as f64 / n_behind as f64;
         AI_PER_TOKEN.record(apart, &labels);
+        REQUEST_PER_TOKEN.record(apart, &[]);
     }
 }
 
@@ -864,14 +919,27 @@ mod tests {
         cache(one, Some(&before), &now);
         let usage = TokenUsage { n_prompt: 5, n_cached: 0, n_output: 9 };
         let (first, last) = (Some(Duration::from_millis(15)), Some(Duration::from_millis(95)));
-        let answer =
-            Answer { operation: "chat", model: Some("toy"), outcome: "ok", n_choices: 1, usage, ..Answer::default() };
+        let answer = Answer {
+            operation: "chat",
+            model: Some("toy"),
+            outcome: "ok",
+            n_choices: 1,
+            usage,
+            n_longest: 9,
+            ..Answer::default()
+        };
         answered(&Answer { first_token: first, last_token: last, took: Duration::from_millis(100), ..answer.clone() });
         answered(&Answer { outcome: "full", model: None, usage: TokenUsage::default(), ..answer });
         not_sent("logs", "full", 3);
         let millis = Duration::from_millis;
-        request_durations(one, &RequestDurations { queue: millis(1), prefill: millis(20), decode: millis(300) });
+        request_durations(
+            one,
+            &RequestDurations { queue: millis(1), prefill: millis(20), decode: millis(300), n_preemptions: 2 },
+        );
         step_planned(one, 3, 40);
+        step_answered(one, 41);
+        admission_rejected(Some(one), QueueLimit::Tokens);
+        admission_rejected(None, QueueLimit::Requests);
         asked(Some(100), 2);
         asked(None, 1);
     }
@@ -918,7 +986,14 @@ mod tests {
             "vllm:request_prefill_time_seconds_bucket{model_name=\"toy\",replica=\"one\",le=\"0.025\"} 1",
             "vllm:request_decode_time_seconds_bucket{model_name=\"toy\",replica=\"one\",le=\"0.25\"} 0",
             "vllm:request_inference_time_seconds_bucket{model_name=\"toy\",replica=\"one\",le=\"0.5\"} 1",
-            "vllm:iteration_tokens_total_sum{model_name=\"toy\",replica=\"one\"} 40",
+            "lockstep:step_tokens_sum{model_name=\"toy\",replica=\"one\"} 40",
+            "vllm:iteration_tokens_total_sum{model_name=\"toy\",replica=\"one\"} 41",
+            "vllm:request_num_preemptions_bucket{model_name=\"toy\",replica=\"one\",le=\"1\"} 0",
+            "vllm:request_num_preemptions_bucket{model_name=\"toy\",replica=\"one\",le=\"2\"} 1",
+            "vllm:request_time_per_output_token_seconds_sum{model_name=\"toy\"} 0.01",
+            "vllm:request_max_num_generation_tokens_sum{model_name=\"toy\"} 9",
+            "vllm:admission_rejections_total{model_name=\"toy\",replica=\"one\",reason=\"max_num_queued_tokens\"} 1",
+            "vllm:admission_rejections_total{model_name=\"toy\",reason=\"max_num_queued_reqs\"} 1",
             "vllm:request_params_max_tokens_count{model_name=\"toy\"} 1",
             "vllm:request_params_n_bucket{model_name=\"toy\",le=\"1\"} 1",
         ] {

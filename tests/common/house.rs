@@ -76,6 +76,7 @@ fn coordinator_config(checkpoint: &Checkpoint, rooms: &Rooms) -> coordinator::Co
         activations: Activations::F32,
         kv_dtype: KvDtype::F16,
         kv_memory: Some(64 << 20),
+        memory_permille: None,
         state_cache: None,
         context: None,
         running_max: rooms.running_max,

@@ -126,6 +126,7 @@ impl Setup {
             activations: self.activations.parse().unwrap(),
             kv_dtype: self.kv_dtype.parse().unwrap(),
             kv_memory: Some(kv_memory),
+            memory_permille: None,
             state_cache: None,
             context: None,
             running_max: self.running_max,

@@ -237,6 +237,20 @@ fn nothing_is_echoed_while_a_model_is_fetched() {
     }
 }
 
+/// The line is there while the prompt is computed, and gone when the answer begins.
+#[test]
+fn a_long_prompt_shows_how_far_it_is() {
+    let (folder, template) = talking_model("prompt");
+    let (model, prompt) = (folder.0.to_str().unwrap(), "one two three four ".repeat(1000));
+    let more = ["--chat-template", &template, "--context", "8192", "--max-batch-tokens", "16", "--max-tokens", "4"];
+    let arguments = [&["run", model, &prompt, "--threads", "1"][..], &more].concat();
+    let mut terminal = Terminal::start(&arguments, (80, 24), &[]);
+    let seen = terminal.until_seen("%");
+    assert!(seen.contains("reading the prompt: ") && seen.contains(" tokens, "), "{seen}");
+    assert!(terminal.ended().success(), "{}", terminal.text());
+    assert!(!terminal.text().contains("reading the prompt"), "{}", terminal.text());
+}
+
 fn serving() -> (Node, String) {
     let model = "tests/reference/llama-f32-tied";
     let mut node = Node::start(&["serve", model, "--tp", "2", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]);

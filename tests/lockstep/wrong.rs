@@ -205,9 +205,11 @@ const TABLE: &[(&str, &str)] = &[
         "error: --http <ADDR>: \"localhost\" is no address: it looks like 127.0.0.1:8000{}",
     ),
     (
-        "serve $MODEL --gpu-memory-utilization 0.9",
-        "error: there is no --gpu-memory-utilization here: --kv-memory BYTES says how much the KV cache may take{}",
+        "serve $MODEL --enforce-eager",
+        "error: there is no --enforce-eager here: there is one way to compute, with the same tokens however steps are \
+         launched{}",
     ),
+    ("serve $MODEL --gpu-memory-utilization 90", "error: {}90 is no part of a memory: it is from 0.001 to 1{}"),
     (
         "serve $MODEL --quantization awq",
         "error: there is no --quantization here: weights stay what their file has: give a model that is quantized, \

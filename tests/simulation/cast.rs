@@ -152,6 +152,7 @@ impl Stage {
             kv_dtype: KvDtype::F16,
             // Enough for the whole model on each rank, so that any grid fits.
             kv_memory: Some(self.script.n_blocks * BLOCK_BYTES),
+            memory_permille: None,
             state_cache: None,
             context: self.script.is_context_asked.then_some(CONTEXT),
             running_max: self.script.running_max,

@@ -118,7 +118,9 @@ impl Call {
                 Some(Event::Started(started)) => self.handle = started.resume.map(|resume| resume.handle),
                 Some(Event::Delta(delta)) => self.take(&delta),
                 Some(Event::Finished(finished)) => return Ok(Ended::Finished(finished)),
-                Some(Event::PromptLogprobs(_)) | None => self.violation("something that was not asked for"),
+                Some(Event::PromptLogprobs(_) | Event::PromptProgress(_)) | None => {
+                    self.violation("something that was not asked for")
+                }
             }
             if self.ask.leaves_at.is_some_and(|n_tokens| self.got.len() >= n_tokens) {
                 return Ok(Ended::Left);

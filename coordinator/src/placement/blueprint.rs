@@ -14,6 +14,8 @@ pub struct Policy {
     /// KV bytes per rank. None: what eight full contexts need, at most a quarter of the machine's memory; on GPUs,
     /// nearly all that the weights leave.
     pub kv_memory: Option<u64>,
+    /// Thousandths of each machine's memory for weights and KV together. Without effect beside `kv_memory`.
+    pub memory_permille: Option<u16>,
     /// The bytes per rank, on an even cut, for states of recurrent layers that the prefix cache keeps; a part of the KV
     /// bytes. None: as many as keys and values have.
     pub state_cache: Option<u64>,

@@ -27,6 +27,12 @@ pub(crate) enum KvRule {
     Quarter,
     /// What the weights leave of a device's own memory, less a tenth for workspace.
     Rest,
+    /// What the weights leave of so many thousandths of the memory.
+    Within(u16),
+}
+
+fn part(memory: u64, permille: u16) -> u64 {
+    (u128::from(memory) * u128::from(permille) / 1000) as u64
 }
 
 impl KvRule {
@@ -36,6 +42,7 @@ impl KvRule {
             KvRule::Reserved(kv) => (weights.checked_add(kv)? <= memory).then_some(kv),
             KvRule::Quarter => Some(memory.checked_sub(weights)?.min(memory / 4)),
             KvRule::Rest => Some(memory.checked_sub(weights)? / 10 * 9),
+            KvRule::Within(permille) => part(memory, permille).checked_sub(weights),
         }
     }
 
@@ -53,6 +60,10 @@ impl KvRule {
             KvRule::Reserved(budget) => beside(budget).map_or(-1.0, |left| room(left, sharded).min(room(budget, kv))),
             KvRule::Quarter => beside(0).map_or(-1.0, |left| room(left, sharded + kv).min(room(memory / 4, kv))),
             KvRule::Rest => beside(0).map_or(-1.0, |left| room(left, sharded + kv / 0.9)),
+            KvRule::Within(permille) => {
+                let left = part(memory, permille).checked_sub(stage.replicated);
+                left.map_or(-1.0, |left| room(left, sharded + kv))
+            }
         }
     }
 }

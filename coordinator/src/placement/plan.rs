@@ -120,10 +120,11 @@ impl Planner<'_> {
     }
 
     fn rule(&self) -> KvRule {
-        match (self.policy.kv_memory, self.measure.class) {
-            (Some(bytes), _) => KvRule::Reserved(bytes),
-            (None, DeviceClass::Cuda) => KvRule::Rest,
-            (None, DeviceClass::Cpu | DeviceClass::Sim) => KvRule::Quarter,
+        match (self.policy.kv_memory, self.policy.memory_permille, self.measure.class) {
+            (Some(bytes), _, _) => KvRule::Reserved(bytes),
+            (None, Some(permille), _) => KvRule::Within(permille),
+            (None, None, DeviceClass::Cuda) => KvRule::Rest,
+            (None, None, DeviceClass::Cpu | DeviceClass::Sim) => KvRule::Quarter,
         }
     }
 
@@ -150,7 +151,7 @@ impl Planner<'_> {
     /// The pool size that all running sequences could fill, or by default a few contexts.
     fn size_wanted(&self, pools: &Pools) -> u64 {
         match self.rule() {
-            KvRule::Reserved(_) | KvRule::Rest => pools.max(),
+            KvRule::Reserved(_) | KvRule::Rest | KvRule::Within(_) => pools.max(),
             KvRule::Quarter => pools.by_default(),
         }
     }

@@ -37,6 +37,7 @@ fn policy(tp: u16, pp: u16) -> Policy {
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
         kv_memory: None,
+        memory_permille: None,
         state_cache: None,
         context: None,
         running_max: 64,
@@ -79,6 +80,12 @@ fn figures_follow_from_memory() {
     check(4 << 30, policy(), Ok((8192, (1 << 30) / 368_640)));
     check(64 << 30, Policy { kv_memory: Some(368_640 * 600), ..policy() }, Ok((8192, 600)));
     check(64 << 30, Policy { kv_dtype: KvDtype::F32, kv_memory: Some(368_640 * 1200), ..policy() }, Ok((8192, 600)));
+    // A part of a memory is as good as a smaller memory.
+    let within = |permille| Policy { memory_permille: Some(permille), ..policy() };
+    let half = plan(&[machine(1, 4 << 30)], &smol(), &within(500), None).unwrap();
+    let whole = plan(&[machine(1, 2 << 30)], &smol(), &within(1000), None).unwrap();
+    assert_eq!((half.pools, half.shards[0].kv_bytes), (whole.pools, whole.shards[0].kv_bytes));
+    assert!(half.shards[0].weight_bytes + half.shards[0].kv_bytes > (2 << 30) - 368_640, "all of it is used");
     // The pools need no more than all running sequences could fill.
     let few = Policy { running_max: 2, context: Some(32), kv_memory: Some(1 << 30), ..policy() };
     check(64 << 30, few, Ok((32, 4)));
@@ -439,7 +446,8 @@ impl Random {
         let (running_max, slice_max) = (1 + self.below(8) as u32, 1 + self.below(100) as u32);
         let grid = Grid { tp: 1 + self.below(4) as u16, pp: 1 + self.below(4) as u16, ep: 1 };
         let state_cache = (self.below(3) == 0).then(|| self.below(1 << 20));
-        Policy { grid, kv_memory, state_cache, context, running_max, slice_max, ..policy(1, 1) }
+        let memory_permille = (self.below(3) == 0).then(|| 300 + self.below(700) as u16);
+        Policy { grid, kv_memory, memory_permille, state_cache, context, running_max, slice_max, ..policy(1, 1) }
     }
 }
 
@@ -465,6 +473,9 @@ fn check_blueprint(plan: &Blueprint, machines: &[Machine], shape: &ModelShape, p
         assert_eq!((held.weights, &held.heads, &held.kv_heads), (shard.weight_bytes, &shard.heads, &shard.kv_heads));
         assert!(shard.weight_bytes + shard.kv_bytes <= machine.memory_bytes, "{plan}");
         assert!(policy.kv_memory.is_none_or(|kv| shard.kv_bytes <= kv));
+        if let (None, Some(permille)) = (policy.kv_memory, policy.memory_permille) {
+            assert!(shard.weight_bytes + shard.kv_bytes <= machine.memory_bytes * u64::from(permille) / 1000, "{plan}");
+        }
         assert!(!shard.heads.is_empty() && !shard.kv_heads.is_empty());
         let kept = plan.n_blocks().into_iter().zip(&held.block_bytes);
         assert_eq!(shard.kv_bytes, kept.map(|(n_blocks, bytes)| u64::from(n_blocks) * bytes).sum::<u64>());

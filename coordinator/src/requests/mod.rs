@@ -202,6 +202,7 @@ impl LiveRequests {
         self.traces.epoch_ended();
         self.passages.epoch_ended(now);
         self.progress.epoch_ended();
+        self.times.epoch_ended();
         if let Some(planner) = &mut self.planner {
             planner.scheduler.requeue_all(next, loss, &mut self.outputs);
             self.outputs_without_step(now);

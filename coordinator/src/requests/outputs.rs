@@ -15,6 +15,7 @@ impl LiveRequests {
         planner.scheduler.apply(done, &mut self.outputs)?;
         self.traces.answered(done.id);
         self.progress.answered(done.id).into_iter().for_each(|output| self.routers.push(output));
+        metrics::step_answered(&self.of, self.outputs.iter().map(|output| self.times.n_tokens(output)).sum());
         self.outputs_of(done, now);
         Ok(())
     }

@@ -7,7 +7,7 @@ use proto::cluster::refused::Reason;
 use proto::cluster::replica_frame::Frame;
 use proto::since;
 use scheduler::Rejected;
-use telemetry::metrics;
+use telemetry::metrics::{self, QueueLimit};
 use types::{Finish, Micros, Request, RequestId, Token};
 
 /// A request that is not taken.
@@ -66,7 +66,13 @@ impl LiveRequests {
         };
         let (id, n_prompt, looks_up) = (request.id, request.prompt.len(), !request.cache_bypass);
         let mut displaced = Vec::new();
-        planner.scheduler.submit(request, now)?;
+        planner.scheduler.submit(request, now).inspect_err(|rejected| {
+            if let Rejected::Full { limit, .. } = rejected {
+                let is_requests = *limit == "waiting_max";
+                let limit = if is_requests { QueueLimit::Requests } else { QueueLimit::Tokens };
+                metrics::admission_rejected(Some(&self.of), limit);
+            }
+        })?;
         while let Some(id) = planner.scheduler.displaced() {
             displaced.push(id);
         }
@@ -74,7 +80,7 @@ impl LiveRequests {
         if let Some(submitted) = traced {
             self.traces.taken(submitted, now);
         }
-        self.times.taken(id, now);
+        self.times.taken(id, n_prompt, now);
         self.passages.taken(id);
         if is_watched {
             self.progress.taken(id);
@@ -111,6 +117,7 @@ impl LiveRequests {
         self.times.given_back(id);
         self.passages.given_back(id);
         self.progress.given_back(id);
+        metrics::admission_rejected(Some(&self.of), QueueLimit::Requests);
         self.refuse(id, SubmitRefusal { reason: Reason::Full, message }, now);
         self.routers.given_back(id);
     }

@@ -52,6 +52,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
         kv_memory: Some(n_blocks * BLOCK_BYTES),
+        memory_permille: None,
         state_cache: None,
         context: Some(context),
         running_max,
@@ -99,6 +100,7 @@ pub fn on_grid(config: Config, tp: u16, pp: u16) -> Config {
     let policy = Policy {
         grid: Grid { tp, pp, ep: 1 },
         kv_memory: Some(n_blocks * GRID_BLOCK_BYTES / n_ranks),
+        memory_permille: None,
         ..config.policy
     };
     let cache = LayerGroups::alike(4, KvLayout::heads(2, 32));

@@ -143,6 +143,7 @@ async fn replica(step_micros: u64, running_max: u32) {
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
         kv_memory: Some(1 << 30),
+        memory_permille: None,
         state_cache: None,
         context: Some(CONTEXT),
         running_max,

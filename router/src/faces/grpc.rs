@@ -6,6 +6,7 @@ use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::front::ask::{Ask, Purpose, after};
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::generation::{Aside, Generation, GenerationEvent};
+use crate::front::progress::PromptProgress;
 use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::resume::{ReadMark, ReadMarks, Resume, UncheckedHandle};
@@ -135,6 +136,7 @@ impl Service {
             session,
             resume: request.resume.map(resume).transpose()?,
             certificate: request.certificate,
+            tells_progress: request.progress,
             ..Ask::default()
         })
     }
@@ -197,6 +199,10 @@ impl GenerateReplies {
         match event {
             GenerationEvent::Aside(Aside::Prompt(logprobs)) if !self.has_tokens => {
                 Some(generate_reply::Event::PromptLogprobs(logprobs))
+            }
+            GenerationEvent::Aside(Aside::Progress(progress)) => {
+                let PromptProgress { total, cached, processed } = progress;
+                Some(generate_reply::Event::PromptProgress(v1::PromptProgress { total, cached, processed }))
             }
             GenerationEvent::Delta(delta) => Some(generate_reply::Event::Delta(delta)),
             GenerationEvent::Finished(finished) => Some(generate_reply::Event::Finished(finished)),

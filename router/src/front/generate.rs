@@ -12,6 +12,7 @@ use crate::front::finished_answer::AnswerWish;
 use crate::front::frontend::{Frontend, unix_millis, unix_seconds};
 use crate::front::generation::{Choice, Generation, Prompt};
 use crate::front::prepared::{Prepared, longest, room};
+use crate::front::progress::is_watched;
 use crate::front::recorder::Recorder;
 use crate::front::resume::{Fingerprint, ReadMarks, Resume, ResumeHandle};
 use crate::front::sampling::Wording;
@@ -25,6 +26,7 @@ use crate::link::versions::Version;
 use crate::link::view::Replica;
 use crate::refusal::{NoResume, Refusal};
 use crate::replicas::models::table::VersionBy;
+use crate::replicas::models::talk::Talk;
 use crate::replicas::models::text::{Encoded, ModelText};
 use crate::replicas::pool::Picked;
 use grammar::WantedGrammar;
@@ -32,6 +34,7 @@ use proto::v1;
 use proto::v1::generate_request::Input;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use telemetry::metrics::QueueLimit;
 use telemetry::spans::Traced;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -97,7 +100,7 @@ impl Frontend {
         }
         if !self.replicas.has_room() && !self.admission.is_draining() {
             // The request is refused before any of it is read.
-            return Err(self.admission.full());
+            return Err(self.admission.rejected(QueueLimit::Requests));
         }
         self.admission.admit(n_prompts as u32 * n_choices, priority, tenant)
     }
@@ -214,11 +217,12 @@ impl Frontend {
 
     /// The grammar of what the answers must be, and how long they may think.
     async fn grammar_of(&self, wanted: Option<WantedGrammar>, prompts: &[Prompt]) -> Result<Option<Grammar>, Refusal> {
+        let talk = prompts.first().and_then(|prompt| prompt.talk.as_ref());
         let grammar = match wanted {
-            Some(wanted) => Some(self.grammar(wanted).await?),
+            Some(wanted) => Some(self.grammar(wanted, talk).await?),
             None => None,
         };
-        Ok(match prompts.first().and_then(|prompt| prompt.talk.as_ref()?.thinking_budget()) {
+        Ok(match talk.and_then(Talk::thinking_budget) {
             Some(budget) => Some(budget.before(grammar.as_ref())),
             None => grammar,
         })
@@ -269,7 +273,8 @@ impl Frontend {
         trace: &Traced,
     ) -> Result<Generation, Refusal> {
         let Prepared { prompts, like, wording, numbers, certified, wanting, grammar_hash, .. } = prepared;
-        let tells_progress = prepared.tells_progress;
+        let is_told = prepared.tells_progress;
+        let tells_progress = is_watched(longest(&prompts), is_told);
         let (model, deadline, created) = (prepared.model, prepared.deadline, prepared.created);
         let Destination { picked: Picked { link, replica, n_cached }, print, before, marks } = destination;
         let hashes: Vec<TokensHash> = prompts.iter().map(|prompt| TokensHash::of(&prompt.ids)).collect();
@@ -288,7 +293,7 @@ impl Frontend {
             let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt], grammar_hash);
             let draft = (certified || wanting.is_some()).then(|| Box::new(draft()));
             let choice = Choice::new(assembly, &request, &wording.own_ends, n_had, draft);
-            let mut choice = choice.keeping(wanting.is_some()).watching(tells_progress);
+            let mut choice = choice.keeping(wanting.is_some()).watching(is_told);
             if !mark.has_ended() {
                 let ticket = link.submit(request, slot, adopts, &call);
                 choice.begin(ticket.map_err(|refusal| self.admission.again(refusal))?);

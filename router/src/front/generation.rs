@@ -3,7 +3,7 @@
 use crate::front::certificate::CertificateDraft;
 use crate::front::deltas::DeltaRun;
 use crate::front::finished_answer::AnswerKeeper;
-use crate::front::progress::{PromptProgress, WatchedPrompt};
+use crate::front::progress::{PromptProgress, WatchedPrompt, is_watched};
 use crate::front::recorder::Recorder;
 use crate::front::resume::ReadMarks;
 use crate::front::stop::Stops;
@@ -115,7 +115,7 @@ pub(crate) struct Choice {
     n_rejected: u32,
     /// Logprobs of the prompt so far, until all of them are passed on.
     scored: Option<Vec<v1::Logprob>>,
-    /// Present until the first token, if its client watches its prompt.
+    /// Present until the first token, if its prompt is watched.
     watched: Option<WatchedPrompt>,
     /// Present if somebody wants a certificate.
     draft: Option<Box<CertificateDraft>>,
@@ -199,8 +199,13 @@ impl Generation {
             Some(Finish::Grammar(fault)) => return self.fail(Refusal::Grammar { position: output.position, fault }),
             Some(Finish::Stop | Finish::Length) | None => {}
         }
-        if let Some(progress) = choice.watched.as_mut().and_then(|watched| watched.hear(&output, has_begun)) {
-            self.ready.push_back((choice_idx, GenerationEvent::Aside(Aside::Progress(progress))));
+        if let Some(watched) = &mut choice.watched
+            && let Some(progress) = watched.hear(&output, has_begun)
+        {
+            self.recorder.iter().for_each(|recorder| recorder.computed(progress.processed));
+            if watched.is_told {
+                self.ready.push_back((choice_idx, GenerationEvent::Aside(Aside::Progress(progress))));
+            }
         }
         if !has_begun {
             return;
@@ -321,9 +326,10 @@ impl Choice {
         Choice { kept: are_wanted.then(Tokens::new), ..self }
     }
 
-    /// Tells how far its prompt is, if its client watches it and has no token yet.
-    pub fn watching(mut self, is_watched: bool) -> Choice {
-        self.watched = (is_watched && self.n_told == 0).then(|| WatchedPrompt::new(self.n_prompt));
+    /// Watches how far its prompt is, until there is a token, and tells its client if that wants to know.
+    pub fn watching(mut self, is_told: bool) -> Choice {
+        let is_watched = self.n_told == 0 && is_watched(self.n_prompt as usize, is_told);
+        self.watched = is_watched.then(|| WatchedPrompt::new(self.n_prompt, is_told));
         self
     }
 

@@ -5,8 +5,11 @@ use crate::front::certificate::GrammarHash;
 use crate::front::frontend::Frontend;
 use crate::front::structure::FIELD;
 use crate::refusal::Refusal;
+use crate::replicas::models::talk::{PARAMETERS, Talk};
 use crate::replicas::models::text::ModelText;
+use dialect::{Tool, ToolChoice};
 use grammar::{GrammarLimits, GrammarRefused, WantedGrammar};
+use serde_json::json;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use types::Grammar;
@@ -43,6 +46,22 @@ impl Grammars {
         let compiled = grammar::compile(wanted, &self.limits);
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).keep(key, &compiled, self.bytes_max);
         compiled
+    }
+
+    /// The refusal of a grammar of which the tools' parameters are a part: it names those that are refused by themselves.
+    fn refusal_with_tools(&self, talk: &Talk, refused: &GrammarRefused) -> Refusal {
+        let of_tool = |(i, tool): (usize, &Tool)| {
+            let schema = json!({ "type": "json_schema", "json_schema": tool.parameters, "strict": tool.strict });
+            let tag = WantedGrammar::StructuralTag(json!({ "format": schema }));
+            let why = grammar::compile(&tag, &self.limits).err()?.to_string();
+            let why = why.strip_prefix("/format/json_schema").unwrap_or(&why).to_owned();
+            Some(Refusal::Invalid { field: format!("tools[{i}].{PARAMETERS}").into(), message: why })
+        };
+        let is_forced = matches!(talk.choice, ToolChoice::Required | ToolChoice::Named(_));
+        let whole = || if is_forced { Refusal::invalid("tools", refused.to_string()) } else { refusal(refused) };
+        let described = talk.tools.iter().enumerate().filter(|(_, tool)| tool.parameters.is_object());
+        let mut refused_tools = described.filter_map(of_tool);
+        refused_tools.next().unwrap_or_else(whole)
     }
 }
 
@@ -87,14 +106,23 @@ fn key(wanted: &WantedGrammar) -> Key {
 }
 
 impl Frontend {
-    /// The grammar of what is wanted. It is compiled once: off the runtime, because a short text can mean much work.
-    pub(super) async fn grammar(&self, wanted: WantedGrammar) -> Result<Grammar, Refusal> {
+    /// The grammar of what is wanted of an answer to this chat. It is compiled once: off the runtime, because a short
+    /// text can mean much work.
+    pub(super) async fn grammar(&self, wanted: WantedGrammar, talk: Option<&Talk>) -> Result<Grammar, Refusal> {
         let key = key(&wanted);
-        if let Some(kept) = self.grammars.kept(&key) {
-            return kept.map_err(refusal);
-        }
         let grammars = self.grammars.clone();
-        self.on_a_thread(move || grammars.compile(key, &wanted)).await?.map_err(refusal)
+        let compiled = match self.grammars.kept(&key) {
+            Some(kept) => kept,
+            None => self.on_a_thread(move || grammars.compile(key, &wanted)).await?,
+        };
+        match (compiled, talk) {
+            (Ok(grammar), _) => Ok(grammar),
+            (Err(refused), Some(talk)) if !talk.tools.is_empty() => {
+                let (grammars, talk) = (self.grammars.clone(), talk.clone());
+                Err(self.on_a_thread(move || grammars.refusal_with_tools(&talk, &refused)).await?)
+            }
+            (Err(refused), _) => Err(refusal(&refused)),
+        }
     }
 }
 
@@ -112,7 +140,7 @@ impl Frontend {
     }
 }
 
-fn refusal(refused: GrammarRefused) -> Refusal {
+fn refusal(refused: &GrammarRefused) -> Refusal {
     Refusal::invalid(FIELD, refused.to_string())
 }
 

@@ -13,15 +13,25 @@ pub struct PromptProgress {
     pub processed: u32,
 }
 
-/// A prompt that a client watches, until the first token comes.
+/// A prompt that is watched until the first token comes: for its client, or for the list of requests.
 pub struct WatchedPrompt {
     total: u32,
+    /// Whether its client reads of it.
+    pub is_told: bool,
     last: Option<PromptProgress>,
 }
 
+/// Longer prompts are watched in any case: they take long enough to be watched in the list.
+const LONG_TOKENS: usize = 1024;
+
+/// Whether replicas are to say how far these prompts are.
+pub fn is_watched(n_prompt: usize, is_told: bool) -> bool {
+    is_told || n_prompt >= LONG_TOKENS
+}
+
 impl WatchedPrompt {
-    pub fn new(total: u32) -> WatchedPrompt {
-        WatchedPrompt { total, last: None }
+    pub fn new(total: u32, is_told: bool) -> WatchedPrompt {
+        WatchedPrompt { total, is_told, last: None }
     }
 
     /// What an output tells that is new: it only grows, though a replica that is lost begins again.

@@ -74,6 +74,8 @@ pub struct Recorder {
     /// The id in the reply, once there is one.
     id: String,
     used: TokenUsage,
+    /// Tokens of the longest choice so far.
+    n_longest: u64,
     /// Empty until the request was read; so is the model's name in replies.
     operation: &'static str,
     model: String,
@@ -113,6 +115,7 @@ impl Recorder {
             trace: spans::request(face.label(), caller.parent, caller.state),
             id: String::new(),
             used: TokenUsage::default(),
+            n_longest: 0,
             operation: "",
             model: String::new(),
             version: String::new(),
@@ -213,6 +216,11 @@ impl Recorder {
         self.sighting.iter().for_each(|sighting| sighting.passed(choice_idx, passages));
     }
 
+    /// So many tokens of the prompt need not be computed any more.
+    pub fn computed(&self, n_tokens: u32) {
+        self.sighting.iter().for_each(|sighting| sighting.computed(n_tokens));
+    }
+
     pub fn tokens(&mut self, choice_idx: u32, n_tokens: usize) {
         if let Some(sighting) = &mut self.sighting {
             sighting.tokens(choice_idx, n_tokens as u32);
@@ -240,6 +248,7 @@ impl Recorder {
             self.used.n_cached += u64::from(usage.cached_tokens);
         }
         self.used.n_output += u64::from(usage.completion_tokens);
+        self.n_longest = self.n_longest.max(usage.completion_tokens.into());
         self.reasons.push(match finished.reason() {
             v1::finished::Reason::Length => "length",
             v1::finished::Reason::Stop | v1::finished::Reason::Unspecified => "stop",
@@ -293,6 +302,7 @@ impl Recorder {
             last_token: self.last_token.map(|last| last - self.arrived),
             n_choices: self.reasons.len() as u64,
             usage: self.used,
+            n_longest: self.n_longest,
         });
         if let Some(content) = &self.content {
             self.trace.content(&content.input, &content.answers(&self.reasons));

@@ -140,6 +140,12 @@ impl Sighting {
         }
     }
 
+    /// So many tokens of its prompt need not be computed any more.
+    pub fn computed(&self, n: u32) {
+        let mut timeline = locked(&self.timeline);
+        timeline.n_computed = timeline.n_computed.max(n.into());
+    }
+
     pub fn tokens(&mut self, choice: u32, n: u32) {
         let now = Instant::now();
         let mut timeline = locked(&self.timeline);
@@ -239,6 +245,8 @@ mod tests {
         sighting.placed("a", "m", "r", (9, 1));
         let passage = |kind: Kind, start, end| wire::Passage { kind: kind.into(), micros_ago: 0, start, end };
         sighting.passed(0, &[passage(Kind::Started, 4, 4), passage(Kind::Chunk, 4, 9)]);
+        sighting.computed(6);
+        assert_eq!(history.requests.one(None, "1").unwrap().n_computed, 6);
         sighting.tokens(0, 2);
         sighting.passed(0, &[passage(Kind::Lost, 0, 0)]);
         let timeline = history.requests.one(None, "1").unwrap();

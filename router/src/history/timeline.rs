@@ -19,6 +19,8 @@ pub struct Timeline {
     pub replica: String,
     pub n_choices: u32,
     pub n_prompt: u64,
+    /// How many of these need not be computed any more; known of long prompts, before the first token.
+    pub n_computed: u64,
     pub n_cached: u64,
     pub n_output: u64,
     pub events: Vec<TimelineEvent>,
@@ -69,6 +71,7 @@ impl Timeline {
             replica: String::new(),
             n_choices: 1,
             n_prompt: 0,
+            n_computed: 0,
             n_cached: 0,
             n_output: 0,
             events: Vec::new(),
@@ -99,6 +102,7 @@ impl Timeline {
         let last = self.events.iter().rev().find(|event| event.what != What::FirstToken);
         match last.map(|event| &event.what) {
             None => "arriving",
+            Some(What::Placed { .. }) if self.n_computed > 0 => "computing",
             Some(What::Placed { .. }) => "waiting",
             Some(What::Preempted) => "preempted",
             Some(What::Lost | What::Moved) => "moving",

@@ -7,6 +7,7 @@ use crate::limits::tenants::{TenantLimits, WaitingPlaces};
 use crate::refusal::Refusal;
 use std::sync::Arc;
 use std::time::Duration;
+use telemetry::metrics::{self, QueueLimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -89,7 +90,7 @@ impl Admission {
                 let (held, again) = (tenant.wait(n_choices.into()), self.again.clone());
                 Ok(AdmissionPermit { places, _tokens: None, held, again })
             }
-            _ => Err(self.full()),
+            _ => Err(self.rejected(QueueLimit::Requests)),
         }
     }
 
@@ -99,9 +100,10 @@ impl Admission {
         let n_tokens = u32::try_from(n_tokens).map_or(self.tokens_max, |n| n.min(self.tokens_max));
         let (tenant, n_available) = (waiting.held.tenant(), self.tokens.available_permits());
         if !leaves_room(tenant, tenant.waiting_tokens(), n_tokens, self.tokens_max, n_available) {
-            return Err(self.full());
+            return Err(self.rejected(QueueLimit::Tokens));
         }
-        let tokens = self.tokens.clone().try_acquire_many_owned(n_tokens).map_err(|_| self.full())?;
+        let tokens = self.tokens.clone().try_acquire_many_owned(n_tokens);
+        let tokens = tokens.map_err(|_| self.rejected(QueueLimit::Tokens))?;
         waiting._tokens = Some(tokens);
         waiting.held.hold_tokens(n_tokens.into());
         Ok(())
@@ -126,6 +128,12 @@ impl Admission {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Counts a request for which a queue has no room.
+    pub fn rejected(&self, limit: QueueLimit) -> Refusal {
+        metrics::admission_rejected(None, limit);
+        self.full()
     }
 
     pub fn full(&self) -> Refusal {

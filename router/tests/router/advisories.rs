@@ -136,8 +136,9 @@ fn no_page_goes_around_the_key() {
             for path in written {
                 for method in ["GET", "POST", "HEAD", "PUT", "OPTIONS"] {
                     let body = r#"{"prompt": "x", "tokens": [1], "input": "x"}"#;
-                    // llama.cpp's clients may send the key so.
-                    let aside = if page == "/completion" { "x-key: k1" } else { "x-api-key: k1" };
+                    // llama.cpp's clients may send the key so, and Anthropic's, which list models.
+                    let is_either = page == "/completion" || page.starts_with("/v1/models");
+                    let aside = if is_either { "x-key: k1" } else { "x-api-key: k1" };
                     let head = format!("host: localhost\r\nconnection: close\r\nx-original-url: /health\r\n{aside}");
                     let n = body.len();
                     let request = format!("{method} {path} HTTP/1.1\r\n{head}\r\ncontent-length: {n}\r\n\r\n{body}");

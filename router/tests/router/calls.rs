@@ -485,6 +485,63 @@ fn what_cannot_be_enforced_is_refused_by_its_name() {
 }
 
 #[test]
+fn a_tool_that_is_not_strict_may_say_what_cannot_be_enforced() {
+    run(async {
+        let house = open(TOLD, CALL).await;
+        let city = json!({ "type": "string", "nullable": true, "pattern": "^(?!x)", "format": "password" });
+        let with = |strict: bool, city: &Value| {
+            let parameters = json!({ "type": "object", "properties": { "city": city, "n": { "multipleOf": 7 } } });
+            let function = json!({ "name": "weather", "parameters": parameters, "strict": strict });
+            json!([tool("clock"), { "type": "function", "function": function }])
+        };
+        let named = json!({ "type": "function", "function": { "name": "weather" } });
+        for choice in [json!("required"), named, json!("auto")] {
+            let body = asked(json!({ "tools": with(false, &city), "tool_choice": choice }));
+            let reply = post(house.http, CHAT, &body).await;
+            assert_eq!(reply.status, 200, "{choice}: {reply:?}");
+        }
+        let wrong = json!({ "type": "words" });
+        let named = |tools: &Value, format: fn(&Value, &Value) -> Value| {
+            tools.as_array().unwrap().iter().map(|tool| format(&tool["function"], tool)).collect::<Vec<Value>>()
+        };
+        let flat = |function: &Value, _: &Value| {
+            let mut function = function.clone();
+            function["type"] = json!("function");
+            function
+        };
+        let anthropic =
+            |function: &Value, _: &Value| json!({ "name": function["name"], "input_schema": function["parameters"] });
+        let ours = |_: &Value, tool: &Value| tool.clone();
+        let said = json!([{ "role": "user", "content": "Hi" }]);
+        let tools = with(false, &wrong);
+        for (page, body, field) in [
+            (
+                CHAT,
+                json!({ "messages": said, "tools": named(&tools, ours), "tool_choice": "required" }),
+                "function.parameters",
+            ),
+            (
+                "/v1/responses",
+                json!({ "input": "Hi", "tools": named(&tools, flat), "tool_choice": "required" }),
+                "parameters",
+            ),
+            (
+                "/v1/messages",
+                json!({ "max_tokens": 9, "messages": said, "tools": named(&tools, anthropic), "tool_choice": { "type": "any" } }),
+                "input_schema",
+            ),
+            (CHAT, asked(json!({ "tools": with(true, &city) })), "function.parameters"),
+        ] {
+            let reply = post(house.http, page, &body).await;
+            let message = reply.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+            assert_eq!(reply.status, 400, "{page}: {reply:?}");
+            assert!(message.starts_with(&format!("tools[1].{field}: /properties/city/")), "{page}: {message}");
+        }
+        house.close().await;
+    });
+}
+
+#[test]
 fn over_grpc_calls_come_in_parts_too() {
     run_within(PATIENCE, async {
         let house = open(TOLD, CALL).await;
@@ -505,7 +562,7 @@ fn over_grpc_calls_come_in_parts_too() {
                     parts.extend(delta.tool_calls);
                 }
                 Event::Finished(end) => finished = end,
-                Event::Started(_) | Event::PromptLogprobs(_) => {}
+                Event::Started(_) | Event::PromptLogprobs(_) | Event::PromptProgress(_) => {}
             }
         }
         assert_eq!((text.as_str(), parts[0].name.as_str(), parts[0].id.len()), ("I look.", "weather", 9));

@@ -77,8 +77,12 @@ fn posting(path: &str, body: &str) -> String {
 
 /// Sends a raw request, and reads to the end of the connection.
 pub async fn send(address: SocketAddr, request: &str) -> Reply {
+    send_bytes(address, request.as_bytes()).await
+}
+
+pub async fn send_bytes(address: SocketAddr, request: &[u8]) -> Reply {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(request.as_bytes()).await.unwrap();
+    stream.write_all(request).await.unwrap();
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).await.unwrap();
     parse(&bytes)

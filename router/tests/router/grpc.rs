@@ -34,7 +34,9 @@ pub async fn generate(house: &House, request: v1::GenerateRequest) -> Result<Hea
     while let Some(reply) = replies.message().await? {
         assert!(finished.is_none(), "nothing follows Finished");
         match reply.event.unwrap() {
-            Event::Started(_) | Event::PromptLogprobs(_) => panic!("a second Started, or logprobs unasked"),
+            Event::Started(_) | Event::PromptLogprobs(_) | Event::PromptProgress(_) => {
+                panic!("a second Started, or what was not asked for")
+            }
             Event::Finished(last) => finished = Some(last),
             Event::Delta(delta) => {
                 assert_eq!(delta.position as usize, token_ids.len());

@@ -1,8 +1,11 @@
 //! The HTTP face: what it accepts and what it refuses, and when.
 
-use crate::client::{get, post, post_and_leave_open, post_text, post_until, send};
+use crate::client::{get, post, post_and_leave_open, post_text, post_until, send, send_bytes};
 use crate::{House, config, eventually, run};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde_json::{Value, json};
+use std::io::Write;
 use std::time::Duration;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -118,7 +121,8 @@ fn a_body_that_says_to_be_no_json_is_refused() {
             ("content-type: text/plain\r\n", 415),
             ("content-type: multipart/form-data; boundary=x\r\n", 415),
             ("content-type: \r\n", 415),
-            ("content-type: application/json\r\ncontent-encoding: gzip\r\n", 415),
+            ("content-type: application/json\r\ncontent-encoding: br\r\n", 415),
+            ("content-type: application/json\r\ncontent-encoding: gzip\r\n", 400),
         ] {
             assert_eq!(status(headers, body).await, expect, "{headers}");
         }
@@ -136,6 +140,50 @@ fn a_body_that_says_to_be_no_json_is_refused() {
                 let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{of_curl}{from}");
                 let reply = send(house.http, &format!("{head}content-length: {n}\r\n\r\n{body}")).await;
                 assert_eq!(reply.status, expect, "{path} {from}{}", reply.body);
+            }
+        }
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_body_may_be_packed_by_gzip() {
+    run(async {
+        let house = House::open(config()).await;
+        let send = async |body: &[u8]| {
+            let mut packer = GzEncoder::new(Vec::new(), Compression::default());
+            packer.write_all(body).unwrap();
+            let packed = packer.finish().unwrap();
+            let head = format!(
+                "POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+                 content-type: application/json\r\ncontent-encoding: gzip\r\ncontent-length: {}\r\n\r\n",
+                packed.len()
+            );
+            send_bytes(house.http, &[head.as_bytes(), &packed].concat()).await
+        };
+        let asked = json!({ "prompt": "Hi", "seed": 5, "max_tokens": 4 });
+        let (packed, plain) = (send(asked.to_string().as_bytes()).await, post(house.http, COMPLETIONS, &asked).await);
+        assert_eq!((packed.status, &packed.json()["choices"]), (200, &plain.json()["choices"]));
+        // What unpacks to more than a body may have is refused as such a body is.
+        let bytes_max = config().limits.body_bytes_max;
+        let bomb = send(&vec![b' '; bytes_max + 1]).await;
+        assert_eq!((bomb.status, &bomb.json()["error"]["code"]), (413, &json!("request_too_large")));
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_seed_is_said_as_it_was_sent() {
+    run(async {
+        let house = House::open(config()).await;
+        for seed in [json!(-1), json!(7), json!(-9_000_000_000_i64)] {
+            for (page, body) in [
+                (COMPLETIONS, json!({ "prompt": "Hi", "seed": seed })),
+                ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": "Hi" }], "seed": seed })),
+                ("/v1/responses", json!({ "input": "Hi", "seed": seed })),
+            ] {
+                let reply = post(house.http, page, &body).await;
+                assert_eq!((reply.status, &reply.json()["seed"]), (200, &seed), "{page} {reply:?}");
             }
         }
         house.close().await;

@@ -2,7 +2,12 @@
 //! names and tags of a model, and an answer that the chat has begun.
 
 use crate::client::{Reply, get, post, post_and_leave_open};
-use crate::{House, config, eventually, run};
+use crate::fake::Fake;
+use crate::grpc::client;
+use crate::{House, config, eventually, model, run};
+use proto::v1;
+use proto::v1::generate_reply::Event;
+use proto::v1::generate_request::Input;
 use router::PagesOff;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -24,6 +29,52 @@ fn progress(events: &[Value]) -> (Vec<(u64, u64)>, usize) {
     };
     let all: Vec<_> = events.iter().filter_map(of).collect();
     (all, events.iter().rposition(|event| of(event).is_some()).map_or(0, |last| last + 1))
+}
+
+#[test]
+fn over_grpc_a_prompt_s_progress_comes_before_its_answer() {
+    run(async {
+        let house = House::open(config()).await;
+        house.fake.script(|script| (script.n_cached, script.computed) = (1, vec![1, 3, 4]));
+        for (progress, expect) in [(true, vec![(5, 1, 1), (5, 1, 3), (5, 1, 4), (5, 1, 5)]), (false, vec![])] {
+            let input = Some(Input::Text("Hello".into()));
+            let request = v1::GenerateRequest { input, progress, ..v1::GenerateRequest::default() };
+            let mut replies = client(&house).generate(request).await.unwrap().into_inner();
+            let (mut told, mut n_deltas) = (Vec::new(), 0);
+            while let Some(reply) = replies.message().await.unwrap() {
+                match reply.event.unwrap() {
+                    Event::PromptProgress(prompt) => {
+                        assert_eq!(n_deltas, 0, "before the first token");
+                        told.push((prompt.total, prompt.cached, prompt.processed));
+                    }
+                    Event::Delta(_) => n_deltas += 1,
+                    _ => {}
+                }
+            }
+            assert_eq!(told, expect);
+        }
+        house.close().await;
+    });
+}
+
+/// The list of requests shows it; the client reads it only with `return_progress`.
+#[test]
+fn a_long_prompt_is_watched_in_any_case() {
+    run(async {
+        let fake = Fake::start();
+        fake.script(|script| (script.context, script.computed) = (4000, vec![512, 1024]));
+        fake.welcome();
+        let members = vec![fake.coordinator()].into();
+        let house = House::reading(config(), vec![fake], members, model::text()).await;
+        house.ready().await;
+        for (n_tokens, is_watched) in [(1000, false), (1100, true)] {
+            let asked = json!({ "prompt": "x".repeat(n_tokens), "stream": true, "max_tokens": 2 });
+            let events = events(&post(house.http, "/v1/completions", &asked).await);
+            assert_eq!(progress(&events).0, vec![], "without return_progress");
+            assert_eq!(house.fake.submits().last().unwrap().tells_progress, is_watched, "{n_tokens}");
+        }
+        house.close().await;
+    });
 }
 
 #[test]

@@ -25,7 +25,9 @@ async fn finish(replies: &mut Streaming<v1::GenerateReply>) -> Result<(String, v
         match reply.event.unwrap() {
             Event::Delta(delta) => text.push_str(&delta.text),
             Event::Finished(finished) => usage = finished.usage,
-            Event::Started(_) | Event::PromptLogprobs(_) => panic!("a second Started, or logprobs unasked"),
+            Event::Started(_) | Event::PromptLogprobs(_) | Event::PromptProgress(_) => {
+                panic!("a second Started, or what was not asked for")
+            }
         }
     }
     Ok((text, usage.expect("no Finished")))

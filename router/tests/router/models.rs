@@ -73,6 +73,34 @@ async fn version(house: &House, request: impl tonic::IntoRequest<v1::GenerateReq
 }
 
 #[test]
+fn anthropics_clients_list_models_in_their_form() {
+    run(async {
+        let house = open("").await;
+        let ask = async |path: &str| {
+            let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
+            send(house.http, &format!("{head}anthropic-version: 2023-06-01\r\n\r\n")).await
+        };
+        let listed = ask("/v1/models?limit=20").await.json();
+        let models = listed["data"].as_array().unwrap();
+        assert_eq!((&listed["has_more"], &listed["first_id"]), (&json!(false), &models[0]["id"]));
+        assert_eq!(listed["last_id"], models[models.len() - 1]["id"]);
+        assert!(models.iter().all(|model| model["type"] == "model" && model["created_at"].is_string()), "{listed}");
+        let one = ask("/v1/models/other").await.json();
+        assert_eq!(
+            (&one["type"], &one["id"], &one["display_name"]),
+            (&json!("model"), &json!("other"), &json!("other"))
+        );
+        let missing = ask("/v1/models/none").await;
+        let error = missing.json();
+        assert_eq!(
+            (missing.status, &error["type"], &error["error"]["type"]),
+            (404, &json!("error"), &json!("not_found_error"))
+        );
+        house.close().await;
+    });
+}
+
+#[test]
 fn a_name_is_split_by_weight_and_the_same_request_gets_the_same_version() {
     run(async {
         let house = open("chat=v1:90,v2:10").await;

@@ -423,7 +423,7 @@ fn what_cannot_be_done_is_refused_by_its_name() {
             (json!({ "tools": [flat("a"), flat("a")] }), "tools[1].name"),
             (tool(json!({ "parameters": [] })), "tools[0].parameters"),
             (tool(json!({ "strict": "yes" })), "tools[0].strict"),
-            (with(tool(json!({ "strict": true, "parameters": { "unheardOf": 1 } })), json!({})), "tools"),
+            (with(tool(json!({ "strict": true, "parameters": { "unheardOf": 1 } })), json!({})), "tools[0].parameters"),
             (json!({ "tool_choice": "must" }), "tool_choice"),
             (json!({ "tool_choice": { "type": "web_search" } }), "tool_choice"),
             (json!({ "tool_choice": { "type": "function", "name": "unknown" } }), "tool_choice"),

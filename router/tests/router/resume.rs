@@ -221,7 +221,7 @@ async fn listen_to_its_end(
             Event::Delta(delta) => listened.deltas.push(delta),
             Event::Finished(finished) => listened.finished = finished,
             Event::PromptLogprobs(scored) => listened.n_scored += scored.logprobs.len(),
-            Event::Started(_) => panic!("a second Started"),
+            Event::Started(_) | Event::PromptProgress(_) => panic!("a second Started, or what was not asked for"),
         }
     }
     Ok((started, listened))

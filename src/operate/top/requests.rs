@@ -31,7 +31,7 @@ pub fn head(page: &Value, width: u16) -> Vec<Line<'static>> {
 pub fn row(request: &Value, width: u16) -> Line<'static> {
     let number = |name: &str| request[name].as_f64().map_or_else(|| "-".to_owned(), count);
     let millis = |name: &str| request[name].as_f64().map_or_else(|| "-".to_owned(), |ms| time(ms / 1e3));
-    let state = text(&request["state"]);
+    let state = state(request);
     let colour = match (request["over"].as_bool(), &*state) {
         (Some(false), _) => Color::Green,
         (_, "ok") => Color::Reset,
@@ -57,6 +57,14 @@ pub fn row(request: &Value, width: u16) -> Line<'static> {
         millis("took_ms"),
     )));
     Line::from(spans)
+}
+
+/// What it is at; while a long prompt is computed, how much of it is.
+fn state(request: &Value) -> String {
+    match (request["computed"].as_u64(), request["prompt"].as_u64()) {
+        (Some(computed), Some(prompt)) if prompt > 0 => format!("prompt {}%", computed * 100 / prompt),
+        _ => text(&request["state"]),
+    }
 }
 
 fn short(text: &str, n: usize) -> String {

@@ -210,6 +210,7 @@ impl Fields {
     }
 
     /// Reads any whole number of 64 bits, with or without a sign.
+    /// A whole number of 64 bits, with or without a sign.
     fn seed(&mut self) -> Result<Option<u64>, Refusal> {
         let seed = |value: Value| value.as_u64().or(value.as_i64().map(|seed| seed as u64)).ok_or(value);
         self.take("seed").map(seed).transpose().map_err(|value| no_integer("seed", &value))

@@ -52,6 +52,11 @@ pub struct Echo {
     pub logprobs: Value,
 }
 
+/// A seed as clients send it: one with the highest bit was negative.
+pub fn signed(seed: u64) -> i64 {
+    seed.cast_signed()
+}
+
 /// What every chunk of an answer repeats.
 pub struct Envelope {
     front: Arc<Frontend>,
@@ -107,7 +112,7 @@ impl Envelope {
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
-            "seed": self.seed,
+            "seed": signed(self.seed),
             "choices": choices,
         });
         if let Some(tier) = self.service_tier {

@@ -32,6 +32,7 @@ mod ollama;
 mod openapi;
 mod orca;
 mod origin;
+mod packed;
 mod page;
 mod prediction;
 mod records;
@@ -125,6 +126,7 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
         // This layer is outermost, so that a client without a key gets its error in its API's form too.
         all = all.merge(match api.name {
             ANTHROPIC => pages.route_layer(from_fn(messages::in_its_words)),
+            OPENAI_OR_ANTHROPIC => pages.route_layer(from_fn(messages::in_its_words_if_spoken)),
             LLAMA_CPP => pages.route_layer(from_fn(llama_cpp::in_its_words)),
             OLLAMA => pages.route_layer(from_fn(ollama::in_its_words)),
             _ => pages,
@@ -152,6 +154,7 @@ fn finished(pages: Router<Arc<Frontend>>, front: Arc<Frontend>, visitors: Arc<Vi
 }
 
 const ANTHROPIC: &str = "Anthropic";
+const OPENAI_OR_ANTHROPIC: &str = "OpenAI, Anthropic";
 const OLLAMA: &str = "Ollama";
 const LLAMA_CPP: &str = "llama.cpp";
 
@@ -165,6 +168,7 @@ fn apis(config: &Config) -> Vec<Api> {
         bearer("Lockstep", browser::own()),
         bearer("Lockstep", vec![get("/records/{id}", "a recorded answer", records::one)]),
         bearer("OpenAI", openai()),
+        Api { name: OPENAI_OR_ANTHROPIC, keys: Keys::BearerOrBare, routes: model_list() },
         Api { name: ANTHROPIC, keys: Keys::BearerOrBare, routes: anthropic() },
         bearer(OLLAMA, ollama::routes()),
         Api { name: LLAMA_CPP, keys: Keys::BearerOrBare, routes: llama_cpp::routes(!config.pages_off.slots) },
@@ -226,10 +230,16 @@ fn openai() -> Vec<Route> {
         get("/v1/conversations/{id}/items/{item_id}", "one of them", conversations::item),
         delete("/v1/conversations/{id}/items/{item_id}", "forgets one", conversations::forget_item),
         post("/v1/embeddings", "a vector for each text", embeddings::embeddings),
-        get("/v1/models", "the models that are served", models::list),
-        get("/v1/models/{*id}", "one model", models::one),
         post("/tokenize", "the tokens of a text or of a chat", tokens::tokenize),
         post("/detokenize", "the text of tokens", tokens::detokenize),
+    ]
+}
+
+/// Clients of both ask at one address.
+fn model_list() -> Vec<Route> {
+    vec![
+        get("/v1/models", "the models that are served", models::list),
+        get("/v1/models/{*id}", "one model", models::one),
     ]
 }
 

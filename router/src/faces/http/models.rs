@@ -1,6 +1,7 @@
 //! Which models are served, whether the router is ready, and which ranks serve. Knows no request.
 
 use crate::faces::http::error::HttpError;
+use crate::faces::http::messages::models as anthropic;
 use crate::front::frontend::Frontend;
 use crate::front::frontend::unix_seconds;
 use crate::link::view::Replica;
@@ -9,11 +10,16 @@ use crate::replicas::models::table::VersionBy;
 use crate::replicas::topology;
 use axum::Json;
 use axum::extract::{Path, RawQuery, State};
+use http::HeaderMap;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-pub async fn list(State(front): State<Arc<Frontend>>) -> Json<Value> {
+/// As OpenAI lists them, or Anthropic, by what the client speaks.
+pub async fn list(State(front): State<Arc<Frontend>>, headers: HeaderMap) -> Json<Value> {
     let listed = front.models.listed(&front.replicas);
+    if anthropic::is_anthropic(&headers) {
+        return Json(anthropic::list(listed.iter().map(|(name, of)| (name.as_str(), of.replica.context))));
+    }
     let models: Vec<Value> = listed.iter().map(|(name, of)| model(name, &of.replica)).collect();
     Json(json!({ "object": "list", "data": models }))
 }
@@ -35,8 +41,16 @@ pub async fn with_aliases(State(front): State<Arc<Frontend>>) -> Json<Value> {
     Json(json!({ "object": "list", "data": models }))
 }
 
-pub async fn one(State(front): State<Arc<Frontend>>, Path(id): Path<String>) -> Result<Json<Value>, HttpError> {
-    Ok(Json(model(&id, &front.model(&id, VersionBy::Weight)?.replica)))
+pub async fn one(
+    State(front): State<Arc<Frontend>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, HttpError> {
+    let replica = front.model(&id, VersionBy::Weight)?.replica;
+    Ok(Json(match anthropic::is_anthropic(&headers) {
+        true => anthropic::model(&id, replica.context),
+        false => model(&id, &replica),
+    }))
 }
 
 fn model(name: &str, replica: &Replica) -> Value {

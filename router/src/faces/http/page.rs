@@ -5,6 +5,7 @@ use crate::config::RouterLimits;
 use crate::faces::SESSION;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, Streaming};
+use crate::faces::http::packed::{Packing, unpacked};
 use crate::front::ask::{Ask, BodyPermit};
 use crate::front::frontend::Frontend;
 use crate::front::recorder::Recorder;
@@ -78,9 +79,13 @@ pub async fn read(front: &Frontend, request: Request) -> Result<Page, HttpError>
     if declared.is_some_and(|length| length > limits.body_discarded_max) {
         return Err(HttpError::too_large(limits.body_bytes_max));
     }
-    let is_json = check_kind(request.uri().path(), request.headers());
-    let (bytes, body) = in_time(front, read_body(front, request.into_body())).await??;
-    is_json?;
+    let packing = packing_of_json(request.uri().path(), request.headers());
+    let (mut bytes, mut body) = in_time(front, read_body(front, request.into_body())).await??;
+    if packing? == Packing::Gzip {
+        let bytes_max = limits.body_bytes_max;
+        bytes = front.on_a_thread(move || unpacked(&bytes, bytes_max)).await??;
+        take_room(front, &mut body, bytes.len())?;
+    }
     let mut fields = front.off_runtime(bytes.len(), move || Fields::parse(&bytes)).await??;
     if let Some(session) = session {
         fields.belongs_to(session);
@@ -88,21 +93,21 @@ pub async fn read(front: &Frontend, request: Request) -> Result<Page, HttpError>
     Ok(Page { fields, tenant, last_event_id, body })
 }
 
-/// Refuses a body that is packed, or says to be something else than JSON. Ollama's and llama.cpp's pages also take the
+/// How a body of JSON is packed. Refuses other packings, and bodies that say to be something else. Ollama's and llama.cpp's pages also take the
 /// type that curl gives to `-d`, as their servers do: the visitors' origin keeps forms of foreign web pages out.
-fn check_kind(path: &str, headers: &HeaderMap) -> Result<(), HttpError> {
+fn packing_of_json(path: &str, headers: &HeaderMap) -> Result<Packing, HttpError> {
     const OF_CURL: &str = "application/x-www-form-urlencoded";
     let text =
         |name: HeaderName| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).to_lowercase());
     let refused = |message: &str| Err(HttpError::bad_request(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
-    if text(CONTENT_ENCODING).is_some_and(|packed| packed.trim() != "identity") {
-        return refused("a body with a content-encoding is not read here: send it as it is");
-    }
-    let Some(kind) = text(CONTENT_TYPE) else { return Ok(()) };
+    let Some(packing) = Packing::named(&text(CONTENT_ENCODING).unwrap_or_default()) else {
+        return refused("a body with this content-encoding is not read here: send it as it is, or by gzip");
+    };
+    let Some(kind) = text(CONTENT_TYPE) else { return Ok(packing) };
     let essence = kind.split(';').next().unwrap_or_default().trim();
     let is_json = essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"));
     match is_json || (essence == OF_CURL && !path.starts_with("/v1/")) {
-        true => Ok(()),
+        true => Ok(packing),
         false => refused("the body must be JSON: say `content-type: application/json`"),
     }
 }

@@ -1,6 +1,7 @@
 //! A chat of `lockstep.v1` as a template gets it: its JSON is read and checked here. Knows no template and no dialect.
 
 use crate::refusal::Refusal;
+use crate::replicas::models::talk::PARAMETERS;
 use checkpoint::{Conversation, TEMPLATE_NAMES};
 use dialect::{Tool, ToolChoice, Tools};
 use proto::v1;
@@ -88,7 +89,7 @@ fn tool(i: usize, value: &Value) -> Result<Tool, Refusal> {
     }
     let parameters = function["parameters"].clone();
     if !parameters.is_null() && !parameters.is_object() {
-        return Err(at(format!("tools[{i}].function.parameters"), "must be a JSON schema, which is an object"));
+        return Err(at(format!("tools[{i}].{PARAMETERS}"), "must be a JSON schema, which is an object"));
     }
     let strict = match &function["strict"] {
         Value::Null => false,

@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use types::Token;
 
+/// Where a tool of a chat has the schema of its arguments.
+pub const PARAMETERS: &str = "function.parameters";
+
 /// What the reading of an answer depends on, beside its tokens. Cheap to clone.
 #[derive(Clone)]
 pub struct Talk {

@@ -56,6 +56,7 @@ fn row(timeline: &Timeline) -> Value {
         "model": timeline.model,
         "replica": timeline.replica,
         "prompt": timeline.n_prompt,
+        "computed": (timeline.first_token.is_none() && timeline.n_computed > 0).then_some(timeline.n_computed),
         "cached": timeline.n_cached,
         "output": timeline.n_output,
         "first_token_ms": timeline.first_token.map(millis),

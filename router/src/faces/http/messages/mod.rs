@@ -4,6 +4,7 @@
 //! `blocks` (what an answer consists of) and `reply`, which says it whole or in events.
 
 mod blocks;
+pub mod models;
 mod partial;
 mod reply;
 mod request;
@@ -24,6 +25,7 @@ use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::structure::FIELD;
 use crate::refusal::Refusal;
+use crate::replicas::models::talk::PARAMETERS;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -90,6 +92,14 @@ pub async fn in_its_words(request: Request, next: Next) -> Response {
     response
 }
 
+/// The same on pages that clients of others ask too.
+pub async fn in_its_words_if_spoken(request: Request, next: Next) -> Response {
+    match models::is_anthropic(request.headers()) {
+        true => in_its_words(request, next).await,
+        false => next.run(request).await,
+    }
+}
+
 /// An error of no page in Anthropic's form.
 pub fn reworded_error(response: Response) -> Response {
     reworded(response, error_value)
@@ -120,5 +130,6 @@ const THREAD: &str = "thread";
 
 /// Names the refused field as this page does.
 fn said(refusal: Refusal) -> HttpError {
+    let refusal = refusal.renamed_end(PARAMETERS, "input_schema");
     HttpError::of(refusal.renamed(&[("chat", "messages"), ("stop", "stop_sequences")]))
 }

@@ -42,6 +42,7 @@ use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::stored::Turn;
 use crate::front::structure::FIELD;
 use crate::refusal::Refusal;
+use crate::replicas::models::talk::PARAMETERS;
 use crate::replicas::models::text::ModelText;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -158,6 +159,7 @@ async fn whole(generation: &mut Generation, output: &mut OutputItems) -> Result<
 
 /// Names a refused field as this page does.
 fn said(refusal: Refusal) -> HttpError {
+    let refusal = refusal.renamed_end(PARAMETERS, "parameters");
     HttpError::of(refusal.renamed(&[("chat", "input"), ("max_tokens", "max_output_tokens")]))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::format::tell_reuse;
+use crate::faces::http::format::{signed, tell_reuse};
 use crate::faces::http::responses::output::OutputItems;
 use crate::front::frontend::unix_seconds;
 use crate::front::generation::Generation;
@@ -29,7 +29,7 @@ impl ResponseReply {
             "incomplete_details": null,
             "model": started.model,
             "output": [],
-            "seed": started.seed,
+            "seed": signed(started.seed),
             "service_tier": "default",
             "truncation": "disabled",
             "usage": null,

@@ -1,0 +1,29 @@
+//! The models that are served, as Anthropic's clients list them. Knows no request.
+
+use crate::faces::http::stopwatch::rfc3339;
+use crate::front::frontend::unix_seconds;
+use http::HeaderMap;
+use serde_json::{Value, json};
+
+/// Whether a client says the version of Anthropic's API that it speaks, as all of its clients do.
+pub fn is_anthropic(headers: &HeaderMap) -> bool {
+    headers.contains_key("anthropic-version")
+}
+
+/// All models, with their contexts, on one page.
+pub fn list<'a>(models: impl Iterator<Item = (&'a str, u32)>) -> Value {
+    let data: Vec<Value> = models.map(|(name, context)| model(name, context)).collect();
+    let id = |model: Option<&Value>| model.map_or(Value::Null, |model| model["id"].clone());
+    json!({ "data": data, "first_id": id(data.first()), "last_id": id(data.last()), "has_more": false })
+}
+
+pub fn model(name: &str, context: u32) -> Value {
+    json!({
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": rfc3339(unix_seconds()),
+        "max_input_tokens": context,
+        "max_tokens": context,
+    })
+}

@@ -1,0 +1,33 @@
+//! Bodies that a client has packed. Knows no page.
+
+use crate::faces::http::error::HttpError;
+use flate2::read::MultiGzDecoder;
+use http::StatusCode;
+use std::io::Read;
+
+/// How a body is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    Plain,
+    Gzip,
+}
+
+impl Packing {
+    /// Reads a `content-encoding`. None, if bodies in it are not read here.
+    pub fn named(encoding: &str) -> Option<Packing> {
+        match encoding.trim() {
+            "" | "identity" => Some(Packing::Plain),
+            "gzip" | "x-gzip" => Some(Packing::Gzip),
+            _ => None,
+        }
+    }
+}
+
+/// The bytes of a body that is packed by gzip, at most so many: a small body may unpack to a very large one.
+pub fn unpacked(packed: &[u8], bytes_max: usize) -> Result<Vec<u8>, HttpError> {
+    let mut bytes = Vec::new();
+    let read = MultiGzDecoder::new(packed).take(bytes_max as u64 + 1).read_to_end(&mut bytes);
+    let broken = |error| HttpError::bad_request(StatusCode::BAD_REQUEST, format!("the body is no gzip data: {error}"));
+    read.map_err(broken)?;
+    if bytes.len() > bytes_max { Err(HttpError::too_large(bytes_max)) } else { Ok(bytes) }
+}
