@@ -52,7 +52,7 @@ fn relaxed(schema: &Value, limits: &GrammarLimits, check: Check) -> Value {
     for _ in 0..ROUNDS_MAX {
         match check(&left) {
             Ok(()) | Err(GrammarRefused::Invalid { .. } | GrammarRefused::Unsatisfiable { .. }) => return left,
-            Err(GrammarRefused::Unsupported { at, .. }) if loosen(&mut left, &at) => {}
+            Err(GrammarRefused::Unsupported { at, .. }) if loosen(&mut left, &at, limits.depth_max) => {}
             Err(GrammarRefused::Unsupported { .. } | GrammarRefused::TooLarge { .. }) => break,
         }
     }
@@ -76,7 +76,7 @@ fn each_schema(schema: &mut Value, depth_left: usize, change: &mut dyn FnMut(&mu
     }
 }
 
-/// Afterwards more values satisfy a schema if more satisfy a part of it. Counts that no repetition reaches are gone too.
+/// Afterwards more values satisfy a schema if more satisfy a part of it. Counts beyond all repetitions are gone too.
 fn make_monotone(schema: &mut Map<String, Value>, repeat_max: usize) {
     const TURNED: &[&str] = &["not", "if", "then", "else", "maxContains", "unevaluatedProperties", "unevaluatedItems"];
     const COUNTS: &[&str] =
@@ -94,9 +94,9 @@ fn make_monotone(schema: &mut Map<String, Value>, repeat_max: usize) {
     }
 }
 
-/// Takes away what is refused at a path: a keyword, or else all of its schema but the type. False if nothing is left to
-/// take.
-fn loosen(root: &mut Value, at: &str) -> bool {
+/// Takes away what is refused at a path: a keyword of a schema or, where that has none, of those within it; or else all
+/// of the schema but the type. False if nothing is left to take.
+fn loosen(root: &mut Value, at: &str, depth_max: usize) -> bool {
     let Some(path) = at.strip_prefix('/').filter(|path| !path.is_empty()) else { return false };
     let path: Vec<String> = path.split('/').map(|part| part.replace("~1", "/").replace("~0", "~")).collect();
     let Some((last, before)) = path.split_last() else { return false };
@@ -123,13 +123,23 @@ fn loosen(root: &mut Value, at: &str) -> bool {
             schema.retain(|word, _| word != last && !(is_naming && word == "additionalProperties"));
             true
         }
-        (Holds::Schema, schema) => replace(schema),
+        (Holds::Schema, schema) => drop_word(schema, last, depth_max) || replace(schema),
         (Holds::List, Value::Array(list)) => {
             last.parse().ok().and_then(|i: usize| list.get_mut(i)).is_some_and(replace)
         }
         (Holds::Named, Value::Object(named)) => named.get_mut(last).is_some_and(replace),
         _ => false,
     }
+}
+
+/// Whether a schema within this one had the keyword.
+fn drop_word(schema: &mut Value, word: &str, depth_max: usize) -> bool {
+    let mut had_word = false;
+    each_schema(schema, depth_max, &mut |schema| {
+        had_word |= schema.contains_key(word);
+        schema.retain(|other, _| other != word);
+    });
+    had_word
 }
 
 fn replace(schema: &mut Value) -> bool {

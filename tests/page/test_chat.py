@@ -121,7 +121,8 @@ class Chats(PageTest):
             const all = fresh();
             for (let n = 0; n < 100; n++) {
               add(all, {role: "user", parent: all.at, text: "a question ".repeat(100)});
-              Object.assign(add(all, blank(all.at, {model: "m", system: "Be brief."})), {text: "an answer ".repeat(100), over: "ended"});
+              const answer = add(all, blank(all.at, {model: "m", system: "Be brief."}));
+              Object.assign(answer, {text: "an answer ".repeat(100), over: "ended"});
             }
             await keep(all);
             const kept = await one(all.id);
@@ -134,8 +135,10 @@ class Chats(PageTest):
         tab = self.chat(max_tokens=4, logprobs=False)
         tab.run("""
             window.states = new Set();
-            const look = () => document.querySelectorAll(".turn .warn").forEach((node) => window.states.add(node.textContent));
-            new MutationObserver(look).observe(document.body, {subtree: true, childList: true, characterData: true});""")
+            const states = () => [...document.querySelectorAll(".turn .warn")].map((node) => node.textContent);
+            const look = () => states().forEach((state) => window.states.add(state));
+            const all = {subtree: true, childList: true, characterData: true};
+            new MutationObserver(look).observe(document.body, all);""")
         say(tab, "one two three four five six seven eight " * 90)
         tab.until(OVER, 120, "the answer is over")
         states = tab.run("return [...window.states]")

@@ -199,14 +199,8 @@ impl Generation {
             Some(Finish::Grammar(fault)) => return self.fail(Refusal::Grammar { position: output.position, fault }),
             Some(Finish::Stop | Finish::Length) | None => {}
         }
-        if let Some(watched) = &mut choice.watched
-            && let Some(progress) = watched.hear(&output, has_begun)
-        {
-            self.recorder.iter().for_each(|recorder| recorder.computed(progress.processed));
-            if watched.is_told {
-                self.ready.push_back((choice_idx, GenerationEvent::Aside(Aside::Progress(progress))));
-            }
-        }
+        let progress = progressed(self.recorder.as_ref(), choice, &output, has_begun);
+        self.ready.extend(progress.map(|event| (choice_idx, event)));
         if !has_begun {
             return;
         }
@@ -255,6 +249,19 @@ impl Generation {
             recorder.finished("ok");
         }
     }
+}
+
+/// Records how far a choice's prompt is. Returns what its client reads of that.
+fn progressed(
+    recorder: Option<&Recorder>,
+    choice: &mut Choice,
+    output: &wire::Output,
+    has_begun: bool,
+) -> Option<GenerationEvent> {
+    let watched = choice.watched.as_mut()?;
+    let progress = watched.hear(output, has_begun)?;
+    recorder.inspect(|recorder| recorder.computed(progress.processed));
+    watched.is_told.then_some(GenerationEvent::Aside(Aside::Progress(progress)))
 }
 
 /// Counts how far a choice has come on its way.

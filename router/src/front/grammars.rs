@@ -48,7 +48,7 @@ impl Grammars {
         compiled
     }
 
-    /// The refusal of a grammar of which the tools' parameters are a part: it names those that are refused by themselves.
+    /// The refusal of a grammar of which tools' parameters are a part: it names those that are refused by themselves.
     fn refusal_with_tools(&self, talk: &Talk, refused: &GrammarRefused) -> Refusal {
         let of_tool = |(i, tool): (usize, &Tool)| {
             let schema = json!({ "type": "json_schema", "json_schema": tool.parameters, "strict": tool.strict });

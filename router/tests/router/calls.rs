@@ -527,7 +527,8 @@ fn a_tool_that_is_not_strict_may_say_what_cannot_be_enforced() {
             ),
             (
                 "/v1/messages",
-                json!({ "max_tokens": 9, "messages": said, "tools": named(&tools, anthropic), "tool_choice": { "type": "any" } }),
+                json!({ "max_tokens": 9, "messages": said, "tools": named(&tools, anthropic),
+                    "tool_choice": { "type": "any" } }),
                 "input_schema",
             ),
             (CHAT, asked(json!({ "tools": with(true, &city) })), "function.parameters"),

@@ -44,6 +44,8 @@ fn a_text_is_answered() {
         let infer = async |request| client(&house).model_infer(request).await.map(tonic::Response::into_inner);
         let reply = infer(ask(vec![text("text_input", "Hi ")])).await.unwrap();
         assert_eq!(said(&reply), ["Hi Hello, world"]);
+        // Without parameters an answer ends as that of Triton's backend does.
+        assert_eq!(house.fake.submits()[0].sampling.as_ref().unwrap().tokens_max, 16);
         assert_eq!((reply.model_name.as_str(), reply.model_version.as_str(), reply.id.as_str()), ("toy", "1", "7"));
         let sampling = r#"{"max_tokens": "5", "temperature": 0, "seed": 3}"#;
         let mut request = ask(vec![

@@ -93,8 +93,9 @@ pub async fn read(front: &Frontend, request: Request) -> Result<Page, HttpError>
     Ok(Page { fields, tenant, last_event_id, body })
 }
 
-/// How a body of JSON is packed. Refuses other packings, and bodies that say to be something else. Ollama's and llama.cpp's pages also take the
-/// type that curl gives to `-d`, as their servers do: the visitors' origin keeps forms of foreign web pages out.
+/// How a body of JSON is packed. Refuses other packings, and bodies that say to be something else. Ollama's and
+/// llama.cpp's pages also take the type that curl gives to `-d`, as their servers do: the visitors' origin keeps forms
+/// of foreign web pages out.
 fn packing_of_json(path: &str, headers: &HeaderMap) -> Result<Packing, HttpError> {
     const OF_CURL: &str = "application/x-www-form-urlencoded";
     let text =
