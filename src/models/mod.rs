@@ -276,6 +276,14 @@ fn draw(bar: &ProgressBar, progress: Progress<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_of_progress_says_what_is_fetched_and_how_much_of_it_is_here() {
+        let line = |done, total| progress_line(Progress { what: "model.gguf", done, total });
+        assert_eq!(line(1 << 20, Some(4 << 20)), "fetching model.gguf: 25% of 4.00 MiB");
+        assert_eq!(line(u64::MAX, Some(u64::MAX)), "fetching model.gguf: 100% of 16.00 EiB");
+        assert_eq!((line(7, None), line(7, Some(0))), ("fetching model.gguf".into(), "fetching model.gguf".into()));
+    }
     use clap::Parser;
 
     #[derive(Parser)]

@@ -241,7 +241,7 @@ fn nothing_is_echoed_while_a_model_is_fetched() {
 #[test]
 fn a_long_prompt_shows_how_far_it_is() {
     let (folder, template) = talking_model("prompt");
-    let (model, prompt) = (folder.0.to_str().unwrap(), "one two three four ".repeat(1000));
+    let (model, prompt) = (folder.0.to_str().unwrap(), "one two three four ".repeat(300));
     let small = ["--context", "8192", "--max-batch-tokens", "16", "--max-running", "1", "--max-tokens", "4"];
     let arguments = [&["run", model, &prompt, "--threads", "1", "--chat-template", &template][..], &small].concat();
     let mut terminal = Terminal::start(&arguments, (80, 24), &[]);

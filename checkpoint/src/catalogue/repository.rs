@@ -149,7 +149,7 @@ impl<'a> Repository<'a> {
             match self.fetch_parts(first, folder, sources, progress) {
                 Ok(()) => return Ok(Located { name: self.id.name(), path: folder.join(base_name(first)) }),
                 // Another one may be of a kind that is served.
-                Err(error @ (Error::Unsupported { .. } | Error::Malformed { .. })) => {
+                Err(error @ (Error::Unsupported { .. } | Error::Malformed { .. } | Error::NoTensor { .. })) => {
                     refused.get_or_insert(error);
                 }
                 Err(error) => {

@@ -31,18 +31,22 @@ pub(crate) enum KvRule {
     Within(u16),
 }
 
-fn part(memory: u64, permille: u16) -> u64 {
-    (u128::from(memory) * u128::from(permille) / 1000) as u64
-}
-
 impl KvRule {
+    /// What weights and KV may have of a memory.
+    pub fn usable(self, memory: u64) -> u64 {
+        match self {
+            KvRule::Within(permille) => (u128::from(memory) * u128::from(permille) / 1000) as u64,
+            KvRule::Reserved(_) | KvRule::Quarter | KvRule::Rest => memory,
+        }
+    }
+
     /// KV bytes of a rank with these weights; None if the weights do not fit.
     pub fn budget(self, memory: u64, weights: u64) -> Option<u64> {
         match self {
             KvRule::Reserved(kv) => (weights.checked_add(kv)? <= memory).then_some(kv),
             KvRule::Quarter => Some(memory.checked_sub(weights)?.min(memory / 4)),
             KvRule::Rest => Some(memory.checked_sub(weights)? / 10 * 9),
-            KvRule::Within(permille) => part(memory, permille).checked_sub(weights),
+            KvRule::Within(_) => self.usable(memory).checked_sub(weights),
         }
     }
 
@@ -60,8 +64,8 @@ impl KvRule {
             KvRule::Reserved(budget) => beside(budget).map_or(-1.0, |left| room(left, sharded).min(room(budget, kv))),
             KvRule::Quarter => beside(0).map_or(-1.0, |left| room(left, sharded + kv).min(room(memory / 4, kv))),
             KvRule::Rest => beside(0).map_or(-1.0, |left| room(left, sharded + kv / 0.9)),
-            KvRule::Within(permille) => {
-                let left = part(memory, permille).checked_sub(stage.replicated);
+            KvRule::Within(_) => {
+                let left = self.usable(memory).checked_sub(stage.replicated);
                 left.map_or(-1.0, |left| room(left, sharded + kv))
             }
         }

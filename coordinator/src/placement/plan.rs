@@ -163,7 +163,8 @@ impl Planner<'_> {
         let pools = self.pools(self.policy.context.unwrap_or(BLOCK_TOKENS));
         let kv = self.policy.kv_memory.unwrap_or(pools.bytes(pools.min(), &whole.block_bytes) / n_ranks);
         let needed = (whole.weights / n_ranks).saturating_add(kv);
-        let (mut large, small): (Vec<_>, Vec<_>) = machines.iter().partition(|machine| machine.memory_bytes >= needed);
+        let (mut large, small): (Vec<_>, Vec<_>) =
+            machines.iter().partition(|machine| self.rule().usable(machine.memory_bytes) >= needed);
         large.extend(small);
         large
     }
@@ -173,11 +174,22 @@ impl Planner<'_> {
         let (measure, rule, tp) = (&self.measure, self.rule(), self.grid.tp);
         let pools = self.pools(self.context_asked());
         let cutter = Cutter { measure, pools: &pools, machines: &capacities, tp, rule, minds_memory: true };
-        let layout = cutter.layout(pools.min(), self.size_wanted(&pools));
-        match layout {
-            Some(layout) => self.fill(machines, layout),
-            None => Err(self.too_heavy(machines, &Cutter { minds_memory: false, ..cutter })),
+        if let Some(layout) = cutter.layout(pools.min(), self.size_wanted(&pools)) {
+            return self.fill(machines, layout);
         }
+        // The parts that fit are fractions, and those of a cut fall on leaves: the cut by speed alone may fit all the same.
+        let by_speed = Cutter { minds_memory: false, ..cutter };
+        match by_speed.layout(0, 0).filter(|layout| self.holds(machines, layout)) {
+            Some(layout) => self.fill(machines, layout),
+            None => Err(self.too_heavy(machines, &by_speed)),
+        }
+    }
+
+    /// Whether each machine has room for the weights of its rank.
+    fn holds(&self, machines: &[&Machine], layout: &Layout) -> bool {
+        let holdings = self.holdings(layout);
+        let mut ranks = machines.iter().zip(&holdings);
+        ranks.all(|(machine, held)| self.rule().budget(machine.memory_bytes, held.weights).is_some())
     }
 
     /// The blueprint of a layout whose weights fit.
@@ -264,12 +276,13 @@ impl Planner<'_> {
         };
         let holdings = self.holdings(&layout);
         let reserved = self.policy.kv_memory.unwrap_or(0);
+        let usable = |machine: &Machine| self.rule().usable(machine.memory_bytes);
         let lacks = |rank: &usize| {
             let needed = holdings[*rank].weights.saturating_add(reserved);
-            i128::from(needed) - i128::from(machines[*rank].memory_bytes)
+            i128::from(needed) - i128::from(usable(machines[*rank]))
         };
         let rank = (0..holdings.len()).max_by_key(lacks).unwrap_or(0);
-        let (host, available) = (machines[rank].host.clone(), machines[rank].memory_bytes);
+        let (host, available) = (machines[rank].host.clone(), usable(machines[rank]));
         let weights = holdings[rank].weights;
         match available.checked_sub(weights) {
             Some(beside) => Why::KvMemory { rank: rank as u16, host, weights, needed: reserved, available: beside },
@@ -279,7 +292,7 @@ impl Planner<'_> {
                 needed: weights,
                 available,
                 all_needed: holdings.iter().map(|held| held.weights).sum(),
-                all_available: machines.iter().map(|machine| machine.memory_bytes).sum(),
+                all_available: machines.iter().map(|machine| usable(machine)).sum(),
             },
         }
     }

@@ -129,3 +129,18 @@ fn event(event: &Value, several: bool) -> String {
     let choice = if several { format!(" (answer {})", text(&event["choice"])) } else { String::new() };
     format!("{:>9}  {what}{choice}", at(&event["at_ms"]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_long_prompt_shows_how_much_of_it_is_computed() {
+        let request = |computed: Value| json!({ "state": "computing", "prompt": 6000, "computed": computed });
+        for (computed, expect) in [(json!(1536), "prompt 25%"), (json!(null), "computing")] {
+            let row = row(&request(computed), 80).to_string();
+            assert!(row.contains(expect), "{row}");
+        }
+    }
+}
