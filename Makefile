@@ -97,7 +97,7 @@ endif
 
 # Without a terminal cargo says nothing for minutes; the line says what to expect.
 serve: protoc
-	@echo "building target/serve/lockstep: about five minutes on two cores; cargo build --release takes fifteen"
+	@echo "building target/serve/lockstep: eight minutes on two cores; cargo build --release takes sixteen"
 	$(CARGO) build --profile serve --locked
 	target/serve/lockstep pull smollm2
 	exec target/serve/lockstep serve $(ARGS)
