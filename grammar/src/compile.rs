@@ -1,7 +1,7 @@
 //! From a wish to a checked description. Pure: no vocabulary, no clock, nothing is fetched.
 
 use crate::ebnf::Form;
-use crate::relax::relaxed_tag;
+use crate::relax::{Relaxed, is_relaxed};
 use crate::rules::{Rule, Rules};
 use crate::specials::Specials;
 use crate::words::{Pattern, Words, plain};
@@ -9,8 +9,30 @@ use crate::{GrammarLimits, GrammarRefused, WantedGrammar, ebnf, engine, schema, 
 use serde_json::{Value, json};
 use types::Grammar;
 
+/// So many times something is taken away from schemas that need not hold in full, and then all but their types.
+const ROUNDS_MAX: usize = 64;
+
 /// The description of what is wanted, checked: it compiles within the limits, and says nothing that is not enforced.
 pub fn compile(wanted: &WantedGrammar, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
+    match wanted {
+        WantedGrammar::StructuralTag(tag) if is_relaxed(tag) => compile_relaxed(tag, limits),
+        wanted => compile_whole(wanted, limits),
+    }
+}
+
+fn compile_relaxed(tag: &Value, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
+    let mut relaxed = Relaxed::of(tag, limits);
+    for _ in 0..ROUNDS_MAX {
+        match compile_whole(&WantedGrammar::StructuralTag(relaxed.tag.clone()), limits) {
+            Err(refused) if relaxed.take_away(&refused) => {}
+            compiled => return compiled,
+        }
+    }
+    relaxed.keep_types();
+    compile_whole(&WantedGrammar::StructuralTag(relaxed.tag), limits)
+}
+
+fn compile_whole(wanted: &WantedGrammar, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
     let mut specials = Specials::default();
     let rules = rules(wanted, &mut specials, limits)?;
     let text = specials.describe(&rules);
@@ -27,10 +49,7 @@ fn rules(wanted: &WantedGrammar, specials: &mut Specials, limits: &GrammarLimits
     let start = match wanted {
         WantedGrammar::JsonObject => schema::write(&json!({"type": "object"}), &mut rules, limits)?,
         WantedGrammar::JsonSchema(schema) => schema::write(schema, &mut rules, limits)?,
-        WantedGrammar::StructuralTag(value) => {
-            let compiles = |schema: &_| compile(&WantedGrammar::JsonSchema(Value::clone(schema)), limits).map(drop);
-            tags::write(&relaxed_tag(value, limits, &compiles), &mut rules, specials, limits)?
-        }
+        WantedGrammar::StructuralTag(value) => tags::write(value, &mut rules, specials, limits)?,
         WantedGrammar::Ebnf(text) => ebnf::write(text, Form::Ebnf, &mut rules, limits)?,
         WantedGrammar::Gbnf(text) => ebnf::write(text, Form::Gbnf, &mut rules, limits)?,
         WantedGrammar::Regex(regex) => {

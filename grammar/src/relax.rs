@@ -1,62 +1,108 @@
 //! Structural tags with `"strict": false` beside a schema: what can be enforced of it is, and the rest is left to the
 //! model. Every value that satisfies a schema satisfies what is left of it.
 
+use crate::schema::formats;
 use crate::schema::keywords::{self, Holds};
 use crate::{GrammarLimits, GrammarRefused};
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 
-/// So many times a keyword is taken away, and then all but the type.
-const ROUNDS_MAX: usize = 32;
+/// Where a format has its schema.
+const SCHEMA: &str = "json_schema";
 
-/// Whether a schema compiles by itself.
-type Check<'c> = &'c dyn Fn(&Value) -> Result<(), GrammarRefused>;
-
-/// The tag, with schemas that need not hold in full as far as they compile.
-pub(crate) fn relaxed_tag(tag: &Value, limits: &GrammarLimits, check: Check) -> Value {
-    let mut tag = tag.clone();
-    each_format(&mut tag, &mut |format| {
-        if format.get("strict") == Some(&Value::Bool(false))
-            && let Some(schema) = format.get_mut("json_schema")
-        {
-            *schema = relaxed(schema, limits, check);
-        }
-    });
-    tag
+/// A tag whose schemas need not hold in full. Each refusal of it takes a little of one of them away.
+pub(crate) struct Relaxed<'l> {
+    pub(crate) tag: Value,
+    limits: &'l GrammarLimits,
+    /// The paths of schemas of which parts were taken away.
+    begun: HashSet<String>,
+    /// Whether all schemas are without what may make them large.
+    is_lean: bool,
 }
 
-fn each_format(value: &mut Value, change: &mut dyn FnMut(&mut Map<String, Value>)) {
+/// Whether a tag has schemas that need not hold in full.
+pub(crate) fn is_relaxed(tag: &Value) -> bool {
+    let mut is_relaxed = false;
+    each_relaxed(&mut tag.clone(), &mut |_| is_relaxed = true);
+    is_relaxed
+}
+
+impl Relaxed<'_> {
+    /// The tag without unknown keywords and formats, which are annotations.
+    pub(crate) fn of<'l>(tag: &Value, limits: &'l GrammarLimits) -> Relaxed<'l> {
+        let mut tag = tag.clone();
+        each_relaxed(&mut tag, &mut |schema| {
+            each_schema(schema, limits.depth_max, &mut |schema| schema.retain(|word, value| is_meant(word, value)));
+        });
+        Relaxed { tag, limits, begun: HashSet::new(), is_lean: false }
+    }
+
+    /// Takes away what was refused. False where that is no part of such a schema, or not valid.
+    pub(crate) fn take_away(&mut self, refused: &GrammarRefused) -> bool {
+        match refused {
+            GrammarRefused::Unsupported { at, .. } => self.loosen_at(at),
+            GrammarRefused::TooLarge { .. } if std::mem::replace(&mut self.is_lean, true) => self.keep_types(),
+            GrammarRefused::TooLarge { .. } => {
+                let GrammarLimits { depth_max, repeat_max, .. } = *self.limits;
+                let lean = &mut |schema: &mut Map<String, Value>| make_monotone(schema, repeat_max);
+                each_relaxed(&mut self.tag, &mut |schema| each_schema(schema, depth_max, lean));
+                true
+            }
+            GrammarRefused::Invalid { .. } | GrammarRefused::Unsatisfiable { .. } => false,
+        }
+    }
+
+    fn loosen_at(&mut self, at: &str) -> bool {
+        let Some((path, rest)) = self.schema_at(at) else { return false };
+        let Some(schema) = self.tag.pointer_mut(&path) else { return false };
+        if self.begun.insert(path) {
+            each_schema(schema, self.limits.depth_max, &mut |schema| make_monotone(schema, self.limits.repeat_max));
+            return true;
+        }
+        loosen(schema, &rest, self.limits.depth_max) || replace(schema)
+    }
+
+    /// Leaves all such schemas their types alone. False if they have nothing else.
+    pub(crate) fn keep_types(&mut self) -> bool {
+        let mut is_changed = false;
+        each_relaxed(&mut self.tag, &mut |schema| is_changed |= replace(schema));
+        is_changed
+    }
+
+    /// The path of the schema in which a path ends, and the rest of it.
+    fn schema_at(&self, at: &str) -> Option<(String, String)> {
+        let is_relaxed = |path: &str| self.tag.pointer(path).is_some_and(|of| of.get("strict") == Some(&false.into()));
+        let mut places = at.match_indices('/').map(|(place, _)| at.split_at(place));
+        let (path, rest) = places.find_map(|(path, rest)| {
+            let rest = rest.strip_prefix('/')?.strip_prefix(SCHEMA)?;
+            (is_relaxed(path) && (rest.is_empty() || rest.starts_with('/'))).then_some((path, rest))
+        })?;
+        Some((format!("{path}/{SCHEMA}"), rest.to_owned()))
+    }
+}
+
+/// Whether a keyword says something of which values are valid.
+fn is_meant(word: &str, value: &Value) -> bool {
+    let is_format = |value: &Value| value.as_str().is_none_or(formats::is_known);
+    word != "$schema" && keywords::is_known(word) && (word != "format" || is_format(value))
+}
+
+fn each_relaxed(value: &mut Value, change: &mut dyn FnMut(&mut Value)) {
     match value {
-        Value::Array(list) => list.iter_mut().for_each(|value| each_format(value, change)),
-        Value::Object(object) => {
-            change(object);
+        Value::Array(list) => list.iter_mut().for_each(|value| each_relaxed(value, change)),
+        Value::Object(format) => {
+            let is_relaxed = format.get("strict") == Some(&Value::Bool(false));
+            if let Some(schema) = format.get_mut(SCHEMA).filter(|_| is_relaxed) {
+                change(schema);
+            }
             for name in ["format", "content", "elements", "tags"] {
-                if let Some(inner) = object.get_mut(name) {
-                    each_format(inner, change);
+                if let Some(inner) = format.get_mut(name) {
+                    each_relaxed(inner, change);
                 }
             }
         }
         _ => {}
     }
-}
-
-/// The schema without what cannot be enforced. One that is not valid is left as it is.
-fn relaxed(schema: &Value, limits: &GrammarLimits, check: Check) -> Value {
-    let mut left = schema.clone();
-    each_schema(&mut left, limits.depth_max, &mut |schema| {
-        schema.retain(|word, _| word != "$schema" && keywords::is_known(word));
-    });
-    if check(&left).is_ok() {
-        return left;
-    }
-    each_schema(&mut left, limits.depth_max, &mut |schema| make_monotone(schema, limits.repeat_max));
-    for _ in 0..ROUNDS_MAX {
-        match check(&left) {
-            Ok(()) | Err(GrammarRefused::Invalid { .. } | GrammarRefused::Unsatisfiable { .. }) => return left,
-            Err(GrammarRefused::Unsupported { at, .. }) if loosen(&mut left, &at, limits.depth_max) => {}
-            Err(GrammarRefused::Unsupported { .. } | GrammarRefused::TooLarge { .. }) => break,
-        }
-    }
-    type_of(&left)
 }
 
 fn each_schema(schema: &mut Value, depth_left: usize, change: &mut dyn FnMut(&mut Map<String, Value>)) {
@@ -85,7 +131,8 @@ fn make_monotone(schema: &mut Map<String, Value>, repeat_max: usize) {
     let one = schema.get("oneOf").filter(|list| list.is_array()).cloned();
     schema.retain(|word, value| {
         let word = word.as_str();
-        !TURNED.contains(&word) && !(COUNTS.contains(&word) && is_large(value)) && (word != "oneOf" || one.is_none())
+        let is_gone = TURNED.contains(&word) || (word == "oneOf" && one.is_some());
+        !is_gone && (!COUNTS.contains(&word) || !is_large(value))
     });
     if let Some(list) = one
         && let Value::Array(all) = schema.entry("allOf").or_insert_with(|| json!([]))

@@ -39,6 +39,11 @@ pub(super) fn words(format: &str) -> Option<Words> {
     Some(Words::Regex(format!("\"(?:{inner})\"")))
 }
 
+/// Whether a format has a meaning here.
+pub(crate) fn is_known(format: &str) -> bool {
+    words(format).is_some()
+}
+
 /// Whether the texts are all that have the format, so that each other text does not have it.
 pub(super) fn is_exact(format: &str) -> bool {
     matches!(format, "date" | "uuid" | "ipv4")

@@ -11,7 +11,7 @@ mod arrays;
 mod decimal;
 mod expand;
 mod facts;
-mod formats;
+pub(crate) mod formats;
 mod judge;
 pub(crate) mod keywords;
 mod multiples;

@@ -22,7 +22,7 @@ fn annotations_are_ignored() {
         "additionalProperties": false,
     });
     assert!(matches!(compiled(&WantedGrammar::JsonSchema(schema.clone())), Err(GrammarRefused::Unsupported { .. })));
-    // Without unknown words the schema holds in full: 4 is an integer and at least 3, so both of `oneOf`.
+    // Without unknown keywords the schema holds in full: 4 is an integer and at least 3, so both of `oneOf`.
     check(
         &relaxed(schema),
         &[r#"{"a":"x"}"#, r#"{"a":"y","b":1}"#],
@@ -62,6 +62,21 @@ fn what_cannot_be_enforced_is_left_to_the_model() {
         let [yes, no] = [&yes, &no].map(|all| all.iter().map(String::as_str).collect::<Vec<_>>());
         check(&relaxed(object(part)), &yes, &no);
     }
+}
+
+/// Each costs a round, and there are more than rounds: all of it still has its form, and is compiled in little time.
+#[test]
+fn many_that_cannot_be_enforced_cost_little() {
+    let part = |i: usize| (format!("p{i}"), json!({"type": "integer", "multipleOf": 7919, "title": "x".repeat(100)}));
+    let properties: serde_json::Map<String, Value> = (0..200).map(part).collect();
+    let format = json!({"type": "json_schema", "strict": false,
+        "json_schema": {"type": "object", "properties": properties, "additionalProperties": false}});
+    let tag = |i: usize| json!({"type": "tag", "begin": format!("<f{i}>"), "content": format, "end": "</f>"});
+    let tags: Vec<Value> = (0..100).map(tag).collect();
+    let all = json!({"format": {"type": "tags_with_separator", "tags": tags, "separator": "", "at_least_one": true}});
+    let began = std::time::Instant::now();
+    check(&WantedGrammar::StructuralTag(all), &["<f7>{\"p1\": 3}</f>"], &["<f7>[]</f>", "<g>{}</f>"]);
+    assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
 #[test]
