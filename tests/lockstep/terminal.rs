@@ -284,7 +284,8 @@ fn top_shows_its_views_at_every_width_and_leaves_no_trace() {
     terminal.type_in("\t");
     terminal.until_seen("first token, p50");
     terminal.resize((60, 10));
-    terminal.until("fewer columns", |seen| seen.lines().count() == 10);
+    // Its last line is drawn anew: a key that comes together with a new size may wait for the next key.
+    terminal.until("fewer columns", |seen| seen.lines().count() == 10 && seen.contains("q quit"));
     terminal.type_in("?");
     terminal.until_seen("q, Ctrl-C");
     terminal.type_in("1");
