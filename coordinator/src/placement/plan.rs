@@ -177,7 +177,8 @@ impl Planner<'_> {
         if let Some(layout) = cutter.layout(pools.min(), self.size_wanted(&pools)) {
             return self.fill(machines, layout);
         }
-        // The parts that fit are fractions, and those of a cut fall on leaves: the cut by speed alone may fit all the same.
+        // The parts that fit are fractions, and those of a cut fall on leaves: the cut by speed alone may fit where the
+        // search within the memory finds nothing.
         let by_speed = Cutter { minds_memory: false, ..cutter };
         match by_speed.layout(0, 0).filter(|layout| self.holds(machines, layout)) {
             Some(layout) => self.fill(machines, layout),
