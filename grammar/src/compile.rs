@@ -1,12 +1,12 @@
 //! From a wish to a checked description. Pure: no vocabulary, no clock, nothing is fetched.
 
 use crate::ebnf::Form;
-use crate::relax::{Relaxed, is_relaxed};
+use crate::relax::Relaxed;
 use crate::rules::{Rule, Rules};
 use crate::specials::Specials;
 use crate::words::{Pattern, Words, plain};
 use crate::{GrammarLimits, GrammarRefused, WantedGrammar, ebnf, engine, schema, specials, tags};
-use serde_json::{Value, json};
+use serde_json::json;
 use types::Grammar;
 
 /// So many times something is taken away from schemas that need not hold in full, and then all but their types.
@@ -14,14 +14,14 @@ const ROUNDS_MAX: usize = 64;
 
 /// The description of what is wanted, checked: it compiles within the limits, and says nothing that is not enforced.
 pub fn compile(wanted: &WantedGrammar, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
-    match wanted {
-        WantedGrammar::StructuralTag(tag) if is_relaxed(tag) => compile_relaxed(tag, limits),
-        wanted => compile_whole(wanted, limits),
-    }
+    let relaxed = match wanted {
+        WantedGrammar::StructuralTag(tag) => Relaxed::of(tag, limits),
+        _ => None,
+    };
+    relaxed.map_or_else(|| compile_whole(wanted, limits), |relaxed| compile_relaxed(relaxed, limits))
 }
 
-fn compile_relaxed(tag: &Value, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
-    let mut relaxed = Relaxed::of(tag, limits);
+fn compile_relaxed(mut relaxed: Relaxed, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
     for _ in 0..ROUNDS_MAX {
         match compile_whole(&WantedGrammar::StructuralTag(relaxed.tag.clone()), limits) {
             Err(refused) if relaxed.take_away(&refused) => {}

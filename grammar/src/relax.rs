@@ -20,21 +20,15 @@ pub(crate) struct Relaxed<'l> {
     is_lean: bool,
 }
 
-/// Whether a tag has schemas that need not hold in full.
-pub(crate) fn is_relaxed(tag: &Value) -> bool {
-    let mut is_relaxed = false;
-    each_relaxed(&mut tag.clone(), &mut |_| is_relaxed = true);
-    is_relaxed
-}
-
 impl Relaxed<'_> {
-    /// The tag without unknown keywords and formats, which are annotations.
-    pub(crate) fn of<'l>(tag: &Value, limits: &'l GrammarLimits) -> Relaxed<'l> {
-        let mut tag = tag.clone();
+    /// The tag without unknown keywords and formats, which are annotations. None, if all its schemas must hold in full.
+    pub(crate) fn of<'l>(tag: &Value, limits: &'l GrammarLimits) -> Option<Relaxed<'l>> {
+        let (mut tag, mut is_relaxed) = (tag.clone(), false);
         each_relaxed(&mut tag, &mut |schema| {
+            is_relaxed = true;
             each_schema(schema, limits.depth_max, &mut |schema| schema.retain(|word, value| is_meant(word, value)));
         });
-        Relaxed { tag, limits, begun: HashSet::new(), is_lean: false }
+        is_relaxed.then(|| Relaxed { tag, limits, begun: HashSet::new(), is_lean: false })
     }
 
     /// Takes away what was refused. False where that is no part of such a schema, or not valid.

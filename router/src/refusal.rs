@@ -144,22 +144,18 @@ impl Refusal {
 
     /// The same refusal, with the field's name in one face.
     pub fn renamed(self, names: &[(&str, &'static str)]) -> Refusal {
-        match self {
-            Refusal::Invalid { field, message } => {
-                let name = names.iter().find(|(from, _)| *from == field).map(|(_, to)| Cow::Borrowed(*to));
-                Refusal::Invalid { field: name.unwrap_or(field), message }
-            }
-            other => other,
-        }
+        self.with_field(|field| names.iter().find(|(from, _)| *from == field).map(|(_, to)| Cow::Borrowed(*to)))
     }
 
     /// The same refusal, of a field whose name ends otherwise in one face.
     pub fn renamed_end(self, end: &str, to: &str) -> Refusal {
+        self.with_field(|field| field.strip_suffix(end).map(|start| Cow::Owned(format!("{start}{to}"))))
+    }
+
+    /// The same refusal with another name for its field, if `name` has one.
+    fn with_field(self, name: impl FnOnce(&str) -> Option<Cow<'static, str>>) -> Refusal {
         match self {
-            Refusal::Invalid { field, message } => {
-                let name = field.strip_suffix(end).map(|start| Cow::Owned(format!("{start}{to}")));
-                Refusal::Invalid { field: name.unwrap_or(field), message }
-            }
+            Refusal::Invalid { field, message } => Refusal::Invalid { field: name(&field).unwrap_or(field), message },
             other => other,
         }
     }

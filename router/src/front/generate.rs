@@ -273,8 +273,8 @@ impl Frontend {
         trace: &Traced,
     ) -> Result<Generation, Refusal> {
         let Prepared { prompts, like, wording, numbers, certified, wanting, grammar_hash, .. } = prepared;
-        let is_told = prepared.tells_progress;
-        let tells_progress = is_watched(longest(&prompts), is_told);
+        let for_client = prepared.tells_progress;
+        let tells_progress = is_watched(longest(&prompts), for_client);
         let (model, deadline, created) = (prepared.model, prepared.deadline, prepared.created);
         let Destination { picked: Picked { link, replica, n_cached }, print, before, marks } = destination;
         let hashes: Vec<TokensHash> = prompts.iter().map(|prompt| TokensHash::of(&prompt.ids)).collect();
@@ -293,7 +293,10 @@ impl Frontend {
             let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt], grammar_hash);
             let draft = (certified || wanting.is_some()).then(|| Box::new(draft()));
             let choice = Choice::new(assembly, &request, &wording.own_ends, n_had, draft);
-            let mut choice = choice.keeping(wanting.is_some()).watching(is_told);
+            let mut choice = choice.keeping(wanting.is_some());
+            if tells_progress {
+                choice = choice.watching(for_client);
+            }
             if !mark.has_ended() {
                 let ticket = link.submit(request, slot, adopts, &call);
                 choice.begin(ticket.map_err(|refusal| self.admission.again(refusal))?);

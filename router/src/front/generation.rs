@@ -3,7 +3,7 @@
 use crate::front::certificate::CertificateDraft;
 use crate::front::deltas::DeltaRun;
 use crate::front::finished_answer::AnswerKeeper;
-use crate::front::progress::{PromptProgress, WatchedPrompt, is_watched};
+use crate::front::progress::{PromptProgress, WatchedPrompt};
 use crate::front::recorder::Recorder;
 use crate::front::resume::ReadMarks;
 use crate::front::stop::Stops;
@@ -251,7 +251,7 @@ impl Generation {
     }
 }
 
-/// Records how far a choice's prompt is. Returns what its client reads of that.
+/// Records the progress of a choice's prompt. Returns the event for its client.
 fn progressed(
     recorder: Option<&Recorder>,
     choice: &mut Choice,
@@ -261,7 +261,7 @@ fn progressed(
     let watched = choice.watched.as_mut()?;
     let progress = watched.hear(output, has_begun)?;
     recorder.inspect(|recorder| recorder.computed(progress.processed));
-    watched.is_told.then_some(GenerationEvent::Aside(Aside::Progress(progress)))
+    watched.for_client.then_some(GenerationEvent::Aside(Aside::Progress(progress)))
 }
 
 /// Counts how far a choice has come on its way.
@@ -333,10 +333,9 @@ impl Choice {
         Choice { kept: are_wanted.then(Tokens::new), ..self }
     }
 
-    /// Watches how far its prompt is, until there is a token, and tells its client if that wants to know.
-    pub fn watching(mut self, is_told: bool) -> Choice {
-        let is_watched = self.n_told == 0 && is_watched(self.n_prompt as usize, is_told);
-        self.watched = is_watched.then(|| WatchedPrompt::new(self.n_prompt, is_told));
+    /// Watches the progress of its prompt until the first token, and reports it if its client requested that.
+    pub fn watching(mut self, for_client: bool) -> Choice {
+        self.watched = (self.n_told == 0).then(|| WatchedPrompt::new(self.n_prompt, for_client));
         self
     }
 

@@ -16,22 +16,22 @@ pub struct PromptProgress {
 /// A prompt that is watched until the first token comes: for its client, or for the list of requests.
 pub struct WatchedPrompt {
     total: u32,
-    /// Whether its client reads of it.
-    pub is_told: bool,
+    /// Whether its client requested progress.
+    pub for_client: bool,
     last: Option<PromptProgress>,
 }
 
 /// Longer prompts are watched in any case: they take long enough to be watched in the list.
 const LONG_TOKENS: usize = 1024;
 
-/// Whether replicas are to say how far these prompts are.
-pub fn is_watched(n_prompt: usize, is_told: bool) -> bool {
-    is_told || n_prompt >= LONG_TOKENS
+/// Whether replicas report the progress of a request whose longest prompt has so many tokens.
+pub fn is_watched(n_prompt: usize, for_client: bool) -> bool {
+    for_client || n_prompt >= LONG_TOKENS
 }
 
 impl WatchedPrompt {
-    pub fn new(total: u32, is_told: bool) -> WatchedPrompt {
-        WatchedPrompt { total, is_told, last: None }
+    pub fn new(total: u32, for_client: bool) -> WatchedPrompt {
+        WatchedPrompt { total, for_client, last: None }
     }
 
     /// What an output tells that is new: it only grows, though a replica that is lost begins again.
