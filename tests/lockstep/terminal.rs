@@ -151,12 +151,17 @@ fn session(columns: u16) -> usize {
     let mut chat = Chat::begin(columns);
     commands(&mut chat);
     answers(&mut chat);
-    keys(&mut chat);
     chat.says("/model tests/reference/smollm3", ">>>");
     chat.says("/show", "model smollm3");
-    chat.terminal.type_in("\x04");
-    assert!(chat.terminal.ended().success() && chat.terminal.is_as_found(), "{}", chat.terminal.text());
-    chat.n_steps
+    // A context that no answer fills before it is stopped.
+    let mut long = Chat::begin_with(columns, "8192");
+    long.says("hello", "tokens, first after");
+    keys(&mut long);
+    for chat in [&mut chat, &mut long] {
+        chat.terminal.type_in("\x04");
+        assert!(chat.terminal.ended().success() && chat.terminal.is_as_found(), "{}", chat.terminal.text());
+    }
+    chat.n_steps + long.n_steps
 }
 
 #[test]
