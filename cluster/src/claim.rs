@@ -1,6 +1,7 @@
 //! A replica's name, held by one coordinator until a later claim. Does not know where it is stored.
 
 use crate::memory::MemoryStore;
+use crate::others::OtherReplicas;
 use crate::state::Registration;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -26,6 +27,7 @@ pub struct ClaimLost {
 #[derive(Debug)]
 pub struct Claim {
     incarnation: u64,
+    others: OtherReplicas,
     holds: ClaimKind,
 }
 
@@ -62,18 +64,24 @@ pub(crate) struct KeptClaim {
 
 impl Claim {
     pub(crate) fn in_memory(store: MemoryStore, replica: &str, incarnation: u64, registration: Registration) -> Claim {
+        let others = store.others(replica);
         let hold = MemoryClaim { store, replica: replica.into(), incarnation, registration };
-        Claim { incarnation, holds: ClaimKind::Memory(hold) }
+        Claim { incarnation, others, holds: ClaimKind::Memory(hold) }
     }
 
-    pub(crate) fn kept(incarnation: u64, kept: KeptClaim) -> Claim {
-        Claim { incarnation, holds: ClaimKind::Kept(kept) }
+    pub(crate) fn kept(incarnation: u64, others: OtherReplicas, kept: KeptClaim) -> Claim {
+        Claim { incarnation, others, holds: ClaimKind::Kept(kept) }
     }
 
     /// The incarnation of all epochs under this claim. Later claims have higher ones; a lease that is made anew keeps
     /// it.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// The other replicas of this one's model.
+    pub fn others(&self) -> OtherReplicas {
+        self.others.clone()
     }
 
     /// Changes the registration that others read, unless the claim is lost.

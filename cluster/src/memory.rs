@@ -1,6 +1,7 @@
 //! A store inside one process. Every change has a revision, and a claim's revision is the incarnation of its holder.
 
 use crate::claim::{Claim, ClaimLost};
+use crate::others::OtherReplicas;
 use crate::post::{Post, PostKind};
 use crate::state::{ClaimHolder, Health, Member, Members, Registration, State, Watch};
 use std::sync::Arc;
@@ -80,6 +81,10 @@ impl MemoryStore {
 
     pub fn members(&self) -> Members {
         self.seen.borrow().members.clone()
+    }
+
+    pub(crate) fn others(&self, replica: &str) -> OtherReplicas {
+        OtherReplicas::new(self.seen.subscribe(), replica)
     }
 
     pub fn watch(&self) -> Watch {

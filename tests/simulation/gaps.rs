@@ -12,6 +12,7 @@ use crate::world::{network, recorded};
 use proto::v1;
 use proto::v1::generate_reply::Event;
 use proto::v1::inference_client::InferenceClient;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
@@ -25,6 +26,14 @@ const N_TOKENS: u32 = 300;
 const BEGUN_MILLIS: u64 = 6_000;
 const STRUCK_MILLIS: u64 = 7_000;
 const MILLIS_MAX: u64 = 60_000;
+/// A worker is lost; its replica goes on without it ten seconds later, and would return to two ranks ten seconds after
+/// the worker has come back.
+const NARROWED_MILLIS: u64 = 4_000;
+const BACK_MILLIS: u64 = 16_000;
+const LONG_BEGUN_MILLIS: u64 = 18_000;
+const LONG_TOKENS: u32 = 900;
+/// The seeds that CI runs of the story above; `SIMULATION_SEEDS` for more.
+const REGROWTHS: u64 = 12;
 const STEP_MICROS: u64 = 10_000;
 const TOKEN_MICROS: u64 = 500;
 const CHUNK: u64 = 512;
@@ -58,17 +67,31 @@ fn script(seed: u64, n_replicas: usize, what: What) -> Script {
     }
 }
 
-fn simulate(seed: u64, script: &Arc<Script>, record: &Record, gaps: &Arc<Mutex<Vec<Gap>>>) -> turmoil::Result {
+/// When the streams begin, and how long each is.
+#[derive(Clone, Copy)]
+struct Course {
+    begun_millis: u64,
+    n_tokens: u32,
+}
+
+fn simulate(
+    seed: u64,
+    (script, course): (&Arc<Script>, Course),
+    record: &Record,
+    gaps: &Arc<Mutex<Vec<Gap>>>,
+) -> turmoil::Result {
     let mut sim = network(seed, MILLIS_MAX);
     let registry = Registry::new(record.clone(), script.lag_millis);
     let stage = Stage { script: script.clone(), record: record.clone(), registry };
     stage.open(&mut sim);
     let (n_replicas, told, gaps) = (script.replicas.len(), record.clone(), gaps.clone());
     sim.client(Host::Client(0).name(), async move {
-        match watch(n_replicas).await {
+        match watch(n_replicas, course).await {
             Ok(seen) => *gaps.lock().unwrap() = seen,
             Err(why) => told.violation(why),
         }
+        let epochs = told.seen().epochs.clone();
+        told.seen().epochs_of_streams = epochs;
         Ok(())
     });
     // The weather mends the wires of all.
@@ -81,13 +104,13 @@ fn simulate(seed: u64, script: &Arc<Script>, record: &Record, gaps: &Arc<Mutex<V
 }
 
 /// Streams through the fault, spread over replicas. All are as long as was asked for.
-async fn watch(n_replicas: usize) -> Result<Vec<Gap>, String> {
+async fn watch(n_replicas: usize, course: Course) -> Result<Vec<Gap>, String> {
     let begun = Instant::now();
     let router = channel(&Host::Router(0).name());
-    sleep_until(begun + Duration::from_millis(BEGUN_MILLIS)).await;
+    sleep_until(begun + Duration::from_millis(course.begun_millis)).await;
     rest(std::slice::from_ref(&router), n_replicas).await?;
     let mut streams = JoinSet::new();
-    (0..N_STREAMS).for_each(|i| drop(streams.spawn(stream(router.clone(), i, begun))));
+    (0..N_STREAMS).for_each(|i| drop(streams.spawn(stream(router.clone(), i, begun, course.n_tokens))));
     let mut gaps = Vec::new();
     while let Some(ended) = streams.join_next().await {
         gaps.push(ended.map_err(|error| error.to_string())?.map_err(|status| format!("{status:?}"))?);
@@ -95,10 +118,10 @@ async fn watch(n_replicas: usize) -> Result<Vec<Gap>, String> {
     Ok(gaps)
 }
 
-async fn stream(router: Channel, i: u32, begun: Instant) -> Result<Gap, Status> {
+async fn stream(router: Channel, i: u32, begun: Instant, n_tokens: u32) -> Result<Gap, Status> {
     let prompt: Tokens = (0..40).map(|token| (token * 3 + i) % END).collect();
     let sampling =
-        v1::Sampling { max_tokens: Some(N_TOKENS), ignore_eos: true, seed: Some(i.into()), ..v1::Sampling::default() };
+        v1::Sampling { max_tokens: Some(n_tokens), ignore_eos: true, seed: Some(i.into()), ..v1::Sampling::default() };
     let n_prompt = prompt.len() as u64;
     let ids = v1::TokenIds { ids: prompt };
     let input = Some(v1::generate_request::Input::TokenIds(ids));
@@ -113,9 +136,9 @@ async fn stream(router: Channel, i: u32, begun: Instant) -> Result<Gap, Status> 
         }
         n_told += delta.token_ids.len() as u64;
     }
-    match n_told == u64::from(N_TOKENS) {
+    match n_told == u64::from(n_tokens) {
         true => Ok(longest),
-        false => Err(Status::internal(format!("{n_told} tokens of {N_TOKENS}"))),
+        false => Err(Status::internal(format!("{n_told} tokens of {n_tokens}"))),
     }
 }
 
@@ -129,7 +152,8 @@ fn replay(gaps: &[Gap]) -> Duration {
 fn hit_by(seed: u64, n_replicas: usize, what: What) -> Vec<Gap> {
     let script = Arc::new(script(seed, n_replicas, what));
     let gaps = Arc::default();
-    let outcome = recorded(false, |record| simulate(seed, &script, record, &gaps));
+    let course = Course { begun_millis: BEGUN_MILLIS, n_tokens: N_TOKENS };
+    let outcome = recorded(false, |record| simulate(seed, (&script, course), record, &gaps));
     assert!(outcome.violations.is_empty(), "seed {seed}, {what:?}: {:?}", outcome.violations);
     let gaps = gaps.lock().unwrap().clone();
     let is_hit = |gap: &&Gap| gap.lasted >= HIT && gap.at >= Duration::from_millis(STRUCK_MILLIS);
@@ -161,4 +185,38 @@ fn a_stream_stands_still_for_a_second_and_its_replay_at_most() {
         }
     }
     println!("{n_hit} streams hit, the longest gap {longest:?}");
+}
+
+/// The narrow replica's streams and those that it takes over see no second pause: it returns to two ranks later.
+#[test]
+fn a_takeover_is_followed_by_no_change_that_can_wait() {
+    let course = Course { begun_millis: LONG_BEGUN_MILLIS, n_tokens: LONG_TOKENS };
+    for seed in 0..crate::number("SIMULATION_SEEDS").unwrap_or(REGROWTHS) {
+        let lost = Fault {
+            at_millis: NARROWED_MILLIS,
+            lasts_millis: BACK_MILLIS - NARROWED_MILLIS,
+            what: What::Kill(Host::Worker(0, 1)),
+        };
+        let struck = Fault {
+            at_millis: 20_000 + seed * 37 % 5_000,
+            lasts_millis: 30_000,
+            what: What::Kill(Host::Coordinator(1)),
+        };
+        let replicas = vec![ReplicaPlan { tp: 2, pp: 1, n_workers: 2 }; 2];
+        let script = Script { replicas, faults: vec![lost, struck], n_blocks: 320, ..script(seed, 2, struck.what) };
+        let (script, gaps) = (Arc::new(script), Arc::default());
+        let mut epochs = BTreeMap::<u64, usize>::new();
+        let outcome = recorded(false, |record| {
+            let ended = simulate(seed, (&script, course), record, &gaps);
+            record.seen().epochs_of_streams.iter().for_each(|(of, _)| *epochs.entry(*of).or_default() += 1);
+            ended
+        });
+        assert!(outcome.violations.is_empty(), "seed {seed}: {:?}", outcome.violations);
+        // The first grid, and the narrow one. Of the other replica the first.
+        let n_epochs: Vec<usize> = epochs.into_values().collect();
+        assert!([vec![1, 2], vec![2, 1]].contains(&n_epochs), "seed {seed}: {n_epochs:?}");
+        let gaps = gaps.lock().unwrap().clone();
+        let allowed = PAUSE_MAX + replay(&gaps) * REPLAY_TENTHS / 10;
+        assert!(gaps.iter().all(|gap| gap.lasted <= allowed), "seed {seed}: beyond {allowed:?}: {gaps:?}");
+    }
 }

@@ -23,6 +23,8 @@ pub struct Seen {
     pub ended_millis: BTreeMap<usize, u64>,
     /// Epochs in which a rank has begun to load: an undisturbed replica has one.
     pub epochs: BTreeSet<(u64, u32)>,
+    /// The same, when the streams of a story about pauses had ended.
+    pub epochs_of_streams: BTreeSet<(u64, u32)>,
     /// The stop signal of each running process.
     pub stops: BTreeMap<String, CancellationToken>,
     /// Hosts whose rank does not compute for now.

@@ -19,6 +19,7 @@ pub use config::{EtcdConfig, EtcdTls, EtcdWaits};
 
 use crate::Error;
 use crate::claim::{Claim, KeptClaim};
+use crate::others::OtherReplicas;
 use crate::post::{Post, PostKind};
 use crate::state::{Health, Registration, State, Watch};
 use follow::Follower;
@@ -105,6 +106,7 @@ impl EtcdStore {
             keeper.run(ended).await;
             drop(store);
         });
-        Ok(Claim::kept(incarnation, KeptClaim { says, lost, keeper, end: end.drop_guard() }))
+        let others = OtherReplicas::new(self.shared.state.clone(), replica);
+        Ok(Claim::kept(incarnation, others, KeptClaim { says, lost, keeper, end: end.drop_guard() }))
     }
 }

@@ -182,3 +182,32 @@ async fn a_context_that_memory_shortens_is_told_from_the_start() {
     router.check_one(&grid_sim()).await;
     cluster.stop().await;
 }
+
+/// A replica on fewer ranks has taken a stream over: it returns to more ranks after a while only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_has_taken_a_stream_over_does_not_pause_it_to_grow() {
+    let hold = Duration::from_secs(1);
+    let mut config = on_grid(config(64, 128, 16), 2, 1);
+    (config.waits.replan_after, config.waits.takeover_hold) = (Duration::from_millis(50), hold);
+    let cluster = Cluster::start(config);
+    let mut workers = workers(&cluster, 2);
+    let mut router = cluster.router().await;
+    ready_on(&mut router, 2, 1).await;
+    workers.pop_front().unwrap().kill().await;
+    ready_on(&mut router, 1, 1).await;
+    let epoch = router.state.epoch_n;
+    // Its first tokens are another replica's.
+    let begun = request(vec![1; 20], 90);
+    let output: types::Tokens = slow().reference(&begun)[..8].to_vec();
+    let id = router.submit(types::Request { output: output.clone(), ..begun }).await;
+    router.streams.get_mut(&id).unwrap().output = output;
+    let taken_over = Instant::now();
+    workers.push_back(cluster.worker(slow()));
+    assert_eq!(end(&mut router, id).await.unwrap(), Finish::Length);
+    router.hear_until(|state| state.epoch_n > epoch).await;
+    let held = taken_over.elapsed();
+    assert!(held >= hold, "it grew after {held:?}");
+    ready_on(&mut router, 2, 1).await;
+    router.streams[&id].check(&slow());
+    cluster.stop().await;
+}
