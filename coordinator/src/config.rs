@@ -159,6 +159,10 @@ pub struct Waits {
     pub replan_after: Duration,
     /// How long enough workers must have been there before the model is spread over more of them again.
     pub regrow_after: Duration,
+    /// For how long after it took over another replica's stream a replica makes no change that can wait.
+    pub takeover_hold: Duration,
+    /// How long memory of the KV cache must have been of no use before ranks that grow give it back.
+    pub kv_release_after: Duration,
     /// How long the requests of a router that vanished go on.
     pub router_grace: Duration,
     /// Requests that still run this long after a drain began are left to the routers, which may move them elsewhere.
@@ -187,6 +191,8 @@ impl Default for Waits {
             apart_min: Duration::from_secs(60),
             replan_after: Duration::from_secs(10),
             regrow_after: Duration::from_secs(10),
+            takeover_hold: Duration::from_secs(60),
+            kv_release_after: Duration::from_secs(10),
             router_grace: Duration::from_secs(10),
             drain_max: Duration::from_secs(30),
             close_max: Duration::from_secs(1),

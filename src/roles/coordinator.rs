@@ -152,6 +152,7 @@ fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -
             drain_max: Duration::from_secs(queue.drain_seconds),
             replan_after: Duration::from_secs(settings.replan_seconds),
             regrow_after: Duration::from_secs(settings.regrow_seconds),
+            takeover_hold: Duration::from_secs(settings.takeover_seconds),
             load_max: Duration::from_secs(settings.load_seconds),
             ..coordinator::Waits::default()
         },

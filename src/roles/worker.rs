@@ -8,7 +8,9 @@ use crate::out;
 use crate::roles::handover::{self, HandedSettings};
 use crate::settings::device::DeviceChoice;
 use crate::settings::hub::{self, Hub};
-use crate::settings::{ConfigSource, CudaGraphs, JoinSettings, WorkerRole, WorkerSettings, machine, printed};
+use crate::settings::{
+    ConfigSource, CudaGraphs, JoinSettings, KvCommitChoice, WorkerRole, WorkerSettings, machine, printed,
+};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use clap::{ArgMatches, Args};
@@ -112,7 +114,9 @@ fn rank(
         None => said.memory_bytes_of_one(n_local, machine::memory_bytes())?,
     };
     let config = config(device, role.worker.threads(n_local), memory, mesh_address)?;
-    let config = worker::Config { scrubber, speaks: role.spoken.speaks(), ..config };
+    // A worker by itself is its machine's reason: what it may use is there before it is needed.
+    let kv_memory = kv_memory(role.worker.kv_commit.unwrap_or(KvCommitChoice::All));
+    let config = worker::Config { scrubber, kv_memory, speaks: role.spoken.speaks(), ..config };
     Ok(Rank { loader: source::load_from(source, loader), config })
 }
 
@@ -231,7 +235,10 @@ pub fn config(
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         cores: u32::try_from(machine::cores()).unwrap_or(u32::MAX),
         mesh_address,
-        memory_left: machine::memory_left,
         ..worker::Config::default()
     })
+}
+
+pub fn kv_memory(commit: KvCommitChoice) -> worker::KvMemory {
+    worker::KvMemory { left: machine::memory_left, grows: commit == KvCommitChoice::Grow }
 }

@@ -27,7 +27,8 @@ pub fn threads(settings: &ServeSettings, dialer: &Dialer, first: u16) -> anyhow:
         let device = settings.device.device.of_worker(first + i)?;
         let scrubber = worker::scrubber(device, &settings.worker)?;
         let config = worker::config(device, settings.threads(), memory_bytes, mesh_address)?;
-        let config = ::worker::Config { scrubber: scrubber.clone(), ..config };
+        let kv_memory = worker::kv_memory(settings.kv_commit());
+        let config = ::worker::Config { scrubber: scrubber.clone(), kv_memory, ..config };
         let peers = RankPeers { listener: door, ..RankPeers::default() };
         let loader = worker::loader(device, &settings.worker, n_workers, peers, scrubber)?;
         let worker = ::worker::serve(dialer.channel(), loader, config, end.clone());
@@ -61,7 +62,11 @@ fn role(settings: &ServeSettings, coordinator: SocketAddr, number: u16) -> anyho
             ..JoinSettings::default()
         },
         device: DeviceSettings { device: settings.device.device.of_worker(number)? },
-        worker: WorkerSettings { threads: Some(settings.threads()), ..settings.worker.clone() },
+        worker: WorkerSettings {
+            threads: Some(settings.threads()),
+            kv_commit: Some(settings.kv_commit()),
+            ..settings.worker.clone()
+        },
         health: HealthSettings::default(),
         store: StoreSettings::default(),
         trust: TrustSettings::default(),

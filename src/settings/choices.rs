@@ -56,6 +56,16 @@ impl From<PickChoice> for router::PickPolicy {
     }
 }
 
+/// When the memory of a KV cache is committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvCommitChoice {
+    /// As requests need it; what is not needed is given back
+    Grow,
+    /// All of it, while the worker begins to serve
+    All,
+}
+
 /// What workers exchange numbers over, on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -97,6 +97,9 @@ pub struct CoordinatorSettings {
     /// Seconds that enough workers must have been present before the replica returns to more ranks
     #[arg(long, env = "LOCKSTEP_REGROW_SECONDS", default_value_t = 10)]
     pub regrow_seconds: u64,
+    /// Seconds after it took over streams of another replica in which a replica does not return to more ranks
+    #[arg(long, env = "LOCKSTEP_TAKEOVER_SECONDS", default_value_t = 60)]
+    pub takeover_seconds: u64,
     /// Most seconds that a worker may take to load its part of the model
     #[arg(long, env = "LOCKSTEP_LOAD_SECONDS", default_value_t = 600)]
     pub load_seconds: u64,

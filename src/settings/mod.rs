@@ -31,7 +31,7 @@ mod worker;
 
 pub use bytes::ByteSize;
 pub use check::at_least_one;
-pub use choices::{CudaGraphs, LogFormat, PickChoice};
+pub use choices::{CudaGraphs, KvCommitChoice, LogFormat, PickChoice};
 pub use coordinator::{CoordinatorParts, CoordinatorRole};
 pub use file::{ConfigSource, printed, told};
 pub use health::HealthSettings;

@@ -1,6 +1,7 @@
 //! The settings of `serve`, `run` and `plan`: every role of this machine.
 
 use super::check::at_least_one;
+use super::choices::KvCommitChoice;
 use super::coordinator::{CoordinatorParts, CoordinatorSettings, RANKS_MAX};
 use super::device::DeviceSettings;
 use super::machine;
@@ -89,6 +90,11 @@ impl ServeSettings {
 
     pub fn threads(&self) -> usize {
         self.worker.threads(self.n_workers())
+    }
+
+    /// One machine has other uses for memory.
+    pub fn kv_commit(&self) -> KvCommitChoice {
+        self.worker.kv_commit.unwrap_or(KvCommitChoice::Grow)
     }
 
     /// The memory that each of this machine's workers may use.

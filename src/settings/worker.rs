@@ -1,7 +1,7 @@
 //! A worker's settings, in `serve` and by itself.
 
 use super::bytes::ByteSize;
-use super::choices::{CudaGraphs, GpuCarrier, HostWire, Instructions, LinkPrivacy};
+use super::choices::{CudaGraphs, GpuCarrier, HostWire, Instructions, KvCommitChoice, LinkPrivacy};
 use super::device::DeviceSettings;
 use super::health::HealthSettings;
 use super::machine;
@@ -40,6 +40,10 @@ pub struct WorkerSettings {
     /// Threads of each worker [default: the cores, divided by the number of workers on this machine]
     #[arg(long, env = "LOCKSTEP_THREADS")]
     pub threads: Option<usize>,
+    /// When the memory of the KV cache is committed; tokens are the same [default: grow for serve and run, all for
+    /// worker]
+    #[arg(long, env = "LOCKSTEP_KV_COMMIT", value_enum)]
+    pub kv_commit: Option<KvCommitChoice>,
     /// Share of one core's time, from 0 to 1, in which each worker hashes its weights in memory again, while it is idle
     ///
     /// A weight that changed in memory is named in the log and counted, and its rank loads anew: tokens are the same.

@@ -737,7 +737,7 @@ def test_values_reach_the_program(binary):
         assert line in printed["router"].splitlines(), f"{line}\n{printed['router']}"
     for line in ("threads = 4", 'tls = "on"', 'otlp-protocol = "http/protobuf"', "otlp-sample = 0.25",
                  'mesh-listen = "10.0.0.1:50200"', 'wire = "auto"', 'link-encryption = "on"',
-                 'collective = "auto"', "scrub = 0.125"):
+                 'collective = "auto"', "scrub = 0.125", 'kv-commit = "grow"'):
         assert line in printed["worker"].splitlines(), f"{line}\n{printed['worker']}"
 
 
@@ -767,7 +767,7 @@ IN_EXTRA_ARGS = {
                         # With a token it is on between roles wherever an address is not loopback.
                         "tls"},
     "coordinator": COMMON | {"tls", "state-cache", "speculative-config", "draft-model", "draft-kv-memory",
-                             "replan-seconds", "regrow-seconds",
+                             "replan-seconds", "regrow-seconds", "takeover-seconds",
                              "load-seconds"},
     # A pod's own files and hardware, which the program finds by itself.
     "worker": COMMON | {"models", "model-path", "kernel-cache", "cuda-graphs", "isa", "memory",

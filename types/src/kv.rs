@@ -112,6 +112,11 @@ pub const fn blocks_committed(n_blocks: u32, parts: u32) -> u32 {
     if parts >= KV_PARTS { n_blocks } else { ((n_blocks as u64 * parts as u64) / KV_PARTS as u64) as u32 }
 }
 
+/// The fewest parts of a pool that are at least `n_needed` of its blocks.
+pub const fn parts_for(n_needed: u64, n_blocks: u32) -> u32 {
+    if n_needed >= n_blocks as u64 { KV_PARTS } else { (n_needed * KV_PARTS as u64).div_ceil(n_blocks as u64) as u32 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,6 +128,17 @@ mod tests {
         assert_eq!(blocks(1), [0, 0, 0, 0, 256]);
         assert_eq!(blocks(KV_PARTS - 1), [0, 0, 6, 4095, (1 << 24) - 256]);
         assert_eq!((blocks(KV_PARTS), blocks(u32::MAX)), ([0, 1, 7, 4096, 1 << 24], [0, 1, 7, 4096, 1 << 24]));
+    }
+
+    #[test]
+    fn parts_for_blocks_are_the_fewest_that_hold_them() {
+        for n_blocks in [1, 7, 4096, 65_537, 1 << 24] {
+            for n_needed in [0, 1, 2, 6, 4095, 65_536, (1 << 24) - 1, 1 << 30] {
+                let (parts, whole) = (parts_for(n_needed, n_blocks), n_needed.min(n_blocks.into()));
+                assert!(u64::from(blocks_committed(n_blocks, parts)) >= whole, "{n_needed} of {n_blocks}");
+                assert!(parts == 0 || u64::from(blocks_committed(n_blocks, parts - 1)) < whole.max(1));
+            }
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub use grammar::Grammar;
 pub use grouped::{DigitBits, GroupSize, Grouped, ScaleType};
 pub use guesses::NgramLimits;
 pub use id::{BlockId, Epoch, Micros, Rank, RequestId, StepId, TenantId, Token, Tokens};
-pub use kv::{BLOCK_TOKENS, KV_PARTS, KvLayout, Sharding, blocks_committed};
+pub use kv::{BLOCK_TOKENS, KV_PARTS, KvLayout, Sharding, blocks_committed, parts_for};
 pub use layout::{Layout, Part, Shares, Stage};
 pub use leaves::Leaves;
 pub use numerics::{Activations, DeviceClass, DeviceKind, KvDtype, Mode, UnknownWord};

@@ -6,6 +6,14 @@ use std::time::Duration;
 /// How much memory this machine has to give; None if nobody knows.
 pub type MemoryLeft = fn() -> Option<u64>;
 
+/// Where the memory of a KV cache comes from, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct KvMemory {
+    pub left: MemoryLeft,
+    /// Whether it is committed as far as requests need it, and given back, or all of it from the start.
+    pub grows: bool,
+}
+
 /// What the worker tells the coordinator of itself, and its limits.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -37,8 +45,7 @@ pub struct Config {
     /// How long the computing thread may take to return from the last session's work. Until then this worker does not
     /// join: it could not take an assignment.
     pub come_back_max: Duration,
-    /// How much memory this machine has to give.
-    pub memory_left: MemoryLeft,
+    pub kv_memory: KvMemory,
     /// Who looks through the weights in memory; the loader's own.
     pub scrubber: Option<Scrubber>,
     /// What the coordinator is told: this build's own.
@@ -64,7 +71,7 @@ impl Default for Config {
             redial_max: Duration::from_secs(5),
             redial_after_leave: Duration::from_secs(1),
             come_back_max: Duration::from_secs(120),
-            memory_left: || None,
+            kv_memory: KvMemory { left: || None, grows: false },
             scrubber: None,
             speaks: proto::Speaks::default(),
         }

@@ -17,7 +17,7 @@ pub use collective::{
     AbortHandle, CancelFlag, CarrierChoice, Error as MeshError, LinkEncryption, MeshTimeouts, PeerListener, Wire,
     nccl_version,
 };
-pub use config::{Config, MemoryLeft};
+pub use config::{Config, KvMemory, MemoryLeft};
 pub use error::Error;
 pub use load::scrub::{Scrubber, SpoiltWeight};
 pub use load::weight_cache::WeightCache;
@@ -68,7 +68,7 @@ async fn serve_on(
     let leases = Arc::new(rank_thread::ThreadLeases::default());
     let (counters, places) = (progress.clone(), leases.clone());
     // It ends when `work` is dropped, after the step that it is in.
-    let (memory, scrubber) = (config.memory_left, config.scrubber.clone());
+    let (memory, scrubber) = (config.kv_memory, config.scrubber.clone());
     let thread = rank_thread::run(loader, queue, counters, places, memory, scrubber);
     match footing {
         Footing::Threads => {

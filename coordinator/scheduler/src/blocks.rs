@@ -50,16 +50,22 @@ impl BlockPool {
         self.n_committed
     }
 
-    /// Only blocks below this id may be taken. More than before are added; fewer only where no block has been taken.
+    /// Only blocks below this id may be taken. Does nothing if one above is in use or cached.
     pub fn commit(&mut self, n_blocks: u32) {
         if n_blocks > self.n_committed {
             // The lowest id is taken first.
             self.free.splice(0..0, (self.n_committed..n_blocks).rev().map(BlockId));
             self.n_committed = n_blocks;
-        } else if self.n_free() == self.n_committed {
-            self.free.drain(..(self.n_committed - n_blocks) as usize);
+        } else if self.n_held() <= n_blocks {
+            self.free.retain(|block| block.0 < n_blocks);
             self.n_committed = n_blocks;
         }
+    }
+
+    /// One more than the highest id of a block that is in use or cached.
+    pub fn n_held(&self) -> u32 {
+        let is_held = |id: &u32| self.refs[*id as usize] > 0 || self.is_cached(BlockId(*id));
+        (0..self.n_committed).rev().find(is_held).map_or(0, |id| id + 1)
     }
 
     /// Blocks that can be taken now.
@@ -326,9 +332,19 @@ mod tests {
         pool.commit(4);
         assert_eq!((pool.take(), pool.n_available()), (Some(BlockId(2)), 1));
         pool.release(&mut table);
-        assert_eq!((pool.n_available(), pool.n_used()), (3, 1));
+        assert_eq!((pool.n_available(), pool.n_used(), pool.n_held()), (3, 1, 3));
         pool.commit(5);
         assert_eq!((pool.n_available(), pool.n_used(), pool.n_committed()), (4, 1, 5));
+        pool.commit(2);
+        assert_eq!(pool.n_committed(), 5, "the third block is in use");
+        pool.commit(3);
+        assert_eq!((pool.n_committed(), pool.n_available()), (3, 2));
+        let mut rest = take(&mut pool, 2);
+        assert_eq!((pool.take(), rest.blocks.iter().all(|block| block.0 < 3)), (None, true));
+        pool.name(BlockId(1), name(1));
+        pool.release(&mut rest);
+        pool.commit(0);
+        assert_eq!((pool.n_committed(), pool.n_cached()), (3, 1), "what is cached stays");
     }
 
     #[test]

@@ -20,6 +20,7 @@ extern crate std;
 mod apply;
 mod blocks;
 mod check;
+mod committed;
 mod config;
 mod drafting;
 mod drafts;

@@ -13,7 +13,7 @@ use crate::{Config, Stats};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::ops::Range;
-use types::{CacheGroup, Epoch, Finish, Micros, Request, RequestId, Reuse, Unsupported, blocks_committed};
+use types::{CacheGroup, Epoch, Finish, Micros, Request, RequestId, Reuse, Unsupported};
 
 /// An event of a request: it got a token, or it ended, or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -120,12 +120,6 @@ impl Scheduler {
 
     pub fn epoch(&self) -> Epoch {
         self.epoch
-    }
-
-    /// The ranks have memory for these parts of each pool (`KV_PARTS` is all): a request waits for blocks that have
-    /// none yet. Call when an epoch begins, and again when there is more.
-    pub fn commit(&mut self, parts: u32) {
-        self.pools.iter_mut().for_each(|pool| pool.commit(blocks_committed(pool.n_total(), parts)));
     }
 
     /// Nothing new is accepted from now on; running requests finish.

@@ -3,6 +3,7 @@
 
 mod distrusted;
 pub mod hangs;
+pub mod kv_target;
 pub mod patience;
 pub mod ranks;
 pub mod slow;

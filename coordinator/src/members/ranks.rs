@@ -18,8 +18,22 @@ struct Holder {
     unread: String,
     /// Its count of steps when it became ready.
     steps_before: u64,
-    /// How much of its KV cache there is memory for.
-    kv_parts: u32,
+    kv: RankMemory,
+}
+
+/// How much of a rank's KV cache there is memory for.
+#[derive(Clone, Copy, Debug)]
+struct RankMemory {
+    parts: u32,
+    /// Whether it grows to what it is sent, and shrinks.
+    grows: bool,
+    /// The number of the last target that was below what there was. Reports from before it are of memory that is given
+    /// back.
+    lowered: u32,
+}
+
+impl RankMemory {
+    const ALL: RankMemory = RankMemory { parts: KV_PARTS, grows: false, lowered: 0 };
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +77,7 @@ impl RankHolders {
     pub fn assign(&mut self, worker: WorkerId, rank: Rank, now: Micros) {
         let readiness = Readiness::Loading { since: now };
         self.holders
-            .insert(worker, Holder { rank, readiness, unread: String::new(), steps_before: 0, kv_parts: KV_PARTS });
+            .insert(worker, Holder { rank, readiness, unread: String::new(), steps_before: 0, kv: RankMemory::ALL });
     }
 
     pub fn workers(&self) -> impl Iterator<Item = WorkerId> {
@@ -136,15 +150,38 @@ impl RankHolders {
         }
     }
 
-    pub fn kv_committed(&mut self, worker: WorkerId, parts: u32) {
+    /// A rank is ready with this much memory. `None`: all of it.
+    pub fn kv_begins(&mut self, worker: WorkerId, parts: Option<u32>, grows: bool) {
         if let Some(holder) = self.holders.get_mut(&worker) {
-            holder.kv_parts = parts;
+            holder.kv = RankMemory { parts: parts.unwrap_or(KV_PARTS), grows, lowered: 0 };
         }
+    }
+
+    /// A rank reports its memory, after the target with this number.
+    pub fn kv_committed(&mut self, worker: WorkerId, parts: u32, target: u32) {
+        if let Some(holder) = self.holders.get_mut(&worker).filter(|holder| target >= holder.kv.lowered) {
+            holder.kv.parts = parts;
+        }
+    }
+
+    /// The ranks that grow are sent a target below what they have.
+    pub fn kv_lowered(&mut self, parts: u32, target: u32) {
+        for kv in self.holders.values_mut().map(|holder| &mut holder.kv).filter(|kv| kv.grows) {
+            (kv.parts, kv.lowered) = (kv.parts.min(parts), target);
+        }
+    }
+
+    pub fn some_grow(&self) -> bool {
+        self.that_grow().next().is_some()
+    }
+
+    pub fn that_grow(&self) -> impl Iterator<Item = WorkerId> {
+        self.holders.iter().filter(|(_, holder)| holder.kv.grows).map(|(worker, _)| *worker)
     }
 
     /// How much of each pool every rank has memory for.
     pub fn kv_parts(&self) -> u32 {
-        self.holders.values().map(|holder| holder.kv_parts).min().unwrap_or(KV_PARTS)
+        self.holders.values().map(|holder| holder.kv.parts).min().unwrap_or(KV_PARTS)
     }
 
     pub fn is_ready(&self, worker: WorkerId) -> bool {

@@ -377,6 +377,16 @@ impl JoinedWorkers {
         }
     }
 
+    /// Sends ranks that grow how much of their KV caches should have memory. Err is the first worker whose queue is
+    /// full.
+    pub fn want_kv(&self, ranks: &RankHolders, wanted: wire::KvWanted) -> Result<(), WorkerId> {
+        let mut workers = ranks.that_grow();
+        match workers.find(|worker| !self.send(*worker, wire::rank_frame::Frame::KvWanted(wanted))) {
+            Some(worker) => Err(worker),
+            None => Ok(()),
+        }
+    }
+
     /// False: the queue is full, or there is no such worker. A worker that is gone is lost when its reader says so:
     /// to call it deaf would name another cause, by which of the two was seen first.
     fn send(&self, worker: WorkerId, frame: wire::rank_frame::Frame) -> bool {

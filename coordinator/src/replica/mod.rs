@@ -3,8 +3,8 @@
 //!
 //! An event may find workers that are lost (`losses`): they are queued, and the loop takes them one after the other.
 //! Each may end the epoch (`epochs`), after which the replica is laid out anew (`place`) on the grid that is best now
-//! (`grids`); its ranks load and meet (`ranks`), and steps go on (`steps`). An operator's change (`changes`) ends an
-//! epoch as a loss does. The replica's state is reported by `views`.
+//! (`grids`); its ranks load and meet (`ranks`), and steps go on (`steps`) in as much memory as they need (`kv`). An
+//! operator's change (`changes`) ends an epoch as a loss does. The replica's state is reported by `views`.
 
 pub mod announcement;
 mod changes;
@@ -12,6 +12,7 @@ mod endings;
 mod epochs;
 mod grids;
 pub mod joined;
+mod kv;
 mod losses;
 mod lost;
 mod phase;
@@ -29,6 +30,7 @@ use crate::requests::LiveRequests;
 use crate::{Config, Error};
 use announcement::Announcement;
 use changes::Changes;
+use cluster::OtherReplicas;
 use endings::{LostWorker, Recovery};
 use grids::GridChoice;
 use lost::LostRanks;
@@ -57,6 +59,7 @@ pub(crate) struct Replica {
     epoch: Epoch,
     members: JoinedWorkers,
     requests: LiveRequests,
+    others: OtherReplicas,
     grids: GridChoice,
     phase: Phase,
     /// The hashes of what the ranks have read.
@@ -79,7 +82,7 @@ pub(crate) struct Replica {
 }
 
 impl Replica {
-    pub fn new(config: Config, epoch: Epoch, announce: watch::Sender<Announcement>) -> Replica {
+    pub fn new(config: Config, epoch: Epoch, announce: watch::Sender<Announcement>, others: OtherReplicas) -> Replica {
         let of = ReplicaLabel::replica(&config.replica);
         Replica {
             announce,
@@ -87,6 +90,7 @@ impl Replica {
             epoch,
             members: JoinedWorkers::default(),
             requests: LiveRequests::new(&config, of.clone(), epoch.incarnation),
+            others,
             grids: GridChoice::new(config.policy.grid),
             phase: Phase::default(),
             readings: Readings::default(),
@@ -143,6 +147,7 @@ impl Replica {
             self.take_losses();
         }
         self.plan_steps();
+        self.grow_kv();
         self.take_losses();
         self.tell_routers();
         Ok(())
@@ -221,6 +226,8 @@ impl Replica {
         self.place_if_due(now);
         self.take_losses();
         self.requests.expire(now);
+        self.shrink_kv(now);
+        self.take_losses();
         self.requests.check_when_idle();
         // A coordinator that drains will not be there for a router that comes back.
         let grace = if self.draining_since.is_some() { 0 } else { micros(self.config.waits.router_grace) };

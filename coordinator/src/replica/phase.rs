@@ -2,6 +2,7 @@
 //! the caller passes the time.
 
 use crate::config::micros;
+use crate::members::kv_target::KvTarget;
 use crate::members::patience::Patience;
 use crate::members::ranks::RankHolders;
 use crate::members::slow::Slowness;
@@ -56,6 +57,7 @@ pub(crate) struct Serving {
     pub step_since: Micros,
     pub patience: Patience,
     pub slowness: Slowness,
+    pub kv: KvTarget,
 }
 
 impl Default for Phase {
@@ -185,8 +187,9 @@ impl WaitingToPlace {
 
 impl Serving {
     pub fn begin(placement: Placement, now: Micros) -> Serving {
+        let kv = KvTarget::new(placement.ranks.kv_parts());
         let (patience, slowness) = (Patience::starting(now), Slowness::default());
-        Serving { placement, since: now, wider_since: None, step_since: now, patience, slowness }
+        Serving { placement, since: now, wider_since: None, step_since: now, patience, slowness, kv }
     }
 
     /// Whether more ranks have been possible for long enough to be trusted; the wait grows with `n_relapses`.

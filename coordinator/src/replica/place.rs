@@ -4,6 +4,7 @@ use super::Replica;
 use super::endings::{Cause, Ending};
 use super::grids::Asked;
 use super::phase::{Phase, Placement};
+use crate::config::micros;
 use crate::members::ranks::RankHolders;
 use crate::placement::{Blueprint, Machine, Shard, predict};
 use proto::cluster as wire;
@@ -105,9 +106,19 @@ impl Replica {
             zero_kv: self.config.zero_kv,
             numerics: self.config.mode().to_string(),
             guesses: self.config.limits.guesses().filter(|_| may_guess),
+            sends_kv_wanted: true,
             // Each worker's own, which is set where its stream is known.
             protocol: 0,
         }
+    }
+
+    /// Whether another replica's streams may depend on this one, which then makes no change that can wait: it has taken
+    /// some over not long ago, or the other replicas are there and none of them serves.
+    fn is_needed(&self, now: Micros) -> bool {
+        let hold = micros(self.config.waits.takeover_hold);
+        let has_taken_over = self.requests.taken_over().is_some_and(|at| now.since(at).0 < hold);
+        let others = self.others.count();
+        has_taken_over || (others.n > 0 && others.n_ready == 0)
     }
 
     /// Call about once a second. If the replica runs on a smaller grid and more ranks have been there for long enough,
@@ -124,7 +135,8 @@ impl Replica {
         let has_spares = self.members.n_spares(Some(&serving.placement.ranks)) > 0;
         let wider = || self.grids.wider_than(blueprint, asked, self.members.candidates(now).all());
         let Some(wider) = has_spares.then(wider).flatten() else { return self.phase.crowd_changed() };
-        if serving.is_wider_for_long(now, &self.config.waits, self.grids.n_relapses) {
+        let is_due = serving.is_wider_for_long(now, &self.config.waits, self.grids.n_relapses);
+        if is_due && !self.is_needed(now) {
             let (from_tp, from_pp, Grid { tp, pp, .. }) = (grid.tp, grid.pp, wider);
             tracing::info!(from_tp, from_pp, tp, pp, "workers have come back: the model is spread over them");
             self.end_epoch(Ending::Wanted);

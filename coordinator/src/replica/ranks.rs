@@ -11,7 +11,7 @@ use proto::cluster as wire;
 use proto::since;
 use telemetry::metrics;
 use tonic::Status;
-use types::{Epoch, KV_PARTS, Micros, PolicyDigest};
+use types::{Epoch, Micros, PolicyDigest};
 
 impl Replica {
     pub(super) fn worker_joined(
@@ -53,20 +53,6 @@ impl Replica {
     fn tells_unknown_parts(&mut self, worker: WorkerId) {
         let why = "a part of a KV cache, while this build uses all of it at once";
         self.report_loss(worker, Cause::Wrong, Status::invalid_argument(why));
-    }
-
-    /// Only blocks that every rank has memory for are used.
-    fn kv_committed(&mut self, worker: WorkerId, kv: wire::KvCommitted) {
-        let of = Epoch { incarnation: kv.epoch_incarnation, n: kv.epoch_n };
-        if of != self.epoch {
-            return;
-        }
-        let Some(placement) = self.phase.placement_mut() else { return };
-        placement.ranks.kv_committed(worker, kv.parts);
-        let parts = placement.ranks.kv_parts();
-        if self.phase.serving().is_some() {
-            self.requests.kv_committed(parts);
-        }
     }
 
     /// Ranks are told to meet when all have loaded: none waits in a collective for one that still reads.
@@ -117,7 +103,7 @@ impl Replica {
         self.state_changed = true;
         let Phase::Placing(placement) = &mut self.phase else { return Ok(()) };
         placement.ranks.ready(worker, self.members.steps_done(worker));
-        placement.ranks.kv_committed(worker, ready.kv_parts.unwrap_or(KV_PARTS));
+        placement.ranks.kv_begins(worker, ready.kv_parts, ready.kv_grows);
         if placement.ranks.all_ready() { self.begin_epoch() } else { Ok(()) }
     }
 

@@ -45,6 +45,8 @@ pub(crate) struct LiveRequests {
     planner: Option<StepPlanner>,
     /// Whether new requests are refused.
     is_draining: bool,
+    /// When a request last came with tokens that another replica had drawn.
+    taken_over: Option<Micros>,
     pace: Pace,
     traces: Traces,
     times: RequestTimes,
@@ -87,6 +89,7 @@ impl LiveRequests {
             routers: Routers::default(),
             planner: None,
             is_draining: false,
+            taken_over: None,
             pace: Pace::default(),
             traces: Traces::default(),
             times: RequestTimes::default(),
@@ -118,6 +121,10 @@ impl LiveRequests {
 
     pub fn backlog_tokens(&self) -> u64 {
         self.planner.as_ref().map_or(0, |planner| planner.scheduler.backlog_tokens())
+    }
+
+    pub fn taken_over(&self) -> Option<Micros> {
+        self.taken_over
     }
 
     pub fn is_idle(&self) -> bool {
@@ -195,6 +202,16 @@ impl LiveRequests {
         if let Some(planner) = &mut self.planner {
             planner.scheduler.commit(parts);
         }
+    }
+
+    /// How much of the ranks' pools should have memory, with `ahead` positions to spare.
+    pub fn kv_wanted(&self, ahead: u32) -> u32 {
+        self.planner.as_ref().map_or(0, |planner| planner.scheduler.parts_wanted(ahead))
+    }
+
+    /// How much of the pools holds blocks that are in use or cached.
+    pub fn kv_held(&self) -> u32 {
+        self.planner.as_ref().map_or(0, |planner| planner.scheduler.parts_held())
     }
 
     /// All running requests wait for the next placement, in an epoch without workers.

@@ -65,6 +65,7 @@ impl LiveRequests {
             return Err(SubmitRefusal { reason: Reason::NotReady, message: "the replica is loading".into() });
         };
         let (id, n_prompt, looks_up) = (request.id, request.prompt.len(), !request.cache_bypass);
+        let is_begun = !request.output.is_empty();
         let mut displaced = Vec::new();
         planner.scheduler.submit(request, now).inspect_err(|rejected| {
             if let Rejected::Full { limit, .. } = rejected {
@@ -76,6 +77,7 @@ impl LiveRequests {
         while let Some(id) = planner.scheduler.displaced() {
             displaced.push(id);
         }
+        self.taken_over = if is_begun { Some(now) } else { self.taken_over };
         self.routers.taken(id);
         if let Some(submitted) = traced {
             self.traces.taken(submitted, now);

@@ -26,7 +26,7 @@ async fn run(incoming: Incoming, config: Config, mut claim: Claim, shutdown: Can
     let mut server = pin!(router.serve_with_incoming_shutdown(incoming, closing.cancelled()));
     let epoch = Epoch { incarnation: claim.incarnation(), n: 0 };
     let (announce, mut announced) = watch::channel(Announcement::default());
-    let mut replica = pin!(Replica::new(config, epoch, announce).run(queue, shutdown));
+    let mut replica = pin!(Replica::new(config, epoch, announce, claim.others()).run(queue, shutdown));
     let result = loop {
         tokio::select! {
             biased;

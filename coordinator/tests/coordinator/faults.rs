@@ -1,5 +1,7 @@
 //! Peers that fail: workers that die, routers that vanish or read nothing, invalid frames.
 
+mod kv;
+
 use crate::common::{
     Cluster, PATIENCE, Random, Router, attach, config, grid_sim, hello, next, on_grid, request,
     router_frame as up_frame, sim,
@@ -371,10 +373,14 @@ impl RawWorker {
 
     /// Waits until all have loaded and are told to meet. `kv_parts` of its cache have memory.
     async fn meet(&mut self, kv_parts: Option<u32>) {
+        self.meet_with(kv_parts, false).await;
+    }
+
+    async fn meet_with(&mut self, kv_parts: Option<u32>, kv_grows: bool) {
         let rank_frame::Frame::Meet(meet) = self.next().await.unwrap() else { panic!("the word to meet follows") };
         let wire::Meet { epoch_incarnation, epoch_n } = meet;
         assert_eq!(epoch_n, self.last.epoch_n);
-        self.say(worker_frame::Frame::Ready(wire::Ready { epoch_incarnation, epoch_n, kv_parts })).await;
+        self.say(worker_frame::Frame::Ready(wire::Ready { epoch_incarnation, epoch_n, kv_parts, kv_grows })).await;
     }
 
     async fn blame(&self, rank: u32) {
@@ -394,7 +400,12 @@ impl RawWorker {
 
     /// A heartbeat that tells how much of its cache has memory.
     async fn beat_kv(&self, epoch_n: u32, parts: u32) {
-        let kv = wire::KvCommitted { epoch_incarnation: self.last.epoch_incarnation, epoch_n, parts };
+        self.beat_kv_after(0, epoch_n, parts).await;
+    }
+
+    /// The same, after the target with this number.
+    async fn beat_kv_after(&self, wanted: u32, epoch_n: u32, parts: u32) {
+        let kv = wire::KvCommitted { epoch_incarnation: self.last.epoch_incarnation, epoch_n, parts, wanted };
         self.say(worker_frame::Frame::Heartbeat(wire::Heartbeat { kv: Some(kv), ..wire::Heartbeat::default() })).await;
     }
 

@@ -122,6 +122,9 @@ between epochs nobody answers there.
     {{- if not (kindIs "invalid" $values.engine.scrub) }}
     - --scrub={{ $values.engine.scrub }}
     {{- end }}
+    {{- with $values.engine.kvCommit }}
+    - --kv-commit={{ . }}
+    {{- end }}
     {{- with $values.engine.collective }}
     - --collective={{ . }}
     {{- end }}

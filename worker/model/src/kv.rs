@@ -1,7 +1,7 @@
 //! The paged KV that a pass reads and writes. Knows no layer, and not which blocks are whose.
 
 use crate::error::Result;
-use backend::{CommitBlocks, KvSpec, Memory};
+use backend::{BlockMemory, KvSpec, Memory};
 use types::BlockId;
 
 /// The paged KV of a rank's layers, one entry per cache group.
@@ -20,10 +20,10 @@ impl<M: Memory> KvCache<M> {
         self.groups.iter_mut().zip(blocks).for_each(|(kv, blocks)| device.clear(kv, blocks));
     }
 
-    /// What has the system give the memory of each group's blocks. Empty if it has given all.
-    pub fn commits(&self, device: &M) -> Vec<Option<CommitBlocks>> {
-        let commits: Vec<_> = self.groups.iter().map(|kv| device.commit(kv)).collect();
-        if commits.iter().any(Option::is_some) { commits } else { Vec::new() }
+    /// The memory of each group's blocks. Empty if the system has given all.
+    pub fn block_memories(&self, device: &M) -> Vec<Option<BlockMemory>> {
+        let memories: Vec<_> = self.groups.iter().map(|kv| device.block_memory(kv)).collect();
+        if memories.iter().any(Option::is_some) { memories } else { Vec::new() }
     }
 
     pub fn groups(&self) -> &[M::Kv] {

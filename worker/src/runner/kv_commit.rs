@@ -1,31 +1,38 @@
-//! Commits the memory of a rank's KV cache piece by piece, so that a machine which lacks it says so instead of killing
-//! a process that serves. Knows no thread and no stream: the session calls it, and says how far it is.
+//! Commits the memory of a rank's KV cache piece by piece, up to what is wanted, so that a machine which lacks it says
+//! so instead of killing a process that serves. Knows no thread and no stream: the session calls it, and reports how
+//! far it is.
 
-use backend::{CommitBlocks, KvSpec};
+use backend::{BlockMemory, KvSpec};
 use std::ops::Range;
-use types::{CacheGroup, KV_PARTS, blocks_committed};
+use types::{CacheGroup, KV_PARTS, blocks_committed, parts_for};
 
 /// The memory of one piece, of which a machine whose cores are all busy takes a tenth of a second to give it.
 const PIECE_BYTES: u64 = 32 << 20;
 /// What is left to the rest of the machine.
 const KEPT_FREE: u64 = 64 << 20;
+/// The positions that a cache which grows has memory for when it is ready.
+const FIRST_POSITIONS: u32 = 2048;
 
 pub struct KvCommit {
     pools: Vec<CommittedPool>,
     /// How much of each pool there is memory for.
     parts: u32,
-    /// The least that serves: one context.
+    /// How much there should be.
+    parts_wanted: u32,
+    /// The least that serves: one context. A machine that cannot give it is refused.
     parts_min: u32,
+    /// How much a cache that grows begins with.
+    parts_first: u32,
     /// Taken at each piece.
     parts_each: u32,
     context: u32,
 }
 
-/// A cache group's pool and what has the system give its memory; None if it has.
+/// A cache group's pool and its memory; None if the system has given all of it.
 struct CommittedPool {
     n_blocks: u32,
     block_bytes: u64,
-    commit: Option<CommitBlocks>,
+    memory: Option<BlockMemory>,
 }
 
 /// Why a machine does not give the memory that was planned.
@@ -45,7 +52,8 @@ pub enum KvShort {
 pub enum Committed {
     /// It is there, and there is more to commit.
     Piece,
-    All,
+    /// There is as much as is wanted.
+    Enough,
     /// The machine has no memory for another piece at this moment. What is committed is enough to serve.
     Short,
 }
@@ -53,23 +61,35 @@ pub enum Committed {
 impl KvCommit {
     /// None if the system has given all.
     pub(super) fn new(
-        commits: Vec<Option<CommitBlocks>>,
+        memories: Vec<Option<BlockMemory>>,
         specs: &[KvSpec],
         groups: &[CacheGroup],
         (context, slice_max): (u32, u32),
     ) -> Option<KvCommit> {
-        let pool = |(commit, spec): (Option<CommitBlocks>, &KvSpec)| CommittedPool {
+        let pool = |(memory, spec): (Option<BlockMemory>, &KvSpec)| CommittedPool {
             n_blocks: spec.n_blocks as u32,
             block_bytes: spec.block_bytes(),
-            commit,
+            memory,
         };
-        let pools: Vec<CommittedPool> = commits.into_iter().zip(specs).map(pool).collect();
+        let pools: Vec<CommittedPool> = memories.into_iter().zip(specs).map(pool).collect();
         let n_bytes: u64 = pools.iter().map(CommittedPool::n_bytes).sum();
         let parts_each = u64::from(KV_PARTS) * PIECE_BYTES / n_bytes.max(PIECE_BYTES);
-        let of_context =
-            |(pool, group): (&CommittedPool, &CacheGroup)| pool.parts_of(group.n_held_max(context, slice_max));
-        let parts_min = pools.iter().zip(groups).map(of_context).max().unwrap_or(0);
-        let commit = KvCommit { parts: 0, parts_min, parts_each: parts_each.max(1) as u32, context, pools };
+        let parts_of = |n_positions: u32| {
+            let of_pool = |(pool, group): (&CommittedPool, &CacheGroup)| {
+                let n_blocks = group.n_held_max(n_positions, slice_max.min(n_positions));
+                parts_for(n_blocks.into(), pool.n_blocks)
+            };
+            pools.iter().zip(groups).map(of_pool).max().unwrap_or(0)
+        };
+        let commit = KvCommit {
+            parts: 0,
+            parts_wanted: KV_PARTS,
+            parts_min: parts_of(context),
+            parts_first: parts_of(FIRST_POSITIONS.min(context)),
+            parts_each: parts_each.max(1) as u32,
+            context,
+            pools,
+        };
         (n_bytes > 0 && !commit.pools.is_empty()).then_some(commit)
     }
 
@@ -86,23 +106,51 @@ impl KvCommit {
         self.bytes_of(0..self.parts)
     }
 
-    /// Commits another piece, if the machine has so much `left` and something to spare. None: nobody knows what it has.
+    /// Commits the beginning of a cache that grows, on a machine that could give one context. From now on a machine
+    /// without memory is `Short`, and never an error.
+    pub fn begin_to_grow(&mut self, left: impl Fn() -> Option<u64>) -> Result<(), KvShort> {
+        let needed = self.bytes_of(0..self.parts_min);
+        if let Some(left) = left().filter(|left| *left < needed + KEPT_FREE) {
+            self.short(left)?;
+        }
+        self.parts_min = 0;
+        self.parts_wanted = self.parts_first;
+        while self.go_on(left())? == Committed::Piece {}
+        Ok(())
+    }
+
+    /// Sets how much there should be, and gives back what is above. No pass may use the blocks above meanwhile.
+    pub fn want(&mut self, parts: u32) -> std::io::Result<()> {
+        self.parts_wanted = parts.min(KV_PARTS);
+        let above = self.parts_wanted..self.parts;
+        if above.is_empty() {
+            return Ok(());
+        }
+        self.parts = self.parts_wanted;
+        let memories = self.pools.iter().filter_map(|pool| Some((pool.blocks(&above), pool.memory.as_ref()?)));
+        memories.into_iter().try_for_each(|(blocks, memory)| (memory.release)(blocks))
+    }
+
+    /// Commits another piece, if the machine has so much `left` and something to spare. None: what it has is unknown.
     pub fn go_on(&mut self, left: Option<u64>) -> Result<Committed, KvShort> {
-        let piece = self.parts..(self.parts + self.parts_each).min(KV_PARTS);
+        let piece = self.parts..(self.parts + self.parts_each).min(self.parts_wanted);
+        if piece.is_empty() {
+            return Ok(Committed::Enough);
+        }
         let needed = self.bytes_of(piece.clone());
         if let Some(left) = left.filter(|left| *left < needed + KEPT_FREE) {
             return self.short(left);
         }
         for pool in &self.pools {
-            if let Some(commit) = &pool.commit {
-                commit(pool.blocks(&piece))?;
+            if let Some(memory) = &pool.memory {
+                (memory.commit)(pool.blocks(&piece))?;
             }
         }
         self.parts = piece.end;
-        Ok(if self.parts == KV_PARTS { Committed::All } else { Committed::Piece })
+        Ok(if self.parts == self.parts_wanted { Committed::Enough } else { Committed::Piece })
     }
 
-    /// Commits all, or as much as the machine gives.
+    /// Commits all that is wanted, or as much as the machine gives.
     pub fn go_on_to_the_end(&mut self, left: impl Fn() -> Option<u64>) -> Result<Committed, KvShort> {
         loop {
             match self.go_on(left())? {
@@ -135,17 +183,12 @@ impl CommittedPool {
     fn blocks(&self, parts: &Range<u32>) -> Range<u32> {
         blocks_committed(self.n_blocks, parts.start)..blocks_committed(self.n_blocks, parts.end)
     }
-
-    /// The parts that are at least so many blocks, or all.
-    fn parts_of(&self, n_blocks: u32) -> u32 {
-        let parts = (u64::from(n_blocks) * u64::from(KV_PARTS)).div_ceil(u64::from(self.n_blocks.max(1)));
-        parts.min(KV_PARTS.into()) as u32
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use backend::ChangeBlocks;
     use std::sync::{Arc, Mutex};
     use types::{KvDtype, KvLayout};
 
@@ -154,51 +197,58 @@ mod tests {
         KvSpec { n_layers: 1, n_blocks, layout: KvLayout::heads(256, 64), dtype: KvDtype::F16 }
     }
 
-    type Asked = Arc<Mutex<Vec<Range<u32>>>>;
+    /// The ranges that were committed, and those that were released.
+    type Changes = Arc<Mutex<[Vec<Range<u32>>; 2]>>;
 
-    /// The commit of one pool, for a context of so many blocks, and what it asked the system for.
-    fn commit(n_blocks: usize, context: u32) -> (KvCommit, Asked) {
-        let asked = Asked::default();
-        let log = asked.clone();
-        let ask: CommitBlocks = Box::new(move |blocks| {
-            log.lock().unwrap().push(blocks);
-            Ok(())
+    /// The commit of one pool, for a context of so many blocks, and what it changes.
+    fn commit(n_blocks: usize, context: u32) -> (KvCommit, Changes) {
+        let changes = Changes::default();
+        let [commit, release] = [0, 1].map(|which| {
+            let log = changes.clone();
+            Box::new(move |blocks: Range<u32>| {
+                log.lock().unwrap()[which].push(blocks);
+                Ok(())
+            }) as ChangeBlocks
         });
-        let commit = KvCommit::new(vec![Some(ask)], &[spec(n_blocks)], &[CacheGroup::FULL], (context * 16, 16));
-        (commit.unwrap(), asked)
+        let memory = BlockMemory { commit, release };
+        let commit = KvCommit::new(vec![Some(memory)], &[spec(n_blocks)], &[CacheGroup::FULL], (context * 16, 16));
+        (commit.unwrap(), changes)
+    }
+
+    fn n_blocks(ranges: &[Range<u32>]) -> u64 {
+        ranges.iter().map(|blocks| blocks.len() as u64).sum()
     }
 
     const MIB: u64 = 1 << 20;
 
     #[test]
     fn where_nobody_hears_of_parts_all_blocks_are_committed_at_once() {
-        let (mut commit, asked) = commit(200, 10);
-        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), Committed::All);
-        assert_eq!(asked.lock().unwrap().iter().map(|blocks| blocks.len()).sum::<usize>(), 200);
+        let (mut commit, changes) = commit(200, 10);
+        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), Committed::Enough);
+        assert_eq!(n_blocks(&changes.lock().unwrap()[0]), 200);
         // A machine that lacks some gives what it has, as long as that is enough for one context.
-        let (mut commit, asked) = self::commit(200, 10);
-        let left =
-            || Some(((120 - asked.lock().unwrap().iter().map(|blocks| blocks.len()).sum::<usize>()) as u64) * MIB);
+        let (mut commit, changes) = self::commit(200, 10);
+        let left = || Some((120 - n_blocks(&changes.lock().unwrap()[0])) * MIB);
         assert_eq!(commit.go_on_to_the_end(left).unwrap(), Committed::Short);
         assert!((10..120).contains(&(commit.committed_bytes() / MIB)), "{}", commit.committed_bytes());
     }
 
     #[test]
     fn every_block_is_committed_once_in_pieces_before_it_is_said_to_be() {
-        let (mut commit, asked) = commit(200, 10);
+        let (mut commit, changes) = commit(200, 10);
         assert_eq!((commit.n_bytes(), commit.committed_bytes(), commit.parts()), (200 * MIB, 0, 0));
         let mut n_pieces = 0;
         loop {
             n_pieces += 1;
             let went = commit.go_on(Some(1 << 40)).unwrap();
-            let n_asked: u64 = asked.lock().unwrap().iter().map(|blocks| blocks.len() as u64).sum();
-            assert_eq!(commit.committed_bytes(), n_asked * MIB);
-            assert_eq!(blocks_committed(200, commit.parts()), n_asked as u32);
-            if went == Committed::All {
+            let n_committed = n_blocks(&changes.lock().unwrap()[0]);
+            assert_eq!(commit.committed_bytes(), n_committed * MIB);
+            assert_eq!(blocks_committed(200, commit.parts()), n_committed as u32);
+            if went == Committed::Enough {
                 break;
             }
         }
-        let asked = asked.lock().unwrap();
+        let asked = &changes.lock().unwrap()[0];
         assert!((6..=8).contains(&n_pieces), "{n_pieces} pieces of 32 MiB");
         assert!(asked.windows(2).all(|pair| pair[0].end == pair[1].start), "{asked:?}");
         assert_eq!((asked[0].start, asked[asked.len() - 1].end), (0, 200));
@@ -206,13 +256,13 @@ mod tests {
 
     #[test]
     fn a_machine_without_memory_for_a_context_is_told_how_much_it_lacks() {
-        let (mut commit, asked) = commit(200, 100);
+        let (mut commit, changes) = commit(200, 100);
         assert_eq!(commit.go_on(Some(200 * MIB)).unwrap(), Committed::Piece);
         let error = commit.go_on(Some(90 * MIB)).unwrap_err().to_string();
-        let n_missing = 100 - u64::from(asked.lock().unwrap()[0].end);
+        let n_missing = 100 - n_blocks(&changes.lock().unwrap()[0]);
         assert!(error.contains(&format!("needs {} more bytes", n_missing * MIB)), "{error}");
         assert!(error.contains(&format!("has {} to give", 26 * MIB)) && error.contains("1600 tokens"), "{error}");
-        assert_eq!(asked.lock().unwrap().len(), 1, "nothing was asked of a system that has nothing");
+        assert_eq!(changes.lock().unwrap()[0].len(), 1, "nothing was asked of a system that has nothing");
     }
 
     #[test]
@@ -228,10 +278,45 @@ mod tests {
 
     #[test]
     fn a_system_that_refuses_is_believed() {
-        let refuse: CommitBlocks = Box::new(|_| Err(std::io::Error::from(std::io::ErrorKind::OutOfMemory)));
-        let commit = KvCommit::new(vec![Some(refuse)], &[spec(3)], &[CacheGroup::FULL], (48, 16));
+        let refuse = || Box::new(|_| Err(std::io::ErrorKind::OutOfMemory.into())) as ChangeBlocks;
+        let memory = BlockMemory { commit: refuse(), release: refuse() };
+        let commit = KvCommit::new(vec![Some(memory)], &[spec(3)], &[CacheGroup::FULL], (48, 16));
         let mut commit = commit.unwrap();
         assert!(matches!(commit.go_on(None), Err(KvShort::System(_))));
         assert_eq!(commit.parts(), 0);
+    }
+
+    #[test]
+    fn a_cache_grows_to_what_is_wanted_and_gives_back_what_is_not() {
+        // A context of 4,096 positions, of which 2,048 are there at first.
+        let (mut commit, changes) = commit(2048, 256);
+        commit.begin_to_grow(|| Some(1 << 40)).unwrap();
+        let committed = |commit: &KvCommit| blocks_committed(2048, commit.parts());
+        assert_eq!((committed(&commit), n_blocks(&changes.lock().unwrap()[0])), (128, 128));
+        assert_eq!(commit.go_on(Some(1 << 40)).unwrap(), Committed::Enough);
+        commit.want(KV_PARTS / 8).unwrap();
+        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), Committed::Enough);
+        assert_eq!(committed(&commit), 256);
+        commit.want(KV_PARTS / 32).unwrap();
+        assert_eq!((committed(&commit), changes.lock().unwrap()[1].last().cloned()), (64, Some(64..256)));
+        // What was given back is committed again.
+        commit.want(KV_PARTS / 16).unwrap();
+        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), Committed::Enough);
+        assert_eq!(changes.lock().unwrap()[0].last(), Some(&(96..128)));
+        assert_eq!(n_blocks(&changes.lock().unwrap()[0]), 128 + 128 + 64);
+    }
+
+    #[test]
+    fn a_cache_that_grows_needs_room_for_a_context_when_it_begins_and_is_never_an_error_later() {
+        let (mut refused, changes) = commit(2048, 256);
+        let error = refused.begin_to_grow(|| Some(200 * MIB)).unwrap_err().to_string();
+        assert!(error.contains(&format!("needs {} more bytes", 256 * MIB)), "{error}");
+        assert!(changes.lock().unwrap()[0].is_empty());
+        let (mut commit, _) = commit(2048, 256);
+        commit.begin_to_grow(|| Some(400 * MIB)).unwrap();
+        commit.want(KV_PARTS).unwrap();
+        let parts = commit.parts();
+        assert_eq!(commit.go_on(Some(0)).unwrap(), Committed::Short);
+        assert_eq!(commit.parts(), parts);
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn load_part<D: Device + 'static>(
     let kv = KvCache::new(device, &specs).map_err(load_failed(assignment))?;
     let draft_model = held.draft.as_ref().map(|draft| guessing(draft, assignment)).transpose()?;
     let lengths = (assignment.context, assignment.batch_tokens_max);
-    let kv_commit = KvCommit::new(kv.commits(device), &specs, &limits.groups, lengths);
+    let kv_commit = KvCommit::new(kv.block_memories(device), &specs, &limits.groups, lengths);
     let (weight_bytes, weights) = (held.model.weight_bytes() as u64, held.model.runs().to_vec());
     let ready = Ready { policy: *policy, weight_bytes, weights, unread };
     let millis = begun.elapsed().as_millis() as u64;

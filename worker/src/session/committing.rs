@@ -1,14 +1,15 @@
 //! The thread that commits a rank's KV cache while the rank serves. The first piece is there before the rank is ready;
-//! of the rest each heartbeat says how far it is.
+//! each heartbeat reports how much is.
 
 use crate::assignment::LoadError;
-use crate::config::MemoryLeft;
-use crate::runner::kv_commit::{Committed, KvCommit};
+use crate::config::{KvMemory, MemoryLeft};
+use crate::runner::kv_commit::{Committed, KvCommit, KvShort};
 use crate::session::heartbeat::StepCounters;
 use crate::session::rank_thread::{RankLost, Reports, drive};
-use proto::cluster::KvCommitted;
-use std::sync::Arc;
+use proto::cluster::{KvCommitted, KvWanted};
+use proto::since;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use types::Epoch;
@@ -16,83 +17,172 @@ use types::Epoch;
 /// How long to wait for memory that the machine does not have.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
+/// What a coordinator does with the report of how much there is memory for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KvHearing {
+    /// It reads none, and uses all blocks of a rank that is ready.
+    Nothing,
+    /// It uses the blocks that have memory.
+    Parts,
+    /// It also sends how much it wants.
+    Wanted,
+}
+
+impl KvHearing {
+    pub fn of(protocol: u32, sends_wanted: bool) -> KvHearing {
+        match protocol >= since::KV_PARTS {
+            false => KvHearing::Nothing,
+            true if sends_wanted => KvHearing::Wanted,
+            true => KvHearing::Parts,
+        }
+    }
+}
+
+/// How much of the pools is there when the rank is ready.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct KvBeginning {
+    /// Absent where all is, or the coordinator reads no parts.
+    pub parts: Option<u32>,
+    /// Whether there will be as much as the coordinator wants, and no more.
+    pub grows: bool,
+}
+
 /// Commits until it is dropped, which waits for the piece at hand: a successor needs the memory.
 pub(crate) struct Committing {
     counters: Arc<StepCounters>,
-    alive: Option<SyncSender<()>>,
+    target: Arc<Target>,
+    /// Wakes the thread. Closed for its end.
+    wake: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
 }
+
+/// The newest target that the thread has not read yet. One that is replaced is skipped.
+#[derive(Default)]
+struct Target(Mutex<Option<KvWanted>>);
 
 /// What the thread needs of its rank.
 pub(crate) struct CommitsFor {
     pub epoch: Epoch,
     pub reports: Reports,
     pub counters: Arc<StepCounters>,
-    pub memory_left: MemoryLeft,
-    /// Whether its coordinator heeds how much there is.
-    pub tells_parts: bool,
+    pub memory: KvMemory,
+    pub hearing: KvHearing,
 }
 
 impl Committing {
-    /// Commits a first piece, and begins the thread for the rest. Returns how much of the pools is there. A coordinator
-    /// that does not hear of parts uses all blocks at once: then all are committed here, as far as there is memory.
-    pub fn begin(mut commit: KvCommit, rank: CommitsFor) -> Result<(Committing, Option<u32>), LoadError> {
-        let counters = rank.counters.clone();
-        let first = match rank.tells_parts {
-            true => commit.go_on((rank.memory_left)())?,
-            false => commit.go_on_to_the_end(rank.memory_left)?,
+    /// Commits a first piece, and begins the thread for the rest. A coordinator that reads no parts uses all blocks at
+    /// once: then all are committed here, as far as there is memory.
+    pub fn begin(mut commit: KvCommit, rank: CommitsFor) -> Result<(Committing, KvBeginning), LoadError> {
+        let (counters, grows) = (rank.counters.clone(), rank.grows());
+        let left = rank.memory.left;
+        let first = match rank.hearing {
+            KvHearing::Nothing => commit.go_on_to_the_end(left)?,
+            KvHearing::Wanted if grows => commit.begin_to_grow(left).map(|()| Committed::Piece)?,
+            KvHearing::Parts | KvHearing::Wanted => commit.go_on(left())?,
         };
-        let parts = rank.tells_parts.then_some(commit.parts());
-        rank.tell(commit.parts());
-        let (alive, ended) = sync_channel(0);
+        let parts = (rank.hearing != KvHearing::Nothing).then_some(commit.parts());
+        rank.report(commit.parts(), 0);
+        let (wake, woken) = sync_channel(1);
+        let target = Arc::new(Target::default());
         let thread = match first {
-            Committed::All => None,
-            Committed::Piece | Committed::Short => Some(begin_thread(commit, rank, ended)?),
+            Committed::Enough => None,
+            Committed::Piece | Committed::Short => Some(begin_thread(commit, rank, (target.clone(), woken))?),
         };
-        Ok((Committing { counters, alive: Some(alive), thread }, parts))
+        Ok((Committing { counters, target, wake: Some(wake), thread }, KvBeginning { parts, grows }))
+    }
+
+    /// Sets how much there should be. No later step uses blocks above it, until the rank has reported more.
+    pub fn want(&self, wanted: KvWanted) {
+        self.target.set(wanted);
+        // A full queue wakes it all the same. A thread that has ended has committed all, or its rank is lost.
+        let _woken = self.wake.as_ref().map(|wake| wake.try_send(()));
     }
 }
 
-fn begin_thread(commit: KvCommit, rank: CommitsFor, ended: Receiver<()>) -> Result<JoinHandle<()>, LoadError> {
-    let thread = std::thread::Builder::new().name("kv-commit".into()).spawn(move || run(commit, &rank, &ended));
+fn begin_thread(
+    commit: KvCommit,
+    rank: CommitsFor,
+    (target, woken): (Arc<Target>, Receiver<()>),
+) -> Result<JoinHandle<()>, LoadError> {
+    let run = move || run(commit, &rank, &target, &woken);
+    let thread = std::thread::Builder::new().name("kv-commit".into()).spawn(run);
     thread.map_err(|error| LoadError::Kv(error.into()))
 }
 
 impl Drop for Committing {
     fn drop(&mut self) {
-        self.alive = None;
+        self.wake = None;
         // A thread that panicked has nothing to hand over.
         let _panicked = self.thread.take().map(JoinHandle::join);
-        self.counters.tell_kv(None);
+        self.counters.set_kv(None);
+    }
+}
+
+impl Target {
+    fn set(&self, wanted: KvWanted) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(wanted);
+    }
+
+    fn take(&self) -> Option<KvWanted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl CommitsFor {
-    fn tell(&self, parts: u32) {
-        if !self.tells_parts {
+    fn grows(&self) -> bool {
+        self.memory.grows && self.hearing == KvHearing::Wanted
+    }
+
+    /// Has heartbeats report these parts, in answer to the `KvWanted` with this number.
+    fn report(&self, parts: u32, wanted: u32) {
+        if self.hearing == KvHearing::Nothing {
             return;
         }
         let Epoch { incarnation, n } = self.epoch;
-        self.counters.tell_kv(Some(KvCommitted { epoch_incarnation: incarnation, epoch_n: n, parts }));
+        self.counters.set_kv(Some(KvCommitted { epoch_incarnation: incarnation, epoch_n: n, parts, wanted }));
+    }
+
+    /// The next piece. To a cache that grows, a system that refuses is one that has no memory at this moment.
+    fn go_on(&self, commit: &mut KvCommit) -> Result<Committed, KvShort> {
+        let left: MemoryLeft = self.memory.left;
+        match commit.go_on(left()) {
+            Err(KvShort::System(_)) if self.grows() => Ok(Committed::Short),
+            went => went,
+        }
     }
 }
 
-fn run(mut commit: KvCommit, rank: &CommitsFor, ended: &Receiver<()>) {
-    let (begun, mut is_said) = (Instant::now(), false);
-    let mut pause = Duration::ZERO;
-    while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+fn run(mut commit: KvCommit, rank: &CommitsFor, target: &Target, woken: &Receiver<()>) {
+    let (begun, mut is_reported) = (Instant::now(), false);
+    let (mut pause, mut answered) = (Some(Duration::ZERO), 0);
+    loop {
+        let wait = match pause {
+            Some(pause) => woken.recv_timeout(pause),
+            None => woken.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        if wait == Err(RecvTimeoutError::Disconnected) {
+            return;
+        }
+        if let Some(wanted) = target.take() {
+            answered = wanted.n;
+            if let Err(error) = commit.want(wanted.parts) {
+                // The memory stays with this process, which is no reason to end.
+                tracing::warn!(%error, "the system does not take memory of the KV cache back");
+            }
+        }
         let piece = Instant::now();
-        match commit.go_on((rank.memory_left)()) {
+        match rank.go_on(&mut commit) {
             // Half of the time belongs to the computing threads, whose cores this thread borrows.
-            Ok(Committed::Piece) => pause = piece.elapsed(),
-            Ok(Committed::All) => {
-                rank.tell(commit.parts());
+            Ok(Committed::Piece) => pause = Some(piece.elapsed()),
+            Ok(Committed::Enough) if rank.grows() => pause = None,
+            Ok(Committed::Enough) => {
+                rank.report(commit.parts(), answered);
                 let (n_bytes, millis) = (commit.n_bytes(), begun.elapsed().as_millis() as u64);
                 return tracing::info!(n_bytes, millis, "the KV cache is committed");
             }
             Ok(Committed::Short) => {
-                pause = TRY_AGAIN;
-                if !std::mem::replace(&mut is_said, true) {
+                pause = Some(TRY_AGAIN);
+                if !std::mem::replace(&mut is_reported, true) {
                     let (has, of) = (commit.committed_bytes(), commit.n_bytes());
                     tracing::warn!(has, of, "this machine lacks memory for the whole KV cache: less of it is used");
                 }
@@ -103,6 +193,6 @@ fn run(mut commit: KvCommit, rank: &CommitsFor, ended: &Receiver<()>) {
                 return drive(rank.reports.lost(rank.epoch, error.to_string(), None, RankLost::Load(error)));
             }
         }
-        rank.tell(commit.parts());
+        rank.report(commit.parts(), answered);
     }
 }

@@ -23,7 +23,7 @@ pub struct StepCounters {
     in_step: AtomicBool,
     /// Whether it does anything at all.
     is_busy: AtomicBool,
-    /// How much of the KV cache there is memory for, while that is told.
+    /// How much of the KV cache there is memory for, while that is reported.
     kv: Mutex<Option<KvCommitted>>,
 }
 
@@ -52,7 +52,7 @@ impl StepCounters {
         self.is_busy.load(Relaxed)
     }
 
-    pub(crate) fn tell_kv(&self, kv: Option<KvCommitted>) {
+    pub(crate) fn set_kv(&self, kv: Option<KvCommitted>) {
         *self.kv.lock().unwrap_or_else(PoisonError::into_inner) = kv;
     }
 

@@ -10,12 +10,14 @@ use crate::assignment::{Assignment, MeshSecret};
 use crate::config::{Config, Footing};
 use crate::error::Error;
 use crate::runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource};
+use crate::session::committing::KvHearing;
 use crate::session::heartbeat::{Heart, Pulse, StepCounters};
 use crate::session::rank_thread::{RankLost, Reports, ThreadLeases, Work};
 use collective::MeshTimeouts;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{
-    Assign, Failed, Guesses, Leaving, Meet, RankFrame, WorkerFrame, WorkerHello, rank_frame, worker_frame::Frame,
+    Assign, Failed, Guesses, KvWanted, Leaving, Meet, RankFrame, WorkerFrame, WorkerHello, rank_frame,
+    worker_frame::Frame,
 };
 use proto::since;
 use std::sync::Arc;
@@ -176,13 +178,14 @@ impl Session<'_> {
                 Err(malformed) => self.fail(format!("a step that cannot be read: {malformed}")).await,
             },
             rank_frame::Frame::Meet(meet) => self.meet(meet).await,
+            rank_frame::Frame::KvWanted(wanted) => self.kv_wanted(wanted).await,
             rank_frame::Frame::Release(_) => self.release().await,
             rank_frame::Frame::Leave(leave) => Some(Ended::Left(leave.reason)),
         }
     }
 
     async fn assign(&mut self, assign: Assign) -> Option<Ended> {
-        let protocol = assign.protocol;
+        let (protocol, hearing) = (assign.protocol, KvHearing::of(assign.protocol, assign.sends_kv_wanted));
         if assign.guesses.is_some() && !self.knows(since::GUESSES) {
             return self.fail("guesses, which this build does not know".into()).await;
         }
@@ -194,7 +197,7 @@ impl Session<'_> {
         self.epoch = Some(assignment.epoch);
         let lease = self.worker.leases.next();
         let (assignment, reports) = (Box::new(assignment), self.reports.clone());
-        self.hand_over(Work::Load { assignment, lease, reports, protocol }).await
+        self.hand_over(Work::Load { assignment, lease, reports, hearing }).await
     }
 
     async fn meet(&mut self, meet: Meet) -> Option<Ended> {
@@ -204,6 +207,11 @@ impl Session<'_> {
             return None;
         }
         self.hand_over(Work::Meet { epoch }).await
+    }
+
+    /// Behind the steps that came before: they may use blocks that are to be given back.
+    async fn kv_wanted(&mut self, wanted: KvWanted) -> Option<Ended> {
+        self.hand_over(Work::KvWanted(wanted)).await
     }
 
     /// Ends whatever the thread does for the finished assignment.

@@ -3,15 +3,14 @@
 //! to report, and within a step for other ranks; the session ends that last wait when it no longer needs the step.
 
 use crate::assignment::{Assignment, Load, LoadError, Loaded as LoadedModel};
-use crate::config::MemoryLeft;
+use crate::config::KvMemory;
 use crate::load::fetch::FetchError;
 use crate::load::scrub::{Scrubber, SpoiltWeight};
 use crate::runner::{Runner, Upcoming};
-use crate::session::committing::{CommitsFor, Committing};
+use crate::session::committing::{CommitsFor, Committing, KvBeginning, KvHearing};
 use crate::session::heartbeat::StepCounters;
 use collective::{AbortHandle, CancelFlag};
-use proto::cluster::{Failed, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
-use proto::since;
+use proto::cluster::{Failed, KvWanted, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -31,11 +30,13 @@ pub(crate) enum Work {
         assignment: Box<Assignment>,
         lease: ThreadLease,
         reports: Reports,
-        /// The protocol that the coordinator and this worker speak.
-        protocol: u32,
+        /// What the coordinator does with reports of the KV cache's memory.
+        hearing: KvHearing,
     },
     /// All ranks of the epoch have loaded.
     Meet { epoch: Epoch },
+    /// How much of the KV cache should have memory, behind the steps before it.
+    KvWanted(KvWanted),
     /// A step with its span at the coordinator, which is empty where nobody records it.
     Step { step: Step, traceparent: String },
     /// The assignment has ended, and what it holds can be freed.
@@ -197,7 +198,7 @@ pub(crate) async fn run(
     work: mpsc::Receiver<Work>,
     progress: Arc<StepCounters>,
     leases: Arc<ThreadLeases>,
-    memory_left: MemoryLeft,
+    memory: KvMemory,
     scrubber: Option<Scrubber>,
 ) {
     let spoilt = || scrubber.as_ref().and_then(Scrubber::spoilt);
@@ -208,14 +209,18 @@ pub(crate) async fn run(
         progress.busy(true);
         progress.add_idle(idle_since.elapsed());
         state = match (next, state) {
-            (Work::Load { assignment, lease, reports, protocol }, old) => {
+            (Work::Load { assignment, lease, reports, hearing }, old) => {
                 // The old KV cache is dropped first: there may not be room for two.
                 drop(old);
-                let place = LoadedRank::load(&mut *loader, &assignment, lease, (reports, protocol)).await;
+                let place = LoadedRank::load(&mut *loader, &assignment, lease, (reports, hearing)).await;
                 place.map_or(RankState::Idle, RankState::Loaded)
             }
             (Work::Meet { epoch }, RankState::Loaded(place)) if place.epoch == epoch => {
-                place.meet(&leases, &progress, memory_left).await.map_or(RankState::Idle, RankState::Running)
+                place.meet(&leases, &progress, memory).await.map_or(RankState::Idle, RankState::Running)
+            }
+            (Work::KvWanted(wanted), RankState::Running(rank)) => {
+                rank.want_kv(wanted);
+                RankState::Running(rank)
             }
             // No step is computed with what is known to be wrong.
             (Work::Step { .. }, state @ RankState::Running(_)) if spoilt().is_some() => {
@@ -238,7 +243,7 @@ pub(crate) async fn run(
                 RankState::Idle
             }
             // Work for an assignment that was lost meanwhile.
-            (Work::Meet { .. } | Work::Step { .. }, same) => same,
+            (Work::Meet { .. } | Work::Step { .. } | Work::KvWanted(_), same) => same,
         };
         progress.busy(false);
         idle_since = Instant::now();
@@ -273,8 +278,7 @@ struct LoadedRank {
     lease: ThreadLease,
     /// Whether it samples; other ranks report nothing of a step.
     answers: bool,
-    /// Whether the coordinator heeds how much of the KV cache has memory.
-    tells_parts: bool,
+    hearing: KvHearing,
     loaded: Box<dyn LoadedModel>,
     reports: Reports,
 }
@@ -286,7 +290,7 @@ struct RunningRank {
     lease: ThreadLease,
     answers: bool,
     /// Dropped before the cache.
-    _committing: Option<Committing>,
+    committing: Option<Committing>,
     runner: Box<dyn Runner>,
     /// The runner's waiting time already reported.
     waited: Duration,
@@ -299,7 +303,7 @@ impl LoadedRank {
         loader: &mut dyn Load,
         assignment: &Assignment,
         lease: ThreadLease,
-        (reports, protocol): (Reports, u32),
+        (reports, hearing): (Reports, KvHearing),
     ) -> Option<LoadedRank> {
         // A long step may have outlived the session that gave this one.
         if lease.is_over() {
@@ -317,45 +321,39 @@ impl LoadedRank {
             weights: ready.weights.iter().map(PieceRun::from).collect(),
         };
         let answers = assignment.layout.part(rank).is_sampler();
-        let tells_parts = protocol >= since::KV_PARTS;
         reports.send(Frame::Loaded(said)).await.then(|| LoadedRank {
             epoch,
             rank,
             lease,
             answers,
-            tells_parts,
+            hearing,
             loaded,
             reports,
         })
     }
 
-    async fn meet(
-        self,
-        leases: &ThreadLeases,
-        counters: &Arc<StepCounters>,
-        memory_left: MemoryLeft,
-    ) -> Option<RunningRank> {
-        let LoadedRank { epoch, rank, lease, answers, tells_parts, loaded, reports } = self;
+    async fn meet(self, leases: &ThreadLeases, counters: &Arc<StepCounters>, memory: KvMemory) -> Option<RunningRank> {
+        let LoadedRank { epoch, rank, lease, answers, hearing, loaded, reports } = self;
         let met = attempt(|| {
             let mut runner = loaded.meet(&lease.0)?;
             let (reports, counters) = (reports.clone(), counters.clone());
-            let rank = || CommitsFor { epoch, reports, counters, memory_left, tells_parts };
+            let rank = || CommitsFor { epoch, reports, counters, memory, hearing };
             let committing = runner.kv_commit().map(|commit| Committing::begin(commit, rank())).transpose()?;
             Ok((runner, committing.unzip()))
         });
-        let (runner, (_committing, kv_parts)) = reports.heed(epoch, &lease, met).await?;
-        let kv_parts = kv_parts.flatten();
+        let (runner, (committing, kv)) = reports.heed(epoch, &lease, met).await?;
+        let KvBeginning { parts: kv_parts, grows: kv_grows } = kv.unwrap_or_default();
         if !leases.hold(&lease, runner.abort_handle()) {
             return None;
         }
         let (waited, done) = (Duration::ZERO, StepDone::default());
-        let ready = Ready { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, kv_parts };
+        let ready = Ready { epoch_incarnation: epoch.incarnation, epoch_n: epoch.n, kv_parts, kv_grows };
         reports.send(Frame::Ready(ready)).await.then(|| RunningRank {
             epoch,
             rank,
             lease,
             answers,
-            _committing,
+            committing,
             runner,
             waited,
             done,
@@ -365,6 +363,13 @@ impl LoadedRank {
 }
 
 impl RunningRank {
+    fn want_kv(&self, wanted: KvWanted) {
+        let epoch = Epoch { incarnation: wanted.epoch_incarnation, n: wanted.epoch_n };
+        if let Some(committing) = self.committing.as_ref().filter(|_| epoch == self.epoch) {
+            committing.want(wanted);
+        }
+    }
+
     /// Runs a step. The rank is given up when the step fails or nobody listens any more.
     async fn run(
         mut self,

@@ -184,6 +184,10 @@ impl Scene {
     }
 
     async fn start_with(loader: Box<dyn Load>) -> Scene {
+        Scene::start_as(loader, worker::Config::default()).await
+    }
+
+    async fn start_as(loader: Box<dyn Load>, config: worker::Config) -> Scene {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let channel = wire::tcp(&listener.local_addr().unwrap().to_string()).unwrap();
         let (joined, seats) = mpsc::channel(4);
@@ -192,7 +196,7 @@ impl Scene {
             .serve_with_incoming(wire::tcp_incoming(listener));
         let server = tokio::spawn(async { serve.await.unwrap() });
         let stop = CancellationToken::new();
-        let config = worker::Config { device: "sim".into(), ..worker::Config::default() };
+        let config = worker::Config { device: "sim".into(), ..config };
         let worker = tokio::spawn(worker::serve(channel, loader, config, stop.clone()));
         Scene { joined: seats, worker, stop, server }
     }

@@ -19,6 +19,7 @@
 //! last slice has landed; a block named when it is planned and not when it is computed; a second slice planned ahead.
 
 mod facts;
+mod memory;
 mod pipeline;
 mod reference;
 mod rng;

@@ -12,7 +12,7 @@ use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::memory::{Pages, Shared};
 use super::vector::Vector;
-use crate::{AttentionCall, CommitBlocks, Error, Heads, KvSpec, PackedBytes, Result, RopeStyle};
+use crate::{AttentionCall, BlockMemory, ChangeBlocks, Error, Heads, KvSpec, PackedBytes, Result, RopeStyle};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, TryLockError};
 use types::{BLOCK_TOKENS, BlockId, KvDtype, KvLayout};
@@ -132,19 +132,30 @@ impl Kv {
         }
     }
 
-    /// Has the system give the memory of a range of blocks, in every layer. None if it has given all.
-    pub(crate) fn commit(&self) -> Option<CommitBlocks> {
+    /// The memory of its blocks. None if the system has given all.
+    pub(crate) fn block_memory(&self) -> Option<BlockMemory> {
+        // SAFETY: `BlockMemory::release` is for blocks that no pass uses.
+        let release = |pages: &Pages, bytes| unsafe { pages.release(bytes) };
+        self.pages
+            .is_lazy()
+            .then(|| BlockMemory { commit: self.in_every_layer(Pages::commit), release: self.in_every_layer(release) })
+    }
+
+    /// Calls `change` with the bytes of a range of blocks, once for each layer.
+    fn in_every_layer(
+        &self,
+        change: impl Fn(&Pages, Range<usize>) -> std::io::Result<()> + Send + 'static,
+    ) -> ChangeBlocks {
         let (pages, KvSpec { n_layers, n_blocks, .. }) = (self.pages.clone(), self.spec);
         let n_bytes = self.spec.layout.page_bytes(self.spec.dtype) as usize;
-        let commit = move |blocks: Range<u32>| {
+        Box::new(move |blocks| {
             let of_layer = |layer: usize| {
                 let first = layer * n_blocks;
                 let end = first + (blocks.end as usize).min(n_blocks);
-                pages.commit((first + blocks.start as usize) * n_bytes..end * n_bytes)
+                change(&pages, (first + blocks.start as usize) * n_bytes..end * n_bytes)
             };
             (0..n_layers).try_for_each(of_layer)
-        };
-        self.pages.is_lazy().then(|| Box::new(commit) as CommitBlocks)
+        })
     }
 
     pub(crate) fn read_block(&self, layer: usize, block: BlockId) -> Vec<u8> {

@@ -92,6 +92,26 @@ impl Pages {
         }
     }
 
+    /// Gives the whole pages among these bytes back to the system; they read as zeros from now on.
+    ///
+    /// # Safety
+    /// Nothing reads or writes these bytes meanwhile.
+    pub unsafe fn release(&self, bytes: Range<usize>) -> std::io::Result<()> {
+        match self.source {
+            Source::Heap(_) => Ok(()),
+            #[cfg(target_os = "linux")]
+            Source::Map { .. } => {
+                let (start, end) = (bytes.start.next_multiple_of(PAGE), bytes.end.min(self.n_bytes) / PAGE * PAGE);
+                // SAFETY: whole pages of this mapping, which the caller says nothing uses.
+                unsafe {
+                    let at = self.start().add(start).cast();
+                    let advice = rustix::mm::Advice::LinuxDontNeed;
+                    Ok(rustix::mm::madvise(at, end.saturating_sub(start), advice)?)
+                }
+            }
+        }
+    }
+
     /// Whether the system gives these bytes only when they are touched.
     pub fn is_lazy(&self) -> bool {
         !matches!(self.source, Source::Heap(_))

@@ -32,7 +32,7 @@ pub use vector::Vector;
 pub(crate) use isa::{Kernel, dispatch};
 
 use crate::{
-    CommitBlocks, ConvolvedChannels, Error, KvSpec, Memory, PackedBytes, RecurrentHeads, Result, RopeStyle, Routing,
+    BlockMemory, ConvolvedChannels, Error, KvSpec, Memory, PackedBytes, RecurrentHeads, Result, RopeStyle, Routing,
     Stored,
 };
 use memory::{Pages, Shared};
@@ -206,8 +206,8 @@ impl Memory for Cpu {
         kv.clear(blocks);
     }
 
-    fn commit(&self, kv: &Kv) -> Option<CommitBlocks> {
-        kv.commit()
+    fn block_memory(&self, kv: &Kv) -> Option<BlockMemory> {
+        kv.block_memory()
     }
 
     fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {

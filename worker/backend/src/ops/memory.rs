@@ -16,8 +16,16 @@ pub struct BatchLimits {
     pub n_groups: usize,
 }
 
-/// Has the system give the memory of a range of a cache's blocks, on any thread, whatever is computed meanwhile.
-pub type CommitBlocks = Box<dyn Fn(Range<u32>) -> std::io::Result<()> + Send>;
+/// Changes the memory behind a range of a cache's blocks, in every layer.
+pub type ChangeBlocks = Box<dyn Fn(Range<u32>) -> std::io::Result<()> + Send>;
+
+/// The memory of a cache's blocks, which the system gives and takes back.
+pub struct BlockMemory {
+    /// Has the system give it, on any thread, whatever is computed meanwhile.
+    pub commit: ChangeBlocks,
+    /// Gives it back: the blocks are zero when they are next read. No pass may use them meanwhile.
+    pub release: ChangeBlocks,
+}
 
 /// The bytes of a weight in this process's memory, as kernels read them. Nobody writes them any more.
 /// Clones share them.
@@ -81,8 +89,8 @@ pub trait Memory {
     fn convolution(&self, channels: &ConvolvedChannels) -> Result<()>;
     /// Zeroes these blocks in every layer, so that a later sequence finds nothing of an earlier one.
     fn clear(&self, kv: &mut Self::Kv, blocks: &[BlockId]);
-    /// What has the system give the cache's memory. None if it is there when the cache is made.
-    fn commit(&self, _kv: &Self::Kv) -> Option<CommitBlocks> {
+    /// The memory of the cache's blocks. None if it is there when the cache is made.
+    fn block_memory(&self, _kv: &Self::Kv) -> Option<BlockMemory> {
         None
     }
     /// The raw bytes of a block in one layer, for tests.

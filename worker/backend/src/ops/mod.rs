@@ -12,7 +12,7 @@ mod sample;
 pub use attention::{Attention, AttentionCall, Heads};
 pub use experts::{Clamp, Expert, ExpertActivation, ExpertStack, Experts, Routing, Scoring};
 pub use linear::Linear;
-pub use memory::{BatchLimits, CommitBlocks, KvSpec, Memory, PackedBytes, RopeStyle};
+pub use memory::{BatchLimits, BlockMemory, ChangeBlocks, KvSpec, Memory, PackedBytes, RopeStyle};
 pub use pointwise::Pointwise;
 pub use recurrence::{
     ConvolutionCall, ConvolvedChannels, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule,

@@ -3,11 +3,11 @@
 
 use super::{Joined, PATIENCE, Scene, assign};
 use crate::common;
-use proto::cluster::{Assign, KvCommitted, Meet, worker_frame};
+use proto::cluster::{Assign, KvCommitted, KvWanted, Meet, Ready as IsReady, rank_frame, worker_frame};
 use proto::since;
 use tokio::time::timeout;
 use types::KV_PARTS;
-use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, ModelLoader, Ready};
+use worker::{Assignment, CancelFlag, Config, KvMemory, Load, LoadError, Loaded, ModelLoader, Ready};
 
 /// A hundred MiB, of which the first piece is a third.
 const N_BLOCKS: u32 = 25_600;
@@ -38,14 +38,17 @@ impl Joined {
 
 /// The parts that a rank is ready with.
 async fn ready(joined: &mut Joined, protocol: u32) -> Option<u32> {
+    ready_as(joined, Assign { protocol, ..assign() }).await.kv_parts
+}
+
+async fn ready_as(joined: &mut Joined, assign: Assign) -> IsReady {
     joined.hello().await;
-    let assign = Assign { protocol, ..assign() };
     let meet = Meet { epoch_incarnation: assign.epoch_incarnation, epoch_n: assign.epoch_n };
-    joined.say(proto::cluster::rank_frame::Frame::Assign(assign)).await;
+    joined.say(rank_frame::Frame::Assign(assign)).await;
     joined.loaded().await;
-    joined.say(proto::cluster::rank_frame::Frame::Meet(meet)).await;
+    joined.say(rank_frame::Frame::Meet(meet)).await;
     match joined.hear().await {
-        worker_frame::Frame::Ready(ready) => ready.kv_parts,
+        worker_frame::Frame::Ready(ready) => ready,
         other => panic!("{other:?}"),
     }
 }
@@ -68,5 +71,46 @@ async fn a_coordinator_of_the_protocol_before_hears_nothing_of_parts() {
     for _ in 0..3 {
         assert!(joined.told().await.is_none());
     }
+    scene.end().await;
+}
+
+/// A worker that commits what it is sent, on a machine that has enough.
+fn growing() -> Config {
+    Config { kv_memory: KvMemory { left: || None, grows: true }, ..Config::default() }
+}
+
+#[tokio::test]
+async fn a_cache_that_grows_has_what_is_wanted_and_no_more() {
+    let mut scene = Scene::start_as(Box::new(Roomy), growing()).await;
+    let mut joined = scene.joined().await;
+    let assign = Assign { protocol: since::KV_PARTS, sends_kv_wanted: true, ..assign() };
+    let Assign { epoch_incarnation, epoch_n, .. } = assign;
+    let ready = ready_as(&mut joined, assign).await;
+    let first = ready.kv_parts.unwrap();
+    assert!(ready.kv_grows && 0 < first && first < KV_PARTS / 16, "{first}");
+    for _ in 0..3 {
+        assert_eq!(joined.told().await.unwrap().parts, first, "nothing more is committed unasked");
+    }
+    for (n, parts) in (1..).zip([KV_PARTS / 2, KV_PARTS / 8, KV_PARTS, first]) {
+        let wanted = KvWanted { epoch_incarnation, epoch_n, parts, n };
+        joined.say(rank_frame::Frame::KvWanted(wanted)).await;
+        let is_there = |kv: &KvCommitted| kv.wanted == n && kv.parts == parts;
+        while !is_there(&joined.told().await.unwrap()) {}
+    }
+    // A target of another epoch is none.
+    joined.say(rank_frame::Frame::KvWanted(KvWanted { epoch_incarnation, epoch_n: epoch_n + 1, parts: 9, n: 9 })).await;
+    for _ in 0..3 {
+        assert_eq!(joined.told().await.unwrap().parts, first);
+    }
+    scene.end().await;
+}
+
+#[tokio::test]
+async fn a_coordinator_that_sends_no_targets_has_all_of_a_cache_that_could_grow() {
+    let mut scene = Scene::start_as(Box::new(Roomy), growing()).await;
+    let mut joined = scene.joined().await;
+    let ready = ready_as(&mut joined, Assign { protocol: since::KV_PARTS, ..assign() }).await;
+    assert!(!ready.kv_grows);
+    while joined.told().await.unwrap().parts < KV_PARTS {}
     scene.end().await;
 }

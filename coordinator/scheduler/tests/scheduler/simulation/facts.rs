@@ -23,6 +23,7 @@ macro_rules! facts {
 }
 
 facts! {
+    memory_grown, memory_refused, memory_returned,
     ticks, steps, tokens, ends_only, in_flight_peak,
     stages_busy_peak, chunks_in_flight, steps_early, starved,
     preemptions, prefix_hit_tokens, windowed_hits, blocks_passed, evictions,

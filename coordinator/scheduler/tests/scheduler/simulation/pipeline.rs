@@ -7,6 +7,8 @@ use types::{Slice, SliceDone, Step, StepDone};
 
 pub struct OnItsWay {
     pub step: Step,
+    /// The blocks of each group that have memory from this step on.
+    n_blocks: Vec<u32>,
     n_passed: usize,
     hidden: Option<Hidden>,
     done: Option<StepDone>,
@@ -48,8 +50,8 @@ impl Pipeline {
         self.steps.front()
     }
 
-    pub fn push(&mut self, step: Step) {
-        self.steps.push_back(OnItsWay { step, n_passed: 0, hidden: None, done: None });
+    pub fn push(&mut self, step: Step, n_blocks: Vec<u32>) {
+        self.steps.push_back(OnItsWay { step, n_blocks, n_passed: 0, hidden: None, done: None });
     }
 
     /// The steps that could enter their next stage now. If any are on their way, the oldest can.
@@ -70,7 +72,8 @@ impl Pipeline {
 
     /// Runs a step in its next stage. After the last its tokens go to the first.
     pub fn advance(&mut self, i: usize) {
-        let OnItsWay { step, n_passed, hidden, done } = &mut self.steps[i];
+        let OnItsWay { step, n_blocks, n_passed, hidden, done } = &mut self.steps[i];
+        self.stages[*n_passed].set_memory(n_blocks);
         let rows = self.stages[*n_passed].run(step, hidden.as_ref());
         *n_passed += 1;
         if *n_passed == self.stages.len() {

@@ -83,6 +83,8 @@ pub struct Worker {
 struct Cache {
     group: CacheGroup,
     blocks: Vec<Page>,
+    /// The blocks that have memory: those with the lowest ids.
+    n_committed: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -97,7 +99,11 @@ const EMPTY: Page = Page { state: None, cells: [None; BLOCK_TOKENS as usize] };
 impl Worker {
     pub fn new(epoch: Epoch, groups: &[CacheGroup], n_blocks: &[u32], limits: Limits) -> Worker {
         let blocks = |n_blocks| vec![EMPTY; n_blocks as usize];
-        let caches = groups.iter().zip(n_blocks).map(|(&group, &n)| Cache { group, blocks: blocks(n) }).collect();
+        let caches = groups
+            .iter()
+            .zip(n_blocks)
+            .map(|(&group, &n)| Cache { group, blocks: blocks(n), n_committed: n as usize })
+            .collect();
         let passed = vec![Vec::new(); groups.len()];
         Worker { epoch, n_steps: 0, limits, held: BTreeMap::new(), caches, passed }
     }
@@ -142,6 +148,14 @@ impl Worker {
         // A layer writes the rows of all slices before any of them reads.
         step.slices.iter().for_each(|slice| self.write(slice));
         step.slices.iter().map(|slice| self.read(slice)).collect()
+    }
+
+    /// Memory of the other blocks is given back: what they held is gone.
+    pub fn set_memory(&mut self, n_blocks: &[u32]) {
+        for (cache, &n) in self.caches.iter_mut().zip(n_blocks) {
+            cache.n_committed = n as usize;
+            cache.blocks[n as usize..].fill(EMPTY);
+        }
     }
 
     fn clear_passed(&mut self) {

@@ -1,6 +1,7 @@
 //! Clients, a scheduler, workers and what happens to them, all drawn from one seed.
 
 use super::facts::Facts;
+use super::memory::Memory;
 use super::pipeline::Pipeline;
 use super::reference::{DEADLY, Expected, POISONED, is_deadly, length_max, run_alone};
 use super::rng::{Rng, mix};
@@ -68,6 +69,7 @@ pub struct World {
     config: Config,
     /// Tokens of a log that the workers hold.
     room: u32,
+    memory: Memory,
     scheduler: Scheduler,
     /// Stages, and the steps that are planned and not yet answered.
     pipeline: Pipeline,
@@ -102,8 +104,11 @@ impl World {
         let epoch = Epoch { incarnation: 1, n: 0 };
         let deadly = rng.chance(40).then(|| rng.below(REQUESTS_MAX));
         let bases = (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
+        let (mut scheduler, mut memory) = (Scheduler::new(config.clone(), epoch).unwrap(), Memory::new(seed));
+        memory.begin(&mut scheduler);
         World {
-            scheduler: Scheduler::new(config.clone(), epoch).unwrap(),
+            scheduler,
+            memory,
             pipeline: pipeline(&config, &weather, epoch),
             weather,
             rng,
@@ -135,6 +140,7 @@ impl World {
 
     fn tick(&mut self) {
         self.now = self.now.plus(self.rng.below(50));
+        self.memory.change(&mut self.scheduler, &mut self.facts);
         let Weather { cancels, losses, submits, plans, .. } = self.weather;
         match self.rng.below(100) {
             at if at < submits => self.submit(),
@@ -345,7 +351,7 @@ impl World {
         self.facts.state_hits += if has_states { n_hits } else { 0 };
         let lacks = u64::from(step.blocks.contains(&BlockId::NONE));
         *(if has_states { &mut self.facts.states_carried } else { &mut self.facts.windowed_hits }) += lacks;
-        self.pipeline.push(step);
+        self.pipeline.push(step, self.memory.n_blocks(&self.config));
         self.facts.in_flight_peak = self.facts.in_flight_peak.max(self.pipeline.len() as u64);
         assert!(self.pipeline.len() <= self.config.steps_in_flight_max as usize);
     }
@@ -433,6 +439,7 @@ impl World {
             self.scheduler.requeue_into(self.epoch, &self.config.n_blocks, loss, &mut out);
         }
         self.pipeline = pipeline(&self.config, &self.weather, self.epoch);
+        self.memory.begin(&mut self.scheduler);
         self.facts.losses += 1;
         self.hear(&out, None);
     }
@@ -446,6 +453,7 @@ impl World {
         self.config.steps_in_flight_max = self.rng.between(1, self.config.n_stages + 2);
         self.scheduler.reshape(self.config.n_stages, self.config.steps_in_flight_max).unwrap();
         self.pipeline = pipeline(&self.config, &self.weather, self.epoch);
+        self.memory.begin(&mut self.scheduler);
         self.facts.grids += 1;
         self.hear(&out, None);
     }
