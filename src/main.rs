@@ -6,6 +6,7 @@ mod args;
 mod bench;
 mod chat;
 mod figures;
+mod known_models;
 mod mistakes;
 mod models;
 mod operate;

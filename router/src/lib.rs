@@ -137,6 +137,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     let responses = ResponseStore::new(config.limits.stored);
     let bodies = Arc::new(Semaphore::new(config.limits.bodies_bytes_max.min(Semaphore::MAX_PERMITS)));
     telemetry::metrics::audits_begin();
+    telemetry::metrics::records_begin();
     let (audit, audited) = (config.audit > 0.0).then(|| audit::queue(config.audit)).unzip();
     let models = ModelTable::new(texts, config.names.clone(), config.routes.clone());
     let attends = reader_watch.clone();

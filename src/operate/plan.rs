@@ -1,7 +1,9 @@
-//! `plan`: how a model would be placed on this machine, or what this machine has to compute on.
+//! `plan`: how a model would be placed on this machine, or what this machine has to compute on. A model is named as
+//! for `serve`, or as for `simulate`, by figures alone.
 
+use crate::known_models::SimulatedModel;
 use crate::out;
-use crate::serve::plan::table;
+use crate::serve::plan::{table, table_of};
 use crate::serve::prepared;
 use crate::settings::device::list;
 use crate::settings::{ConfigSource, ServeSettings};
@@ -24,6 +26,12 @@ impl PlanCommand {
     pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
         if self.devices {
             return out::print(&list());
+        }
+        // Without its weights nothing is fetched, and they are taken for bf16.
+        let settings = self.source.under(self.settings.clone(), said)?.resolved()?;
+        let figures = SimulatedModel::of_figures(&settings.model.model, None)?;
+        if let Some(model) = figures.filter(|_| !self.source.print_config) {
+            return out::print(&table_of(&settings, &model.name, &model.shape)?);
         }
         let Some((settings, located)) = prepared(self.settings, &self.source, said)? else { return Ok(()) };
         out::print(&table(&settings, &Checkpoint::open(&located.path)?)?)?;

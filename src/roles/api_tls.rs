@@ -5,6 +5,7 @@ use crate::settings::RouterSettings;
 use crate::settings::offered::OfferedFiles;
 use std::future::Future;
 use std::io;
+use telemetry::metrics;
 use wire::OfferedTls;
 
 /// What clients are offered at first; none without TLS.
@@ -46,7 +47,12 @@ fn contents(files: &OfferedFiles) -> Vec<Result<Vec<u8>, io::ErrorKind>> {
 }
 
 fn take(files: &OfferedFiles, offered: &OfferedTls, is_first: bool) {
-    match files.read() {
+    let read = files.read();
+    metrics::config_reload("certificate", read.is_ok());
+    if read.is_ok() {
+        metrics::certificate_ends("certificate", files.ends_at());
+    }
+    match read {
         Ok(config) => {
             offered.replace(config);
             if !is_first {

@@ -5,7 +5,8 @@ use anyhow::{Context, ensure};
 use router::ApiKeys;
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use telemetry::metrics;
 
 /// Interval between looks at the file. A mounted secret changes by links, which no watch reports.
 pub const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -38,24 +39,109 @@ fn flag(settings: &RouterSettings) -> String {
     settings.api_key.as_ref().map(|key| format!("\napi-key:{key}")).unwrap_or_default()
 }
 
-/// Reads the file again for as long as this is polled. An invalid file is logged once, and the old keys stay.
+/// Reads the file again for as long as this is polled.
 pub fn follow(settings: &RouterSettings, keys: &ApiKeys) -> impl Future<Output = ()> + use<> {
-    follow_file(settings.api_keys.clone(), flag(settings), keys.clone())
+    let grace = settings.api_keys_grace.map(Duration::from_secs);
+    follow_file(settings.api_keys.clone(), KeyFile::new("api_keys", flag(settings), keys.clone(), grace))
 }
 
 /// The same for operators' keys.
 pub fn follow_operators(settings: &RouterSettings, keys: Option<&ApiKeys>) -> impl Future<Output = ()> + use<> {
-    follow_file(settings.admin_keys.clone(), String::new(), keys.cloned().unwrap_or_default())
+    let (keys, grace) = (keys.cloned().unwrap_or_default(), settings.api_keys_grace.map(Duration::from_secs));
+    follow_file(settings.admin_keys.clone(), KeyFile::new("admin_keys", String::new(), keys, grace))
 }
 
-async fn follow_file(path: Option<PathBuf>, flag: String, keys: ApiKeys) {
+async fn follow_file(path: Option<PathBuf>, mut file: KeyFile) {
     match path {
         // A pipe can be read only once.
-        Some(path) if path.is_file() => {
-            let file = path.display().to_string();
-            each_change(path, |text, is_first| take(&file, text, &flag, &keys, is_first)).await;
-        }
+        Some(path) if path.is_file() => loop {
+            file.look(text(&path).await, Instant::now());
+            tokio::time::sleep(LOOK_EVERY).await;
+        },
         _ => std::future::pending().await,
+    }
+}
+
+/// What is known of a file of keys, and the keys that are in force.
+struct KeyFile {
+    name: &'static str,
+    /// Lines besides those of the file.
+    flag: String,
+    keys: ApiKeys,
+    /// How long the keys of a file that cannot be read stay in force; for ever without it.
+    grace: Option<Duration>,
+    last: Option<Result<String, String>>,
+    /// Looks in a row that found no key.
+    n_empty: u32,
+    unreadable_since: Option<Instant>,
+}
+
+/// A file that is being written may be empty for a moment. One that is empty for so many looks has lost its keys.
+const EMPTY_LOOKS_MAX: u32 = 3;
+
+impl KeyFile {
+    fn new(name: &'static str, flag: String, keys: ApiKeys, grace: Option<Duration>) -> KeyFile {
+        KeyFile { name, flag, keys, grace, last: None, n_empty: 0, unreadable_since: None }
+    }
+
+    /// The first look finds what was read at the start, or a newer version.
+    fn look(&mut self, text: Result<String, String>, now: Instant) {
+        let is_same = self.last.as_ref() == Some(&text);
+        let is_first = self.last.is_none();
+        match &text {
+            Ok(text) if ApiKeys::count(text) == 0 => self.find_empty(text),
+            Ok(text) => {
+                if !is_same || self.n_empty > 0 || self.unreadable_since.is_some() {
+                    self.take(text, is_first);
+                }
+                (self.n_empty, self.unreadable_since) = (0, None);
+            }
+            Err(problem) => self.find_unreadable(problem, is_same, now),
+        }
+        self.last = Some(text);
+    }
+
+    fn take(&self, text: &str, is_first: bool) {
+        let (name, keys) = (self.name, &self.keys);
+        let replaced = keys.replace(&format!("{text}{}", self.flag));
+        metrics::config_reload(name, replaced.is_ok());
+        match replaced {
+            Ok(()) if is_first => {}
+            Ok(()) => tracing::info!(file = name, ?keys, "the API keys were read again"),
+            Err(bad) => {
+                let problem = bad.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+                tracing::error!(file = name, problem, ?keys, "only the good lines are keys");
+            }
+        }
+    }
+
+    fn find_empty(&mut self, text: &str) {
+        (self.n_empty, self.unreadable_since) = ((self.n_empty + 1).min(EMPTY_LOOKS_MAX + 1), None);
+        metrics::config_reload(self.name, false);
+        match self.n_empty {
+            1 => tracing::warn!(file = self.name, "the file has no key: if that stays so, its keys are revoked"),
+            EMPTY_LOOKS_MAX => self.revoke(text, "there is no key in the file"),
+            _ => {}
+        }
+    }
+
+    fn find_unreadable(&mut self, problem: &str, is_same: bool, now: Instant) {
+        self.n_empty = 0;
+        metrics::config_reload(self.name, false);
+        if !is_same {
+            tracing::error!(file = self.name, problem, "the file cannot be read: the last keys stay in force");
+        }
+        let since = *self.unreadable_since.get_or_insert(now);
+        let is_over = self.grace.is_some_and(|grace| now.duration_since(since) >= grace);
+        // Once: from then on only the flag's key is left.
+        if is_over && self.keys.n_keys() > ApiKeys::count(&self.flag) {
+            self.revoke("", "the file could not be read within --api-keys-grace");
+        }
+    }
+
+    fn revoke(&self, text: &str, why: &str) {
+        let _bad = self.keys.replace(&format!("{text}{}", self.flag));
+        tracing::error!(file = self.name, why, "all keys of the file are revoked");
     }
 }
 
@@ -79,16 +165,66 @@ async fn text(path: &Path) -> Result<String, String> {
     read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
 }
 
-fn take(file: &str, text: &Result<String, String>, flag: &str, keys: &ApiKeys, is_first: bool) {
-    // The file has to have keys of its own, as at the start.
-    let taken = text.as_ref().map_err(Clone::clone).and_then(|text| {
-        let own = ApiKeys::parse(text).map_err(|error| error.to_string())?;
-        let all = format!("{text}{flag}");
-        if own.is_open() { Err("there are none".into()) } else { keys.replace(&all).map_err(|e| e.to_string()) }
-    });
-    match taken {
-        Ok(()) if is_first => {}
-        Ok(()) => tracing::info!(file, keys = ?keys, "the API keys were read again"),
-        Err(problem) => tracing::warn!(file, problem, "the API keys stay what they were: the file cannot be used"),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(grace: Option<u64>) -> KeyFile {
+        let keys = ApiKeys::parse("alice:k1\nbob:k2\napi-key:k3").unwrap();
+        KeyFile::new("api_keys", "\napi-key:k3".into(), keys, grace.map(Duration::from_secs))
+    }
+
+    /// Which of three keys are in force.
+    fn known(file: &KeyFile) -> [bool; 3] {
+        ["k1", "k2", "k3"].map(|key| file.keys.tenant(key).is_some())
+    }
+
+    fn ok(text: &str) -> Result<String, String> {
+        Ok(text.into())
+    }
+
+    #[test]
+    fn a_file_that_is_empty_on_three_looks_has_no_keys() {
+        for empty in ["", "# nobody", "alice:", "* weight=2"] {
+            let mut file = file(None);
+            let now = Instant::now();
+            file.look(ok("alice:k1\nbob:k2"), now);
+            for n in 1..=3 {
+                file.look(ok(empty), now);
+                assert_eq!(known(&file), if n < 3 { [true; 3] } else { [false, false, true] }, "{empty:?}, look {n}");
+            }
+            file.look(ok(empty), now);
+            assert!(!file.keys.is_open());
+            file.look(ok("bob:k2"), now);
+            assert_eq!(known(&file), [false, true, true], "{empty:?}");
+        }
+        // Between two writes it was empty for a moment.
+        let mut file = file(None);
+        for text in ["", "", "alice:k1", "", ""] {
+            file.look(ok(text), Instant::now());
+        }
+        assert_eq!(known(&file), [true, false, true]);
+    }
+
+    #[test]
+    fn of_a_file_with_a_bad_line_the_good_ones_are_keys() {
+        let mut file = file(None);
+        file.look(ok("alice:k1\nbob:"), Instant::now());
+        assert_eq!(known(&file), [true, false, true]);
+    }
+
+    #[test]
+    fn keys_of_a_file_that_cannot_be_read_stay_for_a_grace() {
+        for (grace, seconds, expect) in
+            [(None, 1 << 20, [true; 3]), (Some(60), 59, [true; 3]), (Some(60), 60, [false, false, true])]
+        {
+            let (mut file, begun) = (file(grace), Instant::now());
+            for at in [0, seconds / 2, seconds] {
+                file.look(Err("no such file".into()), begun + Duration::from_secs(at));
+            }
+            assert_eq!(known(&file), expect, "{grace:?}");
+            file.look(ok("alice:k1\nbob:k2"), begun);
+            assert_eq!(known(&file), [true; 3]);
+        }
     }
 }

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use types::{Step, StepDone};
 use worker::{
-    AbortHandle, Assignment, CancelFlag, Load, LoadError, Loaded, Ready, Repeats, Rest, RunError, Runner, Upcoming,
+    AbortHandle, Assignment, CancelFlag, KvCommit, Load, LoadError, Loaded, Ready, Repeats, Rest, RunError, Runner,
+    Upcoming,
 };
 
 /// The flag of the present assignment, which shows its end at once, whatever the computing thread does.
@@ -82,6 +83,10 @@ impl Runner for Present {
 
     fn abort_handle(&self) -> Option<AbortHandle> {
         self.runner.abort_handle()
+    }
+
+    fn kv_commit(&mut self) -> Option<KvCommit> {
+        self.runner.kv_commit()
     }
 
     fn repeats(&self) -> Repeats {

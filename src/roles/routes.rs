@@ -10,6 +10,7 @@ use checkpoint::Checkpoint;
 use router::ModelRoutes;
 use std::future::Future;
 use std::path::PathBuf;
+use telemetry::metrics;
 
 /// The other models and routes; a plain router has none.
 #[derive(Default)]
@@ -74,6 +75,7 @@ fn one(line: &str) -> anyhow::Result<&str> {
 
 fn take(file: &str, text: &Result<String, String>, routes: &ModelRoutes, is_first: bool) {
     let taken = text.as_ref().map_err(Clone::clone).and_then(|text| routes.replace(text).map_err(|e| e.to_string()));
+    metrics::config_reload("routes", taken.is_ok());
     match taken {
         Ok(()) if is_first => {}
         Ok(()) => tracing::info!(file, names = routes.table().len(), "the routes were read again"),

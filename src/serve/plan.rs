@@ -8,10 +8,15 @@ use coordinator::{Blueprint, Machine, ModelShape, Unplaceable, WorkerId};
 
 /// The placement of this model on this machine, with the expected speed, as a table.
 pub fn table(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Result<String> {
-    let blueprint = blueprint(settings, checkpoint)?;
-    let ((shape, _), policy) = (drafts::shape(settings.coordinator(), checkpoint)?, policy(settings.coordinator()));
-    let prediction = coordinator::predict(&machines(settings)?, &shape, &policy, &blueprint)?;
-    let (model, replicas) = (&checkpoint.spec().name, settings.local.replicas);
+    let (shape, _) = drafts::shape(settings.coordinator(), checkpoint)?;
+    table_of(settings, &checkpoint.spec().name, &shape)
+}
+
+/// The same for a model of this shape.
+pub fn table_of(settings: &ServeSettings, model: &str, shape: &ModelShape) -> anyhow::Result<String> {
+    let (blueprint, policy) = (placed(settings, shape)??, policy(settings.coordinator()));
+    let prediction = coordinator::predict(&machines(settings)?, shape, &policy, &blueprint)?;
+    let replicas = settings.local.replicas;
     let each = if replicas > 1 { format!("{replicas} replicas, each ") } else { String::new() };
     Ok(format!("{model} · {each}{blueprint}\npredicted: {prediction} (a table's figures for machines of this class)\n"))
 }

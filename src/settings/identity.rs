@@ -5,6 +5,7 @@
 //! is nothing to hand out but one file. A certificate is valid for a month and is made anew, within the process, long
 //! before that.
 
+use super::expiry::not_after;
 use super::secret;
 use anyhow::{Context, ensure};
 use rcgen::{
@@ -50,6 +51,12 @@ pub fn of_token(token: &JoinToken, role: &str) -> anyhow::Result<Tls> {
     let server = server.with_cert_resolver(leaves.clone());
     let client = client.with_client_cert_resolver(leaves);
     Ok(Tls { server: Arc::new(server), client: Arc::new(client) })
+}
+
+/// The time at which the first certificate of a file ends, in seconds since 1970; None if that cannot be read.
+pub fn ends_at(certificate: &Path) -> Option<i64> {
+    let chain = certificates(certificate).ok()?;
+    chain.iter().filter_map(|certificate| not_after(certificate)).map(OffsetDateTime::unix_timestamp).min()
 }
 
 /// Certificates on both sides, from files of PEM. They must be made out to `lockstep.cluster`.

@@ -8,6 +8,7 @@ mod choices;
 mod coordinator;
 pub mod device;
 pub mod environment;
+mod expiry;
 mod file;
 mod health;
 pub mod hub;

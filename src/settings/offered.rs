@@ -1,7 +1,7 @@
 //! The certificate that clients of the APIs see, from files that may change while it is used. `wire` offers it.
 
 use super::RouterSettings;
-use super::identity::{certificates, private_key};
+use super::identity::{self, certificates, private_key};
 use anyhow::{Context, bail};
 use rustls::crypto::ring;
 use rustls::server::WebPkiClientVerifier;
@@ -34,6 +34,11 @@ impl OfferedFiles {
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         let all = [Some(&self.certificate), Some(&self.key), self.client_authority.as_ref()];
         all.into_iter().flatten().map(PathBuf::as_path)
+    }
+
+    /// The time at which the certificate ends, in seconds since 1970.
+    pub fn ends_at(&self) -> Option<i64> {
+        identity::ends_at(&self.certificate)
     }
 
     /// What the files say now.

@@ -42,9 +42,13 @@ pub struct RouterSettings {
     ///
     /// Keys of one name are one tenant, which shares no cache with others. A tenant's limits may follow its key:
     /// weight=4 requests_per_minute=600 tokens_per_minute=90000 concurrent=16. A line that begins with * has the limits
-    /// of all tenants without their own. The file is read again when it changes. Without any key anybody may ask.
+    /// of all tenants without their own. The file is read again when it changes; one without keys on three looks
+    /// revokes them all. Where no key was ever given, every client is served.
     #[arg(long, env = "LOCKSTEP_API_KEYS", value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
+    /// Seconds for which the keys of a file that has become unreadable stay in force [default: for ever]
+    #[arg(long, env = "LOCKSTEP_API_KEYS_GRACE", value_name = "SECONDS")]
+    pub api_keys_grace: Option<u64>,
     /// An API key, besides those of --api-keys
     #[arg(long, env = "LOCKSTEP_API_KEY", value_name = "KEY", hide_env_values = true)]
     pub api_key: Option<String>,

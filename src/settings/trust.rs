@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use telemetry::metrics;
 use tokio::sync::watch;
 use wire::{JoinToken, Trust};
 
@@ -73,6 +74,7 @@ impl TrustSettings {
         let first = self.resolve(role, &address, None)?;
         let (tell, trust) = watch::channel(first.clone());
         if first.tls.is_some() && self.files()?.is_some() {
+            self.report_end();
             tokio::spawn(renew(self.without_token_file(), role, address, first.token, tell));
         }
         Ok(trust)
@@ -101,6 +103,10 @@ impl TrustSettings {
     /// A token may come from a pipe, which can be read only once.
     fn without_token_file(&self) -> TrustSettings {
         TrustSettings { token_file: None, ..self.clone() }
+    }
+
+    fn report_end(&self) {
+        metrics::certificate_ends("tls_cert", self.tls_cert.as_deref().and_then(identity::ends_at));
     }
 
     /// The files' bytes, which say whether anything has changed.
@@ -140,9 +146,12 @@ async fn renew(
         if now == last {
             continue;
         }
-        match settings.resolve(role, &address, token.clone()) {
+        let resolved = settings.resolve(role, &address, token.clone());
+        metrics::config_reload("tls_cert", resolved.is_ok());
+        match resolved {
             Ok(trust) => {
                 tell.send_replace(trust);
+                settings.report_end();
                 tracing::info!(role, "the certificates were read again");
             }
             // They are three files: between two writes they need not fit together.

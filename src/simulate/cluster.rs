@@ -53,6 +53,8 @@ enum Event {
 struct Ticket {
     arrival: Arrival,
     n_said: u32,
+    /// Of these, those that were delivered within the window.
+    n_in_window: u32,
     first_at: Nanos,
     last_at: Nanos,
     /// When its last drawn token reaches the first stage.
@@ -63,7 +65,7 @@ struct Ticket {
 
 impl Ticket {
     fn new(arrival: Arrival, work: Item) -> Ticket {
-        Ticket { arrival, n_said: 0, first_at: 0, last_at: 0, drawn_at: 0, work: Some(work) }
+        Ticket { arrival, n_said: 0, n_in_window: 0, first_at: 0, last_at: 0, drawn_at: 0, work: Some(work) }
     }
 }
 
@@ -84,6 +86,7 @@ pub struct Tally {
     /// Requests that arrived within the window.
     pub n_counted: u64,
     pub n_good: u64,
+    /// Of the output tokens, those of requests within both limits.
     pub good_tokens: u64,
     pub counted_tokens: u64,
     pub ttft: TimeCounts,
@@ -325,6 +328,7 @@ impl Datacenter {
         outcome.tokens_said += u64::from(output.n_tokens);
         if window.has(at) {
             outcome.output_tokens += u64::from(output.n_tokens);
+            ticket.n_in_window += output.n_tokens;
         }
     }
 
@@ -337,16 +341,17 @@ impl Datacenter {
         outcome.n_ended += 1;
         // At the coordinator's time: the client's, `at`, is one hop later and not in the order of events.
         outcome.open.change(-1, at - ROUTER_NANOS, window);
+        let itl = (ticket.last_at - ticket.first_at) / u64::from(ticket.n_said.saturating_sub(1)).max(1);
+        let slo = &self.setup.slo;
+        let is_good = has_begun && ticket.first_at - ticket.arrival.at <= slo.ttft && itl <= slo.itl;
+        // A part of the window's output tokens, which requests from before the window have too.
+        outcome.good_tokens += if is_good { u64::from(ticket.n_in_window) } else { 0 };
         if !has_begun || !window.has(ticket.arrival.at) {
             return;
         }
         outcome.e2e.add(at - ticket.arrival.at);
         outcome.counted_tokens += u64::from(ticket.n_said);
-        let itl = (ticket.last_at - ticket.first_at) / u64::from(ticket.n_said - 1).max(1);
-        if ticket.first_at - ticket.arrival.at <= self.setup.slo.ttft && itl <= self.setup.slo.itl {
-            outcome.n_good += 1;
-            outcome.good_tokens += u64::from(ticket.n_said);
-        }
+        outcome.n_good += u64::from(is_good);
     }
 
     /// The event's time is the report's arrival. There are reports for as long as requests come.

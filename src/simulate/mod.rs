@@ -5,13 +5,13 @@ mod cluster;
 mod front;
 mod hardware;
 mod measure;
-mod models;
 mod report;
 #[cfg(test)]
 mod tests;
 mod traffic;
 
 use crate::bench::lengths::Lengths;
+use crate::known_models::{SimulatedModel, WeightFormat};
 use crate::out;
 use crate::settings::hub::Hub;
 use crate::settings::{PickChoice, words};
@@ -21,7 +21,6 @@ use cluster::{Datacenter, Setup, Slo, Tally};
 use coordinator::{Blueprint, Limits, Machine, Policy, Roofline, WorkerId};
 use hardware::{Efficiency, GPUS_PER_NODE, Gpu};
 use measure::CountedTime;
-use models::{SimulatedModel, WeightFormat};
 use report::SimulationReport;
 use std::path::PathBuf;
 use traffic::{Crowd, Nanos, Traffic, nanos};

@@ -2,8 +2,8 @@
 
 use super::cluster::Tally;
 use super::measure::{CountedTime, Percentiles};
-use super::models::SimulatedModel;
 use super::{LaidOut, Options};
+use crate::known_models::SimulatedModel;
 use crate::settings::PickChoice;
 use clap::ValueEnum;
 use serde::Serialize;
@@ -11,6 +11,8 @@ use std::fmt;
 
 #[derive(Serialize)]
 pub struct SimulationReport {
+    /// What the run takes for granted of the GPU.
+    pub assumes: String,
     pub model: String,
     pub weights: String,
     pub kv_dtype: &'static str,
@@ -107,6 +109,7 @@ impl SimulationReport {
         let blueprint = &laid_out.blueprint;
         let largest = blueprint.pools.iter().map(coordinator::Pool::n_tokens).max();
         SimulationReport {
+            assumes: assumes(options),
             model: model.name.clone(),
             weights: model.weights.clone(),
             kv_dtype: options.kv_dtype.name(),
@@ -140,6 +143,20 @@ impl SimulationReport {
             events: outcome.n_events,
         }
     }
+}
+
+/// The figures of a data sheet, and the parts of them that are said to be reached.
+fn assumes(options: &Options) -> String {
+    let Options { gpu, bandwidth_efficiency, compute_efficiency, .. } = options;
+    format!(
+        "assumed, not measured: a {} has {:.2} TB/s and {:.0} bf16 TFLOP/s by its data sheet, of which it reaches {} \
+         and {}",
+        gpu.name,
+        gpu.bytes_per_s / 1e12,
+        gpu.bf16_flops / 1e12,
+        percent(*bandwidth_efficiency),
+        percent(*compute_efficiency),
+    )
 }
 
 fn load(options: &Options) -> String {
@@ -200,6 +217,7 @@ fn cost(options: &Options, n_ranks: usize, window: CountedTime, outcome: &Tally)
 impl fmt::Display for SimulationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SimulationReport { model, weights, kv_dtype, gpu, replicas, tp, pp, gpus, load, seed, .. } = self;
+        writeln!(f, "{}", self.assumes)?;
         writeln!(
             f,
             "{model}, {weights} weights and {kv_dtype} KV, on {replicas} x {gpu} tp {tp} pp {pp}: {gpus} GPUs"

@@ -63,6 +63,14 @@ const REPLICA_SHUNNED: Metric = metric(
     "lockstep:replica_shunned",
     "1 while this router sends the replica no new requests, because it is slow or breaks often; otherwise 0.",
 );
+const CERTIFICATE_ENDS: Metric = metric(
+    "lockstep:certificate_expiry_timestamp_seconds",
+    "When the certificate in force ends, in seconds since 1970: towards clients (certificate), or roles (tls_cert).",
+);
+const CONFIG_RELOAD_OK: Metric = metric(
+    "lockstep:config_reload_ok",
+    "1 if the file (api_keys, admin_keys, routes, certificate, tls_cert) was usable when it was read last, else 0.",
+);
 const ROUTE_UNSERVED: Metric = metric(
     "lockstep:route_unserved",
     "1: no replica serves this version of a routed name, and the name's other versions get its share.",
@@ -71,7 +79,9 @@ const GRAMMARS: Metric =
     metric("lockstep:grammars_running", "Requests with a grammar whose masks the rank that samples makes.");
 const REQUEST_LARGEST: Metric =
     metric("lockstep:request_tokens_largest", "Most tokens of one answered request so far, prompts and answers.");
-const GAUGES: [&Metric; 15] = [
+const GAUGES: [&Metric; 17] = [
+    &CERTIFICATE_ENDS,
+    &CONFIG_RELOAD_OK,
     &REQUEST_LARGEST,
     &GRAMMARS,
     &REPLICA_SHUNNED,
@@ -193,7 +203,7 @@ const TENANT_PROMPT_TOKENS: Metric =
 const TENANT_GENERATION_TOKENS: Metric = metric("lockstep:tenant_generation_tokens_total", "Tokens sent to a tenant.");
 const RECORDS: Metric = metric(
     "lockstep:records_total",
-    "Finished answers for --record, by outcome: written, dropped as the queue was full, failed.",
+    "Answers for --record, by outcome: written, dropped as the queue was full, failed, removed with an open file.",
 );
 const AUDITS: Metric = metric(
     "lockstep:audits_total",
@@ -735,9 +745,26 @@ pub fn audits_begin() {
     AUDITS.add(0, &[Label::from_static_parts("outcome", "different")]);
 }
 
-/// What became of an answer that was to be recorded.
-pub fn record(outcome: &'static str) {
-    RECORDS.add(1, &[Label::from_static_parts("outcome", outcome)]);
+/// What became of answers that were to be recorded.
+pub fn records(outcome: &'static str, n: u64) {
+    RECORDS.add(n, &[Label::from_static_parts("outcome", outcome)]);
+}
+
+/// Shows that no answer has been lost yet: an alert reads an increase, which a series that begins with one has not.
+pub fn records_begin() {
+    ["failed", "dropped", "removed"].into_iter().for_each(|outcome| records(outcome, 0));
+}
+
+/// When the certificate of a file ends, in seconds since 1970. One whose end cannot be read has no series.
+pub fn certificate_ends(file: &'static str, at: Option<i64>) {
+    if let Some(at) = at {
+        CERTIFICATE_ENDS.set(at as f64, &[Label::from_static_parts("file", file)]);
+    }
+}
+
+/// Whether a file that is read again was usable when it was read last.
+pub fn config_reload(file: &'static str, is_ok: bool) {
+    CONFIG_RELOAD_OK.set(f64::from(u8::from(is_ok)), &[Label::from_static_parts("file", file)]);
 }
 
 /// Sets why the replica gets no new requests, or that it gets them again.

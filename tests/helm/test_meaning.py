@@ -757,7 +757,8 @@ COMMON = {
 IN_EXTRA_ARGS = {
     # What this one model's clients may and may not, and what its files do not say.
     "router": COMMON | {"failover-max", "request-seconds", "max-choices", "max-body-bytes", "record-files",
-                        "chat-template", "default-chat-template-kwargs", "seed", "tool-call-parser", "reasoning-parser",
+                        "chat-template", "default-chat-template-kwargs", "seed", "api-keys-grace",
+                        "tool-call-parser", "reasoning-parser",
                          "enable-auto-tool-choice", "trust-request-chat-template", "enable-per-request-metrics",
                          "allowed-hosts", "allowed-origins",
                          # Pages for people who look, and words for lists of models.

@@ -17,6 +17,7 @@ mod drafts;
 mod flips;
 mod grammars;
 mod grids;
+mod kv_memory;
 mod membership;
 mod messages;
 mod oracle;

@@ -23,7 +23,7 @@ pub use load::scrub::{Scrubber, SpoiltWeight};
 pub use load::weight_cache::WeightCache;
 pub use load::{fetch, source};
 pub use runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource, Recalled};
-pub use runner::kv_commit::KvShort;
+pub use runner::kv_commit::{KvCommit, KvShort};
 pub use runner::masks::MaskConfig;
 pub use runner::model_loader::{ComputeDevice, ModelLoader};
 pub use runner::model_runner::ModelRunner;

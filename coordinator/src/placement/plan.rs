@@ -9,6 +9,7 @@ use super::pools::{KeptStates, Pools};
 use super::predict::speeds;
 use super::shape::{Holding, Measure, ModelShape};
 use super::unplaceable::{STAGES_MAX, Unplaceable, Why};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Grid, Layout, Rank, Unsupported};
 
@@ -20,8 +21,27 @@ pub fn plan(
     now: Option<&Blueprint>,
 ) -> Result<Blueprint, Unplaceable> {
     let machines = alike(inventory);
-    let planned = plan_grid(&machines, shape, policy, policy.grid, now);
+    let planned = plan_grid(&machines, shape, policy, policy.grid, now).map_err(|why| why.among(inventory));
     planned.map_err(|why| Unplaceable { nearest: nearest(&machines, shape, policy, &why), why })
+}
+
+impl Why {
+    /// Too few machines are alike: then the others are named too.
+    fn among(self, inventory: &Inventory) -> Why {
+        match self {
+            Why::TooFew { tp, pp, needed, .. } if inventory.len() >= needed => {
+                Why::Kinds { tp, pp, needed, kinds: kinds(inventory) }
+            }
+            why => why,
+        }
+    }
+}
+
+/// How many machines there are of each kind of device.
+fn kinds(inventory: &Inventory) -> String {
+    let mut counts = BTreeMap::<String, usize>::new();
+    inventory.iter().for_each(|machine| *counts.entry(machine.device.to_string()).or_default() += 1);
+    counts.iter().map(|(kind, n)| format!("{n} x {kind}")).collect::<Vec<_>>().join(", ")
 }
 
 /// The most ranks that are tried in the search for a grid that fits.

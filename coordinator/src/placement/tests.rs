@@ -51,7 +51,10 @@ fn gpus_of_other_architectures_are_not_alike() {
     let policy = Policy { activations: Activations::Bf16, kv_dtype: KvDtype::Bf16, ..policy(2, 1) };
     let planned = |devices: [&str; 2]| plan(&[on(1, devices[0]), on(2, devices[1])], &smol(), &policy, None);
     assert_eq!(planned(["cuda/sm_90", "cuda/sm_90"]).map(|blueprint| blueprint.shards.len()), Ok(2));
-    assert!(planned(["cuda/sm_80", "cuda/sm_90"]).is_err());
+    let why = planned(["cuda/sm_80", "cuda/sm_90"]).unwrap_err().to_string();
+    for part in ["tp 2 x pp 1 needs 2 workers of one kind", "differ: 1 x cuda/sm_80, 1 x cuda/sm_90"] {
+        assert!(why.contains(part), "{why}");
+    }
 }
 
 fn machine(id: u64, memory_bytes: u64) -> Machine {

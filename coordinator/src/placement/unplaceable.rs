@@ -23,6 +23,8 @@ pub enum Why {
     NoGrid { tp: u16, pp: u16 },
     #[error("tp {tp} x pp {pp} needs {needed} workers, {there} {} there", if *there == 1 { "is" } else { "are" })]
     TooFew { tp: u16, pp: u16, needed: usize, there: usize },
+    #[error("tp {tp} x pp {pp} needs {needed} workers of one kind, and those that are there differ: {kinds}")]
+    Kinds { tp: u16, pp: u16, needed: usize, kinds: String },
     #[error("tp {tp} is more than the model can be cut into: its attention has {n_leaves} runs of heads")]
     Heads { tp: u16, n_leaves: u32 },
     #[error("pp {pp} is more than the model has layers: {n_layers}")]

@@ -230,7 +230,7 @@ impl AnswerKeeper {
 
 /// Counts an answer that found no room in a record's queue.
 pub fn record_dropped() {
-    metrics::record("dropped");
+    metrics::records("dropped", 1);
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ const OTHER: &str = "other";
 /// The name whose limits are the defaults.
 const DEFAULTS: &str = "*";
 
-/// The keys of a router; clones share them. Without any, anybody may ask.
+/// The keys of a router; clones share them. Where there never was any, every client is admitted.
 #[derive(Clone, Default)]
 pub struct ApiKeys(Arc<RwLock<Arc<Table>>>);
 
@@ -27,6 +27,8 @@ struct Table {
     /// The tenant of clients without a key, if none is required, and of those whose key was removed.
     others: Arc<TenantLimits>,
     told: BTreeSet<Arc<str>>,
+    /// Whether a key is required although none is known: all were taken away.
+    is_closed: bool,
     /// Whether this router has a share of its tenants' limits, and not all.
     is_divided: bool,
 }
@@ -101,24 +103,27 @@ impl<'a> Line<'a> {
 }
 
 impl Table {
-    /// A tenant with the same name as in `before` keeps its used quotas.
-    fn parse(text: &str, before: &Table) -> Result<Table, BadLine> {
+    /// The keys of the good lines, and the bad ones. A tenant with the same name as in `before` keeps its used quotas.
+    fn parse(text: &str, before: &Table) -> (Table, Vec<BadLine>) {
+        let mut all_bad = Vec::new();
         let mut table = Table { told: before.told.clone(), is_divided: before.is_divided, ..Table::default() };
         let first_share = if table.is_divided { 0 } else { SHARE_ONE };
         let mut named: BTreeMap<TenantId, (Quotas, Arc<str>)> = BTreeMap::new();
         let mut defaults = Quotas::default();
         for (number, line) in lines::counted(text) {
-            let bad = |problem| BadLine { line: number, problem };
-            let line = Line::parse(line).map_err(bad)?;
-            let Some(key) = line.key else {
-                defaults = defaults.and(line.quotas).map_err(bad)?;
-                continue;
-            };
-            let id = tenant(line.name);
-            table.known.push(before.known(hash(key), id, line.role));
-            let label = table.label(line.name, line.is_secret);
-            let (quotas, _) = named.entry(id).or_insert((Quotas::default(), label));
-            *quotas = quotas.and(line.quotas).map_err(bad)?;
+            let added = Line::parse(line).and_then(|line| {
+                let Some(key) = line.key else {
+                    defaults = defaults.and(line.quotas)?;
+                    return Ok(());
+                };
+                let id = tenant(line.name);
+                let quotas = named.get(&id).map_or(Quotas::default(), |(quotas, _)| *quotas).and(line.quotas)?;
+                table.known.push(before.known(hash(key), id, line.role));
+                let label = table.label(line.name, line.is_secret);
+                named.entry(id).or_insert((quotas, label)).0 = quotas;
+                Ok(())
+            });
+            all_bad.extend(added.err().map(|problem| BadLine { line: number, problem }));
         }
         let weights = named.values().map(|(quotas, _)| u64::from(quotas.or(defaults).weight().0)).sum();
         let tenant = |(id, (quotas, label)): (TenantId, (Quotas, Arc<str>))| {
@@ -127,7 +132,8 @@ impl Table {
         };
         table.tenants = named.into_iter().map(tenant).collect();
         table.others = before.others.clone();
-        Ok(table)
+        table.is_closed = before.is_closed || !before.known.is_empty();
+        (table, all_bad)
     }
 
     /// A key of the next table, which is the same as one of this if it is of the same tenant.
@@ -165,33 +171,38 @@ impl ApiKeys {
     /// tokens_per_minute=90000 concurrent=16`, as may `role=operator`, which is the key's own; and after `*` the limits
     /// of each tenant that has none of its own.
     pub fn parse(text: &str) -> Result<ApiKeys, BadLine> {
-        let table = Table::parse(text, &Table::default())?;
-        Ok(ApiKeys(Arc::new(RwLock::new(Arc::new(table)))))
+        let (table, bad) = Table::parse(text, &Table::default());
+        match bad.into_iter().next() {
+            None => Ok(ApiKeys(Arc::new(RwLock::new(Arc::new(table))))),
+            Some(bad) => Err(bad),
+        }
     }
 
-    /// Replaces the keys by the file's present content. A file that does not parse, or that would let everybody in,
-    /// changes nothing.
-    pub fn replace(&self, text: &str) -> Result<(), BadLine> {
+    /// How many keys the good lines of a file have.
+    pub fn count(text: &str) -> usize {
+        Table::parse(text, &Table::default()).0.known.len()
+    }
+
+    /// Replaces the keys by those of the good lines, and returns the bad ones as an error. Where there were keys before
+    /// and none is left, no client is admitted.
+    pub fn replace(&self, text: &str) -> Result<(), Vec<BadLine>> {
         let before = self.table();
-        let table = Table::parse(text, &before)?;
-        if table.known.is_empty() && !before.known.is_empty() {
-            return Err(BadLine { line: text.lines().count(), problem: "there is no key up to here".into() });
-        }
+        let (table, bad) = Table::parse(text, &before);
         let table = Arc::new(table);
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = table.clone();
         // Only now: whoever is ended by it and asks again is refused.
         before.revoke_all_but(&table);
-        Ok(())
+        if bad.is_empty() { Ok(()) } else { Err(bad) }
     }
 
     /// From now on this router has a share of its tenants' limits, at first none.
     pub(crate) fn divide(&self) {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let Table { known, tenants, others, told, .. } = &**table;
+        let Table { known, tenants, others, told, is_closed, .. } = &**table;
         tenants.values().for_each(|tenant| tenant.has_share(0, [0.0; 2]));
-        let known = known.clone();
+        let (known, is_closed) = (known.clone(), *is_closed);
         let (tenants, others, told) = (tenants.clone(), others.clone(), told.clone());
-        *table = Arc::new(Table { known, tenants, others, told, is_divided: true });
+        *table = Arc::new(Table { known, tenants, others, told, is_closed, is_divided: true });
     }
 
     /// The tenants with limits that routers divide.
@@ -205,8 +216,15 @@ impl ApiKeys {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// How many keys are known.
+    pub fn n_keys(&self) -> usize {
+        self.table().known.len()
+    }
+
+    /// Whether no key is required.
     pub fn is_open(&self) -> bool {
-        self.table().known.is_empty()
+        let table = self.table();
+        table.known.is_empty() && !table.is_closed
     }
 
     /// Whether some key is an operator's. Where none is, the cluster is shown to every key, as there is nobody else.
@@ -293,8 +311,6 @@ mod tests {
         let keys = ApiKeys::parse("a:k1\na:k2\nb:k3\nb:k4").unwrap();
         let admitted = ["k1", "k2", "k3", "k4"].map(|key| keys.admitted_by(key).unwrap());
         let ended = || admitted.each_ref().map(|admitted| admitted.revoked.is_cancelled());
-        assert!(keys.replace("").is_err());
-        assert_eq!(ended(), [false; 4]);
         keys.replace("a:k1 weight=2\na:k3\nb:k4\nc:k5").unwrap();
         assert_eq!(ended(), [false, true, true, false]);
         let again = keys.admitted_by("k3").unwrap();
@@ -370,10 +386,20 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_read_again_takes_effect_or_changes_nothing() {
+    fn good_lines_of_a_file_that_is_read_again_are_in_force_and_none_at_all_let_nobody_in() {
         let keys = ApiKeys::parse("alice:k1 weight=5").unwrap();
-        for bad in ["alice:", "", "# nobody", "* weight=2"] {
-            assert!(keys.replace(bad).is_err() && keys.tenant("k1").is_some(), "{bad:?}");
+        let bad = keys.replace("alice:\nalice:k1 weight=5\nbob:k2 weight=0\ncarol:k3").unwrap_err();
+        assert_eq!(bad.iter().map(|bad| bad.line).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(["k1", "k2", "k3"].map(|key| keys.tenant(key).is_some()), [true, false, true]);
+        assert_eq!((ApiKeys::count("alice:\nbob:k2"), ApiKeys::count("# nobody\n* weight=2")), (1, 0));
+        for none in ["", "# nobody", "* weight=2", "alice:"] {
+            let keys = ApiKeys::parse("alice:k1 weight=5").unwrap();
+            let admitted = keys.admitted_by("k1").unwrap();
+            let _bad = keys.replace(none);
+            assert!(!keys.is_open() && admitted.revoked.is_cancelled(), "{none:?}");
+            assert!(keys.authorized(None).is_none() && keys.authorized(Some("Bearer k1")).is_none(), "{none:?}");
+            keys.replace("alice:k1").unwrap();
+            assert!(keys.tenant("k1").is_some() && keys.authorized(None).is_none(), "{none:?}");
         }
         let alice = keys.tenant("k1");
         let held = keys.clone();

@@ -3,7 +3,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -29,6 +29,8 @@ pub struct RecordFolder {
     now: Option<OpenFile>,
     /// The time in the last file's name; each name is later than the one before.
     last: u64,
+    /// Lines that were lost with a file that was removed while it was written, until they are read.
+    n_removed: u64,
 }
 
 struct OpenFile {
@@ -36,13 +38,21 @@ struct OpenFile {
     /// Locked as long as it is open.
     file: File,
     n_bytes: u64,
+    n_lines: u64,
+}
+
+impl OpenFile {
+    /// Whether it no longer has a name: what is written to it is lost.
+    fn is_removed(&self) -> bool {
+        self.file.metadata().is_ok_and(|of| of.nlink() == 0)
+    }
 }
 
 impl RecordFolder {
     /// Makes the folder where there is none, and finishes files that a router which was killed has left open.
     pub fn open(config: &RecordConfig, nonce: u32) -> io::Result<RecordFolder> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&config.dir)?;
-        let mut folder = RecordFolder { config: config.clone(), nonce, now: None, last: 0 };
+        make_dir(&config.dir)?;
+        let mut folder = RecordFolder { config: config.clone(), nonce, now: None, last: 0, n_removed: 0 };
         for path in files(&config.dir)?.into_iter().filter(|path| has_ending(path, OPEN)) {
             finish_left(&path)?;
         }
@@ -54,6 +64,9 @@ impl RecordFolder {
     pub fn add(&mut self, line: &str) -> io::Result<()> {
         let n_bytes = line.len() as u64 + 1;
         let file_max = self.config.bytes_max / u64::from(self.config.files_max);
+        if let Some(removed) = self.now.take_if(|now| now.is_removed()) {
+            self.n_removed += removed.n_lines;
+        }
         if self.now.as_ref().is_some_and(|now| now.n_bytes > 0 && now.n_bytes + n_bytes > file_max) {
             self.close()?;
         }
@@ -69,6 +82,7 @@ impl RecordFolder {
         match now.file.write_all(format!("{line}\n").as_bytes()) {
             Ok(()) => {
                 now.n_bytes += n_bytes;
+                now.n_lines += 1;
                 Ok(())
             }
             Err(error) => {
@@ -77,6 +91,11 @@ impl RecordFolder {
                 Err(error)
             }
         }
+    }
+
+    /// The lines that were lost, since the last call, with files that were removed while they were written.
+    pub fn take_removed(&mut self) -> u64 {
+        std::mem::take(&mut self.n_removed)
     }
 
     /// Gives the file its name, once its bytes are on the disk. An empty one is removed.
@@ -89,10 +108,11 @@ impl RecordFolder {
         let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         self.last = millis.max(self.last + 1);
         let path = self.config.dir.join(format!("{PREFIX}{:016x}-{:08x}.{OPEN}", self.last, self.nonce));
+        make_dir(&self.config.dir)?;
         // What clients have asked and were answered is for nobody else on this machine.
         let file = OpenOptions::new().create_new(true).read(true).write(true).mode(0o600).open(&path)?;
         file.lock()?;
-        self.now = Some(OpenFile { path, file, n_bytes: 0 });
+        self.now = Some(OpenFile { path, file, n_bytes: 0, n_lines: 0 });
         self.make_room()
     }
 
@@ -116,6 +136,10 @@ impl RecordFolder {
         }
         Ok(())
     }
+}
+
+fn make_dir(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 /// The record's own files in a folder, the oldest first.
@@ -220,6 +244,22 @@ mod tests {
         folder.close().unwrap();
         let n_bytes: u64 = files(&dir.0).unwrap().iter().map(|path| path.metadata().unwrap().len()).sum();
         assert!(dir.endings().iter().all(|ending| ending == "jsonl") && n_bytes <= 100, "{n_bytes}");
+    }
+
+    #[test]
+    fn a_file_that_is_removed_while_it_is_written_is_begun_anew_and_its_lines_are_counted() {
+        let dir = Dir::new("removed");
+        let mut folder = RecordFolder::open(&dir.config(1000, 4), 1).unwrap();
+        (0..3).for_each(|n| folder.add(&format!("line {n}")).unwrap());
+        assert_eq!(folder.take_removed(), 0);
+        files(&dir.0).unwrap().iter().for_each(|path| std::fs::remove_file(path).unwrap());
+        folder.add("line 3").unwrap();
+        assert_eq!((dir.all(), folder.take_removed(), folder.take_removed()), (vec!["line 3".to_owned()], 3, 0));
+        // The folder too.
+        std::fs::remove_dir_all(&dir.0).unwrap();
+        folder.add("line 4").unwrap();
+        folder.close().unwrap();
+        assert_eq!((dir.all(), folder.take_removed()), (vec!["line 4".to_owned()], 1));
     }
 
     #[test]

@@ -37,7 +37,12 @@ pub fn start<T: Send + 'static>(
         let mut is_failing = false;
         while let Some(answer) = next() {
             let written = folder.add(&line(&answer));
-            metrics::record(if written.is_ok() { "written" } else { "failed" });
+            metrics::records(if written.is_ok() { "written" } else { "failed" }, 1);
+            let n_removed = folder.take_removed();
+            if n_removed > 0 {
+                metrics::records("removed", n_removed);
+                tracing::warn!(n_removed, "the record's open file was removed: another is begun");
+            }
             match &written {
                 Err(error) if !is_failing => tracing::warn!(%error, "answers cannot be recorded"),
                 Ok(()) if is_failing => tracing::info!("answers are recorded again"),

@@ -62,6 +62,23 @@ fn a_request_waits_no_longer_than_it_was_told_where_a_worker_is_missing() {
     assert_eq!(answer(&http, json!({})).0, 200);
 }
 
+/// Figures are enough for a plan: no weight is read or fetched.
+#[test]
+fn a_model_is_planned_by_a_name_or_a_config() {
+    let plan = |model: &str| {
+        let sizes = ["--context", "512", "--kv-memory", "64MiB", "--activations", "f32", "--tp", "2"];
+        let mut plan = Command::new(BINARY);
+        // No hub answers there.
+        plan.args(["plan", model]).args(sizes).env("HF_ENDPOINT", "http://127.0.0.1:9");
+        let output = plan.output().unwrap();
+        assert!(output.status.success(), "{model}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(plan("qwen3-0.6b").starts_with("qwen3-0.6b · "), "{}", plan("qwen3-0.6b"));
+    let config = plan(&format!("{MODEL}/config.json"));
+    assert!(config.contains("predicted: ") && config.contains("tp 2"), "{config}");
+}
+
 #[test]
 fn fewer_ranks_carry_on_with_the_context_that_they_hold() {
     let sizes = ["--kv-memory", "8KiB", "--activations", "f32"];

@@ -60,16 +60,25 @@ impl SimulatedModel {
         SimulatedModel { name: name.to_owned(), shape, weights: told, is_fp8: weights == WeightFormat::Fp8 }
     }
 
+    /// A model whose figures are known by its name or by a `config.json`, without weights.
+    pub fn of_figures(name: &str, weights: Option<WeightFormat>) -> anyhow::Result<Option<SimulatedModel>> {
+        let weights = weights.unwrap_or(WeightFormat::Bf16);
+        if let Some((name, figures)) = ROWS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
+            return Ok(Some(SimulatedModel::sized(name, &spec(figures, name)?, weights)));
+        }
+        let path = Path::new(name);
+        if path.extension().is_none_or(|extension| extension != "json") {
+            return Ok(None);
+        }
+        let spec = ModelSpec::open(path)?;
+        Ok(Some(SimulatedModel::sized(&spec.name, &spec, weights)))
+    }
+
     /// Finds a model by name, by a `config.json`, or by files that are here; nothing is fetched. Without `weights`,
     /// files have their real size and all others are bf16.
     pub fn find(name: &str, weights: Option<WeightFormat>, hub: &Hub) -> anyhow::Result<SimulatedModel> {
-        if let Some((name, figures)) = ROWS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
-            return Ok(SimulatedModel::sized(name, &spec(figures, name)?, weights.unwrap_or(WeightFormat::Bf16)));
-        }
-        let path = Path::new(name);
-        if path.extension().is_some_and(|extension| extension == "json") {
-            let spec = ModelSpec::open(path)?;
-            return Ok(SimulatedModel::sized(&spec.name, &spec, weights.unwrap_or(WeightFormat::Bf16)));
+        if let Some(model) = SimulatedModel::of_figures(name, weights)? {
+            return Ok(model);
         }
         let located = catalogue::locate(name, &hub::sources(hub)?)
             .with_context(|| format!("{name} is no file that is here, no config.json, and none of {}", known()))?;
