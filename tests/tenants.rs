@@ -214,17 +214,22 @@ fn limits_are_told_and_change_with_their_file() {
         let retry_after: u64 = headers["retry-after"].to_str().unwrap().parse().unwrap();
         assert!((1..=30).contains(&retry_after), "{headers:?}");
     }
-    let page = page(&http);
-    assert!(count(&page, "lockstep:tenant_requests_total", "alice") >= 2.0, "{page}");
-    assert!(count(&page, "lockstep:tenant_generation_tokens_total", "alice") >= 10.0, "{page}");
-    assert!(count(&page, "lockstep:tenant_queue_seconds_count", "alice") >= 2.0, "{page}");
+    let counts = page(&http);
+    assert!(count(&counts, "lockstep:tenant_requests_total", "alice") >= 2.0, "{counts}");
+    assert!(count(&counts, "lockstep:tenant_generation_tokens_total", "alice") >= 10.0, "{counts}");
+    assert!(count(&counts, "lockstep:tenant_queue_seconds_count", "alice") >= 2.0, "{counts}");
     let (status, headers, _) = ask_http(&http, "kb", 5);
     assert!(status == 200 && !headers.contains_key("x-ratelimit-limit-requests"), "{headers:?}");
 
-    // Invalid keys change nothing; valid ones take effect, and a client whose key is gone is told so.
-    folder.write("keys", "alice:ka weight=none\n");
-    node.until(&["the API keys stay what they were"]);
-    assert_eq!(ask_http(&http, "kb", 5).0, 200);
+    // Of a file with a bad line the good ones are keys, and an empty one revokes all; clients without a key stay out.
+    folder.write("keys", "alice:ka weight=none\nbob:kb\n");
+    node.until(&["only the good lines are keys"]);
+    assert_eq!(["ka", "kb"].map(|key| ask_http(&http, key, 5).0), [401, 200]);
+    folder.write("keys", "");
+    node.until(&["all keys of the file are revoked"]);
+    assert_eq!(["kb", ""].map(|key| ask_http(&http, key, 5).0), [401, 401]);
+    let is_refused = |line: &str| line.starts_with("lockstep:config_reload_ok{") && line.contains("api_keys");
+    assert!(page(&http).lines().any(|line| is_refused(line) && line.ends_with(" 0")), "{}", page(&http));
     folder.write("keys", "alice:ka\ncarol:kc concurrent=3\n");
     node.until(&["the API keys were read again"]);
     let (status, headers, _) = ask_http(&http, "ka", 5);
