@@ -769,7 +769,9 @@ IN_EXTRA_ARGS = {
                         "tls"},
     "coordinator": COMMON | {"tls", "state-cache", "speculative-config", "draft-model", "draft-kv-memory",
                              "replan-seconds", "regrow-seconds", "takeover-seconds",
-                             "load-seconds"},
+                             "load-seconds",
+                             # The chart has kvMemory.
+                             "gpu-memory-utilization"},
     # A pod's own files and hardware, which the program finds by itself.
     "worker": COMMON | {"models", "model-path", "kernel-cache", "cuda-graphs", "isa", "memory",
                         # It is given its coordinator's address.
