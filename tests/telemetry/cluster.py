@@ -99,7 +99,11 @@ class Cluster:
         self.by_grpc = by_grpc
         for n in range(3):
             self.start_worker(n, "--health", self.health[n + 1])
-        self.start("router", BINARY, "router", MODEL, "--http", self.http, "--grpc", self.door, *found, *by_http)
+        # A file without routes, which is read again and again all the same.
+        routes = self.folder / "routes"
+        routes.write_text("# none\n")
+        self.start("router", BINARY, "router", MODEL, "--http", self.http, "--grpc", self.door, "--routes", routes,
+                   *found, *by_http)
         self.prometheus()
         wait_until("it is never ready", lambda: get(f"http://{self.http}/ready")[0] == 200, self.logs)
 
