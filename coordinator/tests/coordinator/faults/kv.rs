@@ -16,7 +16,7 @@ const LONG: usize = 3000;
 /// A rank of a replica without a prefix cache: what a request has held is free when it has ended.
 async fn grown(parts: u32) -> (Cluster, RawWorker, Router) {
     let small = config(N_BLOCKS.into(), 4096, 16);
-    let waits = Waits { kv_release_after: Duration::from_millis(100), ..small.waits.clone() };
+    let waits = Waits { kv_release_after: Duration::from_millis(500), ..small.waits.clone() };
     let cluster = Cluster::start(Config { waits, prefix_cache: false, ..small });
     let mut rank = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
     rank.last = rank.assigned().await;
@@ -61,6 +61,7 @@ impl RawWorker {
         tokio::pin!(ended);
         loop {
             tokio::select! {
+                biased;
                 () = &mut ended => return,
                 frame = self.next() => match frame.unwrap() {
                     Frame::Step(bytes) => self.answer(&bytes).await,
