@@ -4,7 +4,7 @@
 use crate::known_models::SimulatedModel;
 use crate::out;
 use crate::serve::plan::{table, table_of};
-use crate::serve::prepared;
+use crate::serve::{resolved, with_model};
 use crate::settings::device::list;
 use crate::settings::{ConfigSource, ServeSettings};
 use checkpoint::Checkpoint;
@@ -27,13 +27,12 @@ impl PlanCommand {
         if self.devices {
             return out::print(&list());
         }
+        let Some(settings) = resolved(self.settings, &self.source, said)? else { return Ok(()) };
         // Without its weights nothing is fetched, and they are taken for bf16.
-        let settings = self.source.under(self.settings.clone(), said)?.resolved()?;
-        let figures = SimulatedModel::of_figures(&settings.model.model, None)?;
-        if let Some(model) = figures.filter(|_| !self.source.print_config) {
+        if let Some(model) = SimulatedModel::of_figures(&settings.model.model, None)? {
             return out::print(&table_of(&settings, &model.name, &model.shape)?);
         }
-        let Some((settings, located)) = prepared(self.settings, &self.source, said)? else { return Ok(()) };
+        let (settings, located) = with_model(settings, &self.source)?;
         out::print(&table(&settings, &Checkpoint::open(&located.path)?)?)?;
         if settings.device.device.class() == DeviceClass::Cuda {
             out::print(&format!("\n{}", list()))?;

@@ -69,6 +69,16 @@ pub fn prepared(
     source: &ConfigSource,
     said: &ArgMatches,
 ) -> anyhow::Result<Option<(ServeSettings, Located)>> {
+    let settings = resolved(settings, source, said)?;
+    settings.map(|settings| with_model(settings, source)).transpose()
+}
+
+/// The settings with everything filled in that does not depend on the model. None if they were printed instead.
+pub fn resolved(
+    settings: ServeSettings,
+    source: &ConfigSource,
+    said: &ArgMatches,
+) -> anyhow::Result<Option<ServeSettings>> {
     let mut settings = source.under(settings, said)?.resolved()?;
     let kernels = || hub::kernels(&source.hub);
     settings.worker.kernel_cache = settings.worker.kernel_cache.or_else(kernels);
@@ -76,10 +86,15 @@ pub fn prepared(
         out::print(&printed(&settings)?)?;
         return Ok(None);
     }
+    Ok(Some(settings))
+}
+
+/// Finds the model of these settings, or fetches it.
+pub fn with_model(mut settings: ServeSettings, source: &ConfigSource) -> anyhow::Result<(ServeSettings, Located)> {
     let located = models::ready(&settings.model.model, &source.hub)?;
     settings.model.named(located.name.clone());
     drafts::find(&mut settings.coordinator.speculation, &source.hub)?;
-    Ok(Some((settings, located)))
+    Ok((settings, located))
 }
 
 /// Starts logs and metrics, and checks that the model can be placed.
