@@ -52,7 +52,7 @@ enum Event {
 /// A request from its arrival to its end.
 struct Ticket {
     arrival: Arrival,
-    n_said: u32,
+    n_delivered: u32,
     /// Of these, those that were delivered within the window.
     n_in_window: u32,
     first_at: Nanos,
@@ -65,7 +65,7 @@ struct Ticket {
 
 impl Ticket {
     fn new(arrival: Arrival, work: Item) -> Ticket {
-        Ticket { arrival, n_said: 0, n_in_window: 0, first_at: 0, last_at: 0, drawn_at: 0, work: Some(work) }
+        Ticket { arrival, n_delivered: 0, n_in_window: 0, first_at: 0, last_at: 0, drawn_at: 0, work: Some(work) }
     }
 }
 
@@ -310,7 +310,7 @@ impl Datacenter {
         let (window, outcome) = (&self.setup.window, &mut self.outcome);
         let ticket = &mut self.tickets[request as usize];
         let is_counted = window.has(ticket.arrival.at);
-        if ticket.n_said == 0 {
+        if ticket.n_delivered == 0 {
             ticket.first_at = at;
             ticket.work.iter_mut().for_each(Item::begun);
             if window.has(at) {
@@ -324,7 +324,7 @@ impl Datacenter {
             outcome.itl.add(at - ticket.last_at);
         }
         ticket.last_at = at;
-        ticket.n_said += output.n_tokens;
+        ticket.n_delivered += output.n_tokens;
         outcome.tokens_said += u64::from(output.n_tokens);
         if window.has(at) {
             outcome.output_tokens += u64::from(output.n_tokens);
@@ -337,11 +337,11 @@ impl Datacenter {
         let (window, outcome) = (&self.setup.window, &mut self.outcome);
         let ticket = &mut self.tickets[request as usize];
         assert!(ticket.work.take().is_some(), "request {request} ends twice");
-        let has_begun = ticket.n_said > 0;
+        let has_begun = ticket.n_delivered > 0;
         outcome.n_ended += 1;
         // At the coordinator's time: the client's, `at`, is one hop later and not in the order of events.
         outcome.open.change(-1, at - ROUTER_NANOS, window);
-        let itl = (ticket.last_at - ticket.first_at) / u64::from(ticket.n_said.saturating_sub(1)).max(1);
+        let itl = (ticket.last_at - ticket.first_at) / u64::from(ticket.n_delivered.saturating_sub(1)).max(1);
         let slo = &self.setup.slo;
         let is_good = has_begun && ticket.first_at - ticket.arrival.at <= slo.ttft && itl <= slo.itl;
         // A part of the window's output tokens, which requests from before the window have too.
@@ -350,7 +350,7 @@ impl Datacenter {
             return;
         }
         outcome.e2e.add(at - ticket.arrival.at);
-        outcome.counted_tokens += u64::from(ticket.n_said);
+        outcome.counted_tokens += u64::from(ticket.n_delivered);
         outcome.n_good += u64::from(is_good);
     }
 

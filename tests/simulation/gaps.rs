@@ -127,18 +127,18 @@ async fn stream(router: Channel, i: u32, begun: Instant, n_tokens: u32) -> Resul
     let input = Some(v1::generate_request::Input::TokenIds(ids));
     let ask = v1::GenerateRequest { input, sampling: Some(sampling), ..v1::GenerateRequest::default() };
     let mut replies = InferenceClient::new(router).generate(ask).await?.into_inner();
-    let (mut longest, mut n_told, mut heard) = (Gap::default(), 0, None);
+    let (mut longest, mut n_received, mut heard) = (Gap::default(), 0, None);
     while let Some(reply) = replies.message().await? {
         let Some(Event::Delta(delta)) = reply.event else { continue };
         let lasted = heard.replace(Instant::now()).map_or(Duration::ZERO, |heard: Instant| heard.elapsed());
         if lasted > longest.lasted {
-            longest = Gap { lasted, n_known: n_prompt + n_told, at: begun.elapsed() };
+            longest = Gap { lasted, n_known: n_prompt + n_received, at: begun.elapsed() };
         }
-        n_told += delta.token_ids.len() as u64;
+        n_received += delta.token_ids.len() as u64;
     }
-    match n_told == u64::from(n_tokens) {
+    match n_received == u64::from(n_tokens) {
         true => Ok(longest),
-        false => Err(Status::internal(format!("{n_told} tokens of {n_tokens}"))),
+        false => Err(Status::internal(format!("{n_received} tokens of {n_tokens}"))),
     }
 }
 

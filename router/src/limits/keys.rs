@@ -386,13 +386,13 @@ mod tests {
     }
 
     #[test]
-    fn good_lines_of_a_file_that_is_read_again_are_in_force_and_none_at_all_let_nobody_in() {
+    fn good_lines_of_a_file_that_is_read_again_are_in_force_and_without_any_no_client_is_admitted() {
         let keys = ApiKeys::parse("alice:k1 weight=5").unwrap();
         let bad = keys.replace("alice:\nalice:k1 weight=5\nbob:k2 weight=0\ncarol:k3").unwrap_err();
         assert_eq!(bad.iter().map(|bad| bad.line).collect::<Vec<_>>(), [1, 3]);
         assert_eq!(["k1", "k2", "k3"].map(|key| keys.tenant(key).is_some()), [true, false, true]);
-        assert_eq!((ApiKeys::count("alice:\nbob:k2"), ApiKeys::count("# nobody\n* weight=2")), (1, 0));
-        for none in ["", "# nobody", "* weight=2", "alice:"] {
+        assert_eq!((ApiKeys::count("alice:\nbob:k2"), ApiKeys::count("# none\n* weight=2")), (1, 0));
+        for none in ["", "# none", "* weight=2", "alice:"] {
             let keys = ApiKeys::parse("alice:k1 weight=5").unwrap();
             let admitted = keys.admitted_by("k1").unwrap();
             let _bad = keys.replace(none);

@@ -115,8 +115,7 @@ impl KvCommit {
         }
         self.parts_min = 0;
         self.parts_wanted = self.parts_first;
-        while self.go_on(left())? == Committed::Piece {}
-        Ok(())
+        self.go_on_to_the_end(left).map(|_| ())
     }
 
     /// Sets how much there should be, and gives back what is above. No pass may use the blocks above meanwhile.

@@ -2,7 +2,7 @@
 //! each heartbeat reports how much is.
 
 use crate::assignment::LoadError;
-use crate::config::{KvMemory, MemoryLeft};
+use crate::config::KvMemory;
 use crate::runner::kv_commit::{Committed, KvCommit, KvShort};
 use crate::session::heartbeat::StepCounters;
 use crate::session::rank_thread::{RankLost, Reports, drive};
@@ -19,7 +19,7 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// What a coordinator does with the report of how much there is memory for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum KvHearing {
+pub(crate) enum KvReporting {
     /// It reads none, and uses all blocks of a rank that is ready.
     Nothing,
     /// It uses the blocks that have memory.
@@ -28,12 +28,12 @@ pub(crate) enum KvHearing {
     Wanted,
 }
 
-impl KvHearing {
-    pub fn of(protocol: u32, sends_wanted: bool) -> KvHearing {
+impl KvReporting {
+    pub fn of(protocol: u32, sends_wanted: bool) -> KvReporting {
         match protocol >= since::KV_PARTS {
-            false => KvHearing::Nothing,
-            true if sends_wanted => KvHearing::Wanted,
-            true => KvHearing::Parts,
+            false => KvReporting::Nothing,
+            true if sends_wanted => KvReporting::Wanted,
+            true => KvReporting::Parts,
         }
     }
 }
@@ -66,7 +66,7 @@ pub(crate) struct CommitsFor {
     pub reports: Reports,
     pub counters: Arc<StepCounters>,
     pub memory: KvMemory,
-    pub hearing: KvHearing,
+    pub reporting: KvReporting,
 }
 
 impl Committing {
@@ -75,12 +75,12 @@ impl Committing {
     pub fn begin(mut commit: KvCommit, rank: CommitsFor) -> Result<(Committing, KvBeginning), LoadError> {
         let (counters, grows) = (rank.counters.clone(), rank.grows());
         let left = rank.memory.left;
-        let first = match rank.hearing {
-            KvHearing::Nothing => commit.go_on_to_the_end(left)?,
-            KvHearing::Wanted if grows => commit.begin_to_grow(left).map(|()| Committed::Piece)?,
-            KvHearing::Parts | KvHearing::Wanted => commit.go_on(left())?,
+        let first = match rank.reporting {
+            KvReporting::Nothing => commit.go_on_to_the_end(left)?,
+            KvReporting::Wanted if grows => commit.begin_to_grow(left).map(|()| Committed::Piece)?,
+            KvReporting::Parts | KvReporting::Wanted => commit.go_on(left())?,
         };
-        let parts = (rank.hearing != KvHearing::Nothing).then_some(commit.parts());
+        let parts = (rank.reporting != KvReporting::Nothing).then_some(commit.parts());
         rank.report(commit.parts(), 0);
         let (wake, woken) = sync_channel(1);
         let target = Arc::new(Target::default());
@@ -130,12 +130,12 @@ impl Target {
 
 impl CommitsFor {
     fn grows(&self) -> bool {
-        self.memory.grows && self.hearing == KvHearing::Wanted
+        self.memory.grows && self.reporting == KvReporting::Wanted
     }
 
     /// Has heartbeats report these parts, in answer to the `KvWanted` with this number.
     fn report(&self, parts: u32, wanted: u32) {
-        if self.hearing == KvHearing::Nothing {
+        if self.reporting == KvReporting::Nothing {
             return;
         }
         let Epoch { incarnation, n } = self.epoch;
@@ -144,8 +144,7 @@ impl CommitsFor {
 
     /// The next piece. To a cache that grows, a system that refuses is one that has no memory at this moment.
     fn go_on(&self, commit: &mut KvCommit) -> Result<Committed, KvShort> {
-        let left: MemoryLeft = self.memory.left;
-        match commit.go_on(left()) {
+        match commit.go_on((self.memory.left)()) {
             Err(KvShort::System(_)) if self.grows() => Ok(Committed::Short),
             went => went,
         }

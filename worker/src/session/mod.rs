@@ -10,7 +10,7 @@ use crate::assignment::{Assignment, MeshSecret};
 use crate::config::{Config, Footing};
 use crate::error::Error;
 use crate::runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource};
-use crate::session::committing::KvHearing;
+use crate::session::committing::KvReporting;
 use crate::session::heartbeat::{Heart, Pulse, StepCounters};
 use crate::session::rank_thread::{RankLost, Reports, ThreadLeases, Work};
 use collective::MeshTimeouts;
@@ -185,7 +185,7 @@ impl Session<'_> {
     }
 
     async fn assign(&mut self, assign: Assign) -> Option<Ended> {
-        let (protocol, hearing) = (assign.protocol, KvHearing::of(assign.protocol, assign.sends_kv_wanted));
+        let (protocol, reporting) = (assign.protocol, KvReporting::of(assign.protocol, assign.sends_kv_wanted));
         if assign.guesses.is_some() && !self.knows(since::GUESSES) {
             return self.fail("guesses, which this build does not know".into()).await;
         }
@@ -197,7 +197,7 @@ impl Session<'_> {
         self.epoch = Some(assignment.epoch);
         let lease = self.worker.leases.next();
         let (assignment, reports) = (Box::new(assignment), self.reports.clone());
-        self.hand_over(Work::Load { assignment, lease, reports, hearing }).await
+        self.hand_over(Work::Load { assignment, lease, reports, reporting }).await
     }
 
     async fn meet(&mut self, meet: Meet) -> Option<Ended> {

@@ -7,7 +7,7 @@ use crate::config::KvMemory;
 use crate::load::fetch::FetchError;
 use crate::load::scrub::{Scrubber, SpoiltWeight};
 use crate::runner::{Runner, Upcoming};
-use crate::session::committing::{CommitsFor, Committing, KvBeginning, KvHearing};
+use crate::session::committing::{CommitsFor, Committing, KvBeginning, KvReporting};
 use crate::session::heartbeat::StepCounters;
 use collective::{AbortHandle, CancelFlag};
 use proto::cluster::{Failed, KvWanted, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
@@ -31,7 +31,7 @@ pub(crate) enum Work {
         lease: ThreadLease,
         reports: Reports,
         /// What the coordinator does with reports of the KV cache's memory.
-        hearing: KvHearing,
+        reporting: KvReporting,
     },
     /// All ranks of the epoch have loaded.
     Meet { epoch: Epoch },
@@ -209,10 +209,10 @@ pub(crate) async fn run(
         progress.busy(true);
         progress.add_idle(idle_since.elapsed());
         state = match (next, state) {
-            (Work::Load { assignment, lease, reports, hearing }, old) => {
+            (Work::Load { assignment, lease, reports, reporting }, old) => {
                 // The old KV cache is dropped first: there may not be room for two.
                 drop(old);
-                let place = LoadedRank::load(&mut *loader, &assignment, lease, (reports, hearing)).await;
+                let place = LoadedRank::load(&mut *loader, &assignment, lease, (reports, reporting)).await;
                 place.map_or(RankState::Idle, RankState::Loaded)
             }
             (Work::Meet { epoch }, RankState::Loaded(place)) if place.epoch == epoch => {
@@ -278,7 +278,7 @@ struct LoadedRank {
     lease: ThreadLease,
     /// Whether it samples; other ranks report nothing of a step.
     answers: bool,
-    hearing: KvHearing,
+    reporting: KvReporting,
     loaded: Box<dyn LoadedModel>,
     reports: Reports,
 }
@@ -303,7 +303,7 @@ impl LoadedRank {
         loader: &mut dyn Load,
         assignment: &Assignment,
         lease: ThreadLease,
-        (reports, hearing): (Reports, KvHearing),
+        (reports, reporting): (Reports, KvReporting),
     ) -> Option<LoadedRank> {
         // A long step may have outlived the session that gave this one.
         if lease.is_over() {
@@ -326,18 +326,18 @@ impl LoadedRank {
             rank,
             lease,
             answers,
-            hearing,
+            reporting,
             loaded,
             reports,
         })
     }
 
     async fn meet(self, leases: &ThreadLeases, counters: &Arc<StepCounters>, memory: KvMemory) -> Option<RunningRank> {
-        let LoadedRank { epoch, rank, lease, answers, hearing, loaded, reports } = self;
+        let LoadedRank { epoch, rank, lease, answers, reporting, loaded, reports } = self;
         let met = attempt(|| {
             let mut runner = loaded.meet(&lease.0)?;
             let (reports, counters) = (reports.clone(), counters.clone());
-            let rank = || CommitsFor { epoch, reports, counters, memory, hearing };
+            let rank = || CommitsFor { epoch, reports, counters, memory, reporting };
             let committing = runner.kv_commit().map(|commit| Committing::begin(commit, rank())).transpose()?;
             Ok((runner, committing.unzip()))
         });

@@ -9,7 +9,7 @@ use types::{KV_PARTS, blocks_committed};
 /// Positions that are to be there before they are needed.
 const AHEAD: u32 = 24;
 
-pub struct Memory {
+pub struct CommittedMemory {
     rng: Rng,
     /// False: the ranks have all of it from the start.
     grows: bool,
@@ -18,11 +18,11 @@ pub struct Memory {
     refuses: bool,
 }
 
-impl Memory {
-    pub fn new(seed: u64) -> Memory {
+impl CommittedMemory {
+    pub fn new(seed: u64) -> CommittedMemory {
         let mut rng = Rng(mix(seed ^ 0x6d65_6d6f_7279));
         let grows = rng.chance(40);
-        Memory { rng, grows, parts: KV_PARTS, refuses: false }
+        CommittedMemory { rng, grows, parts: KV_PARTS, refuses: false }
     }
 
     /// The workers are new: little of their caches has memory.

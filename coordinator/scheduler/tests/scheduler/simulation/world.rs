@@ -1,7 +1,7 @@
 //! Clients, a scheduler, workers and what happens to them, all drawn from one seed.
 
 use super::facts::Facts;
-use super::memory::Memory;
+use super::memory::CommittedMemory;
 use super::pipeline::Pipeline;
 use super::reference::{DEADLY, Expected, POISONED, is_deadly, length_max, run_alone};
 use super::rng::{Rng, mix};
@@ -69,7 +69,7 @@ pub struct World {
     config: Config,
     /// Tokens of a log that the workers hold.
     room: u32,
-    memory: Memory,
+    memory: CommittedMemory,
     scheduler: Scheduler,
     /// Stages, and the steps that are planned and not yet answered.
     pipeline: Pipeline,
@@ -104,7 +104,7 @@ impl World {
         let epoch = Epoch { incarnation: 1, n: 0 };
         let deadly = rng.chance(40).then(|| rng.below(REQUESTS_MAX));
         let bases = (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
-        let (mut scheduler, mut memory) = (Scheduler::new(config.clone(), epoch).unwrap(), Memory::new(seed));
+        let (mut scheduler, mut memory) = (Scheduler::new(config.clone(), epoch).unwrap(), CommittedMemory::new(seed));
         memory.begin(&mut scheduler);
         World {
             scheduler,
