@@ -52,6 +52,8 @@ pub(crate) struct State {
     pub held: BTreeMap<String, ClaimHolder>,
     /// What processes tell each other.
     pub posts: Posts,
+    /// When each entry was last written, by its key: of stores whose entries other programs may write.
+    pub revisions: BTreeMap<Vec<u8>, u64>,
 }
 
 /// Whether the store can be reached. If not, nobody joins or leaves, and all else goes on.

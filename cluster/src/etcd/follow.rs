@@ -87,6 +87,7 @@ impl Follower {
     }
 
     fn put(&self, state: &mut State, entry: &KeyValue) {
+        state.revisions.insert(entry.key().to_vec(), entry.mod_revision().unsigned_abs());
         match self.line.keys.entry(entry.key()) {
             Some(Entry::Claim(name)) => {
                 state.held.insert(name.into(), read_claim(entry.value(), entry.mod_revision()));
@@ -107,6 +108,7 @@ impl Follower {
     }
 
     fn delete(&self, state: &mut State, key: &[u8]) {
+        state.revisions.remove(key);
         match self.line.keys.entry(key) {
             Some(Entry::Claim(name)) => drop(state.held.remove(name)),
             Some(Entry::Member(name)) => drop(state.members.remove(name)),

@@ -3,6 +3,7 @@
 
 use super::keys::{claim_value, incarnation, member_value, read_claim};
 use super::line::{Failed, Line, Pause};
+use super::written::{Next, REWRITE_MIN, Written};
 use crate::Error;
 use crate::claim::ClaimLost;
 use crate::state::{ClaimHolder, Registration, State};
@@ -10,15 +11,13 @@ use etcd_client::{Client, Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp, 
 use std::convert::Infallible;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
 use tokio_util::sync::CancellationToken;
 
 /// A round fails only if it has found another claim, which is rare.
 const ROUNDS_MAX: usize = 8;
-/// Somebody may keep deleting the registration: it is not rewritten faster than this.
-const AGAIN_MIN: Duration = Duration::from_millis(200);
 
 /// A name that was taken.
 pub(super) struct Taken {
@@ -109,13 +108,6 @@ pub(super) struct Keeper {
     is_told: bool,
 }
 
-/// Etcd's revision when the registration was written: older events say nothing about it.
-#[derive(Clone, Copy, Default)]
-struct Written {
-    revision: u64,
-    listings: u64,
-}
-
 /// Why a registration no longer stands.
 enum Ended {
     Lost(ClaimLost),
@@ -126,13 +118,6 @@ impl From<Failed> for Ended {
     fn from(failed: Failed) -> Ended {
         Ended::Failed(failed)
     }
-}
-
-enum Next {
-    Beat,
-    Write,
-    /// Etcd shows something other than what was written.
-    Amiss,
 }
 
 impl Keeper {
@@ -208,7 +193,7 @@ impl Keeper {
                 Next::Beat => self.line.keep_alive(lease).await?,
                 Next::Write => self.register(lease).await?,
                 Next::Amiss => {
-                    sleep(AGAIN_MIN).await;
+                    sleep(REWRITE_MIN).await;
                     self.register(lease).await?;
                 }
             }
@@ -216,11 +201,15 @@ impl Keeper {
     }
 
     async fn next(&mut self, beats: &mut Interval) -> Next {
-        let (replica, taken, written) = (&self.replica, &self.taken, self.written);
+        let member = self.line.keys.member(&self.replica);
+        let is_amiss = |state: &State| {
+            let holds = state.held.get(&self.replica).is_some_and(|held| held.holder == self.taken.holder);
+            self.written.precedes(state) && !(holds && self.written.stands(&member, state))
+        };
         tokio::select! {
             _ = beats.tick() => Next::Beat,
             Ok(()) = self.says.changed() => Next::Write,
-            Ok(_) = self.state.wait_for(|state| written.is_amiss(state, replica, taken)) => Next::Amiss,
+            Ok(_) = self.state.wait_for(is_amiss) => Next::Amiss,
         }
     }
 
@@ -236,7 +225,7 @@ impl Keeper {
                 .or_else([TxnOp::get(claim.as_str(), None)]);
             let done = transact(&self.line, &txn).await?;
             if done.succeeded() {
-                self.written = Written { revision: revision(&done).unsigned_abs(), listings };
+                self.written = Written::at(done.header(), listings);
                 return Ok(());
             }
             self.contest(&claim, found(&done)).await?;
@@ -267,15 +256,6 @@ impl Keeper {
             self.taken.record = record;
         }
         Ok(())
-    }
-}
-
-impl Written {
-    fn is_amiss(self, state: &State, replica: &str, taken: &Taken) -> bool {
-        let is_news = state.revision >= self.revision || state.listings != self.listings;
-        let holds = state.held.get(replica).is_some_and(|held| held.holder == taken.holder);
-        let is_member = state.members.get(replica).is_some_and(|member| member.incarnation == taken.incarnation);
-        is_news && !(holds && is_member)
     }
 }
 

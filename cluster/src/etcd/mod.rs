@@ -14,6 +14,7 @@ mod keep;
 mod keys;
 mod line;
 mod posting;
+mod written;
 
 pub use config::{EtcdConfig, EtcdTls, EtcdWaits};
 
@@ -80,7 +81,8 @@ impl EtcdStore {
     pub fn post(&self, name: &str) -> Post {
         let (text, said) = watch::channel(None);
         let end = CancellationToken::new();
-        let posting = Posting { line: self.shared.line.clone(), name: name.into(), text: said, lease: None };
+        let (line, state) = (self.shared.line.clone(), self.shared.state.clone());
+        let posting = Posting { line, state, name: name.into(), text: said, lease: None, written: None };
         // Holds the store, so that others are heard without the caller's clone of it.
         let (store, ended) = (self.clone(), end.clone());
         tokio::spawn(async move {

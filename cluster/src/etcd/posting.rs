@@ -1,19 +1,25 @@
-//! Keeps one process's text in etcd under a lease, and writes it again whenever it changes or its lease has ended.
+//! Keeps one process's text in etcd under a lease, and writes it again whenever it changes, its lease has
+//! ended, or etcd shows something else.
 
 use super::line::{Failed, Line, Pause};
+use super::written::{Next, REWRITE_MIN, Written};
 use crate::Error;
+use crate::state::State;
 use etcd_client::PutOptions;
 use std::convert::Infallible;
 use std::sync::Arc;
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
 use tokio_util::sync::CancellationToken;
 
 pub(super) struct Posting {
     pub line: Arc<Line>,
+    pub state: watch::Receiver<State>,
     pub name: String,
     pub text: watch::Receiver<Option<String>>,
     pub lease: Option<i64>,
+    /// None before there is a text.
+    pub written: Option<Written>,
 }
 
 impl Posting {
@@ -51,21 +57,39 @@ impl Posting {
         let mut beats = interval_at(Instant::now() + every, every);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            tokio::select! {
-                _ = beats.tick() => self.line.keep_alive(lease).await?,
-                Ok(()) = self.text.changed() => self.write(lease).await?,
+            match self.next(&mut beats).await {
+                Next::Beat => self.line.keep_alive(lease).await?,
+                Next::Write => self.write(lease).await?,
+                Next::Amiss => {
+                    sleep(REWRITE_MIN).await;
+                    self.write(lease).await?;
+                }
             }
+        }
+    }
+
+    async fn next(&mut self, beats: &mut Interval) -> Next {
+        let key = self.line.keys.post(&self.name);
+        let is_amiss =
+            |state: &State| self.written.is_some_and(|written| written.precedes(state) && !written.stands(&key, state));
+        tokio::select! {
+            _ = beats.tick() => Next::Beat,
+            Ok(()) = self.text.changed() => Next::Write,
+            Ok(_) = self.state.wait_for(is_amiss) => Next::Amiss,
         }
     }
 
     async fn write(&mut self, lease: i64) -> Result<(), Failed> {
         let Some(text) = self.text.borrow_and_update().clone() else { return Ok(()) };
+        let listings = self.state.borrow().listings;
         let key = self.line.keys.post(&self.name);
         let options = || Some(PutOptions::new().with_lease(lease));
         let ask = |mut client: etcd_client::Client| {
             let (key, text) = (key.clone(), text.clone());
             async move { client.put(key, text, options()).await }
         };
-        self.line.call(ask).await.map(drop)
+        let done = self.line.call(ask).await?;
+        self.written = Some(Written::at(done.header(), listings));
+        Ok(())
     }
 }

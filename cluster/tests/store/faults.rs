@@ -218,6 +218,67 @@ async fn what_etcd_forgot_is_told_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_entry_that_another_program_writes_is_written_again() {
+    let etcd = Etcd::start(1);
+    let (coordinator, router) = (open(etcd.endpoints(), PREFIX).await, open(etcd.endpoints(), PREFIX).await);
+    let held = claim(&coordinator, "a", "h:1").await;
+    let (post, reader) = (coordinator.post("p").unwrap().unwrap(), router.post("q").unwrap().unwrap());
+    post.say("text".into());
+    let mut other = client(&etcd, 0).await;
+    let keys = ["members/a", "posts/p"].map(|key| format!("{PREFIX}/{key}"));
+    let mut entries = Vec::new();
+    for key in &keys {
+        let written = within("it is written", async {
+            loop {
+                match other.get(key.as_str(), None).await.unwrap().take_kvs().pop() {
+                    Some(written) => return written,
+                    None => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            }
+        });
+        entries.push(written.await);
+    }
+    let elsewhere = String::from_utf8(entries[0].value().to_vec()).unwrap().replace("h:1", "h:2");
+    // Another address, no registration at all, and the same value without the lease, which would outlive its process.
+    for (key, value) in [
+        (&keys[0], elsewhere.as_bytes()),
+        (&keys[0], b"{"),
+        (&keys[0], entries[0].value()),
+        (&keys[1], b"other"),
+        (&keys[1], entries[1].value()),
+    ] {
+        other.put(key.as_str(), value, None).await.unwrap();
+        let before = entries.iter().find(|entry| entry.key() == key.as_bytes()).unwrap();
+        let again = async {
+            loop {
+                let now = other.get(key.as_str(), None).await.unwrap().take_kvs().pop().unwrap();
+                if (now.value(), now.lease()) == (before.value(), before.lease()) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(LEASE, again).await.expect("it is written again within a lease");
+    }
+    within("others read it", async {
+        while reader.others().get("p").is_none_or(|text| text != "text") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    drop(post);
+    held.release().await;
+    for key in &keys {
+        within("it ends with its lease", async {
+            while !other.get(key.as_str(), None).await.unwrap().kvs().is_empty() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_dies_is_a_pause() {
     let mut etcd = Etcd::start(3);
     let (coordinator, router) = (open(etcd.endpoints(), PREFIX).await, open(etcd.endpoints(), PREFIX).await);

@@ -1,0 +1,41 @@
+//! When this process last wrote an entry, and whether etcd still has that: another value, a deletion and a write
+//! without the lease all change the entry's revision.
+
+use crate::state::State;
+use etcd_client::ResponseHeader;
+use std::time::Duration;
+
+/// Another process may keep changing an entry: it is not rewritten faster than this.
+pub(super) const REWRITE_MIN: Duration = Duration::from_millis(200);
+
+/// What keeps an entry up.
+pub(super) enum Next {
+    Beat,
+    Write,
+    /// Etcd shows something other than what was written.
+    Amiss,
+}
+
+/// Etcd's revision when an entry was written: older events say nothing about it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Written {
+    revision: u64,
+    /// How often the state had been read as a whole before the entry was written.
+    listings: u64,
+}
+
+impl Written {
+    pub fn at(header: Option<&ResponseHeader>, listings: u64) -> Written {
+        Written { revision: header.map_or(0, |header| header.revision().unsigned_abs()), listings }
+    }
+
+    /// Whether the state is later than the write.
+    pub fn precedes(self, state: &State) -> bool {
+        state.revision >= self.revision || state.listings != self.listings
+    }
+
+    /// Whether the entry under this key is still the one that was written.
+    pub fn stands(self, key: &str, state: &State) -> bool {
+        state.revisions.get(key.as_bytes()) == Some(&self.revision)
+    }
+}
