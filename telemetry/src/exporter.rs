@@ -22,7 +22,24 @@ impl Exporter {
 
 fn rendered(handle: &PrometheusHandle) -> String {
     let page = handle.render();
-    page.lines().filter(|line| !metrics::is_past(line)).flat_map(|line| [line, "\n"]).collect()
+    ordered(&page).into_iter().filter(|line| !metrics::is_past(line)).flat_map(|line| [line, "\n"]).collect()
+}
+
+/// The lines of a page whose families stand by their names and whose counters and gauges by their labels: two pages
+/// differ only where something was counted.
+fn ordered(page: &str) -> Vec<&str> {
+    let mut families: Vec<Vec<&str>> = page.split("\n\n").map(|family| family.lines().collect()).collect();
+    for family in &mut families {
+        let is_comment = |line: &&str| line.starts_with('#');
+        let n_comments = family.iter().take_while(|line| is_comment(line)).count();
+        // The buckets of a histogram stand in their own order.
+        if !family.iter().take(n_comments).any(|line| line.ends_with(" histogram")) {
+            family[n_comments..].sort_unstable();
+        }
+    }
+    families.retain(|family| !family.is_empty());
+    families.sort_by_key(|family| family.iter().find_map(|line| line.strip_prefix("# TYPE ")));
+    families.into_iter().flat_map(|family| family.into_iter().chain([""])).collect()
 }
 
 /// Starts counting this process's metrics. Before it, and in processes that never call it, they cost nearly nothing.
@@ -57,4 +74,21 @@ fn count_panics() {
         metrics::panicked(1);
         before(panic);
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_stand_by_name_and_their_series_by_labels() {
+        let histogram = "# TYPE c histogram\nc_bucket{le=\"2\"} 1\nc_bucket{le=\"10\"} 1\nc_sum 1\nc_count 1\n\n";
+        let page = format!(
+            "# HELP b of b\n# TYPE b gauge\nb{{r=\"2\"}} 1\nb{{r=\"1\"}} 9\n\n{histogram}# TYPE a counter\na 1\n\n"
+        );
+        let sorted = "# HELP b of b\n# TYPE b gauge\nb{r=\"1\"} 9\nb{r=\"2\"} 1\n\n";
+        let expected = format!("# TYPE a counter\na 1\n\n{sorted}{histogram}");
+        let lines: String = ordered(&page).into_iter().flat_map(|line| [line, "\n"]).collect();
+        assert_eq!(lines, expected);
+    }
 }

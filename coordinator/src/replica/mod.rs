@@ -236,6 +236,7 @@ impl Replica {
             self.state_changed = true;
         }
         self.look(now);
+        self.measure();
         self.requests.beat(now);
     }
 
@@ -247,6 +248,7 @@ impl Replica {
             return;
         }
         self.state_sent = now;
+        self.measure();
         let state = self.state();
         self.requests.tell_state(&state, now);
     }

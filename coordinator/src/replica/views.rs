@@ -9,7 +9,6 @@ use crate::members::slow::{RankTime, SlownessChange};
 use crate::members::unreachable::LeftOut;
 use crate::placement::Shortened;
 use proto::cluster as wire;
-use scheduler::Stats;
 use std::time::Duration;
 use telemetry::metrics;
 use types::{BLOCK_TOKENS, Micros, Rank};
@@ -37,7 +36,6 @@ impl Replica {
             self.members.states(&placement.blueprint, &placement.ranks, |rank| self.phase.is_slow(rank))
         });
         let n_ranks_ready = self.phase.serving().map_or(0, |_| ranks.len());
-        self.measure(&stats, n_ranks_ready as u32);
         let (blueprint, wanted) = (self.phase.blueprint(), self.grids.wanted);
         let grid = blueprint.map_or(wanted, |blueprint| blueprint.grid);
         self.tell_store(Announcement {
@@ -120,8 +118,11 @@ impl Replica {
         self.was_still = is_still;
     }
 
-    fn measure(&self, stats: &Stats, n_ranks_ready: u32) {
-        metrics::epoch(&self.of, self.epoch.n, n_ranks_ready);
+    /// With every beat and every change of the state: so old the figures on a page may be.
+    pub(super) fn measure(&self) {
+        let stats = self.requests.stats();
+        let n_ranks_ready = self.phase.serving().map_or(0, |serving| serving.placement.blueprint.shards.len());
+        metrics::epoch(&self.of, self.epoch.n, n_ranks_ready as u32);
         metrics::load(&self.of, stats.n_running, stats.n_waiting, stats.blocks_used, stats.blocks_total);
         metrics::planned(
             &self.of,
