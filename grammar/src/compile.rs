@@ -36,9 +36,7 @@ fn compile_whole(wanted: &WantedGrammar, limits: &GrammarLimits) -> Result<Gramm
     let mut specials = Specials::default();
     let rules = rules(wanted, &mut specials, limits)?;
     let text = specials.describe(&rules);
-    if text.len() > limits.bytes_max {
-        return Err(GrammarRefused::too_large(format!("a grammar of {} bytes", text.len()), limits.bytes_max));
-    }
+    limits.check_bytes(text.len())?;
     let lark = specials::resolve(&text, None).ok_or_else(|| GrammarRefused::invalid("grammar", "it has no rules"))?;
     engine::check(&lark, limits)?;
     Ok(Grammar::new(text))

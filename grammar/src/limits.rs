@@ -1,6 +1,8 @@
 //! How large a grammar may be and how much work it may cause. Knows nothing of time: each is a count, so that a
 //! grammar is refused on every machine or on none.
 
+use crate::refused::GrammarRefused;
+
 /// Everything that bounds a grammar, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrammarLimits {
@@ -22,6 +24,16 @@ pub struct GrammarLimits {
     pub mask_fuel: u64,
     /// Parser items for one mask.
     pub mask_items_max: usize,
+}
+
+impl GrammarLimits {
+    /// Refuses a text of more bytes than a grammar may have.
+    pub fn check_bytes(&self, n_bytes: usize) -> Result<(), GrammarRefused> {
+        match n_bytes > self.bytes_max {
+            true => Err(GrammarRefused::too_large(format!("a grammar of {n_bytes} bytes"), self.bytes_max)),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Default for GrammarLimits {

@@ -195,6 +195,8 @@ pub struct Timeouts {
     pub replica_absence_max: Duration,
     /// When a replica has been without its ranks for this long, its streams move to another one that is ready.
     pub recovery_max: Duration,
+    /// How long a new router's first connections wait until it knows its replicas.
+    pub introduction_max: Duration,
     /// How long streams may still run after the stop signal.
     pub drain_max: Duration,
     /// How long a client is told to wait when the router is full or no replica is ready.
@@ -218,6 +220,7 @@ impl Default for Timeouts {
             judge_every: Duration::from_secs(1),
             replica_absence_max: Duration::from_secs(60),
             recovery_max: Duration::from_secs(10),
+            introduction_max: Duration::from_secs(1),
             drain_max: Duration::from_secs(30),
             retry_after: Duration::from_secs(1),
         }

@@ -129,7 +129,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     let (record, recording) = record_of(&config, nonce, &recorded).map_err(Error::Record)?.unzip();
     let (replicas, roster) = replicas::pool::attach(members, &config, end.clone());
     let admission = Admission::new(&config.limits, shutdown.clone(), config.timeouts.retry_after);
-    let (drain_max, unread_max) = (config.timeouts.drain_max, config.timeouts.unread_max);
+    let Timeouts { drain_max, unread_max, introduction_max, .. } = config.timeouts;
     let (streams, reader_watch) = (TaskTracker::new(), Arc::new(ReaderWatch::default()));
     let long_texts = Arc::new(Semaphore::new(config.limits.long_texts_max.clamp(1, Semaphore::MAX_PERMITS)));
     let grammars = Grammars::new(config.limits.grammar, config.limits.grammars_kept_bytes_max);
@@ -163,6 +163,9 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     });
     let audits = audited.map(|answers| tokio::spawn(audit::run(front.clone(), answers, end.clone())));
     let roster = tokio::spawn(roster.run());
+    // The first connections wait in the listeners' queues for replicas that may be ready in a moment.
+    let known = tokio::time::timeout(introduction_max, front.replicas.known());
+    let _known = shutdown.run_until_cancelled(known).await;
     // Connections are accepted while streams end: a new client is told that this router drains, and readiness says so.
     let served = drain(faces(front, shutdown.clone(), end.clone()), &shutdown, &streams, drain_max, &end).await;
     end.cancel();

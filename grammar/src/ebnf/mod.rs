@@ -29,9 +29,7 @@ pub(super) type Grammar = HashMap<String, Expr>;
 
 /// The rule that `root` is.
 pub(crate) fn write(text: &str, form: Form, rules: &mut Rules, limits: &GrammarLimits) -> Result<Rule, GrammarRefused> {
-    if text.len() > limits.bytes_max {
-        return Err(GrammarRefused::too_large(format!("a grammar of {} bytes", text.len()), limits.bytes_max));
-    }
+    limits.check_bytes(text.len())?;
     let grammar = reader::read(text, form, limits)?;
     lower::lower(&grammar, rules, limits)
 }

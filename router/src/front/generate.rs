@@ -74,6 +74,7 @@ impl Frontend {
         let priority = level(ask.priority)?;
         let tenant = self.config.keys.of(ask.tenant);
         let (search, ask) = Search::of(ask, &self.config.limits)?;
+        ask.purpose.check_sizes(&self.config.limits)?;
         let mut permit = self.let_in(&ask, priority, &tenant)?;
         let (prepared, resume) = self.prepared(ask, priority, &tenant, trace).await?;
         let _placing = trace.place();

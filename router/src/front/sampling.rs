@@ -33,9 +33,6 @@ impl ModelText {
         self.check_ids("stop_token_ids", &asked.stop_token_ids)?;
         self.check_ids("allowed_token_ids", &asked.allowed_token_ids)?;
         self.check_told(&asked, limits)?;
-        let n_biased = asked.logit_bias.len();
-        let n_biased_max = limits.logit_bias_max;
-        check("logit_bias", n_biased, n_biased <= n_biased_max, &format!("at most {n_biased_max} tokens"))?;
         let stops = stops(&asked, limits)?;
         let sampling = Sampling {
             penalties: self.penalties(&asked)?,

@@ -56,8 +56,9 @@ impl RetryAfter {
     pub fn wait(&self, now: Instant) -> Duration {
         let mut rate_book = self.rate_book();
         rate_book.measure(now);
+        let first = now + self.wait_min.max(rate_book.next_place());
         let rate = rate_book.rate.unwrap_or(self.rate_guessed).max(self.rate_min);
-        let (first, apart) = (now + self.wait_min, Duration::from_secs_f64(1.0 / (COMERS_PER_PLACE * rate)));
+        let apart = Duration::from_secs_f64(1.0 / (COMERS_PER_PLACE * rate));
         let next = rate_book.given.map_or(first, |given| (given + apart).max(first));
         let moment = if next > first + SPREAD_MAX { first } else { next };
         rate_book.given = Some(moment);
@@ -70,6 +71,12 @@ impl RetryAfter {
 }
 
 impl RetryRate {
+    /// How long the next place takes to get free, by the rate that was measured.
+    fn next_place(&self) -> Duration {
+        let seconds = self.rate.map_or(0.0, |rate| 1.0 / rate);
+        Duration::from_secs_f64(seconds.min(SPREAD_MAX.as_secs_f64()))
+    }
+
     /// Measures the rate at which places get free. Windows begin and end with refusals: in between there was always a
     /// client that would have taken a place.
     fn measure(&mut self, now: Instant) {
@@ -131,6 +138,17 @@ mod tests {
         });
         let waits = told(&again, at, 3);
         assert_eq!(waits[2] - waits[1], SPREAD_MAX / 160);
+    }
+
+    #[test]
+    fn the_first_client_waits_until_a_place_gets_free() {
+        let (again, now) = (RetryAfter::new(64, SECOND), Instant::now());
+        again.wait(now);
+        again.freed(1);
+        assert_eq!(again.wait(now + 3 * SECOND), 3 * SECOND, "one place in three seconds");
+        // None for a while: longer, and not for ever.
+        let waits: Vec<Duration> = (4..40).map(|i| again.wait(now + i * SECOND)).collect();
+        assert!(waits[5] > 4 * SECOND && waits.iter().all(|wait| *wait <= 2 * SPREAD_MAX), "{waits:?}");
     }
 
     #[test]

@@ -143,6 +143,12 @@ impl View {
         self.replica.clone().map(|replica| (replica, self.is_ready()))
     }
 
+    /// Whether the replica has reported what it serves, or that it does not serve now.
+    pub fn is_known(&self) -> bool {
+        use wire::state::Phase;
+        self.replica.is_some() || !matches!(self.phase(), Phase::Unspecified | Phase::Ready)
+    }
+
     pub fn is_ready(&self) -> bool {
         self.replica.is_some() && self.phase() == wire::state::Phase::Ready && !self.is_suspected
     }

@@ -105,6 +105,13 @@ impl Replicas {
         self.views.borrow().iter().any(View::is_ready)
     }
 
+    /// Waits until each replica has reported whether it serves.
+    pub async fn known(&self) {
+        let mut views = self.views();
+        // An error: the links have ended, and no report comes any more.
+        let _known = views.wait_for(|views| !views.is_empty() && views.iter().all(View::is_known)).await;
+    }
+
     pub fn versions(&self) -> Arc<[Version]> {
         self.peers.versions()
     }

@@ -50,6 +50,79 @@ fn a_key_opens_and_names_the_tenant() {
     });
 }
 
+/// Sends these bytes on a connection of its own; its answers.
+async fn raw(address: SocketAddr, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // A server that has refused may close while the client still sends.
+    let _sent = stream.write_all(bytes).await;
+    let mut answer = Vec::new();
+    let _end = stream.read_to_end(&mut answer).await;
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn a_bare_line_feed_frames_nothing() {
+    run(async {
+        let house = House::open(config()).await;
+        let good = "GET /livez HTTP/1.1\r\nhost: localhost\r\n";
+        let chunked = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n");
+        for (bytes, statuses) in [
+            (format!("{good}connection: close\r\n\r\n"), vec!["200"]),
+            (format!("{good}\n"), vec!["400"]),
+            (good.replace("\r\n", "\n") + "\n", vec!["400"]),
+            (format!("{good}\r\n{good}x: y\nz: w\r\n\r\n"), vec!["200", "400"]),
+            (format!("{chunked}2\n{{}}\r\n0\r\n\r\n"), vec!["400"]),
+        ] {
+            let answer = raw(house.http, bytes.as_bytes()).await;
+            let lines = answer.split("HTTP/1.1 ").skip(1).map(|rest| &rest[..3]);
+            assert_eq!(lines.collect::<Vec<_>>(), statuses, "{bytes:?}: {answer}");
+        }
+        // Within a body it is the client's.
+        let body = "{\n\"prompt\": \"Hi\"\n}";
+        let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
+        let sent = format!("{head}content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        assert!(raw(house.http, sent.as_bytes()).await.starts_with("HTTP/1.1 200"));
+        house.close().await;
+    });
+}
+
+#[test]
+fn a_head_that_is_too_long_is_refused() {
+    run(async {
+        let house = House::open(config()).await;
+        let with = |n: usize| {
+            format!("GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: {}\r\n\r\n", "y".repeat(n))
+        };
+        assert!(raw(house.http, with(32 << 10).as_bytes()).await.starts_with("HTTP/1.1 200"));
+        assert!(raw(house.http, with(200 << 10).as_bytes()).await.starts_with("HTTP/1.1 431"));
+        assert_eq!(get(house.http, "/livez").await.status, 200);
+        house.close().await;
+    });
+}
+
+/// A client that tries once loses nothing where a router begins a moment before it knows its replica.
+#[test]
+fn a_new_router_holds_requests_until_it_knows_its_replicas() {
+    run(async {
+        let house = House::open_unready(config()).await;
+        let (http, mut calls) = (house.http, client(&house));
+        let whole = tokio::spawn(async move { post(http, COMPLETIONS, &json!({ "prompt": "Hi" })).await.status });
+        let call = tokio::spawn(async move { calls.generate(ask("Hi")).await.is_ok() });
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(!whole.is_finished() && !call.is_finished());
+        house.fake.welcome();
+        assert_eq!((whole.await.unwrap(), call.await.unwrap()), (200, true));
+        house.close().await;
+
+        // It waits for no more than a moment, and for none that has said that it is not ready.
+        let house = House::open_unready(config()).await;
+        let began = tokio::time::Instant::now();
+        assert_eq!(post(house.http, COMPLETIONS, &json!({ "prompt": "Hi" })).await.status, 503);
+        assert!(began.elapsed() < 2 * Duration::from_secs(1) + Duration::from_millis(500), "{:?}", began.elapsed());
+        house.close().await;
+    });
+}
+
 /// Those of other keys go on, also of the same tenant.
 #[test]
 fn a_key_that_is_taken_back_ends_its_streams_alone() {

@@ -58,6 +58,15 @@ fn biased(pair: &Value) -> Result<(u32, f32), Refusal> {
 /// Writes texts as their tokens, each of which gets the bias. More of them than biases may be are left for the refusal:
 /// what is said of a token takes many times the room of its text.
 pub async fn texts_to_tokens(front: &Frontend, of: &Arc<ModelText>, fields: &mut Fields) -> Result<(), Refusal> {
+    let n_max = front.config.limits.logit_bias_max;
+    let n_said = match fields.get(FIELD) {
+        Some(Value::Object(all)) => all.len(),
+        Some(Value::Array(all)) => all.len(),
+        _ => 0,
+    };
+    if n_said > n_max {
+        return Ok(());
+    }
     let pairs: Vec<(Value, Value)> = match fields.get(FIELD) {
         Some(Value::Object(all)) => all.iter().map(|(key, bias)| (key_value(key), bias.clone())).collect(),
         Some(Value::Array(all)) if all.iter().any(|pair| pair[0].is_string()) => {
@@ -65,10 +74,6 @@ pub async fn texts_to_tokens(front: &Frontend, of: &Arc<ModelText>, fields: &mut
         }
         _ => return Ok(()),
     };
-    let n_max = front.config.limits.logit_bias_max;
-    if pairs.len() > n_max {
-        return Ok(());
-    }
     let mut by_token = ByToken::default();
     for (token, bias) in pairs {
         // What is no bias is refused below, and is not written once for each token before.

@@ -2,6 +2,7 @@
 
 use crate::config::{RouterLimits, Timeouts};
 use crate::faces::Error;
+use crate::faces::doors::lines::StrictLines;
 use crate::faces::doors::socket::Socket;
 use axum::Router;
 use http::Uri;
@@ -27,6 +28,8 @@ use wire::{Connection, HEADERS_BYTES_MAX, OfferedTls, RESETS_OWN_MAX, RESETS_PEN
 /// The answer to a connection beyond the limit.
 const FULL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+/// The bytes of a request's head in HTTP/1, whose headers no other limit counts.
+const HEAD_BYTES_MAX: usize = 64 << 10;
 /// The pause after a failed accept: file descriptors may have run out, and come back.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -118,7 +121,7 @@ async fn connection(
     let service = TowerToHyperService::new(Noticed { routes, asked: asked.clone() });
     let builder = protocols(headers_max);
     let socket = Socket::new(stream, place, unread_max);
-    let mut served = pin!(builder.serve_connection(TokioIo::new(socket), service));
+    let mut served = pin!(builder.serve_connection(TokioIo::new(StrictLines::over(socket)), service));
     let mut late = pin!(too_late(asked, headers_max));
     let mut draining = false;
     loop {
@@ -137,7 +140,7 @@ async fn connection(
 /// The settings of one connection, in either protocol.
 fn protocols(headers_max: Duration) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(headers_max);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(headers_max).max_buf_size(HEAD_BYTES_MAX);
     builder
         .http2()
         .timer(TokioTimer::new())
