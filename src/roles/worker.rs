@@ -72,6 +72,7 @@ fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: Can
     // The coordinator decides whether steps have spans.
     let collector = role.watch.collector()?.map(|collector| Collector { steps: true, ..collector });
     let metrics = watch(&role.watch, collector.as_ref(), None)?;
+    warn_if_crowded(role.device.device, role.join.local_workers);
     let link_key = role.trust.token()?.or_else(|| token.clone()).map(|token| MeshSecret(token.link_key()));
     let runtime = Builder::new_multi_thread().worker_threads(RUNTIME_THREADS).enable_all().build()?;
     runtime.block_on(async {
@@ -177,6 +178,19 @@ pub fn scrubber(device: DeviceChoice, settings: &WorkerSettings) -> anyhow::Resu
     let is_cpu = device.compute_device(None)? == Some(ComputeDevice::Cpu);
     ensure!(is_cpu, "--scrub looks through weights in the memory of CPUs, and the device is {}", device.told()?);
     Ok(Some(Scrubber::new(settings.scrub)))
+}
+
+/// Warns where ranks that compute on cores may wait for one another, because other programs use the cores.
+pub fn warn_if_crowded(device: DeviceChoice, n_ranks: u16) {
+    let is_cpu = matches!(device.compute_device(None), Ok(Some(ComputeDevice::Cpu)));
+    if let Some(free_cores) = machine::free_cores()
+        && is_cpu
+        && n_ranks > 1
+        && usize::from(n_ranks) > free_cores
+    {
+        let each = "ranks may wait for one another's cores: those of --tp in each layer, those of --pp once for a step";
+        tracing::warn!(n_ranks, free_cores, "{each}");
+    }
 }
 
 /// The loader of a rank on this machine, which has `n_local` of them. Waiting threads spin only where there are as many

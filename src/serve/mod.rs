@@ -15,6 +15,7 @@ use crate::roles::coordinator::{ClaimedReplica, coordinate};
 use crate::roles::drafts;
 use crate::roles::process::{micros_since_1970, salt, stop_on_signals, watch};
 use crate::roles::router::{Listeners, ServedReplicas, check_clients, route};
+use crate::roles::worker::warn_if_crowded;
 use crate::settings::hub;
 use crate::settings::{ConfigSource, ServeSettings, printed};
 use anyhow::Context;
@@ -102,7 +103,9 @@ pub fn begun(settings: &ServeSettings, located: &Located) -> anyhow::Result<(rou
     let (steps, content) = (settings.coordinator.otlp_steps, settings.router.otlp_content);
     let collector = settings.watch.collector()?.map(|collector| Collector { steps, content, ..collector });
     let metrics = watch(&settings.watch, collector.as_ref(), settings.model.served_name())?;
-    Ok((metrics, checked(settings, located)?))
+    let checkpoint = checked(settings, located)?;
+    warn_if_crowded(settings.device.device, settings.n_workers());
+    Ok((metrics, checkpoint))
 }
 
 /// The model, if it can be placed.

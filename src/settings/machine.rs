@@ -6,6 +6,22 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// How many of the cores that this process may use no other program used in the last minute. None where the system does
+/// not report its load.
+pub fn free_cores() -> Option<usize> {
+    let read = |file: &str| std::fs::read_to_string(file).ok();
+    Some(free_of(&read("/proc/loadavg")?, &read("/proc/stat")?)?.min(cores()))
+}
+
+/// The load is that of the whole machine, also in a container.
+fn free_of(load: &str, stat: &str) -> Option<usize> {
+    let load: f64 = load.split_whitespace().next()?.parse().ok()?;
+    let is_core =
+        |line: &&str| line.strip_prefix("cpu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let n_cores = stat.lines().filter(is_core).count();
+    Some((n_cores as f64 - load).round().max(0.0) as usize)
+}
+
 /// This machine's host name.
 pub fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
@@ -51,6 +67,15 @@ pub fn memory_bytes() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn free_cores_are_those_that_the_load_leaves() {
+        let stat = "cpu  9 9\ncpu0 1 1\ncpu1 1 1\ncpu2 1 1\nctxt 5\n";
+        let free = |load: &str| free_of(load, stat);
+        assert_eq!((free("0.20 9 9 1/9 9"), free("1.9 0 0 1/9 9"), free("7.0 0 0 1/9 9")), (Some(3), Some(1), Some(0)));
+        assert_eq!(free(""), None);
+        assert!(free_cores().is_some_and(|free| free <= cores()), "this machine reports its load");
+    }
 
     #[test]
     fn what_is_left_is_what_the_tightest_of_machine_and_container_gives() -> std::io::Result<()> {
