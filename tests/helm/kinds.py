@@ -17,6 +17,9 @@ def listed(of, least=0):
 SELECTOR = closed({}, {"matchLabels": STRINGS, "matchExpressions": listed(
     closed({"key": STRING, "operator": {"const": "In"}, "values": listed(STRING, 1)}))})
 POD_TEMPLATE = closed({"metadata": closed({"labels": STRINGS}, {"annotations": STRINGS}), "spec": {"type": "object"}})
+SCRAPED = listed(closed(
+    {"port": STRING, "path": STRING, "interval": STRING},
+    {"authorization": closed({"credentials": closed({"name": STRING, "key": STRING})})}), 1)
 SCALE_TARGET = closed({"apiVersion": STRING, "kind": STRING, "name": STRING})
 
 
@@ -42,10 +45,9 @@ KINDS = {
             "leaderTemplate": POD_TEMPLATE, "workerTemplate": POD_TEMPLATE}),
     }, {"replicas": COUNT})),
     "PodMonitor": whole("monitoring.coreos.com/v1", "PodMonitor", closed({
-        "selector": SELECTOR, "podTargetLabels": listed(STRING),
-        "podMetricsEndpoints": listed(closed(
-            {"port": STRING, "path": STRING, "interval": STRING},
-            {"authorization": closed({"credentials": closed({"name": STRING, "key": STRING})})}), 1)})),
+        "selector": SELECTOR, "podTargetLabels": listed(STRING), "podMetricsEndpoints": SCRAPED})),
+    "ServiceMonitor": whole("monitoring.coreos.com/v1", "ServiceMonitor", closed({
+        "selector": SELECTOR, "podTargetLabels": listed(STRING), "endpoints": SCRAPED})),
     "PrometheusRule": whole("monitoring.coreos.com/v1", "PrometheusRule", closed({
         "groups": listed(closed({"name": STRING, "rules": listed(RULE, 1)}, {"interval": STRING}), 1)})),
     "ScaledObject": whole("keda.sh/v1alpha1", "ScaledObject", closed({

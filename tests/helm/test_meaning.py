@@ -290,7 +290,7 @@ def test_what_is_mounted_is_there(case):
                 shm = volumes[mounts["/dev/shm"]["name"]]
                 assert shm["emptyDir"]["medium"] == "Memory" and shm["emptyDir"]["sizeLimit"]
             for mount in mounts.values():
-                assert mount.get("readOnly") or mount["name"] in ("cache", "shm", "data", "record")
+                assert mount.get("readOnly") or mount["name"] in ("cache", "shm", "data", "record", "scratch")
 
 
 @EACH
@@ -452,7 +452,7 @@ def test_telemetry_says_which_pod(case):
 
 def scaler_of(apis, **autoscaling):
     objects = chart.rendered_fresh({"autoscaling": {"enabled": True, **autoscaling}, "monitoring": {
-        "podMonitor": {"enabled": "true"}}}, apis)
+        "podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}}, apis)
     return chart.of_kind(objects, "ScaledObject", "HorizontalPodAutoscaler"), objects
 
 
@@ -472,14 +472,121 @@ def test_an_autoscaler_reads_what_is_there():
     monitor = chart.of_kind(objects, "PodMonitor")[0]
     assert "app.kubernetes.io/instance" in monitor["spec"]["podTargetLabels"]
     rules = yaml.safe_load((chart.CHART / "files" / "rules.yaml").read_text())["groups"]
-    (recorded,) = [rule for group in rules for rule in group["rules"]
-                   if "by (namespace, app_kubernetes_io_instance)" in rule["expr"]]
+    recorded = [rule["record"] for group in rules for rule in group["rules"]
+                if "by (namespace, app_kubernetes_io_instance" in rule["expr"]]
+    (scaled,), _ = scaler_of([], kind="hpa", firstTokenSeconds=2.5, kvUsage=0.8)
+    targets = {each["external"]["metric"]["name"]: each["external"]["target"] for each in scaled["spec"]["metrics"]}
+    assert targets["lockstep_first_token_seconds"] == {"type": "Value", "value": "2500m"}
+    assert targets["lockstep_kv_usage_ratio"] == {"type": "Value", "value": "800m"}
     adapter = yaml.safe_load((chart.ROOT / "deploy" / "prometheus" / "adapter.yaml").read_text())
     (rule,) = adapter["externalRules"]
-    assert rule["seriesQuery"].startswith(f"{recorded['record']}{{")
+    chosen = re.fullmatch(r'\{__name__=~"(.*)",namespace!=""\}', rule["seriesQuery"]).group(1)
+    assert all(re.fullmatch(chosen, name) for name in recorded)
     name = rule["name"]["as"].replace("$1", r"\1")
-    assert re.sub(rule["name"]["matches"], name, recorded["record"]) == metric["name"]
+    # Each that a scaler reads, the requests' first.
+    assert [re.sub(rule["name"]["matches"], name, each) for each in recorded] == list(targets)
+    assert metric["name"] == list(targets)[0]
     assert rule["resources"]["overrides"] == {"namespace": {"resource": "namespace"}}
+
+
+def test_keda_asks_for_each_wish():
+    (made,), _ = scaler_of(["keda.sh/v1alpha1"], firstTokenSeconds=2.5, kvUsage=0.8)
+    requests, first_token, kv = [(each["metricType"], each["metadata"]) for each in made["spec"]["triggers"]]
+    assert (requests[0], first_token[0], kv[0]) == ("AverageValue", "Value", "Value")
+    assert (first_token[1]["threshold"], kv[1]["threshold"]) == ("2.5", "0.8")
+    # The time to first token is counted where clients come, and KV caches where they are.
+    pods = 'namespace="models", pod=~"probe-lockstep-'
+    assert f'seconds_bucket{{{pods}(router|serve)-.*"}}' in first_token[1]["query"]
+    assert f'lockstep:kv_usage_ratio{{{pods}(replica|serve)-.*"}}' in kv[1]["query"]
+
+
+MONITORED = [case for case in CASES if chart.of_kind(chart.rendered(case), "PodMonitor", "ServiceMonitor")]
+
+
+@pytest.mark.parametrize("case", MONITORED)
+def test_monitors_find_every_page(case):
+    """What serves clients, and each coordinator, once."""
+    objects = chart.rendered(case)
+    (monitor,) = chart.of_kind(objects, "PodMonitor", "ServiceMonitor")
+    found = []
+    for made in chart.serving(objects):
+        labels = [made.labels]
+        if monitor["kind"] == "ServiceMonitor":
+            services = [service for service in chart.of_kind(objects, "Service")
+                        if chart.selects(monitor["spec"]["selector"], service["metadata"]["labels"])
+                        and chart.selects({"matchLabels": service["spec"]["selector"]}, made.labels)]
+            ports = {port["name"]: port["targetPort"] for service in services for port in service["spec"]["ports"]}
+        else:
+            labels = [made.labels] if chart.selects(monitor["spec"]["selector"], made.labels) else []
+            ports = {name: name for name in made.ports}
+        pages = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
+        found += [(made.labels["app.kubernetes.io/component"], page["port"]) for page in pages
+                  if labels and ports.get(page["port"]) in made.ports]
+    door = "admin" if any("admin" in made.ports for made in chart.serving(objects)) else "http"
+    by_component = {made.labels["app.kubernetes.io/component"] for made in chart.serving(objects)}
+    expected = [(component, door if component in ("router", "serve") else "health")
+                for component in by_component & {"router", "serve"} | by_component & holders(objects)]
+    assert sorted(found) == sorted(expected)
+
+
+def holders(objects):
+    """The components of pods that hold a coordinator."""
+    return {made.labels["app.kubernetes.io/component"] for made in chart.serving(objects)
+            for container in made.lasting if role(container) == "coordinator"}
+
+
+@pytest.mark.parametrize("case", ["default", "grid-lws", "grid-statefulsets", "everything-pod", "claim", "laptop-cpu"])
+def test_pods_of_a_role_stand_apart(case):
+    """Each kind of pod is spread by a selector that chooses pods like it, and never those of another role."""
+    ranks = {"replica", "workers"}
+    for made in chart.serving(chart.rendered(case)):
+        component = made.labels["app.kubernetes.io/component"]
+        terms = [spread["labelSelector"] for spread in made.spec["topologySpreadConstraints"]]
+        apart = made.spec.get("affinity", {}).get("podAntiAffinity", {})
+        terms += [term["labelSelector"] for term in apart.get("requiredDuringSchedulingIgnoredDuringExecution", [])]
+        terms += [term["podAffinityTerm"]["labelSelector"]
+                  for term in apart.get("preferredDuringSchedulingIgnoredDuringExecution", [])]
+        for selector in terms:
+            (asked,) = selector["matchExpressions"]
+            assert component in asked["values"] and chart.selects(selector, made.labels)
+            assert set(asked["values"]) <= (ranks if component in ranks else {component})
+
+
+def test_what_stands_apart_by_values():
+    def of(case, component):
+        return next(made.spec for made in chart.serving(chart.rendered(case))
+                    if made.labels["app.kubernetes.io/component"] == component)
+
+    hard = of("claim", "replica")["affinity"]["podAntiAffinity"]
+    assert hard["requiredDuringSchedulingIgnoredDuringExecution"][0]["topologyKey"] == "kubernetes.io/hostname"
+    soft = of("everything-pod", "replica")["affinity"]
+    assert soft["nodeAffinity"] == {}, "what was given stays"
+    assert soft["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"][0]["weight"] == 100
+    assert "affinity" not in of("default", "replica")
+    (zones,) = of("everything-pod", "router")["topologySpreadConstraints"]
+    assert (zones["topologyKey"], zones["whenUnsatisfiable"]) == ("topology.kubernetes.io/zone", "DoNotSchedule")
+
+
+@pytest.mark.parametrize("case", ["everything-pod", "everything-lws", "everything-statefulsets", "everything-serve"])
+def test_volumes_that_the_chart_does_not_know(case):
+    """Where a role's container has a mount its pod has the volume, once."""
+    for made in chart.serving(chart.rendered(case)):
+        names = [volume["name"] for volume in made.spec["volumes"]]
+        assert len(names) == len(set(names)), made
+        for container in made.lasting:
+            assert {mount["name"] for mount in container["volumeMounts"]} <= set(names)
+            places = {mount["mountPath"] for mount in container["volumeMounts"]}
+            assert ("/etc/roots" if role(container) == "router" else "/scratch") in places, container["name"]
+
+
+def test_a_claim_for_pulled_models():
+    objects = chart.rendered("claim")
+    (claim,) = chart.of_kind(objects, "PersistentVolumeClaim")
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert claim["spec"]["storageClassName"] == "shared" and claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    for made in chart.serving(objects):
+        volume = next(volume for volume in made.spec["volumes"] if volume["name"] == "cache")
+        assert volume["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
 
 
 def test_a_pool_is_spoken_to_as_its_pods_listen():

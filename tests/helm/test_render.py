@@ -17,7 +17,7 @@ from chart import CASES, CHART, HELM3, HELM4
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 GOLDENS = ["default", "laptop-cpu", "one-node-8-gpu", "four-nodes-lws", "grid-lws", "grid-statefulsets",
-           "everything-serve", "etcd", "etcd-external"]
+           "everything-pod", "everything-lws", "everything-serve", "etcd", "etcd-external", "claim", "monitored-serve"]
 BOTH = pytest.mark.parametrize("version", [HELM3, HELM4])
 
 
@@ -141,7 +141,29 @@ REFUSED = {
     "an image without a reference": ({"model": {"source": "image", "path": "a"}}, "reference"),
     "an absolute path in a volume": ({"model": {"source": "pvc", "path": "/a", "pvc": {"claim": "b"}}}, "path"),
     "a digest that is none": ({"image": {"digest": "sha256:12"}}, "digest"),
-    "a wish as a boolean": ({"monitoring": {"podMonitor": {"enabled": True}}}, "enabled"),
+    "a wish that is none": ({"monitoring": {"podMonitor": {"enabled": "yes"}}}, "enabled"),
+    "two ways to count a pod": (
+        {"monitoring": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": "auto"}}}, "choose one"),
+    "scaling by metrics that nothing reads": ({"autoscaling": {"enabled": True}}, "scrapedElsewhere"),
+    "scaling by rules that nothing records": (
+        {"autoscaling": {"enabled": True, "kind": "hpa"}, "monitoring": {"podMonitor": {"enabled": True}}},
+        "prometheusRule"),
+    "more replicas than the maximum": (
+        {"replicas": 5, "autoscaling": {"enabled": True}, "monitoring": {"scrapedElsewhere": True}},
+        "autoscaling.maxReplicas"),
+    "more routers than the maximum": (
+        {"router": {"replicas": 9, "autoscaling": {"enabled": True}}}, "router.autoscaling.maxReplicas"),
+    "a flag that the chart gives": ({"router": {"extraArgs": ["--drain-seconds=9"]}}, "--drain-seconds"),
+    "a flag of ranks that the chart gives": ({"workers": {"extraArgs": ["--tls"]}}, "workers.extraArgs"),
+    "a flag twice": ({"coordinator": {"extraArgs": ["--regrow-seconds=1", "--regrow-seconds=2"]}}, "--regrow-seconds"),
+    "two rules for one node": ({"workers": {"antiAffinity": "hard", "affinity": {"podAntiAffinity": {}}}},
+                               "choose one"),
+    "a claim that is there and made": ({"model": {"hub": {"cache": {"claim": "a", "create": {"enabled": True}}}}},
+                                       "choose one"),
+    "a claim that nothing fills": ({"model": {"source": "pvc", "path": "m", "pvc": {"claim": "a"}, "hub": {
+        "cache": {"create": {"enabled": True}}}}}, "model.source=hub"),
+    "a volume without a place": ({"workers": {"extraVolumeMounts": [{"name": "a"}]}}, "mountPath"),
+    "KV caches that are fuller than full": ({"autoscaling": {"kvUsage": 1.5}}, "kvUsage"),
     "an argument that is no flag": ({"workers": {"extraArgs": ["evil"]}}, "extraArgs"),
     "variables that are not NCCL's": ({"rdma": {"env": {"LD_PRELOAD": "x"}}}, "LD_PRELOAD"),
     "a quantity that is none": ({"workers": {"resources": {"requests": {"cpu": "much"}}}}, "cpu"),
@@ -160,7 +182,7 @@ REFUSED = {
     "a router's maximum below its minimum": ({"router": {"autoscaling": {"minReplicas": 9}}}, "maxReplicas"),
     "a topology of no LeaderWorkerSet": ({"topology": {"exclusiveTopology": "rack"}}, "exclusiveTopology"),
     "a pool of routers": (
-        {"gateway": {"inferencePool": {"enabled": "true", "endpointPicker": {"name": "a"}}}}, "mode=serve"),
+        {"gateway": {"inferencePool": {"enabled": True, "endpointPicker": {"name": "a"}}}}, "mode=serve"),
     "a pool without a picker": ({"mode": "serve", "gateway": {"inferencePool": {"enabled": "true"}}}, "endpointPicker"),
     "a route to nowhere": ({"gateway": {"httpRoute": {"enabled": "true"}}}, "parentRefs"),
     "etcd for nobody": ({"mode": "serve", "etcd": {"mode": "own"}}, "mode=serve"),

@@ -20,18 +20,22 @@ from chart import LWS, ROOT
 # Below those that a system hands out by itself.
 PORTS = {"httpPort": 28000, "grpcPort": 28051, "coordinatorPort": 28100, "meshPort": 28200, "healthPort": 28300}
 VALUES = {"model": {"source": "pvc", "path": "llama-f32-tied", "pvc": {"claim": "models"}}, "network": PORTS,
-          "engine": {"threads": 1}, "router": {"replicas": 1},
+          "engine": {"threads": 1}, "router": {"replicas": 1}, "monitoring": {"serviceMonitor": {"enabled": True}},
           # The grace is far beyond what the rest needs: this machine may be a slow one.
           "drain": {"preStopSeconds": 1, "drainSeconds": 5, "terminationGracePeriodSeconds": 120}}
 LAYOUTS = {
-    "pod": ({"topology": {"tp": 2, "pp": 2}}, []),
+    # What answers were is kept in a volume that the chart does not know, by a flag that it does not give.
+    "pod": ({"topology": {"tp": 2, "pp": 2}, "workers": {"antiAffinity": "hard"}, "router": {
+        "replicas": 1, "extraArgs": ["--record=/var/lib/kept/answers"],
+        "extraVolumes": [{"name": "kept", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "kept", "mountPath": "/var/lib/kept"}]}}, []),
     "lws": ({"topology": {"tp": 2, "pp": 2, "ranksPerPod": 2}}, [LWS]),
     # Two replicas that are found by an etcd of three members.
     "etcd": ({"topology": {"tp": 2}, "replicas": 2, "etcd": {"mode": "own"}}, []),
     "statefulsets": ({"topology": {"tp": 2, "pp": 2, "ranksPerPod": 2}}, []),
     # The model that is served if nobody says which, pulled by init containers into a claim that all pods share.
     "hub": ({"topology": {"tp": 2, "pp": 2}, "engine": {"threads": 1, "context": 1024},
-             "model": {"source": "hub", "name": "smollm2", "hub": {"cache": {"claim": "cache"}}}}, []),
+             "model": {"source": "hub", "name": "smollm2", "hub": {"cache": {"create": {"enabled": True}}}}}, []),
 }
 # Pods of ranks become others by it, and a router does not.
 ROLLED = {"engine": {"maxChunkTokens": 48}, "workers": {"podAnnotations": {"release": "second"}}}
@@ -48,7 +52,7 @@ def cluster(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     shared = {"cache": claim(folder)} if request.param == "hub" else {"model": ROOT / "tests" / "reference"}
     made = pods.Cluster(objects, folder, shared)
-    made.layout = request.param
+    made.layout, made.objects = request.param, objects
     try:
         made.start()
         yield made
@@ -165,6 +169,37 @@ def on_pages(cluster):
     return names
 
 
+def test_a_monitor_finds_pages(cluster):
+    """A ServiceMonitor's Services lead to pages with metrics: of the router, and of each coordinator."""
+    (monitor,) = chart.of_kind(cluster.objects, "ServiceMonitor")
+    services = [service for service in chart.of_kind(cluster.objects, "Service")
+                if chart.selects(monitor["spec"]["selector"], service["metadata"]["labels"])]
+    read = []
+    for service in services:
+        ports = {port["name"]: port["targetPort"] for port in service["spec"]["ports"]}
+        for pod in cluster.pods:
+            if not chart.selects({"matchLabels": service["spec"]["selector"]}, pod.template.labels):
+                continue
+            for page in monitor["spec"]["endpoints"]:
+                if page["port"] in ports:
+                    port = pod.template.ports[ports[page["port"]]]
+                    status, text = pods.get(f"http://{pod.address}:{port}{page['path']}")
+                    assert status == 200 and "lockstep:" in text, pod.name
+                    read.append(pod.name)
+    holders = [pod.name for pod in cluster.pods for container in pod.template.lasting
+               if chart.role(container) == "coordinator"]
+    assert sorted(read) == sorted(holders + [pod.name for pod in cluster.of("router")])
+
+
+def test_a_volume_that_the_chart_does_not_know(cluster):
+    if cluster.layout != "pod":
+        return
+    answer(cluster)
+    (router,) = cluster.of("router")
+    files = cluster.volume(router, "kept") / "answers"
+    pods.wait_until("an answer is kept", lambda: any(path.stat().st_size for path in files.glob("*")), cluster.logs)
+
+
 SEEN = set()
 # They begin when something happens that these clusters are spared: a pod that is told to end hands its rank over.
 # These clusters have neither files of keys and routes nor certificates.
@@ -192,7 +227,7 @@ def test_a_rollout_loses_nothing(cluster):
     """Another value, rendered anew: every pod that holds a part of the model is replaced, and who listens misses
     nothing."""
     values, apis = LAYOUTS[cluster.layout]
-    rolled = {**VALUES, **values, "workers": ROLLED["workers"]}
+    rolled = {**VALUES, **values, "workers": {**values.get("workers", {}), **ROLLED["workers"]}}
     rolled["engine"] = {**rolled["engine"], **ROLLED["engine"]}
     before, story = answer(cluster), told(cluster)
     open_stream = Stream(cluster)

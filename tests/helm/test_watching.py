@@ -48,7 +48,7 @@ def expressions():
             query = re.fullmatch(r"label_values\((.*), \w+\)", variable["query"])
             found += [(f"{path.stem}: ${variable['name']}", query.group(1))] if query else []
     scaler = chart.of_kind(chart.rendered("everything-pod"), "ScaledObject")[0]
-    return [*found, ("ScaledObject", scaler["spec"]["triggers"][0]["metadata"]["query"])]
+    return [*found, *(("ScaledObject", trigger["metadata"]["query"]) for trigger in scaler["spec"]["triggers"])]
 
 
 def as_prometheus(expression):

@@ -274,7 +274,37 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* What every pod's spec begins with: (dict "root" $ "of" .Values.router "grace" 45) */}}
+{{/* The pods of some roles of this release, as a label selector: (dict "root" $ "components" (list "router")) */}}
+{{- define "lockstep.podsOf" -}}
+matchLabels:
+  {{- include "lockstep.selector" .root | nindent 2 }}
+matchExpressions:
+  - {key: app.kubernetes.io/component, operator: In, values: [{{ join ", " .components }}]}
+{{- end -}}
+
+{{/* Where pods stand: (dict "root" $ "of" .Values.router "components" (list "router")) */}}
+{{- define "lockstep.placement" -}}
+{{- $pods := include "lockstep.podsOf" . | fromYaml -}}
+{{- $byNode := dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway" -}}
+{{- $affinity := deepCopy (default (dict) .of.affinity) -}}
+{{- $apart := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $pods -}}
+{{- if eq (default "none" .of.antiAffinity) "hard" -}}
+{{- $_ := set $affinity "podAntiAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" (list $apart)) -}}
+{{- else if eq (default "none" .of.antiAffinity) "soft" -}}
+{{- $preferred := dict "weight" 100 "podAffinityTerm" $apart -}}
+{{- $_ := set $affinity "podAntiAffinity" (dict "preferredDuringSchedulingIgnoredDuringExecution" (list $preferred)) -}}
+{{- end -}}
+{{- with $affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+topologySpreadConstraints:
+  {{- range default (list $byNode) .of.topologySpreadConstraints }}
+  - {{- merge (dict) . (dict "labelSelector" $pods) | toYaml | nindent 4 }}
+  {{- end }}
+{{- end -}}
+
+{{/* What every pod's spec begins with: (dict "root" $ "of" .Values.router "components" (list "router") "grace" 45) */}}
 {{- define "lockstep.podSpec" -}}
 serviceAccountName: {{ include "lockstep.serviceAccount" .root }}
 automountServiceAccountToken: false
@@ -297,10 +327,7 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .of.affinity }}
-affinity:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+{{- include "lockstep.placement" . }}
 {{- end -}}
 
 {{- define "lockstep.container" -}}
@@ -394,10 +421,22 @@ livenessProbe:
 {{- end }}
 {{- end -}}
 
+{{/* The claim in which pulled models are kept, if there is one. */}}
+{{- define "lockstep.cacheClaim" -}}
+{{- with .Values.model.hub.cache -}}
+{{- if .create.enabled -}}
+{{ include "lockstep.fullname" $ }}-models
+{{- else -}}
+{{ .claim }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "lockstep.modelVolumes" -}}
 - name: cache
-  {{- if and (eq .Values.model.source "hub") .Values.model.hub.cache.claim }}
-  persistentVolumeClaim: {claimName: {{ .Values.model.hub.cache.claim }}}
+  {{- $claim := include "lockstep.cacheClaim" . }}
+  {{- if and (eq .Values.model.source "hub") $claim }}
+  persistentVolumeClaim: {claimName: {{ $claim }}}
   {{- else }}
   emptyDir: {sizeLimit: {{ .Values.model.hub.cache.sizeLimit }}}
   {{- end }}
@@ -408,6 +447,36 @@ livenessProbe:
 - name: model
   image: {reference: {{ .Values.model.image.reference | quote }}, pullPolicy: {{ .Values.model.image.pullPolicy }}}
 {{- end }}
+{{- end -}}
+
+{{/* -- volumes and flags that the chart does not know */}}
+
+{{/* Of one role, or of two whose containers share the pod, each once: (list .Values.coordinator .Values.workers) */}}
+{{- define "lockstep.extraVolumes" -}}
+{{- $all := list -}}
+{{- range . -}}{{- $all = concat $all .extraVolumes -}}{{- end -}}
+{{- with uniq $all -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Refuses flags that the program would be given twice: (dict "given" "- --a=1" "of" .Values.router "role" "router") */}}
+{{- define "lockstep.extraArgs" -}}
+{{- $seen := list -}}
+{{- range regexFindAll "(?m)^- --[a-z0-9-]+" .given -1 -}}
+{{- $seen = append $seen (trimPrefix "- " .) -}}
+{{- end -}}
+{{- $role := .role -}}
+{{- range .of.extraArgs -}}
+{{- $flag := regexFind "^--[a-z0-9-]+" . -}}
+{{- if and (has $flag $seen) (not (has $flag (list "--coordinator" "--text"))) -}}
+{{- fail (printf "%s.extraArgs has %s, which is given already: set the value that the chart has for it" $role $flag) -}}
+{{- end -}}
+{{- $seen = append $seen $flag -}}
+{{- end -}}
+{{- with .of.extraArgs -}}
+{{- toYaml . -}}
+{{- end -}}
 {{- end -}}
 
 {{/* -- arguments */}}
@@ -650,8 +719,19 @@ livenessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* Whether to render what needs an API: (list $ "auto" "monitoring.coreos.com/v1"); "true" insists. */}}
+{{/* Whether KEDA scales the groups, and not a HorizontalPodAutoscaler by itself. */}}
+{{- define "lockstep.scalesByKeda" -}}
+{{- $kind := .Values.autoscaling.kind -}}
+{{- if or (eq $kind "keda") (and (eq $kind "auto") (.Capabilities.APIVersions.Has "keda.sh/v1alpha1")) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Whether to render what needs an API: (list $ "auto" "monitoring.coreos.com/v1"); true insists. */}}
 {{- define "lockstep.wants" -}}
-{{- $root := index . 0 }}{{- $wish := index . 1 }}{{- $api := index . 2 -}}
+{{- $root := index . 0 }}{{- $wish := index . 1 | toString }}{{- $api := index . 2 -}}
 {{- if or (eq $wish "true") (and (eq $wish "auto") ($root.Capabilities.APIVersions.Has $api)) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Whether a wish may be rendered, in this cluster or in another. */}}
+{{- define "lockstep.mayWant" -}}
+{{- if ne (. | toString) "false" -}}yes{{- end -}}
 {{- end -}}

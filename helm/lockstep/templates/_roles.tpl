@@ -4,21 +4,10 @@
 - name: coordinator
   {{- include "lockstep.container" . | nindent 2 }}
   args:
-    - coordinator
-    - {{ include "lockstep.model" . | quote }}
-    - --listen={{ include "lockstep.any" . }}:{{ .Values.network.coordinatorPort }}
-    - --health={{ include "lockstep.any" . }}:{{ .Values.network.healthPort }}
-    - --replica=$(POD_NAME)
-    {{- if include "lockstep.hasEtcd" . }}
-    - --advertise=$(POD_NAME).{{ include "lockstep.coordinatorHolder" . }}.{{ .Release.Namespace }}.svc:{{ .Values.network.coordinatorPort }}
-    {{- include "lockstep.etcdArgs" . | trim | nindent 4 }}
-    {{- end }}
-    - --token-file=/etc/lockstep/join/token
-    {{- include "lockstep.engineArgs" . | trim | nindent 4 }}
-    {{- include "lockstep.limitArgs" . | trim | nindent 4 }}
-    {{- include "lockstep.logArgs" . | nindent 4 }}
-    {{- with .Values.coordinator.extraArgs }}
-    {{- toYaml . | nindent 4 }}
+    {{- $args := include "lockstep.coordinatorArgs" . }}
+    {{- $args | nindent 4 }}
+    {{- with include "lockstep.extraArgs" (dict "given" $args "of" .Values.coordinator "role" "coordinator") }}
+    {{- . | nindent 4 }}
     {{- end }}
   env:
     {{- include "lockstep.podEnv" . | nindent 4 }}
@@ -43,6 +32,9 @@
     {{- . | trim | nindent 4 }}
     {{- end }}
     {{- include "lockstep.modelMounts" . | trim | nindent 4 }}
+    {{- with .Values.coordinator.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end -}}
 
 {{/* What a rank is given of the node: (dict "root" $ "ranks" 1), the latter as many as share the container. */}}
@@ -87,50 +79,16 @@ between epochs nobody answers there.
 */}}
 {{- define "lockstep.rankContainer" -}}
 {{- $values := .root.Values -}}
-{{- $perPod := include "lockstep.ranksPerPod" .root | int -}}
-{{- $limits := default (dict) $values.workers.resources.limits -}}
 - name: rank-{{ .n }}
   {{- include "lockstep.container" .root | nindent 2 }}
   {{- if .isSidecar }}
   restartPolicy: Always
   {{- end }}
   args:
-    - worker
-    - --join={{ .join }}
-    # Also towards the coordinator of the same pod, which listens to all.
-    - --tls=on
-    - --token-file=/etc/lockstep/join/token
-    - --mesh-listen={{ include "lockstep.podIp" .root }}:{{ add $values.network.meshPort .n }}
-    - --health={{ include "lockstep.any" .root }}:{{ add $values.network.healthPort 1 .n }}
-    - --device={{ $values.device }}{{ if and (eq $values.device "cuda") $values.gpu.dra.enabled }}:{{ .n }}{{ end }}
-    {{- if .fetches }}
-    - --fetch
-    {{- end }}
-    {{- /* A rank with a GPU of its own shares no memory that counts. */}}
-    {{- if and (gt $perPod 1) (not $limits.cpu) (ne $values.device "cuda") }}
-    - --local-workers={{ $perPod }}
-    {{- end }}
-    {{- with $values.engine.threads }}
-    - --threads={{ . | int64 }}
-    {{- end }}
-    {{- with $values.engine.wire }}
-    - --wire={{ . }}
-    {{- end }}
-    {{- if not (kindIs "invalid" $values.engine.linkEncryption) }}
-    - --link-encryption={{ ternary "on" "off" $values.engine.linkEncryption }}
-    {{- end }}
-    {{- if not (kindIs "invalid" $values.engine.scrub) }}
-    - --scrub={{ $values.engine.scrub }}
-    {{- end }}
-    {{- with $values.engine.kvCommit }}
-    - --kv-commit={{ . }}
-    {{- end }}
-    {{- with $values.engine.collective }}
-    - --collective={{ . }}
-    {{- end }}
-    {{- include "lockstep.logArgs" .root | nindent 4 }}
-    {{- with $values.workers.extraArgs }}
-    {{- toYaml . | nindent 4 }}
+    {{- $args := include "lockstep.rankArgs" . }}
+    {{- $args | nindent 4 }}
+    {{- with include "lockstep.extraArgs" (dict "given" $args "of" $values.workers "role" "workers") }}
+    {{- . | nindent 4 }}
     {{- end }}
   env:
     {{- include "lockstep.podEnv" .root | nindent 4 }}
@@ -162,6 +120,9 @@ between epochs nobody answers there.
     - {name: shm, mountPath: /dev/shm}
     {{- include "lockstep.tokenMount" .root | nindent 4 }}
     {{- include "lockstep.modelMounts" .root | trim | nindent 4 }}
+    {{- with $values.workers.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end -}}
 
 {{/* What a pod with ranks has beside its containers. Ranks of a pod share memory that they find through /proc. */}}
@@ -194,7 +155,7 @@ resourceClaims:
 
 {{/* A pod's spec that has a coordinator and ranks: a whole group, or its first pod. */}}
 {{- define "lockstep.leaderSpec" -}}
-{{ include "lockstep.podSpec" (dict "root" . "of" .Values.workers "grace" (include "lockstep.grace" .)) }}
+{{ include "lockstep.podSpec" (dict "root" . "of" .Values.workers "components" (list "replica" "workers") "grace" (include "lockstep.grace" .)) }}
 {{- include "lockstep.rankPod" . }}
 initContainers:
   {{- with include "lockstep.modelInit" . }}
@@ -211,12 +172,15 @@ volumes:
   {{- with include "lockstep.etcdVolumes" . }}
   {{- . | trim | nindent 2 }}
   {{- end }}
+  {{- with include "lockstep.extraVolumes" (list .Values.coordinator .Values.workers) }}
+  {{- . | nindent 2 }}
+  {{- end }}
 {{- end -}}
 
 {{/* A pod's spec that has ranks alone: (dict "root" $ "join" "HOST:PORT") */}}
 {{- define "lockstep.followerSpec" -}}
 {{- $fetches := eq .root.Values.model.source "hub" -}}
-{{ include "lockstep.podSpec" (dict "root" .root "of" .root.Values.workers "grace" (include "lockstep.workerGrace" .root)) }}
+{{ include "lockstep.podSpec" (dict "root" .root "of" .root.Values.workers "components" (list "replica" "workers") "grace" (include "lockstep.workerGrace" .root)) }}
 {{- include "lockstep.rankPod" .root }}
 containers:
   {{- range $n := until (include "lockstep.ranksPerPod" .root | int) }}
@@ -224,4 +188,7 @@ containers:
   {{- end }}
 volumes:
   {{- include "lockstep.rankVolumes" .root | nindent 2 }}
+  {{- with include "lockstep.extraVolumes" (list .root.Values.workers) }}
+  {{- . | nindent 2 }}
+  {{- end }}
 {{- end -}}
