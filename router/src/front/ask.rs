@@ -200,3 +200,28 @@ fn message_length(message: &v1::ChatMessage) -> usize {
 pub fn after(millis: u32) -> Option<Instant> {
     (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::v1::structure::Form;
+
+    #[test]
+    fn sizes_are_refused_without_a_model() {
+        let limits = RouterLimits { logit_bias_max: 2, ..RouterLimits::default() };
+        let refused = |sampling: v1::Sampling| {
+            let refusal = Purpose::Generate(Box::new(sampling)).check_sizes(&limits).err();
+            refusal.map(|refusal| refusal.to_string())
+        };
+        let biased = |n: u32| v1::Sampling { logit_bias: (0..n).map(|id| (id, 1.0)).collect(), ..Default::default() };
+        assert_eq!((refused(biased(2)), Purpose::Pool.check_sizes(&limits)), (None, Ok(())));
+        assert_eq!(refused(biased(3)).unwrap(), "logit_bias: must be at most 2 tokens, and is 3");
+        let lark = |n: usize| {
+            let structure = v1::Structure { form: Some(Form::Lark("x".repeat(n))) };
+            v1::Sampling { structure: Some(structure), ..Default::default() }
+        };
+        let most = limits.grammar.bytes_max;
+        assert_eq!(refused(lark(most)), None);
+        assert!(refused(lark(most + 1)).unwrap().starts_with("structure: a grammar of 1048577 bytes"));
+    }
+}
