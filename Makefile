@@ -42,6 +42,7 @@ BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)
 .PHONY: bench bench-sums bench-links bench-grids bench-router bench-scheduler bench-tenants check deny
 .PHONY: images compose
 .PHONY: grammar-suite grammar-masks grammar-schemas grammar-speed bfcl peer-tests flips trees
+.PHONY: results report
 .PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload hostile hostile-tools
 
 help:
@@ -85,7 +86,9 @@ help:
 	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
 	@echo "make gpu-check-program the program that does that, to be carried to where there is no Rust (GPU_CHECK=..)"
 	@echo "make gpu-peers the same shape in transformers (static cache, torch.compile), beside gpu-check's part bench"
-	@echo "make check   formatting and lints"
+	@echo "make results which files of benches/results are older than the code that they measure"
+	@echo "make report  the README's section How fast and its plots, from the newest results of make bench-peers"
+	@echo "make check   formatting, lints, and that the README's figures are those of the newest results"
 	@echo "make deny    what may stand in the tree of dependencies: licenses, bans, sources"
 
 # etcd's client is built with protoc: the system's, or else one that a Python package carries.
@@ -283,9 +286,20 @@ gpu-peers:
 loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) $(UNHURRIED) test --locked -p collective --test loom --target-dir target/loom
 
+# By the times of commits, which a shallow clone does not have.
+results:
+	$(PYTHON) benches/report.py --stale
+
+report:
+	$(PYTHON) benches/report.py
+
+# A result that is older than its code is printed, and fails nothing.
 check: protoc
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(PYTHON) -m unittest benches/test_report.py
+	$(PYTHON) benches/report.py --check
+	-$(PYTHON) benches/report.py --stale
 
 # Advisories are left out: their database comes from a host that a build may not reach.
 deny: $(DENY_PACKAGES)/.ready
