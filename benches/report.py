@@ -147,11 +147,14 @@ def section(arguments, results):
         return NOTHING_YET
     here = arguments.readme.resolve().parent
     link = os.path.relpath(results.path.resolve(), here)
+    folder = Path(os.path.relpath(arguments.pictures.resolve(), here)).as_posix()
     drawn = plots.draw(results)
-    pictures = [picture(plot, os.path.relpath(arguments.pictures.resolve(), here)) for plot in SHOWN_PLOTS
-                if plots.file_name(plot, "light") in drawn]
-    blocks = [sentence(results), table(results), *pictures, standing(results), not_run(results),
-              f"Every figure, with its range: [{results.path.name}]({Path(link).as_posix()})."]
+    pictures = [picture(plot, folder) for plot in SHOWN_PLOTS if plots.file_name(plot, "light") in drawn]
+    last = f"Every figure, with its range: [{results.path.name}]({Path(link).as_posix()})."
+    context = plots.file_name("speed-context", "light")
+    if context in drawn:
+        last += f" Behind longer contexts: [a plot]({folder}/{context})."
+    blocks = [sentence(results), table(results), *pictures, standing(results), not_run(results), last]
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -237,7 +240,7 @@ def ratio_in_words(value):
 
 
 def picture(plot, folder):
-    dark, light = (f"{Path(folder).as_posix()}/{plots.file_name(plot, theme)}" for theme in ("dark", "light"))
+    dark, light = (f"{folder}/{plots.file_name(plot, theme)}" for theme in ("dark", "light"))
     words = {"speed-formats": "Prefill and decode by format", "speed-load": "Output and latency over HTTP by clients"}
     return (f'<picture>\n  <source media="(prefers-color-scheme: dark)" srcset="{dark}">\n'
             f'  <img src="{light}" alt="{words[plot]}">\n</picture>')

@@ -26,6 +26,8 @@ WIDTH = 840
 LEGEND = 30
 # Of a panel, its title and the labels of its axes among it.
 BARS_HEIGHT, LINES_HEIGHT = 225, 300
+# From the box of a panel to its axes.
+LEFT, RIGHT = 60, 12
 # Of one character of a size of 10; text is not measured, so this is a guess from above.
 CHARACTER = 6.2
 
@@ -95,7 +97,7 @@ class Canvas:
             self.line(x - cap, y, x + cap, y, colour, 1.2)
 
     def legend(self, names, with_marks):
-        x = 60.0
+        x = LEFT
         for name, colour in names.items():
             if with_marks:
                 self.mark(x + 5, 14, colour)
@@ -144,18 +146,23 @@ def log_steps(least, most):
     return every[low:max(high, low + 1) + 1]
 
 
+def points_of(panel):
+    return [point for series in panel.series for point in series.points.values()]
+
+
 def ends(panel):
-    points = [point for series in panel.series for point in series.points.values()]
-    values = [value for point in points for value in point if value is not None]
+    values = [value for point in points_of(panel) for value in point if value is not None]
     return min(values), max(values)
 
 
-def axes(canvas, box, panel):
-    """Draws the title, the grid and the y axis; gives the inner box, and the height of a value."""
-    inner = Box(box.left + 60, box.top + 34, box.right - (46 if panel.kind == "lines" else 12), box.bottom - 40)
+def axes(canvas, box, panel, room=1.0):
+    """Draws the title, the grid and the y axis; gives the inner box, and the height of a value. `room` is what the axis
+    has for the highest value and what is written above it.
+    """
+    right = 46 if panel.kind == "lines" else RIGHT
+    inner = Box(box.left + LEFT, box.top + 34, box.right - right, box.bottom - 40)
     least, most = ends(panel)
-    # Above the highest there is room for its value.
-    ticks = log_steps(least, most) if panel.is_log else steps(most * (1.2 if panel.kind == "bars" else 1))
+    ticks = log_steps(least, most) if panel.is_log else steps(most * room)
 
     def y_of(value):
         if panel.is_log:
@@ -178,9 +185,9 @@ def axes(canvas, box, panel):
 
 
 def bars(canvas, box, panel):
-    inner, y_of = axes(canvas, box, panel)
-    slot = (inner.right - inner.left) / len(panel.places)
+    slot = (box.right - box.left - LEFT - RIGHT) / len(panel.places)
     width = min(slot * 0.84 / len(panel.series), 60)
+    inner, y_of = axes(canvas, box, panel, 1.3 if any(is_turned(point, width) for point in points_of(panel)) else 1.12)
     for i, place in enumerate(panel.places):
         middle = inner.left + (i + 0.5) * slot
         canvas.text(middle, inner.bottom + 16, str(place))
@@ -199,10 +206,15 @@ def bar(canvas, place, point, colour, y_of):
     canvas.whisker(middle, y_of, point, canvas.theme.ink, min(3, width / 4))
     top = y_of(max(value for value in point if value is not None)) - 4
     words = figure(point.median)
-    if len(words) * CHARACTER <= width:
-        canvas.text(middle, top, words, size=10)
-    else:
+    if is_turned(point, width):
         canvas.text(middle + 3.5, top, words, "start", 10, transform=turned(middle + 3.5, top))
+    else:
+        canvas.text(middle, top, words, size=10)
+
+
+def is_turned(point, width):
+    """Whether the value of a bar is wider than the bar."""
+    return len(figure(point.median)) * CHARACTER > width
 
 
 def lines(canvas, box, panel):

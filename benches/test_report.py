@@ -46,14 +46,15 @@ def sample():
     set_ratio(every, "decode-128", "BF16", 0.914)
     set_ratio(every, "http-8-itl-p99", "Q4_0", 1.25)
     machine = {"cpu": "A <CPU> & more", "isa": ["avx2"], "cores": 2, "kernel": "6.1"}
-    engines = {"lockstep": {"version": "0.1.0", "commit": "abcdef12"}, "llama.cpp": {"version": "b1", "commit": "0c1e5"}}
+    engines = {"lockstep": {"version": "0.1.0", "commit": "abcdef12"},
+               "llama.cpp": {"version": "b1", "commit": "0c1e5"}}
     return {"date": "2026-01-02", "command": "make bench-peers", "machine": machine, "engines": engines,
             "not_run": [{"engine": "vLLM", "why": "no wheel for this processor"}], "cells": every}
 
 
 def cell(test, kind, median, unit="tokens/s", model=cells.DEFAULT_MODEL):
-    return {"engine": "lockstep", "model": model, "format": kind, "test": test, "unit": unit, "threads": 2, "rounds": 5,
-            "median": median, "min": median * 0.95, "max": median * 1.05,
+    return {"engine": "lockstep", "model": model, "format": kind, "test": test, "unit": unit, "threads": 2,
+            "rounds": 5, "median": median, "min": median * 0.95, "max": median * 1.05,
             "ratio_to_best_peer": 2.0 if unit == "tokens/s" else 0.5}
 
 
@@ -115,8 +116,8 @@ class Report(unittest.TestCase):
             "| Q4_0, HTTP, 8 clients: output, p99 inter-token latency | 230 tokens/s; 96.0 ms "
             "| llama.cpp: 115 tokens/s; 192 ms | 2.00; 1.25 |",
             "| random-8B, Q4_K: prefill, decode | -; 4.20 tokens/s | llama.cpp: -; 2.10 tokens/s | -; 2.00 |",
-            "behind the best peer in 2 of 25 cells: of SmolLM2-135M decode in BF16 (0.91), p99 inter-token latency with 8 "
-            "clients in Q4_0 (1.25).",
+            "behind the best peer in 2 of 25 cells: of SmolLM2-135M decode in BF16 (0.91), p99 inter-token latency "
+            "with 8 clients in Q4_0 (1.25).",
             "Two runs of Lockstep differ by up to 2%.", "Not run: vLLM (no wheel for this processor).",
             f"[{NAME}](results/{NAME})", 'srcset="pictures/speed-formats-dark.svg"',
             'src="pictures/speed-load-light.svg"',
@@ -204,6 +205,15 @@ class Report(unittest.TestCase):
             self.assertEqual(root.tag, "{http://www.w3.org/2000/svg}svg")
             self.assertNotIn("nan", text)
         self.assertNotEqual(first["speed-load-dark.svg"], first["speed-load-light.svg"])
+
+    def test_a_narrow_bar_has_its_value_turned(self):
+        points = {kind: svg.Point(1234.0, None, None) for kind in cells.FORMATS}
+        for n, is_turned in [(2, False), (7, True)]:
+            series = [svg.Series(f"engine {i}", i, points) for i in range(n)]
+            text = svg.picture("t", [svg.Panel("p", "x", "y", cells.FORMATS, series)], "dark")
+            values = [one for one in xml.fromstring(text).iter() if one.text == "1,234"]
+            self.assertEqual(len(values), 5 * n)
+            self.assertEqual({"transform" in one.attrib for one in values}, {is_turned})
 
     def test_figures(self):
         cases = [(0, "0"), (0.914, "0.91"), (9.999, "10.0"), (49.23, "49.2"), (99.97, "100"), (1203.4, "1,203")]
