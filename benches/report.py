@@ -101,9 +101,9 @@ def changes(arguments):
     """Each file that is not as the results say, with the text that it ought to have; None for one too many."""
     newest = cells.newest(arguments.results)
     results = cells.Results(newest) if newest else None
-    files = dict.fromkeys(arguments.pictures / name for name in plots.every_file())
-    files.update({arguments.pictures / name: text for name, text in plots.draw(results).items()})
-    files[arguments.readme] = with_section(arguments, results)
+    drawn = plots.draw(results)
+    files = {arguments.pictures / name: drawn.get(name) for name in plots.every_file()}
+    files[arguments.readme] = with_section(arguments, results, drawn)
     return {path: text for path, text in files.items() if text_of(path) != text}
 
 
@@ -130,9 +130,9 @@ def parts(readme):
     return text[:found.start()], above, between, below, text[found.end():]
 
 
-def with_section(arguments, results):
+def with_section(arguments, results, drawn):
     before, above, _, below, after = parts(arguments.readme)
-    return f"{before}{above}{BEGIN}\n{section(arguments, results)}\n{END}{below}{after}"
+    return f"{before}{above}{BEGIN}\n{section(arguments, results, drawn)}\n{END}{below}{after}"
 
 
 def typed_by_hand(readme):
@@ -141,14 +141,13 @@ def typed_by_hand(readme):
     return [f'{shown(readme)}: "{figure}" is typed by hand in "{HEADING}"' for figure in found]
 
 
-def section(arguments, results):
-    """What stands between the markers."""
+def section(arguments, results, drawn):
+    """What stands between the markers; `drawn` are the plots that have cells."""
     if not results:
         return NOTHING_YET
     here = arguments.readme.resolve().parent
     link = os.path.relpath(results.path.resolve(), here)
     folder = Path(os.path.relpath(arguments.pictures.resolve(), here)).as_posix()
-    drawn = plots.draw(results)
     pictures = [picture(plot, folder) for plot in SHOWN_PLOTS if plots.file_name(plot, "light") in drawn]
     last = f"Every figure, with its range: [{results.path.name}]({Path(link).as_posix()})."
     context = plots.file_name("speed-context", "light")
