@@ -102,9 +102,9 @@ def words(test):
     if test in fixed:
         return fixed[test]
     kind, _, rest = test.partition("-")
-    what, _, at = rest.rpartition("-at-") if "-at-" in rest else (kind, "", rest.removeprefix("at-"))
-    if kind in ("prefill", "decode") and rest.startswith("at-") and at.isdigit():
-        return f"{what} behind {int(at):,} positions"
+    positions = rest.removeprefix("at-")
+    if kind in ("prefill", "decode") and positions != rest and positions.isdigit():
+        return f"{kind} behind {int(positions):,} positions"
     count, _, figure = rest.partition("-")
     if kind == "http" and count.isdigit():
         clients = "one client" if count == "1" else f"{count} clients"

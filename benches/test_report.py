@@ -250,6 +250,13 @@ class Report(unittest.TestCase):
             self.assertEqual(len(values), 5 * n)
             self.assertEqual({"transform" in one.attrib for one in values}, {is_turned})
 
+    def test_words(self):
+        for test, words in [("prefill-512", "prefill"), ("decode-at-4096", "decode behind 4,096 positions"),
+                            ("http-1", "output with one client"),
+                            ("agent-12000-decode", "decode behind an agent's 12,000 tokens"),
+                            ("http-32-ttft-p50", "p50 time to first token with 32 clients"), ("new-1", "new-1"), ("", "")]:
+            self.assertEqual(cells.words(test), words)
+
     def test_figures(self):
         cases = [(0, "0"), (0.914, "0.91"), (9.999, "10.0"), (49.23, "49.2"), (99.97, "100"), (1203.4, "1,203")]
         for value, words in cases:
