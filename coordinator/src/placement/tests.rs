@@ -368,6 +368,25 @@ fn more_threads_than_cores_are_predicted_to_be_no_faster() {
     assert!(roomy.work_micros < two.work_micros && roomy.exchange_micros == two.exchange_micros);
 }
 
+/// One token at a time, as measured on two cores of Zen 3.
+#[test]
+fn predictions_hold_what_was_measured() {
+    let predicted = |shape: &ModelShape| {
+        let all = [Machine { threads: 2, cores: 2, ..machine(0, 8 << 30) }];
+        let plan = plan(&all, shape, &policy(1, 1), None).unwrap();
+        predict(&all, shape, &policy(1, 1), &plan).unwrap()
+    };
+    let holds = |prediction: Prediction, measured: f64| (prediction.low..=prediction.high).contains(&measured);
+    let default = predicted(&smol());
+    assert!(holds(default, 150.0) && default.high / default.low < 2.3, "{default}");
+    let layer = LayerSizes { heads: 32_768, kv_heads: 16_384, mlp: 98_304, experts: 0, replicated: 512 };
+    let sizes = Sizes { embedding: 81_920, layers: vec![layer; 2], norm: 256, head: 0 };
+    let cache = LayerGroups::alike(2, KvLayout::heads(2, 16));
+    let small = ModelShape { n_layers: 2, hidden: 64, n_heads: 4, n_kv_heads: 2, head_dim: 16, ..smol() };
+    let tiny = predicted(&ModelShape { inner: 128, vocab: 320, cache, sizes, ..small });
+    assert!(holds(tiny, 5_800.0), "{tiny}");
+}
+
 #[test]
 fn the_table_has_a_row_per_rank_and_the_prediction_a_cause() {
     let mut all = machines(4, 64 << 30);
