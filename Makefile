@@ -39,7 +39,7 @@ BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)
 
 .PHONY: clients-more page quick
 .PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
-.PHONY: bench bench-sums bench-links bench-grids bench-router bench-scheduler bench-tenants check deny
+.PHONY: bench bench-sums bench-links bench-grids bench-peers bench-router bench-scheduler bench-tenants check deny
 .PHONY: images compose
 .PHONY: grammar-suite grammar-masks grammar-schemas grammar-speed bfcl peer-tests flips trees
 .PHONY: results report
@@ -86,6 +86,7 @@ help:
 	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
 	@echo "make gpu-check-program the program that does that, to be carried to where there is no Rust (GPU_CHECK=..)"
 	@echo "make gpu-peers the same shape in transformers (static cache, torch.compile), beside gpu-check's part bench"
+	@echo "make bench-peers beside llama.cpp and ik_llama.cpp, on a quiet machine; PART=formats,context,http,shapes,agent"
 	@echo "make results which files of benches/results are older than the code that they measure"
 	@echo "make report  the README's section How fast and its plots, from the newest results of make bench-peers"
 	@echo "make check   formatting, lints, and that the README's figures are those of the newest results"
@@ -241,6 +242,14 @@ kl: protoc $(REFERENCE_PACKAGES)/.ready
 
 # Timings, for a machine that nobody else uses; no test depends on them.
 bench: bench-sums bench-grids
+
+# On a quiet machine only: it refuses others. Programs, packages and models stay in target/peers.
+bench-peers: PART = formats,context,http,shapes
+bench-peers: protoc
+	$(CARGO) build --release --locked --bin lockstep
+	$(PYTHON) benches/bench_peers.py target/release/lockstep "$$(target/release/lockstep pull smollm2)" --part $(PART) \
+		--rounds $(ROUNDS) $(ARGS)
+	$(PYTHON) benches/report.py
 
 bench-sums: protoc
 	$(CARGO) bench --workspace --locked --bench sums -- 40

@@ -40,7 +40,6 @@ MEASURES = {
     "links.md": ("worker/collective", "wire"),
     "overload.md": ("router",),
     "peer_tests.md": ("router/src/faces",),
-    "peers.md": SERVING,
     "ready.md": ("src", "worker/src/load"),
     "router.md": ("router",),
     "scheduler.md": ("coordinator/scheduler",),

@@ -1,0 +1,157 @@
+"""The engines that are measured beside each other: how each is made and started, and the speed that it reports of a
+test. All serve the same file with the same number of threads. Knows nothing of rounds.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import quiet
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests" / "peers"))
+import sources  # noqa: E402
+
+# The package whose source has the engine's, and options of its server.
+LLAMA = ("llama.cpp", "llama-cpp-python", "0.3.36", ["--no-webui"])
+IK_LLAMA = ("ik_llama.cpp", "ik-llama-cpp-python", "0.1.5", [])
+LLAMA_OPTIONS = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF",
+                 "-DBUILD_SHARED_LIBS=OFF", "-DGGML_CCACHE=OFF"]
+LLAMA_PROGRAMS = ["llama-bench", "llama-server", "llama-quantize"]
+PACKAGES = ["cmake", "ninja", "gguf", "numpy"]
+REQUEST_S = 1800
+# Of the smallest model that is measured.
+CONTEXT = 8192
+# The same words for every prompt of tokens: ids that every tokenizer here has and that end nothing.
+FIRST_TOKEN, N_TOKENS = 1000, 20000
+
+
+def packages(folder):
+    """Installs what builds and writes models into a folder of its own, and makes it importable."""
+    place = folder / "packages"
+    if not (place / "gguf").is_dir():
+        run([sys.executable, "-m", "pip", "install", "--quiet", "--target", place, *PACKAGES])
+    sys.path.insert(0, str(place))
+    return place
+
+
+def llama_programs(folder, name, package, version):
+    """Builds llama.cpp or a fork for this machine out of the source that its Python binding is published with."""
+    source = folder / name
+    programs = source / "build" / "bin"
+    if not all((programs / program).exists() for program in LLAMA_PROGRAMS):
+        shutil.rmtree(source, ignore_errors=True)
+        archive = sources.fetched(package, version, folder)
+        sources.unpack(archive, {f"vendor/{name}": name}, folder)
+        archive.unlink()
+        place = packages(folder)
+        environment = {**os.environ, "PATH": f"{place / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(place)}
+        run(["cmake", "-B", "build", "-G", "Ninja", *LLAMA_OPTIONS], cwd=source, env=environment)
+        run(["ninja", "-C", "build", *LLAMA_PROGRAMS], cwd=source, env=environment)
+    return programs
+
+
+def run(command, **options):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)
+    if done.returncode != 0:
+        sys.exit(f"{command} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def tokens(n, seed):
+    """A prompt of n tokens that shares no prefix with one of another seed."""
+    return [FIRST_TOKEN + (seed * 7919 + i * 31) % N_TOKENS for i in range(n)]
+
+
+class Lockstep:
+    """A server that stays up while its model is measured; each test is a request or a load."""
+
+    def __init__(self, name, binary, threads):
+        self.name, self.binary, self.threads = name, binary, threads
+        version = run([binary, "--version"]).split()[-1]
+        self.version, self.commit, self.n_asked = version, commit(), 0
+
+    def open(self, model, context, _clients):
+        port = quiet.free_port()
+        return quiet.Server([[
+            self.binary, "serve", model, "--http", f"{quiet.LOOPBACK}:{port}", "--grpc",
+            f"{quiet.LOOPBACK}:{quiet.free_port()}", "--threads", self.threads, "--context", context,
+        ]], port, "/ready")
+
+    def ask(self, server, prompt, n_predict, cached):
+        body = {"prompt": prompt, "n_predict": n_predict, "cache_prompt": cached, "ignore_eos": True, "temperature": 0}
+        asked = urllib.request.Request(f"{server.url}/completion", json.dumps(body).encode(),
+                                       {"content-type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=REQUEST_S) as answer:
+            return json.load(answer)["timings"]
+
+    def speed(self, server, test):
+        """Tokens a second of a test, as `/completion` reports them."""
+        kind, n, depth = parsed(test)
+        self.n_asked += 1
+        before = tokens(depth, self.n_asked)
+        if depth:
+            self.ask(server, before, 1, True)
+        if kind == "decode":
+            return self.ask(server, before or tokens(8, self.n_asked), n, True)["predicted_per_second"]
+        timings = self.ask(server, before + tokens(n, self.n_asked + 5000), 1, True)
+        if not n <= timings["prompt_n"] <= n + 64:
+            sys.exit(f"{test}: {timings['prompt_n']} tokens were computed")
+        return timings["prompt_per_second"]
+
+    def load(self, server, clients, requests, seed):
+        return quiet.load(self.binary, server.url, clients, requests, "128", "64", seed)
+
+
+class LlamaCpp:
+    """llama.cpp or a fork: `llama-bench` for a test by itself, `llama-server` for loads."""
+
+    def __init__(self, folder, threads, name, package, version, options):
+        self.name, self.threads, self.options = name, threads, options
+        self.programs = llama_programs(folder, name, package, version)
+        # The source of a package does not name its commit.
+        self.version, self.commit = f"{package} {version}", "not named"
+        self.has_depth = "--n-depth" in run([self.programs / "llama-bench", "--help"])
+
+    def open(self, model, context, clients):
+        port = quiet.free_port()
+        return quiet.Server([[
+            self.programs / "llama-server", "-m", model, "--host", quiet.LOOPBACK, "--port", port, "-t", self.threads,
+            "-np", clients, "-c", context * clients, *self.options,
+        ]], port)
+
+    def can(self, test):
+        return self.has_depth or parsed(test)[2] == 0
+
+    def speed(self, model, test):
+        """Tokens a second of a test."""
+        kind, n, depth = parsed(test)
+        counts = ["-p", n, "-n", 0] if kind == "prefill" else ["-p", 0, "-n", n]
+        behind = ["-d", depth] if depth else []
+        out = run([self.programs / "llama-bench", "-m", model, "-t", self.threads, *counts, *behind, "-r", 1, "-o",
+                   "json"])
+        return json.loads(out)[0]["avg_ts"]
+
+
+def parsed(test):
+    """(kind, tokens, positions before them): `decode-128`, `prefill-at-4096`, `decode-32-at-0`."""
+    kind, _, rest = test.partition("-")
+    if rest.startswith("at-"):
+        depth = int(rest.removeprefix("at-"))
+        return kind, min(512, CONTEXT - depth - 64) if kind == "prefill" else 64, depth
+    return kind, int(rest), 0
+
+
+def commit():
+    """The last commit that changed code; with a plus where code has changed since."""
+    code = ["--", "*.rs", "*.toml", "*.lock", "*.cu", "*.cuh"]
+
+    def git(*words):
+        done = subprocess.run(["git", *words, *code], cwd=ROOT, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+    last = git("log", "-1", "--format=%h", "--abbrev=8")
+    return last + ("+" if git("status", "--porcelain") else "") if last else "unknown"
