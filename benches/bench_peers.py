@@ -32,8 +32,8 @@ AGENT = ("random-1.5B", "Q4_0", 12000)
 PARTS = ["formats", "context", "http", "shapes", "agent"]
 # Peers that are looked for and do not install here, and why.
 NOT_RUN = [
-    {"engine": "OpenVINO GenAI", "why": "no cell of it was written yet"},
-    {"engine": "vLLM", "why": "no cell of it was written yet"},
+    {"engine": "OpenVINO GenAI", "why": "the script does not know it yet"},
+    {"engine": "vLLM", "why": "the script does not know it yet"},
 ]
 SETTLE_S = 3
 
@@ -59,6 +59,8 @@ def parse():
     parser.add_argument("lockstep", type=Path)
     parser.add_argument("model", type=Path, help="the default model, of which other formats are made")
     parser.add_argument("--part", type=lambda text: text.split(","), default=PARTS[:4])
+    parser.add_argument("--peer", action="append", choices=[peer[0] for peer in engines.PEERS],
+                        help="only these peers; repeatable [default: all]")
     parser.add_argument("--format", action="append", help="only these formats; repeatable")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=quiet.CORES)
@@ -93,8 +95,8 @@ class Run:
         self.lockstep = engines.Lockstep("lockstep", arguments.lockstep, arguments.threads)
         self.control = engines.Lockstep("lockstep (control)", arguments.lockstep, arguments.threads)
         work = arguments.work.resolve()
-        self.llama = engines.LlamaCpp(work, arguments.threads, *engines.LLAMA)
-        self.peers = [self.llama, engines.LlamaCpp(work, arguments.threads, *engines.IK_LLAMA)]
+        wanted = [peer for peer in engines.PEERS if not arguments.peer or peer[0] in arguments.peer]
+        self.peers = [engines.LlamaCpp(work, arguments.threads, *peer) for peer in wanted]
         self.engines = [self.lockstep, *self.peers, self.control]
         self.machine = machine(arguments.work, arguments.threads)
         # (value, cores that others used) by (engine, model, format, test, unit).
@@ -184,7 +186,7 @@ class Run:
         if not path.exists():
             part = path.with_suffix(".part")
             if model == DEFAULT:
-                quantize = self.llama.programs / "llama-quantize"
+                quantize = self.peers[0].programs / "llama-quantize"
                 engines.run([quantize, "--allow-requantize", self.arguments.model, part, kind])
             else:
                 import shapes
@@ -211,9 +213,14 @@ class Run:
             "command": "make bench-peers",
             "machine": self.machine,
             "engines": {one.name: {"version": one.version, "commit": one.commit} for one in self.engines[:-1]},
-            "not_run": NOT_RUN,
+            "not_run": [*self.left_out(), *NOT_RUN],
             "cells": cells,
         }
+
+    def left_out(self):
+        """Peers that this run was not to measure."""
+        names = {peer.name for peer in self.peers}
+        return [{"engine": name, "why": "this run left it out"} for name, *_ in engines.PEERS if name not in names]
 
     def commits(self):
         return {one.name: one.commit for one in self.engines}

@@ -19,6 +19,8 @@ import sources  # noqa: E402
 # The package whose source has the engine's, and options of its server.
 LLAMA = ("llama.cpp", "llama-cpp-python", "0.3.36", ["--no-webui"])
 IK_LLAMA = ("ik_llama.cpp", "ik-llama-cpp-python", "0.1.5", [])
+# Building the second takes an hour on two cores: its kernels are templates.
+PEERS = [LLAMA, IK_LLAMA]
 LLAMA_OPTIONS = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF",
                  "-DBUILD_SHARED_LIBS=OFF", "-DGGML_CCACHE=OFF"]
 LLAMA_PROGRAMS = ["llama-bench", "llama-server", "llama-quantize"]
@@ -114,7 +116,7 @@ class LlamaCpp:
         self.name, self.threads, self.options = name, threads, options
         self.programs = llama_programs(folder, name, package, version)
         # The source of a package does not name its commit.
-        self.version, self.commit = f"{package} {version}", "not named"
+        self.version, self.commit = f"({package} {version})", ""
         self.has_depth = "--n-depth" in run([self.programs / "llama-bench", "--help"])
 
     def open(self, model, context, clients):
