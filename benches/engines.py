@@ -75,7 +75,7 @@ class Lockstep:
     def __init__(self, name, binary, threads):
         self.name, self.binary, self.threads = name, binary, threads
         version = run([binary, "--version"]).split()[-1]
-        self.version, self.commit, self.n_asked = version, commit(), 0
+        self.version, self.commit, self.n_prompts = version, commit(), 0
 
     def open(self, model, context, _clients):
         port = quiet.free_port()
@@ -84,23 +84,23 @@ class Lockstep:
             f"{quiet.LOOPBACK}:{quiet.free_port()}", "--threads", self.threads, "--context", context,
         ]], port, "/ready")
 
-    def ask(self, server, prompt, n_predict, cached):
+    def complete(self, server, prompt, n_predict, cached):
         body = {"prompt": prompt, "n_predict": n_predict, "cache_prompt": cached, "ignore_eos": True, "temperature": 0}
-        asked = urllib.request.Request(f"{server.url}/completion", json.dumps(body).encode(),
-                                       {"content-type": "application/json"})
-        with urllib.request.urlopen(asked, timeout=REQUEST_S) as answer:
+        request = urllib.request.Request(f"{server.url}/completion", json.dumps(body).encode(),
+                                         {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=REQUEST_S) as answer:
             return json.load(answer)["timings"]
 
     def speed(self, server, test):
         """Tokens a second of a test, as `/completion` reports them."""
         kind, n, depth = parsed(test)
-        self.n_asked += 1
-        before = tokens(depth, self.n_asked)
+        self.n_prompts += 1
+        before = tokens(depth, self.n_prompts)
         if depth:
-            self.ask(server, before, 1, True)
+            self.complete(server, before, 1, True)
         if kind == "decode":
-            return self.ask(server, before or tokens(8, self.n_asked), n, True)["predicted_per_second"]
-        timings = self.ask(server, before + tokens(n, self.n_asked + 5000), 1, True)
+            return self.complete(server, before or tokens(8, self.n_prompts), n, True)["predicted_per_second"]
+        timings = self.complete(server, before + tokens(n, self.n_prompts + 5000), 1, True)
         if not n <= timings["prompt_n"] <= n + 64:
             sys.exit(f"{test}: {timings['prompt_n']} tokens were computed")
         return timings["prompt_per_second"]

@@ -1,13 +1,13 @@
 //! A request as a face has parsed it, in the terms of `lockstep.v1`. Knows no face and no replica.
 
 use crate::config::RouterLimits;
+use crate::front::grammars;
 use crate::front::resume::Resume;
-use crate::front::sampling::{Wording, random_seed, work};
+use crate::front::sampling::{Wording, check, random_seed, work};
 use crate::front::stop::Stops;
 use crate::front::structure;
 use crate::refusal::Refusal;
 use crate::replicas::models::text::ModelText;
-use grammar::GrammarRefused;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use std::sync::Arc;
@@ -126,12 +126,9 @@ impl Purpose {
     pub(super) fn check_sizes(&self, limits: &RouterLimits) -> Result<(), Refusal> {
         let Purpose::Generate(sampling) = self else { return Ok(()) };
         let (n_biased, most) = (sampling.logit_bias.len(), limits.logit_bias_max);
-        if n_biased > most {
-            return Err(Refusal::invalid("logit_bias", format!("must be at most {most} tokens, and is {n_biased}")));
-        }
+        check("logit_bias", n_biased, n_biased <= most, &format!("at most {most} tokens"))?;
         let n_bytes = sampling.structure.as_ref().map_or(0, structure::n_bytes);
-        let refused = |refused: GrammarRefused| Refusal::invalid(structure::FIELD, refused.to_string());
-        limits.grammar.check_bytes(n_bytes).map_err(refused)
+        limits.grammar.check_bytes(n_bytes).map_err(|refused| grammars::refusal(&refused))
     }
 
     /// Takes out what the answer must be.

@@ -140,7 +140,7 @@ impl Frontend {
     }
 }
 
-fn refusal(refused: &GrammarRefused) -> Refusal {
+pub(super) fn refusal(refused: &GrammarRefused) -> Refusal {
     Refusal::invalid(FIELD, refused.to_string())
 }
 

@@ -215,7 +215,12 @@ fn check_many(field: &'static str, strings: &[String], limits: &RouterLimits) ->
 }
 
 /// Checks a value. NaN is in no range.
-fn check(field: &'static str, value: impl std::fmt::Display, holds: bool, must: &str) -> Result<(), Refusal> {
+pub(super) fn check(
+    field: &'static str,
+    value: impl std::fmt::Display,
+    holds: bool,
+    must: &str,
+) -> Result<(), Refusal> {
     if holds { Ok(()) } else { Err(Refusal::invalid(field, format!("must be {must}, and is {value}"))) }
 }
 

@@ -28,7 +28,7 @@ impl<IO> StrictLines<IO> {
 
 #[derive(Default)]
 struct Framing {
-    at: Place,
+    at: FramingState,
     /// The beginning of the present line.
     line: Vec<u8>,
     has_cr: bool,
@@ -36,7 +36,7 @@ struct Framing {
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Place {
+enum FramingState {
     /// Before the first line of a request, where empty lines are skipped.
     #[default]
     Start,
@@ -64,13 +64,13 @@ impl Framing {
         let mut n_read = 0;
         while n_read < bytes.len() {
             n_read += match &mut self.at {
-                Place::Unchecked => return None,
-                Place::Body(left) | Place::Chunk(left) => {
+                FramingState::Unchecked => return None,
+                FramingState::Body(left) | FramingState::Chunk(left) => {
                     let n = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len() - n_read);
                     *left -= n as u64;
                     n
                 }
-                Place::Start | Place::Head | Place::ChunkSize | Place::Trailers => {
+                FramingState::Start | FramingState::Head | FramingState::ChunkSize | FramingState::Trailers => {
                     if !self.takes(bytes[n_read]) {
                         return Some(n_read);
                     }
@@ -78,8 +78,8 @@ impl Framing {
                 }
             };
             match self.at {
-                Place::Body(0) => self.at = Place::Start,
-                Place::Chunk(0) => self.at = Place::ChunkSize,
+                FramingState::Body(0) => self.at = FramingState::Start,
+                FramingState::Chunk(0) => self.at = FramingState::ChunkSize,
                 _ => {}
             }
         }
@@ -104,25 +104,25 @@ impl Framing {
 
     fn end_line(&mut self, line: &[u8]) {
         self.at = match self.at {
-            Place::Start if line.starts_with(PREFACE) => Place::Unchecked,
-            Place::Start if line.is_empty() => Place::Start,
-            Place::Start => Place::Head,
-            Place::Head if line.is_empty() => match std::mem::take(&mut self.body) {
-                BodyLength::None => Place::Start,
-                BodyLength::Known(n) => Place::Body(n),
-                BodyLength::Chunked => Place::ChunkSize,
+            FramingState::Start if line.starts_with(PREFACE) => FramingState::Unchecked,
+            FramingState::Start if line.is_empty() => FramingState::Start,
+            FramingState::Start => FramingState::Head,
+            FramingState::Head if line.is_empty() => match std::mem::take(&mut self.body) {
+                BodyLength::None => FramingState::Start,
+                BodyLength::Known(n) => FramingState::Body(n),
+                BodyLength::Chunked => FramingState::ChunkSize,
             },
-            Place::Head => {
+            FramingState::Head => {
                 self.body = body_length(line, self.body);
-                Place::Head
+                FramingState::Head
             }
-            Place::ChunkSize => match chunk_size(line) {
-                Some(0) => Place::Trailers,
+            FramingState::ChunkSize => match chunk_size(line) {
+                Some(0) => FramingState::Trailers,
                 // The end of the line behind the chunk.
-                Some(n) => Place::Chunk(n.saturating_add(2)),
-                None => Place::Unchecked,
+                Some(n) => FramingState::Chunk(n.saturating_add(2)),
+                None => FramingState::Unchecked,
             },
-            Place::Trailers if line.is_empty() => Place::Start,
+            FramingState::Trailers if line.is_empty() => FramingState::Start,
             other => other,
         };
     }

@@ -59,12 +59,12 @@ fn biased(pair: &Value) -> Result<(u32, f32), Refusal> {
 /// what is said of a token takes many times the room of its text.
 pub async fn texts_to_tokens(front: &Frontend, of: &Arc<ModelText>, fields: &mut Fields) -> Result<(), Refusal> {
     let n_max = front.config.limits.logit_bias_max;
-    let n_said = match fields.get(FIELD) {
+    let n_biases = match fields.get(FIELD) {
         Some(Value::Object(all)) => all.len(),
         Some(Value::Array(all)) => all.len(),
         _ => 0,
     };
-    if n_said > n_max {
+    if n_biases > n_max {
         return Ok(());
     }
     let pairs: Vec<(Value, Value)> = match fields.get(FIELD) {
