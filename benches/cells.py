@@ -111,7 +111,6 @@ def words(test):
         of = {"": "output", "itl-p50": "p50 inter-token latency", "itl-p99": "p99 inter-token latency",
               "ttft-p50": "p50 time to first token"}
         return f"{of.get(figure, figure)} with {clients}"
-    if kind == "agent" and count.isdigit():
-        of = {"ttft": "time to first token", "decode": "decode"}
-        return f"{of.get(figure, figure)} behind an agent's {int(count):,} tokens"
+    if kind in ("prefill", "decode") and rest.isdigit():
+        return f"{kind} of {int(rest):,} tokens"
     return test

@@ -2,6 +2,7 @@
 test. All serve the same file with the same number of threads. Knows nothing of rounds.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,7 +21,14 @@ import sources  # noqa: E402
 LLAMA = ("llama.cpp", "llama-cpp-python", "0.3.36", ["--no-webui"])
 IK_LLAMA = ("ik_llama.cpp", "ik-llama-cpp-python", "0.1.5", [])
 # Building the second takes an hour on two cores: its kernels are templates.
-PEERS = [LLAMA, IK_LLAMA]
+LLAMAS = [LLAMA, IK_LLAMA]
+OPENVINO = "OpenVINO GenAI"
+# The second has the library that the first is linked against.
+OPENVINO_PACKAGES = ["openvino-genai==2026.4.0.0", "openvino==2026.4.0"]
+OPENVINO_FORMATS = ["Q4_0", "Q4_1", "Q8_0", "Q4_K_M"]
+# It unpacks what it reads, and two servers of Lockstep stand beside it.
+OPENVINO_BYTES_MAX = 3e9
+PEERS = [*(name for name, *_ in LLAMAS), OPENVINO]
 LLAMA_OPTIONS = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF",
                  "-DBUILD_SHARED_LIBS=OFF", "-DGGML_CCACHE=OFF"]
 LLAMA_PROGRAMS = ["llama-bench", "llama-server", "llama-quantize"]
@@ -34,10 +42,17 @@ FIRST_TOKEN, N_TOKENS = 1000, 20000
 
 def packages(folder):
     """Installs what builds and writes models into a folder of its own, and makes it importable."""
-    place = folder / "packages"
-    if not (place / "gguf").is_dir():
-        run([sys.executable, "-m", "pip", "install", "--quiet", "--target", place, *PACKAGES])
+    place = installed(folder / "packages", PACKAGES)
     sys.path.insert(0, str(place))
+    return place
+
+
+def installed(place, packages):
+    if not place.is_dir():
+        part = place.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        run([sys.executable, "-m", "pip", "install", "--quiet", "--target", part, *packages])
+        part.rename(place)
     return place
 
 
@@ -69,13 +84,25 @@ def tokens(n, seed):
     return [FIRST_TOKEN + (seed * 7919 + i * 31) % N_TOKENS for i in range(n)]
 
 
+def peer(name, folder, threads):
+    """The engine of this name, installed or built where it is not yet."""
+    if name == OPENVINO:
+        return OpenVino(folder, threads)
+    return LlamaCpp(folder, threads, *next(one for one in LLAMAS if one[0] == name))
+
+
 class Lockstep:
     """A server that stays up while its model is measured; each test is a request or a load."""
+
+    serves = True
 
     def __init__(self, name, binary, threads):
         self.name, self.binary, self.threads = name, binary, threads
         version = run([binary, "--version"]).split()[-1]
         self.version, self.commit, self.n_prompts = version, commit(), 0
+
+    def open_alone(self, model, context):
+        return self.open(model, context, 1)
 
     def open(self, model, context, _clients):
         port = quiet.free_port()
@@ -83,6 +110,9 @@ class Lockstep:
             self.binary, "serve", model, "--http", f"{quiet.LOOPBACK}:{port}", "--grpc",
             f"{quiet.LOOPBACK}:{quiet.free_port()}", "--threads", self.threads, "--context", context,
         ]], port, "/ready")
+
+    def can(self, _model, _kind, _test):
+        return True
 
     def complete(self, server, prompt, n_predict, cached):
         body = {"prompt": prompt, "n_predict": n_predict, "cache_prompt": cached, "ignore_eos": True, "temperature": 0}
@@ -112,12 +142,17 @@ class Lockstep:
 class LlamaCpp:
     """llama.cpp or a fork: `llama-bench` for a test by itself, `llama-server` for loads."""
 
+    serves = True
+
     def __init__(self, folder, threads, name, package, version, options):
         self.name, self.threads, self.options = name, threads, options
         self.programs = llama_programs(folder, name, package, version)
         # The source of a package does not name its commit.
         self.version, self.commit = f"({package} {version})", ""
         self.has_depth = "--n-depth" in run([self.programs / "llama-bench", "--help"])
+
+    def open_alone(self, model, _context):
+        return contextlib.nullcontext(model)
 
     def open(self, model, context, clients):
         port = quiet.free_port()
@@ -126,7 +161,7 @@ class LlamaCpp:
             "-np", clients, "-c", context * clients, *self.options,
         ]], port)
 
-    def can(self, test):
+    def can(self, _model, _kind, test):
         return self.has_depth or parsed(test)[2] == 0
 
     def speed(self, model, test):
@@ -137,6 +172,49 @@ class LlamaCpp:
         out = run([self.programs / "llama-bench", "-m", model, "-t", self.threads, *counts, *behind, "-r", 1, "-o",
                    "json"])
         return json.loads(out)[0]["avg_ts"]
+
+
+class OpenVino:
+    """OpenVINO GenAI with its defaults. Its package has no server, and no prefill behind a context."""
+
+    serves = False
+
+    def __init__(self, folder, threads):
+        self.name, self.threads, self.n_prompts = OPENVINO, threads, 0
+        self.packages = installed(folder / "openvino", OPENVINO_PACKAGES)
+        self.version, self.commit = OPENVINO_PACKAGES[0].partition("==")[2], ""
+
+    @contextlib.contextmanager
+    def open_alone(self, model, _context):
+        command = [sys.executable, ROOT / "benches" / "openvino_steps.py", model, self.threads]
+        environment = {**os.environ, "PYTHONPATH": str(self.packages)}
+        with subprocess.Popen([str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                              env=environment) as process:
+            try:
+                answer(process)
+                yield process
+            finally:
+                process.stdin.close()
+
+    def can(self, model, kind, test):
+        what, _, depth = parsed(test)
+        is_small = Path(model).stat().st_size <= OPENVINO_BYTES_MAX
+        return kind in OPENVINO_FORMATS and is_small and (what == "decode" or depth == 0)
+
+    def speed(self, process, test):
+        """Tokens a second of a test."""
+        kind, n, depth = parsed(test)
+        self.n_prompts += 1
+        prompt, n_predict = (n, 1) if kind == "prefill" else (depth or 8, n + 1)
+        print(json.dumps({"tokens": tokens(prompt, self.n_prompts), "n_predict": n_predict}), file=process.stdin,
+              flush=True)
+        times = answer(process)
+        return 1000 * n / times["ttft_ms"] if kind == "prefill" else 1000 / times["tpot_ms"]
+
+
+def answer(process):
+    line = process.stdout.readline()
+    return json.loads(line) if line else sys.exit(f"{process.args} ended with {process.wait()}")
 
 
 def parsed(test):

@@ -253,7 +253,7 @@ class Report(unittest.TestCase):
     def test_words(self):
         for test, words in [("prefill-512", "prefill"), ("decode-at-4096", "decode behind 4,096 positions"),
                             ("http-1", "output with one client"),
-                            ("agent-12000-decode", "decode behind an agent's 12,000 tokens"),
+                            ("prefill-12000", "prefill of 12,000 tokens"),
                             ("http-32-ttft-p50", "p50 time to first token with 32 clients"),
                             ("new-1", "new-1"), ("", "")]:
             self.assertEqual(cells.words(test), words)
