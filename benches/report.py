@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -53,6 +54,7 @@ MEASURES = {
 # Text and tests make no server slower.
 NOT_MEASURED = (":(exclude)*.md", ":(exclude,glob)**/tests/**")
 DAY_S = 24 * 60 * 60
+COLUMNS_MAX = 120
 
 
 def main(argv=None):
@@ -152,8 +154,13 @@ def section(arguments, results, drawn):
     context = plots.file_name("speed-context", "light")
     if context in drawn:
         last += f" Behind longer contexts: [a plot]({folder}/{context})."
-    blocks = [sentence(results), table(results), *pictures, standing(results), not_run(results), last]
+    blocks = [wrapped(sentence(results)), table(results), *pictures, wrapped(standing(results)),
+              wrapped(not_run(results)), wrapped(last)]
     return "\n\n".join(block for block in blocks if block)
+
+
+def wrapped(paragraph):
+    return textwrap.fill(paragraph, COLUMNS_MAX, break_long_words=False, break_on_hyphens=False)
 
 
 def sentence(results):

@@ -1,5 +1,5 @@
-"""Checks the crates that changed since a commit, and the crates that depend on them directly: formatting, laws, lints,
-tests. Prints the seconds of each part, and what it leaves out.
+"""Checks the crates that changed since a commit, and the crates that depend on them directly: subjects of commits,
+formatting, laws, lints, tests. Prints the seconds of each part, and what it leaves out.
 
     quick.py [COMMIT]    the default is origin/main, or else HEAD: what is not committed yet
 """
@@ -7,6 +7,7 @@ tests. Prints the seconds of each part, and what it leaves out.
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -35,6 +36,11 @@ ELSEWHERE = {
 LAWS = "tidy"
 
 
+# `area: imperative`, or several areas with commas between them.
+SUBJECT = re.compile(r"[a-z0-9_.-]+(, [a-z0-9_.-]+)*: [a-z]\S*( \S+)*")
+SUBJECT_MAX = 72
+
+
 def output(*command):
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -45,6 +51,12 @@ def base(arguments):
         return arguments[0]
     remote = subprocess.run(["git", "rev-parse", "--quiet", "--verify", "origin/main"], cwd=ROOT, capture_output=True)
     return "origin/main" if remote.returncode == 0 else "HEAD"
+
+
+def wrong_subjects(commit):
+    """Subjects of commits since then that have another form, or are too long."""
+    subjects = output("git", "log", "--no-merges", "--format=%s", f"{commit}..HEAD").splitlines()
+    return [subject for subject in subjects if not SUBJECT.fullmatch(subject) or len(subject) > SUBJECT_MAX]
 
 
 def changed_files(commit):
@@ -138,6 +150,8 @@ def main():
     names = lambda of: ", ".join(sorted(of)) or "-"
     print(f"since {commit}: {len(files)} files; changed: {names(changed)}; depend on them: {names(dependants)}")
 
+    if wrong := wrong_subjects(commit):
+        sys.exit(f"a subject is `area: imperative` of at most {SUBJECT_MAX} characters:\n  " + "\n  ".join(wrong))
     parts.run("format", CARGO, "fmt", "--all", "--check")
     if changed:
         parts.run("lints", CARGO, "clippy", *WHOLE, "--all-targets", "--", "-D", "warnings")

@@ -1,0 +1,136 @@
+//! Laws on words: names that a reader who knows vLLM and Rust understands, and prose that makes no process a person.
+
+use super::{SOURCES, hold};
+use crate::source::{files, strip, words};
+
+/// Parts of a name that describe a process as if it talked or wished: a name says what a thing is or does.
+const BANNED_PARTS: &[&str] = &[
+    "told", "tell", "tells", "telling", "said", "say", "says", "saying", "heard", "hear", "hears", "hearing", "asked",
+    "ask", "asks", "asking", "wanted", "wish", "wishes", "wished", "befell", "befall", "heed", "heeds", "heeded", "who",
+    "whoever", "nobody",
+];
+/// How many of them there are. The number only gets lower.
+const N_BANNED_PARTS_MAX: usize = 0;
+
+const PERSON_WORDS: &[&str] =
+    &["who", "whoever", "whom", "nobody", "everybody", "somebody", "anybody", "told", "said", "heard"];
+/// In each kind of prose, of 10,000 words. The numbers only get lower.
+const N_PERSON_WORDS_MAX: &[(&str, usize)] = &[("comments", 0), ("documents", 0), ("protos", 0)];
+
+const COLUMNS_MAX: usize = 120;
+
+#[test]
+fn names_describe_what_things_are() {
+    let protos = files(&["proto"]).into_iter().map(|(path, text)| (path, strip(&text)));
+    let rust = SOURCES.iter().map(|source| (source.path.clone(), source.code.clone()));
+    let mut found = Vec::new();
+    for (path, code) in rust.chain(protos) {
+        for (at, word) in words(&code) {
+            let banned = parts(word).into_iter().filter(|part| BANNED_PARTS.contains(&part.as_str()));
+            found.extend(banned.map(|_| format!("{path}:{} names {word}", 1 + code[..at].matches('\n').count())));
+        }
+    }
+    let n = found.len();
+    hold(
+        &format!("{n} parts of names are words of talk; at most {N_BANNED_PARTS_MAX} may be (tests/tidy/language.rs)."),
+        if n > N_BANNED_PARTS_MAX { found } else { Vec::new() },
+    );
+}
+
+/// `is_told` and `IsTold` have the parts `is` and `told`.
+fn parts(word: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    for c in word.chars() {
+        if c == '_' || c.is_uppercase() && parts.last().is_some_and(|part| part.ends_with(char::is_lowercase)) {
+            parts.push(String::new());
+        }
+        if c != '_' {
+            parts.last_mut().unwrap().extend(c.to_lowercase());
+        }
+    }
+    parts
+}
+
+#[test]
+fn processes_are_no_persons() {
+    let mut broken = Vec::new();
+    for ((kind, max), texts) in N_PERSON_WORDS_MAX.iter().zip([comments(), documents(), protos()]) {
+        let mut n_words = 0;
+        let mut found = Vec::new();
+        for (path, text) in texts {
+            for (i, line) in text.lines().enumerate() {
+                for word in prose_words(line) {
+                    n_words += 1;
+                    found.extend(PERSON_WORDS.contains(&word.as_str()).then(|| format!("{path}:{} {word}", i + 1)));
+                }
+            }
+        }
+        if found.len() * 10_000 > max * n_words {
+            broken.push(format!("{kind}: {} in {n_words} words, over {max} in 10,000", found.len()));
+            broken.extend(found);
+        }
+    }
+    hold("A process is no person: name the rank, the client or the request, and what it sends or returns.", broken);
+}
+
+/// Words outside of code spans, in lower case.
+fn prose_words(line: &str) -> impl Iterator<Item = String> {
+    let spans = line.split('`').step_by(2);
+    let words = spans.flat_map(|span| span.split(|c: char| !c.is_alphabetic() && c != '\''));
+    words.filter(|word| !word.is_empty()).map(str::to_lowercase)
+}
+
+fn comments() -> Vec<(String, String)> {
+    SOURCES.iter().map(|source| (source.path.clone(), comment_lines(&source.text))).collect()
+}
+
+fn protos() -> Vec<(String, String)> {
+    files(&["proto"]).into_iter().map(|(path, text)| (path, comment_lines(&text))).collect()
+}
+
+/// Only the lines that are comments, at their places.
+fn comment_lines(text: &str) -> String {
+    let of = |line: &str| line.trim_start().strip_prefix("//").unwrap_or("").to_string();
+    text.lines().map(of).collect::<Vec<_>>().join("\n")
+}
+
+/// Markdown without blocks of code. Results are quoted from what was measured.
+fn documents() -> Vec<(String, String)> {
+    let prose = |text: &str| {
+        let mut is_code = false;
+        let keep = |line: &str| {
+            let is_fence = line.trim_start().starts_with("```");
+            is_code ^= is_fence;
+            if is_code || is_fence { String::new() } else { line.to_string() }
+        };
+        text.lines().map(keep).collect::<Vec<_>>().join("\n")
+    };
+    let pages = files(&["md"]).into_iter().filter(|(path, _)| !path.contains("results/"));
+    pages.map(|(path, text)| (path, prose(&text))).collect()
+}
+
+#[test]
+fn prose_fits() {
+    let mut broken = Vec::new();
+    for (path, text) in documents() {
+        // A row of a table, or a link, has no place to be broken at.
+        let is_long = |line: &&str| line.chars().count() > COLUMNS_MAX && !line.starts_with('|') && line.contains(' ');
+        for (i, line) in text.lines().enumerate().filter(|(_, line)| is_long(line)) {
+            broken.push(format!("{path}:{} has {} columns", i + 1, line.chars().count()));
+        }
+    }
+    hold("Prose has at most 120 columns, so that a change of a sentence is a change of few lines.", broken);
+}
+
+#[test]
+fn names_have_their_parts() {
+    for (word, expect) in [("is_told", vec!["is", "told"]), ("IsTold", vec!["is", "told"]), ("N_MAX", vec!["n", "max"])] {
+        assert_eq!(parts(word), expect, "{word}");
+    }
+}
+
+#[test]
+fn code_in_prose_is_no_prose() {
+    let found: Vec<String> = prose_words("The `who` of a rank's file: it's 3.").collect();
+    assert_eq!(found, ["the", "of", "a", "rank's", "file", "it's"]);
+}
