@@ -260,7 +260,7 @@ def machine(work, threads):
     text = Path("/proc/cpuinfo").read_text()
     model = re.search(r"model name\s*: (.*)", text)
     flags = set(re.search(r"flags\s*: (.*)", text).group(1).split())
-    isa = [name for name in ("avx2", "avx512f", "avx512_vnni", "amx_int8") if name in flags]
+    isa = [name for name in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8") if name in flags]
     program = work / "peaks"
     engines.run(["cc", "-O3", "-march=native", "-pthread", Path(__file__).parent / "peaks.c", "-o", program])
     peaks = json.loads(engines.run([program, threads]))
