@@ -1,4 +1,4 @@
-//! `lockstep.v1.Inference`: translates calls for `front`. Knows no replica.
+//! `lockstep.v1.Inference`: translates calls for `front`. Has no knowledge of replicas.
 
 use crate::board::pick::hashed;
 use crate::faces::SESSION;
@@ -85,7 +85,7 @@ impl Inference for Service {
     ) -> Result<Response<v1::ListModelsReply>, Status> {
         self.tenant(request.metadata()).map_err(status)?;
         let mut listed = self.front.models.listed(&self.front.replicas);
-        // Each model is listed by the name that replies carry.
+        // Each model is listed once, under the name that replies carry.
         listed.retain(|(name, model)| *name == model.name);
         let models = listed.into_iter().map(|(id, model)| v1::Model {
             id,
@@ -111,7 +111,7 @@ impl Service {
         tenant(&self.front, metadata)
     }
 
-    /// Counts a call that only reads or writes text: it is a request of its tenant too.
+    /// Counts a call that only tokenizes or detokenizes: it is a request of its tenant too.
     fn visit(&self, metadata: &MetadataMap) -> Result<Visit, Refusal> {
         self.front.visit(self.tenant(metadata)?)
     }
@@ -160,10 +160,10 @@ impl Service {
     }
 }
 
-/// A generation as replies. Dropping it, as when a client leaves, cancels the request.
+/// A generation as replies. Dropping it, for example when a client leaves, cancels the request.
 pub struct GenerateReplies {
     started: Option<v1::Started>,
-    /// Whether the client has read beyond the prompt before.
+    /// Whether the client already has tokens of the answer.
     has_tokens: bool,
     generation: Generation,
 }
@@ -194,7 +194,7 @@ fn reply(event: generate_reply::Event) -> Poll<Option<Result<v1::GenerateReply, 
 }
 
 impl GenerateReplies {
-    /// The event as a reply. None if the client has it already.
+    /// Returns the event as a reply. None if the client has it already.
     fn said(&self, event: GenerationEvent) -> Option<generate_reply::Event> {
         match event {
             GenerationEvent::Aside(Aside::Prompt(logprobs)) if !self.has_tokens => {
@@ -206,7 +206,7 @@ impl GenerateReplies {
             }
             GenerationEvent::Delta(delta) => Some(generate_reply::Event::Delta(delta)),
             GenerationEvent::Finished(finished) => Some(generate_reply::Event::Finished(finished)),
-            // A generation does not pool.
+            // A generation has no embeddings.
             GenerationEvent::Aside(_) => None,
         }
     }

@@ -1,4 +1,4 @@
-//! The server of all gRPC services: their connections, health and reflection. Knows no message.
+//! The server of all gRPC services: their connections, health and reflection. Has no knowledge of messages.
 
 use crate::config::Timeouts;
 use crate::faces::doors::gate::GrpcGate;
@@ -51,7 +51,8 @@ pub async fn serve(
     }
 }
 
-/// Connections that have a place among the others. Those beyond the limit are closed before anything is read from them.
+/// Yields connections that have a place among the others. Connections beyond the limit are closed before anything is
+/// read from them.
 fn placed(front: &Frontend, incoming: Incoming) -> impl Stream<Item = io::Result<Socket<Gathered<Connection>>>> {
     let Timeouts { unread_max, headers_max, .. } = front.config.timeouts;
     let connections_max = front.config.limits.connections_max.clamp(1, Semaphore::MAX_PERMITS);
@@ -65,7 +66,7 @@ fn placed(front: &Frontend, incoming: Incoming) -> impl Stream<Item = io::Result
     })
 }
 
-/// Keeps what the health service says up to date. Never ends.
+/// Keeps the health service's status up to date. Never ends.
 async fn report_health(front: &Frontend, reporter: watch::Sender<bool>, draining: CancellationToken) {
     let mut views = front.replicas.views();
     loop {

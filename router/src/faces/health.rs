@@ -1,4 +1,5 @@
-//! gRPC's health service: whether requests are served now, and that the process lives. Knows only whether it is ready.
+//! gRPC's health service: whether the router serves requests now, and that the process is alive. Has no knowledge
+//! except whether the router is ready.
 
 use crate::faces::SERVICES;
 use std::pin::Pin;
@@ -10,7 +11,7 @@ use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-/// The name under which it reports the process itself: that serves for as long as it lives, also while it drains or has
+/// The service name of the process itself: it is serving while the process lives, also while the router drains or has
 /// no replica.
 pub const LIVE: &str = "live";
 pub const SERVICE: &str = "lockstep.v1.Inference";
@@ -41,7 +42,8 @@ impl Health for ServingHealth {
         Ok(Response::new(HealthCheckResponse { status: status as i32 }))
     }
 
-    /// An unknown service gets a status too, and its stream stays open, as gRPC asks for: it could appear later.
+    /// An unknown service also gets a status, and its stream stays open, as gRPC requires: the service could appear
+    /// later.
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let service = request.into_inner().service;
         let mut told = None;

@@ -1,5 +1,5 @@
 //! `inference.GRPCInferenceService`, the Open Inference Protocol, for text: `text_input` to `text_output`, with the
-//! tensors of Triton's vLLM backend. Knows no replica.
+//! tensors of Triton's vLLM backend. Has no knowledge of replicas.
 
 use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::faces::http::fields::Fields;
@@ -28,9 +28,9 @@ use types::TenantId;
 
 mod tensors;
 
-/// Unsent replies of one stream whose reader is slower than the request. Further outputs wait unread at the link.
+/// Unsent replies of one stream whose reader is slower than the request. Further outputs stay unread at the link.
 const REPLIES_UNSENT_MAX: usize = 16;
-/// The length of an answer for which the client names none, as in Triton's backend for vLLM.
+/// The default length of an answer, as in Triton's backend for vLLM.
 const TOKENS_MAX: u32 = 16;
 
 pub fn service(front: Arc<Frontend>) -> GrpcInferenceServiceServer<impl GrpcInferenceService> {
@@ -128,7 +128,7 @@ impl GrpcInferenceService for Service {
             let answered = async {
                 while let Ok(Some(request)) = requests.message().await {
                     let mut recorder = Recorder::start(Face::Kserve, &Caller::of_grpc(&metadata));
-                    // A stream may stay open for days: its key may have been taken back, or given to another tenant.
+                    // A stream may stay open for days: its key may be revoked since, or belong to another tenant.
                     let tenant = match tenant(&service.front, &metadata) {
                         Ok(tenant) => tenant,
                         Err(refusal) => {
@@ -183,7 +183,7 @@ impl Service {
         };
         match said {
             Ok(said) => said,
-            // A refusal ends one request: the stream goes on with the next.
+            // A refusal ends one request. The stream continues with the next.
             Err(refusal) => {
                 let reply = wire::ModelStreamInferResponse { error_message: refusal.to_string(), infer_response: None };
                 self.reply(replies, Ok(reply)).await
@@ -191,7 +191,7 @@ impl Service {
         }
     }
 
-    /// Sends a reply. None if the client has left, or reads nothing.
+    /// Sends a reply. None if the client has left, or does not read.
     async fn reply(&self, replies: &Replies, reply: Result<wire::ModelStreamInferResponse, Status>) -> Option<()> {
         replies.send_timeout(reply, self.front.config.timeouts.unread_max).await.ok()
     }
@@ -221,19 +221,19 @@ impl Service {
     }
 }
 
-/// The form of a request's responses.
+/// The format of a request's responses.
 struct Style {
     id: String,
-    /// The prompt to repeat before the answer, if that is wanted.
+    /// The prompt to repeat before the answer, if requested.
     prompt: String,
     is_stream: bool,
     has_reason: bool,
     is_raw: bool,
-    /// The field that said what the answer must be, for refusals.
+    /// The field that constrains the answer, for refusals.
     structure_field: Option<&'static str>,
 }
 
-/// Reads a request, and the form of its responses.
+/// Reads a request, and the format of its responses.
 fn read(request: wire::ModelInferRequest, caller: &Asker) -> Result<(Ask, Style), Refusal> {
     check_version(&request.model_version)?;
     let is_raw = !request.raw_input_contents.is_empty();
@@ -242,7 +242,7 @@ fn read(request: wire::ModelInferRequest, caller: &Asker) -> Result<(Ask, Style)
     let mut fields = Fields::of(tensors::parameters(request.parameters, tensors.sampling)?);
     fields.check(Endpoint::Infer)?;
     let text = tensors.text.ok_or_else(|| Refusal::invalid("text_input", "is missing"))?;
-    // As in Triton's backend, a streamed answer comes alone, and otherwise the prompt precedes it.
+    // As in Triton's backend, the prompt precedes an answer, but not a streamed one.
     let is_stream = tensors.is_stream;
     let repeats = !tensors.exclude_input.unwrap_or(is_stream);
     if is_stream && repeats {

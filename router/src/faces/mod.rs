@@ -1,10 +1,10 @@
-//! The APIs for clients: HTTP as OpenAI and Anthropic have it, `lockstep.v1`, and the protocols of gateways. A face
-//! only translates: it reads a request in its client's words, passes it to `front`, and writes the events in those
-//! words.
+//! The APIs for clients: HTTP in OpenAI's and Anthropic's formats, `lockstep.v1`, and the protocols of gateways. A face
+//! only translates: it reads a request in its client's format, passes it to `front`, and writes the events in that
+//! format.
 //!
-//! Knows no link, and of replicas only what lists of models show. Read `doors/` (what every connection passes), then a
-//! face: `grpc` is the shortest and `http/` the largest; `kserve` and `vllm` are other projects' protocols.
-//! `grpc_server` serves everything over gRPC, `health` and `reflection` beside it.
+//! Has no knowledge of links, and of replicas only for lists of models. Read `doors/` (shared by all connections), then
+//! a face: `grpc` is the shortest and `http/` the largest; `kserve` and `vllm` are other projects' protocols.
+//! `grpc_server` serves everything over gRPC, including `health` and `reflection`.
 
 pub mod doors;
 pub mod grpc;
@@ -23,10 +23,10 @@ pub const SERVICES: [&str; 2] = ["vllm.grpc.engine.VllmEngine", "inference.GRPCI
 /// The header of a request's session, over HTTP and gRPC.
 pub const SESSION: &str = "x-session-id";
 
-/// Where clients come over HTTP.
+/// The listeners for HTTP.
 pub struct HttpListeners {
     pub clients: TcpListener,
-    /// Where `Config::operators` may ask. Their pages are not where clients come then.
+    /// For the keys of `Config::operators`. If present, the clients' port has no operators' pages.
     pub operators: Option<TcpListener>,
 }
 

@@ -1,11 +1,11 @@
-//! gRPC reflection: what tonic's service knows, one question at a time. A question without an answer is answered by an
-//! error, as the protocol has it, and the stream goes on. Knows no service.
+//! gRPC reflection with tonic's service, one request at a time. A request without a result gets an error, as the
+//! protocol requires, and the stream continues. Has no knowledge of services.
 
 use tokio_stream::StreamExt;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// The same service in both versions of the protocol, whose messages differ in their package alone.
+/// The same service in both versions of the protocol, whose messages differ only in their package.
 macro_rules! answering {
     ($name:ident, $version:ident) => {
         pub mod $name {

@@ -1,5 +1,5 @@
-//! `vllm.grpc.engine.VllmEngine`: the protocol of gateways. They send and receive tokens; stop strings are still
-//! searched in the text. Knows no replica.
+//! `vllm.grpc.engine.VllmEngine`: the protocol of gateways. They send and receive tokens. Stop strings are still
+//! searched in the text. Has no knowledge of replicas.
 
 use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::faces::vllm::words::{Counts, input_logprobs, output_logprobs, sampling};
@@ -33,9 +33,9 @@ use types::{TenantId, Token};
 
 mod words;
 
-/// The most bytes of a gateway's name for a request. Usual ones have forty.
+/// The most bytes of a gateway's id for a request. Usual ones have forty.
 const REQUEST_ID_BYTES_MAX: usize = 256;
-/// The bytes of the tokenizer's archive per message.
+/// The bytes of the tokenizer's archive in each message.
 const CHUNK_BYTES: usize = 64 << 10;
 
 pub fn service(front: Arc<Frontend>) -> VllmEngineServer<impl VllmEngine> {
@@ -48,7 +48,7 @@ struct Service {
     front: Arc<Frontend>,
     running: Running,
     started: Instant,
-    /// Made at the first request for it.
+    /// Built at the first request for it.
     bundle: OnceCell<(Bytes, String)>,
 }
 
@@ -218,7 +218,7 @@ impl Service {
     async fn bundle(&self) -> Result<(Bytes, String), Status> {
         let none = || Status::unimplemented("this router has no tokenizer to give away");
         let read = self.front.config.text_files.clone().ok_or_else(none)?;
-        // This is as much work as a long text.
+        // This takes as long as a long text.
         let bundle = self.front.off_runtime(usize::MAX, move || read()).await.map_err(said)?;
         let bundle =
             bundle.map_err(|error| Status::internal(format!("the tokenizer cannot be given away: {error}")))?;
@@ -233,7 +233,7 @@ fn check_id(id: &str) -> Result<(), Refusal> {
     }
 }
 
-/// A refusal as a status, with the field's name in this protocol.
+/// Returns a refusal as a status, with the field's name in this protocol.
 fn said(refusal: Refusal) -> Status {
     status(refusal.renamed(&[
         ("token_ids", "tokenized.input_ids"),
@@ -242,21 +242,21 @@ fn said(refusal: Refusal) -> Status {
     ]))
 }
 
-/// Requests that can be aborted by name. A request is removed when its stream is dropped, so there are never more of
+/// Requests that a client can abort by id. A request is removed when its stream is dropped, so there are never more of
 /// them than streams.
 #[derive(Clone, Default)]
 struct Running(Arc<Mutex<HashMap<Name, NamedStreams>>>);
 
 type Name = (TenantId, String);
 
-/// The streams of one name, which end together.
+/// The streams of one id, which end together.
 struct NamedStreams {
     abort: CancellationToken,
     n_streams: usize,
 }
 
 impl Running {
-    /// Enters a request. None if it has no name.
+    /// Adds a request. None if it has no id.
     fn enter(&self, tenant: TenantId, id: &str) -> Option<Guard> {
         if id.is_empty() {
             return None;
@@ -299,7 +299,7 @@ impl Drop for Guard {
     }
 }
 
-/// The form of a request's replies.
+/// The format of a request's replies.
 struct Style {
     request_id: String,
     is_stream: bool,
@@ -359,7 +359,7 @@ impl EngineReplies {
                 }
             }
             GenerationEvent::Finished(finished) => self.finish(index, &finished),
-            // This protocol resumes no stream, and its gateways make the text themselves.
+            // This protocol resumes no stream, and its gateways detokenize themselves.
             GenerationEvent::Delta(_) | GenerationEvent::Aside(_) => {}
         }
     }
@@ -383,7 +383,7 @@ impl EngineReplies {
         self.ready.push_back(wire::GenerateResponse { response: Some(Said::Complete(complete)) });
     }
 
-    /// Ends what has not ended, and tells the reader, which may be another client than the aborting one.
+    /// Ends the unfinished choices, and reports this to the reader, which may be another client than the aborting one.
     fn abort(&mut self) {
         let counts = Counts { prompt: self.n_prompt(), cached: 0 };
         self.generation = None;

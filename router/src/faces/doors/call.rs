@@ -1,5 +1,4 @@
-//! What a gRPC call carries beside its message: its tenant and deadline; and how a refusal becomes its status. Knows no
-//! method.
+//! The tenant and deadline of a gRPC call, and the status of a refusal. Has no knowledge of methods.
 
 use crate::front::frontend::Frontend;
 use crate::refusal::{NoResume, Refusal, whole_millis, whole_seconds};
@@ -11,7 +10,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
 use types::{GrammarFault, TenantId};
 
-/// The tenant of a call, by its key.
+/// Returns the tenant of a call, by its key.
 pub fn tenant(front: &Frontend, metadata: &MetadataMap) -> Result<TenantId, Refusal> {
     let authorization = metadata.get("authorization").and_then(|value| value.to_str().ok());
     front.config.keys.authorized(authorization).ok_or(Refusal::NoKey)
@@ -46,7 +45,7 @@ pub fn status(refusal: Refusal) -> Status {
     Status::with_details_and_metadata(code, message, details.into(), metadata)
 }
 
-/// What programs read of a refusal.
+/// Returns the details of a refusal for programs.
 fn details(refusal: &Refusal) -> Vec<StatusDetail<'_>> {
     let field = match refusal {
         Refusal::Invalid { field, message } => Some(StatusDetail::Field { name: field, message }),
@@ -55,12 +54,12 @@ fn details(refusal: &Refusal) -> Vec<StatusDetail<'_>> {
     field.into_iter().chain(refusal.retry_after().map(StatusDetail::RetryAfter)).collect()
 }
 
-/// How much sooner than the client asks a call ends by its deadline: first its stream, then the gate in front of it.
-/// The library's own clock comes last; it says CANCELLED.
+/// How much sooner than the client's deadline a call ends: first its stream, then the gate in front of it. The
+/// library's own timer comes last, and reports CANCELLED.
 const STREAM_MARGIN: Duration = Duration::from_millis(4);
 const GATE_MARGIN: Duration = Duration::from_millis(2);
 
-/// The deadline that the client's library put on the call.
+/// Reads the deadline that the client's library put on the call.
 pub fn call_deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Refusal> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
     let timeout = value.to_str().ok().and_then(timeout);
@@ -68,7 +67,7 @@ pub fn call_deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Refusal>
     Ok(Instant::now().checked_add(sooner(timeout, STREAM_MARGIN)))
 }
 
-/// How long the gate waits for a call's answer. None: for as long as it takes.
+/// Returns how long the gate waits for a call's answer. None: without a limit.
 pub fn gate_timeout(headers: &HeaderMap) -> Option<Duration> {
     let asked = headers.get("grpc-timeout")?.to_str().ok().and_then(timeout)?;
     Some(sooner(asked, GATE_MARGIN))

@@ -1,5 +1,5 @@
-//! Checks of a gRPC call before it is read: its key must be valid, and its body has to arrive in time. A panic behind
-//! the gate ends this one call. Knows methods only by their paths.
+//! Checks of a gRPC call before it is read: its key must be valid, and its body must arrive in time. A panic behind the
+//! gate ends only this call. Has no knowledge of methods except their paths.
 
 use crate::faces::doors::call::{gate_timeout, status};
 use crate::faces::doors::panics::{Panicked, caught};
@@ -33,7 +33,7 @@ const OPEN: [&str; 7] = [
     "/inference.GRPCInferenceService/ServerReady",
     "/inference.GRPCInferenceService/ModelReady",
 ];
-/// A stream of requests, which may stay open for ever.
+/// A stream of requests, which may stay open without a limit.
 const ENDLESS: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
 #[derive(Clone)]
@@ -54,7 +54,8 @@ pub struct GatedService<S> {
 }
 
 impl<S> GatedService<S> {
-    /// The end of the key that a call was made with; never where none is asked for. None: the call may not pass.
+    /// Returns a token that is cancelled when the call's key is revoked, or never if no key is required. None: the call
+    /// may not pass.
     fn admitted(&self, request: &Request<Body>) -> Option<CancellationToken> {
         let path = request.uri().path();
         let is_open = |open: &&str| if open.ends_with('/') { path.starts_with(*open) } else { path == *open };
@@ -110,7 +111,7 @@ fn too_late() -> Status {
     status(Refusal::Deadline)
 }
 
-/// A message beyond the limit is told as other servers tell it: the library says that it is out of range.
+/// Reports a message beyond the limit with the code of other servers. The library's code is OUT_OF_RANGE.
 fn retold(mut response: Response<Body>) -> Response<Body> {
     let code = response.headers_mut().get_mut("grpc-status");
     if let Some(code) = code.filter(|code| code.as_bytes() == (Code::OutOfRange as i32).to_string().as_bytes()) {
@@ -119,7 +120,7 @@ fn retold(mut response: Response<Body>) -> Response<Body> {
     response
 }
 
-/// A call ends with its key.
+/// Ends a call when its key is revoked.
 fn until_revoked(body: Body, revoked: CancellationToken) -> Body {
     let no_key = status(Refusal::NoKey);
     let mut trailers = HeaderMap::new();
@@ -134,7 +135,7 @@ fn broken() -> Status {
     status(Refusal::failed("the server broke on it"))
 }
 
-/// A body that breaks off if it does not end in time.
+/// Returns a body that breaks off if it does not end in time.
 fn in_time(body: Body, body_max: Duration) -> Body {
     let chunks = axum::body::Body::new(body).into_data_stream();
     Body::new(axum::body::Body::from_stream(InTime { chunks, late: Box::pin(sleep(body_max)) }))

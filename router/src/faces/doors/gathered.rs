@@ -1,8 +1,8 @@
 //! A connection whose writes wait for one turn of the runtime, so that the output of many of its streams in one step
-//! leaves in one write. Knows no frames.
+//! leaves in one write. Has no knowledge of frames.
 //!
-//! A runtime runs the task first that was woken last. Without this, each stream with output would be followed by the
-//! connection, which would write that alone. A task that waits a turn is queued behind all that are awake by then; if
+//! A runtime runs the most recently woken task first. Without this, the connection would run after each stream with
+//! output, and write that output alone. A task that waits a turn is queued behind all tasks that are awake by then. If
 //! there are none, it does not wait.
 
 use std::io::{self, IoSlice};
@@ -101,7 +101,7 @@ mod tests {
         }
     }
 
-    /// The test acts like a connection: it is woken by each of its streams, and writes all of their output by then.
+    /// The test acts like a connection: each of its streams wakes it, and it writes all of their output so far.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn tokens_of_one_step_leave_in_one_write() {
         let (n_writes, n_said, news) = (Arc::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
@@ -118,7 +118,7 @@ mod tests {
                 }
             }
         });
-        // They are spawned from a task, so all are awake before the first of them runs.
+        // A task spawns them, so all are awake before the first of them runs.
         tokio::spawn(async move {
             for _ in 0..60 {
                 let (n_said, news) = (n_said.clone(), news.clone());

@@ -1,19 +1,20 @@
-//! The lines that frame HTTP/1 requests must end in CRLF. A proxy that reads a bare LF otherwise than this server would
-//! see other requests in the same bytes, so a bare LF is refused in heads, chunk sizes and trailers. Knows where bodies
-//! begin and end, and leaves all other checks to the HTTP library.
+//! The lines that frame HTTP/1 requests must end in CRLF. A proxy that treats a bare LF differently from this server
+//! would see other requests in the same bytes. Therefore a bare LF is refused in heads, chunk sizes and trailers. Finds
+//! where bodies begin and end, and leaves all other checks to the HTTP library.
 
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What the HTTP library refuses in every line, with an answer of its own; and the end of the head, for which it waits.
+/// Bytes that the HTTP library refuses in every line, with its own response, and the end of the head, for which it
+/// waits.
 const REFUSED: &[u8] = b"\0\r\n\r\n";
-/// The longest line that is of interest: a length or an encoding.
+/// The longest relevant line: a length or an encoding.
 const LINE_MAX: usize = 256;
 const PREFACE: &[u8] = b"PRI * HTTP/2.0";
 
-/// A connection whose framing lines are checked as they are read. Nothing behind a bare LF is read.
+/// A connection whose framing lines are checked as they are read. Nothing after a bare LF is read.
 pub struct StrictLines<IO> {
     io: IO,
     framing: Framing,
@@ -29,7 +30,7 @@ impl<IO> StrictLines<IO> {
 #[derive(Default)]
 struct Framing {
     at: FramingState,
-    /// The beginning of the present line.
+    /// The beginning of the current line.
     line: Vec<u8>,
     has_cr: bool,
     body: BodyLength,
@@ -43,10 +44,10 @@ enum FramingState {
     Head,
     Body(u64),
     ChunkSize,
-    /// A chunk with the line's end behind it.
+    /// A chunk with the line end after it.
     Chunk(u64),
     Trailers,
-    /// HTTP/2, or what the library refuses by itself.
+    /// HTTP/2, or bytes that the library refuses by itself.
     Unchecked,
 }
 
@@ -59,7 +60,7 @@ enum BodyLength {
 }
 
 impl Framing {
-    /// Goes through the next bytes, and returns where the first bare LF is.
+    /// Checks the next bytes, and returns the place of the first bare LF.
     fn bare_lf(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut n_read = 0;
         while n_read < bytes.len() {
@@ -118,7 +119,7 @@ impl Framing {
             }
             FramingState::ChunkSize => match chunk_size(line) {
                 Some(0) => FramingState::Trailers,
-                // The end of the line behind the chunk.
+                // Includes the end of the line after the chunk.
                 Some(n) => FramingState::Chunk(n.saturating_add(2)),
                 None => FramingState::Unchecked,
             },
@@ -128,7 +129,7 @@ impl Framing {
     }
 }
 
-/// What a header says of the body, after what those before it said: an encoding counts more than a length.
+/// Returns the body's length after this header, given the headers before it: an encoding overrides a length.
 fn body_length(line: &[u8], before: BodyLength) -> BodyLength {
     let Some((name, value)) = std::str::from_utf8(line).ok().and_then(|line| line.split_once(':')) else {
         return before;
@@ -193,7 +194,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for StrictLines<IO> {
 mod tests {
     use super::*;
 
-    /// Where the first refused byte is, however the bytes come in pieces.
+    /// Returns the place of the first refused byte, which must not depend on how the bytes are divided.
     fn refused(text: &str) -> Option<usize> {
         let read = |n_piece: usize| {
             let mut framing = Framing::default();
@@ -215,7 +216,7 @@ mod tests {
             "GET / HTTP/1.1\r\nHost: a\r\n~",
             &format!("{head}Transfer-Encoding: chunked\r\n\r\n3~abc\r\n0\r\n\r\n"),
             &format!("{head}transfer-encoding: gzip, Chunked\r\n\r\n3\r\na\nb\r\n0\r\nTrailer: b~\r\n"),
-            // The request behind one with a body.
+            // The request after one with a body.
             &format!("{head}Content-Length: 3\r\n\r\na\nbGET / HTTP/1.1~\r\n"),
             &format!("\r\n{head}\r\n\r\nGET / HTTP/1.1\r\nA: b~\r\n"),
         ] {

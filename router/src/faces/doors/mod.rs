@@ -1,8 +1,8 @@
-//! What connections and calls of every protocol pass: a place among the others, deadlines, gathered writes, a key, and
-//! a guard by which a panic ends one call alone.
+//! Limits for connections and calls of every protocol: a place among the others, deadlines, gathered writes, a key, and
+//! a guard that confines a panic to one call.
 //!
-//! Knows bytes and paths, no request. Read `socket`, `lines`, `gathered`, `panics`, `revocable`, then `call` and
-//! `gate`, which are for gRPC.
+//! Reads bytes and paths. Has no knowledge of requests. Read `socket`, `lines`, `gathered`, `panics`, `revocable`, then
+//! `call` and `gate`, which are for gRPC.
 
 pub mod call;
 pub mod gate;

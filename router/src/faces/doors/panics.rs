@@ -1,5 +1,5 @@
-//! Catches a panic, which ends only its own request; its client is told. Knows no protocol. Panics are counted in
-//! `telemetry`.
+//! Catches a panic, which ends only its own request, with an error to its client. Has no knowledge of protocols.
+//! `telemetry` counts panics.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,8 +9,8 @@ use std::task::Poll;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Panicked;
 
-/// Runs a request's future. If it panics, it is not polled again; state that it shared with others is behind locks that
-/// tolerate a panic.
+/// Runs a request's future. A future that panics is not polled again. State that it shares with others is behind locks
+/// that tolerate a panic.
 pub async fn caught<F: Future>(future: F) -> Result<F::Output, Panicked> {
     let mut future = pin!(future);
     let poll = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {

@@ -1,5 +1,5 @@
-//! An answer that ends when the key that it was asked with is taken back: what computes it is dropped, and the client
-//! is told why. Knows no page and no message.
+//! An answer that ends when its request's key is revoked: the computation is dropped, and the client receives the
+//! reason. Has no knowledge of pages and messages.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -8,18 +8,18 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// What a client reads last of an answer whose key was taken back.
+/// The last frame of an answer whose key was revoked.
 pub enum LastFrame<E> {
     /// The status of a gRPC call.
     Trailers(HeaderMap),
     /// An event of a stream of events.
     Event(Bytes),
-    /// Nothing fits: the answer breaks off.
+    /// No frame fits: the answer breaks off.
     Break(E),
 }
 
 pub struct Revocable<B: Body> {
-    /// None once the key was taken back.
+    /// None after the key was revoked.
     body: Option<B>,
     revoked: Pin<Box<WaitForCancellationFutureOwned>>,
     last: Option<LastFrame<B::Error>>,

@@ -1,5 +1,5 @@
-//! A client's connection, which holds a place among the others and has to act in time: to begin, and to read what was
-//! sent to it. Knows bytes, and of protocols only the length of HTTP/2's preface.
+//! A client's connection. It holds a place among the others, and has time limits to begin and to read its data. Has no
+//! knowledge of protocols, except the length of HTTP/2's preface.
 
 use std::future::Future;
 use std::io;
@@ -11,7 +11,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Sleep, sleep};
 use tonic::transport::server::Connected;
 
-/// The length of HTTP/2's preface: before it has come, no deadline of the protocol runs.
+/// The length of HTTP/2's preface: before it has arrived, no deadline of the protocol runs.
 const PREFACE_BYTES: usize = 24;
 
 pub struct Socket<IO> {
@@ -34,12 +34,12 @@ impl<IO> Socket<IO> {
         Socket { io, unread: None, unread_max, beginning: None, _place: place }
     }
 
-    /// The connection is closed if it does not begin in time: for servers that have no such limit.
+    /// Closes the connection if it does not begin in time, for servers without such a limit.
     pub fn begins_within(self, max: Duration) -> Socket<IO> {
         Socket { beginning: Some(Beginning { n_bytes: 0, late: Box::pin(sleep(max)) }), ..self }
     }
 
-    /// The result of a write, or an error if the client has not read for too long.
+    /// Returns the result of a write, or an error if the client has not read for too long.
     fn written(&mut self, context: &mut Context<'_>, wrote: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if wrote.is_ready() {
             self.unread = None;
@@ -150,7 +150,7 @@ mod tests {
         let mut said = Vec::new();
         assert_eq!(socket.read_to_end(&mut said).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert_eq!(said, b"PRI");
-        // Once it has begun, it may be silent.
+        // Once it has begun, it may stay silent.
         let (socket, mut client, _places) = self::socket();
         let mut socket = socket.begins_within(MAX);
         let says = async {

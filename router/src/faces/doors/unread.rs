@@ -1,5 +1,5 @@
-//! What a page leaves unread of a request's body. A connection of HTTP/1 can be used again only behind the whole body:
-//! the rest is read within a bound, or the answer says that the connection closes. Knows no page.
+//! The part of a request's body that a page leaves unread. An HTTP/1 connection can be reused only after the whole
+//! body. The rest is read within a limit, or the answer closes the connection. Has no knowledge of pages.
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -14,9 +14,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio_stream::StreamExt;
 
-/// The most that is read of what nobody wants.
+/// The most bytes of an unread rest that are read and dropped.
 const UNREAD_BYTES_MAX: u64 = 256 << 10;
-/// How long a client may take to send that.
+/// How long a client may take to send that rest.
 const UNREAD_MAX: Duration = Duration::from_secs(1);
 
 pub async fn discarded(request: Request, next: Next) -> Response {
@@ -40,7 +40,7 @@ pub async fn discarded(request: Request, next: Next) -> Response {
     response
 }
 
-/// Reads a body to its end. False if that is too far away.
+/// Reads a body to its end. False if the end is beyond the limits.
 async fn is_discarded(body: Body) -> bool {
     if http_body::Body::size_hint(&body).lower() > UNREAD_BYTES_MAX {
         return false;
@@ -58,7 +58,7 @@ async fn is_discarded(body: Body) -> bool {
     tokio::time::timeout(UNREAD_MAX, reading).await.unwrap_or(false)
 }
 
-/// A body that can be taken back from whoever reads it. Gone once it has been read to its end, or has failed.
+/// A body that can be taken back from its reader. Empty once it has been read to its end, or has failed.
 struct Lent(Arc<Mutex<Option<Body>>>);
 
 impl http_body::Body for Lent {

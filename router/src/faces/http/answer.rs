@@ -69,7 +69,7 @@ async fn whole<S: AnswerFormat>(
     Ok(certificate::with_headers(Json(answer).into_response(), &generation.started))
 }
 
-/// One choice, gathered until it has ended.
+/// One choice, collected until it has ended.
 #[derive(Default)]
 struct Whole {
     scored: Vec<v1::Logprob>,

@@ -1,4 +1,4 @@
-//! `logit_bias`: of tokens by their ids, and on llama.cpp's pages also of texts. Knows no other field.
+//! Reads `logit_bias`: by token ids, and on llama.cpp's pages also by texts. Has no knowledge of other fields.
 
 use crate::faces::http::fields::{Fields, wrong};
 use crate::front::frontend::{Frontend, unix_seconds};
@@ -11,13 +11,13 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 pub const FIELD: &str = "logit_bias";
-/// Never to be drawn.
+/// The bias that excludes a token.
 const NEVER: f32 = -100.0;
-/// How many keys that are none a refusal lists, and how much of each.
+/// How many invalid keys a refusal lists, and how many characters of each.
 const LISTED_MAX: usize = 5;
 const CHARS_MAX: usize = 40;
 
-/// Reads an object whose keys are token ids, as strings; or pairs of token id and bias, as llama.cpp has them.
+/// Reads an object whose keys are token ids as strings, or llama.cpp's list of pairs of token id and bias.
 pub fn read(said: Option<Value>) -> Result<HashMap<u32, f32>, Refusal> {
     let all = match said {
         None => return Ok(HashMap::new()),
@@ -46,7 +46,7 @@ fn no_ids(keys: &[&str]) -> Refusal {
     Refusal::invalid(FIELD, format!("its members must be token ids, and `{listed}` is none"))
 }
 
-/// A token and its bias; false says that it is never to be drawn.
+/// Reads a token and its bias; `false` excludes the token.
 fn biased(pair: &Value) -> Result<(u32, f32), Refusal> {
     let wrong = || Refusal::invalid(FIELD, "its members must be pairs of a token id and a number, or false");
     let [token, bias] = pair.as_array().map(Vec::as_slice).unwrap_or_default() else { return Err(wrong()) };
@@ -55,8 +55,8 @@ fn biased(pair: &Value) -> Result<(u32, f32), Refusal> {
     Ok((id, bias.ok_or_else(wrong)?))
 }
 
-/// Writes texts as their tokens, each of which gets the bias. More of them than biases may be are left for the refusal:
-/// what is said of a token takes many times the room of its text.
+/// Replaces each text by its tokens, and gives each token the text's bias. Stops when there are more biases than the
+/// limit allows, and the later check refuses them: pairs of tokens take many times the memory of the text.
 pub async fn texts_to_tokens(front: &Frontend, of: &Arc<ModelText>, fields: &mut Fields) -> Result<(), Refusal> {
     let n_max = front.config.limits.logit_bias_max;
     let n_biases = match fields.get(FIELD) {
@@ -76,7 +76,7 @@ pub async fn texts_to_tokens(front: &Frontend, of: &Arc<ModelText>, fields: &mut
     };
     let mut by_token = ByToken::default();
     for (token, bias) in pairs {
-        // What is no bias is refused below, and is not written once for each token before.
+        // A later check refuses a value that is no bias. Null keeps it from being copied for each token before that.
         let bias = if bias.is_number() || bias.is_boolean() { bias } else { Value::Null };
         match token {
             Value::String(text) => {
@@ -99,7 +99,7 @@ pub async fn texts_to_tokens(front: &Frontend, of: &Arc<ModelText>, fields: &mut
     Ok(())
 }
 
-/// One pair for each token, the last that was said of it.
+/// One pair for each token. A later pair replaces an earlier one.
 #[derive(Default)]
 struct ByToken {
     pairs: Vec<Value>,

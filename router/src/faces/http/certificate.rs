@@ -1,4 +1,4 @@
-//! Certificates in JSON, and what of them is known before an answer as headers. Knows no page.
+//! Certificates as JSON, and as headers the parts that are known before an answer. Has no knowledge of pages.
 
 use crate::faces::http::format::finish_reason;
 use axum::response::Response;
@@ -12,7 +12,7 @@ const POLICY_DIGEST: HeaderName = HeaderName::from_static("x-lockstep-policy-dig
 const SEED: HeaderName = HeaderName::from_static("x-lockstep-seed");
 const PROMPT_HASH: HeaderName = HeaderName::from_static("x-lockstep-prompt-hash");
 
-/// Adds what is known of an answer before its first token.
+/// Adds headers with the parts that are known before the first token.
 pub fn with_headers(mut response: Response, started: &v1::Started) -> Response {
     let headers = response.headers_mut();
     headers.insert(SEED, started.seed.into());
@@ -31,7 +31,7 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, bytes: &[u8]) {
     }
 }
 
-/// Adds a choice's certificate to the value that ends it, if the request asked for one.
+/// Adds a choice's certificate to its last value, if the client requested one.
 pub fn add(to: &mut Value, finished: &v1::Finished) {
     if let Some(certificate) = &finished.certificate {
         to["certificate"] = value(certificate, finish_reason(finished));

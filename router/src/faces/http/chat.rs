@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`.
+//! `/v1/chat/completions`, and vLLM's and llama.cpp's variants of it. Has no knowledge of replicas.
 
 use crate::config::RouterLimits;
 use crate::faces::http::answer::answer;
@@ -30,12 +30,12 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     answered(front, request, false).await
 }
 
-/// The same as llama.cpp has it, which tells how long it took.
+/// llama.cpp's variant, which also returns how long the answer took.
 pub async fn llama_chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     answered(front, request, true).await
 }
 
-/// Several conversations of which each gets its answers, as vLLM has it.
+/// vLLM's batch of several conversations, each with its own answers.
 pub async fn batch(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
@@ -49,7 +49,7 @@ pub async fn batch(State(front): State<Arc<Frontend>>, request: Request) -> Resu
     answer(front, ask, wishes, recorder, format).await
 }
 
-/// How many tokens a chat's prompt has.
+/// Counts the tokens of a chat's prompt.
 pub async fn input_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let page = read(&front, request).await?;
     let (ask, ..) = ask(page, &front.config.limits, one)?;
@@ -112,7 +112,7 @@ fn ask(
     Ok((page.finished(ask, wishes.streaming, limits)?, wishes, format))
 }
 
-/// What an echo repeats: the words of the assistant that an answer may go on with.
+/// Returns the text that an echo repeats: the assistant's last message, which the answer continues.
 fn last_words(chat: &v1::Chat) -> String {
     chat.messages.last().filter(|last| last.role == "assistant").map_or_else(String::new, |last| last.content.clone())
 }
@@ -121,7 +121,7 @@ fn one(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
     Ok(vec![conversation(fields)?])
 }
 
-/// By llama.cpp's rule: its server continues the message of an assistant at the end, unless told otherwise.
+/// Applies llama.cpp's default: its server continues a final assistant message unless a field forbids it.
 fn one_of_llama_cpp(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
     let is_said = fields.has("continue_final_message") || fields.has("add_generation_prompt");
     if !is_said && begins_answer(fields)? {
@@ -144,15 +144,15 @@ fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
 }
 
 pub struct ChatFormat {
-    /// The client speaks of functions, as before there were tools: an answer has one call at most.
+    /// The client uses the older fields for functions: an answer has one call at most.
     is_older: bool,
-    /// Of each conversation what an echo repeats.
+    /// The text that an echo repeats, for each conversation.
     echoed: Vec<String>,
     n_choices: u32,
 }
 
 impl ChatFormat {
-    /// For a client that speaks of tools.
+    /// Returns the format for clients that use `tools`.
     pub fn newer() -> ChatFormat {
         ChatFormat { is_older: false, echoed: Vec::new(), n_choices: 1 }
     }
@@ -170,7 +170,7 @@ impl ChatFormat {
     }
 }
 
-/// vLLM has had both names for it, and clients read one or the other.
+/// Adds a thought under both of vLLM's names, because clients read one or the other.
 fn add_reasoning(said: &mut Map<String, Value>, reasoning: &str) {
     if !reasoning.is_empty() {
         said.insert("reasoning_content".to_owned(), reasoning.into());
@@ -178,7 +178,7 @@ fn add_reasoning(said: &mut Map<String, Value>, reasoning: &str) {
     }
 }
 
-/// A part of a call. The first has its name and no more, unless more came with it.
+/// Returns a part of a call. The first part has only the name, unless more arrived with it.
 fn call_part(part: &v1::ToolCallDelta) -> Value {
     if part.name.is_empty() {
         return json!({ "index": part.index, "function": { "arguments": part.arguments } });
@@ -199,7 +199,7 @@ impl AnswerFormat for ChatFormat {
     const SERVICE_TIER: Option<&'static str> = Some("default");
     const PROMPT_IN_CHOICE: bool = false;
 
-    /// With what it repeats: a client that reads on from here has it.
+    /// Includes the echo, so that a client that resumes has it too.
     fn opening(&self, choice: u32, wishes: &Wishes) -> Option<(&'static str, Value)> {
         let echoed = Some(self.echoed(choice)).filter(|words| wishes.echo && !words.is_empty());
         Some(("delta", json!({ "role": "assistant", "content": echoed, "refusal": null })))
@@ -209,7 +209,7 @@ impl AnswerFormat for ChatFormat {
         let mut said = Map::new();
         if let Some(delta) = delta {
             add_reasoning(&mut said, &delta.reasoning);
-            // A piece without anything carries the logprobs of tokens that say nothing yet.
+            // A delta without content still carries logprobs of tokens that have no text yet.
             if !delta.text.is_empty() || (delta.tool_calls.is_empty() && said.is_empty()) {
                 said.insert("content".to_owned(), delta.text.as_str().into());
             }

@@ -1,4 +1,4 @@
-//! An answer in OpenAI's chunks. What differs between chat and completions is an `AnswerFormat`.
+//! An answer in OpenAI's chunks. The difference between chat and completions is in an `AnswerFormat`.
 
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
@@ -32,7 +32,7 @@ struct Chunks<S> {
     n_choices: u32,
     streaming: Streaming,
     usage: UsageSum,
-    /// The tokens of all prompts.
+    /// The number of tokens of all prompts.
     n_prompt: u32,
     position: Position,
 }
@@ -44,7 +44,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
             if let Some(member) = self.shape.opening(slot, self.envelope.wishes()) {
                 self.open(slot, member, Value::Null, generation, out);
             }
-            // Without logprobs there is nothing to wait for.
+            // Without logprobs the echo can be sent at once.
             if !self.envelope.wishes().logprobs {
                 self.echo(slot, &[], generation, out);
             }
@@ -55,7 +55,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
         self.envelope.hear(&event, generation);
         match event {
             GenerationEvent::Aside(Aside::Prompt(prompt)) => self.echo(slot, &prompt.logprobs, generation, out),
-            // Its logprobs are counted, because they determine where the next token's text begins.
+            // Its logprobs count, because they determine where the next token's text begins.
             GenerationEvent::Aside(Aside::Replayed(delta)) => {
                 drop(self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs))
             }
@@ -114,7 +114,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
 }
 
 impl<S: AnswerFormat> Chunks<S> {
-    /// A choice that had ended before the client resumed counts as before.
+    /// Counts a choice that had ended before the client resumed.
     fn add_ended(&mut self, slot: u32, generation: &Generation) {
         let mark = *self.mark(slot);
         if mark.has_ended() {
@@ -128,7 +128,7 @@ impl<S: AnswerFormat> Chunks<S> {
         &mut self.position.marks.choices[slot as usize]
     }
 
-    /// Writes a choice's first chunk, which carries its prompt if that is wanted and new.
+    /// Writes a choice's first chunk. It carries the prompt if the client requested it and has not received it.
     fn open(
         &mut self,
         slot: u32,
@@ -161,7 +161,7 @@ impl<S: AnswerFormat> Chunks<S> {
         }
     }
 
-    /// What the client has been told of: so a resumed stream says the same.
+    /// Returns the usage of the tokens that the client has received, so that a resumed stream repeats the same numbers.
     fn usage_so_far(&self) -> Value {
         let n_said = if self.envelope.wishes().nothing_new { 0 } else { self.n_told() };
         json!({ "prompt_tokens": self.n_prompt, "completion_tokens": n_said, "total_tokens": self.n_prompt + n_said })

@@ -1,4 +1,4 @@
-//! `/v1/completions`.
+//! `/v1/completions`. Has no knowledge of replicas.
 
 use crate::config::RouterLimits;
 use crate::faces::http::answer::answer;
@@ -24,7 +24,7 @@ use proto::v1::generate_request::Input;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// How many tokens an answer has at most that says no `max_tokens`, as OpenAI has it.
+/// OpenAI's default for a request without `max_tokens`.
 pub const TOKENS_MAX: u32 = 16;
 
 pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
@@ -50,7 +50,7 @@ async fn asked(front: &Frontend, mut page: Page) -> Result<(Ask, Wishes), Refusa
     ask(page, model, prompts, &front.config.limits)
 }
 
-/// The prompts; beside a `suffix`, the one that asks for the text between.
+/// Reads the prompts. With a `suffix` there is one, which requests the text between.
 async fn prompts(front: &Frontend, model: &str, fields: &mut Fields) -> Result<Vec<Input>, Refusal> {
     let prompt = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
     let after = fields.string("suffix")?.unwrap_or_default();
@@ -97,7 +97,7 @@ fn ask(mut page: Page, model: String, prompts: Vec<Input>, limits: &RouterLimits
     }
 }
 
-/// With an echo, a client may ask for no new token at all.
+/// With an echo, a client may request zero new tokens.
 fn only_prompt(sampling: &mut Sampling, wishes: &mut Wishes) {
     if sampling.max_tokens == Some(0) {
         wishes.nothing_new = true;
@@ -105,7 +105,7 @@ fn only_prompt(sampling: &mut Sampling, wishes: &mut Wishes) {
     }
 }
 
-/// The logprobs of an echo are the prompt's.
+/// Returns how many logprobs the prompt needs: those of an echo are the prompt's.
 fn echoed(sampling: &Sampling, wishes: &Wishes) -> Option<u32> {
     sampling.logprobs.filter(|_| wishes.echo)
 }
@@ -129,7 +129,7 @@ fn input(field: &'static str, prompt: Value) -> Result<Input, Refusal> {
 }
 
 struct Completion {
-    /// For each choice, where the text of its next token begins, in characters.
+    /// Where the text of each choice's next token begins, in characters.
     offsets: Vec<usize>,
 }
 
@@ -152,7 +152,7 @@ impl AnswerFormat for Completion {
         ("text", answer.text.as_str().into())
     }
 
-    /// A text has no calls.
+    /// Plain text has no calls.
     fn called(&self) -> &'static str {
         "stop"
     }
@@ -167,7 +167,7 @@ impl AnswerFormat for Completion {
     fn echo(&mut self, names: TokenNames<'_>, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<Echo> {
         let mut table = LogprobLists::default();
         let offset = &mut self.offsets[choice as usize];
-        // Nothing predicts the first token.
+        // The first token has no prediction, and so no logprob.
         let scored = [None].into_iter().chain(scored.iter().map(Some));
         prompt.ids.iter().zip(scored).for_each(|(token, scored)| table.add(names, offset, *token, scored));
         let text = prompt.text.clone().unwrap_or_default();
@@ -186,7 +186,7 @@ pub struct LogprobLists {
 }
 
 impl LogprobLists {
-    /// Those of a text from its beginning.
+    /// Lists the logprobs of a text from its beginning.
     pub fn of(names: TokenNames<'_>, logprobs: &[v1::Logprob]) -> LogprobLists {
         let (mut lists, mut offset) = (LogprobLists::default(), 0);
         logprobs.iter().for_each(|logprob| lists.add(names, &mut offset, logprob.token_id, Some(logprob)));
@@ -199,7 +199,8 @@ impl LogprobLists {
         *offset += text.chars().count();
         self.tokens.push(text);
         self.logprobs.push(logprob.map(|logprob| logprob.logprob));
-        // The token itself is listed too, likely or not, and first: others that look like it are not.
+        // The sampled token is always listed, even if it is not among the most likely, and first: a later token with
+        // the same text does not replace it.
         let both = |logprob: &v1::Logprob| {
             let mut named = Map::new();
             for top in [logprob].into_iter().chain(&logprob.top) {

@@ -1,4 +1,5 @@
-//! A conversation in OpenAI's words: messages with their calls, and what vLLM adds for its template. Knows no answer.
+//! A conversation in OpenAI's format: messages with their calls, and vLLM's fields for the template. Has no knowledge
+//! of answers.
 
 use crate::faces::http::fields::{Fields, wrong};
 use crate::faces::http::{thinking, tools};
@@ -6,7 +7,7 @@ use crate::refusal::Refusal;
 use proto::v1;
 use serde_json::{Map, Value};
 
-/// Reads all fields that make a prompt of a chat.
+/// Reads all fields that a chat's prompt is made of.
 pub fn conversation(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
     let messages = messages(fields.take("messages"))?;
     let documents = match fields.take("documents") {
@@ -29,13 +30,13 @@ pub fn conversation(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
     tools::read(fields, chat)
 }
 
-/// Variables that a chat gives its template beside its messages.
+/// Reads the variables that a chat gives its template in addition to its messages.
 pub fn template_variables(fields: &mut Fields) -> Result<String, Refusal> {
     let variables = fields.object("chat_template_kwargs")?.map(Fields::rest);
     Ok(variables.map_or_else(String::new, |variables| Value::Object(variables).to_string()))
 }
 
-/// Reads several conversations, which are alike in all but their messages.
+/// Reads several conversations that differ only in their messages.
 pub fn conversations(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
     let mut lists = match fields.take("messages") {
         Some(Value::Array(lists)) => lists.into_iter(),
@@ -62,7 +63,7 @@ fn messages(list: Option<Value>) -> Result<Vec<v1::ChatMessage>, Refusal> {
     messages.into_iter().enumerate().map(|(i, value)| message(i, value)).collect()
 }
 
-/// OpenAI's field, or the effort of the object that its newer API has.
+/// Reads OpenAI's field, or `effort` of the object in its newer API.
 fn effort(fields: &mut Fields) -> Result<Option<String>, Refusal> {
     let said = fields.string("reasoning_effort")?;
     let Some(mut reasoning) = fields.object("reasoning")? else { return Ok(said) };
@@ -91,7 +92,7 @@ fn message(i: usize, value: Value) -> Result<v1::ChatMessage, Refusal> {
     let content = match message.remove("content") {
         Some(Value::String(text)) => text,
         Some(Value::Array(parts)) => text_of(i, parts)?,
-        // A reply without text, as a client sends it back.
+        // A reply without text, which a client sends back unchanged.
         None | Some(Value::Null) if is_assistant => String::new(),
         other => return Err(wrong(format!("messages[{i}].content"), "a string or a list of parts", &other.into())),
     };
@@ -107,7 +108,7 @@ fn message(i: usize, value: Value) -> Result<v1::ChatMessage, Refusal> {
     })
 }
 
-/// A member that is a string, or absent.
+/// Takes a member that is a string or absent.
 fn string(i: usize, message: &mut Map<String, Value>, name: &str) -> Result<String, Refusal> {
     match message.remove(name) {
         None | Some(Value::Null) => Ok(String::new()),

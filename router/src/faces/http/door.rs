@@ -1,4 +1,4 @@
-//! API keys, limits and names of requests of the HTTP pages. Knows no page.
+//! API keys, limits and request ids of the HTTP pages. Has no knowledge of pages.
 
 use crate::faces::doors::panics::{Panicked, caught};
 use crate::faces::doors::revocable::{LastFrame, Revocable};
@@ -19,16 +19,15 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use types::TenantId;
 
-/// The header by which a client and its proxies name a request.
+/// The header in which a client or its proxy names a request.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID_CHARS_MAX: usize = 128;
 
-/// A request's name, for pages that say it in a way of their own.
+/// A request's name, for APIs that return it in another form.
 #[derive(Clone)]
 pub struct RequestName(pub HeaderValue);
 
-/// Names every answer as its client has named the request, or else by a name of this router's own: 32 hexadecimal
-/// digits, as vLLM's.
+/// Adds the client's request id to every answer, or else one of this router: 32 hexadecimal digits, like vLLM's.
 pub async fn named(State(front): State<Arc<Frontend>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).filter(|id| is_plain(id.as_bytes())).cloned();
     let own = || HeaderValue::from_str(&format!("{:08x}{:024x}", front.nonce, front.next_request()));
@@ -39,13 +38,13 @@ pub async fn named(State(front): State<Arc<Frontend>>, mut request: Request, nex
     response
 }
 
-/// A name that no log has to escape.
+/// Whether an id needs no escaping in a log.
 fn is_plain(id: &[u8]) -> bool {
     let is_letter = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/+=@".contains(byte);
     !id.is_empty() && id.len() <= REQUEST_ID_CHARS_MAX && id.iter().all(is_letter)
 }
 
-/// Who looks, for pages that show operators more.
+/// The key's owner and role, for pages that show operators more.
 #[derive(Clone, Copy, Debug)]
 pub struct Viewer {
     pub tenant: TenantId,
@@ -54,17 +53,17 @@ pub struct Viewer {
 }
 
 impl Viewer {
-    /// Whose requests it sees; None: everybody's.
+    /// Returns the tenant whose requests this viewer sees. None: all requests.
     pub fn sees_of(self) -> Option<TenantId> {
         (self.role == Role::Tenant).then_some(self.tenant)
     }
 }
 
-/// Told when a request's key is known no more, to what goes on without its client.
+/// Cancelled when a request's key is revoked, for work that continues without its client.
 #[derive(Clone, Default)]
 pub struct KeyRevoked(pub CancellationToken);
 
-/// Lets in those who may see the cluster: operators, or every key where none is an operator's.
+/// Admits keys that may see the cluster: those of operators, or every key if no key is an operator's.
 pub async fn authorize_cluster(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
     let admitted = admitted(&front, request.headers());
     match &admitted {
@@ -76,13 +75,13 @@ pub async fn authorize_cluster(State(front): State<Arc<Frontend>>, request: Requ
     }
 }
 
-/// Lets in requests with a valid key, and passes the tenant to the page.
+/// Admits requests with a valid key, and passes the tenant to the page.
 pub async fn authorize(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
     let admitted = admitted(&front, request.headers());
     enter(&front, admitted, request, next).await
 }
 
-/// Lets operators in, by keys of their own, on a port of their own.
+/// Admits operators by their own keys, on their own port.
 pub async fn authorize_operator(State(front): State<Arc<Frontend>>, mut request: Request, next: Next) -> Response {
     let authorization = text(request.headers(), AUTHORIZATION.as_str());
     match &front.config.operators {
@@ -115,13 +114,14 @@ async fn enter(front: &Frontend, admitted: Option<Admitted>, mut request: Reques
     until_revoked(response, revoked)
 }
 
-/// Whether a key is missing, or another than those that are known.
+/// Returns the error for a missing key, or for an unknown one.
 fn no_key(headers: &HeaderMap) -> HttpError {
     let is_given = headers.contains_key(AUTHORIZATION) || headers.contains_key("x-api-key");
     HttpError::from(if is_given { Refusal::UnknownKey } else { Refusal::NoKey })
 }
 
-/// A stream ends with its key. Anthropic's clients know an error by the event's name, OpenAI's by its content.
+/// Ends a stream when its key is revoked. Anthropic's clients recognise an error by the event's name, OpenAI's by its
+/// content.
 fn until_revoked(response: Response, revoked: CancellationToken) -> Response {
     if response.body().size_hint().exact().is_some() {
         return response;
@@ -137,7 +137,7 @@ fn until_revoked(response: Response, revoked: CancellationToken) -> Response {
     response.map(|body| Body::new(Revocable::new(body, revoked, last)))
 }
 
-/// Writes what is left of a tenant's limits into OpenAI's headers.
+/// Writes the remaining part of a tenant's limits into OpenAI's headers.
 fn tell_limits(tenant: &TenantLimits, headers: &mut HeaderMap) {
     const REQUESTS: [&str; 3] =
         ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];
@@ -152,7 +152,7 @@ fn tell_limits(tenant: &TenantLimits, headers: &mut HeaderMap) {
     }
 }
 
-/// A time as `6m0s`, `1.5s` or `20ms`.
+/// Formats a duration as `6m0s`, `1.5s` or `20ms`.
 fn span(time: Duration) -> String {
     let (minutes, millis) = (time.as_secs() / 60, time.as_millis() % 60_000);
     match (minutes, millis) {
@@ -171,7 +171,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// Lets a panic end this one request.
+/// Confines a panic to its request.
 pub async fn unbroken(request: Request, next: Next) -> Response {
     let answered = caught(next.run(request)).await;
     answered.unwrap_or_else(|Panicked| HttpError::from(Refusal::failed("the server broke on it")).into_response())

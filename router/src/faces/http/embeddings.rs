@@ -1,4 +1,4 @@
-//! `/v1/embeddings`.
+//! `/v1/embeddings`. Has no knowledge of replicas.
 
 use crate::faces::http::completions::inputs;
 use crate::faces::http::error::HttpError;
@@ -23,10 +23,10 @@ pub async fn embeddings(State(front): State<Arc<Frontend>>, request: Request) ->
     answer(&front, page, recorder).await
 }
 
-/// Answers a request that has been read.
+/// Answers a request whose body has been read.
 pub async fn answer(front: &Arc<Frontend>, page: Page, mut recorder: Recorder) -> Result<Json<Value>, HttpError> {
     let (ask, encoding) = counted(&mut recorder, ask(front, page).map_err(HttpError::from))?;
-    // This endpoint calls prompts `input`.
+    // This endpoint's name for prompts is `input`.
     let named = |refusal: Refusal| refusal.renamed(&[("text", "input"), ("token_ids", "input")]);
     let reply = front.embed(ask, &mut recorder).await.map_err(named)?;
     let usage = reply.usage.unwrap_or_default();
@@ -58,12 +58,12 @@ fn ask(front: &Frontend, page: Page) -> Result<(Ask, Encoding), Refusal> {
         check_dimensions(wanted, front.text(&model)?.spec.hidden)?;
     }
     let (priority, deadline, cache_salt) = (fields.priority()?, fields.deadline()?, fields.cache_salt()?);
-    // As vLLM's encoders do, where a request does not say it.
+    // The default of vLLM's encoders.
     let truncation = fields.truncation(CutSide::Right)?;
     Ok((Ask { model, prompts, truncation, tenant, priority, deadline, cache_salt, ..Ask::default() }, encoding))
 }
 
-/// An embedding is not cut: the first numbers of most models' are none themselves.
+/// Refuses to shorten an embedding: for most models, a prefix of the vector is not an embedding.
 pub fn check_dimensions(wanted: u32, own: u32) -> Result<(), Refusal> {
     match wanted == own {
         true => Ok(()),
@@ -74,7 +74,7 @@ pub fn check_dimensions(wanted: u32, own: u32) -> Result<(), Refusal> {
 #[derive(Clone, Copy)]
 enum Encoding {
     Float,
-    /// Base64 of the numbers' bytes, little-endian: the `openai` client asks for this and reads it.
+    /// Base64 of the little-endian bytes: the `openai` client requests this format by default.
     Base64,
 }
 

@@ -1,4 +1,4 @@
-//! A refusal in OpenAI's shape.
+//! A refusal in OpenAI's format.
 
 use crate::refusal::{Limit, NoResume, Refusal, whole_millis, whole_seconds};
 use axum::Json;
@@ -18,15 +18,15 @@ pub struct HttpError {
     param: Option<String>,
     message: String,
     hint: Option<Hint>,
-    /// From a small closed set, because it is a metric's label.
+    /// A value of a small closed set, because it is a metric's label.
     label: &'static str,
 }
 
-/// What a client may go by.
+/// Details that a client may act on.
 #[derive(Clone, Copy, Debug)]
 enum Hint {
     RetryAfter(Duration),
-    /// A prompt's tokens, which are more than the context.
+    /// The prompt has more tokens than the context.
     TooLong {
         n_prompt: u32,
         context: u32,
@@ -63,12 +63,12 @@ impl HttpError {
         HttpError::bad_request(StatusCode::NOT_FOUND, format!("there is no {method} {} here", shown(path)))
     }
 
-    /// What this server has no page for, though others have.
+    /// Refuses a page that other servers have and this one has not.
     pub fn unserved_page(message: &str) -> HttpError {
         HttpError { code: Some("not_supported"), ..HttpError::bad_request(StatusCode::NOT_FOUND, message) }
     }
 
-    /// What this server does not do, though a page of this name does it elsewhere.
+    /// Refuses an operation that other servers do on a page of this name.
     pub fn not_supported(message: &str) -> HttpError {
         HttpError { code: Some("not_supported"), ..HttpError::bad_request(StatusCode::NOT_IMPLEMENTED, message) }
     }
@@ -106,7 +106,7 @@ impl HttpError {
         HttpError { code: Some("conversation_locked"), param: Some("conversation".to_owned()), ..error }
     }
 
-    /// Two fields of which a request may have one.
+    /// Refuses two fields that exclude each other.
     pub fn mutually_exclusive(one: &str, other: &str) -> HttpError {
         let message =
             format!("Mutually exclusive parameters. Ensure you are only providing one of: '{one}' or '{other}'.");
@@ -140,7 +140,7 @@ impl HttpError {
         json!({ "error": error })
     }
 
-    /// The same on pages of llama.cpp, whose clients go by the error's type.
+    /// The same on llama.cpp's pages, whose clients decide by the error's type.
     #[must_use]
     pub fn worded_for_llama_cpp(self) -> HttpError {
         let kind = match self.status {
@@ -153,7 +153,7 @@ impl HttpError {
     }
 }
 
-/// Fields of `lockstep.v1` that OpenAI names differently.
+/// Fields of `lockstep.v1` that have other names in OpenAI's API.
 const NAMES: [(&str, &str); 3] = [("text", "prompt"), ("token_ids", "prompt"), ("chat", "messages")];
 
 impl From<Refusal> for HttpError {
@@ -163,7 +163,7 @@ impl From<Refusal> for HttpError {
 }
 
 impl HttpError {
-    /// The error without OpenAI's names for fields.
+    /// Converts a refusal without OpenAI's names for fields.
     pub fn of(refusal: Refusal) -> HttpError {
         let (status, kind, code) = match &refusal {
             Refusal::Invalid { .. } => (StatusCode::BAD_REQUEST, INVALID, None),
@@ -207,7 +207,7 @@ impl HttpError {
     }
 }
 
-/// OpenAI's name for the exceeded limit.
+/// Returns OpenAI's name for the exceeded limit.
 fn limited(limit: Limit) -> &'static str {
     match limit {
         Limit::Requests(_) | Limit::Concurrent(_) => "requests",
@@ -223,7 +223,7 @@ fn no_resume(why: NoResume) -> StatusCode {
     }
 }
 
-/// Writes a refusal of any inner layer in the form that `body` gives it.
+/// Rewrites a refusal of any inner layer with the body that `body` returns.
 pub fn reworded(response: Response, body: impl FnOnce(&HttpError) -> Value) -> Response {
     let Some(error) = response.extensions().get::<HttpError>().cloned() else { return response };
     let (mut head, _) = response.into_parts();
@@ -236,10 +236,11 @@ impl IntoResponse for HttpError {
         let mut response = (self.status, Json(self.body())).into_response();
         if let Some(Hint::RetryAfter(wait)) = self.hint {
             response.headers_mut().insert(RETRY_AFTER, whole_seconds(wait).into());
-            // The same in milliseconds, for clients that know it: within one whole second too many would come at once.
+            // Milliseconds, for clients that read them: with whole seconds, too many clients would return in the same
+            // second.
             response.headers_mut().insert(RETRY_AFTER_MS, whole_millis(wait).into());
         }
-        // A page that words errors differently reads it from here.
+        // A layer that rewrites errors reads this one from here.
         response.extensions_mut().insert(self);
         response
     }

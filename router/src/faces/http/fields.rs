@@ -1,5 +1,5 @@
-//! The fields of a JSON body, taken one by one; each refusal names its field. Knows no endpoint: `known` has which
-//! fields each of them does, and those that nobody knows are ignored.
+//! The fields of a JSON body, which an endpoint takes one by one. Each refusal names its field. `known` lists the
+//! fields of each endpoint; fields that it does not list are ignored. Has no knowledge of endpoints.
 
 use crate::board::pick::hashed;
 use crate::faces::http::biases;
@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 use types::CacheSalt;
 
-/// Fields that name a session; the first one present counts.
+/// Fields that name a session. The first one present counts.
 const SESSION_FIELDS: [&str; 3] = ["session_id", "prompt_cache_key", "user"];
 
 const CACHE_SALT_BYTES_MAX: usize = 1024;
@@ -39,17 +39,17 @@ impl Fields {
         }
     }
 
-    /// What was not taken.
+    /// Returns the fields that were not taken.
     pub fn rest(self) -> Map<String, Value> {
         self.0
     }
 
-    /// Whether a field is there and means something.
+    /// Whether a field is present and not empty.
     pub fn has(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|value| !value.is_null() && value.as_array().is_none_or(|all| !all.is_empty()))
     }
 
-    /// A field's value, which stays where it is.
+    /// Returns a field's value without taking it.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name)
     }
@@ -85,7 +85,7 @@ impl Fields {
     }
 
     pub fn integer(&mut self, name: &'static str) -> Result<Option<i64>, Refusal> {
-        // 3.0 is a whole number too: some clients write every number so.
+        // 3.0 is an integer too: some clients write every number so.
         let whole = |n: f64| (n.fract() == 0.0 && n.abs() < 9e15).then_some(n as i64);
         let integer = |value: Value| value.as_i64().or_else(|| value.as_f64().and_then(whole)).ok_or(value);
         self.take(name).map(integer).transpose().map_err(|value| no_integer(name, &value))
@@ -108,7 +108,7 @@ impl Fields {
         self.take(name).map(|value| token_ids(name, value)).transpose()
     }
 
-    /// Reads the sampling that all generating endpoints share. Logprobs differ between endpoints.
+    /// Reads the sampling parameters that all generating endpoints share. Logprobs differ between endpoints.
     pub fn sampling(&mut self) -> Result<v1::Sampling, Refusal> {
         let newer = self.unsigned("max_completion_tokens")?;
         let older = self.unsigned("max_tokens")?;
@@ -141,7 +141,7 @@ impl Fields {
             show_special: !self.boolean("skip_special_tokens")?.unwrap_or(true),
             logprobs: None,
             prompt_logprobs: self.unsigned("prompt_logprobs")?,
-            // Only some pages take it.
+            // Only some pages read this field.
             prediction: String::new(),
             beams: searches::beams(self)?,
             best_of: self.unsigned("best_of")?.unwrap_or(0),
@@ -154,7 +154,7 @@ impl Fields {
         Ok(sampling)
     }
 
-    /// The server whose defaults absent parameters have.
+    /// Reads which server's defaults apply to absent parameters.
     fn sampling_defaults(&mut self) -> Result<i32, Refusal> {
         const FIELD: &str = "sampling_defaults";
         let Some(name) = self.string(FIELD)? else { return Ok(0) };
@@ -162,7 +162,7 @@ impl Fields {
         vendor.ok_or_else(|| Refusal::invalid(FIELD, format!("is openai, llama.cpp or ollama, and not {name:?}")))
     }
 
-    /// llama.cpp's name for `max_tokens`, in which less than zero is no limit.
+    /// Reads llama.cpp's name for `max_tokens`, in which a negative number means no limit.
     fn n_predict(&mut self) -> Result<Option<u32>, Refusal> {
         match self.integer("n_predict")? {
             Some(..0) => Ok(Some(u32::MAX)),
@@ -171,7 +171,7 @@ impl Fields {
         }
     }
 
-    /// In llama.cpp, -1 keeps all.
+    /// Reads `top_n_sigma`, in which llama.cpp's -1 keeps all tokens.
     fn top_n_sigma(&mut self) -> Result<f32, Refusal> {
         Ok(self.number("top_n_sigma")?.filter(|n| *n != -1.0).unwrap_or(0.0))
     }
@@ -190,7 +190,8 @@ impl Fields {
         })
     }
 
-    /// Reads a list of token ids. Without one all are allowed; an empty one would allow none.
+    /// Reads a list of token ids. Without it all tokens are allowed. An empty list is refused, because it would allow
+    /// none.
     fn allowed_token_ids(&mut self) -> Result<Vec<u32>, Refusal> {
         match self.token_ids("allowed_token_ids")? {
             Some(ids) if ids.is_empty() => Err(Refusal::invalid("allowed_token_ids", "allows nothing")),
@@ -198,7 +199,7 @@ impl Fields {
         }
     }
 
-    /// In other servers, -1 keeps all.
+    /// Reads `top_k`, in which other servers' -1 keeps all tokens.
     fn top_k(&mut self) -> Result<Option<u32>, Refusal> {
         match self.integer("top_k")? {
             Some(-1) => Ok(Some(0)),
@@ -209,8 +210,7 @@ impl Fields {
         }
     }
 
-    /// Reads any whole number of 64 bits, with or without a sign.
-    /// A whole number of 64 bits, with or without a sign.
+    /// Reads an integer of 64 bits, signed or unsigned.
     fn seed(&mut self) -> Result<Option<u64>, Refusal> {
         let seed = |value: Value| value.as_u64().or(value.as_i64().map(|seed| seed as u64)).ok_or(value);
         self.take("seed").map(seed).transpose().map_err(|value| no_integer("seed", &value))
@@ -229,12 +229,12 @@ impl Fields {
         }
     }
 
-    /// Refuses a field of other servers that this endpoint does not do and that would change the answer.
+    /// Refuses a field of other servers that this endpoint does not support and that would change the answer.
     pub fn check(&self, on: Endpoint) -> Result<(), Refusal> {
         self.0.iter().try_for_each(|(name, value)| known::check(name, value, on))
     }
 
-    /// Refuses fields that another page does and this one does not.
+    /// Refuses fields that another page supports and this one does not.
     pub fn refuse(&self, names: &[&'static str]) -> Result<(), Refusal> {
         let asked = |name: &&&'static str| self.0.get(**name).is_some_and(|value| !NeutralValues::Empty.contain(value));
         match names.iter().find(asked) {
@@ -256,14 +256,14 @@ impl Fields {
             (true, None) => Ok(Some(Streaming::default())),
             (true, Some(mut options)) => {
                 let include_usage = options.boolean("include_usage")?.unwrap_or(false);
-                // As in vLLM, it adds to `include_usage` and asks for nothing alone.
+                // As in vLLM, it extends `include_usage` and has no effect without it.
                 let each = options.boolean("continuous_usage_stats")?.unwrap_or(false);
                 Ok(Some(Streaming { include_usage, usage_in_each: include_usage && each }))
             }
         }
     }
 
-    /// Reads what the client wants besides the text. Needs `sampling` with its logprobs.
+    /// Reads which parts the client requests in addition to the text. Requires `sampling` with its logprobs.
     pub fn wishes(&mut self, sampling: &v1::Sampling) -> Result<Wishes, Refusal> {
         let timings_in_each = self.boolean("timings_per_token")?.unwrap_or(false);
         Ok(Wishes {
@@ -277,18 +277,18 @@ impl Fields {
         })
     }
 
-    /// Whether the client watches how far its prompt is, which only a stream can tell.
+    /// Reads whether the client requests the progress of its prompt, which only a stream can carry.
     pub fn tells_progress(&mut self, is_stream: bool) -> Result<bool, Refusal> {
         Ok(self.boolean("return_progress")?.unwrap_or(false) && is_stream)
     }
 
-    /// Sets the session from the request's header, unless the body says its own.
+    /// Sets the session from the request's header, unless the body names one.
     pub fn belongs_to(&mut self, session: String) {
         self.0.entry(SESSION_FIELDS[0]).or_insert_with(|| session.into());
     }
 
-    /// Reads `truncate_prompt_tokens`, of which -1 leaves as much as there is room for; and `truncation_side`, at which
-    /// tokens are dropped. Where a request does not say, it is `side`.
+    /// Reads `truncate_prompt_tokens`, in which -1 keeps as many tokens as there is room for, and `truncation_side`,
+    /// the side at which tokens are dropped. The default is `side`.
     pub fn truncation(&mut self, side: CutSide) -> Result<Option<Truncation>, Refusal> {
         const NAME: &str = "truncate_prompt_tokens";
         let side = match self.string("truncation_side")?.as_deref() {
@@ -308,8 +308,8 @@ impl Fields {
         Ok(Some(Truncation { n_max, side }))
     }
 
-    /// A hash of the session, which requests that follow one another share. It changes no answer, so a value that is
-    /// not text is ignored.
+    /// Returns a hash of the session, which consecutive requests share. It changes no answer, so a value that is not
+    /// text is ignored.
     pub fn session(&self) -> Option<u64> {
         SESSION_FIELDS.iter().find_map(|name| self.0.get(*name)?.as_str()).filter(|text| !text.is_empty()).map(hashed)
     }
@@ -319,7 +319,7 @@ impl Fields {
         self.integer("priority")?.map_or(Ok(0), fits)
     }
 
-    /// Reads `cache_salt`: only requests of one salt share what is cached.
+    /// Reads `cache_salt`: only requests with the same salt share cached blocks.
     pub fn cache_salt(&mut self) -> Result<CacheSalt, Refusal> {
         match self.string("cache_salt")? {
             None => Ok(CacheSalt::default()),
@@ -328,37 +328,37 @@ impl Fields {
         }
     }
 
-    /// Reads `deadline_ms`, as in `lockstep.v1`: the request ends, or is refused, after this many milliseconds.
+    /// Reads `deadline_ms`, as in `lockstep.v1`: after this many milliseconds the request ends or is refused.
     pub fn deadline(&mut self) -> Result<Option<Instant>, Refusal> {
         Ok(after(self.unsigned("deadline_ms")?.unwrap_or(0)))
     }
 
-    /// Reads `n`, the choices of one prompt.
+    /// Reads `n`, the number of choices of one prompt.
     pub fn n_choices(&mut self) -> Result<u32, Refusal> {
         Ok(self.unsigned("n")?.unwrap_or(1))
     }
 }
 
-/// What a client wants to receive besides the text, and how.
+/// The parts that a client requests in addition to the text, and their format.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wishes {
     pub logprobs: bool,
     pub prompt_logprobs: bool,
     pub token_ids: bool,
-    /// Beside logprobs a token is written as its id.
+    /// Tokens beside logprobs are written as their ids.
     pub tokens_as_ids: bool,
-    /// The prompt's text is told for whoever looks for a fault in it.
+    /// The answer includes the prompt's text, for debugging.
     pub verbose: bool,
-    /// The times are told at the end.
+    /// The end of the answer includes the times.
     pub timings: bool,
-    /// And with each chunk of a stream.
+    /// Each chunk of a stream includes the times.
     pub timings_in_each: bool,
     pub echo: bool,
-    /// The client wants only the prompt: `max_tokens` was 0. A token is drawn all the same, and not sent.
+    /// The client requests only the prompt: `max_tokens` was 0. One token is sampled all the same, and not sent.
     pub nothing_new: bool,
     /// None: the answer is sent whole.
     pub streaming: Option<Streaming>,
-    /// The field that says what the answer must be.
+    /// The field that constrains the answer.
     pub structure_field: Option<&'static str>,
 }
 
@@ -366,7 +366,7 @@ pub struct Wishes {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Streaming {
     pub include_usage: bool,
-    /// Each chunk says the usage so far.
+    /// Each chunk includes the usage so far.
     pub usage_in_each: bool,
 }
 
@@ -385,7 +385,7 @@ fn no_integer(name: &'static str, value: &Value) -> Refusal {
     }
 }
 
-/// The refusal names the value's kind and does not repeat it: it may be long, or private.
+/// The refusal names the value's kind and does not repeat the value, which may be long or private.
 pub fn wrong(name: impl Into<std::borrow::Cow<'static, str>>, must: &str, value: &Value) -> Refusal {
     let kind = match value {
         Value::Null => "null",
@@ -401,7 +401,7 @@ pub fn wrong(name: impl Into<std::borrow::Cow<'static, str>>, must: &str, value:
     Refusal::Invalid { field: name.into(), message: format!("must be {must}, and is {kind}") }
 }
 
-/// Penalties look at the last so many tokens: -1 stands for all, and 0 switches them off.
+/// Limits penalties to the last `last_n` tokens: -1 means all, and 0 disables the penalties.
 fn limit_penalties(sampling: &mut v1::Sampling, last_n: Option<i64>) -> Result<(), Refusal> {
     match last_n {
         None => {}

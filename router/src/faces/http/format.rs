@@ -1,5 +1,5 @@
-//! What whole and chunked answers in OpenAI's shapes share. What differs between chat and completions is an
-//! `AnswerFormat`.
+//! The parts that whole and chunked answers in OpenAI's format share. The difference between chat and completions is in
+//! an `AnswerFormat`.
 
 use crate::faces::http::fields::Wishes;
 use crate::faces::http::said::SaidAnswer;
@@ -21,18 +21,19 @@ pub trait AnswerFormat: Send + Unpin + 'static {
     const ID_PREFIX: &'static str;
     const OBJECT: &'static str;
     const CHUNK_OBJECT: &'static str;
-    /// How requests of this endpoint are served, where its answers say it: there is one way.
+    /// The service tier, for endpoints whose answers have one. There is only one tier.
     const SERVICE_TIER: Option<&'static str>;
-    /// Whether `prompt_token_ids` are in each choice, which may have its own prompt, or once in the answer.
+    /// Whether each choice carries `prompt_token_ids`, because it may have its own prompt, or the answer carries them
+    /// once.
     const PROMPT_IN_CHOICE: bool;
 
-    /// The member that begins a choice's stream, if there is one.
+    /// Returns the member that begins a choice's stream, if there is one.
     fn opening(&self, choice: u32, wishes: &Wishes) -> Option<(&'static str, Value)>;
-    /// The member that carries a piece of the answer; None at the end.
+    /// Returns the member that carries a piece of the answer; None at the end.
     fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value);
-    /// The member that carries the whole answer.
+    /// Returns the member that carries the whole answer.
     fn whole(&self, answer: &SaidAnswer) -> (&'static str, Value);
-    /// Why an answer with calls has ended.
+    /// Returns the finish reason of an answer with calls.
     fn called(&self) -> &'static str;
 
     fn finish_reason(&self, finished: &v1::Finished) -> &'static str {
@@ -41,23 +42,23 @@ pub trait AnswerFormat: Send + Unpin + 'static {
     }
 
     fn logprobs(&mut self, names: TokenNames<'_>, choice: u32, logprobs: &[v1::Logprob]) -> Value;
-    /// The prompt before an answer, as a member and its logprobs, if the endpoint repeats it.
+    /// Returns the prompt before an answer, as a member and its logprobs, if the endpoint repeats it.
     fn echo(&mut self, names: TokenNames<'_>, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<Echo>;
 }
 
-/// A prompt that is repeated.
+/// A prompt that the answer repeats.
 pub struct Echo {
     pub text: String,
-    /// Null unless the client asked for them.
+    /// Null unless the client requested them.
     pub logprobs: Value,
 }
 
-/// A seed as clients send it: one with the highest bit was negative.
+/// Returns a seed as clients send it: a seed with the highest bit set was negative.
 pub fn signed(seed: u64) -> i64 {
     seed.cast_signed()
 }
 
-/// What every chunk of an answer repeats.
+/// The members that every chunk of an answer repeats.
 pub struct Envelope {
     front: Arc<Frontend>,
     text: Arc<ModelText>,
@@ -69,14 +70,14 @@ pub struct Envelope {
     service_tier: Option<&'static str>,
     wishes: Wishes,
     watch: Stopwatch,
-    /// Where it is told.
+    /// Present if the client requested it.
     prompt_text: Option<String>,
-    /// When ranks began with it.
+    /// When the ranks began to compute the prompt.
     scheduled: Option<Instant>,
 }
 
 impl Envelope {
-    /// `watch` runs since the request came.
+    /// `watch` runs since the request arrived.
     pub fn new<F: AnswerFormat>(
         front: Arc<Frontend>,
         generation: &Generation,
@@ -90,7 +91,7 @@ impl Envelope {
             id: format!("{}{}", F::ID_PREFIX, started.id),
             created: generation.created,
             model: started.model.clone(),
-            // Some clients of llama.cpp look for its first letter, and OpenAI's for none.
+            // Some clients of llama.cpp expect its first letter; OpenAI's clients expect none.
             fingerprint: format!("b_{}", generation.replica.digest),
             seed: started.seed,
             service_tier: F::SERVICE_TIER,
@@ -129,7 +130,7 @@ impl Envelope {
         TokenNames { tokenizer: &self.text.tokenizer, as_ids: self.wishes.tokens_as_ids }
     }
 
-    /// Null unless the client asked for them.
+    /// Null unless the client requested them.
     pub fn logprobs_of<S: AnswerFormat>(&self, shape: &mut S, choice: u32, logprobs: &[v1::Logprob]) -> Value {
         if self.wishes.logprobs { shape.logprobs(self.names(), choice, logprobs) } else { Value::Null }
     }
@@ -142,12 +143,12 @@ impl Envelope {
         scored: &[v1::Logprob],
     ) -> Option<Echo> {
         let echo = if self.wishes.echo { shape.echo(self.names(), choice, prompt, scored)? } else { return None };
-        // Logprobs that the client did not ask for were not computed.
+        // Logprobs that the client did not request were not computed.
         let logprobs = if self.wishes.logprobs { echo.logprobs } else { Value::Null };
         Some(Echo { logprobs, ..echo })
     }
 
-    /// Adds what vLLM calls `prompt_token_ids` and `prompt_logprobs`, null where they are not asked for.
+    /// Adds vLLM's `prompt_token_ids` and `prompt_logprobs`, null unless the client requested them.
     pub fn tell_whole_prompt(&self, to: &mut Value, prompt: &Prompt, scored: &[v1::Logprob]) {
         (to["prompt_token_ids"], to["prompt_logprobs"]) = (Value::Null, Value::Null);
         self.tell_prompt(to, prompt, scored);
@@ -169,7 +170,7 @@ impl Envelope {
         }
     }
 
-    /// Adds what is no part of the answer, where its last words are: the times, and the prompt's text.
+    /// Adds the parts that belong to the end of an answer and not to its text: the times, and the prompt's text.
     pub fn tell_aside(&self, to: &mut Value, usage: &UsageSum) {
         if self.wishes.timings {
             to["timings"] = timings(&self.watch, Some(&usage.counts()), usage.completion);
@@ -179,12 +180,13 @@ impl Envelope {
         }
     }
 
-    /// Adds how far a prompt is.
+    /// Adds the progress of a prompt.
     pub fn tell_progress(&mut self, to: &mut Value, progress: PromptProgress) {
         tell_progress(to, &mut self.watch, progress, self.wishes.timings_in_each);
     }
 
-    /// Adds what was measured of one answer, where the operator wants it told. Of several it would be nobody's.
+    /// Adds the metrics of one answer, if the operator enabled them. Metrics of several answers would belong to none of
+    /// them.
     pub fn tell_metrics(&self, to: &mut Value, n_answers: usize, usage: &UsageSum) {
         if self.front.config.request_metrics && n_answers == 1 {
             let waited = self.scheduled.map_or(Duration::ZERO, |began| began - self.watch.arrived());
@@ -192,7 +194,7 @@ impl Envelope {
         }
     }
 
-    /// Adds the times so far, where they are told with each chunk.
+    /// Adds the times so far, if each chunk includes them.
     pub fn tell_times(&self, to: &mut Value, n_told: u32) {
         if self.wishes.timings_in_each {
             to["timings"] = timings(&self.watch, None, n_told);
@@ -208,8 +210,8 @@ impl Envelope {
     }
 }
 
-/// The prompt's logprobs by token, with null for the first, which nothing predicts. Only tokens among the most likely
-/// have a rank: that of another one was not counted.
+/// Returns the prompt's logprobs by token, with null for the first, which has no prediction. Only tokens among the most
+/// likely have a rank: the rank of others is not computed.
 fn prompt_logprobs(tokenizer: &Tokenizer, scored: &[v1::Logprob]) -> Value {
     let one = |logprob: &v1::Logprob, rank: Option<usize>| {
         let text = token_text(tokenizer, logprob.token_id);
@@ -229,7 +231,7 @@ fn prompt_logprobs(tokenizer: &Tokenizer, scored: &[v1::Logprob]) -> Value {
     [Value::Null].into_iter().chain(scored.iter().map(position)).collect()
 }
 
-/// What ended an answer, as vLLM tells it: the stop string, or the token of `stop_token_ids`.
+/// Returns what ended an answer, in vLLM's format: the stop string, or the token of `stop_token_ids`.
 pub fn stop_reason(finished: &v1::Finished) -> Value {
     match finished.stop_token {
         Some(token) => token.into(),
@@ -243,7 +245,7 @@ pub fn choice_value(index: u32, member: (&'static str, Value), logprobs: Value, 
     json!({ "index": index, name: value, "logprobs": logprobs, "finish_reason": reason })
 }
 
-/// The reason without regard to what the text says, as in a certificate.
+/// Returns the finish reason without regard to the text, as in a certificate.
 pub fn finish_reason(finished: &v1::Finished) -> &'static str {
     match finished.reason() {
         v1::finished::Reason::Length => "length",
@@ -251,14 +253,14 @@ pub fn finish_reason(finished: &v1::Finished) -> &'static str {
     }
 }
 
-/// How many tokens of the prompt came from the prefix cache, and why no more of them.
+/// Returns how many tokens of the prompt came from the prefix cache, and why no more.
 fn prompt_details(n_cached: u32, reuse: Reuse) -> Value {
     let mut details = json!({ "cached_tokens": n_cached, "audio_tokens": 0 });
     tell_reuse(&mut details, reuse);
     details
 }
 
-/// Adds why no more of a prompt was reused, where that is known.
+/// Adds why no more of a prompt was reused, if that is known.
 pub fn tell_reuse(to: &mut Value, reuse: Reuse) {
     if let Some(ended) = reuse.ended {
         to["reuse_ended"] = json!({ "reason": ended.name(), "position": reuse.position });
@@ -272,7 +274,7 @@ pub struct UsageSum {
     nothing_new: bool,
     prompt: u32,
     cached: u32,
-    /// Of the first prompt.
+    /// The reuse of the first prompt.
     reuse: Option<Reuse>,
     completion: u32,
     reasoning: u32,
@@ -325,7 +327,7 @@ impl UsageSum {
 #[derive(Clone, Copy)]
 pub struct TokenNames<'a> {
     tokenizer: &'a Tokenizer,
-    /// As `token_id:5`: what is no text can be told apart too.
+    /// As `token_id:5`: this distinguishes tokens that are no text, too.
     as_ids: bool,
 }
 
@@ -343,7 +345,7 @@ impl<'a> TokenNames<'a> {
     }
 }
 
-/// Tokens with their logprobs, and beside each the likely ones.
+/// Returns tokens with their logprobs, each with its most likely alternatives.
 pub fn with_likely(names: TokenNames<'_>, logprobs: &[v1::Logprob]) -> Vec<Value> {
     let one = |logprob: &v1::Logprob| {
         let bytes = names.tokenizer.token_bytes(logprob.token_id);
@@ -357,7 +359,7 @@ pub fn with_likely(names: TokenNames<'_>, logprobs: &[v1::Logprob]) -> Vec<Value
     logprobs.iter().map(both).collect()
 }
 
-/// A token's own text: partial characters become replacement characters, and the token's bytes say which part.
+/// Returns a token's own text: partial characters become replacement characters. The token's bytes give the exact part.
 pub fn token_text(tokenizer: &Tokenizer, token: u32) -> String {
     String::from_utf8_lossy(tokenizer.token_bytes(token)).into_owned()
 }

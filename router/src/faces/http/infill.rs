@@ -1,5 +1,4 @@
-//! Prompts that ask for what stands between two texts, with the tokens that a model was trained on for that. Knows no
-//! page.
+//! Prompts that request the text between two texts, with the model's own tokens for that. Has no knowledge of pages.
 
 use crate::front::frontend::Frontend;
 use crate::refusal::Refusal;
@@ -25,10 +24,10 @@ const SPELLINGS: [[&str; 3]; 5] = [
 /// How models spell the token before a file's name.
 const FILE_SPELLINGS: [&str; 2] = ["<|file_sep|>", "<file_sep>"];
 
-/// Any text: whether it gets a token before it is seen by it.
+/// An arbitrary text, which shows whether the tokenizer puts a token before a text.
 const BEGINS: &str = "a";
 
-/// Two texts and what is known of the one between them.
+/// Two texts, and the known beginning of the text between them.
 #[derive(Default)]
 pub struct Infill {
     /// Other files, each with its name.
@@ -46,7 +45,7 @@ impl Infill {
     }
 }
 
-/// The prompt's tokens. `field` is what a page calls the text behind.
+/// Returns the prompt's tokens. `field` is the page's name for the text after the gap.
 pub async fn prompt(
     front: &Frontend,
     text: &Arc<ModelText>,
@@ -61,12 +60,12 @@ pub async fn prompt(
     Ok(Input::TokenIds(v1::TokenIds { ids: tokens.map_err(broken)? }))
 }
 
-/// Whether a model can be asked for this.
+/// Whether a model supports this.
 pub fn is_known(text: &ModelText) -> bool {
     Marks::of(&text.tokenizer).is_some()
 }
 
-/// The tokens of one spelling, all of which a model has.
+/// The tokens of one spelling. The model has all of them.
 struct Marks {
     prefix: Token,
     suffix: Token,
@@ -91,7 +90,7 @@ impl Marks {
     fn around(&self, text: &ModelText, infill: &Infill) -> checkpoint::Result<Tokens> {
         let tokenizer = &text.tokenizer;
         let mut tokens = Tokens::new();
-        // A tokenizer that puts this token before a text puts it before these too.
+        // If the tokenizer puts this token before a text, it also belongs before these tokens.
         let begins = tokenizer.encode(BEGINS, true)?;
         tokens.extend(text.spec.bos.filter(|bos| begins.first() == Some(bos)));
         for (name, text) in &infill.files {

@@ -1,5 +1,6 @@
-//! A finished answer as a record keeps it: one line of JSON that `/v1/completions` would answer alike, in any page's
-//! place. A prompt is its token ids, so that no template or tokenizer stands between a record and what it repeats.
+//! A finished answer as a record stores it: one line of JSON in the format of `/v1/completions`, whichever page served
+//! it. A replay through that page gives the same answer. Prompts are token ids, so no template or tokenizer affects a
+//! replay.
 
 use crate::faces::http::certificate;
 use crate::faces::http::format::finish_reason;
@@ -10,14 +11,14 @@ use proto::v1;
 use serde_json::{Map, Value, json};
 use types::Hex;
 
-/// Grows when a line is written in another way.
+/// Increases when the format of a line changes.
 const VERSION: u32 = 1;
 
-/// Members of a request that are a client's words. They are kept with the prompts alone.
+/// Members of a request that contain a client's words. They are stored only together with the prompts.
 const WORDS: [&str; 6] = ["stop", "bad_words", "dry_sequence_breakers", "structured_outputs", "grammar", "ebnf"];
 
-/// The line of an answer, without its end. `with_prompts` says whether prompts and answers are in it, or their hashes
-/// alone.
+/// Returns the line of an answer, without its line end. `with_prompts` selects prompts and answers, or only their
+/// hashes.
 pub fn line(answer: &FinishedAnswer, with_prompts: bool) -> String {
     let digest = Hex(&answer.replica.digest.0).to_string();
     let choices = answer.choices.iter().enumerate().map(|(slot, choice)| said(slot, choice, with_prompts));
@@ -48,7 +49,7 @@ fn asked(answer: &FinishedAnswer, with_prompts: bool) -> Value {
     } else {
         WORDS.iter().for_each(|name| drop(asked.remove(*name)));
     }
-    // Refused where it is asked again: a prompt of token ids has no thought.
+    // A replay refuses this: a prompt of token ids has no thought.
     if let Some(budget) = answer.like.grammar.as_ref().and_then(ThinkingBudget::of) {
         asked.insert("thinking_token_budget".into(), budget.tokens_max.into());
     }

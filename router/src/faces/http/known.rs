@@ -1,6 +1,7 @@
-//! Every field that OpenAI, Anthropic, vLLM, llama.cpp, Ollama and SGLang have in a request's body: on which endpoints
-//! it means something, whether it is done there, and which values change nothing. What is left is refused by its name.
-//! `docs/fields.md` is made of the list. Knows no endpoint's own code.
+//! Every field that OpenAI, Anthropic, vLLM, llama.cpp, Ollama and SGLang have in a request's body. For each field: the
+//! endpoints to which it applies, whether it is supported there, and which values change nothing. Other values are
+//! refused, and the refusal names the field. `docs/fields.md` is generated from the list. Has no knowledge of any
+//! endpoint's code.
 
 mod list;
 
@@ -11,7 +12,7 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// What reads a body of these fields.
+/// What reads a body with these fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     Chat,
@@ -32,28 +33,28 @@ type Endpoints = &'static [Endpoint];
 #[derive(Debug)]
 pub struct KnownField {
     pub name: &'static str,
-    /// Whose field it is: OpenAI, Anthropic, vLLM, llama.cpp (L), Ollama (M), SGLang, or our own (-).
+    /// The APIs that define the field: OpenAI, Anthropic, vLLM, llama.cpp (L), Ollama (M), SGLang, or our own (-).
     pub of: &'static str,
-    /// Where it means something. Elsewhere it is ignored, like a field that nobody knows.
+    /// Endpoints to which it applies. Others ignore it, like an unknown field.
     pub on: Endpoints,
-    /// Whether they do what it asks.
+    /// Whether these endpoints support it.
     pub is_done: bool,
-    /// Where it is not done, the values that are taken because they change nothing.
+    /// If it is not supported, the values that are accepted because they change nothing.
     pub neutral: NeutralValues,
-    /// In JSON, a value that asks for something.
+    /// A value that has an effect, in JSON.
     pub meant: &'static str,
-    /// The field to say instead.
+    /// The field to use instead.
     pub instead: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub enum NeutralValues {
     None,
-    /// The field changes no answer, whatever it says.
+    /// Every value: the field changes no answer.
     All,
     /// An empty list, object or text.
     Empty,
-    /// Values in JSON. Of an object, a part of it is neutral too; where it has null, any value is.
+    /// Values in JSON. A part of a listed object is neutral too. Null in a listed object stands for any value.
     These(&'static [&'static str]),
 }
 
@@ -100,7 +101,7 @@ static BY_NAME: LazyLock<HashMap<&'static str, Vec<&'static KnownField>>> = Lazy
     all
 });
 
-/// Refuses a field that would change the answer, or what is told of it, where that is not done.
+/// Refuses an unsupported field that would change the answer, or the parts that are sent with it.
 pub fn check(name: &str, value: &Value, on: Endpoint) -> Result<(), Refusal> {
     let known = BY_NAME.get(name).and_then(|all| all.iter().find(|known| known.on.contains(&on)));
     match known {

@@ -1,20 +1,20 @@
-//! Words for drawing tokens that llama.cpp and Ollama share, and that others have not. Knows no page.
+//! Sampling parameters that only llama.cpp and Ollama have. Has no knowledge of pages.
 
 use crate::faces::http::fields::Fields;
 use crate::refusal::Refusal;
 use proto::v1;
 
-/// -1, which says that a seed is to be drawn; llama.cpp has 32 bits for it.
+/// -1, which requests a random seed; llama.cpp has 32 bits for it.
 const RANDOM: [u64; 2] = [u64::MAX, u32::MAX as u64];
 
-/// Takes how tokens are drawn, without how many.
+/// Takes all sampling parameters but the number of tokens.
 pub fn sampling(fields: &mut Fields) -> Result<v1::Sampling, Refusal> {
     let mut sampling = fields.sampling()?;
     sampling.seed = sampling.seed.filter(|seed| !RANDOM.contains(seed));
     Ok(sampling)
 }
 
-/// How many tokens are said at most. Without a limit, or with -1 or -2, as many as the context has room for.
+/// Reads the most tokens of an answer. Without a limit, or with -1 or -2, the rest of the context is the limit.
 pub fn n_predict(n: Option<i64>, name: &'static str) -> Result<Option<u32>, Refusal> {
     match n {
         None | Some(-2 | -1) => Ok(None),

@@ -1,12 +1,12 @@
 //! HTTP for clients: the APIs of OpenAI, Anthropic, Ollama, llama.cpp and vLLM, and pages for operators. Each page
 //! translates for `front`.
 //!
-//! Knows no replica, but for what lists of models show. Read `server`, `origin` and `door` (connections, browsers and
-//! keys), `page`, `fields` and `known` (what a client sent; `conversation`, `tools` and `structure` read parts of it),
-//! then an endpoint: OpenAI's `chat` and `completions` share `answer`, `said`, `format` and `chunks`; `responses`,
-//! Anthropic's `messages` and other APIs have a folder each; `kept` and `records` are for recorded answers, `browser`
-//! for people who look, `orca` for gateways that balance. All answers' streams go through `sse`. Which pages there are
-//! is one table, `apis`.
+//! Has no knowledge of replicas, except for lists of models. Read `server`, `origin` and `door` (connections, browsers
+//! and keys), `page`, `fields` and `known` (the client's request; `conversation`, `tools` and `structure` read parts of
+//! it), then an endpoint. OpenAI's `chat` and `completions` share `answer`, `said`, `format` and `chunks`. `responses`,
+//! Anthropic's `messages` and other APIs have a folder each. `kept` and `records` are for recorded answers, `browser`
+//! for the page, `orca` for gateways that balance load. All answers' streams go through `sse`. One table, `apis`, lists
+//! all pages.
 
 mod answer;
 mod biases;
@@ -74,7 +74,7 @@ pub async fn serve(front: Arc<Frontend>, listeners: HttpListeners, shutdown: Can
     let HttpListeners { clients, operators } = listeners;
     let for_operators = async {
         let Some((listener, keys)) = operators.zip(front.config.operators.clone()) else { return Ok(()) };
-        // What reads it, a kubelet's probe or Prometheus, is within the cluster, and has no certificate of clients.
+        // Its clients, a kubelet's probe or Prometheus, are within the cluster and have no client certificate.
         serve_pages(front.clone(), listener, keys, None, operator_routes, shutdown.clone()).await
     };
     let (keys, tls) = (front.config.keys.clone(), front.config.tls.clone());
@@ -96,7 +96,7 @@ async fn serve_pages(
         .await
 }
 
-/// The pages of a port that operators have to themselves.
+/// The pages of a port for operators only.
 fn operator_routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
     let pages = |rows: Vec<Route>| -> Router<Arc<Frontend>> {
         rows.into_iter().fold(Router::new(), |pages, row| pages.route(row.path, row.serve))
@@ -114,7 +114,7 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
         let rows = api.routes.into_iter();
         let pages: Router<Arc<Frontend>> = rows.fold(Router::new(), |pages, row| pages.route(row.path, row.serve));
         let reported = from_fn_with_state(front.clone(), orca::reported);
-        // Within the layer of keys: who has none is told nothing.
+        // Within the layer of keys: a client without a key gets no information.
         let pages = match api.keys {
             Keys::Unasked => pages,
             Keys::Bearer => pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize)),
@@ -123,7 +123,7 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
                 pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize_either))
             }
         };
-        // This layer is outermost, so that a client without a key gets its error in its API's form too.
+        // This layer is outermost, so that a client without a key also gets its error in its API's format.
         all = all.merge(match api.name {
             ANTHROPIC => pages.route_layer(from_fn(messages::in_its_words)),
             OPENAI_OR_ANTHROPIC => pages.route_layer(from_fn(messages::in_its_words_if_spoken)),
@@ -139,7 +139,7 @@ fn finished(pages: Router<Arc<Frontend>>, front: Arc<Frontend>, visitors: Arc<Vi
     pages
         .fallback(|method: Method, uri: Uri| async move {
             let response = HttpError::no_such_page(&method, uri.path()).into_response();
-            // A page that is none has no API whose layer would write the error.
+            // An unknown page has no API whose layer would write the error.
             let is_anthropic = uri.path().starts_with("/v1/messages");
             if is_anthropic { messages::reworded_error(response) } else { response }
         })
@@ -158,8 +158,8 @@ const OPENAI_OR_ANTHROPIC: &str = "OpenAI, Anthropic";
 const OLLAMA: &str = "Ollama";
 const LLAMA_CPP: &str = "llama.cpp";
 
-/// The table of all pages that clients reach. A row has its API's layers by standing in it. Operators may have theirs
-/// on a port of their own.
+/// Returns the table of all pages for clients. A row's API determines its layers. Operators' pages may be on a port of
+/// their own.
 fn apis(config: &Config) -> Vec<Api> {
     let bearer = |name, routes| Api { name, keys: Keys::Bearer, routes };
     let mut all = vec![
@@ -183,7 +183,7 @@ fn apis(config: &Config) -> Vec<Api> {
     all
 }
 
-/// Probes and monitoring ask these without a key.
+/// Probes and monitoring use these pages without a key.
 fn probes() -> Vec<Route> {
     vec![
         get("/livez", "whether the process lives", || async { "alive\n" }),
@@ -235,7 +235,7 @@ fn openai() -> Vec<Route> {
     ]
 }
 
-/// Clients of both ask at one address.
+/// Clients of OpenAI and Anthropic use the same path.
 fn model_list() -> Vec<Route> {
     vec![
         get("/v1/models", "the models that are served", models::list),
@@ -250,9 +250,9 @@ fn anthropic() -> Vec<Route> {
     ]
 }
 
-/// What Prometheus' own text is called.
+/// The content type of Prometheus' text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4";
-/// Seconds since 1970, as llama.cpp tells them.
+/// The start time in seconds since 1970, as llama.cpp reports it.
 const STARTED: &str = "process-start-time-unix";
 
 async fn metrics(State(front): State<Arc<Frontend>>) -> Response {

@@ -1,4 +1,4 @@
-//! Which models are served, whether the router is ready, and which ranks serve. Knows no request.
+//! The served models, the router's readiness, and the ranks that serve. Has no knowledge of requests.
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::messages::models as anthropic;
@@ -14,7 +14,7 @@ use http::HeaderMap;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// As OpenAI lists them, or Anthropic, by what the client speaks.
+/// Lists models in OpenAI's format, or in Anthropic's for its clients.
 pub async fn list(State(front): State<Arc<Frontend>>, headers: HeaderMap) -> Json<Value> {
     let listed = front.models.listed(&front.replicas);
     if anthropic::is_anthropic(&headers) {
@@ -24,7 +24,7 @@ pub async fn list(State(front): State<Arc<Frontend>>, headers: HeaderMap) -> Jso
     Json(json!({ "object": "list", "data": models }))
 }
 
-/// As llama.cpp lists them: a model once, with all of its names, and what its operator says of it.
+/// Lists models in llama.cpp's format: a model once, with all of its names and its operator's description.
 pub async fn with_aliases(State(front): State<Arc<Frontend>>) -> Json<Value> {
     let mut models: Vec<Value> = Vec::new();
     for (name, of) in front.models.listed(&front.replicas) {
@@ -64,12 +64,12 @@ fn model(name: &str, replica: &Replica) -> Value {
     })
 }
 
-/// Healthy means that a replica can serve. Unlike `ready` it stays so while this router drains.
+/// Healthy if a replica can serve. Unlike `ready` it stays so while this router drains.
 pub async fn health(State(front): State<Arc<Frontend>>) -> Result<&'static str, HttpError> {
     if front.replicas.is_any_ready() { Ok("healthy\n") } else { Err(front.replicas.refusal().into()) }
 }
 
-/// Ready means that a request sent now is served.
+/// Ready if a request that is sent now is served.
 pub async fn ready(State(front): State<Arc<Frontend>>) -> Result<&'static str, HttpError> {
     let retry_after = front.config.timeouts.retry_after;
     if front.admission.is_draining() {
@@ -78,7 +78,7 @@ pub async fn ready(State(front): State<Arc<Frontend>>) -> Result<&'static str, H
     if front.replicas.is_any_ready() { Ok("ready\n") } else { Err(front.replicas.refusal().into()) }
 }
 
-/// The page of the cluster that `?from=` names, or the first.
+/// Returns the page of the cluster that `?from=` names, or the first.
 pub async fn cluster(State(front): State<Arc<Frontend>>, RawQuery(query): RawQuery) -> Result<Json<Value>, HttpError> {
     let mut fields = query.iter().flat_map(|query| query.split('&'));
     let from = fields.find_map(|field| field.strip_prefix("from=")).unwrap_or("0");

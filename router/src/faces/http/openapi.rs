@@ -1,5 +1,5 @@
-//! `/openapi.json`: every page with its method, its key and what it is for, from the rows that the routes are made of.
-//! Knows no field of any page: bodies are objects, whose fields `docs/apis.md` tells.
+//! `/openapi.json`: every page with its method, its key and its purpose, from the rows that the routes are made of. Has
+//! no knowledge of any page's fields: bodies are objects, and `docs/apis.md` describes their fields.
 
 use crate::faces::http::apis;
 use crate::faces::http::table::{Keys, Route};
@@ -48,7 +48,7 @@ fn operation(api: &str, keys: Keys, route: &Route) -> Value {
     if !parameters.is_empty() {
         operation["parameters"] = parameters.into();
     }
-    // An empty requirement among others says that a server may ask for no key at all.
+    // An empty requirement beside others means that a server may require no key at all.
     operation["security"] = match keys {
         Keys::Unasked => json!([]),
         Keys::Bearer | Keys::Operator => json!([{ "bearer": [] }, {}]),
@@ -57,7 +57,7 @@ fn operation(api: &str, keys: Keys, route: &Route) -> Value {
     operation
 }
 
-/// A path as OpenAPI writes it, which has no sign for all that is left.
+/// Writes a path for OpenAPI, which has no syntax for the rest of a path.
 fn plain(path: &str) -> String {
     path.replace("{*", "{")
 }

@@ -1,4 +1,5 @@
-//! The load as gateways read it that balance by ORCA reports, in the header `endpoint-load-metrics`. Knows no page.
+//! The load for gateways that balance by ORCA reports, in the header `endpoint-load-metrics`. Has no knowledge of
+//! pages.
 
 use crate::front::frontend::Frontend;
 use axum::extract::{Request, State};
@@ -8,11 +9,11 @@ use http::header::{HeaderName, HeaderValue};
 use serde_json::json;
 use std::sync::Arc;
 
-/// By which a gateway asks, in one of two forms; and by which it is told.
+/// The header in which a gateway requests one of two formats, and the header of the report.
 const FORMAT: HeaderName = HeaderName::from_static("endpoint-load-metrics-format");
 const REPORT: HeaderName = HeaderName::from_static("endpoint-load-metrics");
 
-/// Tells the load beside an answer to whoever asks for it in a form that is known.
+/// Adds the load to an answer if the client requests it in a known format.
 pub async fn reported(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
     let format = request.headers().get(FORMAT).and_then(|said| said.to_str().ok()).map(str::to_ascii_uppercase);
     let mut response = next.run(request).await;
@@ -23,12 +24,12 @@ pub async fn reported(State(front): State<Arc<Frontend>>, request: Request, next
     response
 }
 
-/// The numbers that vLLM's servers report.
+/// The metrics that vLLM's servers report.
 #[derive(Debug, PartialEq)]
 struct Load {
     /// The part of all replicas' KV cache that is in use.
     cache_used: f64,
-    /// Requests of this router without a token yet.
+    /// Requests of this router that have no token yet.
     n_waiting: u32,
 }
 

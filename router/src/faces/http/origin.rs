@@ -1,7 +1,8 @@
-//! Who may ask through a browser. Where keys are asked for, any page may: a stranger has none, and there are no
-//! cookies. Where none is asked for, a browser would ask on behalf of whatever page it shows, and nothing else would
-//! keep that page out: its origin has to be this machine's, and on a loopback address so has the name by which it says
-//! the server, because a page's own name may resolve to that address. Knows no endpoint.
+//! Which web pages may send requests through a browser. If the server requires keys, any page may: a foreign page has
+//! no key, and there are no cookies. If the server requires none, a browser would send requests for whatever page it
+//! shows, and nothing else would keep that page out. Then the page's origin must be this machine. On a loopback address
+//! the server's name in the request must also be this machine's, because a page's own name may resolve to that address.
+//! Has no knowledge of endpoints.
 
 use crate::config::Config;
 use crate::faces::http::error::HttpError;
@@ -21,10 +22,10 @@ use std::sync::Arc;
 
 /// How many characters of a refused name an error repeats.
 const NAME_CHARS_MAX: usize = 100;
-/// In a list of names: any.
+/// In a list of names: any name.
 const ANY: &str = "*";
 
-/// The names and origins that a server answers.
+/// The names and origins that a server accepts.
 pub struct Visitors {
     keys: ApiKeys,
     bound: IpAddr,
@@ -35,9 +36,9 @@ pub struct Visitors {
 /// The origins whose pages may read an answer.
 enum Readers {
     All,
-    /// The page that has asked.
+    /// The page that sent the request.
     This(HeaderValue),
-    /// No page has asked.
+    /// No page sent the request.
     Nobody,
 }
 
@@ -47,7 +48,7 @@ impl Visitors {
         Arc::new(Visitors { keys, bound: bound.ip().to_canonical(), hosts, origins })
     }
 
-    /// Who may read the answer, or why there is none.
+    /// Returns the pages that may read the answer, or the refusal.
     fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Readers, HttpError> {
         if !self.keys.is_open() {
             return Ok(headers.get(ORIGIN).map_or(Readers::All, |origin| Readers::This(origin.clone())));
@@ -81,7 +82,7 @@ impl Visitors {
         self.is_here(host) || contains(&self.hosts, host)
     }
 
-    /// Whether a name can only mean this machine: no page of another may have it.
+    /// Whether a name can only mean this machine, so that no foreign page can have it.
     fn is_here(&self, host: &str) -> bool {
         match host.parse::<IpAddr>() {
             Ok(ip) => ip.to_canonical().is_loopback() || ip.to_canonical() == self.bound,
@@ -94,7 +95,7 @@ fn contains(list: &[String], name: &str) -> bool {
     list.iter().any(|known| known == ANY || known.trim_end_matches('/').eq_ignore_ascii_case(name))
 }
 
-/// The name by which a client says the server, without its port. A client of HTTP/1.0 need not say any.
+/// Returns the server's name in the request, without its port. A client of HTTP/1.0 may send none.
 fn host(uri: &Uri, headers: &HeaderMap) -> Result<Option<String>, HttpError> {
     if let Some(host) = uri.host() {
         return Ok(Some(bare(host)));
@@ -105,12 +106,12 @@ fn host(uri: &Uri, headers: &HeaderMap) -> Result<Option<String>, HttpError> {
     Ok(Some(bare(authority.ok_or_else(no_name)?.host())))
 }
 
-/// A name as it is compared: without brackets, the dot of its end and capitals.
+/// Normalises a name for comparison: without brackets, capitals and the final dot.
 fn bare(host: &str) -> String {
     host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_ascii_lowercase()
 }
 
-/// Whether a browser says that a page of another site sends this. Links from there may be followed.
+/// Whether a browser reports that a page of another site sends this request. Links from such a page are allowed.
 fn is_from_another_site(method: &Method, headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site").and_then(|site| site.to_str().ok());
     ![Method::GET, Method::HEAD].contains(method) && site.is_some_and(|site| site == "cross-site")
@@ -120,7 +121,7 @@ fn told(name: &str) -> String {
     name.chars().take(NAME_CHARS_MAX).collect()
 }
 
-/// Answers those who may ask, and tells browsers which pages may read the answer.
+/// Answers permitted requests, and names to browsers the pages that may read the answer.
 pub async fn welcome(State(visitors): State<Arc<Visitors>>, request: Request, next: Next) -> Response {
     const EXPOSED: HeaderValue = HeaderValue::from_static(
         "retry-after, retry-after-ms, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
@@ -132,7 +133,7 @@ pub async fn welcome(State(visitors): State<Arc<Visitors>>, request: Request, ne
         request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
     let readers = match visitors.check(request.method(), request.uri(), request.headers()) {
         Ok(readers) => readers,
-        // A browser that is told of no origin asks no further.
+        // A browser that receives no origin sends no further request.
         Err(_) if is_preflight => return StatusCode::OK.into_response(),
         Err(error) => return error.into_response(),
     };
@@ -154,11 +155,11 @@ pub async fn welcome(State(visitors): State<Arc<Visitors>>, request: Request, ne
 }
 
 fn preflight(wanted: Option<HeaderValue>) -> Response {
-    // 200 and not 204: some proxies and older clients know no other.
+    // 200 and not 204, which some proxies and older clients do not accept.
     let mut response = StatusCode::OK.into_response();
     let headers = response.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE, OPTIONS"));
-    // The requested headers are repeated as they came, because `*` does not cover `authorization`.
+    // The requested headers are repeated unchanged, because `*` does not cover `authorization`.
     let allowed = wanted.unwrap_or(HeaderValue::from_static("authorization, content-type"));
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed);
     headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400"));
@@ -169,7 +170,7 @@ fn preflight(wanted: Option<HeaderValue>) -> Response {
 mod tests {
     use super::*;
 
-    /// Whether a request without a key is answered that says this host and comes from a page of this origin.
+    /// Whether the server answers a request without a key, for this host and from a page of this origin.
     fn check(visitors: &Visitors, host: &str, origin: &str) -> bool {
         let mut headers = HeaderMap::new();
         for (name, value) in [(HOST, host), (ORIGIN, origin)].into_iter().filter(|(_, value)| !value.is_empty()) {
@@ -208,10 +209,10 @@ mod tests {
         assert!(check(&named, "gpu.example", "https://gpu.example"), "its own pages");
         let all = Config { hosts_allowed: vec![ANY.into()], origins_allowed: vec![ANY.into()], ..Config::default() };
         assert!(check(&bound("127.0.0.1:1", &all), "evil.example", "http://evil.example"));
-        // Behind an address for all, names are not known here, and pages of strangers may not ask all the same.
+        // Behind a wildcard address the server has no knowledge of its names. Foreign pages are refused all the same.
         let anywhere = bound("0.0.0.0:8000", &open);
         assert!(check(&anywhere, "lockstep.svc:8000", "") && !check(&anywhere, "10.0.0.7", "http://evil.example"));
-        // An older browser names no origin, and a proxy may drop it.
+        // An older browser sends no origin, and a proxy may drop it.
         let (uri, sites) = (Uri::from_static("/api/chat"), ["cross-site", "same-origin", "none"]);
         let sent = |method: Method, site: &'static str| {
             let headers = [("host", "localhost"), ("sec-fetch-site", site)];

@@ -1,11 +1,11 @@
-//! Bodies that a client has packed. Knows no page.
+//! Compressed bodies. Has no knowledge of pages.
 
 use crate::faces::http::error::HttpError;
 use flate2::read::MultiGzDecoder;
 use http::StatusCode;
 use std::io::Read;
 
-/// How a body is sent.
+/// The compression of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
     Plain,
@@ -13,7 +13,7 @@ pub enum Packing {
 }
 
 impl Packing {
-    /// Reads a `content-encoding`. None, if bodies in it are not read here.
+    /// Reads a `content-encoding`. None if this server does not support it.
     pub fn named(encoding: &str) -> Option<Packing> {
         match encoding.trim() {
             "" | "identity" => Some(Packing::Plain),
@@ -23,7 +23,7 @@ impl Packing {
     }
 }
 
-/// The bytes of a body that is packed by gzip, at most so many: a small body may unpack to a very large one.
+/// Decompresses a gzip body to at most `bytes_max` bytes: a small body may expand to a very large one.
 pub fn unpacked(packed: &[u8], bytes_max: usize) -> Result<Vec<u8>, HttpError> {
     let mut bytes = Vec::new();
     let read = MultiGzDecoder::new(packed).take(bytes_max as u64 + 1).read_to_end(&mut bytes);

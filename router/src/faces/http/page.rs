@@ -1,5 +1,5 @@
-//! A client's request to a page: the JSON object of the body, read within its limits, and the headers that matter.
-//! Knows no page's own fields.
+//! A client's request to a page: the JSON object of the body, read within its limits, and the headers that matter. Has
+//! no knowledge of any page's own fields.
 
 use crate::config::RouterLimits;
 use crate::faces::SESSION;
@@ -23,14 +23,14 @@ use types::TenantId;
 pub struct Page {
     pub fields: Fields,
     pub tenant: TenantId,
-    /// The header as it came; empty if absent.
+    /// The header unchanged; empty if absent.
     last_event_id: String,
     /// The memory that the body holds until its text has become tokens.
     pub body: BodyPermit,
 }
 
 impl Page {
-    /// Completes a request with what all pages read alike.
+    /// Completes a request with the fields that all pages share.
     pub fn finished(mut self, ask: Ask, streaming: Option<Streaming>, limits: &RouterLimits) -> Result<Ask, Refusal> {
         let certificate = self.fields.boolean("certificate")?.unwrap_or(false);
         let cache_salt = self.fields.cache_salt()?;
@@ -39,7 +39,7 @@ impl Page {
         Ok(Ask { tenant, session, resume, certificate, cache_salt, body, ..ask })
     }
 
-    /// The same for pages whose streams say no positions.
+    /// The same for pages whose streams carry no positions.
     pub fn finished_anew(self, ask: Ask, limits: &RouterLimits) -> Result<Ask, Refusal> {
         match self.last_event_id.as_str() {
             "" => self.finished(ask, None, limits),
@@ -47,12 +47,12 @@ impl Page {
         }
     }
 
-    /// Takes room for more bytes than were sent, beside all bodies that are being read.
+    /// Reserves room for more bytes than the client sent, within the limit for all bodies that are being read.
     pub fn take_room(&mut self, front: &Frontend, n_bytes: usize) -> Result<(), Refusal> {
         take_room(front, &mut self.body, n_bytes)
     }
 
-    /// The stream that is to be resumed, if any.
+    /// Returns the stream to resume, if any.
     fn resume(&self, streaming: Option<Streaming>, limits: &RouterLimits) -> Result<Option<Resume>, Refusal> {
         match (self.last_event_id.as_str(), streaming) {
             ("", _) => Ok(None),
@@ -62,7 +62,7 @@ impl Page {
     }
 }
 
-/// Counts a refusal that happens before there is a request.
+/// Counts a refusal that occurs before the request exists.
 pub fn counted<T>(recorder: &mut Recorder, read: Result<T, HttpError>) -> Result<T, HttpError> {
     read.inspect_err(|error| recorder.refused_as(error.label()))
 }
@@ -71,7 +71,7 @@ pub fn counted<T>(recorder: &mut Recorder, read: Result<T, HttpError>) -> Result
 pub async fn read(front: &Frontend, request: Request) -> Result<Page, HttpError> {
     let tenant = request.extensions().get::<TenantId>().copied().unwrap_or_default();
     let limits = &front.config.limits;
-    // A header that is not text is not a valid handle either, and is refused as one.
+    // A header that is not text is not a valid handle either, and is refused like one.
     let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).trim().to_owned();
     let last_event_id = request.headers().get("last-event-id").map(text).unwrap_or_default();
     let session = request.headers().get(SESSION).and_then(|value| value.to_str().ok()).map(str::to_owned);
@@ -93,9 +93,9 @@ pub async fn read(front: &Frontend, request: Request) -> Result<Page, HttpError>
     Ok(Page { fields, tenant, last_event_id, body })
 }
 
-/// How a body of JSON is packed. Refuses other packings, and bodies that say to be something else. Ollama's and
-/// llama.cpp's pages also take the type that curl gives to `-d`, as their servers do: the visitors' origin keeps forms
-/// of foreign web pages out.
+/// Returns the compression of a JSON body. Refuses other compressions and content types. Ollama's and llama.cpp's pages
+/// also accept the content type that curl sends with `-d`, as their servers do: the check of origins keeps forms of
+/// foreign web pages out.
 fn packing_of_json(path: &str, headers: &HeaderMap) -> Result<Packing, HttpError> {
     const OF_CURL: &str = "application/x-www-form-urlencoded";
     let text =
@@ -118,7 +118,7 @@ async fn in_time<T>(front: &Frontend, body: impl Future<Output = T>) -> Result<T
     read.map_err(|_| HttpError::bad_request(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"))
 }
 
-/// Adds room for bytes to what a request has. Refused if all bodies together have too much of it.
+/// Reserves more bytes for a request. Refuses if all bodies together exceed their limit.
 pub fn take_room(front: &Frontend, room: &mut BodyPermit, n_bytes: usize) -> Result<(), Refusal> {
     let full = Refusal::Full { retry_after: front.config.timeouts.retry_after };
     let wanted = u32::try_from(n_bytes).unwrap_or(u32::MAX);
@@ -130,8 +130,8 @@ pub fn take_room(front: &Frontend, room: &mut BodyPermit, n_bytes: usize) -> Res
     Ok(())
 }
 
-/// Reads the body. One that is too large, or has no room beside the others, is still read to its end, within reason: a
-/// client that is still sending reads no refusal.
+/// Reads the body. A body that is too large, or has no room beside the others, is still read to its end, within reason:
+/// a client that is still sending does not read a refusal.
 async fn read_body(front: &Frontend, body: Body) -> Result<(Vec<u8>, BodyPermit), HttpError> {
     let limits = &front.config.limits;
     let mut chunks = body.into_data_stream();

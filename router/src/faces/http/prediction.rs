@@ -1,4 +1,5 @@
-//! `prediction`: what a client expects to be answered, as OpenAI has it. Where it holds the answer comes sooner.
+//! `prediction`: the answer that a client expects, in OpenAI's format. The answer arrives sooner where the prediction
+//! holds.
 
 use crate::faces::http::fields::{Fields, wrong};
 use crate::faces::http::single::text_of;

@@ -1,4 +1,4 @@
-//! `/records/{id}`: what this router has recorded of an answer. Shown to the tenant who asked for it.
+//! `/records/{id}`: this router's record of an answer, for the tenant that requested the answer.
 
 use crate::faces::http::error::HttpError;
 use crate::front::frontend::Frontend;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::sync::Arc;
 use types::TenantId;
 
-/// Hexadecimal digits of a router's number and its count.
+/// The hexadecimal digits of a router's number and its count.
 const ID_DIGITS: usize = 24;
 
 pub async fn one(
@@ -33,7 +33,8 @@ pub async fn one(
     record.filter(is_own).map(Json).ok_or_else(no_record)
 }
 
-/// Whether it is an id as routers write them, with or without the prefix of its page. Of anything else no file is read.
+/// Whether it is an id in the format of routers, with or without the prefix of its page. No file is read for anything
+/// else.
 fn is_id(id: &str) -> bool {
     let bare = id.rsplit(['-', '_']).next().unwrap_or_default();
     bare.len() == ID_DIGITS && bare.bytes().all(|byte| byte.is_ascii_hexdigit())

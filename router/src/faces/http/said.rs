@@ -1,4 +1,4 @@
-//! An answer as it was said so far: text, thoughts and calls, put together from its deltas. Knows no page.
+//! An answer so far: text, thoughts and calls, assembled from its deltas. Has no knowledge of pages.
 
 use proto::v1;
 
@@ -19,7 +19,7 @@ impl SaidAnswer {
         self.reasoning.push_str(&delta.reasoning);
         for part in &delta.tool_calls {
             let at = part.index as usize;
-            // A call's first part comes before those of the next.
+            // A call's first part comes before those of the next call.
             if at == self.calls.len() {
                 self.calls.push(v1::ToolCall::default());
             }

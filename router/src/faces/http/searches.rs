@@ -1,4 +1,4 @@
-//! `use_beam_search` and what belongs to it, in vLLM's words: `best_of` says how many beams there are.
+//! `use_beam_search` and its parameters, in vLLM's format: `best_of` is the number of beams.
 
 use crate::faces::http::fields::{Fields, wrong};
 use crate::refusal::Refusal;
@@ -23,7 +23,7 @@ pub fn beams(fields: &mut Fields) -> Result<Option<BeamSearch>, Refusal> {
     }
 }
 
-/// When a search ends: `false`, `true` or `"never"`, as in transformers.
+/// Reads when a search ends: `false`, `true` or `"never"`, as in transformers.
 fn patience(said: Option<Value>) -> Result<Patience, Refusal> {
     match said {
         None | Some(Value::Null | Value::Bool(false)) => Ok(Patience::Unspecified),

@@ -1,4 +1,5 @@
-//! The server of HTTP connections: their number, and how long one may take to send a request. Knows no page.
+//! The server of HTTP connections: their number, and how long one may take to send a request. Has no knowledge of
+//! pages.
 
 use crate::config::{RouterLimits, Timeouts};
 use crate::faces::Error;
@@ -30,10 +31,10 @@ const FULL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 /// The bytes of a request's head in HTTP/1, whose headers no other limit counts.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// The pause after a failed accept: file descriptors may have run out, and come back.
+/// The pause after a failed accept: file descriptors may have run out, and become free again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The connections of a listener: by TLS those whose handshakes are done.
+/// The connections of a listener; with TLS, those whose handshake has finished.
 pub enum HttpConnections {
     Plain(TcpListener),
     Tls(wire::Incoming),
@@ -79,7 +80,7 @@ pub async fn serve(
             Ok(place) => {
                 connections.spawn(connection(stream, place, routes.clone(), timeouts.clone(), shutdown.clone()));
             }
-            // If the answer does not fit into the socket's buffer, it is not worth a task.
+            // An answer that does not fit into the socket's buffer is not worth a task.
             Err(_) => match stream {
                 Connection::Plain(stream) => drop(stream.try_write(FULL)),
                 secured => drop(secured),
@@ -91,7 +92,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// Waits until a connection without TLS has something to say: it gets no buffers before.
+/// Waits until a connection without TLS sends data. It has no buffers before that.
 async fn begins(stream: &TcpStream, headers_max: Duration, shutdown: &CancellationToken) -> bool {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection keeps Nagle's delay");
@@ -113,7 +114,7 @@ async fn connection(
     if let Connection::Plain(plain) = &stream
         && !begins(plain, headers_max, &shutdown).await
     {
-        // It does not matter whether the other side hears of the end.
+        // It does not matter whether the peer receives the end.
         let _gone = stream.shutdown().await;
         return;
     }
@@ -126,7 +127,7 @@ async fn connection(
     let mut draining = false;
     loop {
         tokio::select! {
-            // An error means that the client left in the middle of something.
+            // An error means that the client left in the middle of a request.
             _ended = served.as_mut() => return,
             () = late.as_mut() => return,
             () = shutdown.cancelled(), if !draining => {
@@ -137,7 +138,7 @@ async fn connection(
     }
 }
 
-/// The settings of one connection, in either protocol.
+/// Returns the settings of one connection, for both protocols.
 fn protocols(headers_max: Duration) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(headers_max).max_buf_size(HEAD_BYTES_MAX);
@@ -154,7 +155,7 @@ fn protocols(headers_max: Duration) -> Builder<TokioExecutor> {
     builder
 }
 
-/// Ends if no request came in time. The protocol's own deadline begins only once the protocol is known.
+/// Ends if no request arrived in time. The protocol's own deadline begins only once the protocol is known.
 async fn too_late(asked: Arc<AtomicBool>, headers_max: Duration) {
     tokio::time::sleep(headers_max).await;
     if asked.load(Ordering::Relaxed) {
@@ -162,14 +163,14 @@ async fn too_late(asked: Arc<AtomicBool>, headers_max: Duration) {
     }
 }
 
-/// The routes of one connection, which record that a request came.
+/// The routes of one connection, which record that a request arrived.
 #[derive(Clone)]
 struct Noticed {
     routes: Router,
     asked: Arc<AtomicBool>,
 }
 
-/// The address of the page that is meant by one with a slash at its end, as clients make it of a base address.
+/// Returns the path without its final slash, which clients add when they build it from a base address.
 fn without_last_slash(uri: &Uri) -> Option<Uri> {
     let path = uri.path().strip_suffix('/').filter(|path| !path.is_empty())?;
     let whole = uri.query().map_or_else(|| path.to_owned(), |query| format!("{path}?{query}"));

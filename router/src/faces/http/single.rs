@@ -1,4 +1,4 @@
-//! What pages share whose requests are one prompt, mostly a chat. Knows no page's own words.
+//! Shared by pages whose requests have one prompt, mostly a chat. Has no knowledge of any page's own fields.
 
 use crate::faces::http::fields::{Fields, wrong};
 use crate::front::ask::{Ask, Purpose};
@@ -10,7 +10,7 @@ use serde_json::Value;
 /// How many characters of an unknown kind a refusal repeats.
 const KIND_CHARS_MAX: usize = 40;
 
-/// Asks for an answer to one prompt.
+/// Builds a request for an answer to one prompt.
 pub fn ask(fields: &mut Fields, model: String, prompt: Input, sampling: v1::Sampling) -> Result<Ask, Refusal> {
     Ok(Ask {
         model,
@@ -22,7 +22,7 @@ pub fn ask(fields: &mut Fields, model: String, prompt: Input, sampling: v1::Samp
     })
 }
 
-/// A message of text.
+/// Returns a message of text.
 pub fn said(role: &str, content: String) -> v1::ChatMessage {
     v1::ChatMessage { role: role.to_owned(), content, ..v1::ChatMessage::default() }
 }
@@ -45,7 +45,7 @@ pub fn text_of(field: &str, content: Option<Value>, kinds: &[&str]) -> Result<St
     Ok(lines.join("\n"))
 }
 
-/// Refuses a kind that other servers serve and this one does not.
+/// Refuses a kind that other servers support and this one does not.
 pub fn unserved(field: String, kind: &str) -> Refusal {
     let kind: String = kind.chars().take(KIND_CHARS_MAX).collect();
     invalid(field, &format!("`{kind}` is not supported yet; only text is"))

@@ -1,9 +1,9 @@
-//! An answer as server-sent events, in the words of a page's `Voice`. Dropping the stream, as hyper does when a client
-//! leaves, cancels the request.
+//! An answer as server-sent events, in the format of a page's `Voice`. If the client leaves, hyper drops the stream,
+//! and that cancels the request.
 //!
-//! Each event's `id` is the stream's resume handle, and how much of each choice a client has that has read so far. It
-//! counts once the empty line has come that ends the event, as the standard of these streams says: a client that is cut
-//! off before reads the event again, and never misses one.
+//! Each event's `id` is the stream's resume handle, and how much of each choice a client has after that event. It
+//! counts once the empty line has arrived that ends the event, as the standard requires. A client that was cut off
+//! before it receives the event again, and never misses one.
 
 use crate::faces::http::certificate;
 use crate::front::frontend::Frontend;
@@ -24,19 +24,19 @@ use tokio_stream::Stream;
 /// The most events that are written at once.
 const EVENTS_AT_ONCE_MAX: usize = 64;
 
-/// How a page words events. All functions append to the output.
+/// How a page formats events. All functions append to the output.
 pub trait Voice: Send + Unpin + 'static {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
-    /// Writes what can be written before the first event.
+    /// Writes the events that can be written before the first delta.
     fn opening(&mut self, generation: &Generation, out: &mut String);
     fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String);
-    /// Writes the end, when all choices have ended.
+    /// Writes the end, after all choices have ended.
     fn ending(&mut self, out: &mut String);
     /// Writes a refusal as the last event, because it is too late for a status.
     fn fail(&mut self, refusal: Refusal, out: &mut String);
-    /// A comment that is written after some silence, so that proxies keep the stream open. No empty line follows: some
-    /// readers take one for an event without data, once they have read an `id`.
+    /// Returns a comment for silent periods, so that proxies keep the stream open. No empty line follows: some clients
+    /// would treat one as an event without data, once they have read an `id`.
     fn still_here(&self) -> &'static str {
         ": still here\n"
     }
@@ -65,10 +65,10 @@ impl Position {
         Position { handle: generation.handle.clone(), marks: generation.marks.clone() }
     }
 
-    /// Writes an event that brings the client to this position.
+    /// Writes an event that advances the client to this position.
     pub fn write(&self, out: &mut String, name: Option<&str>, data: &Value) {
         if let Some(handle) = &self.handle {
-            // The data comes last: simple readers take an event as complete when they have that.
+            // The data comes last: simple clients consider an event complete when they have the data.
             out.push_str(&format!("id: {handle}:{}\n", self.marks));
         }
         write(out, name, data);
@@ -88,7 +88,7 @@ pub fn write(out: &mut String, name: Option<&str>, data: &Value) {
 struct Events<V> {
     voice: V,
     generation: Generation,
-    /// Output that was not passed to the connection yet.
+    /// Output that the connection has not taken yet.
     written: String,
     ended: bool,
     silence: Pin<Box<Sleep>>,
@@ -114,7 +114,7 @@ impl<V: Voice> Events<V> {
                 }
             }
         }
-        // There may be more, and nothing else would wake this task.
+        // There may be more events, and nothing else would wake this task.
         context.waker().wake_by_ref();
     }
 }

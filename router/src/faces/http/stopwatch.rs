@@ -1,16 +1,16 @@
-//! How long an answer took, for APIs that tell their clients; and the time of day as they write it.
+//! How long an answer took, for APIs that report it, and the time of day in their format.
 
 use std::time::{Duration, Instant};
 
-/// `[arrived, first token) prompt · [first token, end) answer`. Where it is known when the prompt began to be computed,
-/// it counts from there.
+/// `[arrived, first token) prompt · [first token, end) answer`. If it is known when the ranks began to compute the
+/// prompt, the first interval begins there.
 pub struct Stopwatch {
     arrived: Instant,
     computing: Option<Instant>,
     first: Option<Instant>,
 }
 
-/// What a stopwatch showed when the answer had ended.
+/// The times of an answer that has ended.
 pub struct Times {
     pub prompt: Duration,
     pub answer: Duration,
@@ -21,22 +21,22 @@ impl Stopwatch {
         Stopwatch { arrived: Instant::now(), computing: None, first: None }
     }
 
-    /// A prompt is being computed.
+    /// Records that ranks compute the prompt.
     pub fn computes(&mut self) {
         self.computing.get_or_insert_with(Instant::now);
     }
 
-    /// Tokens have come.
+    /// Records that tokens have arrived.
     pub fn heard(&mut self) {
         self.first.get_or_insert_with(Instant::now);
     }
 
-    /// When it was started.
+    /// Returns when it was started.
     pub fn arrived(&self) -> Instant {
         self.arrived
     }
 
-    /// An answer without a token was all prompt.
+    /// Returns the times so far. Without a token, all of it counts as prompt.
     pub fn times(&self) -> Times {
         let now = Instant::now();
         let first = self.first.unwrap_or(now);
@@ -50,7 +50,7 @@ impl Times {
     }
 }
 
-/// As `2026-11-23T04:05:06Z`.
+/// Formats as `2026-11-23T04:05:06Z`.
 pub fn rfc3339(unix_seconds: u64) -> String {
     let (days, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
     let (year, month, day) = date(days);
@@ -58,7 +58,7 @@ pub fn rfc3339(unix_seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Year, month and day from 1, of a day counted from 1970-01-01.
+/// Returns year, month and day, counted from 1, of a day counted from 1970-01-01.
 fn date(mut days: u64) -> (u64, u64, u64) {
     let mut year = 1970;
     let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));

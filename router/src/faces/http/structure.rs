@@ -1,6 +1,6 @@
-//! The fields that say what an answer must be: OpenAI's `response_format`, vLLM's `structured_outputs` and the older
-//! `guided_..`, llama.cpp's `grammar` and `json_schema`, SGLang's `regex` and `ebnf`. They become one
-//! `Structure`; two of them contradict each other.
+//! The fields that constrain an answer: OpenAI's `response_format`, vLLM's `structured_outputs` and the older
+//! `guided_..`, llama.cpp's `grammar` and `json_schema`, SGLang's `regex` and `ebnf`. They become one `Structure`. Two
+//! of them in one request are refused.
 
 use crate::faces::http::fields::{Fields, wrong};
 use crate::front::structure::{FIELD, vllm_grammar};
@@ -9,13 +9,13 @@ use proto::v1;
 use proto::v1::structure::{Choices, Form};
 use serde_json::{Map, Value};
 
-/// A structure, and the field in which the client has said it.
+/// A structure, and the field in which the client sent it.
 pub struct SaidStructure {
     pub structure: v1::Structure,
     pub field: &'static str,
 }
 
-/// Reads all of these fields. None where the answer is free text.
+/// Reads all of these fields. None if the answer is free text.
 pub fn structure(fields: &mut Fields) -> Result<Option<SaidStructure>, Refusal> {
     let said: [(&'static str, Option<Form>); 10] = [
         ("response_format", response_format(fields)?),
@@ -39,7 +39,7 @@ pub fn structure(fields: &mut Fields) -> Result<Option<SaidStructure>, Refusal> 
     Ok(Some(SaidStructure { structure: v1::Structure { form: Some(form) }, field }))
 }
 
-/// Names the field of a refusal as the client does.
+/// Renames the field of a refusal to the client's name.
 pub fn renamed(refusal: Refusal, field: Option<&'static str>) -> Refusal {
     match field {
         Some(field) => refusal.renamed(&[(FIELD, field)]),
@@ -53,7 +53,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<Form>, Refusal> {
     match format.take("type").as_ref().and_then(Value::as_str) {
         Some("text") => Ok(None),
         Some("json_object") => match format.take("schema") {
-            // llama.cpp takes a schema here too.
+            // llama.cpp accepts a schema here too.
             Some(schema) => json_form(NAME, schema).map(Some),
             None => Ok(Some(Form::JsonObject(true))),
         },
@@ -71,12 +71,12 @@ fn response_format(fields: &mut Fields) -> Result<Option<Form>, Refusal> {
     }
 }
 
-/// `strict` or not: what is said is enforced, and what cannot be is refused by name.
+/// `strict` makes no difference: every schema is enforced, and an unsupported one is refused by name.
 fn of_openai(mut format: Fields) -> Result<Form, Refusal> {
     const NAME: &str = "response_format.json_schema";
     let inner = match format.take("json_schema") {
         Some(Value::Object(inner)) => inner,
-        // llama.cpp takes the schema itself at this place.
+        // llama.cpp accepts the schema itself here.
         None => match format.take("schema") {
             Some(schema) => return json_form("response_format.schema", schema),
             None => return Err(Refusal::invalid(NAME, "is missing")),
@@ -91,7 +91,7 @@ fn of_openai(mut format: Fields) -> Result<Form, Refusal> {
     }
 }
 
-/// A structural tag as it is, of the older kind or the newer one.
+/// Returns a structural tag unchanged, of the older kind or the newer one.
 fn of_tag(format: Fields) -> Value {
     let mut tag = Map::from_iter([("type".to_owned(), "structural_tag".into())]);
     tag.extend(format.rest());
@@ -131,7 +131,7 @@ fn tag_form(value: Value) -> Result<Form, Refusal> {
     }
 }
 
-/// llama.cpp's field at the top. An empty schema is none.
+/// Reads llama.cpp's top-level field. An empty schema counts as absent.
 fn json_schema(fields: &mut Fields) -> Result<Option<Form>, Refusal> {
     let schema = fields.take("json_schema").filter(|schema| schema.as_object().is_none_or(|all| !all.is_empty()));
     schema.map(|schema| json_form("json_schema", schema)).transpose()

@@ -1,4 +1,4 @@
-//! The form of the table of pages: routes and `/openapi.json` are made of the same rows. Knows no page.
+//! The rows of the table of pages, from which routes and `/openapi.json` are made. Has no knowledge of pages.
 
 use crate::front::frontend::Frontend;
 use axum::handler::Handler;
@@ -9,9 +9,9 @@ use std::sync::Arc;
 /// One page under one method.
 pub struct Route {
     pub method: Method,
-    /// As axum writes it: `{id}` is one part of a path, `{*id}` all that is left of it.
+    /// In axum's format: `{id}` is one part of a path, `{*id}` the rest of it.
     pub path: &'static str,
-    /// What it is for, in a few words.
+    /// Its purpose, in a few words.
     pub about: &'static str,
     pub serve: MethodRouter<Arc<Frontend>>,
 }
@@ -23,15 +23,15 @@ pub struct Api {
     pub routes: Vec<Route>,
 }
 
-/// How a page's clients show their key, where keys are asked for.
+/// How a page's clients send their key, if keys are required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {
-    /// Probes and monitoring ask without one.
+    /// For probes and monitoring, which send no key.
     Unasked,
     Bearer,
     /// Also as `x-api-key`.
     BearerOrBare,
-    /// A key with the role of an operator, where there is one.
+    /// An operator's key, if there is one.
     Operator,
 }
 

@@ -1,15 +1,15 @@
-//! How long a model may think, by the names that servers have for it. Knows no model.
+//! How long a model may think, under each server's name for it. Has no knowledge of models.
 
 use crate::faces::http::conversation::invalid;
 use crate::faces::http::fields::{Fields, wrong};
 use crate::refusal::Refusal;
 use serde_json::Value;
 
-/// vLLM's, llama.cpp's and Qwen's name.
+/// The names of vLLM, llama.cpp and Qwen.
 const NAMES: [&str; 3] = ["thinking_token_budget", "thinking_budget_tokens", "thinking_budget"];
 
-/// The most tokens of thought, for `v1::Chat::thinking_token_budget`. None for no limit. It may be said in several
-/// fields, if they say the same.
+/// Returns the most tokens of thought, for `v1::Chat::thinking_token_budget`. None for no limit. Several fields may set
+/// it, if they agree.
 pub fn budget(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
     let mut said: Option<(&str, u32)> = None;
     for name in NAMES {
@@ -22,8 +22,8 @@ pub fn budget(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
     Ok(said.map(|(_, tokens_max)| tokens_max))
 }
 
-/// The budget in Anthropic's object: `{"type": "enabled", "budget_tokens": 1024}`. One that switches thoughts off, or
-/// leaves their length to the model, has none.
+/// Returns the budget in Anthropic's object: `{"type": "enabled", "budget_tokens": 1024}`. An object that disables
+/// thoughts, or leaves their length to the model, has none.
 pub fn of_thinking(thinking: &Value) -> Result<Option<u32>, Refusal> {
     let Value::Object(object) = thinking else { return Err(wrong("thinking", "an object", thinking)) };
     match object.get("type").and_then(Value::as_str) {
@@ -31,7 +31,7 @@ pub fn of_thinking(thinking: &Value) -> Result<Option<u32>, Refusal> {
             object.get("budget_tokens").map_or(Ok(None), |value| tokens("thinking.budget_tokens", value))
         }
         Some("adaptive") => Ok(None),
-        // A template is told by its own variable.
+        // The template has its own variable for this.
         Some("disabled") => Ok(Some(0)),
         _ => Err(invalid("thinking.type".to_owned(), "must be `enabled`, `adaptive` or `disabled`")),
     }

@@ -1,4 +1,4 @@
-//! How long an answer took, as llama.cpp and vLLM tell it. Knows no page.
+//! How long an answer took, in the formats of llama.cpp and vLLM. Has no knowledge of pages.
 
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::front::progress::PromptProgress;
@@ -6,10 +6,10 @@ use proto::v1;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// The times until now. What of the prompt was cached is known at the end, with `usage`.
+/// Returns the times so far. How much of the prompt was cached is known at the end, from `usage`.
 pub fn timings(watch: &Stopwatch, usage: Option<&v1::Usage>, n_predicted: u32) -> Value {
     let times = watch.times();
-    // The first token came with the prompt: the time runs from there on.
+    // The first token came with the prompt: the time begins after it.
     let predicted = Rate::of(times.answer, n_predicted.saturating_sub(1));
     let mut value = json!({
         "predicted_n": n_predicted,
@@ -29,11 +29,11 @@ pub fn timings(watch: &Stopwatch, usage: Option<&v1::Usage>, n_predicted: u32) -
     value
 }
 
-/// Adds how far a prompt is, and the times until then where they are told with each event.
+/// Adds the progress of a prompt, and the times so far if each event includes them.
 pub fn tell_progress(to: &mut Value, watch: &mut Stopwatch, progress: PromptProgress, with_timings: bool) {
     let PromptProgress { total, cached, processed } = progress;
     watch.computes();
-    // What came from the cache took no time.
+    // Cached tokens took no time.
     let is_begun = processed > cached;
     let prompt = if is_begun { watch.times().prompt } else { Duration::ZERO };
     let millis = prompt.as_millis() as u64;
@@ -47,10 +47,10 @@ pub fn tell_progress(to: &mut Value, watch: &mut Stopwatch, progress: PromptProg
     }
 }
 
-/// The same in vLLM's words, of an answer that waited for so long. One token has no time between tokens.
+/// The same in vLLM's format, for an answer that waited for this long. One token has no time between tokens.
 pub fn metrics(watch: &Stopwatch, waited: Duration, n_tokens: u32) -> Value {
     let times = watch.times();
-    // What is told of a request's way may be a little older than its first token.
+    // The measured wait may be a little older than the first token.
     let first = times.prompt.saturating_sub(waited);
     let answer = Rate::of(times.answer, n_tokens.saturating_sub(1));
     let mut value = json!({
@@ -72,7 +72,7 @@ struct Rate {
 }
 
 impl Rate {
-    /// No tokens and no time have no rate, which is told as 0.
+    /// Returns a rate. Without tokens or time the rate is 0.
     fn of(time: Duration, n_tokens: u32) -> Rate {
         let (seconds, n) = (time.as_secs_f64(), f64::from(n_tokens));
         let over = |part: f64, all: f64| if all > 0.0 { part / all } else { 0.0 };

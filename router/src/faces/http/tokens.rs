@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, as vLLM has them and as llama.cpp has: the fields that are there say which.
+//! `/tokenize` and `/detokenize` of both vLLM and llama.cpp: the fields of the request show which one the client uses.
 
 use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
@@ -36,7 +36,7 @@ pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> R
             return Err(Refusal::invalid("messages", "give a prompt or messages, not both").into());
         }
         Some(text) => Input::Text(text),
-        // A template has written what stands before a text; who wants it twice says so.
+        // A template writes the leading tokens itself. A client that sends `true` gets them twice.
         None if add_special == Some(true) => {
             Input::Text(front.rendered(&text, chat(&mut fields)?, unix_seconds()).await?)
         }
@@ -56,7 +56,7 @@ pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> R
     Ok(front.off_runtime(TOKEN_TEXT_BYTES * n_tokens, answer).await?)
 }
 
-/// A conversation, of which nothing is taken that a chat would refuse.
+/// Takes a conversation, and refuses the fields that a chat would refuse.
 fn chat(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
     fields.check(Endpoint::Chat)?;
     conversation(fields)
@@ -76,7 +76,7 @@ pub async fn detokenize(State(front): State<Arc<Frontend>>, request: Request) ->
     Ok(Json(if model.is_some() { json!({ "prompt": text }) } else { json!({ "prompt": text, "content": text }) }))
 }
 
-/// How many tokens the prompt of a request has, as OpenAI's pages say it.
+/// Counts the tokens of a request's prompt, in the format of OpenAI's pages.
 pub async fn counted(front: &Frontend, ask: Ask) -> Result<Json<Value>, Refusal> {
     let _visit = front.visit(ask.tenant)?;
     let text = front.text(&ask.model)?;
@@ -87,7 +87,7 @@ pub async fn counted(front: &Frontend, ask: Ask) -> Result<Json<Value>, Refusal>
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": n_tokens })))
 }
 
-/// What a client needs in order to make tokens itself, as far as it is one line each.
+/// Returns the data for tokenization on the client, as far as each is one line.
 pub async fn tokenizer_info(State(front): State<Arc<Frontend>>) -> Result<Json<Value>, HttpError> {
     let model = front.model("", VersionBy::Weight)?;
     let text = &model.text;
@@ -102,8 +102,8 @@ pub async fn tokenizer_info(State(front): State<Arc<Frontend>>) -> Result<Json<V
     })))
 }
 
-/// The tokens of what llama.cpp calls `content`, which may be nothing; perhaps each with its text, or its bytes if they
-/// are no text.
+/// Returns the tokens of llama.cpp's `content`, which may be empty. Each may come with its text, or with its bytes if
+/// they are no text.
 async fn content_tokens(
     front: &Frontend,
     text: &Arc<ModelText>,

@@ -1,4 +1,4 @@
-//! Tools in OpenAI's words, also the older `functions`, and the calls of a conversation. Knows no dialect.
+//! Tools in OpenAI's format, also the older `functions`, and the calls of a conversation. Has no knowledge of dialects.
 
 use crate::faces::http::conversation::invalid;
 use crate::faces::http::fields::{Fields, wrong};
@@ -8,12 +8,12 @@ use proto::v1::tool_choice::Mode;
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
-/// Whether the client speaks of functions, as before there were tools.
+/// Whether the client uses `functions`, the API before `tools`.
 pub fn are_older(fields: &Fields) -> bool {
     fields.has("functions") && !fields.has("tools")
 }
 
-/// Reads the tools and what is to be done with them, into a chat.
+/// Reads the tools and the tool choice into a chat.
 pub fn read(fields: &mut Fields, chat: v1::Chat) -> Result<v1::Chat, Refusal> {
     let is_older = are_older(fields);
     let functions = list(fields, "functions")?.into_iter();
@@ -45,7 +45,7 @@ fn list(fields: &mut Fields, name: &'static str) -> Result<Vec<Value>, Refusal> 
     }
 }
 
-/// The choice; one that allows some of the tools leaves no others.
+/// Reads the choice. A choice that allows only some of the tools removes the others.
 fn chosen(said: Value, tools: &mut Vec<String>) -> Result<v1::ToolChoice, Refusal> {
     if said["type"] != "allowed_tools" {
         return choice(said);
@@ -101,7 +101,7 @@ fn said_as(mode: Mode, name: &str) -> v1::ToolChoice {
     v1::ToolChoice { mode: mode.into(), name: name.to_owned() }
 }
 
-/// The calls of an assistant's message.
+/// Takes the calls of an assistant's message.
 pub fn calls(i: usize, message: &mut Map<String, Value>) -> Result<Vec<v1::ToolCall>, Refusal> {
     if let Some(older) = message.remove("function_call").filter(|value| !value.is_null()) {
         return Ok(vec![call(format!("messages[{i}].function_call"), &older, String::new())?]);
@@ -129,7 +129,7 @@ fn call(field: String, function: &Value, id: String) -> Result<v1::ToolCall, Ref
     let arguments = match &function["arguments"] {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
-        // Some clients send back what they have parsed.
+        // Some clients send back the parsed object.
         object @ Value::Object(_) => object.to_string(),
         other => return Err(wrong(format!("{field}.arguments"), "a string with JSON in it", other)),
     };

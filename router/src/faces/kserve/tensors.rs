@@ -1,4 +1,5 @@
-//! Converts tensors of the Open Inference Protocol from and to text. Trusts no length in them, and knows no request.
+//! Converts tensors of the Open Inference Protocol from and to text. Trusts no length in them. Has no knowledge of
+//! requests.
 
 use crate::refusal::Refusal;
 use proto::kserve as wire;
@@ -99,7 +100,7 @@ fn framed(bytes: &[u8]) -> Vec<u8> {
     [&length.to_le_bytes()[..], bytes].concat()
 }
 
-/// Whether the client wants the finish reason too. Without a list of outputs it gets the text alone.
+/// Whether the client requests the finish reason too. Without a list of outputs it gets only the text.
 pub fn has_reason(outputs: &[InferRequestedOutputTensor]) -> Result<bool, Refusal> {
     let is_known = |output: &&InferRequestedOutputTensor| OUTPUTS.iter().any(|(name, _)| *name == output.name);
     match outputs.iter().find(|output| !is_known(output)) {
@@ -111,7 +112,7 @@ pub fn has_reason(outputs: &[InferRequestedOutputTensor]) -> Result<bool, Refusa
     }
 }
 
-/// The parameters of the request; those of the tensor override them.
+/// Returns the parameters of the request. Those of the tensor override them.
 pub fn parameters(
     parameters: HashMap<String, wire::InferParameter>,
     sampling: Option<String>,

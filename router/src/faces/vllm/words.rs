@@ -1,4 +1,4 @@
-//! Translates values of `vllm.grpc.engine` from and to the router's own. Knows no stream and no replica.
+//! Translates values of `vllm.grpc.engine` from and to the router's own. Has no knowledge of streams and replicas.
 
 use crate::front::structure::vllm_grammar;
 use crate::refusal::Refusal;
@@ -17,7 +17,7 @@ pub struct Counts {
     pub cached: u32,
 }
 
-/// Refuses by name what would change the answer and is not served.
+/// Refuses by name each field that would change the answer and is not supported.
 pub fn refuse_unserved(request: &wire::GenerateRequest) -> Result<(), Refusal> {
     let params = request.sampling_params.as_ref();
     let present = [
@@ -34,8 +34,8 @@ pub fn refuse_unserved(request: &wire::GenerateRequest) -> Result<(), Refusal> {
     }
 }
 
-/// Translates the sampling. A zero that stands for another number is replaced. An absent value is the engine's default
-/// and not the model's: a gateway knows the model's from `GetModelInfo`.
+/// Translates the sampling parameters. A zero that means another number is replaced. An absent value is the engine's
+/// default and not the model's: a gateway reads the model's from `GetModelInfo`.
 pub fn sampling(params: wire::SamplingParams) -> Result<v1::Sampling, Refusal> {
     let or_one = |value: f32| if value == 0.0 { 1.0 } else { value };
     Ok(v1::Sampling {
@@ -43,7 +43,7 @@ pub fn sampling(params: wire::SamplingParams) -> Result<v1::Sampling, Refusal> {
         top_k: Some(params.top_k),
         top_p: Some(or_one(params.top_p)),
         min_p: Some(params.min_p),
-        // Negative seeds are read as over HTTP.
+        // Negative seeds are converted as over HTTP.
         seed: params.seed.map(|seed| i64::from(seed) as u64),
         max_tokens: params.max_tokens,
         min_tokens: params.min_tokens,
@@ -74,7 +74,7 @@ fn form(constraint: Constraint) -> Form {
     }
 }
 
-/// The field that a refusal of the structure names.
+/// Returns the field that a refusal of the structure names.
 pub fn constraint_name(request: &wire::GenerateRequest) -> &'static str {
     let constraint = request.sampling_params.as_ref().and_then(|params| params.constraint.as_ref());
     match constraint {
@@ -106,7 +106,7 @@ pub fn output_logprobs(logprobs: &[v1::Logprob]) -> wire::OutputLogProbs {
     }
 }
 
-/// The logprobs of all tokens of the prompt; nothing predicts the first.
+/// Returns the logprobs of all tokens of the prompt. The first has no prediction.
 pub fn input_logprobs(prompt: &[Token], scored: &[v1::Logprob]) -> wire::InputLogProbs {
     let value = |one: &v1::Logprob| wire::InputTokenLogProb { value: Some(one.logprob) };
     let first = wire::InputTokenLogProb { value: None };
@@ -124,7 +124,7 @@ fn top(one: &v1::Logprob) -> wire::TopLogProbs {
     }
 }
 
-/// The sampling that the model's makers recommend, as a JSON object; empty if there is none.
+/// Returns the sampling parameters that the model's authors recommend, as a JSON object; empty if there are none.
 pub fn defaults(defaults: &Defaults) -> String {
     let number = |value: Option<f32>| value.map(|value| Value::from(f64::from(value)));
     let all = [
@@ -139,7 +139,7 @@ pub fn defaults(defaults: &Defaults) -> String {
     if said.is_empty() { String::new() } else { Value::Object(said).to_string() }
 }
 
-/// The load of all replicas together.
+/// Returns the load of all replicas together.
 pub fn load(pages: impl Iterator<Item = v1::Topology>) -> wire::SchedulerLoad {
     let replicas: Vec<v1::ReplicaTopology> = pages.flat_map(|page| page.replicas).collect();
     let sum = |of: fn(&v1::ReplicaTopology) -> u64| replicas.iter().map(of).sum::<u64>();
@@ -160,7 +160,7 @@ pub fn load(pages: impl Iterator<Item = v1::Topology>) -> wire::SchedulerLoad {
     }
 }
 
-/// A time in ISO 8601, in UTC.
+/// Formats a time in ISO 8601, in UTC.
 pub fn timestamp(unix_seconds: u64) -> String {
     let (days, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
     // Years begin in March here, so that a leap day is the last of its year. All eras of 400 years have the same

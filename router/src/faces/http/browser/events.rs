@@ -1,5 +1,5 @@
-//! `/events?of=cluster,requests,load`: one stream for one who watches, with an event of each kind whenever it has
-//! changed. It ends when the server drains, with an event that says so.
+//! `/events?of=cluster,requests,load`: one stream for one viewer. It has an event of each topic whenever that topic has
+//! changed. When the server drains, a last event reports it and the stream ends.
 
 use crate::faces::http::browser::{load, requests};
 use crate::faces::http::door::Viewer;
@@ -22,10 +22,10 @@ use std::time::Duration;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_stream::Stream;
 
-/// How often it is looked whether there is something new.
+/// The interval between checks for changes.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// What can be watched.
+/// What a viewer can watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topic {
     Cluster,
@@ -44,20 +44,20 @@ impl Topic {
         }
     }
 
-    /// A loss is to be seen within a second on clusters of any size. Of requests and of load a viewer is sent 62 KB a
-    /// second at most.
+    /// Returns the least time between two events of this topic. The loss of a rank must show within a second on
+    /// clusters of any size. Requests and load take at most 62 KB a second for each viewer.
     fn shown(self) -> ShownFor {
         let (looks, micros_each_byte) = match self {
             Topic::Cluster => (1, 1),
             Topic::Requests => (2, 16),
             Topic::Load => (8, 16),
         };
-        // A little less, so that each look finds something new.
+        // A little less, so that each check finds a new event.
         let at_least = (looks * LOOK_EVERY).mul_f64(0.9);
         ShownFor { at_least, each_byte: Duration::from_micros(micros_each_byte) }
     }
 
-    /// The whole event, which is made once for all who watch the same.
+    /// Builds the whole event. All viewers of the same topic share it.
     fn event(self, front: &Frontend, viewer: Viewer) -> Bytes {
         let of = if self == Topic::Requests { viewer.sees_of() } else { None };
         front.history.texts.get((self.name(), of), self.shown(), || {
@@ -96,7 +96,7 @@ pub async fn watch(
     Ok(head.map(|_| Body::from_stream(watcher.watched(changes))))
 }
 
-/// Each at most once: one who watches is sent as much as there is, and no more.
+/// Reads the topics, each at most once, so that a viewer cannot multiply its traffic.
 fn topics(names: &str) -> Result<Vec<Topic>, Refusal> {
     let mut topics = Vec::new();
     for name in names.split(',') {
@@ -110,9 +110,9 @@ fn topics(names: &str) -> Result<Vec<Topic>, Refusal> {
 struct Changes {
     front: Arc<Frontend>,
     viewer: Viewer,
-    /// What was shown last of each.
+    /// The last event that was sent for each topic.
     shown: Vec<(Topic, Option<Bytes>)>,
-    /// What is still to be sent of what the last look has found.
+    /// Events of the last check that are still to be sent.
     found: VecDeque<Bytes>,
     looks: Interval,
     spoke: Instant,

@@ -1,5 +1,5 @@
-//! The page's files, as they stand in `router/page`: within the binary, readable, and with a policy that lets a browser
-//! run and ask nothing else.
+//! The page's files from `router/page`, in readable form and within the binary. Their policy lets a browser run and
+//! request nothing else.
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::table::{Route, get};
@@ -10,7 +10,7 @@ use http::header::{
 };
 use http::{HeaderMap, Method, StatusCode};
 
-/// Scripts, styles and requests of its own origin alone; nothing within the text of a document, no frames, no forms.
+/// Allows scripts, styles and requests of the page's own origin alone: no inline code, no frames, no forms.
 const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
     object-src 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 const TEXT: &str = "text/html; charset=utf-8";
@@ -23,7 +23,7 @@ struct File {
     bytes: &'static [u8],
 }
 
-/// A row for each file. A handler has its file by its type, so that the table needs no list of paths beside this one.
+/// One row for each file. A handler finds its file by its type, so the table needs no second list of paths.
 macro_rules! rows {
     ($($path:literal $name:literal $kind:ident)*) => {
         vec![$(get($path, concat!("the page: ", $name), |headers: HeaderMap| async move {
@@ -33,11 +33,11 @@ macro_rules! rows {
     };
 }
 
-/// The page, or that there is none.
+/// Returns the routes of the page, or one that refuses it.
 pub fn files(are_served: bool) -> Vec<Route> {
     match are_served {
         true => all(),
-        // A client of Ollama may ask for the head alone of the same path.
+        // Ollama's clients may send HEAD to the same path.
         false => {
             vec![get("/", "refused: the page is switched off", || async { HttpError::no_such_page(&Method::GET, "/") })]
         }
@@ -66,7 +66,8 @@ fn all() -> Vec<Route> {
     ]
 }
 
-/// The file, or that the browser has it already. It asks each time, so that a new server has a new page at once.
+/// Returns the file, or 304 if the browser has it already. The browser revalidates each time, so that a new server's
+/// page shows at once.
 fn served(headers: &HeaderMap, file: &File) -> Response {
     let tag = format!("\"{}\"", &blake3::hash(file.bytes).to_hex()[..32]);
     let has_it =

@@ -1,5 +1,5 @@
-//! `/load/hour`: the last hour, kept by the router itself, so that a page needs no Prometheus. A bin in which nothing
-//! happened is not there, and what nobody measured is null.
+//! `/load/hour`: the last hour's load, which the router records itself, so that the page needs no Prometheus. Bins
+//! without any request are absent, and values without a measurement are null.
 
 use crate::front::frontend::Frontend;
 use crate::history::{BIN, Bin, WaitCounts};

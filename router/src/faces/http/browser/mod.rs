@@ -1,5 +1,5 @@
-//! For people who look through a browser: the page's files, and what it shows as one resource for each noun, with one
-//! stream of changes. Nothing is sampled while nobody watches. Knows no text of any request.
+//! For browsers: the page's files, one resource for each noun that the page shows, and one stream of changes. Nothing
+//! is sampled while no viewer is connected. Has no knowledge of any request's text.
 
 mod events;
 mod files;
@@ -17,7 +17,7 @@ use axum::extract::{Extension, State};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// What each key may see of its own.
+/// Pages that show each key its own requests.
 pub fn own() -> Vec<Route> {
     vec![
         get("/viewer", "what the page may show to this key", viewer),
@@ -27,7 +27,7 @@ pub fn own() -> Vec<Route> {
     ]
 }
 
-/// What operators see.
+/// Pages for operators.
 pub fn cluster() -> Vec<Route> {
     vec![get("/load/hour", "the last hour's load in bins", load::hour)]
 }
@@ -41,7 +41,7 @@ async fn viewer(State(front): State<Arc<Frontend>>, Extension(viewer): Extension
             "requests": if sees_all { "all" } else { "own" },
         },
         "asks_for_keys": !front.config.keys.is_open(),
-        // On a port of their own operators have no page to ask models.
+        // If operators have a port of their own, no page for model requests is on it.
         "operators_apart": front.config.operators.is_some(),
     }))
 }

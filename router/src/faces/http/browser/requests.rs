@@ -1,4 +1,5 @@
-//! `/requests` and `/requests/{id}`: a tenant's own, or everybody's for operators. No text, no token, no key.
+//! `/requests` and `/requests/{id}`: a tenant's own requests, or all of them for operators. They contain no text, no
+//! token and no key.
 
 use crate::faces::http::door::Viewer;
 use crate::faces::http::error::HttpError;
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Of the whole list, and of one that is sent again and again.
+/// Limits of the whole list, and of the list that a stream repeats.
 const LISTED_MAX: usize = 10_000;
 pub const WATCHED_MAX: usize = 500;
 
@@ -31,7 +32,7 @@ pub async fn one(
 pub fn listed(front: &Frontend, viewer: Viewer, n_max: usize) -> Value {
     let mut requests = Vec::new();
     front.history.requests.each(viewer.sees_of(), n_max, |timeline| requests.push(row(timeline)));
-    // How many others wait is no tenant's business.
+    // Tenants do not see how many requests of others wait.
     let counts = viewer.sees_of().is_none().then(|| front.history.requests.counts());
     json!({
         "waiting": counts.map(|(waiting, _)| waiting),

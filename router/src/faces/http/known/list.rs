@@ -1,26 +1,26 @@
-//! The list of known fields, in the order in which a request is read: a flat list, which is looked up and not read.
+//! The list of known fields, in the order in which a request is read. The code looks fields up in this flat list.
 
 use super::Endpoint::{Chat, Completions, CountTokens, Detokenize, Embeddings, Infer, Messages, Responses, Tokenize};
 use super::NeutralValues::{self, All, Empty, These};
 use super::{Endpoints, KnownField};
 
 const ALL: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Tokenize, Detokenize, Infer];
-/// They generate.
+/// Endpoints that generate.
 const SAYS: Endpoints = &[Chat, Completions, Responses, Messages, Infer];
-/// They generate, over HTTP.
+/// Endpoints that generate, over HTTP.
 const HTTP: Endpoints = &[Chat, Completions, Responses, Messages];
-/// They render a conversation, or may be thought to.
+/// Endpoints that render a conversation, or whose clients may expect it.
 const TALKS: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Tokenize];
-/// They make tokens of text.
+/// Endpoints that tokenize text.
 const READS: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Tokenize, Infer];
-/// They store nothing.
+/// Endpoints that store nothing.
 const UNSTORED: Endpoints = &[Chat, Completions, Messages, CountTokens, Embeddings, Tokenize, Detokenize, Infer];
 const BOTH: Endpoints = &[Chat, Completions];
-/// What their answers must be can be said in all servers' words.
+/// Endpoints that accept a structure in the format of every server.
 const SHAPED: Endpoints = &[Chat, Completions, Infer];
-/// They name a model.
+/// Endpoints that name a model.
 const NAMED: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Tokenize, Detokenize];
-/// They have a place in the queue, and a time by which they end.
+/// Endpoints whose requests have a place in the queue and a deadline.
 const QUEUED: Endpoints = &[Chat, Completions, Responses, Messages, Embeddings, Infer];
 const STREAMS: Endpoints = &[Chat, Completions, Responses];
 
@@ -48,9 +48,9 @@ const ZERO: NeutralValues = These(&["0"]);
 const ONE: NeutralValues = These(&["1"]);
 const UNLIMITED: NeutralValues = These(&["-1"]);
 
-/// A field stands twice where endpoints differ in what it means.
+/// A field has two entries if its meaning differs between endpoints.
 pub const KNOWN_FIELDS: &[KnownField] = &[
-    // What is asked
+    // The prompt
     done("model", "O A V L M S", NAMED, r#""toy""#),
     done("messages", "O A V L M S", &[Chat, Messages, CountTokens, Tokenize], r#"[{"role": "user", "content": "Hi"}]"#),
     done("prompt", "O V L M S", &[Completions, Tokenize], r#""Hi""#),
@@ -64,7 +64,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("prompt_embeds", "V", BOTH, r#""AAAA""#).but(Empty),
     undone("images", "M", BOTH, r#"["AAAA"]"#).but(Empty),
     undone("context", "M", BOTH, "[1]").but(Empty),
-    // By models that have tokens for it.
+    // For models that have tokens for it.
     done("suffix", "O V M S", &[Completions], r#""end""#),
     undone("input_prefix", "L", &[Completions], r#""a""#).but(Empty),
     undone("input_suffix", "L", &[Completions], r#""a""#).but(Empty),
@@ -78,12 +78,12 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("context_management", "O", &[Responses], r#"[{"type": "compaction"}]"#).but(Empty),
     undone("context_management", "A", &[Messages, CountTokens], r#"{"edits": [{"type": "clear_tool_uses_20250919"}]}"#)
         .but(These(&["{}", r#"{"edits": []}"#, r#"{"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}"#])),
-    // How it is rendered
+    // Rendering
     done("add_generation_prompt", "V S", &[Chat, Tokenize], "false"),
     undone("add_generation_prompt", "V S", &[Responses, Messages, CountTokens], "false").but(TRUE),
     done("continue_final_message", "V S", &[Chat, Tokenize], "false"),
     undone("continue_final_message", "V S", &[Completions, Responses, Messages, CountTokens], "true").but(FALSE),
-    // By the operator's leave.
+    // Only if the operator allows it.
     done("chat_template", "V", &[Chat, Tokenize], r#""{{ 1 }}""#),
     undone("chat_template", "V", &[Completions, Responses, Messages, CountTokens], r#""{{ 1 }}""#),
     undone("template", "M", TALKS, r#""{{ 1 }}""#).but(Empty),
@@ -94,7 +94,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("documents", "V", &[Completions, Responses, Messages, CountTokens], r#"[{"text": "a"}]"#).but(Empty),
     undone("media_io_kwargs", "V", TALKS, r#"{"image": {}}"#).but(Empty),
     undone("mm_processor_kwargs", "V", READS, r#"{"a": 1}"#).but(Empty),
-    // A template writes its special tokens itself, and plain text gets them always.
+    // A template writes its special tokens itself, and plain text always gets them.
     done("add_special_tokens", "V", &[Tokenize], "false"),
     undone("add_special_tokens", "V", &[Completions, Embeddings, Infer], "false").but(TRUE),
     undone("add_special_tokens", "V", &[Chat, Responses, Messages, CountTokens], "true").but(FALSE),
@@ -110,7 +110,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("truncate", "M", READS, "true").but(FALSE),
     undone("n_keep", "L", SAYS, "5").but(All),
     undone("n_discard", "L", SAYS, "5").but(All),
-    // How tokens are drawn
+    // Sampling
     done("temperature", "O A V L S", SAYS, "0.5"),
     done("top_p", "O A V L S", SAYS, "0.5"),
     done("top_k", "A V L S", SAYS, "5"),
@@ -135,7 +135,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     done("logit_bias", "O V L S", SAYS, r#"{"65": 1}"#),
     done("allowed_token_ids", "V", SAYS, "[65]"),
     done("bad_words", "V", SAYS, r#"["a"]"#),
-    // Its target moves with the surprise of every earlier token, which the token log does not have.
+    // Its target moves with the surprise of every earlier token, which the token log does not contain.
     undone("mirostat", "L", SAYS, "2").but(ZERO),
     undone("mirostat_mode", "L", SAYS, "2").but(ZERO),
     undone("mirostat_tau", "L", SAYS, "5").but(All),
@@ -165,7 +165,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("vllm_xargs", "V", SAYS, r#"{"a": 1}"#).but(Empty),
     done("prediction", "O", BOTH, r#"{"type": "content", "content": "a"}"#),
     undone("prediction", "O", &[Responses, Messages], r#"{"type": "content", "content": "a"}"#).but(All),
-    // What it may say
+    // Constraints
     done("response_format", "O V L S", SHAPED, r#"{"type": "json_object"}"#),
     undone("response_format", "O V L S", &[Responses, Messages], r#"{"type": "json_object"}"#)
         .but(These(&[r#"{"type": "text"}"#])),
@@ -220,7 +220,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     done("reasoning", "O V", &[Chat, Responses, Tokenize], r#"{"effort": "high"}"#),
     undone("reasoning", "O V", &[Completions, Messages], r#"{"effort": "high"}"#)
         .but(These(&[r#"{"effort": "none", "summary": null, "generate_summary": null}"#])),
-    // A model that does not think takes these.
+    // Accepted for models that do not think.
     done("thinking", "A", &[Chat, Tokenize], r#"{"type": "disabled"}"#),
     done("thinking", "A", &[Messages, CountTokens], r#"{"type": "enabled", "budget_tokens": 1024}"#),
     undone("thinking", "A", &[Completions, Responses], r#"{"type": "enabled", "budget_tokens": 1024}"#)
@@ -239,7 +239,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("include_reasoning", "V", &[Completions, Responses, Messages], "false").but(TRUE),
     undone("separate_reasoning", "S", HTTP, "false").but(TRUE),
     undone("stream_reasoning", "S", HTTP, "true").but(All),
-    // Where it ends
+    // Stop conditions
     done("max_tokens", "O A V L S", SAYS, "5"),
     done("max_completion_tokens", "O V L S", SAYS, "5"),
     done("max_output_tokens", "O V", &[Responses], "5"),
@@ -262,7 +262,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("t_max_prompt_ms", "L", SAYS, "5").but(These(&["0", "-1"])).say("deadline_ms"),
     undone("n_indent", "L", SAYS, "5").but(ZERO),
     done("deadline_ms", "-", QUEUED, "60000"),
-    // What is told
+    // Parts of the answer
     done("n", "O V L S", BOTH, "2"),
     undone("n", "O V L S", &[Responses, Messages, Infer], "2").but(ONE),
     done("best_of", "O V", BOTH, "1"),
@@ -319,7 +319,7 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     undone("embd_normalize", "L", &[Embeddings], "0").but(These(&["2"])),
     undone("padding", "V", &[Embeddings], r#""max_length""#).but(These(&[r#""do_not_pad""#])),
     undone("input_type", "V", &[Embeddings], r#""query""#).but(Empty),
-    // Who asks, how soon, and with what memory
+    // Scheduling, session and cache
     done("priority", "V S", QUEUED, "1"),
     undone("user", "O V", ALL, r#""me""#).but(All),
     undone("prompt_cache_key", "O V", ALL, r#""me""#).but(All),

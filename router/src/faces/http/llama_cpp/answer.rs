@@ -24,23 +24,23 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio_stream::StreamExt;
 
-/// There are no slots: in a request this means any.
+/// There are no slots. In a request this means any slot.
 const ANY_SLOT: i32 = -1;
 
-/// What a client wants besides the text.
+/// The parts that a client requests in addition to the text.
 #[derive(Default)]
 pub struct CompletionWishes {
     pub is_stream: bool,
     pub tokens: bool,
-    /// Each event of a stream tells the times until then.
+    /// Each event of a stream includes the times so far.
     pub timings_in_each: bool,
-    /// The members of the answer that are told, each by its path. Empty: all.
+    /// The members of the answer to return, each by its path. Empty: all.
     pub members: Vec<String>,
-    /// `n_predict` was 0: a token is drawn, and not sent.
+    /// `n_predict` was 0: one token is sampled and not sent.
     pub nothing_new: bool,
-    /// The field that said what the answer must be, for refusals.
+    /// The request's field that constrains the answer, for refusals.
     pub structure_field: Option<&'static str>,
-    /// What was asked of the way in which tokens are drawn.
+    /// The sampling parameters of the request.
     pub settings: Value,
 }
 
@@ -80,12 +80,12 @@ struct Teller {
     choices: Vec<Said>,
 }
 
-/// What was said of one choice so far.
+/// The text and tokens of one choice so far.
 #[derive(Clone, Default)]
 struct Said {
     n_tokens: u32,
     has_new_line: bool,
-    /// Of a whole answer.
+    /// Collected for a whole answer.
     content: String,
     tokens: Vec<u32>,
     logprobs: Vec<v1::Logprob>,
@@ -112,7 +112,7 @@ impl Teller {
         }
     }
 
-    /// A piece of an answer, or the whole.
+    /// Returns a piece of an answer, or the whole answer.
     fn piece(&self, slot: u32, content: &str, tokens: &[u32], logprobs: &[v1::Logprob], n_prompt: usize) -> Value {
         let mut value = json!({
             "index": slot,
@@ -151,7 +151,7 @@ impl Teller {
     }
 }
 
-/// The members that a client wants, under their paths.
+/// Returns the members that the client requested, under their paths.
 fn only(paths: &[String], value: &Value) -> Value {
     let member = |path: &String| {
         let found = path.split('/').try_fold(value, |at, name| at.get(name))?;

@@ -1,4 +1,4 @@
-//! An answer that a chat has begun: the last message is the assistant's.
+//! Chats whose last message is the assistant's: the answer continues that message. Has no knowledge of replicas.
 
 use crate::faces::http::fields::Fields;
 use crate::refusal::Refusal;
@@ -6,7 +6,8 @@ use serde_json::Value;
 
 const FIELD: &str = "messages";
 
-/// Whether a chat ends with the beginning of its answer, which is made one text: its parts are apart by an empty line.
+/// Whether a chat ends with the beginning of its answer. Joins that message's parts to one text, with an empty line
+/// between them.
 pub fn begins_answer(fields: &mut Fields) -> Result<bool, Refusal> {
     let Some(mut messages) = fields.take(FIELD) else { return Ok(false) };
     let begins = match messages.as_array_mut().map(Vec::as_mut_slice) {
@@ -27,7 +28,7 @@ fn is_of_assistant(message: &Value) -> bool {
     message["role"] == "assistant"
 }
 
-/// Parts that are no text are left as they are, for whoever refuses them.
+/// Leaves parts that are not text as they are; a later check refuses them.
 fn join(content: &mut Value) {
     let text = |part: &Value| part["text"].as_str().filter(|_| part["type"] == "text").map(str::to_owned);
     let texts: Option<Vec<String>> = content.as_array().and_then(|parts| parts.iter().map(text).collect());

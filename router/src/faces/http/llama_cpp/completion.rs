@@ -1,4 +1,4 @@
-//! `/completion` and `/infill`: what is asked.
+//! The requests of `/completion` and `/infill`. Has no knowledge of replicas.
 
 use crate::faces::http::biases;
 use crate::faces::http::error::HttpError;
@@ -22,7 +22,7 @@ use proto::v1::generate_request::Input;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// The order in which tokens are filtered here. llama.cpp's own has the temperature last.
+/// The order of the token filters in this server. llama.cpp's own order has the temperature last.
 const SAMPLERS: [&str; 9] =
     ["penalties", "dry", "temperature", "top_n_sigma", "min_p", "top_k", "typ_p", "top_p", "xtc"];
 
@@ -48,7 +48,7 @@ pub async fn infill(State(front): State<Arc<Frontend>>, request: Request) -> Res
     answer(&front, ask, wishes, recorder, watch).await
 }
 
-/// The prompts, and the model that reads them.
+/// Returns the prompts, and the model that reads them.
 async fn asked_prompts(front: &Frontend, fields: &mut Fields) -> Result<(Vec<Input>, String), Refusal> {
     let prompts = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
     let model = fields.string("model")?.unwrap_or_default();
@@ -58,7 +58,7 @@ async fn asked_prompts(front: &Frontend, fields: &mut Fields) -> Result<(Vec<Inp
     Ok((prompts::prompts(front, &model, prompts).await?, model))
 }
 
-/// The prompt that asks for what is between two texts, and the model that reads it.
+/// Returns the prompt for the text between two texts, and the model that reads it.
 async fn between(front: &Frontend, fields: &mut Fields) -> Result<(Input, String), Refusal> {
     let asked = Infill {
         files: files(fields.take("input_extra"))?,
@@ -85,7 +85,7 @@ fn files(extra: Option<Value>) -> Result<Vec<(String, String)>, Refusal> {
     }
 }
 
-/// Names refused fields as these pages do.
+/// Renames refused fields to the names of these pages.
 pub fn said(refusal: Refusal) -> HttpError {
     let names = [("text", "prompt"), ("token_ids", "prompt"), ("max_tokens", "n_predict"), ("logprobs", "n_probs")];
     HttpError::of(refusal.renamed(&names).renamed(&[("repetition_penalty", "repeat_penalty")]))
@@ -120,11 +120,11 @@ fn ask(
         truncation: fields.truncation(CutSide::Left)?,
         priority: fields.priority()?,
         deadline: fields.deadline()?,
-        // The answer says its prompt.
+        // The answer includes its prompt.
         echo: true,
         ..Ask::default()
     };
-    // What was not taken is known as it is of OpenAI's page, which llama.cpp has with the same fields.
+    // The remaining fields are checked like those of OpenAI's page, which has the same fields in llama.cpp.
     fields.check(Endpoint::Completions)?;
     fields.refuse(&["suffix"])?;
     Ok((page.finished_anew(ask, limits)?, wishes))
@@ -135,7 +135,7 @@ fn sampling(fields: &mut Fields, wishes: &mut CompletionWishes) -> Result<v1::Sa
     let mut sampling = llama_words::sampling(fields)?;
     wishes.nothing_new = n == Some(0);
     if wishes.nothing_new {
-        // A token is drawn all the same, and not sent: its prompt is in the cache then.
+        // One token is sampled and not sent. After that the prompt is in the cache.
         sampling.max_tokens = Some(1);
     } else if n.is_some() {
         sampling.max_tokens = n_predict(n, "n_predict")?;
@@ -147,7 +147,7 @@ fn sampling(fields: &mut Fields, wishes: &mut CompletionWishes) -> Result<v1::Sa
     Ok(sampling)
 }
 
-/// An order of filters is no matter where the likeliest token is taken.
+/// Refuses another order of filters. The order is irrelevant if the most likely token is always taken.
 fn check_order(samplers: Option<Value>, is_greedy: bool) -> Result<(), Refusal> {
     let told = || format!("only in the order of {}, or with the temperature 0", SAMPLERS.join(", "));
     match samplers {

@@ -1,4 +1,4 @@
-//! `/embedding`, and `/embeddings`, which is OpenAI's page without its version where it is asked as that.
+//! `/embedding`, and `/embeddings`, which also serves requests in the format of OpenAI's page of that name.
 
 use crate::faces::http::completions::inputs;
 use crate::faces::http::embeddings;

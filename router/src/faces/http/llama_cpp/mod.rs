@@ -1,7 +1,7 @@
-//! llama.cpp's server: its own completions, and its aliases of OpenAI's pages. Its `/tokenize` and `/detokenize` are
-//! vLLM's paths too, and stand in `tokens`.
+//! llama.cpp's server: its own completions, and its aliases of OpenAI's pages. Its `/tokenize` and `/detokenize` have
+//! the same paths as vLLM's, and are in `tokens`.
 //!
-//! Read `completion` (what is asked, also by `/infill`) and `prompts`, then `answer`.
+//! Read `completion` (requests, also of `/infill`) and `prompts`, then `answer`.
 
 mod answer;
 mod begun;
@@ -20,7 +20,7 @@ use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
 
-/// Writes a refusal of any inner layer as llama.cpp's clients know it.
+/// Rewrites a refusal of any inner layer into llama.cpp's format.
 pub async fn in_its_words(request: Request, next: Next) -> Response {
     reworded(next.run(request).await, |error| error.clone().worded_for_llama_cpp().body())
 }

@@ -1,5 +1,5 @@
-//! Prompts as llama.cpp's pages have them: text, tokens, objects with a text, and lists of these, also within one
-//! prompt.
+//! Prompts in llama.cpp's formats: text, tokens, objects with a text, and lists of these. One prompt may also mix texts
+//! and tokens.
 
 use crate::faces::http::fields::{token_ids, wrong};
 use crate::faces::http::known::NeutralValues;
@@ -14,7 +14,7 @@ use types::Tokens;
 
 const FIELD: &str = "prompt";
 
-/// A list is one prompt if a number stands in it.
+/// Reads prompts. A list that contains a number is one prompt.
 pub async fn prompts(front: &Frontend, model: &str, said: Value) -> Result<Vec<Input>, Refusal> {
     let all = match said {
         Value::Array(all) if !all.is_empty() && !all.iter().any(Value::is_number) => all,
@@ -36,7 +36,7 @@ pub async fn prompts(front: &Frontend, model: &str, said: Value) -> Result<Vec<I
     Ok(inputs)
 }
 
-/// The text of an object that may have images beside it.
+/// Returns the text of an object that may also have images.
 fn text_of(mut object: Value) -> Result<String, Refusal> {
     if !NeutralValues::Empty.contain(&object["multimodal_data"]) {
         return Err(Refusal::invalid("multimodal_data", "is not supported; only text is"));
@@ -47,7 +47,7 @@ fn text_of(mut object: Value) -> Result<String, Refusal> {
     }
 }
 
-/// One prompt of texts and tokens by turns. A text that begins it gets what the tokenizer puts before a text.
+/// Joins alternating texts and tokens to one prompt. A text at its beginning gets the tokenizer's leading tokens.
 async fn joined(front: &Frontend, of: &Arc<ModelText>, parts: Vec<Value>) -> Result<Tokens, Refusal> {
     let mut ids = Tokens::new();
     for part in parts {

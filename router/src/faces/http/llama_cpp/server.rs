@@ -1,4 +1,5 @@
-//! `/props`, `/slots`, `/lora-adapters` and `/apply-template`: what the server is, and what a chat becomes.
+//! `/props`, `/slots`, `/lora-adapters` and `/apply-template`: the server's properties, and the rendered prompt of a
+//! chat.
 
 use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
@@ -37,8 +38,8 @@ pub async fn props(State(front): State<Arc<Frontend>>) -> Result<Json<Value>, Ht
     })))
 }
 
-/// One for each request that may run at once, and one for each that waits besides. They hold nothing: what is cached is
-/// every request's.
+/// Lists one slot for each request that may run at once, and one more for each request that waits. Slots hold no state:
+/// all requests share what is cached.
 pub async fn slots(State(front): State<Arc<Frontend>>, RawQuery(query): RawQuery) -> Result<Json<Value>, HttpError> {
     let has_room = front.replicas.has_room();
     let must_have = query.iter().flat_map(|query| query.split('&')).any(|field| field == "fail_on_no_slot=1");
@@ -55,7 +56,7 @@ pub async fn no_slots() -> HttpError {
     HttpError::not_supported("this server tells no slots: it was started with --no-slots")
 }
 
-/// Caches are every request's, and no slot's: nobody saves, restores or erases them here.
+/// Refuses to save, restore or erase a slot: caches belong to all requests, and to no slot.
 pub async fn slot() -> HttpError {
     HttpError::not_supported("slots keep nothing here that could be saved, restored or erased")
 }

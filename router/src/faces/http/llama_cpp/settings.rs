@@ -1,4 +1,4 @@
-//! How tokens are drawn, as llama.cpp tells it: `generation_settings`. Knows no request.
+//! The sampling parameters in llama.cpp's format: `generation_settings`. Has no knowledge of requests.
 
 use crate::front::sampling_defaults::{ResolvedDefaults, last_n};
 use crate::replicas::models::text::ModelText;
@@ -6,10 +6,10 @@ use proto::v1;
 use serde_json::{Value, json};
 use types::Token;
 
-/// A seed that is drawn for each request.
+/// The seed value that requests a random seed.
 pub const RANDOM_SEED: u64 = u32::MAX as u64;
 
-/// What a request asks for; null where the model's own default is meant.
+/// Returns the parameters of a request, with null for the model's own default.
 pub fn asked(sampling: &v1::Sampling) -> Value {
     let xtc = sampling.xtc.unwrap_or_default();
     let dry_multiplier = sampling.dry.as_ref().map_or(0.0, |dry| dry.multiplier);
@@ -42,7 +42,7 @@ fn biased(token: Token, bias: Option<f32>) -> Value {
     json!({ "token": token, "bias": bias })
 }
 
-/// The same with the model's defaults, its end tokens where they are not drawn, its context and the seed.
+/// Adds the model's defaults, its end tokens if they are never sampled, its context and the seed.
 pub fn settled(asked: &Value, of: &ModelText, n_ctx: u32, seed: u64) -> Value {
     let vendor = v1::sampling::Defaults::LlamaCpp.into();
     let (mut settings, defaults) = (asked.clone(), ResolvedDefaults::of(vendor, &of.defaults, &of.card));

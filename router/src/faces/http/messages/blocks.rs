@@ -1,5 +1,5 @@
-//! What an answer consists of: blocks of thoughts, texts and calls, each behind the last one. Events and the whole
-//! message are made of the same parts, so they say the same. Knows no message and no stream.
+//! The blocks of an answer: thoughts, texts and calls, one after another. Events and the whole message are built from
+//! the same parts, so they agree. Has no knowledge of messages and streams.
 
 use crate::faces::http::messages::partial::input_of;
 use proto::v1;
@@ -8,7 +8,7 @@ use types::Hex;
 
 const SIGNATURE_PURPOSE: &str = "lockstep 2026 thought";
 
-/// What is said of a block.
+/// A change of a block.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BlockEvent {
     Started { index: u32, block: Value },
@@ -16,7 +16,7 @@ pub enum BlockEvent {
     Stopped { index: u32 },
 }
 
-/// What a piece of text adds to.
+/// The member of a block that a piece of text extends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockPart {
     Text,
@@ -51,7 +51,7 @@ impl BlockEvent {
     }
 }
 
-/// Divides an answer into blocks as it comes.
+/// Divides an answer into blocks as it arrives.
 pub struct Blocks {
     n_begun: u32,
     open: Option<OpenBlock>,
@@ -66,12 +66,12 @@ enum OpenBlock {
 }
 
 impl Blocks {
-    /// With `shows_thoughts` off a thought's block is empty.
+    /// If `shows_thoughts` is false, a thought's block is empty.
     pub fn new(shows_thoughts: bool) -> Blocks {
         Blocks { n_begun: 0, open: None, shows_thoughts }
     }
 
-    /// What of a delta comes first is the rest of a call that is open.
+    /// Adds a delta. A delta that begins with the rest of an open call extends that call.
     pub fn hear(&mut self, delta: &v1::Delta) -> Vec<BlockEvent> {
         let mut said = Vec::new();
         let (new, open): (Vec<&v1::ToolCallDelta>, _) = delta.tool_calls.iter().partition(|part| !part.name.is_empty());
@@ -135,7 +135,7 @@ impl Blocks {
         self.open = Some(block);
     }
 
-    /// A thought's signature is a hash of it. Clients send it back, and nobody here asks for it.
+    /// Closes the open block. A thought's signature is its hash. Clients send it back, and the server ignores it.
     fn close(&mut self, said: &mut Vec<BlockEvent>) {
         let Some(open) = self.open.take() else { return };
         if let OpenBlock::Thinking(hasher) = open {
@@ -144,13 +144,13 @@ impl Blocks {
         said.push(BlockEvent::Stopped { index: self.n_begun - 1 });
     }
 
-    /// More of the block that was begun last.
+    /// Returns the event that extends the newest block.
     fn part(&self, part: BlockPart, text: String) -> BlockEvent {
         BlockEvent::Said { index: self.n_begun - 1, part, text }
     }
 }
 
-/// The blocks of a whole message, put together as a client does it.
+/// The blocks of a whole message, assembled as a client does it.
 #[derive(Default)]
 pub struct BlockList {
     blocks: Vec<Value>,

@@ -1,7 +1,7 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API.
 //!
-//! Knows no replica. Read `request` (what a client sent; `turns`, `tools` and `thinking` read parts of it), then
-//! `blocks` (what an answer consists of) and `reply`, which says it whole or in events.
+//! Has no knowledge of replicas. Read `request` (the client's request; `turns`, `tools` and `thinking` read parts of
+//! it), then `blocks` (the parts of an answer) and `reply`, which sends it whole or in events.
 
 mod blocks;
 pub mod models;
@@ -52,7 +52,7 @@ pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> R
     Ok(certificate::with_headers(Json(message).into_response(), &generation.started))
 }
 
-/// What a request asks of a replica, for who does not ask one.
+/// Returns the request to a replica, for callers that do not send it.
 pub fn rendered(front: &Frontend, page: Page) -> Result<Ask, HttpError> {
     Ok(request::asked(front, page).map_err(said)?.ask)
 }
@@ -71,12 +71,13 @@ pub async fn count_tokens(State(front): State<Arc<Frontend>>, request: Request) 
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }
 
-/// What a chat says of thinking, and what this page calls it.
+/// A chat's field for thinking, and its name on this page.
 const SWITCHED: (&str, &str) = ("reasoning_effort", "thinking");
-/// The header by which Anthropic's clients know a request.
+/// The header in which Anthropic's clients expect a request's id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
-/// Writes a refusal of any inner layer in Anthropic's form, and the request's name as its clients read it.
+/// Rewrites a refusal of any inner layer into Anthropic's format, and copies the request id into the header that its
+/// clients read.
 pub async fn in_its_words(request: Request, next: Next) -> Response {
     let name = request.extensions().get::<RequestName>().cloned();
     let id = name.as_ref().and_then(|name| name.0.to_str().ok());
@@ -92,7 +93,7 @@ pub async fn in_its_words(request: Request, next: Next) -> Response {
     response
 }
 
-/// The same on pages that clients of others ask too.
+/// The same on pages that clients of other APIs also use.
 pub async fn in_its_words_if_spoken(request: Request, next: Next) -> Response {
     match models::is_anthropic(request.headers()) {
         true => in_its_words(request, next).await,
@@ -100,7 +101,7 @@ pub async fn in_its_words_if_spoken(request: Request, next: Next) -> Response {
     }
 }
 
-/// An error of no page in Anthropic's form.
+/// Rewrites the error for an unknown page into Anthropic's format.
 pub fn reworded_error(response: Response) -> Response {
     reworded(response, error_value)
 }
@@ -118,17 +119,17 @@ fn error_value(error: &HttpError) -> Value {
         _ => "api_error",
     };
     let mut value = json!({ "type": "error", "error": { "type": kind, "message": error.message() } });
-    // By this its clients know that they have to send the whole conversation.
+    // This makes clients send the whole conversation.
     if error.body()["error"]["param"] == THREAD {
         value["error"]["details"] = json!({ "error_code": "thread_unsupported_request", "unsupported": [THREAD] });
     }
     value
 }
 
-/// The field for a conversation that the server keeps.
+/// The field for a conversation that the server stores.
 const THREAD: &str = "thread";
 
-/// Names the refused field as this page does.
+/// Renames refused fields to the names of this page.
 fn said(refusal: Refusal) -> HttpError {
     let refusal = refusal.renamed_end(PARAMETERS, "input_schema");
     HttpError::of(refusal.renamed(&[("chat", "messages"), ("stop", "stop_sequences")]))

@@ -1,16 +1,16 @@
-//! The models that are served, as Anthropic's clients list them. Knows no request.
+//! The served models in the format of Anthropic's API. Has no knowledge of requests.
 
 use crate::faces::http::stopwatch::rfc3339;
 use crate::front::frontend::unix_seconds;
 use http::HeaderMap;
 use serde_json::{Value, json};
 
-/// Whether a client says the version of Anthropic's API that it speaks, as all of its clients do.
+/// Whether a client sends the version header of Anthropic's API, as all of its clients do.
 pub fn is_anthropic(headers: &HeaderMap) -> bool {
     headers.contains_key("anthropic-version")
 }
 
-/// All models, with their contexts, on one page.
+/// Lists all models with their contexts on one page.
 pub fn list<'a>(models: impl Iterator<Item = (&'a str, u32)>) -> Value {
     let data: Vec<Value> = models.map(|(name, context)| model(name, context)).collect();
     let id = |model: Option<&Value>| model.map_or(Value::Null, |model| model["id"].clone());

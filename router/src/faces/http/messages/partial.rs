@@ -1,15 +1,15 @@
-//! The arguments of a call as an object, also where the call was cut off: then it has the members that are whole.
+//! The arguments of a call as an object. If the call was cut off, the object has the complete members.
 
 use serde_json::{Map, Value};
 
-/// A call's input. What is no JSON from its beginning on has no members.
+/// Returns a call's input. Text that does not begin as JSON gives no members.
 pub fn input_of(arguments: &str) -> Value {
     let whole = serde_json::from_str(arguments).ok().filter(Value::is_object);
     let cut = || serde_json::from_str(&closed(arguments)?).ok().filter(Value::is_object);
     whole.or_else(cut).unwrap_or_else(|| Value::Object(Map::new()))
 }
 
-/// The text up to its last whole member, with the brackets that are open there closed. None if nothing is open.
+/// Returns the text up to its last complete member, with the open brackets closed. None if no bracket is open.
 fn closed(text: &str) -> Option<String> {
     let (mut open, mut best): (Vec<char>, Option<(usize, Vec<char>)>) = (Vec::new(), None);
     let (mut in_string, mut is_escaped) = (false, false);

@@ -1,4 +1,4 @@
-//! A message, whole or in events.
+//! A message, whole or in events. Has no knowledge of requests.
 
 use crate::faces::http::certificate;
 use crate::faces::http::format::tell_reuse;
@@ -32,7 +32,7 @@ pub async fn whole(generation: &mut Generation, shows_thoughts: bool) -> Result<
     Ok(message)
 }
 
-/// The fields of an answer that are known when it begins.
+/// The members of an answer that are known when it begins.
 struct Message {
     id: String,
     model: String,
@@ -45,7 +45,7 @@ impl Message {
         Message { id: format!("msg_{id}"), model: model.clone(), n_prompt: *prompt_tokens }
     }
 
-    /// The message before anything is said.
+    /// Returns the message before any content.
     fn value(&self) -> Value {
         let usage = v1::Usage { prompt_tokens: self.n_prompt, ..v1::Usage::default() };
         json!({
@@ -76,11 +76,12 @@ fn stop_sequence(finished: &v1::Finished) -> Option<&str> {
     Some(finished.stop.as_str()).filter(|_| stop_reason(finished) == "stop_sequence")
 }
 
-/// What Anthropic's usage says of a message and at its end: cached prompt tokens are counted apart from the others.
+/// Returns the usage at the beginning and end of a message, in Anthropic's format: cached prompt tokens are counted
+/// apart from the others.
 fn usage_so_far(usage: &v1::Usage) -> Value {
     let mut value = json!({
         "input_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
-        // Everything is cached, and nobody pays for it: there is nothing to count.
+        // All prompts are cached without a charge, so there is nothing to count.
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
@@ -124,7 +125,8 @@ impl MessageVoice {
         self.position.write(out, data["type"].as_str(), data);
     }
 
-    /// The last event of a delta has the position: a client that was cut off before it reads all of them again.
+    /// Only the last event of a delta carries the position: a client that was cut off before it receives all of them
+    /// again.
     fn say_all(&self, out: &mut String, events: &[BlockEvent]) {
         let Some((last, before)) = events.split_last() else { return };
         before.iter().for_each(|event| self.say(out, &event.value()));
@@ -160,7 +162,7 @@ impl Voice for MessageVoice {
 
     fn event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
         match event {
-            // The blocks that the client has are counted on from.
+            // Block numbers continue after the blocks that the client has.
             GenerationEvent::Aside(Aside::Replayed(delta)) => drop(self.blocks.hear(&delta)),
             GenerationEvent::Delta(delta) => {
                 *self.mark() = ReadMark::at(delta.position + delta.token_ids.len() as u32);

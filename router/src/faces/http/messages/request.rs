@@ -1,4 +1,4 @@
-//! A request for a message, or for a count of its tokens: both read the same chat. Knows no answer.
+//! A request for a message, or for a count of its tokens: both read the same chat. Has no knowledge of answers.
 
 use crate::faces::http::fields::{Fields, Streaming};
 use crate::faces::http::known::Endpoint;
@@ -19,15 +19,15 @@ pub struct AskedMessage {
     pub telling: MessageTelling,
 }
 
-/// How the client wants to be told.
+/// The client's options for the answer.
 pub struct MessageTelling {
     pub is_stream: bool,
     pub shows_thoughts: bool,
-    /// The field that says what the answer must be.
+    /// The field that constrains the answer.
     pub structure_field: &'static str,
 }
 
-/// What of a request becomes the prompt, and what the answer must be.
+/// The parts of a request that become the prompt, and the constraint on the answer.
 pub struct SaidChat {
     pub chat: v1::Chat,
     thinking: Thinking,
@@ -40,7 +40,7 @@ pub fn asked(front: &Frontend, mut page: Page) -> Result<AskedMessage, Refusal> 
     fields.check(Endpoint::Messages)?;
     let model = fields.string("model")?.unwrap_or_default();
     let SaidChat { chat, thinking, structure, structure_field } = said_chat(fields)?;
-    // A model that never thinks keeps every budget.
+    // A model without thoughts meets every budget.
     let thinks = || front.text(&model).is_ok_and(|text| text.dialect.has_thoughts());
     let chat = v1::Chat { thinking_token_budget: thinking.budget.filter(|_| thinks()), ..chat };
     let mut sampling = fields.sampling()?;
@@ -81,7 +81,7 @@ fn output_of(config: Option<Fields>, older: Option<Fields>) -> Result<SaidOutput
     if let Some(mut config) = config {
         effort = config.string("effort").map_err(|refusal| refusal.renamed(&[("effort", EFFORT)]))?;
         format = config.object("format").map_err(|refusal| refusal.renamed(&[("format", FORMAT)]))?;
-        // What it has beside these is not known to change nothing.
+        // Other members may change the answer, so they are refused.
         if let Some(name) = config.rest().iter().find_map(|(name, value)| (!value.is_null()).then_some(name)) {
             return Err(invalid(format!("output_config.{name}"), "is not supported"));
         }

@@ -1,5 +1,5 @@
-//! Whether a model thinks before it answers, in Anthropic's words. Knows no template: it is told by the names under
-//! which templates ask.
+//! Whether a model thinks before it answers, in Anthropic's format. Has no knowledge of any one template: it sets the
+//! variables that templates read.
 
 use crate::faces::http::fields::Fields;
 use crate::refusal::Refusal;
@@ -10,13 +10,13 @@ use serde_json::{Map, Value};
 const BUDGET: &str = "thinking.budget_tokens";
 
 pub struct Thinking {
-    /// Whether thoughts are told, or only that there were some.
+    /// Whether the client receives thoughts, or only an empty block for each.
     pub is_shown: bool,
     /// The most tokens of a thought.
     pub budget: Option<u32>,
 }
 
-/// Reads `thinking` into a chat, or into the variables of its template. Without it the template does as it does.
+/// Reads `thinking` into a chat, or into the variables of its template. Without it the template's default applies.
 pub fn read(
     fields: &mut Fields,
     chat: v1::Chat,

@@ -1,5 +1,5 @@
-//! Tools in Anthropic's words. Those that run on its servers, or that its models alone have learned, are refused by
-//! name.
+//! Tools in Anthropic's format. Tools that run on Anthropic's servers, or that only its models were trained on, are
+//! refused by name.
 
 use crate::faces::http::fields::{Fields, wrong};
 use crate::faces::http::single::invalid;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 /// How many characters of an unknown kind a refusal repeats.
 const KIND_CHARS_MAX: usize = 40;
 
-/// Reads the tools and what is to be done with them, into a chat.
+/// Reads the tools and the tool choice into a chat.
 pub fn read(fields: &mut Fields, chat: v1::Chat) -> Result<v1::Chat, Refusal> {
     let list = match fields.take("tools") {
         None => Vec::new(),
@@ -25,7 +25,7 @@ pub fn read(fields: &mut Fields, chat: v1::Chat) -> Result<v1::Chat, Refusal> {
     Ok(v1::Chat { tools, tool_choice, parallel_tool_calls: is_single.map(|is_single| !is_single), ..chat })
 }
 
-/// A tool as `lockstep.v1` has it, in JSON.
+/// Returns a tool in the JSON format of `lockstep.v1`.
 fn tool(i: usize, value: Value) -> Result<String, Refusal> {
     let Value::Object(members) = value else { return Err(wrong(format!("tools[{i}]"), "an object", &value)) };
     let at = |name: &str| format!("tools[{i}].{name}");
@@ -68,8 +68,8 @@ fn check_kind(field: String, kind: Option<&Value>) -> Result<(), Refusal> {
     }
 }
 
-/// Members that would change what the model is told, or who calls the tool. Others of Anthropic's (`cache_control`,
-/// `eager_input_streaming`) change no token.
+/// Refuses members that would change the model's prompt or the caller of the tool. Other members of Anthropic's
+/// (`cache_control`, `eager_input_streaming`) change no token.
 fn check_plain(i: usize, tool: &Map<String, Value>) -> Result<(), Refusal> {
     let is_neutral = |name: &str, value: &Value| match name {
         "defer_loading" => *value == false,

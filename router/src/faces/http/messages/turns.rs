@@ -1,4 +1,4 @@
-//! A conversation in Anthropic's words: system prompt, turns, and the blocks of a turn. Knows no template.
+//! A conversation in Anthropic's format: system prompt, turns, and the blocks of a turn. Has no knowledge of templates.
 
 use crate::faces::http::fields::{Fields, wrong};
 use crate::faces::http::single::invalid;
@@ -10,11 +10,11 @@ use std::collections::HashMap;
 /// How many characters of an unknown kind a refusal repeats.
 const KIND_CHARS_MAX: usize = 40;
 
-/// Some clients begin their system prompt with a line for Anthropic's accounting, which differs in each request. It
-/// says nothing to a model, and as the first line of all it would leave nothing in the prefix cache.
+/// Some clients begin their system prompt with a line for Anthropic's accounting, which differs in each request. It has
+/// no meaning for a model, and as the first line it would leave nothing to share in the prefix cache.
 const BILLING: &str = "x-anthropic-billing-header:";
 
-/// The system prompt, a text or blocks of text. None if there is nothing in it.
+/// Reads the system prompt, a text or blocks of text. None if it is empty.
 pub fn system(said: Option<Value>) -> Result<Option<v1::ChatMessage>, Refusal> {
     let mut texts = match said {
         None => return Ok(None),
@@ -34,8 +34,8 @@ pub fn system(said: Option<Value>) -> Result<Option<v1::ChatMessage>, Refusal> {
     Ok((!texts.is_empty()).then(|| message("system", texts)))
 }
 
-/// The turns as messages: results of tools are messages of their own, and turns of one role that follow each other are
-/// one message, as in Anthropic's API.
+/// Converts turns to messages. Tool results become messages of their own, and consecutive turns of one role become one
+/// message, as in Anthropic's API.
 pub fn messages(list: Vec<Fields>) -> Result<Vec<v1::ChatMessage>, Refusal> {
     let mut turns = Turns::default();
     for (i, mut turn) in list.into_iter().enumerate() {
@@ -52,7 +52,7 @@ pub fn messages(list: Vec<Fields>) -> Result<Vec<v1::ChatMessage>, Refusal> {
     Ok(turns.said)
 }
 
-/// An assistant's turn at the end is the beginning of the answer.
+/// Makes an assistant's turn at the end the beginning of the answer.
 pub fn continued(chat: v1::Chat) -> Result<v1::Chat, Refusal> {
     match chat.messages.last() {
         Some(last) if last.role == "assistant" && !last.tool_calls.is_empty() => {
@@ -92,7 +92,8 @@ impl Turns {
         Ok(())
     }
 
-    /// A result that is an error says so in its text: templates have no other place for it.
+    /// Adds a tool result. A result that is an error is marked in its text, because templates have no other place for
+    /// it.
     fn result(&mut self, at: &str, mut block: Fields) -> Result<(), Refusal> {
         let id = string(format!("{at}.tool_use_id"), block.take("tool_use_id"))?;
         let Some(name) = self.called.get(&id).cloned() else {
@@ -124,7 +125,7 @@ impl Turns {
             let at = format!("{at}.content[{j}]");
             match kind(&at, &block)?.as_str() {
                 "thinking" => thoughts.push(string(format!("{at}.thinking"), block.take("thinking"))?),
-                // Nobody but its maker can read it.
+                // Only Anthropic can decrypt it.
                 "redacted_thinking" => {}
                 "tool_use" => tool_calls.push(self.call(&at, block)?),
                 _ => texts.push(text_of(&at, &mut block)?),
@@ -183,7 +184,7 @@ fn message(role: &str, texts: Vec<String>) -> v1::ChatMessage {
     v1::ChatMessage { role: role.to_owned(), content: texts.join("\n"), ..v1::ChatMessage::default() }
 }
 
-/// A text as one block, or the blocks as they are.
+/// Returns a text as one block, or the blocks unchanged.
 fn blocks(field: String, content: Option<Value>) -> Result<Vec<Fields>, Refusal> {
     match content {
         Some(text @ Value::String(_)) => {
@@ -210,7 +211,7 @@ fn object(field: String, value: Value) -> Result<Fields, Refusal> {
     }
 }
 
-/// The kind of a block, which stays in it.
+/// Returns the kind of a block, without taking it.
 fn kind(at: &str, block: &Fields) -> Result<String, Refusal> {
     match block.get("type") {
         Some(Value::String(kind)) => Ok(kind.clone()),

@@ -1,4 +1,4 @@
-//! `/api/chat`.
+//! `/api/chat`. Has no knowledge of replicas.
 
 use crate::config::RouterLimits;
 use crate::faces::http::conversation;
@@ -46,13 +46,13 @@ fn ask(mut page: Page, model: String, messages: Value, limits: &RouterLimits) ->
     let (is_stream, logprobs) = (reply::is_stream(fields)?, sampling.logprobs.is_some());
     let telling = Telling { shape: ReplyShape::Chat, is_stream, logprobs, context: false };
     let ask = single::ask(fields, model, Input::Chat(chat), sampling)?;
-    // What was not taken is known as it is of OpenAI's page.
+    // The remaining fields are checked like those of OpenAI's page.
     fields.check(Endpoint::Chat)?;
     fields.refuse(&["truncate_prompt_tokens"])?;
     Ok((page.finished_anew(ask, limits)?, telling))
 }
 
-/// Messages, tools and `think`, as OpenAI's page reads them.
+/// Reads messages, tools and `think` into the format of OpenAI's page.
 fn conversation(fields: &mut Fields, mut messages: Value) -> Result<v1::Chat, Refusal> {
     for (i, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
         if message.get("images").is_some_and(|images| !NeutralValues::Empty.contain(images)) {

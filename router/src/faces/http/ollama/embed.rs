@@ -1,4 +1,4 @@
-//! `/api/embed`, and `/api/embeddings`, which is its older form for one text.
+//! `/api/embed`, and `/api/embeddings`, its older form for one text.
 
 use crate::faces::http::embeddings::check_dimensions;
 use crate::faces::http::error::HttpError;
@@ -62,12 +62,12 @@ struct Asked {
     model: Option<String>,
     texts: Vec<String>,
     dimensions: Option<u32>,
-    /// Whether texts that are too long are cut, and not refused.
+    /// Whether texts that are too long are truncated, and not refused.
     is_cut: bool,
 }
 
 fn asked(fields: &mut Fields, field: &'static str) -> Result<Asked, Refusal> {
-    // They are checked: none of them changes an embedding.
+    // They are checked, although none of them changes an embedding.
     options::sampling(fields)?;
     let texts = match fields.take(field) {
         Some(Value::String(one)) => vec![one],
@@ -92,8 +92,8 @@ fn as_they_are(texts: Vec<String>) -> Vec<Input> {
     texts.into_iter().map(Input::Text).collect()
 }
 
-/// Texts that have room are left to be read later, as all others are. No token has less than a byte, so that only long
-/// ones are looked at; and only as many as one request may have.
+/// Truncates texts that are too long. No token has less than one byte, so only texts with more bytes than the context
+/// are tokenized here, and only as many as one request may have. Other texts are tokenized later.
 async fn cut(front: &Frontend, model: &str, texts: Vec<String>) -> Result<Vec<Input>, Refusal> {
     let (text, context) = (front.text(model)?, front.model(model, VersionBy::Weight)?.replica.context as usize);
     let mut inputs = Vec::with_capacity(texts.len());

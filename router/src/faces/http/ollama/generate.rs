@@ -1,4 +1,4 @@
-//! `/api/generate`: a prompt that is wrapped into the model's template, or taken as it is (`raw`).
+//! `/api/generate`: a prompt that is rendered by the model's template, or used unchanged (`raw`).
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
@@ -42,16 +42,16 @@ pub async fn generate(State(front): State<Arc<Frontend>>, request: Request) -> R
     answer(&front, ask, telling, recorder, watch).await
 }
 
-/// The fields that a prompt is made of.
+/// The fields that make the prompt.
 struct Asked {
     model: Option<String>,
     prompt: String,
     suffix: String,
     system: Option<String>,
     is_raw: bool,
-    /// The token ids of what was said before.
+    /// The token ids of the conversation so far.
     context: Tokens,
-    /// Whether the model is to think, or how much, as OpenAI's page is asked.
+    /// Whether the model thinks, or how much, in the fields of OpenAI's page.
     thinking: Map<String, Value>,
 }
 
@@ -92,7 +92,8 @@ async fn prompt(front: &Frontend, model: &str, asked: Asked) -> Result<Input, Re
     Ok(Input::TokenIds(v1::TokenIds { ids: context }))
 }
 
-/// What was said before begins with that token already. One that is there again opens a turn, as ChatML has it.
+/// Removes the leading BOS token, which the context already has. If the tokens contain it again it opens turns, as in
+/// ChatML, and stays.
 fn without_bos<'a>(text: &ModelText, tokens: &'a [Token]) -> &'a [Token] {
     match (tokens, text.spec.bos) {
         ([first, rest @ ..], Some(bos)) if *first == bos && !rest.contains(&bos) => rest,
@@ -100,7 +101,7 @@ fn without_bos<'a>(text: &ModelText, tokens: &'a [Token]) -> &'a [Token] {
     }
 }
 
-/// The prompt as a user's turn. A model without a template gets the prompt alone.
+/// Renders the prompt as a user's turn. A model without a template gets the prompt alone.
 fn turn(
     text: &ModelText,
     prompt: String,
@@ -136,7 +137,7 @@ fn ask(
     let (is_stream, logprobs) = (reply::is_stream(fields)?, sampling.logprobs.is_some());
     let telling = Telling { shape: ReplyShape::Generate, is_stream, logprobs, context: !is_raw };
     let ask = single::ask(fields, model, prompt, sampling)?;
-    // What was not taken is known as it is of OpenAI's page.
+    // The remaining fields are checked like those of OpenAI's page.
     fields.check(Endpoint::Completions)?;
     fields.refuse(&["truncate_prompt_tokens"])?;
     Ok((page.finished_anew(ask, limits)?, telling))

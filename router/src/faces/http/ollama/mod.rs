@@ -1,6 +1,6 @@
-//! Ollama's API, for what is served here: no model is fetched, made or removed by a client's word.
+//! Ollama's API for the served models. No request can fetch, create or remove a model.
 //!
-//! Read `options` (how tokens are drawn), `chat` and `generate`, and what both answer with: `reply`. Its errors are one
+//! Read `options` (sampling parameters), `chat` and `generate`, and the answer of both: `reply`. Its errors have one
 //! member, `error`.
 
 mod chat;
@@ -20,7 +20,7 @@ use axum::Json;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-/// The release of Ollama whose API this is. Clients look whether a server is new enough for them.
+/// The release of Ollama whose API this is. Clients check whether a server is new enough.
 const VERSION: &str = "0.12.11";
 
 pub fn routes() -> Vec<Route> {

@@ -1,5 +1,5 @@
-//! `/api/tags`, `/api/ps`, `/api/show` and `/api/pull`: which models there are. Sizes of files, which the router does
-//! not know, are 0.
+//! `/api/tags`, `/api/ps`, `/api/show` and `/api/pull`: the served models. Sizes of files are 0, because the router
+//! does not have them.
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::infill;
@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use types::Hex;
 
-/// Models stay for as long as the server runs.
+/// Models stay loaded while the server runs.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 pub async fn tags(State(front): State<Arc<Frontend>>) -> Json<Value> {
@@ -43,7 +43,7 @@ pub async fn ps(State(front): State<Arc<Frontend>>) -> Json<Value> {
     Json(json!({ "models": ready.map(model).collect::<Vec<_>>() }))
 }
 
-/// A model as lists tell it. The digest is that of the policy: what it computes, and how.
+/// Returns a model as an entry of a list. Its digest is the policy digest.
 fn named(name: &str, model: &ResolvedModel) -> Value {
     let name = if name.contains(':') { name.to_owned() } else { format!("{name}{LATEST}") };
     let digest = Hex(&model.replica.digest.0).to_string();
@@ -62,7 +62,7 @@ fn details(spec: &ModelSpec) -> Value {
     })
 }
 
-/// A number as `134.5M`.
+/// Formats a number as `134.5M`.
 fn rounded(n: u64) -> String {
     let units = [("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)];
     let unit = units.into_iter().find(|(_, size)| n as f64 >= *size);
@@ -88,7 +88,7 @@ pub async fn show(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     })))
 }
 
-/// The model's own defaults, a line each.
+/// Lists the model's own defaults, one on each line.
 fn parameters(text: &ModelText) -> String {
     let defaults = &text.defaults;
     let number = |name: &str, value: Option<f32>| value.map(|value| format!("{name} {value}"));
@@ -102,7 +102,7 @@ fn parameters(text: &ModelText) -> String {
     lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }
 
-/// What is known of a model's shape, under the names of a GGUF.
+/// Returns the known parts of a model's shape, under the names of a GGUF.
 fn info(spec: &ModelSpec, context: u32) -> Value {
     let family = spec.family.architecture();
     let own = [
@@ -133,7 +133,7 @@ fn capabilities(text: &ModelText) -> Vec<&'static str> {
     own.into_iter().filter_map(|(is_own, name)| is_own.then_some(name)).collect()
 }
 
-/// Says that a model is there, or how it comes there: no client makes this machine fetch anything.
+/// Reports that a model is present, or how an operator adds it. No client can make this server download a model.
 pub async fn pull(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let page = read(&front, request).await?;
     let _visit = front.visit(page.tenant).map_err(said)?;

@@ -1,4 +1,4 @@
-//! `options`: Ollama's names for how tokens are drawn. Knows no prompt.
+//! `options`: Ollama's names for sampling parameters. Has no knowledge of prompts.
 
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
@@ -6,8 +6,8 @@ use crate::faces::http::llama_words::{self, n_predict};
 use crate::refusal::Refusal;
 use proto::v1;
 
-/// Takes the options. Those that say how a machine is used (`num_gpu`, `num_thread`, `use_mmap`) change no answer here,
-/// and neither does `num_keep`, because no prompt is ever cut.
+/// Takes the options. Options for the hardware (`num_gpu`, `num_thread`, `use_mmap`) change no answer here, and neither
+/// does `num_keep`, because no prompt is ever truncated.
 pub fn sampling(fields: &mut Fields) -> Result<v1::Sampling, Refusal> {
     let defaults = v1::sampling::Defaults::Ollama.into();
     let Some(mut options) = fields.object("options")? else {
@@ -17,13 +17,13 @@ pub fn sampling(fields: &mut Fields) -> Result<v1::Sampling, Refusal> {
     let max_tokens = n_predict(options.integer("num_predict")?, "num_predict")?;
     let mut sampling = llama_words::sampling(&mut options)?;
     (sampling.max_tokens, sampling.prompt_logprobs, sampling.defaults) = (max_tokens, None, defaults);
-    // What was not taken is known as it is of OpenAI's page.
+    // The remaining fields are checked like those of OpenAI's page.
     options.check(Endpoint::Completions)?;
     Ok(sampling)
 }
 
-/// The context is the server's. Where more is asked for, the model has no more, as Ollama says too; where less is, a
-/// prompt that has room is not cut.
+/// Checks `num_ctx`, which cannot change the server's context. A larger value gives the model's own context, as in
+/// Ollama. With a smaller value, a prompt that fits the context is not truncated.
 fn n_ctx(options: &mut Fields) -> Result<(), Refusal> {
     match options.integer("num_ctx")? {
         Some(..1) => Err(Refusal::invalid("num_ctx", "must be at least 1")),

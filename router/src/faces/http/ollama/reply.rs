@@ -1,5 +1,5 @@
-//! The answer of `/api/chat` and `/api/generate`: one object, or a line for each piece of it. Ends with why, how many
-//! tokens and how long.
+//! The answer of `/api/chat` and `/api/generate`: one object, or one line for each piece. Its end has the finish
+//! reason, the numbers of tokens and the times.
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::format::{TokenNames, finish_reason, tell_reuse, with_likely};
@@ -24,12 +24,12 @@ use std::time::Duration;
 use tokio_stream::StreamExt;
 use types::TenantId;
 
-/// What a client wants besides the text.
+/// The parts that a client requests in addition to the text.
 pub struct Telling {
     pub shape: ReplyShape,
     pub is_stream: bool,
     pub logprobs: bool,
-    /// The prompt's and the answer's token ids, for a request that goes on from there.
+    /// Includes the prompt's and the answer's token ids, for a request that continues from there.
     pub context: bool,
 }
 
@@ -61,12 +61,12 @@ impl ReplyShape {
     }
 }
 
-/// Reads `stream`, which these pages do unless a client does not want it.
+/// Reads `stream`, which is true by default on these pages.
 pub fn is_stream(fields: &mut Fields) -> Result<bool, Refusal> {
     Ok(fields.boolean("stream")?.unwrap_or(true))
 }
 
-/// Reads `logprobs` and `top_logprobs`: how many likely tokens are told beside each, if any.
+/// Reads `logprobs` and `top_logprobs`: the number of likely tokens beside each token, if any.
 pub fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
     let wanted = fields.boolean("logprobs")?.unwrap_or(false);
     match (wanted, fields.unsigned("top_logprobs")?) {
@@ -108,7 +108,7 @@ pub async fn answer(
     Ok(certificate::with_headers(Json(whole).into_response(), &generation.started))
 }
 
-/// Says that a model is there, to a client that asks for nothing else of it.
+/// Reports that a model is present, to a client that requests no answer.
 pub fn loaded(
     front: &Frontend,
     tenant: TenantId,
@@ -130,9 +130,9 @@ struct Reply {
     model: String,
     text: Arc<ModelText>,
     watch: Stopwatch,
-    /// Token ids so far; empty unless they are wanted.
+    /// Token ids so far; empty unless the client requested them.
     context: Vec<u32>,
-    /// In lines, only the calls: one is told when it is whole.
+    /// For a stream, only the calls: a call is sent when it is complete.
     said: SaidAnswer,
 }
 
@@ -158,7 +158,7 @@ impl Reply {
         }
     }
 
-    /// All that was said, with the calls that are whole.
+    /// Returns the whole answer, with the calls that are complete.
     fn whole(&mut self, finished: &v1::Finished) -> SaidAnswer {
         let mut said = std::mem::take(&mut self.said);
         said.calls.truncate(finished.tool_calls as usize);
@@ -188,7 +188,7 @@ impl Reply {
 
 fn tell_times(value: &mut Value, times: &Times, usage: &v1::Usage) {
     value["total_duration"] = nanos(times.total());
-    // No request waits for a model to be loaded.
+    // No request waits for a model to load.
     value["load_duration"] = 0.into();
     value["prompt_eval_count"] = usage.prompt_tokens.into();
     tell_reuse(value, usage.reuse());
@@ -239,7 +239,7 @@ impl Voice for Reply {
         write(out, &error_value(&said(refusal)));
     }
 
-    /// Clients read every line as an object.
+    /// Returns nothing, because clients parse every line as an object.
     fn still_here(&self) -> &'static str {
         ""
     }

@@ -1,5 +1,4 @@
-//! What an answer must be and whether its model thinks, in Ollama's words: `format` and `think`; and how it says calls.
-//! Knows no page.
+//! Ollama's formats of constraints and thinking, `format` and `think`, and of calls. Has no knowledge of pages.
 
 use crate::faces::http::fields::{Fields, wrong};
 use crate::refusal::Refusal;
@@ -19,7 +18,7 @@ pub fn structure(fields: &mut Fields) -> Result<Option<v1::Structure>, Refusal> 
     Ok(Some(v1::Structure { form: Some(form) }))
 }
 
-/// Reads `think`, into the fields of OpenAI's page that say the same: whether, or how much.
+/// Reads `think` into the equivalent fields of OpenAI's page: whether to think, or how much.
 pub fn think(fields: &mut Fields) -> Result<Map<String, Value>, Refusal> {
     let (name, value) = match fields.take("think") {
         None => return Ok(Map::new()),
@@ -30,7 +29,7 @@ pub fn think(fields: &mut Fields) -> Result<Map<String, Value>, Refusal> {
     Ok(Map::from_iter([(name.to_owned(), value)]))
 }
 
-/// A message of a chat as OpenAI has it. Images have no place there.
+/// Converts a chat's message to OpenAI's format. Ollama puts images elsewhere.
 pub fn message(i: usize, mut message: Value) -> Value {
     let Some(members) = message.as_object_mut() else { return message };
     for (theirs, ours) in [("tool_name", "name"), ("thinking", "reasoning_content")] {
@@ -38,7 +37,7 @@ pub fn message(i: usize, mut message: Value) -> Value {
             members.entry(ours).or_insert(value);
         }
     }
-    // Calls have no names of their own there; templates may ask for them.
+    // Ollama's calls have no ids, which templates may require.
     for (j, call) in members.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten().enumerate() {
         if let Some(call) = call.as_object_mut() {
             call.entry("id").or_insert_with(|| format!("call_{i}_{j}").into());
@@ -47,7 +46,7 @@ pub fn message(i: usize, mut message: Value) -> Value {
     message
 }
 
-/// A whole call. Its arguments are an object there, and not text.
+/// Returns a complete call. Ollama's arguments are an object, and not text.
 pub fn call(call: &v1::ToolCall) -> Value {
     let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
     json!({ "id": call.id, "function": { "name": call.name, "arguments": arguments } })

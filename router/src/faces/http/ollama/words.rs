@@ -1,4 +1,4 @@
-//! How Ollama names models and fields, and words its errors. Knows no page.
+//! Ollama's names for models and fields, and its format of errors. Has no knowledge of pages.
 
 use crate::faces::http::error::{HttpError, reworded};
 use crate::front::frontend::Frontend;
@@ -9,10 +9,10 @@ use axum::middleware::Next;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-/// What a name without a tag stands for.
+/// The tag of a name without one.
 pub const LATEST: &str = ":latest";
 
-/// Writes a refusal of any inner layer as Ollama does.
+/// Rewrites a refusal of any inner layer into Ollama's format.
 pub async fn in_its_words(request: Request, next: Next) -> Response {
     reworded(next.run(request).await, error_value)
 }
@@ -21,7 +21,7 @@ pub fn error_value(error: &HttpError) -> Value {
     json!({ "error": error.message() })
 }
 
-/// Names refused fields as these pages do.
+/// Renames refused fields to the names of these pages.
 pub fn said(refusal: Refusal) -> HttpError {
     HttpError::of(refusal.renamed(&[
         ("chat", "messages"),
@@ -35,7 +35,7 @@ pub fn said(refusal: Refusal) -> HttpError {
     ]))
 }
 
-/// The name by which the model is served: Ollama's clients add the tag `latest` to names without one.
+/// Returns the name under which the model is served: Ollama's clients add the tag `latest` to names without one.
 pub fn served(front: &Frontend, asked: Option<String>) -> String {
     let asked = asked.unwrap_or_default();
     match asked.strip_suffix(LATEST) {

@@ -1,5 +1,4 @@
-//! What happens to a response when it is over: its items are added to its conversation, and it is stored. Knows no
-//! generation.
+//! Actions after a response: its items are added to its conversation, and it is stored. Has no knowledge of generation.
 
 use crate::faces::http::responses::items::stored_items;
 use crate::front::frontend::Frontend;
@@ -8,7 +7,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use types::TenantId;
 
-/// Both, where they are wished.
+/// Both actions, each if requested.
 #[derive(Default)]
 pub struct Afterwards {
     /// None if it is not to be stored, or there is no room.
@@ -17,14 +16,14 @@ pub struct Afterwards {
 }
 
 impl Afterwards {
-    /// The response is over, and this is its reply.
+    /// Runs the actions for a finished response, whose reply this is.
     pub fn keep(self, reply: &mut Value) {
         self.to_conversation.into_iter().for_each(|to| to.append(reply));
         self.to_store.into_iter().for_each(|to| to.keep(reply));
     }
 }
 
-/// What is kept of a request until its response has ended.
+/// The parts of a request that are held until its response has ended.
 pub struct ToStore {
     front: Arc<Frontend>,
     tenant: TenantId,
@@ -34,8 +33,8 @@ pub struct ToStore {
 }
 
 impl ToStore {
-    /// None if there is no room: then the response is not stored, and says so. Nor is a conversation that could not be
-    /// sent in one body: whoever goes on with it would have the router read more than anybody may send.
+    /// None if there is no room: then the response is not stored, and its reply reports that. A conversation that does
+    /// not fit one body is not stored either: a request that continues it would exceed the limit of bodies.
     pub fn of(front: &Arc<Frontend>, tenant: TenantId, items: &[Value], n_own: usize) -> Option<ToStore> {
         let items = serde_json::to_string(items).ok()?;
         if items.len() > front.config.limits.body_bytes_max {
@@ -45,7 +44,7 @@ impl ToStore {
         Some(ToStore { front: front.clone(), tenant, items: items.into(), n_own, room })
     }
 
-    /// Keeps the response under its id.
+    /// Stores the response under its id.
     fn keep(self, reply: &Value) {
         let ToStore { front, tenant, items, n_own, room } = self;
         let id = reply["id"].as_str().unwrap_or_default().to_owned();
@@ -53,7 +52,7 @@ impl ToStore {
         front.responses.keep(tenant, id, told, room);
     }
 
-    /// Shows the reply of a response that has begun and runs without its client. None without room for it.
+    /// Makes the reply of a response visible that has begun and runs without its client. None without room for it.
     pub fn begin(mut self, reply: &Value, run: Arc<BackgroundRun>) -> Option<ToShow> {
         let id = reply["id"].as_str().unwrap_or_default().to_owned();
         let text = reply.to_string();
@@ -65,21 +64,21 @@ impl ToStore {
     }
 }
 
-/// What a reply may grow by when it fails, in bytes.
+/// The bytes by which a reply may grow when it fails.
 const END_BYTES: usize = 1024;
-/// For so many bytes of events room is taken at once.
+/// Room for events is reserved in steps of this size.
 const EVENTS_BYTES: usize = 16 << 10;
 
-/// A response that is shown, and not over.
+/// A visible response that is not finished.
 pub struct ToShow {
     id: String,
-    /// Room for events that is not used yet.
+    /// Reserved bytes that no event uses yet.
     events_left: usize,
     of: ToStore,
 }
 
 impl ToShow {
-    /// Takes room for events. False if there is none.
+    /// Reserves room for events. False if there is none.
     pub fn has_room(&mut self, n_bytes: usize) -> bool {
         let ToStore { front, tenant, room, .. } = &mut self.of;
         if self.events_left < n_bytes {
@@ -97,7 +96,7 @@ impl ToShow {
         self.of.front.responses.show(self.of.tenant, &self.id, reply.to_string().into());
     }
 
-    /// Keeps the reply; without room for it the shorter one. False if that had to be.
+    /// Stores the reply, or `shorter` if there is no room for it; returns false then.
     pub fn finish(self, reply: &Value, shorter: &Value) -> bool {
         let ToStore { front, tenant, mut room, .. } = self.of;
         let text = reply.to_string();
@@ -108,18 +107,18 @@ impl ToShow {
     }
 }
 
-/// A conversation that the response goes on with.
+/// A conversation that the response continues.
 pub struct ToConversation {
     pub front: Arc<Frontend>,
     pub tenant: TenantId,
     pub id: String,
-    /// What was asked.
+    /// The items of the request.
     pub own: Vec<Value>,
     pub turn: Option<Turn>,
 }
 
 impl ToConversation {
-    /// Adds what was asked and what was answered. A reply that says no conversation was not added to it.
+    /// Adds the items of the request and of the answer. If that fails, the reply names no conversation.
     fn append(self, reply: &mut Value) {
         let ToConversation { front, tenant, id, own, turn } = self;
         let is_answer = matches!(reply["status"].as_str(), Some("completed" | "incomplete"));

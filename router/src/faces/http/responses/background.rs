@@ -1,4 +1,4 @@
-//! A response that runs without its client: it is told to whoever looks, until it is over or cancelled, and kept then.
+//! A response that runs without its client. Clients can read it until it ends or is cancelled; then it is stored.
 
 use crate::faces::http::certificate;
 use crate::faces::http::door::KeyRevoked;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio_stream::StreamExt;
 
-/// Lets a generation go on without its client, and answers what is known of it.
+/// Lets a generation run without its client, and answers with its current state.
 pub fn start(
     front: &Arc<Frontend>,
     generation: Generation,
@@ -55,13 +55,13 @@ struct Teller {
     reply: ResponseReply,
     output: OutputItems,
     run: Arc<BackgroundRun>,
-    /// None once it is over.
+    /// None once it has ended.
     to_end: Option<(ToShow, Option<ToConversation>)>,
     n_events: u32,
     error: fn(Refusal) -> HttpError,
 }
 
-/// What an event has beside its response, in bytes.
+/// The bytes of an event in addition to its response.
 const EVENT_BYTES: usize = 128;
 
 enum End {
@@ -93,11 +93,11 @@ impl Teller {
             }
         };
         self.end(end);
-        // A server that ends waits until nobody has a generation, and by now it is told how this one ended.
+        // A draining server waits until no task holds a generation. By now the end of this one is visible to clients.
         drop(generation);
     }
 
-    /// False if there is no room for what it says.
+    /// Adds an event. False if there is no room for it.
     fn hear(&mut self, event: &GenerationEvent) -> bool {
         if !self.begin() {
             return false;
@@ -108,7 +108,7 @@ impl Teller {
         self.tell(events.into_list())
     }
 
-    /// The first that is heard of it says that it is computed.
+    /// The first event marks the response as running.
     fn begin(&mut self) -> bool {
         if self.reply.value["status"] != "queued" {
             return true;
@@ -125,7 +125,7 @@ impl Teller {
         if self.run.is_streamed() { ItemEvents::told() } else { ItemEvents::untold() }
     }
 
-    /// Numbers events and keeps them. False if there is no room for them.
+    /// Numbers events and stores them. False if there is no room for them.
     fn tell(&mut self, events: Vec<Value>) -> bool {
         if !self.run.is_streamed() {
             return true;
@@ -148,7 +148,7 @@ impl Teller {
         is_room
     }
 
-    /// It is kept before its last event is told: whoever has read that finds it.
+    /// Stores the response before its last event is sent, so that a client that has read the event finds it.
     fn end(&mut self, end: End) {
         if let End::Finished(_) = &end {
             self.begin();
@@ -181,7 +181,7 @@ impl Teller {
             value = failed.clone();
         }
         Afterwards { to_store: None, to_conversation }.keep(&mut value);
-        // The last event is told in any case; without room for more it says that.
+        // The last event is sent in any case. Without room for the reply it reports that.
         if !shown.finish(&value, &failed) {
             value = failed;
         }
@@ -191,7 +191,7 @@ impl Teller {
     }
 }
 
-/// A response whose task broke is over too.
+/// Ends a response whose task panicked.
 impl Drop for Teller {
     fn drop(&mut self) {
         if self.to_end.is_some() {

@@ -1,4 +1,5 @@
-//! `/v1/conversations`: items that a client keeps here, and that responses go on with and add to. Knows no generation.
+//! `/v1/conversations`: items that a client stores here, and that responses continue and extend. Has no knowledge of
+//! generation.
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use types::TenantId;
 
 const PREFIX: &str = "conv_";
-/// The parameter of these pages' addresses.
+/// The parameter in these pages' paths.
 const OF_PAGE: &str = "conversation_id";
 /// The field of a response.
 const FIELD: &str = "conversation";
@@ -45,7 +46,7 @@ fn not_changed(front: &Frontend, id: &str, why: NotChanged) -> HttpError {
     }
 }
 
-/// What is kept may be forgotten soon, so coming again may help; where nothing is kept it does not.
+/// Stored items may be removed soon, so a retry may succeed. If nothing may be stored, a retry cannot succeed.
 fn no_room(front: &Frontend) -> HttpError {
     match front.config.limits.stored.responses_max {
         0 => HttpError::not_supported("this server keeps no conversations (`--stored-responses 0`)"),
@@ -103,7 +104,7 @@ pub async fn add_items(
     Ok(Json(list(&shown, false)))
 }
 
-/// Whoever goes on with a conversation has the router read no more than anybody may send.
+/// A request that continues a conversation must not exceed the limit of bodies.
 fn check_size(front: &Frontend, n_bytes: usize, field: &'static str) -> Result<(), Refusal> {
     match front.config.limits.body_bytes_max {
         max if n_bytes > max => {
@@ -156,7 +157,7 @@ pub async fn forget_item(
     }
 }
 
-/// The conversation that a request names.
+/// Returns the conversation that a request names.
 pub fn named(fields: &mut Fields) -> Result<Option<String>, Refusal> {
     let id = match fields.take(FIELD) {
         None => None,
@@ -171,7 +172,8 @@ pub fn named(fields: &mut Fields) -> Result<Option<String>, Refusal> {
     Ok(id.filter(|id| !id.is_empty()))
 }
 
-/// What was said in a conversation. It takes room beside the bodies that are being read, as if the client had sent it.
+/// Returns the items of a conversation. They take room beside the bodies that are being read, as if the client had sent
+/// them.
 pub async fn items_of(front: &Frontend, page: &mut Page, id: &str) -> Result<Vec<Value>, HttpError> {
     let read = found(front, page.tenant, id, FIELD)?;
     let n_bytes = read.n_bytes();
@@ -180,7 +182,7 @@ pub async fn items_of(front: &Frontend, page: &mut Page, id: &str) -> Result<Vec
     Ok(front.off_runtime(n_bytes, move || read.items.iter().map(|item| value(item)).collect()).await?)
 }
 
-/// The turn to go on with it: one response does at a time.
+/// Takes the turn in the conversation: only one response at a time may continue it.
 pub fn turn(front: &Frontend, tenant: TenantId, id: &str) -> Result<Turn, HttpError> {
     let turn = front.responses.turn(tenant, id).ok_or_else(|| HttpError::no_such_conversation(FIELD, id))?;
     turn.ok_or_else(HttpError::conversation_locked)

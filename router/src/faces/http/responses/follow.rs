@@ -1,5 +1,5 @@
-//! The events of a response that runs without its client, from any of them on. Whoever reads them may leave and come
-//! again: nothing ends with its connection. Knows no JSON.
+//! The events of a response that runs without its client, from any event on. A reader may disconnect and return: the
+//! response does not end with its connection. Has no knowledge of JSON.
 
 use crate::front::frontend::Frontend;
 use crate::front::reader_watch::Unread;
@@ -14,7 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 /// A comment, so that proxies keep a silent stream open.
 const STILL_HERE: &str = ": still here\n";
 
-/// The events behind the first `n_had`, as they come.
+/// Streams the events after the first `n_had` as they arrive.
 pub fn events(front: &Frontend, run: &BackgroundRun, n_had: usize) -> Response {
     let (out, events) = mpsc::channel(1);
     tokio::spawn(feed(run.log(), n_had, front.config.timeouts.sse_silence_max, out));
@@ -23,7 +23,7 @@ pub fn events(front: &Frontend, run: &BackgroundRun, n_had: usize) -> Response {
     (headers, body).into_response()
 }
 
-/// Until there are no more events, or nobody reads them.
+/// Sends events until there are no more, or the reader has left.
 async fn feed(
     mut log: watch::Receiver<RunLog>,
     mut n_had: usize,

@@ -1,5 +1,5 @@
-//! The input of a response as messages of a chat. What the assistant has said stands in items of its own: its thought,
-//! its text and its calls become one message again, as a chat has them. Knows no answer.
+//! The input of a response as messages of a chat. The assistant's thought, text and calls are separate items there, and
+//! become one message again. Has no knowledge of answers.
 
 use crate::faces::http::fields::{Fields, wrong};
 use crate::faces::http::single::{invalid, objects, said, text_of};
@@ -11,7 +11,7 @@ const TEXT_KINDS: [&str; 3] = ["input_text", "output_text", "text"];
 const NO_ITEM: &str =
     "is no item that is read here; only message, function_call, function_call_output and reasoning are";
 
-/// The items of the field `input`.
+/// Takes the items of the field `input`.
 pub fn items(fields: &mut Fields) -> Result<Vec<Value>, Refusal> {
     match fields.take("input") {
         Some(Value::String(text)) => {
@@ -22,7 +22,7 @@ pub fn items(fields: &mut Fields) -> Result<Vec<Value>, Refusal> {
     }
 }
 
-/// The messages that the items become. The first `n_before` stand in another field than the rest.
+/// Converts the items to messages. The first `n_before` items are in another field than the rest.
 pub fn messages(
     items: &[Value],
     n_before: usize,
@@ -67,7 +67,7 @@ impl Turns {
         Ok(())
     }
 
-    /// A thought stands before what the assistant says and calls.
+    /// Adds a thought, which comes before the assistant's text and calls.
     fn thought(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
         let said = match parts(field, item, "content", "reasoning_text")? {
             text if text.is_empty() => parts(field, item, "summary", "summary_text")?,
@@ -125,7 +125,7 @@ fn string(field: &str, item: &Value, name: &str) -> Result<String, Refusal> {
     }
 }
 
-/// The text of a thought's parts. Absent is empty.
+/// Returns the text of a thought's parts. Absent is empty.
 fn parts(field: &str, item: &Value, name: &str, kind: &str) -> Result<String, Refusal> {
     match present(item, name) {
         None => Ok(String::new()),

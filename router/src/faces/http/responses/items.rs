@@ -1,4 +1,4 @@
-//! Items of a conversation: what a client sends, checked, and as they are kept. Knows no response.
+//! Items of a conversation: the client's items after checks, and the stored format. Has no knowledge of responses.
 
 use crate::faces::http::fields::{Fields, wrong};
 use crate::faces::http::responses::input;
@@ -8,13 +8,13 @@ use crate::front::stored::StoredItem;
 use crate::refusal::Refusal;
 use serde_json::{Map, Value};
 
-/// How many a client may add at once.
+/// How many items a client may add at once.
 const ITEMS_AT_ONCE_MAX: usize = 20;
 const PAIRS_MAX: usize = 16;
 const KEY_CHARS_MAX: usize = 64;
 const VALUE_CHARS_MAX: usize = 512;
 
-/// The items of the field `items`; None without it.
+/// Takes the items of the field `items`; None without it.
 pub fn read(fields: &mut Fields) -> Result<Option<Vec<Value>>, Refusal> {
     let items = match fields.take("items") {
         None => return Ok(None),
@@ -32,7 +32,7 @@ pub fn read(fields: &mut Fields) -> Result<Option<Vec<Value>>, Refusal> {
     Ok(Some(items))
 }
 
-/// The field `metadata`, as text; None without it.
+/// Takes the field `metadata` as text; None without it.
 pub fn metadata(fields: &mut Fields) -> Result<Option<String>, Refusal> {
     let said = match fields.take("metadata") {
         None => return Ok(None),
@@ -53,7 +53,7 @@ pub fn metadata(fields: &mut Fields) -> Result<Option<String>, Refusal> {
     Ok(Some(Value::Object(said).to_string()))
 }
 
-/// Items as they are kept: each with an id that no other has, whatever its client called it.
+/// Returns items in the stored format. Each gets a unique id, whatever id its client gave it.
 pub fn stored_items<'a>(front: &Frontend, items: impl Iterator<Item = &'a Value>) -> Vec<StoredItem> {
     let stored = |item: &Value| {
         let id = format!("{}_{}", prefix(item), front.next_public_id());

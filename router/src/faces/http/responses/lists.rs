@@ -1,13 +1,13 @@
-//! Items as they are listed: each with an id, a page at a time. Knows no store.
+//! Lists of items, each with an id, one page at a time. Has no knowledge of stores.
 
 use crate::refusal::Refusal;
 use serde_json::{Map, Value, json};
 
-/// How many items a list shows, unless it is asked for others.
+/// How many items a list shows by default.
 const LISTED: usize = 20;
 const LISTED_MAX: usize = 100;
 
-/// Which part of a list is wanted.
+/// The requested part of a list.
 pub struct WantedPage {
     limit: usize,
     is_ascending: bool,
@@ -15,7 +15,7 @@ pub struct WantedPage {
 }
 
 impl WantedPage {
-    /// What the address asks for.
+    /// Reads the part from the query.
     pub fn read(query: Option<&str>) -> Result<WantedPage, Refusal> {
         let limit = match asked(query, "limit").map(str::parse) {
             None => LISTED,
@@ -30,7 +30,7 @@ impl WantedPage {
         Ok(WantedPage { limit, is_ascending, after: asked(query, "after").map(str::to_owned) })
     }
 
-    /// That part of all items, which stand in their order.
+    /// Returns that part of all items, which are in their order.
     pub fn of(&self, mut items: Vec<Value>) -> Result<Value, Refusal> {
         if !self.is_ascending {
             items.reverse();
@@ -57,7 +57,7 @@ pub fn list(items: &[Value], has_more: bool) -> Value {
     })
 }
 
-/// An item with an id: this one, where the client gave none. Text is in parts, as clients expect it.
+/// Returns an item with an id: this one, unless the client gave it one. Text is in parts, as clients expect it.
 pub fn shown(item: &Value, id: String) -> Value {
     let kind = item["type"].as_str().unwrap_or("message");
     let mut shown = Map::from_iter([("id".to_owned(), id.into()), ("type".to_owned(), kind.into())]);
@@ -75,7 +75,7 @@ pub fn shown(item: &Value, id: String) -> Value {
     Value::Object(shown)
 }
 
-/// A parameter of the address.
+/// Returns a parameter of the query.
 pub fn asked<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     let mut all = query?.split('&').filter_map(|one| one.split_once('='));
     all.find(|(of, _)| *of == name).map(|(_, value)| value)

@@ -1,9 +1,10 @@
-//! `/v1/responses`: OpenAI's newer API, for text and the calls of functions.
+//! `/v1/responses`: OpenAI's newer API, for text and function calls.
 //!
 //! Read `input` (items to a chat), `tools` and `settings` (the rest of a request), then `output` (a chat's deltas to
-//! items and events), `reply` (the object, to which `raw` adds tokens) and `voice` (the stream). `background` is an
-//! answer without its client, which `follow` tells. `afterwards` keeps a response that is over, and `stored` is what
-//! clients do with those; `conversations` has what they keep themselves, of `items`, and `lists` shows both.
+//! items and events), `reply` (the object, to which `raw` adds tokens) and `voice` (the stream). `background` runs a
+//! response without its client, and `follow` streams its events. `afterwards` stores a response that has ended, and
+//! `stored` has the pages for stored responses. `conversations` has those that clients store themselves, made of
+//! `items`, and `lists` shows both.
 
 mod afterwards;
 mod background;
@@ -87,13 +88,13 @@ pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> 
     Ok(certificate::with_headers(Json(whole).into_response(), &generation.started))
 }
 
-/// What a request asks of a replica, for who does not ask one.
+/// Returns the request to a replica, for callers that do not send it.
 pub fn rendered(front: &Arc<Frontend>, page: Page) -> Result<Ask, HttpError> {
     let before = Before::default();
     Ok(Asked::read(front, page, before).map_err(said)?.ask)
 }
 
-/// How many tokens the prompt of a response has.
+/// Counts the tokens of a response's prompt.
 pub async fn input_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let mut page = read(&front, request).await?;
     let before = Before::read(&front, &mut page).await?;
@@ -101,13 +102,13 @@ pub async fn input_tokens(State(front): State<Arc<Frontend>>, request: Request) 
     tokens::counted(&front, ask).await.map_err(said)
 }
 
-/// The response or the conversation that this one goes on with.
+/// The response or the conversation that this one continues.
 #[derive(Default)]
 struct Before {
     response: Option<String>,
     conversation: Option<String>,
     turn: Option<Turn>,
-    /// All that was said until then.
+    /// All items before this request.
     items: Vec<Value>,
 }
 
@@ -125,25 +126,25 @@ impl Before {
         Ok(Before { response: id, conversation, turn: None, items })
     }
 
-    /// Until it is over nobody else goes on with the conversation.
+    /// Until this response has ended, no other one can continue the conversation.
     fn take_turn(&mut self, front: &Frontend, tenant: TenantId) -> Result<(), HttpError> {
         let turn = self.conversation.as_deref().map(|id| conversations::turn(front, tenant, id));
         self.turn = turn.transpose()?;
         Ok(())
     }
 
-    /// As the reply repeats it.
+    /// Returns both as the reply repeats them.
     fn told(&self) -> (Option<String>, Option<Value>) {
         (self.response.clone(), self.conversation.as_ref().map(|id| json!({ "id": id })))
     }
 
-    /// The field in which it was named.
+    /// The field of the request that names it.
     fn field(&self) -> &'static str {
         if self.conversation.is_some() { "conversation" } else { "previous_response_id" }
     }
 }
 
-/// Hears an answer to its end.
+/// Reads an answer to its end.
 async fn whole(generation: &mut Generation, output: &mut OutputItems) -> Result<v1::Finished, Refusal> {
     let (mut events, mut last) = (ItemEvents::untold(), v1::Finished::default());
     while let Some(event) = generation.next().await {
@@ -157,13 +158,13 @@ async fn whole(generation: &mut Generation, output: &mut OutputItems) -> Result<
     Ok(last)
 }
 
-/// Names a refused field as this page does.
+/// Renames a refused field to its name on this page.
 fn said(refusal: Refusal) -> HttpError {
     let refusal = refusal.renamed_end(PARAMETERS, "parameters");
     HttpError::of(refusal.renamed(&[("chat", "input"), ("max_tokens", "max_output_tokens")]))
 }
 
-/// The same for what is refused once the request was read. Where no text is asked for in a form, a form is that of the
+/// The same for a refusal after the request was read. If the request constrains no text, the constraint comes from the
 /// tools.
 fn said_of_tools(refusal: Refusal) -> HttpError {
     said(refusal.renamed(&[(FIELD, "tools"), ("reasoning_effort", "reasoning.effort"), ("logprobs", "top_logprobs")]))
@@ -174,16 +175,16 @@ fn said_of_text(refusal: Refusal) -> HttpError {
     said(refusal.renamed(&names))
 }
 
-/// A request as this page reads it.
+/// A request after this page has read it.
 struct Asked {
     ask: Ask,
     is_stream: bool,
     is_background: bool,
     wishes: OutputWishes,
-    /// What of it the reply repeats.
+    /// The parts of the request that the reply repeats.
     settings: Value,
     afterwards: Afterwards,
-    /// Names a refused field of it.
+    /// Renames a refused field of the request.
     said: fn(Refusal) -> HttpError,
 }
 
@@ -209,7 +210,7 @@ impl Asked {
         sampling.logprobs = logprobs;
         sampling.max_tokens = fields.unsigned("max_output_tokens")?.or(sampling.max_tokens);
         let is_stream = fields.boolean("stream")?.unwrap_or(false);
-        // These options only pad a stream against readers that count bytes on the way. No answer depends on them.
+        // These options only pad a stream against observers that count bytes on the network. No answer depends on them.
         fields.object("stream_options")?;
         let has_raw = fields.boolean("enable_response_messages")?.unwrap_or(false);
         let (previous, conversation) = before.told();
@@ -249,7 +250,7 @@ impl Asked {
         };
         let (tells_progress, tells_times) = times(fields, is_stream, is_background)?;
         let ask = Ask { tells_progress, ..single::ask(fields, model, Input::Chat(chat), sampling)? };
-        // A stream of what runs without its client is taken up again by its number of events.
+        // The stream of a background response is resumed by its number of events.
         let ask = match is_background {
             true => page.finished_anew(ask, &front.config.limits)?,
             false => page.finished(ask, is_stream.then(Streaming::default), &front.config.limits)?,
@@ -260,7 +261,8 @@ impl Asked {
     }
 }
 
-/// Whether it tells how far its prompt is, and its times. What runs without its client tells neither.
+/// Returns whether the answer includes the progress of its prompt, and its times. Refuses both for a background
+/// response.
 fn times(fields: &mut Fields, is_stream: bool, is_background: bool) -> Result<(bool, bool), Refusal> {
     let tells_progress = fields.tells_progress(is_stream)?;
     let tells_times = fields.boolean("timings_per_token")?.unwrap_or(false);
@@ -272,7 +274,7 @@ fn times(fields: &mut Fields, is_stream: bool, is_background: bool) -> Result<(b
     Ok((tells_progress, tells_times))
 }
 
-/// What is kept of a response.
+/// The options for storage of a response.
 struct Kept {
     afterwards: Afterwards,
     /// It runs without its client.
@@ -280,7 +282,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// `items` are all of its prompt, of which the last `n_own` are its own.
+    /// `items` are all items of the prompt; the last `n_own` are the request's own.
     fn read(
         front: &Arc<Frontend>,
         page: &mut Page,
@@ -309,7 +311,7 @@ impl Kept {
     }
 }
 
-/// Why a response that must be stored is not. Whoever finds no room may come again.
+/// Returns why a response that must be stored is not. If there is no room, the client may retry.
 fn unstored(front: &Frontend, items: &[Value]) -> Refusal {
     let limits = &front.config.limits;
     let n_bytes = serde_json::to_string(items).map_or(usize::MAX, |text| text.len());
@@ -322,17 +324,17 @@ fn unstored(front: &Frontend, items: &[Value]) -> Refusal {
     }
 }
 
-/// How the answer is told.
+/// The client's options for the answer.
 struct OutputWishes {
     thoughts_in_summary: bool,
     has_logprobs: bool,
     has_raw: bool,
-    /// Each event of text tells the times until then.
+    /// Each event of text includes the times so far.
     tells_times: bool,
 }
 
 impl OutputWishes {
-    /// The prompt is there if it is told.
+    /// Builds the output. `prompt` is present if the client requested it.
     async fn output(
         self,
         front: &Frontend,

@@ -1,5 +1,5 @@
-//! The items of a response as they grow: thoughts, texts and calls in the order in which the model writes them, and the
-//! events that tell of them. A whole answer is put together by the same code as a stream. Knows no request.
+//! The items of a response as they grow: thoughts, texts and calls in the order in which the model writes them, and
+//! their events. The same code builds a whole answer and a stream. Has no knowledge of requests.
 
 use crate::faces::http::format::{TokenNames, with_likely};
 use crate::faces::http::responses::raw::RawMessages;
@@ -8,7 +8,7 @@ use proto::v1;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// What has happened to items, in order, if anybody wants to know.
+/// The events of items, in order, if there is a reader.
 #[derive(Default)]
 pub struct ItemEvents(Option<Vec<Value>>);
 
@@ -32,21 +32,21 @@ impl ItemEvents {
     }
 }
 
-/// All items of an answer so far. The last one may still grow.
+/// All items of an answer so far. Only the last one may still grow.
 pub struct OutputItems {
-    /// Of the answer; those of its items are made of it.
+    /// The answer's id, from which the ids of its items are made.
     id: String,
     thoughts_in_summary: bool,
     items: Vec<OutputItem>,
     is_open: bool,
-    /// Tokens before the first item, which say nothing themselves.
+    /// Tokens without text before the first item.
     n_leading: u32,
     n_thought_tokens: u32,
-    /// Whose names logprobs have, where they are wanted.
+    /// The model whose tokens name the logprobs, if the client requested logprobs.
     names: Option<Arc<ModelText>>,
-    /// Logprobs of tokens of which nothing was shown yet.
+    /// Logprobs of tokens whose text is not sent yet.
     untold: Vec<v1::Logprob>,
-    /// Prompt and answer as tokens, where they are wanted.
+    /// Prompt and answer as tokens, if the client requested them.
     raw: Option<RawMessages>,
 }
 
@@ -79,12 +79,12 @@ impl OutputItems {
         OutputItems { names, ..self }
     }
 
-    /// The same with prompt and answer as they are read and drawn.
+    /// The same with prompt and answer as tokens.
     pub fn with_raw(self, raw: Option<RawMessages>) -> OutputItems {
         OutputItems { raw, ..self }
     }
 
-    /// Adds them to a reply.
+    /// Adds the raw messages to a reply.
     pub fn tell_raw(&self, reply: &mut Value) {
         if let Some(raw) = &self.raw {
             raw.tell(reply);
@@ -99,7 +99,7 @@ impl OutputItems {
         self.items.iter().map(OutputItem::value).collect()
     }
 
-    /// A delta says its thought first, then its text, then its calls.
+    /// Adds a delta: its thought first, then its text, then its calls.
     pub fn add(&mut self, delta: &v1::Delta, events: &mut ItemEvents) {
         if let Some(raw) = &mut self.raw {
             raw.hear(delta);
@@ -117,7 +117,7 @@ impl OutputItems {
         }
     }
 
-    /// Those of a text with those of silent tokens before it. Those of thoughts and calls are not told.
+    /// Returns the logprobs of a text and of tokens without text before it. Those of thoughts and calls are not sent.
     fn logprobs_of(&mut self, delta: &v1::Delta) -> Vec<Value> {
         let Some(names) = &self.names else { return Vec::new() };
         self.untold.extend(delta.logprobs.iter().cloned());
@@ -130,7 +130,7 @@ impl OutputItems {
         with_likely(TokenNames::texts(&names.tokenizer), &std::mem::take(&mut self.untold))
     }
 
-    /// Tokens that say nothing belong to what stands before them, the first ones to what comes.
+    /// Counts tokens. Tokens without text belong to the item before them; the first ones belong to the first item.
     fn count(&mut self, delta: &v1::Delta) {
         let n = delta.token_ids.len() as u32;
         let is_thought = !delta.reasoning.is_empty();
@@ -144,7 +144,7 @@ impl OutputItems {
         }
     }
 
-    /// Ends the answer. An answer that says nothing is an empty text.
+    /// Ends the answer. An answer without content is an empty text.
     pub fn end(&mut self, finished: &v1::Finished, events: &mut ItemEvents) {
         if self.items.is_empty() {
             self.begin(Said::no_text(), events);
@@ -158,7 +158,7 @@ impl OutputItems {
         self.close(if is_cut { CUT } else { WHOLE }, events);
     }
 
-    /// Ends the answer where it stands.
+    /// Ends an incomplete answer.
     pub fn cut(&mut self, events: &mut ItemEvents) {
         self.close(CUT, events);
     }
@@ -249,7 +249,7 @@ impl OutputItem {
         self.with_parts(parts)
     }
 
-    /// Before anything of it was said.
+    /// Returns the item before any content.
     fn begun(&self) -> Value {
         self.with_parts(Vec::new())
     }
@@ -271,7 +271,7 @@ impl OutputItem {
         }
     }
 
-    /// An event about the item's text.
+    /// Returns an event about the item's text.
     fn event(&self, index: usize, kind: &str, name: &str, value: Value) -> Value {
         let mut event = json!({ "type": format!("response.{kind}"), "item_id": self.id, "output_index": index });
         match &self.said {
@@ -297,7 +297,7 @@ impl Said {
         }
     }
 
-    /// The name of the events that bring its text.
+    /// Returns the name of the events that carry its text.
     fn stream(&self) -> &'static str {
         match self {
             Said::Thought { in_summary: true, .. } => "reasoning_summary_text",
@@ -307,7 +307,7 @@ impl Said {
         }
     }
 
-    /// The member of an event that has the whole text.
+    /// Returns the member of an event that has the whole text.
     fn whole_name(&self) -> &'static str {
         if matches!(self, Said::Call { .. }) { "arguments" } else { "text" }
     }
@@ -324,7 +324,7 @@ impl Said {
         }
     }
 
-    /// Its one part, and of what it is a part. A call has none.
+    /// Returns its only part and the event name of that part. A call has no parts.
     fn part(&self) -> Option<(&'static str, Value)> {
         match self {
             Said::Thought { text, in_summary: true } => {

@@ -1,5 +1,5 @@
-//! The prompt as the model reads it and the answer as it is drawn, in vLLM's words: texts with all special tokens, and
-//! the tokens' ids. Knows no items.
+//! The model's exact prompt and answer, in vLLM's format: texts with all special tokens, and the tokens' ids. Has no
+//! knowledge of items.
 
 use crate::front::frontend::Frontend;
 use crate::refusal::Refusal;

@@ -1,4 +1,5 @@
-//! A reply as an object: what is known of it when it begins, and what its end adds. Knows no stream.
+//! A reply as an object: the members that are known when it begins, and those that its end adds. Has no knowledge of
+//! streams.
 
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
@@ -9,13 +10,13 @@ use crate::front::generation::Generation;
 use proto::v1;
 use serde_json::{Value, json};
 
-/// The members of a reply that stay the same while it is told.
+/// The members of a reply that stay the same while it grows.
 pub struct ResponseReply {
     pub value: Value,
 }
 
 impl ResponseReply {
-    /// `settings` is what of the request the reply repeats.
+    /// `settings` are the parts of the request that the reply repeats.
     pub fn of(generation: &Generation, settings: Value) -> ResponseReply {
         let started = &generation.started;
         let mut value = json!({
@@ -80,10 +81,10 @@ impl ResponseReply {
     }
 }
 
-/// What the ids of responses begin with.
+/// The prefix of the ids of responses.
 pub const PREFIX: &str = "resp_";
 
-/// A reply's id, made of the answer's.
+/// Returns a reply's id, made of the answer's.
 pub fn id_of(answer: &str) -> String {
     format!("{PREFIX}{answer}")
 }

@@ -1,4 +1,5 @@
-//! What a client asks of a response beside its input and tools, and how the reply repeats it. Knows no answer.
+//! The fields of a response's request other than its input and tools, and their copies in the reply. Has no knowledge
+//! of answers.
 
 use crate::faces::http::fields::{Fields, wrong};
 use crate::faces::http::single::invalid;
@@ -6,9 +7,9 @@ use crate::refusal::Refusal;
 use proto::v1::structure::Form;
 use serde_json::{Map, Value, json};
 
-/// What a client may ask to be included that is told always, or is of tools that the server would run.
+/// Values of `include` for parts that are always included, or that belong to tools that the server would run.
 const INCLUDED: [&str; 8] = [
-    // A thought's item has its text, so nothing of it has to be carried in secret.
+    // A thought's item has its text, so no encrypted copy is necessary.
     "reasoning.encrypted_content",
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -19,7 +20,7 @@ const INCLUDED: [&str; 8] = [
     "web_search_call.results",
 ];
 
-/// What the text must be.
+/// The constraint on the text.
 pub struct SaidText {
     pub form: Option<Form>,
     pub shown: Value,
@@ -31,7 +32,7 @@ pub fn text(fields: &mut Fields) -> Result<SaidText, Refusal> {
     if let Some(mut said) = fields.object("text")? {
         match said.string("verbosity").map_err(|_| Refusal::invalid("text.verbosity", "must be a string"))?.as_deref() {
             None => {}
-            // No model here reads it.
+            // Accepted, although no model here reads it.
             Some(said @ ("low" | "medium" | "high")) => said.clone_into(&mut verbosity),
             Some(_) => return Err(Refusal::invalid("text.verbosity", "must be low, medium or high")),
         }
@@ -69,10 +70,10 @@ fn format_of(mut said: Fields) -> Result<(Option<Form>, Value), Refusal> {
     }
 }
 
-/// How much the model is to think, and how its thoughts are told.
+/// How much the model thinks, and the format of its thoughts.
 pub struct SaidReasoning {
     pub effort: String,
-    /// As a summary, which is the whole thought: nobody is here to shorten it.
+    /// As a summary, which is the whole thought: the server has no model to shorten it.
     pub in_summary: bool,
     pub shown: Value,
 }
@@ -99,7 +100,7 @@ pub fn reasoning(fields: &mut Fields) -> Result<SaidReasoning, Refusal> {
 
 const LOGPROBS: &str = "message.output_text.logprobs";
 
-/// Refuses what cannot be told. Some number of likely tokens if logprobs are to be.
+/// Refuses values that the server cannot include. Returns the number of likely tokens if the client requests logprobs.
 pub fn include(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
     let n_top = fields.unsigned("top_logprobs")?;
     let mut all = match fields.take("include") {
@@ -117,7 +118,7 @@ pub fn include(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
     }
 }
 
-/// Fields that change no answer, as the reply repeats them; null where a value is none that they may have.
+/// Fields that change no answer, as the reply repeats them; null for a value that the field cannot have.
 pub fn repeated(fields: &Fields) -> Value {
     let said = |name: &str, is_right: fn(&Value) -> bool| fields.get(name).filter(|value| is_right(value));
     let is_metadata = |value: &Value| value.as_object().is_some_and(|all| all.values().all(Value::is_string));

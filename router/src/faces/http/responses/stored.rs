@@ -1,4 +1,4 @@
-//! Responses that were stored: read, forgotten, cancelled, and gone on with. Knows no generation.
+//! Pages for stored responses: read, delete, cancel and continue. Has no knowledge of generation.
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::page::{Page, take_room};
@@ -21,11 +21,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use types::TenantId;
 
-/// How long a response that is cancelled may take to end.
+/// How long a cancelled response may take to end.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
-/// All items of a response that was stored, those that it answered and its own. None of no response. They take room
-/// beside the bodies that are being read, as if the client had sent them.
+/// Returns all items of a stored response: those that it answered, and its own. Without an id there are none. They take
+/// room beside the bodies that are being read, as if the client had sent them.
 pub async fn items_before(front: &Frontend, page: &mut Page, id: Option<&str>) -> Result<Vec<Value>, HttpError> {
     let Some(id) = id else { return Ok(Vec::new()) };
     let stored = found(front, page.tenant, id, "previous_response_id")?;
@@ -68,11 +68,12 @@ pub async fn one(
             _ => Err(Refusal::invalid("stream", NOT_STREAMED).into()),
         };
     }
-    // The response's own memory, however slowly it is read and whether or not it is forgotten meanwhile.
+    // Sends the stored response's own memory, however slowly the client reads and even if the response is deleted
+    // meanwhile.
     Ok(sent(Bytes::from_owner(StoredReply(stored))))
 }
 
-/// A stored reply that is being sent: its room is free when it has been.
+/// A stored reply that is being sent. Its room is freed afterwards.
 struct StoredReply(Arc<StoredResponse>);
 
 impl AsRef<[u8]> for StoredReply {
@@ -81,7 +82,7 @@ impl AsRef<[u8]> for StoredReply {
     }
 }
 
-/// A page that was made for one client, and its room among the bodies that are being read.
+/// A page for one client, and its room among the bodies that are being read.
 pub struct HeldPage {
     text: String,
     _room: BodyPermit,
@@ -103,7 +104,7 @@ pub fn sent(body: Bytes) -> Response {
     ([(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-/// A kind of what is kept, and how it is told that one of it is gone, or never was.
+/// A kind of stored object, and its message for an object that is gone or never existed.
 pub struct KeptKind {
     pub prefix: &'static str,
     pub deleted: &'static str,
@@ -125,7 +126,7 @@ pub async fn forget(
     }
 }
 
-/// Ends a response that runs in the background. Once it is cancelled it can be asked again, and says the same.
+/// Ends a background response. A repeated cancel returns the same reply.
 pub async fn cancel(
     State(front): State<Arc<Frontend>>,
     Extension(tenant): Extension<TenantId>,
@@ -135,7 +136,7 @@ pub async fn cancel(
     let Some(run) = &stored.run else { return Err(Refusal::invalid("response_id", SYNCHRONOUS).into()) };
     if run.end().is_none() {
         run.cancel();
-        // Whoever tells it hears this at once; what is answered is what it says then.
+        // The response's task receives the cancellation at once. The reply has its state after that.
         let _ = tokio::time::timeout(CANCEL_MAX, run.ended()).await;
     }
     match run.end() {
@@ -155,7 +156,7 @@ pub async fn compact() -> HttpError {
     HttpError::unserved_page("a conversation is not compacted here: send as much of it as there is room for")
 }
 
-/// The items that a response answered, without those of the responses before it.
+/// Lists the items that a response answered, without those of the responses before it.
 pub async fn input_items(
     State(front): State<Arc<Frontend>>,
     Extension(tenant): Extension<TenantId>,
@@ -172,7 +173,7 @@ pub async fn input_items(
     Ok(sent(Bytes::from_owner(HeldPage::new(text?, room))))
 }
 
-/// The items of its own that a response answered, as they are listed.
+/// Returns a response's own input items, in the format of a list.
 fn own_items(stored: &StoredResponse, id: &str) -> Vec<Value> {
     let all: Vec<Value> = serde_json::from_str(&stored.items).unwrap_or_default();
     let own = &all[all.len().saturating_sub(stored.n_own)..];

@@ -1,5 +1,5 @@
-//! The tools of a response, which are flat where a chat's are nested, and what is to be done with them. Only functions
-//! are called by whoever asked; other kinds would be run by the server, and are refused by their name.
+//! The tools of a response, which are flat where a chat's are nested, and the tool choice. Only functions, which the
+//! client runs, are supported. Other kinds would run on the server, and are refused by name.
 
 use crate::faces::http::fields::{Fields, wrong};
 use crate::faces::http::single::invalid;
@@ -14,9 +14,9 @@ const KIND_CHARS_MAX: usize = 40;
 const MUST: &str =
     "must be none, auto, required, {\"type\": \"function\", \"name\": ..} or {\"type\": \"allowed_tools\", ..}";
 
-/// What the model is told, and what the reply repeats.
+/// The tools in the prompt, and those that the reply repeats.
 pub struct SaidTools {
-    /// In a chat's words.
+    /// In a chat's format.
     pub told: Vec<String>,
     pub choice: Option<v1::ToolChoice>,
     pub is_parallel: bool,
@@ -59,7 +59,7 @@ struct Function {
     shown: Value,
 }
 
-/// None for a tool that is taken and never told to the model.
+/// Returns None for a tool that is accepted and never enters the prompt.
 fn function(i: usize, value: Value) -> Result<Option<Function>, Refusal> {
     let Value::Object(said) = value else { return Err(wrong(format!("tools[{i}]"), "an object", &value)) };
     match said.get("type").and_then(Value::as_str) {
@@ -93,13 +93,13 @@ fn function(i: usize, value: Value) -> Result<Option<Function>, Refusal> {
         "parameters": member("parameters"),
         "strict": strict,
     });
-    // The members in the client's order: a template may show the tool as it stands.
+    // Members keep the client's order: a template may print the tool unchanged.
     let of_chat = said.into_iter().filter(|(name, value)| name != "type" && !value.is_null());
     let told = json!({ "type": "function", "function": of_chat.collect::<Map<String, Value>>() });
     Ok(Some(Function { name, told, shown }))
 }
 
-/// What the model is to do, and the only tools that it may use for it.
+/// The tool choice, and the only tools that it allows.
 #[derive(Default)]
 struct Choice {
     said: Option<v1::ToolChoice>,

@@ -1,5 +1,5 @@
-//! A reply in events. All events of one delta are one step: only the last carries a position, so who was cut off in
-//! between reads all of them again, with the same numbers.
+//! A reply in events. All events of one delta are one step: only the last carries a position. A client that was cut off
+//! in between receives all of them again, with the same numbers.
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::responses::afterwards::Afterwards;
@@ -16,16 +16,16 @@ use serde_json::{Value, json};
 
 pub struct ResponseVoice {
     reply: ResponseReply,
-    /// All items, including what the client had before.
+    /// All items, including those that the client had before.
     output: OutputItems,
     position: Position,
     n_events: u32,
     afterwards: Afterwards,
     watch: Stopwatch,
-    /// What is known of the prompt, if its client watches it.
+    /// The known usage of the prompt, if the client requested its progress.
     prompt: Option<v1::Usage>,
     tells_times: bool,
-    /// Names a refused field as this page does.
+    /// Renames a refused field to its name on this page.
     error: fn(Refusal) -> HttpError,
 }
 
@@ -42,7 +42,7 @@ impl ResponseVoice {
         ResponseVoice { reply, output, position, n_events: 0, afterwards, watch, prompt: None, tells_times, error }
     }
 
-    /// With the times since the request came, where each event of text tells them.
+    /// Adds the times since the request arrived, if each event of text includes them.
     pub fn timed(self, watch: Stopwatch, tells_times: bool) -> ResponseVoice {
         ResponseVoice { watch, tells_times, ..self }
     }

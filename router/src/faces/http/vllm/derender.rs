@@ -1,5 +1,6 @@
-//! `/v1/chat/completions/derender` and `/v1/completions/derender`: what `/inference/v1/generate` has drawn, as OpenAI's
-//! pages tell it. No replica is asked. Whole answers alone: what a client has heard of a stream is its own to keep.
+//! `/v1/chat/completions/derender` and `/v1/completions/derender`: the output of `/inference/v1/generate` in the format
+//! of OpenAI's pages. Sends nothing to a replica. Supports whole answers only: the server keeps no state of a stream
+//! that a client has read.
 
 use crate::faces::http::chat::ChatFormat;
 use crate::faces::http::completions::LogprobLists;
@@ -25,9 +26,9 @@ use types::Tokens;
 
 /// The most answers of one request.
 const ANSWERS_MAX: usize = 1024;
-/// The field that says what was asked, of each page.
-/// What was measured of guessed tokens.
+/// The member with the measurements of drafts.
 const DRAFTS: &str = "speculative_decoding";
+/// The field with the original request, for each page.
 const CHAT_REQUEST: &str = "chat_request";
 const COMPLETION_REQUEST: &str = "completion_request";
 
@@ -108,7 +109,7 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
     Ok(Json(told))
 }
 
-/// What was measured of an answer, with null for what was not.
+/// Returns the metrics of an answer, with null for missing values.
 fn metrics(mut told: Value) -> Value {
     const TIMES: [&str; 5] =
         ["time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second"];
@@ -132,7 +133,7 @@ fn usage(n_prompt: u32, answers: &[Answer]) -> Value {
     json!({ "prompt_tokens": n_prompt, "completion_tokens": n_said, "total_tokens": n_all })
 }
 
-/// The model that reads the tokens, and what the client wants besides.
+/// The model that reads the tokens, and the parts that the client requests in addition.
 struct Served {
     name: String,
     text: Arc<ModelText>,
@@ -141,11 +142,11 @@ struct Served {
     token_ids: bool,
 }
 
-/// What a replica has answered.
+/// A replica's answer.
 struct Drawn {
     id: String,
     answers: Vec<Answer>,
-    /// What is passed on as it came.
+    /// Members that are passed on unchanged.
     rest: Map<String, Value>,
 }
 
@@ -168,7 +169,7 @@ impl Served {
         Ok((Served { name: model.name, text: model.text, context, logprobs_max, token_ids: false }, fields))
     }
 
-    /// The chat that was asked. A model that writes thoughts and calls needs it to tell them apart.
+    /// Returns the chat of the original request. A model that writes thoughts and calls needs it to separate them.
     fn chat(&mut self, asked: Option<Fields>) -> Result<(Option<v1::Chat>, bool), Refusal> {
         let tells_more = self.text.dialect.has_thoughts()
             || self.text.template.as_ref().is_some_and(|template| template.uses_tools());
@@ -182,7 +183,7 @@ impl Served {
         }
     }
 
-    /// Reads what a client wants besides the text. Returns whether tokens are told as ids.
+    /// Reads the parts that a client requests in addition to the text. Returns whether tokens are written as ids.
     fn wishes(&mut self, asked: &mut Fields, page: Endpoint) -> Result<bool, Refusal> {
         asked.check(page)?;
         self.token_ids = asked.boolean("return_token_ids")?.unwrap_or(false);
@@ -198,7 +199,7 @@ impl Served {
         Ok(Some(ids))
     }
 
-    /// The tokens of all prompts, as the client counts or sends them: one entry for each answer.
+    /// Returns the number of tokens of all prompts, which the client counts or sends: one entry for each answer.
     fn n_prompts(&self, fields: &mut Fields, n: usize) -> Result<u32, Refusal> {
         let counts = fields.token_ids("prompt_tokens")?;
         let prompts = match fields.take("prompt_token_ids") {
@@ -238,7 +239,7 @@ impl Served {
     }
 
     fn answer(&self, mut choice: Fields) -> Result<Answer, Refusal> {
-        // Not `token_ids` alone, which OpenAI's pages call their prompt.
+        // `token_ids` alone would be the prompt on OpenAI's pages.
         const FIELD: &str = "choices.token_ids";
         let ids = choice.take("token_ids").map(|said| token_ids(FIELD, said)).transpose()?;
         let ids = ids.filter(|ids| !ids.is_empty()).ok_or_else(|| Refusal::invalid(FIELD, "there are none"))?;

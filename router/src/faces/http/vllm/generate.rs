@@ -1,4 +1,4 @@
-//! `/inference/v1/generate`: tokens in, tokens out. No text is told of either, also where a stop string is looked for.
+//! `/inference/v1/generate`: tokens in, tokens out. Neither side contains text, even if a request has stop strings.
 
 use crate::config::RouterLimits;
 use crate::faces::http::certificate;
@@ -71,7 +71,7 @@ fn said(refusal: Refusal) -> HttpError {
 fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Telling), Refusal> {
     let fields = &mut page.fields;
     let (mut sampling, n_choices) = params::read(fields)?;
-    // Scores of the prompt are OpenAI's pages' to tell.
+    // Only OpenAI's pages return scores of the prompt.
     if sampling.prompt_logprobs.take().is_some() {
         return Err(Refusal::invalid("prompt_logprobs", "is not supported here"));
     }
@@ -125,8 +125,8 @@ impl Teller {
         json!({ "request_id": self.id, "choices": choices, "prompt_logprobs": null, "kv_transfer_params": null })
     }
 
-    /// As OpenAI's pages tell them, with the ids by which these tokens are known here. A token is one of the likely
-    /// ones where no others are asked for.
+    /// Returns logprobs in the format of OpenAI's pages, with token ids as names. Without requested alternatives, the
+    /// token itself is the only likely one.
     fn likely(&self, logprobs: &[v1::Logprob]) -> Vec<Value> {
         let mut told = with_likely(TokenNames::texts(&self.text.tokenizer), logprobs);
         for (value, logprob) in told.iter_mut().zip(logprobs) {

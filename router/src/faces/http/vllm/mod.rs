@@ -1,5 +1,5 @@
-//! vLLM's pages beside OpenAI's: its version and load, prompts as tokens, answers to tokens in tokens, and what these
-//! say.
+//! vLLM's pages beyond OpenAI's: its version and load, prompts as tokens, answers from tokens to tokens, and their
+//! text.
 
 mod derender;
 mod generate;
@@ -35,7 +35,7 @@ pub fn routes() -> Vec<Route> {
     ]
 }
 
-/// SageMaker's one page for all.
+/// SageMaker's one page for all requests.
 async fn invocations(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;

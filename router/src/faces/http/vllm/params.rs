@@ -1,4 +1,4 @@
-//! `sampling_params`: how tokens are drawn, as an object of its own. What is written here is read as the same.
+//! `sampling_params`: sampling parameters as an object. An object that is written here is read back unchanged.
 
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
@@ -9,14 +9,14 @@ use proto::v1;
 use proto::v1::structure::Form;
 use serde_json::{Map, Value, json};
 
-/// Takes the object, and how many answers there are to be.
+/// Takes the object, and the number of answers.
 pub fn read(fields: &mut Fields) -> Result<(v1::Sampling, u32), Refusal> {
     let mut params =
         fields.object("sampling_params")?.ok_or_else(|| Refusal::invalid("sampling_params", "is missing"))?;
     let (logprobs, n_choices) = (params.unsigned("logprobs")?, params.n_choices()?);
     let mut sampling = params.sampling()?;
     sampling.logprobs = logprobs;
-    // As vLLM has it: who wants no text looks for none.
+    // As in vLLM: without detokenization there are no stop strings.
     if params.boolean("detokenize")? == Some(false) && !sampling.stop.is_empty() {
         return Err(Refusal::invalid("stop", "needs `detokenize` to be true"));
     }
@@ -26,7 +26,7 @@ pub fn read(fields: &mut Fields) -> Result<(v1::Sampling, u32), Refusal> {
     Ok((sampling, n_choices))
 }
 
-/// The object that asks for this.
+/// Returns the object for these parameters.
 pub fn value(sampling: &v1::Sampling, n_choices: u32) -> Value {
     let v1::Sampling { temperature, top_k, top_p, min_p, seed, max_tokens, min_tokens, .. } = sampling;
     let bias: Map<String, Value> =
@@ -46,7 +46,7 @@ pub fn value(sampling: &v1::Sampling, n_choices: u32) -> Value {
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
-        // Zero is no window, and would be llama.cpp's word for no penalties.
+        // Zero is no window, and would disable penalties in llama.cpp's format.
         "repeat_last_n": sampling.penalty_window.filter(|window| *window > 0).map(last_n),
         "sampling_defaults": sampling_defaults::name(sampling.defaults()),
         "typical_p": sampling.typical_p,
@@ -80,7 +80,7 @@ pub fn value(sampling: &v1::Sampling, n_choices: u32) -> Value {
     all
 }
 
-/// Writes numbers of 32 bits as short as they were said: 0.1 is not 0.10000000149.
+/// Writes 32-bit numbers as short as the client did: 0.1 is not 0.10000000149.
 fn shorten(value: &mut Value) {
     match value {
         Value::Object(all) => all.values_mut().for_each(shorten),
@@ -94,8 +94,8 @@ fn shorten(value: &mut Value) {
     }
 }
 
-/// A structure as the field that is read as the same. In `structured_outputs.grammar` the language is guessed, so those
-/// that have a field of their own are written there.
+/// Returns a structure as the field that is read back unchanged. `structured_outputs.grammar` requires a guess of the
+/// language, so languages with a field of their own are written to that field.
 fn structure_field(form: &Form) -> (&'static str, Value) {
     let output = |name: &str, value: Value| ("structured_outputs", json!({ name: value }));
     match form {

@@ -1,5 +1,5 @@
-//! What pages ask of a replica, without asking it: `/v1/chat/completions/render` and its like. The answer
-//! is a body for `/inference/v1/generate`, or a list of them.
+//! The requests of pages to a replica, without sending them: `/v1/chat/completions/render` and similar pages. The
+//! answer is a body for `/inference/v1/generate`, or a list of them.
 
 use crate::faces::http::completions::{TOKENS_MAX, inputs};
 use crate::faces::http::conversation::conversation;
@@ -63,24 +63,24 @@ pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> R
 
 pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let (told, page) = opened(&front, request, "resp_").await?;
-    // What is stored is this router's, and a rendered request is for any.
+    // Stored items exist only in this router, and any router must be able to serve a rendered request.
     page.fields.refuse(&["previous_response_id", "conversation"])?;
     let asked = responses::rendered(&front, page)?;
     one(&front, told, asked).await
 }
 
-/// What a rendered request repeats.
+/// The parts of the request that a rendered request repeats.
 struct Told {
-    /// As the client has named it, or by a name of ours.
+    /// The client's request id, or one of this router.
     id: String,
     tenant: TenantId,
     is_stream: bool,
     stream_options: Option<Value>,
-    /// Whether the client asks where each token stands in the text.
+    /// Whether the client requests each token's place in the text.
     wants_places: bool,
 }
 
-/// Reads a request, and what of it is only repeated. A name in the header counts before one in the body.
+/// Reads a request and the parts that are only repeated. An id in the header has precedence over one in the body.
 async fn opened(front: &Frontend, request: Request, prefix: &str) -> Result<(Told, Page), HttpError> {
     let in_header = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
     let mut page = read(front, request).await?;
@@ -110,7 +110,7 @@ async fn one(front: &Frontend, told: Told, asked: Ask) -> Result<Json<Value>, Ht
     Ok(Json(bodies.remove(0)))
 }
 
-/// One body for each prompt.
+/// Returns one body for each prompt.
 async fn bodies(front: &Frontend, told: Told, asked: Ask) -> Result<Vec<Value>, HttpError> {
     let _visit = front.visit(told.tenant)?;
     let Ask { model, prompts, n_choices, priority, purpose, truncation, .. } = asked;
