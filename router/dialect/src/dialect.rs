@@ -1,4 +1,5 @@
-//! Which form of calls and which form of thoughts a model writes: by name, or from its chat template. Reads no answer.
+//! Selects a model's format of calls and format of thoughts, by name or from its chat template. Has no knowledge of
+//! answers.
 
 use crate::families::{CallForm, ThoughtForm};
 use crate::forms::frame::Frame;
@@ -21,13 +22,13 @@ pub struct Dialect {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThoughtTexts {
     pub opens: Vec<&'static str>,
-    /// The first is what a model writes to end a thought and answer.
+    /// A model writes the first one to end a thought and answer.
     pub closes: Vec<&'static str>,
-    /// Whether one answer may think several times.
+    /// Whether one answer may contain several thoughts.
     pub repeats: bool,
 }
 
-/// There is no form of this name.
+/// No form has this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownDialect {
     pub name: String,
@@ -52,7 +53,7 @@ impl Dialect {
     /// A dialect without calls and thoughts.
     pub const NONE: Dialect = Dialect { calls: CallForm::None, thoughts: ThoughtForm::None };
 
-    /// The dialect that a chat template's own text shows.
+    /// Detects the dialect from a chat template's text.
     pub fn of_template(template: &str) -> Dialect {
         let shows = |words: &&[&str]| words.iter().all(|word| template.contains(word));
         let calls = TEMPLATE_CALLS.iter().find(|(words, _)| shows(words));
@@ -63,7 +64,7 @@ impl Dialect {
         )
     }
 
-    /// In harmony calls and thoughts are messages alike: neither goes with another form.
+    /// In harmony calls and thoughts are both messages, so neither combines with another form.
     fn of(calls: CallForm, thoughts: ThoughtForm) -> Dialect {
         match (calls, thoughts) {
             (CallForm::Harmony, _) | (CallForm::Framed(_), ThoughtForm::Harmony) => {
@@ -73,17 +74,17 @@ impl Dialect {
         }
     }
 
-    /// This dialect with the calls of that name.
+    /// Returns this dialect with the calls of that name.
     pub fn tools_named(self, name: &str) -> Result<Dialect, UnknownDialect> {
         by_name(CALLS, name).map(|calls| Dialect::of(calls, self.thoughts))
     }
 
-    /// This dialect with the thoughts of that name.
+    /// Returns this dialect with the thoughts of that name.
     pub fn thoughts_named(self, name: &str) -> Result<Dialect, UnknownDialect> {
         by_name(THOUGHTS, name).map(|thoughts| Dialect::of(self.calls, thoughts))
     }
 
-    /// Whether its calls have a form, be it the generic one.
+    /// Whether its calls have a form, including the generic one.
     pub fn has_calls(&self) -> bool {
         self.calls != CallForm::None
     }
@@ -92,7 +93,7 @@ impl Dialect {
         self.thoughts != ThoughtForm::None
     }
 
-    /// The texts of special tokens that a [`Speech`] must be shown.
+    /// Returns the special tokens whose text a [`Speech`] must receive.
     pub fn markers(&self) -> Vec<&'static str> {
         let mut markers = match self.thoughts {
             ThoughtForm::None => Vec::new(),
@@ -109,7 +110,7 @@ impl Dialect {
         markers
     }
 
-    /// Where an answer to a prompt with this end begins.
+    /// Returns where an answer begins, after a prompt with this end.
     pub fn opens_thought(&self, prompt_tail: &str) -> Opening {
         let is_open = match self.thoughts {
             ThoughtForm::None => false,
@@ -119,7 +120,7 @@ impl Dialect {
         if is_open { Opening::Thought } else { Opening::Answer }
     }
 
-    /// A reader for one answer. Without tools there are no calls in it.
+    /// Returns a reader for one answer. Without tools the answer contains no calls.
     pub fn speech(&self, tools: &Tools, opening: Opening) -> Speech {
         let in_thought = opening == Opening::Thought;
         let sink = if tools.is_empty() { Sink::plain() } else { Sink::default() };
@@ -138,8 +139,8 @@ impl Dialect {
         Speech::new(thought, form, sink)
     }
 
-    /// The structural tag that a text must conform to, so that it has the calls that are wanted; none where every text
-    /// will do. `opening` says where the answer begins, `think` whether a thought may be written first.
+    /// Returns the structural tag that makes a text contain the required calls, or None if any text is valid. `opening`
+    /// is where the answer begins; `think` allows a thought first.
     pub fn enforced(
         &self,
         tools: &Tools,
@@ -152,7 +153,7 @@ impl Dialect {
         Some(enforce::structural_tag(self.behind_thought(calls, opening, think)))
     }
 
-    /// The texts between which an answer thinks. None where it has no thoughts.
+    /// Returns the texts around a thought. None if the dialect has no thoughts.
     pub fn thought_texts(&self) -> Option<ThoughtTexts> {
         match self.thoughts {
             ThoughtForm::None => None,
@@ -166,7 +167,7 @@ impl Dialect {
         }
     }
 
-    /// A format of a structural tag behind the thought that an answer has, or may have.
+    /// Puts a format of a structural tag after the thought that the answer has, or may have.
     pub fn behind_thought(&self, format: Value, opening: Opening, think: bool) -> Value {
         enforce::behind_thought(format, self.thoughts, opening, think)
     }

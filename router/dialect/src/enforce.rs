@@ -1,5 +1,5 @@
-//! The structural tag that makes a model write valid calls: a value of the format that xgrammar and vLLM take for
-//! `structural_tag`. Knows no form: each says how its own calls are laid out.
+//! The structural tag that makes a model write valid calls: a value in the format of xgrammar's and vLLM's
+//! `structural_tag`. Has no knowledge of forms: each form supplies the layout of its calls.
 
 use crate::families::ThoughtForm;
 use crate::forms::harmony;
@@ -8,7 +8,7 @@ use crate::thoughts::Opening;
 use crate::{Tool, ToolChoice, Tools};
 use serde_json::{Value, json};
 
-/// The format of what a request wants of an answer; none where every text will do.
+/// Returns the format that the request requires of an answer, or None if any text is valid.
 pub(crate) fn calls(layout: &Layout, tools: &Tools, choice: &ToolChoice, parallel: bool) -> Option<Value> {
     let is_auto = *choice == ToolChoice::Auto;
     let wanted: Vec<&Tool> = match choice {
@@ -26,10 +26,10 @@ pub(crate) fn calls(layout: &Layout, tools: &Tools, choice: &ToolChoice, paralle
     Some(if is_auto { triggered(layout, tags, is_single) } else { required(layout, tags, is_single) })
 }
 
-/// Where the model may choose, only a strict tool has more than an object for arguments.
+/// Returns the schema of a tool's arguments. With a free choice, only a strict tool requires more than an object.
 fn arguments_schema(tool: &Tool, is_auto: bool) -> Value {
     match &tool.parameters {
-        // Who names no parameters has none.
+        // A tool that names no parameters has none.
         Value::Null => json!({"type": "object", "properties": {}, "additionalProperties": false}),
         _ if is_auto && !tool.strict => json!({"type": "object"}),
         parameters => parameters.clone(),
@@ -69,11 +69,11 @@ fn triggered(layout: &Layout, tags: Vec<Value>, is_single: bool) -> Value {
     })
 }
 
-/// `calls` behind the thought that the answer has, or may have.
+/// Puts `calls` after the thought that the answer has, or may have.
 pub(crate) fn behind_thought(calls: Value, thoughts: ThoughtForm, opening: Opening, think: bool) -> Value {
     let (open, close, between) = match thoughts {
         ThoughtForm::None => return calls,
-        // What models write between a thought and a call.
+        // Models write this between a thought and a call.
         ThoughtForm::Marked(marks) => (format!("{}{}", marks.open[0], marks.label), marks.close[0], "\\n{0,2}"),
         ThoughtForm::Harmony => (harmony::THOUGHT_OPEN.to_owned(), harmony::THOUGHT_CLOSE, ""),
     };
@@ -88,7 +88,7 @@ pub(crate) fn behind_thought(calls: Value, thoughts: ThoughtForm, opening: Openi
     }
 }
 
-/// The whole value that a request carries.
+/// Returns the whole value for a request.
 pub(crate) fn structural_tag(format: Value) -> Value {
     json!({"type": "structural_tag", "format": format})
 }

@@ -1,4 +1,4 @@
-//! Which reader reads a family's calls, and which its thoughts. Knows no names.
+//! The reader of each family's calls, and of each family's thoughts. Has no knowledge of names.
 
 use crate::forms::frame::Style;
 use crate::forms::harmony;
@@ -20,7 +20,7 @@ pub(crate) enum ThoughtForm {
 }
 
 impl CallForm {
-    /// How its calls are written.
+    /// Returns how its calls are written.
     pub fn layout(self) -> Option<Layout> {
         match self {
             CallForm::None => None,

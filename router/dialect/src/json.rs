@@ -1,7 +1,7 @@
-//! Follows a JSON text that comes in pieces: where a value ends, and what a string means. Builds no value, and keeps
-//! no more than a count of what is open.
+//! Follows a JSON text that arrives in pieces: finds where a value ends, and decodes strings. Builds no value, and
+//! keeps only a count of open brackets.
 
-/// Where a value ends, told from its quotes and brackets.
+/// Finds the end of a value by its quotes and brackets.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ValueScan {
     depth: usize,
@@ -12,11 +12,11 @@ pub(crate) struct ValueScan {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Scanned {
-    /// The value ends after so many bytes.
+    /// The value ends after this many bytes.
     Whole(usize),
-    /// All of the text belongs to the value, and more does.
+    /// All of the text belongs to the value, and more will follow.
     Open,
-    /// So many bytes belong to it; then comes what no JSON has there.
+    /// This many bytes belong to it. The next byte is invalid there.
     Foreign(usize),
 }
 
@@ -63,14 +63,15 @@ fn is_of_scalar(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.' | b'_')
 }
 
-/// The text that a JSON string means.
+/// Decodes the text of a JSON string.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unescape {
     escape: String,
 }
 
 impl Unescape {
-    /// Reads up to the closing quote, if it is in `text`. Returns how many bytes were read, and whether it was there.
+    /// Reads up to the closing quote, if `text` has it. Returns how many bytes were read, and whether the quote was
+    /// there.
     pub fn read(&mut self, text: &str, meant: &mut String) -> (usize, bool) {
         for (at, c) in text.char_indices() {
             match c {
@@ -95,7 +96,7 @@ impl Unescape {
         (text.len(), false)
     }
 
-    /// Whether `c` belongs to the escape that was begun: `\x`, `\uABCD`, or a pair of the second.
+    /// Whether `c` belongs to the current escape: `\x`, `\uABCD`, or a pair of the latter.
     fn is_pending(&self, c: char) -> bool {
         match self.escape.len() {
             0 => false,
@@ -107,7 +108,7 @@ impl Unescape {
         }
     }
 
-    /// Says the escape as soon as it is whole; the first half of a pair waits for the second.
+    /// Writes the escape as soon as it is complete. The first half of a pair waits for the second.
     fn settle(&mut self, meant: &mut String) {
         let is_unicode = self.escape.as_bytes().get(1) == Some(&b'u');
         let is_first_half = self.escape.len() == 6 && is_high_surrogate(&self.escape[2..]);
@@ -122,7 +123,7 @@ impl Unescape {
         }
     }
 
-    /// What is no escape stays as it is written.
+    /// Keeps an invalid escape as it is written.
     fn flush(&mut self, meant: &mut String) {
         if self.escape.is_empty() {
             return;
@@ -139,12 +140,12 @@ fn is_high_surrogate(digits: &str) -> bool {
     u16::from_str_radix(digits, 16).is_ok_and(|unit| (0xD800..0xDC00).contains(&unit))
 }
 
-/// The meaning of what stands between the quotes of a JSON string.
+/// Decodes the text between the quotes of a JSON string.
 pub(crate) fn decoded(written: &str) -> Option<String> {
     serde_json::from_str(&format!("\"{written}\"")).ok()
 }
 
-/// Appends `text` as it stands between the quotes of a JSON string.
+/// Appends `text` in the form that it has between the quotes of a JSON string.
 pub(crate) fn escape(text: &str, json: &mut String) {
     for c in text.chars() {
         match c {
@@ -159,7 +160,7 @@ pub(crate) fn escape(text: &str, json: &mut String) {
     }
 }
 
-/// `text` as a JSON string.
+/// Returns `text` as a JSON string.
 pub(crate) fn quoted(text: &str) -> String {
     let mut json = String::from("\"");
     escape(text, &mut json);

@@ -1,5 +1,5 @@
-//! How a family of models writes tool calls and thoughts: reads them out of a text that comes in pieces, and says which
-//! text a call must have. Knows nothing of tokens, prompts, HTTP or time.
+//! The tool calls and thoughts of each family of models: reads them from a text that arrives in pieces, and builds the
+//! structural tag that enforces a call. Has no knowledge of tokens, prompts, HTTP or time.
 //!
 //! ```text
 //! template ──▶ Dialect ──▶ Speech ── push(text) ──▶ Piece, Piece, ..

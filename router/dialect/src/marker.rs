@@ -1,16 +1,16 @@
-//! Finds markers in a text of which more may come. Knows no form.
+//! Finds markers in a text that may continue. Has no knowledge of forms.
 
 /// Whether a text begins with one of some markers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Begins {
     /// With the marker of this index.
     With(usize),
-    /// It is the beginning of a marker, as far as it goes.
+    /// The whole text is the beginning of a marker.
     Perhaps,
     No,
 }
 
-/// `last` says that nothing comes after `text`. No marker may be the beginning of another.
+/// If `last` is set, nothing comes after `text`. No marker may be the beginning of another.
 pub(crate) fn begins(text: &str, markers: &[&str], last: bool) -> Begins {
     if let Some(i) = markers.iter().position(|marker| text.starts_with(marker)) {
         return Begins::With(i);
@@ -19,7 +19,7 @@ pub(crate) fn begins(text: &str, markers: &[&str], last: bool) -> Begins {
     if is_begun { Begins::Perhaps } else { Begins::No }
 }
 
-/// The first place where a marker stands, or may stand once more has come.
+/// The first place with a marker, or with a text that may become one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Found {
     At(usize, usize),
@@ -27,7 +27,7 @@ pub(crate) enum Found {
     Nowhere,
 }
 
-/// Returns where, and which.
+/// Returns the place, and the marker's index.
 pub(crate) fn find(text: &str, markers: &[&str], last: bool) -> Found {
     let is_first = |byte: u8| markers.iter().any(|marker| marker.as_bytes()[0] == byte);
     for (at, byte) in text.bytes().enumerate() {
@@ -43,7 +43,7 @@ pub(crate) fn find(text: &str, markers: &[&str], last: bool) -> Found {
     Found::Nowhere
 }
 
-/// The length of the white space at the start of a text.
+/// Returns the length of the white space at the start of a text.
 pub(crate) fn blank(text: &str) -> usize {
     text.len() - text.trim_start_matches([' ', '\t', '\n', '\r']).len()
 }

@@ -1,5 +1,5 @@
-//! The forms by their names, ours and those of vLLM's `--tool-call-parser` and `--reasoning-parser`, and by what a chat
-//! template says. Flat tables: the first row that fits counts.
+//! The forms by name, both our names and those of vLLM's `--tool-call-parser` and `--reasoning-parser`, and by the
+//! texts in a chat template. In these flat tables the first matching row counts.
 
 use crate::families::CallForm::{self, Framed};
 use crate::families::ThoughtForm::{self, Marked};
@@ -79,7 +79,7 @@ pub(crate) const THOUGHTS: &[(&str, ThoughtForm)] = &[
     ("step3p5", Marked(&marks::THINK)),
 ];
 
-/// By what all must stand in the template.
+/// By texts that must all be in the template.
 pub(crate) const TEMPLATE_CALLS: &[(&[&str], CallForm)] = &[
     (&["<|channel|>", "<|message|>"], CallForm::Harmony),
     (&["<|tool_calls_section_begin|>"], Framed(&calls::KIMI)),

@@ -1,5 +1,5 @@
-//! Where forms say what they read: pieces that belong together are joined, calls are counted, and white space between
-//! a thought, calls and content is left out. Knows no form.
+//! Collects the results of forms: joins pieces of one kind, counts calls, and drops white space between a thought,
+//! calls and content. Has no knowledge of forms.
 
 use crate::Piece;
 
@@ -7,9 +7,9 @@ use crate::Piece;
 pub(crate) struct Sink {
     pieces: Vec<Piece>,
     n_calls: usize,
-    /// Of the call that is open, whether it has arguments.
+    /// Whether the open call has arguments.
     has_arguments: Option<bool>,
-    /// White space at the start of the answer or behind a call: said only if content follows.
+    /// White space at the start of the answer or after a call, which is emitted only if content follows.
     margin: String,
     in_content: bool,
     in_thought: bool,
@@ -19,7 +19,7 @@ pub(crate) struct Sink {
 }
 
 impl Sink {
-    /// A sink for a text in which no call can be: nothing of its content is held back.
+    /// Returns a sink for a text without calls: it holds back no content.
     pub fn plain() -> Sink {
         Sink { in_content: true, ..Sink::default() }
     }
@@ -45,7 +45,7 @@ impl Sink {
         }
     }
 
-    /// Newlines at a thought's start and end are of its frame.
+    /// Adds to a thought. Newlines at its start and end are not part of it.
     pub fn reasoning(&mut self, text: &str) {
         let text = if self.in_thought { text } else { text.trim_start_matches('\n') };
         if text.is_empty() {
@@ -109,7 +109,7 @@ impl Sink {
         }
     }
 
-    /// A call without arguments has none by name: an empty object.
+    /// Ends the call. A call without arguments gets an empty object.
     pub fn end_call(&mut self) {
         if self.has_arguments == Some(false) {
             self.arguments("{}");
@@ -119,7 +119,7 @@ impl Sink {
         }
     }
 
-    /// Ends the text. White space is content where nothing else was said.
+    /// Ends the text. If there was nothing else, white space is content.
     pub fn finish(&mut self) {
         self.say_newlines();
         if self.n_calls == 0 && !self.has_thought && !self.margin.is_empty() {

@@ -1,5 +1,5 @@
-//! Reads a text that comes in pieces: first a thought, then content and calls. What is said depends on the text so far
-//! and not on its pieces, so a replay or a resumed stream says the same. Knows no form and no marker.
+//! Reads a text that arrives in pieces: first a thought, then content and calls. The result depends on the text so far
+//! and not on its pieces, so a replay or a resumed stream gives the same. Has no knowledge of forms and markers.
 //!
 //! `[0, said) given out · [said, len - unread) given out now, or held by a form until it is a call or none ·
 //! [len - unread, len) may become a marker`
@@ -9,11 +9,11 @@ use crate::forms::{Form, Turn};
 use crate::sink::Sink;
 use crate::thoughts::{Split, Thought};
 
-/// No marker is longer, so no more than this is read twice.
+/// No marker is longer, so at most this many bytes are read twice.
 const UNREAD_MAX: usize = 64;
 const IDLE_MAX: usize = 8;
 
-/// One answer of a model, as it is read.
+/// The reader of one answer of a model.
 pub struct Speech {
     unread: String,
     thought: Option<Thought>,
@@ -33,7 +33,7 @@ impl Speech {
         Speech { unread: String::new(), thought, form, sink, is_finished: false }
     }
 
-    /// Reads on. Appends to `said` what is known now. What comes after the end is not read.
+    /// Reads more text, and appends to `said` the pieces that are certain now. Text after the end is ignored.
     pub fn push(&mut self, text: &str, said: &mut Vec<Piece>) {
         if self.is_finished {
             return;
@@ -44,7 +44,7 @@ impl Speech {
         self.sink.drain_into(said);
     }
 
-    /// Ends the text: what may have become a marker is text, and what may have become a call is content.
+    /// Ends the text: a possible marker becomes text, and a possible call becomes content.
     pub fn finish(&mut self, said: &mut Vec<Piece>) {
         if self.is_finished {
             return;
@@ -58,14 +58,14 @@ impl Speech {
         self.sink.drain_into(said);
     }
 
-    /// Whether something was said of a thought that has not ended.
+    /// Whether part of a thought was emitted that has not ended.
     pub fn in_thought(&self) -> bool {
         self.sink.in_thought()
     }
 
     fn advance(&mut self, last: bool) {
         let mut at = 0;
-        // The steps since something was read: a form changes its state a few times before it reads on.
+        // The steps since the last progress: a form changes its state a few times before it continues to read.
         let (mut n_idle, mut read) = (0, 0);
         while at < self.unread.len() {
             n_idle = if at == read { n_idle + 1 } else { 0 };
@@ -92,7 +92,7 @@ impl Speech {
         self.unread.drain(..at);
     }
 
-    /// The form reads what the thought's reader has held back.
+    /// Lets the form read the text that the thought's reader has held back.
     fn end_thought(&mut self) {
         if let Some(thought) = self.thought.take() {
             self.unread.insert_str(0, thought.held());

@@ -1,4 +1,4 @@
-//! What each family writes around its calls. Flat: one constant for each, which `names.rs` lists.
+//! The markers of each family around its calls: one constant for each, which `names.rs` lists.
 
 use crate::forms::frame::CallKind::{Function, Headed, Object, Xml};
 use crate::forms::frame::{Fence, Style, Written};
@@ -22,12 +22,12 @@ const fn each(before: &'static str, after: &'static str, trigger: &'static str) 
 const JSON_FENCE: Fence = Fence { open: "```json", close: &["```"] };
 const CALL_FENCE: Fence = Fence { open: "```tool_call", close: &["```"] };
 const CODE_FENCE: Fence = Fence { open: "```\n", close: &["```"] };
-/// Qwen2.5-Coder takes the tag in which its template lists the tools.
+/// Qwen2.5-Coder uses the tag in which its template lists the tools.
 const TOOLS_FENCE: Fence = Fence { open: "<tools>", close: &["</tools>"] };
 
 const MARKED: Style =
     Style { openers: &[], closers: &[], fences: &[], is_bare: false, kinds: &[Object], written: BARE };
-/// The same where calls are objects, which models write without markers too.
+/// The same for calls that are objects, which models also write without markers.
 const OBJECTS: Style = Style { fences: &[JSON_FENCE, CALL_FENCE, CODE_FENCE, TOOLS_FENCE], ..MARKED };
 
 pub(crate) const HERMES: Style = Style {
@@ -127,7 +127,7 @@ pub(crate) const OLMO3: Style = Style {
 };
 pub(crate) const FUNCTION_GEMMA: Style = Style {
     openers: &["<start_function_call>"],
-    // Behind its calls the model asks for their results.
+    // After its calls the model requests their results.
     closers: &["<end_function_call>", "<start_function_response>"],
     kinds: &[Function(&GEMMA_FUNCTION)],
     written: Written { separator: "", ..each("<start_function_call>", "<end_function_call>", "<start_function_call>") },

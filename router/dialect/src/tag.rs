@@ -1,24 +1,24 @@
-//! The pieces of a structural tag, a format of xgrammar's and vLLM's, and what a form says of how it writes calls.
-//! Knows no form.
+//! The pieces of a structural tag, a format of xgrammar and vLLM, and the layout with which a form describes its calls.
+//! Has no knowledge of forms.
 
 use crate::Tool;
 use serde_json::{Value, json};
 
-/// What a form writes around its calls, and how it writes one.
+/// A form's markers around its calls, and the tag of one call.
 pub(crate) struct Layout {
-    /// Before the first call, between two, and behind the last.
+    /// Before the first call, between two, and after the last.
     pub open: &'static str,
     pub separator: &'static str,
     pub close: &'static str,
-    /// What no text but a call, or `open`, begins with; empty, where any text may begin as a call does.
+    /// A beginning that only a call, or `open`, has; empty if any text may begin like a call.
     pub trigger: &'static str,
     pub tag: TagOf,
 }
 
-/// A format of type `tag` for a call of the tool, whose arguments conform to the schema.
+/// Returns a format of type `tag` for a call of the tool, whose arguments conform to the schema.
 pub(crate) type TagOf = Box<dyn Fn(&Tool, &Value) -> Value>;
 
-/// A property's schema, with the definitions to which it may refer.
+/// Returns a property's schema with the definitions to which it may refer.
 pub(crate) fn within(property: &Value, root: &Value) -> Value {
     let mut property = property.clone();
     let Some(of) = property.as_object_mut() else { return property };
@@ -30,7 +30,7 @@ pub(crate) fn within(property: &Value, root: &Value) -> Value {
     property
 }
 
-/// The properties of a schema, each with whether it must be there; none, if it does not list them.
+/// Returns the properties of a schema, each with whether it is required; None if the schema does not list them.
 pub(crate) fn properties(schema: &Value) -> Option<Vec<(&str, &Value, bool)>> {
     let required: Vec<&str> = match schema.get("required").and_then(Value::as_array) {
         Some(names) => names.iter().filter_map(Value::as_str).collect(),
@@ -44,7 +44,7 @@ pub(crate) fn optional(format: Value) -> Value {
     either(vec![format, text("")])
 }
 
-/// Properties with something between them: first those that must be there, then the others, each in the schema's order.
+/// Returns properties with separators: first the required ones, then the others, each in the schema's order.
 pub(crate) fn members(
     schema: &Value,
     separator: &str,
@@ -60,7 +60,7 @@ pub(crate) fn members(
         others.iter().map(|(name, property, _)| optional(member(separator, name, property))).collect()
     };
     if required.is_empty() {
-        // Whichever comes first has nothing before it.
+        // The first one has no separator before it.
         let first = |i: usize| {
             let (name, property, _) = others[i];
             sequence([vec![member("", name, property)], behind(&others[i + 1..])].concat())
@@ -80,7 +80,7 @@ pub(crate) fn text(value: &str) -> Value {
     json!({"type": "const_string", "value": value})
 }
 
-/// A value that satisfies the schema. Where the client does not insist on it, as far as that can be enforced.
+/// Returns a value that satisfies the schema. Without `strict`, it is enforced as far as possible.
 pub(crate) fn schema(schema: &Value, is_strict: bool) -> Value {
     match is_strict {
         true => json!({"type": "json_schema", "json_schema": schema}),

@@ -1,4 +1,5 @@
-//! Thoughts between two markers at the start of an answer. Knows no calls; harmony's channels are a form of their own.
+//! Thoughts between two markers at the start of an answer. Has no knowledge of calls. Harmony's channels are a form of
+//! their own.
 //!
 //! `blank · open · label · reasoning · close · newlines · the rest`
 
@@ -9,7 +10,7 @@ use crate::sink::Sink;
 #[derive(Debug, PartialEq)]
 pub(crate) struct ThoughtMarks {
     pub open: &'static [&'static str],
-    /// Stands behind the opening marker, and is no part of the thought.
+    /// Follows the opening marker, and is no part of the thought.
     pub label: &'static str,
     pub close: &'static [&'static str],
     pub until: &'static [&'static str],
@@ -44,7 +45,7 @@ impl ThoughtMarks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opening {
     Answer,
-    /// The prompt ends within a thought, which the answer goes on with.
+    /// The prompt ends within a thought, which the answer continues.
     Thought,
 }
 
@@ -52,10 +53,10 @@ pub enum Opening {
 #[derive(Debug)]
 pub(crate) struct Thought {
     marks: &'static ThoughtMarks,
-    /// What ends it: the closing markers, then those of `until`.
+    /// The ends of a thought: the closing markers, then those of `until`.
     ends: Vec<&'static str>,
     at: At,
-    /// White space before what may be a thought.
+    /// White space before a possible thought.
     held: String,
 }
 
@@ -69,9 +70,9 @@ enum At {
 
 pub(crate) enum Split {
     Took(usize),
-    /// The text may go on as a marker.
+    /// The text may continue as a marker.
     More,
-    /// What is left is no thought.
+    /// The rest is no thought.
     Over,
 }
 

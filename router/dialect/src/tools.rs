@@ -1,4 +1,4 @@
-//! The tools of a request, and of which type their parameters are. Knows no form.
+//! The tools of a request, and the types of their parameters. Has no knowledge of forms.
 
 use serde_json::Value;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ pub struct Tool {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tools(Arc<[Tool]>);
 
-/// What the model must do with the tools.
+/// The tool choice of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolChoice {
     None,
-    /// Calls or not, as it likes.
+    /// The model may call a tool or not.
     Auto,
-    /// One call at least.
+    /// At least one call.
     Required,
     /// A call of this function.
     Named(String),
 }
 
-/// Which types of JSON a parameter may have.
+/// The JSON types that a parameter may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Types(u8);
 
@@ -110,16 +110,16 @@ impl Tool {
         schema.map_or(Types::ANY, |schema| types_of(schema, &self.parameters, 0))
     }
 
-    /// The name of the parameter that stands at this place, for calls by position.
+    /// Returns the name of the parameter at this position, for calls with positional arguments.
     pub(crate) fn parameter_at(&self, place: usize) -> Option<&str> {
         let properties = self.parameters.get("properties")?.as_object()?;
         properties.keys().nth(place).map(String::as_str)
     }
 }
 
-/// The types that a schema allows; all, where it does not say.
+/// Returns the types that a schema allows; all, if it names none.
 pub(crate) fn types_of(schema: &Value, root: &Value, depth: usize) -> Types {
-    // A schema may name itself.
+    // A schema may refer to itself.
     const DEPTH_MAX: usize = 16;
     if depth == DEPTH_MAX {
         return Types::ANY;

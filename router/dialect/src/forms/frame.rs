@@ -1,5 +1,5 @@
-//! Calls within markers: a marker opens, calls of one kind or another follow, alone or in a list, and a marker closes.
-//! Without a marker calls may begin a line. Knows nothing of what a call is made of.
+//! Calls within markers: a marker opens, calls of some kind follow, alone or in a list, and a marker closes. Without a
+//! marker calls may begin a line. Has no knowledge of the contents of a call.
 //!
 //! `text · opener · [ · call · , · call · ] · closer · text`
 
@@ -15,23 +15,23 @@ use crate::tag::{Layout, schema, tag};
 use crate::{Tool, Tools};
 use serde_json::Value;
 
-/// What a family writes around its calls, and which calls.
+/// A family's markers around its calls, and the kinds of its calls.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Style {
-    /// Before a call or a list of them. One that is a call's own beginning opens a frame that lacks its opener.
+    /// Precede a call or a list of them. An opener that is a call's own beginning opens a frame that lacks its opener.
     pub openers: &'static [&'static str],
-    /// Behind them; they are optional.
+    /// Follow the calls. They are optional.
     pub closers: &'static [&'static str],
-    /// What else may stand around calls of tools that are there: models write it beside their own form, or instead.
+    /// Other markers around calls of known tools: models write them in addition to their own form, or instead.
     pub fences: &'static [Fence],
-    /// Whether a call or a list at a line's start needs no opener in the family's own form.
+    /// Whether a call or a list in the family's own form needs no opener at the start of a line.
     pub is_bare: bool,
-    /// What is read. The first is what is written.
+    /// The kinds that are read. The first one is written.
     pub kinds: &'static [CallKind],
     pub written: Written,
 }
 
-/// A marker behind which text is a call only if it names a tool, and the markers that end it.
+/// A marker after which text is a call only if it names a tool, and the markers that end it.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Fence {
     pub open: &'static str,
@@ -47,7 +47,7 @@ pub(crate) enum CallKind {
     Xml(&'static XmlStyle),
 }
 
-/// How a model that must call writes it: of what is read, the form that it was trained on.
+/// The form in which a model must write a required call: of the readable forms, the one of its training.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Written {
     /// Around all calls, and between two.
@@ -59,7 +59,7 @@ pub(crate) struct Written {
     pub after: &'static str,
     /// The key of an object's arguments.
     pub key: &'static str,
-    /// What `open`, or else every call, begins with.
+    /// The beginning of `open`, or else of every call.
     pub trigger: &'static str,
 }
 
@@ -73,7 +73,7 @@ impl Style {
 
     pub fn markers(&self) -> Vec<&'static str> {
         let of_kinds = self.kinds.iter().flat_map(|kind| kind.markers());
-        // Fences of code are no special tokens of any model.
+        // Code fences are not special tokens of any model.
         let of_fences = self.fences.iter().flat_map(|fence| fence.close.iter().copied().chain([fence.open]));
         let of_fences = of_fences.filter(|marker| marker.starts_with('<'));
         self.openers.iter().chain(self.closers).copied().chain(of_kinds).chain(of_fences).collect()
@@ -104,7 +104,7 @@ impl CallKind {
         }
     }
 
-    /// What every call begins with; empty, if that is a name.
+    /// Returns the beginning of every call; empty if a call begins with a name.
     fn begin(self) -> &'static str {
         match self {
             CallKind::Object => "{",
@@ -150,7 +150,7 @@ impl Call {
         }
     }
 
-    /// What was read of what is no call.
+    /// Returns the text that was read and is not part of a call.
     fn held(&self) -> &str {
         match self {
             Call::Object(call) => call.held(),
@@ -160,7 +160,7 @@ impl Call {
         }
     }
 
-    /// Ends the text within the call: the call so far, or content.
+    /// Handles the end of the text within the call: emits the call so far, or content.
     fn finish(&mut self, sink: &mut Sink) {
         match self {
             Call::Object(call) => call.finish(sink),
@@ -174,9 +174,9 @@ impl Call {
 pub(crate) struct Frame {
     style: &'static Style,
     tools: Tools,
-    /// Those of the style, then those of fences.
+    /// The openers of the style, then those of fences.
     openers: Vec<&'static str>,
-    /// Of the frame that is open.
+    /// The closers of the open frame.
     closers: &'static [&'static str],
     /// Whether a call or a list at a line's start is read without an opener.
     reads_bare: bool,
@@ -187,16 +187,16 @@ pub(crate) struct Frame {
 
 enum At {
     Text,
-    /// Behind an opener or a bracket, which are held.
+    /// After an opener or a bracket, which are held.
     Opened(Rule, String),
     Call(Rule, Call),
-    /// Behind a call. What may stand before the next is held.
+    /// After a call. Text that may precede the next call is held.
     Behind(Rule, String),
-    /// Behind a closer, where white space is held and other closers may follow.
+    /// After a closer. White space is held, and other closers may follow.
     Closed(String),
 }
 
-/// Which call begins here.
+/// The kind of the call that begins here.
 enum Next {
     Call(CallKind),
     Perhaps,
@@ -204,8 +204,8 @@ enum Next {
 }
 
 impl Frame {
-    /// A reader of the family's own form; and of bare and fenced calls, unless a tool is strict: its arguments are
-    /// enforced in the family's own form only.
+    /// Returns a reader of the family's own form. It also reads bare and fenced calls, unless a tool is strict: strict
+    /// arguments are enforced only in the family's own form.
     pub fn new(style: &'static Style, tools: Tools) -> Frame {
         let is_lenient = style.is_bare || tools.iter().all(|tool| !tool.strict);
         let fences = if is_lenient { style.fences } else { &[] };
@@ -230,7 +230,7 @@ impl Frame {
         say(rest, sink)
     }
 
-    /// Something opens here, or may open once more has come.
+    /// Reads an opener, or a text that may become one.
     fn open(&mut self, rest: &str, last: bool) -> Turn {
         let (rule, held) = match begins(rest, &self.openers, last) {
             Begins::With(i) => match i.checked_sub(self.style.openers.len()) {
@@ -280,7 +280,7 @@ impl Frame {
                 self.at = At::Opened(rule, held);
                 Turn::More
             }
-            // Nothing is held of a list or a call that has no opener: its first character is none of either.
+            // Without an opener nothing is held: the first character begins neither a list nor a call.
             Next::None if held.is_empty() => {
                 let n = rest.chars().next().map_or(0, char::len_utf8);
                 (self.at, self.at_line_start) = (At::Text, false);
@@ -359,7 +359,7 @@ impl Frame {
             self.at = At::Closed(held);
             return Turn::Took(n);
         }
-        // An opener may begin as a closer does, and counts first.
+        // An opener may begin with a closer's text, and has precedence.
         let opener = begins(rest, &self.openers, last);
         let closer = begins(rest, self.closers, last);
         match (opener, closer) {

@@ -1,5 +1,6 @@
 //! A call as a function's name and its arguments in brackets: Python's `f(a="x")`, and Gemma's
-//! `call:f{a:<escape>x<escape>}`. Knows the brackets and what stands before the name, and not how values are written.
+//! `call:f{a:<escape>x<escape>}`. Reads the brackets and the text before the name. Has no knowledge of how values are
+//! written.
 
 use super::loose::{Loose, Syntax};
 use super::{Member, NAME_MAX, Rule};
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct FunctionStyle {
-    /// Before the name.
+    /// The text before the name.
     pub begin: &'static str,
     syntax: Syntax,
 }
@@ -31,12 +32,12 @@ pub(crate) const GEMMA4: FunctionStyle = FunctionStyle {
 };
 
 impl FunctionStyle {
-    /// The markers around strings.
+    /// Returns the markers around strings.
     pub fn markers(&self) -> impl Iterator<Item = &'static str> {
         self.syntax.quotes.iter().copied().filter(|quote| quote.starts_with('<'))
     }
 
-    /// A call, as a model that must call writes it.
+    /// Returns the tag of a call, in the form that a model must write.
     pub fn tag(&self, tool: &Tool, arguments: &Value, before: &str, after: &str) -> Value {
         let (open, assign) = (self.syntax.open, self.syntax.assign);
         let (close, separator) = if open == '(' { (')', ", ") } else { ('}', ",") };
@@ -69,7 +70,7 @@ pub(super) struct FunctionCall {
     at: At,
     name: String,
     arguments: Option<Loose>,
-    /// Whether the call stands in `print(..)`.
+    /// Whether the call is within `print(..)`.
     is_printed: bool,
 }
 
@@ -137,7 +138,7 @@ impl FunctionCall {
         self.opened(n, tools, sink)
     }
 
-    /// Behind the name comes a bracket.
+    /// Reads the bracket after the name.
     fn opened(&mut self, n: usize, tools: &Tools, sink: &mut Sink) -> Member {
         let is_known = tools.get(&self.name).is_some();
         if self.name == "print" && !is_known && !self.is_printed {
@@ -167,7 +168,7 @@ impl FunctionCall {
     }
 }
 
-/// The last place of a character at or before `at`.
+/// Returns the last boundary of a character at or before `at`.
 fn floor(text: &str, at: usize) -> usize {
     let mut at = at.min(text.len());
     while !text.is_char_boundary(at) {

@@ -1,4 +1,4 @@
-//! Harmony, the form of gpt-oss: messages on channels, of which one holds thoughts, one calls, and one the answer.
+//! Harmony, the form of gpt-oss: messages on channels, one for thoughts, one for calls, and one for the answer.
 //!
 //! `<|channel|> · header · <|message|> · body · <|end|> · <|start|> · header · ..`
 
@@ -17,7 +17,7 @@ pub(crate) const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", START, 
 const N_OWN_ENDS: usize = 3;
 
 pub(crate) const THOUGHT_OPEN: &str = "<|channel|>analysis<|message|>";
-/// A thought's end, and the start of the message that follows.
+/// The end of a thought, and the start of the next message.
 pub(crate) const THOUGHT_CLOSE: &str = "<|end|><|start|>assistant";
 
 pub(crate) const MARKERS: &[&str] = &[CHANNEL, START, MESSAGE, CONSTRAIN, ENDS[0], ENDS[1], ENDS[2]];
@@ -41,10 +41,10 @@ pub(crate) struct Harmony {
 }
 
 enum At {
-    /// At the answer's start, where a header may go on that the prompt began.
+    /// At the answer's start, which may continue a header that the prompt began.
     Start,
     Text,
-    /// In a header, as far as it was read.
+    /// In a header, with its text so far.
     Header(String),
     Reasoning,
     Content,
@@ -65,7 +65,7 @@ impl Harmony {
         Turn::Took(0)
     }
 
-    /// Between messages, where nothing should stand: what does is content.
+    /// Between messages, where no text belongs: any text is content.
     fn text(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Turn {
         match find(rest, &[CHANNEL, START], last) {
             Found::At(0, _) => {
@@ -84,7 +84,7 @@ impl Harmony {
                 self.at = self.message(&header, sink);
                 Turn::Took(MESSAGE.len())
             }
-            // A message without a body says nothing.
+            // A message without a body has no content.
             Found::At(0, i) => {
                 self.at = At::Text;
                 Turn::Took(ENDS[i - 1].len())
@@ -106,7 +106,7 @@ impl Harmony {
         }
     }
 
-    /// What a message of this header holds.
+    /// Returns the state for the body of a message with this header.
     fn message(&self, header: &str, sink: &mut Sink) -> At {
         let is_end = |c: char| c.is_whitespace() || c == '<';
         let word = |text: &str| text.split(is_end).next().unwrap_or_default().to_owned();
@@ -119,7 +119,7 @@ impl Harmony {
                     At::Arguments(Raw::default())
                 }
                 Some(_) => At::Content,
-                // To a tool of the model's own: nothing for the client.
+                // A message to a tool of the model's own is not for the client.
                 None => At::Reasoning,
             },
             (None, Some("analysis")) => At::Reasoning,
@@ -197,7 +197,7 @@ impl Form for Harmony {
         }
     }
 
-    /// A header is no text: what was read of it says nothing.
+    /// An unfinished header is no text, and is dropped.
     fn finish(&mut self, sink: &mut Sink) {
         if let At::Arguments(raw) = &mut self.at {
             sink.arguments(&raw.rest());

@@ -1,4 +1,5 @@
-//! A call as a header and JSON: DeepSeek, Kimi, Mistral. Knows the markers of one call, and not those around all.
+//! A call as a header and JSON: DeepSeek, Kimi, Mistral. Reads the markers of one call. Has no knowledge of those
+//! around all calls.
 //!
 //! `begin · header · separator · [name] · [fence] · arguments · end`
 
@@ -13,20 +14,20 @@ use serde_json::Value;
 #[derive(Debug, PartialEq)]
 pub(crate) struct HeadedStyle {
     pub begin: &'static str,
-    /// Behind the header. The first is what is written.
+    /// Follow the header. The first one is written.
     pub separators: &'static [&'static str],
     pub end: &'static str,
     pub header: Header,
 }
 
-/// What a header says.
+/// The contents of a header.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Header {
-    /// The name; or `function`, and the name is a line behind the separator.
+    /// The name; or `function`, and then the name is a line after the separator.
     Name,
-    /// The same, written with the line, and with a fence around the arguments.
+    /// The same, but written with that line and with a fence around the arguments.
     Typed,
-    /// The call's own name, `functions.NAME:INDEX`.
+    /// The call's own id, `functions.NAME:INDEX`.
     Numbered,
     /// The name, which a brace may follow without a separator.
     Direct,
@@ -52,7 +53,7 @@ pub(crate) const DEEPSEEK_V31: HeadedStyle = HeadedStyle {
 pub(crate) const DEEPSEEK_V3: HeadedStyle = HeadedStyle { header: Header::Typed, ..DEEPSEEK_V31 };
 
 impl HeadedStyle {
-    /// A call, as a model that must call writes it.
+    /// Returns the tag of a call, in the form that a model must write.
     pub fn tag(&self, tool: &Tool, arguments: &Value, before: &str, after: &str) -> Value {
         let (begin, separator, end, name) = (self.begin, self.separators[0], self.end, &tool.name);
         let after = format!("{end}{after}");
@@ -83,7 +84,7 @@ pub(super) struct HeadedCall {
     held: String,
     at: At,
     word: String,
-    /// Whether white space stands behind the word.
+    /// Whether white space has followed the word.
     is_ended: bool,
     name: String,
     raw: Raw,
@@ -93,7 +94,7 @@ pub(super) struct HeadedCall {
 enum At {
     Begin,
     Header,
-    /// Behind `function`: the name, unless that was it.
+    /// After `function`: the name, unless `function` was the name.
     Typed,
     Line,
     Id,
@@ -190,7 +191,7 @@ impl HeadedCall {
         self.named(None, separator, sink)
     }
 
-    /// The word before `separator` is the name.
+    /// Takes the word before `separator` as the name.
     fn named(&mut self, id: Option<&str>, separator: &str, sink: &mut Sink) -> Member {
         let word = std::mem::take(&mut self.word);
         if word.is_empty() {
@@ -274,7 +275,7 @@ impl HeadedCall {
     }
 }
 
-/// The name in `functions.NAME:INDEX`.
+/// Returns the name in `functions.NAME:INDEX`.
 fn numbered(word: &str) -> &str {
     let word = word.strip_prefix("functions.").unwrap_or(word);
     match word.rsplit_once(':') {

@@ -1,5 +1,5 @@
-//! Makes JSON of values that are written in another way, character by character: Python's literals, and Gemma's values
-//! between markers. Knows what stands within a call's brackets, and nothing of what stands before them.
+//! Converts values in other notations to JSON, character by character: Python's literals, and Gemma's values between
+//! markers. Reads the text within a call's brackets. Has no knowledge of the text before them.
 
 use super::typed::json_of;
 use super::{Member, NAME_MAX};
@@ -14,11 +14,11 @@ use crate::tools::Types;
 pub(super) struct Syntax {
     /// Between an argument's name and its value.
     pub assign: char,
-    /// Before the first argument; any bracket closes behind the last.
+    /// Precedes the first argument. Any bracket closes after the last.
     pub open: char,
-    /// Around strings. Within those of one character a backslash escapes.
+    /// Around strings. Within quotes of one character a backslash escapes.
     pub quotes: &'static [&'static str],
-    /// Whether arguments may have a place instead of a name.
+    /// Whether arguments may be positional.
     pub has_places: bool,
 }
 
@@ -28,10 +28,10 @@ pub(super) struct Loose {
     tool: String,
     n_arguments: usize,
     types: Types,
-    /// Whether each bracket that is open is a dictionary's.
+    /// For each open bracket, whether it belongs to a dictionary.
     open: Vec<bool>,
     at: At,
-    /// Whether the dictionary or list that was opened last is still empty.
+    /// Whether the innermost open dictionary or list is still empty.
     is_empty: bool,
     word: String,
     /// How many brackets are open in a word that is no literal.
@@ -43,9 +43,9 @@ pub(super) struct Loose {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum At {
-    /// Before a name, or before a value that has a place.
+    /// Before a name, or before a positional value.
     Argument,
-    /// In a name, or in a value that has a place.
+    /// In a name, or in a positional value.
     Name,
     /// Before a dictionary's key.
     Key,
@@ -83,7 +83,7 @@ impl Loose {
         }
     }
 
-    /// Ends the text within the arguments.
+    /// Handles the end of the text within the arguments.
     pub fn finish(&mut self, sink: &mut Sink) {
         if self.at == At::Word {
             sink.arguments(self.word.trim());
@@ -111,7 +111,7 @@ impl Loose {
                 self.go(At::Value, 1)
             }
             (At::Value | At::Key, _) => self.value(rest, last, sink),
-            // What stands behind a value is part of no literal.
+            // Text after a value is part of no literal.
             _ => Member::Took(c.len_utf8()),
         }
     }
@@ -125,7 +125,7 @@ impl Loose {
         self.go(at, 1)
     }
 
-    /// Closes what was opened last.
+    /// Closes the innermost bracket.
     fn close(&mut self, sink: &mut Sink) -> Member {
         if self.at == At::Value && self.open.last() != Some(&false) {
             // A name without a value.
@@ -153,7 +153,7 @@ impl Loose {
         self.go(At::Value, 0)
     }
 
-    /// Begins an argument that has no name.
+    /// Begins a positional argument.
     fn place(&mut self, tools: &Tools, sink: &mut Sink) {
         let tool = tools.get(&self.tool);
         let name = tool.and_then(|tool| tool.parameter_at(self.n_arguments)).map(str::to_owned);
@@ -178,7 +178,7 @@ impl Loose {
         let n = rest.find(ends).unwrap_or(rest.len());
         let room = NAME_MAX.saturating_sub(self.word.len());
         if n > room && self.syntax.has_places {
-            // No name is so long: it is a value.
+            // No name is this long, so it is a value.
             self.place(tools, sink);
             return self.go(At::Word, 0);
         }
@@ -196,14 +196,14 @@ impl Loose {
         self.go(At::Word, n)
     }
 
-    /// The quote that a text begins with: an empty one if it begins with none, nothing if that is not known yet.
+    /// Returns the quote at the start of a text: an empty one if there is none, None if more text is necessary.
     fn quote_of(&self, rest: &str, last: bool) -> Option<&'static str> {
         let quotes = self.syntax.quotes;
         let may_be = |quote: &&&str| quote.len() > rest.len() && quote.starts_with(rest) && !last;
         if quotes.iter().any(|quote| may_be(&quote)) {
             return None;
         }
-        // The longest counts: three quotes are one.
+        // The longest one counts: three quotes are one marker.
         let fitting = quotes.iter().filter(|quote| rest.starts_with(**quote));
         Some(fitting.max_by_key(|quote| quote.len()).copied().unwrap_or(""))
     }
@@ -228,7 +228,7 @@ impl Loose {
         self.go(At::Word, 0)
     }
 
-    /// The comma before what is not the first of a list or dictionary.
+    /// Writes the comma before each member except the first of a list or dictionary.
     fn separate(&mut self, sink: &mut Sink) {
         let is_in_dictionary = self.open.last() == Some(&true);
         let is_element = self.open.last() == Some(&false) || (is_in_dictionary && self.at == At::Key);
@@ -312,7 +312,7 @@ impl Loose {
         }
     }
 
-    /// What Python does not know stays as it is written.
+    /// Keeps an escape that Python does not have as it is written.
     fn flush(&mut self, json: &mut String) {
         if let Some(written) = self.escape.take() {
             match meaning(&written) {
@@ -323,7 +323,7 @@ impl Loose {
     }
 }
 
-/// Whether `c` belongs to an escape, of which this stands behind the backslash. A pair of surrogates is one.
+/// Whether `c` continues the escape whose text after the backslash is `escape`. A pair of surrogates is one escape.
 fn belongs(escape: &str, c: char) -> bool {
     match (escape.as_bytes().first(), escape.len()) {
         (None, _) => true,
@@ -343,7 +343,7 @@ fn is_whole(escape: &str) -> bool {
     }
 }
 
-/// What an escape means, of which this stands behind the backslash.
+/// Returns the meaning of the escape whose text after the backslash is `escape`.
 fn meaning(escape: &str) -> Option<String> {
     let of_code = |digits: &str| u32::from_str_radix(digits, 16).ok().and_then(char::from_u32);
     let c = match *escape.as_bytes().first()? {

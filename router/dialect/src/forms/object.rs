@@ -1,5 +1,6 @@
-//! A call as a JSON object: `{"name": .., "arguments": ..}` in any order, or that under the key `function`. Read member
-//! by member; what may still be no call is held as it was written. Knows nothing of what stands around the object.
+//! A call as a JSON object: `{"name": .., "arguments": ..}` in any order, or that object under the key `function`.
+//! Reads member by member, and holds the original text while it may be no call. Has no knowledge of the text around the
+//! object.
 
 use super::raw::Raw;
 use super::{Member, NAME_MAX, Rule};
@@ -11,7 +12,7 @@ use crate::sink::Sink;
 #[derive(Debug)]
 pub(super) struct CallObject {
     rule: Rule,
-    /// What was read, as long as it may be no call.
+    /// The text so far, while it may be no call.
     held: String,
     at: At,
     key: Key,
@@ -38,7 +39,7 @@ enum At {
     InName,
     /// In arguments that are JSON.
     InArguments,
-    /// In arguments that are a string, which means a JSON text.
+    /// In arguments that are a string, which contains a JSON text.
     InText,
     InOther,
     Comma,
@@ -53,7 +54,7 @@ enum Key {
 }
 
 impl CallObject {
-    /// `held` is what stands before the object, and is content with it if it is no call.
+    /// `held` is the text before the object. If the object is no call, both are content.
     pub fn new(rule: Rule, held: String) -> CallObject {
         CallObject {
             rule,
@@ -72,7 +73,7 @@ impl CallObject {
         }
     }
 
-    /// Ends the text within the object: the call so far, or content.
+    /// Handles the end of the text within the object: emits the call so far, or content.
     pub fn finish(&mut self, sink: &mut Sink) {
         if !self.is_begun {
             sink.content(&self.held);
@@ -81,7 +82,7 @@ impl CallObject {
         }
     }
 
-    /// What was held of an object that is no call.
+    /// Returns the held text of an object that is no call.
     pub fn held(&self) -> &str {
         &self.held
     }
@@ -144,7 +145,7 @@ impl CallObject {
         self.go(At::Comma, 1)
     }
 
-    /// Reads up to the closing quote, and returns what stands before it.
+    /// Reads up to the closing quote, and returns the text before it.
     fn quoted(&mut self, rest: &str) -> Result<(usize, String), Member> {
         for (at, c) in rest.char_indices() {
             match c {
@@ -172,7 +173,7 @@ impl CallObject {
             "arguments" | "parameters" if !self.has_arguments => Key::Arguments,
             "function" if !self.in_function && self.name.is_none() => Key::Function,
             "id" | "type" | "index" => Key::Other,
-            // A call has nothing else, unless it is known to be one.
+            // A call has no other members, unless a marker identifies it as a call.
             _ if self.is_begun => Key::Other,
             _ => return Member::Failed(n),
         };
@@ -215,7 +216,7 @@ impl CallObject {
         self.go(At::Comma, n)
     }
 
-    /// Begins the call, if it is known to be one.
+    /// Begins the call, if it is certain to be one.
     fn begin(&mut self, tools: &Tools, sink: &mut Sink) {
         let Some(name) = &self.name else { return };
         let is_call = self.rule == Rule::Marked || (self.has_arguments && tools.get(name).is_some());
@@ -237,7 +238,7 @@ impl CallObject {
         if is_whole { self.go(At::Comma, n) } else { Member::Took(n) }
     }
 
-    /// A value that is not looked into. Nothing is read where a closing marker may begin.
+    /// Reads a value without parsing it. Reads nothing where a closing marker may begin.
     fn in_value(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Option<Member> {
         let step = self.raw.step(rest, closers, last)?;
         if self.at == At::InArguments {

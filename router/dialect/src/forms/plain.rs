@@ -1,4 +1,4 @@
-//! Text in which there are no calls.
+//! Text without calls.
 
 use super::{Form, Turn};
 use crate::sink::Sink;

@@ -1,4 +1,4 @@
-//! Arguments that are JSON already: given on as they are written. Knows where they end, and nothing of calls.
+//! Arguments that are already JSON, which are passed on unchanged. Finds where they end. Has no knowledge of calls.
 
 use crate::json::{Scanned, ValueScan};
 use crate::marker::{Begins, begins};
@@ -7,12 +7,12 @@ use std::borrow::Cow;
 #[derive(Debug, Default)]
 pub(super) struct Raw {
     scan: ValueScan,
-    /// A number or a word, which waits for its end: `null` means no arguments.
+    /// A number or a word, held until its end: `null` means no arguments.
     word: String,
     is_begun: bool,
 }
 
-/// What was read: so many bytes, which say `text`.
+/// The result of a step: this many bytes, which contain `text`.
 pub(super) struct RawStep<'t> {
     pub n: usize,
     pub text: Cow<'t, str>,
@@ -24,8 +24,8 @@ impl Raw {
         self.is_begun
     }
 
-    /// Reads the value up to its end, or to a closing marker where no JSON can be. Nothing is read where such a marker
-    /// may begin.
+    /// Reads the value up to its end, or to a closing marker where JSON cannot continue. Reads nothing where such a
+    /// marker may begin.
     pub fn step<'t>(&mut self, rest: &'t str, closers: &[&str], last: bool) -> Option<RawStep<'t>> {
         let (n, is_whole) = match self.scan.scan(rest) {
             Scanned::Whole(n) => (n, true),
@@ -33,7 +33,7 @@ impl Raw {
             Scanned::Foreign(0) => match begins(rest, closers, last) {
                 Begins::With(_) => (0, true),
                 Begins::Perhaps => return None,
-                // What is broken stays as it was written.
+                // Invalid JSON stays as it was written.
                 Begins::No => (rest.chars().next().map_or(0, char::len_utf8), false),
             },
             Scanned::Foreign(n) => (n, false),
@@ -51,7 +51,7 @@ impl Raw {
         if is_whole { self.rest().into() } else { "".into() }
     }
 
-    /// What still waits, when the text ends.
+    /// Returns the held text when the text ends.
     pub fn rest(&mut self) -> String {
         let word = std::mem::take(&mut self.word);
         if word == "null" { String::new() } else { word }

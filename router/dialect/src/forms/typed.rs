@@ -1,5 +1,5 @@
-//! Makes a JSON object of parameters that are written as text, as they come. Of a parameter that can only be a string
-//! every character goes out at once; any other waits for its end. Knows no markers.
+//! Converts parameters that are written as text to a JSON object, as they arrive. A parameter that can only be a string
+//! is passed on character by character. Any other waits for its end. Has no knowledge of markers.
 
 use crate::json::{escape, quoted};
 use crate::sink::Sink;
@@ -9,9 +9,9 @@ use crate::tools::Types;
 pub(super) struct Members {
     n_members: usize,
     types: Types,
-    /// A value that may be no string.
+    /// A value that may be something other than a string.
     held: String,
-    /// Whether one newline at the start and at the end is not of the value.
+    /// Whether one newline at the start and one at the end are not part of the value.
     is_framed: bool,
     at_start: bool,
     has_newline: bool,
@@ -67,13 +67,13 @@ impl Members {
         sink.arguments(if self.n_members == 0 { "{}" } else { "}" });
     }
 
-    /// Ends the text within the object.
+    /// Handles the end of the text within the object.
     pub fn finish(&mut self, sink: &mut Sink) {
         sink.arguments(std::mem::take(&mut self.held).trim());
     }
 }
 
-/// A text as JSON of one of the types, or else as a string.
+/// Returns a text as JSON of one of the types, or else as a string.
 pub(super) fn json_of(text: &str, types: Types) -> String {
     let word = text.trim();
     let word = match word {

@@ -1,5 +1,5 @@
-//! A call as elements with a name and parameters: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2, Seed. Knows the markers of
-//! one call, and not those around all.
+//! A call as elements with a name and parameters: Qwen3-Coder, GLM, MiniMax, DeepSeek V3.2, Seed. Reads the markers of
+//! one call. Has no knowledge of those around all calls.
 //!
 //! `begin · name · ( parameter · key · value )* · end`
 
@@ -15,18 +15,18 @@ use serde_json::Value;
 #[derive(Debug, PartialEq)]
 pub(crate) struct XmlStyle {
     pub begin: &'static str,
-    /// Behind the name. Where it is empty, a parameter or a closing marker ends the name.
+    /// Follows the name. If it is empty, a parameter or a closing marker ends the name.
     pub name_end: &'static str,
     pub parameter: &'static str,
     pub key_end: &'static str,
-    /// Behind the key, where a value has a marker of its own.
+    /// Follows the key, if a value has a marker of its own.
     pub value: &'static str,
-    /// The first is the value's; the others end a value that lacks it, and are read on from.
+    /// The first one ends the value. The others end a value that lacks it, and are read again afterwards.
     pub value_ends: &'static [&'static str],
     pub end: &'static str,
     /// Whether names are quoted, and attributes may follow them up to `>`.
     pub has_attributes: bool,
-    /// Whether a value stands on lines of its own.
+    /// Whether a value has lines of its own.
     pub is_framed: bool,
 }
 
@@ -73,7 +73,7 @@ pub(crate) const DEEPSEEK_V32: XmlStyle = XmlStyle {
 };
 
 impl XmlStyle {
-    /// A call, as a model that must call writes it.
+    /// Returns the tag of a call, in the form that a model must write.
     pub fn tag(&self, tool: &Tool, arguments: &Value, before: &str, after: &str) -> Value {
         let attributes = if self.has_attributes { ">" } else { "" };
         let begin = format!("{before}{}{}{}{attributes}\n", self.begin, tool.name, self.name_end);
@@ -95,7 +95,7 @@ impl XmlStyle {
         let is_text = types_of(property, root, 0) == Types::TEXT;
         let line = if self.is_framed { "\n" } else { "" };
         let behind = match (self.has_attributes, self.value) {
-            // DeepSeek says whether it is a string.
+            // DeepSeek writes whether the value is a string.
             (true, _) if self.begin == DEEPSEEK_V32.begin => format!(" string=\"{is_text}\">"),
             (true, _) => ">".to_owned(),
             (false, "") => line.to_owned(),
@@ -109,7 +109,7 @@ impl XmlStyle {
                 let texts = texts.iter().filter_map(Value::as_str).map(text);
                 tag(&begin, either(texts.collect()), &format!("{line}{end}"))
             }
-            // Text ends at the marker alone, wherever it stands; the model writes the newline before it.
+            // Only the marker ends a text, wherever it is; the model writes the newline before it.
             None if is_text => tag(&begin, any_text(), end),
             None => tag(&begin, schema(&within(property, root), is_strict), &format!("{line}{end}")),
         }
@@ -128,7 +128,7 @@ pub(super) struct XmlCall {
     held: String,
     at: At,
     name: String,
-    /// Whether white space stands behind the name.
+    /// Whether white space has followed the name.
     is_ended: bool,
     key: String,
     attributes: String,
@@ -225,7 +225,7 @@ impl XmlCall {
         }
     }
 
-    /// Reads a character of the name. White space stands only behind a name that has no marker at its end.
+    /// Reads a character of the name. White space may only follow a name that has no end marker.
     fn spell(&mut self, rest: &str) -> Member {
         let Some(c) = rest.chars().next() else { return Member::More };
         let is_blank = matches!(c, ' ' | '\t' | '\n' | '\r');
@@ -272,7 +272,7 @@ impl XmlCall {
                 Member::Done(if is_own { self.style.end.len() } else { 0 })
             }
             Begins::Perhaps => Member::More,
-            // What stands between parameters is of none.
+            // Text between parameters belongs to none of them.
             Begins::No => Member::Took(rest.chars().next().map_or(0, char::len_utf8)),
         }
     }

@@ -1,9 +1,10 @@
-//! Reads a text whole, by characters, by random cuts, and cut off anywhere: what is said must always agree.
+//! Reads a text whole, by characters, with random cuts, and cut off anywhere. The results must always agree.
 
 use dialect::{Dialect, Opening, Piece, Tool, Tools};
 use serde_json::{Value, json};
 
-/// What a text says, in few words: `reasoning`, `content`, and calls as `name(arguments)`, with `..` if it has no end.
+/// A short form of a text's pieces: `reasoning`, `content`, and calls as `name(arguments)`, with `..` if a call has no
+/// end.
 #[derive(Debug, Default, PartialEq)]
 pub struct Answer {
     pub reasoning: String,
@@ -46,7 +47,7 @@ impl Answer {
     }
 }
 
-/// Tools with the types of parameter that there are.
+/// Tools with every type of parameter.
 pub fn tools() -> Tools {
     let tool = |name: &str, properties: Value| Tool {
         name: name.into(),
@@ -70,7 +71,7 @@ pub fn tools() -> Tools {
     ])
 }
 
-/// Neighbours of one kind are one piece.
+/// Joins neighbours of one kind to one piece.
 fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
     let mut all: Vec<Piece> = Vec::new();
     for piece in pieces {
@@ -110,7 +111,7 @@ impl Reader {
         Reader { dialect, tools: tools(), opening: Opening::Answer }
     }
 
-    /// What is said after the pieces, and in the end.
+    /// Returns the pieces after the cuts, and after the end.
     pub fn read<'a>(&self, pieces: impl IntoIterator<Item = &'a str>) -> (Vec<Piece>, Vec<Piece>) {
         let mut speech = self.dialect.speech(&self.tools, self.opening);
         let mut said = Vec::new();
@@ -120,7 +121,7 @@ impl Reader {
         (before, joined(said))
     }
 
-    /// The text is read as `expect`, however it is cut, and what is said early is said in the end.
+    /// Checks that the text is read as `expect`, however it is cut, and that early pieces remain in the end.
     #[track_caller]
     pub fn check(&self, text: &str, expect: &Answer) {
         let (before, said) = self.read([text]);

@@ -1,4 +1,4 @@
-//! The structural tags: each form's in few words, and texts that conform to them, read back.
+//! The structural tags: a short form of each, and conforming texts, which are read back.
 
 use crate::common::{Random, Reader};
 use dialect::{Dialect, Opening, Piece, Tool, ToolChoice, Tools};
@@ -17,8 +17,8 @@ fn dialect(calls: &str, thoughts: &str) -> Dialect {
     Dialect::NONE.tools_named(calls).unwrap().thoughts_named(thoughts).unwrap()
 }
 
-/// A format in few words: `'constant'`, `/pattern/`, `any`, `json`, `(this | that)`, `[begin content end]`, and
-/// `{tags}` with what stands between them.
+/// A short form of a format: `'constant'`, `/pattern/`, `any`, `json`, `(this | that)`, `[begin content end]`, and
+/// `{tags}` with their separator.
 fn brief(format: &Value) -> String {
     let all =
         |key: &str, between: &str| format[key].as_array().unwrap().iter().map(brief).collect::<Vec<_>>().join(between);
@@ -38,7 +38,7 @@ fn brief(format: &Value) -> String {
     }
 }
 
-/// Of each form how it writes calls of the one tool.
+/// For each form, how it writes calls of the one tool.
 const WRITTEN: &[(&str, &str)] = &[
     ("hermes", "{['<tool_call>\n{\"name\": \"f\", \"arguments\": ' json '}\n</tool_call>']}'\n'"),
     ("llama3_json", "{['{\"name\": \"f\", \"parameters\": ' json '}']}'; '"),
@@ -234,11 +234,11 @@ fn auto_enforces_strict_tools_from_the_trigger_on() {
     assert_eq!(content["json_schema"], json!({"type": "object"}));
 }
 
-/// Writes texts that conform to a format, and remembers the calls in them.
+/// Writes texts that conform to a format, and records the calls in them.
 struct Writer {
     random: Random,
     text: String,
-    /// Of each call the values in it: its arguments as a whole, or each of them.
+    /// For each call, its values: its arguments as a whole, or each of them.
     calls: Vec<Vec<Value>>,
 }
 
@@ -309,7 +309,7 @@ impl Writer {
         self.text.push_str(end);
     }
 
-    /// Any text in which `end` does not stand.
+    /// Writes any text that does not contain `end`.
     fn any_text(&mut self, end: &str) -> String {
         const PARTS: [&str; 14] =
             ["a", " ", "\n", "\"", "\\", "<", "</", "{", "]", "'", "é😀", "<tool_call>", "\u{7}", "</tool_call>"];

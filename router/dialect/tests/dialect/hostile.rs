@@ -1,4 +1,4 @@
-//! Texts that want to cost time, memory or silence.
+//! Hostile texts that would cost time or memory, or hold back the answer.
 
 use crate::common::{Random, Reader, answer};
 use dialect::Piece;
@@ -113,7 +113,7 @@ fn deep_braces_are_given_on() {
     }
 }
 
-/// What would be read again and again if reading began anew behind each marker.
+/// Texts that would take quadratic time if the reader restarted after each marker.
 const PATTERNS: [&str; 19] = [
     "<tool_call>",
     "<tool_call>{\"name\":\"",
@@ -148,8 +148,8 @@ fn patterns_read_the_same_by_characters() {
     }
 }
 
-/// Sixteen times the text takes about sixteen times as long, where reading anew would take 256 times. Each is the best
-/// of three, as other programs run too.
+/// Sixteen times the text must take about sixteen times as long. A reader that restarts would take 256 times. Each time
+/// is the best of three, because other programs run too.
 #[test]
 fn time_grows_with_the_text_and_no_faster() {
     let seconds = |reader: &Reader, text: &str, piece: usize| {

@@ -1,4 +1,4 @@
-//! Texts as models write them, and what is read in them.
+//! Texts as models write them, and their pieces.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,4 +1,4 @@
-//! Which forms the chat templates of known families show, each by what its template says of calls and thoughts.
+//! The forms that the chat templates of known families show, by the texts about calls and thoughts in each template.
 
 use dialect::{Dialect, UnknownDialect};
 

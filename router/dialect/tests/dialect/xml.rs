@@ -1,4 +1,4 @@
-//! Calls as elements with parameters, whose types the tool's schema knows.
+//! Calls as elements with parameters, whose types come from the tool's schema.
 
 use crate::common::{Reader, answer};
 
