@@ -1,5 +1,6 @@
-//! Measures how long a choice among 1,000 replicas takes for a prompt of 8,192 tokens, with what their caches have:
-//! names known, and named on the way. It may allocate nothing. Prints a table of medians and the 99th of a hundred.
+//! Measures how long a choice among 1,000 replicas takes for a prompt of 8,192 tokens, with their caches: with block
+//! names that exist already, and with names that are computed during the choice. The choice may not allocate memory.
+//! Prints a table of medians and 99th percentiles.
 //!
 //! `cargo bench --workspace --bench pick`
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
@@ -15,7 +16,7 @@ use types::{PolicyDigest, TenantId, Token};
 
 const N_REPLICAS: usize = 1000;
 const N_PROMPT: u32 = 8192;
-/// Blocks in the cache of each replica that no other has.
+/// Blocks in the cache of each replica that no other replica has.
 const N_OWN: u64 = 2000;
 const N_ROUNDS: usize = 2000;
 const SALT: Salt = [1; 16];
@@ -24,7 +25,7 @@ struct Counting;
 
 static N_ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call goes on to the system's allocator unchanged.
+// SAFETY: every call is passed to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         N_ALLOCATIONS.fetch_add(1, Relaxed);

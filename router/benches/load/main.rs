@@ -1,11 +1,12 @@
-//! What a router costs: the time that it adds to a request, beside a bare tonic server and a bare tonic relay in the
-//! same run; requests and tokens for each CPU-second of its threads, before a replica on `sim`; memory under 10,000
-//! streams; what viewers of the page cost beside 1,000 streams, which fails where it is more than was asked.
+//! The cost of a router. Measures the time that it adds to a request, compared with a bare tonic server and a bare
+//! tonic relay in the same run. Measures requests and tokens for each CPU-second of its threads, before a replica on
+//! `sim`. Measures memory under 10,000 streams. Measures the cost of the page's viewers beside 1,000 streams, and fails
+//! if it exceeds its bounds.
 //!
 //! `cargo bench --workspace --bench load -- [latency] [cpu] [streams] [page]` (all of them, if none is named)
 //!
-//! The router is a process of its own, and so is what stands behind it. Latency is taken in windows of two seconds, and
-//! of these the ones count in which others used little of the machine.
+//! The router is a process of its own, and so are its replica and the peers. Latency is measured in windows of two
+//! seconds. Only windows count in which other processes used little of the machine.
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
 
 mod page;
@@ -61,7 +62,7 @@ fn request(text: &str, n_tokens: u32) -> v1::GenerateRequest {
     v1::GenerateRequest { input, sampling, ..Default::default() }
 }
 
-/// Reads a stream to its end. The result is how many tokens there were.
+/// Reads a stream to its end, and returns the number of tokens.
 async fn ask(mut client: Client, request: v1::GenerateRequest) -> usize {
     let mut replies = client.generate(request).await.unwrap().into_inner();
     let mut n_tokens = 0;
@@ -77,7 +78,7 @@ fn client(address: &str) -> Client {
     InferenceClient::new(tcp(address).unwrap())
 }
 
-/// Waits until a router serves: it attaches to its replica, which takes a moment.
+/// Waits until a router serves: it first attaches to its replica.
 async fn ready(client: &Client) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while client.clone().generate(request("ready?", 1)).await.is_err() {
@@ -89,13 +90,13 @@ async fn ready(client: &Client) {
 const RATE: f64 = 200.0;
 const WINDOW: Duration = Duration::from_secs(2);
 const WINDOWS: usize = 40;
-/// How many cores others may use in a window that counts.
+/// How many cores other processes may use in a window that counts.
 const FOREIGN_MAX: f64 = 0.1;
-/// If fewer windows were quiet, so many of the quietest are shown instead, and called that.
+/// If fewer windows were quiet, this many of the quietest are shown instead, and labelled so.
 const WINDOWS_MIN: usize = 5;
 const KINDS: [&str; 3] = ["bare server", "bare relay", "router"];
 
-/// Sends requests at a steady rate, to each kind in turn, each at its time, whatever became of those before.
+/// Sends requests at a steady rate, to each kind in turn. Each is sent on time, whether or not earlier ones have ended.
 async fn latency() {
     let peers = Child::start(Role::Peers, None);
     let router = Child::start(Role::Router, Some(&peers.addresses[1]));
@@ -169,7 +170,7 @@ async fn window(clients: &[Client; 3]) -> [Vec<f64>; 3] {
 const N_CONNECTIONS: usize = 8;
 const LONG_TOKENS: u32 = 2000;
 
-/// A name, clients at once, requests of each, and tokens of each answer. The more streams say something in one step,
+/// A name, concurrent clients, requests of each, and tokens of each answer. The more streams have output in one step,
 /// the more of them leave in one write.
 const RUNS: [(&str, usize, usize, u32); 4] = [
     ("warm-up", 64, 20, 20),
@@ -232,7 +233,7 @@ async fn all_ask(address: &str, n_at_once: usize, n_each: usize, n_tokens: u32) 
 const STREAM_CONNECTIONS: usize = 100;
 const STREAMS_EACH: usize = 100;
 
-/// Measures memory under streams that have said a token and wait for the next.
+/// Measures memory under streams that have received one token and wait for the next.
 async fn streams() {
     let peers = Child::start(Role::Peers, None);
     let router = Child::start(Role::Router, Some(&peers.addresses[1]));

@@ -1,5 +1,5 @@
-//! What those who look at the page cost a router that answers 1,000 streams: the CPU time of its threads with ten
-//! viewers of each view, beside that without any, before them and after them.
+//! The cost of the page's viewers for a router that answers 1,000 streams: the CPU time of its threads with ten viewers
+//! of each view, compared with the time without viewers, before them and after them.
 
 use crate::roles::{Child, ROUTER_THREADS, Role};
 use crate::watch::{Machine, threads_seconds};
@@ -15,22 +15,22 @@ use tokio::time::{Instant, sleep, timeout};
 
 const STREAMS: usize = 1000;
 const CONNECTIONS: usize = 20;
-/// More than any stream says while it is measured.
+/// More tokens than any stream receives during the measurement.
 const STREAM_TOKENS: u32 = 3500;
 const STREAMS_BEGIN_MAX: Duration = Duration::from_secs(120);
 const VIEWERS: usize = 10;
-/// The number of the first request that is opened: one that is under way, whatever was asked until all was ready.
+/// The number of the first request that viewers open. It is in progress, whatever was requested before all was ready.
 const OPENED: usize = 600;
 const ROUNDS: usize = 5;
 const WINDOW: Duration = Duration::from_secs(5);
-/// A view's first texts are no part of what it costs to be shown.
+/// A view's first events are not part of its running cost.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Of a core, in percent: what ten viewers may cost, and what may stay of those who have left.
+/// In percent of a core: the most that ten viewers may cost, and the most that may remain after they have left.
 const COST_MAX: f64 = 1.0;
 const LEFT_MAX: f64 = 0.2;
 
-/// What a viewer looks at: the topic that the view watches, and whether a request is open beside the list, which the
-/// page asks for again with each event.
+/// A viewer's requests: the topic of the view, and whether a request is open beside the list, which the page reads
+/// again with each event.
 #[derive(Clone, Copy)]
 struct PageView {
     name: &'static str,
@@ -45,14 +45,14 @@ const VIEWS: [PageView; 4] = [
     PageView { name: "Load", topic: "load", opens_request: false },
 ];
 
-/// What was read by all viewers of a view.
+/// The events and bytes that all viewers of a view have read.
 #[derive(Default)]
 struct SeenCounts {
     n_events: AtomicU64,
     n_bytes: AtomicU64,
 }
 
-/// Measures, prints a table, and says whether the bounds were kept.
+/// Measures, prints a table, and returns whether the bounds were kept.
 pub async fn page() -> bool {
     let replica = Child::start(Role::SlowReplica, None);
     let router = Child::start(Role::PageRouter, Some(&replica.addresses[0]));
@@ -77,7 +77,7 @@ pub async fn page() -> bool {
         sleep(SETTLE).await;
         let after = percent_of_core(router.pid()).await;
         if round > 0 {
-            // What streams cost drifts with the machine: halfway between the two is what they cost meanwhile.
+            // The streams' own cost drifts with the machine. The mean of before and after estimates it in between.
             let alone = f64::midpoint(nobody, after);
             costs.iter_mut().zip(&spent).for_each(|(costs, spent)| costs.push(spent - alone));
             before.push(nobody);
@@ -113,14 +113,14 @@ fn told(of: &mut [f64]) -> String {
     format!("{median:.2} ({:.2} to {:.2})", of[0], of[of.len() - 1])
 }
 
-/// What the router's threads use within a window.
+/// Returns the CPU time of the router's threads within a window.
 async fn percent_of_core(pid: u32) -> f64 {
     let (before, began) = (threads_seconds(pid, ROUTER_THREADS), Instant::now());
     sleep(WINDOW).await;
     (threads_seconds(pid, ROUTER_THREADS) - before) / began.elapsed().as_secs_f64() * 100.0
 }
 
-/// Streams that say a token with each of the replica's slow steps, once all have begun.
+/// Starts streams that receive one token with each of the replica's slow steps. Returns once all have begun.
 async fn begin_streams(address: &str) -> JoinSet<()> {
     let clients: Vec<_> = (0..CONNECTIONS).map(|_| client(address)).collect();
     ready(&clients[0]).await;
@@ -148,7 +148,7 @@ async fn begin_streams(address: &str) -> JoinSet<()> {
     streams
 }
 
-/// Reads what the page reads, until it is aborted.
+/// Reads the same resources as the page, until it is aborted.
 async fn look(view: PageView, address: String, number: usize, read: Arc<SeenCounts>) {
     let mut events = get(&address, &format!("/events?of={}", view.topic)).await;
     let mut opened = BufReader::new(TcpStream::connect(&address).await.unwrap());
@@ -170,7 +170,7 @@ async fn look(view: PageView, address: String, number: usize, read: Arc<SeenCoun
     }
 }
 
-/// A stream, behind its head.
+/// Opens a stream, and reads past its head.
 async fn get(address: &str, path: &str) -> BufReader<TcpStream> {
     let mut stream = BufReader::new(TcpStream::connect(address).await.unwrap());
     ask(&mut stream, address, path).await;
@@ -179,7 +179,7 @@ async fn get(address: &str, path: &str) -> BufReader<TcpStream> {
     stream
 }
 
-/// A request's timeline, over a connection that stays; how many bytes it had.
+/// Reads a request's timeline over a persistent connection, and returns its number of bytes.
 async fn open(stream: &mut BufReader<TcpStream>, address: &str, number: usize) -> usize {
     ask(stream, address, &format!("/requests/{number}")).await;
     let head = head(stream).await.to_lowercase();

@@ -1,5 +1,5 @@
-//! What stands beside a router and behind it: a bare tonic server that answers each request with one token, or with
-//! what another one answers; and a coordinator without a cluster, which says one token of each request at once.
+//! The router's peers. A bare tonic server answers each request with one token, or forwards another server's answer. A
+//! coordinator without a cluster returns one token of each request at once.
 
 use crate::Client;
 use proto::cluster as wire;
@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 type Replies<T> = ReceiverStream<Result<T, Status>>;
 
-/// Frames of one stream that nobody has read yet.
+/// Unread frames of one stream.
 const FRAMES_MAX: usize = 1024;
 /// How often the coordinator sends its state.
 const STATE_EVERY: Duration = Duration::from_secs(1);
@@ -144,7 +144,7 @@ async fn converse(mut up: Streaming<wire::RouterFrame>, frames: mpsc::Sender<Res
     }
 }
 
-/// One token. It is the last if no more were asked for; otherwise nothing follows.
+/// Returns one token. It is the last if the request allows no more; otherwise nothing follows.
 fn answer(request: &wire::Request) -> Frame {
     let n_tokens = request.sampling.as_ref().map_or(1, |sampling| sampling.tokens_max);
     let finish = if n_tokens == 1 { wire::Finish::Length } else { wire::Finish::Unspecified };

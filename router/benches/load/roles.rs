@@ -1,4 +1,4 @@
-//! The processes of a measurement. Each says where it listens, on standard output, and ends with its standard input.
+//! The processes of a measurement. Each prints its address to standard output, and ends when its standard input closes.
 
 use crate::peers::{Bare, Stub};
 use checkpoint::Checkpoint;
@@ -15,10 +15,10 @@ use types::{Activations, Grid, KvDtype};
 use wire::{server, tcp, tcp_incoming};
 use worker::sim::Sim;
 
-/// The name of the threads whose CPU time is the router's.
+/// The name of the threads whose CPU time counts as the router's.
 pub const ROUTER_THREADS: &str = "router";
 pub const OTHER_THREADS: &str = "other";
-/// The time of a step of the replicas on `sim`, how many run at once, and their longest log.
+/// The duration of a step of the replicas on `sim`, how many requests run at once, and their longest log.
 const STEP_MICROS: u64 = 1000;
 const SLOW_STEP_MICROS: u64 = 500_000;
 const RUNNING_MAX: u32 = 512;
@@ -31,7 +31,7 @@ const REQUESTS_MAX: usize = 20_000;
 pub enum Role {
     /// A bare server that answers at once, and a coordinator that does; no models.
     Peers,
-    /// A bare server that asks another one.
+    /// A bare server that forwards to another one.
     Relay,
     Router,
     /// The same with HTTP, at the first of two addresses.
@@ -95,7 +95,7 @@ async fn bare(service: Bare) {
 async fn peers() {
     let serve = bare(Bare { behind: None });
     tokio::spawn(serve);
-    // The addresses are told in this order.
+    // The addresses are printed in this order.
     tokio::time::sleep(Duration::from_millis(100)).await;
     let incoming = tcp_incoming(listen().await);
     server().add_service(Stub::server()).serve_with_incoming(incoming).await.unwrap();
@@ -119,7 +119,7 @@ async fn page_router(coordinator: &str) {
 }
 
 fn router_parts(coordinator: &str) -> (router::Config, Vec<router::CoordinatorChannel>, router::ModelText) {
-    // Metrics are installed as the binary does: what is not counted costs nothing.
+    // Metrics are installed as in the binary: without an exporter they would cost nothing.
     telemetry::exporter::install(&[]).unwrap();
     let checkpoint = model();
     let text = router::ModelText::of(&checkpoint).unwrap();
@@ -136,7 +136,7 @@ fn router_parts(coordinator: &str) -> (router::Config, Vec<router::CoordinatorCh
 async fn replica(step_micros: u64, running_max: u32) {
     let shape = ModelShape { context: CONTEXT, ..ModelShape::of(&model()) };
     let limits = Limits::default();
-    // A step has room for a token of each that runs.
+    // A step has room for one token of each running request.
     let limits = Limits { batch_tokens_max: limits.batch_tokens_max.max(running_max), ..limits };
     let policy = Policy {
         grid: Grid::SOLO,
@@ -163,7 +163,7 @@ async fn replica(step_micros: u64, running_max: u32) {
         mesh_seed: [7; 32],
         speaks: proto::Speaks::default(),
         limits,
-        // A busy machine is not a dead rank.
+        // A busy machine must not count as a lost rank.
         waits: Waits { beats_missed_max: 1000, hang_min: Duration::from_secs(60), ..Waits::default() },
     };
     let sim = Sim { vocab, step_micros, ..Sim::default() };

@@ -1,12 +1,12 @@
-//! What `/proc` tells of processes and of the machine.
+//! Reads measurements of processes and of the machine from `/proc`.
 
 use std::fs;
 use std::time::Instant;
 
-/// `sysconf(_SC_CLK_TCK)` has been this on every Linux.
+/// `sysconf(_SC_CLK_TCK)` has this value on every Linux.
 const TICKS: f64 = 100.0;
 
-/// Seconds on a CPU of the threads of a process that have this name, or one that begins so.
+/// Returns the CPU seconds of a process's threads whose name begins with this one.
 pub fn threads_seconds(pid: u32, name: &str) -> f64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|entry| entry.unwrap().path());
     let of = |task: std::path::PathBuf| {
@@ -24,7 +24,7 @@ pub fn resident_bytes(pid: u32) -> u64 {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
 }
 
-/// The machine at one moment: what has been used of its CPUs, by all and by ours.
+/// The machine at one moment: the used time of its CPUs, by all processes and by ours.
 pub struct Machine {
     began: Instant,
     busy: f64,
@@ -37,7 +37,7 @@ impl Machine {
         Machine { began: Instant::now(), busy: busy_seconds(), own: own_seconds(pids), pids: pids.to_vec() }
     }
 
-    /// Cores that others have used since.
+    /// Returns the cores that other processes have used since.
     pub fn foreign_cores(&self) -> f64 {
         let (busy, own) = (busy_seconds() - self.busy, own_seconds(&self.pids) - self.own);
         ((busy - own) / self.began.elapsed().as_secs_f64()).max(0.0)
