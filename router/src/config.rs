@@ -81,11 +81,11 @@ pub struct RouterLimits {
     pub requests_max: usize,
     /// Of these, how many run at once, over all replicas: what llama.cpp calls slots.
     pub slots: usize,
-    /// A stream whose reader leaves this many steps unread, over all its choices, is cut and its request cancelled:
-    /// tokens keep coming and have to be kept somewhere.
+    /// A stream with this many unread steps, over all its choices, is cut and its request cancelled: tokens keep
+    /// coming and have to be kept somewhere.
     pub outputs_unread_max: usize,
-    /// A request whose replica was lost more often than this since its last token is not given to another: it may be
-    /// the cause.
+    /// A request that has lost its replica more often than this since its last token is not given to another: it may
+    /// be the cause.
     pub losses_max: u32,
     /// The same for losses of whole coordinators: such a loss interrupts every request there, and not only one epoch.
     pub coordinator_losses_max: u32,
@@ -113,7 +113,7 @@ pub struct RouterLimits {
     pub stop_strings_max: usize,
     /// The bytes of all stop strings of one request together.
     pub stop_bytes_max: usize,
-    /// The most tokens whose logits one request may change.
+    /// The most tokens for which one request may change the logits.
     pub logit_bias_max: usize,
     /// The bytes of a request's prompts and sampling lists, times the answers that each prompt gets.
     pub copies_bytes_max: usize,

@@ -19,8 +19,7 @@ pub struct Derendered {
 }
 
 impl Frontend {
-    /// Reads answers to a chat. Without a chat, answers are text and nothing else. The tokens were checked. The seed is
-    /// not known here, because the tokens were drawn elsewhere: ids of calls are a function of the prompt alone.
+    /// Reads answers to a chat. Without a chat, answers are text and nothing else. The tokens were checked.
     pub async fn derendered(
         &self,
         of: &Arc<ModelText>,
@@ -44,7 +43,8 @@ impl Frontend {
 fn one(of: &ModelText, read: Option<&Encoded>, choice: u32, ids: &Tokens) -> Derendered {
     let mut assembly = Assembly::new(&of.tokenizer, Arc::new(Stops::new(Vec::new())), 0, false);
     if let Some(Encoded { ids: prompt, talk: Some(talk) }) = read {
-        // Whoever drew the tokens knows the seed: ids of calls are a function of the prompt alone.
+        // The seed is not known here, because the tokens were drawn elsewhere: ids of calls are a function of the
+        // prompt alone.
         assembly = assembly.of_chat(talk, CallIds { seed: 0, choice, prompt: TokensHash::of(prompt) });
     }
     let mut said = v1::Delta::default();

@@ -61,7 +61,7 @@ pub struct AnswerQueue {
     dropped: fn(),
 }
 
-/// An answer in a queue, whose bytes count until it is dropped.
+/// An answer in a queue. Its bytes count until it is dropped.
 pub struct QueuedAnswer {
     pub answer: Arc<FinishedAnswer>,
     _bytes: QueuedBytes,

@@ -39,11 +39,11 @@ pub struct Frontend {
     pub admission: Admission,
     /// Counts the generations that are still held.
     pub streams: TaskTracker,
-    /// Gives up streams that their clients do not read. The permit to search a record.
+    /// Gives up streams that their clients do not read.
     pub reader_watch: Arc<ReaderWatch>,
     /// Permits for work on long texts.
     pub long_texts: Arc<Semaphore>,
-    /// The permit to look through a record.
+    /// The permit to search a record.
     pub record_reads: Arc<Semaphore>,
     /// Grammars that were compiled lately.
     pub grammars: Arc<Grammars>,

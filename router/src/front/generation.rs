@@ -41,10 +41,9 @@ pub enum GenerationEvent {
 /// Reports beside the answer itself. A face sends those that its clients can request, and drops the rest.
 #[derive(Debug)]
 pub enum Aside {
-    /// The prompt's logprobs: once, before the first delta, if the client requested them. How far the prompt is, before
-    /// the first delta, if the client requested that.
+    /// The prompt's logprobs: once, before the first delta, if the client requested them.
     Prompt(v1::PromptLogprobs),
-    /// How far the prompt is, before the first delta, if that was asked for.
+    /// How far the prompt is, before the first delta, if the client requested that.
     Progress(PromptProgress),
     /// A delta that the client already has, because it resumed the stream.
     Replayed(v1::Delta),

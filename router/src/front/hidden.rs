@@ -22,7 +22,7 @@ impl Heard {
     }
 }
 
-/// The logprobs of an answer whose thoughts are hidden.
+/// The logprobs of an answer with hidden thoughts.
 #[derive(Default)]
 pub struct HiddenThoughts {
     /// What was read since the last token was sent or dropped.

@@ -68,8 +68,7 @@ impl Sightings {
     /// last one first.
     pub fn each(&self, of: Option<TenantId>, n_max: usize, mut told: impl FnMut(&Timeline)) {
         let is_shown = |timeline: &Timeline| of.is_none_or(|tenant| timeline.arrival.tenant == tenant);
-        // The list is cloned, so that no token waits for a reader of the page. Returns a request by its number, or by
-        // the id of its answer.
+        // The list is cloned, so that no token waits for a reader of the page.
         let live: Vec<Shared> = locked(&self.0.live).values().cloned().collect();
         let ended: Vec<Shared> = locked(&self.0.ended).iter().rev().cloned().collect();
         let mut n_told = 0;
@@ -85,7 +84,7 @@ impl Sightings {
         }
     }
 
-    /// A request by its number, or by the id of its answer.
+    /// Returns a request by its number, or by the id of its answer.
     pub fn one(&self, of: Option<TenantId>, name: &str) -> Option<Timeline> {
         let is_shown = |timeline: &Timeline| of.is_none_or(|tenant| timeline.arrival.tenant == tenant);
         // A page that shows one request reads it again and again, by its number.

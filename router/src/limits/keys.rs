@@ -13,7 +13,7 @@ use types::TenantId;
 const NAMES_TOLD_MAX: usize = 100;
 /// The label of all other tenants.
 const OTHER: &str = "other";
-/// The name whose limits are the defaults.
+/// The name with the default limits.
 const DEFAULTS: &str = "*";
 
 /// The keys of a router; clones share them. If there never was any, every client is admitted.
@@ -24,7 +24,7 @@ pub struct ApiKeys(Arc<RwLock<Arc<Table>>>);
 struct Table {
     known: Vec<Known>,
     tenants: BTreeMap<TenantId, Arc<TenantLimits>>,
-    /// The tenant of clients without a key, if none is required, and of those whose key was removed.
+    /// The tenant of clients without a key, if none is required, and of clients with a removed key.
     others: Arc<TenantLimits>,
     told: BTreeSet<Arc<str>>,
     /// Whether a key is required although none is known: all were taken away.

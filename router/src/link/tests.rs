@@ -213,7 +213,7 @@ async fn a_lost_replica_gets_the_log_and_a_complete_one_is_at_its_end() {
     assert_eq!(task.table[&goes_on.key()].request.output, [5, 7]);
 }
 
-/// Two links whose replicas are ready, and their tasks.
+/// Two links with ready replicas, and their tasks.
 fn neighbours() -> (Vec<ReplicaLink>, Task, Task) {
     let peers = peers();
     (0..2).for_each(|place| peers.sit(View { place, ..View::default() }));

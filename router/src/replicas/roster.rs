@@ -236,7 +236,7 @@ impl Roster {
         }
     }
 
-    /// Makes a link, whose task begins after the delay `after`.
+    /// Makes a link. Its task begins after the delay `after`.
     fn sit(&mut self, name: &str, target: Target, after: Duration) -> (usize, watch::Sender<Target>) {
         let place = self.next_place;
         self.next_place += 1;

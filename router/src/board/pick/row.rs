@@ -67,7 +67,7 @@ pub struct Wish {
     pub session: Option<u64>,
     /// How many requests this router has placed before.
     pub n_before: u64,
-    /// The version whose replicas may get it. None: all replicas that serve.
+    /// Only replicas of this version may get it. None: all replicas that serve.
     pub version: Option<VersionId>,
     /// The protocol version that introduced what the request uses.
     pub protocol: u32,
