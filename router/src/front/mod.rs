@@ -2,13 +2,14 @@
 //! replica, and its tokens come back as text.
 //!
 //! Knows neither HTTP nor gRPC, and of replicas only the one that was picked. Read `ask` (a request as a face has
-//! parsed it), `generate` (the way in), then `generation` (the way out). Faces hold a `frontend`. The way calls
-//! `sampling`, `text`, `stop`, `calls` and `deltas`, and also `structure` and `grammars`, which define what an answer
-//! must be. `search` looks for likely answers instead of drawing them, by the rules of `beams`; `embed` is the same
-//! path for embeddings. With `resume` a client resumes a stream. `certificate` names what an answer came from and
-//! hashes it, `hidden` drops the logprobs of hidden thoughts, `progress` reports how far a prompt is, `derender` reads
-//! tokens that were drawn elsewhere, `stored` keeps responses and conversations, `reader_watch` gives up unread
-//! streams, `recorder` counts and traces, and `finished_answer` hands whole answers to records and audits.
+//! parsed it), `generate` (the way in), then `generation` (the way out). `frontend` is the struct that faces hold.
+//! Requests pass through `sampling`, `text`, `stop`, `calls` and `deltas` on the way, and through `structure` and
+//! `grammars`, which define what an answer must be. `search` looks for likely answers instead of drawing them, by the
+//! rules of `beams`; `embed` is the same path for embeddings. `resume` lets a client resume a stream. `certificate`
+//! names what an answer came from and hashes it, `hidden` drops the logprobs of hidden thoughts, `progress` reports how
+//! far a prompt is, `derender` reads tokens that were drawn elsewhere, `stored` keeps responses and conversations,
+//! `reader_watch` gives up unread streams, `recorder` counts and traces, and `finished_answer` hands whole answers to
+//! records and audits.
 
 pub mod ask;
 pub mod beams;
