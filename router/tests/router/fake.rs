@@ -154,7 +154,7 @@ impl Fake {
         self.shared.life.send_modify(|life| *life += 1);
     }
 
-    /// Ends all running requests, like a coordinator whose drain takes too long.
+    /// Ends all running requests, like a coordinator with a drain that takes too long.
     pub fn cancel_all(&self) {
         self.shared.cancelled.send_modify(|times| *times += 1);
     }

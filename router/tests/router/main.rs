@@ -1,4 +1,4 @@
-//! The router between real sockets and a replica whose tokens the test decides.
+//! The router between real sockets and a replica with tokens that the test decides.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod advisories;

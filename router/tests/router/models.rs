@@ -255,7 +255,7 @@ fn served_models_are_listed_and_others_are_refused_by_name() {
             let asked = inference::ModelReadyRequest { name: name.into(), version: String::new() };
             assert!(!kserve::client(&house).model_ready(asked).await.unwrap().into_inner().ready);
         }
-        // A name whose version has not come yet is refused with another error.
+        // A name of a version that has not come yet is refused with another error.
         let refused = post(house.http, COMPLETIONS, &json!({ "model": "soon", "prompt": "x" })).await;
         assert_eq!((refused.status, refused.headers.contains_key("retry-after")), (503, true), "{}", refused.body);
         let page = get(house.http, "/cluster").await.json();
