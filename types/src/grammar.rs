@@ -3,8 +3,8 @@
 use alloc::sync::Arc;
 use core::fmt;
 
-/// A grammar in the one text form in which it is stored, sent and compiled. Whoever makes one has checked it; who reads
-/// one from a stream compiles it, and refuses what does not compile.
+/// A grammar in the one text form in which it is stored, sent and compiled. The side that makes one has checked it. The
+/// side that reads one from a stream compiles it, and refuses a text that does not compile.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Grammar(Arc<str>);
 
