@@ -96,7 +96,7 @@ pub(crate) struct Sequence {
     pub rank: u64,
 }
 
-/// Tokens that are counted in a log's length and need no place: a pooled request draws none behind its prompt.
+/// Tokens that count in a log's length and need no place: a pooled request draws none behind its prompt.
 pub(crate) fn undrawn(goal: Goal) -> u32 {
     u32::from(goal == Goal::Pool)
 }
@@ -326,7 +326,7 @@ impl Sequence {
         if needs_all { 0 } else { (self.n_known() - 1) / BLOCK_TOKENS }
     }
 
-    /// Whether its blocks get no names, so that nobody else reads them.
+    /// Whether its blocks get no names, so that no other request reads them.
     #[inline]
     pub fn is_apart(&self) -> bool {
         self.request.cache_apart

@@ -1,9 +1,9 @@
 //! Where a model is cut for machines that have their ranks already: layers among stages, shares among the ranks of a
 //! stage.
 //!
-//! The slowest stage sets the pace, so the cut makes it as fast as it can be; but first it makes room. Pools of block
+//! The slowest stage sets the pace, so the cut makes it as fast as possible; but first it makes room. Pools of block
 //! ids are as large as the smallest rank holds, so a rank that is short of memory gives up layers or shares until the
-//! pools are as large as is wanted. Their size is a number of blocks on the scale of `Pools`.
+//! pools are large enough. Their size is a number of blocks on the scale of `Pools`.
 
 use super::pools::Pools;
 use super::shape::{Holding, Measure};
@@ -93,7 +93,7 @@ struct Dealt {
 const POOL_KEPT: (u64, u64) = (9, 10);
 /// For each rank of a stage, how many deals are tried until no rank has more than fits.
 const DEALS_TRIED_PER_RANK: usize = 12;
-/// Halvings of the pace: more than a float's precision asks for.
+/// Halvings of the pace: more than a float's precision needs.
 const PACE_HALVINGS: u32 = 48;
 
 impl Cutter<'_> {
@@ -101,7 +101,7 @@ impl Cutter<'_> {
         (self.machines.len() / usize::from(self.tp)) as u16
     }
 
-    /// The fastest layout whose pool has `n_blocks_wanted`, or nearly the most that is possible, but at least
+    /// The fastest layout with a pool of `n_blocks_wanted`, or nearly the largest possible, but at least of
     /// `n_blocks_min` if that is possible. None: the weights alone do not fit.
     pub fn layout(&self, n_blocks_min: u64, n_blocks_wanted: u64) -> Option<Layout> {
         let n_blocks = self.pool(n_blocks_min, n_blocks_wanted)?;
