@@ -10,7 +10,7 @@ use tokio::sync::watch;
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     state: Arc<watch::Sender<State>>,
-    /// What this clone sees: the state itself, or for a store from afar what its last `look` found.
+    /// The state that this clone sees: the state itself, or for a store from afar the result of its last `look`.
     seen: Arc<watch::Sender<State>>,
     health: Arc<watch::Sender<Health>>,
 }

@@ -54,7 +54,7 @@ impl CacheGroup {
         self.layout.window().is_none()
     }
 
-    /// How many blocks at the front of a table no query reads that is at `position` or later.
+    /// Returns how many blocks at the front of a table no query at `position` or later reads.
     pub fn n_passed(&self, position: u32) -> u32 {
         self.first_read(position) / BLOCK_TOKENS
     }
@@ -82,8 +82,8 @@ impl CacheGroup {
     /// `slice_max`.
     pub fn n_held_max(&self, n_tokens: u32, slice_max: u32) -> u32 {
         match self.layout.window() {
-            // What the slice's first query reads, and what the slice writes. Neither end need be a block's boundary. Of
-            // a recurrence no more than drafts and the last token.
+            // The pages that the slice's first query reads, and those that the slice writes. Neither end need be a
+            // block's boundary. Of a recurrence no more than drafts and the last token.
             Some(window) => {
                 let slice_max = if self.is_state() { slice_max.min(DRAFT_ROWS_MAX + 1) } else { slice_max };
                 let span = (window - 1).saturating_add(slice_max);

@@ -1,4 +1,5 @@
-//! What an answer may be: a description that has been checked. Knows nothing of the language that it is written in.
+//! The constraint on an answer: a description that has been checked. Knows nothing of the language that it is written
+//! in.
 
 use alloc::sync::Arc;
 use core::fmt;

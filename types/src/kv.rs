@@ -6,7 +6,7 @@ use crate::KvDtype;
 /// Positions per block. Sixteen blocks make one tile of attention.
 pub const BLOCK_TOKENS: u32 = 16;
 
-/// What is kept of every position, for as long as queries read it.
+/// The values that are kept of every position, for as long as queries read them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvLayout {
     /// `n` heads, each with `k` numbers of K and `v` of V. A query reads `window` positions, its own among them;

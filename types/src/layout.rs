@@ -33,7 +33,7 @@ pub struct Layout {
     stages: Vec<Stage>,
 }
 
-/// What one rank holds of a model.
+/// One rank's part of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     pub place: Place,
@@ -159,7 +159,7 @@ impl Part {
         self.is_last() && self.place.tp == 0
     }
 
-    /// What this rank owns of `n` units.
+    /// Returns this rank's part of `n` units.
     pub fn owned(&self, n: u32) -> Range<u32> {
         self.shares.of(self.place.tp, n)
     }

@@ -13,8 +13,8 @@
 //!                                    sum
 //! ```
 //! A rank owns a contiguous run of leaves, reduces the largest aligned power-of-two runs that it owns whole
-//! (`aligned_runs`), and the runs of all ranks are merged by the same tree (`Fold`). So the bits do not depend on who
-//! owned what.
+//! (`aligned_runs`), and the runs of all ranks are merged by the same tree (`Fold`). So the bits do not depend on which
+//! rank owned which leaf.
 
 use crate::DeviceClass;
 use alloc::vec::Vec;

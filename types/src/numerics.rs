@@ -129,7 +129,7 @@ impl FromStr for KvDtype {
     }
 }
 
-/// What may choose the order of a sum, on devices where there is a choice.
+/// Determines the order of a sum, on devices where there is a choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// The model's shapes alone: the same bits on every grid and in any company.

@@ -1,4 +1,4 @@
-//! What the bits depend on besides the request: two replicas with equal digests give equal tokens.
+//! The inputs of the bits besides the request: two replicas with equal digests give equal tokens.
 
 use crate::numerics::{Activations, DeviceClass, DeviceKind, KvDtype, Mode};
 use crate::{Hex, WeightsRoot};

@@ -21,7 +21,7 @@ pub struct Request {
     pub output: Tokens,
     pub sampling: Sampling,
     pub goal: Goal,
-    /// What the output must look like. Tokens that would break it are not drawn.
+    /// The constraint on the output. Tokens that would break it are not drawn.
     pub grammar: Option<Grammar>,
     pub priority: Priority,
     /// Refused or ended with `Finish::Deadline` when it has not finished by then. Never sent to workers.
@@ -31,11 +31,11 @@ pub struct Request {
     /// The prefix cache may not be filled either: no other request is to find these blocks.
     pub cache_apart: bool,
     pub cache_salt: CacheSalt,
-    /// What the client expects to be answered. A guess: no token depends on it.
+    /// The answer that the client expects. A guess: no token depends on it.
     pub predicted: Tokens,
 }
 
-/// What a request is for.
+/// The purpose of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Goal {
     #[default]

@@ -12,7 +12,7 @@ pub struct Sampling {
     pub top_k: u32,
     /// Keep the fewest tokens that together reach this probability; one keeps all.
     pub top_p: f32,
-    /// Keep what is at least this fraction of the largest probability; zero keeps all.
+    /// Keep tokens with at least this fraction of the largest probability; zero keeps all.
     pub min_p: f32,
     /// Keep the tokens whose surprise is closest to the expected one and that together reach this probability; one
     /// keeps all.

@@ -112,7 +112,7 @@ impl Slice {
     }
 }
 
-/// What a slice is computed for, besides its KV.
+/// The purpose of a slice, besides its KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// A chunk of a prompt that has more chunks.
@@ -203,8 +203,8 @@ pub enum GrammarFault {
     Late,
     /// A mask needs more work or memory than a grammar may have.
     TooComplex,
-    /// What the rank has of it does not go on: it does not compile for the model's tokens, its log breaks it, or the
-    /// engine failed.
+    /// The rank's grammar cannot go on: it does not compile for the model's tokens, its log breaks it, or the engine
+    /// failed.
     Broken,
 }
 

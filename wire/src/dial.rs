@@ -27,7 +27,7 @@ pub fn channel(address: &str, trust: Trust) -> Channel {
     channel_to_where(move || Ok(Peer { address: address.clone(), trust: trust.clone(), until: never.clone() }))
 }
 
-/// Where a role is at present.
+/// The present place of a role.
 pub struct Peer {
     pub address: String,
     pub trust: Trust,

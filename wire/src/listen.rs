@@ -27,7 +27,7 @@ const PROVED_MAX: usize = 64;
 /// The pause after the listener failed, as when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a peer has to do before anything else is read from it.
+/// The step that a peer must complete before anything else is read from it.
 #[derive(Clone)]
 enum Proof {
     /// Prove that it belongs to the cluster.

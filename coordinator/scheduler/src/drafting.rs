@@ -10,12 +10,12 @@ use types::DRAFT_ROWS_MAX;
 pub enum Drafting {
     #[default]
     Off,
-    /// As many as are guessed, and at most so many.
+    /// As many as are guessed, and at most this number.
     Fixed(u16),
     /// As many of them as make tokens cheaper.
     Adaptive {
         max: u16,
-        /// What one more row adds to the time of a step, in thousandths of a step with one row.
+        /// The time that one more row adds to a step, in thousandths of a step with one row.
         row_permille: u32,
     },
 }

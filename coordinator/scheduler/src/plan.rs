@@ -13,7 +13,7 @@ use crate::sequence::{Sequence, SequenceIdx, SequenceState};
 use crate::stats::Counters;
 use types::{BLOCK_TOKENS, BlockId, CacheGroup, Micros, SCORED_ROWS_MAX, Slice, Step, StepId};
 
-/// What the running sequences leave of a step.
+/// The rest of a step after the running sequences.
 pub(crate) struct Left {
     pub n_tokens: u32,
     /// Rows that may still be scored.

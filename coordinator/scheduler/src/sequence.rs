@@ -200,7 +200,7 @@ impl Sequence {
     }
 
     /// A slice up to `end` has come back, and the log has taken `n_drawn` tokens of the `draws_max` that it might have
-    /// drawn. Where some lack, the log's last position is computed again, and later slices in flight are stale.
+    /// drawn. If some are missing, the log's last position is computed again, and later slices in flight are stale.
     ///
     /// `[.., end - draws_max] known before · (end - draws_max, end) drafts`
     #[inline]
@@ -278,7 +278,7 @@ impl Sequence {
         matches!(self.goal, Goal::Score { .. }) && self.n_computed + 1 < self.n_prompt
     }
 
-    /// What a slice that begins at `n_computed` is for.
+    /// Returns the purpose of a slice that begins at `n_computed`.
     #[inline]
     pub fn want(&self, draws: bool) -> Want {
         match self.goal {

@@ -111,9 +111,10 @@ impl Scheduler {
         }
     }
 
-    /// How many blocks at the front of its log need not be computed: each pool has what a query behind them reads. That
-    /// is all of them in a full group, in a windowed one those that the window touches, and of a recurrence the last.
-    /// Where full groups know more of it than there is a state for, this prompt has left another: its state is kept.
+    /// Returns how many blocks at the front of its log need not be computed: each pool has the blocks that a query
+    /// behind them reads. A full group needs all of them, a windowed one those that the window touches, and a
+    /// recurrence the last. If full groups have more of it than there is a state for, this prompt diverges from
+    /// another: its state is kept.
     pub(crate) fn n_prefix_hits(&mut self, idx: SequenceIdx) -> u32 {
         if !self.config.prefix_cache {
             return 0;

@@ -7,7 +7,7 @@ use types::{Epoch, Micros};
 pub(crate) const AHEAD_MIN: u32 = 1024;
 pub(crate) const AHEAD: u32 = 2 * AHEAD_MIN;
 
-/// What the ranks that grow were sent last, in parts of their pools.
+/// The last target of the ranks that grow, in parts of their pools.
 pub(crate) struct KvTarget {
     parts: u32,
     /// The number of the frame.
@@ -16,7 +16,7 @@ pub(crate) struct KvTarget {
     less_since: Option<Micros>,
 }
 
-/// What blocks in use, cached ones and requests need, in parts of the pools.
+/// The needs of blocks in use, cached ones and requests, in parts of the pools.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KvNeeds {
     /// With `AHEAD` positions to spare, and with twice as many.

@@ -50,7 +50,7 @@ pub(crate) enum Readiness {
     Ready(Facts),
 }
 
-/// What a rank reported when it had loaded.
+/// A rank's report when it had loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub policy: PolicyDigest,

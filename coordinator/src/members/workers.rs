@@ -80,7 +80,7 @@ struct Suspicion {
     why: String,
 }
 
-/// What was known of a dismissed worker.
+/// The known facts about a dismissed worker.
 pub(crate) struct Dismissed {
     /// The rank under which its peers had blamed it, if its epoch ended by that.
     pub blamed_as: Option<Rank>,
@@ -147,7 +147,7 @@ impl JoinedWorkers {
         Ok(())
     }
 
-    /// A refused worker may come again at once, as often as it likes, so the log is limited.
+    /// Logs a refused worker. It may come again at once, any number of times, so the log is limited.
     fn log_refused(&mut self, worker: WorkerId, (host, pid): (&str, u32), why: &NotTaken, now: Micros) {
         let by = match why {
             NotTaken::SamePlace(other) => Some(*other),

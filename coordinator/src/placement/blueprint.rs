@@ -70,7 +70,7 @@ impl Blueprint {
     }
 }
 
-/// What one rank holds.
+/// One rank's part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     pub rank: Rank,

@@ -23,16 +23,16 @@ pub(crate) struct Capacity {
 pub(crate) enum KvRule {
     /// Reserves these bytes of every rank, which weights may not use.
     Reserved(u64),
-    /// What the weights leave, at most a quarter of the machine's memory.
+    /// All that the weights leave, at most a quarter of the machine's memory.
     Quarter,
-    /// What the weights leave of a device's own memory, less a tenth for workspace.
+    /// All that the weights leave of a device's own memory, less a tenth for workspace.
     Rest,
-    /// What the weights leave of so many thousandths of the memory.
+    /// All that the weights leave of so many thousandths of the memory.
     Within(u16),
 }
 
 impl KvRule {
-    /// What weights and KV may have of a memory.
+    /// Returns the part of a memory for weights and KV together.
     pub fn usable(self, memory: u64) -> u64 {
         match self {
             KvRule::Within(permille) => (u128::from(memory) * u128::from(permille) / 1000) as u64,
@@ -138,7 +138,7 @@ impl Cutter<'_> {
         Some((held * POOL_KEPT.0 / POOL_KEPT.1).max(n_blocks_min.min(held)))
     }
 
-    /// Where the stages end when each in turn takes as many layers as it can at this pace.
+    /// Returns the ends of the stages when each in turn takes as many layers as it can at this pace.
     fn ends(&self, pace: f64, n_blocks: u64) -> Option<Vec<u32>> {
         let mut ends = Vec::new();
         let mut start = 0;
@@ -187,7 +187,7 @@ impl Cutter<'_> {
         Some(starts)
     }
 
-    /// Where a stage ends if work is divided by speed alone.
+    /// Returns the end of a stage if work is divided by speed alone.
     fn due_end(&self, stage: u16) -> u32 {
         let n_layers = self.measure.shape.n_layers;
         let read_by = |end: u32| match end {

@@ -99,7 +99,7 @@ fn pairs(n: u64, window: u64) -> u64 {
     }
 }
 
-/// What a step takes in one stage, in microseconds; and the bytes and operations of all its ranks together.
+/// The time of a step in one stage, in microseconds; and the bytes and operations of all its ranks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Took {
     /// The slowest rank's times: reading, computing, and both as they overlap.

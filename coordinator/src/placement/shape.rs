@@ -68,7 +68,7 @@ impl ModelShape {
     }
 }
 
-/// What one rank holds.
+/// One rank's part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holding {
     pub heads: Range<u32>,

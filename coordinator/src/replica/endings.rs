@@ -106,7 +106,7 @@ pub(crate) struct Recovery {
     span: Traced,
 }
 
-/// What a recovery took.
+/// The cost of a recovery.
 #[derive(Clone, Copy)]
 pub(crate) struct Recovered {
     pub took: Duration,

@@ -1,5 +1,5 @@
-//! What a replica is doing, and what it owns for that: an epoch's state is dropped with its phase. Knows no requests;
-//! the caller passes the time.
+//! The phase of a replica, and the state that belongs to it: an epoch's state is dropped with its phase. Knows no
+//! requests; the caller passes the time.
 
 use crate::config::micros;
 use crate::members::kv_target::KvTarget;

@@ -1,4 +1,4 @@
-//! What the replica reports: its state to the routers, its figures to the metrics, its speed to the log.
+//! The replica's reports: its state to the routers, its figures to the metrics, its speed to the log.
 
 use super::Replica;
 use super::announcement::Announcement;

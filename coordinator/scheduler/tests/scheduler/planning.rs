@@ -221,7 +221,7 @@ fn a_request_apart_from_the_cache_leaves_nothing_there() {
     let step = plan(&mut scheduler).unwrap();
     assert_eq!(step.slices[0].range.start, 0, "it has filled the cache");
     apply(&mut scheduler, &step, 7);
-    // What others have filled stays as it was when it runs and ends.
+    // Blocks that others have filled stay unchanged when it runs and ends.
     scheduler.submit(apart, Micros(0)).unwrap();
     run_out(&mut scheduler);
     scheduler.submit(request(1, 40, 1), Micros(0)).unwrap();
