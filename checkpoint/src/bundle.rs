@@ -1,5 +1,5 @@
-//! A model's tokenizer and chat template as the files of a Hugging Face folder, in a ZIP archive: for programs that
-//! make this model's tokens elsewhere. Knows nothing of who asks.
+//! A model's tokenizer and chat template as the files of a Hugging Face folder, in a ZIP archive, for programs that
+//! tokenize for this model elsewhere. Knows nothing of clients.
 
 use crate::error::{Error, Result};
 use crate::small_files::read_bytes;
@@ -28,7 +28,7 @@ pub struct TextBundle {
 }
 
 impl Checkpoint {
-    /// A folder's own files; for a GGUF, the files that its metadata stands for.
+    /// Returns a folder's own files; for a GGUF, the equivalent files made from its metadata.
     pub fn text_bundle(&self) -> Result<TextBundle> {
         let files = match &self.weights {
             Weights::Folder(_) => self.files_of_folder()?,

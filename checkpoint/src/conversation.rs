@@ -1,17 +1,17 @@
-//! A chat as a template gets it: messages, tools and variables as JSON. Knows how transformers prepares them, and no
-//! template's language.
+//! A chat in the form that a template receives: messages, tools and variables as JSON. Prepares them as transformers
+//! does, but knows nothing of a template's language.
 
 use crate::error::{Error, Result};
 use serde_json::{Map, Value};
 
-/// Names that a template is given, so that no variable of a client may take them.
+/// Names that a template reserves, so that no variable of a client may use them.
 pub const TEMPLATE_NAMES: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
-/// Stands behind the final message while it is rendered: the prompt ends where it is found.
+/// Marks the end of the final message during rendering: the prompt ends where it is found.
 const CONTINUE_HERE: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
-/// The names under which templates look for what the model thought.
+/// The names under which templates look for the model's thought.
 const THOUGHT_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// A chat, with all that a template may ask for.
+/// A chat, with all variables that a template may read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conversation {
     /// Objects, as transformers takes them: the arguments of calls are objects too.
@@ -33,7 +33,7 @@ impl Conversation {
         Conversation { messages, add_generation_prompt: true, ..Conversation::default() }
     }
 
-    /// The messages as a template sees them: without members that are null, and with the thought under each of the
+    /// Returns the messages in a template's view: without members that are null, and with the thought under each of the
     /// names that templates use.
     pub(crate) fn seen(&self) -> Result<Vec<Value>> {
         let mut messages: Vec<Value> = self.messages.iter().map(seen).collect();
@@ -53,7 +53,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// The prompt that was rendered from the messages as they are `seen`.
+    /// Cuts the prompt that was rendered from the messages as `seen`.
     pub(crate) fn ended(&self, mut rendered: String) -> Result<String> {
         if !self.continue_final_message {
             return Ok(rendered);
@@ -62,7 +62,7 @@ impl Conversation {
         let last = text_of(&mut last).ok_or_else(nothing_to_continue)?;
         let at = rendered.rfind(CONTINUE_HERE.trim_end()).filter(|_| rendered.contains(last.trim()));
         let at = at.ok_or_else(|| Error::Template("it does not show the final message as it is".to_owned()))?;
-        // A template that trims messages has trimmed the mark's own space too.
+        // A template that trims messages has also trimmed the mark's own space.
         let keeps_space = rendered[at..].starts_with(CONTINUE_HERE);
         rendered.truncate(at);
         if !keeps_space {
@@ -76,7 +76,7 @@ fn nothing_to_continue() -> Error {
     Error::Template("continue_final_message is set, and the final message has no text".to_owned())
 }
 
-/// The text of a message, or the last text among its parts.
+/// Returns the text of a message, or the last text among its parts.
 fn text_of(message: &mut Value) -> Option<&mut String> {
     let content = match message.get_mut("content")? {
         Value::Array(parts) => parts.iter_mut().rev().find_map(|part| part.get_mut("text"))?,

@@ -1,7 +1,7 @@
-//! A file that is read at given positions, and must not change meanwhile. Knows nothing of what its bytes mean.
+//! A file that is read at given positions, and must not change meanwhile. Knows nothing of the meaning of its bytes.
 //!
-//! Nothing is mapped: if somebody cuts a mapped file short, the process ends at the missing page. A read reports that
-//! it came short, and `unchanged`, called when everything was read, that the file is another by now.
+//! Nothing is mapped: if a mapped file is truncated, the process ends at the missing page. A read reports that it came
+//! short. `unchanged`, called after the last read, reports that the file has changed.
 
 use crate::error::{Error, Result};
 use std::fs::{File, Metadata};
@@ -32,7 +32,7 @@ impl Stamp {
         self.n_bytes
     }
 
-    /// What has changed since `self`, if anything.
+    /// Returns what has changed since `self`, if anything.
     fn difference(&self, now: &Stamp) -> Option<String> {
         if self.place != now.place {
             return Some("another file has taken its place".into());
@@ -44,7 +44,7 @@ impl Stamp {
     }
 }
 
-/// An open file, and its stamp at that time.
+/// An open file, and its stamp when it was opened.
 #[derive(Debug)]
 pub struct SourceFile {
     path: PathBuf,
@@ -94,7 +94,7 @@ impl SourceFile {
         self.stamp
     }
 
-    /// Fills `to` from position `at` on. The caller knows that the file had these bytes.
+    /// Fills `to` from position `at` on. The caller guarantees that the file had these bytes when it was opened.
     pub fn read_at(&self, at: u64, to: &mut [u8]) -> Result<()> {
         match self.file.read_exact_at(to, at) {
             Ok(()) => Ok(()),
@@ -105,7 +105,7 @@ impl SourceFile {
         }
     }
 
-    /// Checks that all that was read belongs to one state of the file: call it when everything was read.
+    /// Checks that all reads saw one state of the file. Call it after the last read.
     pub fn unchanged(&self) -> Result<()> {
         let at_path = |error: io::Error| match error.kind() {
             ErrorKind::NotFound => self.changed("it is gone".into()),

@@ -1,15 +1,15 @@
 //! A matrix of few bits that a folder stores as several tensors, read as the blocks of one. Knows neither their names
-//! nor what a config says of them.
+//! nor the config.
 //!
 //! ```text
-//! layout   who                 digits                          zeros                  scales
+//! layout   used by             digits                          zeros                  scales
 //! Down     GPTQ                [k / n, rows] words of n k      [groups, rows / n]     [groups, rows]
 //! Across   AWQ                 [k, rows / n] words of n rows   [groups, rows / n]     [groups, rows]
 //! Along    compressed-tensors  [rows, k / n] words of n k      [rows / n, groups]     [rows, groups]
 //! Bytes    the same, LLM.int8  [rows, k], signed               [rows, groups]         [rows, groups]
 //! ```
-//! A word has 32 bits, its first digit in the lowest; of AWQ the even rows of eight come first. Signed digits and zeros
-//! are read with their middle added.
+//! A word has 32 bits, with its first digit in the lowest. In AWQ the even rows of eight come first. Signed digits and
+//! zeros are read with their middle added.
 
 pub(crate) mod codes;
 pub(crate) mod join;
@@ -41,7 +41,7 @@ impl Cells {
         if width == 0 {
             return Ok(bytes);
         }
-        // Neighbouring rows are one run where nothing is left out.
+        // Neighbouring rows are one run if every column is read.
         let run = if width == stride { bytes.len() } else { width };
         for (i, to) in bytes.chunks_exact_mut(run.max(1)).enumerate() {
             let at = self.start + (rows.start + i) * stride + cols.start * self.size;
@@ -50,7 +50,7 @@ impl Cells {
         Ok(bytes)
     }
 
-    /// Some of its numbers, counted through all rows.
+    /// Reads a range of its numbers, counted through all rows.
     fn flat(&self, files: &[SourceFile], cells: Range<usize>) -> Result<Vec<u8>> {
         let mut bytes = vec![0; cells.len() * self.size];
         files[self.shard].read_at((self.start + cells.start * self.size) as u64, &mut bytes)?;
@@ -77,7 +77,7 @@ pub(crate) enum Layout {
     Bytes,
 }
 
-/// What reads a matrix of several tensors.
+/// The reader of a matrix that consists of several tensors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reader<'a> {
     Groups(&'a Groups),
@@ -99,7 +99,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Where its digits are: the file and the position.
+    /// Returns where its digits are: the file and the position.
     pub fn place(&self) -> (usize, usize) {
         let digits = match self {
             Reader::Groups(of) => of.digits,
@@ -123,7 +123,7 @@ impl Reader<'_> {
     }
 }
 
-/// Which row of eight a word of AWQ has in which place.
+/// The row of eight at each place of an AWQ word.
 const EVEN_FIRST: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 const IN_ORDER: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 
@@ -141,14 +141,14 @@ pub(crate) struct Groups {
     pub zeros: Option<Cells>,
     /// Added to stored zeros.
     pub zero_plus: u16,
-    /// For each column its group, in words. It must be the one that it stands in.
+    /// For each column its group, in words. It must be the group that contains the column.
     pub order: Option<Cells>,
-    /// Scales are of numbers that were divided by this.
+    /// Scales are relative to numbers that were divided by this.
     pub divisor: Option<u16>,
 }
 
 impl Groups {
-    /// The first and the last bytes of all that it is made of.
+    /// The first and the last bytes of all its tensors.
     pub fn ends(&self, files: &[SourceFile], n: usize) -> Result<Vec<u8>> {
         let all = [Some(self.digits), Some(self.scales), self.zeros].into_iter().flatten();
         let ends = all.map(|cells| cells.ends(files, n)).collect::<Result<Vec<_>>>()?;
@@ -262,7 +262,7 @@ impl Groups {
         Ok(Some(zeros))
     }
 
-    /// A zero from how it is stored.
+    /// Decodes a stored zero.
     fn zero(&self, files: &[SourceFile], stored: u8) -> Result<u16> {
         let largest = u8::MAX >> (8 - self.grouped.digits.bits());
         if self.zero_plus > 0 && stored == largest {
@@ -299,7 +299,7 @@ impl Groups {
         Ok(scales)
     }
 
-    /// Refuses columns that are not in the group that they stand in.
+    /// Refuses a matrix whose columns are not in the order of their groups.
     fn check_order(&self, files: &[SourceFile]) -> Result<()> {
         let Some(cells) = self.order else { return Ok(()) };
         let order = cells.read(files, 0..cells.rows, 0..cells.cols)?;
@@ -315,7 +315,7 @@ fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
     bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes))
 }
 
-/// Packs a block's digits, each of which is a byte.
+/// Packs a block's digits, which come as one byte each.
 fn pack(bits: DigitBits, digits: &[u8], to: &mut [u8]) {
     match bits {
         DigitBits::Eight => to.copy_from_slice(digits),

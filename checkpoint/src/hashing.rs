@@ -1,5 +1,5 @@
-//! Hashes a model's bytes without loading it: all weights, or those that a rank once read. Knows pieces, and not who
-//! holds them.
+//! Hashes a model's bytes without loading it: all weights, or those that a rank once read. Knows pieces, but nothing of
+//! the ranks that hold them.
 
 use crate::error::Error;
 use crate::tensor::Tensor;
@@ -48,8 +48,8 @@ impl Checkpoint {
         self.hash_all(&wanted.collect::<Vec<_>>(), &|| false)
     }
 
-    /// The first weight whose bytes differ from `read`; None if none does. Stops when `is_over` is true, and the result
-    /// then means nothing.
+    /// Returns the first weight whose bytes differ from `read`; None if none does. Stops when `is_over` is true: the
+    /// result is then meaningless.
     pub fn differs_from(&self, read: &[PieceRun], is_over: IsOver<'_>) -> Result<Option<String>> {
         let pieces = |run: &PieceRun| run.first as usize..run.first as usize + run.hashes.len();
         let wanted: Vec<_> = read.iter().map(|run| PieceRange { weight: &run.weight, pieces: pieces(run) }).collect();
@@ -57,7 +57,7 @@ impl Checkpoint {
         Ok(read.iter().zip(&now).find(|(before, now)| before != now).map(|(before, _)| before.weight.clone()))
     }
 
-    /// In the order in which they are asked for; stops when `is_over` is true.
+    /// Returns the hashes in the requested order; stops when `is_over` is true.
     fn hash_all(&self, wanted: &[PieceRange<'_>], is_over: IsOver<'_>) -> Result<Vec<PieceRun>> {
         let hashed = in_threads(wanted, is_over, |wanted| self.hash(wanted));
         let runs = hashed.into_iter().flatten().collect::<Result<Vec<_>>>()?;

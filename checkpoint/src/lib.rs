@@ -1,6 +1,6 @@
 //! A model on disk: its shape, its tensors, its tokenizer, its chat template, and where to get it.
 //!
-//! Knows nothing of devices, requests or the cluster, and reads no environment: what depends on it is an argument.
+//! Knows nothing of devices, requests or the cluster, and does not read the environment: such values are arguments.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod bundle;
@@ -57,7 +57,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use types::Dtype;
 
-/// An opened model. No weight is read before somebody wants it.
+/// An opened model. Weights are read on demand.
 pub struct Checkpoint {
     path: PathBuf,
     spec: ModelSpec,
@@ -95,7 +95,7 @@ impl Checkpoint {
         let Some((mut header, bytes)) = Gguf::read_start(&file, n_bytes)? else { return Ok(false) };
         let is_split = header.unsigned("split.count").map_err(Error::fault(start))?.is_some_and(|count| count > 1);
         if is_split {
-            // The tensors of other parts are not known yet, and only the first part says what model it is.
+            // The tensors of other parts are not known yet, and only the first part contains the architecture.
             return ModelSpec::check_architecture(&header, &bytes).map_err(Error::fault(start)).map(|()| true);
         }
         header.assume_factors();
@@ -174,13 +174,13 @@ impl Checkpoint {
         }
     }
 
-    /// What the files of its weights were when they were opened: with the same stamps they have the same bytes.
+    /// Returns the stamps of the weight files at opening: equal stamps mean equal bytes.
     pub fn stamps(&self) -> Vec<Stamp> {
         self.files().iter().map(SourceFile::stamp).collect()
     }
 
-    /// Checks that all that was read belongs to one model. Call it when everything was read: it names a file that was
-    /// cut short, written to or replaced meanwhile.
+    /// Checks that all reads belong to one model. Call it after the last read: it names a file that was truncated,
+    /// written to or replaced meanwhile.
     pub fn unchanged(&self) -> Result<()> {
         self.files().iter().try_for_each(SourceFile::unchanged)
     }
@@ -243,7 +243,7 @@ impl Checkpoint {
         }
     }
 
-    /// The tokens as bytes, for who has masks to make and no text.
+    /// Returns the tokens as bytes, for callers that make masks and no text.
     pub fn token_table(&self) -> Result<TokenTable> {
         self.tokenizer().map(TokenTable::new)
     }
@@ -298,8 +298,8 @@ fn has_stacks(spec: &ModelSpec, shards: &Shards) -> bool {
     first.is_some_and(|name| in_folder(&name).into_iter().any(|name| shards.tensor(&name).is_some()))
 }
 
-/// The names that a folder may use for a tensor: GPT-2's own has no `transformer.` before them, and where a model sees
-/// images too, its model of text is a part of it, by a newer and an older name.
+/// Returns the names that a folder may use for a tensor. GPT-2's own folder has no `transformer.` prefix. In a model
+/// that also takes images, the text model is a part, under a newer and an older name.
 fn in_folder(name: &str) -> Vec<Cow<'_, str>> {
     let in_whole = name.strip_prefix("model.").map(|name| Cow::Owned(format!("model.language_model.{name}")));
     let in_older = Cow::Owned(format!("language_model.{name}"));

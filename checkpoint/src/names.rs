@@ -1,8 +1,8 @@
 //! The names of a family's tensors in a Hugging Face folder and in a GGUF, their shapes, and which part of a file's
-//! tensor each is. One table per kind of layer, from which everything else follows.
+//! tensor each one is. One table per kind of layer defines everything.
 //!
-//! The model asks by the names on the left, which are Llama's and what other families add to them. A file may use
-//! another name for a tensor, store several in one, or store it transposed.
+//! The model uses the names on the left: Llama's, and additions by other families. A file may use another name for a
+//! tensor, store several in one, or store it transposed.
 
 mod rows;
 
@@ -39,26 +39,26 @@ pub(crate) struct StoredTensor {
     pub file: String,
     /// The shape of the requested tensor.
     pub shape: [usize; 2],
-    /// How many rows (of a vector: elements) of the file's tensor come before it, and how many there are.
+    /// How many rows (for a vector: elements) of the file's tensor come before it, and how many there are.
     pub before: usize,
     pub all: usize,
     /// Whether the file stores it transposed.
     pub is_turned: bool,
-    /// Whether its rows stand between those of others.
+    /// Whether its rows are interleaved with those of others.
     pub woven: Option<Woven>,
-    /// Of a vector, where the file stores one for each expert: how many.
+    /// For a vector that the file stores once per expert: how many.
     pub n_stacked: Option<usize>,
     /// The units by which ranks divide its rows and columns.
     pub cut_by: [Option<CutBy>; 2],
 }
 
 impl StoredTensor {
-    /// The first dimension counts what is divided: a vector is one row, and is divided by elements.
+    /// The first dimension counts the divided units: a vector is one row, and is divided by elements.
     pub fn is_vector(&self) -> bool {
         self.shape[0] == 1
     }
 
-    /// The shape of the part of the file's tensor in which its rows stand.
+    /// The shape of the part of the file's tensor that contains its rows.
     pub fn shape_of_part(&self) -> [usize; 2] {
         let among = |n: usize| self.woven.map_or(n, |woven| n / woven.run * woven.period);
         if self.is_vector() { [1, among(self.shape[1])] } else { [among(self.shape[0]), self.shape[1]] }
@@ -148,7 +148,7 @@ fn one(
     (Expected { name: in_layer("model.layers", row.name), layer, shape }, source)
 }
 
-/// Every rank reads a vector whole, and the rank that has an expert reads that whole.
+/// Every rank reads a vector whole, and a rank reads each of its experts whole.
 fn cut_by(dims: [Dim; 2]) -> [Option<CutBy>; 2] {
     let of_dim = |dim| match dim {
         Dim::Heads => Some(CutBy::Heads),

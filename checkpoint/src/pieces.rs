@@ -1,5 +1,5 @@
-//! Where a weight is cut into pieces, each with its own hash. Follows from the model's shapes and the stored type,
-//! never from a grid: no rank of any grid or device reads part of a piece.
+//! Where a weight is cut into pieces, each with its own hash. Depends on the model's shapes and the stored type, never
+//! on a grid: no rank of any grid or device reads part of a piece.
 //!
 //! ```text
 //! cut among rows       [ r0 .. r1 )[ r1 .. r2 ) ..      heads of a projection, columns of an MLP's input
@@ -19,7 +19,7 @@ const VOCABULARY_ROWS: usize = 64;
 pub(crate) enum CutBy {
     Heads,
     KvHeads,
-    /// Heads of K, and of V, of recurrent layers, and numbers of which each of V's heads has one.
+    /// Heads of K, and of V, of recurrent layers, and values that exist once for each V head.
     Keys,
     Values,
     StateHeads,
@@ -121,7 +121,7 @@ fn ascending(mut bounds: Vec<usize>) -> Vec<usize> {
     bounds
 }
 
-/// The intervals between `bounds` that overlap `wanted`.
+/// Returns the intervals between `bounds` that overlap the range `wanted`.
 fn covering(bounds: &[usize], wanted: &Range<usize>) -> Range<usize> {
     if wanted.is_empty() {
         return 0..0;

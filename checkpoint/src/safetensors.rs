@@ -24,7 +24,7 @@ const LENGTH_BYTES: usize = 8;
 /// The format's own limit.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// The suffixes of a matrix's name for its scales. DeepSeek's suggests division; with all of them one multiplies.
+/// The suffixes of a matrix's name for its scales. DeepSeek's suggests division, but all of them are factors.
 pub(crate) const SCALES: [&str; 2] = ["_scale", "_scale_inv"];
 
 /// All shards, open.
@@ -43,7 +43,7 @@ struct Entry {
     made_of: MadeOf,
 }
 
-/// The tensors of the file that an entry is made of.
+/// The file's tensors that make up an entry.
 enum MadeOf {
     Itself,
     /// MXFP4, whose nibbles and exponents are tensors of their own: the exponents' shard, and where they begin.
@@ -53,7 +53,7 @@ enum MadeOf {
 }
 
 impl MadeOf {
-    /// What reads it, if it is made of several.
+    /// Returns its reader, if it consists of several tensors.
     fn reader(&self) -> Option<Reader<'_>> {
         match self {
             MadeOf::Groups(of) => Some(Reader::Groups(of)),
@@ -64,7 +64,7 @@ impl MadeOf {
 }
 
 impl Entry {
-    /// As a part of a matrix.
+    /// Returns it as a part of a matrix.
     fn part(&self) -> Option<Part> {
         let dtype = match self.dtype {
             Dtype::F32 => Stored::F32,
@@ -77,11 +77,11 @@ impl Entry {
     }
 }
 
-/// The suffixes of the two tensors of bytes that are one of MXFP4.
+/// The suffixes of the two byte tensors that form one MXFP4 tensor.
 const NIBBLES: &str = "_blocks";
 const EXPONENTS: &str = "_scales";
 
-/// Tensors that are nothing by themselves, by their names.
+/// Tensors that are only parts of others, by their names.
 type Parts = BTreeMap<String, Part>;
 
 impl Shards {
@@ -94,7 +94,7 @@ impl Shards {
         Ok(shards)
     }
 
-    /// Makes one tensor of each matrix of few bits, and takes the parts that it is made of.
+    /// Makes one tensor of each matrix of few bits, and removes its parts.
     fn join_groups(&mut self, parts: &mut Parts) -> std::result::Result<(), Fault> {
         let method = self.scaling.method;
         for suffix in digits_of(method) {
@@ -119,7 +119,7 @@ impl Shards {
         Ok(())
     }
 
-    /// Makes one tensor of each two halves.
+    /// Joins each pair of halves to one tensor.
     fn join(&mut self, parts: &Parts) -> std::result::Result<(), Fault> {
         for (name, half) in parts {
             let (nibbles, exponents) = (name.strip_suffix(NIBBLES), name.strip_suffix(EXPONENTS));
@@ -171,7 +171,7 @@ impl Shards {
         Some(Tensor { scales, ..Tensor::new(file, entry.start, entry.dtype, entry.shape) })
     }
 
-    /// Checks that everything exists that these tensors need besides themselves.
+    /// Checks that everything exists that these tensors also need.
     pub fn check(&self, names: &[Cow<'_, str>]) -> std::result::Result<(), Fault> {
         let found = names.iter().find_map(|name| Some((name, self.tensors.get(name.as_ref())?)));
         let Some((name, entry)) = found else { return Ok(()) };
@@ -233,19 +233,19 @@ fn joined(nibbles: &Part, exponents: &Part) -> Option<Entry> {
     Some(Entry { shard: nibbles.shard, dtype: Dtype::MXFP4, shape, start: nibbles.start, made_of })
 }
 
-/// What a header's line describes.
+/// The content of a header's line.
 enum InHeader {
     Whole(Entry),
     Part(Part),
 }
 
-/// Whether every file of a folder's index is there, each as long as its header says.
+/// Whether every file of a folder's index exists, each as long as its header requires.
 pub(crate) fn are_whole(folder: &Path) -> bool {
     let is_whole = |file: &PathBuf| SourceFile::open(file).and_then(|file| read_metadata(&file)).is_ok();
     shard_files(folder).is_ok_and(|files| files.iter().all(is_whole))
 }
 
-/// The names of a folder's files of weights.
+/// Returns the names of a folder's weight files.
 pub(crate) fn shard_names(folder: &Path) -> Result<Vec<String>> {
     let name = |file: PathBuf| file.file_name().map(|name| name.to_string_lossy().into_owned());
     Ok(shard_files(folder)?.into_iter().filter_map(name).collect())
@@ -260,7 +260,7 @@ fn shard_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
-/// The files of an index, each a plain name in the same folder.
+/// Returns the files of an index, each a plain name in the same folder.
 fn index_files(index: &Value) -> std::result::Result<BTreeSet<String>, Fault> {
     let Some(map) = index.get("weight_map").and_then(Value::as_object) else {
         return Fault::malformed("the index has no weight_map");
@@ -280,7 +280,7 @@ fn index_files(index: &Value) -> std::result::Result<BTreeSet<String>, Fault> {
     if files.is_empty() { Fault::malformed("the index names no file") } else { Ok(files) }
 }
 
-/// Reads the header only: where the tensors' bytes begin, and what it says of them.
+/// Reads the header only: where the tensors' bytes begin, and their descriptions.
 pub(crate) fn read_metadata(file: &SourceFile) -> Result<(usize, Metadata)> {
     let malformed = |what: String| Error::Malformed { path: file.path().to_owned(), what };
     let mut length = [0; LENGTH_BYTES];
@@ -294,7 +294,7 @@ pub(crate) fn read_metadata(file: &SourceFile) -> Result<(usize, Metadata)> {
     }
     let mut header = vec![0; length as usize];
     file.read_at(LENGTH_BYTES as u64, &mut header)?;
-    // Checks that the tensors follow each other without a gap, each as long as its shape says.
+    // Checks that the tensors follow each other without a gap, each as long as its shape requires.
     let header: Metadata =
         serde_json::from_slice(&header).map_err(|error| malformed(format!("not safetensors: {error}")))?;
     let data = LENGTH_BYTES + length as usize;

@@ -1,5 +1,5 @@
-//! Quantized weights in a folder: what `quantization_config` says of them, and which scale belongs to which numbers of
-//! eight bits. Knows no model.
+//! Quantized weights in a folder: the settings in `quantization_config`, and which scale belongs to which eight-bit
+//! numbers. Knows no model.
 //!
 //! How activations were rounded when the model was made (`input_scale`, `activation_scheme`) is ignored: here they are
 //! wider, or each row has its own scale. Scales for an eight-bit KV cache are ignored too, as there is none.
@@ -27,7 +27,7 @@ impl From<Method> for Scaling {
 }
 
 impl Scaling {
-    /// Without a `quantization_config`, nothing is quantized unless a tensor's type says so.
+    /// Without a `quantization_config`, only a tensor's type can mark it as quantized.
     pub fn from_config(config: &Value) -> Result<Scaling, Fault> {
         let Some(quantized) = config.get("quantization_config").filter(|value| !value.is_null()) else {
             return Ok(Scaling::default());
@@ -35,7 +35,7 @@ impl Scaling {
         let method = quantized["quant_method"].as_str().unwrap_or("nobody knows what");
         match method {
             "fp8" => Scaling::of_fp8(quantized),
-            // The blocks of MXFP4 have their own.
+            // The blocks of MXFP4 have scales of their own.
             "fbgemm_fp8" | "mxfp4" => Ok(Scaling::default()),
             "modelopt" if quantized["quant_algo"] == "FP8" => Ok(Scaling::default()),
             "compressed-tensors" => Scaling::of_groups(quantized),
@@ -103,7 +103,7 @@ impl Scaling {
         }
     }
 
-    /// The rows and columns that share a scale, for a matrix with this shape of scales.
+    /// Returns the rows and columns that share a scale, for a matrix with this shape of scales.
     pub fn block_of(self, [rows, columns]: [usize; 2], scales: [usize; 2]) -> Result<[usize; 2], Fault> {
         let fits = |block: &[usize; 2]| [rows.div_ceil(block[0]), columns.div_ceil(block[1])] == scales;
         let n = scales[0].saturating_mul(scales[1]);

@@ -1,5 +1,5 @@
-//! Renders a chat to a prompt by the template that comes with the model. Knows Jinja as transformers runs it, and no
-//! tokens.
+//! Renders a chat to a prompt with the model's own template. Supports Jinja as transformers runs it, and knows nothing
+//! of tokens.
 
 use crate::conversation::Conversation;
 use crate::error::{Error, Fault, Result};
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 const TEMPLATE_BYTES_MAX: usize = 1 << 20;
-/// The most instructions of one rendering: a chat of thousands of messages needs a small part of them.
+/// The instruction limit of one rendering: a chat of thousands of messages needs a small part of it.
 const FUEL: u64 = 50_000_000;
 
 #[derive(Clone, Debug)]
@@ -56,17 +56,17 @@ impl ChatTemplate {
     /// The same, with another template for chats with tools.
     pub fn with_tool_use(mut self, source: &str) -> Result<ChatTemplate> {
         add(&mut self.environment, TOOL_USE, source)?;
-        // What a template shows of calls is in the one that shows them.
+        // The template for tools is the one that shows calls.
         self.source = Arc::from(source);
         Ok(ChatTemplate { has_tool_use: true, ..self })
     }
 
-    /// The same special tokens, and another template.
+    /// Returns another template with the same special tokens.
     pub fn replaced(&self, source: &str) -> Result<ChatTemplate> {
         ChatTemplate::new(source, self.bos.clone(), self.eos.clone())
     }
 
-    /// The template's text; of two the one for chats with tools.
+    /// Returns the template's text; if there are two, that of the one for chats with tools.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -81,8 +81,8 @@ impl ChatTemplate {
         self.variables.contains(variable)
     }
 
-    /// Renders the prompt. `now` is the time that a template is told when it asks, in Unix seconds: the same chat at
-    /// the same time is the same prompt everywhere.
+    /// Renders the prompt. `now` is the time that a template can read, in Unix seconds: the same chat at the same time
+    /// gives the same prompt everywhere.
     pub fn render(&self, chat: &Conversation, now: u64) -> Result<String> {
         // The clone shares all but the list of functions, which is short.
         let mut environment = self.environment.clone();
@@ -114,8 +114,8 @@ fn variables(environment: &Environment<'static>, name: &str) -> Result<HashSet<S
     sound(|| Ok(environment.get_template(name)?.undeclared_variables(false)))
 }
 
-/// Runs the engine with its panics turned into errors: it has some, for example when it reverses an empty string. All
-/// input is passed anew each time, so a panic leaves no broken state.
+/// Runs the engine and turns its panics into errors: it has some, for example when it reverses an empty string. Each
+/// call passes all input anew, so that a panic leaves no broken state.
 fn sound<T>(work: impl FnOnce() -> std::result::Result<T, minijinja::Error>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => done.map_err(failed),
@@ -142,7 +142,7 @@ impl ChatTemplate {
         }
     }
 
-    /// From `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`.
+    /// Reads `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`.
     pub(crate) fn from_folder(folder: &Path) -> Result<Option<ChatTemplate>> {
         let config = read_json_if_there(&folder.join("tokenizer_config.json"))?;
         let file = folder.join("chat_template.jinja");
@@ -244,7 +244,7 @@ fn strftime(format: &str, now: u64) -> std::result::Result<String, minijinja::Er
     date::format(format, now).map_err(|what| minijinja::Error::new(ErrorKind::InvalidOperation, what))
 }
 
-/// Like Python's `json.dumps(value, ensure_ascii=False)`, for which templates were written.
+/// Like Python's `json.dumps(value, ensure_ascii=False)`, which templates expect.
 fn to_json(value: &Value, options: Kwargs) -> std::result::Result<Value, minijinja::Error> {
     let indent: Option<usize> = options.get("indent")?;
     let sort: Option<bool> = options.get("sort_keys")?;
@@ -257,7 +257,7 @@ fn to_json(value: &Value, options: Kwargs) -> std::result::Result<Value, minijin
     Ok(Value::from_safe_string(out))
 }
 
-/// Filters whose output is as large as a number in the template says: the number has a limit. Fuel does not catch them,
+/// Filters whose output is as large as a number in the template: the number has a limit. Fuel does not stop them,
 /// because each is one instruction.
 mod bounded {
     use minijinja::value::{Kwargs, Rest, StringInput, Value, ValueOrKwargs};
@@ -366,7 +366,7 @@ mod json {
     }
 }
 
-/// Dates as templates ask for them, in UTC.
+/// The date functions of templates, in UTC.
 mod date {
     const MONTHS: [&str; 12] = [
         "January",
@@ -438,7 +438,7 @@ mod date {
             check(951_782_400, "Tuesday 29 Feb 2000 00:00:00");
             check(1_785_024_000, "Sunday 26 Jul 2026 00:00:00");
             assert!(format("%Q", 0).unwrap_err().contains("%Q"));
-            // A client may say any time in what it shows as a handle.
+            // A client may put any time into what it sends as a handle.
             assert!(format("%A %d %b %Y", u64::MAX).is_ok());
         }
     }

@@ -1,5 +1,5 @@
-//! One tensor: its type and shape, and where in which file it is; its bytes are read on demand. Knows nothing of what a
-//! model does with it.
+//! One tensor: its type and shape, and its place in a file; its bytes are read on demand. Knows nothing of its use in a
+//! model.
 
 use crate::error::{Fault, Result};
 use crate::file::SourceFile;
@@ -32,18 +32,18 @@ pub(crate) struct Location<'a> {
     start: u64,
     /// Present if the file stores it transposed: the bytes from one of the file's rows to the next.
     turned: Option<u64>,
-    /// Present if its rows stand between those of others.
+    /// Present if its rows are interleaved with those of others.
     woven: Option<Woven>,
     apart: Apart<'a>,
 }
 
-/// Whether a tensor's blocks are made of tensors of the file, and of which.
+/// Whether a tensor's blocks are assembled from several tensors of the file, and from which.
 #[derive(Clone, Copy, Debug)]
 enum Apart<'a> {
     No,
-    /// The exponents stand here.
+    /// The position of the exponents.
     Exponents(&'a SourceFile, u64),
-    /// All stands apart, in these files; the tensor begins with this row.
+    /// All parts are stored separately, in these files; the tensor begins with this row.
     All {
         of: Reader<'a>,
         files: &'a [SourceFile],
@@ -51,7 +51,7 @@ enum Apart<'a> {
     },
 }
 
-/// Rows that stand between those of other matrices: a run of `run` in every `period` rows, after `before` of them.
+/// Rows interleaved with those of other matrices: a run of `run` in every `period` rows, after `before` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Woven {
     pub run: usize,
@@ -60,7 +60,7 @@ pub(crate) struct Woven {
 }
 
 impl Woven {
-    /// The index of row `row` among all that stand there.
+    /// The index of row `row` among all interleaved rows.
     fn index(self, row: usize) -> usize {
         row / self.run * self.period + self.before + row % self.run
     }
@@ -108,7 +108,7 @@ impl<'a> Tensor<'a> {
         Tensor { dtype, shape, scales: None, place }
     }
 
-    /// MXFP4 whose nibbles begin at `nibbles`, neighbours in one byte, and whose exponents stand apart.
+    /// MXFP4 whose nibbles begin at `nibbles`, neighbours in one byte, and whose exponents are stored separately.
     pub(crate) fn in_two(
         nibbles: (&'a SourceFile, usize),
         exponents: (&'a SourceFile, usize),
@@ -119,14 +119,14 @@ impl<'a> Tensor<'a> {
         Tensor { place: Location { apart, ..whole.place }, ..whole }
     }
 
-    /// A matrix that is made of tensors of these files.
+    /// A matrix that is assembled from tensors of these files.
     pub(crate) fn made(of: Reader<'a>, files: &'a [SourceFile]) -> Tensor<'a> {
         let (shard, start) = of.place();
         let whole = Tensor::new(&files[shard], start, of.dtype(), of.shape());
         Tensor { place: Location { apart: Apart::All { of, files, first: 0 }, ..whole.place }, ..whole }
     }
 
-    /// Whether its bytes stand in the file as they are, so that it may be read in other ways than by rows.
+    /// Whether the file has its bytes unchanged, so that it may be read in other ways than by rows.
     pub(crate) fn is_plain(&self) -> bool {
         matches!(self.place.apart, Apart::No) && self.dtype.block() == 1
     }
@@ -147,10 +147,10 @@ impl<'a> Tensor<'a> {
         self.rows() * self.row_bytes()
     }
 
-    /// A range of rows after `before`; of a vector, of elements.
+    /// Returns a range of rows after `before`; for a vector, of elements.
     pub(crate) fn part(&self, before: usize, shape: [usize; 2]) -> Option<Tensor<'a>> {
         let row_bytes = self.dtype.bytes_of(shape[1] as u64)?;
-        // The bytes between our rows in the file, which stores them as columns if transposed.
+        // The bytes from one of our rows to the next in the file, which stores them as columns if transposed.
         let step = if self.place.turned.is_some() { self.dtype.block_bytes() as u64 } else { row_bytes };
         let start = match shape[0] {
             1 => self.dtype.bytes_of(before as u64)?,
@@ -168,7 +168,7 @@ impl<'a> Tensor<'a> {
                 let start = self.place.start + n_blocks * NIBBLE_BYTES as u64;
                 Location { start, apart: Apart::Exponents(file, at + n_blocks), ..self.place }
             }
-            // The only row of a matrix is no vector, of which one may want some elements.
+            // A matrix with only one row is no vector, so it has no parts by elements.
             Apart::All { .. } if shape[1] != self.cols() => return None,
             Apart::All { of, files, first } => {
                 let first = if shape[0] == 1 { first } else { first + before };
@@ -178,19 +178,19 @@ impl<'a> Tensor<'a> {
         is_within.then_some(Tensor { dtype: self.dtype, shape, scales, place })
     }
 
-    /// The transposed tensor, of a type that has no blocks.
+    /// Returns the transposed tensor, for a type without blocks.
     pub(crate) fn turned(&self) -> Tensor<'a> {
         let [rows, cols] = self.shape;
         let turned = Some(self.row_bytes() as u64);
         Tensor { shape: [cols, rows], place: Location { turned, ..self.place }, ..*self }
     }
 
-    /// The tensor of this shape whose rows stand between others' in this one; of a vector, its elements.
+    /// Returns the tensor of this shape whose rows are interleaved in this one; for a vector, its elements.
     pub(crate) fn woven(&self, woven: Woven, shape: [usize; 2]) -> Tensor<'a> {
         Tensor { shape, place: Location { woven: Some(woven), ..self.place }, ..*self }
     }
 
-    /// The first and the last `n` bytes of a tensor as the file has it.
+    /// Returns the first and the last `n` bytes of a tensor as the file has it.
     pub(crate) fn ends(&self, n: usize) -> Result<Vec<u8>> {
         let (file, start) = match self.place.apart {
             Apart::No => return self.place.ends(self.n_bytes(), n),
@@ -221,7 +221,7 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// Rows of so many bytes that follow each other.
+    /// Reads consecutive rows of this many bytes.
     fn read_run(&self, rows: Range<usize>, row_bytes: usize, to: &mut [u8]) -> Result<()> {
         match self.place.apart {
             Apart::No => self.place.file.read_at(self.place.start + (rows.start * row_bytes) as u64, to),
@@ -230,7 +230,7 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// Blocks of MXFP4 from this byte on, as if they stood together with their exponents.
+    /// Reads blocks of MXFP4 from this byte on, each joined with its exponent.
     fn read_in_two(&self, from: usize, (file, at): (&SourceFile, u64), to: &mut [u8]) -> Result<()> {
         let block_bytes = Dtype::MXFP4.block_bytes();
         let (first, n) = ((from / block_bytes) as u64, to.len() / block_bytes);
@@ -243,7 +243,7 @@ impl<'a> Tensor<'a> {
     }
 
     fn read_woven(&self, woven: Woven, rows: Range<usize>, mut to: &mut [u8]) -> Result<()> {
-        // A vector has one row, and its elements are what is woven.
+        // A vector has one row, and its elements are interleaved.
         let (rows, row_bytes) = match self.shape {
             [1, n] => (0..n, self.dtype.block_bytes()),
             _ => (rows, self.row_bytes()),
@@ -274,12 +274,12 @@ impl<'a> Tensor<'a> {
         Ok(())
     }
 
-    /// All numbers as f32: for norms and other vectors, which are never quantized. Matrices are unpacked by devices.
+    /// Returns all numbers as f32: for norms and other vectors, which are never quantized. Devices unpack matrices.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         Ok(self.numbers(&self.read()?))
     }
 
-    /// The same from bytes that were read already.
+    /// Does the same from bytes that were already read.
     pub fn numbers(&self, bytes: &[u8]) -> Vec<f32> {
         let (halves, floats) = (bytes.as_chunks::<2>().0.iter(), bytes.as_chunks::<4>().0.iter());
         match self.dtype {

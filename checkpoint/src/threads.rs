@@ -1,4 +1,4 @@
-//! Several threads for what is read and hashed. Knows nothing of what that is.
+//! Several threads for reading and hashing. Knows nothing of the work's content.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -6,10 +6,10 @@ use std::sync::{Mutex, PoisonError};
 /// More threads are no faster than a disk.
 const THREADS_MAX: usize = 4;
 
-/// Asked by each thread before each piece of its work.
+/// Checked by each thread before each piece of its work.
 pub type IsOver<'a> = &'a (dyn Fn() -> bool + Sync);
 
-/// What `work` gives for each of these, in their order; None for those that were not reached before it was over.
+/// Returns the result of `work` for each item, in order; None for those that were not reached before it was over.
 pub fn in_threads<T: Sync, R: Send>(all: &[T], is_over: IsOver<'_>, work: impl Fn(&T) -> R + Sync) -> Vec<Option<R>> {
     let n_threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(THREADS_MAX));
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(all.len())));

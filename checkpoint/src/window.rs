@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! of rows      [ r0 ............. r1 )  whole rows            bands follow each other in the file
-//! of columns   all rows, [ c0 .. c1 )   whole stored blocks   rows are read whole, and what is not wanted left out
+//! of columns   all rows, [ c0 .. c1 )   whole stored blocks   rows are read whole, and other columns dropped
 //! ```
-//! Whole pieces of the weight are read, which may begin before the wanted part and end after it.
+//! Whole pieces of the weight are read, which may begin before the requested part and end after it.
 
 use crate::error::Result;
 use crate::pieces::WeightPieces;
@@ -13,13 +13,13 @@ use crate::tensor::Tensor;
 use std::ops::Range;
 use types::{PieceHash, PieceRun};
 
-/// The approximate bytes of the file that a band of rows has. A piece's hash depends on it.
+/// The approximate bytes of the file in one band of rows. A piece's hash depends on it.
 const BAND_BYTES: usize = 128 << 10;
 
 pub struct Window<'a> {
     tensor: Tensor<'a>,
     pieces: WeightPieces,
-    /// The rows that were asked for.
+    /// The requested rows.
     wanted: Range<usize>,
     /// The indices of the pieces' runs and strips that are read.
     runs: Range<usize>,
@@ -89,12 +89,12 @@ impl<'a> Window<'a> {
         &self.tensor
     }
 
-    /// The wanted rows.
+    /// Returns the requested rows.
     pub fn rows(&self) -> Range<usize> {
         self.wanted.clone()
     }
 
-    /// The columns that are read; their bounds lie between blocks of the type.
+    /// Returns the columns that are read; their bounds lie between blocks of the type.
     pub fn columns(&self) -> Range<usize> {
         let (block, block_bytes) = (self.tensor.dtype.block(), self.tensor.dtype.block_bytes());
         let bytes = self.bytes_of_row();
@@ -117,7 +117,7 @@ impl<'a> Window<'a> {
         self.bands.iter().map(|band| band.rows.len()).sum::<usize>() * self.bytes_of_row().len()
     }
 
-    /// The wanted rows from everything that was read.
+    /// Returns the requested rows from everything that was read.
     pub fn wanted<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
         let row_bytes = self.bytes_of_row().len();
         &bytes[(self.wanted.start - self.first_row()) * row_bytes..][..self.wanted.len() * row_bytes]
@@ -135,7 +135,7 @@ impl<'a> Window<'a> {
         bands
     }
 
-    /// Reads a band, and hashes what it has read.
+    /// Reads and hashes a band.
     pub fn fill(&self, band: usize, to: &mut [u8]) -> Result<BandHashes> {
         let (rows, columns, row_bytes) = (self.bands[band].rows.clone(), self.bytes_of_row(), self.tensor.row_bytes());
         if columns.len() == row_bytes {
@@ -179,7 +179,7 @@ impl<'a> Window<'a> {
         self.strips.clone().map(of_strip).collect()
     }
 
-    /// The hashes of what was read, from those of all bands in order.
+    /// Combines the hashes of all bands, in order.
     pub fn run(&self, weight: &str, bands: &[BandHashes]) -> PieceRun {
         let (mut rest, mut hashes) = (bands, Vec::new());
         for run in self.bands.chunk_by(|a, b| a.run == b.run) {

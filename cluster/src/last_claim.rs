@@ -1,17 +1,17 @@
-//! Who has claimed a replica last, and the sign that ends a connection to whoever claimed it before.
+//! The last claim of a replica, and the sign that ends connections to the holder of an earlier claim.
 
 use crate::state::{Change, Member, Watch};
 use std::collections::BTreeMap;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// The coordinator with a replica's last claim, as the store tells.
+/// The coordinator with a replica's last claim, as the store has it.
 #[derive(Clone, Debug)]
 pub struct LastClaim {
     pub incarnation: u64,
     pub address: String,
-    /// Cancelled when a coordinator at another address has claimed the replica later. One that cannot reach the store
-    /// does not know that, and would keep workers that the later one needs.
+    /// Cancelled when a coordinator at another address has claimed the replica later. A coordinator without a
+    /// connection to the store cannot see this, and would keep workers that the later one needs.
     pub superseded: CancellationToken,
 }
 
@@ -20,8 +20,8 @@ pub struct LastClaim {
 struct Claims(BTreeMap<String, (u64, CancellationToken)>);
 
 impl Claims {
-    /// Ends what is connected to who has claimed earlier, elsewhere. A store that was restored may tell of an earlier
-    /// claim: that ends no connection, and nor does a coordinator that is started again in its place.
+    /// Ends connections to the coordinator of an earlier claim at another address. A store that was restored may return
+    /// an earlier claim: that ends no connection. A coordinator that is started again at its address ends none either.
     fn told(&mut self, member: Member) -> LastClaim {
         let Member { incarnation, registration } = member;
         let address = registration.address;
@@ -95,7 +95,7 @@ mod tests {
         // Started again in its place: its connections have ended by themselves.
         check(&[(7, "a:1")], (7, "a:1"), false);
         check(&[(7, "a:1"), (8, "b:1")], (8, "b:1"), true);
-        // From a store that was restored, and then the one that serves registers again.
+        // From a store that was restored: the coordinator that serves registers again.
         check(&[(3, "old:1")], (3, "old:1"), false);
         check(&[(3, "old:1"), (5, "a:1")], (5, "a:1"), false);
         check(&[(3, "old:1"), (5, "a:1"), (6, "b:1")], (6, "b:1"), true);

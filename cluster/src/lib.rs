@@ -1,8 +1,9 @@
-//! The store behind membership: who serves which replica, where, and since when. Knows nothing of what a replica does.
+//! The store behind membership: which coordinator serves which replica, where, and since when. Knows nothing of what a
+//! replica does.
 //!
 //! A coordinator claims its replica's name; the claim's revision is the incarnation of all its epochs, and a later
-//! claim fences an earlier one. What it registers under the claim is what routers follow. A vanished entry is a
-//! suspicion; an open stream is the truth.
+//! claim fences an earlier one. Routers follow the registration under the claim. A vanished entry is a suspicion; an
+//! open stream is the truth.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod addresses;

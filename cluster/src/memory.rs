@@ -10,7 +10,7 @@ use tokio::sync::watch;
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     state: Arc<watch::Sender<State>>,
-    /// What this clone sees: the state itself, or for a store from afar what its last `look` found.
+    /// The state that this clone sees: the state itself, or for a store from afar the result of its last `look`.
     seen: Arc<watch::Sender<State>>,
     health: Arc<watch::Sender<Health>>,
 }
@@ -34,7 +34,7 @@ impl MemoryStore {
         MemoryStore { state: self.state.clone(), seen, health: Arc::new(watch::Sender::new(Health::connected())) }
     }
 
-    /// For a store from afar: its users are told that it is cut off.
+    /// For a store from afar: reports to its users that it is cut off.
     pub fn is_away(&self) {
         self.health.send_replace(Health::away("it is cut off"));
     }
@@ -48,7 +48,7 @@ impl MemoryStore {
         self.state.borrow().revision
     }
 
-    /// For a store from afar: reads what is there by now, except entries whose lease `has_lapsed`.
+    /// For a store from afar: reads the present entries, except those whose lease `has_lapsed`.
     pub fn look(&self, has_lapsed: impl Fn(&Member) -> bool) {
         let mut state = self.state.borrow().clone();
         state.members.retain(|_, member| !has_lapsed(member));
@@ -61,7 +61,7 @@ impl MemoryStore {
         });
     }
 
-    /// Takes a replica from its holder, whose epoch is older from now on.
+    /// Takes a replica from its holder. Epochs of that holder are older from now on.
     pub fn claim(&self, replica: &str, address: &str) -> Claim {
         self.claim_as(replica, Registration { address: address.into(), ..Registration::default() })
     }

@@ -1,4 +1,4 @@
-//! What a process tells all others of its cluster, for as long as it lives: one text of each, by a name of its own.
+//! The text that a process publishes to its whole cluster while it lives: one per process, under a name of its own.
 //! Does not know what the texts mean, nor where they are stored.
 
 use crate::state::{Health, Posts, State};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::DropGuard;
 
-/// A process's place among the posts. What it said is gone soon after this is dropped.
+/// A process's place among the posts. Its text goes soon after this is dropped.
 #[derive(Debug)]
 pub struct Post {
     name: String,
@@ -42,14 +42,14 @@ impl Post {
         }
     }
 
-    /// What the others have said, as far as the store was heard.
+    /// Returns the texts of the others, as the store last had them.
     pub fn others(&self) -> Posts {
         let mut posts = self.state.borrow().posts.clone();
         posts.remove(&self.name);
         posts
     }
 
-    /// False while nobody knows what the others say now.
+    /// False while the present texts of the others are unknown.
     pub fn is_connected(&self) -> bool {
         self.health.borrow().is_connected()
     }

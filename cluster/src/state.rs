@@ -1,12 +1,12 @@
-//! What a store knows at one moment, and how others follow it: as the difference to what they were told. A slow reader
-//! misses intermediate states but no outcome, so nothing piles up.
+//! The content of a store at one moment, and how readers follow it: each gets the difference to what it has read. A
+//! slow reader misses intermediate states but no outcome, so nothing piles up.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::SystemTime;
 use tokio::sync::watch;
 
-/// What a coordinator says of its replica.
+/// A coordinator's registration of its replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Registration {
@@ -37,7 +37,7 @@ pub type Members = BTreeMap<String, Member>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ClaimHolder {
     pub incarnation: u64,
-    /// Tells claims of one incarnation apart, which only a store that lost its data could give twice.
+    /// Distinguishes claims of one incarnation, which only a store that lost its data could give twice.
     pub holder: String,
     pub address: String,
 }
@@ -50,13 +50,13 @@ pub(crate) struct State {
     pub listings: u64,
     pub members: Members,
     pub held: BTreeMap<String, ClaimHolder>,
-    /// What processes tell each other.
+    /// The texts that processes publish to each other.
     pub posts: Posts,
-    /// When each entry was last written, by its key: of stores whose entries other programs may write.
+    /// The revision of each entry's last write, by its key: for stores whose entries other programs may write.
     pub revisions: BTreeMap<Vec<u8>, u64>,
 }
 
-/// Whether the store can be reached. If not, nobody joins or leaves, and all else goes on.
+/// Whether the store can be reached. If not, no member joins or leaves, and all else goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
     pub since: SystemTime,
@@ -130,7 +130,7 @@ impl Watch {
     fn look(&mut self) {
         self.has_looked = true;
         let members = self.state.borrow_and_update().members.clone();
-        // Changes that are due already count as told.
+        // Changes that are due already count as delivered.
         self.due.extend(changes(&self.told, &members));
         self.told = members;
     }

@@ -44,7 +44,7 @@ impl Store {
         }
     }
 
-    /// A place among what processes of this cluster tell each other. None where no other process would read it.
+    /// Returns this process's place among the posts of the cluster. None where no other process would read it.
     pub fn post(&self, name: &str) -> Result<Option<Post>, Error> {
         check_name(name)?;
         Ok(match self {

@@ -22,19 +22,19 @@ pub struct Config {
     pub policy_digest: Option<DigestOf>,
     pub prefix_cache: bool,
     /// Ranks clear a sequence's blocks before another sequence gets them. Then no two share a block, whatever
-    /// `prefix_cache` says.
+    /// `prefix_cache` is.
     pub zero_kv: bool,
     /// The secret at the root of every block hash, derived from the cluster's.
     pub salt: [u8; 16],
-    /// Every epoch's secret, by which its ranks know each other, is derived from this.
+    /// The base of every epoch's secret, by which its ranks recognise each other.
     pub mesh_seed: [u8; 32],
-    /// What routers and workers are told and compared with: this build's own.
+    /// The protocols that this build sends to routers and workers and compares with theirs.
     pub speaks: proto::Speaks,
     pub limits: Limits,
     pub waits: Waits,
 }
 
-/// What a policy digest is made of, beside the policy's types and the device.
+/// The parts of a policy digest, beside the policy's types and the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DigestOf {
     /// The model's fingerprint.
@@ -56,7 +56,7 @@ pub struct Limits {
     pub draft_model: Option<DraftModel>,
     /// Events that wait for the loop; a sender waits while the queue is full.
     pub events_max: usize,
-    /// Frames that wait for one router. A router that leaves more unread is cut off, so that nobody waits for it.
+    /// Frames that wait for one router. A router that leaves more unread is cut off, so that it delays no one else.
     pub router_frames_max: usize,
     /// Frames that wait for one rank: more than are ever in flight.
     pub rank_frames_max: usize,
@@ -86,21 +86,21 @@ pub struct Speculation {
     pub ngrams: NgramLimits,
 }
 
-/// A smaller model of the same vocabulary, which the rank that samples holds whole and guesses by.
+/// A smaller model of the same vocabulary, which the sampling rank holds whole and uses for guesses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DraftModel {
     /// Its path on the workers' machines.
     pub path: PathBuf,
     /// The memory for its KV cache.
     pub kv_bytes: u64,
-    /// What one of its passes takes, in thousandths of a step.
+    /// The time of one of its passes, in thousandths of a step.
     pub pass_permille: u32,
-    /// Nothing is guessed from what answers repeat.
+    /// Only the draft model guesses, and repetitions in answers do not.
     pub is_alone: bool,
 }
 
 impl Limits {
-    /// What the ranks are told of how to guess.
+    /// Returns the ranks' settings for guesses.
     pub(crate) fn guesses(&self) -> Option<wire::Guesses> {
         let Speculation { drafting, ngrams: NgramLimits { least, most } } = self.speculation;
         let of_model = |draft: &DraftModel| wire::DraftModel {
@@ -144,8 +144,8 @@ pub struct Waits {
     pub hang_factor: u32,
     /// The time limit for the first step after a load.
     pub step_first_max: Duration,
-    /// The time limit for one collective operation. Longer than a step's: the coordinator hears of all ranks, a rank
-    /// does not.
+    /// The time limit for one collective operation. Longer than a step's: the coordinator receives reports of all
+    /// ranks, a rank does not.
     pub exchange_max: Duration,
     /// How long the computing thread of a rank that its peers blame may stand still, once it has a rank again.
     pub suspect_max: Duration,
@@ -159,9 +159,9 @@ pub struct Waits {
     pub replan_after: Duration,
     /// How long enough workers must have been there before the model is spread over more of them again.
     pub regrow_after: Duration,
-    /// For how long after it took over another replica's stream a replica makes no change that can wait.
+    /// How long a replica makes no optional change after it has taken over another replica's stream.
     pub takeover_hold: Duration,
-    /// How long memory of the KV cache must have been of no use before ranks that grow give it back.
+    /// How long memory of the KV cache must have been unused before ranks that grow give it back.
     pub kv_release_after: Duration,
     /// How long the requests of a router that vanished go on.
     pub router_grace: Duration,
@@ -205,7 +205,7 @@ pub(crate) fn micros(duration: Duration) -> u64 {
 }
 
 impl Config {
-    /// The secret of one epoch's ranks: no one else knows it, not even the ranks of another epoch.
+    /// The secret of one epoch's ranks, which no other process has, not even ranks of another epoch.
     pub(crate) fn mesh_secret(&self, epoch: Epoch) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new_keyed(&self.mesh_seed);
         hasher.update(&epoch.incarnation.to_le_bytes());

@@ -8,10 +8,10 @@ use tokio::sync::oneshot;
 use tonic::Status;
 use types::{Grid, PieceRun, RequestId, StepDone};
 
-/// Answers an operator who has asked for a change and waits.
+/// Answers an operator that waits for a requested change.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, Status>>;
 
-/// What the model's path holds now: its fingerprint and the hashes of its pieces.
+/// The present content of the model's path: its fingerprint and the hashes of its pieces.
 #[derive(Debug)]
 pub(crate) struct FoundModel {
     pub fingerprint: [u8; 32],
@@ -72,7 +72,7 @@ pub(crate) enum Event {
         worker: WorkerId,
         failed: wire::Failed,
     },
-    /// The worker was told to end.
+    /// The worker received a stop signal.
     WorkerLeaves {
         worker: WorkerId,
     },
@@ -80,16 +80,16 @@ pub(crate) enum Event {
         worker: WorkerId,
         why: Status,
     },
-    /// A router wants to know where another replica differs.
+    /// A router compares these weights with another replica's.
     Weights {
         reply: Reply<ServedWeights>,
     },
-    /// An operator wants another grid.
+    /// An operator requests another grid.
     Scale {
         grid: Grid,
         reply: Reply<wire::ScaleReply>,
     },
-    /// An operator wants the model to be read again; this is what its path means now.
+    /// An operator requests that the model be read again; this is the present content of its path.
     Reload {
         found: FoundModel,
         reply: Reply<wire::ReloadReply>,

@@ -1,7 +1,7 @@
-//! Owns a replica: its ranks, what runs next, and whose output goes where. Knows nothing of tensors or text.
+//! Owns a replica: its ranks, the plan of its steps, and the routing of its output. Knows nothing of tensors or text.
 //!
-//! One loop (`replica`) owns all state. Everything that happens is an `Event` on one bounded queue, and what it decides
-//! leaves through one bounded queue per peer.
+//! One loop (`replica`) owns all state. Everything that happens is an `Event` on one bounded queue, and the loop's
+//! decisions leave through one bounded queue per peer.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod config;

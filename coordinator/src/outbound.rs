@@ -1,4 +1,4 @@
-//! The bounded queue of frames to one peer. It ends after the last frame, with a status that says why.
+//! The bounded queue of frames to one peer. It ends after the last frame, with a status that gives the reason.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -8,7 +8,7 @@ use tokio_stream::Stream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::Status;
 
-/// The loop's end. Dropping it ends the stream, and tells the peer's reader to stop.
+/// The loop's end. Dropping it ends the stream, and stops the peer's reader.
 pub(crate) struct Outbound<T> {
     frames: mpsc::Sender<T>,
     end: oneshot::Sender<Status>,

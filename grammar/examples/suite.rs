@@ -1,5 +1,5 @@
-//! The JSON-Schema-Test-Suite through masks: `make grammar-suite`. Every schema that is accepted takes all its valid
-//! instances and completes none of the others; the rest are refused by name. It ends with 1 if one is wrong.
+//! Runs the JSON-Schema-Test-Suite through masks: `make grammar-suite`. Every accepted schema takes all its valid
+//! instances and completes no other; the rest are refused by name. The exit status is 1 if one result is wrong.
 
 use grammar::{GrammarLimits, GrammarRefused, Mask, Matcher, Vocabulary, WantedGrammar, compile};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use std::path::Path;
 use types::{Grammar, Token};
 
 const END: Token = 256;
-/// Of one instance with its keys in other orders.
+/// The most key orders tried for one instance.
 const ORDERS_MAX: usize = 150;
 
 #[derive(Default)]
@@ -56,7 +56,7 @@ fn file(path: &Path, vocabulary: &Vocabulary) -> Result<Counts, Box<dyn std::err
         let name = group["description"].as_str().unwrap_or_default().to_owned();
         let grammar = match compile(&WantedGrammar::JsonSchema(group["schema"].clone()), &GrammarLimits::default()) {
             Ok(grammar) => Some(grammar),
-            // A schema that nothing satisfies is told so, and that is right if no instance is valid.
+            // An unsatisfiable schema is refused as such. That is right if no instance is valid.
             Err(GrammarRefused::Unsatisfiable { .. }) => None,
             Err(refused) => {
                 counts.refused.push(format!("{name}: {refused}"));
@@ -69,7 +69,8 @@ fn file(path: &Path, vocabulary: &Vocabulary) -> Result<Counts, Box<dyn std::err
             let is_taken = grammar
                 .as_ref()
                 .is_some_and(|grammar| orders(&test["data"]).iter().any(|text| takes(vocabulary, grammar, text)));
-            // The draft leaves it open whether a format is enforced, and this test of it that it is not. Here it is.
+            // The draft leaves open whether a format is enforced, and these tests expect that it is not. Here it is
+            // enforced.
             let is_about_formats = test["description"].as_str().is_some_and(|text| text.contains("only an annotation"));
             if is_taken != test["valid"] && !is_about_formats {
                 counts.wrong.push(format!("{name}: {} {}: taken {is_taken}", test["description"], test["data"]));
@@ -79,7 +80,7 @@ fn file(path: &Path, vocabulary: &Vocabulary) -> Result<Counts, Box<dyn std::err
     Ok(counts)
 }
 
-/// Every byte is a token, and one ends.
+/// A vocabulary in which every byte is a token, and one more token ends the answer.
 fn bytes() -> Result<Vocabulary, Box<dyn std::error::Error>> {
     let words: Vec<[u8; 1]> = (0..=255).map(|byte| [byte]).collect();
     Ok(Vocabulary::new(words.iter().map(|word| (word.as_slice(), false)), 257, &[END])?)
@@ -93,7 +94,7 @@ fn takes(vocabulary: &Vocabulary, grammar: &Grammar, text: &str) -> bool {
         && mask.allows(END)
 }
 
-/// The value as we write it, with its keys in this order and in others.
+/// Serializes the value with its keys in this order and in others.
 fn orders(value: &Value) -> Vec<String> {
     match value {
         Value::Number(number) => vec![match number.as_f64() {

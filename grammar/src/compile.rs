@@ -1,4 +1,4 @@
-//! From a wish to a checked description. Pure: no vocabulary, no clock, nothing is fetched.
+//! Compiles a constraint to a checked description. Pure: no vocabulary, no clock, and nothing is fetched.
 
 use crate::ebnf::Form;
 use crate::relax::Relaxed;
@@ -9,10 +9,10 @@ use crate::{GrammarLimits, GrammarRefused, WantedGrammar, ebnf, engine, schema, 
 use serde_json::json;
 use types::Grammar;
 
-/// So many times something is taken away from schemas that need not hold in full, and then all but their types.
+/// The number of rounds that each remove something from schemas that need not hold in full. Then only their types stay.
 const ROUNDS_MAX: usize = 64;
 
-/// The description of what is wanted, checked: it compiles within the limits, and says nothing that is not enforced.
+/// Returns the checked description of a constraint: it compiles within the limits, and everything in it is enforced.
 pub fn compile(wanted: &WantedGrammar, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
     let relaxed = match wanted {
         WantedGrammar::StructuralTag(tag) => Relaxed::of(tag, limits),
@@ -76,8 +76,8 @@ fn one_of(rules: &mut Rules, words: Words) -> Rule {
     rules.add(vec![vec![words]])
 }
 
-/// Lark as it is, if it cannot be deeper than the engine's stack is. What the engine reads in it beside rules is
-/// limited to what this crate enforces elsewhere: its own JSON schemas ignore some keywords.
+/// Returns Lark text unchanged if it cannot be deeper than the engine's stack. Constructs beside rules are limited to
+/// those that this crate also enforces: the engine's own JSON schemas ignore some keywords.
 fn user_lark(text: &str, limits: &GrammarLimits) -> Result<String, GrammarRefused> {
     let mut depth = 0usize;
     for (i, line) in text.lines().enumerate() {

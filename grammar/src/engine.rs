@@ -1,15 +1,15 @@
-//! The grammar engine behind one door: its limits, its panics and its stack. Knows nothing of what is compiled.
+//! Wraps the grammar engine: its limits, its panics and its stack. Knows nothing of the grammars that it compiles.
 
 use crate::{GrammarLimits, GrammarRefused};
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use types::Grammar;
 
-/// For digests: what may change a mask besides the grammar and the vocabulary.
+/// Part of digests: everything that may change a mask besides the grammar and the vocabulary.
 pub const ENGINE: &str = "llguidance 1.9.1, lockstep 1";
 
-/// What the masks of a grammar are a function of, beside the tokens of the answer: the description, the vocabulary with
-/// this hash, and the engine.
+/// The masks of a grammar depend on this digest and the answer's tokens only. It covers the description, the vocabulary
+/// with this hash, and the engine.
 pub fn digest(grammar: &Grammar, vocabulary: &[u8; 32]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 grammar digest");
     for part in [ENGINE.as_bytes(), vocabulary, grammar.as_str().as_bytes()] {
@@ -34,7 +34,7 @@ pub(crate) fn parser_limits(limits: &GrammarLimits) -> ParserLimits {
     }
 }
 
-/// Compiles it without a vocabulary, and drops what was made: only to know that it can be done.
+/// Compiles the description without a vocabulary and drops the result, only to check that it compiles.
 pub(crate) fn check(lark: &str, limits: &GrammarLimits) -> Result<(), GrammarRefused> {
     let limits = parser_limits(limits);
     let done = on_a_deep_stack(|| {
@@ -45,13 +45,13 @@ pub(crate) fn check(lark: &str, limits: &GrammarLimits) -> Result<(), GrammarRef
     done.and_then(|done| done).map_err(|why| GrammarRefused::invalid("grammar", first_line(&why)))
 }
 
-/// Runs the engine with its panics turned into errors. It is handed all input anew each time, so that a panic leaves
-/// no broken state behind.
+/// Runs the engine and turns its panics into errors. Each call passes all input anew, so that a panic leaves no broken
+/// state behind.
 pub(crate) fn sound<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_panic| "the grammar engine stumbled over it".to_owned())
 }
 
-/// The same on a stack whose size is known. The thread ends before this returns.
+/// Does the same on a stack of known size. The thread ends before this returns.
 pub(crate) fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, || sound(work));
@@ -60,7 +60,7 @@ pub(crate) fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Resul
     })
 }
 
-/// What the engine says is followed by listings and backtraces.
+/// Returns the first line of an engine message, as listings and backtraces follow it.
 pub(crate) fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().chars().take(300).collect()
 }

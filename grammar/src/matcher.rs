@@ -1,4 +1,4 @@
-//! One answer and its grammar: which tokens may come next, one after the other. Knows nothing of sampling.
+//! Follows one answer through its grammar: which tokens may come next, step by step. Knows nothing of sampling.
 
 use crate::engine::{self, on_a_deep_stack, sound};
 use crate::thinking::{self, Thinking};
@@ -9,27 +9,27 @@ use thiserror::Error;
 use toktrie::InferenceCapabilities;
 use types::{Grammar, Token};
 
-/// What the engine's tables of a grammar take for each byte of its text, about.
+/// Approximate bytes of the engine's tables for each byte of a grammar's text.
 const TABLE_BYTES: usize = 16;
 
-/// Where an answer stands in its grammar. Two matchers that were given the same vocabulary, grammar and tokens have
-/// the same masks.
+/// The position of an answer in its grammar. Two matchers with the same vocabulary, grammar and tokens have the same
+/// masks.
 pub struct Matcher {
     /// None where any text may come.
     parser: Option<Parser>,
     /// The thought before the answer, if its length has a limit.
     thinking: Option<Thinking>,
     vocabulary: Vocabulary,
-    /// Tokens of the answer, the end not among them.
+    /// Tokens of the answer without the end.
     n_tokens: usize,
     is_ended: bool,
-    /// A grammar may name a token that elsewhere ends answers. The engine cannot take such a one back.
+    /// A grammar may name a token that otherwise ends answers. The engine cannot take such a token back.
     names_end: bool,
-    /// What it held when it was made.
+    /// The memory that it held when it was made.
     n_bytes: usize,
 }
 
-/// The matcher can go no further. It is of no use any more, unless only the token was wrong.
+/// The matcher cannot go on. It is useless from here on, unless only the token was wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Stuck {
     #[error("the grammar does not compile for this vocabulary: {0}")]
@@ -65,8 +65,7 @@ impl Matcher {
         Ok(Matcher { parser, thinking, vocabulary, n_tokens: 0, is_ended: false, names_end: false, n_bytes })
     }
 
-    /// Another answer that stands where this one does; what one takes does not touch the other. None where the engine
-    /// stumbles.
+    /// Returns an independent matcher at the same position. None where the engine fails to copy.
     pub fn copy(&self) -> Option<Matcher> {
         let parser = sound(|| self.parser.as_ref().map(Parser::deep_clone)).ok()?;
         let (thinking, vocabulary) = (self.thinking.clone(), self.vocabulary.clone());
@@ -74,7 +73,7 @@ impl Matcher {
         Some(Matcher { parser, thinking, vocabulary, n_tokens, is_ended, names_end, n_bytes })
     }
 
-    /// About how much memory it holds at the start of its answer.
+    /// The approximate memory that it holds at the start of its answer.
     pub fn n_bytes(&self) -> usize {
         self.n_bytes
     }
@@ -94,7 +93,7 @@ impl Matcher {
         Ok(())
     }
 
-    /// Has the parser take a token. Whether it is the end.
+    /// Gives the parser a token. Returns whether it is the end.
     fn takes_as_end(&mut self, token: Token) -> Result<bool, Stuck> {
         let is_end = self.vocabulary.ends().contains(&token);
         if is_end && self.is_complete()? {
@@ -108,8 +107,8 @@ impl Matcher {
         Ok(false)
     }
 
-    /// Which tokens may come next: never none, until an end was taken. Ends are among them just where the answer is
-    /// complete.
+    /// Writes which tokens may come next: at least one until an end was taken. Ends are among them exactly where the
+    /// answer is complete.
     pub fn mask(&mut self, mask: &mut Mask) -> Result<(), Stuck> {
         let n_vocab = self.vocabulary.n_vocab();
         if self.is_ended {
@@ -123,7 +122,7 @@ impl Matcher {
                 mask.set(allowed.as_ref().map_or(&[], |allowed| allowed.as_slice()), n_vocab);
             }
         }
-        // A grammar that knows of no thought, and so of none of its ends, goes first.
+        // A grammar that does not describe thoughts, and so none of their ends, takes precedence.
         if let Some(forced) = self.thinking.as_ref().and_then(Thinking::forced).filter(|forced| mask.allows(*forced)) {
             mask.leave(forced);
         }
@@ -144,15 +143,15 @@ impl Matcher {
         self.is_ended
     }
 
-    /// The one token that may come next, if there is just one. It asks for a mask.
+    /// Returns the one token that may come next, if there is exactly one. This computes a mask.
     pub fn forced(&mut self) -> Result<Option<Token>, Stuck> {
         let mut mask = Mask::default();
         self.mask(&mut mask)?;
         Ok(mask.only())
     }
 
-    /// The longest of a mask's tokens, if each of the others begins it: the text can go on in one way only, though it
-    /// can be cut into tokens in several.
+    /// Returns the longest of a mask's tokens, if each of the others is a prefix of it: the text can continue in one
+    /// way only, though several tokenizations exist.
     pub fn only_way(&self, mask: &Mask) -> Option<Token> {
         self.vocabulary.only_way(mask)
     }
@@ -189,7 +188,7 @@ impl Matcher {
         self.asked((), |parser| parser.rollback(n_text))
     }
 
-    /// What the parser says, or what is so of any text.
+    /// Returns the parser's answer, or the answer that holds for any text if there is no parser.
     fn asked<T, E: ToString>(
         &mut self,
         of_any_text: T,
@@ -212,7 +211,7 @@ impl Matcher {
     }
 }
 
-/// A parser at its start, and how many bytes its lexer holds.
+/// Returns a parser at its start, and how many bytes its lexer holds.
 fn parser(vocabulary: &Vocabulary, lark: String, limits: &GrammarLimits) -> Result<(Parser, usize), Stuck> {
     let limits = engine::parser_limits(limits);
     let made = on_a_deep_stack(|| {

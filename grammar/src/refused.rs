@@ -1,8 +1,8 @@
-//! Why a wish is not granted: each refusal says where and what.
+//! Why a constraint is refused: each error names the place and the reason.
 
 use thiserror::Error;
 
-/// A wish that cannot be kept exactly, and so is not taken. `at` is the path in what the client sent
+/// A constraint that cannot be enforced exactly, and so is refused. `at` is the path in the client's input
 /// (`/properties/a`), or a line and a column of its text.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum GrammarRefused {
@@ -29,12 +29,12 @@ impl GrammarRefused {
         GrammarRefused::Unsatisfiable { at: root(at.into()), why: why.into() }
     }
 
-    /// The same of a part of what was sent.
+    /// The same refusal at a path below one part of the input.
     pub(crate) fn below(self, path: &str) -> GrammarRefused {
         self.moved(|at| if at.starts_with('/') { path.to_owned() + at.trim_end_matches('/') } else { at })
     }
 
-    /// What is told by a word alone is told with the path of the schema that says it.
+    /// Adds the path of the schema to a refusal that names only a keyword.
     pub(crate) fn within(self, path: &str) -> GrammarRefused {
         self.moved(|at| if at.starts_with('/') { at } else { format!("{path}/{at}") })
     }
@@ -53,7 +53,7 @@ impl GrammarRefused {
     }
 }
 
-/// The empty path is hard to see in a message.
+/// Names the root, as the empty path is hard to see in a message.
 fn root(at: String) -> String {
     if at.is_empty() { "/".to_owned() } else { at }
 }

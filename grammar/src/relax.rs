@@ -1,5 +1,5 @@
-//! Structural tags with `"strict": false` beside a schema: what can be enforced of it is, and the rest is left to the
-//! model. Every value that satisfies a schema satisfies what is left of it.
+//! Structural tags with `"strict": false` beside a schema: enforces as much of the schema as possible, and leaves the
+//! rest to the model. Every value that satisfies the schema also satisfies the relaxed one.
 
 use crate::schema::formats;
 use crate::schema::keywords::{self, Holds};
@@ -7,21 +7,22 @@ use crate::{GrammarLimits, GrammarRefused};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
-/// Where a format has its schema.
+/// The key under which a format has its schema.
 const SCHEMA: &str = "json_schema";
 
-/// A tag whose schemas need not hold in full. Each refusal of it takes a little of one of them away.
+/// A tag whose schemas need not hold in full. Each refusal removes a little of one of them.
 pub(crate) struct Relaxed<'l> {
     pub(crate) tag: Value,
     limits: &'l GrammarLimits,
-    /// The paths of schemas of which parts were taken away.
+    /// The paths of schemas from which parts were removed.
     begun: HashSet<String>,
-    /// Whether all schemas are without what may make them large.
+    /// Whether everything that may make a schema large was removed from all schemas.
     is_lean: bool,
 }
 
 impl Relaxed<'_> {
-    /// The tag without unknown keywords and formats, which are annotations. None, if all its schemas must hold in full.
+    /// Returns the tag without unknown keywords and formats, which are annotations. None if all its schemas must hold
+    /// in full.
     pub(crate) fn of<'l>(tag: &Value, limits: &'l GrammarLimits) -> Option<Relaxed<'l>> {
         let (mut tag, mut is_relaxed) = (tag.clone(), false);
         each_relaxed(&mut tag, &mut |schema| {
@@ -31,7 +32,7 @@ impl Relaxed<'_> {
         is_relaxed.then(|| Relaxed { tag, limits, begun: HashSet::new(), is_lean: false })
     }
 
-    /// Takes away what was refused. False where that is no part of such a schema, or not valid.
+    /// Removes the refused part. Returns false if it is no part of such a schema, or not valid.
     pub(crate) fn take_away(&mut self, refused: &GrammarRefused) -> bool {
         match refused {
             GrammarRefused::Unsupported { at, .. } => self.loosen_at(at),
@@ -56,14 +57,14 @@ impl Relaxed<'_> {
         loosen(schema, &rest, self.limits.depth_max) || replace(schema)
     }
 
-    /// Leaves all such schemas their types alone. False if they have nothing else.
+    /// Reduces all such schemas to their types. Returns false if they contain nothing else.
     pub(crate) fn keep_types(&mut self) -> bool {
         let mut is_changed = false;
         each_relaxed(&mut self.tag, &mut |schema| is_changed |= replace(schema));
         is_changed
     }
 
-    /// The path of the schema in which a path ends, and the rest of it.
+    /// Returns the path of the innermost schema on a path, and the rest of the path.
     fn schema_at(&self, at: &str) -> Option<(String, String)> {
         let is_relaxed = |path: &str| self.tag.pointer(path).is_some_and(|of| of.get("strict") == Some(&false.into()));
         let mut places = at.match_indices('/').map(|(place, _)| at.split_at(place));
@@ -75,7 +76,7 @@ impl Relaxed<'_> {
     }
 }
 
-/// Whether a keyword says something of which values are valid.
+/// Whether a keyword restricts which values are valid.
 fn is_meant(word: &str, value: &Value) -> bool {
     let is_format = |value: &Value| value.as_str().is_none_or(formats::is_known);
     word != "$schema" && keywords::is_known(word) && (word != "format" || is_format(value))
@@ -116,7 +117,8 @@ fn each_schema(schema: &mut Value, depth_left: usize, change: &mut dyn FnMut(&mu
     }
 }
 
-/// Afterwards more values satisfy a schema if more satisfy a part of it. Counts beyond all repetitions are gone too.
+/// Makes the schema monotone: if more values satisfy a part of it, more values satisfy the whole. Also removes counts
+/// beyond the limit of repetitions.
 fn make_monotone(schema: &mut Map<String, Value>, repeat_max: usize) {
     const TURNED: &[&str] = &["not", "if", "then", "else", "maxContains", "unevaluatedProperties", "unevaluatedItems"];
     const COUNTS: &[&str] =
@@ -135,13 +137,13 @@ fn make_monotone(schema: &mut Map<String, Value>, repeat_max: usize) {
     }
 }
 
-/// Takes away what is refused at a path: a keyword of a schema or, where that has none, of those within it; or else all
-/// of the schema but the type. False if nothing is left to take.
+/// Removes the refused keyword at a path: from the schema or, if it has none, from the schemas within it. Otherwise
+/// removes everything but the schema's type. Returns false if nothing is left to remove.
 fn loosen(root: &mut Value, at: &str, depth_max: usize) -> bool {
     let Some(path) = at.strip_prefix('/').filter(|path| !path.is_empty()) else { return false };
     let path: Vec<String> = path.split('/').map(|part| part.replace("~1", "/").replace("~0", "~")).collect();
     let Some((last, before)) = path.split_last() else { return false };
-    // The last schema on the way, and whether the last part of the path is a keyword of it.
+    // The last schema on the path, and whether the last part of the path is a keyword of it.
     let (mut value, mut holds) = (root, Holds::Schema);
     for part in before {
         let next = match (&holds, &*value) {
@@ -159,7 +161,7 @@ fn loosen(root: &mut Value, at: &str, depth_max: usize) -> bool {
     }
     match (holds, value) {
         (Holds::Schema, Value::Object(schema)) if schema.contains_key(last) => {
-            // What is no longer named is not refused as additional.
+            // A property whose name was removed must not be refused as additional.
             let is_naming = last.ends_with("roperties");
             schema.retain(|word, _| word != last && !(is_naming && word == "additionalProperties"));
             true
@@ -173,7 +175,7 @@ fn loosen(root: &mut Value, at: &str, depth_max: usize) -> bool {
     }
 }
 
-/// Whether a schema within this one had the keyword.
+/// Removes the keyword from all schemas within this one. Returns whether any had it.
 fn drop_word(schema: &mut Value, word: &str, depth_max: usize) -> bool {
     let mut had_word = false;
     each_schema(schema, depth_max, &mut |schema| {
@@ -190,7 +192,7 @@ fn replace(schema: &mut Value) -> bool {
     is_changed
 }
 
-/// A schema that asks for the same type, and for nothing else.
+/// Returns a schema that requires the same type, and nothing else.
 fn type_of(schema: &Value) -> Value {
     match schema.get("type") {
         Some(kind) => json!({ "type": kind }),

@@ -1,17 +1,17 @@
-//! Texts that may be one special token of some vocabularies. A description names them by text, in lines before its
-//! rules, and the vocabulary says at the worker what they are.
+//! Texts that are a single special token in some vocabularies. A description names them by text in lines before its
+//! rules, and the worker's vocabulary resolves them.
 
 use crate::Vocabulary;
 use std::fmt::Write;
 
-/// `special_0`, `special_1`, ..: rules that are used in a description, and defined when the vocabulary is known.
+/// `special_0`, `special_1`, ..: rules that a description uses, and that are defined when the vocabulary is known.
 #[derive(Default)]
 pub(crate) struct Specials(Vec<String>);
 
 const MARK: &str = "// special ";
 
 impl Specials {
-    /// The name of the rule for a text.
+    /// Returns the name of the rule for a text.
     pub(crate) fn rule(&mut self, text: &str) -> String {
         let known = self.0.iter().position(|other| other == text);
         let index = known.unwrap_or_else(|| {
@@ -21,7 +21,7 @@ impl Specials {
         format!("special_{index}")
     }
 
-    /// The description: the texts that are named, an empty line, and the rules.
+    /// Returns the description: the named texts, an empty line, and the rules.
     pub(crate) fn describe(&self, rules: &str) -> String {
         let mut text = String::new();
         for special in &self.0 {
@@ -31,8 +31,8 @@ impl Specials {
     }
 }
 
-/// The Lark text of a description: each text that it names as a rule, which is the token of that text where the
-/// vocabulary has one, or the bytes.
+/// Returns the Lark text of a description. Each text that it names becomes a rule: the token of that text where the
+/// vocabulary has one, or else its bytes.
 pub(crate) fn resolve(description: &str, vocabulary: Option<&Vocabulary>) -> Option<String> {
     let (head, rules) = match description.strip_prefix('\n') {
         Some(rules) => ("", rules),

@@ -1,37 +1,37 @@
-//! A budget for the thought before an answer: where it is used up, the tokens that end the thought are forced. Knows
-//! bytes of tokens; nothing of templates, and nothing of what comes behind the thought.
+//! A token budget for the thought before an answer: when it is used up, the tokens that end the thought are forced.
+//! Knows the bytes of tokens, but nothing of templates or of the text behind the thought.
 //!
 //! ```text
 //! before ── an opening text ──▶ inside ── a closing text ──▶ behind
 //! ```
 //!
-//! It depends on the tokens of the answer alone, so a replay forces the same.
+//! It depends on the tokens of the answer alone, so a replay forces the same tokens.
 
 use crate::Vocabulary;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use types::{Grammar, Token};
 
-/// What a thought is, and how long it may be.
+/// The markers of a thought, and its length limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ThinkingBudget {
     /// The most tokens between the texts that open and close thoughts.
     pub tokens_max: u32,
     /// The answer begins within a thought.
     pub is_open: bool,
-    /// An answer may think several times; else only its beginning can be a thought.
+    /// An answer may contain several thoughts; otherwise only its beginning can be a thought.
     pub repeats: bool,
     /// Texts that begin a thought.
     pub opens: Vec<String>,
-    /// Texts that end one. The first is what is forced.
+    /// Texts that end a thought. The first one is forced.
     pub closes: Vec<String>,
 }
 
 const MARK: &str = "// thinking ";
 
 impl ThinkingBudget {
-    /// The description of answers that think no longer than this, and then are what `behind` says, or any text. A
-    /// grammar describes the thought too: `behind` allows what this forces.
+    /// Returns the description of answers whose thoughts stay within this budget, followed by `behind`, or by any text.
+    /// A grammar covers the thought too: `behind` allows the forced tokens.
     pub fn before(&self, behind: Option<&Grammar>) -> Grammar {
         let ThinkingBudget { tokens_max, is_open, repeats, opens, closes } = self;
         let head = json!({
@@ -40,7 +40,7 @@ impl ThinkingBudget {
         Grammar::new(format!("{MARK}{head}\n{}", behind.map_or("", Grammar::as_str)))
     }
 
-    /// That of a description. None where thoughts may be of any length.
+    /// Returns the budget in a description. None where thoughts may have any length.
     pub fn of(grammar: &Grammar) -> Option<ThinkingBudget> {
         split(grammar.as_str())?.0
     }
@@ -63,23 +63,24 @@ impl ThinkingBudget {
     }
 }
 
-/// A description's budget, and the rest of it: empty where any text may follow. None if the budget cannot be read.
+/// Splits a description into its budget and the rest, which is empty where any text may follow. None if the budget
+/// cannot be read.
 pub(crate) fn split(description: &str) -> Option<(Option<ThinkingBudget>, &str)> {
     let Some(marked) = description.strip_prefix(MARK) else { return Some((None, description)) };
     let (head, rest) = marked.split_once('\n')?;
     Some((Some(ThinkingBudget::read(head)?), rest))
 }
 
-/// How far one answer is in its thought.
+/// The progress of one answer in its thought.
 #[derive(Clone, Debug)]
 pub(crate) struct Thinking {
     budget: ThinkingBudget,
     /// The tokens that spell the closing text.
     closing: Vec<Token>,
-    /// What was taken, so that some of it can be taken back.
+    /// The tokens taken, so that some of them can be taken back.
     tokens: Vec<Token>,
     now: Now,
-    /// Where it stood before each of the last tokens: as many as drafts are taken back of.
+    /// The state before each of the last tokens: as many as a rejected draft takes back.
     before: VecDeque<Now>,
 }
 
@@ -88,10 +89,10 @@ const BEFORE_MAX: usize = 64;
 #[derive(Clone, Debug, Default)]
 struct Now {
     at: At,
-    /// The end of the text that may become a marker, or of a character.
+    /// The end of the text, which may be the start of a marker or a part of a character.
     tail: Vec<u8>,
     n_thought: u32,
-    /// How much of the closing text was forced.
+    /// How many tokens of the closing text were forced.
     n_closing: usize,
 }
 
@@ -104,14 +105,14 @@ enum At {
 }
 
 impl Thinking {
-    /// None where the vocabulary cannot spell what ends a thought.
+    /// None where the vocabulary cannot spell the closing text.
     pub fn new(budget: ThinkingBudget, vocabulary: &Vocabulary) -> Option<Thinking> {
         let closing = vocabulary.spelled(budget.closes.first()?)?;
         let now = Now::start(&budget);
         Some(Thinking { budget, closing, tokens: Vec::new(), now, before: VecDeque::new() })
     }
 
-    /// The one token that may come next, where the budget is used up.
+    /// Returns the one token that may come next, once the budget is used up.
     pub fn forced(&self) -> Option<Token> {
         let is_used = self.now.at == At::Inside && self.now.n_thought >= self.budget.tokens_max;
         let is_forced = is_used && (self.now.n_closing > 0 || !ends_within_a_character(&self.now.tail));
@@ -133,7 +134,7 @@ impl Thinking {
         };
         let bytes = match vocabulary.bytes(token) {
             (bytes, false) => bytes,
-            // Whoever reads the answer is shown special tokens that mark thoughts, and no others.
+            // Only special tokens that mark thoughts appear in the answer's text.
             (bytes, true) if is_marker(bytes) => bytes,
             (_, true) => &[],
         };
@@ -161,7 +162,7 @@ impl Now {
         Now { at: if budget.is_open { At::Inside } else { At::Before }, ..Now::default() }
     }
 
-    /// Reads a marker. Whether there may be another behind it.
+    /// Reads a marker. Returns whether another may follow.
     fn advance(&mut self, budget: &ThinkingBudget) -> bool {
         match self.at {
             At::Behind => self.tail.clear(),
@@ -183,7 +184,7 @@ impl Now {
         false
     }
 
-    /// Whether the answer begins with an opening text, behind blanks.
+    /// Whether the answer begins with an opening text, after whitespace.
     fn begins(&mut self, budget: &ThinkingBudget) -> bool {
         let n_blank = self.tail.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
         self.tail.drain(..n_blank);
@@ -199,8 +200,8 @@ impl Now {
         false
     }
 
-    /// Whether one of the markers is there: the tail then begins behind the first. Else it keeps what one may begin
-    /// with.
+    /// Whether one of the markers is in the tail. If so, the tail then begins behind the first one. Otherwise it keeps
+    /// only what may be the start of a marker.
     fn reads(&mut self, markers: &[String]) -> bool {
         let found = |marker: &String| Some(position(&self.tail, marker.as_bytes())? + marker.len());
         if let Some(end) = markers.iter().filter_map(found).min() {

@@ -39,10 +39,10 @@ pub enum BadVocabulary {
 impl Vocabulary {
     /// The engine numbers tokens in 24 bits, and its tree holds two nodes for each.
     pub const TOKENS_MAX: usize = 1 << 21;
-    /// A token of more bytes is never allowed: the engine's tree is not deeper.
+    /// A longer token is never allowed: the engine's tree is not deeper.
     pub const TOKEN_BYTES_MAX: usize = 1000;
 
-    /// From the bytes of token 0, 1, .. and whether it is special, that is, no text. Ids from the last one to
+    /// Takes the bytes of token 0, 1, .. and whether each is special, that is, not text. Ids from the last one up to
     /// `n_vocab` have no bytes, and are never allowed.
     pub fn new<'a>(
         tokens: impl Iterator<Item = (&'a [u8], bool)>,
@@ -74,15 +74,14 @@ impl Vocabulary {
         Ok(Vocabulary(Arc::new(Words { factory, ends: ends.to_vec(), specials, n_vocab, hash })))
     }
 
-    /// The hash that a vocabulary of these has, for whoever makes no masks.
+    /// Returns the hash of a vocabulary of these tokens, for callers that make no masks.
     pub fn hash_of<'a>(tokens: impl Iterator<Item = (&'a [u8], bool)>, n_vocab: usize, ends: &[Token]) -> [u8; 32] {
         let mut hasher = TokensDigest::default();
         tokens.for_each(|(bytes, is_special)| hasher.push(bytes, is_special));
         hasher.hash(n_vocab, ends)
     }
 
-    /// Two vocabularies with equal hashes and one grammar have equal masks, under one version of the engine
-    /// (`ENGINE`).
+    /// Two vocabularies with equal hashes have equal masks for the same grammar and version of the engine (`ENGINE`).
     pub fn hash(&self) -> [u8; 32] {
         self.0.hash
     }
@@ -95,12 +94,12 @@ impl Vocabulary {
         &self.0.ends
     }
 
-    /// The special token with this text, if there is one.
+    /// Returns the special token with this text, if there is one.
     pub fn special(&self, text: &str) -> Option<Token> {
         self.0.specials.get(text.as_bytes()).copied()
     }
 
-    /// The bytes of a token, and whether they are a special token's, which is no text.
+    /// Returns the bytes of a token, and whether it is a special token, which is not text.
     pub(crate) fn bytes(&self, token: Token) -> (&[u8], bool) {
         let trie = self.trie();
         let bytes = if (token as usize) < self.0.n_vocab { trie.token(token) } else { &[] };
@@ -110,8 +109,8 @@ impl Vocabulary {
         }
     }
 
-    /// Tokens that spell a text: special ones where it has their texts, and else the longest first. None where a byte
-    /// is in no token.
+    /// Returns tokens that spell a text: special ones where their texts occur, otherwise the longest first. None where
+    /// a byte is in no token.
     pub(crate) fn spelled(&self, text: &str) -> Option<Vec<Token>> {
         let mut tokens = Vec::new();
         let mut rest = text;
@@ -134,9 +133,9 @@ impl Vocabulary {
         (spelled == text.as_bytes()).then_some(tokens)
     }
 
-    /// The longest of a mask's tokens, if each of the others begins it.
+    /// Returns the longest of a mask's tokens, if each of the others is a prefix of it.
     pub(crate) fn only_way(&self, mask: &Mask) -> Option<Token> {
-        /// One text is begun by few tokens.
+        /// Few tokens are prefixes of one text.
         const TOKENS_MAX: usize = 64;
         if mask.n_allowed() > TOKENS_MAX {
             return None;
@@ -180,12 +179,12 @@ impl TokensDigest {
     }
 }
 
-/// As the engine's tree holds it. What is special begins with a byte that no text has.
+/// Returns the token as the engine's tree holds it. A special token begins with a byte that occurs in no text.
 fn word(bytes: &[u8], is_special: bool) -> Vec<u8> {
     match is_special {
         _ if bytes.is_empty() || bytes.len() > Vocabulary::TOKEN_BYTES_MAX => Vec::new(),
         true => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
-        // A byte that only stands for itself in no UTF-8 would be read as the mark of a special token.
+        // A token of this single byte, which UTF-8 does not contain, would be read as the mark of a special token.
         false if bytes[0] == TokTrie::SPECIAL_TOKEN_MARKER => Vec::new(),
         false => bytes.to_vec(),
     }
@@ -205,8 +204,8 @@ fn factory(words: &[Vec<u8>], first_end: Token, ends: &[Token]) -> Result<Parser
     made.and_then(|made| made).map_err(|why| BadVocabulary::Engine(engine::first_line(&why)))
 }
 
-/// The engine's view. It does not tokenize as the model's tokenizer would, and says so: a text that the grammar
-/// forces may come in any tokens that spell it.
+/// The engine's view. It reports that it does not tokenize as the model's tokenizer does: a forced text may come in any
+/// tokens that spell it.
 struct Env(TokTrie);
 
 impl TokenizerEnv for Env {

@@ -1,4 +1,4 @@
-//! What a client can ask an answer to be. Knows nothing of how it is compiled.
+//! The constraints that a client can put on an answer. Knows nothing of how they are compiled.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 pub enum WantedGrammar {
     /// Any JSON object.
     JsonObject,
-    /// JSON that a schema accepts. Everything that the schema says is enforced, or refused by name.
+    /// JSON that a schema accepts. The whole schema is enforced, or refused by name.
     JsonSchema(Value),
     /// The whole answer matches this regular expression.
     Regex(String),
@@ -19,7 +19,7 @@ pub enum WantedGrammar {
     Ebnf(String),
     /// llama.cpp's form of BNF.
     Gbnf(String),
-    /// Free text and constrained parts by turns: the older form with `structures` and `triggers`, or the one with
+    /// Free text and constrained parts in turns: the older form with `structures` and `triggers`, or the one with
     /// `format`.
     StructuralTag(Value),
 }

@@ -1,4 +1,4 @@
-//! What a worker says of itself and which place it gets, to the wire and back. Knows nothing of requests and steps.
+//! A worker's description of itself and its place, to the wire and back. Knows nothing of requests and steps.
 
 use crate::cluster as wire;
 use crate::malformed::{Malformed, out_of_range, word};
@@ -42,12 +42,12 @@ impl wire::Assign {
         word("assign.kv_dtype", &self.kv_dtype)
     }
 
-    /// The mode of the order of sums. A coordinator that says nothing knows only one mode.
+    /// The mode of the order of sums. A coordinator that sends none has only one mode.
     pub fn mode(&self) -> Result<Mode, Malformed> {
         if self.numerics.is_empty() { Ok(Mode::default()) } else { word("assign.numerics", &self.numerics) }
     }
 
-    /// The epoch's secret. Empty stands for zeros: a rank alone has nobody to prove anything to.
+    /// The epoch's secret. Empty stands for zeros: a rank alone has no peer to prove itself to.
     pub fn secret(&self) -> Result<[u8; 32], Malformed> {
         match self.mesh_secret.len() {
             0 => Ok([0; 32]),

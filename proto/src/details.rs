@@ -61,7 +61,7 @@ struct RetryDelay {
     nanos: i32,
 }
 
-/// What stands in `grpc-status-details-bin` beside a code and a message. Empty if there is no detail.
+/// Returns the content of `grpc-status-details-bin` beside a code and a message. Empty if there is no detail.
 pub fn status_details(code: i32, message: &str, details: &[StatusDetail<'_>]) -> Vec<u8> {
     if details.is_empty() {
         return Vec::new();

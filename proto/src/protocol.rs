@@ -3,21 +3,21 @@
 use crate::cluster as wire;
 use std::fmt;
 
-/// The protocol of the frames as they are now. What may change within one number is said in `DESIGN.md`.
+/// The protocol of the frames as they are now. `DESIGN.md` lists the changes that are allowed within one number.
 pub const NEWEST: u32 = 2;
 /// The oldest protocol that is still spoken: at least the one before `NEWEST`, so that a cluster can be rolled.
 pub const OLDEST: u32 = 1;
-/// The frames of builds that told only their version.
+/// The frames of builds that sent only their version.
 const BEFORE_NUMBERS: u32 = 1;
 
-/// What came with a number, and would not be heeded by a build before it. It is sent only where the number that was
+/// Features that came with a number: a build before it would ignore them. Each is sent only where the number that was
 /// met is at least that.
 pub mod since {
     /// A request's grammar, and answers and ends that only a request with one can have.
     pub const GRAMMARS: u32 = 2;
     /// The sampler guesses tokens, and slices have drafts.
     pub const GUESSES: u32 = 2;
-    /// A rank is ready before all of its KV cache has memory, and says how much has.
+    /// A rank is ready before all of its KV cache has memory, and reports how much has.
     pub const KV_PARTS: u32 = 2;
     /// A request that fills no cache, as an audit's.
     pub const APART: u32 = 2;
@@ -25,11 +25,11 @@ pub mod since {
     pub const NAMED_LOGPROBS: u32 = 2;
     /// Penalties that look at the last tokens only.
     pub const PENALTY_WINDOWS: u32 = 2;
-    /// All that a request can ask for.
+    /// All that a request can use.
     pub const NEWEST_OF_REQUESTS: u32 = 2;
 }
 
-/// The protocol that came with what a request asks for.
+/// Returns the protocol that this request's features need.
 pub fn needed(request: &types::Request) -> u32 {
     let names_tokens = !request.sampling.told.is_empty();
     let by = [
@@ -58,19 +58,19 @@ pub struct NoCommonProtocol {
 }
 
 impl Default for Speaks {
-    /// What this build speaks.
+    /// The range of this build.
     fn default() -> Self {
         Speaks::of(crate::VERSION, Some(wire::Protocols { oldest: OLDEST, newest: NEWEST }))
     }
 }
 
 impl Speaks {
-    /// This build, which speaks nothing newer than this: towards every peer it is a build that has not learnt it yet.
+    /// This build with no protocol newer than this: it behaves towards every peer as an older build.
     pub fn up_to(newest: u32) -> Speaks {
         Speaks::of(crate::VERSION, Some(wire::Protocols { oldest: OLDEST.min(newest), newest }))
     }
 
-    /// Whether it knows what came with this number.
+    /// Whether it supports the features of this number.
     pub fn knows(&self, number: u32) -> bool {
         self.protocols.map_or(BEFORE_NUMBERS, |protocols| protocols.newest) >= number
     }

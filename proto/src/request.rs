@@ -1,4 +1,4 @@
-//! Requests and what becomes of them, to the wire and back. Knows nothing of who sends, nor how a token is drawn.
+//! Requests and their outcomes, to the wire and back. Knows nothing of the sender, nor how a token is drawn.
 
 use crate::cluster as wire;
 use crate::malformed::{Malformed, out_of_range};
@@ -82,7 +82,7 @@ impl TryFrom<wire::Request> for Request {
     }
 }
 
-/// Refuses by name what the wire can say and nothing serves yet.
+/// Refuses by name what the wire can express and nothing serves yet.
 fn served(request: &wire::Request) -> Result<(), Malformed> {
     let said = [(request.adapter.is_some(), "adapter"), (!request.spans.is_empty(), "spans")];
     let unserved = said.into_iter().find(|(is_said, _)| *is_said);
@@ -157,7 +157,7 @@ impl From<Finish> for wire::GrammarFault {
     }
 }
 
-/// A fault that this build does not know is one all the same.
+/// A fault that this build does not know still counts as one.
 pub(crate) fn fault_from_wire(fault: i32) -> GrammarFault {
     match wire::GrammarFault::try_from(fault) {
         Ok(wire::GrammarFault::Late) => GrammarFault::Late,

@@ -4,14 +4,14 @@ use crate::{cluster, v1};
 use types::{Reuse, ReuseEnd};
 
 impl cluster::Output {
-    /// Says why no more of its prompt was reused, as far as the client may know.
+    /// Sets why no more of its prompt was reused, as far as the client may know.
     #[must_use]
     pub fn with_reuse(self, reuse: Reuse) -> Self {
         let reuse_end = reuse.ended.map_or(0, |ended| ended.told() as i32 + 1);
         cluster::Output { reuse_end, reuse_position: reuse.position, ..self }
     }
 
-    /// What it says of its prompt's reuse. A reason that this build does not know is none.
+    /// Returns the reuse of its prompt. A reason that this build does not know becomes none.
     pub fn reuse(&self) -> Reuse {
         Reuse { ended: from_number(self.reuse_end), position: self.reuse_position }
     }

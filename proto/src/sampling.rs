@@ -1,4 +1,4 @@
-//! How tokens are drawn, to the wire and back: each number within its range. Knows nothing of who sends.
+//! How tokens are drawn, to the wire and back: each number within its range. Knows nothing of the sender.
 
 use crate::cluster as wire;
 use crate::malformed::{Malformed, check_number, out_of_range};

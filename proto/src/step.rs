@@ -1,4 +1,4 @@
-//! Steps and what ranks answer, to the wire and back. Knows nothing of who sends, nor what is in a request.
+//! Steps and the answers of ranks, to the wire and back. Knows nothing of the sender, nor what is in a request.
 
 use crate::cluster as wire;
 use crate::malformed::{Malformed, out_of_range};
@@ -154,7 +154,7 @@ impl From<wire::SliceDone> for SliceDone {
             failed: slice.failed.then(|| failure_from_wire(slice.failure, slice.grammar_fault)),
             scored: slice.scored.into_iter().map(TokenOut::from).collect(),
             pooled: slice.pooled,
-            // More than any slice has is as good as the most.
+            // More than any slice has counts as the most.
             n_guess: slice.n_guess.try_into().unwrap_or(u16::MAX),
             n_hit: slice.n_hit.try_into().unwrap_or(u16::MAX),
         }

@@ -1,4 +1,4 @@
-//! Conversions of the hashes that a rank has read, to the wire and back. Knows nothing of who sends.
+//! Conversions of the hashes that a rank has read, to the wire and back. Knows nothing of the sender.
 
 use crate::cluster as wire;
 use crate::malformed::{Malformed, out_of_range};

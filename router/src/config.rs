@@ -15,7 +15,7 @@ pub struct Config {
     /// Names that clients may call the model by; the first is the one that replies carry. If empty, the replica's own
     /// name.
     pub names: Vec<String>,
-    /// Names behind which several versions stand, with their weights. The caller may reload them while requests run.
+    /// Names that each stand for several versions, with their weights. The caller may reload them while requests run.
     pub routes: ModelRoutes,
     /// The rule by which one of several replicas gets a request.
     pub policy: PickPolicy,
@@ -23,18 +23,19 @@ pub struct Config {
     pub seed: Option<u64>,
     pub limits: RouterLimits,
     pub timeouts: Timeouts,
-    /// The API keys. Without any, anybody may ask.
+    /// The API keys. Without any, requests need no key.
     pub keys: ApiKeys,
-    /// Where operators have a port of their own: their keys, without any of which whoever reaches that port may ask.
+    /// The operators' keys, if operators have a port of their own. Without any keys, requests to that port need none.
     pub operators: Option<ApiKeys>,
     /// TLS towards clients, over HTTP and gRPC. The caller may replace its certificate while connections are served.
     pub tls: Option<wire::OfferedTls>,
-    /// Names by which clients may say the HTTP server, besides this machine's own: where it listens on loopback and
-    /// asks for no key.
+    /// Host names by which clients may address the HTTP server, besides this machine's own. They count where the server
+    /// listens on loopback and requires no key.
     pub hosts_allowed: Vec<String>,
-    /// Origins whose pages may ask it, besides this machine's own: where it asks for no key.
+    /// Origins of pages that may send requests, besides this machine's own. They count where the server requires no
+    /// key.
     pub origins_allowed: Vec<String>,
-    /// Where finished answers are kept. None: nowhere.
+    /// Where finished answers are kept. None: they are not kept.
     pub record: Option<RecordConfig>,
     /// The share of finished answers that is run again, from 0 to 1, where there is idle capacity for it.
     pub audit: f64,
@@ -42,21 +43,21 @@ pub struct Config {
     pub resume_key: ResumeKey,
     /// Pages that are switched off.
     pub pages_off: PagesOff,
-    /// Words that lists of models show beside the first model, and that mean nothing to this server.
+    /// Words that lists of models show beside the first model. They have no meaning for this server.
     pub tags: Vec<String>,
-    /// Whether an answer tells how long it took, as vLLM's servers tell it.
+    /// Whether an answer reports how long it took, in the form of vLLM's servers.
     pub request_metrics: bool,
     /// What `/metrics` answers.
     pub metrics: Render,
     /// The tokenizer files for gateways that tokenize themselves. None if there are none.
     pub text_files: Option<ReadTextFiles>,
-    /// What coordinators are told and compared with: this build's own.
+    /// The protocol versions that are sent to coordinators and compared with theirs: this build's own.
     pub speaks: proto::Speaks,
-    /// Whether a request would be served that came now. The caller may watch it.
+    /// Whether a request that came now would be served. The caller may watch it.
     pub readiness: watch::Sender<bool>,
 }
 
-/// Pages for operators and people that a server may do without.
+/// Optional pages for operators and other people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PagesOff {
     pub metrics: bool,
@@ -64,10 +65,10 @@ pub struct PagesOff {
     pub ui: bool,
 }
 
-/// Reads the model's tokenizer files when a gateway first asks for them.
+/// Reads the model's tokenizer files when a gateway first requests them.
 pub type ReadTextFiles = Arc<dyn Fn() -> checkpoint::Result<checkpoint::TextBundle> + Send + Sync>;
 
-/// Renders a page when it is asked for.
+/// Renders a page when it is requested.
 pub type Render = Arc<dyn Fn() -> String + Send + Sync>;
 
 #[derive(Clone, Debug)]
@@ -80,13 +81,13 @@ pub struct RouterLimits {
     pub requests_max: usize,
     /// Of these, how many run at once, over all replicas: what llama.cpp calls slots.
     pub slots: usize,
-    /// A stream whose reader leaves this many steps unread, over all its choices, is cut and its request cancelled:
-    /// tokens keep coming and have to be kept somewhere.
+    /// A stream with this many unread steps, over all its choices, is cut and its request cancelled: tokens keep
+    /// coming and have to be kept somewhere.
     pub outputs_unread_max: usize,
-    /// A request whose replica was lost more often than this since its last token is not given to another: it may be
-    /// the cause.
+    /// A request that has lost its replica more often than this since its last token is not given to another: it may
+    /// be the cause.
     pub losses_max: u32,
-    /// The same for losses of whole coordinators: each costs everybody's requests there, not only one epoch.
+    /// The same for losses of whole coordinators: such a loss interrupts every request there, and not only one epoch.
     pub coordinator_losses_max: u32,
     /// At most `body_discarded_max`.
     pub body_bytes_max: usize,
@@ -112,13 +113,13 @@ pub struct RouterLimits {
     pub stop_strings_max: usize,
     /// The bytes of all stop strings of one request together.
     pub stop_bytes_max: usize,
-    /// The most tokens whose logits one request may change.
+    /// The most tokens for which one request may change the logits.
     pub logit_bias_max: usize,
     /// The bytes of a request's prompts and sampling lists, times the answers that each prompt gets.
     pub copies_bytes_max: usize,
     /// How large a grammar may be, and how much work it may cause.
     pub grammar: grammar::GrammarLimits,
-    /// The bytes of compiled grammars that are kept for requests that want the same.
+    /// The bytes of compiled grammars that are kept for requests with the same grammar.
     pub grammars_kept_bytes_max: usize,
     /// How many responses are stored, in how many bytes, and for how long.
     pub stored: StoreLimits,
@@ -169,8 +170,8 @@ pub struct Timeouts {
     pub headers_max: Duration,
     /// A body that has not arrived by then is refused.
     pub body_max: Duration,
-    /// A client that takes nothing for this long while something is there for it is cut: its connection, if not a byte
-    /// can be written, and its stream, if it does not ask for the next reply.
+    /// The longest time for which a client may take nothing while data waits for it. Then its connection is cut if not
+    /// a byte can be written, and its stream is cut if it does not request the next reply.
     pub unread_max: Duration,
     /// How long a request may take from its arrival, whatever its own deadline. None: no limit.
     pub request_max: Option<Duration>,
@@ -199,7 +200,7 @@ pub struct Timeouts {
     pub introduction_max: Duration,
     /// How long streams may still run after the stop signal.
     pub drain_max: Duration,
-    /// How long a client is told to wait when the router is full or no replica is ready.
+    /// How long a client has to wait before it retries when the router is full or no replica is ready.
     pub retry_after: Duration,
 }
 

@@ -94,7 +94,7 @@ fn serve_listeners(
     Box::pin(serve_faces(config, members, texts, shutdown, faces))
 }
 
-/// The same over gRPC alone, on incoming connections.
+/// Does the same over gRPC alone, on incoming connections.
 pub fn serve_grpc(
     config: Config,
     members: impl Into<Membership>,
@@ -124,7 +124,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
 ) -> Result<(), Error> {
     let end = CancellationToken::new();
     let nonce = front::sampling::random_nonce();
-    // Ends when nobody is answered any more.
+    // Ends when no client is answered any more.
     let recorded = CancellationToken::new();
     let (record, recording) = record_of(&config, nonce, &recorded).map_err(Error::Record)?.unzip();
     let (replicas, roster) = replicas::pool::attach(members, &config, end.clone());
@@ -166,7 +166,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     // The first connections wait in the listeners' queues for replicas that may be ready in a moment.
     let known = tokio::time::timeout(introduction_max, front.replicas.known());
     let _known = shutdown.run_until_cancelled(known).await;
-    // Connections are accepted while streams end: a new client is told that this router drains, and readiness says so.
+    // Connections are accepted while streams end: a new client receives the reason, and readiness reports it too.
     let served = drain(faces(front, shutdown.clone(), end.clone()), &shutdown, &streams, drain_max, &end).await;
     end.cancel();
     attends.abort();
@@ -185,7 +185,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     served
 }
 
-/// The queue of the answers that are recorded, and the thread that writes them.
+/// Returns the queue of the answers that are recorded, and the thread that writes them.
 fn record_of(
     config: &Config,
     nonce: u32,
@@ -200,7 +200,7 @@ fn record_of(
     Ok(Some((queue, record::start(record, nonce, answers, until.clone(), line)?)))
 }
 
-/// Waits until what was answered is recorded.
+/// Waits until the answers are recorded.
 async fn close(recording: JoinHandle<()>) {
     let joined = tokio::task::spawn_blocking(move || recording.join());
     if !matches!(tokio::time::timeout(RECORDING_MAX, joined).await, Ok(Ok(Ok(())))) {
@@ -209,7 +209,7 @@ async fn close(recording: JoinHandle<()>) {
 }
 
 /// Runs the faces to their end. After `shutdown` they have until no stream runs, but at most `drain_max`; then `end`
-/// ends what is left. A health watch or an idle connection holds nothing up.
+/// ends the remaining ones. A health watch or an idle connection delays nothing.
 async fn drain(
     faces: impl Future<Output = Result<(), Error>>,
     shutdown: &CancellationToken,

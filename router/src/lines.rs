@@ -1,7 +1,7 @@
-//! Files of lines, such as those of keys and routes: which lines count, the error for one that does not parse, and
-//! which known word an unknown one is like. Knows nothing of a line's meaning.
+//! Files of lines, such as those of keys and routes: which lines count, the error for a line that does not parse, and
+//! which known word an unknown word resembles. Knows nothing of a line's meaning.
 
-/// Words are alike from here on, of 0 to 1: so much do `smollm-2` and `smollm2` have in common, and `v1` and `v2` not.
+/// Words are alike from this value on, of 0 to 1: `smollm-2` and `smollm2` reach it, `v1` and `v2` do not.
 const LIKENESS_MIN: f64 = 0.7;
 
 /// A line that does not parse.
@@ -12,13 +12,14 @@ pub struct BadLine {
     pub problem: String,
 }
 
-/// The lines that count, with their numbers counted from one: neither empty lines nor those that begin with `#`.
+/// Returns the lines that count, with their numbers counted from one: neither empty lines nor those that begin with
+/// `#`.
 pub fn counted(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = text.lines().map(str::trim).zip(1..);
     lines.filter(|(line, _)| !line.is_empty() && !line.starts_with('#')).map(|(line, number)| (number, line))
 }
 
-/// The known word that an unknown one is most like, for "did you mean".
+/// Returns the known word that an unknown one resembles most, for "did you mean".
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let alike = known.into_iter().map(|known| (strsim::jaro(word, known), known));
     let alike = alike.filter(|(likeness, _)| *likeness > LIKENESS_MIN);

@@ -142,17 +142,17 @@ impl Refusal {
         Refusal::Failed { message: message.into() }
     }
 
-    /// The same refusal, with the field's name in one face.
+    /// Returns the same refusal, with the field's name in one face.
     pub fn renamed(self, names: &[(&str, &'static str)]) -> Refusal {
         self.with_field(|field| names.iter().find(|(from, _)| *from == field).map(|(_, to)| Cow::Borrowed(*to)))
     }
 
-    /// The same refusal, of a field whose name ends otherwise in one face.
+    /// Returns the same refusal for a field with another name ending in one face.
     pub fn renamed_end(self, end: &str, to: &str) -> Refusal {
         self.with_field(|field| field.strip_suffix(end).map(|start| Cow::Owned(format!("{start}{to}"))))
     }
 
-    /// The same refusal with another name for its field, if `name` has one.
+    /// Returns the same refusal with another name for its field, if `name` has one.
     fn with_field(self, name: impl FnOnce(&str) -> Option<Cow<'static, str>>) -> Refusal {
         match self {
             Refusal::Invalid { field, message } => Refusal::Invalid { field: name(&field).unwrap_or(field), message },

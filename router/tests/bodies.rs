@@ -1,5 +1,5 @@
-//! How much memory a body takes while it is read, by an allocator that counts. In a process of its own, where nothing
-//! else allocates.
+//! How much memory a body takes while it is read, measured by an allocator that counts. In a process of its own, where
+//! nothing else allocates.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "an allocator that counts")]
 
@@ -62,7 +62,7 @@ async fn a_body_in_chunks_of_one_byte_takes_memory_by_its_bytes() {
     stream.read_to_string(&mut answer).await.unwrap();
     let n_bytes = N_BYTES_MOST.load(Relaxed) - before;
     assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
-    // What has come, what it is copied to when it grows, and the buffers of the connection.
+    // The bytes that have come, the larger buffer into which they are copied, and the buffers of the connection.
     assert!(n_bytes < 5 * N_CHUNKS, "{n_bytes} bytes for a body of {N_CHUNKS}");
     shutdown.cancel();
     served.await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! The name of a full block's content: a chain of hashes whose root says the tenant and the policy.
+//! The name of a full block's content: a chain of hashes whose root contains the tenant and the policy.
 //!
 //! Keyed and wide, because a collision would show one tenant another's context.
 
@@ -8,12 +8,12 @@ use core::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHash(pub [u8; 16]);
 
-/// What a client said that parts its cached blocks from those of the rest of its tenant. All zeros if it said nothing.
+/// A client's value that separates its cached blocks from those of the rest of its tenant. All zeros without one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheSalt(pub [u8; 16]);
 
 impl CacheSalt {
-    /// The salt of a text: whoever does not know the text finds no block under it.
+    /// Returns the salt of a text: no block under it can be found without the text.
     pub fn of(text: &str) -> CacheSalt {
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 cache salt");
         hasher.update(text.as_bytes());
@@ -21,7 +21,7 @@ impl CacheSalt {
     }
 }
 
-/// Whose requests share cached blocks.
+/// The owner whose requests share cached blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheOwner {
     pub tenant: TenantId,
@@ -42,8 +42,8 @@ impl BlockHash {
         BlockHash::first_half(&hasher.finalize()).0
     }
 
-    /// Where every chain of one owner and policy begins. `salt` is the cluster's secret, so that nobody
-    /// outside can aim at a hash.
+    /// Returns the beginning of every chain of one owner and policy. `salt` is the cluster's secret, so that no
+    /// outsider can aim at a hash.
     pub fn root(policy: &PolicyDigest, owner: impl Into<CacheOwner>, salt: &[u8; 16]) -> BlockHash {
         let CacheOwner { tenant, own_salt } = owner.into();
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 block hash root");
@@ -52,7 +52,7 @@ impl BlockHash {
         // Stands for "no adapter": block names stay the same when adapters are added.
         hasher.update(&u64::MAX.to_le_bytes());
         hasher.update(salt);
-        // Without a salt of its own a tenant's names are what they were before there were any.
+        // Without a salt a tenant's names stay the same as before salts existed.
         if own_salt != CacheSalt::default() {
             hasher.update(&own_salt.0);
         }

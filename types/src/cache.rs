@@ -4,7 +4,7 @@ use crate::{BLOCK_TOKENS, DRAFT_ROWS_MAX, KvLayout, Sharding, Unsupported};
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// The most blocks that one pool may have; nobody keeps books of more.
+/// The most blocks that one pool may have; no pool counts more.
 pub const BLOCKS_MAX: u32 = 1 << 24;
 
 /// Layers that share block tables. A model declares its groups; a step carries one run of blocks per group.
@@ -15,7 +15,7 @@ pub struct CacheGroup {
 }
 
 impl CacheGroup {
-    /// One head with one number, and no window: for those who never ask for bytes.
+    /// One head with one number, and no window: for callers that need no bytes.
     pub const FULL: CacheGroup = CacheGroup::of(KvLayout::heads(1, 1));
 
     /// The same of a recurrence's state.
@@ -32,7 +32,7 @@ impl CacheGroup {
         CacheGroup { layout: self.layout.within(positions), sharding: self.sharding }
     }
 
-    /// What a rank keeps whose query heads read this many KV heads.
+    /// Returns what a rank keeps if its query heads read this many KV heads.
     #[must_use]
     pub const fn share(&self, n_kv_heads: u32) -> KvLayout {
         self.layout.share(self.sharding, n_kv_heads)
@@ -54,20 +54,20 @@ impl CacheGroup {
         self.layout.window().is_none()
     }
 
-    /// How many blocks at the front of a table no query reads that is at `position` or later.
+    /// Returns how many blocks at the front of a table no query at `position` or later reads.
     pub fn n_passed(&self, position: u32) -> u32 {
         self.first_read(position) / BLOCK_TOKENS
     }
 
-    /// Whether a slice's table may lack block `i`: no query reads it, or it is of a recurrence and lies in the slice's
-    /// middle, over which the state is carried. No later slice begins there: the next one begins at the slice's end,
-    /// or one position and the drafts before it, and reads the state one position earlier.
+    /// Whether a slice's table may lack block `i`. No query reads it; or it is of a recurrence and lies in the slice's
+    /// middle, over which the state is carried. No later slice begins there: the next one begins at the slice's end, or
+    /// one position and the drafts before it, and reads the state one position earlier.
     pub fn may_lack(&self, i: u32, slice: &Range<u32>, n_draft: u32) -> bool {
         let is_inside = self.is_state() && i * BLOCK_TOKENS >= slice.start;
         i < self.n_passed(slice.start) || (is_inside && i < self.n_carried(slice.end, n_draft))
     }
 
-    /// How many blocks at the front of a table no slice needs that begins behind this one, which ends at `end` and has
+    /// Returns how many blocks at the front of a table later slices do not need. This slice ends at `end` and has
     /// `n_draft` drafts.
     pub fn n_carried(&self, end: u32, n_draft: u32) -> u32 {
         if self.is_state() { end.saturating_sub(n_draft + 2) / BLOCK_TOKENS } else { 0 }
@@ -82,8 +82,8 @@ impl CacheGroup {
     /// `slice_max`.
     pub fn n_held_max(&self, n_tokens: u32, slice_max: u32) -> u32 {
         match self.layout.window() {
-            // What the slice's first query reads, and what the slice writes. Neither end need be a block's boundary. Of
-            // a recurrence no more than drafts and the last token.
+            // The pages that the slice's first query reads, and those that the slice writes. Neither end need be a
+            // block's boundary. Of a recurrence no more than drafts and the last token.
             Some(window) => {
                 let slice_max = if self.is_state() { slice_max.min(DRAFT_ROWS_MAX + 1) } else { slice_max };
                 let span = (window - 1).saturating_add(slice_max);
@@ -101,8 +101,8 @@ impl CacheGroup {
     }
 }
 
-/// The cache groups of a model, and the group that each layer belongs to. The same for all who read the model, so that
-/// a rank and its coordinator mean the same runs of blocks.
+/// The cache groups of a model, and the group that each layer belongs to. A rank and its coordinator compute the same
+/// groups from the model, so that they mean the same runs of blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerGroups {
     groups: Vec<CacheGroup>,

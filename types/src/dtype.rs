@@ -1,5 +1,5 @@
 //! How the numbers of a matrix are stored: the types that files hold and devices pack, and how many bytes they take.
-//! Said here once, for those who read files, measure them and pack them. Reads no bytes itself.
+//! The one definition for all code that reads, measures and packs files. Reads no bytes itself.
 
 use crate::grouped::Grouped;
 
@@ -127,8 +127,8 @@ impl Dtype {
         if self.block() < SUB_BLOCK { self.block() } else { SUB_BLOCK }
     }
 
-    /// The bytes of the blocks that hold `k` numbers. Saturates, so that a size from a hostile file is refused where
-    /// its bytes are looked for.
+    /// Returns the bytes of the blocks that hold `k` numbers. Saturates, so that a hostile file's size fails when its
+    /// bytes are read.
     pub const fn row_bytes(self, k: usize) -> usize {
         k.div_ceil(self.block()).saturating_mul(self.block_bytes())
     }

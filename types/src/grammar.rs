@@ -1,10 +1,11 @@
-//! What an answer may be: a description that has been checked. Knows nothing of the language that it is written in.
+//! The constraint on an answer: a description that has been checked. Knows nothing of the language that it is written
+//! in.
 
 use alloc::sync::Arc;
 use core::fmt;
 
-/// A grammar in the one text form in which it is stored, sent and compiled. Whoever makes one has checked it; who reads
-/// one from a stream compiles it, and refuses what does not compile.
+/// A grammar in the one text form in which it is stored, sent and compiled. The side that makes one has checked it. The
+/// side that reads one from a stream compiles it, and refuses a text that does not compile.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Grammar(Arc<str>);
 

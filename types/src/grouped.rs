@@ -32,7 +32,7 @@ pub enum ScaleType {
     F32,
 }
 
-/// Numbers per scale. Larger groups are several that say the same.
+/// Numbers per scale. A larger group is stored as several groups with the same scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupSize {
     G32,

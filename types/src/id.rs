@@ -22,7 +22,7 @@ impl Micros {
 }
 
 /// A request, unique within one incarnation of a replica. The upper 24 bits name the router (the coordinator numbers
-/// routers as they attach), the lower 40 count its requests, so that whose a request is can be read off its id.
+/// routers as they attach), the lower 40 count its requests. So an id shows its router.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
@@ -64,7 +64,7 @@ impl BlockId {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rank(pub u16);
 
-/// The tenant whose prefix cache a request may share. Zero is everybody without a key.
+/// The tenant whose prefix cache a request may share. Zero stands for all clients without a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub u64);
 

@@ -6,7 +6,7 @@ use crate::KvDtype;
 /// Positions per block. Sixteen blocks make one tile of attention.
 pub const BLOCK_TOKENS: u32 = 16;
 
-/// What is kept of every position, for as long as it is read.
+/// The values that are kept of every position, for as long as queries read them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvLayout {
     /// `n` heads, each with `k` numbers of K and `v` of V. A query reads `window` positions, its own among them;
@@ -29,12 +29,12 @@ pub enum Sharding {
 }
 
 impl KvLayout {
-    /// A layout whose K and V are equally wide, without a window.
+    /// Returns a layout with K and V of equal width, without a window.
     pub const fn heads(n: u32, dim: u32) -> KvLayout {
         KvLayout::Heads { n, k: dim, v: dim, window: None }
     }
 
-    /// What `n` recurrent heads keep whose states are `[key, value]` and whose convolution sees `taps` positions.
+    /// Returns what `n` recurrent heads keep: states of `[key, value]`, and a convolution over `taps` positions.
     ///
     /// ```text
     /// state   S [key, value] · the inputs of the taps - 1 positions before the block
@@ -45,13 +45,13 @@ impl KvLayout {
         KvLayout::State { n, state: key * value + (taps - 1) * channels, row: channels + key + value + 1 }
     }
 
-    /// What `n` runs of `width` channels keep whose convolution sees `taps` positions: what it saw of the positions
-    /// before the block, and sees of the block's.
+    /// Returns what `n` runs of `width` channels keep for a convolution over `taps` positions: its inputs at the
+    /// positions before the block, and at the block's own.
     pub const fn convolution(n: u32, width: u32, taps: u32) -> KvLayout {
         KvLayout::State { n, state: (taps - 1) * width, row: width }
     }
 
-    /// The same layout with a window: a query reads this many positions. What is no attention has its own.
+    /// The same layout with a window: a query reads this many positions. Layouts other than attention have a fixed one.
     #[must_use]
     pub const fn within(self, positions: u32) -> KvLayout {
         match self {
@@ -68,12 +68,12 @@ impl KvLayout {
         }
     }
 
-    /// True for the state of a recurrence, of which a page may be left out where nobody goes on from it.
+    /// True for the state of a recurrence. Its page may be left out where no slice goes on from it.
     pub const fn is_state(self) -> bool {
         matches!(self, KvLayout::State { .. })
     }
 
-    /// What a rank keeps that has this many of the layout's heads.
+    /// Returns what a rank keeps if it has this many of the layout's heads.
     #[must_use]
     pub const fn share(self, sharding: Sharding, n_heads: u32) -> KvLayout {
         match (sharding, self) {
@@ -83,7 +83,7 @@ impl KvLayout {
         }
     }
 
-    /// The same layout with every K and V padded to a multiple of `grain`, as a device wants it.
+    /// The same layout with every K and V padded to a multiple of `grain`, as a device requires.
     #[must_use]
     pub const fn padded(self, grain: u32) -> KvLayout {
         match self {
@@ -94,7 +94,7 @@ impl KvLayout {
         }
     }
 
-    /// The bytes of a page. Saturates, so that an absurd shape is refused where its memory is looked for.
+    /// The bytes of a page. Saturates, so that an absurd shape fails when its memory is allocated.
     pub const fn page_bytes(self, dtype: KvDtype) -> u64 {
         let (n, n_bytes) = match self {
             KvLayout::Heads { n, k, v, .. } => (n, (dtype.row_bytes(k) + dtype.row_bytes(v)) * BLOCK_TOKENS as u64),
@@ -104,15 +104,15 @@ impl KvLayout {
     }
 }
 
-/// How much of its pools a rank has memory for is told in so many parts of the whole.
+/// A rank reports the committed part of its pools in this many parts of the whole.
 pub const KV_PARTS: u32 = 1 << 16;
 
-/// How many of a pool's blocks there is memory for, if there is for `parts` of it: those with the lowest ids.
+/// Returns how many of a pool's blocks have memory if `parts` of it are committed: those with the lowest ids.
 pub const fn blocks_committed(n_blocks: u32, parts: u32) -> u32 {
     if parts >= KV_PARTS { n_blocks } else { ((n_blocks as u64 * parts as u64) / KV_PARTS as u64) as u32 }
 }
 
-/// The fewest parts of a pool that are at least `n_needed` of its blocks.
+/// Returns the fewest parts of a pool that cover `n_needed` of its blocks.
 pub const fn parts_for(n_needed: u64, n_blocks: u32) -> u32 {
     if n_needed >= n_blocks as u64 { KV_PARTS } else { (n_needed * KV_PARTS as u64).div_ceil(n_blocks as u64) as u32 }
 }

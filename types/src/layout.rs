@@ -1,5 +1,5 @@
-//! How a replica's layers, leaves and rows are dealt out to its ranks: what every rank knows of the grid. Knows nothing
-//! of machines, bytes or why the cuts are where they are; placement decides, everybody else asks here.
+//! How a replica's layers, leaves and rows are divided among its ranks, as every rank has it. Knows nothing of
+//! machines, bytes or the reasons for the cuts: placement decides, all other code reads the result here.
 //!
 //! ```text
 //! stage 0  layers 0..15   shares 0 ── 8 Mi ── 16 Mi     rank 0 | rank 1
@@ -13,7 +13,7 @@ use crate::{Leaves, Rank, Unsupported};
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// How the ranks of a stage divide whatever has units: rank i has the units between bounds i and i + 1.
+/// How the ranks of a stage divide anything that has units: rank i has the units between bounds i and i + 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shares {
     /// One more entry than there are ranks, ascending from 0 to `WHOLE`.
@@ -33,7 +33,7 @@ pub struct Layout {
     stages: Vec<Stage>,
 }
 
-/// What one rank holds of a model.
+/// One rank's part of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     pub place: Place,
@@ -159,12 +159,13 @@ impl Part {
         self.is_last() && self.place.tp == 0
     }
 
-    /// What this rank owns of `n` units.
+    /// Returns this rank's part of `n` units.
     pub fn owned(&self, n: u32) -> Range<u32> {
         self.shares.of(self.place.tp, n)
     }
 
-    /// The heads that this rank owns whose outputs `head_dim` wide are summed by these leaves. No leaf cuts a head.
+    /// Returns this rank's heads, each with outputs of `head_dim`, if these leaves sum the outputs. No leaf cuts a
+    /// head.
     pub fn owned_heads(&self, leaves: &Leaves, head_dim: u32) -> Range<u32> {
         let elements = leaves.elements(&self.owned(leaves.len() as u32));
         elements.start / head_dim..elements.end / head_dim

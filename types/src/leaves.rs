@@ -1,5 +1,5 @@
 //! Where a sum over K is cut, and in which order the pieces are added. Follows from the model's shapes, never from the
-//! topology: planner, loader and kernels all ask here.
+//! topology: planner, loader and kernels all use these leaves.
 //!
 //! ```text
 //! leaves      0   1   2   3   4   5   6   7   8
@@ -13,8 +13,8 @@
 //!                                    sum
 //! ```
 //! A rank owns a contiguous run of leaves, reduces the largest aligned power-of-two runs that it owns whole
-//! (`aligned_runs`), and the runs of all ranks are merged by the same tree (`Fold`). So the bits do not depend on who
-//! owned what.
+//! (`aligned_runs`), and the runs of all ranks are merged by the same tree (`Fold`). So the bits do not depend on which
+//! rank owned which leaf.
 
 use crate::DeviceClass;
 use alloc::vec::Vec;
@@ -136,12 +136,12 @@ pub fn aligned_runs(owned: Range<u32>, total: u32) -> Vec<Range<u32>> {
     runs
 }
 
-/// Adds leaves or runs in ascending order by the one tree. A stack of at most 32 partial sums; what a partial sum is
-/// (a number, a tile of them) is the caller's.
+/// Adds leaves or runs in ascending order by the one tree. Needs a stack of at most 32 partial sums; the caller chooses
+/// what a partial sum is (a number, a tile of them).
 ///
-/// `push(run)` says how often to merge the two topmost entries: after pushing leaf 5 (0b101), once, and 4 and 5 become
-/// one run of two. A leaf that is absent (an expert that no token chose) is pushed as -0.0, which adds to any number
-/// without changing a bit of it.
+/// `push(run)` returns how often to merge the two topmost entries: after pushing leaf 5 (0b101), once, and 4 and 5
+/// become one run of two. A leaf that is absent (an expert that no token chose) is pushed as -0.0, which adds to any
+/// number without changing a bit of it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fold {
     next: u32,
@@ -151,8 +151,8 @@ impl Fold {
     /// The depth that a stack of partial sums can reach.
     pub const DEPTH_MAX: usize = 32;
 
-    /// Call with each run as its sum is pushed on the stack; the answer is how many times the two topmost entries are
-    /// then to be replaced by `lower + upper`.
+    /// Call with each run as its sum is pushed on the stack. Returns how many times to replace the two topmost entries
+    /// by `lower + upper`.
     pub fn push(&mut self, run: &Range<u32>) -> u32 {
         assert_eq!(self.next, run.start, "runs come in order and without gaps");
         self.next = run.end;
@@ -162,7 +162,7 @@ impl Fold {
         filled.trailing_zeros()
     }
 
-    /// Once all are pushed: merge what is left from the top down, `depth - 1` times.
+    /// Once all are pushed: returns how many times, `depth - 1`, to merge the rest from the top down.
     pub fn n_last(depth: usize) -> usize {
         depth.saturating_sub(1)
     }

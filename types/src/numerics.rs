@@ -73,7 +73,7 @@ pub enum KvDtype {
 }
 
 impl KvDtype {
-    /// The types that some device computes with. No word asks for any other.
+    /// The types that some device computes with. No word selects any other.
     pub const ALL: &[KvDtype] = &[KvDtype::F16, KvDtype::F32, KvDtype::Int8, KvDtype::Bf16];
 
     pub const fn name(self) -> &'static str {
@@ -86,8 +86,8 @@ impl KvDtype {
         }
     }
 
-    /// The name in the digest of a policy: another one than the word that asks for it where the same word has meant
-    /// other bits before. int8 once kept keys as they are, and now keeps them turned.
+    /// The name in the digest of a policy. It differs from the word that selects the type where that word once meant
+    /// other bits: int8 once kept keys as they are, and now keeps them turned.
     pub(crate) const fn name_in_digest(self) -> &'static str {
         match self {
             KvDtype::Int8 => "int8, turned",
@@ -129,7 +129,7 @@ impl FromStr for KvDtype {
     }
 }
 
-/// What may choose the order of a sum, on devices where there is a choice.
+/// Determines the order of a sum, on devices where there is a choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// The model's shapes alone: the same bits on every grid and in any company.
@@ -187,7 +187,7 @@ impl DeviceClass {
     }
 }
 
-/// What a worker says that it computes on: `cpu`, `sim`, or `cuda/sm_90` with the architecture.
+/// The device that a worker reports: `cpu`, `sim`, or `cuda/sm_90` with the architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceKind {
     class: DeviceClass,
@@ -204,7 +204,7 @@ impl DeviceKind {
         self.class
     }
 
-    /// A GPU's architecture. Empty for processors: none of theirs could change a bit.
+    /// A GPU's architecture. Empty for processors: no architecture of theirs could change a bit.
     pub fn architecture(&self) -> &str {
         match self.class {
             DeviceClass::Cuda => self.said.split_once('/').map_or("", |(_, architecture)| architecture),
@@ -228,7 +228,7 @@ impl fmt::Display for DeviceKind {
 impl FromStr for DeviceKind {
     type Err = UnknownWord;
 
-    /// A worker of an older version says no device, and computes on its processor.
+    /// A worker of an older version reports no device, and computes on its processor.
     fn from_str(said: &str) -> Result<DeviceKind, UnknownWord> {
         let word = said.split_once('/').map_or(said, |(class, _)| class);
         let class = match said.is_empty() {

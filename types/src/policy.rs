@@ -1,4 +1,4 @@
-//! What the bits depend on besides the request: two replicas with equal digests give equal tokens.
+//! The inputs of the bits besides the request: two replicas with equal digests give equal tokens.
 
 use crate::numerics::{Activations, DeviceClass, DeviceKind, KvDtype, Mode};
 use crate::{Hex, WeightsRoot};
@@ -16,8 +16,8 @@ pub struct Numerics<'a> {
     pub mode: Mode,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
-    /// The fingerprint of the model that was asked for, with every hyperparameter that shapes the pass. Which bytes
-    /// were loaded is covered by the root (`PolicyDigest::loaded`).
+    /// The fingerprint of the configured model, with every hyperparameter that shapes the pass. The root
+    /// (`PolicyDigest::loaded`) covers which bytes were loaded.
     pub weights: [u8; 32],
     /// The type that the loader converts weights to (`none`, `q8_0`, ..).
     pub quantization: &'a str,
@@ -48,7 +48,7 @@ impl Numerics<'_> {
         };
         let (activations, kv_dtype) = (self.activations.name(), self.kv_dtype.name_in_digest());
         [self.device_class.name(), activations, kv_dtype, self.quantization].into_iter().for_each(&mut add);
-        // Processors have neither, and their digests stay what they were before these fields existed.
+        // Processors have neither: their digests stay the same as before these fields existed.
         if self.device_class == DeviceClass::Cuda {
             [self.architecture, self.mode.name()].into_iter().for_each(&mut add);
         }
@@ -58,7 +58,7 @@ impl Numerics<'_> {
 }
 
 impl PolicyDigest {
-    /// The digest of a policy whose model has been read: `self` covers what was asked for, the root which bytes it had.
+    /// The digest of a policy after the model was read: `self` covers the configured model, the root its bytes.
     #[must_use]
     pub fn loaded(self, root: &WeightsRoot) -> PolicyDigest {
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 policy over the bytes of the weights");

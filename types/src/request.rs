@@ -9,8 +9,8 @@ const SCALARS_BYTES: usize = 1024;
 /// Everything that a stream is a function of, beside the model and the numeric policy.
 ///
 /// `prompt ++ output` is the token log, and positions count from its start. A request that is resubmitted after a loss
-/// carries what it had already said in `output`, and goes on from there. What was output never moves into the prompt:
-/// limits and penalties depend on the boundary. A log that is already complete is not resubmitted.
+/// carries its earlier tokens in `output`, and goes on from there. Output tokens never move into the prompt: limits and
+/// penalties depend on the boundary. A log that is already complete is not resubmitted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
     pub id: RequestId,
@@ -21,21 +21,21 @@ pub struct Request {
     pub output: Tokens,
     pub sampling: Sampling,
     pub goal: Goal,
-    /// What the output must look like. Tokens that would break it are not drawn.
+    /// The constraint on the output. Tokens that would break it are not drawn.
     pub grammar: Option<Grammar>,
     pub priority: Priority,
     /// Refused or ended with `Finish::Deadline` when it has not finished by then. Never sent to workers.
     pub deadline: Option<Micros>,
     /// The prefix cache may be filled but not read: the request needs what a hit would skip (logits of its prompt).
     pub cache_bypass: bool,
-    /// The prefix cache may not be filled either: nobody is to find what this request has computed.
+    /// The prefix cache may not be filled either: no other request is to find these blocks.
     pub cache_apart: bool,
     pub cache_salt: CacheSalt,
-    /// What the client expects to be answered. A guess: no token depends on it.
+    /// The answer that the client expects. A guess: no token depends on it.
     pub predicted: Tokens,
 }
 
-/// What a request is for.
+/// The purpose of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Goal {
     #[default]
@@ -65,7 +65,7 @@ impl Request {
         CacheOwner { tenant: self.tenant, own_salt: self.cache_salt }
     }
 
-    /// Whether it asks for what ranks of the protocol before the newest would not heed.
+    /// Whether ranks of a protocol before the newest would ignore part of it.
     pub fn asks_for_newest(&self) -> bool {
         self.grammar.is_some() || !self.sampling.told.is_empty() || self.sampling.penalties.window > 0
     }

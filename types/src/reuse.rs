@@ -3,9 +3,9 @@
 /// Where the reuse of a prompt ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reuse {
-    /// Why no more was reused. None as long as nobody has looked.
+    /// Why no more was reused. None until the cache was read.
     pub ended: Option<ReuseEnd>,
-    /// The position that it ended at, or that more was known up to: a multiple of a block.
+    /// The position where reuse ended, or up to which the cache had more: a multiple of a block.
     pub position: u32,
 }
 
@@ -14,7 +14,7 @@ pub struct Reuse {
 pub enum ReuseEnd {
     /// All of its full blocks came from there, as far as any may: one token is always computed.
     Whole,
-    /// Nobody has computed its beginning, or it has no full block.
+    /// No request has computed its beginning, or it has no full block.
     FirstUse,
     /// The next block differs from all that was computed behind this prefix.
     Differs,
@@ -22,9 +22,9 @@ pub enum ReuseEnd {
     StateNotKept,
     /// The next block was there, and its room was needed.
     Evicted,
-    /// The prompt's beginning is known of another tenant or salt, with whom nothing is shared.
+    /// The prompt's beginning belongs to another tenant or salt; nothing is shared with those.
     OtherOwner,
-    /// The request asked not to read the cache, or needs rows that a hit would skip.
+    /// The request forbids reading the cache, or needs rows that a hit would skip.
     Bypassed,
     /// The request neither reads nor fills the cache.
     Apart,
@@ -59,7 +59,8 @@ impl ReuseEnd {
         }
     }
 
-    /// The same as its own client may know it: that another has said the same is nobody's business.
+    /// Returns the same as the request's own client may see it: a client may not learn that another sent the same
+    /// prompt.
     #[must_use]
     pub const fn told(self) -> ReuseEnd {
         match self {

@@ -10,11 +10,11 @@ pub struct Sampling {
     pub temperature: f32,
     /// Keep the k largest; zero keeps all.
     pub top_k: u32,
-    /// Keep the smallest set of tokens whose probabilities reach this; one keeps all.
+    /// Keep the fewest tokens that together reach this probability; one keeps all.
     pub top_p: f32,
-    /// Keep what is at least this fraction of the largest probability; zero keeps all.
+    /// Keep tokens with at least this fraction of the largest probability; zero keeps all.
     pub min_p: f32,
-    /// Keep the smallest set of tokens, those of the most expected surprise first, whose probabilities reach this; one
+    /// Keep the tokens whose surprise is closest to the expected one and that together reach this probability; one
     /// keeps all.
     pub typical_p: f32,
     /// Keep logits at most this many standard deviations below the largest; zero keeps all.
@@ -35,13 +35,12 @@ pub struct Sampling {
     pub tokens_max: u32,
     /// Stop tokens are not drawn before this many tokens were generated.
     pub tokens_min: u32,
-    /// Generation ends with one of these, which is part of the output. The model's own end tokens are among them
-    /// unless the client asked to ignore them.
+    /// Generation ends with one of these, which is part of the output. The model's own end tokens are among them unless
+    /// the client excludes them.
     pub stop: Tokens,
-    /// Asks for the logprob of the drawn token and of this many of the most likely ones beside it.
+    /// Requests the logprob of the drawn token and of this many of the most likely ones beside it.
     pub logprobs: Option<u8>,
-    /// If not empty, the logprobs that are asked for are those of the drawn token and these, and not
-    /// of the most likely ones.
+    /// If not empty, the requested logprobs are those of the drawn token and these, and not of the most likely ones.
     pub told: Tokens,
 }
 

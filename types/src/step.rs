@@ -1,5 +1,5 @@
-//! What the coordinator tells the workers, and what one of them answers. A step is a difference: a request's tokens
-//! are sent once, at its start, and again only if a replay begins.
+//! The step that the coordinator sends to the workers, and the answer of one of them. A step is a difference: a
+//! request's tokens are sent once, at its start, and again only if a replay begins.
 
 use crate::{BlockId, Epoch, Request, RequestId, StepId, Token, Unsupported};
 use alloc::vec::Vec;
@@ -13,8 +13,8 @@ use core::ops::Range;
 pub struct Step {
     pub id: StepId,
     pub epoch: Epoch,
-    /// Requests that the ranks do not hold: new, or preempted before and now begun again with all that they have said.
-    /// A start for an id that a rank holds replaces what it holds.
+    /// Requests that the ranks do not hold: new, or preempted and begun again with all of their output. A start for an
+    /// id that a rank holds replaces the request that it holds.
     pub starts: Vec<Request>,
     pub slices: Vec<Slice>,
     /// The new blocks of every slice, one run after another in the order of `slices`, and within a slice one run per
@@ -23,9 +23,9 @@ pub struct Step {
     /// gets the shared blocks at the front of its first run; the hit is `range.start` of its first slice, equal in all
     /// groups. `blocks` is used up exactly.
     ///
-    /// Blocks of a windowed group that no later query reads may be given to others, and nobody says so: a rank keeps
-    /// its entry and must not follow it. In front of a prefix hit the entries that no query will read are
-    /// `BlockId::NONE` (the first `group.n_passed(range.start)` of the run).
+    /// Blocks of a windowed group that no later query reads may be given to others without notice: a rank keeps its
+    /// entry and must not follow it. In front of a prefix hit the entries that no query will read are `BlockId::NONE`
+    /// (the first `group.n_passed(range.start)` of the run).
     ///
     /// So are entries in a slice's middle for the state of a recurrence (`group.may_lack`): a rank carries the state
     /// over such a block and writes it nowhere. Only blocks that a later slice may begin from are there, and those that
@@ -52,7 +52,7 @@ impl Step {
         self.slices.iter().map(|slice| slice.range.len()).sum()
     }
 
-    /// Refuses by name what the frame can say and no rank serves yet.
+    /// Refuses by name what a frame can express and no rank serves yet.
     pub fn supported(&self) -> Result<(), Unsupported> {
         if !self.copies.is_empty() {
             return Err(Unsupported("block copies"));
@@ -71,8 +71,8 @@ impl Step {
 /// `[0, range.start) computed · [range.start, range.end) this slice · [range.end, ..) later`
 ///
 /// Positions count from the start of the log. The tokens of the range are in the rank's log by the time the slice runs;
-/// the last of them may be one that an earlier step has drawn. A slice that wants its last position draws the token of
-/// position `range.end` (with drafts: of `range.end - n_draft` and on, as far as they hold). A drawn token belongs to a
+/// the last of them may be one that an earlier step has drawn. A slice that draws gives the token of position
+/// `range.end` (with drafts: of `range.end - n_draft` and on, as far as they hold). A drawn token belongs to a
 /// position: one for a position that the log already holds is ignored.
 ///
 /// `[.., range.end - n_draft) the log · [range.end - n_draft, range.end) drafts, which stay as far as they hold`
@@ -84,8 +84,8 @@ impl Step {
 pub struct Slice {
     pub id: RequestId,
     pub range: Range<u32>,
-    /// How many of the range's last tokens are drafts to be verified: the first of those that the rank that samples has
-    /// guessed behind the log, and has handed to the ranks that embed. At most as many as its last answer said.
+    /// How many of the range's last tokens are drafts to be verified: the first guesses that the sampling rank made
+    /// behind the log and sent to the ranks that embed. At most `n_guess` of its last answer.
     pub n_draft: u16,
     pub want: Want,
 }
@@ -112,7 +112,7 @@ impl Slice {
     }
 }
 
-/// What a slice is computed for, besides its KV.
+/// The purpose of a slice, besides its KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// A chunk of a prompt that has more chunks.
@@ -133,8 +133,8 @@ pub const SCORED_ROWS_MAX: u32 = 64;
 /// The most drafts of one step. The other half of `SCORED_ROWS_MAX` is left to rows that are scored.
 pub const DRAFT_ROWS_MAX: u32 = SCORED_ROWS_MAX / 2;
 
-/// Copies a page before the step runs: copy-on-write, or a page that comes back from a slower memory, whose ids begin
-/// where the pool's end.
+/// Copies a page before the step runs. Either copy-on-write, or a page that comes back from a slower memory: ids of
+/// that memory begin where the pool's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
     pub from: BlockId,
@@ -160,9 +160,9 @@ pub struct SliceDone {
     pub tokens: Vec<TokenOut>,
     /// Why the request alone cannot go on; its neighbours can.
     pub failed: Option<Failure>,
-    /// For `Want::All`: entry i is the token at `range.start + 1 + i`.
+    /// For a slice that scores, `Want::All`: entry i is the token at `range.start + 1 + i`.
     pub scored: Vec<TokenOut>,
-    /// For `Want::Pool`, with the last chunk.
+    /// For a slice that pools, `Want::Pool`: present with the last chunk.
     pub pooled: Vec<f32>,
     /// How many tokens the rank has guessed behind the log: as many drafts the next slice may have.
     pub n_guess: u16,
@@ -173,7 +173,8 @@ pub struct SliceDone {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenOut {
     pub token: Token,
-    /// Present if the request asked: the drawn token's logprob before temperature and filters, by our own log-sum-exp.
+    /// Present if the request has `logprobs`: the drawn token's logprob before temperature and filters, by our own
+    /// log-sum-exp.
     pub logprob: Option<f32>,
     pub top: Vec<TokenLogprob>,
 }
@@ -187,7 +188,7 @@ pub struct TokenLogprob {
 /// Why one request cannot go on, on ranks that are well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Failure {
-    /// Its logits were not numbers, say.
+    /// For example, its logits were not numbers.
     Computation,
     /// Its grammar and what else it forbids leave no token to draw.
     NoToken,
@@ -200,10 +201,10 @@ pub enum Failure {
 pub enum GrammarFault {
     /// A mask was not made in the time that one may take.
     Late,
-    /// A mask asks for more work or memory than a grammar may have.
+    /// A mask needs more work or memory than a grammar may have.
     TooComplex,
-    /// What the rank has of it does not go on: it does not compile for the model's tokens, its log breaks it, or the
-    /// engine failed.
+    /// The rank's grammar cannot go on: it does not compile for the model's tokens, its log breaks it, or the engine
+    /// failed.
     Broken,
 }
 

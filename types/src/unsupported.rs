@@ -1,4 +1,4 @@
-//! The one refusal for what the types can say and nothing serves yet.
+//! The one refusal for what the types can express and nothing serves yet.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is not supported yet")]

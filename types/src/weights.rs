@@ -17,7 +17,7 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PieceHash(pub [u8; 32]);
 
-/// Consecutive pieces of one weight that somebody has read.
+/// Consecutive pieces of one weight that a rank has read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PieceRun {
     pub weight: String,

@@ -17,7 +17,7 @@ pub type Incoming = Pin<Box<dyn Stream<Item = io::Result<Connection>> + Send>>;
 /// compiled again in every binary that polls it.
 pub type Serving<E> = Pin<Box<dyn Future<Output = Result<(), E>> + Send>>;
 
-/// What else can carry a connection: a simulated network, for example.
+/// A carrier of a connection other than TCP: a simulated network, for example.
 pub trait Carrier: AsyncRead + AsyncWrite + Debug + Send + Unpin {}
 
 impl<IO: AsyncRead + AsyncWrite + Debug + Send + Unpin> Carrier for IO {}

@@ -27,15 +27,15 @@ pub fn channel(address: &str, trust: Trust) -> Channel {
     channel_to_where(move || Ok(Peer { address: address.clone(), trust: trust.clone(), until: never.clone() }))
 }
 
-/// Where a role is at present.
+/// The present place of a role.
 pub struct Peer {
     pub address: String,
     pub trust: Trust,
-    /// A connection to it ends when this is cancelled; the next one goes to where the role is by then.
+    /// A connection to it ends when this is cancelled; the next one goes to the role's address at that time.
     pub until: CancellationToken,
 }
 
-/// The same to a role that may move: its address and trust are asked for anew for each connection.
+/// A channel to a role that may move: reads its address and trust again for each connection.
 pub fn channel_to_where(peer: impl Fn() -> Result<Peer, String> + Send + Sync + 'static) -> Channel {
     let connector = Connector { peer: Arc::new(peer), reason: Arc::new(Mutex::new(String::new())) };
     with_limits(Endpoint::from_static("http://lockstep.cluster")).connect_with_connector_lazy(connector)

@@ -9,9 +9,8 @@
 //! dialler  keyed(token, "dialler" d l)                  →
 //!          ← verdict
 //! ```
-//! A dialler that finds the listener's proof wrong answers with zeros.
-//! So a token is never sent, what was overheard cannot be sent again, and a dialler that is refused is told why before
-//! a single frame of HTTP.
+//! A dialler that finds the listener's proof wrong answers with zeros. So a token is never sent, an overheard proof
+//! cannot be used again, and a refused dialler receives the reason before a single frame of HTTP.
 
 use crate::connection::Connection;
 use crate::refused::{Refused, Unconnected};
@@ -29,7 +28,7 @@ pub(crate) const PROOF_BYTES: usize = 32;
 const HELLO_BYTES: usize = MAGIC.len() + 1 + NONCE_BYTES;
 pub(crate) const REPLY_BYTES: usize = MAGIC.len() + 1 + NONCE_BYTES + PROOF_BYTES;
 
-/// What a role uses to prove itself, and what it asks of its peers.
+/// The means by which a role proves itself, and the proof that it requires of its peers.
 #[derive(Clone, Debug, Default)]
 pub struct Trust {
     pub token: Option<JoinToken>,
@@ -124,7 +123,7 @@ async fn greet_dialler(peer: &mut Connection, token: Option<&JoinToken>) -> Resu
         _ => Verdict::Welcome,
     };
     let told = say(peer, &[verdict as u8]).await;
-    // A dialler that was refused need not have stayed to hear it.
+    // A refused dialler may have left before this arrives.
     verdict.accept()?;
     Ok(told?)
 }
@@ -142,7 +141,7 @@ async fn greet_listener(peer: &mut Connection, token: Option<&JoinToken>) -> Res
     let listener = nonce_at(&reply, MAGIC.len() + 1);
     let theirs = blake3::Hash::from_bytes(nonce_at(&reply, REPLY_BYTES - PROOF_BYTES));
     let is_ours = token.is_none_or(|token| token.proof("listener", &dialler, &listener) == theirs);
-    // A listener with another token gets no proof; the zeros in its place tell it why.
+    // A listener with another token gets no proof; the zeros in its place show it why.
     let answer = match token {
         Some(token) if is_ours => *token.proof("dialler", &dialler, &listener).as_bytes(),
         _ => [0; PROOF_BYTES],

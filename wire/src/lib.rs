@@ -1,5 +1,5 @@
 //! Connections between roles: how they prove that they belong to the cluster, TLS, dialling and listening. Knows
-//! nothing of what is said.
+//! nothing of the content.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod connection;

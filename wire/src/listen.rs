@@ -19,15 +19,15 @@ use tonic::transport::server::TcpIncoming;
 
 /// The most peers that prove themselves at once; more wait in the listener's queue.
 const PROVING_MAX: usize = 128;
-/// What a proof takes between distant machines. A peer that took longer leaves its place where others wait for one: a
-/// peer that says nothing keeps out those that would for no longer.
+/// The time of a proof between distant machines. A peer that took longer loses its place if others wait: a silent peer
+/// keeps them out for no longer than this.
 const PROOF_USUAL: Duration = Duration::from_millis(200);
 /// The most connections that have proved themselves and were not yet taken.
 const PROVED_MAX: usize = 64;
 /// The pause after the listener failed, as when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a peer has to do before anything else is read from it.
+/// The step that a peer must complete before anything else is read from it.
 #[derive(Clone)]
 enum Proof {
     /// Prove that it belongs to the cluster.
@@ -48,18 +48,18 @@ impl Proof {
     }
 }
 
-/// The connections of a listener that have proved themselves. A peer that does not is told why, and is named in the
-/// log, once a second.
+/// Returns the connections of a listener that have proved themselves. Any other peer receives the reason, and the log
+/// names it once a second.
 pub fn incoming(listener: TcpListener, trust: Trust) -> Incoming {
     incoming_by(listener, watch::channel(trust).1)
 }
 
-/// The same where the trust may change: it counts for connections that come from then on.
+/// The same where the trust may change: a change applies to connections that come later.
 pub fn incoming_by(listener: TcpListener, trust: watch::Receiver<Trust>) -> Incoming {
     proved(listener, Proof::Role(trust))
 }
 
-/// The connections of clients whose handshakes are done: as many at once, and each as long, as those of roles.
+/// Returns the connections of clients whose handshakes are done. The limits of number and time are those of roles.
 pub fn clients(listener: TcpListener, tls: OfferedTls, spoken: Spoken) -> Incoming {
     proved(listener, Proof::Client(tls, spoken))
 }
@@ -91,7 +91,7 @@ async fn listen(listener: TcpListener, proof: Proof, proved: mpsc::Sender<io::Re
         tokio::spawn(async move {
             match place.prove(&proof, stream).await {
                 Ok((connection, _place)) => {
-                    // Nobody takes connections any more when the server has ended.
+                    // No caller takes connections once the server has ended.
                     let _ended = proved.send(Ok(connection)).await;
                 }
                 Err(why) => log_refusal(peer, &why, &refusals),
@@ -124,7 +124,7 @@ impl Proving {
         loop {
             self.peers.retain(|(_, place)| !place.is_closed());
             let left = self.peers.front().map(|(since, _)| PROOF_USUAL.saturating_sub(since.elapsed()));
-            // Without a peer that could be asked to leave, those that have proved themselves hold all places.
+            // Without a peer that could lose its place, those that have proved themselves hold all places.
             let free = timeout(left.unwrap_or(PROOF_USUAL), self.places.clone().acquire_owned()).await;
             match free {
                 Ok(Ok(permit)) => {

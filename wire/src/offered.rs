@@ -1,5 +1,5 @@
-//! TLS towards clients, who are no roles: a listener shows its certificate, asks for one if it is told to, and may get
-//! another while it serves. Knows nothing of where keys come from.
+//! TLS towards clients outside the cluster: a listener shows its certificate, requires one if configured to, and may
+//! get another while it serves. Knows nothing of where keys come from.
 
 use crate::connection::Connection;
 use crate::refused::{Refused, Unconnected};
@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
-/// What is spoken behind a handshake, by the names that clients choose from.
+/// The protocol behind a handshake, by the names that clients choose from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spoken {
     /// HTTP/2 or HTTP/1.1, as the client prefers.
@@ -51,7 +51,7 @@ impl Offer {
     }
 }
 
-/// The answer to whoever speaks HTTP/1.1 without TLS.
+/// The answer to a client that speaks HTTP/1.1 without TLS.
 const PLAIN: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\ncontent-length: 30\r\n\
     connection: close\r\n\r\nthis port speaks TLS: https://";
 /// Bytes of such a request that are read before it is answered: a connection that closes on unread bytes takes the

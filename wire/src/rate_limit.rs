@@ -7,10 +7,10 @@ use types::Micros;
 
 /// Microseconds between two lines about one address.
 const EVERY: u64 = 1_000_000;
-/// The most addresses of the last second that are told apart; all others share one line a second.
+/// The most addresses of the last second with a line of their own; all others share one line a second.
 const ADDRESSES_MAX: usize = 256;
 
-/// Allows one line a second for each address. `K` tells addresses apart.
+/// Allows one line a second for each address. `K` distinguishes addresses.
 #[derive(Debug)]
 pub struct RateLimit<K> {
     every: u64,
@@ -26,7 +26,7 @@ struct PerAddress {
     unsaid: Unsaid,
 }
 
-/// What was left out of the log since the last line.
+/// The events that were left out of the log since the last line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unsaid {
     pub n: u64,
@@ -52,7 +52,8 @@ impl<K: Ord> RateLimit<K> {
         RateLimit { every, addresses_max, addresses: BTreeMap::new(), others: PerAddress::default() }
     }
 
-    /// Returns what was left out before, if this is to be logged now. None: it is not, and its `n` events are counted.
+    /// Returns what was left out before, if this is to be logged now. Otherwise returns None, and counts the `n`
+    /// events.
     pub fn admit(&mut self, address: K, n: u64, what: &impl fmt::Display, now: Micros) -> Option<Unsaid> {
         if self.addresses.len() >= self.addresses_max && !self.addresses.contains_key(&address) {
             self.forget_quiet(now);
@@ -68,7 +69,7 @@ impl<K: Ord> RateLimit<K> {
         None
     }
 
-    /// Makes room. What was left out about them is reported with the next line of `others`.
+    /// Makes room. The next line of `others` reports what was left out about them.
     fn forget_quiet(&mut self, now: Micros) {
         let (every, others) = (self.every, &mut self.others.unsaid);
         self.addresses.retain(|_, address| {
@@ -83,7 +84,7 @@ impl<K: Ord> RateLimit<K> {
 }
 
 impl PerAddress {
-    /// True if the last line about it is so long ago that the next may be logged.
+    /// True if the last line about it is old enough for the next one.
     fn is_quiet(&self, every: u64, now: Micros) -> bool {
         self.logged.is_none_or(|logged| now >= logged.plus(every))
     }

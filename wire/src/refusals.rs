@@ -1,5 +1,5 @@
 //! Peers that were refused at a listener, for the log: each address once a second, however often it dials. Knows
-//! nothing of why anybody is refused.
+//! nothing of the reasons.
 
 use crate::rate_limit::{RateLimit, Unsaid};
 use std::fmt::Display;
@@ -22,7 +22,8 @@ impl Default for Refusals {
 }
 
 impl Refusals {
-    /// Returns what the line about these `n` must add about earlier ones without a line. None: these have none either.
+    /// Returns what the line about these `n` must add about earlier ones without a line. None: these get no line
+    /// either.
     pub fn admit(&self, peer: SocketAddr, n: u64, why: &impl Display) -> Option<Unsaid> {
         let now = Micros(self.began.elapsed().as_micros() as u64);
         // A client gets a new port for each connection.

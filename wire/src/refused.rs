@@ -1,4 +1,4 @@
-//! Why there is no connection, in words for whoever operates the cluster.
+//! Why there is no connection, in words for operators of the cluster.
 
 use crate::token::NoRandomness;
 use std::io;
@@ -61,8 +61,8 @@ impl Refused {
         None
     }
 
-    /// True if another attempt would fail alike. Garbage may come from a stranger who holds the port for a while. A
-    /// certificate becomes valid, or is replaced while this process runs.
+    /// True if another attempt would fail alike. Garbage may come from another program that holds the port for a while.
+    /// A certificate becomes valid, or is replaced while this process runs.
     pub fn is_final(&self) -> bool {
         !matches!(self, Refused::Garbage | Refused::Expired)
     }

@@ -1,4 +1,4 @@
-//! Two sides over loopback: a peer that belongs is let in, and one that does not is told why.
+//! Two sides over loopback: a peer that belongs is let in, and any other receives the reason.
 
 use crate::dial::dial;
 use crate::greeting::{MAGIC, PROOF_BYTES, REPLY_BYTES, Verdict};
@@ -41,7 +41,7 @@ async fn both_sides_have_the_token_or_are_told_why_not() {
     check(None, Some(token('b')), Err(Refused::TokenUnwanted)).await;
 }
 
-/// Peers that say nothing, or begin and do not go on, wait for themselves alone.
+/// Peers that send nothing, or begin and do not go on, delay no other peer.
 #[tokio::test]
 async fn who_proves_nothing_keeps_nobody_out() {
     const N_IDLE: usize = 300;
@@ -78,7 +78,7 @@ async fn garbage_ends_its_own_connection() {
         let mut stream = TcpStream::connect(&address).await.unwrap();
         stream.write_all(garbage).await.unwrap();
         let mut heard = Vec::new();
-        // A reset says as much as an end.
+        // A reset counts as an end.
         let _reset = stream.read_to_end(&mut heard).await;
         assert!(heard.is_empty());
     }

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
-/// The name in every role's certificate: machines come and go, so what is proved is the cluster.
+/// The name in every role's certificate. Machines come and go, so a certificate proves the cluster.
 pub const SERVER_NAME: &str = "lockstep.cluster";
 
 /// The first bytes of a TLS record: of an alert, and of the first message of a handshake.
 pub(crate) const TLS_ALERT: [u8; 2] = [21, 3];
 pub(crate) const TLS_HANDSHAKE: [u8; 2] = [22, 3];
 
-/// Both sides ask the peer for a certificate of the cluster.
+/// Both sides require a certificate of the cluster from the peer.
 #[derive(Clone, Debug)]
 pub struct Tls {
     pub server: Arc<ServerConfig>,

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// A shorter token could be guessed by anyone who has seen one greeting.
+/// A peer that has seen one greeting could guess a shorter token.
 pub const TOKEN_CHARS_MIN: usize = 32;
 pub const TOKEN_CHARS_MAX: usize = 4096;
 
@@ -35,7 +35,7 @@ impl JoinToken {
         &self.0
     }
 
-    /// What the links between a cluster's ranks are made of, besides their epoch's secret.
+    /// Returns the key of the links between a cluster's ranks, which is used with their epoch's secret.
     pub fn link_key(&self) -> [u8; 32] {
         blake3::derive_key(LINK_PURPOSE, self.0.as_bytes())
     }
@@ -61,7 +61,7 @@ pub struct BadToken;
 #[error("this system gives no random bytes")]
 pub struct NoRandomness;
 
-/// Bytes that nobody can guess.
+/// Returns bytes that cannot be guessed.
 pub fn random<const N: usize>() -> Result<[u8; N], NoRandomness> {
     let mut bytes = [0; N];
     let filled = rustls::crypto::ring::default_provider().secure_random.fill(&mut bytes);

@@ -1,4 +1,4 @@
-//! A connection that ends when its caller says so. Knows nothing of what is sent.
+//! A connection that ends when its caller cancels it. Knows nothing of the content.
 
 use std::io;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! Runs one prompt of token ids through a model's runner, without a coordinator: for looking at a model by hand.
+//! Runs one prompt of token ids through a model's runner, without a coordinator, to inspect a model by hand.
 //!
 //! `cargo run -p worker --example generate -- MODEL [--activations f32] [--kv-dtype f32] [--threads 2] [--tokens 32]
 //! [--tp 2] [--pp 2] 504 3575 ..`
@@ -89,7 +89,7 @@ fn generate(runner: &mut dyn Runner, args: &Args, n_groups: usize, is_sampler: b
         let want = if end < n_prompt { Want::Nothing } else { Want::Last };
         step.slices.push(Slice::new(RequestId(1), n_computed..end, want));
         let needed = types::cache::blocks_for(end);
-        // No group frees blocks, and each has a pool of its own.
+        // No group frees blocks, and each group has its own pool.
         (0..n_groups).for_each(|_| step.blocks.extend((n_blocks..needed).map(BlockId)));
         runner.run(&step, &mut done)?;
         for out in done.slices.iter().flat_map(|slice| &slice.tokens) {

@@ -1,5 +1,5 @@
-//! Measures what a step takes by its rows: what drafts cost. Each step computes the last positions of one sequence, all
-//! with logits, as a step that verifies drafts does.
+//! Measures the time of a step by its rows, which is the cost of drafts. Each step computes the last positions of one
+//! sequence, all with logits, like a step that verifies drafts.
 //!
 //! `cargo run -p worker --example rows -- MODEL [threads]`
 
@@ -17,7 +17,7 @@ type Fault = Box<dyn std::error::Error + Send + Sync>;
 const CONTEXT: u32 = 512;
 const N_PROMPT: u32 = 32;
 const ROUNDS: u32 = 5;
-/// Sequences of one row each, and sequences of as many rows.
+/// Numbers of sequences with one row each, and with several rows each.
 const BATCHES: [u32; 4] = [1, 4, 8, 32];
 const ROWS: [u32; 7] = [1, 2, 3, 4, 5, 9, 17];
 
@@ -64,7 +64,7 @@ fn assignment(model: &str, checkpoint: &Checkpoint) -> Assignment {
     }
 }
 
-/// The median time of a step in which each of the sequences has `n_rows` rows.
+/// Returns the median time of a step in which each of the sequences has `n_rows` rows.
 fn measure(runner: &mut dyn Runner, n_sequences: u32, n_rows: u32) -> Result<Duration, Fault> {
     let mut times = Vec::new();
     for _ in 0..ROUNDS {
@@ -84,7 +84,7 @@ fn blocks_of(id: u32) -> impl Iterator<Item = BlockId> {
     (0..blocks_for(CONTEXT)).map(move |i| BlockId(id * blocks_for(CONTEXT) + i))
 }
 
-/// Prompts that are long enough for all rows, of which the first part is computed.
+/// Starts prompts that are long enough for all rows, and computes their first part.
 fn begin(runner: &mut dyn Runner, n_sequences: u32) -> Result<(), Fault> {
     let request = |id: u32| Request {
         id: RequestId(u64::from(id)),
@@ -100,7 +100,7 @@ fn begin(runner: &mut dyn Runner, n_sequences: u32) -> Result<(), Fault> {
     Ok(runner.run(&step, &mut StepDone::default())?)
 }
 
-/// All rows but the last of each are scored: their logits are computed, as behind drafts.
+/// Returns a step that scores all rows but the last of each sequence: their logits are computed, as behind drafts.
 fn rows(n_sequences: u32, start: u32, n_rows: u32) -> Step {
     let mut step = Step { id: StepId(1), ..Step::default() };
     for id in 0..n_sequences {

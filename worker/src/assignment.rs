@@ -1,5 +1,5 @@
-//! A rank's place in a blueprint: what the rank is to hold, what it takes to become able to run steps there, and why it
-//! cannot. Knows nothing of streams or threads: the session calls both traits on one thread that it owns.
+//! A rank's place in a blueprint: what the rank must hold, how it gets ready to run steps, and why it cannot. Has no
+//! knowledge of streams or threads: the session calls both traits on one thread that it owns.
 
 use crate::load::fetch::FetchError;
 use crate::runner::Runner;
@@ -9,17 +9,17 @@ use collective::{CancelFlag, MeshTimeouts};
 use std::path::PathBuf;
 use types::{Activations, Epoch, KvDtype, Layout, Mode, PieceRun, PolicyDigest, Rank, Unsupported};
 
-/// Loads a runner for an assignment. Called again for every epoch that the worker lives through, so costly results
-/// (packed weights) may be kept from one load to the next.
+/// Loads a runner for an assignment. It is called again for every epoch of the worker's life, so it may keep costly
+/// results (packed weights) from one load to the next.
 pub trait Load: Send {
-    /// Loads everything that does not need the other ranks, so none waits for another's reading. When `cancel` is set
-    /// the assignment has ended, and long work is broken off with any error.
+    /// Loads everything that does not need the other ranks, so no rank waits for another rank's reading. If `cancel` is
+    /// set, the assignment has ended, and long work stops with any error.
     fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError>;
 
-    /// The bytes that were loaded last are refused: copies that were made for it are not believed again.
+    /// Reports that the bytes loaded last were rejected: copies that were made for this load are not trusted again.
     fn distrust(&mut self) {}
 
-    /// Whether it has what this assignment needs, and would read no file for it.
+    /// Returns whether the loader has everything that this assignment needs, so that a load reads no file.
     fn holds(&self, _: &Assignment) -> bool {
         false
     }
@@ -31,14 +31,14 @@ pub trait Loaded: Send {
     fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError>;
 }
 
-/// A runner that needs no other ranks has nothing to do in `meet`.
+/// A runner without other ranks has nothing to do in `meet`.
 impl<R: Runner + 'static> Loaded for R {
     fn meet(self: Box<Self>, _: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         Ok(self)
     }
 }
 
-/// A rank's place in the grid, and what it is to load.
+/// A rank's place in the grid, and the model that it loads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
     pub epoch: Epoch,
@@ -55,25 +55,25 @@ pub struct Assignment {
     pub mode: Mode,
     /// Number of blocks in each cache group's pool, the same on all ranks; ids start at zero.
     pub n_blocks: Vec<u32>,
-    /// Memory for this rank's KV cache: its share of the pools must fit.
+    /// Memory for this rank's KV cache. The rank's share of the pools must fit into it.
     pub kv_bytes: u64,
     pub context: u32,
     pub batch_tokens_max: u32,
     pub running_max: u32,
-    /// Limits for meeting, and for one collective operation.
+    /// Limits for the meeting, and for one collective operation.
     pub timeouts: MeshTimeouts,
-    /// The replica's policy, by the model's fingerprint, where it is known. A worker that already holds this part of
-    /// such a model keeps it.
+    /// The replica's numeric policy, by the model's fingerprint, where it is known. A worker that already holds this
+    /// part of such a model keeps it.
     pub policy: Option<PolicyDigest>,
-    /// The number of this reading of the model. A worker whose weights were read under another number reads again.
+    /// The number of this reading of the model. A worker that read its weights under another number reads them again.
     pub reading: u32,
     /// Whether freed blocks of the KV cache are cleared before another sequence gets them.
     pub zero_kv: bool,
-    /// How the rank that samples guesses what its answers go on with.
+    /// How the sampling rank guesses the next tokens of its answers.
     pub guesses: GuessConfig,
 }
 
-/// The secret with which the ranks of an epoch prove to each other that they belong to it.
+/// The secret by which the ranks of an epoch prove to each other that they belong to it.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct MeshSecret(pub [u8; 32]);
 
@@ -89,9 +89,9 @@ pub struct Ready {
     /// The policy, by the model's fingerprint.
     pub policy: PolicyDigest,
     pub weight_bytes: u64,
-    /// Hashes of the bytes that it holds; none without a model.
+    /// Hashes of the bytes that the rank holds; empty without a model.
     pub weights: Vec<PieceRun>,
-    /// Why it goes on with its old weights although it was told to read the model again.
+    /// Why the rank keeps its old weights although the assignment required a new reading.
     pub unread: Option<String>,
 }
 
@@ -107,7 +107,7 @@ pub enum LoadError {
     Changed(checkpoint::Error),
     #[error("{what} needs {needed} bytes, {available} are there")]
     Memory { what: &'static str, needed: u64, available: u64 },
-    /// The machine does not give the memory that was planned for the KV cache.
+    /// The machine does not provide the memory that was planned for the KV cache.
     #[error(transparent)]
     Kv(#[from] KvShort),
     #[error("the ranks do not come together: {0}")]
@@ -117,7 +117,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// The rank to blame, if it is another.
+    /// Returns the rank to blame, if it is another rank.
     pub fn guilty(&self) -> Option<Rank> {
         match self {
             LoadError::Collective(error) => error.rank(),

@@ -1,32 +1,32 @@
-//! What a worker is told once: what it says of itself, and its limits. Knows no session.
+//! The configuration of a worker: what it reports of itself, and its limits. Has no knowledge of a session.
 
 use crate::load::scrub::Scrubber;
 use std::time::Duration;
 
-/// How much memory this machine has to give; None if nobody knows.
+/// How much memory this machine can still give; None if that is unknown.
 pub type MemoryLeft = fn() -> Option<u64>;
 
 /// Where the memory of a KV cache comes from, and when.
 #[derive(Clone, Copy, Debug)]
 pub struct KvMemory {
     pub left: MemoryLeft,
-    /// Whether it is committed as far as requests need it, and given back, or all of it from the start.
+    /// Whether memory is committed as far as requests need it and then given back, or all of it from the start.
     pub grows: bool,
 }
 
-/// What the worker tells the coordinator of itself, and its limits.
+/// What the worker reports of itself to the coordinator, and its limits.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub host: String,
     pub pid: u32,
     /// The kind of device: `cpu`, `cuda` or `sim`.
     pub device: String,
-    /// Memory that it may use for weights and KV cache.
+    /// Memory that the worker may use for weights and KV cache.
     pub memory_bytes: u64,
     pub threads: u32,
     /// The host's cores, shared by its workers; zero where the number is not known.
     pub cores: u32,
-    /// The address where peers reach this worker's collective.
+    /// The address at which peers reach this worker's collective.
     pub mesh_address: String,
     /// The most steps queued for the computing thread: as many as a coordinator plans ahead.
     pub steps_queued_max: usize,
@@ -35,20 +35,20 @@ pub struct Config {
     pub heartbeat_every: Duration,
     /// How long a coordinator may take to answer the hello.
     pub join_timeout: Duration,
-    /// How long a rank that has failed or leaves waits for the coordinator to close the stream.
+    /// How long a rank that fails or leaves waits for the coordinator to close the stream.
     pub farewell_timeout: Duration,
-    /// The pause before dialling again: it doubles from the first to the second.
+    /// The pause before the next dial. It doubles from the first limit to the second.
     pub redial_min: Duration,
     pub redial_max: Duration,
-    /// The least pause after the coordinator told the rank to leave.
+    /// The shortest pause after the coordinator dismissed the rank.
     pub redial_after_leave: Duration,
-    /// How long the computing thread may take to return from the last session's work. Until then this worker does not
-    /// join: it could not take an assignment.
+    /// How long the computing thread may take to return from the last session's work. Until then the worker does not
+    /// join, because it could not take an assignment.
     pub come_back_max: Duration,
     pub kv_memory: KvMemory,
-    /// Who looks through the weights in memory; the loader's own.
+    /// Checks the weights in memory; the loader's own.
     pub scrubber: Option<Scrubber>,
-    /// What the coordinator is told: this build's own.
+    /// What the worker reports of this build to the coordinator.
     pub speaks: proto::Speaks,
 }
 
@@ -78,7 +78,7 @@ impl Default for Config {
     }
 }
 
-/// Whether a worker computes and beats on threads of its own, or in tasks on modelled time.
+/// Whether a worker computes and sends heartbeats on threads of its own, or in tasks on modelled time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Footing {
     Threads,

@@ -1,5 +1,5 @@
-//! A rank: joins a coordinator, loads its slice of the model, runs steps. Knows nothing of text, of the cluster store
-//! or of other requests than those that steps name.
+//! A rank: joins a coordinator, loads its slice of the model and runs steps. Has no knowledge of text, of the cluster
+//! store, or of requests that no step names.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod assignment;
@@ -39,14 +39,14 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use wire::Serving;
 
-/// Joins the coordinator behind `channel` and computes for it, dialling again when the stream ends, until `shutdown`.
-/// Then it announces that it leaves, so that another worker takes its rank before it is gone.
+/// Joins the coordinator behind `channel` and computes for it until `shutdown`, and dials again when the stream ends.
+/// At `shutdown` it announces that it leaves, so that another worker takes its rank before it is gone.
 pub fn serve(channel: Channel, loader: Box<dyn Load>, config: Config, shutdown: CancellationToken) -> Serving<Error> {
     Box::pin(serve_on(Footing::Threads, channel, loader, config, shutdown))
 }
 
-/// As `serve`, without a thread of its own, for runners that only model their time: a whole cluster runs in one thread,
-/// on virtual time.
+/// Like `serve`, without a thread of its own, for runners that only model their time: a whole cluster runs in one
+/// thread, on virtual time.
 pub fn serve_in_tasks(
     channel: Channel,
     loader: Box<dyn Load>,
@@ -67,7 +67,7 @@ async fn serve_on(
     let progress = Arc::new(heartbeat::StepCounters::default());
     let leases = Arc::new(rank_thread::ThreadLeases::default());
     let (counters, places) = (progress.clone(), leases.clone());
-    // It ends when `work` is dropped, after the step that it is in.
+    // The thread ends when `work` is dropped, after its present step.
     let (memory, scrubber) = (config.kv_memory, config.scrubber.clone());
     let thread = rank_thread::run(loader, queue, counters, places, memory, scrubber);
     match footing {
@@ -90,17 +90,17 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
         let ended = worker.session(channel.clone()).await?;
         if let session::Ended::Left(reason) = &ended {
             tracing::info!(reason, "the coordinator lets this worker go: it waits for the next one");
-            // A coordinator that sends its ranks away is about to go; its successor is not there yet.
+            // A coordinator that dismisses its ranks is about to exit, and its successor is not there yet.
             wait = wait.max(worker.config.redial_after_leave);
         }
         let free = async {
             come_back(worker).await?;
-            // What it holds for the finished assignment is released now, not at the next assignment.
+            // Frees the finished assignment's memory now, not at the next assignment.
             worker.work.send(rank_thread::Work::Release).await.map_err(|_| Error::ThreadGone)
         };
         let Some(freed) = worker.shutdown.run_until_cancelled(free).await else { return Ok(()) };
         freed?;
-        // A session that lasted is no failed attempt.
+        // A session that lasted is not a failed attempt.
         if begun.elapsed() > worker.config.redial_max {
             wait = worker.config.redial_min;
         }
@@ -113,8 +113,8 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
     }
 }
 
-/// Waits for the computing thread to be free. A device that hangs keeps it for ever; whoever started this process may
-/// start another.
+/// Waits until the computing thread is free. A device that hangs keeps the thread forever; the parent of this process
+/// may start another one.
 async fn come_back(worker: &Worker) -> Result<(), Error> {
     const LOOK: Duration = Duration::from_millis(10);
     const SAY_AFTER: Duration = Duration::from_secs(1);

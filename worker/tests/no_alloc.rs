@@ -1,4 +1,4 @@
-//! A steady step allocates nothing: not the layout of the batch, not the pass, not the draws, not the answer.
+//! Checks that a steady step allocates nothing: neither the batch's layout, nor the pass, the draws or the answer.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../../tests/common/allocations.rs"]
@@ -18,7 +18,7 @@ use types::{
 };
 use worker::{Assignment, DraftModelConfig, GuessConfig, GuessSource, MaskConfig, ModelLoader, Runner};
 
-/// The steps of requests that all decode, after one that starts them. Each group has its own pool of the same ids.
+/// Returns steps of requests that all decode, after one that starts them. Each group has its own pool of the same ids.
 fn steps(requests: &[Request], n: u32, n_groups: usize) -> Vec<Step> {
     let mut n_given = 0;
     let mut step = |i: u32| {
@@ -38,7 +38,7 @@ fn steps(requests: &[Request], n: u32, n_groups: usize) -> Vec<Step> {
     steps
 }
 
-/// The count is of the whole process: one test at a time.
+/// The count is of the whole process, so one test runs at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 const WARM_UP: usize = 4;
@@ -77,7 +77,7 @@ fn steady_steps_with_drafts_allocate_nothing() {
     let ngrams = GuessSource::Ngrams(NgramLimits { least: 1, most: 4 });
     let ngrams = GuessConfig { source: ngrams, n_max: DRAFTS_MAX, draft_model: None };
     with_drafts(ngrams.clone(), None, n_allocations);
-    // Threads of their own follow grammars, and allocate.
+    // Grammars run on threads of their own, which allocate.
     let rhyme = WantedGrammar::Regex("((ding|dong) ){60}".into());
     let rhyme = grammar::compile(&rhyme, &GrammarLimits::default()).unwrap();
     with_drafts(ngrams.clone(), Some(rhyme), n_allocations_here);
@@ -88,7 +88,7 @@ fn steady_steps_with_drafts_allocate_nothing() {
 
 const DRAFTS_MAX: u16 = 4;
 
-/// One request that repeats itself, whose slices have as many drafts as are guessed.
+/// Runs one request that repeats itself. Its slices have as many drafts as were guessed.
 fn with_drafts(guesses: GuessConfig, grammar: Option<Grammar>, n_allocations: fn() -> usize) {
     let assignment = Assignment { guesses, ..common::assignment("llama-f16-sharded") };
     let masks = MaskConfig { wait_max: Duration::from_secs(60), ..MaskConfig::default() };
@@ -122,7 +122,7 @@ fn with_drafts(guesses: GuessConfig, grammar: Option<Grammar>, n_allocations: fn
     assert!(counted[n_warm..].iter().all(|(_, n)| *n == 0), "drafts and allocations: {counted:?}");
 }
 
-/// Grammars are followed by threads of their own, which allocate. The one that computes does not.
+/// Grammars run on threads of their own, which allocate. The computing thread does not.
 #[test]
 fn steady_steps_with_grammars_allocate_nothing_where_passes_run() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -149,7 +149,7 @@ fn steady_steps_with_grammars_allocate_nothing_where_passes_run() {
     assert_eq!(counted[WARM_UP..].iter().sum::<usize>(), 0, "{counted:?}");
 }
 
-/// Allocations of all ranks together, after the first steps.
+/// Returns the allocations of all ranks together, after the first steps.
 fn allocations_of(grid: Grid) -> usize {
     let assignment = common::assignment("llama-f16-sharded");
     let layout = types::Layout::even(grid, assignment.layout.n_layers()).unwrap();
@@ -162,7 +162,7 @@ fn allocations_of(grid: Grid) -> usize {
         steps[..WARM_UP].iter().for_each(|step| runner.run(step, &mut done).unwrap());
         warm.wait();
         let before = n_allocations();
-        // Nobody begins before all have read the count, and nobody ends before all have read it again.
+        // No rank begins before all have read the count, and none ends before all have read it again.
         measured.wait();
         steps[WARM_UP..].iter().for_each(|step| runner.run(step, &mut done).unwrap());
         measured.wait();

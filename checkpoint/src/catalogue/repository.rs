@@ -1,5 +1,5 @@
-//! A repository of a hub: lists its files, chooses those of one model, and fetches them. Judges a model by its config
-//! before any weight is fetched.
+//! A repository of a hub: lists its files, chooses those of one model, and fetches them. Checks a model by its config
+//! before it fetches any weight.
 
 use crate::catalogue::files::{all_parts, base_name, gguf_choices, is_model};
 use crate::catalogue::hub::{Remote, fetch, file_url, get, part_of};
@@ -19,7 +19,7 @@ const PAGES_MAX: usize = 16;
 /// The most names of files that an error lists.
 const NAMED_MAX: usize = 12;
 
-/// Files that stand beside the weights. Only the first has to be there.
+/// Files beside the weights. Only the first one must exist.
 const SMALL_FILES: [&str; 6] =
     [CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", INDEX];
 const CONFIG: &str = "config.json";
@@ -88,13 +88,13 @@ impl<'a> Repository<'a> {
     }
 
     fn fetch_folder(&self, folder: &Path, sources: &Sources, progress: OnProgress<'_>) -> Result<()> {
-        // A folder that has its name lacks some files: they are fetched into it.
+        // A folder under its final name lacks some files: they are fetched into it.
         let is_named = folder.exists();
         let into = if is_named { folder.to_owned() } else { part_of(folder) };
         std::fs::create_dir_all(&into).map_err(Error::io(&into))?;
         let fetched = self.fetch_files(&into, sources, progress);
         if fetched.is_err() {
-            // It stays if it holds something that another try can use.
+            // It stays if it holds something that another attempt can use.
             let _ = std::fs::remove_dir(&into);
         }
         fetched?;
@@ -106,7 +106,7 @@ impl<'a> Repository<'a> {
         sync_folder_of(folder)
     }
 
-    /// The files beside the weights first: they say which weights there are, and whether the model can be served.
+    /// Fetches the files beside the weights first: they show which weights exist, and whether the model is supported.
     fn fetch_files(&self, into: &Path, sources: &Sources, progress: OnProgress<'_>) -> Result<()> {
         for name in SMALL_FILES {
             let Some(file) = self.file(name) else { continue };
@@ -126,7 +126,7 @@ impl<'a> Repository<'a> {
         weights.into_iter().try_for_each(|file| fetch(file, &into.join(&file.name), sources, progress))
     }
 
-    /// Refuses a model that could not be served.
+    /// Refuses an unsupported model.
     fn check_config(&self, path: &Path, sources: &Sources) -> Result<()> {
         (sources.checks.config)(path)?;
         if self.file("tokenizer.json").is_none() {
@@ -148,7 +148,7 @@ impl<'a> Repository<'a> {
         for first in choices {
             match self.fetch_parts(first, folder, sources, progress) {
                 Ok(()) => return Ok(Located { name: self.id.name(), path: folder.join(base_name(first)) }),
-                // Another one may be of a kind that is served.
+                // Another one may be of a supported type.
                 Err(error @ (Error::Unsupported { .. } | Error::Malformed { .. } | Error::NoTensor { .. })) => {
                     refused.get_or_insert(error);
                 }
@@ -171,7 +171,7 @@ impl<'a> Repository<'a> {
         Ok(())
     }
 
-    /// Why no file of the repository is the model that was asked for.
+    /// Returns why no file of the repository is the requested model.
     fn nothing_to_serve(&self, names: &[String]) -> Error {
         let repo = self.id.repo;
         let ggufs: Vec<&str> = names.iter().map(String::as_str).filter(|name| name.ends_with(".gguf")).collect();
@@ -206,7 +206,7 @@ impl HubId<'_> {
     }
 }
 
-/// A page of a list of files, and the address of the next.
+/// Returns a page of a list of files, and the address of the next page.
 fn read_page(url: &str, sources: &Sources) -> std::result::Result<(serde_json::Value, Option<String>), String> {
     let response = get(url, 0, sources)?;
     let link = response.headers().get("link").and_then(|link| link.to_str().ok()).and_then(next_link);
@@ -229,7 +229,7 @@ fn stays_inside(path: &str) -> bool {
     path.split('/').all(is_plain_name)
 }
 
-/// Removes a file that was fetched, and its record. What cannot be removed stays.
+/// Removes a fetched file and its record. Ignores failures.
 fn discard(path: &Path) {
     let _ = crate::catalogue::landing::forget(path);
 }

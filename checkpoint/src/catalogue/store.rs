@@ -27,7 +27,7 @@ pub fn find_hub(id: HubId<'_>, sources: &Sources) -> Result<Option<Located>> {
             return Ok(Some(Located { name: id.name(), path }));
         }
     }
-    // It keeps no revisions.
+    // llama.cpp's folder has no revisions.
     let of_llama_cpp = id.revision.is_none().then(|| others::find_llama_cpp(id, sources)).flatten();
     Ok(of_llama_cpp.map(|path| Located { name: id.name(), path }))
 }
@@ -41,13 +41,13 @@ fn find_in(folder: &Path, id: HubId<'_>) -> Result<Option<PathBuf>> {
     Ok(gguf_choices(&files, id.variant).into_iter().find(is_here).map(|file| folder.join(file)))
 }
 
-/// Whether a folder holds a model of safetensors, with every file of its index, each as long as its header says.
+/// Whether a folder holds a complete safetensors model: every file of its index, each as long as its header requires.
 pub fn is_whole(folder: &Path) -> bool {
     folder.join("config.json").exists() && safetensors::are_whole(folder)
 }
 
-/// The revisions of a repository in the Hugging Face cache: the one that is named, or all, first the one that `main`
-/// last was.
+/// Returns the revisions of a repository in the Hugging Face cache: the named one, or all, with the latest one of
+/// `main` first.
 fn snapshots(id: HubId<'_>, sources: &Sources) -> Vec<PathBuf> {
     let Some(cache) = &sources.hub_cache else { return Vec::new() };
     let root = cache.join(format!("models--{}", id.repo.replace('/', "--")));
@@ -76,7 +76,7 @@ fn list_folder(name: &str, sources: &Sources) -> Vec<Listed> {
     let Some((org, rest)) = name.split_once("--") else { return Vec::new() };
     let (repo, variant) = rest.split_once("--").map_or((rest, None), |(repo, variant)| (repo, Some(variant)));
     let repo = format!("{org}/{}", repo.replace('+', "/"));
-    // By the name that it was fetched by, because a folder is found by nothing else.
+    // Under the name that it was fetched by, because a folder is found by no other name.
     let named = |file: &str| match variant {
         None => repo.clone(),
         Some(file) if file.ends_with(".gguf") => format!("{repo}:{}", file.replace("--", "/")),
@@ -101,7 +101,7 @@ pub fn list_hub(sources: &Sources) -> Vec<Listed> {
     newest.flat_map(list).collect()
 }
 
-/// The models in a repository's folder: the whole model, or each of its GGUFs by the name that its file gives it.
+/// Returns the models in a repository's folder: the whole model, or each of its GGUFs by the name from its file.
 fn list_in(folder: &Path, repo: &str, origin: Origin, named: impl Fn(&str) -> String) -> Vec<Listed> {
     if is_whole(folder) {
         return vec![Listed { model: repo.to_owned(), path: folder.to_owned(), origin }];

@@ -14,7 +14,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 /// A GGUF that can be served; its tensors are noise.
 static FILE: LazyLock<Vec<u8>> = LazyLock::new(|| gguf(7));
 
-/// The header of a small model, and then bytes that differ everywhere, so that a shifted or foreign part is seen.
+/// Returns the header of a small model, followed by bytes that differ everywhere, to detect a shifted or foreign part.
 fn gguf(seed: u64) -> Vec<u8> {
     let mut bytes = std::fs::read(reference("llama-deep.gguf")).unwrap();
     let n_header = crate::gguf::Gguf::parse(&bytes).unwrap().n_header_bytes();
@@ -30,12 +30,12 @@ fn reference(name: &str) -> PathBuf {
 
 struct Hub {
     endpoint: String,
-    /// Paths with the first byte that was wanted, in order.
+    /// Paths with the first requested byte, in order.
     asked: Arc<Mutex<Vec<String>>>,
 }
 
 impl Hub {
-    /// What was asked besides lists of files.
+    /// Returns all requests except those for lists of files.
     fn files_asked(&self) -> Vec<String> {
         let asked = self.asked.lock().unwrap();
         asked.iter().filter(|asked| !asked.starts_with(LISTS)).cloned().collect()
@@ -44,8 +44,7 @@ impl Hub {
 
 const LISTS: &str = "/api/";
 
-/// What is asked: the path, the first byte, whether the token came along, and how many requests for files there were
-/// before.
+/// A request: the path, the first byte, whether it had the token, and how many requests for files came before.
 struct Asked {
     path: String,
     from: usize,
@@ -54,12 +53,12 @@ struct Asked {
     before: usize,
 }
 
-/// What a hub says to one request.
+/// A hub's answer to one request.
 struct Answer {
     status: &'static str,
     headers: String,
     body: Vec<u8>,
-    /// The connection ends after so many bytes of the body.
+    /// The connection ends after this many bytes of the body.
     cut: usize,
 }
 
@@ -68,7 +67,7 @@ impl Answer {
         Answer { status, headers: String::new(), body: body.to_vec(), cut: usize::MAX }
     }
 
-    /// A file from `from` on, as a hub that knows ranges sends it.
+    /// Returns a file from `from` on, as a hub that supports ranges sends it.
     fn file(file: &[u8], from: usize) -> Answer {
         match from {
             0 => Answer::new("200 OK", file),
@@ -84,12 +83,12 @@ impl Answer {
         let length = body.len();
         let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\nconnection: close\r\n\r\n");
         stream.write_all(head.as_bytes()).unwrap();
-        // Who has no room hangs up.
+        // A client without room closes the connection.
         let _ = stream.write_all(&body[..cut.min(length)]);
     }
 }
 
-/// Answers as it is told to; each answer closes its connection. Ends with the process.
+/// Serves the given answers; each answer closes its connection. Ends with the process.
 fn hub_that(answer: impl Fn(&Asked) -> Answer + Send + 'static) -> Hub {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -111,7 +110,7 @@ fn hub_that(answer: impl Fn(&Asked) -> Answer + Send + 'static) -> Hub {
 fn read(stream: &TcpStream, before: usize) -> Asked {
     let mut lines = BufReader::new(stream).lines();
     let line = lines.next().unwrap().unwrap();
-    // A list is asked for with its folders and by pages, which a small hub has not.
+    // A list is requested with its folders and in pages, which a small hub does not have.
     let path = line.split([' ', '?']).nth(1).unwrap().to_owned();
     let mut asked = Asked { path, from: 0, has_token: false, host: String::new(), before };
     for line in lines.map_while(std::io::Result::ok).take_while(|line| !line.is_empty()) {
@@ -314,7 +313,7 @@ fn goes_on_with_a_part() {
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 
-/// Pulls while another process holds the part, and runs `other` on it as soon as that is waited for.
+/// Pulls while another process holds the part, and runs `other` on it as soon as the pull waits for it.
 fn pull_behind_another(name: &str, other: impl FnOnce(std::fs::File, &Path)) -> Vec<String> {
     let hub = hub(one_gguf(&hub::hex(&Sha256::digest(&*FILE))));
     let sources = sources(name, &hub);
@@ -408,7 +407,7 @@ fn pulls_a_folder() {
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 
-/// What comes from a package index runs nothing here before its checksum is known.
+/// Nothing from a package index runs here before its checksum is verified.
 #[test]
 fn pip_is_told_to_build_nothing() {
     let hub = hub(HashMap::new());

@@ -1,19 +1,19 @@
-//! What recurrent layers are, and what a file must say of them to be believed.
+//! The shapes of recurrent layers, and the checks that a file's values must pass.
 
 use super::is_positive;
 use crate::error::Fault;
 use types::KvLayout;
 
-/// The recurrent layers of a model, which are alike: heads whose state is `[key_dim, value_dim]`.
+/// The recurrent layers of a model, which are all alike: heads whose state is `[key_dim, value_dim]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecurrenceSpec {
     /// Value heads; each has a state.
     pub n_heads: u32,
-    /// Several value heads read one key head, of Mamba-2 one group.
+    /// Several value heads read one key head; in Mamba-2, one group.
     pub n_key_heads: u32,
     pub key_dim: u32,
     pub value_dim: u32,
-    /// How many positions the convolution sees, its own the last.
+    /// How many positions the convolution sees, its own last.
     pub taps: u32,
     pub rule: RecurrenceRule,
 }
@@ -23,31 +23,31 @@ pub struct RecurrenceSpec {
 pub enum RecurrenceRule {
     /// The gated delta rule; each head's output is normed.
     Delta,
-    /// Mamba-2. Steps are kept within bounds; outputs are normed over the heads of a key head together.
+    /// Mamba-2. Steps are clamped to these bounds; outputs are normed over the heads of a key head together.
     StateSpace { step_min: f32, step_max: f32 },
 }
 
-/// What takes a layer's positions together.
+/// The operation that mixes a layer's positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MixerKind {
     Attention,
     Recurrence,
     Convolution,
-    /// Nothing does: the layer is an MLP.
+    /// None: the layer is an MLP.
     None,
 }
 
-/// The short convolutions of a model, which are alike: runs of channels that no rank divides.
+/// The short convolutions of a model, which are all alike: runs of channels that no rank divides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvolutionSpec {
     pub n: u32,
     pub width: u32,
-    /// How many positions the convolution sees, its own the last.
+    /// How many positions the convolution sees, its own last.
     pub taps: u32,
 }
 
 impl ConvolutionSpec {
-    /// What a layer keeps of earlier positions.
+    /// Returns the layout of the state that a layer keeps of earlier positions.
     pub fn layout(&self) -> KvLayout {
         KvLayout::convolution(self.n, self.width, self.taps)
     }
@@ -60,11 +60,11 @@ impl ConvolutionSpec {
     }
 }
 
-/// The heads of layers with a state, which ranks divide as they do those of attention.
+/// The heads of layers with a state, which ranks divide like those of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateHeads {
     pub n: u32,
-    /// The columns of each before the output's projection.
+    /// The columns of each head before the output projection.
     pub dim: u32,
 }
 
@@ -72,17 +72,17 @@ const DIM_MAX: u32 = 4096;
 const TAPS_MAX: u32 = 16;
 
 impl RecurrenceSpec {
-    /// What a layer keeps of earlier positions.
+    /// Returns the layout of the state that a layer keeps of earlier positions.
     pub fn layout(&self) -> KvLayout {
         KvLayout::recurrence(self.n_heads, self.key_dim, self.value_dim, self.taps)
     }
 
-    /// The channels of its convolution: Q, K and V.
+    /// Returns the channels of its convolution: Q, K and V.
     pub fn n_channels(&self) -> u32 {
         2 * self.n_key_heads * self.key_dim + self.n_heads * self.value_dim
     }
 
-    /// The columns of its projections: the channels, the output's gate, and one or two numbers for each head.
+    /// Returns the columns of its projections: the channels, the output's gate, and one or two numbers for each head.
     pub fn n_cols(&self) -> u32 {
         let n_gates = if self.rule == RecurrenceRule::Delta { 2 } else { 1 };
         self.n_channels() + self.n_heads * (self.value_dim + n_gates)

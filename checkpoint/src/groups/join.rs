@@ -1,4 +1,4 @@
-//! Which tensors of a folder are one matrix of few bits, by their names, and whether their shapes agree.
+//! Decides by name which tensors of a folder form one matrix of few bits, and checks that their shapes agree.
 
 use super::method::Method;
 use super::{Cells, Groups, Layout};
@@ -18,7 +18,7 @@ pub(crate) struct Part {
 /// Finds a tensor by its name, and takes it.
 pub(crate) type Take<'a> = &'a mut dyn FnMut(&str) -> Option<Part>;
 
-/// What follows a matrix's name in those of its digits, by method and layout.
+/// Returns what follows a matrix's name in the names of its digits, by method and layout.
 pub(crate) fn digits_of(method: Method) -> &'static [&'static str] {
     match method {
         Method::None => &[],
@@ -28,10 +28,10 @@ pub(crate) fn digits_of(method: Method) -> &'static [&'static str] {
     }
 }
 
-/// Reads the bytes of a tensor that has so many.
+/// Reads the bytes of a tensor that has this many.
 pub(crate) type Read<'a> = &'a dyn Fn(&Part, usize) -> Option<Vec<u8>>;
 
-/// The matrix whose digits are this tensor.
+/// Returns the matrix that has this tensor as its digits.
 pub(crate) fn matrix(
     method: Method,
     stem: &str,
@@ -66,7 +66,7 @@ pub(crate) fn matrix(
     {
         return Fault::unsupported(format!("the matrix {stem}, whose weight_format is not that of plain rows,"));
     }
-    // How activations were rounded is ignored.
+    // The rounding of activations is ignored.
     of(".input_zero_point");
     let is_packed = digits.dtype == Stored::I32;
     let of_method = match (method, is_packed) {
@@ -83,7 +83,7 @@ pub(crate) fn matrix(
     matrix.sized(stem)
 }
 
-/// What a tensor of a matrix's shape says.
+/// Reads the shape from a tensor that holds a matrix's shape.
 fn shape_in(part: &Part, read: Read<'_>) -> Option<[usize; 2]> {
     let is_one = part.dtype == Stored::I64 && part.dims == [2];
     let bytes = is_one.then(|| read(part, 16))??;
@@ -96,11 +96,11 @@ struct Parts {
     scales: Part,
     zeros: Option<Part>,
     order: Option<Part>,
-    /// What a tensor says that is there for it; None within if it says nothing that could be a shape.
+    /// The shape in a tensor that holds one; the inner None if its contents cannot be a shape.
     shape: Option<Option<[usize; 2]>>,
 }
 
-/// A matrix whose blocks are not yet known.
+/// A matrix whose blocks are not known yet.
 struct Matrix {
     layout: Layout,
     bits: DigitBits,
@@ -161,7 +161,7 @@ impl Parts {
         Some((cells(&self.scales)?, of))
     }
 
-    /// The groups of `k` columns, in words; None where somebody says so and it is not possible.
+    /// Returns the groups of `k` columns, in words; None if the file has them and they are invalid.
     fn order(&self, k: usize) -> Option<Option<Cells>> {
         let Some(order) = &self.order else { return Some(None) };
         of_type(order, Stored::I32).filter(|cells| cells.rows * cells.cols == k).map(Some)
@@ -184,7 +184,7 @@ impl Parts {
         is_whole.then(|| self.below(Layout::Across, DigitBits::Four, shape, (words, zeros), 0))?
     }
 
-    /// A line of scales, and one of zeros, for each group.
+    /// One line of scales, and one of zeros, for each group.
     fn below(
         &self,
         layout: Layout,
@@ -245,7 +245,7 @@ impl Parts {
 }
 
 impl Matrix {
-    /// In blocks of the size that its groups allow.
+    /// Returns the matrix in blocks of the size that its groups allow.
     fn sized(self, name: &str) -> Result<Groups, Fault> {
         let [_, k] = self.shape;
         let columns = k / self.n_groups;

@@ -1,7 +1,7 @@
-//! How a folder's weights of few bits are stored, as its `quantization_config` says.
+//! How a folder's weights of few bits are stored, by its `quantization_config`.
 //!
-//! Bits, groups and zeros follow from the tensors' shapes, so that layers may differ. What the config decides is what
-//! no shape shows, and what is refused.
+//! Bits, groups and zeros follow from the tensors' shapes, so that layers may differ. The config decides only what no
+//! shape shows, and what is refused.
 
 use crate::error::Fault;
 use serde_json::Value;
@@ -15,12 +15,12 @@ pub(crate) enum Method {
         zero_plus: u16,
     },
     Awq,
-    /// compressed-tensors, packed or in bytes. How activations were rounded is ignored: here rows have scales of their
+    /// compressed-tensors, packed or in bytes. The rounding of activations is ignored: here rows have scales of their
     /// own.
     Integers,
     /// LLM.int8 of bitsandbytes. Its outliers are not kept apart: here products are of eight bits, or exact.
     Int8,
-    /// NF4 and FP4 of bitsandbytes; each matrix says which.
+    /// NF4 and FP4 of bitsandbytes; each matrix names its own.
     Codes,
 }
 
@@ -30,7 +30,7 @@ impl Method {
         if *bits != 4 && *bits != 8 {
             return refused(&format!("by gptq to {bits} bits"));
         }
-        // Columns that are sorted by importance are in groups that lie scattered, unless there is only one.
+        // Columns sorted by importance belong to scattered groups, unless there is only one group.
         let is_one = quantized["group_size"] == -1 || quantized["static_groups"] == true;
         if quantized["desc_act"] == true && !is_one {
             return refused("by gptq in act-order (desc_act)");

@@ -1,4 +1,4 @@
-//! What a `config.json` says of a model and of each of its layers.
+//! Reads a model's layers and values from a `config.json`.
 
 use super::*;
 use types::KvLayout;
@@ -58,8 +58,8 @@ fn reads_configs() {
     check(r#"{"quantization_config": {"quant_method": "gptq"}}"#, Err("quantization_config"));
 }
 
-/// The layers that a config's other keys give, one letter each: all positions or a window, the rope (r), a local one
-/// (l) or none (n), a dense MLP or experts (x).
+/// The layers that result from a config's other keys, one letter each: all positions or a window, the rope (r), a local
+/// one (l) or none (n), a dense MLP or experts (x).
 #[test]
 fn layers_differ_as_their_config_says() {
     let check = |architecture: &str, edit: &str, expect: &str| {
@@ -131,7 +131,7 @@ fn letters(layer: &LayerSpec) -> String {
     format!("{window}{positions}{}", if layer.has_experts { "x" } else { "" })
 }
 
-/// A folder, what is changed in its config, and what the refusal says.
+/// A folder, the change in its config, and the error's text.
 const REFUSED: &[(&str, &str, &str)] = &[
     ("qwen3-next", r#"{"linear_num_value_heads": 3}"#, "3 recurrent heads cannot share 2"),
     ("qwen3-next", r#"{"linear_num_key_heads": 0}"#, "recurrent layers of [4, 0, 16, 32]"),
@@ -187,22 +187,22 @@ fn recurrent_layers_are_read_and_those_that_cannot_be_are_refused() {
     unlisted["layer_types"] = Value::Null;
     unlisted["full_attn_idxs"] = serde_json::json!([1]);
     assert_eq!(read(&unlisted).unwrap().layers, short.layers);
-    // Two thirds of what is given, up to a multiple.
+    // Two thirds of the given value, up to a multiple.
     unlisted["block_auto_adjust_ff_dim"] = true.into();
     unlisted["intermediate_size"] = 480.into();
     assert_eq!(read(&unlisted).unwrap().inner, 512);
-    // Layers that keep nothing belong to no group; a text of letters says the same as the list.
+    // Layers that keep nothing belong to no group; a text of letters is equivalent to the list.
     let single = read(&config("nemotron-h")).unwrap();
     assert_eq!(single.cache_groups().n_layers(&(0..5)).collect::<Vec<_>>(), [2, 1]);
     let mut lettered = config("nemotron-h");
     lettered["layers_block_type"] = Value::Null;
     lettered["hybrid_override_pattern"] = "M-*M-".into();
     assert_eq!(read(&lettered).unwrap(), single);
-    // The part of a model that sees images too.
+    // The text part of a model that also takes images.
     let plain = config("qwen3.5");
     let whole = serde_json::json!({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": plain});
     assert_eq!(read(&whole).unwrap(), read(&plain).unwrap());
-    // The makers of Gemma 3 leave out what transformers' `Gemma3TextConfig` has by default.
+    // The makers of Gemma 3 leave out the defaults of transformers' `Gemma3TextConfig`.
     let sparse = serde_json::json!({
         "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106],
         "text_config": { "hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text",

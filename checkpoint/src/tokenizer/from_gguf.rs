@@ -168,7 +168,7 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// Words begin with `▁`, which stands for the space before them; the first word of a text may be given one.
+/// Words begin with `▁`, which stands for the space before them; the first word of a text may get one.
 fn spaces_to_words(add_space_prefix: bool) -> tokenizers::Result<Vec<PipelineNormalizer>> {
     let prefix = add_space_prefix.then(|| PipelineNormalizer::Prepend(Prepend::new("▁".to_owned())));
     let spaces = PipelineNormalizer::Replace(Replace::new(" ", "▁")?);
@@ -187,7 +187,7 @@ fn read_scores<'a>(gguf: &Gguf, bytes: &[u8], n_vocab: usize) -> std::result::Re
 fn read_recipe(gguf: &Gguf, bytes: &[u8]) -> std::result::Result<Recipe, Fault> {
     let key = "tokenizer.ggml.pre";
     let Some(pre) = gguf.text(bytes, key)? else {
-        // A guess would give other tokens than the model was trained on, and nobody would notice.
+        // A guess would give other tokens than those of the training, without any error.
         return Fault::unsupported(format!("a vocabulary without the name of its pre-tokenizer ({key})"));
     };
     match recipe(pre) {
@@ -196,7 +196,7 @@ fn read_recipe(gguf: &Gguf, bytes: &[u8]) -> std::result::Result<Recipe, Fault> 
     }
 }
 
-/// Pairs of tokens that each join to a token, which merging relies on.
+/// Returns pairs of tokens that each join to a token, as merging requires.
 fn read_merges<'a>(
     gguf: &Gguf,
     bytes: &'a [u8],

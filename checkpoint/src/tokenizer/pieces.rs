@@ -116,8 +116,8 @@ fn character_of(byte: u8) -> char {
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-/// The bytes without a token in a byte-level vocabulary, as it would spell them. Some small models lack a few control
-/// characters. Merging wants all 256, so these get ids behind the last, which are dropped from its output.
+/// Returns the bytes without a token in a byte-level vocabulary, in its spelling. Some small models lack a few control
+/// characters. Merging requires all 256, so these get ids behind the last, which are dropped from its output.
 pub(super) fn missing_bytes(known: impl Fn(&str) -> bool) -> Vec<String> {
     (0..=255).map(|byte| character_of(byte).to_string()).filter(|text| !known(text)).collect()
 }

@@ -39,7 +39,7 @@ const DEEPSEEK_LETTERS: &str = concat!(
 );
 const FINNISH: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
-/// A step of cutting, applied to each piece that the step before left.
+/// A step of cutting, applied to each piece from the previous step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
     /// Each digit becomes a piece.
@@ -56,7 +56,7 @@ pub(super) struct Recipe {
     pub nfc: bool,
     /// A piece that is itself a token is not merged.
     pub ignore_merges: bool,
-    /// The default if the file does not say.
+    /// The default if the file does not set it.
     pub add_bos: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Folders with weights of few bits that say something else than they are: each is refused with a reason, when it is
+//! Folders with weights of few bits whose contents contradict their metadata: each is refused with a reason, when it is
 //! opened or when the matrix is read.
 
 use checkpoint::Checkpoint;
@@ -46,7 +46,7 @@ impl Parts {
         self.header[format!("{DOWN}{to}")] = tensor;
     }
 
-    /// Why it is refused, or nothing.
+    /// Returns why it is refused, or nothing.
     fn refusal(&self, name: &str) -> String {
         let folder = std::env::temp_dir().join(format!("lockstep-groups-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();

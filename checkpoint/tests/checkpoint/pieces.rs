@@ -85,7 +85,7 @@ fn a_byte_of_any_weight_changes_the_root() {
     let mut random = Random(2_026);
     let mut n_bytes = 0;
     for (name, path) in models() {
-        // Of a table's names and factors a bit may be rounded away: what is hashed are the numbers.
+        // A changed bit of a table's names and factors may be rounded away: the hash covers the numbers.
         let is_named = ["nf4", "fp4"].contains(&name.as_str());
         if is_named || !Checkpoint::open(&path).unwrap().unread().is_empty() {
             continue;
@@ -97,7 +97,7 @@ fn a_byte_of_any_weight_changes_the_root() {
                 let at = span.bytes.start + random.below(span.bytes.end - span.bytes.start);
                 flip(&file.path, at);
                 n_bytes += 1;
-                // What says how others are read is refused where it says something else.
+                // A field that describes how others are read is refused where it has another meaning.
                 let Ok(after) = copy.hashes_unless_refused() else {
                     assert!(["gptq", "packed", "llm-int8"].iter().any(|format| name.starts_with(format)), "{name}");
                     flip(&file.path, at);
@@ -136,7 +136,7 @@ fn a_byte_of_no_weight_changes_nothing() {
     }
 }
 
-/// The same weights in one file or in several, in any order, have one root.
+/// The same weights in one file or in several, in any order, have the same root.
 #[test]
 fn a_root_knows_no_files() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference");

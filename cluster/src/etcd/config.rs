@@ -1,4 +1,4 @@
-//! Where etcd is, who it is to believe, and how long anything there may take. Knows no key.
+//! The settings of the connection to etcd: addresses, certificates and time limits. Knows no key.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub struct EtcdConfig {
 pub struct EtcdTls {
     /// The authority that signed etcd's certificates.
     pub authority: Vec<u8>,
-    /// A certificate and its key, if etcd asks for one.
+    /// A certificate and its key, if etcd requires one.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 

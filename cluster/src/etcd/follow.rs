@@ -1,5 +1,5 @@
-//! Follows all that stands under the prefix: read as a whole, then each change from that revision on, and again from
-//! the start whenever the stream is lost, whatever the reason: a lost leader, a compaction, an etcd that was restored.
+//! Follows all entries under the prefix: reads them as a whole, then each change from that revision on. Begins again
+//! whenever the stream is lost, whatever the reason: a lost leader, a compaction, an etcd that was restored.
 
 use super::keys::{Entry, read_claim, read_member, read_post};
 use super::line::{Failed, Line, Pause, failed};
@@ -129,7 +129,7 @@ impl Follower {
         });
     }
 
-    /// Logs it once: the reason may change with the member that is asked.
+    /// Logs it once: the reason may change with the member that is called.
     fn away(&self, failed: Failed, is_told: &mut bool) {
         let why = match failed {
             Failed::Refused(why) => format!("it refuses this user: {why}"),

@@ -1,5 +1,5 @@
-//! Keeps one claim: takes the name, registers under a lease, and registers again whenever etcd shows otherwise, under
-//! the same incarnation, until a later claim.
+//! Keeps one claim: takes the name, registers under a lease, and registers again whenever etcd shows another value. The
+//! incarnation stays the same until a later claim.
 
 use super::keys::{claim_value, incarnation, member_value, read_claim};
 use super::line::{Failed, Line, Pause};
@@ -28,7 +28,7 @@ pub(super) struct Taken {
     record: Vec<u8>,
 }
 
-/// Takes a name from whoever held it. Waits while etcd is away.
+/// Takes a name from its holder. Waits while etcd is away.
 pub(super) async fn take(line: &Line, replica: &str, address: &str) -> Result<Taken, Error> {
     let holder = new_holder();
     let mut pause = Pause::new(&line.waits);
@@ -104,7 +104,7 @@ pub(super) struct Keeper {
     taken: Taken,
     lease: Option<i64>,
     written: Written,
-    /// Whether the log already says that the claim is not kept.
+    /// Whether the log already has a line that the claim is not kept.
     is_told: bool,
 }
 
@@ -213,7 +213,7 @@ impl Keeper {
         }
     }
 
-    /// Writes the registration, in a transaction that checks who holds the claim.
+    /// Writes the registration, in a transaction that checks the holder of the claim.
     async fn register(&mut self, lease: i64) -> Result<(), Ended> {
         let (claim, member) = (self.line.keys.claim(&self.replica), self.line.keys.member(&self.replica));
         for _ in 0..ROUNDS_MAX {
@@ -233,8 +233,8 @@ impl Keeper {
         Err(Ended::Failed(Failed::Away("the claim changes all the time".into())))
     }
 
-    /// The claim's key does not have the value that was written there. A later claim ends this one; if there is none,
-    /// etcd has lost it, and it is written again.
+    /// Handles a claim's key that has another value than the one written there. A later claim ends this one; if there
+    /// is none, etcd has lost the value, and it is written again.
     async fn contest(&mut self, key: &str, found: Option<KeyValue>) -> Result<(), Ended> {
         let held = found.as_ref().map(|entry| read_claim(entry.value(), entry.mod_revision()));
         let Taken { incarnation: ours, holder, address, .. } = &self.taken;

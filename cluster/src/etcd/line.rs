@@ -1,4 +1,4 @@
-//! Calls to etcd, each with a deadline; failures are told apart by what to do about them. Does not know what keys mean.
+//! Calls to etcd, each with a deadline. Classifies failures by what to do about them. Does not know what keys mean.
 
 use super::config::{EtcdConfig, EtcdTls, EtcdWaits};
 use super::keys::Keys;
@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_MAX: Duration = Duration::from_secs(5);
 const CONNECT_MAX: Duration = Duration::from_secs(2);
-/// The pause before another member is asked.
+/// The pause before the next member is called.
 const NEXT_MEMBER: Duration = Duration::from_millis(50);
 
 /// Why a call failed, by what to do about it.
@@ -38,7 +38,7 @@ impl From<Failed> for Error {
     }
 }
 
-/// The health before anything was heard.
+/// The health before the first answer.
 pub(super) fn not_yet() -> Health {
     Health { since: SystemTime::now(), away: Some("it was not reached yet".into()) }
 }
@@ -48,7 +48,7 @@ pub(super) struct Line {
     pub waits: EtcdWaits,
     endpoints: Vec<String>,
     options: ConnectOptions,
-    /// If there is a user, connecting asks etcd for a token.
+    /// If there is a user, connecting requests a token from etcd.
     client: Mutex<Option<Client>>,
 }
 
@@ -65,7 +65,7 @@ impl Line {
         let options = ConnectOptions::new()
             .with_keep_alive(PING_EVERY, PING_MAX)
             .with_connect_timeout(CONNECT_MAX)
-            // A member that has lost the others then says so, instead of staying silent for ever.
+            // A member that has lost the others then returns an error, instead of staying silent for ever.
             .with_require_leader(true);
         let options = match &config.tls {
             Some(tls) => options.with_tls(tls_options(tls)),
@@ -82,7 +82,7 @@ impl Line {
         Ok(Line { keys, waits: config.waits, endpoints: config.endpoints, options, client })
     }
 
-    /// Tries every member in turn before etcd counts as away: one may be down, and which is asked is random.
+    /// Tries every member in turn before etcd counts as away: one may be down, and the choice of the member is random.
     pub async fn call<T, F>(&self, ask: impl Fn(Client) -> F) -> Result<T, Failed>
     where
         F: Future<Output = Result<T, etcd_client::Error>>,
@@ -104,7 +104,7 @@ impl Line {
         Ok(self.call(|mut client| async move { client.lease_grant(seconds, None).await }).await?.id())
     }
 
-    /// Opens a stream for each sign of life, so that there is none to be lost.
+    /// Opens a new stream for each sign of life, so that no stream can be lost.
     pub async fn keep_alive(&self, lease: i64) -> Result<(), Failed> {
         self.call(|mut client| async move { client.lease_keep_alive(lease).await.map(drop) }).await
     }
@@ -181,7 +181,7 @@ pub(super) fn failed(error: &etcd_client::Error) -> Failed {
         etcd_client::Error::GRpcStatus(status) => match i32::from(status.code()) {
             NOT_FOUND if status.message().contains("lease") => Failed::LeaseGone,
             PERMISSION_DENIED | UNAUTHENTICATED => Failed::Refused(why),
-            // A wrong password, a missing user, or a user that etcd does not ask for.
+            // A wrong password, a missing user, or a user that etcd does not require.
             _ if ["authentication", "user name is empty"].iter().any(|part| status.message().contains(part)) => {
                 Failed::Refused(why)
             }
@@ -191,7 +191,7 @@ pub(super) fn failed(error: &etcd_client::Error) -> Failed {
     }
 }
 
-/// The whole chain of causes, each text once: the outermost often says least.
+/// Returns the whole chain of causes, each text once: the outermost often has the least detail.
 fn reason(error: &etcd_client::Error) -> String {
     let (first, source): (String, Option<&dyn std::error::Error>) = match error {
         etcd_client::Error::GRpcStatus(status) => (status.message().to_owned(), status.source()),

@@ -1,12 +1,12 @@
-//! Membership in etcd: one watch of all that stands under a prefix, and a lease for each claim of this process.
+//! Membership in etcd: one watch of all entries under a prefix, and a lease for each claim of this process.
 //!
 //! ```text
-//! PREFIX/claims/NAME    who holds the name; stays, so that a claim that was lost never comes back     no lease
+//! PREFIX/claims/NAME    the name's holder; stays, so that a claim that was lost never comes back      no lease
 //! PREFIX/members/NAME   what the holder registers; written only while the claim stands               its lease
-//! PREFIX/posts/NAME     what a process tells the others                                              its lease
+//! PREFIX/posts/NAME     the text of a process for the others                                         its lease
 //! ```
-//! etcd may be away for as long as it likes: then nobody joins or leaves, and nothing here ends. A lost stream, lease
-//! or leader is replaced.
+//! etcd may be away for any time: then no member joins or leaves, and nothing here ends. A lost stream, lease or leader
+//! is replaced.
 
 mod config;
 mod follow;
@@ -59,7 +59,7 @@ impl fmt::Debug for EtcdStore {
 }
 
 impl EtcdStore {
-    /// Dials nobody yet: refuses a config that could never work, and begins to follow.
+    /// Opens a store without a connection: refuses a config that could never work, and begins to follow.
     pub async fn open(config: EtcdConfig) -> Result<EtcdStore, Error> {
         let line = Arc::new(Line::new(config).await?);
         let (state, health) = (watch::Sender::new(State::default()), watch::Sender::new(line::not_yet()));
@@ -83,7 +83,7 @@ impl EtcdStore {
         let end = CancellationToken::new();
         let (line, state) = (self.shared.line.clone(), self.shared.state.clone());
         let posting = Posting { line, state, name: name.into(), text: said, lease: None, written: None };
-        // Holds the store, so that others are heard without the caller's clone of it.
+        // Holds the store, so that posts arrive without the caller's clone of it.
         let (store, ended) = (self.clone(), end.clone());
         tokio::spawn(async move {
             posting.run(ended).await;

@@ -1,4 +1,4 @@
-//! When this process last wrote an entry, and whether etcd still has that: another value, a deletion and a write
+//! When this process last wrote an entry, and whether etcd still has that entry: another value, a deletion and a write
 //! without the lease all change the entry's revision.
 
 use crate::state::State;
@@ -16,7 +16,7 @@ pub(super) enum Next {
     Amiss,
 }
 
-/// Etcd's revision when an entry was written: older events say nothing about it.
+/// Etcd's revision when an entry was written: older events do not show the entry.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Written {
     revision: u64,

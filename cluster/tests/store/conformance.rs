@@ -1,6 +1,6 @@
-//! The suite: each case gets two sides of one store, as two processes would have them. Where members are given, claims
-//! are known only to their own process and nobody follows them: such a store passes the cases about claims, and the one
-//! about given members.
+//! The suite: each case gets two sides of one store, as two processes would have them. A store of given members shows
+//! claims to their own process only and has no followers: it passes the cases about claims, and the one about given
+//! members.
 
 use super::{at, claim, gone, is, is_silent, next, open, until, within};
 use crate::etcd::Etcd;
@@ -18,7 +18,7 @@ const CLAIMS: &[(&str, Case)] = &[
     ("health", |one, other| Box::pin(what_is_there_is_connected(one, other))),
 ];
 
-/// Cases for stores that tell others of claims.
+/// Cases for stores that show claims to others.
 const TOLD: &[(&str, Case)] = &[
     ("claim", |one, other| Box::pin(a_claim_is_seen_until_it_is_released(one, other))),
     ("told-fence", |one, other| Box::pin(a_second_claim_fences_the_first(one, other))),
@@ -147,7 +147,7 @@ async fn what_a_process_tells_is_read_until_it_ends(one: Store, other: Store) {
     first.say("c".into());
     heard(&first, said(&[("second", "b")])).await;
     heard(&second, said(&[("first", "c")])).await;
-    // Who comes late, and who says nothing.
+    // A reader that comes late, and a process without a text.
     let third = post(&other, "third");
     heard(&third, said(&[("first", "c"), ("second", "b")])).await;
     drop(first);
@@ -173,7 +173,7 @@ async fn a_second_claim_ends_the_first(one: Store, other: Store) {
     assert_eq!((lost.replica.as_str(), lost.by.as_str()), ("a", "h:2"));
     assert_eq!((lost.ours, lost.theirs), (first.incarnation(), second.incarnation()));
     first.release().await;
-    // Who was fenced has ended nobody, and a name that is given back is there for the next.
+    // A fenced claim ends no other claim, and the next coordinator can take a name that is given back.
     second.release().await;
     let third = claim(&one, "a", "h:3").await;
     assert!(third.incarnation() > beside.incarnation());

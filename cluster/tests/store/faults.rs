@@ -1,5 +1,5 @@
-//! etcd as it fails: leases that lapse, connections that are cut, members that die, data that is lost. What was claimed
-//! keeps its incarnation unless somebody else has claimed it.
+//! Failures of etcd: leases that lapse, connections that are cut, members that die, data that is lost. A claim keeps
+//! its incarnation unless another coordinator has claimed the replica.
 
 use super::proxy::Proxy;
 use super::{LEASE, claim, config, gone, is, is_silent, next, open, until, within};
@@ -15,7 +15,7 @@ async fn client(etcd: &Etcd, i: usize) -> Client {
     Client::connect([etcd.endpoint(i)], None).await.unwrap()
 }
 
-/// Asks again until etcd is there.
+/// Calls again until etcd answers.
 async fn retried<T, F: Future<Output = Result<T, etcd_client::Error>>>(what: &str, ask: impl Fn() -> F) -> T {
     within(what, async {
         loop {
@@ -119,7 +119,7 @@ async fn compact(etcd: &Etcd) {
     .await;
 }
 
-/// A follower has read everything, and asks for later changes when etcd has compacted them: the watch is refused over a
+/// A follower has read everything, and requests later changes when etcd has compacted them: the watch is refused over a
 /// healthy connection, and all is read again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_that_etcd_refuses_for_a_compaction_begins_again() {

@@ -1,4 +1,4 @@
-//! What every store must do, in memory and in etcd; and what etcd's must do when etcd itself fails.
+//! The requirements for every store, in memory and in etcd; and those for etcd's store when etcd itself fails.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod conformance;

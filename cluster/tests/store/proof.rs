@@ -68,7 +68,7 @@ async fn certificates_on_both_sides() {
     let store = Store::Etcd(with(proven(), &authority).await.unwrap());
     let held = claim(&store, "a", "h:1").await;
     assert_eq!(next(&mut store.watch()).await, is("a", "h:1", &held));
-    // Without a certificate, or with an authority that has not signed etcd's: the store is away, and says why.
+    // Without a certificate, or with an authority that has not signed etcd's: the store is away, and reports why.
     let (stranger, _, _) = certificates();
     for (store, expect) in
         [(with(None, &authority).await, "ertificate"), (with(proven(), &stranger).await, "ertificate")]
@@ -85,7 +85,7 @@ async fn certificates_on_both_sides() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_and_a_password() {
     let etcd = Etcd::start(1);
-    // Etcd asks everybody for a user once it answers.
+    // Etcd requires a user from every client once it answers.
     let store = open(etcd.endpoints(), "/auth").await;
     super::until(&store, true).await;
     drop(store);

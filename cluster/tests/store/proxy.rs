@@ -1,5 +1,5 @@
-//! A connection to etcd that a test can cut: everything through it ends, and nothing new comes through. Or it holds
-//! back what its client says from some words on, while answers still come.
+//! A connection to etcd that a test can cut: everything through it ends, and nothing new comes through. It can also
+//! hold back a client's bytes from given words on, while answers still come.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};

@@ -40,7 +40,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Refuses an answer to the oldest step without a token of a request without a grammar. `apply` takes such an
+    /// Refuses an answer to the oldest step that lacks a token of a request without a grammar. `apply` takes such an
     /// answer and plans the draw again, for ever if need be: ranks have only masks to wait for.
     pub fn drew_all(&self, done: &StepDone) -> Result<(), Stale> {
         let oldest = self.in_flight.oldest().filter(|step| (step.id, self.epoch) == (done.id, done.epoch));
@@ -88,7 +88,7 @@ impl Scheduler {
         }
     }
 
-    /// The log grows by what was drawn. Returns by how many tokens, and whether it ends with them.
+    /// Appends the drawn tokens to the log. Returns how many, and whether the log ends with them.
     fn settle(&mut self, idx: SequenceIdx, planned: &Planned, drawn: &[TokenOut]) -> (u32, Option<Finish>) {
         let sequence = &mut self.sequences[idx];
         let (mut n_tokens, mut finish) = (0, None);
@@ -138,8 +138,8 @@ impl Scheduler {
         self.name_states(idx, full);
     }
 
-    /// What the request failed by may be what its blocks hold, shared ones too: nobody else builds on them. A prompt
-    /// that is sound is computed again once.
+    /// Takes the names from a failed request's blocks, shared ones too: their content may be the cause, and no other
+    /// request is to build on it. A sound prompt is computed again once.
     fn forget_names(&mut self, idx: SequenceIdx) {
         if !self.config.prefix_cache || self.sequences[idx].is_apart() {
             return;

@@ -22,7 +22,7 @@ pub(crate) struct BlockPool {
     index: PrefixIndex,
     n_evictions: u64,
     evicted: NameMemory,
-    /// The blocks whose names are to go when their sequence has another full one.
+    /// The blocks that lose their names when their sequence has another full one.
     passing: Vec<bool>,
 }
 
@@ -153,7 +153,7 @@ impl BlockPool {
             self.cached.remove(block);
         }
         self.refs[block.0 as usize] += 1;
-        // Somebody has come back to it.
+        // A request has come back to it.
         self.passing[block.0 as usize] = false;
     }
 
@@ -165,8 +165,8 @@ impl BlockPool {
         }
     }
 
-    /// Says of the block that has just been named whether it is to be kept. One that had the name before is kept if
-    /// either wants that.
+    /// Sets whether the block that has just been named is passing or kept. A block that had the name before is kept if
+    /// either is to be kept.
     pub fn set_passing(&mut self, name: &BlockHash, block: BlockId, is_passing: bool) {
         match self.find(name) {
             Some(found) if found == block || !is_passing => self.passing[found.0 as usize] = is_passing,
@@ -174,7 +174,7 @@ impl BlockPool {
         }
     }
 
-    /// What was named for the time being and nobody holds is found no longer.
+    /// Drops a passing name without holders: it is found no longer.
     pub fn drop_passing(&mut self, name: &BlockHash) {
         let is_dropped = |block: BlockId| self.passing[block.0 as usize] && self.is_cached(block);
         if self.find(name).is_some_and(is_dropped) {
@@ -182,14 +182,14 @@ impl BlockPool {
         }
     }
 
-    /// What was named for the time being stays.
+    /// Makes a passing name permanent.
     pub fn keep(&mut self, name: &BlockHash) {
         if let Some(block) = self.find(name) {
             self.passing[block.0 as usize] = false;
         }
     }
 
-    /// Nobody finds the block with this name any more; whoever holds it keeps it.
+    /// Makes the block with this name impossible to find. Its holders keep it.
     pub fn forget(&mut self, name: &BlockHash) {
         let Some(block) = self.find(name) else { return };
         self.index.remove(block);

@@ -112,8 +112,8 @@ impl Scheduler {
         assert_eq!(sequence.tables.len(), self.pools.len());
         for (pool, table @ Table { blocks, n_passed, n_held }) in self.pools.iter().zip(&sequence.tables) {
             let n_entries = blocks.len() as u32;
-            // What was planned behind a draw that did not come, or for a draft that did not hold, keeps its blocks: it
-            // is planned again soon.
+            // A slice that was planned behind a missing draw, or for a draft that did not hold, keeps its blocks: it is
+            // planned again soon.
             let furthest = sequence.n_computed.max(sequence.n_known() + self.beyond_max());
             assert!((blocks_for(sequence.n_computed)..=blocks_for(furthest)).contains(&n_entries));
             assert_eq!(n_entries, sequence.n_sent, "the ranks have what it holds");

@@ -46,7 +46,7 @@ pub struct Config {
     /// How many guessed tokens a slice computes beside the last known one.
     pub drafting: Drafting,
     /// A request with this much suspicion is not tried again. Suspicion is the sum of the weights of the losses that it
-    /// was in since its last token: three that were reported, or six that nobody explained.
+    /// was in since its last token: three that were reported, or six without a known cause.
     pub suspicion_max: u32,
     /// Waiting this long is worth one level of priority, so that the least important request runs in the end.
     pub aging_micros: u64,
@@ -58,7 +58,7 @@ pub struct Config {
     pub groups: Vec<CacheGroup>,
     /// The root of every block hash.
     pub policy: PolicyDigest,
-    /// The replica's secret, so that nobody outside can aim at a block's hash.
+    /// The replica's secret, so that no outsider can aim at a block's hash.
     pub salt: [u8; 16],
 }
 
@@ -127,7 +127,7 @@ impl Config {
             (self.suspicion_max == 0, "suspicion_max = 0"),
             // Otherwise a prompt could wait for ever behind the decoding of others.
             (self.batch_tokens_max < self.running_max, "batch_tokens_max below running_max"),
-            // Otherwise a request that fits the context would be told to retry for ever.
+            // Otherwise a request that fits the context would be refused with a retry time for ever.
             (self.waiting_tokens_max < u64::from(self.context_max), "waiting_tokens_max below context_max"),
         ];
         refusals.into_iter().try_for_each(|(refused, what)| if refused { Err(Unsupported(what)) } else { Ok(()) })

@@ -10,23 +10,23 @@ use types::DRAFT_ROWS_MAX;
 pub enum Drafting {
     #[default]
     Off,
-    /// As many as are guessed, and at most so many.
+    /// As many as are guessed, and at most this number.
     Fixed(u16),
     /// As many of them as make tokens cheaper.
     Adaptive {
         max: u16,
-        /// What one more row adds to the time of a step, in thousandths of a step with one row.
+        /// The time that one more row adds to a step, in thousandths of a step with one row.
         row_permille: u32,
     },
 }
 
 /// A probability of one.
 pub(crate) const SURE: u32 = 1024;
-/// What is thought of guesses that nobody has tried.
+/// The assumed probability of guesses that no slice has tried.
 pub(crate) const UNTRIED: u32 = SURE / 2;
-/// A guess moves the probability by one part in so many of the way.
+/// Each guess moves the probability by this fraction of the distance: one part in so many.
 pub(crate) const MEMORY: u32 = 8;
-/// How much more than it costs a draft has to give, in eighths: a sequence with drafts is not planned ahead.
+/// The least gain of a draft over its cost, in eighths: a sequence with drafts is not planned ahead.
 const GAIN_MIN: u64 = 9;
 
 impl Drafting {
@@ -38,8 +38,8 @@ impl Drafting {
         }
     }
 
-    /// How many of `n_guess` guesses that hold with a probability of `acceptance` are worth their rows, in a step of
-    /// `n_rows` rows.
+    /// Returns how many of `n_guess` guesses are worth their rows, if they hold with a probability of `acceptance`, in
+    /// a step of `n_rows` rows.
     pub(crate) fn n_worth(self, n_guess: u32, acceptance: u32, n_rows: u32) -> u32 {
         let n_max = n_guess.min(self.max());
         let Drafting::Adaptive { row_permille, .. } = self else { return n_max };

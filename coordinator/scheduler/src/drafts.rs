@@ -1,8 +1,8 @@
-//! How many drafts a slice has: tokens behind the log that the rank that samples has guessed, computed beside the log's
-//! last one and kept as far as they are what is drawn. Knows no token, and not how they are guessed.
+//! How many drafts a slice has: tokens behind the log that the sampling rank has guessed. They are computed beside the
+//! log's last token, and kept as far as they equal what is drawn. Knows no token, and not how they are guessed.
 //!
-//! How often guesses hold is counted of those that were no drafts too: so a sequence without drafts gets some when its
-//! guesses begin to hold, and trying costs nothing.
+//! Guesses that were no drafts count too: so a sequence without drafts gets some when its guesses begin to hold, and
+//! trying costs nothing.
 
 use crate::drafting::{Drafting, MEMORY, SURE};
 use crate::scheduler::Scheduler;
@@ -10,7 +10,7 @@ use crate::sequence::Sequence;
 use types::{DRAFT_ROWS_MAX, Goal};
 
 impl Sequence {
-    /// `n_drawn` tokens have come back, of which the first `n_hit` had been guessed.
+    /// Counts an answer: `n_drawn` tokens have come back, of which the first `n_hit` had been guessed.
     fn note_guesses(&mut self, n_drawn: u32, n_hit: u32) {
         let n_tried = self.n_guess.min(n_drawn);
         let n_hit = n_hit.min(n_tried);
@@ -20,9 +20,9 @@ impl Sequence {
         }
     }
 
-    /// The drafts of its slice that is being planned, if there are rows for `n_max`.
+    /// Returns the drafts of its slice that is being planned, if there are rows for `n_max`.
     fn n_drafts_now(&self, n_max: u32) -> u32 {
-        // Its turn is the log's last token, and nothing of it is in flight: what was guessed stands behind that.
+        // Its turn is the log's last token, and nothing of it is in flight: the guesses stand behind that token.
         let is_settled = self.turn == 1 && !self.awaits_draw();
         let n_fitting = (self.length_max - 1).saturating_sub(self.n_known());
         if is_settled { self.n_drafts_wished.min(n_fitting).min(n_max) } else { 0 }
@@ -30,8 +30,8 @@ impl Sequence {
 }
 
 impl Scheduler {
-    /// Slices planned ahead of known tokens. While somebody has drafts there are none: the others would go on in steps
-    /// of their own, and a step costs much the same for a few rows as for one.
+    /// Slices planned ahead of known tokens. While any sequence has drafts there are none: the others would go on in
+    /// steps of their own, and a step costs much the same for a few rows as for one.
     pub(crate) fn ahead_now(&self) -> u32 {
         let drafts = |idx: &u32| self.sequences[*idx].n_drafts_wished > 0;
         if self.running.iter().any(drafts) { 0 } else { self.config.slices_ahead_max }
@@ -56,7 +56,7 @@ impl Scheduler {
         n_all - n_left
     }
 
-    /// Takes what an answer says of guesses: how many hit, and how many there are for the next slice.
+    /// Takes the guesses of an answer: how many hit, and how many there are for the next slice.
     pub(crate) fn note_guesses(&mut self, idx: u32, n_drawn: u32, n_hit: u32, n_guess: u32) {
         if self.config.drafting == Drafting::Off {
             return;

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use types::{Finish, Micros, RequestId};
 
 impl Scheduler {
-    /// Ends a request that its client no longer wants. If it has already ended, nothing happens.
+    /// Ends a request that its client has given up. If it has already ended, nothing happens.
     pub fn cancel(&mut self, id: RequestId, out: &mut Vec<Output>) {
         if let Some(&idx) = self.by_id.get(&id) {
             self.end_early(idx, Finish::Cancelled, out);
@@ -41,7 +41,7 @@ impl Scheduler {
         self.end(idx);
     }
 
-    /// Nothing more is planned for it, so the next step can tell the ranks to forget it.
+    /// Nothing more is planned for it, so the next step ends it on the ranks.
     pub(crate) fn end(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
         let (id, tenant, key, n_known) = (sequence.id, sequence.tenant, sequence.key, sequence.n_known());

@@ -1,5 +1,5 @@
-//! The changes among the names of blocks since the last look, in memory of a fixed size: a reader that looks too seldom
-//! is told so, and reads all names instead. Knows no blocks.
+//! The changes among the names of blocks since the last read, in memory of a fixed size. A reader that reads too seldom
+//! gets an error, and reads all names instead. Knows no blocks.
 
 use alloc::vec::Vec;
 
@@ -15,7 +15,7 @@ pub struct NameChange {
 
 pub(crate) struct Journal {
     changes: Vec<NameChange>,
-    /// Changes are missing: nobody has looked from the beginning, or for too long.
+    /// Changes are missing: the first read comes late, or the last one is too long ago.
     is_torn: bool,
 }
 
@@ -36,7 +36,7 @@ impl Journal {
         self.changes.push(NameChange { name, is_added });
     }
 
-    /// The changes since the last look, in order. False: some are missing; from now on they are complete again.
+    /// Returns the changes since the last read, in order. False: some are missing; from now on they are complete again.
     pub fn take(&mut self, out: &mut Vec<NameChange>) -> bool {
         out.clear();
         out.append(&mut self.changes);

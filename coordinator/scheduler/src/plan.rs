@@ -13,7 +13,7 @@ use crate::sequence::{Sequence, SequenceIdx, SequenceState};
 use crate::stats::Counters;
 use types::{BLOCK_TOKENS, BlockId, CacheGroup, Micros, SCORED_ROWS_MAX, Slice, Step, StepId};
 
-/// What the running sequences leave of a step.
+/// The rest of a step after the running sequences.
 pub(crate) struct Left {
     pub n_tokens: u32,
     /// Rows that may still be scored.
@@ -37,7 +37,7 @@ impl Scheduler {
         self.ahead_max = self.ahead_now();
         let n_turns = self.n_turns();
         // A decoding sequence is planned as many steps behind its last draw as there are stages. If that leaves the
-        // step empty, a shorter distance will do: a step that waits at the first stage begins sooner than one that
+        // step empty, a shorter distance is allowed: a step that waits at the first stage begins sooner than one that
         // waits for this scheduler.
         let distance = (1..=n_turns).rev().find(|&distance| self.plan_slices(distance, now, step));
         if distance.is_none() && self.ends.is_empty() {
@@ -121,7 +121,7 @@ impl Scheduler {
         left
     }
 
-    /// Nobody is preempted for blocks of drafts.
+    /// Drops drafts whose blocks are missing: no sequence is preempted for them.
     fn drop_drafts_without_blocks(&mut self, idx: SequenceIdx) {
         let sequence = &self.sequences[idx];
         if sequence.n_drafts > 0 && !self.has_blocks(idx, sequence.n_computed + sequence.turn) {
@@ -294,7 +294,7 @@ impl Scheduler {
     /// `[0, n_hits blocks) computed by others · the rest is computed`
     fn start(&mut self, idx: SequenceIdx, n_hits: u32, step: &mut Step) {
         self.n_generations += 1;
-        // Said once, as look-ups are counted: what a preempted sequence finds again is its own.
+        // Reported once, as look-ups are counted: a preempted sequence finds its own blocks again.
         if !self.sequences[idx].admitted {
             self.sequences[idx].reuse = self.explain(idx, n_hits);
         }

@@ -1,5 +1,5 @@
 //! Maps the name of a full block's content to its block. A hash table of a fixed size, so that naming never allocates.
-//! `plan` asks it for prefix hits when a sequence is admitted; `apply` names blocks that have become full.
+//! `plan` looks up prefix hits in it when a sequence is admitted; `apply` names blocks that have become full.
 
 use crate::journal::Journal;
 use alloc::vec;

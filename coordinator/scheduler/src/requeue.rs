@@ -2,7 +2,8 @@
 //!
 //! Maybe a request broke them. It must not break the next workers for ever, and its neighbours must not end for it:
 //!
-//! 1. A sequence with a slice in the oldest step in flight becomes a suspect: answers come in order, so that is lost.
+//! 1. A sequence with a slice in the oldest step in flight becomes a suspect: answers come in order, so that step is
+//!    lost.
 //! 2. A sequence that gets a token is cleared. One that breaks the ranks never gets another.
 //! 3. One suspect runs at a time, the least suspicious first. So a neighbour that was lost beside the culprit never
 //!    meets it again until it is cleared, and if workers are lost for another reason three times in a row, the sequence
@@ -11,7 +12,7 @@
 //!    first; alone in flight, the oldest step is the one that was lost.
 //!
 //! Rule 1 may accuse a neighbour once for a later step, before there are suspects, and once more beside a culprit that
-//! is none yet. From then on only the culprit is accused, so a limit above two losses ends the culprit alone.
+//! is not yet a suspect. From then on only the culprit is accused, so a limit above two losses ends the culprit alone.
 
 use crate::Config;
 use crate::scheduler::{Output, Scheduler, pools};
@@ -23,11 +24,11 @@ use types::{Epoch, Finish, Unsupported};
 /// Why the workers are gone: determines how likely it is that a request broke them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// An operator or a scale-up wanted it: no request is to blame.
+    /// An operator or a scale-up caused it: no request is to blame.
     Planned,
-    /// They died, hang or cannot be reached. Machines do that; so does a request now and then.
+    /// They died, hang or cannot be reached. Usually a machine is the cause, now and then a request.
     Unexplained,
-    /// They said that a step failed.
+    /// They reported that a step failed.
     Reported,
 }
 
@@ -81,8 +82,9 @@ impl Scheduler {
     }
 
     /// Sets how many tokens of a log the workers hold, if that is less than the promised context. Logs that fit go on;
-    /// one that reaches this limit before its own ends with `Finish::Outgrown`. Where the workers would not heed
-    /// all that a request may ask for, there is no room at all for logs that ask for it. Call before `requeue_into`.
+    /// one that reaches this limit before its own ends with `Finish::Outgrown`. If the workers would ignore a part of
+    /// some requests (`heed_all` is false), there is no room at all for logs of such requests. Call before
+    /// `requeue_into`.
     pub fn narrow(&mut self, room: u32, heed_all: bool) {
         (self.room, self.heed_all) = (room.min(self.config.context_max), heed_all);
         for sequence in self.sequences.iter_mut() {

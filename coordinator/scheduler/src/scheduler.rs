@@ -40,7 +40,7 @@ pub struct Scheduler {
     pub(crate) config: Config,
     /// How long a log may become with the present workers: the context, or less.
     pub(crate) room: u32,
-    /// Whether they heed what is newest in a request.
+    /// Whether they support the newest fields of a request.
     pub(crate) heed_all: bool,
     pub(crate) epoch: Epoch,
     pub(crate) n_steps: u64,
@@ -64,11 +64,11 @@ pub struct Scheduler {
     pub(crate) has_windows: bool,
     pub(crate) first_blocks: FirstBlocks,
     pub(crate) in_flight: InFlight,
-    /// Sequences that ask for a turn in the step being planned. Reused for its memory.
+    /// Sequences that are candidates for a turn in the step being planned. Reused for its memory.
     pub(crate) turns: Vec<Turn>,
     /// The slices of a sequence that the step being planned may have ahead of known tokens.
     pub(crate) ahead_max: u32,
-    /// Whether all running sequences were in flight when a step was asked for, since the last step or answer.
+    /// Whether all running sequences were in flight at the last attempt to plan, since the last step or answer.
     pub(crate) is_starved: bool,
     /// Sequences that the ranks may forget, to be sent in the next step.
     pub(crate) ends: Vec<RequestId>,

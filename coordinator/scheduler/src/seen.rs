@@ -1,5 +1,5 @@
-//! What is remembered of names that are gone, and of whose prompts began how: tables of a fixed size, in which a name
-//! that another has pushed out of its place was never seen.
+//! A memory of names that are gone, and of the owners of prompts by their first blocks: tables of a fixed size. A name
+//! that another has pushed out of its place counts as never seen.
 
 use crate::config::Config;
 use crate::sequence::Sequence;
@@ -24,7 +24,7 @@ impl NameMemory {
         self.places[name as usize % NAMES] = (name, beside);
     }
 
-    /// What stands beside a name, if it was noted.
+    /// Returns the value beside a name, if it was noted.
     pub fn find(&self, name: &BlockHash) -> Option<u64> {
         let name = name.short();
         let (noted, beside) = self.places[name as usize % NAMES];
@@ -32,7 +32,7 @@ impl NameMemory {
     }
 }
 
-/// The first blocks of prompts, named as if they were nobody's, and whose they were.
+/// The first blocks of prompts, named without an owner, and their owners.
 pub(crate) struct FirstBlocks {
     root: BlockHash,
     memory: NameMemory,
@@ -44,7 +44,7 @@ impl FirstBlocks {
         FirstBlocks { root, memory: NameMemory::new() }
     }
 
-    /// Whether another owner's prompt was the last that began so. From now on this one's is.
+    /// Whether the last prompt that began so had another owner. From now on its owner is this one's.
     pub fn are_others(&mut self, sequence: &mut Sequence) -> bool {
         let first = self.root.child(sequence.request.prompt.iter().take(BLOCK_TOKENS as usize).copied());
         let own = sequence.hash(0).short();

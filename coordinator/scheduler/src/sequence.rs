@@ -96,7 +96,7 @@ pub(crate) struct Sequence {
     pub rank: u64,
 }
 
-/// Tokens that are counted in a log's length and need no place: a pooled request draws none behind its prompt.
+/// Tokens that count in a log's length and need no place: a pooled request draws none behind its prompt.
 pub(crate) fn undrawn(goal: Goal) -> u32 {
     u32::from(goal == Goal::Pool)
 }
@@ -200,7 +200,7 @@ impl Sequence {
     }
 
     /// A slice up to `end` has come back, and the log has taken `n_drawn` tokens of the `draws_max` that it might have
-    /// drawn. Where some lack, the log's last position is computed again, and later slices in flight are stale.
+    /// drawn. If some are missing, the log's last position is computed again, and later slices in flight are stale.
     ///
     /// `[.., end - draws_max] known before · (end - draws_max, end) drafts`
     #[inline]
@@ -278,7 +278,7 @@ impl Sequence {
         matches!(self.goal, Goal::Score { .. }) && self.n_computed + 1 < self.n_prompt
     }
 
-    /// What a slice that begins at `n_computed` is for.
+    /// Returns the purpose of a slice that begins at `n_computed`.
     #[inline]
     pub fn want(&self, draws: bool) -> Want {
         match self.goal {
@@ -326,7 +326,7 @@ impl Sequence {
         if needs_all { 0 } else { (self.n_known() - 1) / BLOCK_TOKENS }
     }
 
-    /// Whether its blocks get no names, so that nobody else reads them.
+    /// Whether its blocks get no names, so that no other request reads them.
     #[inline]
     pub fn is_apart(&self) -> bool {
         self.request.cache_apart

@@ -1,5 +1,5 @@
-//! Which states of recurrences are kept. A state page is as dear as the keys and values of hundreds of positions, and a
-//! hit needs only the last one: so a slice gets blocks for the pages that a later slice may begin from, and for those
+//! Which states of recurrences are kept. A state page is as large as the keys and values of hundreds of positions, and
+//! a hit needs only the last one: so a slice gets blocks for the pages that a later slice may begin from, and for those
 //! of a few places that requests come back to. The rest of its entries are `NONE`.
 //!
 //! ```text
@@ -7,8 +7,8 @@
 //! answer  e e e e E                   E: its last full page so far, kept until the next one is full
 //! ```
 //!
-//! A page without a name is free when its sequence leaves it behind. What is kept is optional: nobody is preempted for
-//! it, and where the pool has nothing to spare it is not kept.
+//! A page without a name is free when its sequence leaves it behind. What is kept is optional: no sequence is preempted
+//! for it, and it is not kept if the pool has nothing to spare.
 
 use crate::config::GROUPS_MAX;
 use crate::scheduler::Scheduler;
@@ -26,7 +26,8 @@ impl Sequence {
         at_stride || n == n_prompt / BLOCK_TOKENS || n == (n_prompt - 1) / BLOCK_TOKENS || n == self.n_branch
     }
 
-    /// The blocks of a group that it lacks to have the positions before `end` computed, those apart that are optional.
+    /// The blocks of a group that it lacks to have the positions before `end` computed; optional ones are counted
+    /// apart.
     #[inline]
     pub fn n_lacking(&self, group: &CacheGroup, end: u32) -> u32 {
         let n_entries = self.n_entries();
@@ -70,8 +71,8 @@ impl Scheduler {
         sequence.has_entries(entries.end);
     }
 
-    /// Names the pages of states that have become full, `full`, and are kept: for good, or as the last full one until
-    /// the next is. The last one before is no end any more.
+    /// Names the pages of states that have become full (`full`) and are kept: for good, or as the last full one until
+    /// the next is. The page that was the last full one before loses that place.
     pub(crate) fn name_states(&mut self, idx: SequenceIdx, full: core::ops::Range<u32>) {
         let stride = self.config.state_stride;
         let sequence = &mut self.sequences[idx];
@@ -89,8 +90,8 @@ impl Scheduler {
         }
     }
 
-    /// Drops the pages that were named as the last full ones and are that no longer: nobody comes back to the middle of
-    /// an answer.
+    /// Drops the pages that were named as the last full ones and are so no longer: no request comes back to the middle
+    /// of an answer.
     pub(crate) fn drop_passing(&mut self, idx: SequenceIdx, n_full: u32) {
         let sequence = &mut self.sequences[idx];
         if sequence.n_passing < n_full {
@@ -101,7 +102,7 @@ impl Scheduler {
         }
     }
 
-    /// What a sequence has come to when it ends or makes way: its last full page stays.
+    /// Keeps the last full page of a sequence that ends or makes way.
     pub(crate) fn keep_last_state(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
         let last = core::mem::take(&mut sequence.n_passing).checked_sub(1);
@@ -110,9 +111,10 @@ impl Scheduler {
         }
     }
 
-    /// How many blocks at the front of its log need not be computed: each pool has what a query behind them reads. That
-    /// is all of them in a full group, in a windowed one those that the window touches, and of a recurrence the last.
-    /// Where full groups know more of it than there is a state for, this prompt has left another: its state is kept.
+    /// Returns how many blocks at the front of its log need not be computed: each pool has the blocks that a query
+    /// behind them reads. A full group needs all of them, a windowed one those that the window touches, and a
+    /// recurrence the last. If full groups have more of it than there is a state for, this prompt diverges from
+    /// another: its state is kept.
     pub(crate) fn n_prefix_hits(&mut self, idx: SequenceIdx) -> u32 {
         if !self.config.prefix_cache {
             return 0;

@@ -31,7 +31,7 @@ impl Scheduler {
     }
 
     /// A request that was accepted and has lost its place in the queue to another tenant, or None. It has ended without
-    /// an output: its client is to be told that the queue is full.
+    /// an output: its client must be informed that the queue is full.
     pub fn displaced(&mut self) -> Option<RequestId> {
         self.displaced.pop()
     }
@@ -99,8 +99,9 @@ impl Scheduler {
         Ok(length_whole)
     }
 
-    /// The waiting sequences that have to give up their places for this request: the last of the tenant with the most
-    /// in the queue for its weight, as long as that keeps no less than the asking tenant has. Empty if there is room.
+    /// Returns the waiting sequences that have to give up their places for this request. They are the last of the
+    /// tenant with the most in the queue for its weight, as long as that tenant keeps no less than the requesting one
+    /// has. Empty if there is room.
     fn room_to_wait(&self, request: &Request) -> Result<Vec<SequenceIdx>, Rejected> {
         let mut displaced = Vec::new();
         let (mut n, mut n_tokens) = (self.waiting.len() as u64, self.waiting.n_tokens() + request.n_tokens() as u64);

@@ -1,7 +1,7 @@
 //! Start-time fair queueing between tenants, in integers. Knows tokens and weights; no request, no clock.
 //!
 //! Each tenant has a tag: the tokens that were planned for it, divided by its weight. The lowest tag is served first,
-//! so tenants that always want more get tokens in proportion to their weights. A tenant that was idle does not keep its
+//! so tenants that always have work get tokens in proportion to their weights. A tenant that was idle does not keep its
 //! unused share: its tag is moved to that of the tenant that was admitted last.
 //!
 //! ```text
@@ -223,7 +223,7 @@ impl Tenants {
         tags.then_with(|| by_weight(first.running(), second.running())).then(a.cmp(&b))
     }
 
-    /// Divides a step's tokens for prompts: in the order of their tags, tenants take what they want (`for_chunks`).
+    /// Divides a step's tokens for prompts: in the order of their tags, tenants take what they need (`for_chunks`).
     pub fn divide(&mut self, n_tokens: u32) {
         let mut order = core::mem::take(&mut self.order);
         order.clear();
@@ -238,7 +238,7 @@ impl Tenants {
         self.order = order;
     }
 
-    /// Before `divide`: sets what every tenant wants, zero or, for a single one, everything.
+    /// Before `divide`: sets what every tenant needs, zero or, for a single one, everything.
     pub fn want(&mut self, n_tokens: u32) {
         self.all.iter_mut().for_each(|tenant| tenant.for_chunks = n_tokens);
     }

@@ -10,7 +10,7 @@
 
 use crate::scheduler::Scheduler;
 
-/// A sequence that asks for a turn; the lowest goes first.
+/// A sequence that is a candidate for a turn; the lowest goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn {
     /// It needs a block, there is none, and no later running sequence could be preempted. Its turn would be wasted, so

@@ -50,7 +50,7 @@ fn request(i: u64) -> Request {
     Request { id: RequestId(i), prompt, sampling, ..Request::default() }
 }
 
-/// Answers a step with one token for each slice that wants one, in reused memory.
+/// Answers a step with one token for each slice that draws, in reused memory.
 fn answer(step: &Step, done: &mut StepDone) {
     (done.id, done.epoch) = (step.id, step.epoch);
     done.slices.resize_with(step.slices.len(), Default::default);
@@ -101,7 +101,7 @@ fn check_steady_steps(n_stages: u32) {
     for step in steps.iter_mut().skip(1) {
         assert!(scheduler.next_step(Micros(0), step));
     }
-    // Names are recorded from the first look on.
+    // Names are recorded from the first read on.
     let mut changes = Vec::with_capacity(4096);
     scheduler.name_changes(&mut changes);
     run_steps(&mut scheduler, 40 * u64::from(n_stages), &mut steps, &mut done, &mut out);
@@ -118,7 +118,7 @@ fn check_steady_steps(n_stages: u32) {
     scheduler.check();
 }
 
-/// One step in flight: who has drafts is not planned ahead.
+/// One step in flight: a sequence with drafts is not planned ahead.
 #[test]
 fn a_steady_step_with_drafts_allocates_nothing() {
     for drafting in [Drafting::Fixed(4), Drafting::Adaptive { max: 8, row_permille: 0 }] {

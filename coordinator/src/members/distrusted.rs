@@ -1,11 +1,11 @@
-//! Hosts that have loaded what the replica does not serve: a file there is damaged, or of another model. They are taken
-//! last, and where they must be taken, each time after a longer wait. A worker that is refused is started anew, so that
-//! only its host is the same. Knows no time but what it is told.
+//! Hosts that have loaded other weights than the replica serves: a file there is damaged, or of another model. Their
+//! workers are taken last, and if they must be taken, each time after a longer wait. A refused worker is started anew,
+//! so only its host stays the same. Knows no time of its own.
 
 use std::collections::BTreeMap;
 use types::Micros;
 
-/// More are not remembered: whose wait is over first is forgotten.
+/// The most hosts that are remembered: the one whose wait is over first is forgotten.
 const HOSTS_MAX: usize = 1024;
 const DOUBLINGS_MAX: u32 = 20;
 /// A longer name is no host's.
@@ -15,16 +15,16 @@ const HOST_BYTES_MAX: usize = 256;
 pub(crate) struct Distrusted(BTreeMap<String, Distrust>);
 
 struct Distrust {
-    /// None of its workers is taken before.
+    /// None of its workers is taken before this time.
     until: Micros,
     n_times: u32,
 }
 
 impl Distrusted {
-    /// What a rank of this host has loaded is refused: until when none of its workers is taken. The wait is `min` the
-    /// first time, and doubles up to `max`.
+    /// Records that a rank of this host loaded refused weights. Returns the time before which none of its workers is
+    /// taken. The wait is `min` the first time, and doubles up to `max`.
     pub fn refused(&mut self, host: &str, now: Micros, [min, max]: [u64; 2]) -> Micros {
-        // Workers that do not say where they are have nothing in common.
+        // Workers that report no host have nothing in common.
         if host.is_empty() || host.len() > HOST_BYTES_MAX {
             return now.plus(min);
         }
@@ -43,7 +43,7 @@ impl Distrusted {
         until
     }
 
-    /// An epoch has met: it serves without them, or they have loaded what it serves.
+    /// Records that an epoch has met: it serves without these hosts, or they have loaded the served weights.
     pub fn met(&mut self) {
         self.0.clear();
     }
@@ -56,7 +56,7 @@ impl Distrusted {
         self.0.get(host).is_some_and(|of| now < of.until)
     }
 
-    /// When the next of those that are out is taken again.
+    /// When the next excluded host is taken again.
     pub fn next(&self, now: Micros) -> Option<Micros> {
         self.0.values().map(|of| of.until).filter(|until| now < *until).min()
     }

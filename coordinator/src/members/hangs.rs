@@ -16,15 +16,16 @@ pub(crate) struct RankReport {
     pub is_sampler: bool,
 }
 
-/// The workers of which one hangs. A single one hangs for certain; several cannot be told apart by what they report.
+/// Returns the workers of which one hangs. A single one hangs for certain; several cannot be distinguished by their
+/// reports.
 ///
-/// A rank that hangs is in a step and waits for no other rank; a rank that waits reports for whom. Of several that
+/// A rank that hangs is in a step and waits for no other rank; a rank that waits reports for which one. Of several that
 /// compute, those with the fewest steps done hold up the others.
 pub(crate) fn suspects(ranks: &[RankReport]) -> Vec<WorkerId> {
     let computing = |rank: &&RankReport| rank.in_step && rank.waits_for.is_none();
     let idle = |rank: &&RankReport| !rank.in_step && is_waited_for(ranks, rank);
-    // If none computes: an idle rank that others wait for, which has not got its step; then the two ends of a broken
-    // link.
+    // If none computes: an idle rank that others wait for, because its step has not arrived; then the two ends of a
+    // broken link.
     let mut found = furthest_behind(ranks.iter().filter(computing));
     if found.is_empty() {
         found = furthest_behind(ranks.iter().filter(idle));
@@ -114,7 +115,7 @@ mod tests {
         check(&[(6, IDLE), (5, waits(2)), (5, waits(1))], &[1, 2]);
         // One waits for what the other reports as sent.
         check(&[(6, IDLE), (5, waits(0))], &[0, 1]);
-        // Nobody is in a step: the sampler has not answered.
+        // No rank is in a step: the sampler has not answered.
         check(&[(6, IDLE), (6, IDLE)], &[1]);
         check(&[(5, IDLE), (6, IDLE)], &[0]);
     }

@@ -1,22 +1,22 @@
 //! How much of their KV caches the ranks that grow should have memory for. Knows neither ranks nor requests: the caller
-//! passes what is wanted, and the time.
+//! passes the needs, and the time.
 
 use types::{Epoch, Micros};
 
-/// Positions that have memory and no use. Below the first there is to be more, up to the second.
+/// Positions with memory and without use. If there are fewer than the first, more is requested, up to the second.
 pub(crate) const AHEAD_MIN: u32 = 1024;
 pub(crate) const AHEAD: u32 = 2 * AHEAD_MIN;
 
-/// What the ranks that grow were sent last, in parts of their pools.
+/// The last target of the ranks that grow, in parts of their pools.
 pub(crate) struct KvTarget {
     parts: u32,
     /// The number of the frame.
     n: u32,
-    /// Since when less would do.
+    /// Since when a lower target has been possible.
     less_since: Option<Micros>,
 }
 
-/// What blocks in use, cached ones and requests need, in parts of the pools.
+/// The needs of blocks in use, cached ones and requests, in parts of the pools.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KvNeeds {
     /// With `AHEAD` positions to spare, and with twice as many.
@@ -39,7 +39,7 @@ impl KvTarget {
         (self.parts, self.n, self.less_since) = (parts, self.n + 1, None);
     }
 
-    /// The lower target that is due: what is above has been of no use for `release_after`, and is worth a frame.
+    /// Returns the lower target that is due: memory above it has been unused for `release_after`, and is worth a frame.
     pub fn lower(&mut self, needs: KvNeeds, now: Micros, release_after: u64) -> Option<u32> {
         let least = self.parts.saturating_sub(needs.spare - needs.wanted);
         if needs.spare >= self.parts || needs.held > least {

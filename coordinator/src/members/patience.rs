@@ -6,7 +6,7 @@ use crate::config::micros;
 use std::collections::VecDeque;
 use types::{Micros, Step};
 
-/// Enough for a meaningful p99; older steps say nothing about now.
+/// Enough for a meaningful p99; older steps are out of date.
 const STEPS_REMEMBERED: usize = 512;
 /// Attending to this many earlier positions counts as much as a token itself. No model pays so much for them, so that a
 /// growing context gets more time and no blame.
@@ -40,7 +40,7 @@ struct StepTime {
 }
 
 impl Patience {
-    /// For an epoch that begins now.
+    /// Starts anew, for an epoch that begins now.
     pub fn starting(now: Micros) -> Patience {
         Patience { ticked: now, ..Patience::default() }
     }
@@ -52,7 +52,7 @@ impl Patience {
         self.in_flight.push_back(work);
     }
 
-    /// The oldest step was answered, `micros` after the answer before it.
+    /// Records that the oldest step was answered, `micros` after the answer before it.
     pub fn answered(&mut self, micros: u64) {
         self.awaited_micros = 0;
         let Some(work) = self.in_flight.pop_front() else { return };
@@ -82,7 +82,7 @@ impl Patience {
         self.awaited_micros
     }
 
-    /// Generous before anything is known: the first step finds everything cold.
+    /// The time that a step may take. Generous before anything is known: the first step finds everything cold.
     fn allowed(&self, work: u64, waits: &Waits) -> u64 {
         let Some(expected) = self.expected(work) else { return micros(waits.step_first_max) };
         let expected = expected.saturating_mul(waits.hang_factor.into());

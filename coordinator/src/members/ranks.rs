@@ -14,7 +14,7 @@ pub(crate) struct RankHolders {
 struct Holder {
     rank: Rank,
     readiness: Readiness,
-    /// Why it has not read the model again, if it was told to.
+    /// Why it has not read the model again, if a reload was requested.
     unread: String,
     /// Its count of steps when it became ready.
     steps_before: u64,
@@ -25,9 +25,9 @@ struct Holder {
 #[derive(Clone, Copy, Debug)]
 struct RankMemory {
     parts: u32,
-    /// Whether it grows to what it is sent, and shrinks.
+    /// Whether it grows and shrinks to the targets that it is sent.
     grows: bool,
-    /// The number of the last target that was below what there was. Reports from before it are of memory that is given
+    /// The number of the last target that was below the committed memory. Earlier reports include memory that is given
     /// back.
     lowered: u32,
 }
@@ -50,7 +50,7 @@ pub(crate) enum Readiness {
     Ready(Facts),
 }
 
-/// What a rank reported when it had loaded.
+/// A rank's report when it had loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub policy: PolicyDigest,
@@ -101,12 +101,12 @@ impl RankHolders {
         self.holders.get(&worker).map_or(0, |holder| holder.steps_before)
     }
 
-    /// Why it has not read the model again, if it was told to.
+    /// Returns why it has not read the model again, if a reload was requested.
     pub fn unread(&self, worker: WorkerId) -> Option<&str> {
         self.holders.get(&worker).map(|holder| holder.unread.as_str()).filter(|why| !why.is_empty())
     }
 
-    /// The workers that take too long to become ready, each with what it is at.
+    /// The workers that take too long to become ready, each with its present stage.
     pub fn overdue(&self, now: Micros, allowed: Allowed) -> Vec<(WorkerId, &'static str)> {
         let overdue = |holder: &Holder| match holder.readiness {
             Readiness::Loading { since } if now.since(since).0 > allowed.load_micros => Some("to load"),
@@ -131,7 +131,7 @@ impl RankHolders {
         self.holders.values().all(|holder| matches!(holder.readiness, Readiness::Loaded(_)))
     }
 
-    /// A rank that has loaded is told to meet the others.
+    /// Records that a loaded rank was sent `Meet`.
     pub fn meets(&mut self, worker: WorkerId, now: Micros) {
         if let Some(holder) = self.holders.get_mut(&worker)
             && let Readiness::Loaded(facts) = holder.readiness
@@ -150,21 +150,21 @@ impl RankHolders {
         }
     }
 
-    /// A rank is ready with this much memory. `None`: all of it.
+    /// Records the memory with which a rank became ready. `None`: all of it.
     pub fn kv_begins(&mut self, worker: WorkerId, parts: Option<u32>, grows: bool) {
         if let Some(holder) = self.holders.get_mut(&worker) {
             holder.kv = RankMemory { parts: parts.unwrap_or(KV_PARTS), grows, lowered: 0 };
         }
     }
 
-    /// A rank reports its memory, after the target with this number.
+    /// Records a rank's report of its memory, after the target with this number.
     pub fn kv_committed(&mut self, worker: WorkerId, parts: u32, target: u32) {
         if let Some(holder) = self.holders.get_mut(&worker).filter(|holder| target >= holder.kv.lowered) {
             holder.kv.parts = parts;
         }
     }
 
-    /// The ranks that grow are sent a target below what they have.
+    /// Records that the ranks that grow were sent a target below their memory.
     pub fn kv_lowered(&mut self, parts: u32, target: u32) {
         for kv in self.holders.values_mut().map(|holder| &mut holder.kv).filter(|kv| kv.grows) {
             (kv.parts, kv.lowered) = (kv.parts.min(parts), target);

@@ -6,9 +6,9 @@ use types::Rank;
 
 /// A slow rank takes this many times as long for a step as the others.
 const SLOW_FACTOR: f64 = 2.0;
-/// And at least this much longer: a smaller difference holds nobody up.
+/// And at least this much longer: a smaller difference delays no rank.
 const SLOW_MICROS: f64 = 1000.0;
-/// Looks in a row until a rank is called slow, or is no longer.
+/// Looks in a row until a rank counts as slow, or no longer does.
 const LOOKS: u32 = 5;
 /// A look with fewer steps does not count.
 const STEPS_MIN: u64 = 5;

@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn who_is_not_found_again_and_again_is_left_out_for_longer_each_time() {
         let mut unreachable = Unreachable::default();
-        // Whoever reports first, worker 3 is in every miss.
+        // Whichever rank reports first, worker 3 is in every miss.
         assert_eq!([(1, 3), (3, 2), (2, 3)].map(|(by, of)| missed(&mut unreachable, by, of, 0)), [None, None, Some(3)]);
         assert_eq!((out(&unreachable, 9), out(&unreachable, 10)), (vec![(3, 2)], vec![]));
         // It had its second attempt: one miss is enough now.
@@ -133,7 +133,8 @@ mod tests {
     fn who_finds_nobody_is_found_out_by_the_next_one_that_it_does_not_find() {
         let mut unreachable = Unreachable::default();
         assert_eq!([1, 2, 3].map(|now| missed(&mut unreachable, 1, 2, now)), [None, None, Some(2)]);
-        // A spare has taken the other's place and is not reached either: so the one that was left out first was well.
+        // A spare has taken the other's place and is not reached either: so the worker that was left out first was
+        // well.
         assert_eq!([4, 5, 6].map(|now| missed(&mut unreachable, 1, 5, now)), [None, None, Some(1)]);
         assert_eq!(out(&unreachable, 7), [(1, 5)]);
         unreachable.forget(WorkerId(5));

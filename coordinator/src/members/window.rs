@@ -1,4 +1,4 @@
-//! Where a rank's time went between two looks, from the counters that it reports.
+//! How each rank spent its time between two looks, from the counters that it reports.
 
 use proto::cluster as wire;
 use types::Micros;

@@ -1,5 +1,5 @@
-//! The workers that have joined: what each is, when it was last heard, and what its peers report of it. Knows no
-//! requests; which rank each holds is passed in.
+//! The workers that have joined: each one's description, the time of its last frame, and its peers' reports of it.
+//! Knows no requests; the caller passes which rank each holds.
 
 use crate::WorkerId;
 use crate::config::{Waits, micros};
@@ -23,16 +23,17 @@ pub(crate) struct JoinedWorkers {
     workers: BTreeMap<WorkerId, Member>,
     /// Of two workers that do not reach each other, the one that is left out.
     unreachable: Unreachable,
-    /// Those whose hosts have loaded what the replica does not serve.
+    /// Those whose hosts have loaded other weights than the replica serves.
     distrusted: Distrusted,
     /// Refused workers that claim another's address; all workers of unknown devices share one entry.
     refusals: RateLimit<Option<WorkerId>>,
 }
 
-/// Who may be given a rank now, best first.
+/// The workers that may be given a rank now, best first.
 pub(crate) struct Candidates {
     machines: Vec<Machine>,
-    /// So many of them come before those that are taken only where nothing can be placed without.
+    /// The number of candidates before those of distrusted hosts, which are taken only if nothing can be placed without
+    /// them.
     n_trusted: usize,
 }
 
@@ -41,7 +42,7 @@ impl Candidates {
         &self.machines
     }
 
-    /// What is tried first, where that is not all.
+    /// Returns the candidates to try first, if those are not all.
     pub fn trusted(&self) -> Option<&[Machine]> {
         (self.n_trusted < self.machines.len()).then(|| &self.machines[..self.n_trusted])
     }
@@ -79,7 +80,7 @@ struct Suspicion {
     why: String,
 }
 
-/// What was known of a dismissed worker.
+/// The known facts about a dismissed worker.
 pub(crate) struct Dismissed {
     /// The rank under which its peers had blamed it, if its epoch ended by that.
     pub blamed_as: Option<Rank>,
@@ -146,7 +147,7 @@ impl JoinedWorkers {
         Ok(())
     }
 
-    /// A refused worker may come again at once, as often as it likes, so the log is limited.
+    /// Logs a refused worker. It may come again at once, any number of times, so the log is limited.
     fn log_refused(&mut self, worker: WorkerId, (host, pid): (&str, u32), why: &NotTaken, now: Micros) {
         let by = match why {
             NotTaken::SamePlace(other) => Some(*other),
@@ -172,8 +173,8 @@ impl JoinedWorkers {
         Some(Dismissed { blamed_as: suspicion.and_then(|suspicion| suspicion.rank), host: machine.host, pid })
     }
 
-    /// Those that were never blamed come first: a spare is the better peer. Whose host is not trusted comes last. Who
-    /// is left out is not among them.
+    /// Workers that were never blamed come first: a spare is the better peer. Those of distrusted hosts come last.
+    /// Workers that are left out are not among them.
     pub fn candidates(&self, now: Micros) -> Candidates {
         let is_out = |machine: &Machine| {
             self.unreachable.is_out(machine.worker, now) || self.distrusted.is_out(&machine.host, now)
@@ -186,13 +187,13 @@ impl JoinedWorkers {
         Candidates { machines, n_trusted }
     }
 
-    /// When the next of those that are left out has another chance.
+    /// When the next worker that is left out has another chance.
     pub fn next_chance(&self, now: Micros) -> Option<Micros> {
         let apart = self.left_out(now).map(|(_, out)| out.until).min();
         [apart, self.distrusted.next(now)].into_iter().flatten().min()
     }
 
-    /// What it has loaded is not what the replica serves.
+    /// Records that it has loaded other weights than the replica serves.
     pub fn distrust(&mut self, worker: WorkerId, now: Micros, waits: &Waits) {
         let host = self.host(worker).to_owned();
         let until = self.distrusted.refused(&host, now, [micros(waits.replace_min), micros(waits.replace_max)]);
@@ -348,7 +349,7 @@ impl JoinedWorkers {
         self.send(worker, wire::rank_frame::Frame::Assign(assign))
     }
 
-    /// Tells all ranks that have loaded to meet. Err is the first worker whose queue is full.
+    /// Sends `Meet` to all ranks that have loaded. Err is the first worker whose queue is full.
     pub fn meet(&self, ranks: &mut RankHolders, meet: wire::Meet, now: Micros) -> Result<(), WorkerId> {
         let workers: Vec<WorkerId> = ranks.workers().collect();
         for worker in workers {
@@ -377,8 +378,7 @@ impl JoinedWorkers {
         }
     }
 
-    /// Sends ranks that grow how much of their KV caches should have memory. Err is the first worker whose queue is
-    /// full.
+    /// Sends ranks that grow the target for the memory of their KV caches. Err is the first worker whose queue is full.
     pub fn want_kv(&self, ranks: &RankHolders, wanted: wire::KvWanted) -> Result<(), WorkerId> {
         let mut workers = ranks.that_grow();
         match workers.find(|worker| !self.send(*worker, wire::rank_frame::Frame::KvWanted(wanted))) {
@@ -387,8 +387,8 @@ impl JoinedWorkers {
         }
     }
 
-    /// False: the queue is full, or there is no such worker. A worker that is gone is lost when its reader says so:
-    /// to call it deaf would name another cause, by which of the two was seen first.
+    /// False: the queue is full, or there is no such worker. A worker that is gone is lost when its reader reports it:
+    /// `Deaf` here would make the cause depend on which of the two comes first.
     fn send(&self, worker: WorkerId, frame: wire::rank_frame::Frame) -> bool {
         let frame = wire::RankFrame { frame: Some(frame) };
         self.workers.get(&worker).is_some_and(|member| !member.frames.is_full_for(frame))
@@ -405,7 +405,7 @@ impl JoinedWorkers {
 
     // -- views
 
-    /// Ranks that were told to read the model again and have not.
+    /// Ranks that have not read the model again in spite of a reload.
     pub fn unread(&self, ranks: &RankHolders) -> Vec<wire::Unread> {
         let unread = |worker: WorkerId| {
             let (rank, why) = (ranks.rank(worker)?, ranks.unread(worker)?);
@@ -414,8 +414,8 @@ impl JoinedWorkers {
         ranks.workers().filter_map(unread).collect()
     }
 
-    /// Where each rank's time went since the last look; `in_flight_micros` is how long steps were in flight. Call about
-    /// once a second.
+    /// How each rank spent its time since the last look; `in_flight_micros` is how long steps were in flight. Call
+    /// about once a second.
     pub fn look(&mut self, ranks: &RankHolders, now: Micros, in_flight_micros: u64) -> Vec<(Rank, wire::RankTimes)> {
         let held = self.workers.iter_mut().filter_map(|(worker, member)| Some((ranks.rank(*worker)?, member)));
         held.map(|(rank, member)| (rank, member.window.close(&member.told, now, in_flight_micros))).collect()

@@ -5,7 +5,7 @@ use crate::WorkerId;
 use std::ops::Range;
 use types::{Activations, BLOCK_TOKENS, CacheGroup, Grid, KvDtype, Layout, Place, Rank};
 
-/// What the operator wants of a layout.
+/// The operator's requirements for a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     pub grid: Grid,
@@ -26,14 +26,14 @@ pub struct Policy {
     pub slice_max: u32,
 }
 
-/// A replica's layout: the same figures for everybody who reads it.
+/// A replica's layout, with the same figures for all readers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blueprint {
     pub grid: Grid,
     /// Sent to every rank, which computes from it what it holds.
     pub layout: Layout,
     pub context: u32,
-    /// Present if the context is shorter than was asked for, or than the model's if none was.
+    /// Present if the context is shorter than configured or, without a configured one, than the model's.
     pub shortened: Option<Shortened>,
     /// For each cache group of the model, one pool of block ids for all ranks.
     pub pools: Vec<Pool>,
@@ -70,7 +70,7 @@ impl Blueprint {
     }
 }
 
-/// What one rank holds.
+/// One rank's part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     pub rank: Rank,

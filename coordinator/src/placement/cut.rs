@@ -1,9 +1,9 @@
 //! Where a model is cut for machines that have their ranks already: layers among stages, shares among the ranks of a
 //! stage.
 //!
-//! The slowest stage sets the pace, so the cut makes it as fast as it can be; but first it makes room. Pools of block
+//! The slowest stage sets the pace, so the cut makes it as fast as possible; but first it makes room. Pools of block
 //! ids are as large as the smallest rank holds, so a rank that is short of memory gives up layers or shares until the
-//! pools are as large as is wanted. Their size is a number of blocks on the scale of `Pools`.
+//! pools are large enough. Their size is a number of blocks on the scale of `Pools`.
 
 use super::pools::Pools;
 use super::shape::{Holding, Measure};
@@ -23,16 +23,16 @@ pub(crate) struct Capacity {
 pub(crate) enum KvRule {
     /// Reserves these bytes of every rank, which weights may not use.
     Reserved(u64),
-    /// What the weights leave, at most a quarter of the machine's memory.
+    /// All that the weights leave, at most a quarter of the machine's memory.
     Quarter,
-    /// What the weights leave of a device's own memory, less a tenth for workspace.
+    /// All that the weights leave of a device's own memory, less a tenth for workspace.
     Rest,
-    /// What the weights leave of so many thousandths of the memory.
+    /// All that the weights leave of so many thousandths of the memory.
     Within(u16),
 }
 
 impl KvRule {
-    /// What weights and KV may have of a memory.
+    /// Returns the part of a memory for weights and KV together.
     pub fn usable(self, memory: u64) -> u64 {
         match self {
             KvRule::Within(permille) => (u128::from(memory) * u128::from(permille) / 1000) as u64,
@@ -93,7 +93,7 @@ struct Dealt {
 const POOL_KEPT: (u64, u64) = (9, 10);
 /// For each rank of a stage, how many deals are tried until no rank has more than fits.
 const DEALS_TRIED_PER_RANK: usize = 12;
-/// Halvings of the pace: more than a float's precision asks for.
+/// Halvings of the pace: more than a float's precision needs.
 const PACE_HALVINGS: u32 = 48;
 
 impl Cutter<'_> {
@@ -101,7 +101,7 @@ impl Cutter<'_> {
         (self.machines.len() / usize::from(self.tp)) as u16
     }
 
-    /// The fastest layout whose pool has `n_blocks_wanted`, or nearly the most that is possible, but at least
+    /// The fastest layout with a pool of `n_blocks_wanted`, or nearly the largest possible, but at least of
     /// `n_blocks_min` if that is possible. None: the weights alone do not fit.
     pub fn layout(&self, n_blocks_min: u64, n_blocks_wanted: u64) -> Option<Layout> {
         let n_blocks = self.pool(n_blocks_min, n_blocks_wanted)?;
@@ -138,7 +138,7 @@ impl Cutter<'_> {
         Some((held * POOL_KEPT.0 / POOL_KEPT.1).max(n_blocks_min.min(held)))
     }
 
-    /// Where the stages end when each in turn takes as many layers as it can at this pace.
+    /// Returns the ends of the stages when each in turn takes as many layers as it can at this pace.
     fn ends(&self, pace: f64, n_blocks: u64) -> Option<Vec<u32>> {
         let mut ends = Vec::new();
         let mut start = 0;
@@ -187,7 +187,7 @@ impl Cutter<'_> {
         Some(starts)
     }
 
-    /// Where a stage ends if work is divided by speed alone.
+    /// Returns the end of a stage if work is divided by speed alone.
     fn due_end(&self, stage: u16) -> u32 {
         let n_layers = self.measure.shape.n_layers;
         let read_by = |end: u32| match end {

@@ -1,4 +1,4 @@
-//! What a draft model takes beside the model that it guesses for: memory on the rank that samples, and the time of each
+//! The cost of a draft model beside the model that it guesses for: memory on the sampling rank, and the time of each
 //! pass. Knows no machines.
 
 use super::blueprint::Policy;
@@ -10,7 +10,7 @@ use types::{DeviceClass, Unsupported};
 const CONTEXTS_BY_DEFAULT: u32 = 8;
 const KV_BYTES_BY_DEFAULT_MAX: u64 = 256 << 20;
 
-/// What a draft model takes.
+/// The cost of a draft model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftNeeds {
     pub weight_bytes: u64,

@@ -1,4 +1,4 @@
-//! The largest grid on which these machines can carry the model, when they cannot carry the grid that was asked for.
+//! The largest grid on which these machines can carry the model, when they cannot carry the configured grid.
 
 use super::blueprint::{Blueprint, Policy};
 use super::machine::{Inventory, alike, class_of};
@@ -10,8 +10,8 @@ use types::Grid;
 /// The most grids that are tried when there are many machines.
 const GRIDS_TRIED_MAX: usize = 64;
 
-/// Lays the replica out on as many of these machines as some grid can use, at most as many as were asked for. The
-/// context that the policy asks for must fit, as on the whole grid.
+/// Lays the replica out on as many of these machines as some grid can use, at most as many as configured. The policy's
+/// context must fit, as on the whole grid.
 pub fn plan_fewer(
     inventory: &Inventory,
     shape: &ModelShape,
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(names(2, 2, 3, DEEP), ["1x3", "3x1", "2x1", "1x2", "1x1"]);
         assert_eq!(names(4, 1, 3, DEEP), ["3x1", "1x3", "2x1", "1x2", "1x1"]);
         assert_eq!(names(3, 2, 5, DEEP)[..4], ["1x5", "5x1", "2x2", "1x4"]);
-        // Never more ranks than were asked for, and nothing that the model cannot be cut into.
+        // Never more ranks than configured, and no grid that the model cannot be cut into.
         assert_eq!(names(2, 1, 5, DEEP), ["1x2", "1x1"]);
         assert_eq!(names(2, 2, 3, (2, 2)), ["2x1", "1x2", "1x1"]);
         assert!(names(2, 2, 0, DEEP).is_empty() && names(1, 1, 5, DEEP).is_empty());

@@ -1,4 +1,4 @@
-//! What the planner knows of a worker.
+//! The planner's facts about a worker.
 
 use crate::WorkerId;
 use types::{DeviceClass, DeviceKind};

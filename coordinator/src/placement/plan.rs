@@ -1,5 +1,5 @@
-//! Lays a replica out on a grid: a machine for each rank, a cut of the model, and the pools that fit beside it. Or says
-//! why that is impossible.
+//! Lays a replica out on a grid: a machine for each rank, a cut of the model, and the pools that fit beside it.
+//! Otherwise returns why that is impossible.
 
 use super::assign::machine_of_each_rank;
 use super::blueprint::{Blueprint, Policy, Pool, Shard, Shortened};
@@ -26,7 +26,7 @@ pub fn plan(
 }
 
 impl Why {
-    /// Too few machines are alike: then the others are named too.
+    /// Names the other machines too, if too few are alike.
     fn among(self, inventory: &Inventory) -> Why {
         match self {
             Why::TooFew { tp, pp, needed, .. } if inventory.len() >= needed => {
@@ -47,7 +47,7 @@ fn kinds(inventory: &Inventory) -> String {
 /// The most ranks that are tried in the search for a grid that fits.
 const RANKS_TRIED_MAX: u16 = 64;
 
-/// The grid that fits and is nearest to the one asked for: in ranks, then in `tp`. If one axis is too long, the other
+/// The grid that fits and is nearest to the configured one: in ranks, then in `tp`. If one axis is too long, the other
 /// stays if it can.
 fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &Policy, why: &Why) -> Option<Grid> {
     let asked = policy.grid;
@@ -197,7 +197,7 @@ impl Planner<'_> {
         if let Some(layout) = cutter.layout(pools.min(), self.size_wanted(&pools)) {
             return self.fill(machines, layout);
         }
-        // The parts that fit are fractions, and those of a cut fall on leaves: the cut by speed alone may fit where the
+        // The search uses fractions that fit, and a cut falls on leaves: the cut by speed alone may fit where the
         // search within the memory finds nothing.
         let by_speed = Cutter { minds_memory: false, ..cutter };
         match by_speed.layout(0, 0).filter(|layout| self.holds(machines, layout)) {

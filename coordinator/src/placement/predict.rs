@@ -36,7 +36,7 @@ struct Class {
     host_bytes: u64,
     /// Fused multiply-adds a second, per thread.
     thread_operations: f64,
-    /// What a step costs however small the model is, and each of its layers: planning, drawing, waking threads.
+    /// The time of a step however small the model is, and of each of its layers: planning, drawing, waking threads.
     step_micros: f64,
     layer_micros: f64,
 }
@@ -50,7 +50,7 @@ const CPU: Class = Class {
     step_micros: 100.0,
     layer_micros: 15.0,
 };
-/// A GPU counts as one thread with its own memory. What its steps cost beside that was not measured yet.
+/// A GPU counts as one thread with its own memory. Further costs of its steps are not measured.
 const CUDA: Class = Class {
     thread_bytes: 2_000_000_000_000,
     host_bytes: u64::MAX,

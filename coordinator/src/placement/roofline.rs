@@ -1,4 +1,4 @@
-//! How long a step takes, from what it reads, computes and exchanges, on ranks of which a few figures are known. `plan`
+//! How long a step takes, from what it reads, computes and exchanges, on ranks with a few known figures. `plan`
 //! predicts one sequence with it, and `simulate` models many. Knows shapes, layouts and speeds; no names of devices, no
 //! queue.
 //!
@@ -10,7 +10,7 @@ use super::{Blueprint, ModelShape, Policy};
 use std::ops::Range;
 use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Part};
 
-/// What a rank's device achieves in a second, not what its maker claims.
+/// The speed that a rank's device achieves, in contrast to its maker's figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
     pub bytes_per_s: f64,
@@ -99,7 +99,7 @@ fn pairs(n: u64, window: u64) -> u64 {
     }
 }
 
-/// What a step takes in one stage, in microseconds; and the bytes and operations of all its ranks together.
+/// The time of a step in one stage, in microseconds; and the bytes and operations of all its ranks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Took {
     /// The slowest rank's times: reading, computing, and both as they overlap.

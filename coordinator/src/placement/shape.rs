@@ -5,7 +5,7 @@ use checkpoint::{Checkpoint, LayerSizes, ModelSpec, Sizes, StateHeads};
 use std::ops::Range;
 use types::{CacheGroup, DeviceClass, KvDtype, LayerGroups, Leaves, Part, Place, Shares};
 
-/// What placement needs to know of a model.
+/// The properties of a model that placement needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelShape {
     pub n_layers: u32,
@@ -68,11 +68,11 @@ impl ModelShape {
     }
 }
 
-/// What one rank holds.
+/// One rank's part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holding {
     pub heads: Range<u32>,
-    /// All that its query heads read: a head that a boundary cuts is held on both sides.
+    /// All KV heads that its query heads read: a head that a boundary cuts is held on both sides.
     pub kv_heads: Range<u32>,
     pub weights: u64,
     /// The part of the weights that every rank of the stage holds.
@@ -134,7 +134,7 @@ impl<'a> Measure<'a> {
         let draft = if part.is_sampler() { self.shape.draft } else { 0 };
         Holding {
             weights: layers.total() + outer.total() + draft,
-            // Nobody shares it: a cut must not count on it.
+            // No other rank shares it: a cut must not count on it.
             replicated: layers.replicated + outer.replicated + draft,
             read: layers.total() - layers.experts + self.experts_read(layers.experts) + outer.replicated + head_rows,
             experts: layers.experts,

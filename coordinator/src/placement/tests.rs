@@ -92,7 +92,7 @@ fn figures_follow_from_memory() {
     // The pools need no more than all running sequences could fill.
     let few = Policy { running_max: 2, context: Some(32), kv_memory: Some(1 << 30), ..policy() };
     check(64 << 30, few, Ok((32, 4)));
-    // No context was asked for.
+    // No context was configured.
     check(64 << 30, Policy { kv_memory: Some(368_640 * 10), ..policy() }, Ok((160, 10)));
 }
 
@@ -176,7 +176,8 @@ fn states_have_a_budget_beside_keys_and_values() {
     let on = |policy: &Policy| plan(&machines(4, 64 << 30), &hybrid(), policy, None).unwrap();
     let (state_page, page) = (4 * 8 * (4096 + 16 * 256), 12_288);
     let whole = on(&policy(1, 1));
-    // What 64 sequences go on from, and as many bytes as keys and values have: 7 x 12,288 for each 21 x 262,144.
+    // The states that 64 sequences go on from, and as many bytes as keys and values have: 7 x 12,288 for each 21 x
+    // 262,144.
     let (full, states) = (8 * 2048, 64 * 2 + 2 + 8 * 2048 / 64);
     assert_eq!(whole.n_blocks(), [states, full]);
     let bytes = 21 * state_page * u64::from(states) + 7 * page * u64::from(full);

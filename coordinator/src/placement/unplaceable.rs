@@ -10,7 +10,7 @@ pub const STAGES_MAX: u16 = 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unplaceable {
     pub why: Why,
-    /// The grid nearest to the one asked for that these machines could serve.
+    /// The nearest grid to the configured one that these machines could serve.
     pub nearest: Option<Grid>,
 }
 
@@ -56,7 +56,7 @@ fn altogether(needed: &u64, available: &u64) -> String {
     format!(" (all ranks need {}, their machines have {})", Room(*needed), Room(*available))
 }
 
-/// Bytes as a person reads them: what is there rounded down, so that it never looks like enough.
+/// Bytes as a person reads them: free memory is rounded down, so that it never looks like enough.
 struct Room(u64);
 
 impl fmt::Display for Room {

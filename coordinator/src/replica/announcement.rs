@@ -1,4 +1,4 @@
-//! What the replica publishes about itself in the cluster store.
+//! The replica's announcement of itself in the cluster store.
 
 use cluster::Registration;
 use types::PolicyDigest;

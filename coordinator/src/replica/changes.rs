@@ -1,5 +1,5 @@
 //! The loop's part that carries out an operator's changes while the replica serves: another grid, or the model read
-//! again. Each is refused before anything has changed, or ends the epoch without blame.
+//! again. A change is refused before it has any effect, or ends the epoch without blame.
 
 use super::Replica;
 use super::endings::{Ending, Recovered};
@@ -12,12 +12,12 @@ use std::time::Duration;
 use tonic::Status;
 use types::{DeviceClass, Grid};
 
-/// Operators that have asked and wait for the replica to serve again.
+/// Operators that have requested a change and wait for the replica to serve again.
 #[derive(Default)]
 pub(crate) struct Changes {
     scale: Option<Reply<wire::ScaleReply>>,
     reload: Option<Reply<wire::ReloadReply>>,
-    /// How often the model was asked to be read again.
+    /// The number of reloads so far.
     pub reading: u32,
 }
 
@@ -58,7 +58,7 @@ impl Replica {
         }
     }
 
-    /// `found` is what the model's path holds now.
+    /// `found` is the present content of the model's path.
     pub(super) fn reload(&mut self, found: &FoundModel, reply: Reply<wire::ReloadReply>) {
         if let Err(refused) = self.may_reload(found) {
             return say(reply, Err(refused));
@@ -96,7 +96,7 @@ impl Replica {
         self.place();
     }
 
-    /// The replica serves again: answers those who asked.
+    /// Answers the waiting operators once the replica serves again.
     pub(super) fn changed(&mut self, grid: Grid, Recovered { took, n_replayed }: Recovered) {
         if let Some(reply) = self.changes.scale.take() {
             say(reply, Ok(scale_reply(grid, took, n_replayed)));
@@ -109,7 +109,7 @@ impl Replica {
     }
 }
 
-/// An operator who has left needs no answer.
+/// Sends an answer. An operator that has left needs none.
 fn say<T>(reply: Reply<T>, answer: Result<T, Status>) {
     let _gone = reply.send(answer);
 }

@@ -27,7 +27,7 @@ pub(crate) enum Cause {
     Hung,
     /// It took too long to become ready.
     Late,
-    /// It reported so.
+    /// It reported a failure.
     Failed,
     /// It found its weights changed in memory.
     Memory,
@@ -63,9 +63,9 @@ pub(crate) enum Ending {
     Lost(Cause),
     /// Ranks blame each other, or one of several hangs: no worker is dismissed.
     Doubt,
-    /// An operator, or the arrival of workers, asks for a change.
+    /// An operator, or the arrival of workers, requires a change.
     Wanted,
-    /// A worker was told to end, and reported it.
+    /// A worker was signalled to end, and reported it.
     Left,
 }
 
@@ -87,7 +87,7 @@ impl Ending {
     /// How the scheduler is to treat the requests of the lost step.
     pub fn loss(self) -> Loss {
         match self {
-            // No request has to do with what memory does.
+            // No request is to blame for a memory fault.
             Ending::Wanted | Ending::Left | Ending::Lost(Cause::Memory) => Loss::Planned,
             Ending::Lost(Cause::Failed) => Loss::Reported,
             Ending::Lost(_) | Ending::Doubt => Loss::Unexplained,
@@ -106,7 +106,7 @@ pub(crate) struct Recovery {
     span: Traced,
 }
 
-/// What a recovery took.
+/// The cost of a recovery.
 #[derive(Clone, Copy)]
 pub(crate) struct Recovered {
     pub took: Duration,
@@ -114,13 +114,13 @@ pub(crate) struct Recovered {
 }
 
 impl Recovery {
-    /// An epoch ends. `tokens_requeued` is the total count so far.
+    /// Begins when an epoch ends. `tokens_requeued` is the total count so far.
     pub fn begin(ended: Epoch, why: Ending, tokens_requeued: u64, now: Micros) -> Recovery {
         let span = spans::recovery(ended.n);
         Recovery { since: now, why, lost: None, tokens_requeued_before: tokens_requeued, span }
     }
 
-    /// A rank was found lost, perhaps only after its epoch had ended in doubt.
+    /// Records the lost rank, perhaps only after its epoch had ended in doubt.
     pub fn found(&mut self, cause: Cause, rank: u16, host: String) {
         if self.why == Ending::Doubt {
             self.why = Ending::Lost(cause);
@@ -128,7 +128,7 @@ impl Recovery {
         self.lost.get_or_insert((rank, host));
     }
 
-    /// The replica serves again, on this grid.
+    /// Ends when the replica serves again, on this grid.
     pub fn end(self, of: &ReplicaLabel, grid: Grid, tokens_requeued: u64, now: Micros) -> Recovered {
         let took = Duration::from_micros(now.since(self.since).0);
         let n_replayed = tokens_requeued - self.tokens_requeued_before;

@@ -1,5 +1,5 @@
-//! The loop's part that ends epochs and begins them. An epoch that ends is dropped with its phase; its ranks are told
-//! so, and its requests wait for the next one.
+//! The loop's part that ends epochs and begins them. An epoch that ends is dropped with its phase. Its ranks are
+//! released, and its requests wait for the next one.
 
 use super::Replica;
 use super::endings::{Ending, Recovered, Recovery};
@@ -12,7 +12,7 @@ use telemetry::metrics;
 use types::Grid;
 
 impl Replica {
-    /// Called also if no epoch is under way: the placement that was asked for begins anew.
+    /// Called also if no epoch is under way: the pending placement begins anew.
     pub(super) fn end_epoch(&mut self, why: Ending) {
         let now = self.now();
         if self.requests.has_served() && self.recovery.is_none() {
@@ -35,7 +35,7 @@ impl Replica {
         self.requests.epoch_ended(self.epoch, why.loss(), now);
     }
 
-    /// All ranks are ready: serve, or go on serving.
+    /// Begins to serve, or goes on serving, once all ranks are ready.
     pub(super) fn begin_epoch(&mut self) -> Result<(), Error> {
         let now = self.now();
         let Phase::Placing(placement) = &self.phase else { return Ok(()) };
@@ -63,7 +63,7 @@ impl Replica {
     /// The replica serves again.
     fn recovered(&mut self, grid: Grid) {
         let Some(recovery) = self.recovery.take() else {
-            // It serves for the first time: nobody had to wait for what was lost before.
+            // It serves for the first time: no request waited because of earlier losses.
             return self.tell_successors(Recovered { took: Duration::ZERO, n_replayed: 0 });
         };
         let recovered = recovery.end(&self.of, grid, self.requests.stats().tokens_requeued, self.now());

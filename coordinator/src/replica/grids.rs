@@ -1,5 +1,5 @@
-//! Which grid the replica is laid out on: the wanted one; a smaller one when workers are missing for long; the wanted
-//! one again when they have come back. Remembers the outcome of earlier grids. The caller passes the time.
+//! Which grid the replica is laid out on: the configured one; a smaller one when workers are missing for long; the
+//! configured one again when they have come back. Remembers the outcome of earlier grids. The caller passes the time.
 
 use super::endings::Ending;
 use super::phase::Phase;
@@ -11,10 +11,10 @@ use types::{Grid, Micros};
 
 /// How often the wait before growing doubles when growing was in vain.
 const DOUBLINGS_MAX: u32 = 6;
-/// A larger grid that lasted for this many such waits was worth it.
+/// A larger grid that lasted for this many such waits was worth the growth.
 const WORTH_IT: u64 = 4;
 
-/// What is remembered from one placement to the next.
+/// The state that stays from one placement to the next.
 pub(crate) struct GridChoice {
     pub wanted: Grid,
     /// The last blueprint in force: its workers keep their ranks.
@@ -27,7 +27,7 @@ pub(crate) struct GridChoice {
     pub n_relapses: u32,
 }
 
-/// What a grid has to offer.
+/// The requirements for a grid.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked<'a> {
     pub config: &'a Config,
@@ -47,8 +47,8 @@ impl GridChoice {
         GridChoice { wanted, last: None, n_fruitless: 0, fewer_from: None, n_relapses: 0 }
     }
 
-    /// An epoch ended because ranks do not reach each other, or it is unknown which one hangs. Both may be well, so the
-    /// next placement waits until the returned time, each time longer.
+    /// Records that an epoch ended because ranks do not reach each other, or because it is unknown which one hangs.
+    /// Both may be well, so the next placement waits until the returned time, each time longer.
     pub fn doubt(&mut self, served_micros: u64, now: Micros, waits: &Waits) -> Micros {
         let replace_max = micros(waits.replace_max);
         self.n_fruitless = if served_micros > replace_max { 0 } else { self.n_fruitless + 1 };
@@ -65,13 +65,13 @@ impl GridChoice {
         self.fewer_from = None;
     }
 
-    /// When fewer ranks will do, if that is still to come.
+    /// When a grid with fewer ranks becomes acceptable, if that is still to come.
     pub fn next_chance(&self, now: Micros) -> Option<Micros> {
         self.fewer_from.filter(|from| now < *from)
     }
 
-    /// A lost rank is kept free until the returned time. A grid that the replica grew to in vain keeps none: it goes
-    /// back to what it just had at once.
+    /// Keeps a lost rank free until the returned time. A grid that the replica grew to in vain keeps none: the replica
+    /// returns at once to its grid before that.
     pub fn ended(&mut self, phase: &Phase, why: Ending, now: Micros, waits: &Waits) -> Micros {
         let is_grown = phase.placement().is_some_and(|placement| placement.is_grown);
         let was_in_vain = is_grown && phase.serving().is_none();
@@ -87,8 +87,8 @@ impl GridChoice {
         from
     }
 
-    /// The wanted grid; or the most ranks that fit, when lost ranks have not been replaced for long enough. A rank
-    /// whose peers blame its worker is free for another. Who is not trusted is taken where there is no grid without it.
+    /// The configured grid; or the most ranks that fit, when lost ranks have not been replaced for long enough. A rank
+    /// whose peers blame its worker is free for another. Distrusted workers are taken if there is no grid without them.
     pub fn choose(
         &self,
         asked: Asked<'_>,
@@ -97,7 +97,7 @@ impl GridChoice {
         now: Micros,
     ) -> Result<Blueprint, Unplaceable> {
         let last = self.last.as_ref().map(|last| without_suspects(last, members));
-        // A replica that has never served waits for the grid that was asked for.
+        // A replica that has never served waits for the configured grid.
         let fewer_will_do = asked.promised.is_some() && self.fewer_from.is_some_and(|from| now >= from);
         let lay_out = |inventory: &[Machine]| match fewer_will_do {
             true => self.best(asked, inventory, last.as_ref()),
@@ -107,7 +107,7 @@ impl GridChoice {
         trusted.map_or_else(|| lay_out(candidates.all()), Ok)
     }
 
-    /// The wanted grid, else fewer ranks, else a shorter context: the promised context is kept as long as possible.
+    /// The configured grid, else fewer ranks, else a shorter context: the promised context is kept as long as possible.
     fn best(
         &self,
         asked: Asked<'_>,
@@ -119,7 +119,7 @@ impl GridChoice {
         };
         let (config, policy) = (asked.config, asked.policy_on(self.wanted));
         lay_out(&config.shape, &policy).or_else(|why| match (config.policy.context, asked.promised) {
-            // No context was asked for, so it is what the memory holds; a shorter one still serves the requests that
+            // No context was configured, so it is what the memory holds; a shorter one still serves the requests that
             // fit it.
             (None, Some(context)) => {
                 let shape = ModelShape { context, ..config.shape.clone() };
@@ -129,7 +129,7 @@ impl GridChoice {
         })
     }
 
-    /// A grid with more ranks, or a longer context, than the one in force.
+    /// Returns a grid with more ranks, or a longer context, than the one in force.
     pub fn wider_than(&self, narrow: &Blueprint, asked: Asked<'_>, inventory: &[Machine]) -> Option<Grid> {
         let wider = self.best(asked, inventory, None).ok()?;
         let is_wider = wider.grid.n_ranks() > narrow.grid.n_ranks() || wider.context > narrow.context;

@@ -1,5 +1,5 @@
-//! All weights of a model by the hashes of their pieces: joined from what ranks have read, compared piece by piece, and
-//! told to whoever finds that two replicas differ. Knows no rank.
+//! All weights of a model by the hashes of their pieces: joined from the ranks' reports, compared piece by piece, and
+//! sent to routers that find two replicas different. Knows no rank.
 
 use proto::cluster as wire;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use types::{PieceHash, PieceRun, PolicyDigest, WeightsRoot};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JoinedWeights(BTreeMap<String, Vec<PieceHash>>);
 
-/// What a replica serves. It never changes.
+/// The weights that a replica serves. They never change.
 #[derive(Clone, Debug)]
 pub(crate) struct ServedWeights {
     /// The policy by the model's fingerprint, without the root.
@@ -65,8 +65,8 @@ impl FromIterator<(String, Vec<PieceHash>)> for JoinedWeights {
 }
 
 impl ServedWeights {
-    /// Of each weight one hash, or of one weight those of its pieces: two answers are enough to find the first piece
-    /// that differs, and neither has all pieces of a large model.
+    /// Returns one hash of each weight, or the hashes of one weight's pieces. Two answers are enough to find the first
+    /// piece that differs, and neither has all pieces of a large model.
     pub fn told(&self, weight: &str) -> wire::WeightHashes {
         let JoinedWeights(weights) = &*self.weights;
         let policy_digest = self.policy.0.to_vec();

@@ -16,7 +16,7 @@ use telemetry::metrics;
 use tonic::{Code, Status};
 use types::{Epoch, Micros};
 
-/// A connection that broke has words of its own, which say nothing to people.
+/// Replaces the message of a broken connection, which does not help operators.
 fn unsaid(why: Status) -> Status {
     match why.code() {
         Code::Unknown => {
@@ -50,7 +50,7 @@ impl Replica {
         let waits = &self.config.waits;
         let allowed = Allowed {
             load_micros: micros(waits.load_max),
-            // The ranks give up first, and report whom they missed.
+            // The ranks give up first, and report the peer that did not answer.
             meet_micros: micros(waits.meet_max + waits.hello_max),
         };
         let Some(ranks) = self.phase.ranks() else { return };
@@ -67,8 +67,8 @@ impl Replica {
         }
     }
 
-    /// Called when a step takes too long. A single suspect is dismissed; of several, all stay, and one whose computing
-    /// thread does not move once it has a rank again is lost then.
+    /// Called when a step takes too long. A single suspect is dismissed. Several suspects all stay; one of them is lost
+    /// later if its computing thread does not move once it has a rank again.
     pub(super) fn lose_the_hung(&mut self, now: Micros) {
         let Phase::Serving(serving) = &mut self.phase else { return };
         serving.patience.tick(now, micros(self.config.waits.beat_every));
@@ -98,9 +98,9 @@ impl Replica {
         }
     }
 
-    // -- what workers say
+    // -- reports of workers
 
-    /// A worker was told to end and reports it: its rank goes to another at once, and nothing is lost but time.
+    /// Handles a worker that was signalled to end: its rank goes to another at once, and nothing is lost but time.
     pub(super) fn worker_leaves(&mut self, worker: WorkerId) {
         let rank = self.phase.rank(worker);
         let why = Status::cancelled("this worker leaves, and its place is another's");
@@ -113,7 +113,7 @@ impl Replica {
         self.place();
     }
 
-    /// A rank cannot go on. If it names a peer, it stays, and the peer is suspected.
+    /// Handles the report that a rank cannot go on. If it names a peer, it stays, and the peer is suspected.
     pub(super) fn rank_failed(&mut self, worker: WorkerId, failed: &wire::Failed) {
         self.members.heard(worker);
         let of = Epoch { incarnation: failed.epoch_incarnation, n: failed.epoch_n };
@@ -149,7 +149,7 @@ impl Replica {
         self.end_epoch(Ending::Doubt);
     }
 
-    // -- what follows
+    // -- consequences
 
     /// Dismisses a worker. If it held a rank, the epoch ends.
     pub(super) fn lose(&mut self, LostWorker { worker, cause, why }: LostWorker) {

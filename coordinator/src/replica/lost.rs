@@ -1,4 +1,4 @@
-//! The ranks that were lost last, for people who look: which, why, how long the replica paused, and who holds them
+//! The ranks that were lost last, for display: which, why, how long the replica paused, and which workers hold them
 //! since.
 
 use super::endings::{Cause, Recovered};
@@ -6,7 +6,7 @@ use proto::cluster as wire;
 use std::collections::VecDeque;
 use types::Micros;
 
-/// More are forgotten, the oldest first.
+/// The most entries; the oldest are forgotten first.
 const LOST_MAX: usize = 16;
 
 #[derive(Default)]
@@ -37,7 +37,7 @@ impl LostRanks {
         self.0.push_back(LostRank { at, rank, host, pid, cause, why, recovered: None });
     }
 
-    /// The replica serves again: all that was lost by then has a successor, or none.
+    /// Records that the replica serves again: every rank that was lost by then has a successor, or none.
     pub fn recovered(&mut self, recovered: Recovered, successor: impl Fn(u16) -> Option<Successor>) {
         for lost in self.0.iter_mut().filter(|lost| lost.recovered.is_none()) {
             lost.recovered = Some((recovered, successor(lost.rank).unwrap_or_default()));

@@ -52,7 +52,7 @@ pub(crate) struct Replica {
     config: Config,
     /// The label of its metrics.
     of: ReplicaLabel,
-    /// What the store is to publish.
+    /// The announcement that the store publishes.
     announce: watch::Sender<Announcement>,
     began: Instant,
     /// Grows when a placement begins and when it ends.
@@ -62,7 +62,7 @@ pub(crate) struct Replica {
     others: OtherReplicas,
     grids: GridChoice,
     phase: Phase,
-    /// The hashes of what the ranks have read.
+    /// The hashes of the bytes that the ranks have read.
     readings: Readings,
     /// Empty between events. Each look at the workers adds at most one entry per worker.
     losses: VecDeque<LostWorker>,
@@ -199,8 +199,8 @@ impl Replica {
         self.draining_since.is_some() && self.requests.is_idle()
     }
 
-    /// True if the drain is over: running requests are left to the routers, whose streams end without an output, so
-    /// that they may move them elsewhere.
+    /// True if the drain is over. Running requests are left to the routers: their streams end without an output, so
+    /// that the routers may move them elsewhere.
     fn is_too_late(&self) -> bool {
         let max = micros(self.config.waits.drain_max);
         self.draining_since.is_some_and(|since| self.now().since(since).0 > max)
@@ -220,7 +220,7 @@ impl Replica {
             [Replica::lose_the_silent, Replica::lose_the_late, Replica::lose_the_unmoved, Replica::lose_the_hung]
         {
             look(self, now);
-            // A loss ends the epoch, in which the next look would find others.
+            // A loss ends the epoch, in which the next look would find other losses.
             self.take_losses();
         }
         self.place_if_due(now);

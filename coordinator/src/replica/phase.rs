@@ -1,5 +1,5 @@
-//! What a replica is doing, and what it owns for that: an epoch's state is dropped with its phase. Knows no requests;
-//! the caller passes the time.
+//! The phase of a replica, and the state that belongs to it: an epoch's state is dropped with its phase. Knows no
+//! requests; the caller passes the time.
 
 use crate::config::micros;
 use crate::members::kv_target::KvTarget;
@@ -110,7 +110,7 @@ impl Phase {
         self.serving().map_or(0, |serving| now.since(serving.since).0)
     }
 
-    /// A worker came or went: which grids are possible is asked anew.
+    /// A worker came or went: the possible grids are searched anew.
     pub fn crowd_changed(&mut self) {
         if let Phase::Serving(serving) = self {
             serving.wider_since = None;
@@ -124,7 +124,7 @@ impl Phase {
         }
     }
 
-    /// The epoch is over. If the replica was waiting already, what was known of that wait is kept.
+    /// Ends the epoch. If the replica was waiting already, the facts about that wait are kept.
     pub fn into_waiting(self, not_before: Option<Micros>, try_at: Micros) -> Phase {
         let before = match self {
             Phase::Waiting(before) => before,
@@ -154,12 +154,12 @@ impl WaitingToPlace {
         must_wait
     }
 
-    /// Tries again then, or earlier if that was due already.
+    /// Tries again at this time, or earlier if that was due already.
     pub fn try_again_at(&mut self, at: Option<Micros>) {
         self.try_at = [self.try_at, at].into_iter().flatten().min();
     }
 
-    /// There is no grid now. True if the reason is new, and was logged.
+    /// Records that there is no grid now. True if the reason is new, and was logged.
     pub fn cannot(&mut self, now: Micros, why: Unplaceable, n_workers: usize) -> bool {
         if self.unplaced.as_ref().is_some_and(|unplaced| unplaced.why == why) {
             return false;
@@ -173,12 +173,12 @@ impl WaitingToPlace {
         true
     }
 
-    /// There is a grid, though placing may have to wait. True if there was none before.
+    /// Records that there is a grid, though placing may have to wait. True if there was none before.
     pub fn can(&mut self) -> bool {
         self.unplaced.take().is_some()
     }
 
-    /// What routers are told, which may have other replicas to turn to.
+    /// Returns the state for the routers, which may have other replicas to turn to.
     pub fn unplaced(&self, now: Micros) -> Option<wire::Unplaced> {
         let Unplaced { why, since } = self.unplaced.as_ref()?;
         Some(wire::Unplaced { why: why.to_string(), micros: now.since(*since).0 })

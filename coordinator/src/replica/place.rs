@@ -1,4 +1,4 @@
-//! The loop's part that lays the replica out: when, on which grid, and what each rank is told.
+//! The loop's part that lays the replica out: when, on which grid, and what is sent to each rank.
 
 use super::Replica;
 use super::endings::{Cause, Ending};
@@ -41,7 +41,7 @@ impl Replica {
             }
             Err(why) => {
                 self.state_changed |= waiting.cannot(now, why, candidates.all().len());
-                // By then a worker that is left out may have another attempt, or fewer ranks will do.
+                // By then a worker that is left out may have another attempt, or fewer ranks are acceptable.
                 let chances = [self.members.next_chance(now), self.grids.next_chance(now)];
                 waiting.try_again_at(chances.into_iter().flatten().min());
             }
@@ -112,8 +112,8 @@ impl Replica {
         }
     }
 
-    /// Whether another replica's streams may depend on this one, which then makes no change that can wait: it has taken
-    /// some over not long ago, or the other replicas are there and none of them serves.
+    /// Whether another replica's streams may depend on this one, which then makes no optional change. Either it has
+    /// taken some over not long ago, or the other replicas are there and none of them serves.
     fn is_needed(&self, now: Micros) -> bool {
         let hold = micros(self.config.waits.takeover_hold);
         let has_taken_over = self.requests.taken_over().is_some_and(|at| now.since(at).0 < hold);

@@ -49,13 +49,14 @@ impl Replica {
         self.config.speaks.knows(since::KV_PARTS)
     }
 
-    /// A build before that number would not read it, and use memory that is not there: the rank should not have told.
+    /// A build before that number would ignore these parts and use memory that is not there: the rank should not have
+    /// sent them.
     fn tells_unknown_parts(&mut self, worker: WorkerId) {
         let why = "a part of a KV cache, while this build uses all of it at once";
         self.report_loss(worker, Cause::Wrong, Status::invalid_argument(why));
     }
 
-    /// Ranks are told to meet when all have loaded: none waits in a collective for one that still reads.
+    /// Ranks are sent `Meet` when all have loaded: none waits in a collective for one that still reads.
     pub(super) fn rank_loaded(&mut self, worker: WorkerId, loaded: &wire::Loaded) {
         self.members.heard(worker);
         let of = Epoch { incarnation: loaded.epoch_incarnation, n: loaded.epoch_n };
@@ -79,7 +80,7 @@ impl Replica {
         }
     }
 
-    /// All have loaded: they meet if they have read the same bytes; otherwise those that are not believed are lost.
+    /// All have loaded. They meet if they have read the same bytes; otherwise the distrusted ones are lost.
     fn let_them_meet(&mut self, now: Micros) {
         if self.have_read_the_same() {
             let Phase::Placing(placement) = &mut self.phase else { return };
@@ -123,7 +124,7 @@ impl Replica {
         Ok(Facts { policy, weight_bytes: loaded.weight_bytes })
     }
 
-    /// The policy that has been served or, if none was, the one configured for this worker's device.
+    /// The served policy or, if none was served, the one configured for this worker's device.
     pub(super) fn policy_meant(&self, worker: WorkerId) -> Option<PolicyDigest> {
         let configured = || self.members.device(worker).and_then(|device| self.config.digest_on(device));
         self.readings.meant().or_else(configured)

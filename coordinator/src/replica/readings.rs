@@ -1,8 +1,8 @@
 //! Which bytes of the model the ranks have read: joined to one root, and compared where several ranks have read the
 //! same. Knows names of weights and hashes of their pieces; no weight's bytes come here.
 //!
-//! Layers are on one stage whole, and its ranks divide each weight of theirs among them in ascending order. So ranks of
-//! a stage that has anything of a weight have all of it, and a piece that is missing is of one of those around the gap:
+//! Layers are on one stage whole, and its ranks divide each weight of theirs among them in ascending order. So a stage
+//! that has any piece of a weight has all of it, and a missing piece belongs to one of the ranks around the gap:
 //!
 //! ```text
 //! rank 0  [ 0 1 ]                 ends before piece 3, and so does its neighbour: not its
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use tonic::Status;
 use types::{Grid, PieceHash, PieceRun, PolicyDigest, Rank};
 
-/// The hashes that the ranks report, and what they add up to.
+/// The hashes that the ranks report, and the weights joined from them.
 pub(crate) struct Readings {
     /// The reports for the epoch that begins.
     grid: Grid,
@@ -56,7 +56,7 @@ fn named(ranks: &[Rank]) -> String {
 }
 
 impl Unequal {
-    /// The ranks that are not believed.
+    /// The distrusted ranks.
     fn ranks(&self) -> &[Rank] {
         match self {
             Unequal::Bytes { ranks, .. } | Unequal::Missing { ranks, .. } => ranks,
@@ -65,7 +65,7 @@ impl Unequal {
 }
 
 impl Readings {
-    /// Ranks are given their places on this grid.
+    /// Begins with ranks that have places on this grid.
     pub fn begin(&mut self, grid: Grid) {
         self.grid = grid;
         self.said.clear();
@@ -106,7 +106,7 @@ impl Readings {
         if let Some((_, run)) = runs.iter().find(|(_, run)| run.n_pieces != n_pieces) {
             return Err(self.unequal(weight, run.first));
         }
-        // Before memory is taken for them: nobody makes up a number of pieces.
+        // Checked before memory is allocated for them, against an invented number of pieces.
         for of_stage in runs.chunk_by(|(a, _), (b, _)| self.stage(*a) == self.stage(*b)) {
             if let Some(piece) = first_gap(of_stage, n_pieces) {
                 let ranks = self.around(of_stage, piece);
@@ -128,8 +128,8 @@ impl Readings {
         self.grid.place(rank).stage
     }
 
-    /// The ranks of a stage that may have had a piece which none of them has read: from the last that ends before it to
-    /// the first that begins behind it.
+    /// Returns the ranks of a stage to which a piece may belong that none of them has read: from the last that ends
+    /// before it to the first that begins behind it.
     fn around(&self, of_stage: &[(Rank, &PieceRun)], piece: u32) -> Vec<Rank> {
         let stage = of_stage.first().map(|(rank, _)| self.stage(*rank));
         let before = of_stage.iter().filter(|(_, run)| run.first < piece).map(|(rank, _)| *rank).max();
@@ -138,7 +138,7 @@ impl Readings {
             |rank: &Rank| before.is_none_or(|before| before <= *rank) && behind.is_none_or(|behind| *rank <= behind);
         let ranks: Vec<Rank> = self.said.keys().copied().filter(|rank| Some(self.stage(*rank)) == stage).collect();
         let around: Vec<Rank> = ranks.iter().copied().filter(is_around).collect();
-        // Ranks that contradict the layout leave nobody between them: then nobody of the stage is believed.
+        // Ranks that contradict the layout leave none between them: then the whole stage is distrusted.
         if around.is_empty() { ranks } else { around }
     }
 
@@ -146,8 +146,8 @@ impl Readings {
         self.said.iter().flat_map(|(rank, runs)| runs.iter().map(|run| (*rank, run)))
     }
 
-    /// The ranks that are not believed: those that differ from what is served or from most others, or all that have the
-    /// piece.
+    /// Returns the distrusted ranks: those that differ from the served weights or from most others, or all that have
+    /// the piece.
     fn unequal(&self, weight: &str, piece: u32) -> Unequal {
         let at = |run: &PieceRun| {
             let hash = run.hashes.get(piece.checked_sub(run.first)? as usize)?;
@@ -158,7 +158,7 @@ impl Readings {
         let served = self.served.as_ref().and_then(|served| served.weights.piece(weight, piece));
         let n_like = |hash| said.iter().filter(|(_, said)| *said == hash).count();
         let most = said.iter().map(|(_, hash)| *hash).find(|hash| n_like(*hash) * 2 > said.len());
-        // What is served is right, even if it has no such piece.
+        // The served weights are right, even if they have no such piece.
         let (believed, than) = match (&self.served, most) {
             (Some(_), _) => (served, "the replica"),
             (None, Some(most)) => (Some(most), "the others"),
@@ -167,7 +167,7 @@ impl Readings {
         let wrong = said.iter().filter(|(_, hash)| Some(*hash) != believed).map(|(rank, _)| *rank);
         let mut ranks: Vec<Rank> = wrong.collect();
         if ranks.is_empty() {
-            // All ranks lack what is served.
+            // All ranks lack a served piece.
             ranks = self.said.keys().copied().collect();
         }
         Unequal::Bytes { ranks, than, weight: weight.to_owned(), piece }
@@ -200,7 +200,7 @@ impl Readings {
         }
     }
 
-    /// The first weight that differs from what is served.
+    /// The first weight that differs from the served ones.
     pub fn differs(&self, whole: &[PieceRun]) -> Option<String> {
         let served = self.served.as_ref()?;
         served.weights.difference(&JoinedWeights::of(whole)).map(|(weight, _)| weight)
@@ -222,7 +222,7 @@ fn first_gap(runs: &[(Rank, &PieceRun)], n_pieces: u32) -> Option<u32> {
 }
 
 impl Replica {
-    /// A rank that has a model reports the hashes of its bytes.
+    /// Takes the hashes of its bytes from a rank that has a model.
     pub(super) fn hear_readings(&mut self, rank: Rank, loaded: &wire::Loaded) -> Result<(), Status> {
         let runs = loaded.runs().map_err(|malformed| Status::invalid_argument(malformed.to_string()))?;
         if runs.is_empty() && self.config.policy_digest.is_some() {
@@ -233,20 +233,21 @@ impl Replica {
         Ok(())
     }
 
-    /// All ranks have loaded. Those that are not believed are lost, by the name of the weight.
+    /// Whether all ranks, which have loaded, have read the same bytes. Distrusted ranks are lost, with the name of the
+    /// weight.
     pub(super) fn have_read_the_same(&mut self) -> bool {
         let Err(why) = self.readings.join() else { return true };
         let shards = self.phase.blueprint().into_iter().flat_map(|blueprint| &blueprint.shards);
         let wrong: Vec<WorkerId> =
             shards.filter(|shard| why.ranks().contains(&shard.rank)).map(|shard| shard.worker).collect();
         for worker in wrong {
-            // Of all that a rank is refused for, only this says that its files are not to be believed.
+            // Of all reasons to refuse a rank, only this one shows that its files are bad.
             self.refuse_loaded(worker, Status::data_loss(why.to_string()));
         }
         false
     }
 
-    /// What a rank has loaded is not what the replica serves: whoever runs on its host is taken last.
+    /// Refuses a rank that has loaded other weights than the replica serves: workers on its host are taken last.
     pub(super) fn refuse_loaded(&mut self, worker: WorkerId, why: Status) {
         self.members.distrust(worker, self.now(), &self.config.waits);
         self.report_loss(worker, Cause::Wrong, why);
@@ -333,7 +334,7 @@ mod tests {
     #[test]
     fn what_nobody_has_read_is_missed() {
         let parts = [run("a", 0, &[1, 2]), run("a", 1, &[2, 3])];
-        // The first ends before the other does, so the last piece is not its.
+        // The first ends before the other does, so the last piece is not the first's.
         let missing = Unequal::Missing { ranks: vec![Rank(1)], weight: "a".into(), piece: 3 };
         assert_eq!(say(&mut Readings::default(), &[&parts[..1], &parts[1..]]), Err(missing));
         let many = PieceRun { n_pieces: u32::MAX, ..run("a", 0, &[1]) };
@@ -348,7 +349,8 @@ mod tests {
             let Unequal::Missing { ranks, piece, .. } = why else { panic!("{why}") };
             (ranks.iter().map(|rank| rank.0).collect::<Vec<_>>(), piece)
         };
-        // One that said nothing stands in the gap, with its neighbours, of whom either may hold more than it said.
+        // A rank without a report stands in the gap, with its neighbours: either of them may hold more than it
+        // reported.
         let said: [&[PieceRun]; 4] = [&of(0, &[1]), &of(1, &[2]), &[], &of(3, &[4])];
         assert_eq!(missed((4, 1), &said), (vec![1, 2, 3], 2));
         assert_eq!(missed((2, 1), &[&[], &of(1, &[2, 3, 4])]), (vec![0, 1], 0));
@@ -356,7 +358,7 @@ mod tests {
         // Another stage that holds the weight too does not stand in for the one that omits it.
         assert_eq!(missed((2, 2), &[std::slice::from_ref(&whole), &[], &of(0, &[1, 2]), &[]]), (vec![2, 3], 2));
         assert_eq!(missed((1, 2), &[&of(1, &[2, 3, 4]), std::slice::from_ref(&whole)]), (vec![0], 0));
-        // Who says more than its part takes nobody's blame, and a stage without the weight none either.
+        // A rank that reports more than its part takes no other's blame, and neither does a stage without the weight.
         let all: [&[PieceRun]; 4] = [std::slice::from_ref(&whole), &of(2, &[3, 4]), &[], &[]];
         assert_eq!(say_on(&mut Readings::default(), (2, 2), &all), Ok(()));
     }

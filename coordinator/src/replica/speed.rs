@@ -1,4 +1,4 @@
-//! The measured tokens a second, beside the prediction. Counts what it is told; knows no clock.
+//! The measured tokens a second, beside the prediction. Counts what the caller passes; knows no clock.
 
 use crate::config::micros;
 use crate::placement::Prediction;

@@ -1,4 +1,4 @@
-//! What the replica reports: its state to the routers, its figures to the metrics, its speed to the log.
+//! The replica's reports: its state to the routers, its figures to the metrics, its speed to the log.
 
 use super::Replica;
 use super::announcement::Announcement;
@@ -80,7 +80,7 @@ impl Replica {
         }
     }
 
-    /// The newest protocol that this coordinator and all ranks speak. Until they are placed, nobody holds it back.
+    /// The newest protocol that this coordinator and all ranks speak. Until they are placed, no rank limits it.
     fn protocol(&self) -> u32 {
         let own = self.config.speaks.protocols.map_or(proto::OLDEST, |protocols| protocols.newest);
         let of_ranks = self.phase.ranks().and_then(|ranks| self.members.protocol(ranks.workers()));
@@ -107,8 +107,7 @@ impl Replica {
         });
     }
 
-    /// The load is measured when the last request ends, before its end is sent: whoever looks then finds that nothing
-    /// runs.
+    /// Measures the load when the last request ends, before its end is sent: a reader then finds that nothing runs.
     pub(super) fn measure_when_still(&mut self) {
         let stats = self.requests.stats();
         let is_still = stats.n_running == 0 && stats.n_waiting == 0;
@@ -118,7 +117,7 @@ impl Replica {
         self.was_still = is_still;
     }
 
-    /// With every beat and every change of the state: so old the figures on a page may be.
+    /// Called with every beat and every change of the state: the figures on a page may be so old.
     pub(super) fn measure(&self) {
         let stats = self.requests.stats();
         let n_ranks_ready = self.phase.serving().map_or(0, |serving| serving.placement.blueprint.shards.len());
@@ -141,7 +140,7 @@ impl Replica {
         );
     }
 
-    /// Once a second: where each rank's time went, and how much of it was a bubble.
+    /// Once a second: how each rank spent its time, and how much of it was a bubble.
     pub(super) fn look(&mut self, now: Micros) {
         if now.since(self.looked).0 < micros(LOOK_EVERY) {
             return;

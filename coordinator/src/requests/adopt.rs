@@ -27,10 +27,10 @@ impl LiveRequests {
         }
     }
 
-    /// The output of the same request beyond what its new router knows. The log has no logprobs: if they were asked
-    /// for, it ends where the client's output does, and what follows is drawn again.
+    /// Returns the output of the same request beyond what its new router has. The log has no logprobs: if the request
+    /// has them, the output ends where the client's does, and later tokens are drawn again.
     ///
-    /// `[0, output) known to the router · [output, n_had) had by the client · [n_had, said) not told to the end`
+    /// `[0, output) known to the router · [output, n_had) had by the client · [n_had, end) not sent yet`
     fn said_since(&self, of: RequestId, request: &wire::Request, n_had: usize) -> Vec<Token> {
         let Some(left) = self.planner.as_ref().and_then(|planner| planner.scheduler.request(of)) else {
             return Vec::new();

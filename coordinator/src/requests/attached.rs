@@ -1,4 +1,4 @@
-//! Routers that attach and leave, and what each is told of the replica: a welcome, its state, and several times a
+//! Routers that attach and leave, and the frames for each about the replica: a welcome, its state, and several times a
 //! second a beat with its load and the names that its cache has gained and lost.
 
 use super::LiveRequests;
@@ -8,7 +8,7 @@ use tonic::Status;
 use types::{Micros, RequestId};
 
 impl LiveRequests {
-    /// A router that was here under a former number claims what it still wants under its new one.
+    /// Attaches a router. One that was here under a former number claims its requests under its new one.
     pub fn attach(
         &mut self,
         router: u32,
@@ -29,7 +29,8 @@ impl LiveRequests {
         }
     }
 
-    /// Its requests go on for a grace period: a router that was only cut off may come back by then.
+    /// Keeps the requests of a router that is gone for a grace period: a router that was only cut off may come back by
+    /// then.
     pub fn router_gone(&mut self, router: u32, why: Status, now: Micros) {
         tracing::info!(router, why = why.message(), "a router is gone");
         self.routers.gone(router, why, now);
@@ -40,7 +41,7 @@ impl LiveRequests {
         self.routers.recite_to(router);
     }
 
-    /// Requests whose routers have been gone for longer than the grace end.
+    /// Ends requests whose routers have been gone for longer than the grace period.
     pub fn cancel_forsaken(&mut self, grace_micros: u64, now: Micros) {
         let forsaken = self.routers.forsaken(now, grace_micros);
         self.cancel_all(forsaken, now);

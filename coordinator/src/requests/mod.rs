@@ -1,8 +1,8 @@
-//! The requests of the attached routers: which router has which, the scheduler that runs them, and what routers are
-//! told. Knows no ranks.
+//! The requests of the attached routers: which router has which, the scheduler that runs them, and the frames for
+//! routers. Knows no ranks.
 //!
 //! A request is accepted or refused (`submit`, `adopt`), its steps are planned and answered here, and its tokens are an
-//! output (`outputs`) for its router (`routers`). What every router is told of the replica is in `attached`.
+//! output (`outputs`) for its router (`routers`). `attached` has the frames about the replica that every router gets.
 
 mod adopt;
 mod attached;
@@ -36,7 +36,7 @@ pub(crate) struct LiveRequests {
     /// The label of its metrics.
     of: ReplicaLabel,
     vocab: u32,
-    /// What this build speaks.
+    /// The protocols of this build.
     speaks: Speaks,
     /// The first frame to a router. Its context and policy are fixed when the replica first serves.
     welcome: wire::Welcome,
@@ -45,7 +45,7 @@ pub(crate) struct LiveRequests {
     planner: Option<StepPlanner>,
     /// Whether new requests are refused.
     is_draining: bool,
-    /// When a request last came with tokens that another replica had drawn.
+    /// When a request last came with tokens of another replica.
     taken_over: Option<Micros>,
     pace: Pace,
     traces: Traces,
@@ -165,8 +165,8 @@ impl LiveRequests {
 
     // -- epochs
 
-    /// An epoch begins on these ranks, which all speak this protocol, under this policy: the one that is meant by the
-    /// model's fingerprint, and over all of its bytes.
+    /// Begins an epoch on these ranks, which all speak this protocol, under this policy: by the model's fingerprint,
+    /// and over all of its bytes.
     pub fn epoch_begins(
         &mut self,
         (config, blueprint, protocol): (&Config, &Blueprint, u32),
@@ -197,19 +197,19 @@ impl LiveRequests {
         Ok(())
     }
 
-    /// The ranks have memory for these parts of their pools.
+    /// Commits these parts of the ranks' pools, which have memory.
     pub fn kv_committed(&mut self, parts: u32) {
         if let Some(planner) = &mut self.planner {
             planner.scheduler.commit(parts);
         }
     }
 
-    /// How much of the ranks' pools should have memory, with `ahead` positions to spare.
+    /// Returns how much of the ranks' pools should have memory, with `ahead` positions to spare.
     pub fn kv_wanted(&self, ahead: u32) -> u32 {
         self.planner.as_ref().map_or(0, |planner| planner.scheduler.parts_wanted(ahead))
     }
 
-    /// How much of the pools holds blocks that are in use or cached.
+    /// Returns how much of the pools holds blocks that are in use or cached.
     pub fn kv_held(&self) -> u32 {
         self.planner.as_ref().map_or(0, |planner| planner.scheduler.parts_held())
     }

@@ -1,8 +1,8 @@
-//! Estimates when a full queue has room again. Counts what it is told; knows no clock.
+//! Estimates when a full queue has room again. Counts what the caller passes; knows no clock.
 
 use types::Micros;
 
-/// How fast requests end, to tell refused ones when to retry.
+/// How fast requests end: refused requests get a retry time from it.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last_end: Option<Micros>,
@@ -20,7 +20,7 @@ impl Pace {
         }
     }
 
-    /// When all that waits now has been served.
+    /// The time until all waiting requests have been served.
     pub fn retry_after_ms(&self, n_waiting: u32) -> u32 {
         let micros = self.mean_micros.saturating_mul(n_waiting.into());
         (micros / 1000).clamp(Self::RETRY_MIN_MS, Self::RETRY_MAX_MS) as u32

@@ -1,5 +1,5 @@
-//! What befell each request on its way through the replica, for people who look: told with its next output, so that it
-//! costs no frame. Knows no tokens.
+//! The events of each request on its way through the replica, for display. They are sent with its next output, so that
+//! they cost no frame. Knows no tokens.
 
 use proto::cluster as wire;
 use proto::cluster::passage::Kind;
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use types::{Micros, RequestId, Slice, Step, Want};
 
-/// What is kept of one request until it is told. Further chunks are told as one.
+/// The most events of one request that wait to be sent. Further chunks are merged into one.
 const UNTOLD_MAX: usize = 64;
 
 #[derive(Default)]
@@ -38,7 +38,7 @@ impl Passages {
     }
 
     pub fn planned(&mut self, step: &Step, now: Micros) {
-        // One that has ended is not known any more, so the ranks forget this one for others' sake.
+        // A request that has ended is unknown here, so the ranks forget this one to make room for others.
         for id in &step.ends {
             if let Some(passing) = self.0.get_mut(id) {
                 passing.is_held = false;
@@ -58,7 +58,7 @@ impl Passages {
         }
     }
 
-    /// The ranks are gone, with what they held.
+    /// Records that the ranks are gone, with all that they held.
     pub fn epoch_ended(&mut self, now: Micros) {
         for passing in self.0.values_mut().filter(|passing| passing.is_held) {
             passing.is_held = false;
@@ -66,7 +66,7 @@ impl Passages {
         }
     }
 
-    /// What has befallen it since its last output.
+    /// Returns its events since its last output.
     pub fn told(&mut self, output: &Output, now: Micros) -> Vec<wire::Passage> {
         let Some(passing) = self.0.get_mut(&output.id) else { return Vec::new() };
         let untold = std::mem::take(&mut passing.untold);
@@ -136,7 +136,7 @@ mod tests {
         passages.planned(&slice(80..90, Want::Last), Micros(20));
         let began = [(Kind::Started, 90, 16, 16), (Kind::Chunk, 90, 16, 80), (Kind::Chunk, 80, 80, 90)];
         assert_eq!(told(&mut passages, None), began);
-        // A token alone is no news.
+        // A token alone is not reported.
         passages.planned(&slice(90..91, Want::Last), Micros(30));
         assert_eq!(told(&mut passages, None), []);
         passages.planned(&Step { ends: vec![ID], ..Step::default() }, Micros(40));

@@ -1,5 +1,5 @@
-//! How far the prompts of those requests are whose clients watch it: told before their first token, from what is
-//! planned and answered anyway. The scheduler does not know of it. Knows no tokens.
+//! The progress of the prompts that clients watch: sent before their first token, from what is planned and answered
+//! anyway. Knows no tokens; the scheduler does not know of it.
 
 use proto::cluster as wire;
 use scheduler::Output;
@@ -10,7 +10,7 @@ use types::{Request, RequestId, Step, StepId};
 pub(crate) struct Progress {
     /// The watched requests that have no token yet, with how much of each was in the prefix cache when it began.
     watched: HashMap<RequestId, u32>,
-    /// Of each step in flight that computes some of them: where it ends in each.
+    /// For each step in flight that computes some of them: where it ends in each.
     steps: VecDeque<(StepId, Vec<(RequestId, u32)>)>,
 }
 
@@ -24,7 +24,7 @@ impl Progress {
         self.watched.remove(&id);
     }
 
-    /// What is known of the requests that begin with this step.
+    /// Returns the cached part of the requests that begin with this step.
     pub fn planned(&mut self, step: &Step) -> Vec<wire::Output> {
         if self.watched.is_empty() {
             return Vec::new();
@@ -40,7 +40,7 @@ impl Progress {
         begun.into_iter().map(|(id, n_cached)| told(id, n_cached, n_cached)).collect()
     }
 
-    /// What is computed once this step was answered.
+    /// Returns the progress once this step was answered.
     pub fn answered(&mut self, step: StepId) -> Vec<wire::Output> {
         let mut all = Vec::new();
         while let Some((_, ends)) = self.steps.pop_front_if(|(first, _)| *first <= step) {
@@ -50,7 +50,7 @@ impl Progress {
         all
     }
 
-    /// The first token tells by itself that all of the prompt is computed.
+    /// Ends the watch: the first token shows that all of the prompt is computed.
     pub fn told(&mut self, output: &Output) {
         if output.n_tokens > 0 || output.finish.is_some() {
             self.watched.remove(&output.id);

@@ -1,4 +1,4 @@
-//! The attached routers: the requests of each, and what it is to be sent. Knows nothing of steps or ranks.
+//! The attached routers: the requests of each, and the frames for it. Knows nothing of steps or ranks.
 
 use super::names::{BLOCKS_RECITED_MAX, NameChanges};
 use crate::outbound::Outbound;
@@ -26,12 +26,12 @@ struct Router {
     names_told: NamesTold,
 }
 
-/// How much of the names of cached blocks the router was told.
+/// How many of the names of cached blocks the router was sent.
 #[derive(Default)]
 struct NamesTold {
     /// The number of frames with names so far.
     n_told: u64,
-    /// The names of blocks below this one have been told anew. None: it knows all.
+    /// The names of blocks below this one were sent anew. None: it has all.
     recited: Option<u32>,
 }
 
@@ -75,7 +75,8 @@ impl Routers {
         self.forget_if_idle(router);
     }
 
-    /// The router has come back under another number. Returns its requests, whose output has no reader any more.
+    /// Forgets the former number of a router that has come back. Returns its requests, whose output has no reader any
+    /// more.
     pub fn forget(&mut self, number: u32) -> Vec<RequestId> {
         let Some(router) = self.table.remove(&number) else { return Vec::new() };
         if let Attachment::Up { frames, .. } = router.attachment {
@@ -188,7 +189,7 @@ impl Routers {
         all.into_iter().flat_map(|number| self.send(number, Frame::State(state.clone()))).collect()
     }
 
-    /// The router is told all names again.
+    /// Sends the router all names again.
     pub fn recite_to(&mut self, number: u32) {
         if let Some(router) = self.table.get_mut(&number) {
             router.names_told.recited = Some(0);
@@ -199,7 +200,7 @@ impl Routers {
         self.table.values_mut().for_each(|router| router.names_told.recited = Some(0));
     }
 
-    /// Sends a beat to every router that was welcomed. `names` adds the names of some blocks, and says whether there
+    /// Sends a beat to every router that was welcomed. `names` adds the names of some blocks, and returns whether there
     /// are more.
     #[must_use]
     pub fn beat(
@@ -235,7 +236,7 @@ impl Routers {
 }
 
 impl NamesTold {
-    /// The changes, and the next piece for a router that has to learn all. A name that changes beyond the piece is sent
+    /// The changes, and the next piece for a router that needs all names. A name that changes beyond the piece is sent
     /// as a change, and perhaps again with its piece: the router keeps a set.
     fn cached(
         &mut self,
@@ -271,7 +272,7 @@ mod tests {
     use crate::outbound::outbound;
     use std::collections::BTreeSet;
 
-    /// Applies to `known` what the router hears.
+    /// Applies to `known` what the router receives.
     fn hear(known: &mut BTreeSet<u64>, told: Option<wire::Cached>, sequence: u64) {
         let Some(told) = told else { return };
         assert_eq!(told.sequence, sequence);

@@ -92,7 +92,7 @@ impl LiveRequests {
         Ok(())
     }
 
-    /// What came with a number that this build does not speak is refused, as by builds before it.
+    /// Refuses features of a number that this build does not speak, as builds before that number do.
     fn known(&self, request: &wire::Request) -> Result<(), SubmitRefusal> {
         let unknown = |what: &'static str| Err(Malformed::Unsupported(types::Unsupported(what)).into());
         match request {

@@ -56,7 +56,7 @@ impl RequestTimes {
         self.0.remove(&id);
     }
 
-    /// What a request took that has ended and had a token.
+    /// Returns the durations of a request that has ended and had a token.
     pub fn told(&mut self, output: &Output, now: Micros) -> Option<RequestDurations> {
         let passed = self.0.get_mut(&output.id)?;
         if output.n_tokens > 0 {

@@ -23,7 +23,7 @@ struct TracedSequence {
     is_started: bool,
 }
 
-/// What is known of a request before the scheduler accepts it.
+/// The data of a request before the scheduler accepts it.
 pub(crate) struct Submitted {
     id: RequestId,
     span: Traced,

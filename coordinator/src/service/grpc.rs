@@ -59,7 +59,7 @@ impl Service {
         }
     }
 
-    /// Asks the loop for a change, and waits until it is in force.
+    /// Requests a change from the loop, and waits until it is in force.
     async fn change<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<Response<T>, Status> {
         let (reply, answer) = oneshot::channel();
         self.tell(event(reply)).await?;
@@ -70,8 +70,8 @@ impl Service {
         }
     }
 
-    /// Returns the protocol that this coordinator and a peer speak. Builds that do not understand each other must say
-    /// so instead of giving wrong answers.
+    /// Returns the protocol that this coordinator and a peer speak. Builds without a common one must fail here instead
+    /// of giving wrong answers.
     fn meet(&self, version: &str, protocols: Option<Protocols>) -> Result<u32, Status> {
         let met = self.speaks.meet(Speaks::of(version, protocols));
         met.map_err(|refusal| Status::failed_precondition(refusal.to_string()))
@@ -88,7 +88,7 @@ fn unreadable(status: Status) -> Status {
         Code::Internal | Code::OutOfRange | Code::Unimplemented => {
             Status::invalid_argument(format!("a frame that cannot be read: {}", status.message()))
         }
-        // What the transport says of a connection that is gone says nothing of who went.
+        // The transport's message about a lost connection does not show which peer left.
         code if status.message().ends_with("error reading a body from connection") => {
             Status::new(code, "its connection closed without a goodbye: was it killed, or did it crash?")
         }
@@ -134,7 +134,7 @@ impl Coordinator for Service {
         let (reply, served) = oneshot::channel();
         self.tell(Event::Weights { reply }).await?;
         let served = served.await.map_err(|_| Status::unavailable("this coordinator is ending"))??;
-        // Of some hundred thousand weights it takes a while.
+        // This takes a while with some hundred thousand weights.
         let told = tokio::task::spawn_blocking(move || served.told(&weight)).await;
         told.map(Response::new).map_err(|_| Status::internal("the weights cannot be told"))
     }
@@ -187,7 +187,7 @@ impl<T> FrameReader<T> {
     async fn run(mut self, event: impl Fn(T) -> Result<Event, Status>, gone: impl Fn(Status) -> Event) {
         let closed = self.closed.clone();
         let Some(why) = closed.run_until_cancelled(self.read(event)).await else { return };
-        // If the loop has ended, nobody receives this.
+        // If the loop has ended, no task receives this.
         let _ended = self.events.send(gone(why)).await;
     }
 

@@ -17,7 +17,7 @@ const MESSAGE_BYTES: usize = 1 << 20;
 const MESSAGES_UNREAD_MAX: usize = 4;
 /// The most reads at once; each has a thread for as long as its reader takes bytes.
 const READS_MAX: usize = 64;
-/// A worker that waits for its turn longer than this is told to come again.
+/// A worker that waits for its turn longer than this is refused, and may try again.
 const TURN_MAX: Duration = Duration::from_secs(20);
 
 pub(crate) type ModelStream = ReceiverStream<Result<ModelBytes, Status>>;

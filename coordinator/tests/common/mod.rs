@@ -71,7 +71,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         mesh_seed: [7; 32],
         speaks: proto::Speaks::default(),
         limits: Limits::default(),
-        // More patience than in production: a busy machine must not make a worker count as dead. Tests that want losses
+        // Longer limits than in production: a busy machine must not make a worker count as dead. Tests that need losses
         // set these themselves.
         waits: Waits {
             state_every: Duration::from_millis(10),
@@ -173,7 +173,7 @@ impl Worker {
         assert!(timeout(PATIENCE, self.task).await.unwrap().unwrap_err().is_cancelled());
     }
 
-    /// The worker is told to end, and reports it before it disappears.
+    /// The worker is signalled to end, and reports it before it disappears.
     pub async fn leave(self) {
         self.stop.cancel();
         timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
@@ -316,7 +316,7 @@ impl Router {
         timeout(PATIENCE, state).await.expect("the state comes in time");
     }
 
-    /// Reads until a new state says that nothing is held.
+    /// Reads until a new state reports that nothing is held.
     pub async fn hear_idle(&mut self) {
         self.state.n_running = u32::MAX;
         self.hear_until(|state| (state.n_waiting, state.n_running, state.blocks_used) == (0, 0, 0)).await;

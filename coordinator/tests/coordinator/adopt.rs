@@ -44,7 +44,7 @@ async fn first_word(router: &mut Router, id: RequestId) -> usize {
     }
 }
 
-/// A request whose first router has heard this many tokens and then disappears.
+/// A request whose first router has received this many tokens and then disappears.
 async fn left_behind(cluster: &Cluster, request: Request, n_heard: usize) -> (RequestId, Request) {
     let mut gone = cluster.router().await;
     let id = gone.submit(request).await;
@@ -71,9 +71,9 @@ async fn what_was_said_is_said_again_and_what_was_left_is_gone() {
     let _worker = cluster.worker(slow());
     let mut router = cluster.router().await;
     let (of, left) = left_behind(&cluster, long(), 20).await;
-    // Its router has to be known to be gone: until then, the request is that router's own.
+    // The coordinator must have noticed that its router is gone: until then, the request is that router's own.
     router.hear_until(|state| state.n_running == 1).await;
-    // A router that knows nothing of it, as after a client's resumption, and one that knows more.
+    // A router that has nothing of it, as after a client's resumption, and one that has more.
     goes_on(cluster, router, of, Request { output: Vec::new(), ..left }).await;
 }
 
@@ -100,7 +100,7 @@ async fn nothing_else_than_the_same_request_is_a_claim_to_it() {
         Request { tenant: TenantId(7), ..fresh.clone() },
         sampling(Sampling { seed: 1, ..fresh.sampling.clone() }),
         sampling(Sampling { choice: 1, ..fresh.sampling.clone() }),
-        // It asks for more than the first time.
+        // It needs more than the first time.
         sampling(Sampling { logprobs: Some(0), ..fresh.sampling.clone() }),
         Request { goal: Goal::Score { top_n: 0 }, cache_bypass: true, ..fresh.clone() },
         // Its output is no prefix of the log.
@@ -112,7 +112,7 @@ async fn nothing_else_than_the_same_request_is_a_claim_to_it() {
         router.cancel(id).await;
         router.hear_all().await;
     }
-    // Ids that nobody has.
+    // Ids that no request has.
     for of in [RequestId(0), RequestId(u64::MAX), RequestId(of.0 + 1)] {
         let id = adopt(&mut router, of, fresh.clone()).await;
         assert!(first_word(&mut router, id).await < 10);

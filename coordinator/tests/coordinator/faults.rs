@@ -313,7 +313,7 @@ async fn requests_that_cannot_be_meant_are_refused_alone() {
     cluster.stop().await;
 }
 
-/// A worker made of the generated client: it sends what the test says.
+/// A worker made of the generated client: the test chooses its frames.
 struct RawWorker {
     up: mpsc::Sender<wire::WorkerFrame>,
     down: Streaming<wire::RankFrame>,
@@ -371,7 +371,7 @@ impl RawWorker {
         self.meet(None).await;
     }
 
-    /// Waits until all have loaded and are told to meet. `kv_parts` of its cache have memory.
+    /// Waits until all have loaded and receive `Meet`. `kv_parts` of its cache have memory.
     async fn meet(&mut self, kv_parts: Option<u32>) {
         self.meet_with(kv_parts, false).await;
     }
@@ -394,11 +394,11 @@ impl RawWorker {
     /// A heartbeat from within a step, waiting for a rank or for none.
     async fn beat_in_step(&self, waits_for: Option<u32>) {
         let beat = wire::Heartbeat { in_step: true, waits_for, ..wire::Heartbeat::default() };
-        // Nobody reads from a dismissed worker.
+        // The coordinator reads nothing from a dismissed worker.
         let _ended = self.up.send(frame(worker_frame::Frame::Heartbeat(beat))).await;
     }
 
-    /// A heartbeat that tells how much of its cache has memory.
+    /// A heartbeat with the committed part of its cache.
     async fn beat_kv(&self, epoch_n: u32, parts: u32) {
         self.beat_kv_after(0, epoch_n, parts).await;
     }
@@ -471,7 +471,7 @@ async fn ranks_that_lie_are_dismissed_by_name() {
     let id = router.submit(request(vec![1, 2, 3], 10)).await;
     let rank_frame::Frame::Step(bytes) = liar.next().await.unwrap() else { panic!("a step follows") };
     let step = proto::decode_step(&bytes).unwrap();
-    // No answer to the one slice that was asked for.
+    // No answer to the step's one slice.
     let done = StepDone { id: step.id, epoch: step.epoch, ..StepDone::default() };
     liar.say(worker_frame::Frame::Done((&done).into())).await;
     let end = liar.ended().await;
@@ -481,7 +481,7 @@ async fn ranks_that_lie_are_dismissed_by_name() {
     idle.ready(sim_digest()).await;
     let rank_frame::Frame::Step(bytes) = idle.next().await.unwrap() else { panic!("the step comes again") };
     let step = proto::decode_step(&bytes).unwrap();
-    // An answer without the one token that was asked for.
+    // An answer without the step's one token.
     let slices = vec![types::SliceDone::default()];
     let done = StepDone { id: step.id, epoch: step.epoch, slices, ..StepDone::default() };
     idle.say(worker_frame::Frame::Done((&done).into())).await;
@@ -543,13 +543,13 @@ async fn a_request_waits_for_blocks_that_some_rank_has_no_memory_for() {
     assert_eq!(step.starts.iter().map(|start| start.prompt.len()).collect::<Vec<_>>(), [40]);
     sampler.say(answer(&step)).await;
     router.hear_all().await;
-    // Nobody answers the step that ends the second request.
+    // No rank answers the step that ends the second request.
     drop((sampler, second));
     cluster.stop().await;
 }
 
-/// The build before uses all blocks of a rank that is ready, whatever it says of them. A rank that forgets whom it
-/// tells is found by a coordinator that is held to that build's protocol.
+/// The older build uses all blocks of a ready rank, whatever the rank reports. A coordinator that is limited to that
+/// build's protocol finds a rank that sends its parts all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rank_that_tells_the_build_before_of_parts_is_dismissed() {
     let speaks = proto::Speaks::up_to(proto::since::KV_PARTS - 1);
@@ -616,7 +616,7 @@ async fn two_ranks(cluster: &Cluster) -> [RawWorker; 2] {
     ranks
 }
 
-/// Waits until the coordinator reports that it has heard this rank.
+/// Waits until the coordinator reports that this rank has loaded.
 async fn heard_loaded(cluster: &Cluster, rank: usize) {
     let (_up, mut down) = attach(&cluster.dialer, &[hello(proto::VERSION)]).await.unwrap();
     let is_heard = |state: &wire::State| state.ranks.get(rank).is_some_and(|rank| rank.state == "meeting");
@@ -761,7 +761,7 @@ async fn ranks_of_one_grid_agree_or_the_stranger_goes() {
     let twin = RawWorker::join_at(&cluster, proto::VERSION, "here:1").await.unwrap().ended().await;
     assert!(twin.code() == Code::AlreadyExists && twin.message().contains("here:1"), "{twin:?}");
     first.say_loaded(sim_digest()).await;
-    // Two connections have no order: the one that is heard first sets the policy.
+    // Two connections have no order: the one that is read first sets the policy.
     heard_loaded(&cluster, 0).await;
     stranger.say_loaded([9; 32]).await;
     let end = stranger.ended().await;
@@ -805,7 +805,7 @@ async fn of_host(cluster: &Cluster, host: &str, port: u16) -> RawWorker {
 async fn a_host_that_has_loaded_another_model_is_taken_last() {
     let mut config = on_grid(config(64, 128, 16), 2, 1);
     config.waits.drain_max = Duration::from_millis(50);
-    // It is never out of the question: what is seen is the order.
+    // It stays a candidate: the test checks the order.
     (config.waits.replace_min, config.waits.replace_max) = (Duration::ZERO, Duration::ZERO);
     let cluster = Cluster::start(config);
     let (mut good, mut bad) = (of_host(&cluster, "good", 1).await, of_host(&cluster, "bad", 1).await);
@@ -820,7 +820,7 @@ async fn a_host_that_has_loaded_another_model_is_taken_last() {
     good.last = good.assigned().await;
     assert_eq!(good.last.mesh_addresses, ["good:1", "other:1"]);
     other.last = other.assigned().await;
-    // Where nothing can be placed without it, it is taken.
+    // If nothing can be placed without it, it is taken.
     drop(other);
     good.last = good.assigned().await;
     assert_eq!(good.last.mesh_addresses, ["good:1", "bad:2"]);
@@ -835,7 +835,7 @@ async fn a_host_that_has_loaded_another_model_is_taken_last() {
     cluster.stop().await;
 }
 
-/// The refused spare leaves nobody behind whose attempt could be waited for.
+/// The refused spare leaves no worker behind whose attempt could be waited for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fewer_ranks_carry_on_when_the_only_spare_was_refused() {
     let mut config = on_grid(config(64, 128, 16), 2, 1);

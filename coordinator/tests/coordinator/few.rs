@@ -17,7 +17,7 @@ fn slow() -> Sim {
     Sim { step_micros: 200, ..grid_sim() }
 }
 
-/// Records the context that its ranks are told.
+/// Records the context that its ranks receive.
 struct Noting {
     sim: Sim,
     contexts: Arc<Mutex<Vec<u32>>>,
@@ -38,7 +38,7 @@ async fn ready_on(router: &mut Router, tp: u32, pp: u32) {
     router.hear_until(|state| state.phase() == Phase::Ready && (state.tp, state.pp) == (tp, pp)).await;
 }
 
-/// One whole context fits two ranks, half of one fits one. No context was asked for.
+/// One whole context fits two ranks, half of one fits one. No context was configured.
 fn tight() -> Config {
     let mut config = on_grid(config(8, 128, 16), 2, 1);
     config.policy.context = None;
@@ -183,7 +183,7 @@ async fn a_context_that_memory_shortens_is_told_from_the_start() {
     cluster.stop().await;
 }
 
-/// A replica on fewer ranks has taken a stream over: it returns to more ranks after a while only.
+/// A replica on fewer ranks that has taken a stream over returns to more ranks only after a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_has_taken_a_stream_over_does_not_pause_it_to_grow() {
     let hold = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use proto::cluster::replica_frame::Frame;
 use std::collections::BTreeSet;
 use types::{BlockHash, TenantId, Token};
 
-/// What a router has learnt of a cache.
+/// The names that a router has received of a cache.
 #[derive(Default)]
 struct Known {
     names: BTreeSet<u64>,

@@ -1,4 +1,4 @@
-//! How far a prompt is comes before its first token, to those who ask.
+//! The progress of a prompt comes before its first token, for requests that watch it.
 
 use crate::common::{Cluster, PATIENCE, Router, config, next, request, router_frame, sim};
 use proto::cluster as wire;
@@ -6,7 +6,7 @@ use proto::cluster::replica_frame::Frame;
 use proto::cluster::router_frame::Frame as Up;
 use tokio::time::timeout;
 
-/// What is told of a prompt's computed and cached tokens until its answer has ended.
+/// Returns the computed and cached tokens that are sent for a prompt until its answer has ended.
 async fn told(router: &mut Router, tells_progress: bool) -> Vec<(u32, u32)> {
     let asked = request((0..40).collect(), 3);
     let id = router.next_id().0;

@@ -75,7 +75,7 @@ fn naming_tokens() -> types::Request {
     types::Request { sampling: types::Sampling { told: vec![3], ..request.sampling.clone() }, ..request }
 }
 
-/// What came with a number is a fact about builds that run: it stays, whatever comes with the next.
+/// The features of a number are a fact about builds that run: they stay, whatever comes with the next number.
 #[test]
 fn what_came_with_a_number_came_with_no_other() {
     let came = [

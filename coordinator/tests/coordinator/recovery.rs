@@ -1,4 +1,4 @@
-//! How a replica handles losses and wanted changes: it goes on, on whatever ranks there are, with the same tokens.
+//! How a replica handles losses and requested changes: it goes on, on whatever ranks there are, with the same tokens.
 
 use crate::common;
 use crate::common::{
@@ -289,7 +289,7 @@ async fn two_that_never_meet_are_named_and_not_tried_for_ever() {
     let cluster = Cluster::start(named("strangers", on_grid(config(64, 128, 16), 2, 1)));
     let _one = cluster.worker_at("one:1", Meets);
     let _other = cluster.worker_at(UNREACHABLE, Meets);
-    // It has never served, and waits for the grid that was asked for.
+    // It has never served, and waits for the configured grid.
     let (_up, mut down) = attach(&cluster.dialer, &[hello(proto::VERSION)]).await.unwrap();
     let apart = loop {
         match next(&mut down).await.unwrap() {
@@ -436,7 +436,7 @@ async fn a_router_that_comes_again_has_its_old_requests_dropped_at_once() {
         let hello = wire::RouterHello { version: proto::VERSION.into(), former, protocols: None };
         common::router_frame(router_frame::Frame::Hello(hello))
     };
-    // A number from another incarnation belongs to nobody, and a router that had none drops none.
+    // A number from another incarnation belongs to no router, and a router without one drops none.
     let strange = attach(&cluster.dialer, &[former(incarnation + 1, router.welcome.router)]).await.unwrap();
     let fresh = attach(&cluster.dialer, &[hello(proto::VERSION)]).await.unwrap();
     neighbour.check_one(&grid_sim()).await;

@@ -1,5 +1,5 @@
-//! Cache groups from the shape to the ranks: each has its own pool, every rank is told of it, and no sequence reads
-//! what another wrote. The simulator refuses a step that would.
+//! Cache groups from the shape to the ranks: each has its own pool, every rank receives it, and no sequence reads
+//! another's data. The simulator refuses a step that would.
 
 use crate::common;
 use crate::common::{Cluster, Random, Router, grid_sim, on_grid};

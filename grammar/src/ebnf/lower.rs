@@ -1,8 +1,8 @@
-//! Rules over characters to rules over sets of words.
+//! Lowers rules over characters to rules over sets of words.
 //!
-//! The engine takes the longest word that fits, and a grammar over characters takes any. The two are the same where
-//! no word is the beginning of another. So: a part without recursion is one set of words, unless a word in it begins
-//! a word of some set; then the part is taken apart, in the end to single characters. A grammar without recursion is
+//! The engine takes the longest word that fits, while a grammar over characters takes any. The two agree where no word
+//! is a prefix of another. So a part without recursion becomes one set of words, unless one of its words is a prefix of
+//! a word in some set. Then the part is split, down to single characters if necessary. A grammar without recursion is
 //! one set.
 
 use super::{Expr, Grammar};
@@ -11,11 +11,11 @@ use crate::words::Words;
 use crate::{GrammarLimits, GrammarRefused};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// A longer expression is not made one set of words.
+/// A longer expression does not become one set of words.
 const EXPRESSION_MAX: usize = 20_000;
-/// More sets are not compared with each other: all are taken apart.
+/// More sets than this are not compared with each other: all are split.
 const SETS_MAX: usize = 80;
-/// Work to compare two of them.
+/// The work limit for comparing two sets.
 const COMPARE_FUEL: u64 = 20_000;
 
 struct Lower<'g, 'r> {
@@ -23,7 +23,7 @@ struct Lower<'g, 'r> {
     rules: &'r mut Rules,
     /// The expression of each rule without recursion.
     regular: HashMap<&'g str, Option<String>>,
-    /// Expressions that are taken apart.
+    /// Expressions that are split.
     apart: HashSet<String>,
     known: HashMap<&'g str, Rule>,
     waiting: Vec<(&'g str, Rule)>,
@@ -34,7 +34,7 @@ struct Lower<'g, 'r> {
 pub(super) fn lower(grammar: &Grammar, rules: &mut Rules, limits: &GrammarLimits) -> Result<Rule, GrammarRefused> {
     let mut apart = HashSet::new();
     loop {
-        // Rules of an earlier round are written by nobody.
+        // No rules from an earlier round are written.
         let mut lower = Lower {
             grammar,
             rules,
@@ -65,7 +65,7 @@ pub(super) fn lower(grammar: &Grammar, rules: &mut Rules, limits: &GrammarLimits
     }
 }
 
-/// The sets that have a word which begins another, and those whose words it begins.
+/// Returns the sets with a word that is a prefix of another, and the sets of the longer words.
 fn ambiguous(sets: &BTreeMap<String, bool>) -> Vec<String> {
     let large = || sets.iter().filter(|(_, is_single)| !**is_single).map(|(set, _)| set.clone());
     if sets.len() > SETS_MAX {
@@ -125,10 +125,11 @@ impl<'g> Lower<'g, '_> {
     }
 }
 
-/// The expression of each rule that reaches no recursion, where it is of a fair size.
+/// Returns the expression of each rule that reaches no recursion, if it is not too large.
 fn regular(grammar: &Grammar) -> HashMap<&str, Option<String>> {
     let mut known: HashMap<&str, Option<String>> = HashMap::new();
-    // A rule is spelled when those that it uses are. What never is is recursive, or uses what is.
+    // A rule is spelled out once all rules that it uses are. A rule that never is either recurses or uses one that
+    // does.
     loop {
         let mut fresh = Vec::new();
         for (name, expr) in grammar.iter().filter(|(name, _)| !known.contains_key(name.as_str())) {
@@ -172,7 +173,8 @@ fn spell(expr: &Expr, known: &HashMap<&str, Option<String>>) -> Option<String> {
     (text.len() <= EXPRESSION_MAX).then_some(text)
 }
 
-/// Whether the empty text is among its texts. Recursion is not followed far: what is recursive is no set of words.
+/// Whether the expression matches the empty text. Recursion is followed only to a limited depth, as a recursive
+/// expression is no set of words.
 fn is_nullable(expr: &Expr, grammar: &Grammar, depth: usize) -> bool {
     match expr {
         Expr::Chars(_) => false,

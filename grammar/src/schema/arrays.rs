@@ -1,4 +1,4 @@
-//! Lists: what is claimed of each item, how many there are, and how many of them satisfy something.
+//! Lists: the claims on each item, the number of items, and how many of them satisfy a claim.
 
 use super::facts::{Claim, Contains, Facts};
 use super::objects::blank;
@@ -7,14 +7,14 @@ use crate::GrammarRefused;
 use crate::rules::{Rule, Symbol};
 use std::collections::HashMap;
 
-/// What is claimed of an item at its place.
+/// The claims on an item at its place.
 pub(super) fn claims_at(facts: &Facts, at: usize) -> Vec<Claim> {
     let own = facts.item.iter().filter(|(i, _)| *i == at).map(|(_, claim)| *claim);
     own.chain(facts.items.iter().filter(|(from, _)| *from <= at).map(|(_, claim)| *claim)).collect()
 }
 
-/// A list that is being written: the place of the next item, and what was counted so far. Places beyond those that
-/// anything tells apart are one.
+/// A position while a list is written: the place of the next item, and the counts so far. All places that no claim
+/// distinguishes count as one.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Point {
     at: usize,
@@ -23,7 +23,7 @@ struct Point {
 
 struct List<'f, 'a> {
     facts: &'f Facts<'a>,
-    /// No place from here on differs from the next.
+    /// From here on, all places have the same claims.
     same_from: usize,
     known: HashMap<Point, Rule>,
 }
@@ -52,7 +52,7 @@ impl<'a> Writer<'_, 'a> {
         Ok(())
     }
 
-    /// One item and more: those that have places of their own, and any number of the others.
+    /// One or more items: those with places of their own, and any number of the others.
     fn plain_items(&mut self, facts: &Facts<'a>) -> Option<Vec<Symbol>> {
         let (min, max) = facts.n_items;
         let n_own = same_from(facts);
@@ -98,7 +98,7 @@ impl<'a> Writer<'_, 'a> {
         Ok(Some(vec![Symbol::Rule(start)]))
     }
 
-    /// What may follow at a point of a list: its end, or an item and what follows that.
+    /// Returns what may follow at a point of a list: its end, or an item and what follows that.
     fn steps(
         &mut self,
         list: &mut List<'_, 'a>,
@@ -154,7 +154,7 @@ impl<'a> Writer<'_, 'a> {
     }
 }
 
-/// Of all items from here on the same is claimed.
+/// Returns the first place from which all items have the same claims.
 pub(super) fn same_from(facts: &Facts) -> usize {
     let own = facts.item.iter().map(|(at, _)| at + 1);
     own.chain(facts.items.iter().map(|(from, _)| *from)).max().unwrap_or(0)

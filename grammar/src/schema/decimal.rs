@@ -4,7 +4,7 @@ use crate::words::Words;
 use serde_json::Number;
 use std::cmp::Ordering;
 
-/// A number as its digits: `0.5` is ("0", "5"). Zeros that say nothing are not kept, and zero has no sign.
+/// A number as its digits: `0.5` is ("0", "5"). Redundant zeros are dropped, and zero has no sign.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Decimal {
     is_negative: bool,
@@ -13,7 +13,7 @@ pub(crate) struct Decimal {
 }
 
 impl Decimal {
-    /// A larger number is refused: its digits would be written out.
+    /// A larger exponent is refused: its digits would be written out.
     const EXPONENT_MAX: i32 = 400;
 
     pub(crate) fn of(number: &Number) -> Option<Decimal> {
@@ -45,7 +45,7 @@ impl Decimal {
         self.part.is_empty()
     }
 
-    /// The shortest way to write it.
+    /// Returns the shortest notation of the number.
     pub(crate) fn plain(&self) -> String {
         let (sign, whole) =
             (if self.is_negative { "-" } else { "" }, if self.whole.is_empty() { "0" } else { &self.whole });
@@ -56,12 +56,13 @@ impl Decimal {
         self.whole.is_empty() && self.part.is_empty()
     }
 
-    /// The digits as one whole number, and how many of them stand behind the point.
+    /// Returns the digits as one whole number, and how many of them are behind the point.
     pub(crate) fn scaled(&self) -> Option<(u64, usize)> {
         (self.whole.clone() + &self.part).parse().ok().map(|digits| (digits, self.part.len()))
     }
 
-    /// Whether it is a multiple of another, to compare automata with; none where the numbers are too large to tell.
+    /// Whether this is a multiple of another number, to compare automata with. None where the numbers are too large to
+    /// decide.
     #[cfg(test)]
     pub(crate) fn is_multiple_of(&self, of: &Decimal) -> Option<bool> {
         let places = self.part.len().max(of.part.len());
@@ -81,7 +82,7 @@ impl Decimal {
         rest.map(|rest| rest == 0)
     }
 
-    /// Every way to write this number.
+    /// All notations of this number.
     pub(crate) fn words(&self) -> Words {
         let sign = if self.is_negative { "-" } else { "" };
         let whole = if self.whole.is_empty() { "0" } else { &self.whole };
@@ -91,7 +92,7 @@ impl Decimal {
         })
     }
 
-    /// Every number above it, among those that `number_words` has.
+    /// All larger numbers among those that `number_words` has.
     pub(crate) fn above(&self, or_equal: bool) -> Words {
         let positive = || Words::regex("[0-9.]+");
         if self.is_negative {

@@ -1,4 +1,4 @@
-//! From claims on a value to the ways in which they can hold, each a list of facts. Knows nothing of text.
+//! Expands claims on a value to the ways in which they can hold, each a list of facts. Knows nothing of text.
 
 use super::facts::{Claim, Evaluated, Fact, Facts};
 use super::places::{Place, Places};
@@ -26,15 +26,15 @@ impl<'a> Way<'a> {
 /// One of these holds.
 pub(super) type Choice<'a> = Vec<Way<'a>>;
 
-/// Whether a schema around this one asks which of its parts held.
+/// Whether a schema around this one needs to know which of its parts held.
 #[derive(Clone, Copy)]
 pub(super) struct Scope {
     pub(super) is_there: bool,
-    /// Whether it asks which items they looked at.
+    /// Whether it needs to know which items they evaluated.
     pub(super) asks_items: bool,
 }
 
-/// What a schema asks of a value.
+/// The requirements of a schema on a value.
 #[derive(Default)]
 pub(super) struct Asked<'a> {
     /// All of them hold.
@@ -43,7 +43,7 @@ pub(super) struct Asked<'a> {
     pub(super) rest_items: Option<Claim>,
 }
 
-/// The claims on the way to this one, about the same value.
+/// The claims on the path to this one, about the same value.
 struct Above {
     claim: Claim,
     before: Option<Rc<Above>>,
@@ -62,14 +62,14 @@ struct State<'a> {
     seen: HashSet<(Claim, Rc<[usize]>)>,
 }
 
-/// A copy of so many entries costs as much as a step: copies are what takes memory.
+/// A copy of this many entries costs as much as a step: copies dominate the memory use.
 const ENTRIES_A_STEP: usize = 16;
 
 fn too_many(limits: &GrammarLimits) -> GrammarRefused {
     GrammarRefused::too_large("the number of combinations of schemas", limits.nodes_max)
 }
 
-/// All ways in which the claims hold together.
+/// Returns all ways in which the claims hold together.
 pub(super) fn expand<'a>(
     places: &Places<'a>,
     structures: &Structures,
@@ -124,7 +124,7 @@ impl<'a> State<'a> {
         }
         let none: Rc<[usize]> = Rc::new([]);
         for claim in way.claims.iter().rev() {
-            // What does not hold has looked at nothing.
+            // A claim that does not hold has evaluated nothing.
             let scopes = if claim.1 { scopes.clone() } else { none.clone() };
             self.tasks.push(Task::Claim { claim: *claim, scopes, above: above.clone() });
         }

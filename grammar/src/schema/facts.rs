@@ -1,5 +1,4 @@
-//! What is known of a value on one way through a schema: every fact must hold. Knows nothing of documents and of
-//! text.
+//! The facts about a value on one way through a schema: every fact must hold. Knows nothing of documents or text.
 
 use super::decimal::Decimal;
 use super::places::Place;
@@ -9,7 +8,7 @@ use serde_json::Value;
 /// A schema that a value satisfies (true) or does not (false).
 pub(crate) type Claim = (Place, bool);
 
-/// Items from a place on of which a claim holds for so many.
+/// Items from a place on, a given number of which satisfy a claim.
 #[derive(Clone, Debug)]
 pub(crate) struct Contains {
     pub(crate) from: usize,
@@ -55,11 +54,11 @@ pub(crate) enum Fact<'a> {
     Required(&'a str),
     MinProperties(usize),
     MaxProperties(usize),
-    /// A property with such a name, for whose value the claim holds.
+    /// A property with such a name exists, and the claim holds for its value.
     Exists(Names<'a>, Claim),
 }
 
-/// What is known together.
+/// The facts together.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) kinds: u8,
@@ -84,7 +83,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) evaluated: Vec<Evaluated<'a>>,
 }
 
-/// What the keywords of a schema with `unevaluated..` have looked at, on this way.
+/// The parts that the keywords of a schema with `unevaluated..` have evaluated on this way.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Evaluated<'a> {
     pub(crate) names: Vec<&'a str>,
@@ -92,7 +91,7 @@ pub(crate) struct Evaluated<'a> {
     pub(crate) all_properties: bool,
     pub(crate) n_items: usize,
     pub(crate) all_items: bool,
-    /// Whether it asks for the rest of the items.
+    /// Whether it needs the rest of the items.
     pub(crate) asks_items: bool,
     pub(crate) rest_properties: Option<Claim>,
     pub(crate) rest_items: Option<Claim>,
@@ -124,14 +123,14 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// How many entries a copy of it has.
+    /// The number of entries in a copy.
     pub(crate) fn n_entries(&self) -> usize {
         let values = self.values.as_ref().map_or(0, Vec::len) + self.unlike.len();
         let items = self.item.len() + self.items.len() + self.contains.len();
         values + items + self.property.len() + self.properties.len() + self.required.len()
     }
 
-    /// One more fact. `scopes` are the schemas with `unevaluated..` that it is a part of.
+    /// Adds one fact. `scopes` are the schemas with `unevaluated..` that it is a part of.
     pub(crate) fn add(&mut self, fact: Fact<'a>, scopes: &[usize]) {
         self.note(&fact, scopes);
         match fact {
@@ -187,7 +186,7 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// What no keyword has looked at is now known to be the rest.
+    /// Fixes the rest: everything that no keyword has evaluated.
     pub(crate) fn settle(&mut self) {
         for scope in std::mem::take(&mut self.evaluated) {
             let rest = Names::Rest { names: scope.names, patterns: scope.patterns };

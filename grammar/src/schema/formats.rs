@@ -1,5 +1,5 @@
-//! Named formats of strings as sets of texts. A text that is written has the format; a few that nobody writes, such
-//! as leap seconds, are not among them.
+//! Named formats of strings as sets of texts. Every generated text has the format. A few texts that are never used in
+//! practice, such as leap seconds, are left out.
 
 use crate::words::Words;
 
@@ -13,7 +13,7 @@ const LABEL: &str = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?";
 const HOST: &str = "[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?";
 const NAME: &str = "[a-zA-Z0-9!#$%&'*+\\x2F=?^_`{|}~-]+";
 
-/// JSON strings that have the format; none if the format is not known.
+/// Returns the JSON strings that have the format; None if the format is not known.
 pub(super) fn words(format: &str) -> Option<Words> {
     let hex = |n: usize| format!("[0-9a-fA-F]{{{n}}}");
     let inner = match format {
@@ -25,7 +25,7 @@ pub(super) fn words(format: &str) -> Option<Words> {
         "ipv4" => format!("{BYTE}(?:\\.{BYTE}){{3}}"),
         "ipv6" => ipv6(),
         "hostname" => return Some(hostname()),
-        // Without lengths: an automaton that counts has states for each count, and each is new work for a mask.
+        // No lengths are enforced: an automaton that counts has states for each count, and each is new work for a mask.
         "email" => format!("{NAME}(?:\\.{NAME})*@{HOST}(?:\\.{HOST})+"),
         "uri" => uri(""),
         "iri" => uri(UNICODE),
@@ -39,12 +39,12 @@ pub(super) fn words(format: &str) -> Option<Words> {
     Some(Words::Regex(format!("\"(?:{inner})\"")))
 }
 
-/// Whether a format has a meaning here.
+/// Whether the format is known here.
 pub(crate) fn is_known(format: &str) -> bool {
     words(format).is_some()
 }
 
-/// Whether the texts are all that have the format, so that each other text does not have it.
+/// Whether the set contains all texts of the format, so that any text outside it does not have the format.
 pub(super) fn is_exact(format: &str) -> bool {
     matches!(format, "date" | "uuid" | "ipv4")
 }
@@ -63,17 +63,17 @@ fn duration() -> String {
 }
 
 const CODED: &str = "%[0-9A-Fa-f]{2}";
-/// The characters that IRIs have beside those of URIs, without the planes that nobody writes.
+/// The characters that IRIs have beside those of URIs, without planes that are not used in practice.
 const UNICODE: &str = "\\u{A0}-\\u{D7FF}\\u{F900}-\\u{FDCF}\\u{FDF0}-\\u{FFEF}\\u{10000}-\\u{1FFFD}";
-/// Texts with quotes or backslashes are left out: JSON writes them otherwise.
+/// Texts with quotes or backslashes are left out, as JSON escapes them.
 const POINTER: &str = "(?:\\x2F(?:[^\"\\\\~\\x2F\\x00-\\x1F\\x7F]|~[01])*)*";
 
-/// A path's characters, with these beside them.
+/// The characters of a path, and `more`.
 fn path_chars(more: &str) -> String {
     format!("(?:[a-zA-Z0-9._~!$&'()*+,;=:@{more}-]|{CODED})")
 }
 
-/// What stands behind `//`, and the path.
+/// The part behind `//`, and the path.
 fn authority(more: &str) -> String {
     let named = format!("(?:[a-zA-Z0-9._~!$&'()*+,;={more}-]|{CODED})*");
     let user = format!("(?:[a-zA-Z0-9._~!$&'()*+,;=:{more}-]|{CODED})*");
@@ -112,7 +112,7 @@ fn uri_template() -> String {
 fn ipv6() -> String {
     let h = "[0-9a-fA-F]{1,4}";
     let mut ways = vec![format!("(?:{h}:){{7}}{h}"), format!("(?:{h}:){{6}}{BYTE}(?:\\.{BYTE}){{3}}")];
-    // So many groups before the gap, and at most the rest after it.
+    // This many groups before the gap, and at most the rest after it.
     for before in 0..=7usize {
         let head = match before {
             0 => String::new(),
@@ -123,7 +123,7 @@ fn ipv6() -> String {
             n => format!("(?:{h}(?::{h}){{0,{}}})?", n - 1),
         };
         ways.push(format!("{head}::{tail}"));
-        // The last two groups may be written as the four bytes that they are.
+        // The last two groups may be written as their four bytes.
         if before <= 5 {
             let middle = if before == 5 { String::new() } else { format!("(?:{h}:){{0,{}}}", 5 - before) };
             ways.push(format!("{head}::{middle}{BYTE}(?:\\.{BYTE}){{3}}"));

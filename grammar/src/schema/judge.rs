@@ -1,4 +1,4 @@
-//! Whether a value satisfies a claim: asked of the few values that a schema names.
+//! Decides whether a value satisfies a claim, for the few values that a schema names.
 
 use super::decimal::Decimal;
 use super::expand::expand;
@@ -28,7 +28,7 @@ impl<'a> Writer<'_, 'a> {
         Ok(is_listed && self.fits_beside_list(facts, value, depth)?)
     }
 
-    /// Whether all but the list of values fits the value: for one that is of that list.
+    /// Whether a value from the list of values satisfies everything but the list.
     pub(super) fn fits_beside_list(
         &mut self,
         facts: &Facts<'a>,
@@ -104,7 +104,7 @@ impl<'a> Writer<'_, 'a> {
         Ok(true)
     }
 
-    /// What is claimed of the value of a property.
+    /// Returns the claims on the value of a property.
     pub(super) fn claims_of(&mut self, facts: &Facts<'a>, name: &str) -> Result<Vec<Claim>, GrammarRefused> {
         let own = facts.property.iter().filter(|(other, _)| *other == name).map(|(_, claim)| *claim);
         let mut claims: Vec<Claim> = own.collect();

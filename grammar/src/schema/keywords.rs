@@ -1,4 +1,4 @@
-//! The words of JSON Schema: which hold schemas, which are for people, and which are refused by name.
+//! The keywords of JSON Schema: which hold schemas, which are annotations for people, and which are refused by name.
 
 use crate::GrammarRefused;
 use serde_json::Value;
@@ -22,7 +22,7 @@ pub(super) const LIST: &[&str] = &["allOf", "anyOf", "oneOf", "prefixItems", "it
 /// Each has schemas by name.
 pub(super) const NAMED: &[&str] =
     &["$defs", "definitions", "properties", "patternProperties", "dependentSchemas", "dependencies"];
-/// They say nothing about which values are valid.
+/// Keywords that do not affect which values are valid.
 const FOR_PEOPLE: &[&str] = &[
     "$schema",
     "$id",
@@ -42,10 +42,10 @@ const FOR_PEOPLE: &[&str] = &[
     "contentEncoding",
     "contentMediaType",
     "contentSchema",
-    // OpenAI's word for a tool, which clients often write among those of its schema. It promises what is done anyway.
+    // OpenAI's keyword for a tool, which clients often write into its schema. It promises what this crate always does.
     "strict",
 ];
-/// They say something, and all of it is enforced.
+/// Keywords that restrict values, and are enforced in full.
 const ENFORCED: &[&str] = &[
     "$ref",
     "$dynamicRef",
@@ -71,7 +71,7 @@ const ENFORCED: &[&str] = &[
     "maxProperties",
     "dependentRequired",
 ];
-/// What `$schema` may be. Others have words of their own.
+/// The supported values of `$schema`. Other drafts have keywords of their own.
 const DRAFTS: &[&str] = &[
     "json-schema.org/draft/2020-12/schema",
     "json-schema.org/draft/2019-09/schema",
@@ -83,7 +83,7 @@ pub(super) fn is_for_people(key: &str) -> bool {
     FOR_PEOPLE.contains(&key) || key.starts_with("x-")
 }
 
-/// What a keyword has for a value.
+/// The kind of value that a keyword has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Holds {
     Schema,
@@ -107,7 +107,7 @@ pub(crate) fn is_known(word: &str) -> bool {
     is_for_people(word) || tables.iter().any(|words| words.contains(&word))
 }
 
-/// The schemas in a schema, with their paths. An unknown word is refused, wherever it stands.
+/// Returns the schemas within a schema, with their paths. Refuses an unknown keyword wherever it is.
 pub(super) fn children<'a>(schema: &'a Value, path: &str) -> Result<Vec<(String, &'a Value)>, GrammarRefused> {
     let object = match schema {
         Value::Bool(_) => return Ok(Vec::new()),
@@ -142,7 +142,7 @@ fn known_draft(value: &Value, at: &str) -> Result<(), GrammarRefused> {
     if DRAFTS.contains(&name) { Ok(()) } else { Err(GrammarRefused::unsupported(at, format!("the dialect {text:?}"))) }
 }
 
-/// A name as JSON pointers write it.
+/// Escapes a name as JSON pointers do.
 pub(super) fn escaped(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }

@@ -1,11 +1,11 @@
-//! JSON Schema to rules. What a schema says is enforced exactly or refused by its path; nothing is fetched.
+//! JSON Schema to rules. Everything in a schema is enforced exactly or refused by its path; nothing is fetched.
 //!
 //! ```text
 //! document ── places ──▶ claims on values ── expand ──▶ ways, each a list of facts ── writer ──▶ rules
 //! ```
 //!
-//! A rule stands for a set of claims on one value: `(schema, holds)`. What a value's parts must satisfy is again a
-//! set of claims, so that references, also circular ones, end at a rule that is there already.
+//! A rule represents a set of claims on one value: `(schema, holds)`. The requirements on a value's parts are again a
+//! set of claims. So references, also circular ones, end at a rule that already exists.
 
 mod arrays;
 mod decimal;

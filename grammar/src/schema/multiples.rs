@@ -4,11 +4,11 @@ use super::decimal::Decimal;
 use crate::words::Words;
 use std::collections::BTreeMap;
 
-/// More states, or a longer expression, and the step is refused.
+/// A step that needs more states, or a longer expression, is refused.
 const STATES_MAX: u64 = 400;
 const EXPRESSION_MAX: usize = 40_000;
 
-/// Numbers that are multiples of it, among those that are numbers; none if there is no expression of a fair size.
+/// Returns the numbers that are multiples of the step. None if there is no expression of acceptable size.
 pub(super) fn words(step: &Decimal) -> Option<Words> {
     let (mut left, places) = step.scaled().filter(|(digits, _)| *digits > 0)?;
     let mut all = Vec::new();
@@ -32,7 +32,7 @@ pub(super) fn words(step: &Decimal) -> Option<Words> {
     Some(if all.len() == 1 { all.remove(0) } else { Words::All(all) })
 }
 
-/// Numbers whose digits, to so many places behind the point, are a multiple of `by`; any further digits are zeros.
+/// Numbers whose first `places` digits behind the point make a multiple of `by`; any further digits are zeros.
 fn divided(by: u64, places: usize) -> Option<Words> {
     if by * (places as u64 + 2) > STATES_MAX {
         return None;
@@ -41,13 +41,13 @@ fn divided(by: u64, places: usize) -> Option<Words> {
     Some(Words::Regex(format!("-?(?:{expression})")))
 }
 
-/// Where each digit leads (10 is the point), and whether a number may end there. State 0 is the start.
+/// The next state for each digit (10 is the point), and whether a number may end there. State 0 is the start.
 struct Automaton {
     steps: Vec<[Option<usize>; 11]>,
     is_end: Vec<bool>,
 }
 
-/// A state is the remainder and how many digits behind the point were read, none of them while before it.
+/// A state is the remainder and the number of digits read behind the point. That number is none before the point.
 fn automaton(by: u64, places: u64) -> Automaton {
     let state = |rest: u64, read: u64| (1 + read * by + rest) as usize;
     let n = state(by - 1, places + 1) + 1;
@@ -77,7 +77,7 @@ fn automaton(by: u64, places: u64) -> Automaton {
     automaton
 }
 
-/// The same with states that nothing tells apart made one.
+/// Minimizes the automaton: merges states that no text distinguishes.
 fn smallest(automaton: &Automaton) -> Automaton {
     let n = automaton.steps.len();
     let mut class: Vec<usize> = automaton.is_end.iter().map(|is| usize::from(*is)).collect();
@@ -105,7 +105,7 @@ fn smallest(automaton: &Automaton) -> Automaton {
     small
 }
 
-/// The expression of an automaton, by taking its states away, those with the fewest ways through them first.
+/// Converts an automaton to an expression by removing its states, those with the fewest paths through them first.
 fn expression(automaton: &Automaton) -> Option<String> {
     let n = automaton.steps.len();
     let (start, end) = (n, n + 1);

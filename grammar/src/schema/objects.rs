@@ -1,4 +1,4 @@
-//! Objects: properties that are named, in their order, and then any others.
+//! Objects: named properties in their order, and then any others.
 
 use super::facts::{Claim, Facts, Names};
 use super::text::{quoted, strings};
@@ -8,11 +8,11 @@ use crate::rules::{Rule, Symbol};
 use crate::words::Words;
 use std::collections::{HashMap, HashSet};
 
-/// The signs between values, with the blanks that may stand beside them.
+/// The signs between values, with the whitespace that may surround them.
 pub(super) mod blank {
     use crate::words::Words;
 
-    /// A space, or a new line that is indented: bounded, so that nobody writes blanks for ever.
+    /// A space, or an indented new line. The length is bounded, so that an answer cannot consist of endless whitespace.
     const BLANK: &str = "(?: |\\n {0,32}|\\n\\t{0,8})?";
 
     pub(in crate::schema) fn open(sign: char) -> Words {
@@ -32,16 +32,16 @@ pub(super) mod blank {
     }
 }
 
-/// A property, or the run of those that have no name.
+/// A property, or the run of properties without a name in the schema.
 #[derive(Clone)]
 struct Entry {
     parts: Vec<Symbol>,
     is_required: bool,
-    /// One name stands for one property; a run for one and more.
+    /// A name denotes one property; a run denotes one or more.
     is_run: bool,
 }
 
-/// Sets of names that a fact speaks of, beside those that are named.
+/// The limit of sets of names in facts, beside the named properties.
 const SETS_MAX: usize = 6;
 
 impl<'a> Writer<'_, 'a> {
@@ -56,8 +56,8 @@ impl<'a> Writer<'_, 'a> {
         if !exists.is_empty() {
             return Err(GrammarRefused::unsupported("not", "two properties that must be there by what they are not"));
         }
-        // The property that must be there is one that has a name, or the last of the others: a later one of the same
-        // name would take its place.
+        // The required property is a named one, or the last of the others: a later one of the same name would replace
+        // it.
         for name in names_in(facts) {
             if self.names_have(&names.0, name)? {
                 let mut with = facts.clone();
@@ -105,7 +105,7 @@ impl<'a> Writer<'_, 'a> {
         Ok(())
     }
 
-    /// The properties that have names; none if one of them must be there and cannot.
+    /// Returns the named properties; None if one of them is required and impossible.
     fn entries(&mut self, facts: &Facts<'a>) -> Result<Option<Vec<Entry>>, GrammarRefused> {
         let colon = self.rules.words(&blank::colon());
         let required: HashSet<&str> = facts.required.iter().copied().collect();
@@ -135,8 +135,8 @@ impl<'a> Writer<'_, 'a> {
         Ok(Some(entries))
     }
 
-    /// One property that has no name in the schema: by the sets that its name is in, a value each. With `last`, its
-    /// name is one of those, and the claim holds for its value.
+    /// One property without a name in the schema: one value for each combination of sets that contain its name. With
+    /// `last`, its name is in those sets, and the claim holds for its value.
     fn others(
         &mut self,
         facts: &Facts<'a>,
@@ -204,7 +204,7 @@ impl<'a> Writer<'_, 'a> {
         Ok((!alternatives.is_empty()).then(|| Symbol::Rule(self.rules.add(alternatives))))
     }
 
-    /// The sets of names that a fact tells apart.
+    /// Returns the sets of names that a fact distinguishes.
     fn sets_of(&mut self, names: &Names<'a>) -> Result<Vec<Words>, GrammarRefused> {
         match names {
             Names::Pattern(pattern) => Ok(vec![self.pattern(pattern)?]),
@@ -213,8 +213,8 @@ impl<'a> Writer<'_, 'a> {
         }
     }
 
-    /// One property and more, in order, with commas between them. Halves are joined, so that rules lie in each other
-    /// only as deep as the logarithm of their number.
+    /// One or more properties in order, with commas between them. Halves are joined, so that rules nest only as deep as
+    /// the logarithm of their number.
     fn joined(&mut self, entries: &[Entry], comma: &Symbol) -> Option<Vec<Symbol>> {
         match entries {
             [] => None,
@@ -240,7 +240,7 @@ impl<'a> Writer<'_, 'a> {
         }
     }
 
-    /// The same where it matters how many there are: a rule for each entry and each count so far.
+    /// Does the same where the number of properties matters: one rule for each entry and each count so far.
     fn counted(
         &mut self,
         entries: &[Entry],
@@ -250,7 +250,7 @@ impl<'a> Writer<'_, 'a> {
         let (min, max) = facts.n_properties;
         let n_required = entries.iter().filter(|entry| entry.is_required).count();
         let has_run = entries.iter().any(|entry| entry.is_run);
-        // Two properties of a run may have one name, and are one property then.
+        // Two properties of a run may have the same name, and then are one property.
         if has_run && min > n_required + 1 {
             return Err(GrammarRefused::unsupported("minProperties", "a minimum of properties that are not named"));
         }
@@ -258,7 +258,7 @@ impl<'a> Writer<'_, 'a> {
         if most > self.limits.repeat_max {
             return Err(GrammarRefused::too_large("a count of properties", self.limits.repeat_max));
         }
-        // `after[count]`: what may follow when so many are written, `most` also standing for more if there is no
+        // `after[count]`: what may follow after this many properties. `most` also stands for more if there is no
         // maximum.
         let enough = |count: usize| if count >= min && count > 0 { vec![Vec::new()] } else { Vec::new() };
         let mut after: Vec<Rule> = (0..=most).map(|count| self.rules.add(enough(count))).collect();
@@ -293,7 +293,7 @@ impl<'a> Writer<'_, 'a> {
     }
 }
 
-/// The names that any fact speaks of, in their order.
+/// Returns the names in all facts, in their order.
 fn names_in<'f, 'a>(facts: &'f Facts<'a>) -> impl Iterator<Item = &'a str> + use<'f, 'a> {
     let rest = facts.properties.iter().chain(&facts.exists).filter_map(|(names, _)| match names {
         Names::Rest { names, .. } => Some(names),

@@ -1,4 +1,4 @@
-//! What a schema asks of a value that satisfies it, keyword by keyword.
+//! The requirements of a schema on a value that satisfies it, keyword by keyword.
 
 use super::expand::{Asked, Choice, Scope, Way};
 use super::facts::{Contains, Fact, Names};
@@ -9,7 +9,8 @@ use super::values::kinds;
 use crate::GrammarRefused;
 use serde_json::{Map, Value};
 
-/// So many schemas of an `anyOf` are told apart exactly, where `unevaluated..` asks which of them held.
+/// The limit of schemas of an `anyOf` that are distinguished exactly, where `unevaluated..` needs to know which of them
+/// held.
 const EXACT_MAX: usize = 6;
 
 struct Reader<'p, 'a> {
@@ -20,7 +21,7 @@ struct Reader<'p, 'a> {
     asked: Asked<'a>,
 }
 
-/// Where a schema around it asks which parts of it held, they are told apart.
+/// Returns the requirements of a schema. Distinguishes which parts held where a schema around it needs to know.
 pub(super) fn asked<'a>(places: &Places<'a>, place: Place, scope: Scope) -> Result<Asked<'a>, GrammarRefused> {
     let schema = match places.value(place) {
         Value::Object(schema) => schema,
@@ -125,7 +126,7 @@ impl<'a> Reader<'_, 'a> {
             }
             "unevaluatedProperties" => self.asked.rest_properties = Some((self.inner(word.value)?, true)),
             _ => {
-                // A property whose name is not such a string has no value that it may have.
+                // A property whose name is not such a string has no valid value.
                 let claim = (self.inner(word.value)?, false);
                 let nothing = (self.places.nothing(), true);
                 self.fact(Fact::Properties(Names::Claimed(claim), nothing));
@@ -206,20 +207,20 @@ impl<'a> Reader<'_, 'a> {
     }
 }
 
-/// Every way in which at least one of them holds, each of them told to hold or not to.
+/// Returns every way in which at least one of them holds. Each way fixes for every schema whether it holds.
 fn exactly<'a>(any: &[Place]) -> Choice<'a> {
     let ways = 1..1usize << any.len();
     let way = |bits: usize| Way::claims(any.iter().enumerate().map(|(i, place)| (*place, bits >> i & 1 == 1)));
     ways.map(way).collect()
 }
 
-/// The schemas of the first items, by either name.
+/// Returns the schemas of the first items, under either name of the keyword.
 pub(super) fn first_items(schema: &Map<String, Value>) -> &[Value] {
     let older = || schema.get("items").and_then(Value::as_array);
     schema.get("prefixItems").and_then(Value::as_array).or_else(older).map_or(&[], Vec::as_slice)
 }
 
-/// How many items `contains` asks for.
+/// Returns the number of items that `contains` requires.
 pub(super) fn contained<'a>(
     places: &Places<'a>,
     place: Place,
@@ -232,7 +233,7 @@ pub(super) fn contained<'a>(
     Ok((count("minContains")?.unwrap_or(1), count("maxContains")?))
 }
 
-/// The names that `additionalProperties` speaks of.
+/// Returns the names that `additionalProperties` covers.
 pub(super) fn other_names<'a>(schema: &'a Map<String, Value>) -> Names<'a> {
     let keys = |word: &str| schema.get(word).and_then(Value::as_object);
     let names = |word| keys(word).into_iter().flat_map(Map::keys).map(String::as_str).collect();

@@ -1,11 +1,11 @@
-//! Values of keywords, read as what they must be. Knows nothing of what they mean.
+//! Reads the values of keywords as their required types. Knows nothing of their meaning.
 
 use super::decimal::Decimal;
 use super::values::kinds;
 use crate::GrammarRefused;
 use serde_json::{Map, Value};
 
-/// A keyword of a schema with its path, for what is said of it.
+/// A keyword of a schema with its path, for error messages.
 pub(super) struct Keyword<'a> {
     pub(super) name: &'a str,
     pub(super) value: &'a Value,

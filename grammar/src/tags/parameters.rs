@@ -9,8 +9,7 @@ use serde_json::Value;
 
 const END: &str = "</parameter>";
 
-/// Properties in their order, the optional ones where they are wanted. A string is written as it is, everything else
-/// as JSON.
+/// Writes properties in their order, each optional one or not. A string is written as it is, everything else as JSON.
 pub(super) fn write(writer: &mut Writer, document: &Value, at: &str) -> Result<Vec<Symbol>, GrammarRefused> {
     const KNOWN: &[&str] = &[
         "type",
@@ -53,8 +52,8 @@ pub(super) fn write(writer: &mut Writer, document: &Value, at: &str) -> Result<V
     Ok(symbols)
 }
 
-/// A string of which nothing is asked: it needs no quotes. Others are written as JSON, so that what is asked is
-/// enforced.
+/// Whether a string has no constraints: then it needs no quotes. Other strings are written as JSON, so that their
+/// constraints are enforced.
 fn is_plain_text(schema: &Value) -> bool {
     const FOR_PEOPLE: &[&str] = &["type", "title", "description", "default", "examples"];
     let says = |word: &String| FOR_PEOPLE.contains(&word.as_str());

@@ -1,4 +1,4 @@
-//! A set of texts as the engine takes it: as Lark, or to ask whether it is empty or has a text.
+//! A set of texts in the engine's form: as Lark, or as an automaton that tests for emptiness and membership.
 
 use crate::lark;
 use llguidance::derivre::{Regex, RegexAst, RegexBuilder};
@@ -9,7 +9,7 @@ pub(crate) enum Words {
     Text(String),
     /// In the engine's syntax, matched as a whole.
     Regex(String),
-    /// One after the other.
+    /// One after another.
     Then(Vec<Words>),
     All(Vec<Words>),
     Any(Vec<Words>),
@@ -25,7 +25,7 @@ impl Words {
         Words::Not(Box::new(words))
     }
 
-    /// A Lark expression that stands in a terminal.
+    /// Returns a Lark expression for use in a terminal.
     pub(crate) fn lark(&self) -> String {
         let many = |all: &[Words], between| all.iter().map(Words::lark).collect::<Vec<_>>().join(between);
         match self {
@@ -50,7 +50,7 @@ impl Words {
         }
     }
 
-    /// An automaton for it, to ask it questions; an error if there is none within so much work.
+    /// Returns an automaton of the set for queries; an error if the work exceeds `fuel`.
     pub(crate) fn automaton(&self, fuel: u64) -> Result<Automaton, String> {
         let mut builder = RegexBuilder::new();
         let expr = builder.mk(&self.ast()).map_err(|e| e.to_string())?;
@@ -68,7 +68,7 @@ impl Words {
     }
 }
 
-/// A set of texts that can be asked whether a text is in it.
+/// A set of texts with a membership test.
 pub(crate) struct Automaton(Regex);
 
 impl Automaton {

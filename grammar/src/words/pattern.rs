@@ -1,5 +1,5 @@
-//! Regular expressions as ECMA-262 writes them, with the `u` flag: text to a tree. What is no regular language is
-//! refused.
+//! Regular expressions in ECMA-262 syntax with the `u` flag: text to a tree. Refuses expressions that are no regular
+//! language.
 
 use super::Chars;
 
@@ -24,7 +24,7 @@ struct Reader<'a> {
 }
 
 impl Pattern {
-    /// The error says the position and what is wrong there.
+    /// Parses an expression. The error names the position and the problem.
     pub(crate) fn read(text: &str, depth_max: usize, repeat_max: usize) -> Result<Pattern, String> {
         let repeat_max = u32::try_from(repeat_max).unwrap_or(u32::MAX);
         let mut reader = Reader { chars: text.chars().collect(), at: 0, depth: 0, depth_max, repeat_max, text };
@@ -245,7 +245,7 @@ impl Reader<'_> {
         char::from_u32(high).map(Chars::one).ok_or_else(|| self.wrong("half a character"))
     }
 
-    /// `\p{L}`, by the tables of the crate that the engine reads expressions with.
+    /// `\p{L}`, by the tables of the crate with which the engine reads expressions.
     fn property(&mut self) -> Result<Chars, String> {
         let name: String = self.chars[self.at..].iter().take_while(|c| **c != '}').collect();
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '=');

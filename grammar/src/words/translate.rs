@@ -1,5 +1,4 @@
-//! From a pattern to a set of texts: the texts that it matches anywhere or as a whole, as they are or as JSON writes
-//! them.
+//! Converts a pattern to a set of texts: those that match anywhere or as a whole, in plain form or in JSON's form.
 
 use super::{Chars, Pattern, Words};
 
@@ -8,13 +7,13 @@ pub(crate) fn plain(pattern: &Pattern) -> Result<Words, String> {
     Ok(Words::Regex(spell(&anchored(pattern, false)?, &|chars| chars.class())))
 }
 
-/// JSON strings, quotes and all, whose text the pattern is found in.
+/// JSON strings, with their quotes, whose text contains a match of the pattern.
 pub(crate) fn json_text(pattern: &Pattern) -> Result<Words, String> {
     let spelled = spell(&anchored(pattern, true)?, &json_chars);
     Ok(Words::Regex(format!("\"(?:{spelled})\"")))
 }
 
-/// JSON's way to write one of the characters, each in one way only: as it is, or else escaped, as short as can be.
+/// JSON's form of one of the characters, exactly one for each: unescaped if possible, otherwise the shortest escape.
 pub(crate) fn json_chars(chars: &Chars) -> String {
     let escaped = Chars::of([(0, 0x1f), (0x22, 0x22), (0x5c, 0x5c)]);
     let raw = chars.minus(&escaped);
@@ -53,8 +52,8 @@ fn spell(pattern: &Pattern, chars: &impl Fn(&Chars) -> String) -> String {
     }
 }
 
-/// The same without anchors, for whole texts. With `search`, anything may stand before and after it unless an anchor
-/// says that nothing does.
+/// Returns the pattern without anchors, for whole texts. With `search`, anything may surround it except where it has an
+/// anchor.
 fn anchored(pattern: &Pattern, search: bool) -> Result<Pattern, String> {
     let any = || Pattern::Repeat { of: Box::new(Pattern::Chars(Chars::all())), min: 0, max: None };
     let options = match pattern {
@@ -76,7 +75,7 @@ fn anchored(pattern: &Pattern, search: bool) -> Result<Pattern, String> {
             parts.pop();
             after = false;
         }
-        // A group at an end that has anchors in it is read as the pattern itself would be.
+        // A group at an end that contains anchors is read as the pattern itself would be.
         if let [Pattern::Either(_) | Pattern::Sequence(_)] = parts.as_slice()
             && has_anchor(&parts[0])
         {
@@ -98,7 +97,7 @@ fn anchored(pattern: &Pattern, search: bool) -> Result<Pattern, String> {
     Ok(Pattern::Either(whole))
 }
 
-/// A group that is all of a pattern, between the anchors that were found around it.
+/// Returns a group that is the whole pattern, between the anchors that were found around it.
 fn wrapped(group: &Pattern, before: bool, after: bool, search: bool) -> Result<Pattern, String> {
     let options = match group {
         Pattern::Either(options) => options.clone(),

@@ -1,4 +1,4 @@
-//! What nobody meant is refused, or takes bounded time and memory: no panic, no hang, no overflow of a stack.
+//! Hostile input is refused, or takes bounded time and memory: no panic, no hang, no stack overflow.
 
 use crate::common::{N_VOCAB, compiled, vocabulary};
 use grammar::{BadVocabulary, GrammarLimits, Mask, Matcher, Stuck, Vocabulary, WantedGrammar};
@@ -117,7 +117,7 @@ fn nothing_hostile_hangs_or_panics() {
         let compiled = compiled(&wanted);
         let n_bytes = compiled.as_ref().map_or(0, Grammar::n_bytes);
         if let Ok(grammar) = &compiled {
-            // The first tokens, so that masks are made too.
+            // Takes the first tokens, so that masks are made too.
             let mut mask = Mask::default();
             if let Ok(mut matcher) = Matcher::new(&vocabulary, grammar, &GrammarLimits::default()) {
                 for _ in 0..50 {

@@ -1,4 +1,4 @@
-//! Grammars from outside: what is wanted, through a matcher, over a vocabulary.
+//! Tests grammars from outside: a constraint, through a matcher, over a vocabulary.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 

@@ -1,4 +1,4 @@
-//! Budgets for thoughts: where one is used up the closing text is forced, and nowhere else.
+//! Budgets for thoughts: the closing text is forced where one is used up, and nowhere else.
 
 use crate::common::{END, N_VOCAB, TOOL, compiled, vocabulary};
 use grammar::{GrammarLimits, Mask, Matcher, ThinkingBudget, Vocabulary, WantedGrammar};
@@ -18,8 +18,8 @@ fn bytes(text: &str) -> Vec<Token> {
     text.bytes().map(Token::from).collect()
 }
 
-/// What is allowed before each token of an answer whose drawer wants `wishes`, and what is drawn: the wish where it is
-/// allowed, else the lowest id.
+/// Returns what is allowed before each token of an answer, and what is drawn: the token of `wishes` where it is
+/// allowed, otherwise the lowest id.
 fn drawn(matcher: &mut Matcher, wishes: &[Token]) -> Vec<(Token, usize)> {
     let mut mask = Mask::default();
     let draw = |wish: &Token| {
@@ -49,16 +49,16 @@ fn a_thought_is_ended_where_its_budget_is_used_up() {
     check(budget(5, true), many, "aaaaa</think>aaa", 8);
     check(budget(0, true), many, "</think>aaaaaaaa", 8);
     check(budget(100, true), many, many, 0);
-    // It has no thought, or ends it in time, or in the other way.
+    // Has no thought, or ends it in time, or ends it in the other way.
     check(budget(2, false), many, many, 0);
     check(budget(2, false), "x<think>aaaaaaaa", "x<think>aaaaaaaa", 0);
     check(budget(9, true), "a</think>aaaaaaa", "a</think>aaaaaaa", 0);
     check(budget(9, true), "a<|end|>aaaaaaaaaaa", "a<|end|>aaaaaaaaaaa", 0);
-    // It opens one behind blanks; only what follows is counted.
+    // Opens a thought behind whitespace; only what follows is counted.
     check(budget(3, false), " \n<think>aaaaaaaaaaaaa", " \n<think>aaa</think>aa", 8);
     // A second one is text.
     check(budget(2, false), "<think>aa........<think>aaaaaa", "<think>aa</think><think>aaaaaa", 8);
-    // What may become the end is not taken for it.
+    // A possible beginning of the end is not taken for the end.
     check(budget(4, true), "a</taaaaaaaaaaaa", "a</t</think>aaaa", 8);
     // A character is not cut.
     let snow: Vec<Token> = bytes("a☃☃aaaaaaaaaa");
@@ -80,11 +80,11 @@ fn a_closing_text_that_is_a_special_token_is_forced_as_one() {
     let mut once = matcher(&vocabulary, &budget.before(None));
     let tokens: Vec<Token> = drawn(&mut once, &wishes).into_iter().map(|(token, _)| token).collect();
     assert_eq!(tokens, [TOOL, a, a, a, TOOL + 1, a, TOOL, a, a, a, a, a]);
-    // Thoughts that come again have one budget together.
+    // Repeated thoughts share one budget.
     let mut again = matcher(&vocabulary, &ThinkingBudget { repeats: true, ..budget }.before(None));
     let tokens: Vec<Token> = drawn(&mut again, &wishes).into_iter().map(|(token, _)| token).collect();
     assert_eq!(tokens, [TOOL, a, a, a, TOOL + 1, a, TOOL, TOOL + 1, a, a, a, a]);
-    // An end ends nothing here: whoever ignores ends goes on.
+    // An end ends nothing here: the answer goes on if ends are ignored.
     assert_eq!(drawn(&mut again, &[END, a]), [(END, N_VOCAB), (a, N_VOCAB)]);
 }
 
@@ -100,7 +100,7 @@ fn a_grammar_behind_a_thought_goes_on_where_its_end_was_forced() {
     assert_eq!(text(&said), "aaaa</think>yes");
     limited.accept(END).unwrap();
     assert!(limited.is_ended());
-    // A grammar that knows of no thought goes first.
+    // A grammar without a thought takes precedence.
     let yes = compiled(&WantedGrammar::Choice(vec!["yes".into()])).unwrap();
     let mut blind = matcher(&vocabulary, &budget(0, true).before(Some(&yes)));
     assert_eq!(text(&drawn(&mut blind, &bytes("aaa"))), "yes");
@@ -115,7 +115,7 @@ fn a_budget_is_a_function_of_the_tokens_alone() {
     let expected = drawn(&mut whole, &wishes);
     let tokens: Vec<Token> = expected.iter().map(|(token, _)| *token).collect();
     for n in 0..tokens.len() {
-        // A log that is read, a copy, and tokens that were taken back, in one go and one by one.
+        // A replayed log, a copy, and tokens that were taken back, all at once and one by one.
         let mut replayed = matcher(&vocabulary, &grammar);
         tokens[..n].iter().for_each(|token| replayed.accept(*token).unwrap());
         let mut copy = replayed.copy().unwrap();

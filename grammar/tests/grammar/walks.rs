@@ -1,12 +1,11 @@
-//! Random walks: whatever tokens are taken of the masks, the text satisfies its schema, and no mask is empty before
-//! it ends.
+//! Random walks: with any tokens from the masks, the text satisfies its schema, and no mask is empty before the end.
 
 use crate::common::{END, compiled, vocabulary};
 use grammar::{GrammarLimits, Mask, Matcher, WantedGrammar};
 use serde_json::{Value, json};
 use types::Token;
 
-/// A generator of numbers (splitmix64): the same walks every time.
+/// A random number generator (splitmix64): the same walks every time.
 struct Random(u64);
 
 impl Random {
@@ -83,7 +82,7 @@ fn object(random: &mut Random, depth: usize) -> Value {
     object
 }
 
-/// Whether the value satisfies the schema: a judge of its own, for the words that are used here.
+/// Whether the value satisfies the schema: an independent check of the keywords that are used here.
 fn holds(schema: &Value, value: &Value) -> bool {
     let Some(words) = schema.as_object() else { return schema == &json!(true) };
     words.iter().all(|(word, asked)| holds_word(words, word, asked, value))
@@ -104,7 +103,7 @@ fn holds_word(words: &serde_json::Map<String, Value>, word: &str, asked: &Value,
         "minimum" => number(|value, bound| value >= bound),
         "maximum" => number(|value, bound| value <= bound),
         "exclusiveMinimum" => number(|value, bound| value > bound),
-        // Beyond that a float knows no remainder.
+        // Above this a float has no exact remainder.
         "multipleOf" => number(|value, of| value.abs() > 1e15 || value % of == 0.0),
         "minLength" => count(length, |n, min| n >= min),
         "maxLength" => count(length, |n, max| n <= max),
@@ -160,7 +159,7 @@ fn has_type(kind: &Value, value: &Value) -> bool {
     }
 }
 
-/// A text along the masks. It closes what is open when it has become long; none if that did not end it.
+/// Returns a text along the masks. Closes all that is open once the text is long; None if that did not end it.
 fn walk(matcher: &mut Matcher, random: &mut Random) -> Option<Vec<u8>> {
     const LONG: usize = 40;
     const TOKENS_MAX: usize = 600;
@@ -184,7 +183,8 @@ fn walk(matcher: &mut Matcher, random: &mut Random) -> Option<Vec<u8>> {
     None
 }
 
-/// A matcher that is asked for every mask, one that is asked only now and then, and one that takes back what it took.
+/// Compares a matcher that computes every mask, one that computes masks only now and then, and one that takes tokens
+/// back.
 #[test]
 fn a_mask_is_a_function_of_the_tokens_so_far() {
     let (vocabulary, limits, mut random) = (vocabulary(), GrammarLimits::default(), Random(2));

@@ -1,8 +1,8 @@
-//! Runs a share of the finished answers again, one after the other and only where nobody else is being answered, and
-//! names what differs. Knows tokens, no text and no client.
+//! Runs a share of the finished answers again and names what differs: one at a time, and only on replicas that answer
+//! no client. Knows tokens, no text and no client.
 //!
-//! A request that is run again is the last in every queue, reads no prefix cache and leaves nothing there. It is
-//! cancelled as soon as a client's request comes to its replica.
+//! A repeated request is the last in every queue, reads no prefix cache and leaves nothing there. It is cancelled as
+//! soon as a client's request comes to its replica.
 
 mod compare;
 mod rerun;
@@ -17,17 +17,18 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use types::{Token, Tokens};
 
-/// Answers that wait to be run again, and their bytes. More are not audited, and counted.
+/// The limits on answers that wait to be run again: their number and their bytes. Answers beyond them are counted and
+/// not audited.
 const ANSWERS_MAX: usize = 64;
 const ANSWERS_BYTES_MAX: usize = 16 << 20;
 
-/// The queue for this share of all answers. `share` is above 0 and at most 1.
+/// Returns the queue for this share of all answers. `share` is above 0 and at most 1.
 pub fn queue(share: f64) -> (AuditShare, mpsc::Receiver<QueuedAnswer>) {
     let (queue, answers) = AnswerQueue::new(ANSWERS_MAX, ANSWERS_BYTES_MAX, || metrics::audit("dropped"));
     (AuditShare::new(queue, share), answers)
 }
 
-/// Audits what comes, until `end`.
+/// Audits the answers in the queue, until `end`.
 pub async fn run(front: Arc<Frontend>, mut answers: mpsc::Receiver<QueuedAnswer>, end: CancellationToken) {
     let reruns = Reruns { replicas: &front.replicas };
     let audit = async {
@@ -40,7 +41,7 @@ pub async fn run(front: Arc<Frontend>, mut answers: mpsc::Receiver<QueuedAnswer>
     end.run_until_cancelled(audit).await;
 }
 
-/// What an audit has come to.
+/// The outcome of an audit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AuditOutcome {
     /// Equal at another replica.
@@ -85,7 +86,7 @@ async fn audited(reruns: &Reruns<'_>, answer: &Arc<FinishedAnswer>, slot: usize)
     AuditOutcome::Different
 }
 
-/// Names all that is known of a difference.
+/// Logs and counts a difference, with all that is known of it.
 fn tell(
     answer: &FinishedAnswer,
     slot: usize,

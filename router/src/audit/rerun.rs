@@ -1,4 +1,4 @@
-//! One request run again where there is room for it. Knows replicas by their names and their load.
+//! Runs one request again at a replica that has room for it. Knows replicas by their names and their load.
 
 use crate::board::pick::Need;
 use crate::front::finished_answer::FinishedAnswer;
@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use types::{Goal, Priority, Request, Tokens, Weight};
 
-/// How often it is asked whether a replica has become idle, or busy.
+/// How often an audit checks whether a replica has become idle, or busy.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How long an audit waits for idle capacity, over all of its attempts.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -23,21 +23,21 @@ pub struct Reruns<'a> {
     pub replicas: &'a Replicas,
 }
 
-/// What came of it.
+/// The result of running a request again.
 pub enum Rerun {
     Said(Tokens, RerunPlace),
     Busy,
     Lost,
 }
 
-/// Where an answer was made.
+/// The place where an answer was made.
 pub struct RerunPlace {
     pub name: String,
     /// Hosts and devices of the replica's ranks.
     pub on: String,
 }
 
-/// How one attempt has ended.
+/// How one attempt ended.
 enum Attempt {
     Said(Tokens),
     Interrupted,
@@ -45,7 +45,7 @@ enum Attempt {
 }
 
 impl Reruns<'_> {
-    /// Runs a choice's request again, at a replica with another name than these if there is one.
+    /// Runs a choice's request again, at a replica with a name that is not in `besides` if there is one.
     pub async fn again(&self, answer: &FinishedAnswer, slot: usize, besides: &[&str]) -> Rerun {
         let request = request(answer, slot);
         let n_tokens = request.prompt.len() as u64 + u64::from(request.sampling.tokens_max);
@@ -112,7 +112,7 @@ impl Reruns<'_> {
             }
         };
         match ended {
-            // It may have moved in between: then nobody knows whose tokens these are.
+            // The replica may have moved in between: then these tokens cannot be attributed to a placement.
             Attempt::Said(_) if !self.replicas.is_as_it_was(idle) => Attempt::Lost,
             Attempt::Said(tokens) => {
                 ticket.over();
@@ -130,12 +130,12 @@ fn hear(output: Option<SlotOutput>, tokens: &mut Tokens) -> Option<Attempt> {
     match output.finished() {
         Ok(None) => None,
         Ok(Some(types::Finish::Stop | types::Finish::Length)) => Some(Attempt::Said(std::mem::take(tokens))),
-        // A cancel by the replica is one of its own.
+        // The replica cancelled the request by itself.
         Ok(Some(_)) | Err(_) => Some(Attempt::Lost),
     }
 }
 
-/// The request that has the same tokens: only as many of them, after all others', and apart from every cache.
+/// Returns a request that gives the same tokens: only as many of them, last in every queue, and apart from every cache.
 fn request(answer: &FinishedAnswer, slot: usize) -> Request {
     let mut request = answer.request(slot);
     request.sampling.tokens_max = answer.choices.get(slot).map_or(1, |choice| choice.tokens.len() as u32);

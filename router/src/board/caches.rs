@@ -1,5 +1,5 @@
-//! Which replicas have a block in their cache, by the block's short name. Coordinators report their names; here they
-//! are inverted, so that one look-up of a prompt covers all replicas. Knows no tokens, no requests and no load.
+//! Which replicas have a block in their cache, by the block's short name. Coordinators report their names. Here the
+//! names are inverted, so that one look-up of a prompt covers all replicas. Knows no tokens, no requests and no load.
 //!
 //! Each replica has a number in the sets, and gets a new one whenever it reports all names anew. The old number stays
 //! in the sets, where it is ignored; when the numbers run out, all old ones are removed together.
@@ -10,7 +10,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// Numbers that can be given to replicas, including void ones.
 pub const IDS_MAX: usize = 2048;
 const WORDS: usize = IDS_MAX / 64;
-/// The most block names of all replicas together. Further names are not stored, and their blocks not found.
+/// The most block names of all replicas together. Further names are not stored, and their blocks are not found.
 pub const NAMES_MAX: usize = 4 << 20;
 
 /// The number of one replica.
@@ -47,7 +47,7 @@ impl Ids {
 
     #[inline]
     fn is_within(&self, others: &Ids) -> bool {
-        // There is no branch for each word, because this is asked for every block of a prompt.
+        // The loop has no branch for each word, because it runs for every block of a prompt.
         self.0.iter().zip(&others.0).fold(0, |all, (word, other)| all | (word & !other)) == 0
     }
 
@@ -114,7 +114,7 @@ pub struct Caches {
     counts: Vec<u32>,
 }
 
-/// A replica's report is missing: the present one does not follow the last.
+/// A report of the replica is missing: the present one does not follow the last.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Gap;
 
@@ -126,7 +126,7 @@ pub struct Teller {
 }
 
 impl Caches {
-    /// Applies a replica's report. After a gap nothing is known of it until it reports all names anew.
+    /// Applies a replica's report. After a gap, the replica's blocks are unknown until it reports all names anew.
     pub fn hear(&mut self, teller: &mut Teller, told: &proto::cluster::Cached) -> Result<(), Gap> {
         if told.anew {
             self.forget(teller);
@@ -155,8 +155,8 @@ impl Caches {
         self.counts.get(usize::from(id)).copied().unwrap_or(0)
     }
 
-    /// Writes into `depths`, by number, how many of these names in a row, from the first on, each of `among` has. Reads
-    /// names until no replica has one, and a few more.
+    /// Writes into `depths`, by number, how many of these names in a row each replica of `among` has, counted from the
+    /// first name. Reads names until no replica has one, and a few more.
     pub fn depths(&self, names: impl IntoIterator<Item = u64>, mut among: Ids, depths: &mut [u32; IDS_MAX]) {
         let mut names = names.into_iter().fuse();
         let mut n_found = 0;
@@ -272,7 +272,7 @@ impl Caches {
         }
     }
 
-    /// An unused number. None if there are more replicas than numbers.
+    /// Returns an unused number, or None if there are more replicas than numbers.
     fn number(&mut self) -> Option<Id> {
         if self.first_free().is_none() {
             self.sweep();

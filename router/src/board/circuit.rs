@@ -1,5 +1,5 @@
-//! Circuit breaker: when a replica gets no new requests for a while, because its stream breaks repeatedly or it is far
-//! slower than the others. Later it is tried with one request, and if that goes well it is trusted again. Knows no
+//! Circuit breaker: a replica gets no new requests for a while if its stream breaks repeatedly or if it is far slower
+//! than the others. Later it is tried with one request. If that succeeds, the replica is trusted again. Knows no
 //! replicas and no clock: it looks once a second.
 
 /// The number of breaks within `BREAKS_SECONDS` that opens the circuit. One death and return is fewer.
@@ -7,12 +7,12 @@ const BREAKS_MAX: usize = 3;
 const BREAKS_SECONDS: u64 = 60;
 /// A replica that is slow at this many looks in a row is shunned.
 const SLOW_LOOKS: u32 = 5;
-/// Fewer samples than these in a look say nothing.
+/// A look with fewer samples than this is ignored.
 const SAMPLES_MIN: u64 = 3;
 /// The least number of other replicas that define what is usual.
 const OTHERS_MIN: usize = 2;
-/// A replica is slow if it takes this many times the usual, and this much longer besides, which an older kind of
-/// machine does not.
+/// A replica is slow if it takes this many times the usual time, and this much longer in absolute terms. An older kind
+/// of machine does not exceed both.
 const SLOW_FACTOR: u64 = 4;
 const SLOW_BETWEEN_MICROS: u64 = 20_000;
 const SLOW_FIRST_MICROS: u64 = 500_000;
@@ -80,7 +80,7 @@ impl ShunCause {
     }
 }
 
-/// What a look has changed.
+/// The change that a look has made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CircuitChange {
     Shunned {
@@ -120,7 +120,7 @@ impl Circuit {
         self.state != State::Trusted
     }
 
-    /// Whether it may get one more request beside the `n_under_way` that it has.
+    /// Whether the replica may get one more request beside the `n_under_way` that it has.
     pub fn admits(&self, n_under_way: u32) -> bool {
         match self.state {
             State::Trusted => true,
@@ -168,7 +168,7 @@ impl Circuit {
     }
 }
 
-/// Whether the replica is slow; None where too little is known.
+/// Whether the replica is slow. None if too little is known.
 fn is_slow(seen: &LatencyWindow, usual: &Usual) -> Option<bool> {
     let beyond = |times: LatencySum, usual: Option<u64>, more: u64| {
         Some(times.mean()? > usual?.saturating_mul(SLOW_FACTOR).saturating_add(more))
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(look(9, decoding(90_000)), SHUNNED(ShunCause::Slow, 10));
         assert_eq!(look(18, decoding(9_000)), None);
         assert_eq!(look(19, LatencyWindow::default()), Some(CircuitChange::Tried));
-        // It is as slow as before: it is tried later, and then it is well.
+        // The replica is still slow. It is tried later, and then it is fast enough.
         assert_eq!(look(20, decoding(90_000)), SHUNNED(ShunCause::Slow, 20));
         assert_eq!(look(40, LatencyWindow::default()), Some(CircuitChange::Tried));
         assert_eq!(look(41, decoding(10_000)), None);
@@ -224,7 +224,7 @@ mod tests {
         let mut circuit = Circuit::default();
         let breaks = |n_breaks| LatencyWindow { n_breaks, ..LatencyWindow::default() };
         let mut look = |second, n| circuit.look(second, &breaks(n), &Usual::default(), true);
-        // Twice in a minute is nothing.
+        // Two breaks in a minute change nothing.
         assert_eq!([look(0, 1), look(30, 1), look(70, 1), look(85, 0)], [None; 4]);
         assert_eq!(look(91, 1), None);
         assert_eq!(look(92, 1), SHUNNED(ShunCause::Breaks, 10));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use types::BLOCK_TOKENS;
 
-/// A shorter time says little about a replica's speed.
+/// A shorter time is too imprecise to measure a replica's speed.
 const MEASURED_MICROS_MIN: u64 = 50_000;
 
 /// How many ledgers share one array, so that their numbers are adjacent in memory.
@@ -193,7 +193,7 @@ impl Ledger {
         self.loads.work()
     }
 
-    /// The replica reports its total work. What does not come from this router comes from others.
+    /// Applies the total work that the replica reports. Work that does not come from this router comes from others.
     pub fn told(&self, state: &State) {
         self.load(&Load {
             n_waiting: state.n_waiting,
@@ -213,7 +213,7 @@ impl Ledger {
         });
     }
 
-    /// The same from a beat, several times a second.
+    /// Does the same for the load in a beat, several times a second.
     pub fn load(&self, load: &Load) {
         let numbers = self.numbers();
         numbers.others.store(load.backlog_tokens.saturating_sub(numbers.own.load(Relaxed)), Relaxed);
@@ -224,8 +224,8 @@ impl Ledger {
         numbers.tokens_free.store(tokens_free, Relaxed);
     }
 
-    /// Measures the two things that others wait for: computing prompts, while little else is computed; and starting
-    /// requests one after the other, while more of them wait.
+    /// Measures the two things that requests wait for: how fast prompts are computed, while little else is computed;
+    /// and how fast requests start one after the other, while more of them wait.
     fn measure(&self, now: Measured) {
         let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(done) = measured.and_then(|last| now.since(last)) else {
@@ -256,9 +256,9 @@ impl Ledger {
         *self.measured.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// The time until `n_tokens` more are computed behind all present work, or until the waiting requests have started,
-    /// if that is longer. None if unknown, and None if there is no work: a measure that has become wrong is corrected
-    /// only by requests that are let in.
+    /// Returns the time until `n_tokens` more are computed behind all present work, or until the waiting requests have
+    /// started, if that is longer. Returns None if the time is unknown or if there is no work: a wrong measurement is
+    /// corrected only by requests that are let in.
     pub fn wait(&self, n_tokens: u64) -> Option<Duration> {
         let n_waiting = self.n_waiting.load(Relaxed);
         if self.work() == 0 && n_waiting == 0 {
@@ -280,7 +280,7 @@ impl Ledger {
     }
 }
 
-/// Mixes into `mean` the time of each of `n`, multiplied by `times`. Each look counts a quarter.
+/// Mixes into `mean` the time of each of `n`, multiplied by `times`. Each look counts for a quarter.
 fn mix(mean: &AtomicU64, micros: u64, times: u64, n: u64) {
     let now = u128::from(micros) * u128::from(times) / u128::from(n.max(1));
     let mixed = known(mean).map_or(now, |before| (3 * u128::from(before) + now) / 4);
@@ -299,7 +299,7 @@ pub struct Item {
 }
 
 impl Item {
-    /// The request's first token has come: its prompt is computed, and each further step is one token.
+    /// The request's first token has come: its prompt is computed, and each further step computes one token.
     pub fn begun(&mut self) {
         let done = self.n_tokens.saturating_sub(1);
         self.n_tokens -= done;
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(seconds(&ledger, 1000), None, "too short to know anything by");
         told(5200, 4000, 10_000_000);
         assert_eq!(seconds(&ledger, 1000), Some(20));
-        // Tokens that are drawn one by one say nothing about the speed of prompts.
+        // Tokens that are drawn one by one do not measure the speed of prompts.
         told(5210, 4010, 20_000_000);
         assert_eq!(seconds(&ledger, 1000), Some(20));
         // It has become slower.

@@ -93,7 +93,7 @@ pub struct Chosen {
 }
 
 impl ReplicaTable {
-    /// The ledger of a new replica.
+    /// Returns the ledger of a new replica.
     pub fn ledger(&mut self) -> Arc<Ledger> {
         Arc::new(self.ledgers.open())
     }
@@ -197,7 +197,8 @@ impl ReplicaTable {
         self.entries.iter().enumerate().map(|(at, entry)| (entry.place, self.row(at)))
     }
 
-    /// The replica that gets a request. `names` derives the names of the prompt's blocks from a digest and a salt.
+    /// Picks the replica that gets a request. `names` derives the names of the prompt's blocks from a digest and a
+    /// salt.
     pub fn choose<I: Iterator<Item = u64>>(
         &self,
         policy: PickPolicy,
@@ -206,7 +207,8 @@ impl ReplicaTable {
         scratch: &mut ChoiceBuffers,
     ) -> Option<Chosen> {
         let all = self.summary.iter().enumerate().map(|(at, summary)| Candidate {
-            // A replica of another version, or of a build that does not know what it asks for, is absent for it.
+            // For this request, a replica counts as absent if it has another version, or a build without a feature that
+            // the request uses.
             standing: match wish.is_for(summary.version, summary.protocol) {
                 true => self.standing(at, summary),
                 false => Standing::Absent,

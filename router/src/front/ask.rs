@@ -25,13 +25,13 @@ pub struct Ask {
     pub n_choices: u32,
     pub first_choice: u32,
     pub purpose: Purpose,
-    /// Whether prompts that are too long are cut, and not refused.
+    /// How to cut prompts that are too long. None: they are refused.
     pub truncation: Option<Truncation>,
-    /// The client wants the prompts' texts back.
+    /// The reply repeats the prompts' texts.
     pub echo: bool,
     /// The client watches how far its prompts are.
     pub tells_progress: bool,
-    /// The client wants a certificate of each answer.
+    /// Each answer comes with a certificate.
     pub certificate: bool,
     pub priority: i32,
     pub cache_salt: CacheSalt,
@@ -44,12 +44,12 @@ pub struct Ask {
     pub body: BodyPermit,
 }
 
-/// The memory that a request's text holds until it has become tokens. One permit for all of its bytes, in however many
-/// pieces they came.
+/// The memory that a request's text holds until it has become tokens. One permit covers all of its bytes, in however
+/// many pieces they came.
 pub type BodyPermit = Option<OwnedSemaphorePermit>;
 
 impl Default for Ask {
-    /// Asks for one answer to no prompt, with the model's defaults.
+    /// Returns a request for one answer to no prompt, with the model's defaults.
     fn default() -> Ask {
         Ask {
             model: String::new(),
@@ -88,7 +88,7 @@ pub enum CutSide {
 }
 
 impl Truncation {
-    /// Cuts a prompt, for which there are `room` tokens, or a list beside it. True if it was too long.
+    /// Cuts a prompt, for which there are `room` tokens, or a list beside it. Returns true if it was too long.
     pub fn cut<T>(self, ids: &mut Vec<T>, room: u32) -> Result<bool, Refusal> {
         if let Some(n) = self.n_max.filter(|n| *n > room) {
             let why = format!("must be at most {room}, which is what there is room for, and is {n}");
@@ -109,9 +109,9 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// The key that decides which of several versions answers: the same for all requests of a session, or else for all
-    /// with the same seed. A request without a seed gets one here: `default`, or a random one. Embeddings of two
-    /// versions cannot be compared, so all of a tenant's have one key.
+    /// Returns the key that decides which of several versions answers: the same for all requests of a session, or else
+    /// for all with the same seed. A request without a seed gets one here: `default`, or a random one. Embeddings of
+    /// two versions cannot be compared, so all of a tenant's have one key.
     pub(super) fn key(&mut self, session: Option<u64>, tenant: TenantId, default: Option<u64>) -> u64 {
         match self {
             Purpose::Generate(sampling) => {
@@ -131,7 +131,7 @@ impl Purpose {
         limits.grammar.check_bytes(n_bytes).map_err(|refused| grammars::refusal(&refused))
     }
 
-    /// Takes out what the answer must be.
+    /// Takes the structure out of the request: what the answer must be.
     pub(super) fn take_structure(&mut self) -> Option<v1::Structure> {
         match self {
             Purpose::Generate(sampling) => sampling.structure.take(),
@@ -139,7 +139,7 @@ impl Purpose {
         }
     }
 
-    /// The cost of reading it, in bytes of text.
+    /// Returns the cost of reading the request, in bytes of text.
     pub(super) fn work(&self) -> usize {
         match self {
             Purpose::Generate(sampling) => work(sampling),
@@ -147,8 +147,8 @@ impl Purpose {
         }
     }
 
-    /// Checks the sampling and fills in the model's defaults: a request without its prompt, and how it becomes text.
-    /// `seed` is that of a resumed stream.
+    /// Checks the sampling and fills in the model's defaults. Returns a request without its prompt, and how its answer
+    /// becomes text. `seed` is that of a resumed stream.
     pub(super) fn read(
         self,
         of: &ModelText,
@@ -173,7 +173,7 @@ impl Purpose {
 /// The cost of a message in a template besides its text, in bytes.
 const MESSAGE_BYTES: usize = 64;
 
-/// The cost of reading an input, in bytes of text.
+/// Returns the cost of reading an input, in bytes of text.
 pub(super) fn length(input: &Input) -> usize {
     match input {
         Input::TokenIds(_) => 0,
@@ -193,7 +193,7 @@ fn message_length(message: &v1::ChatMessage) -> usize {
     MESSAGE_BYTES + message.role.len() + message.content.len() + message.reasoning.len() + calls.sum::<usize>()
 }
 
-/// A deadline this many milliseconds from now; zero means none.
+/// Returns a deadline this many milliseconds from now; zero means none.
 pub fn after(millis: u32) -> Option<Instant> {
     (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()))
 }

@@ -1,24 +1,24 @@
-//! Beam search over one prompt: which beginnings of an answer go on, which whole answers are the best, and when none
-//! can come that is better. Knows tokens and their logprobs, and neither requests nor replicas.
+//! Beam search over one prompt: which partial answers continue, which whole answers are the best, and when no better
+//! one can come. Knows tokens and their logprobs, and neither requests nor replicas.
 //!
-//! The same beams as transformers': a sequence is worth the sum of its logprobs, divided by its length to the power
-//! of `length_penalty` once it is whole.
+//! The beams are the same as transformers': a sequence is worth the sum of its logprobs, divided by its length to the
+//! power of `length_penalty` once it is whole.
 
 use proto::cluster::{TokenLogprob, TokenOut};
 use std::sync::Arc;
 use types::Tokens;
 
-/// What is searched for.
+/// The rules of a search.
 #[derive(Clone, Debug)]
 pub struct BeamRules {
-    /// How many beginnings go on.
+    /// How many partial answers continue.
     pub width: usize,
     pub length_penalty: f32,
     pub patience: Patience,
     pub tokens_max: u32,
-    /// Tokens with which an answer is whole.
+    /// Tokens that complete an answer.
     pub stop: Tokens,
-    /// How many likely tokens are told beside each.
+    /// How many likely tokens are reported beside each.
     pub n_told: usize,
 }
 
@@ -27,19 +27,19 @@ pub struct BeamRules {
 pub enum Patience {
     /// As soon as `width` answers are whole.
     UntilFull,
-    /// When the best beginning is, at its present length, worse than all answers that are kept.
+    /// When the best partial answer is, at its present length, worse than all answers that are kept.
     WhileBetter,
-    /// The same, with the length at which a beginning would be worth most.
+    /// The same, with the length at which a partial answer would be worth most.
     WhilePossible,
 }
 
-/// A beginning of an answer, or a whole one.
+/// A partial answer, or a whole one.
 #[derive(Clone, Debug, Default)]
 pub struct Beam {
     pub tokens: Tokens,
-    /// The same with their logprobs. Beams that began alike share them.
+    /// Its tokens with their logprobs. Beams that began alike share them.
     pub said: Vec<Arc<TokenOut>>,
-    /// The sum of its logprobs; of a whole answer by its length.
+    /// The sum of its logprobs; for a whole answer, divided by its length.
     pub score: f32,
     pub ends_at_stop: bool,
 }
@@ -53,7 +53,7 @@ pub struct Beams {
     can_improve: bool,
 }
 
-/// A token after a beginning.
+/// A token after a partial answer.
 struct Candidate<'a> {
     beam: usize,
     next: &'a TokenLogprob,
@@ -61,33 +61,33 @@ struct Candidate<'a> {
 }
 
 impl BeamRules {
-    /// How many of the most likely tokens after each beginning matter: as many go on as there are beams, and those
-    /// that end an answer do not.
+    /// How many of the most likely tokens after each partial answer matter: as many continue as there are beams,
+    /// besides those that end an answer.
     pub fn n_top(&self) -> usize {
         self.width + self.stop.len()
     }
 
-    /// By what the score of an answer of this length is divided. Twice the digits, so that every machine rounds to the
-    /// same.
+    /// Returns the divisor for the score of an answer of this length. Computed with twice the digits, so that every
+    /// machine rounds to the same.
     fn by_length(&self, n_tokens: usize) -> f32 {
         (n_tokens as f64).powf(self.length_penalty.into()) as f32
     }
 }
 
 impl Beams {
-    /// Begins with nothing said.
+    /// Begins with an empty answer.
     pub fn new(rules: BeamRules) -> Beams {
         Beams { rules, running: vec![Beam::default()], whole: Vec::new(), can_improve: true }
     }
 
-    /// The beginnings after which the next token is wanted. None is left when the search is over.
+    /// The partial answers that need a next token. None is left when the search is over.
     pub fn running(&self) -> &[Beam] {
         let is_full = self.rules.patience == Patience::UntilFull && self.whole.len() == self.rules.width;
         if is_full || !self.can_improve { &[] } else { &self.running }
     }
 
-    /// Goes on by one token. `tops` has for each running beam what is said after it: a token and, most likely first,
-    /// those that are likely there.
+    /// Advances by one token. `tops` has an entry for each running beam: a token, and the likely tokens at its place,
+    /// most likely first.
     pub fn advance(&mut self, tops: &[TokenOut]) {
         let candidates = self.candidates(tops);
         let n_tokens = self.running.first().map_or(0, |beam| beam.tokens.len()) + 1;
@@ -97,7 +97,7 @@ impl Beams {
         for (i, candidate) in candidates.iter().enumerate() {
             let is_stop = self.rules.stop.contains(&candidate.next.token);
             if is_stop || is_longest {
-                // What comes after the best ones is there so that enough go on, and is no answer.
+                // Candidates after the best ones only ensure that enough beams continue. They are no answers.
                 if i < self.rules.width {
                     let score = candidate.score / by_length;
                     whole.push(Beam { score, ends_at_stop: is_stop, ..self.extended(candidate, tops) });
@@ -111,13 +111,13 @@ impl Beams {
         self.can_improve &= self.may_improve(n_tokens);
     }
 
-    /// The best `n` whole answers, the best first.
+    /// Returns the best `n` whole answers, the best first.
     pub fn best(mut self, n: usize) -> Vec<Beam> {
         self.whole.truncate(n);
         self.whole
     }
 
-    /// All continuations that may matter, the best first; of equals the one of the better beam.
+    /// Returns all continuations that may matter, the best first; of equals the one of the better beam.
     fn candidates<'a>(&self, tops: &'a [TokenOut]) -> Vec<Candidate<'a>> {
         let of = |(beam, (before, after)): (usize, (&Beam, &'a TokenOut))| {
             let before = before.score;
@@ -138,7 +138,7 @@ impl Beams {
         Beam { tokens, said, score: candidate.score, ends_at_stop: false }
     }
 
-    /// Of the whole answers only the best stay; of equals the earlier.
+    /// Keeps only the best whole answers; of equals the earlier.
     fn keep(&mut self, whole: Vec<Beam>) {
         self.whole.extend(whole);
         self.whole.sort_by(|a, b| b.score.total_cmp(&a.score));
@@ -170,7 +170,7 @@ mod tests {
         BeamRules { width, length_penalty, patience, tokens_max, stop: vec![STOP], n_told: 1 }
     }
 
-    /// The logprobs after a beginning, most likely first: some function of it.
+    /// Returns the logprobs after a partial answer, most likely first: some function of it.
     fn next(beginning: &[Token]) -> Vec<TokenLogprob> {
         let seed = beginning.iter().fold(17_u32, |sum, token| sum.wrapping_mul(31).wrapping_add(*token + 7));
         let weights: Vec<f64> = (0..N_VOCAB).map(|token| f64::from((seed ^ (token * 97)) % 19 + 1)).collect();
@@ -193,7 +193,7 @@ mod tests {
         beams.best(width)
     }
 
-    /// All answers with their worth, the best first.
+    /// Returns all answers with their worth, the best first.
     fn all(beginning: &[Token], sum: f32, length_penalty: f32) -> Vec<(Tokens, f32)> {
         let mut answers = Vec::new();
         for TokenLogprob { token, logprob } in next(beginning) {

@@ -1,12 +1,12 @@
-//! Pieces of an answer as parts of a delta. A call's id is a function of the answer's own, so a stream that is resumed
-//! or run again says the same. Knows no dialect.
+//! Converts pieces of an answer to parts of a delta. A call's id is a function of the answer's own id, so a stream that
+//! is resumed or run again has the same ids. Knows no dialect.
 
 use dialect::Piece;
 use proto::v1;
 use types::TokensHash;
 
 const PURPOSE: &str = "lockstep 2026 tool call id";
-/// The templates of Mistral's models take ids of nine letters and digits, and no other template asks for more.
+/// The templates of Mistral's models take ids of nine letters and digits, and no other template requires more.
 const ID_CHARS: usize = 9;
 const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
@@ -29,10 +29,10 @@ impl CallIds {
     }
 }
 
-/// What was said of one answer.
+/// Writes the deltas of one answer, and counts its calls.
 pub struct DeltaWriter {
     ids: CallIds,
-    /// Without this only the first call counts.
+    /// If this is false, only the first call counts.
     is_parallel: bool,
     includes_reasoning: bool,
     n_whole: u32,
@@ -72,7 +72,7 @@ impl DeltaWriter {
     }
 }
 
-/// The part of a delta that speaks of a call: one for each.
+/// Returns the part of a delta for a call: one for each call.
 fn part_of(delta: &mut v1::Delta, index: u32) -> &mut v1::ToolCallDelta {
     let at = delta.tool_calls.iter().position(|part| part.index == index).unwrap_or_else(|| {
         delta.tool_calls.push(v1::ToolCallDelta { index, ..v1::ToolCallDelta::default() });

@@ -1,8 +1,8 @@
-//! Certificates: what an answer came from and a hash of its token ids, so that whoever runs the request again can
-//! compare. Knows no text and no face.
+//! Certificates: what an answer came from and a hash of its token ids, so that another run of the request can be
+//! compared. Knows no text and no face.
 //!
-//! A certificate is a function of the answer alone: every token of a choice passes here once, also those that a client
-//! had before it resumed.
+//! A certificate is a function of the answer alone: every token of a choice passes here once, also the tokens that a
+//! client had before it resumed.
 
 use proto::v1;
 use types::{PolicyDigest, Request, Token, TokensHash, TokensHasher};
@@ -10,7 +10,7 @@ use types::{PolicyDigest, Request, Token, TokensHash, TokensHasher};
 /// Grows when the hashes are made in another way.
 const VERSION: u32 = 1;
 
-/// The certificate of an answer that is not over.
+/// The certificate of an unfinished answer.
 pub struct CertificateDraft {
     digest: PolicyDigest,
     seed: u64,
@@ -18,15 +18,16 @@ pub struct CertificateDraft {
     prompt: TokensHash,
     answer: TokensHasher,
     n_tokens: u32,
-    /// Of the request's grammar.
+    /// The hash of the request's grammar.
     grammar: Option<GrammarHash>,
 }
 
-/// What the masks of a request with a grammar came from.
+/// A hash of everything that the masks of a request with a grammar are made from.
 pub type GrammarHash = [u8; 32];
 
 impl CertificateDraft {
-    /// The certificate of a request's answer before its first token. `prompt` is the hash of the request's prompt.
+    /// Begins the certificate of a request's answer, before its first token. `prompt` is the hash of the request's
+    /// prompt.
     pub fn new(
         digest: PolicyDigest,
         request: &Request,

@@ -1,5 +1,5 @@
-//! The deltas of one output, cut where their order would be lost: of a delta the thought comes first, then the text,
-//! then the calls. So what a client makes of an answer is a function of its tokens, however many of them came at once.
+//! The deltas of one output, split where their order would be lost: in a delta the thought comes first, then the text,
+//! then the calls. So a client's view of an answer is a function of its tokens, however many of them came at once.
 
 use crate::front::generation::says_more;
 use proto::v1;
@@ -8,7 +8,7 @@ use proto::v1;
 #[derive(Default)]
 pub struct DeltaRun {
     deltas: Vec<v1::Delta>,
-    /// Whether there is anything but text, so that there is an order.
+    /// Whether there is anything but text. Text alone has no order to keep.
     has_order: bool,
 }
 
@@ -17,7 +17,7 @@ impl DeltaRun {
         DeltaRun { deltas: Vec::new(), has_order }
     }
 
-    /// Adds what one token lets be shown, to the last delta if the two in one say the same.
+    /// Adds the content that one token reveals. It joins the last delta if that loses no order.
     pub fn add(&mut self, one: v1::Delta) {
         match self.deltas.last_mut() {
             Some(last) if !self.has_order || goes_on(last, &one) => join(last, one),
@@ -30,7 +30,7 @@ impl DeltaRun {
     }
 }
 
-/// A token that says nothing belongs to what was said before it. A thought's tokens are counted, so they stay apart.
+/// A token without content belongs to the delta before it. A thought's tokens are counted, so they stay apart.
 fn goes_on(before: &v1::Delta, next: &v1::Delta) -> bool {
     if !says_more(next) {
         return true;
@@ -65,7 +65,7 @@ mod tests {
         v1::Delta { reasoning, text, tool_calls, token_ids: vec![token], ..v1::Delta::default() }
     }
 
-    /// Tokens of each delta, joined.
+    /// Returns the tokens of each delta, joined.
     fn cuts(has_order: bool, all: &[(&str, &str, &str)]) -> Vec<Vec<u32>> {
         let mut run = DeltaRun::new(has_order);
         (0..).zip(all).for_each(|(token, (reasoning, text, call))| run.add(delta(token, reasoning, text, call)));

@@ -1,4 +1,4 @@
-//! What tokens say that were drawn elsewhere: the way of an answer's tokens to its text, thoughts and calls, without a
+//! Decodes tokens that were drawn elsewhere: from an answer's tokens to its text, thoughts and calls, without a
 //! replica. Knows no face.
 
 use crate::front::calls::CallIds;
@@ -12,14 +12,14 @@ use proto::v1::generate_request::Input;
 use std::sync::Arc;
 use types::{Tokens, TokensHash};
 
-/// What one answer says, and how many whole calls that is.
+/// The content of one answer, and how many whole calls it has.
 pub struct Derendered {
     pub said: v1::Delta,
     pub n_calls: u32,
 }
 
 impl Frontend {
-    /// Reads answers to a chat; without one, answers that are text and nothing else. The tokens were checked.
+    /// Reads answers to a chat. Without a chat, answers are text and nothing else. The tokens were checked.
     pub async fn derendered(
         &self,
         of: &Arc<ModelText>,
@@ -43,7 +43,8 @@ impl Frontend {
 fn one(of: &ModelText, read: Option<&Encoded>, choice: u32, ids: &Tokens) -> Derendered {
     let mut assembly = Assembly::new(&of.tokenizer, Arc::new(Stops::new(Vec::new())), 0, false);
     if let Some(Encoded { ids: prompt, talk: Some(talk) }) = read {
-        // Whoever drew the tokens knows the seed: ids of calls are a function of the prompt alone.
+        // The seed is not known here, because the tokens were drawn elsewhere: ids of calls are a function of the
+        // prompt alone.
         assembly = assembly.of_chat(talk, CallIds { seed: 0, choice, prompt: TokensHash::of(prompt) });
     }
     let mut said = v1::Delta::default();

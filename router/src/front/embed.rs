@@ -1,4 +1,4 @@
-//! The one path from inputs to their embeddings: the replica pools the hidden states, and here they are normalised to
+//! The one path from inputs to their embeddings: the replica pools the hidden states, and this file normalises them to
 //! length one. Knows no face.
 
 use crate::front::ask::{Ask, Purpose};
@@ -12,7 +12,7 @@ use telemetry::spans::Traced;
 use tokio_stream::StreamExt;
 
 impl Frontend {
-    /// The embedding of each prompt. `ask` also gives the model, the deadline and the tenant.
+    /// Returns the embedding of each prompt. `ask` also gives the model, the deadline and the tenant.
     pub async fn embed(self: &Arc<Self>, ask: Ask, recorder: &mut Recorder) -> Result<v1::EmbedReply, Refusal> {
         let ask = Ask { purpose: Purpose::Pool, ..ask };
         recorder.asked(&ask);
@@ -35,7 +35,7 @@ impl Frontend {
         embedded
     }
 
-    /// Runs a few at a time, so that one request does not fill the queue for all.
+    /// Runs a few inputs at a time, so that one request does not fill the queue for all.
     async fn embed_all(self: &Arc<Self>, ask: Ask, trace: &Traced) -> Result<v1::EmbedReply, Refusal> {
         let Ask { model, prompts: mut inputs, truncation, deadline, priority, cache_salt, tenant, .. } = ask;
         let deadline = self.deadline(deadline);
@@ -88,7 +88,7 @@ impl Frontend {
     }
 }
 
-/// The same direction with length one. The sum has a fixed order, so that every router gives the same bits.
+/// Scales the values to length one. The sum has a fixed order, so that every router gives the same bits.
 fn normalized(mut values: Vec<f32>) -> Result<Vec<f32>, Refusal> {
     let length = values.iter().fold(0.0, |sum, value| sum + f64::from(*value) * f64::from(*value)).sqrt();
     if !length.is_finite() {

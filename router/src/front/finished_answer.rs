@@ -1,5 +1,5 @@
-//! Answers that are over, for those who keep them or run them again. Knows no file and no face. A request is never held
-//! up by them: what their queues have no room for is dropped and counted.
+//! Finished answers, for records and audits. Knows no file and no face. Requests never wait for these queues: an answer
+//! that finds no room is dropped and counted.
 
 use crate::link::view::Replica;
 use proto::v1;
@@ -18,9 +18,9 @@ pub struct FinishedAnswer {
     pub began: u64,
     pub model: String,
     pub replica: Arc<Replica>,
-    /// What the requests of all its choices share: all but prompt and choice.
+    /// The part that the requests of all its choices share: all but prompt and choice.
     pub like: Request,
-    /// What was asked for, with the defaults and the seed filled in.
+    /// The client's sampling, with the defaults and the seed filled in.
     pub asked: v1::Sampling,
     pub n_choices: u32,
     pub first_choice: u32,
@@ -35,7 +35,7 @@ pub struct FinishedChoice {
 }
 
 impl FinishedAnswer {
-    /// The request of one of its choices.
+    /// Returns the request of one of its choices.
     pub fn request(&self, slot: usize) -> Request {
         let prompt = self.prompts.get(slot / self.n_choices.max(1) as usize).cloned().unwrap_or_default();
         let mut request = Request { prompt, ..self.like.clone() };
@@ -52,7 +52,7 @@ impl FinishedAnswer {
     }
 }
 
-/// The way to one who wants finished answers; clones share its room.
+/// A queue of finished answers; clones share its room.
 #[derive(Clone)]
 pub struct AnswerQueue {
     answers: mpsc::Sender<QueuedAnswer>,
@@ -61,7 +61,7 @@ pub struct AnswerQueue {
     dropped: fn(),
 }
 
-/// An answer in a queue, whose bytes count until it is dropped.
+/// An answer in a queue. Its bytes count until it is dropped.
 pub struct QueuedAnswer {
     pub answer: Arc<FinishedAnswer>,
     _bytes: QueuedBytes,
@@ -79,7 +79,7 @@ impl Drop for QueuedBytes {
 }
 
 impl AnswerQueue {
-    /// A queue of so many answers and bytes. `dropped` counts what finds no room.
+    /// Returns a queue of so many answers and bytes. `dropped` counts what finds no room.
     pub fn new(answers_max: usize, bytes_max: usize, dropped: fn()) -> (AnswerQueue, mpsc::Receiver<QueuedAnswer>) {
         let (answers, receiver) = mpsc::channel(answers_max);
         (AnswerQueue { answers, n_bytes: Arc::default(), bytes_max, dropped }, receiver)
@@ -96,7 +96,7 @@ impl AnswerQueue {
     }
 }
 
-/// Who wants finished answers.
+/// The queues that receive finished answers.
 #[derive(Default)]
 pub struct AnswerQueues {
     pub record: Option<AnswerQueue>,
@@ -123,7 +123,7 @@ impl AuditShare {
 }
 
 impl AnswerQueues {
-    /// Those who want the answers to the next request; None if nobody does.
+    /// Returns the queues that receive the answers to the next request, or None if there are none.
     pub fn wanting(&self) -> Option<Vec<AnswerQueue>> {
         let audit = self.audit.as_ref().filter(|audit| audit.takes_next()).map(|audit| &audit.queue);
         let queues: Vec<AnswerQueue> = self.record.iter().chain(audit).cloned().collect();
@@ -131,7 +131,7 @@ impl AnswerQueues {
     }
 }
 
-/// What was asked for, and those who want the answer when it is over.
+/// A request's sampling, and the queues that receive the answer when it is over.
 pub struct AnswerWish {
     pub asked: Box<v1::Sampling>,
     queues: Vec<AnswerQueue>,
@@ -145,7 +145,7 @@ impl AnswerWish {
         AnswerWish { asked, queues, n_slots: 0, tokens_max: None, began: 0 }
     }
 
-    /// The same, of the answers to these, which are submitted at this time.
+    /// Adds the requests that are submitted at this time.
     pub fn of(self, requests: &[Request], began: u64) -> AnswerWish {
         let tokens_max = requests.iter().map(|request| request.sampling.tokens_max).max();
         AnswerWish { n_slots: requests.len(), tokens_max, began, ..self }
@@ -176,7 +176,7 @@ impl AnswerWish {
         AnswerKeeper { answer, ended, queues: self.queues, certified }
     }
 
-    /// What was asked for, with every default filled in. Logprobs change no token.
+    /// Returns the client's sampling with every default filled in. Logprobs are left out: they change no token.
     fn resolved(&self, like: &Request) -> v1::Sampling {
         let sampling = &like.sampling;
         v1::Sampling {
@@ -201,12 +201,12 @@ pub struct AnswerKeeper {
     answer: FinishedAnswer,
     ended: Vec<Option<FinishedChoice>>,
     queues: Vec<AnswerQueue>,
-    /// Whether the client asked for certificates.
+    /// Whether the client requested certificates.
     certified: bool,
 }
 
 impl AnswerKeeper {
-    /// A choice has ended with these tokens. Returns true once all have.
+    /// Stores the tokens of a choice that has ended. Returns true once all choices have ended.
     pub fn heard(&mut self, slot: u32, finished: &mut v1::Finished, tokens: Tokens) -> bool {
         let certificate = match self.certified {
             true => finished.certificate.clone(),
@@ -218,7 +218,7 @@ impl AnswerKeeper {
         self.ended.iter().all(Option::is_some)
     }
 
-    /// Hands the whole answer on.
+    /// Hands the whole answer to the queues.
     pub fn finished(self: Box<Self>, prompts: Vec<Tokens>) {
         let AnswerKeeper { mut answer, ended, queues, .. } = *self;
         answer.prompts = prompts;

@@ -39,17 +39,17 @@ pub struct Frontend {
     pub admission: Admission,
     /// Counts the generations that are still held.
     pub streams: TaskTracker,
-    /// Watches that the clients read their streams.
+    /// Gives up streams that their clients do not read.
     pub reader_watch: Arc<ReaderWatch>,
     /// Permits for work on long texts.
     pub long_texts: Arc<Semaphore>,
-    /// The permit to look through a record.
+    /// The permit to search a record.
     pub record_reads: Arc<Semaphore>,
     /// Grammars that were compiled lately.
     pub grammars: Arc<Grammars>,
-    /// Responses that were kept so that later ones can go on with them.
+    /// Responses that are kept so that later ones can continue them.
     pub responses: ResponseStore,
-    /// Who wants answers that are over.
+    /// The queues that receive finished answers.
     pub answers: AnswerQueues,
     /// Permits for the bytes of bodies that are being read.
     pub bodies: Arc<Semaphore>,
@@ -57,18 +57,18 @@ pub struct Frontend {
     pub since: u64,
     /// Part of every public id: so two routers, or two runs of one, never give the same id.
     pub nonce: u32,
-    /// Counts the requests that their clients have not named.
+    /// Counts the requests to which their clients gave no id.
     pub n_unnamed: AtomicU64,
     /// Counts what clients keep here beside responses.
     pub n_kept: AtomicU64,
-    /// What happened lately, for people who look.
+    /// What happened lately, for the pages that people read.
     pub history: History,
 }
 
-/// What a prompt becomes that no replica is asked for.
+/// A prompt that is rendered without a replica.
 pub struct RenderedPrompt {
     pub ids: Tokens,
-    /// Where each token stands in the text, if that was asked for and there is a text.
+    /// Where each token stands in the text, if the client requested that and there is a text.
     pub places: Option<Places>,
     pub structure: Option<v1::Structure>,
 }
@@ -78,12 +78,12 @@ impl Frontend {
         self.n_unnamed.fetch_add(1, Relaxed)
     }
 
-    /// An id that no other thing has that is kept here.
+    /// Returns an id that is unique among all things that are kept here.
     pub fn next_public_id(&self) -> String {
         format!("{:08x}{:016x}", self.nonce, self.n_kept.fetch_add(1, Relaxed))
     }
 
-    /// A request's own deadline or the router's, whichever is sooner.
+    /// Returns a request's own deadline or the router's, whichever is sooner.
     pub fn deadline(&self, own: Option<Instant>) -> Option<Instant> {
         let ours = self.config.timeouts.request_max.and_then(|max| Instant::now().checked_add(max));
         own.into_iter().chain(ours).min()
@@ -99,18 +99,18 @@ impl Frontend {
         tenant.enter(self.config.timeouts.retry_after).inspect_err(|refusal| tenant.refused(refusal))
     }
 
-    /// The model that a client names, and the version of it that answers. An empty name means the first.
+    /// Returns the model that a client names, and the version of it that answers. An empty name means the first.
     pub fn model(&self, asked: &str, by: VersionBy) -> Result<ResolvedModel, Refusal> {
         self.models.model(asked, by, &self.replicas)
     }
 
-    /// A model's tokenizer and template, for requests that need no replica.
+    /// Returns a model's tokenizer and template, for requests that need no replica.
     pub fn text(&self, asked: &str) -> Result<Arc<ModelText>, Refusal> {
         self.models.text(asked, &self.replicas)
     }
 
-    /// Whether the owner of a key may see the cluster where clients come. Where operators have a port of their own only
-    /// a key that names one may.
+    /// Whether the owner of a key may see the cluster on the clients' port. If operators have a port of their own, only
+    /// a key that names an operator may.
     pub fn shows_cluster_to(&self, role: Role) -> bool {
         let keys = &self.config.keys;
         match self.config.operators.is_some() {
@@ -119,18 +119,18 @@ impl Frontend {
         }
     }
 
-    /// The live cluster for people: the page that begins at the place `from`.
+    /// Returns the live cluster for people: the page that begins at the place `from`.
     pub fn topology(&self, from: u64) -> v1::Topology {
         self.replicas.topology(from, offers(self.models.offers(&self.replicas)))
     }
 
-    /// All pages of the live cluster.
+    /// Returns all pages of the live cluster.
     pub fn topologies(&self) -> impl Iterator<Item = v1::Topology> {
         std::iter::successors(Some(self.topology(0)), |page| page.next.map(|from| self.topology(from)))
     }
 
-    /// A prompt's tokens. `add_special` is for plain text; a template writes its special tokens itself. `now` is the
-    /// time that the template is told: the same at every router to which a stream is moved.
+    /// Returns a prompt's tokens. `add_special` is for plain text; a template writes its special tokens itself. `now`
+    /// is the time that the template reads: the same at every router to which a stream is moved.
     pub async fn tokens(
         &self,
         of: &Arc<ModelText>,
@@ -141,7 +141,7 @@ impl Frontend {
         Ok(self.encoded(of, input, add_special, now).await?.ids)
     }
 
-    /// The same, with how the answer to a chat is read.
+    /// Returns the same, and how the answer to a chat is read.
     pub(super) async fn encoded(
         &self,
         of: &Arc<ModelText>,
@@ -153,7 +153,7 @@ impl Frontend {
         self.off_runtime(length(&input), move || of.encode(input, add_special, now)).await?
     }
 
-    /// A prompt's tokens, and what its answer must be: also what the calls of a chat ask for.
+    /// Returns a prompt's tokens, and what its answer must be, including what the calls of a chat require.
     pub async fn rendered_request(
         &self,
         of: &Arc<ModelText>,
@@ -172,13 +172,13 @@ impl Frontend {
         Ok(RenderedPrompt { ids, places, structure })
     }
 
-    /// The text of the prompt that a chat becomes, as `tokens` would read it.
+    /// Returns the text of the prompt that a chat becomes, as `tokens` would read it.
     pub async fn rendered(&self, of: &Arc<ModelText>, chat: v1::Chat, now: u64) -> Result<String, Refusal> {
         let of = of.clone();
         self.off_runtime(chat_length(&chat), move || of.render(chat, now).map(|(text, _)| text)).await?
     }
 
-    /// The text of tokens that were checked, without special ones.
+    /// Returns the text of tokens that were checked, without special ones.
     pub async fn detokenized(&self, of: &Arc<ModelText>, ids: Tokens) -> Result<String, Refusal> {
         let of = of.clone();
         self.off_runtime(TOKEN_TEXT_BYTES * ids.len(), move || of.tokenizer.decode(&ids, false)).await
@@ -202,7 +202,7 @@ impl Frontend {
         self.on_a_thread_of(&self.long_texts, work).await
     }
 
-    /// Looks through a record on a thread that no text needs. One client looks at a time: it may be gigabytes.
+    /// Searches a record on a thread that no text needs. One client searches at a time: the record may be gigabytes.
     pub async fn on_the_record<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

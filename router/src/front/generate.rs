@@ -1,5 +1,5 @@
-//! The way in: from a request to its generation. All faces come here with `lockstep.v1`; none of them knows the
-//! replica, and this file knows none of them.
+//! The way in: from a request to its generation. All faces call this file with `lockstep.v1`. No face knows the
+//! replica, and this file knows no face.
 //!
 //! An `Ask` is let in, its prompts become tokens and its sampling is checked (`Prepared`). Then a replica is picked
 //! (`Destination`), and each answer becomes one `Request` to it, which a link carries.
@@ -41,14 +41,15 @@ use tokio::time::Instant;
 use types::{Goal, Grammar, Priority, Request, RequestId, TokensHash};
 
 impl Frontend {
-    /// Lets a request in, sends it to a replica, and waits for its first answer, so that a refusal can be told as one.
+    /// Lets a request in, sends it to a replica, and waits for its first answer, so that a refusal can still be the
+    /// reply.
     pub async fn generate(self: &Arc<Self>, ask: Ask, recorder: Recorder) -> Result<Generation, Refusal> {
         let mut generation = self.begin(ask, recorder).await?;
         generation.answered(self.config.timeouts.first_answer_max).await?;
         Ok(generation)
     }
 
-    /// The same, and does not wait.
+    /// Does the same without waiting for the first answer.
     pub async fn begin(self: &Arc<Self>, ask: Ask, mut recorder: Recorder) -> Result<Generation, Refusal> {
         let tenant = self.config.keys.of(ask.tenant);
         let ask = Ask { deadline: self.deadline(ask.deadline), ..ask };
@@ -69,7 +70,7 @@ impl Frontend {
         Ok(generation)
     }
 
-    /// Begins a part of a request that was counted already, and does not wait for an answer.
+    /// Begins a part of a request that was counted already. Does not wait for an answer.
     pub async fn generate_part(self: &Arc<Self>, ask: Ask, trace: &Traced) -> Result<Generation, Refusal> {
         let priority = level(ask.priority)?;
         let tenant = self.config.keys.of(ask.tenant);
@@ -122,7 +123,7 @@ impl Frontend {
             Some(handle) => (VersionBy::Digest(handle.digest), Some(handle.seed)),
             None => (VersionBy::Key(purpose.key(session, tenant, self.config.seed)), None),
         };
-        // A template may ask for the time: a resumed stream has that of its beginning, or it had another prompt.
+        // A template may read the time. A resumed stream gets the time of its beginning, or its prompt would differ.
         let created = handle.map_or_else(unix_seconds, |handle| handle.created);
         let model = self.model(&model, by)?;
         let structure = purpose.take_structure();
@@ -170,7 +171,7 @@ impl Frontend {
         Ok((prepared, resume))
     }
 
-    /// A handle has only the beginning of its digest.
+    /// Completes the digest of a resume handle, which has only its beginning.
     fn completed(&self, mut resume: Resume) -> Resume {
         resume.handle.complete(self.replicas.versions().iter().map(Version::digest));
         resume
@@ -199,13 +200,13 @@ impl Frontend {
         Ok(Prompt { ids, text, talk })
     }
 
-    /// Those who want the answer when it is over, with what was asked for.
+    /// Returns the queues that receive the answer when it is over, with the client's sampling.
     fn wanting(&self, purpose: &Purpose) -> Option<AnswerWish> {
         let Purpose::Generate(asked) = purpose else { return None };
         self.answers.wanting().map(|queues| AnswerWish::new(asked.clone(), queues))
     }
 
-    /// What the answers must be. A chat has one prompt, so the first stands for all.
+    /// Returns what the answers must be. A chat has one prompt, so the first stands for all.
     async fn structure_of(
         &self,
         structure: Option<v1::Structure>,
@@ -216,7 +217,7 @@ impl Frontend {
         self.off_runtime(n_bytes, move || structure::wanted(structure, talk.as_ref())).await?
     }
 
-    /// The grammar of what the answers must be, and how long they may think.
+    /// Returns the grammar of the answers, with the limit of their thoughts before it.
     async fn grammar_of(&self, wanted: Option<WantedGrammar>, prompts: &[Prompt]) -> Result<Option<Grammar>, Refusal> {
         let talk = prompts.first().and_then(|prompt| prompt.talk.as_ref());
         let grammar = match wanted {
@@ -229,8 +230,8 @@ impl Frontend {
         })
     }
 
-    /// Picks the replica once all that matters of the request is known, and as late as possible: by then others may
-    /// have finished.
+    /// Picks the replica once everything that matters about the request is known, and as late as possible: by then
+    /// other requests may have finished.
     pub(super) fn place(
         &self,
         prepared: &Prepared,
@@ -255,7 +256,7 @@ impl Frontend {
         Ok((Destination { picked, print, before: Some(handle), marks }, requests))
     }
 
-    /// Refuses a request that its deadline would end unanswered.
+    /// Refuses a request that would reach its deadline without an answer.
     fn check_in_time(&self, prepared: &Prepared, picked: &Picked, tenant: &TenantLimits) -> Result<(), Refusal> {
         let Some(deadline) = prepared.deadline else { return Ok(()) };
         let wait = picked.link.wait(longest(&prepared.prompts) as u64);
@@ -335,7 +336,7 @@ impl Frontend {
         })
     }
 
-    /// The handle of the stream from now on. A resumed stream keeps its reply's first id.
+    /// Returns the handle of the stream from now on. A resumed stream keeps its reply's first id.
     fn handle(
         &self,
         before: Option<ResumeHandle>,
@@ -352,8 +353,8 @@ impl Frontend {
         ResumeHandle { digest, seed, context, public, created, first_id, incarnation, replica }
     }
 
-    /// How many outputs may be unread: each step brings a token, or scores or computes a part of the prompt, and one
-    /// place is kept for the end of each choice.
+    /// Returns how many outputs may be unread: each step brings a token, or scores or computes a part of the prompt,
+    /// and one place is kept for the end of each choice.
     fn unread_max(&self, requests: &[Request], tells_progress: bool) -> usize {
         let of = |request: &Request| {
             let is_told = request.goal != Goal::Generate || tells_progress;
@@ -365,7 +366,7 @@ impl Frontend {
     }
 }
 
-/// How the answer to a prompt becomes text.
+/// Returns how the answer to a prompt becomes text.
 pub(super) fn assembly(
     text: &ModelText,
     (prompt, hash): (&Prompt, TokensHash),
@@ -384,10 +385,11 @@ fn call_ids(request: &Request, prompt: TokensHash) -> CallIds {
     CallIds { seed: request.sampling.seed, choice: request.sampling.choice, prompt }
 }
 
-/// What a request holds until it has a token, and until it is over. A part of one holds nothing.
+/// What a request holds: the first until it has a token, the second until it is over. A part of a request holds
+/// nothing.
 pub(super) type Held = (Option<AdmissionPermit>, Option<Charge>);
 
-/// The replica for a client's request, and the stream that goes on there.
+/// The replica for a client's request, and the stream that continues there.
 pub(super) struct Destination {
     pub picked: Picked,
     print: Fingerprint,
@@ -396,7 +398,7 @@ pub(super) struct Destination {
     marks: ReadMarks,
 }
 
-/// The most tokens that a request can cost: its prompts, and all that its choices may generate.
+/// Returns the most tokens that a request can cost: its prompts, and all that its choices may generate.
 fn tokens_max(prompts: &[Prompt], requests: &[Request]) -> u64 {
     let n_prompt: usize = prompts.iter().map(|prompt| prompt.ids.len()).sum();
     let says = requests.iter().filter(|request| request.goal != Goal::Pool);
@@ -413,7 +415,7 @@ fn check_marks(marks: &ReadMarks, requests: &[Request]) -> Result<(), NoResume> 
     beyond.map_or(Ok(()), |(mark, end)| Err(NoResume::Beyond { position: mark.n_tokens(), end }))
 }
 
-/// The id under which the same replica, in the same incarnation, may still have the request.
+/// Returns the id under which the same replica, in the same incarnation, may still have the request.
 fn adopted(request: &Request, before: Option<&ResumeHandle>, replica: &Replica, slot: u32) -> Option<RequestId> {
     let before = before.filter(|before| before.is_of(&replica.name, replica.incarnation))?;
     // A request that scores or pools its prompt is run again, because all of its results are sent again.
@@ -436,7 +438,7 @@ fn started(
         incarnation: handle.incarnation,
         handle: sealed.to_owned(),
     };
-    // Of several prompts each answer's certificate says its own.
+    // With several prompts, each answer's certificate has its own prompt hash.
     let prompt_hash = if let [hash] = hashes { hash.0.to_vec() } else { Vec::new() };
     v1::Started {
         id: format!("{nonce:08x}{id:016x}"),

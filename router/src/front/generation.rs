@@ -38,16 +38,16 @@ pub enum GenerationEvent {
     Aside(Aside),
 }
 
-/// What is told beside the answer itself. A face tells those that its clients can ask it for, and drops the rest.
+/// Reports beside the answer itself. A face sends those that its clients can request, and drops the rest.
 #[derive(Debug)]
 pub enum Aside {
-    /// The prompt's logprobs: once, before the first delta, if they were asked for.
+    /// The prompt's logprobs: once, before the first delta, if the client requested them.
     Prompt(v1::PromptLogprobs),
-    /// How far the prompt is, before the first delta, if that was asked for.
+    /// How far the prompt is, before the first delta, if the client requested that.
     Progress(PromptProgress),
     /// A delta that the client already has, because it resumed the stream.
     Replayed(v1::Delta),
-    /// The hidden states of the prompt, if they were asked for.
+    /// The hidden states of the prompt, if the client requested them.
     Pooled(Vec<f32>),
 }
 
@@ -74,11 +74,11 @@ pub struct Generation {
     pub marks: ReadMarks,
     /// The resume handle. None if there are too many choices to resume.
     pub handle: Option<String>,
-    /// When ranks began with its first choice, if that was told.
+    /// When ranks began with its first choice, if that was reported.
     pub scheduled: Option<Instant>,
     /// Each prompt's choices follow one another.
     pub prompts: Vec<Prompt>,
-    // Dropped before `choices`: a link that hears of a dropped ticket finds this queue closed.
+    // Dropped before `choices`: a link that learns of a dropped ticket finds this queue closed.
     pub(crate) heard: mpsc::Receiver<SlotOutput>,
     pub(crate) choices: Vec<Choice>,
     pub(crate) stops: Arc<Stops>,
@@ -91,7 +91,7 @@ pub struct Generation {
     pub(crate) ready: VecDeque<(u32, GenerationEvent)>,
     pub(crate) failed: Option<Refusal>,
     pub(crate) recorder: Option<Recorder>,
-    /// Present if somebody wants the answer when it is over.
+    /// Present if a record or an audit takes the answer when it is over.
     pub(crate) keeper: Option<Box<AnswerKeeper>>,
     pub(crate) _counted: TaskTrackerToken,
 }
@@ -102,24 +102,24 @@ pub(crate) struct Choice {
     ticket: Option<Ticket>,
     assembly: Assembly,
     stop_tokens: Tokens,
-    /// The stop tokens that nobody asked for.
+    /// The stop tokens that the client did not request.
     own_ends: Tokens,
     n_prompt: u32,
     /// How many tokens the client already has.
     n_told: u32,
     n_cached: u32,
-    /// Why it was no more.
+    /// Why the reuse of the prefix cache was not larger.
     reuse: Reuse,
-    /// Guessed tokens: those that were right, and those that were not.
+    /// Draft tokens: those that were right, and those that were not.
     n_accepted: u32,
     n_rejected: u32,
     /// Logprobs of the prompt so far, until all of them are passed on.
     scored: Option<Vec<v1::Logprob>>,
     /// Present until the first token, if its prompt is watched.
     watched: Option<WatchedPrompt>,
-    /// Present if somebody wants a certificate.
+    /// Present if a certificate is requested.
     draft: Option<Box<CertificateDraft>>,
-    /// The tokens so far, if somebody wants them when it is over.
+    /// The tokens so far, if a record or an audit takes them when the choice is over.
     kept: Option<Tokens>,
 }
 
@@ -159,7 +159,7 @@ impl Generation {
         self.choices.iter().any(|choice| choice.ticket.is_some())
     }
 
-    /// Fails all choices: the client asked for all of them.
+    /// Fails all choices, because the client requested all of them.
     fn fail(&mut self, refusal: Refusal) {
         if let Some(recorder) = &mut self.recorder {
             recorder.refused(&refusal);
@@ -179,7 +179,7 @@ impl Generation {
             Err(malformed) => return self.fail(Refusal::failed(malformed.to_string())),
         };
         let has_begun = !output.tokens.is_empty() || finish.is_some();
-        // How far a prompt is tells no token: until there is one, the request waits.
+        // Progress of a prompt brings no token: until there is one, the request waits.
         if let Some(permit) = self.permit.take_if(|_| has_begun || choice.watched.is_none()) {
             permit.served();
             let n_prompt = self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum();
@@ -234,7 +234,7 @@ impl Generation {
         }
     }
 
-    /// Hands the answer on to those who want it, once all choices are over.
+    /// Hands the answer to its queues, once all choices are over.
     fn keep(&mut self, choice_idx: u32, finished: &mut v1::Finished) {
         let kept = self.choices.get_mut(choice_idx as usize).and_then(|choice| choice.kept.take());
         let (Some(mut keeper), Some(kept)) = (self.keeper.take(), kept) else { return };
@@ -264,7 +264,7 @@ fn progressed(
     watched.for_client.then_some(GenerationEvent::Aside(Aside::Progress(progress)))
 }
 
-/// Counts how far a choice has come on its way.
+/// Records when ranks began with the request, and what an output reports of a choice.
 fn passed(
     (scheduled, recorder): (&mut Option<Instant>, &mut Option<Recorder>),
     choice_idx: u32,
@@ -297,7 +297,7 @@ impl Stream for Generation {
 }
 
 impl Choice {
-    /// A choice that has not begun, as one stays that the client has to its end.
+    /// Returns a choice that has not begun. A choice that the client has to its end stays like this.
     pub fn new(
         assembly: Assembly,
         request: &Request,
@@ -328,12 +328,12 @@ impl Choice {
         }
     }
 
-    /// Keeps its tokens until it is over, if they are wanted.
+    /// Keeps the choice's tokens until it is over, if a queue takes them.
     pub fn keeping(self, are_wanted: bool) -> Choice {
         Choice { kept: are_wanted.then(Tokens::new), ..self }
     }
 
-    /// Watches the progress of its prompt until the first token, and reports it if its client requested that.
+    /// Watches the progress of the choice's prompt until the first token, and reports it if its client requested that.
     pub fn watching(mut self, for_client: bool) -> Choice {
         self.watched = (self.n_told == 0).then(|| WatchedPrompt::new(self.n_prompt, for_client));
         self
@@ -343,15 +343,15 @@ impl Choice {
         self.ticket = Some(ticket);
     }
 
-    /// How many of an output's tokens are new to the client. The others were charged when they were first sent.
+    /// Returns how many of an output's tokens are new to the client. The others were charged when they were first sent.
     fn n_new(&self, output: &wire::Output) -> u64 {
         let end = output.position + output.tokens.len() as u32;
         end.saturating_sub(output.position.max(self.n_told)).into()
     }
 
-    /// Adds logprobs of the prompt. A replica that starts again sends them again. False if some are missing.
+    /// Adds logprobs of the prompt. A replica that starts again sends them again. Returns false if some are missing.
     ///
-    /// `[1, position) said before · [position, ..) said now`
+    /// `[1, position) received before · [position, ..) received now`
     fn hear_scores(&mut self, position: u32, scored: &[wire::TokenOut]) -> bool {
         let Some(known) = self.scored.as_mut().filter(|_| !scored.is_empty()) else { return true };
         let first = position.saturating_sub(1) as usize;
@@ -430,7 +430,7 @@ impl Choice {
         }
         match (self.ticket.take(), finish) {
             (Some(ticket), Some(_)) => ticket.over(),
-            // The replica does not know of stop strings.
+            // The replica has no knowledge of stop strings.
             (Some(ticket), None) => ticket.stopped(),
             (None, _) => {}
         }
@@ -464,13 +464,13 @@ impl Choice {
 
 /// What an output means for the client.
 struct Advance {
-    /// What the client has already.
+    /// The deltas that the client has already.
     told: Vec<v1::Delta>,
     new: Vec<v1::Delta>,
     finished: Option<v1::Finished>,
 }
 
-/// Whether a delta says something besides tokens.
+/// Whether a delta has content besides tokens.
 pub fn says_more(delta: &v1::Delta) -> bool {
     !delta.text.is_empty() || !delta.reasoning.is_empty() || !delta.tool_calls.is_empty()
 }

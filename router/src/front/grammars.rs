@@ -1,5 +1,5 @@
-//! Grammars, compiled once for all who want the same: on the threads for long texts, with those that were wanted last
-//! kept. Knows what a grammar is only by its hash.
+//! Compiles each grammar once for all requests with the same one: on the threads for long texts. The latest grammars
+//! are kept. Identifies a grammar only by its hash.
 
 use crate::front::certificate::GrammarHash;
 use crate::front::frontend::Frontend;
@@ -14,10 +14,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use types::Grammar;
 
-/// What a kept grammar costs beside its text, in bytes.
+/// The cost of a kept grammar beside its text, in bytes.
 const ENTRY_BYTES: usize = 256;
 
-/// Compiled grammars by a hash of what was wanted. Those that were kept first go first.
+/// Compiled grammars by a hash of the request for them. The oldest are removed first.
 pub struct Grammars {
     limits: GrammarLimits,
     kept: Mutex<Kept>,
@@ -48,7 +48,8 @@ impl Grammars {
         compiled
     }
 
-    /// The refusal of a grammar of which tools' parameters are a part: it names those that are refused by themselves.
+    /// Returns the refusal of a grammar that contains tools' parameters: it names the parameters that are refused by
+    /// themselves.
     fn refusal_with_tools(&self, talk: &Talk, refused: &GrammarRefused) -> Refusal {
         let of_tool = |(i, tool): (usize, &Tool)| {
             let schema = json!({ "type": "json_schema", "json_schema": tool.parameters, "strict": tool.strict });
@@ -68,7 +69,7 @@ impl Grammars {
 impl Kept {
     fn keep(&mut self, key: Key, compiled: &Result<Grammar, GrammarRefused>, bytes_max: usize) {
         if self.grammars.insert(key, compiled.clone()).is_some() {
-            // Two requests that came together have compiled the same.
+            // Two requests that came together have compiled the same grammar.
             return;
         }
         self.order.push_back(key);
@@ -85,7 +86,7 @@ fn n_bytes(compiled: &Result<Grammar, GrammarRefused>) -> usize {
     ENTRY_BYTES + compiled.as_ref().map_or_else(|refused| refused.to_string().len(), Grammar::n_bytes)
 }
 
-/// A hash of what is wanted. Two kinds with the same text differ.
+/// Returns a hash of the requested grammar. Two kinds with the same text differ.
 fn key(wanted: &WantedGrammar) -> Key {
     let (kind, texts): (u8, Vec<String>) = match wanted {
         WantedGrammar::JsonObject => (0, Vec::new()),
@@ -106,8 +107,8 @@ fn key(wanted: &WantedGrammar) -> Key {
 }
 
 impl Frontend {
-    /// The grammar of what is wanted of an answer to this chat. It is compiled once: off the runtime, because a short
-    /// text can mean much work.
+    /// Returns the grammar for an answer to this chat. It is compiled once: off the runtime, because a short text can
+    /// mean much work.
     pub(super) async fn grammar(&self, wanted: WantedGrammar, talk: Option<&Talk>) -> Result<Grammar, Refusal> {
         let key = key(&wanted);
         let grammars = self.grammars.clone();
@@ -127,7 +128,7 @@ impl Frontend {
 }
 
 impl Frontend {
-    /// What the answers' masks come from, for certificates and handles.
+    /// Returns a hash of what the answers' masks come from, for certificates and handles.
     pub(super) async fn grammar_hash(&self, of: &Arc<ModelText>, grammar: &Grammar) -> Result<GrammarHash, Refusal> {
         let tokens = match of.known_tokens_hash() {
             Some(hash) => hash,
@@ -160,7 +161,7 @@ mod tests {
         kept.keep([3; 32], &grammar(1), room);
         let has = |n: u8| kept.grammars.contains_key(&[n; 32]);
         assert_eq!(([1, 2, 3].map(has), kept.n_bytes), ([false, true, true], room - 39));
-        // One that is larger than all room is not kept.
+        // A grammar that is larger than all room is not kept.
         kept.keep([4; 32], &grammar(room), room);
         assert_eq!((kept.grammars.len(), kept.n_bytes), (0, 0));
     }

@@ -1,13 +1,12 @@
-//! The logprobs of thoughts that a client does not want: they name the thoughts' tokens, so they are not told either.
-//! Knows no dialect.
+//! Drops the logprobs of thoughts that a client does not receive: they name the thoughts' tokens. Knows no dialect.
 
 use dialect::Piece;
 use proto::v1;
 
-/// What a token lets be read, the strongest of it.
+/// The content that a token reveals: the strongest kind of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Heard {
-    /// It is markup, or its text is held back.
+    /// The token is markup, or its text is held back.
     #[default]
     Nothing,
     Answer,
@@ -23,19 +22,19 @@ impl Heard {
     }
 }
 
-/// The logprobs of an answer whose thoughts are hidden.
+/// The logprobs of an answer with hidden thoughts.
 #[derive(Default)]
 pub struct HiddenThoughts {
-    /// What was read since the last token was told or not.
+    /// What was read since the last token was sent or dropped.
     pub heard: Heard,
-    /// Of tokens of which nobody knows yet whether they are a thought's.
+    /// Logprobs of tokens that may still turn out to belong to a thought.
     held: Vec<v1::Logprob>,
     is_in_thought: bool,
 }
 
 impl HiddenThoughts {
-    /// Adds a token's logprob, and returns those that are known to be of the answer. `in_thought`: a thought goes on
-    /// behind it.
+    /// Adds a token's logprob, and returns those that certainly belong to the answer. `in_thought`: a thought continues
+    /// after this token.
     pub fn told(&mut self, own: Option<v1::Logprob>, in_thought: bool, is_over: bool) -> Vec<v1::Logprob> {
         self.held.extend(own);
         match std::mem::take(&mut self.heard) {
@@ -45,7 +44,7 @@ impl HiddenThoughts {
             }
             Heard::Answer => self.is_in_thought = false,
             Heard::Nothing if self.is_in_thought && !in_thought => {
-                // What has closed the thought is of the thought.
+                // Tokens that close the thought belong to the thought.
                 self.is_in_thought = false;
                 self.held.clear();
             }
@@ -75,10 +74,10 @@ mod tests {
         use Heard::{Answer, Nothing, Thought};
         let (thought, out, said) = ((Thought, true), (Nothing, false), (Answer, false));
         let inside = (Nothing, true);
-        // The token that closes a thought is not told, and what is held behind it is told with the answer.
+        // The token that closes a thought is not sent. Tokens held behind it are sent with the answer.
         assert_eq!(told(&[out, thought, inside, thought, out, said, out]), [5, 6]);
         assert_eq!(told(&[thought, inside, inside, out, out, out, said]), [4, 5, 6]);
-        // A thought that ends with its last token.
+        // Here the thought ends with its last token.
         assert_eq!(told(&[(Thought, false), out, said]), [1, 2]);
         assert_eq!(told(&[said, out, thought, inside]), [0]);
         assert_eq!(told(&[thought, inside]), [0; 0]);

@@ -2,14 +2,14 @@
 //! replica, and its tokens come back as text.
 //!
 //! Knows neither HTTP nor gRPC, and of replicas only the one that was picked. Read `ask` (a request as a face has
-//! parsed it), `generate` (the way in), then `generation` (the way out). `frontend` is what faces hold; `sampling`,
-//! `text`, `stop`, `calls` and `deltas` are called on the way, and so are `structure` and `grammars`, which say what an
-//! answer must be; `search` looks for likely answers instead of drawing them, by the rules of `beams`; `embed` is the
-//! same for embeddings; `resume` is how a client resumes a stream, `certificate` says what an answer came from and
-//! hashes it, `hidden` drops the logprobs of hidden thoughts, `progress` tells how far a prompt is, `derender` reads
-//! tokens that were drawn elsewhere, `stored` keeps responses and conversations, `reader_watch` gives up streams that
-//! nobody reads, `recorder` counts and traces, and `finished_answer` hands whole answers to those who keep them or run
-//! them again.
+//! parsed it), `generate` (the way in), then `generation` (the way out). `frontend` is the struct that faces hold.
+//! Requests pass through `sampling`, `text`, `stop`, `calls` and `deltas` on the way, and through `structure` and
+//! `grammars`, which define what an answer must be. `search` looks for likely answers instead of drawing them, by the
+//! rules of `beams`; `embed` is the same path for embeddings. `resume` lets a client resume a stream. `certificate`
+//! names what an answer came from and hashes it, `hidden` drops the logprobs of hidden thoughts, `progress` reports how
+//! far a prompt is, `derender` reads tokens that were drawn elsewhere, `stored` keeps responses and conversations,
+//! `reader_watch` gives up unread streams, `recorder` counts and traces, and `finished_answer` hands whole answers to
+//! records and audits.
 
 pub mod ask;
 pub mod beams;

@@ -15,7 +15,8 @@ use types::{Goal, Grammar, Hex, Request, Token, Tokens};
 /// A request that has been read: prompts are tokens, and its sampling is checked.
 pub struct Prepared {
     pub prompts: Vec<Prompt>,
-    /// What the requests of all its answers share: all but the prompt, the choice, and the room for the answer.
+    /// The part that the requests of all its answers share: all but the prompt, the choice, and the room for the
+    /// answer.
     pub like: Request,
     pub wording: Wording,
     pub numbers: Range<u32>,
@@ -50,8 +51,8 @@ impl Prepared {
         Err(Refusal::invalid("n", message))
     }
 
-    /// A part of it: as many answers to each of these prompts as there are numbers, drawn like this, and told as plain
-    /// text.
+    /// Returns a part of the request: as many answers to each of these prompts as there are numbers, drawn like `like`,
+    /// and sent as plain text.
     pub fn part(&self, prompts: Vec<Tokens>, like: Request, wording: Wording, numbers: Range<u32>) -> Prepared {
         Prepared {
             prompts: prompts.into_iter().map(|ids| Prompt { ids, text: None, talk: None }).collect(),
@@ -69,20 +70,20 @@ impl Prepared {
         }
     }
 
-    /// The tokens of all its requests; the bytes of their lists count as if they were tokens.
+    /// Returns the tokens of all its requests; the bytes of their lists count as if they were tokens.
     pub fn n_waiting(&self) -> usize {
         let n_listed = self.lists_bytes().saturating_sub(LISTS_BYTES_FREE) / size_of::<Token>();
         let of_prompts = self.prompts.iter().map(|prompt| prompt.ids.len() + n_listed);
         self.numbers.len() * of_prompts.sum::<usize>()
     }
 
-    /// The bytes that each request has besides its prompt.
+    /// Returns the bytes that each request has besides its prompt.
     fn lists_bytes(&self) -> usize {
         let predicted = self.like.predicted.len() * size_of::<Token>();
         self.like.sampling.lists_bytes() + predicted + self.like.grammar.as_ref().map_or(0, Grammar::n_bytes)
     }
 
-    /// The requests, one per choice of each prompt, for a replica with this context.
+    /// Returns the requests, one per choice of each prompt, for a replica with this context.
     pub fn requests(&self, context: u32) -> Result<Vec<Request>, Refusal> {
         let n_prompt = longest(&self.prompts);
         if n_prompt > room(context, &self.like.goal) as usize {
@@ -107,16 +108,16 @@ impl Prepared {
         request
     }
 
-    /// What the choice of a replica depends on.
+    /// Returns what the choice of a replica depends on.
     pub fn wish(&self) -> Wish {
         let n_prompt = u32::try_from(longest(&self.prompts)).unwrap_or(u32::MAX);
-        // A pooled prompt fits where it leaves no room.
+        // A pooled prompt also fits if it leaves no room.
         let n_prompt = n_prompt.saturating_sub(u32::from(self.like.goal == Goal::Pool));
         let (version, protocol) = (self.model.version, proto::needed(&self.like));
         Wish { n_prompt, session: self.session, n_before: 0, version, protocol }
     }
 
-    /// The prompt to look up in caches, if the request may read them.
+    /// Returns the prompt to look up in caches, if the request may read them.
     pub fn cached_prompt(&self) -> Option<&[Token]> {
         let reads_cache = self.like.goal == Goal::Generate;
         reads_cache.then(|| self.prompts.first().map_or(&[][..], |prompt| &prompt.ids))
@@ -127,14 +128,14 @@ impl Prepared {
         let flags = [stops.are_included(), self.wording.show_special];
         let flags = flags.map(|flag| if flag { "yes" } else { "no" });
         let talks: Vec<String> = self.prompts.iter().filter_map(|prompt| Some(prompt.talk.as_ref()?.said())).collect();
-        // Another engine may go on in another way.
+        // Another grammar engine may continue differently.
         let engine = self.grammar_hash.map(|hash| Hex(&hash).to_string());
         let texts = flags.into_iter().chain(stops.strings()).chain(talks.iter().chain(&engine).map(String::as_str));
         Fingerprint::of(requests.iter(), texts)
     }
 }
 
-/// The most tokens that a prompt may have: an answer needs room for one.
+/// Returns the most tokens that a prompt may have: an answer needs room for one.
 pub fn room(context: u32, goal: &Goal) -> u32 {
     if *goal == Goal::Pool { context } else { context.saturating_sub(1) }
 }

@@ -9,7 +9,7 @@ pub struct PromptProgress {
     pub total: u32,
     /// Those of them that came from the prefix cache.
     pub cached: u32,
-    /// Those of them that need not be computed any more, with the cached ones.
+    /// Those of them that are computed or cached already.
     pub processed: u32,
 }
 
@@ -21,10 +21,10 @@ pub struct WatchedPrompt {
     last: Option<PromptProgress>,
 }
 
-/// Longer prompts are watched in any case: they take long enough to be watched in the list.
+/// Longer prompts are always watched: they take long enough to be seen in the list.
 const LONG_TOKENS: usize = 1024;
 
-/// Whether replicas report the progress of a request whose longest prompt has so many tokens.
+/// Whether replicas report the progress of a request with a longest prompt of so many tokens.
 pub fn is_watched(n_prompt: usize, for_client: bool) -> bool {
     for_client || n_prompt >= LONG_TOKENS
 }
@@ -34,7 +34,8 @@ impl WatchedPrompt {
         WatchedPrompt { total, for_client, last: None }
     }
 
-    /// What an output tells that is new: it only grows, though a replica that is lost begins again.
+    /// Returns the new progress that an output reports. Progress only grows, though a replica that is lost begins
+    /// again.
     pub fn hear(&mut self, output: &wire::Output, has_token: bool) -> Option<PromptProgress> {
         let processed = if has_token { self.total } else { output.computed?.min(self.total) };
         let cached = self.last.map_or(output.cached_tokens.min(processed), |last| last.cached);

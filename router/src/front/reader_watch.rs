@@ -1,4 +1,4 @@
-//! Streams of replies that are given up when their readers take nothing: what they hold is free for others. Knows no
+//! Gives up streams of replies when their readers take nothing, so that their resources are free for others. Knows no
 //! protocol, and counts time only in rounds.
 //!
 //! A client may keep its HTTP/2 connection alive and not read one stream. Then the next reply is never requested, so
@@ -59,7 +59,8 @@ trait Watched: Send + Sync {
 }
 
 impl ReaderWatch {
-    /// Makes rounds for ever, so often that no reader takes nothing for much longer than `unread_max`.
+    /// Checks all streams in rounds without end, so often that no reader takes nothing for much longer than
+    /// `unread_max`.
     pub async fn watch(&self, unread_max: Duration) {
         let mut rounds = tokio::time::interval((unread_max / ROUNDS_MAX as u32).max(Duration::from_millis(1)));
         // While the process stood still, no round was made: missed rounds are not made up for.
@@ -123,11 +124,11 @@ struct StreamState<S> {
     is_given_up: bool,
 }
 
-/// The waker that a stream gets: it notes when a reply is available, and wakes the reader. A reader that had all there
-/// was, and whose own buffers are full, is woken and does not poll: its earlier poll is no sign of life.
+/// The waker that a stream gets: it notes when a reply is available, and wakes the reader. A reader that had every
+/// reply but has full buffers of its own is woken and does not poll: its earlier poll is no sign of life.
 struct ReaderWaker {
     rounds: Arc<Rounds>,
-    /// The round since which the reader could have asked for the next reply.
+    /// The round since which the reader could have requested the next reply.
     untaken: AtomicU64,
     reader: Mutex<Option<Waker>>,
 }
@@ -236,7 +237,7 @@ mod tests {
         }
         assert_eq!(attended.next().await, Some(Ok(0)));
         assert_eq!((attended.next().await, attended.next().await), (Some(Ok(1)), Some(Ok(2))));
-        // Nothing is available, so the reader may wait as long as it likes.
+        // Nothing is available, so the reader may wait without limit.
         let quiet = tokio::time::timeout(10 * MAX, attended.next()).await;
         assert!(quiet.is_err() && !replies.is_closed());
         replies.send(Ok(3)).await.unwrap();

@@ -1,5 +1,5 @@
-//! Counts, times and traces one request. Knows no client's name, and a request's content only if an operator has asked
-//! for that.
+//! Counts, times and traces one request. Records no client's name, and a request's content only if an operator has
+//! requested that.
 
 use crate::front::ask::{Ask, Purpose};
 use crate::front::frontend::unix_millis;
@@ -79,7 +79,7 @@ pub struct Recorder {
     /// Empty until the request was read; so is the model's name in replies.
     operation: &'static str,
     model: String,
-    /// The model's name at its replicas, which differs if a route says so.
+    /// The model's name at its replicas. It differs if a route maps the name.
     version: String,
     /// The model's label in metrics; None if there is one model.
     label: Option<Arc<str>>,
@@ -131,7 +131,7 @@ impl Recorder {
         self.trace.clone()
     }
 
-    /// Its tenant is known: from now on people who look can see it.
+    /// The request's tenant is known: from now on the pages show the request.
     pub fn seen(&mut self, history: &History, tenant: TenantId, label: Arc<str>) {
         let arrival = ArrivedRequest { face: self.face.label(), tenant, label, unix_millis: unix_millis() };
         self.sighting = Some(history.arrived(arrival));
@@ -176,7 +176,7 @@ impl Recorder {
         }
     }
 
-    /// The request goes to the replica.
+    /// Records the request as it was read.
     pub fn begun(&mut self, started: &v1::Started, label: Option<&Arc<str>>, replica: &Replica) {
         let version = &replica.model;
         if let Some(sighting) = &self.sighting {
@@ -198,7 +198,7 @@ impl Recorder {
         self.used.n_prompt = reply.usage.map_or(0, |usage| usage.prompt_tokens.into());
     }
 
-    /// A piece of a choice's text.
+    /// Adds a piece of a choice's text.
     pub fn said(&mut self, choice_idx: u32, text: &str) {
         let Some(content) = &mut self.content else { return };
         let choice_idx = choice_idx as usize;
@@ -211,12 +211,12 @@ impl Recorder {
         }
     }
 
-    /// What befell a choice on its way.
+    /// Records what happened to a choice on its way.
     pub fn passed(&self, choice_idx: u32, passages: &[wire::Passage]) {
         self.sighting.iter().for_each(|sighting| sighting.passed(choice_idx, passages));
     }
 
-    /// So many tokens of the prompt need not be computed any more.
+    /// Records that so many tokens of the prompt are computed or cached.
     pub fn computed(&self, n_tokens: u32) {
         self.sighting.iter().for_each(|sighting| sighting.computed(n_tokens));
     }
@@ -240,7 +240,7 @@ impl Recorder {
         }
     }
 
-    /// A choice has ended. The choices of one prompt share its tokens.
+    /// Records the end of a choice. The choices of one prompt share its tokens.
     pub fn heard(&mut self, choice_idx: u32, finished: &v1::Finished) {
         let usage = finished.usage.unwrap_or_default();
         if choice_idx.is_multiple_of(self.n_choices) {
@@ -263,7 +263,7 @@ impl Recorder {
         self.end(refusal.label());
     }
 
-    /// A face refuses the request in its own terms, with a metric's label.
+    /// Records that a face refuses the request in its own terms, with a metric's label.
     pub fn refused_as(&mut self, label: &'static str) {
         self.end(label);
     }
@@ -310,14 +310,14 @@ impl Recorder {
     }
 }
 
-/// A client may send any name, so it is cut.
+/// Cuts a model's name, because a client may send any.
 fn named(model: &str) -> String {
     model.chars().take(MODEL_CHARS_MAX).collect()
 }
 
 const MODEL_CHARS_MAX: usize = 100;
 
-/// The prompts, as OpenTelemetry's conventions write them. Prompts of token ids have no text.
+/// Returns the prompts, as OpenTelemetry's conventions write them. Prompts of token ids have no text.
 fn messages(prompts: &[Input]) -> String {
     let mut said = Vec::new();
     for prompt in prompts {

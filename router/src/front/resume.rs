@@ -1,5 +1,5 @@
-//! Resume handles: a client sends one, with how much it has read, and its stream goes on at any router of the cluster.
-//! Knows the request only by its fingerprint: the client sends it again.
+//! Resume handles: a client sends one, with how much it has read, and its stream continues at any router of the
+//! cluster. Identifies the request only by its fingerprint: the client sends it again.
 //!
 //! A handle is one word of text: fields, among them the request's fingerprint, and a MAC over them and the tenant under
 //! the cluster's key. With a changed letter, another request or another tenant it is invalid. A stream is a function of
@@ -10,7 +10,7 @@ use std::fmt::{self, Display};
 use types::{PolicyDigest, Request, TenantId};
 
 const VERSION: u8 = 2;
-/// Of the policy digest: whoever reads a handle knows the digests that are served.
+/// The bytes of the policy digest in a handle. This is enough, because the reading router has all served digests.
 const DIGEST_BYTES: usize = 8;
 const PRINT_BYTES: usize = 8;
 const CODE_BYTES: usize = 12;
@@ -21,12 +21,12 @@ const TEXT_CHARS_MAX: usize = 1024;
 /// A replica's name in a handle. A longer name is cut, and the replica is not found again by it.
 const NAME_BYTES_MAX: usize = 255;
 
-/// The key that the routers of a cluster share, and nobody else has.
+/// The key that only the routers of a cluster share.
 #[derive(Clone)]
 pub struct ResumeKey([u8; 32]);
 
 impl ResumeKey {
-    /// Derives the key from the cluster's secret. A cluster without one trusts everybody who reaches it.
+    /// Derives the key from the cluster's secret. A cluster without a secret trusts every client that reaches it.
     pub fn of(secret: &[u8]) -> ResumeKey {
         ResumeKey(blake3::derive_key(KEY_PURPOSE, secret))
     }
@@ -45,11 +45,11 @@ pub struct ResumeHandle {
     pub seed: u64,
     /// The context of the former replica: so an answer without its own limit ends at the same place again.
     pub context: u32,
-    /// The public id of the reply, which does not change.
+    /// The context of the former replica: an answer without its own limit ends at the same place again.
     pub public: (u32, u64),
-    /// When it was let in, in Unix seconds. A template that asks for the time is told this one again.
+    /// When it was let in, in Unix seconds. A template that reads the time gets this one again.
     pub created: u64,
-    /// The id of its first choice, under which it may still run; the others' follow.
+    /// The id of its first choice, under which it may still run; the others' ids follow.
     pub first_id: u64,
     pub incarnation: u64,
     pub replica: String,
@@ -60,7 +60,7 @@ pub struct ResumeHandle {
 pub struct Fingerprint([u8; PRINT_BYTES]);
 
 impl Fingerprint {
-    /// `text` is what the client asks of the text, which replicas never see.
+    /// `text` is the client's settings for the text, which replicas never see.
     pub fn of<'a>(requests: impl Iterator<Item = &'a Request>, text: impl Iterator<Item = &'a str>) -> Fingerprint {
         let mut hasher = blake3::Hasher::new_derive_key(PRINT_PURPOSE);
         let mut add = |bytes: &[u8]| {
@@ -125,7 +125,7 @@ impl UncheckedHandle {
         Ok(UncheckedHandle { unchecked, bytes, code })
     }
 
-    /// Completes the digest, of which a handle has only the beginning, by one of those that are served here.
+    /// Completes the digest, of which a handle has only the beginning, from the digests that are served here.
     pub fn complete(&mut self, served: impl Iterator<Item = PolicyDigest>) {
         let of = &mut self.unchecked.digest;
         let is_it = |known: &PolicyDigest| known.0[..DIGEST_BYTES] == of.0[..DIGEST_BYTES];
@@ -133,7 +133,7 @@ impl UncheckedHandle {
         *of = found.unwrap_or(*of);
     }
 
-    /// The handle, if it was made by this cluster for this request of this tenant.
+    /// Returns the handle, if it was made by this cluster for this request of this tenant.
     pub fn check(self, key: &ResumeKey, print: &Fingerprint, tenant: TenantId) -> Result<ResumeHandle, NoResume> {
         // All bytes are compared to the end, so that timing does not show how much of a guess was right.
         let expected = code(key, &self.bytes, tenant);
@@ -169,7 +169,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     Some(*first)
 }
 
-/// Seven bits a byte, the lowest first; all bytes but the last have the eighth.
+/// Writes seven bits a byte, the lowest first; all bytes but the last have the eighth.
 fn put(bytes: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         bytes.push(number as u8 | 0x80);
@@ -280,7 +280,7 @@ pub struct Resume {
 }
 
 impl Resume {
-    /// Parses a `Last-Event-ID`: the handle, a colon, a mark for each choice, and the number of events if it is said.
+    /// Parses a `Last-Event-ID`: the handle, a colon, a mark for each choice, and optionally the number of events.
     pub fn parse(text: &str, choices_max: usize) -> Result<Resume, NoResume> {
         let (handle, marks) = text.trim().split_once(':').ok_or(NoResume::Garbled)?;
         let (marks, n_events) = match marks.split_once('@') {
@@ -356,7 +356,7 @@ mod tests {
         assert_eq!(check(&ResumeKey::of(b"another"), &print, tenant), Err(NoResume::Forged));
         assert_eq!(check(&key, &print, TenantId(8)), Err(NoResume::Forged));
         assert_eq!(check(&key, &self::print(&[1, 3]), tenant), Err(NoResume::OtherRequest));
-        // Every change is noticed, and most before anything is trusted.
+        // Every change is noticed, and most before any field is trusted.
         for at in 0..text.len() {
             let mut changed = text.clone().into_bytes();
             changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
@@ -370,7 +370,7 @@ mod tests {
         }
     }
 
-    /// It stands in each event.
+    /// The handle has to be short, because it stands in each event.
     #[test]
     fn a_handle_is_short() {
         let made = ResumeHandle { seed: (1 << 53) - 1, created: 1 << 31, public: (u32::MAX, 1 << 40), ..handle() };

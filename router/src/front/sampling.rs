@@ -1,5 +1,5 @@
-//! Sampling parameters: what the client asked for, checked, and the model's defaults for the rest. Words become tokens
-//! here, because replicas know no text.
+//! Sampling parameters: checks the client's, and fills in the model's defaults for the rest. Words become tokens here,
+//! because replicas know no text.
 
 use crate::config::RouterLimits;
 use crate::front::sampling_defaults::ResolvedDefaults;
@@ -25,7 +25,8 @@ pub struct Wording {
 }
 
 impl ModelText {
-    /// A request with its sampling and its goal, as far as they do not depend on a prompt; and how it becomes text.
+    /// Returns a request with its sampling and its goal, as far as they do not depend on a prompt, and how it becomes
+    /// text.
     pub(crate) fn sampling(&self, asked: v1::Sampling, limits: &RouterLimits) -> Result<(Request, Wording), Refusal> {
         let tokens_max = asked.max_tokens.unwrap_or(u32::MAX);
         check("max_tokens", tokens_max, tokens_max > 0, "at least 1")?;
@@ -60,7 +61,7 @@ impl ModelText {
         Ok((request, Wording { stops, show_special: asked.show_special, own_ends }))
     }
 
-    /// Each token whose logprob is wanted costs as much as one of the most likely ones.
+    /// Each token with a requested logprob costs as much as one of the most likely ones.
     fn check_told(&self, asked: &v1::Sampling, limits: &RouterLimits) -> Result<(), Refusal> {
         const FIELD: &str = "logprob_token_ids";
         let (told, told_max) = (&asked.logprob_token_ids, limits.logprobs_max as usize);
@@ -71,7 +72,7 @@ impl ModelText {
         self.check_ids(FIELD, told)
     }
 
-    /// Temperature, and which tokens may be drawn.
+    /// Returns the temperature, and which tokens may be drawn.
     fn filters(&self, asked: &v1::Sampling) -> Result<Sampling, Refusal> {
         let defaults = self.defaults_for(asked);
         let temperature = asked.temperature.unwrap_or(defaults.temperature);
@@ -81,7 +82,7 @@ impl ModelText {
         let top_n_sigma = asked.top_n_sigma;
         check("temperature", temperature, (0.0..=2.0).contains(&temperature), "0 to 2")?;
         check("top_p", top_p, (0.0..=1.0).contains(&top_p), "0 to 1")?;
-        // With nothing of the mass the likeliest token is left, as with any small part of it.
+        // A zero mass leaves the likeliest token, as any small mass does.
         let top_p = top_p.max(f32::MIN_POSITIVE);
         check("min_p", min_p, (0.0..=1.0).contains(&min_p), "0 to 1")?;
         check("typical_p", typical_p, typical_p > 0.0 && typical_p <= 1.0, "above 0 and at most 1")?;
@@ -98,7 +99,7 @@ impl ModelText {
         check("frequency_penalty", frequency, (-2.0..=2.0).contains(&frequency), "-2 to 2")?;
         check("repetition_penalty", repetition, (0.01..=100.0).contains(&repetition), "0.01 to 100")?;
         let penalties = Penalties { presence, frequency, repetition, window: 0 };
-        // Where nothing is penalised, no window changes anything, and equal requests stay equal.
+        // If nothing is penalised, no window changes anything, and equal requests stay equal.
         let is_neutral = penalties == Penalties::default();
         let window = asked.penalty_window.unwrap_or(defaults.penalty_window);
         Ok(Penalties { window: if is_neutral { 0 } else { window }, ..penalties })
@@ -125,7 +126,7 @@ impl ModelText {
         Ok(Dry { multiplier, base, length_allowed, breakers })
     }
 
-    /// Sorted by token, so that equal requests are equal.
+    /// Returns the bias sorted by token, so that equal requests are equal.
     fn bias(&self, asked: &v1::Sampling) -> Result<Vec<(u32, f32)>, Refusal> {
         let mut all: Vec<(u32, f32)> = asked.logit_bias.iter().map(|(token, bias)| (*token, *bias)).collect();
         all.sort_unstable_by_key(|(token, _)| *token);
@@ -140,7 +141,7 @@ impl ModelText {
         }
     }
 
-    /// Each word's tokens at the start of a text, and also after a space if the first token differs there.
+    /// Returns each word's tokens at the start of a text, and also after a space if the first token differs there.
     fn words(&self, field: &'static str, words: &[String], limits: &RouterLimits) -> Result<Vec<Tokens>, Refusal> {
         check_many(field, words, limits)?;
         let mut runs = Vec::new();
@@ -166,15 +167,15 @@ impl ModelText {
     }
 }
 
-/// Removes duplicates: so a list is no longer than the vocabulary, however often a client repeats itself.
+/// Removes duplicates: a list is no longer than the vocabulary, however often a client repeats itself.
 fn each_once(mut tokens: Tokens) -> Tokens {
     tokens.sort_unstable();
     tokens.dedup();
     tokens
 }
 
-/// The cost of reading it, in bytes of text: each word is a text of its own, and each byte of a stop string is a state
-/// of the automaton.
+/// Returns the cost of reading it, in bytes of text: each word is a text of its own, and each byte of a stop string is
+/// a state of the automaton.
 pub fn work(asked: &v1::Sampling) -> usize {
     const WORD_BYTES: usize = 256;
     const STATE_BYTES: usize = 8;

@@ -1,10 +1,10 @@
-//! What sampling parameters mean that a request leaves out: what the model's files say, or else what the catalogue's
-//! card says, or else the vendor's own defaults. Knows no request.
+//! Values for sampling parameters that a request leaves out: those of the model's files, or else those of the
+//! catalogue's card, or else the vendor's own defaults. Knows no request.
 
 use checkpoint::Defaults;
 use proto::v1::sampling::Defaults as Vendor;
 
-/// The sampling of a request that says nothing.
+/// The sampling of a request that sets none.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ResolvedDefaults {
     pub temperature: f32,
@@ -32,7 +32,7 @@ const OLLAMA: ResolvedDefaults = ResolvedDefaults {
 };
 
 impl ResolvedDefaults {
-    /// `card` is the catalogue's: vendors whose defaults are neutral know none.
+    /// `card` is the catalogue's: vendors with neutral defaults have none.
     pub fn of(vendor: i32, files: &Defaults, card: &Defaults) -> ResolvedDefaults {
         match Vendor::try_from(vendor).unwrap_or_default() {
             Vendor::Unspecified => NEUTRAL.under(files),
@@ -41,7 +41,7 @@ impl ResolvedDefaults {
         }
     }
 
-    /// These where `recommended` says nothing.
+    /// Uses these values for parameters that `recommended` leaves out.
     fn under(self, recommended: &Defaults) -> ResolvedDefaults {
         ResolvedDefaults {
             temperature: recommended.temperature.unwrap_or(self.temperature),
@@ -57,18 +57,18 @@ impl ResolvedDefaults {
 /// The vendors that have defaults of their own, by their names in a request.
 const VENDORS: [(&str, Vendor); 2] = [("llama.cpp", Vendor::LlamaCpp), ("ollama", Vendor::Ollama)];
 
-/// The vendor of this name.
+/// Returns the vendor of this name.
 pub fn vendor(name: &str) -> Option<Vendor> {
     let neutral = (name == "openai").then_some(Vendor::Unspecified);
     neutral.or_else(|| VENDORS.iter().find(|(known, _)| *known == name).map(|(_, vendor)| *vendor))
 }
 
-/// The name of a vendor; none for the neutral ones.
+/// Returns the name of a vendor; none for the neutral ones.
 pub fn name(vendor: Vendor) -> Option<&'static str> {
     VENDORS.iter().find(|(_, known)| *known == vendor).map(|(name, _)| *name)
 }
 
-/// A window in llama.cpp's words: -1 stands for all of the context.
+/// Returns a window in llama.cpp's words: -1 stands for all of the context.
 pub fn last_n(window: u32) -> i32 {
     i32::try_from(window).unwrap_or(-1)
 }

@@ -1,11 +1,11 @@
-//! Looks for likely answers instead of drawing them: the likeliest of several draws, or the best of a beam search. All
-//! are told when they are known, as if a replica had said them. Knows requests and their answers; what a beam is worth
-//! is `beams`' matter.
+//! Looks for likely answers instead of drawing them: the likeliest of several draws, or the best of a beam search. The
+//! answers are sent once all are known, as if a replica had just drawn them. Knows requests and their answers; `beams`
+//! defines what a beam is worth.
 //!
 //! `prepared ── parts of it, each a request of its own ──▶ tokens and logprobs ── the best ──▶ generation`
 //!
-//! A step of a beam search is a request for one token after each beginning. The beginning lies in the prefix cache, and
-//! a step that is lost with its replica is run again like any other request.
+//! A step of a beam search is a request for one token after each partial answer. The partial answer lies in the prefix
+//! cache, and a step that is lost with its replica is run again like any other request.
 
 use crate::config::RouterLimits;
 use crate::front::ask::{Ask, Purpose};
@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use types::{Finish, Goal, Penalties, Request, Sampling, Tokens, TokensHash};
 
-/// What a request looks for instead of drawing, and how many of it are told.
+/// The kind of search of a request, and how many of the found answers are sent.
 pub struct Search {
     n_told: u32,
     kind: SearchKind,
@@ -47,7 +47,7 @@ struct FoundAnswer {
 }
 
 impl Search {
-    /// What a request looks for, if it does, and the request for as many answers as that takes.
+    /// Returns the search of a request, if it has one, and the request for as many answers as the search needs.
     pub fn of(mut ask: Ask, limits: &RouterLimits) -> Result<(Option<Search>, Ask), Refusal> {
         let Purpose::Generate(sampling) = &mut ask.purpose else { return Ok((None, ask)) };
         let (n_told, best_of, beams) = (ask.n_choices, std::mem::take(&mut sampling.best_of), sampling.beams.take());
@@ -88,8 +88,8 @@ fn beam_search(wish: v1::BeamSearch) -> Result<SearchKind, Refusal> {
     Ok(SearchKind::Beams { length_penalty, patience })
 }
 
-/// Refuses what changes the tokens of a draw, and what a search does not know. Temperature and filters only matter
-/// among likely tokens.
+/// Refuses fields that change the tokens of a draw and that a search does not support. Temperature and filters only
+/// matter among likely tokens.
 fn drawn_fields(asked: &v1::Sampling) -> Result<(), Refusal> {
     let fields = [
         ("stop", !asked.stop.is_empty()),
@@ -131,7 +131,7 @@ impl Frontend {
         Ok(told(first, prepared, search.n_told, found))
     }
 
-    /// Draws all answers, and keeps the likeliest of each prompt: the one whose logprobs have the largest sum.
+    /// Draws all answers, and keeps the likeliest of each prompt: those with the largest sum of logprobs.
     async fn best_drawn(
         self: &Arc<Self>,
         prepared: &Prepared,
@@ -217,7 +217,8 @@ fn beam_rules(prepared: &Prepared, length_penalty: f32, patience: Patience) -> R
     }
 }
 
-/// A step: the likeliest tokens after each of these beginnings. Which of them is drawn does not matter.
+/// Returns a step: a request for the likeliest tokens after each of these partial answers. Which of them is drawn does
+/// not matter.
 fn one_token(prepared: &Prepared, rules: &BeamRules, prompts: Vec<Tokens>) -> Prepared {
     let sampling = Sampling {
         temperature: 0.0,
@@ -235,7 +236,7 @@ fn one_token(prepared: &Prepared, rules: &BeamRules, prompts: Vec<Tokens>) -> Pr
     prepared.part(prompts, like, wording, 0..1)
 }
 
-/// The answers to a part, when all of it has been said.
+/// Returns the answers to a part, once all of it has arrived.
 async fn gathered(generation: &mut Generation) -> Result<Vec<FoundAnswer>, Refusal> {
     let mut answers: Vec<FoundAnswer> = Vec::new();
     answers.resize_with(generation.choices.len(), FoundAnswer::default);
@@ -262,7 +263,7 @@ fn token_out(said: v1::Logprob) -> wire::TokenOut {
     wire::TokenOut { token: said.token_id, logprob: Some(said.logprob), top: said.top.into_iter().map(top).collect() }
 }
 
-/// What may come after each beginning.
+/// Returns the likely tokens after each partial answer.
 fn next_tokens(steps: Vec<FoundAnswer>) -> Result<Vec<wire::TokenOut>, Refusal> {
     let next = |step: FoundAnswer| step.tokens.into_iter().next();
     let all: Option<Vec<wire::TokenOut>> = steps.into_iter().map(next).collect();
@@ -284,7 +285,8 @@ impl FoundAnswer {
     }
 }
 
-/// Tells what was found as if it were just being said. `first` is the first part of the request that was answered.
+/// Sends the found answers as if they were just being drawn. `first` is the first part of the request that was
+/// answered.
 fn told(mut first: Generation, prepared: Prepared, n_told: u32, found: Vec<FoundAnswer>) -> Generation {
     let Prepared { ref prompts, ref wording, ref model, .. } = prepared;
     let hashes: Vec<TokensHash> = prompts.iter().map(|prompt| TokensHash::of(&prompt.ids)).collect();

@@ -1,5 +1,5 @@
-//! What an answer must be, in the words of `lockstep.v1`: read, and joined with what the calls of a chat must be. Knows
-//! no token and no request.
+//! What an answer must be, in the terms of `lockstep.v1`: parsed, and joined with the form of a chat's calls. Knows no
+//! token and no request.
 
 use crate::refusal::Refusal;
 use crate::replicas::models::talk::Talk;
@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 /// The field that a refusal names; a face has its own name for it.
 pub const FIELD: &str = "structure";
 
-/// What the answer must be. None where every text will do.
+/// Returns what the answer must be, or None if every text is allowed.
 pub fn wanted(structure: Option<v1::Structure>, talk: Option<&Talk>) -> Result<Option<WantedGrammar>, Refusal> {
     let structure = structure.and_then(|structure| structure.form).map(form).transpose()?.flatten();
     let Some(talk) = talk else { return Ok(structure) };
     match (structure, &talk.choice) {
-        // The answer is a call: there is no content that a structure could speak of.
+        // The answer is a call: it has no content to which a structure could apply.
         (None, _) | (Some(_), ToolChoice::Required | ToolChoice::Named(_)) => calls(talk),
         (Some(structure), ToolChoice::Auto) if !talk.tools.is_empty() => {
             let calls = talk.calls_format().ok_or_else(no_form)?;
@@ -31,7 +31,7 @@ pub fn wanted(structure: Option<v1::Structure>, talk: Option<&Talk>) -> Result<O
     }
 }
 
-/// The calls that an answer must have, or may have in one form alone.
+/// Returns the calls that an answer must have, or may have in one form alone.
 fn calls(talk: &Talk) -> Result<Option<WantedGrammar>, Refusal> {
     let enforced = talk.enforced(&talk.choice);
     let must = match &talk.choice {
@@ -65,7 +65,7 @@ fn form(form: Form) -> Result<Option<WantedGrammar>, Refusal> {
     }))
 }
 
-/// The same in a client's words.
+/// Converts it back to the client's form.
 pub fn said(wanted: &WantedGrammar) -> v1::Structure {
     let form = match wanted.clone() {
         WantedGrammar::JsonObject => Form::JsonObject(true),
@@ -84,7 +84,7 @@ fn json_of(text: &str) -> Result<Value, Refusal> {
     serde_json::from_str(text).map_err(|error| Refusal::invalid(FIELD, format!("is not JSON: {error}")))
 }
 
-/// The same as a part of a structural tag, which may stand beside others.
+/// Returns the same as a part of a structural tag, which may stand beside others.
 fn format_of(wanted: &WantedGrammar) -> Result<Value, Refusal> {
     Ok(match wanted {
         WantedGrammar::JsonObject => json!({ "type": "json_schema", "json_schema": { "type": "object" } }),
@@ -102,13 +102,13 @@ fn format_of(wanted: &WantedGrammar) -> Result<Value, Refusal> {
     })
 }
 
-/// vLLM takes two languages in one field, and tells them apart by how rules are defined: `name ::= ..` is EBNF.
+/// vLLM takes two languages in one field, and distinguishes them by how rules are defined: `name ::= ..` is EBNF.
 pub fn vllm_grammar(text: String) -> Form {
     let is_ebnf = text.lines().any(|line| !line.trim_start().starts_with(['#', '/']) && line.contains("::="));
     if is_ebnf { Form::Ebnf(text) } else { Form::Lark(text) }
 }
 
-/// The text of a structure, in bytes.
+/// Returns the length of a structure's text, in bytes.
 pub fn n_bytes(structure: &v1::Structure) -> usize {
     match &structure.form {
         None | Some(Form::JsonObject(_)) => 0,

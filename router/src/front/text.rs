@@ -1,5 +1,5 @@
-//! Turns tokens into what can be shown: whole characters only, nothing of a stop string, and in a chat's answer calls
-//! and thoughts apart from the text. Knows nothing of requests.
+//! Turns tokens into text that can be shown: whole characters only and nothing of a stop string. In a chat's answer,
+//! calls and thoughts are split from the text. Knows nothing of requests.
 //!
 //! `tokens ── detokenizer ──▶ characters ── stop filter ──▶ text ── dialect ──▶ content, reasoning, calls`
 
@@ -20,13 +20,13 @@ pub struct Assembly {
     /// How many tokens at the beginning cannot complete a stop string.
     n_unstoppable: u32,
     n_tokens: u32,
-    /// How many tokens had come when the last of the reasoning was said.
+    /// How many tokens had come at the last piece of reasoning.
     n_reasoning: u32,
-    /// None where the answer is text and nothing else.
+    /// None if the answer is text and nothing else.
     reader: Option<Box<Reader>>,
-    /// None where thoughts are told.
+    /// None if thoughts are shown.
     hidden: Option<HiddenThoughts>,
-    /// What the filter has let through, empty between calls.
+    /// The text that the filter has let through, empty between calls.
     shown: String,
 }
 
@@ -60,7 +60,7 @@ impl Assembly {
         Assembly { detokenizer, reader: Some(Box::new(Reader { speech, said })), hidden, ..self }
     }
 
-    /// Whether calls and thoughts are told apart from the text.
+    /// Whether calls and thoughts are split from the text.
     pub fn tells_apart(&self) -> bool {
         self.reader.is_some()
     }
@@ -70,17 +70,17 @@ impl Assembly {
         self.n_tokens
     }
 
-    /// How many of the tokens are of a thought, which comes before the answer.
+    /// How many of the tokens belong to a thought, which comes before the answer.
     pub fn n_reasoning(&self) -> u32 {
         self.n_reasoning
     }
 
-    /// How many whole calls were said.
+    /// How many whole calls the answer has.
     pub fn n_calls(&self) -> u32 {
         self.reader.as_ref().map_or(0, |reader| reader.said.n_whole())
     }
 
-    /// Adds to `delta` what this token allows to be shown. Returns the index of a stop string that it completed: then
+    /// Adds to `delta` the content that this token reveals. Returns the index of a stop string that it completed: then
     /// the text is over.
     pub fn push(&mut self, token: Token, delta: &mut v1::Delta) -> Option<usize> {
         self.n_tokens += 1;
@@ -109,7 +109,7 @@ impl Assembly {
         stop
     }
 
-    /// The logprobs that may be told after this token, which has its own: not those of thoughts that are hidden.
+    /// Returns the logprobs that may be sent after this token, which has its own: not those of hidden thoughts.
     pub fn told_logprobs(&mut self, own: Option<v1::Logprob>, is_over: bool) -> Vec<v1::Logprob> {
         match &mut self.hidden {
             Some(hidden) => {
@@ -120,7 +120,7 @@ impl Assembly {
         }
     }
 
-    /// Whether the client gets none of the thoughts.
+    /// Whether the client receives no thoughts.
     pub fn hides_thoughts(&self) -> bool {
         self.hidden.is_some()
     }

@@ -1,5 +1,5 @@
-//! The last hour's load in bins of ten seconds. A bin is made when something happens in it, so one that is missing says
-//! that nothing did, and has no percentiles to be drawn.
+//! The last hour's load in bins of ten seconds. A bin is made when something happens in it. A missing bin means that
+//! nothing happened, and that there are no percentiles to draw.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ pub struct Bin {
     pub n_arrived: u32,
     pub n_ended: u32,
     pub n_refused: u32,
-    /// Ended by anything else than their own end: deadlines, failures, clients that left.
+    /// Requests that ended early: by deadlines, by failures, or because their clients left.
     pub n_broken: u32,
     pub n_prompt: u64,
     pub n_cached: u64,
@@ -40,7 +40,7 @@ pub struct Bin {
     pub tenants: BTreeMap<Arc<str>, u64>,
 }
 
-/// How often something took how long.
+/// A histogram of durations.
 #[derive(Clone, Debug, Default)]
 pub struct WaitCounts(Vec<u32>);
 
@@ -51,7 +51,7 @@ impl WaitCounts {
         self.0[((octaves * 4.0).ceil() as usize).min(WAITS - 1)] += 1;
     }
 
-    /// The bound below which this part of them lies, in seconds. None without any.
+    /// Returns the bound in seconds below which this part of the durations lies, or None if there are none.
     pub fn quantile(&self, part: f64) -> Option<f64> {
         let n: u64 = self.0.iter().map(|n| u64::from(*n)).sum();
         let wanted = ((n as f64 * part).ceil() as u64).max(1);
@@ -71,8 +71,8 @@ impl Default for LastHour {
 }
 
 impl LastHour {
-    /// The bins of the last hour, the oldest first; how old the newest's beginning is; and for how long there have been
-    /// any.
+    /// Returns the bins of the last hour, the oldest first; how old the newest bin's beginning is; and for how long
+    /// there have been any.
     pub fn bins(&self, now: Instant) -> (Vec<Bin>, u64, Duration) {
         let lives = now.saturating_duration_since(self.began);
         let number = lives.as_secs() / BIN.as_secs();

@@ -1,8 +1,8 @@
-//! What happened lately, for people who look: requests with their timelines, and the last hour's load, both in bounded
-//! rings. Written as things happen and by no timer, so that nobody pays for it while nobody looks. Knows no text, no
-//! token and no key.
+//! What happened lately, for the pages that people read: requests with their timelines, and the last hour's load, both
+//! in bounded rings. They are written as things happen and by no timer, so that they cost nothing while no page reads
+//! them. Knows no text, no token and no key.
 //!
-//! A request's `Sighting` is written by whoever records it; `requests` and `load` are read by pages.
+//! The recorder of a request writes its `Sighting`; pages read `requests` and `load`.
 
 mod curve;
 mod load;
@@ -18,12 +18,12 @@ pub use timeline::{Timeline, TimelineEvent, What};
 use std::sync::Arc;
 use types::TenantId;
 
-/// Who asks for what, as it is known when a request comes.
+/// A request's face and tenant, as they are known when it comes.
 #[derive(Clone, Debug)]
 pub struct ArrivedRequest {
     pub face: &'static str,
     pub tenant: TenantId,
-    /// The tenant's name in metrics: no key without a name is told.
+    /// The tenant's name in metrics: a key without a name is never shown.
     pub label: Arc<str>,
     pub unix_millis: u64,
 }
@@ -37,7 +37,7 @@ pub struct History {
 }
 
 impl History {
-    /// A request has come.
+    /// Adds a request that has come.
     pub fn arrived(&self, arrival: ArrivedRequest) -> Sighting {
         self.requests.arrived(arrival, self.load.clone())
     }

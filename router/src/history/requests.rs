@@ -1,5 +1,5 @@
-//! The requests under way, and those that ended last. Who writes of one holds its `Sighting`; when that is dropped, the
-//! request is over.
+//! The requests under way, and those that ended last. A request's recorder holds its `Sighting`; when that is dropped,
+//! the request is over.
 
 use crate::history::ArrivedRequest;
 use crate::history::load::LastHour;
@@ -30,7 +30,7 @@ struct Rings {
     ended: Mutex<VecDeque<Shared>>,
 }
 
-/// One request, for whoever records it.
+/// One request, for its recorder.
 pub struct Sighting {
     number: u64,
     timeline: Shared,
@@ -64,11 +64,11 @@ impl Sightings {
         self.0.n_waiting.load(Relaxed)
     }
 
-    /// The requests of a tenant, or of all: those under way in order of arrival, and those that have ended, the last
-    /// one first.
+    /// Visits the requests of a tenant, or of all: those under way in order of arrival, then those that have ended, the
+    /// last one first.
     pub fn each(&self, of: Option<TenantId>, n_max: usize, mut told: impl FnMut(&Timeline)) {
         let is_shown = |timeline: &Timeline| of.is_none_or(|tenant| timeline.arrival.tenant == tenant);
-        // Cloned, so that nobody's token waits for those who look.
+        // The list is cloned, so that no token waits for a reader of the page.
         let live: Vec<Shared> = locked(&self.0.live).values().cloned().collect();
         let ended: Vec<Shared> = locked(&self.0.ended).iter().rev().cloned().collect();
         let mut n_told = 0;
@@ -84,10 +84,10 @@ impl Sightings {
         }
     }
 
-    /// A request by its number, or by the id of its answer.
+    /// Returns a request by its number, or by the id of its answer.
     pub fn one(&self, of: Option<TenantId>, name: &str) -> Option<Timeline> {
         let is_shown = |timeline: &Timeline| of.is_none_or(|tenant| timeline.arrival.tenant == tenant);
-        // One that is looked at is asked for again and again, by its number.
+        // A page that shows one request reads it again and again, by its number.
         let numbered = name.parse::<u64>().ok().and_then(|number| self.numbered(number));
         if let Some(shown) = numbered.map(|timeline| locked(&timeline).clone()).filter(is_shown) {
             return Some(shown);
@@ -112,7 +112,7 @@ impl Sightings {
 }
 
 impl Sighting {
-    /// The request went to a replica.
+    /// Records that the request went to a replica.
     pub fn placed(&self, id: &str, model: &str, replica: &str, (n_prompt, n_choices): (u64, u32)) {
         let mut timeline = locked(&self.timeline);
         id.clone_into(&mut timeline.id);
@@ -140,7 +140,7 @@ impl Sighting {
         }
     }
 
-    /// So many tokens of its prompt need not be computed any more.
+    /// Records that so many tokens of its prompt are computed or cached.
     pub fn computed(&self, n: u32) {
         let mut timeline = locked(&self.timeline);
         timeline.n_computed = timeline.n_computed.max(n.into());
@@ -163,13 +163,13 @@ impl Sighting {
         self.load.tokens(&timeline.arrival.label, n, since_last);
     }
 
-    /// It is over. `used` are the tokens of its prompt, and those of them that were cached.
+    /// Ends the request. `used` has the tokens of its prompt, and how many of them were cached.
     pub fn ended(self, outcome: &'static str, (n_prompt, n_cached): (u64, u64)) {
         let mut timeline = locked(&self.timeline);
         timeline.ended = Some((outcome, timeline.arrived.elapsed()));
         timeline.n_prompt = timeline.n_prompt.max(n_prompt);
         timeline.n_cached = n_cached;
-        // Nobody has answered any of it, and its client has not left: it was refused.
+        // The request has no token, and its client has not left: it was refused.
         let is_refused = timeline.first_token.is_none() && !["ok", "cancelled"].contains(&outcome);
         self.load.ended((!is_refused).then_some((n_prompt, n_cached)), outcome == "ok");
     }

@@ -1,4 +1,4 @@
-//! What was shown to those who watch, made once for all who watch the same; and how many watch.
+//! Texts for watching clients, made once for all clients that watch the same; and how many clients watch.
 
 use bytes::Bytes;
 use std::collections::HashMap;
@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use types::TenantId;
 
-/// The most that are kept: further ones are made again each time.
+/// The most texts that are kept: further ones are made again each time.
 const TEXTS_MAX: usize = 256;
-/// The most streams of those who watch, of these all tenants together, and each of them.
+/// The most streams of watching clients: in all, of all tenants together, and of each tenant.
 const WATCHERS_MAX: usize = 128;
 const OF_TENANTS_MAX: usize = 96;
 const OF_TENANT_MAX: usize = 16;
 
-/// What is shown, and whose it is; None: everybody's.
+/// The kind of text, and the tenant that may see it; None: all tenants' data, for operators.
 type Key = (&'static str, Option<TenantId>);
 
-/// For how long a text is shown: at least so long, and so long for each of its bytes, since large ones cost the most.
+/// How long a text is shown: a minimum, and a time for each of its bytes, since large texts cost the most.
 #[derive(Clone, Copy)]
 pub struct ShownFor {
     pub at_least: Duration,
@@ -35,7 +35,7 @@ struct Watchers {
     of_tenants: HashMap<TenantId, usize>,
 }
 
-/// A place among those who watch; free again when it is dropped.
+/// A place of a watching client; free again when it is dropped.
 pub struct WatcherPlace {
     of: Option<TenantId>,
     watchers: Arc<Mutex<Watchers>>,
@@ -46,7 +46,8 @@ impl Watchers {
         self.of_tenants.values().sum()
     }
 
-    /// Whether one more has a place: no tenant keeps others from watching, and all of them no operator.
+    /// Whether one more client has a place: a tenant cannot keep others from watching, and all tenants together cannot
+    /// keep an operator from it.
     fn has_place(&self, of: Option<TenantId>) -> bool {
         let n_of_tenants = self.n_of_tenants();
         let is_within = of.is_none_or(|tenant| {
@@ -64,8 +65,8 @@ impl Watchers {
 }
 
 impl Texts {
-    /// A text that is shown for so long. All who watch the same share its bytes; one that is made again and says the
-    /// same is the one before.
+    /// Returns a text that is shown for so long. All clients that watch the same share its bytes. If a new text equals
+    /// the one before, the one before is kept.
     pub fn get(&self, key: Key, shown: ShownFor, make: impl FnOnce() -> String) -> Bytes {
         let now = Instant::now();
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +89,7 @@ impl Texts {
         text
     }
 
-    /// A place for a tenant, or for an operator. None: too many watch.
+    /// Returns a place for a tenant, or for an operator. None: too many watch.
     pub fn watch(&self, of: Option<TenantId>) -> Option<WatcherPlace> {
         let mut watchers = locked(&self.watchers);
         if !watchers.has_place(of) {

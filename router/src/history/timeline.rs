@@ -1,4 +1,4 @@
-//! One request's timeline: what befell it and when, and how many tokens came when. Bounded, whatever befalls it.
+//! One request's timeline: the events and their times, and how many tokens came when. Bounded, whatever happens.
 
 use crate::history::ArrivedRequest;
 use crate::history::curve::Curve;
@@ -19,12 +19,12 @@ pub struct Timeline {
     pub replica: String,
     pub n_choices: u32,
     pub n_prompt: u64,
-    /// How many of these need not be computed any more; known of long prompts, before the first token.
+    /// How many of these are computed or cached; known of long prompts, before the first token.
     pub n_computed: u64,
     pub n_cached: u64,
     pub n_output: u64,
     pub events: Vec<TimelineEvent>,
-    /// How many events have no room.
+    /// How many events found no room.
     pub n_unkept: u32,
     pub first_token: Option<Duration>,
     pub tokens: Curve,
@@ -32,7 +32,7 @@ pub struct Timeline {
     pub ended: Option<(&'static str, Duration)>,
 }
 
-/// When is counted from its arrival.
+/// Times are counted from the request's arrival.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimelineEvent {
     pub at: Duration,
@@ -82,7 +82,7 @@ impl Timeline {
         }
     }
 
-    /// Something befell it `ago`.
+    /// Adds an event that happened `ago`.
     pub fn befell(&mut self, ago: Duration, choice: u32, what: What) {
         let event = TimelineEvent { at: self.arrived.elapsed().saturating_sub(ago), choice, what };
         if self.events.len() < EVENTS_MAX {
@@ -94,7 +94,7 @@ impl Timeline {
         self.events.push(event);
     }
 
-    /// One word for what it does now.
+    /// Returns one word for what the request does now.
     pub fn state(&self) -> &'static str {
         if let Some((outcome, _)) = self.ended {
             return outcome;

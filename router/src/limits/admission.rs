@@ -109,8 +109,9 @@ impl Admission {
         Ok(())
     }
 
-    /// How long a tenant's request waits, if requests in order of arrival wait for `wait`: the tenant's own requests
-    /// are before it, and for each of them those of others in proportion to the weights, whose sum is `weights`.
+    /// Returns how long a tenant's request waits, if requests in order of arrival wait for `wait`: the tenant's own
+    /// requests are before it, and for each of them those of others in proportion to the weights, with the sum
+    /// `weights`.
     pub fn own_wait(&self, wait: Duration, tenant: &TenantLimits, weights: u64) -> Duration {
         let n_all = (self.places as usize).saturating_sub(self.waiting.available_permits()).max(1) as f64;
         let (n_own, weight) = (tenant.n_waiting().max(1) as f64, f64::from(tenant.weight().0));
@@ -146,15 +147,15 @@ impl Admission {
     }
 }
 
-/// Whether a tenant may hold `n` more of `n_max`. One that would exceed its share leaves a part to others, unless
-/// nobody else holds any.
+/// Whether a tenant may hold `n` more of `n_max`. A tenant that would exceed its share leaves a part to others, unless
+/// no other tenant holds any.
 fn leaves_room(tenant: &TenantLimits, n_held: u64, n: u32, n_max: u32, n_available: usize) -> bool {
     let is_within = n_held + u64::from(n) <= tenant.share_of(n_max.into());
     let n_others = n_max as usize / PLACES_FOR_OTHERS;
     is_within || n_available >= (n as usize + n_others).min(n_max as usize)
 }
 
-/// A longer estimate means nothing.
+/// A longer estimate is too imprecise to use.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 #[cfg(test)]

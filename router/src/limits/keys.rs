@@ -13,10 +13,10 @@ use types::TenantId;
 const NAMES_TOLD_MAX: usize = 100;
 /// The label of all other tenants.
 const OTHER: &str = "other";
-/// The name whose limits are the defaults.
+/// The name with the default limits.
 const DEFAULTS: &str = "*";
 
-/// The keys of a router; clones share them. Where there never was any, every client is admitted.
+/// The keys of a router; clones share them. If there never was any, every client is admitted.
 #[derive(Clone, Default)]
 pub struct ApiKeys(Arc<RwLock<Arc<Table>>>);
 
@@ -24,7 +24,7 @@ pub struct ApiKeys(Arc<RwLock<Arc<Table>>>);
 struct Table {
     known: Vec<Known>,
     tenants: BTreeMap<TenantId, Arc<TenantLimits>>,
-    /// The tenant of clients without a key, if none is required, and of those whose key was removed.
+    /// The tenant of clients without a key, if none is required, and of clients with a removed key.
     others: Arc<TenantLimits>,
     told: BTreeSet<Arc<str>>,
     /// Whether a key is required although none is known: all were taken away.
@@ -45,18 +45,18 @@ struct Known {
 /// What the owner of a key may see besides its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Nothing; the cluster only where no key names an operator.
+    /// Nothing. The cluster, but only if no key names an operator.
     Tenant,
-    /// The cluster, and everybody's requests without their texts.
+    /// The cluster, and all tenants' requests without their texts.
     Operator,
 }
 
-/// Whoever has shown a key.
+/// A client that has sent a valid key.
 #[derive(Clone, Debug)]
 pub struct Admitted {
     pub tenant: TenantId,
     pub role: Role,
-    /// Cancelled when the key is taken back; never where none is asked for.
+    /// Cancelled when the key is taken back; never if no key is required.
     pub revoked: CancellationToken,
 }
 
@@ -89,7 +89,7 @@ impl<'a> Line<'a> {
             return Err(no_key());
         }
         let (mut role, mut quotas) = (Role::Tenant, Quotas::default());
-        // Of a line of defaults the first word may be a limit, or stand where a key would.
+        // In a line of defaults the first word may be a limit, or stand where a key would.
         words.try_for_each(|word| match word.split_once('=') {
             Some(("role", "operator")) if name != DEFAULTS => {
                 role = Role::Operator;
@@ -103,7 +103,8 @@ impl<'a> Line<'a> {
 }
 
 impl Table {
-    /// The keys of the good lines, and the bad ones. A tenant with the same name as in `before` keeps its used quotas.
+    /// Returns the keys of the good lines, and the bad lines. A tenant with the same name as in `before` keeps its used
+    /// quotas.
     fn parse(text: &str, before: &Table) -> (Table, Vec<BadLine>) {
         let mut all_bad = Vec::new();
         let mut table = Table { told: before.told.clone(), is_divided: before.is_divided, ..Table::default() };
@@ -136,13 +137,13 @@ impl Table {
         (table, all_bad)
     }
 
-    /// A key of the next table, which is the same as one of this if it is of the same tenant.
+    /// Returns a key of the next table. It is the same as in this table if it belongs to the same tenant.
     fn known(&self, hash: [u8; 32], tenant: TenantId, role: Role) -> Known {
         let same = self.known.iter().find(|known| known.is(&hash, tenant, role));
         Known { hash, tenant, role, revoked: same.map_or_else(CancellationToken::new, |known| known.revoked.clone()) }
     }
 
-    /// Ends what was asked with keys that `next` does not have for the same tenant.
+    /// Ends the requests of keys that `next` does not have for the same tenant.
     fn revoke_all_but(&self, next: &Table) {
         let goes_on = |known: &Known| next.known.iter().any(|other| other.is(&known.hash, known.tenant, known.role));
         self.known.iter().filter(|known| !goes_on(known)).for_each(|known| known.revoked.cancel());
@@ -168,8 +169,8 @@ impl Default for TenantLimits {
 impl ApiKeys {
     /// A line is `key` or `name:key`; empty lines and those that begin with `#` do not count. Keys of one name share a
     /// tenant. The tenant's limits may follow the key, as in `alice:KEY weight=4 requests_per_minute=600
-    /// tokens_per_minute=90000 concurrent=16`, as may `role=operator`, which is the key's own; and after `*` the limits
-    /// of each tenant that has none of its own.
+    /// tokens_per_minute=90000 concurrent=16`. So may `role=operator`, which applies to that key alone. A line that
+    /// begins with `*` has the limits of each tenant that has none of its own.
     pub fn parse(text: &str) -> Result<ApiKeys, BadLine> {
         let (table, bad) = Table::parse(text, &Table::default());
         match bad.into_iter().next() {
@@ -178,19 +179,19 @@ impl ApiKeys {
         }
     }
 
-    /// How many keys the good lines of a file have.
+    /// Returns how many keys the good lines of a file have.
     pub fn count(text: &str) -> usize {
         Table::parse(text, &Table::default()).0.known.len()
     }
 
-    /// Replaces the keys by those of the good lines, and returns the bad ones as an error. Where there were keys before
+    /// Replaces the keys by those of the good lines, and returns the bad ones as an error. If there were keys before
     /// and none is left, no client is admitted.
     pub fn replace(&self, text: &str) -> Result<(), Vec<BadLine>> {
         let before = self.table();
         let (table, bad) = Table::parse(text, &before);
         let table = Arc::new(table);
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = table.clone();
-        // Only now: whoever is ended by it and asks again is refused.
+        // This comes last: a client that it cuts off and that retries is refused.
         before.revoke_all_but(&table);
         if bad.is_empty() { Ok(()) } else { Err(bad) }
     }
@@ -205,7 +206,7 @@ impl ApiKeys {
         *table = Arc::new(Table { known, tenants, others, told, is_closed, is_divided: true });
     }
 
-    /// The tenants with limits that routers divide.
+    /// Returns the tenants with limits that routers divide.
     pub(crate) fn limited(&self) -> Vec<(TenantId, Arc<TenantLimits>)> {
         let table = self.table();
         let limited = table.tenants.iter().filter(|(_, tenant)| tenant.is_limited());
@@ -227,22 +228,22 @@ impl ApiKeys {
         table.known.is_empty() && !table.is_closed
     }
 
-    /// Whether some key is an operator's. Where none is, the cluster is shown to every key, as there is nobody else.
+    /// Whether some key is an operator's. If none is, every key may see the cluster, as there is no operator for it.
     pub fn name_operators(&self) -> bool {
         self.table().known.iter().any(|known| known.role == Role::Operator)
     }
 
-    /// The tenant of a key. The search takes as long for a nearly right key as for any other.
+    /// Returns the tenant of a key. The search takes as long for a nearly right key as for any other.
     pub fn tenant(&self, key: &str) -> Option<TenantId> {
         self.admitted_by(key).map(|admitted| admitted.tenant)
     }
 
-    /// The same, with the end of the key.
+    /// Does the same, and returns the signal of the key's end too.
     pub fn admitted_by(&self, key: &str) -> Option<Admitted> {
         let offered = hash(key);
         let mut found = None;
         for known in &self.table().known {
-            // All are compared to the end, and by hashes, which nobody can choose.
+            // All keys are compared to the end, and by hashes, which an attacker cannot choose.
             let differs = known.hash.iter().zip(&offered).fold(0, |all, (a, b)| all | (a ^ b));
             if std::hint::black_box(differs) == 0 {
                 let Known { tenant, role, revoked, .. } = known.clone();
@@ -252,15 +253,15 @@ impl ApiKeys {
         found
     }
 
-    /// The tenant of an `authorization` header. Without keys, all clients are one tenant.
+    /// Returns the tenant of an `authorization` header. Without keys, all clients are one tenant.
     pub fn authorized(&self, authorization: Option<&str>) -> Option<TenantId> {
         self.admitted(authorization).map(|admitted| admitted.tenant)
     }
 
-    /// The same, with the end of the key.
+    /// Does the same, and returns the signal of the key's end too.
     pub fn admitted(&self, authorization: Option<&str>) -> Option<Admitted> {
         if self.is_open() {
-            // Whoever reaches a server that asks for no key is its operator.
+            // A client of a server without keys is its operator.
             let (tenant, revoked) = (TenantId::default(), CancellationToken::new());
             return Some(Admitted { tenant, role: Role::Operator, revoked });
         }
@@ -268,13 +269,13 @@ impl ApiKeys {
         if scheme.eq_ignore_ascii_case("bearer") { self.admitted_by(key.trim()) } else { None }
     }
 
-    /// A tenant, with its limits and use.
+    /// Returns a tenant, with its limits and use.
     pub(crate) fn of(&self, id: TenantId) -> Arc<TenantLimits> {
         let table = self.table();
         table.tenants.get(&id).unwrap_or(&table.others).clone()
     }
 
-    /// The weights of all tenants that have requests without a token yet.
+    /// Returns the sum of the weights of all tenants that have requests without a token yet.
     pub(crate) fn weights_waiting(&self) -> u64 {
         let table = self.table();
         let waiting = table.tenants.values().filter(|tenant| tenant.n_waiting() > 0);
@@ -293,7 +294,7 @@ fn hash(key: &str) -> [u8; 32] {
     *blake3::Hasher::new_derive_key("lockstep 2026 api key").update(key.as_bytes()).finalize().as_bytes()
 }
 
-/// A tenant's id; never zero, which is for clients without a key.
+/// Returns a tenant's id; never zero, which is for clients without a key.
 fn tenant(name: &str) -> TenantId {
     let hash = blake3::Hasher::new_derive_key("lockstep 2026 tenant").update(name.as_bytes()).finalize();
     let mut first = [0; 8];

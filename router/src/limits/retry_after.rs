@@ -1,18 +1,19 @@
 //! When a refused client is to retry. Each gets a moment of its own, so that clients that were refused together do not
-//! come back together, and not many more of them come than there will be places. Knows counts and moments, no requests.
+//! come back together, and only a few more come than there will be places. Knows counts and moments, no requests.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How many clients are told to come for each place that gets free: some never come, and no place should stay empty.
+/// How many clients are given a moment for each place that gets free: some never come, and no place should stay empty.
 const COMERS_PER_PLACE: f64 = 4.0;
 /// The time over which moments are spread. By its end everything may be different, and it starts again.
 const SPREAD_MAX: Duration = Duration::from_secs(15);
-/// Freed places are counted for at least `WINDOW`; a count over more than `WINDOW_MAX` says nothing.
+/// Freed places are counted for at least `WINDOW`; a count over more than `WINDOW_MAX` is ignored.
 const WINDOW: Duration = Duration::from_secs(1);
 const WINDOW_MAX: Duration = Duration::from_secs(3);
-/// A window with a lower rate lowers the measured one at most by this factor: a pause is no measure.
+/// A window with a lower rate lowers the measured one at most by this factor, because a pause does not measure the
+/// rate.
 const KEPT: f64 = 0.8;
 
 #[derive(Debug)]
@@ -46,13 +47,13 @@ impl RetryAfter {
         }
     }
 
-    /// Counts freed places, whose requests are answered.
+    /// Counts freed places: their requests are answered.
     pub fn freed(&self, n: u32) {
         let mut rate_book = self.rate_book();
         rate_book.n_freed = rate_book.n_freed.saturating_add(n);
     }
 
-    /// How long the next refused client is to wait.
+    /// Returns how long the next refused client is to wait.
     pub fn wait(&self, now: Instant) -> Duration {
         let mut rate_book = self.rate_book();
         rate_book.measure(now);
@@ -71,7 +72,7 @@ impl RetryAfter {
 }
 
 impl RetryRate {
-    /// How long the next place takes to get free, by the rate that was measured.
+    /// Returns how long the next place takes to get free, by the measured rate.
     fn next_place(&self) -> Duration {
         let seconds = self.rate.map_or(0.0, |rate| 1.0 / rate);
         Duration::from_secs_f64(seconds.min(SPREAD_MAX.as_secs_f64()))
@@ -103,7 +104,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// The waits of `n` clients that are refused at once.
+    /// Returns the waits of `n` clients that are refused at once.
     fn told(again: &RetryAfter, now: Instant, n: usize) -> Vec<Duration> {
         (0..n).map(|_| again.wait(now)).collect()
     }
@@ -146,7 +147,7 @@ mod tests {
         again.wait(now);
         again.freed(1);
         assert_eq!(again.wait(now + 3 * SECOND), 3 * SECOND, "one place in three seconds");
-        // None for a while: longer, and not for ever.
+        // No place gets free for a while: the wait gets longer, but stays bounded.
         let waits: Vec<Duration> = (4..40).map(|i| again.wait(now + i * SECOND)).collect();
         assert!(waits[5] > 4 * SECOND && waits.iter().all(|wait| *wait <= 2 * SPREAD_MAX), "{waits:?}");
     }

@@ -1,16 +1,17 @@
-//! Divides the limits of tenants among the routers of a cluster: each router says how much it is asked for, works out
-//! from what all say how much is its own, and takes that once the others have let go of it. Knows no key, no request.
+//! Divides the limits of tenants among the routers of a cluster. Each router publishes its demand, computes its own
+//! part from the numbers of all routers, and takes that part once the others have released it. Knows no key, no
+//! request.
 //!
-//! A limit is cut into parts of 65,536. Of each tenant a router says `claim`, the parts that it may use now; `wish`,
-//! how much its clients ask for; and `used`, how much of its part is used up. Once a second it looks:
+//! A limit is cut into parts of 65,536. For each tenant a router publishes `claim`, the parts that it may use now;
+//! `wish`, the demand of its clients; and `used`, how much of its part is used up. Once a second it looks:
 //!
 //! ```text
-//! its due     a sixteenth of the limit in equal parts, and of the rest what is wished; where wishes are more than is
-//!             there, in proportion to them; where they are less, what is left in equal parts
-//! due < claim it lets go at once, and says so
+//! its due     a sixteenth of the limit in equal parts, and the rest by demand; where the demand is more than there
+//!             is, in proportion to it; where it is less, the remainder in equal parts
+//! due < claim it releases the difference at once, and publishes that
 //! due > claim it takes what no other router claims; with it comes what the former owners had not used up
 //! ```
-//! What a router that ended had claimed is free when its text lapses. While the store is away nothing moves.
+//! The claim of a router that ended is free when its text lapses. While the store is away nothing moves.
 
 use crate::limits::keys::ApiKeys;
 use crate::limits::tenants::{SHARE_ONE, TenantLimits};
@@ -22,25 +23,25 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use types::TenantId;
 
 const EVERY: Duration = Duration::from_secs(1);
-/// What is kept for routers that nobody asks: they can begin at once.
+/// The part that is kept for routers without demand, so that they can begin at once.
 const RESERVE: u32 = SHARE_ONE / 16;
-/// Smaller changes of a wish are not told.
+/// Smaller changes of the demand are not published.
 const WISH_GRAIN: u32 = SHARE_ONE / 32;
 /// Smaller changes of a due part are not followed.
 const DUE_GRAIN: u32 = SHARE_ONE / 128;
-/// Tenants whose limits are divided; of others each router grants all. A store's value has 64 KiB.
+/// The most tenants with divided limits; for further tenants each router grants all. A store's value has 64 KiB.
 const TENANTS_MAX: usize = 1000;
 
-/// What a router says of one tenant.
+/// What a router publishes of one tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Said {
     claim: u32,
     wish: u32,
-    /// Of requests and of tokens: parts of its own part, more than all where it owes.
+    /// Of requests and of tokens, in parts of the router's own part: more than all if it owes.
     used: [u32; 2],
 }
 
-/// What all others say of one tenant.
+/// The sums of what all others publish of one tenant.
 #[derive(Clone, Copy, Debug, Default)]
 struct Others {
     n: u32,
@@ -52,23 +53,23 @@ pub struct SharedQuotas {
     keys: ApiKeys,
     post: Post,
     tenants: BTreeMap<TenantId, Divided>,
-    /// What the others said at the last look.
+    /// What the others had published at the last look.
     heard: Heard,
     told: String,
     looked: Option<Instant>,
     n_looks: u32,
 }
 
-/// What each other router says of each tenant.
+/// What each other router publishes of each tenant.
 type Heard = BTreeMap<String, BTreeMap<TenantId, Said>>;
 
 /// One tenant's part at this router.
 #[derive(Clone, Copy, Debug, Default)]
 struct Divided {
     said: Said,
-    /// What is asked for, in parts of the limit; the mean of the last seconds.
+    /// The demand in parts of the limit; the mean of the last seconds.
     asked: f64,
-    /// How much of the parts that nobody claims their former owners had used up.
+    /// How much of the unclaimed parts their former owners had used up.
     free_used: [f64; 2],
 }
 
@@ -80,7 +81,7 @@ impl SharedQuotas {
         SharedQuotas { keys: keys.clone(), post, tenants, heard, told: String::new(), looked: None, n_looks: 0 }
     }
 
-    /// Never ends.
+    /// Looks once a second. Never ends.
     pub async fn run(mut self) {
         let mut ticks = interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -106,7 +107,7 @@ impl SharedQuotas {
             let divided = self.tenants.entry(*id).or_default();
             divided.wishes(rate);
             divided.hears(*id, &before, &self.heard);
-            // Who has begun in the same second is not heard yet.
+            // The text of a router that began in the same second has not arrived yet.
             if self.n_looks > 2 {
                 divided.moves(others_of(*id, &self.heard), tenant);
             }
@@ -129,7 +130,7 @@ impl SharedQuotas {
 }
 
 impl Divided {
-    /// `rate` is what was asked for in the last second, in limits a second.
+    /// `rate` is the demand of the last second, in limits a second.
     fn wishes(&mut self, rate: f64) {
         const MINUTE: f64 = 60.0;
         self.asked = (self.asked + rate * MINUTE) / 2.0;
@@ -139,8 +140,8 @@ impl Divided {
         }
     }
 
-    /// Others have let go of parts, or are gone: remembers how much of those was used up. Who is gone has said nothing
-    /// of its last requests, so all counts as used.
+    /// Records how much of the parts was used up that others have released. A router that is gone has not published its
+    /// last requests, so all of its part counts as used.
     fn hears(&mut self, id: TenantId, before: &Heard, now: &Heard) {
         let of =
             |said: Option<&BTreeMap<TenantId, Said>>| said.and_then(|said| said.get(&id).copied()).unwrap_or_default();
@@ -169,7 +170,7 @@ impl Divided {
     }
 }
 
-/// The part of a router whose clients wish for so much.
+/// Returns the due part of a router with this demand.
 fn due(wish: u32, others: Others) -> u32 {
     let (n, wishes) = (u64::from(others.n) + 1, others.wishes + u64::from(wish));
     let (base, rest) = (u64::from(RESERVE) / n, u64::from(SHARE_ONE - RESERVE));
@@ -205,7 +206,7 @@ impl Said {
     }
 }
 
-/// What cannot be read says nothing.
+/// Parses a router's text. Unreadable parts are left out.
 fn read(text: &str) -> BTreeMap<TenantId, Said> {
     let all: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
     let one = |(id, said): (&String, &Value)| Some((TenantId(u64::from_str_radix(id, 16).ok()?), Said::read(said)?));

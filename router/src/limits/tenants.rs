@@ -43,7 +43,7 @@ impl Quotas {
         once(limit, Some(value), name)
     }
 
-    /// Both together, unless they contradict each other.
+    /// Joins both, unless they contradict each other.
     pub fn and(mut self, other: Quotas) -> Result<Quotas, String> {
         once(&mut self.weight, other.weight, "weight")?;
         once(&mut self.requests_per_minute, other.requests_per_minute, "requests_per_minute")?;
@@ -84,7 +84,7 @@ struct Rate {
 }
 
 impl Rate {
-    /// How long a bucket takes to fill by `n`; without a share it never does.
+    /// Returns how long a bucket takes to fill by `n`; without a share it never does.
     fn lasts(self, n: u64) -> Duration {
         let per_minute = u128::from(self.per_minute) * u128::from(self.share);
         let micros = (u128::from(n) * MINUTE.as_micros() * u128::from(SHARE_ONE)).checked_div(per_minute);
@@ -107,7 +107,7 @@ impl Bucket {
         self.full_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
     }
 
-    /// How much can be taken at once.
+    /// Returns how much can be taken at once.
     fn left(&self, rate: Rate, now: Instant) -> u32 {
         let all = u128::from(rate.per_minute) * u128::from(rate.share);
         let used = (self.until_full(now).as_micros() * all).div_ceil(MINUTE.as_micros());
@@ -139,12 +139,12 @@ impl Bucket {
         self.full_at = now.checked_add(full_in);
     }
 
-    /// Parts of the share that are used up; more than all where it owes.
+    /// Returns the parts of the share that are used up: more than all if it owes.
     fn used_up(&self, now: Instant) -> f64 {
         self.until_full(now).as_secs_f64() / MINUTE.as_secs_f64()
     }
 
-    /// The share has grown by something of which `used` parts are used up.
+    /// Applies a growth of the share. `used` parts of the growth are used up.
     fn grows(&mut self, (before, after): (u32, u32), used: f64, now: Instant) {
         let (own, new) = (f64::from(before) * self.used_up(now), f64::from(after - before) * used);
         let used_up = ((own + new) / f64::from(after.max(1))).min(USED_MAX);
@@ -152,9 +152,9 @@ impl Bucket {
     }
 }
 
-/// When to ask a router again that has just begun, and does not know its share.
+/// When a client may retry at a router that has just begun, and does not know its share.
 const NO_SHARE_YET: Duration = Duration::from_secs(2);
-/// More than this is not owed by a share that is handed on.
+/// A share that is handed on owes at most this.
 const USED_MAX: f64 = 60.0;
 
 /// A tenant's use of its limits. Kept for as long as the process lives, whatever the limits become.
@@ -165,9 +165,9 @@ struct Use {
     n_under_way: AtomicU64,
     n_waiting: AtomicU64,
     waiting_tokens: AtomicU64,
-    /// How much of the limits a minute is this router's, where routers divide them.
+    /// How much of the limits a minute is this router's, if routers divide them.
     share: AtomicU32,
-    /// What was asked for since the last look, granted or not.
+    /// The demand since the last look, granted or not.
     requests_asked: AtomicU64,
     tokens_asked: AtomicU64,
 }
@@ -200,12 +200,12 @@ impl TenantLimits {
         TenantLimits { label, quotas, weights, used }
     }
 
-    /// Whether a limit a minute holds, which routers may divide.
+    /// Whether the tenant has a limit a minute, which routers may divide.
     pub fn is_limited(&self) -> bool {
         self.quotas.requests_per_minute.is_some() || self.quotas.tokens_per_minute.is_some()
     }
 
-    /// What was asked for since the last call, in parts of the limit that is the tightest.
+    /// Returns the demand since the last call, in parts of the tightest limit.
     pub fn asked(&self) -> f64 {
         let asked = |n: &AtomicU64, max: Option<u32>| {
             let n = n.swap(0, Relaxed) as f64;
@@ -216,8 +216,8 @@ impl TenantLimits {
         requests.max(asked(&self.used.tokens_asked, tokens_per_minute))
     }
 
-    /// Changes this router's share of the limits. What it gains has been used up as `free_used` says; what it loses is
-    /// as used up as what it keeps.
+    /// Changes this router's share of the limits. `free_used` gives how much of a gained part is used up. A lost part
+    /// is as used up as the part that stays.
     pub fn has_share(&self, share: u32, free_used: [f64; 2]) {
         let now = Instant::now();
         let before = self.used.share.load(Relaxed);
@@ -229,7 +229,7 @@ impl TenantLimits {
         self.used.share.store(share, Relaxed);
     }
 
-    /// How much of its share of requests and of tokens is used up, in parts of `SHARE_ONE`.
+    /// Returns how much of its share of requests and of tokens is used up, in parts of `SHARE_ONE`.
     pub fn used_up(&self) -> [u32; 2] {
         let now = Instant::now();
         let parts = |bucket: &Mutex<Bucket>| (locked(bucket).used_up(now).min(USED_MAX) * f64::from(SHARE_ONE)) as u32;
@@ -240,7 +240,7 @@ impl TenantLimits {
         Rate { per_minute, share: self.used.share.load(Relaxed) }
     }
 
-    /// Its name in metrics.
+    /// Returns its name in metrics.
     pub fn label(&self) -> &Arc<str> {
         &self.label
     }
@@ -249,7 +249,7 @@ impl TenantLimits {
         self.quotas.weight()
     }
 
-    /// Its share of `n`, if all tenants wanted some.
+    /// Returns its share of `n` for the case that all tenants use theirs.
     pub fn share_of(&self, n: u64) -> u64 {
         n * u64::from(self.weight().0) / self.weights.max(1)
     }
@@ -284,8 +284,8 @@ impl TenantLimits {
         metrics::tenant_refused(&self.label, refusal.label());
     }
 
-    /// Charges the most that a request may use; what it did not use is given back at the end. A request for more than
-    /// the limit takes all of it.
+    /// Charges the most that a request may use; the unused part is given back at the end. A request for more than the
+    /// limit takes all of it.
     pub fn charge(self: &Arc<Self>, n_tokens: u64) -> Result<Charge, Refusal> {
         self.used.tokens_asked.fetch_add(n_tokens, Relaxed);
         self.take(&self.used.tokens, n_tokens, self.quotas.tokens_per_minute, Limit::Tokens)?;
@@ -298,7 +298,7 @@ impl TenantLimits {
         taken.map_err(|wait| limited(limit(max), wait))
     }
 
-    /// What is left of its limits of requests and of tokens, in this order, if it has them.
+    /// Returns the remainder of its limits of requests and of tokens, in this order, if it has them.
     pub fn limit_states(&self) -> [Option<LimitState>; 2] {
         let now = Instant::now();
         let standing = |bucket: &Mutex<Bucket>, max: Option<u32>| {
@@ -440,7 +440,7 @@ mod tests {
         drop(tenant.charge(500).unwrap());
         assert_eq!(left(), 543, "what says nothing costs nothing");
         tokio::time::advance(SECOND * 60).await;
-        // A request for more than the limit takes all of it, and what it used beyond is owed.
+        // A request for more than the limit takes all of it. Its use beyond the limit is owed.
         let mut charge = tenant.charge(10_000).unwrap();
         assert_eq!(left(), 0);
         charge.began(900);

@@ -1,5 +1,5 @@
 //! The retry budget: how many requests may be tried again at any replica, as a share of those that get answers, and a
-//! few more each second. So replicas that answer nothing are not asked again and again. Knows no requests.
+//! few more each second. So no replica without answers receives the same requests again and again. Knows no requests.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! Which requests have a replica that computes them, and which have waited too long for one: these end with a refusal
-//! that says why. Knows no frames.
+//! that contains the reason. Knows no frames.
 
 use crate::link::condition::Condition;
 use crate::link::request::LinkRequest;
@@ -26,7 +26,7 @@ impl Task {
         }
     }
 
-    /// From now on no replica computes the request.
+    /// Marks that no replica computes the request from now on.
     pub(super) fn absence_begins(&mut self, key: u64, now: Instant) {
         let Some(entry) = self.table.get_mut(&key) else { return };
         entry.absence.begins(now);
@@ -63,7 +63,7 @@ impl Task {
         self.end(key, refusal);
     }
 
-    /// Why the replica does not continue the request.
+    /// Returns why the replica does not continue the request.
     fn why_not(&self, entry: &LinkRequest) -> String {
         match self.condition.why() {
             _ if self.replica.is_none() => format!("its coordinator is lost ({})", self.reason),

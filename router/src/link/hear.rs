@@ -86,7 +86,7 @@ impl Task {
         self.send_all();
     }
 
-    /// The key of this router's request with this id at the replica.
+    /// Returns the key of this router's request with this id at the replica.
     pub(super) fn key(&self, id: u64) -> Option<u64> {
         let key = id.checked_sub(self.replica.as_ref()?.first_id.0)?;
         let has_it = self.table.contains_key(&key) && !self.parked.contains_key(&key);
@@ -99,7 +99,7 @@ impl Task {
         let refusal = self.refusal(&refused, entry.request.prompt.len());
         let has_begun = entry.has_begun();
         let Some(wait) = refusal.retry_after() else { return self.end(key, refusal) };
-        // A full replica was the one with the least work. Beside one that drains or is not ready there may be others.
+        // A full replica was the one with the least work. If the replica drains or is not ready, there may be others.
         self.parked.insert(key, Some(Instant::now() + wait));
         if !matches!(refusal, Refusal::Full { .. }) && self.move_one(key) {
             return;
@@ -139,8 +139,8 @@ impl Task {
         }
         let Some(entry) = self.table.get_mut(&key) else { return };
         let finish = match output.finished() {
-            // The replica cancelled it, and not this router: it drains and ends what still runs. Others can continue
-            // it.
+            // The replica cancelled the request, and not this router: it drains and ends its remaining requests. Others
+            // can continue them.
             Ok(Some(Finish::Cancelled | Finish::Outgrown)) => return self.put_out(key),
             Ok(finish) => finish,
             Err(error) => return self.broken(key, error.to_string()),
@@ -188,17 +188,17 @@ impl Task {
         }
     }
 
-    /// Ends a request whose replica sends something impossible.
+    /// Ends a request after its replica has sent something impossible.
     pub(super) fn broken(&mut self, key: u64, message: String) {
         self.send_cancel(Cancel { key, stopped: false });
         self.end(key, Refusal::failed(message));
     }
 }
 
-/// Keeps the new part of an output, and sets the position to where that begins. False if tokens are missing between the
-/// known ones and these.
+/// Keeps the new part of an output, and sets the position to where that begins. Returns false if tokens are missing
+/// between the known ones and these.
 ///
-/// `[0, position) told · [position, n_told) told twice · [n_told, ..) new`
+/// `[0, position) known · [position, n_told) received twice · [n_told, ..) new`
 pub(super) fn splice(n_told: u32, output: &mut wire::Output) -> bool {
     let Some(n_twice) = n_told.checked_sub(output.position) else { return false };
     output.tokens.drain(..output.tokens.len().min(n_twice as usize));

@@ -22,14 +22,14 @@ impl Task {
         self.move_to(key, &mut others)
     }
 
-    /// Moves one request. True if another link has it now.
+    /// Moves one request. Returns true if another link has it now.
     pub(super) fn move_to(&mut self, key: u64, others: &mut Neighbours) -> bool {
         let Some(entry) = self.table.get(&key) else { return false };
         let Some(link) = others.ready_for(entry.need(), entry.request.n_tokens() as u64) else { return false };
         if let Err(wait) = self.peers.budget.take(Instant::now()) {
             if let Some(retry) = self.parked.get_mut(&key) {
-                // The later of both times counts: the replica asked for one of them, and a time that has passed would
-                // never fire.
+                // The later of both times counts: the replica set one of them, and a time that has passed would never
+                // fire.
                 let again = Instant::now() + wait;
                 *retry = Some(retry.map_or(again, |retry| retry.max(again)));
             }
@@ -48,8 +48,8 @@ impl Task {
         }
     }
 
-    /// Why the requests had better leave this replica, if others can continue them at once. None if they had better
-    /// stay.
+    /// Returns why the requests had better leave this replica, if others can continue them at once, or None if they had
+    /// better stay.
     pub(super) fn is_better_left(&self) -> Option<&'static str> {
         if self.beats.is_suspected() {
             return Some("a replica is silent: its requests move");
@@ -79,7 +79,7 @@ impl Task {
         }
     }
 
-    /// The replica no longer has the request; `is_gone` says that its coordinator is lost too.
+    /// Records that the replica no longer has the request. `is_gone`: its coordinator is lost too.
     pub(super) fn park(&mut self, key: u64, is_gone: bool) {
         let now = Instant::now();
         let Some(entry) = self.table.get_mut(&key) else { return };
@@ -96,7 +96,7 @@ impl Task {
         }
     }
 
-    /// The replica has ended a request that its client still wants.
+    /// Handles a request that the replica has ended and that still has a client.
     pub(super) fn put_out(&mut self, key: u64) {
         self.park(key, false);
         if self.move_one(key) {

@@ -31,7 +31,7 @@ pub struct Call {
     pub outputs: OutputSender,
 }
 
-/// What is kept of a request that goes to and fro without a token.
+/// The most events that are kept of a request that moves to and fro without a token.
 const BEFELL_MAX: usize = 32;
 
 /// A request that the replica may have already.
@@ -42,9 +42,9 @@ pub struct Adopts {
     pub n_had: u32,
 }
 
-/// What the owner of some requests receives: a slot, and its tokens without gap or repetition, whatever happened to the
-/// replica in between. `position` is that of the first new token, and `finish` is set in the last output, also where
-/// the link knows the end before the replica tells it. Logprobs of the prompt come as the replica sends them, perhaps
+/// Outputs for the owner of some requests: a slot, and its tokens without gap or repetition, whatever happened to the
+/// replica in between. `position` is that of the first new token. `finish` is set in the last output, also if the link
+/// detects the end before the replica reports it. Logprobs of the prompt come as the replica sends them, perhaps
 /// repeatedly. After a refusal no further output follows.
 pub type SlotOutput = (u32, Result<wire::Output, Refusal>);
 pub type OutputSender = mpsc::Sender<SlotOutput>;
@@ -70,7 +70,7 @@ pub(super) struct LinkRequest {
     pub(super) n_coordinators_lost: u32,
     /// When the present replica last sent a token of it.
     pub(super) heard: Option<Instant>,
-    /// What befell it here since its last output: told with the next one.
+    /// What happened to it here since its last output. The next output reports it.
     pub(super) befell: Vec<(Kind, Instant)>,
 }
 
@@ -79,14 +79,14 @@ impl LinkRequest {
         self.last(Err(refusal));
     }
 
-    /// Something befell it here.
+    /// Records that something happened to it here.
     pub(super) fn befell(&mut self, kind: Kind, now: Instant) {
         if self.befell.len() < BEFELL_MAX {
             self.befell.push((kind, now));
         }
     }
 
-    /// Tells what befell it here, before what its present replica tells.
+    /// Adds what happened to it here to an output, before the reports of its present replica.
     pub(super) fn tell(&mut self, output: &mut wire::Output, now: Instant) {
         if self.befell.is_empty() {
             return;
@@ -104,7 +104,7 @@ impl LinkRequest {
     }
 
     fn last(self, output: Result<wire::Output, Refusal>) {
-        // The work ends first, so that a client that learns of the end and asks again finds this replica free.
+        // The work ends first, so that a client that learns of the end and sends a new request finds this replica free.
         drop(self.work);
         self.last.send((self.slot, output));
     }
@@ -116,7 +116,7 @@ impl LinkRequest {
 
     pub(super) fn need(&self) -> Need {
         let request = &self.request;
-        // Nothing is drawn behind a pooled prompt, which may fill all that there is.
+        // Nothing is drawn behind a pooled prompt, which may fill the whole context.
         let undrawn = u64::from(request.goal == Goal::Pool);
         let n_tokens = request.prompt.len() as u64 + u64::from(request.sampling.tokens_max) - undrawn;
         let (n_known, protocol) = (request.n_tokens() as u64 - undrawn, proto::needed(request));
@@ -137,8 +137,8 @@ impl LinkRequest {
         }
     }
 
-    /// How the request ended, if its log is complete. That saves waiting for the replica to report it, which could be
-    /// lost first.
+    /// Returns how the request ended, if its log is complete. That saves waiting for the replica to report it, which
+    /// could be lost first.
     pub(super) fn finished(&self) -> Option<Finish> {
         let Request { output, sampling, .. } = &self.request;
         let n_output = output.len() as u32;

@@ -327,7 +327,7 @@ impl Task {
         self.connection = CoordinatorStream::Up { inbound: attached.inbound, heard: Instant::now() };
     }
 
-    /// The replica is no longer attached. True if it was.
+    /// Detaches the replica. Returns true if it was attached.
     pub(super) fn leave(&mut self) -> bool {
         self.peers.show(self.place, |view| (view.replica, view.state, view.is_suspected) = (None, None, false));
         self.peers.hear_anew(self.place);

@@ -101,7 +101,7 @@ fn token(id: RequestId, position: u32, token: u32) -> Frame {
     Frame::Outputs(wire::Outputs { outputs: vec![output] })
 }
 
-/// The outbox: submits with their output so far, and cancels.
+/// Empties the outbox, and returns submits with their output so far, and cancels.
 fn sent(task: &mut Task) -> Vec<(u64, Option<Vec<u32>>)> {
     let frames = task.outbox.drain(..).map(|frame| match frame.frame {
         Some(wire::router_frame::Frame::Submit(request)) => (request.id, Some(request.output)),
@@ -213,7 +213,7 @@ async fn a_lost_replica_gets_the_log_and_a_complete_one_is_at_its_end() {
     assert_eq!(task.table[&goes_on.key()].request.output, [5, 7]);
 }
 
-/// Two links whose replicas are ready, and their tasks.
+/// Two links with ready replicas, and their tasks.
 fn neighbours() -> (Vec<ReplicaLink>, Task, Task) {
     let peers = peers();
     (0..2).for_each(|place| peers.sit(View { place, ..View::default() }));
@@ -237,8 +237,8 @@ async fn requests_of_a_lost_replica_move_and_their_cancels_follow() {
     take(&mut one);
     one.hear(token(id(&one, &begun), 0, 5));
     assert_eq!((links[0].work(), links[1].work()), (5, 0));
-    // The first link is not told of the request that ends meanwhile: after a move, its end arrives at the link that has
-    // it.
+    // The first link learns nothing of the request that ends meanwhile: after a move, its end arrives at the link that
+    // has it.
     drop((unwanted, gone));
     one.lost(&Status::unavailable("gone"));
     assert!(one.table.is_empty() && one.parked.is_empty());
@@ -439,7 +439,7 @@ async fn a_request_moves_only_to_the_same_policy_and_room_and_not_for_ever() {
     assert!(matches!(end, Ok((0, Err(Refusal::LostTooOften { times: 3 })))), "{end:?}");
 }
 
-/// A request alone at its replica, which `lose` takes from it: the number of losses until it is given up.
+/// Returns how often a request, alone at its replica, is lost by `lose` until it is given up.
 fn n_losses(lose: impl Fn(&mut Task, RequestId), speaks_at: Option<u32>) -> u32 {
     let (link, mut task) = attached(10);
     let (ticket, mut heard) = submit(&link, 9);
@@ -456,7 +456,7 @@ fn n_losses(lose: impl Fn(&mut Task, RequestId), speaks_at: Option<u32>) -> u32 
             return if speaks_at.is_some() { n } else { times };
         }
         task.hear(Frame::Welcome(welcome(1)));
-        // A replica that has ended it is asked again after a while.
+        // A replica that has ended the request gets it again after a while.
         task.due(Instant::now() + Duration::from_secs(5));
         assert!(task.parked.is_empty(), "it is at the replica again");
     }

@@ -1,5 +1,5 @@
-//! Tells a link that its request is no longer wanted. The link changes when the request moves. Knows keys, and neither
-//! tokens nor replicas.
+//! Notifies a link that its request has lost its owner. The link changes when the request moves. Knows keys, and
+//! neither tokens nor replicas.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
@@ -29,7 +29,7 @@ impl Home {
         Arc::new(Home(Mutex::new(Some(cancel))))
     }
 
-    /// From now on another link receives the end. False if the request is over already.
+    /// Sends the end to another link from now on. Returns false if the request is over already.
     pub fn moves_to(&self, cancel: mpsc::OwnedPermit<Cancel>) -> bool {
         let mut home = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_wanted = home.is_some();
@@ -37,7 +37,7 @@ impl Home {
         is_wanted
     }
 
-    /// Whether the request's owner no longer wants it. Its cancel may have overtaken the request.
+    /// Whether the request's owner has left. Its cancel may have overtaken the request.
     pub fn is_over(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
@@ -52,7 +52,7 @@ impl Ticket {
         Ticket { key, home }
     }
 
-    /// That of an answer which no replica is giving.
+    /// Returns the ticket of an answer that no replica gives.
     pub fn of_nobody() -> Ticket {
         Ticket { key: 0, home: Arc::new(Home(Mutex::new(None))) }
     }
@@ -67,7 +67,7 @@ impl Ticket {
         self.home.take();
     }
 
-    /// Ends a request whose text is over, which the replica does not know.
+    /// Ends a request with a complete text. The replica has not noticed that end.
     pub fn stopped(self) {
         self.end(true);
     }

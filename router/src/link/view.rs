@@ -14,7 +14,7 @@ pub struct Replica {
     pub model: String,
     pub context: u32,
     pub digest: PolicyDigest,
-    /// By the fingerprint of its model, where it says that.
+    /// The digest by the fingerprint of its model, if its coordinator sends one.
     pub meant: Option<PolicyDigest>,
     pub incarnation: u64,
     /// The root of its block names.
@@ -77,7 +77,7 @@ impl Replica {
     }
 }
 
-/// How many tokens of a request the ranks have room for in this state.
+/// Returns how many tokens of a request the ranks have room for in this state.
 pub(super) fn room(state: &wire::State) -> u32 {
     state.shortened.as_ref().map_or(u32::MAX, |shortened| shortened.has)
 }
@@ -121,15 +121,15 @@ impl View {
         }
     }
 
-    /// How many tokens of a request its ranks have room for.
+    /// Returns how many tokens of a request its ranks have room for.
     pub fn room(&self) -> u32 {
         self.state.as_ref().map_or(u32::MAX, room)
     }
 
-    /// The newest protocol that its coordinator, its ranks and this router speak.
+    /// Returns the newest protocol that its coordinator, its ranks and this router speak.
     pub fn protocol(&self) -> u32 {
         let met = self.replica.as_ref().map_or(0, |replica| replica.protocol);
-        // A build of protocol 1 does not say what its ranks speak.
+        // A build of protocol 1 does not report what its ranks speak.
         self.state.as_ref().map_or(met, |state| state.protocol.max(proto::OLDEST).min(met))
     }
 
@@ -138,7 +138,7 @@ impl View {
         self.state.as_ref().is_some_and(|state| state.unplaced.is_some())
     }
 
-    /// The replica in its present incarnation, and whether it is ready.
+    /// Returns the replica in its present incarnation, and whether it is ready.
     pub fn serves(&self) -> Option<(Arc<Replica>, bool)> {
         self.replica.clone().map(|replica| (replica, self.is_ready()))
     }

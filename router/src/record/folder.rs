@@ -1,5 +1,6 @@
-//! The files of a record: written one after the other, each whole before it has its name, the oldest removed where they
-//! are too many. Several routers may share a folder: each removes and finishes only what nobody writes.
+//! The files of a record: written one after the other. A file gets its name when it is whole. The oldest are removed
+//! when there are too many. Several routers may share a folder: each removes and finishes only files that no router
+//! writes.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -42,14 +43,14 @@ struct OpenFile {
 }
 
 impl OpenFile {
-    /// Whether it no longer has a name: what is written to it is lost.
+    /// Whether the file has lost its name: everything written to it is lost.
     fn is_removed(&self) -> bool {
         self.file.metadata().is_ok_and(|of| of.nlink() == 0)
     }
 }
 
 impl RecordFolder {
-    /// Makes the folder where there is none, and finishes files that a router which was killed has left open.
+    /// Makes the folder if there is none, and finishes files that a killed router has left open.
     pub fn open(config: &RecordConfig, nonce: u32) -> io::Result<RecordFolder> {
         make_dir(&config.dir)?;
         let mut folder = RecordFolder { config: config.clone(), nonce, now: None, last: 0, n_removed: 0 };
@@ -78,7 +79,7 @@ impl RecordFolder {
             self.begin()?;
         }
         let Some(now) = &mut self.now else { return Ok(()) };
-        // One write: whoever reads meanwhile finds whole lines and at most one half line at the end.
+        // One write: a reader finds whole lines and at most one half line at the end.
         match now.file.write_all(format!("{line}\n").as_bytes()) {
             Ok(()) => {
                 now.n_bytes += n_bytes;
@@ -93,7 +94,7 @@ impl RecordFolder {
         }
     }
 
-    /// The lines that were lost, since the last call, with files that were removed while they were written.
+    /// Returns how many lines were lost, since the last call, with files that were removed while they were written.
     pub fn take_removed(&mut self) -> u64 {
         std::mem::take(&mut self.n_removed)
     }
@@ -109,7 +110,7 @@ impl RecordFolder {
         self.last = millis.max(self.last + 1);
         let path = self.config.dir.join(format!("{PREFIX}{:016x}-{:08x}.{OPEN}", self.last, self.nonce));
         make_dir(&self.config.dir)?;
-        // What clients have asked and were answered is for nobody else on this machine.
+        // Requests and answers are readable only by this user of the machine.
         let file = OpenOptions::new().create_new(true).read(true).write(true).mode(0o600).open(&path)?;
         file.lock()?;
         self.now = Some(OpenFile { path, file, n_bytes: 0, n_lines: 0 });
@@ -142,7 +143,7 @@ fn make_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// The record's own files in a folder, the oldest first.
+/// Returns the record's own files in a folder, the oldest first.
 pub(super) fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(dir)?.collect::<io::Result<Vec<_>>>()?;
     let is_ours = |path: &PathBuf| {
@@ -158,7 +159,7 @@ fn has_ending(path: &Path, ending: &str) -> bool {
     path.extension().is_some_and(|of| of == ending)
 }
 
-/// Finishes a file that nobody writes any more: up to its last whole line.
+/// Finishes a file that no router writes any more: up to its last whole line.
 fn finish_left(path: &Path) -> io::Result<()> {
     let mut file = OpenOptions::new().read(true).write(true).open(path)?;
     match file.try_lock() {

@@ -1,4 +1,5 @@
-//! Keeps finished answers in files of JSON lines. Knows lines, files and their sizes; what a line says is its caller's.
+//! Keeps finished answers in files of JSON lines. Knows lines, files and their sizes; the caller defines a line's
+//! content.
 //!
 //! ```text
 //! DIR/answers-00000192f3a1b2c4-8f3e21aa.jsonl   whole: renamed from .open when it was full or its router ended
@@ -19,7 +20,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// Writes what comes, on a thread of its own, until it is told to end and has written what came before.
+/// Writes what comes, on a thread of its own, until it is ended and has written what came before.
 pub fn start<T: Send + 'static>(
     config: &RecordConfig,
     nonce: u32,

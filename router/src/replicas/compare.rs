@@ -1,5 +1,6 @@
-//! Finds replicas that mean the same model and have read other bytes of it, and asks two of them, once, for the first
-//! weight in which they differ. Knows no requests. What it finds stands in the replica's view until it has gone.
+//! Finds replicas that mean the same model and have read other bytes of it. Requests the hashes of two of them, once,
+//! to find the first weight in which they differ. Knows no requests. The result stands in the replica's view until it
+//! has gone.
 
 use crate::link::peers::Peers;
 use crate::link::view::{Differs, Replica, View};
@@ -15,16 +16,17 @@ use tonic::Status;
 use tonic::transport::Channel;
 use types::PolicyDigest;
 
-/// For both answers of both replicas.
+/// The time for both answers of both replicas.
 const ANSWERS_MAX: Duration = Duration::from_secs(10);
 /// The largest models that there are have some hundred thousand weights.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
-/// Asked at once. There are more only while many digests meet.
+/// The most comparisons at once. More are needed only while many digests meet.
 const ASKED_MAX: usize = 4;
-/// Looks, of which there is one a second, until two that did not answer are asked again.
+/// The number of looks, one a second, until two replicas without an answer are compared again.
 const LOOKS_UNTIL_AGAIN: u64 = 60;
 
-/// Of one that differs and of one that it differs from. Two replicas with the same digests differ in the same way.
+/// The digests of one that differs and of one that it differs from. Two replicas with the same digests differ in the
+/// same way.
 type Digests = ([u8; 32], [u8; 32]);
 
 /// What is known of replicas that differ.
@@ -38,20 +40,20 @@ pub struct Comparisons {
 enum Known {
     Asked,
     Found(Piece),
-    /// Asked again at this look.
+    /// Compared again at this look.
     Silent {
         until: u64,
     },
 }
 
-/// The first that is not the same.
+/// The first piece that is not the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Piece {
     weight: String,
     piece: u32,
 }
 
-/// A replica that differs from one of those that most are like.
+/// A replica, and one of the majority from which it differs.
 #[derive(Debug, PartialEq)]
 struct Pair {
     place: usize,
@@ -73,7 +75,7 @@ impl Comparisons {
     pub fn look(&mut self, peers: &Peers, channel: impl Fn(usize) -> Option<Channel>) {
         self.n_looks += 1;
         while let Some(answered) = self.asked.try_join_next() {
-            // A task that broke has said no digests: its pair stays one that was asked, until it goes.
+            // The result of a broken task has no digests: its pair stays `Asked`, until it goes.
             let Ok((digests, answer)) = answered else { continue };
             self.hear(digests, answer);
         }
@@ -122,7 +124,7 @@ impl Comparisons {
     }
 }
 
-/// Who differs, and what is shown of that.
+/// Returns the replicas that differ, and what is shown of that.
 fn seen(views: &[View]) -> (Vec<Pair>, BTreeMap<usize, Differs>) {
     let shown = views.iter().filter_map(|view| Some((view.place, view.differs.clone()?)));
     (pairs(views), shown.collect())
@@ -142,7 +144,7 @@ fn show(peers: &Peers, shown: &BTreeMap<usize, Differs>, found: BTreeMap<usize, 
 /// A replica's view, and what it serves.
 type Serving<'a> = (&'a View, &'a Arc<Replica>);
 
-/// Those that mean what others mean and have another digest than most of these have.
+/// Returns the replicas that mean the same model as others and have another digest than most of these.
 fn pairs(views: &[View]) -> Vec<Pair> {
     let mut alike: BTreeMap<(&str, [u8; 32]), Vec<Serving<'_>>> = BTreeMap::new();
     for (view, replica) in views.iter().filter_map(|view| Some((view, view.replica.as_ref()?))) {
@@ -158,7 +160,7 @@ fn strangers(alike: &[Serving<'_>]) -> Vec<Pair> {
         return Vec::new();
     }
     let n_like = |digest| alike.iter().filter(|(_, of)| of.digest == digest).count();
-    // Of as many, the one that was known first.
+    // Of equal counts, the one that was known first.
     let most = alike.iter().rev().max_by_key(|(_, of)| n_like(of.digest));
     let Some((usual, other)) = most.copied() else { return Vec::new() };
     let differ = alike.iter().filter(|(_, of)| of.digest != other.digest);
@@ -197,7 +199,7 @@ async fn hashes(channels: &[Channel; 2], expected: [PolicyDigest; 2], of: &str) 
     Ok([ours?, theirs?])
 }
 
-/// By name, the first that only one has, or that is not the same.
+/// Returns, by name, the first weight that only one has, or that is not the same.
 fn first_weight(ours: &[WeightHash], theirs: &[WeightHash]) -> Option<String> {
     let by_name = |of: &'_ [WeightHash]| -> BTreeMap<String, Vec<u8>> {
         of.iter().map(|of| (of.weight.clone(), of.hash.clone())).collect()
@@ -228,7 +230,7 @@ mod tests {
         let all = [view(0, Some(1), 7), view(1, Some(1), 8), view(2, Some(1), 8), view(3, Some(1), 9)];
         assert_eq!(found(&all), [(0, 1), (3, 1)]);
         assert_eq!(found(&all[..2]), [(1, 0)], "of as many, the first is the measure");
-        // Another model is meant to differ; who does not say what it means is compared with nobody.
+        // Another model is meant to differ. A replica that does not report what it means is compared with no other.
         assert_eq!(found(&[view(0, Some(1), 7), view(1, Some(2), 8), view(2, None, 9)]), []);
         assert_eq!(found(&[View::of("away"), view(1, Some(1), 8)]), []);
     }

@@ -90,7 +90,7 @@ impl Replicas {
         self.views.clone()
     }
 
-    /// The live cluster for people: the page that begins at the place `from`.
+    /// Returns the live cluster for people: the page that begins at the place `from`.
     pub fn topology(&self, from: u64, models: Vec<v1::ModelTopology>) -> v1::Topology {
         let store = self.store.as_ref().map(|(kind, health)| StoreView { kind, health: health.borrow().clone() });
         topology::topology(&self.views.borrow(), from, store, models)
@@ -121,7 +121,8 @@ impl Replicas {
         self.views.borrow().iter().any(|view| view.replica.is_none())
     }
 
-    /// A replica that has reported what it serves: one of the ready version that most replicas have, if any is ready.
+    /// Returns a replica that has reported what it serves: one of the ready version that most replicas have, if any is
+    /// ready.
     pub fn any(&self) -> Option<Arc<Replica>> {
         let versions = self.versions();
         most_common(versions.iter()).or(versions.first()).map(|version| version.replica.clone())
@@ -176,8 +177,8 @@ impl Replicas {
         })
     }
 
-    /// A ready replica that answers nobody and meets the need. One of these names only where there is no other, busy
-    /// or not.
+    /// Returns a ready replica that has no requests and meets the need. One with a name in `besides` is returned only
+    /// if there is no other, busy or not.
     pub fn idle(&self, need: Need, besides: &[&str]) -> Option<IdleReplica> {
         let (places, rows) = self.peers.rows();
         let views = self.views.borrow();
@@ -209,7 +210,7 @@ impl Replicas {
         self.view(idle.place, is_same).unwrap_or(false)
     }
 
-    /// The hosts and devices of the ranks of the replica with this name, each once.
+    /// Returns the hosts and devices of the ranks of the replica with this name, each once.
     pub fn ranks_of(&self, name: &str) -> String {
         let views = self.views.borrow();
         let named = views.iter().filter(|view| view.replica.as_ref().is_some_and(|replica| replica.name == name));
@@ -220,7 +221,7 @@ impl Replicas {
         places.join(", ")
     }
 
-    /// Why no replica takes requests.
+    /// Returns why no replica takes requests.
     pub fn refusal(&self) -> Refusal {
         let retry_after = self.retry_after;
         let views = self.views.borrow();

@@ -29,7 +29,7 @@ pub struct CoordinatorChannel {
     pub channel: Channel,
 }
 
-/// Makes a channel to an address, or says why there can be none.
+/// Makes a channel to an address, or returns the reason why it cannot.
 pub type Dial = Box<dyn Fn(&str) -> Result<Channel, String> + Send>;
 
 /// Where a router's replicas come from.
@@ -181,7 +181,7 @@ impl Roster {
         self.comparisons.look(&self.peers, channel);
     }
 
-    /// Tells of versions that a route names and no replica serves.
+    /// Logs versions that a route names and no replica serves.
     fn tell_unserved(&mut self) {
         let (table, versions) = (self.config.routes.table(), self.peers.versions());
         for RouteChange { name, version, is_served, like } in self.unserved.look(&table, &versions, Instant::now()) {
@@ -236,7 +236,7 @@ impl Roster {
         }
     }
 
-    /// Makes a link, whose task begins after the delay `after`.
+    /// Makes a link. Its task begins after the delay `after`.
     fn sit(&mut self, name: &str, target: Target, after: Duration) -> (usize, watch::Sender<Target>) {
         let place = self.next_place;
         self.next_place += 1;
@@ -255,8 +255,8 @@ impl Roster {
         (place, target)
     }
 
-    /// A link's task has ended. If its replica is still listed, it gets another link: the replica came back while the
-    /// link ended, or the link's task panicked and its requests ended with it.
+    /// Handles the end of a link's task. If its replica is still listed, it gets another link: the replica came back
+    /// while the link ended, or the link's task panicked and its requests ended with it.
     fn ended(&mut self, id: Id, has_panicked: bool) {
         let Some(LinkRecord { place, name, target }) = self.places.remove(&id) else { return };
         if has_panicked {
@@ -271,7 +271,7 @@ impl Roster {
         if !target.is_listed {
             return tracing::info!(replica = name, "a replica is gone");
         }
-        // What made the link panic may come again, so the next one waits a little.
+        // The cause of the panic may come again, so the next link waits a little.
         let after = if has_panicked { self.config.timeouts.reattach_max } else { Duration::ZERO };
         let (place, target) = self.sit(&name, target, after);
         if let Some(seat) = seat.flatten() {

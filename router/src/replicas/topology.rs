@@ -20,8 +20,8 @@ pub struct StoreView {
     pub health: Health,
 }
 
-/// One page of all replicas that this router knows of, attached or not: those from the place `from` on. The next page
-/// begins where this one ends.
+/// Returns one page of all replicas that this router knows of, attached or not: those from the place `from` on. The
+/// next page begins where this one ends.
 pub fn topology(views: &[View], from: u64, store: Option<StoreView>, models: Vec<v1::ModelTopology>) -> v1::Topology {
     let mut left = views.iter().skip_while(|view| (view.place as u64) < from).peekable();
     let (mut replicas, mut n_ranks) = (Vec::new(), 0);
@@ -65,7 +65,7 @@ fn replica(view: &View) -> v1::ReplicaTopology {
         n_running: state.n_running,
         blocks_used: state.blocks_used,
         blocks_total: state.blocks_total,
-        // A build that does not say has all of them from the start.
+        // A build that does not report this has all of them from the start.
         blocks_committed: match state.blocks_committed {
             0 => state.blocks_total,
             committed => committed,
@@ -92,7 +92,7 @@ fn replica(view: &View) -> v1::ReplicaTopology {
     with_name(view, replica)
 }
 
-/// The wanted grid, if another one is in force.
+/// Returns the intended grid, if another one is in force.
 fn wanted(state: &wire::State) -> Option<v1::replica_topology::Wanted> {
     let (tp, pp) = (state.wanted_tp, state.wanted_pp);
     (tp > 0 && (tp, pp) != (state.tp, state.pp)).then_some(v1::replica_topology::Wanted { tp, pp })

@@ -29,7 +29,7 @@ async fn is_served(house: &House) {
     assert_eq!(reply.status, 200, "{reply:?}");
 }
 
-/// Bodies with a number, list or text each element of which costs the engine work, memory or output.
+/// Returns bodies with a number, list or text in which each element costs the engine work, memory or output.
 fn greedy() -> Vec<Value> {
     let many = |n: usize| (0..n).map(|i| json!(format!("s{i}"))).collect::<Value>();
     let bias = (0..100_000).map(|i| (i.to_string(), json!(1))).collect::<serde_json::Map<_, _>>();
@@ -136,7 +136,7 @@ fn no_page_goes_around_the_key() {
             for path in written {
                 for method in ["GET", "POST", "HEAD", "PUT", "OPTIONS"] {
                     let body = r#"{"prompt": "x", "tokens": [1], "input": "x"}"#;
-                    // llama.cpp's clients may send the key so, and Anthropic's, which list models.
+                    // On these pages clients of llama.cpp's and Anthropic's APIs may send the key as `x-api-key`.
                     let is_either = page == "/completion" || page.starts_with("/v1/models");
                     let aside = if is_either { "x-key: k1" } else { "x-api-key: k1" };
                     let head = format!("host: localhost\r\nconnection: close\r\nx-original-url: /health\r\n{aside}");
@@ -193,7 +193,7 @@ fn metrics_have_no_label_of_a_clients_choice() {
     });
 }
 
-/// Only the key decides whose cache a request reads.
+/// Only the key decides which tenant's cache a request reads.
 #[test]
 fn the_prefix_cache_is_the_keys_own() {
     run_within(PATIENCE, async {
@@ -208,7 +208,7 @@ fn the_prefix_cache_is_the_keys_own() {
         let tenants: Vec<u64> = house.fake.submits().iter().map(|request| request.tenant).collect();
         assert_eq!((tenants[0], tenants[1]), (tenants[3], tenants[2]));
         assert!(tenants[0] != tenants[1] && !tenants.contains(&0));
-        // A salt parts a key's requests from each other, and joins them with nobody's.
+        // A salt separates requests of one key from each other. It never joins them with those of another key.
         let salts: Vec<Vec<u8>> = house.fake.submits().into_iter().map(|request| request.cache_salt).collect();
         assert!(salts[0].is_empty() && salts[1].is_empty() && salts[2] == salts[3]);
         assert_eq!(salts[2].len(), 16);
@@ -294,7 +294,7 @@ fn messages_beyond_their_limit_are_refused() {
         let house = House::open(config()).await;
         let long = ask(&"x".repeat((1 << 20) + 1));
         assert_eq!(client(&house).generate(long).await.unwrap_err().code(), Code::ResourceExhausted);
-        // The client sends a length alone, and nothing of what it announces.
+        // The client sends a length alone, and nothing of the announced message.
         let mut raw = Raw::connect(house.grpc, &[]).await;
         raw.post(1, "/lockstep.v1.Inference/Generate", "", &[0, 255, 255, 255, 255, 1], false).await;
         let answer = raw.until(|frame| frame.kind == HEADERS && frame.stream == 1).await;

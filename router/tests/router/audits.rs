@@ -17,7 +17,7 @@ async fn ask(http: SocketAddr, prompt: &str) -> Reply {
     reply
 }
 
-/// An audit that has begun ends: nobody holds it up.
+/// Waits until an audit that has begun ends. No client request delays it.
 async fn settle() {
     tokio::time::sleep(Duration::from_millis(200)).await;
 }
@@ -60,7 +60,7 @@ fn it_goes_to_another_replica_and_a_difference_to_whoever_is_left() {
         let n_each = || [&house.fake, house.other()].map(|fake| fake.submits().len());
         eventually(|| async { n_each() == [1, 1] }).await;
         settle().await;
-        // Now one of them answers otherwise, and a third run is to say which.
+        // Now one replica answers differently, and a third run decides which.
         house.other().answer("Hello, worle");
         house.fake.forget();
         house.other().forget();
@@ -87,7 +87,7 @@ fn while_a_client_is_answered_nothing_is_audited_and_an_audit_makes_way() {
             async move { post(http, COMPLETIONS, &json!({ "prompt": "held", "max_tokens": 8 })).await }
         });
         eventually(|| async { house.fake.submits().len() == 1 }).await;
-        // A whole answer beside it is to be audited, and waits.
+        // A whole answer beside it is queued for an audit, and waits.
         house.fake.script(|script| script.hold_at = usize::MAX);
         ask(house.http, "x").await;
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -95,7 +95,7 @@ fn while_a_client_is_answered_nothing_is_audited_and_an_audit_makes_way() {
         held.abort();
         house.fake.script(|script| script.hold_at = 3);
         eventually(|| async { house.fake.submits().iter().any(|request| request.cache_apart) }).await;
-        // It hangs at its third token when a client comes: it is cancelled.
+        // The audit hangs at its third token when a client comes: it is cancelled.
         let n_cancels = house.fake.cancels().len();
         let held = tokio::spawn({
             let http = house.http;

@@ -1,4 +1,5 @@
-//! `/v1/responses` with `background`: it runs without its client, and is read, taken up, cancelled and forgotten.
+//! `/v1/responses` with `background`: a response runs without its client, and is read, resumed, cancelled and
+//! forgotten.
 
 use crate::client::{Reply, get, post, post_and_leave_open, post_with_key, read_until, send};
 use crate::{House, config, eventually, run};
@@ -46,7 +47,7 @@ fn data(reply: &Reply) -> Vec<Value> {
     reply.events().iter().map(|event| serde_json::from_str(event).unwrap()).collect()
 }
 
-/// Without what another request has otherwise.
+/// Removes the fields that differ between requests.
 fn plain(reply: &Value) -> Value {
     let id = reply["id"].as_str().unwrap().strip_prefix("resp_").unwrap();
     let mut reply: Value = serde_json::from_str(&reply.to_string().replace(id, "ID")).unwrap();
@@ -71,7 +72,7 @@ fn an_answer_in_the_background_is_the_answer_that_waits() {
         let ended = comes_to(house.http, &begun, "completed").await;
         assert_eq!(plain(&ended), plain(&waited));
         assert_eq!((&ended["background"], &waited["background"]), (&json!(true), &json!(false)));
-        // It is gone on with, as any that is stored.
+        // A later response can continue it, like any that is stored.
         let more = |before: &Value| json!({ "model": "toy", "input": "And?", "previous_response_id": before["id"] });
         for before in [&ended, &waited] {
             assert_eq!(post(house.http, RESPONSES, &more(before)).await.status, 200);
@@ -94,7 +95,7 @@ fn it_runs_without_its_client_and_says_how_far_it_is() {
         hold(&house, 3);
         let begun = post(house.http, RESPONSES, &asked(json!({}))).await.json();
         let begun = comes_to(house.http, &begun, "in_progress").await;
-        // What is not over cannot be gone on with.
+        // No response can continue one that is not over.
         let more = json!({ "model": "toy", "input": "And?", "previous_response_id": begun["id"] });
         let refused = post(house.http, RESPONSES, &more).await;
         assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("previous_response_id")));
@@ -103,7 +104,7 @@ fn it_runs_without_its_client_and_says_how_far_it_is() {
             let cancelled = ask(house.http, "POST", &format!("{}/cancel", page(running))).await;
             assert_eq!((cancelled.status, &cancelled.json()["status"]), (200, &json!("cancelled")), "{cancelled:?}");
             assert_eq!(read(house.http, running).await, cancelled.json());
-            // Once more says the same.
+            // A second cancel returns the same reply.
             let again = ask(house.http, "POST", &format!("{}/cancel", page(running))).await;
             assert_eq!((again.status, again.json()), (200, cancelled.json()));
         }
@@ -152,7 +153,7 @@ fn its_events_are_read_from_any_of_them_on() {
         let last = &events.last().unwrap()["response"];
         assert_eq!((text.as_str(), &last["output"][0]["content"][0]["text"]), (ANSWER, &json!(ANSWER)));
         assert_eq!(read(house.http, last).await, *last);
-        // The same as of a stream that its client holds, but for the beginning.
+        // Its events equal those of a stream that its client holds, but for the beginning.
         let held = data(&post(house.http, RESPONSES, &asked(json!({ "stream": true, "background": false }))).await);
         assert_eq!(held.len() + 1, events.len());
         for (one, other) in held[2..].iter().zip(&events[3..]) {
@@ -168,7 +169,7 @@ fn its_events_are_read_from_any_of_them_on() {
     });
 }
 
-/// A stream that has come to a sign, and its response's id.
+/// Returns a stream that has come to a sign, and its response's id.
 async fn streamed(house: &House, sign: &str) -> (TcpStream, String) {
     let mut stream = post_and_leave_open(house.http, RESPONSES, &asked(json!({ "stream": true }))).await;
     let text = read_until(&mut stream, sign).await;
@@ -186,7 +187,7 @@ fn a_stream_that_its_client_left_is_taken_up_while_it_runs() {
             let (http, path) = (house.http, format!("{RESPONSES}/{id}?stream=true&starting_after=2"));
             async move { get(http, &path).await }
         });
-        // Whoever leaves ends nothing.
+        // A client that leaves ends nothing.
         drop(stream);
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!((house.fake.cancels(), taken.is_finished()), (vec![], false));
@@ -237,7 +238,7 @@ fn a_server_that_ends_waits_for_it_and_then_says_that_it_failed() {
         let last = events.last().unwrap();
         assert_eq!((&last["type"], &last["response"]["status"]), (&json!("response.failed"), &json!("failed")));
 
-        // One that has its answer before is waited for, and no longer.
+        // A response with a finished answer is waited for, and no longer.
         let house = House::open(crate::config()).await;
         let running = post(house.http, RESPONSES, &asked(json!({}))).await.json();
         comes_to(house.http, &running, "completed").await;
@@ -318,7 +319,7 @@ fn what_runs_has_room_or_is_refused() {
         for _ in 0..3 {
             statuses.push(post(house.http, RESPONSES, &asked(json!({}))).await.status);
         }
-        // Half of the places are one tenant's.
+        // One tenant may have half of the places at most.
         assert_eq!(statuses, [200, 200, 429]);
         house.close().await;
 

@@ -1,5 +1,5 @@
-//! Tools, thoughts and structures from a client's request to the replica and back, with a replica whose tokens spell
-//! what the test says.
+//! Tools, thoughts and structures from a client's request to the replica and back. The replica's tokens spell a text
+//! that the test sets.
 
 use crate::client::{Reply, post, post_after};
 use crate::fake::Fake;
@@ -31,7 +31,7 @@ const CALL: &str = "I look.<tool_call>\n{\"name\": \"weather\", \"arguments\": {
      </tool_call>\n<tool_call>\n{\"name\": \"clock\", \"arguments\": {}}\n</tool_call>";
 const ARGUMENTS: &str = "{\"city\": \"Par\u{ed}s\"}";
 
-/// A router of a model with this template, and its replica.
+/// Opens a router with a model of this template, and its replica.
 async fn open(template: &str, answer: &str) -> House {
     of(template, Fake::start(), answer).await
 }
@@ -69,7 +69,7 @@ fn grammar(house: &House, submit: usize) -> Option<String> {
     house.fake.submits()[submit].constraint.clone().map(|bytes| String::from_utf8(bytes).unwrap())
 }
 
-/// A choice's message as a client puts it together from chunks.
+/// Returns a choice's message as a client puts it together from chunks.
 fn gathered(reply: &Reply, index: u64) -> (Value, Value) {
     let (mut content, mut thought, mut calls, mut reason) =
         (String::new(), String::new(), Vec::<Value>::new(), json!(0));
@@ -202,7 +202,7 @@ fn a_stream_that_breaks_off_in_a_call_resumes_with_the_same_rest() {
                 assert_eq!(rest.events(), whole.events()[cut + 1..], "behind event {cut}");
             }
             let (id, _) = whole.identified()[3].clone();
-            // Another reading would be another stream.
+            // With another setting for the reading, it would be another stream.
             body["parallel_tool_calls"] = false.into();
             assert_eq!(post_after(second.http, CHAT, &id, &body).await.json()["error"]["code"], "resume_other_request");
         }
@@ -252,7 +252,7 @@ fn what_must_be_called_is_enforced() {
             assert_eq!(reply.status, 200, "{more}: {reply:?}");
             assert_eq!(grammar(&house, i).is_some(), is_enforced, "{more}");
         }
-        // Who shall not call is told no tools, and what it writes is text.
+        // A model that must not call sees no tools, and its output is text.
         assert!(prompt(&house, 2).starts_with("|user:"), "{}", prompt(&house, 2));
         let reply = post(house.http, CHAT, &asked(json!({ "tool_choice": "none" }))).await.json();
         assert_eq!(reply["choices"][0]["message"]["content"], CALL);
@@ -307,7 +307,8 @@ fn a_template_that_knows_no_tools_gets_them_as_text() {
     });
 }
 
-/// By every name it is one budget, alone and before a structure. A model whose thoughts nobody knows is refused one.
+/// Every name of the field sets the same budget, alone and before a structure. A model of a dialect without thoughts
+/// gets a refusal.
 #[test]
 fn a_thinking_budget_goes_to_the_rank_with_the_texts_that_begin_and_end_thoughts() {
     run(async {
@@ -342,7 +343,7 @@ fn a_thinking_budget_goes_to_the_rank_with_the_texts_that_begin_and_end_thoughts
         both["thinking_token_budget"] = 7.into();
         assert_eq!(post(house.http, CHAT, &both).await.status, 200);
         assert_eq!(limited(n + 1), (head, grammar(&house, n).unwrap()));
-        // Where the prompt has ended the thought there is nothing to limit.
+        // If the prompt has ended the thought, there is nothing to limit.
         let over = json!({ "thinking_budget": 7, "chat_template_kwargs": { "enable_thinking": false } });
         assert_eq!(post(house.http, CHAT, &body(over)).await.status, 200);
         assert_eq!(grammar(&house, n + 2), None);
@@ -381,7 +382,7 @@ fn thoughts_are_told_apart_from_the_answer() {
         let hidden = post(house.http, CHAT, &body(json!({ "include_reasoning": false }))).await.json();
         let expected = json!({ "role": "assistant", "content": "{\"a\": 1}", "refusal": null, "annotations": [] });
         assert_eq!(hidden["choices"][0]["message"], expected);
-        // The thought's tokens are not told beside it either.
+        // The logprobs of the thought's tokens are not sent either.
         let asked = body(json!({ "include_reasoning": false, "logprobs": true, "top_logprobs": 1 }));
         let mut streamed = asked.clone();
         streamed["stream"] = true.into();
@@ -392,14 +393,14 @@ fn thoughts_are_told_apart_from_the_answer() {
         let whole = tokens(&post(house.http, CHAT, &asked).await.json()["choices"][0]);
         let chunks = post(house.http, CHAT, &streamed).await.chunks();
         let in_parts: String = chunks.iter().map(|chunk| tokens(&chunk["choices"][0])).collect();
-        // Nor is what closes it. What stands behind that may be the answer's own.
+        // Nor are those of the closing token. Tokens after it may belong to the answer.
         assert_eq!(whole, "\n\n{\"a\": 1}<|im_end|>");
         assert_eq!(in_parts, whole);
         // A structure begins behind the thought.
         let format = json!({ "response_format": { "type": "json_object" } });
         assert_eq!(post(house.http, CHAT, &body(format.clone())).await.status, 200);
         let behind = grammar(&house, 5).unwrap();
-        // Without a thought it is all of the answer, and so is the text.
+        // Without a thought the structure covers all of the answer, and so does the text.
         house.fake.answer("{\"a\": 1}");
         let mut still = body(format);
         still["chat_template_kwargs"] = json!({ "enable_thinking": false });

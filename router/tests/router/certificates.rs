@@ -1,5 +1,5 @@
-//! Certificates: one answer has one, through whichever face and however it is sent, and another answer has another.
-//! That a resumed stream has the same one is tested with `resume`.
+//! Certificates: an answer has the same one through every face, whole or streamed, and another answer has another.
+//! `resume` tests that a resumed stream has the same one.
 
 use crate::client::{Reply, post};
 use crate::grpc::{ask, generate};
@@ -21,7 +21,7 @@ fn bytes(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
 }
 
-/// The certificate of an answer of these tokens, made by hand.
+/// Returns the certificate of an answer of these tokens, made by hand.
 fn expected(prompt: &[u32], answer: &[u32], reason: &str) -> Value {
     json!({
         "version": 1, "policy_digest": Hex(&DIGEST).to_string(), "seed": 5, "choice": 0, "prompt_hash": hash(prompt),
@@ -29,7 +29,7 @@ fn expected(prompt: &[u32], answer: &[u32], reason: &str) -> Value {
     })
 }
 
-/// The first certificate in a reply, whole or streamed, wherever its page has it.
+/// Returns the first certificate in a reply, whole or streamed, wherever its page has it.
 fn found(reply: &Reply) -> Value {
     let events = if reply.body.starts_with('{') { vec![reply.body.clone()] } else { reply.events() };
     let values = events.iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
@@ -39,7 +39,7 @@ fn found(reply: &Reply) -> Value {
     values.flat_map(places).find(|place| !place.is_null()).unwrap_or_else(|| panic!("none in {}", reply.body))
 }
 
-/// What an answer had to be is a part of where it came from.
+/// The required structure of an answer is part of its certificate.
 #[test]
 fn an_answer_with_a_grammar_says_which_and_by_which_engine() {
     run(async {

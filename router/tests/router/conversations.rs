@@ -1,4 +1,4 @@
-//! `/v1/conversations`: kept items, and responses that go on with them and add to them.
+//! `/v1/conversations`: kept items, and responses that continue them and add to them.
 
 use crate::client::{Reply, get, post, post_and_leave_open, send};
 use crate::{House, config, eventually, run};
@@ -29,7 +29,7 @@ fn id(page: &str) -> &str {
     page.strip_prefix("/v1/conversations/").unwrap()
 }
 
-/// The texts of its items, in their order.
+/// Returns the texts of its items, in their order.
 async fn texts(http: SocketAddr, page: &str) -> Vec<String> {
     let items = get(http, &format!("{page}/items?order=asc&limit=100")).await.json();
     let text = |item: &Value| item["content"][0]["text"].as_str().unwrap().to_owned();
@@ -119,7 +119,7 @@ fn a_response_goes_on_with_a_conversation_and_adds_to_it() {
         post(house.http, RESPONSES, &json!({ "model": "toy", "input": all })).await;
         let prompts: Vec<_> = house.fake.submits().iter().map(|submit| submit.prompt.clone()).collect();
         assert_eq!(prompts[1], prompts[3]);
-        // Ids are each item's own, also where a client sends the same item again.
+        // Each item has an id of its own, even if a client sends the same item again.
         let items = get(house.http, &format!("{page}/items?limit=100")).await.json();
         let again = json!({ "items": [items["data"][0], items["data"][0]] });
         assert_eq!(post(house.http, &format!("{page}/items"), &again).await.status, 200);
@@ -127,7 +127,7 @@ fn a_response_goes_on_with_a_conversation_and_adds_to_it() {
         let ids: std::collections::BTreeSet<&str> =
             items["data"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap()).collect();
         assert_eq!(ids.len(), 9);
-        // How many tokens it would be, without going on with it.
+        // Counts the tokens without continuing the conversation.
         let counted = post(house.http, "/v1/responses/input_tokens", &asked("five", of, json!({}))).await;
         assert_eq!((counted.status, texts(house.http, &page).await.len()), (200, 9));
         house.close().await;
@@ -145,7 +145,7 @@ fn one_response_at_a_time_goes_on_with_a_conversation() {
         eventually(|| async { house.fake.submits().len() == 1 }).await;
         let refused = post(house.http, RESPONSES, &body).await;
         assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("conversation_locked")));
-        // Whoever leaves adds nothing, and its turn is over.
+        // A client that leaves adds nothing, and its turn is over.
         drop(first);
         eventually(|| async { house.fake.cancels().len() == 1 }).await;
         house.fake.script(|script| script.hold_at = usize::MAX);
@@ -236,7 +236,7 @@ fn conversations_have_the_room_and_the_time_of_responses() {
         let house = House::open(config.clone()).await;
         let first = made(house.http, json!({})).await;
         let second = made(house.http, json!({})).await;
-        // What is used is younger than what is not.
+        // A used conversation is younger than an unused one.
         let grown = post(house.http, &format!("{first}/items"), &json!({ "items": [user("one")] })).await;
         assert_eq!(grown.status, 200, "{grown:?}");
         let third = made(house.http, json!({})).await;

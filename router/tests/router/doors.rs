@@ -50,7 +50,7 @@ fn a_key_opens_and_names_the_tenant() {
     });
 }
 
-/// Sends these bytes on a connection of its own; its answers.
+/// Sends these bytes on a connection of its own, and returns the answers.
 async fn raw(address: SocketAddr, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     // A server that has refused may close while the client still sends.
@@ -77,7 +77,7 @@ fn a_bare_line_feed_frames_nothing() {
             let lines = answer.split("HTTP/1.1 ").skip(1).map(|rest| &rest[..3]);
             assert_eq!(lines.collect::<Vec<_>>(), statuses, "{bytes:?}: {answer}");
         }
-        // Within a body it is the client's.
+        // Within a body, bare line feeds are allowed.
         let body = "{\n\"prompt\": \"Hi\"\n}";
         let head = format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
         let sent = format!("{head}content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len());
@@ -100,7 +100,7 @@ fn a_head_that_is_too_long_is_refused() {
     });
 }
 
-/// A client that tries once loses nothing where a router begins a moment before it knows its replica.
+/// A client that tries once loses nothing at a router that has just begun and does not know its replica yet.
 #[test]
 fn a_new_router_holds_requests_until_it_knows_its_replicas() {
     run(async {
@@ -114,7 +114,7 @@ fn a_new_router_holds_requests_until_it_knows_its_replicas() {
         assert_eq!((whole.await.unwrap(), call.await.unwrap()), (200, true));
         house.close().await;
 
-        // It waits for no more than a moment, and for none that has said that it is not ready.
+        // The router waits only a moment, and not for a replica that has reported that it is not ready.
         let house = House::open_unready(config()).await;
         let began = tokio::time::Instant::now();
         assert_eq!(post(house.http, COMPLETIONS, &json!({ "prompt": "Hi" })).await.status, 503);
@@ -123,7 +123,7 @@ fn a_new_router_holds_requests_until_it_knows_its_replicas() {
     });
 }
 
-/// Those of other keys go on, also of the same tenant.
+/// Requests with other keys continue, also those of the same tenant.
 #[test]
 fn a_key_that_is_taken_back_ends_its_streams_alone() {
     run(async {
@@ -165,7 +165,7 @@ fn a_key_that_is_taken_back_ends_its_streams_alone() {
             }
         };
         assert_eq!(status.code(), tonic::Code::Unauthenticated, "{status}");
-        // What computed for them is free, and the other key's stream is as it was.
+        // The capacity of these streams is free, and the other key's stream is as it was.
         eventually(|| async { house.fake.cancels().len() == 3 }).await;
         let nothing = tokio::time::timeout(Duration::from_millis(200), kept.read_u8()).await;
         assert!(nothing.is_err() || nothing.is_ok_and(|read| read.is_ok()), "the other stream ended");
@@ -184,7 +184,7 @@ fn every_answer_names_its_request() {
         };
         for line in ["GET /health", "GET /v1/models", "GET /no/such/page", "POST /v1/completions", "PUT /v1/models"] {
             assert_eq!(ask(line, "trace-1.a:b/c").await, "trace-1.a:b/c", "{line}");
-            // What would have to be escaped in a log, or is none, is not repeated.
+            // An id that a log would have to escape, or that is none, is not repeated.
             let mut own = std::collections::BTreeSet::new();
             for id in ["", "a b", "a\"b", &"x".repeat(129)] {
                 own.insert(ask(line, id).await);
@@ -222,8 +222,8 @@ fn browsers_may_ask() {
     });
 }
 
-/// A page whose own name resolves to a loopback address asks as if it came from there; and so does any page of a
-/// browser on this machine.
+/// A page with a host name that resolves to a loopback address sends requests as if it came from there; and so does any
+/// page of a browser on this machine.
 #[test]
 fn pages_of_strangers_are_not_answered_where_no_key_is_asked_for() {
     run(async {
@@ -356,7 +356,7 @@ fn a_call_is_refused_before_its_body_and_a_body_has_its_time() {
     });
 }
 
-/// What such a client held is free for the next.
+/// The resources of such a client are free for the next.
 #[test]
 fn a_connection_that_never_reads_gives_back_its_place() {
     run_within(Duration::from_secs(120), async {

@@ -125,7 +125,7 @@ fn the_stop_that_ended_a_stream_is_told() {
         };
         let (_, completes) = generate(&house, ask(stop(&["wor"], &[]))).await;
         assert_eq!(completes[0].matched_stop, Some(MatchedStop::MatchedStopStr("wor".into())));
-        // All tokens up to the one that completed it are sent: which of them are text is the gateway's affair.
+        // All tokens up to the one that completed it are sent: the gateway decides which of them are text.
         assert_eq!((completes[0].finish_reason.as_str(), completes[0].completion_tokens), ("stop", 10));
         let (chunks, completes) = generate(&house, ask(stop(&[], &[u32::from(b'w')]))).await;
         assert_eq!(completes[0].matched_stop, Some(MatchedStop::MatchedTokenId(u32::from(b'w'))));

@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 use types::Reuse;
 
-/// What the replica received.
+/// A frame that the replica received.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Seen {
     Submit(Box<wire::Request>),
@@ -37,7 +37,7 @@ pub struct Script {
     pub backlog: u64,
     pub actual: wire::Actual,
     pub n_cached: u32,
-    /// Why it is no more.
+    /// Why the reuse of the prefix cache was not larger.
     pub reuse: Reuse,
     /// How many tokens it repeats that a resubmitted request already has.
     pub overlap: usize,
@@ -46,13 +46,13 @@ pub struct Script {
     pub fault: wire::GrammarFault,
     /// The interval of beats that it promises; it sends none by itself.
     pub beat_millis: u32,
-    /// How often it was asked for all names of its cache.
+    /// How often a router has requested all names of its cache.
     pub n_recited: u32,
     /// Why there are no machines for its ranks, as its states report.
     pub unplaced: Option<&'static str>,
-    /// How far its prompt is, before its first token: told to requests that ask for it.
+    /// How far its prompt is, before its first token: sent to requests with progress.
     pub computed: Vec<u32>,
-    /// What befell each request before its first token.
+    /// What happened to each request before its first token.
     pub passages: Vec<wire::Passage>,
     /// The newest protocol that it and its ranks speak.
     pub protocol: u32,
@@ -154,7 +154,7 @@ impl Fake {
         self.shared.life.send_modify(|life| *life += 1);
     }
 
-    /// Ends all running requests, like a coordinator whose drain takes too long.
+    /// Ends all running requests, like a coordinator with a drain that takes too long.
     pub fn cancel_all(&self) {
         self.shared.cancelled.send_modify(|times| *times += 1);
     }
@@ -306,7 +306,7 @@ async fn submitted(
     answer(frames, &request, n_had, &script).await;
 }
 
-/// Tokens that the client already has come without logprobs.
+/// Answers a request. Tokens that the client already has come without logprobs.
 async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: &Script) {
     if let Some((reason, retry_after_ms)) = script.refuse {
         let message = "as the script says".into();

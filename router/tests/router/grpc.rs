@@ -26,7 +26,7 @@ pub struct Heard {
     pub finished: v1::Finished,
 }
 
-/// Reads a whole stream, whose positions must have no gap.
+/// Reads a whole stream. Its positions must have no gap.
 pub async fn generate(house: &House, request: v1::GenerateRequest) -> Result<Heard, tonic::Status> {
     let mut replies = client(house).generate(request).await?.into_inner();
     let Some(Event::Started(started)) = replies.message().await?.unwrap().event else { panic!("no Started") };
@@ -318,14 +318,14 @@ fn health_tells_the_truth() {
         assert_eq!(next().await, SERVING);
         house.fake.die();
         assert_eq!(next().await, NOT_SERVING);
-        // A service that nobody knows may still come: its watch stays open, and a check says that there is none.
+        // A service without an entry may still come: its watch stays open, and a check reports that it does not exist.
         let unknown = || HealthCheckRequest { service: "elsewhere.v1".into() };
         assert_eq!(live.check(unknown()).await.unwrap_err().code(), Code::NotFound);
         let mut strange = live.watch(unknown()).await.unwrap().into_inner();
         assert_eq!(strange.message().await.unwrap().unwrap().status, 3);
         let more = tokio::time::timeout(Duration::from_millis(50), strange.message()).await;
         assert!(more.is_err(), "{more:?}");
-        // A watch that stays open holds nothing up.
+        // An open watch delays nothing.
         house.close().await;
     });
 }

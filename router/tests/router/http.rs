@@ -164,7 +164,7 @@ fn a_body_may_be_packed_by_gzip() {
         let asked = json!({ "prompt": "Hi", "seed": 5, "max_tokens": 4 });
         let (packed, plain) = (send(asked.to_string().as_bytes()).await, post(house.http, COMPLETIONS, &asked).await);
         assert_eq!((packed.status, &packed.json()["choices"]), (200, &plain.json()["choices"]));
-        // What unpacks to more than a body may have is refused as such a body is.
+        // A body that unpacks to more than the limit is refused like any body beyond it.
         let bytes_max = config().limits.body_bytes_max;
         let bomb = send(&vec![b' '; bytes_max + 1]).await;
         assert_eq!((bomb.status, &bomb.json()["error"]["code"]), (413, &json!("request_too_large")));

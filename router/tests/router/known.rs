@@ -1,4 +1,4 @@
-//! Every known field on every endpoint: done, taken or refused, as the list says; and `docs/fields.md`, made of it.
+//! Every known field on every endpoint: done, taken or refused, as the list defines; and `docs/fields.md`, made of it.
 
 use crate::client::post;
 use crate::{House, run};
@@ -6,7 +6,7 @@ use router::{Endpoint, KNOWN_FIELDS, KnownField, NeutralValues};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
-/// What makes a prompt of a conversation.
+/// The fields that build a prompt from a conversation.
 const OF_TALK: [&str; 18] = [
     "messages",
     "chat_template",
@@ -46,7 +46,7 @@ fn base(of: Endpoint, name: &str) -> Option<(&'static str, Value)> {
     })
 }
 
-/// What a field means nothing without.
+/// Returns the fields without which this field means nothing.
 fn company(on: Endpoint, name: &str) -> Value {
     match name {
         "logprob_token_ids" if on == Endpoint::Chat => json!({ "logprobs": true }),
@@ -58,7 +58,7 @@ fn company(on: Endpoint, name: &str) -> Value {
     }
 }
 
-/// The names under which an endpoint tells of shared fields.
+/// Returns the name of a shared field at an endpoint.
 fn told(of: Endpoint, name: &'static str) -> &'static str {
     match (of, name) {
         (Endpoint::Messages, "stop") => "stop_sequences",
@@ -67,7 +67,7 @@ fn told(of: Endpoint, name: &'static str) -> &'static str {
     }
 }
 
-/// The refusal of a request with this field, or nothing.
+/// Returns the refusal of a request with this field, or None.
 async fn refused(http: SocketAddr, on: Endpoint, name: &str, value: &Value) -> Option<String> {
     let (path, mut body) = base(on, name).unwrap();
     let all = body.as_object_mut().unwrap();
@@ -91,7 +91,7 @@ fn neutral_values(known: &KnownField) -> Vec<Value> {
     }
 }
 
-/// The id of a response that can be gone on with.
+/// Returns the id of a response that can be continued.
 async fn stored(http: SocketAddr) -> Value {
     let (path, body) = base(Endpoint::Responses, "store").unwrap();
     post(http, path, &body).await.json()["id"].take()
@@ -107,7 +107,7 @@ async fn check(http: SocketAddr, known: &'static KnownField, on: Endpoint) {
     let of_meant = refused(http, on, known.name, &meant).await;
     if known.is_done {
         assert_eq!(of_meant, None, "{on:?} {known:?}");
-        // What is done is read: a value of another kind is refused.
+        // A supported field is read: a value of another kind is refused.
         let wrong = refused(http, on, known.name, &json!([[[]]])).await;
         assert!(names(wrong.clone()), "{on:?} {known:?} {wrong:?}");
         return;
@@ -124,7 +124,7 @@ fn every_known_field_is_done_or_taken_or_refused_by_its_name() {
     run(async {
         // The model has tokens for a text before a `suffix`.
         let house = House::coding().await;
-        // Tools are told to the toy model in a text that is longer than its context.
+        // The toy model gets its tools in a text that is longer than its context.
         house.fake.script(|script| script.context = 4000);
         house.fake.welcome();
         house.ready().await;

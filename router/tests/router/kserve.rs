@@ -110,7 +110,7 @@ fn a_client_that_leaves_has_cancelled() {
     });
 }
 
-/// A stream that is open has no more rights than one that begins now.
+/// An open stream has no more rights than one that begins now.
 #[test]
 fn each_request_of_a_stream_needs_a_key_that_is_valid_then() {
     run(async {
@@ -123,14 +123,14 @@ fn each_request_of_a_stream_needs_a_key_that_is_valid_then() {
         requests.send(ask(vec![text("text_input", "Hi")])).await.unwrap();
         let heard = replies.message().await.unwrap().unwrap().infer_response.unwrap();
         assert_eq!(said(&heard), ["HiHello, world"]);
-        // Limits that are new hold for the stream that is open too.
+        // New limits also apply to the open stream.
         keys.replace("alice:k1 requests_per_minute=1\nbob:k2").unwrap();
         for expect in ["", "1 requests a minute"] {
             requests.send(ask(vec![text("text_input", "Hi")])).await.unwrap();
             let heard = replies.message().await.unwrap().unwrap();
             assert!(heard.error_message.contains(expect) && heard.error_message.is_empty() == expect.is_empty());
         }
-        // It ends with its key, whether it asks once more or not.
+        // The stream ends with its key, with or without another request.
         keys.replace("bob:k2").unwrap();
         let refused = replies.message().await.unwrap_err();
         assert_eq!(refused.code(), Code::Unauthenticated, "{refused}");

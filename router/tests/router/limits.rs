@@ -67,7 +67,7 @@ fn a_request_at_once_is_one_until_it_ends_and_tokens_are_given_back() {
     });
 }
 
-/// Of four draws or beams one is told.
+/// Of four draws or beams, one is sent.
 #[test]
 fn all_that_a_search_says_is_charged() {
     run(async {

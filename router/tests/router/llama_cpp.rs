@@ -285,7 +285,7 @@ fn what_is_between_two_texts() {
             bytes("d"),
         ];
         assert_eq!(house.fake.submits()[0].prompt, expected.concat());
-        // Ollama's page asks for the same.
+        // Ollama's page sends the same request.
         let body = json!({ "prompt": "ab", "suffix": "c", "stream": false });
         assert_eq!(post(house.http, "/api/generate", &body).await.json()["response"], "Hello, world");
         let expected = [vec![prefix], bytes("ab"), vec![suffix], bytes("c"), vec![middle]];

@@ -21,7 +21,8 @@ fn events(reply: &Reply) -> Vec<Value> {
         .collect()
 }
 
-/// `processed` and `cache` of each event that tells how far the prompt is, and how many events there are by the last.
+/// Returns `processed` and `cache` of each event that reports how far the prompt is, and how many events there are by
+/// the last.
 fn progress(events: &[Value]) -> (Vec<(u64, u64)>, usize) {
     let of = |event: &Value| {
         let told = &event["prompt_progress"];
@@ -81,7 +82,7 @@ fn a_long_prompt_is_watched_in_any_case() {
 fn a_watched_prompt_is_told_of_before_its_answer() {
     run(async {
         let house = House::open(config()).await;
-        // A replica that was lost in between begins again: the client hears of nothing twice.
+        // A replica that was lost in between begins again: the client receives nothing twice.
         house.fake.script(|script| (script.n_cached, script.computed) = (1, vec![1, 3, 2, 4]));
         let asked = json!({ "prompt": "Hello", "stream": true, "return_progress": true, "timings_per_token": true });
         for path in ["/completion", "/v1/completions"] {

@@ -1,5 +1,5 @@
-//! What people who look are shown: the page's files, requests with their timelines, the last hour's load, and the
-//! stream of changes; who sees what, and how much of it there can be.
+//! The pages that people read: the page's files, requests with their timelines, the last hour's load, and the stream of
+//! changes; which client sees which data, and how much of it there can be.
 
 use crate::client::{get, post, post_with_key, read_until, send};
 use crate::fake::Fake;
@@ -32,7 +32,7 @@ fn asked() -> Value {
     json!({ "prompt": "very secret words", "max_tokens": 8 })
 }
 
-/// Word for word: a source that is added to a policy weakens it as much as one that is lost.
+/// The exact text: a source that is added to a policy weakens it as much as one that is lost.
 const HARDENING: [(&str, &str); 4] = [
     (
         "content-security-policy",
@@ -155,7 +155,7 @@ fn where_no_key_is_an_operator_s_every_key_sees_the_cluster_and_its_own_requests
 fn a_timeline_says_what_befell_a_request() {
     run(async {
         let house = House::open_two(config()).await;
-        // The first replica says that it preempted the request and that its ranks were lost; then it drains.
+        // The first replica reports that it preempted the request and that its ranks were lost; then it drains.
         let kinds = [wire::passage::Kind::Started, wire::passage::Kind::Chunk, wire::passage::Kind::Preempted];
         let passage = |kind: wire::passage::Kind| wire::Passage { kind: kind.into(), micros_ago: 5, start: 3, end: 17 };
         for fake in [&house.fake, house.other()] {
@@ -205,7 +205,7 @@ fn changes_are_told_once_and_only_to_those_who_watch() {
         assert!(news.contains("event: requests") && !news.contains("secret"), "{news}");
         house.fake.phase(wire::state::Phase::Recovering);
         read_until(&mut stream, "\"phase\":\"recovering\"").await;
-        // Whoever watches does not hold up the end.
+        // A watching client does not delay the end.
         house.shutdown.cancel();
         read_until(&mut stream, "event: draining").await;
         house.close().await;
@@ -227,7 +227,7 @@ fn refusals_and_clients_that_leave_are_in_the_load() {
         assert!(load["bins"][0]["first_token_s"]["p50"].as_f64().unwrap() > 0.0);
         assert_eq!((&load["bin_seconds"], load["bins"][0]["tenants"]["other"].as_u64()), (&json!(10), Some(8)));
         house.close().await;
-        // Nobody has asked: there is nothing, and no zero.
+        // No request has come: the list is empty, and has no zeros.
         let idle = House::of(config(), vec![Fake::start()]).await;
         assert_eq!(get(idle.http, "/load/hour").await.json()["bins"], json!([]));
         idle.close().await;

@@ -1,4 +1,4 @@
-//! A coordinator is lost: streams wait for it, and go on without a gap or a repetition.
+//! A coordinator is lost: streams wait for it, and continue without a gap or a repetition.
 
 use crate::grpc::{ask, client, generate};
 use crate::{House, config, eventually, run};

@@ -1,4 +1,4 @@
-//! The router between real sockets and a replica whose tokens the test decides.
+//! The router between real sockets and a replica with tokens that the test decides.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod advisories;
@@ -121,7 +121,7 @@ impl House {
         House::reading(config, fakes, members, model::text()).await
     }
 
-    /// With a model that fills in what is between two texts.
+    /// Opens a router with a model that fills in text between two texts.
     pub async fn coding() -> House {
         let fakes = vec![Fake::start()];
         let members: Vec<_> = fakes.iter().map(Fake::coordinator).collect();

@@ -1,4 +1,4 @@
-//! Anthropic's API with tools, thoughts and structures, with a replica whose tokens spell what the test says.
+//! Anthropic's API with tools, thoughts and structures. The replica's tokens spell a text that the test sets.
 
 use crate::client::{Reply, post, post_after};
 use crate::fake::Fake;
@@ -11,7 +11,7 @@ const MESSAGES: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
 const CONTEXT: u32 = 20_000;
 
-/// Shows tools by their names, and says whether the model is to think.
+/// Shows tools by their names, and whether the model is to think.
 const TEMPLATE: &str = "{% for tool in tools or [] %}\
      ({{ tool.function.name }}:{{ tool.function.description }}){% endfor %}\
      {% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}\
@@ -53,7 +53,7 @@ fn asked(more: Value) -> Value {
     body
 }
 
-/// The last prompt that the replica received; tokens that are no bytes are bars.
+/// Returns the last prompt that the replica received; tokens that are no bytes are bars.
 fn prompt(house: &House) -> String {
     let prompt = house.fake.submits().last().unwrap().prompt.clone();
     String::from_utf8(prompt.iter().map(|id| u8::try_from(*id).unwrap_or(b'|')).collect()).unwrap()
@@ -63,7 +63,7 @@ fn has_grammar(house: &House) -> bool {
     house.fake.submits().last().unwrap().constraint.is_some()
 }
 
-/// A message as a client puts it together from its events.
+/// Returns a message as a client puts it together from its events.
 fn gathered(reply: &Reply) -> Value {
     let (mut message, mut input) = (Value::Null, String::new());
     for event in reply.events() {
@@ -129,7 +129,7 @@ fn an_answer_has_blocks_of_thoughts_texts_and_calls() {
         assert_eq!(first["usage"]["output_tokens_details"]["thinking_tokens"], 15);
         assert!(prompt(&house).starts_with("(weather:It looks.)(clock:It looks.)|user:Hi|"), "{}", prompt(&house));
         assert!(!has_grammar(&house));
-        // The next turn has what the client was told, and the results.
+        // The next turn has the message that the client received, and the results.
         house.fake.answer("It is warm.");
         let result =
             |id: &Value, content: Value| json!({ "type": "tool_result", "tool_use_id": id, "content": content });
@@ -269,7 +269,7 @@ fn thinking_is_what_the_template_can_be_told() {
         let limited = house.fake.submits().last().unwrap().constraint.clone().unwrap();
         let limited = String::from_utf8(limited).unwrap();
         assert!(limited.starts_with("// thinking {") && limited.contains("\"tokens_max\":2000"), "{limited}");
-        // Who wants no thoughts is told that there was one.
+        // A client that requests no thoughts still learns that there was one.
         let omitted = json!({ "thinking": { "type": "adaptive", "display": "omitted" } });
         let shown = post(house.http, MESSAGES, &asked(json!({}))).await.json();
         let hidden = post(house.http, MESSAGES, &asked(omitted)).await.json();
@@ -297,7 +297,7 @@ fn thinking_is_what_the_template_can_be_told() {
     });
 }
 
-/// A model that never thinks keeps every budget, and one that thinks whatever it is told cannot be switched off.
+/// A model that never thinks keeps every budget. A model that always thinks cannot be switched off.
 #[test]
 fn a_template_without_a_switch_is_taken_at_its_word() {
     run(async {
@@ -333,8 +333,8 @@ fn an_answer_goes_on_with_its_beginning() {
     });
 }
 
-/// The shape of Claude Code's requests: the count is of the prompt that the message has, and what is said to
-/// Anthropic's accounting is not said to the model.
+/// The shape of Claude Code's requests: the count is of the prompt that the message has, and the text for Anthropic's
+/// accounting is not part of the prompt.
 #[test]
 fn a_coding_agents_request_is_counted_as_it_is_answered() {
     run(async {

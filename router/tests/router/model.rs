@@ -1,4 +1,4 @@
-//! A model whose tokens are bytes: token 65 is the byte `A`. Its weights are zeros that nobody reads.
+//! A model with one token for each byte: token 65 is the byte `A`. Its weights are zeros that no test reads.
 
 use checkpoint::Checkpoint;
 use serde_json::{Map, Value, json};

@@ -27,8 +27,8 @@ fn fake(name: &'static str, model: &'static str, digest: u8) -> Fake {
     fake
 }
 
-/// Opens a router with v1 and v2 of one model, another model, and one that this router was not given, and waits until
-/// all are ready.
+/// Opens a router with v1 and v2 of one model, another model, and one without a tokenizer at this router, and waits
+/// until all are ready.
 async fn open(routes: &str) -> House {
     let fakes =
         vec![fake("one", "v1", 1), fake("two", "v2", 2), fake("three", "other", 3), fake("four", "stranger", 4)];
@@ -63,7 +63,7 @@ fn seeded(model: &str, seed: u64) -> v1::GenerateRequest {
     v1::GenerateRequest { model: model.into(), sampling: Some(sampling), ..ask("x") }
 }
 
-/// The first byte of the digest under which it was answered.
+/// Returns the first byte of the digest under which it was answered.
 async fn version(house: &House, request: impl tonic::IntoRequest<v1::GenerateRequest>) -> u8 {
     let mut replies = client(house).generate(request).await.unwrap().into_inner();
     let started = replies.message().await.unwrap().unwrap();
@@ -109,7 +109,7 @@ fn a_name_is_split_by_weight_and_the_same_request_gets_the_same_version() {
             before.push(version(&house, seeded("chat", seed)).await);
         }
         assert_eq!(n_submits(&house), [90, 10, 0, 0]);
-        // The same holds when it is asked again, and at another router of the same replicas.
+        // A repeated request gets the same version, also at another router of the same replicas.
         let fakes = std::iter::once(&house.fake).chain(&house.more).cloned().collect();
         let second = open_with("chat=v1:90,v2:10", fakes).await;
         for (seed, before) in (0..100).zip(before).filter(|(seed, version)| *version == 2 || seed % 10 == 0) {
@@ -255,7 +255,7 @@ fn served_models_are_listed_and_others_are_refused_by_name() {
             let asked = inference::ModelReadyRequest { name: name.into(), version: String::new() };
             assert!(!kserve::client(&house).model_ready(asked).await.unwrap().into_inner().ready);
         }
-        // A name whose version has not come yet is refused with another error.
+        // A name of a version that has not come yet is refused with another error.
         let refused = post(house.http, COMPLETIONS, &json!({ "model": "soon", "prompt": "x" })).await;
         assert_eq!((refused.status, refused.headers.contains_key("retry-after")), (503, true), "{}", refused.body);
         let page = get(house.http, "/cluster").await.json();
@@ -277,7 +277,7 @@ fn served_models_are_listed_and_others_are_refused_by_name() {
     });
 }
 
-/// A seed that the second version gets.
+/// Returns a seed that the second version gets.
 async fn seed_of_two(house: &House) -> u64 {
     for seed in 0.. {
         if version(house, seeded("chat", seed)).await == 2 {
@@ -303,7 +303,7 @@ fn a_stream_goes_on_at_its_own_version_whatever_the_weights_are_by_then() {
         assert_eq!(rest.events(), whole.events()[5..], "{}", rest.body);
         let after = n_submits(&house);
         assert_eq!((after[0] - before[0], after[1] - before[1]), (0, 1));
-        // While they are away, a replica may come that gives the same tokens; no other is asked.
+        // While they are away, a replica may come that gives the same tokens. No other replica gets the request.
         house.more[0].die();
         until_ready(&second, 3).await;
         let refused = post_after(second.http, COMPLETIONS, &identified[4].0, &body).await;

@@ -33,7 +33,7 @@ fn lines(reply: &Reply) -> Vec<Value> {
     reply.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The last prompt that the replica received: bytes, and control tokens as they are.
+/// Returns the last prompt that the replica received: bytes, and control tokens as they are.
 fn prompt(house: &House) -> Vec<u32> {
     house.fake.submits().last().unwrap().prompt.clone()
 }
@@ -42,7 +42,7 @@ fn bytes(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
 }
 
-/// One rendered turn, behind which the answer begins.
+/// Returns one rendered turn, behind which the answer begins.
 fn turn(role: &str, text: &str) -> Vec<u32> {
     [vec![START], bytes(&format!("{role}:{text}")), vec![END]].concat()
 }
@@ -163,7 +163,7 @@ fn logprobs_are_beside_their_text() {
     });
 }
 
-/// Clients ask for nothing in order to have a model loaded.
+/// Clients send requests without a prompt in order to have a model loaded.
 #[test]
 fn a_request_without_a_prompt_says_that_the_model_is_there() {
     run(async {

@@ -1,4 +1,4 @@
-//! Operators' pages on a port of their own: they are not where clients come, and ask for operators' keys.
+//! Operators' pages on a port of their own: the clients' port does not have them, and they require operators' keys.
 
 use crate::client::{get, send};
 use crate::{config, listener, model, run};
@@ -23,7 +23,7 @@ async fn serving(clients: &str, operators: &str, test: impl AsyncFnOnce(SocketAd
     serving_as(config(), clients, operators, test).await;
 }
 
-/// Serves nobody's replicas while `test` runs, with these keys of clients and operators. It gets both addresses.
+/// Serves without any replicas while `test` runs, with these keys of clients and operators. `test` gets both addresses.
 async fn serving_as(config: Config, clients: &str, operators: &str, test: impl AsyncFnOnce(SocketAddr, SocketAddr)) {
     let (http, grpc, admin) = (listener().await, listener().await, listener().await);
     let (at, admin_at) = (http.local_addr().unwrap(), admin.local_addr().unwrap());
@@ -51,7 +51,7 @@ fn operators_pages_are_on_their_own_port_with_their_own_keys() {
             assert_eq!((get(address, "/livez").await.status, get(address, "/ready").await.status), (200, 503));
         }
         assert_eq!((with_key(admin, "/v1/models", "kp").await, with_key(http, "/v1/models", "kc").await), (404, 200));
-        // Nor is what they show in any other form.
+        // Their data is not there in any other form either.
         for of in ["cluster", "load", "requests,load"] {
             assert_eq!(with_key(http, &format!("/events?of={of}"), "kc").await, 403, "{of}");
         }

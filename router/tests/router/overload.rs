@@ -34,8 +34,8 @@ fn a_request_that_would_miss_its_deadline_is_refused_at_once() {
         let status = client(&house).generate(request).await.unwrap_err();
         assert_eq!((status.code(), status.metadata().get("retry-after").unwrap().to_str().unwrap()), (FULL, "60"));
         assert!(house.fake.submits().is_empty());
-        // These are admitted: one with enough time, one without a deadline, and one whose priority does not wait for
-        // the others.
+        // These are admitted: one with enough time, one without a deadline, and one with a priority that does not wait
+        // for the others.
         for more in [json!({ "deadline_ms": 7_200_000 }), json!({}), json!({ "deadline_ms": 600_000, "priority": -1 })]
         {
             let mut body = json!({ "prompt": "x" });

@@ -1,4 +1,4 @@
-//! Pages whose answer is one text: Anthropic's messages and OpenAI's responses.
+//! Pages with one text as the answer: Anthropic's messages and OpenAI's responses.
 
 use crate::client::{Reply, get, post, post_after, post_until, post_with_key, send};
 use crate::{House, config, eventually, run, run_within};
@@ -26,7 +26,7 @@ fn response(extra: Value) -> Value {
     with(json!({ "model": "toy", "input": "Hi" }), extra)
 }
 
-/// Names and data of all events, whose names are their types.
+/// Returns the names and data of all events. Their names are their types.
 fn events(reply: &Reply) -> Vec<Value> {
     let data: Vec<Value> = reply.events().iter().map(|event| serde_json::from_str(event).unwrap()).collect();
     let names = reply.body.lines().filter_map(|line| line.strip_prefix("event: "));

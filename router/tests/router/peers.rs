@@ -1,4 +1,4 @@
-//! What vLLM's and llama.cpp's own server tests ask that no other file has.
+//! Cases of vLLM's and llama.cpp's own server tests that no other file has.
 
 use crate::client::{get, post};
 use crate::model::{CONTEXT, VOCAB};

@@ -40,7 +40,7 @@ impl Raw {
         drop(self.0.write_all(bytes).await);
     }
 
-    /// Sends a request whose body ends or does not.
+    /// Sends a request. `ends`: its body ends.
     pub async fn post(&mut self, stream: u32, path: &str, key: &str, body: &[u8], ends: bool) {
         self.write(&posting(stream, path, key, body, ends)).await;
     }

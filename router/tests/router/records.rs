@@ -1,5 +1,5 @@
-//! Records: what a router keeps of finished answers can be asked again as the same request, whichever page it came by,
-//! and says nothing that was not to be kept.
+//! Records: a finished answer's record can be sent again as the same request, whichever page it came by, and contains
+//! nothing that was not to be kept.
 
 use crate::client::{Reply, get, post, post_with_key, send};
 use crate::fake::Fake;
@@ -49,7 +49,7 @@ async fn get_with_key(address: SocketAddr, path: &str, key: &str) -> Reply {
     send(address, &format!("GET {path} HTTP/1.1\r\n{head}\r\n\r\n")).await
 }
 
-/// What of a request a stream is a function of.
+/// Returns the part of a request of which a stream is a function.
 fn essence(request: &wire::Request) -> wire::Request {
     wire::Request { id: 0, ..request.clone() }
 }
@@ -115,7 +115,7 @@ fn what_any_page_answered_can_be_asked_again_as_the_same_request() {
     });
 }
 
-/// A prompt of token ids has no thought: whoever asks again is refused, instead of told of a difference.
+/// A prompt of token ids has no thought: a repeated request is refused, instead of reporting a difference.
 #[test]
 fn a_budget_of_thought_is_in_the_record_and_refused_where_it_is_asked_again() {
     let folder = Folder::new("budget");

@@ -22,7 +22,7 @@ pub async fn held(house: &House, text: &str) -> (v1::Started, Replies) {
     (started, replies)
 }
 
-/// The rest of a stream whose first token has been read.
+/// Returns the rest of a stream after its first token.
 pub async fn rest(mut replies: Replies) -> String {
     let mut text = String::new();
     while let Some(reply) = replies.message().await.unwrap() {

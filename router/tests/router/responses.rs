@@ -1,4 +1,4 @@
-//! `/v1/responses` with tools, thoughts and structures: items and events, and that they say what a chat says.
+//! `/v1/responses` with tools, thoughts and structures: items and events, with the same content as a chat's.
 
 use crate::client::{Reply, get, post, post_after, post_with_key, send};
 use crate::fake::Fake;
@@ -85,7 +85,7 @@ fn events(reply: &Reply) -> Vec<Value> {
     data
 }
 
-/// The output as a client puts it together from events, each of which must fit to those before it.
+/// Returns the output as a client puts it together from events, each of which must fit those before it.
 fn gathered(events: &[Value]) -> Value {
     let mut items: Vec<Value> = Vec::new();
     for event in events {
@@ -131,7 +131,7 @@ fn grow(text: &mut Value, delta: &Value) {
     *text = (text.as_str().unwrap().to_owned() + delta.as_str().unwrap()).into();
 }
 
-/// Without what another request has otherwise: its id, and when it ended.
+/// Removes the fields that differ between requests: the id, and the time of the end.
 fn plain(reply: &Value) -> Value {
     let id = reply["id"].as_str().unwrap().strip_prefix("resp_").unwrap();
     let mut reply: Value = serde_json::from_str(&reply.to_string().replace(id, "ID")).unwrap();
@@ -142,7 +142,7 @@ fn plain(reply: &Value) -> Value {
     reply
 }
 
-/// An answer's parts, as a chat has them.
+/// Returns an answer's parts, as a chat has them.
 fn as_message(output: &Value) -> Value {
     let items = output.as_array().unwrap();
     let text = |kind: &str| -> String {
@@ -565,7 +565,7 @@ fn a_stored_response_is_gone_on_with() {
         assert_eq!(post(house.http, RESPONSES, &asked(json!({ "input": all }))).await.status, 200);
         let prompts = prompts(&house);
         assert_eq!((&prompts[1], &prompts[2]), (&prompts[3], &prompts[4]));
-        // They are read as they were told.
+        // A stored reply is read as it was sent.
         let page = |id: &Value| format!("{RESPONSES}/{}", id.as_str().unwrap());
         assert_eq!(get(house.http, &page(&first["id"])).await.json(), first);
         assert_eq!(get(house.http, &page(&second["id"])).await.json(), second);
@@ -577,7 +577,7 @@ fn a_stored_response_is_gone_on_with() {
         assert_eq!((&one["data"][0], &one["has_more"]), (&asked_items["data"][1], &json!(true)));
         let after = format!("{}/input_items?after={}", page(&second["id"]), one["last_id"].as_str().unwrap());
         assert_eq!(get(house.http, &after).await.json()["data"], json!([asked_items["data"][0]]));
-        // What was forgotten is gone, and what came of it is not.
+        // The forgotten response is gone, and the responses that continued it are not.
         let gone = ask(house.http, "DELETE", &page(&first["id"]), "").await.json();
         assert_eq!(gone, json!({ "id": id, "object": "response", "deleted": true }));
         assert_eq!(ask(house.http, "DELETE", &page(&first["id"]), "").await.status, 404);
@@ -676,7 +676,7 @@ fn a_conversation_is_no_larger_than_a_body_and_has_room_beside_them() {
         assert_eq!(post(house.http, RESPONSES, &more(json!("And?"))).await.json()["store"], true);
         house.close().await;
 
-        // One body has room, and its like from the store beside another body has none.
+        // There is room for one body, but not for the same text from the store beside another body.
         config.limits.bodies_bytes_max = 20_500;
         let house = House::open(config).await;
         let told = post(house.http, RESPONSES, &asked(json!({ "input": large() }))).await.json();

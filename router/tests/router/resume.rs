@@ -1,5 +1,5 @@
-//! A stream that broke off with its router is resumed at another one, after what the client has: byte for byte like the
-//! undisturbed one, wherever it broke off.
+//! A stream that broke off with its router is resumed at another one, after the part that the client has: byte for byte
+//! like the undisturbed one, wherever it broke off.
 
 use crate::client::{Reply, post, post_after, post_with_key};
 use crate::fake::Fake;
@@ -83,7 +83,7 @@ fn a_stream_that_breaks_off_anywhere_resumes_with_the_same_rest() {
     });
 }
 
-/// A template that asks for the time, as Llama 3.1's does for the date, is told when the stream began.
+/// A template that reads the time, as Llama 3.1's does for the date, gets the time at which the stream began.
 #[test]
 fn a_prompt_with_the_time_in_it_is_the_same_when_its_stream_is_resumed_later() {
     run_within(PATIENCE, async {
@@ -306,7 +306,7 @@ fn another_replica_of_the_same_policy_goes_on_and_one_with_less_room_does_not() 
         let (_, rest) = listen(&house, request.clone()).await;
         assert_eq!(rest.deltas.iter().map(|delta| delta.text.as_str()).collect::<String>(), ", world");
         assert!(house.other().adopted().is_empty());
-        // While a replica that can continue may come, the client is told to retry; afterwards it is refused.
+        // While a replica that can continue may come, the client gets a time to retry. Afterwards it is refused.
         house.other().script(|script| script.context = 100);
         house.other().die();
         house.phases(["absent", "absent"]).await;

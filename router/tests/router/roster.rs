@@ -62,7 +62,7 @@ fn replicas_appear_and_disappear() {
         shown(&house, &[("one", "ready"), ("two", "ready")]).await;
         let topology = client(&house).get_topology(GetTopologyRequest::default()).await.unwrap().into_inner();
         assert_eq!(topology.store.map(|store| (store.kind, store.connected)), Some(("memory".into(), true)));
-        // Nobody answers at this address: the replica is listed and absent.
+        // No process answers at this address: the replica is listed and absent.
         let third = claimed(&house, &store, "three", "one:1").await;
         drop(third);
         // An entry that vanishes ends nothing: new requests are still served over the open stream.

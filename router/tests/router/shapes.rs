@@ -264,7 +264,7 @@ fn an_error_after_the_first_token() {
     });
 }
 
-/// The replica says that the request itself is the reason: it is the client's to change.
+/// The replica reports that the request itself is the reason, so only the client can change it.
 #[test]
 fn a_request_that_leaves_no_token_is_told_so() {
     run(async {

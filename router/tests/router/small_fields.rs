@@ -1,4 +1,4 @@
-//! Fields of vLLM's and llama.cpp's clients that change little of an answer: each does what it says.
+//! Fields of vLLM's and llama.cpp's clients that change little of an answer: each has its documented effect.
 
 use crate::client::{Reply, post};
 use crate::model::{CONTEXT, END, VOCAB};
@@ -48,7 +48,7 @@ fn what_ended_an_answer_is_told() {
             (json!({ "stop": ["wor", "x"], "max_tokens": 50 }), json!("wor")),
             (json!({ "max_tokens": 2 }), Value::Null),
             (json!({ "max_tokens": 50 }), Value::Null),
-            // A model's own end is none that somebody asked for.
+            // A model's own end token is not reported, even if the client lists it.
             (json!({ "max_tokens": 50, "stop_token_ids": [END] }), Value::Null),
             (json!({ "max_tokens": 50, "stop_token_ids": [END], "ignore_eos": true }), json!(END)),
         ] {
@@ -98,7 +98,7 @@ fn prompts_are_cut_to_what_was_asked() {
             let body = json!({ "prompt": "abcd", field: value });
             refused(&post(house.http, COMPLETIONS, &body).await, field);
         }
-        // Pages that do not cut say so.
+        // Pages that do not cut prompts refuse the field.
         let cut = json!(2);
         for (path, body) in [
             (
@@ -158,7 +158,7 @@ fn a_suffix_is_filled_up_to() {
 fn a_rendered_call_keeps_its_grammar() {
     run(async {
         let house = House::open_unready(config()).await;
-        // Tools are told to the toy model in a text that is longer than its context.
+        // The toy model gets its tools in a text that is longer than its context.
         house.fake.script(|script| script.context = 4000);
         house.fake.welcome();
         house.ready().await;

@@ -1,4 +1,4 @@
-//! Bodies that nobody reads, on connections that are used again.
+//! Bodies that are not read, on connections that are used again.
 
 use crate::client::{post_text, read_until};
 use crate::{House, config, run};
@@ -30,7 +30,7 @@ fn a_body_that_nobody_reads_does_not_cost_its_connection_unsaid() {
         assert!(asked_again(house.http, &posting("/nowhere", 100 << 10)).await.ends_with("alive\n"));
         let told = asked_again(house.http, &posting("/nowhere", 300 << 10)).await;
         assert!(told.starts_with("HTTP/1.1 404") && told.contains("connection: close"), "{told}");
-        // One that never comes is not waited for.
+        // The server does not wait for a body that never comes.
         let halted = "POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nx";
         assert!(asked_again(house.http, halted).await.contains("connection: close"));
         let whole = posting("/v1/completions", 3);

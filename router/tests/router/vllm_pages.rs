@@ -46,7 +46,7 @@ fn tokens_are_answered_as_they_come() {
     });
 }
 
-/// What a page renders asks for the same as the page itself.
+/// A rendered request is the same as the request to the page itself.
 #[test]
 fn a_rendered_request_is_the_same_request() {
     run(async {
@@ -131,7 +131,7 @@ fn the_server_tells_its_release_and_its_load() {
     });
 }
 
-/// What was generated from a rendered request says what the page itself would have said.
+/// An answer that was generated from a rendered request has the text that the page itself would have sent.
 #[test]
 fn tokens_are_told_as_the_page_itself_tells_them() {
     run(async {
@@ -146,7 +146,7 @@ fn tokens_are_told_as_the_page_itself_tells_them() {
         assert_eq!(derendered["choices"][0]["finish_reason"], whole["choices"][0]["finish_reason"]);
         assert_eq!((&derendered["object"], &derendered["model"]), (&whole["object"], &whole["model"]));
         assert_eq!(derendered["usage"]["total_tokens"], whole["usage"]["total_tokens"]);
-        // Logprobs come with ids there, and with texts here.
+        // The generate page's logprobs have ids, and this page's have texts.
         let likely =
             json!([{ "token_id": 72, "logprob": -1.0, "top_logprobs": [{ "token_id": 101, "logprob": -2.0 }] }]);
         let choice = json!({ "token_ids": [72], "finish_reason": "stop", "stop_reason": 72,

@@ -1,5 +1,5 @@
-//! What vLLM's clients read of an answer besides what it says: where tokens stand, how long it took, how much there is
-//! to do; and what they may ask for in vLLM's words.
+//! Fields of an answer that vLLM's clients read besides its text: where tokens stand, how long it took, how much work
+//! waits; and request fields in vLLM's words.
 
 use crate::client::{get, post, send};
 use crate::model::{CONTEXT, END, START};
@@ -42,7 +42,7 @@ fn a_rendered_prompt_says_where_its_tokens_stand() {
         let start = "<|im_start|>".len();
         assert_eq!((of(START), of(u32::from(b'u'))), (json!([0, start]), json!([start, start + 1])));
         assert_eq!(of(END), json!([start + "user:Hi".len(), start + "user:Hi<|im_end|>".len()]));
-        // Tokens that were sent stand in no text; and nobody is told who does not ask.
+        // Token ids that were sent stand in no text. Without the field, the reply has no offsets.
         let sent = rendered(COMPLETIONS, json!({ "prompt": [97], "return_token_offsets": true })).await;
         let plain = rendered(CHAT, json!({ "messages": hi() })).await;
         assert_eq!((&sent[0]["token_offsets"], &plain["token_offsets"]), (&Value::Null, &Value::Null));
@@ -128,7 +128,7 @@ fn an_echo_begins_with_what_the_assistant_has_said() {
         assert_eq!((&*text, &chunks[0]["choices"][0]["delta"]["role"]), ("So: He", &json!("assistant")));
         (body["stream"], body["echo"]) = (false.into(), false.into());
         assert_eq!(said(&body).await["content"], "He");
-        // What a user has said is not the assistant's.
+        // The echo contains only the assistant's own words, not those of the user.
         assert_eq!(said(&json!({ "messages": hi(), "echo": true, "max_tokens": 2 })).await["content"], "He");
         let several = json!({ "messages": [hi(), begun], "echo": true, "max_tokens": 2, "n": 2 });
         let answer = post(house.http, "/v1/chat/completions/batch", &several).await.json();

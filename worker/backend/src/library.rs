@@ -1,6 +1,6 @@
-//! Libraries loaded at run time: found by file name, opened, and asked for functions by name. Not linked, because file
-//! names contain version numbers, and because a missing library or function must be an error and not end the process.
-//! Knows none of the libraries.
+//! Libraries loaded at run time: found by file name, opened, and searched for functions by name. Not linked, because
+//! file names contain version numbers, and because a missing library or function must be an error and not end the
+//! process. Knows none of the libraries.
 //!
 //! `cuda` loads NVRTC and cuBLASLt this way, the crate `collective` NCCL.
 
@@ -15,7 +15,7 @@ pub struct RuntimeLibrary(Library);
 pub struct MissingFunction(pub &'static str);
 
 impl RuntimeLibrary {
-    /// The first of these files that is found and opens.
+    /// Opens the first of these files that is found.
     pub fn first(names: &[&str]) -> Option<RuntimeLibrary> {
         RuntimeLibrary::find(names, Some)
     }
@@ -26,7 +26,7 @@ impl RuntimeLibrary {
     }
 
     fn open(name: &str) -> Option<RuntimeLibrary> {
-        // SAFETY: the system's own library under its own name; its constructors are its own affair.
+        // SAFETY: the system's own library under its own name; its constructors are trusted.
         unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) }.ok().map(RuntimeLibrary)
     }
 
@@ -46,9 +46,9 @@ mod tests {
     #[test]
     fn the_first_that_is_there_is_taken() {
         assert!(RuntimeLibrary::first(&["libof-nobody.so.13", "libof-nobody.so"]).is_none());
-        // A library that every process has.
+        // A library that exists everywhere.
         let libc = RuntimeLibrary::first(&["libof-nobody.so.13", "libc.so.6"]).unwrap();
-        // SAFETY: as C has it.
+        // SAFETY: C's signature.
         let abs = unsafe { libc.function::<unsafe extern "C" fn(c_int) -> c_int>("abs") }.unwrap();
         // SAFETY: the argument has a positive counterpart.
         assert_eq!(unsafe { abs(-5) }, 5);

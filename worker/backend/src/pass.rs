@@ -1,5 +1,5 @@
-//! The description of one forward pass: the token and position of each row, the wanted outputs, and the blocks of the
-//! KV cache. Devices and models see a `Pass`, which borrows from a `Batch`.
+//! The description of one forward pass: the token and position of each row, the requested outputs, and the blocks of
+//! the KV cache. Devices and models see a `Pass`, which borrows from a `Batch`.
 
 use std::ops::Range;
 use types::{BlockId, Token, Want};
@@ -18,7 +18,7 @@ pub struct Rows<'a> {
     pub tokens: &'a [Token],
     /// The position of each row within its sequence.
     pub positions: &'a [u32],
-    /// Rows whose logits are wanted, in ascending order.
+    /// Rows whose logits are requested, in ascending order.
     pub outputs: &'a [u32],
     /// Rows whose token the device drew in the previous pass and the host does not know yet: (row, index of the draw).
     pub drawn: &'a [(u32, u32)],
@@ -67,7 +67,7 @@ impl Pass<'_> {
         self.rows.tokens.len()
     }
 
-    /// Whether hidden states of rows are wanted, with or without their logits.
+    /// Whether hidden states of rows are requested, with or without their logits.
     pub fn wants_hidden(&self) -> bool {
         self.slices.iter().any(|slice| slice.want == Want::Pool)
     }

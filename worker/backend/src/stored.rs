@@ -29,7 +29,7 @@ pub struct Stored<'a> {
     /// Bytes from one row to the next.
     pub row_stride: usize,
     pub bytes: &'a [u8],
-    /// Scales of F8E4M3; without them its numbers stand for themselves.
+    /// Scales of F8E4M3; without them its numbers are unscaled.
     pub scales: Option<Scales<&'a [u8]>>,
 }
 
@@ -86,7 +86,7 @@ impl<'a> Stored<'a> {
         if range.start > range.end || range.end > self.rows {
             return Err(Error::Shape(format!("rows {range:?} of {}", self.rows)));
         }
-        // Beyond the bytes this is empty; `check` reports it if rows were wanted.
+        // Beyond the bytes this is empty; `check` reports it if rows were requested.
         let bytes = self.bytes.get(range.start.saturating_mul(self.row_stride)..).unwrap_or(&[]);
         let scales = self.scales.map(|scales| scales.from(range.start, 0));
         Ok(Stored { rows: range.len(), bytes, scales, ..*self })

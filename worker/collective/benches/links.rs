@@ -1,6 +1,6 @@
-//! What a sealed connection costs: two processes give each other 8 KB, and 1 MB, over TCP, authenticated and encrypted.
-//! Each round measures every kind, and the first of them twice: what differs between those two is noise. A table, then
-//! JSON.
+//! Measures the cost of a sealed connection: two processes send each other 8 KB, and 1 MB, over TCP, authenticated and
+//! encrypted. Each round measures every kind, and the first kind twice: the difference between those two is noise.
+//! Prints a table, then JSON.
 //!
 //! `cargo bench --workspace --bench links -- [ROUNDS]`
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
@@ -18,7 +18,7 @@ const KINDS: [(&str, LinkEncryption); 3] = [
     ("control: the same", LinkEncryption::Off),
     ("encrypted", LinkEncryption::On),
 ];
-/// What each side gives the other in one exchange, and how many exchanges are timed together.
+/// The sizes that each side sends in one exchange, and how many exchanges are timed together.
 const SIZES: [(&str, usize, usize); 2] = [("8 KB", 8 << 10, 2000), ("1 MB", 1 << 20, 60)];
 /// Exchanges before a round is timed.
 const N_WARM: usize = 10;
@@ -31,7 +31,7 @@ fn main() {
     }
 }
 
-/// The other process: it does what the first one does, untimed.
+/// Runs the other process: it does the same as the first one, untimed.
 fn peer(n_rounds: usize) {
     let ranks = meet(1, |ours| {
         println!("{ours}");
@@ -55,7 +55,7 @@ fn measure(n_rounds: usize) {
     report(&micros, n_rounds);
 }
 
-/// This side's ranks, one of each kind. `exchange` tells the other side our addresses and returns its own.
+/// Returns this side's ranks, one of each kind. `exchange` sends our addresses to the other side and returns its own.
 fn meet(number: u16, exchange: impl FnOnce(&str) -> String) -> Vec<Ranks<Cpu>> {
     let listeners = KINDS.map(|_| PeerListener::bind("127.0.0.1:0").unwrap());
     let ours = listeners.each_ref().map(|listener| listener.address().to_string());
@@ -82,7 +82,7 @@ fn run(mut ranks: Vec<Ranks<Cpu>>, n_rounds: usize) -> Micros {
     for _ in 0..n_rounds {
         for (((_, _, n_ops), buffer), micros) in SIZES.iter().zip(&mut buffers).zip(&mut micros) {
             for (rank, micros) in ranks.iter_mut().zip(micros) {
-                // Each side owns a row, and gets the other's.
+                // Each side owns a row, and receives the other side's.
                 let mut exchange = || rank.share_rows(&cpu, buffer, |row| row as u32, 2).unwrap();
                 (0..N_WARM).for_each(|_| exchange());
                 let begun = Instant::now();

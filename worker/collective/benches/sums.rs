@@ -1,6 +1,6 @@
-//! How long an `all_reduce` of 16 KB takes between two processes of one thread each, over shared memory and TCP, beside
-//! a plain ping-pong of as many bytes through shared memory: the floor. And how long one sequence's row takes to the
-//! next stage, and its token back. Interleaved rounds; a table, then JSON.
+//! Measures an `all_reduce` of 16 KB between two processes of one thread each, over shared memory and TCP, beside a
+//! plain ping-pong of as many bytes through shared memory: the floor. Also measures how long a sequence's row takes to
+//! the next stage, and its token back. The rounds are interleaved. Prints a table, then JSON.
 //!
 //! `cargo bench --workspace --bench sums -- [ROUNDS]`
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
@@ -28,7 +28,7 @@ const N_WARM: usize = 100;
 const N_HIDDEN: usize = 576;
 const KINDS: [&str; 1 + MESHES.len()] =
     ["ping-pong", "sum, shm, spin", "sum, shm, sleep", "sum, tcp, spin", "row and token, shm", "row and token, tcp"];
-/// What each kind but the floor runs on: a wire, whether waiting ranks spin, how many stages.
+/// The mesh of each kind but the floor: a wire, whether waiting ranks spin, how many stages.
 const MESHES: [(Wire, bool, u16); 5] = [
     (Wire::Memory, true, 1),
     (Wire::Memory, false, 1),
@@ -45,7 +45,7 @@ fn main() {
     }
 }
 
-/// The other process: it does what the first one does, untimed.
+/// Runs the other process: it does the same as the first one, untimed.
 fn peer(rounds: &str, floor: &str) {
     let rank = Wires::meet(1, |ours| {
         println!("{ours}");
@@ -67,7 +67,7 @@ fn measure(n_rounds: usize) {
     let mut heard = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     let rank = Wires::meet(0, move |ours| {
         writeln!(stdin, "{ours}").unwrap();
-        // Their pipe stays open as long as the peer reads.
+        // Keeps the pipe open as long as the peer reads.
         std::mem::forget(stdin);
         std::iter::from_fn(move || heard.next())
     });
@@ -85,7 +85,7 @@ struct Wires {
 }
 
 impl Wires {
-    /// `exchange` tells the other side our addresses and returns its own.
+    /// `exchange` sends our addresses to the other side and returns its own.
     fn meet<I: Iterator<Item = String>>(number: u16, exchange: impl FnOnce(&str) -> I) -> Wires {
         let listeners = MESHES.map(|_| PeerListener::bind("127.0.0.1:0").unwrap());
         let ours = listeners.each_ref().map(|listener| listener.address().to_string());
@@ -115,7 +115,7 @@ impl Wires {
     }
 }
 
-/// The buffers of a row that travels between stages, and of the token that comes back.
+/// The buffers of a row that moves between stages, and of the token that comes back.
 struct Row {
     hidden: <Cpu as Memory>::Buffer,
     tokens: Vec<Option<Token>>,
@@ -138,11 +138,11 @@ impl Floor {
         unsafe { &*self.0.add(side * 4096).cast() }
     }
 
-    /// Both sides write, and both read what the other wrote.
+    /// Both sides write, and each reads what the other one wrote.
     fn exchange(&self, side: usize, seq: u32, ours: &[f32], theirs: &mut [f32]) {
-        // Two buffers a side in turn: the other may still read the last.
+        // Each side alternates between two buffers: the other side may still read the last one.
         let buffer = |side: usize| 8192 + (side * 2 + seq as usize % 2) * 4 * N_COLS;
-        // SAFETY: within the mapping; the flags say whose turn it is.
+        // SAFETY: within the mapping; the flags determine whose turn it is.
         unsafe { self.0.add(buffer(side)).cast::<f32>().copy_from_nonoverlapping(ours.as_ptr(), N_COLS) };
         self.flag(side).store(seq, Ordering::Release);
         while self.flag(1 - side).load(Ordering::Acquire) < seq {
@@ -153,7 +153,7 @@ impl Floor {
     }
 }
 
-/// Microseconds of each operation, by kind, and where the collectives' time went.
+/// Microseconds of each operation, by kind, and the collectives' times.
 struct Results {
     micros: [Vec<f64>; KINDS.len()],
     times: Vec<ExchangeTimes>,
@@ -199,7 +199,7 @@ fn run(mut ranks: Wires, floor: &Floor, n_rounds: usize) -> Results {
     Results { micros, times: ranks.kinds.iter().map(Ranks::times).collect() }
 }
 
-/// Idle time of all cores, in the system's ticks, and the time in all.
+/// Returns the idle time of all cores, in the system's ticks, and the total time.
 fn idle_share() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks: Vec<u64> =

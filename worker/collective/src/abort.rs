@@ -1,4 +1,4 @@
-//! Ends a rank's waits from outside and tells its peers. Knows nothing of what is exchanged.
+//! Ends a rank's waits from outside and notifies its peers. Has no knowledge of the exchanged data.
 
 use crate::futex;
 use crate::link::{LinkSide, PeerLink, hung_up};
@@ -10,20 +10,20 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use types::Rank;
 
-/// Ends every wait of its rank, from any thread, and tells the peers. A rank alone never waits, and its handle does
+/// Ends every wait of its rank, from any thread, and notifies the peers. A rank alone never waits, and its handle does
 /// nothing.
 #[derive(Clone, Debug)]
 pub struct AbortHandle(pub(crate) Option<Arc<AbortState>>);
 
 impl AbortHandle {
-    /// This rank's operations fail with `Aborted` from now on, those of its peers with `PeerLost`.
+    /// Makes this rank's operations fail with `Aborted` from now on, and those of its peers with `PeerLost`.
     pub fn abort(&self) {
         if let Some(state) = &self.0 {
             state.abort();
         }
     }
 
-    /// The rank that this one waits for at this moment, if it sleeps.
+    /// Returns the rank for which this one waits at this moment, if it sleeps.
     pub fn waits_for(&self) -> Option<Rank> {
         self.0.as_ref()?.awaited()
     }
@@ -38,7 +38,7 @@ pub trait DeviceWait: fmt::Debug + Send + Sync {
 pub struct AbortState {
     rank: Rank,
     ended: AtomicBool,
-    /// The rank that is waited for, or `NOBODY`.
+    /// The awaited rank, or `NOBODY`.
     awaited: AtomicU32,
     doorbell: Arc<Region>,
     peers: Vec<Notice>,
@@ -49,7 +49,7 @@ pub struct AbortState {
 /// No rank has this number.
 const NOBODY: u32 = u32::MAX;
 
-/// The ways in which a peer is told of an abort.
+/// The ways in which a peer is notified of an abort.
 #[derive(Debug)]
 enum Notice {
     Shm(LinkSide, Option<TcpStream>),
@@ -78,23 +78,23 @@ impl AbortState {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Only for diagnosis: it is reported when somebody asks why nothing moves.
+    /// Records the awaited rank. It is used only for diagnosis of a rank that makes no progress.
     pub fn waits_for(&self, rank: Option<Rank>) {
         self.awaited.store(rank.map_or(NOBODY, |rank| rank.0.into()), Ordering::Relaxed);
     }
 
-    /// From now on an abort ends this device's waits too.
+    /// From now on, an abort ends this device's waits too.
     pub fn ends(&self, wait: Weak<dyn DeviceWait>) {
         self.device_waits().push(wait);
     }
 
-    /// Whether a peer has ended, whatever it has sent before.
+    /// Returns whether any peer has ended, even if frames of it are still here.
     pub fn is_anybody_gone(&self) -> bool {
         self.peers.iter().any(|peer| match peer {
             Notice::Shm(side, control) => side.is_left() || control.as_ref().is_some_and(hung_up),
             Notice::Tcp(stream) => {
                 let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
-                // Whatever the call answers: an end shows as a flag.
+                // The result does not matter: an end appears as a flag.
                 let _heard = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
                 polled[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
             }
@@ -105,12 +105,12 @@ impl AbortState {
         u16::try_from(self.awaited.load(Ordering::Relaxed)).ok().map(Rank)
     }
 
-    /// No further operation begins, and peers that share memory hear which rank is to blame.
+    /// No further operation begins, and peers that share memory receive the rank to blame.
     pub fn break_off(&self, culprit: Rank) {
         self.end(|side| side.break_off(culprit));
     }
 
-    /// As `break_off`, but in good order: everything was done.
+    /// Like `break_off`, but in good order: all work was done.
     pub fn leave(&self) {
         self.end(LinkSide::leave);
     }
@@ -124,7 +124,7 @@ impl AbortState {
         }
     }
 
-    /// Connections are shut down both ways, so that this rank's reads end as well.
+    /// Breaks off and shuts connections down both ways, so that this rank's reads end as well.
     fn abort(&self) {
         self.break_off(self.rank);
         for peer in &self.peers {

@@ -1,5 +1,5 @@
-//! Connections that no meeting has taken yet. Each must say a whole Hello within its time, and is kept as long for a
-//! meeting to come. Does not know epochs or secrets: the meeting judges what was said.
+//! Connections that no meeting has taken yet. Each must send a whole Hello within its time, and then waits for a
+//! meeting as long again. Has no knowledge of epochs or secrets: the meeting checks the Hello.
 
 use crate::error::JoinRefusal;
 use std::collections::VecDeque;
@@ -12,13 +12,13 @@ pub const EPOCH: usize = 12;
 /// Magic, version, encryption, epoch, from, to, nonce.
 pub const HELLO: usize = 8 + 2 + 2 + EPOCH + 2 + 2 + 32;
 
-/// A connection must say who it is within this time.
+/// A connection must identify itself within this time.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
-/// So many have not said a whole Hello, and so many wait for a meeting. The oldest go first: a peer says its Hello at
-/// once, and dials again if it was sent away.
+/// The most connections without a whole Hello, and the most that wait for a meeting. The oldest are dropped first: a
+/// peer sends its Hello at once, and dials again if it was dropped.
 const WAITING_MAX: usize = 128;
 
-/// A connection, and what it has said.
+/// A connection, and the bytes of its Hello so far.
 pub struct WaitingPeer {
     pub stream: TcpStream,
     pub from: SocketAddr,
@@ -27,7 +27,7 @@ pub struct WaitingPeer {
     until: Instant,
 }
 
-/// Those who wait, each list in the order of its deadlines.
+/// The waiting connections, each list in the order of its deadlines.
 #[derive(Default)]
 pub struct WaitingPeers {
     unheard: VecDeque<WaitingPeer>,
@@ -44,7 +44,7 @@ impl WaitingPeer {
         self.n_heard == HELLO
     }
 
-    /// Reads what has come. After its Hello a peer says nothing until it is answered.
+    /// Reads the bytes that have arrived. After its Hello a peer sends nothing until it gets an answer.
     fn listen(&mut self) -> Result<(), JoinRefusal> {
         let mut beyond = [0];
         loop {
@@ -71,7 +71,7 @@ impl WaitingPeers {
         self.heard.iter().chain(&self.unheard).map(|arrival| &arrival.stream)
     }
 
-    /// When the first of them has waited for too long.
+    /// Returns when the first connection exceeds its time.
     pub fn next_deadline(&self) -> Option<Instant> {
         let first = |list: &VecDeque<WaitingPeer>| list.front().map(|arrival| arrival.until);
         first(&self.unheard).into_iter().chain(first(&self.heard)).min()
@@ -81,18 +81,18 @@ impl WaitingPeers {
         push(&mut self.unheard, arrival, refused);
     }
 
-    /// The next one for a meeting.
+    /// Returns the next connection for a meeting.
     pub fn take(&mut self) -> Option<WaitingPeer> {
         self.heard.pop_front()
     }
 
-    /// Takes back one that its meeting did not get to. It was here before the others.
+    /// Takes back a connection that its meeting did not process. It goes before the others, as it was here first.
     pub fn give_back(&mut self, arrival: WaitingPeer) {
         self.heard.push_front(arrival);
         self.heard.truncate(WAITING_MAX);
     }
 
-    /// Listens to those that have something to say, in the order of `streams`, and ends those whose time is over.
+    /// Reads from the connections with new bytes, in the order of `streams`, and ends those whose time is over.
     pub fn listen(&mut self, is_ready: &[bool], now: Instant, mut refused: impl FnMut(SocketAddr, JoinRefusal)) {
         let (heard, unheard) = (std::mem::take(&mut self.heard), std::mem::take(&mut self.unheard));
         let ready = is_ready.iter().copied().chain(std::iter::repeat(false));

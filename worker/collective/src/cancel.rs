@@ -1,9 +1,9 @@
-//! The flag by which a caller withdraws what it asked for.
+//! The flag by which a caller withdraws its request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set once, from any thread, when nobody wants the work in progress any more. Long operations poll it.
+/// Set once, from any thread, when the result of the present work is not needed. Long operations poll it.
 #[derive(Clone, Debug, Default)]
 pub struct CancelFlag(Arc<AtomicBool>);
 

@@ -1,5 +1,5 @@
-//! The carriers of numbers between ranks. One is chosen when the ranks have met and their devices are known; from there
-//! on only the carrier's own file knows which it is.
+//! The carriers of numbers between ranks. One is chosen when the ranks have met and their devices are known. After
+//! that, only the carrier's own file depends on the choice.
 //!
 //! ```text
 //! carry      what a carrier is
@@ -7,7 +7,7 @@
 //! nccl       from device to device, where all ranks of an exchange have NCCL; the rest through the host
 //! one_shot   sums, by kernels that read each other's memory; the rest by the host or NCCL
 //! ```
-//! All ranks choose the same carriers, because each tells the others what it has.
+//! All ranks choose the same carriers, because each sends the others what it supports.
 
 pub mod carry;
 pub mod host;
@@ -26,7 +26,7 @@ use one_shot::OneShotCarrier;
 
 /// A device whose ranks can exchange.
 pub trait RankDevice: Memory + Sized {
-    /// Chooses the carrier of a rank that has met the others, so is not alone. All ranks do this at about the same
+    /// Chooses the carrier of a rank that has met the others, so it is not alone. All ranks do this at about the same
     /// time.
     fn carrier(
         &self,

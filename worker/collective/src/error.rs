@@ -1,4 +1,4 @@
-//! The errors between ranks, each with the rank to blame.
+//! The errors between ranks. Each names the rank to blame.
 
 use crate::carriers::nccl::api::NcclError;
 use crate::frame::FrameKind;
@@ -29,7 +29,7 @@ pub enum Error {
     Stale { rank: Rank, ours: Epoch, theirs: Epoch },
     #[error("rank {} sent {what}", .rank.0)]
     Garbage { rank: Rank, what: &'static str },
-    /// The ranks do not do the same things in the same order.
+    /// The ranks do not run the same operations in the same order.
     #[error("rank {} sent {found} where {expected} was due", .rank.0)]
     OutOfStep { rank: Rank, expected: Due, found: Due },
     #[error("rank {} refused this one: {why}", .rank.0)]
@@ -92,7 +92,7 @@ pub enum JoinRefusal {
 }
 
 impl Error {
-    /// The rank to blame, if it is one.
+    /// Returns the rank to blame, if the fault is a rank's.
     pub fn rank(&self) -> Option<Rank> {
         match self {
             Error::PeerLost { rank }

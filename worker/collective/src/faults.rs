@@ -1,4 +1,4 @@
-//! Peers that do what they must not, seen from inside: every one is named, and none brings wrong numbers.
+//! Tests of peers that break the rules, from inside the crate: every such peer is named, and none causes wrong numbers.
 
 use crate::error::Error;
 use crate::frame::{FRAME_WORDS_MAX, FrameHead, FrameKind, HEAD_WORDS, frame_words};
@@ -21,7 +21,7 @@ use types::{Activations, Epoch, Grid, Layout, Rank};
 const EPOCH: Epoch = Epoch { incarnation: 3, n: 4 };
 const N_COLS: usize = 40;
 
-/// Rank 0 of ten, with a link to the next.
+/// Returns rank 0 of ten, with a link to the next rank.
 fn mesh(link: PeerLink, doorbell: Arc<Region>, deadline: Duration) -> Mesh {
     let layout = Layout::even(Grid { pp: 1, tp: 10, ep: 1 }, 1).unwrap();
     let policy = WaitPolicy { deadline, spin: false };
@@ -58,7 +58,7 @@ fn doorbell() -> Arc<Region> {
     Arc::new(Region::anonymous(Region::doorbell_bytes()).unwrap())
 }
 
-/// What rank 1 should send.
+/// Returns the head that rank 1 should send.
 fn due() -> FrameHead {
     FrameHead { kind: FrameKind::Rows, seq: 0, n_words: N_COLS as u32, tag: 1, epoch: EPOCH }
 }
@@ -67,11 +67,11 @@ fn payload() -> Vec<u32> {
     (0..N_COLS).map(|i| (i as f32).to_bits()).collect()
 }
 
-/// What an exchange of rows over a connection may be.
+/// The encryption modes of an exchange of rows over a connection.
 const MODES: [LinkEncryption; 2] = [LinkEncryption::Off, LinkEncryption::On];
 const SECRET: [u8; 32] = [5; 32];
 
-/// The peer's frames, each sealed where it stands.
+/// Returns the peer's frames, each sealed for its position.
 fn frames(mode: LinkEncryption, heads: &[FrameHead]) -> Vec<Vec<u32>> {
     let mut seal = Seal::new(&SECRET, mode);
     let frame = |head: &FrameHead| {
@@ -96,7 +96,7 @@ fn connected() -> (TcpStream, TcpStream) {
     (ours, theirs)
 }
 
-/// Rank 0 beside a peer that sends these words over a socket, and then hangs up or says nothing more.
+/// Returns rank 0 beside a peer that sends these words over a socket, and then hangs up or stays silent.
 fn beside(mode: LinkEncryption, words: &[u32], n_bytes: usize, hangs_up: bool) -> (Mesh, Option<TcpStream>) {
     let (ours, mut theirs) = connected();
     theirs.write_all(&bytemuck::cast_slice::<u32, u8>(words)[..n_bytes]).unwrap();
@@ -105,7 +105,7 @@ fn beside(mode: LinkEncryption, words: &[u32], n_bytes: usize, hangs_up: bool) -
     (mesh(link, doorbell(), Duration::from_millis(300)), (!hangs_up).then_some(theirs))
 }
 
-/// What rank 0 sees of it.
+/// Returns what rank 0 receives from it.
 fn over_socket(mode: LinkEncryption, words: &[u32], n_bytes: usize, hangs_up: bool) -> Result<Vec<f32>, Error> {
     let (mut mesh, _kept) = beside(mode, words, n_bytes, hangs_up);
     receive(&mut mesh)
@@ -139,7 +139,7 @@ fn a_peer_that_ends_or_stops_in_the_middle_is_named() {
     }
 }
 
-/// One bit of each part: the head, the tag, the checksum, the payload, the zeros behind it.
+/// Changes one bit of each part: the head, the tag, the checksum, the payload, the zeros behind it.
 #[test]
 fn garbage_on_a_socket_is_named() {
     for mode in MODES {
@@ -159,7 +159,7 @@ fn garbage_on_a_socket_is_named() {
     }
 }
 
-/// Whoever is between two ranks can send again, leave out and swap what has a right tag, and make a checksum right.
+/// An attacker between two ranks can repeat, drop and swap frames with a right tag, and make a checksum right.
 #[test]
 fn a_frame_that_is_not_the_next_one_is_named() {
     for mode in MODES {
@@ -228,7 +228,7 @@ fn who_breaks_off_names_the_culprit() {
     }
 }
 
-/// A last word is looked for behind a frame that is still held; only the peer's own is believed there.
+/// The mesh looks for a last frame behind a frame that is still held. There it accepts only the peer's own.
 #[test]
 fn a_last_word_behind_a_held_frame_is_believed_by_its_seal() {
     for mode in MODES {
@@ -250,7 +250,7 @@ fn a_last_word_behind_a_held_frame_is_believed_by_its_seal() {
 
 const RING: u32 = 1 << 15;
 
-/// Both ends of a link in memory, and what they share.
+/// Returns both ends of a link in memory, and the memory that they share.
 fn in_memory() -> (ShmLink, ShmLink, Arc<Region>, Arc<Region>) {
     let region = Arc::new(Region::anonymous(Region::pair_bytes(RING)).unwrap());
     let doorbells = [doorbell(), doorbell()];
@@ -258,7 +258,7 @@ fn in_memory() -> (ShmLink, ShmLink, Arc<Region>, Arc<Region>) {
     (side(0), side(1), region.clone(), doorbells[0].clone())
 }
 
-/// What rank 0 sees of a peer that has done this to the memory they share.
+/// Returns what rank 0 receives from a peer that has changed their shared memory like this.
 fn over_memory(does: impl FnOnce(&Region, &mut ShmLink)) -> Result<Vec<f32>, Error> {
     let (ours, mut theirs, region, doorbell) = in_memory();
     does(&region, &mut theirs);
@@ -285,13 +285,13 @@ fn nonsense_in_shared_memory_is_named() {
     for (at, word) in [(0, 7), (1, 99), (3, u32::MAX), (3, 1000), (0, FrameHead::skip())] {
         let result = over_memory(|region, link| {
             send(link, due());
-            // SAFETY: a word of the first head, and nobody reads yet.
+            // SAFETY: a word of the first head, which no reader uses yet.
             unsafe { region.words(1, RING).add(at).write(word) };
         });
         assert!(matches!(result, Err(Error::Garbage { rank: PEER, .. })), "{at}: {result:?}");
     }
     let result = over_memory(|region, link| {
-        // A head that promises more than was written.
+        // A head that announces more words than were written.
         send(link, FrameHead { n_words: 4000, ..due() });
         region.pair().cursors[1].written.0.store(LINE_WORDS, Ordering::Release);
     });

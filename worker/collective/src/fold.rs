@@ -1,16 +1,16 @@
-//! The sum over the planes of all ranks by the leaves' tree, one tile of columns at a time. Does not know where planes
-//! came from.
+//! The sum over the planes of all ranks by the leaves' tree, one tile of columns at a time. Has no knowledge of the
+//! planes' origin.
 
 use crate::sum::Plane;
 use types::leaves::Fold;
 
 /// Columns folded together: a stack of this width stays in the L1 cache.
 const TILE: usize = 256;
-/// Numbers of the stack without its first entry, which is the result itself.
+/// The numbers of the stack without its first entry, which is the result itself.
 pub const STACK: usize = (Fold::DEPTH_MAX - 1) * TILE;
 
-/// out = the sum of all planes, which come in ascending order of their leaves. `source` has a plane's elements, as many
-/// as `out`.
+/// Computes `out` as the sum of all planes, which come in ascending order of their leaves. `source` returns a plane's
+/// elements, as many as `out` has.
 pub fn fold<'a>(planes: &[Plane], source: impl Fn(&Plane) -> &'a [f32], stack: &mut [f32], out: &mut [f32]) {
     for start in (0..out.len()).step_by(TILE) {
         let end = (start + TILE).min(out.len());
@@ -38,7 +38,7 @@ fn fold_tile<'a>(planes: &[Plane], source: impl Fn(&Plane) -> &'a [f32], stack: 
     }
 }
 
-/// An entry of the stack; the lowest is the result.
+/// Returns an entry of the stack; the lowest is the result.
 fn entry<'s>(stack: &'s mut [f32], out: &'s mut [f32], i: usize) -> &'s mut [f32] {
     match i {
         0 => out,

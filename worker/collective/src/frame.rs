@@ -1,4 +1,4 @@
-//! The format of a message: a header of one cache line, then words. The same over shared memory and sockets.
+//! The format of a message: a header of one cache line, then words. It is the same over shared memory and sockets.
 
 use crate::ring::LINE_WORDS;
 use types::Epoch;
@@ -7,9 +7,9 @@ pub const HEAD_WORDS: usize = LINE_WORDS as usize;
 /// Longer transfers are cut into frames: 64 KiB.
 pub const FRAME_WORDS_MAX: usize = 16 * 1024;
 
-/// What a sealed frame's tag takes.
+/// The words of a sealed frame's tag.
 pub const TAG_WORDS: usize = 4;
-/// A tag as words; zeros where memory is shared and nothing is sealed.
+/// A tag as words; zeros in shared memory, where nothing is sealed.
 pub type Tag = [u32; TAG_WORDS];
 
 /// "LSC" and the version of this format.
@@ -17,7 +17,7 @@ const MAGIC: u32 = u32::from_le_bytes(*b"LSC\x02");
 /// Written in a header's place when the next frame begins at the ring's start.
 const SKIP: u32 = u32::from_le_bytes(*b"SKIP");
 
-/// What a frame carries.
+/// The content of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum FrameKind {
@@ -27,7 +27,7 @@ pub enum FrameKind {
     Parts = 2,
     /// Finished columns of a large sum.
     Sums = 3,
-    /// Rows that their owner shares.
+    /// Rows that their owner sends to the others.
     Rows = 4,
     /// Columns of one matrix that rank 0 of a stage gathers.
     Columns = 5,
@@ -35,11 +35,11 @@ pub enum FrameKind {
     Stream = 6,
     /// The tokens drawn in a step.
     Tokens = 7,
-    /// The sender is done and leaves.
+    /// The sender has finished and leaves.
     Leave = 8,
-    /// The sender breaks off, and says who is to blame.
+    /// The sender breaks off, and names the rank to blame.
     Break = 9,
-    /// What ranks tell each other while they choose carriers.
+    /// Notes that ranks exchange while they choose carriers.
     Notes = 10,
 }
 
@@ -57,12 +57,12 @@ pub struct FrameHead {
     /// The frame's number on this link and direction, counted from zero.
     pub seq: u32,
     pub n_words: u32,
-    /// Step id or shape: what both sides must agree on.
+    /// Step id or shape, which must be equal on both sides.
     pub tag: u64,
     pub epoch: Epoch,
 }
 
-/// What was read where a header should be.
+/// What was read in a header's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameStart {
     Head(FrameHead),
@@ -71,7 +71,7 @@ pub enum FrameStart {
 }
 
 impl FrameHead {
-    /// `seal` is the tag of the head and its payload, for wires on which others may write.
+    /// Encodes the head. `seal` is the tag of the head and its payload, for wires on which others may write.
     pub fn encode(&self, seal: Tag) -> [u32; HEAD_WORDS] {
         let (tag, incarnation) = (self.tag, self.epoch.incarnation);
         let mut words = [0; HEAD_WORDS];
@@ -90,14 +90,14 @@ impl FrameHead {
         FrameHead::checked(&words)
     }
 
-    /// A head's words with the checksum that they should have.
+    /// Returns a head's words with the checksum that they should have.
     pub fn checked(words: &[u32; HEAD_WORDS]) -> [u32; HEAD_WORDS] {
         let (mut words, check) = (*words, checksum(&words[..14]));
         words[14..].copy_from_slice(&[check as u32, (check >> 32) as u32]);
         words
     }
 
-    /// The header, and the tag that the frame should have.
+    /// Returns the header, and the tag that the frame should have.
     pub fn decode(words: &[u32; HEAD_WORDS]) -> (FrameStart, Tag) {
         const NONE: Tag = [0; TAG_WORDS];
         let wide = |at: usize| u64::from(words[at]) | u64::from(words[at + 1]) << 32;
@@ -116,19 +116,19 @@ impl FrameHead {
         (FrameStart::Head(head), [words[10], words[11], words[12], words[13]])
     }
 
-    /// The word that a writer leaves where a frame would not fit before the ring's end.
+    /// Returns the word that a writer leaves if a frame would not fit before the ring's end.
     pub fn skip() -> u32 {
         SKIP
     }
 }
 
-/// Words that a frame occupies, in whole cache lines.
+/// Returns the words that a frame occupies, in whole cache lines.
 pub fn frame_words(n_words: usize) -> usize {
     HEAD_WORDS + n_words.next_multiple_of(HEAD_WORDS)
 }
 
-/// Guards a head against faults of memory and wires, not against an attacker: what a connection brings has a tag
-/// besides. Each step of the four lanes is a bijection, so no change of a single word goes unseen.
+/// Guards a head against faults of memory and wires, not against an attacker: frames of a connection also have a tag.
+/// Each step of the four lanes is a bijection, so every change of a single word is detected.
 fn checksum(words: &[u32]) -> u64 {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut lanes = [1u64, 2, 3, 4];

@@ -1,4 +1,5 @@
-//! Sleeping on a word of memory, across processes too: without the private flag the system knows it by its page.
+//! Sleeps on a word of memory, across processes too: without the private flag the system identifies the word by its
+//! page.
 
 use crate::sync::AtomicU32;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 pub fn on(word: &AtomicU32, seen: u32, time: Duration) {
     use rustix::thread::futex;
     let time = rustix::event::Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
-    // Woken, timed out or interrupted: the caller looks again in any case.
+    // Woken, timed out or interrupted: the caller checks again in any case.
     let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&time));
 }
 
@@ -18,7 +19,7 @@ pub fn wake(word: &AtomicU32) {
     let _ = futex::wake(word, futex::Flags::empty(), 1);
 }
 
-/// Without a futex: a nap, short enough that a wake-up is not missed for long.
+/// Without a futex: a short sleep, so that a wake-up is not missed for long.
 #[cfg(not(target_os = "linux"))]
 pub fn on(_word: &AtomicU32, _seen: u32, time: Duration) {
     std::thread::sleep(time.min(Duration::from_micros(50)));

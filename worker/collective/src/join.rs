@@ -1,5 +1,5 @@
-//! How ranks meet: each dials those of lower rank that it talks to, and accepts those of higher rank. Strangers are
-//! refused and harm nobody. Does not know what ranks will say to each other.
+//! How ranks meet: each dials the peers of lower rank, and accepts those of higher rank. Strangers are rejected and do
+//! no harm. Has no knowledge of what ranks send each other afterwards.
 
 mod handshake;
 mod stream;
@@ -23,21 +23,21 @@ use std::time::{Duration, Instant};
 use stream::HandshakeStream;
 use types::Rank;
 
-/// Handshakes at a time; more wait at the listener.
+/// The most handshakes at a time; more connections wait at the listener.
 const HANDSHAKES_MAX: usize = 64;
 /// How often a wait checks whether it should end.
 const LOOK: Duration = Duration::from_millis(10);
-/// Pause before a peer that is not there yet is dialled again.
+/// The pause before dialing again if a peer is not there yet.
 const AGAIN: Duration = Duration::from_millis(30);
 
-/// One rank's meeting of all its peers.
+/// One rank's meeting with all its peers.
 pub(crate) struct Join<'a> {
     listener: &'a PeerListener,
     plan: &'a MeshPlan,
     deadline: Instant,
-    /// Set when the assignment that this join is for has ended.
+    /// Set when the assignment of this join has ended.
     cancel: &'a CancelFlag,
-    /// This rank's doorbell, and the handle with which others on this host open it.
+    /// This rank's doorbell, and the handle with which other processes on this host open it.
     doorbell: Arc<Region>,
     offer: Option<RegionExport>,
     n_handshakes: AtomicUsize,
@@ -51,9 +51,9 @@ struct State {
     error: Option<Error>,
 }
 
-/// How far the meeting with a peer is.
+/// The progress of the meeting with a peer.
 enum PeerState {
-    /// Itself, or a rank that it never talks to.
+    /// Itself, or a rank with which it never communicates.
     Unneeded,
     Missing,
     /// A connection has proved to be this rank and is choosing the wire.
@@ -67,7 +67,7 @@ impl Mesh {
         Mesh::join_until(listener, plan, &CancelFlag::default())
     }
 
-    /// As `join`, and breaks off when `cancel` is set, even if it was set before.
+    /// Like `join`, and stops when `cancel` is set, even if it was set before.
     pub fn join_until(listener: &PeerListener, plan: MeshPlan, cancel: &CancelFlag) -> Result<Mesh> {
         match plan.layout.grid().n_ranks() {
             1 => Ok(Mesh::alone(&plan.layout)),
@@ -99,7 +99,7 @@ fn join(listener: &PeerListener, plan: &MeshPlan, cancel: &CancelFlag) -> Result
     join.into_mesh()
 }
 
-/// Exported for other processes if the plan allows it and this system can.
+/// Makes the doorbell. It is exported to other processes if the plan allows it and this system supports it.
 fn doorbell(plan: &MeshPlan) -> Result<(Region, Option<RegionExport>)> {
     if plan.wire != Wire::Socket
         && let Ok((region, offer)) = RegionExport::make(Region::doorbell_bytes(), fresh()?)
@@ -151,12 +151,13 @@ impl Join<'_> {
         awaited.map(|(rank, _)| Rank(rank as u16)).collect()
     }
 
-    /// The first failure stands.
+    /// Records a failure; the first one counts.
     fn fail(&self, error: Error) {
         self.state().error.get_or_insert(error);
     }
 
-    /// Whether all are here or it has failed. A passed deadline is a failure that names who is missing.
+    /// Returns whether all ranks are here or the join has failed. A passed deadline is a failure that names a missing
+    /// rank.
     fn is_over(&self) -> bool {
         let Some(missing) = self.missing().into_iter().next() else { return true };
         if self.cancel.is_cancelled() {
@@ -167,8 +168,8 @@ impl Join<'_> {
         self.state().error.is_some()
     }
 
-    /// Waits a moment for somebody who has said a Hello, and judges it on a thread of its own: a silent one holds up
-    /// nobody.
+    /// Waits a moment for a connection that has sent a Hello, and judges it on its own thread, so that a silent one
+    /// delays no other.
     fn let_in<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, hours: &MeetingHours<'_>) -> Result<()> {
         if self.n_handshakes.load(Ordering::Relaxed) >= HANDSHAKES_MAX {
             std::thread::sleep(LOOK);
@@ -233,7 +234,7 @@ impl Join<'_> {
         }
     }
 
-    /// Dials until the peer is there, or refuses for good.
+    /// Dials until the peer is there, or rejects this rank for good.
     fn dial(&self, rank: Rank) {
         let mut early = None;
         while !self.is_over() {
@@ -259,7 +260,7 @@ impl Join<'_> {
         let addresses = peer.to_socket_addrs().map_err(|_| JoinRefusal::Gone)?;
         let connect = |address| TcpStream::connect_timeout(&address, time.max(LOOK)).ok();
         let stream = addresses.into_iter().find_map(connect).ok_or(JoinRefusal::Gone)?;
-        // Until the deadline: the peer may still be in an epoch before this one, its listener unattended.
+        // Until the deadline: the peer may still be in an earlier epoch, and not serve its listener yet.
         let mut meeting = self.meeting(stream, self.deadline).map_err(|(_, why)| why)?;
         meeting.dial(rank)
     }

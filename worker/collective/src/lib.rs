@@ -1,5 +1,5 @@
-//! Collectives between the ranks of a replica. Knows buffers and leaves; nothing of models, steps or who placed the
-//! ranks.
+//! Collectives between the ranks of a replica. Works with buffers and leaves; has no knowledge of models, steps or the
+//! placement of ranks.
 //!
 //! # How a sum is finished
 //!
@@ -12,17 +12,16 @@
 //! ```
 //! A rank's kernel reduces the largest aligned runs that the rank owns whole, one plane `[n_rows, n_out]` of f32 for
 //! each (`Linear::linear_runs`). `all_reduce` merges the planes of all ranks in ascending order by `leaves::Fold`,
-//! which is one fixed binary tree over the leaves: whoever owns which, each element is added up in the same order, so
-//! its bits are the same. Small messages gather all planes and every rank folds; large ones go all to all by column,
-//! each rank folds its columns, and the finished columns are gathered. A rank that is alone owns the whole tree, its
-//! kernel has one plane, and that plane is the sum.
+//! which is one fixed binary tree over the leaves. For every distribution of leaves, each element is added up in the
+//! same order, so its bits are the same. For a small message every rank gathers all planes and folds them. For a large
+//! one the ranks exchange columns all to all, each rank folds its columns, and the finished columns are gathered. A
+//! rank alone owns the whole tree: its kernel has one plane, and that plane is the sum.
 //!
-//! # How ranks talk
+//! # How ranks communicate
 //!
 //! Each pair of ranks that communicates has a link: two rings in shared memory, or a TCP connection. Frames carry
-//! epoch, kind, shape or step, and a number: ranks that are out of step get an error that names the peer, never wrong
-//! numbers. All operations move what they send and what they receive together, wait until a deadline, and can be
-//! aborted.
+//! epoch, kind, shape or step, and a number: ranks that are out of step receive an error that names the peer, never
+//! wrong numbers. All operations send and receive together, wait until a deadline, and can be aborted.
 //!
 //! # Reading order
 //!

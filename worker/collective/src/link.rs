@@ -1,4 +1,5 @@
-//! One rank's link to one other: frames out and frames in, without ever blocking. Does not know what frames mean.
+//! One rank's link to one other: frames out and frames in, without ever blocking. Has no knowledge of the frames'
+//! meaning.
 
 mod shm;
 mod tcp;
@@ -12,12 +13,12 @@ pub use tcp::TcpLink;
 use crate::frame::FrameHead;
 use types::Rank;
 
-/// How a neighbour's end shows on the link.
+/// How a neighbour's end appears on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkFault {
-    /// It is gone, and names the rank to blame if that is another.
+    /// It is gone, and names the rank to blame if that is another one.
     Lost(Option<Rank>),
-    /// It has left in good order, after all that it had to send.
+    /// It left in good order, after all of its frames.
     Left,
     Garbage(&'static str),
 }
@@ -31,7 +32,7 @@ pub enum PeerLink {
 }
 
 impl PeerLink {
-    /// Memory for the next frame's payload, if there is room now.
+    /// Returns memory for the next frame's payload, if there is room now.
     pub fn frame(&mut self, n_words: usize) -> Result<Option<&mut [u32]>> {
         match self {
             PeerLink::Shm(link) => link.frame(n_words),
@@ -47,7 +48,7 @@ impl PeerLink {
         }
     }
 
-    /// Whether all that was sent has left this process.
+    /// Returns whether all sent frames have left this process.
     pub fn flush(&mut self) -> Result<bool> {
         match self {
             PeerLink::Shm(_) => Ok(true),
@@ -55,7 +56,7 @@ impl PeerLink {
         }
     }
 
-    /// The next frame, if it has arrived whole.
+    /// Returns the next frame's head, if the frame has arrived whole.
     pub fn peek(&mut self) -> Result<Option<FrameHead>> {
         match self {
             PeerLink::Shm(link) => link.peek(),
@@ -63,7 +64,7 @@ impl PeerLink {
         }
     }
 
-    /// The words of the frame that was peeked at.
+    /// Returns the words of the frame that `peek` returned.
     pub fn payload(&self) -> &[u32] {
         match self {
             PeerLink::Shm(link) => link.payload(),
@@ -79,12 +80,12 @@ impl PeerLink {
         }
     }
 
-    /// Whether the neighbour has left or broken off. `thorough` asks the system too. Frames sent before may still be
-    /// here.
+    /// Returns how the neighbour has ended, if it has. `thorough` also checks the system. Frames sent before may still
+    /// be here.
     pub fn has_ended(&mut self, thorough: bool) -> Option<LinkFault> {
         match self {
             PeerLink::Shm(link) => link.has_ended(thorough),
-            // On TCP the last word arrives behind the last frame.
+            // On TCP the last frame with the reason arrives behind all others.
             PeerLink::Tcp(link) if thorough => link.has_ended(),
             PeerLink::Tcp(_) => None,
         }

@@ -1,5 +1,5 @@
-//! The socket on which a worker's peers connect: one socket for all epochs, and one thread that accepts at any time and
-//! hands those who have said a Hello to the meeting, once there is one. Does not know who they are.
+//! The socket on which a worker's peers connect, one for all epochs. One thread accepts connections at any time and
+//! hands those that have sent a Hello to the meeting, once there is one. Has no knowledge of the peers' identities.
 
 use crate::arrivals::{WaitingPeer, WaitingPeers};
 use crate::error::{Error, JoinRefusal, Result};
@@ -12,16 +12,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Refusals kept; the oldest are dropped.
+/// The most refusals kept; the oldest are dropped.
 const REFUSALS_MAX: usize = 64;
-/// Connections handed to a meeting that it has not taken yet; more wait among the arrivals.
+/// The most connections handed to a meeting that it has not taken yet; more wait among the arrivals.
 const HANDED_MAX: usize = 64;
-/// Connections accepted before those that are here are listened to again.
+/// The most connections accepted before the arrivals are read again.
 const ACCEPTED_MAX: usize = 64;
-/// Pause after the system let no connection in.
+/// The pause after an error of the system in accepting.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// A worker's listening socket. It outlives epochs: a connection for a past epoch is refused in the next.
+/// A worker's listening socket. It outlives epochs: a connection for a past epoch is rejected in the next one.
 #[derive(Debug)]
 pub struct PeerListener {
     address: SocketAddr,
@@ -37,11 +37,11 @@ pub struct RefusedPeer {
     pub why: JoinRefusal,
 }
 
-/// What the accepting thread and meetings share.
+/// The state that the accepting thread and meetings share.
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Something was handed over, or failed.
+    /// Notified when a connection was handed over, or the listener failed.
     handed: Condvar,
     /// Wakes the accepting thread.
     bell: OwnedFd,
@@ -56,7 +56,7 @@ struct State {
     refusals: VecDeque<RefusedPeer>,
 }
 
-/// While this is held, those who arrive are handed over.
+/// While this is held, arrivals are handed to the meeting.
 pub(crate) struct MeetingHours<'a>(&'a Shared);
 
 impl PeerListener {
@@ -79,7 +79,7 @@ impl PeerListener {
         self.address
     }
 
-    /// The refusals since the last call.
+    /// Returns the refusals since the last call.
     pub fn refusals(&self) -> Vec<RefusedPeer> {
         self.shared.state().refusals.drain(..).collect()
     }
@@ -100,14 +100,14 @@ impl Drop for PeerListener {
         self.shared.state().is_over = true;
         self.shared.ring();
         if let Some(accepting) = self.accepting.take() {
-            // A thread that panicked has said so.
+            // A thread that panicked has printed its reason.
             let _panicked = accepting.join();
         }
     }
 }
 
 impl MeetingHours<'_> {
-    /// The next one that has said a Hello, if one comes within this time.
+    /// Returns the next connection that has sent a Hello, if one comes within this time.
     pub fn next(&self, wait: Duration) -> Result<Option<WaitingPeer>> {
         let is_idle = |state: &mut State| state.handed.is_empty() && state.failed.is_none();
         let waited = self.0.handed.wait_timeout_while(self.0.state(), wait, is_idle);
@@ -138,11 +138,12 @@ impl Shared {
     }
 
     fn ring(&self) {
-        // A counter that is full wakes as well.
+        // A full counter wakes the thread as well.
         let _full = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
-    /// Gives to the meeting whom it can take, or takes back whom it left. False when the listener is gone.
+    /// Hands the meeting as many arrivals as it can take, or takes back those that it left. Returns false when the
+    /// listener is gone.
     fn hand_over(&self, arrivals: &mut WaitingPeers) -> bool {
         let mut state = self.state();
         if state.n_meetings == 0 {
@@ -177,7 +178,7 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// Accepts and listens until the listener is dropped. Sleeps while nobody comes and nobody waits.
+/// Accepts and reads until the listener is dropped. Sleeps while no connection arrives and none waits.
 fn accept_all(listener: &TcpListener, shared: &Shared) {
     let mut arrivals = WaitingPeers::default();
     while shared.hand_over(&mut arrivals) {
@@ -192,7 +193,8 @@ fn accept_all(listener: &TcpListener, shared: &Shared) {
     }
 }
 
-/// Which of the arrivals have something to say, once any of them has, or somebody new has come, or time is over.
+/// Waits until an arrival has sent bytes, a new connection has come, or time is over. Returns which arrivals have
+/// bytes.
 fn wait(listener: &TcpListener, shared: &Shared, arrivals: &WaitingPeers) -> Vec<bool> {
     let left = arrivals.next_deadline().map(|until| until.saturating_duration_since(Instant::now()));
     // Rounded up, so that the deadline has passed when this wakes.
@@ -201,7 +203,7 @@ fn wait(listener: &TcpListener, shared: &Shared, arrivals: &WaitingPeers) -> Vec
     let bell = [PollFd::new(listener, PollFlags::IN), PollFd::new(&shared.bell, PollFlags::IN)];
     let theirs = arrivals.streams().map(|stream| PollFd::new(stream, PollFlags::IN));
     let mut polled: Vec<PollFd<'_>> = bell.into_iter().chain(theirs).collect();
-    // Whatever poll says, the listener is asked.
+    // The listener is checked whatever the poll returns.
     let _ = poll(&mut polled, left.as_ref());
     let _rung = rustix::io::read(&shared.bell, &mut [0; 8]);
     polled[2..].iter().map(|one| !one.revents().is_empty()).collect()
@@ -218,7 +220,7 @@ fn accept_some(
             Ok(arrival) => arrivals.add(arrival, refused),
             Err(error) => match error.kind() {
                 ErrorKind::WouldBlock => return Ok(()),
-                // A client that hung up before it was accepted is no trouble.
+                // A client that hung up before it was accepted is not an error.
                 ErrorKind::Interrupted | ErrorKind::ConnectionAborted => {}
                 _ => return Err(error),
             },

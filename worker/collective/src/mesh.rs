@@ -1,5 +1,5 @@
-//! A rank's links, and the loop that moves what an operation has to move. Sends and receives progress together, so two
-//! ranks with full rings do not wait for each other.
+//! A rank's links, and the loop that moves an operation's data. Sends and receives progress together, so two ranks with
+//! full rings do not wait for each other.
 
 use crate::abort::{AbortHandle, AbortState, DeviceWait};
 use crate::error::{Due, Error, Result};
@@ -14,10 +14,10 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use types::{Epoch, Grid, Layout, Part, Rank};
 
-/// The columns that a rank finishes for all begin on multiples of this: one cache line.
+/// The columns that a rank finishes for the stage begin on multiples of this: one cache line.
 pub(crate) const COLUMNS_MULTIPLE: usize = 16;
 
-/// Where the time in collectives went, in microseconds since the rank joined.
+/// The time in collectives, in microseconds since the rank joined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExchangeTimes {
     /// Waiting for other ranks.
@@ -35,8 +35,7 @@ struct Spent {
     folding: Duration,
 }
 
-/// One rank of a replica, and its links to the others that it talks to: a rank alone has none. Only the computing
-/// thread uses it.
+/// One rank of a replica, and its links to its peers; a rank alone has none. Only the computing thread uses it.
 #[derive(Debug)]
 pub struct Mesh {
     part: Part,
@@ -44,7 +43,7 @@ pub struct Mesh {
     grid: Grid,
     epoch: Epoch,
     encryption: LinkEncryption,
-    /// One per rank; None for itself and for ranks that it never talks to.
+    /// One per rank; None for itself and for ranks with which it never communicates.
     peers: Vec<Option<Peer>>,
     policy: WaitPolicy,
     abort: Arc<AbortState>,
@@ -60,7 +59,7 @@ pub struct Mesh {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitFault {
     Aborted,
-    /// A peer is gone; the links know which.
+    /// A peer is gone; the links show which.
     Gone,
     Late,
 }
@@ -72,7 +71,7 @@ struct Peer {
     n_received: u32,
 }
 
-/// The parts of which a mesh is made.
+/// The parts of a mesh.
 #[derive(Debug)]
 pub(crate) struct Wiring {
     pub rank: Rank,
@@ -84,7 +83,7 @@ pub(crate) struct Wiring {
     pub links: Vec<Option<PeerLink>>,
 }
 
-/// The operation that all ranks run now, and who owns its rows.
+/// The operation that all ranks run now, and the owners of its rows.
 #[derive(Clone, Copy)]
 struct Op<'a> {
     kind: FrameKind,
@@ -117,7 +116,7 @@ impl Mesh {
         Ok(Mesh { part, rank, grid, epoch, encryption, peers, policy, abort, doorbell, transfers, words, spent })
     }
 
-    /// What this rank holds of the model.
+    /// Returns this rank's part of the model.
     pub fn part(&self) -> &Part {
         &self.part
     }
@@ -126,7 +125,7 @@ impl Mesh {
         self.rank
     }
 
-    /// Whether what connections to other hosts carry is encrypted.
+    /// Returns whether connections to other hosts are encrypted.
     pub(crate) fn encryption(&self) -> LinkEncryption {
         self.encryption
     }
@@ -151,7 +150,7 @@ impl Mesh {
         self.abort.clone()
     }
 
-    /// An abort of this rank also ends this device's wait.
+    /// Makes an abort of this rank also end this device's wait.
     pub(crate) fn abort_ends<W: DeviceWait + 'static>(&self, wait: &Arc<W>) {
         let wait: Weak<W> = Arc::downgrade(wait);
         self.abort.ends(wait);
@@ -165,7 +164,7 @@ impl Mesh {
         self.abort.is_anybody_gone()
     }
 
-    /// The error that names the rank to blame for the end of a device's wait, as far as the links know.
+    /// Returns the error that names the rank to blame for the end of a device's wait, as far as the links show it.
     pub(crate) fn blame(&mut self, fault: WaitFault) -> Error {
         if fault == WaitFault::Aborted && self.is_ended() {
             return Error::Aborted;
@@ -181,13 +180,13 @@ impl Mesh {
         }
     }
 
-    /// The peer that has broken off or died, or the rank that it blames.
+    /// Returns the peer that has broken off or died, or the rank that it blames.
     pub(crate) fn who_is_lost(&mut self) -> Option<Error> {
         let (rank, fault) = self.who_ended(true, || [].iter())?;
         Some(self.blamed(rank, fault))
     }
 
-    /// The only rank that this one talks to, if there is just one.
+    /// Returns the rank's only peer, if it has just one.
     fn only_peer(&self) -> Option<Rank> {
         let mut peers = self.peers.iter().enumerate().filter(|(_, peer)| peer.is_some());
         let (rank, _) = peers.next()?;
@@ -223,13 +222,13 @@ impl Mesh {
         (0..self.tp_size()).filter(move |tp| *tp != me)
     }
 
-    /// The columns that rank `tp` finishes for all: equal parts of whole cache lines.
+    /// Returns the columns that rank `tp` finishes for the stage: equal parts of whole cache lines.
     pub(crate) fn columns_of(&self, tp: usize, n_cols: usize) -> Range<usize> {
         let cut = |i: usize| (n_cols * i / self.tp_size()).next_multiple_of(COLUMNS_MULTIPLE).min(n_cols);
         cut(tp)..cut(tp + 1)
     }
 
-    /// What rank `tp` of the stage owns of `n_units`.
+    /// Returns the units of `n_units` that rank `tp` of the stage owns.
     pub(crate) fn units_of(&self, tp: usize, n_units: u32) -> Range<usize> {
         let units = self.part.shares.of(tp as u16, n_units);
         units.start as usize..units.end as usize
@@ -242,7 +241,7 @@ impl Mesh {
         if are_here { Ok(()) } else { Err(Error::NoPeer("peer that owns one of the rows")) }
     }
 
-    /// Adds transfers to the next exchange, leaving out empty ones.
+    /// Adds transfers to the next exchange, without empty ones.
     pub(crate) fn plan<const N: usize>(&mut self, transfers: [Transfer; N]) {
         self.transfers.extend(transfers.into_iter().filter(|each| each.words > 0));
     }
@@ -344,7 +343,7 @@ impl Mesh {
         Ok(true)
     }
 
-    /// The frame that `Direction::Hold` has left where it arrived.
+    /// Returns the frame that `Direction::Hold` has left in its place.
     pub(crate) fn held(&self, rank: usize) -> &[u32] {
         self.peers[rank].as_ref().map_or(&[], |peer| peer.link.payload())
     }
@@ -377,7 +376,8 @@ impl Mesh {
             return Err(Error::Deadline { rank: late });
         }
         if let Some((rank, fault)) = self.who_ended(idle.has_slept(), pending) {
-            // Frames that it sent before it ended may have come since the last round: one more round, then it is lost.
+            // Frames that the peer sent before its end may have come since the last round: one more round, then it is
+            // lost.
             return if idle.doubt() { Ok(()) } else { Err(self.blamed(rank, fault)) };
         }
         self.abort.waits_for(Some(late));
@@ -388,7 +388,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// The first peer that has broken off, or has left while it is waited for.
+    /// Returns the first peer that has broken off, or has left while this rank waits for it.
     fn who_ended<'m, P: Iterator<Item = &'m Transfer>>(
         &mut self,
         thorough: bool,
@@ -404,7 +404,7 @@ impl Mesh {
 
     fn blamed(&self, rank: Rank, fault: LinkFault) -> Error {
         match fault {
-            // A peer may name any rank: only one other than this rank is believed.
+            // A peer may name any rank, but this rank accepts no blame of itself.
             LinkFault::Lost(Some(culprit)) if culprit != self.rank && culprit.0 < self.grid.n_ranks() => {
                 Error::PeerLost { rank: culprit }
             }
@@ -413,18 +413,18 @@ impl Mesh {
         }
     }
 
-    /// Ends this rank's part in the mesh and names the rank to blame to the peers.
+    /// Ends this rank's part in the mesh and sends the rank to blame to the peers.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
         let culprit = error.rank().unwrap_or(self.rank);
-        // An abort that broke a connection shows as a lost peer.
+        // An abort that broke a connection appears as a lost peer.
         let was_aborted = self.abort.is_ended();
         self.abort.break_off(culprit);
         self.last_frames(FrameKind::Break, culprit);
         if was_aborted { Error::Aborted } else { error }
     }
 
-    /// Tells the peers that nothing more will come or, on a panic, that this rank breaks off. They already know if it
-    /// has ended before.
+    /// Notifies the peers that nothing more will come or, on a panic, that this rank breaks off. If it ended before,
+    /// they have been notified already.
     pub(crate) fn leave(&mut self) {
         if self.is_ended() {
             return;
@@ -453,7 +453,7 @@ impl Drop for Mesh {
     }
 }
 
-/// Checks that the ranks do the same thing at the same time.
+/// Checks that the ranks run the same operation at the same time.
 fn check(rank: Rank, head: &FrameHead, expected: Due, epoch: Epoch) -> Result<()> {
     if head.epoch != epoch {
         return Err(Error::Stale { rank, ours: epoch, theirs: head.epoch });

@@ -6,8 +6,8 @@ use crate::mesh::Mesh;
 use crate::transfer::{Direction, NO_OWNERS, Payload, Transfer};
 
 impl Mesh {
-    /// Sends `mine` to the ranks of `to` and receives from those of `from`. The answer has one entry per rank of the
-    /// grid; a rank that sent nothing has this rank's own words.
+    /// Sends `mine` to the ranks of `to` and receives from those of `from`. Returns one entry per rank of the grid; a
+    /// rank that sent nothing has this rank's own words.
     pub(crate) fn swap_notes<const N: usize>(
         &mut self,
         tag: u64,
@@ -23,7 +23,7 @@ impl Mesh {
         Ok(notes.theirs)
     }
 
-    /// Sends `mine` to the other ranks of the stage. The answer has one entry per rank of the stage.
+    /// Sends `mine` to the other ranks of the stage. Returns one entry per rank of the stage.
     pub(crate) fn swap_in_stage<const N: usize>(&mut self, tag: u64, mine: [u32; N]) -> Result<Vec<[u32; N]>> {
         let others: Vec<usize> = self.others().map(|tp| self.in_stage(tp)).collect();
         let notes = self.swap_notes(tag, mine, &others, &others)?;

@@ -1,4 +1,4 @@
-//! What a rank needs to know to join the others.
+//! The data with which a rank joins the others.
 
 use crate::wait::WaitPolicy;
 use std::fmt;
@@ -13,20 +13,20 @@ pub struct MeshPlan {
     pub layout: Layout,
     /// The listeners' addresses, `host:port`, one per rank.
     pub peers: Vec<String>,
-    /// The secret of this epoch. A connection that does not know it is refused.
+    /// The secret of this epoch. A connection without it is rejected.
     pub secret: [u8; 32],
     pub wire: Wire,
-    /// The same for all ranks: who differs is refused.
+    /// The same for all ranks: a peer with another setting is rejected.
     pub encryption: LinkEncryption,
     pub timeouts: MeshTimeouts,
-    /// Whether to spin before sleeping. Only where there are not more threads than cores.
+    /// Whether to spin before sleeping. Use it only if there are at most as many threads as cores.
     pub spin: bool,
 }
 
-/// The wires over which pairs of ranks may talk.
+/// The wires over which pairs of ranks may communicate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wire {
-    /// Shared memory where two ranks can share it, otherwise sockets.
+    /// Shared memory if two ranks can share it, otherwise sockets.
     #[default]
     Any,
     /// Shared memory, or the join fails.
@@ -34,7 +34,7 @@ pub enum Wire {
     Socket,
 }
 
-/// Whether others can read what a connection between ranks carries. Nobody can change it either way.
+/// Whether others can read the data on a connection between ranks. In either mode they cannot change it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkEncryption {
     #[default]
@@ -43,7 +43,7 @@ pub enum LinkEncryption {
 }
 
 impl LinkEncryption {
-    /// What a rank has that does not have this.
+    /// Returns the setting of a rank that does not have this one.
     pub(crate) fn other(self) -> LinkEncryption {
         if self == LinkEncryption::On { LinkEncryption::Off } else { LinkEncryption::On }
     }
@@ -76,7 +76,7 @@ impl MeshPlan {
         MeshPlan { epoch, rank, layout, peers, secret, wire, encryption, timeouts, spin }
     }
 
-    /// The same for ranks that also share `key`: whoever overhears the epoch's secret is not one of them.
+    /// Returns the plan for ranks that also share `key`: an eavesdropper with the epoch's secret alone cannot join.
     pub fn among(self, key: &[u8; 32]) -> MeshPlan {
         let secret = *blake3::keyed_hash(key, &self.secret).as_bytes();
         MeshPlan { secret, ..self }

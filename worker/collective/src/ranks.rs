@@ -13,21 +13,21 @@ use std::fmt;
 use std::ops::Range;
 use types::{Part, StepId, Token};
 
-/// A rank's place in its replica, and the operations that the ranks do together. Only the computing thread uses it.
+/// A rank's place in its replica, and the operations that the ranks run together. Only the computing thread uses it.
 pub struct Ranks<D: Memory> {
-    // Dropped first: its transfers use the device, and the mesh names who is to blame.
+    // Dropped first: its transfers use the device, and the mesh names the rank to blame.
     carrier: Box<dyn Carry<D>>,
     mesh: Mesh,
     plans: SumPlans,
 }
 
 impl<D: Memory> Ranks<D> {
-    /// The only rank of a model of `n_layers` layers.
+    /// Returns the only rank of a model of `n_layers` layers.
     pub fn solo(n_layers: u32) -> Ranks<D> {
         Ranks::over_host(Mesh::solo(n_layers))
     }
 
-    /// Ranks that exchange through the host, whatever the device.
+    /// Returns ranks that exchange through the host, whatever the device.
     pub fn over_host(mesh: Mesh) -> Ranks<D> {
         Ranks { carrier: Box::new(HostCarrier::default()), mesh, plans: SumPlans::default() }
     }
@@ -51,17 +51,17 @@ impl<D: Memory> Ranks<D> {
         Ok(Ranks { carrier, mesh, plans: SumPlans::default() })
     }
 
-    /// Whether any of this rank's exchanges use this carrier.
+    /// Returns whether any of this rank's exchanges use this carrier.
     pub fn has(&self, choice: CarrierChoice) -> bool {
         self.carrier.has(choice)
     }
 
-    /// Whether what was begun can be trusted: a pass is good if this and then the device's own `settle` say so.
+    /// Checks the work begun so far: a pass is valid if this and then the device's own `settle` succeed.
     pub fn settle(&mut self) -> Result<()> {
         self.carrier.settle(&mut self.mesh)
     }
 
-    /// Whether `all_reduce` only enqueues device operations, which may be recorded and run again.
+    /// Returns whether `all_reduce` only enqueues device operations, which may be recorded and run again.
     pub fn adds_on_device(&self) -> bool {
         self.size() == 1 || self.carrier.adds_on_device()
     }
@@ -74,7 +74,7 @@ impl<D: Memory> Ranks<D> {
         self.mesh.await_stage()
     }
 
-    /// Tells the carrier that a recorded graph has run its sums again, without a call of `all_reduce`.
+    /// Notifies the carrier that a recorded graph has run its sums again, without a call of `all_reduce`.
     pub fn has_repeated(&mut self, device: &D) -> Result<()> {
         self.carrier.has_repeated(&mut self.mesh, device)
     }
@@ -83,22 +83,22 @@ impl<D: Memory> Ranks<D> {
         self.mesh.is_alone()
     }
 
-    /// What this rank holds of the model.
+    /// Returns this rank's part of the model.
     pub fn part(&self) -> &Part {
         self.mesh.part()
     }
 
-    /// This rank's number among the ranks of its stage.
+    /// Returns this rank's number among the ranks of its stage.
     pub fn rank(&self) -> u32 {
         self.part().place.tp.into()
     }
 
-    /// The number of ranks in the stage.
+    /// Returns the number of ranks in the stage.
     pub fn size(&self) -> u32 {
         self.part().shares.n_ranks().into()
     }
 
-    /// What this rank owns of `n_units` leaves, vocabulary rows or experts. It may own none.
+    /// Returns the units that this rank owns of `n_units` leaves, vocabulary rows or experts. It may own none.
     pub fn owned(&self, n_units: u32) -> Range<u32> {
         self.part().owned(n_units)
     }
@@ -172,7 +172,7 @@ impl<D: Memory> Ranks<D> {
         self.mesh.send_tokens(step, tokens)
     }
 
-    /// Receives what the sampler drew in that step, on ranks of the first stage other than the sampler itself.
+    /// Receives the tokens that the sampler drew in that step, on the other ranks of the first stage.
     pub fn recv_tokens(&mut self, step: StepId, tokens: &mut Vec<Option<Token>>) -> Result<()> {
         self.mesh.recv_tokens(step, tokens)
     }
@@ -181,7 +181,7 @@ impl<D: Memory> Ranks<D> {
         self.mesh.abort_handle()
     }
 
-    /// Where the time in collectives went.
+    /// Returns the time in collectives.
     pub fn times(&self) -> ExchangeTimes {
         self.mesh.times()
     }

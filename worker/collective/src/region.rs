@@ -1,8 +1,8 @@
-//! Memory that two ranks share, within one process or between two on one host. Knows its layout; nothing of messages.
+//! Memory that two ranks share, within one process or between two on one host. Has no knowledge of messages.
 //!
-//! A region between processes is a sealed memfd. Its maker sends process id and descriptor; the neighbour opens it
-//! through `/proc` (the same user, the same process namespace) and checks that it holds the nonce that was sent. The
-//! seal is required before mapping: a neighbour who could shrink the file could kill this process with it.
+//! A region between processes is a sealed memfd. Its maker sends process id and descriptor. The neighbour opens it
+//! through `/proc` (the same user, the same process namespace) and checks that it has the sent nonce. The seal is
+//! required before mapping: a neighbour that could shrink the file could kill this process with it.
 //!
 //! ```text
 //! pair     | nonce | cursors 0 -> 1 | cursors 1 -> 0 | exits |  ..  4096 | words 0 -> 1 | words 1 -> 0 |
@@ -45,13 +45,13 @@ pub struct Region {
 }
 
 // SAFETY: the mapping belongs to the region; its head is atomics, and its words are reached by raw pointers whose users
-// say why nobody else has them.
+// document their exclusive access.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Shared by threads of this process. Zeroed; a page takes memory when it is touched.
+    /// Returns memory shared by threads of this process. It is zeroed; a page takes memory once it is touched.
     pub fn anonymous(n_bytes: usize) -> io::Result<Region> {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the system's choice.
@@ -64,7 +64,7 @@ impl Region {
         Ok(Region { base, n_bytes })
     }
 
-    /// Bytes of a pair's region with rings of `ring_words` words.
+    /// Returns the bytes of a pair's region with rings of `ring_words` words.
     pub fn pair_bytes(ring_words: u32) -> usize {
         HEAD_BYTES + 2 * 4 * ring_words as usize
     }
@@ -83,7 +83,7 @@ impl Region {
         unsafe { &self.base.cast::<DoorbellHead>().as_ref().doorbell }
     }
 
-    /// The start of the ring that `side` writes.
+    /// Returns the start of the ring that `side` writes.
     pub fn words(&self, side: usize, ring_words: u32) -> *mut u32 {
         assert!(side < 2 && Region::pair_bytes(ring_words) <= self.n_bytes, "a ring outside of its region");
         let at = HEAD_BYTES + side * 4 * ring_words as usize;
@@ -108,7 +108,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: mapped by this region, and nobody holds a reference any more.
+        // SAFETY: mapped by this region, to which no reference is left.
         unsafe {
             let _ = munmap(self.base.as_ptr().cast(), self.n_bytes);
         }
@@ -143,7 +143,7 @@ mod sealed {
             Ok((region, RegionExport { fd, nonce }))
         }
 
-        /// The descriptor's number in this process.
+        /// Returns the descriptor's number in this process.
         pub fn number(&self) -> u32 {
             self.fd.as_raw_fd().unsigned_abs()
         }
@@ -175,13 +175,13 @@ mod sealed {
         }
     }
 
-    /// The machine's current boot.
+    /// Returns the id of the machine's current boot.
     pub fn boot_id() -> Vec<u8> {
         std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
     }
 }
 
-/// On other systems no memory is shared between processes: ranks meet over sockets.
+/// On other systems processes share no memory: ranks meet over sockets.
 #[cfg(not(target_os = "linux"))]
 mod sealed {
     use super::{Nonce, Region};

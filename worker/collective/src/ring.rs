@@ -1,17 +1,17 @@
-//! The indices of a ring that one side writes and one side reads, and the doorbell that wakes a sleeping side. Knows
-//! nothing of what the words mean, nor where they lie.
+//! The indices of a ring that one side writes and one side reads, and the doorbell that wakes a sleeping side. Has no
+//! knowledge of the words' meaning or place.
 //!
 //! ```text
 //! words      0 ─────── read ═══════ written ─────── capacity
 //!            free      [the reader's)               free
 //! ```
-//! Positions count words for ever and wrap with u32; the place in the ring is the position modulo the capacity, which
-//! is a power of two. Each side keeps its own position to itself and only tells it to the other, so that a neighbour
-//! that writes nonsense into the shared indices can stop the exchange, but never lead this side outside of the ring.
+//! Positions count words forever and wrap with u32; the place in the ring is the position modulo the capacity, which is
+//! a power of two. Each side keeps its own position private and only publishes it to the other side. A neighbour that
+//! writes nonsense into the shared indices can stop the exchange, but never lead this side outside of the ring.
 
 use super::sync::{AtomicU32, Ordering, fence};
 
-/// A value on a cache line of its own: what two sides write must not share one.
+/// A value on its own cache line: values written by two sides must not share one.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct CacheLine<T>(pub T);
@@ -71,11 +71,11 @@ impl Writer {
         Ok((self.free() >= needed).then_some(Reservation { skip, at: (at + skip) & (self.capacity - 1) }))
     }
 
-    /// Hands `n` words to the reader, including skipped ones.
+    /// Passes `n` words to the reader, including skipped ones.
     pub fn publish(&mut self, cursors: &Cursors, n: u32) {
         debug_assert!(n <= self.free());
         self.written = self.written.wrapping_add(n);
-        // Release: who sees the index sees the words.
+        // Release: a reader that sees the index sees the words.
         cursors.written.0.store(self.written, Ordering::Release);
     }
 
@@ -83,9 +83,9 @@ impl Writer {
         self.capacity - self.written.wrapping_sub(self.read)
     }
 
-    /// The reader's position may only grow, and not beyond what was written.
+    /// Reads the reader's position, which may only grow, and not beyond the written words.
     fn look(&mut self, cursors: &Cursors) -> Result<(), InvalidCursor> {
-        // Acquire: the reader's loads of the words come before this side writes over them.
+        // Acquire: the reader's loads of the words come before this side overwrites them.
         let read = cursors.read.0.load(Ordering::Acquire);
         if self.written.wrapping_sub(read) > self.written.wrapping_sub(self.read) {
             return Err(InvalidCursor);
@@ -108,7 +108,7 @@ impl Reader {
         Reader { capacity, read: 0, written: 0 }
     }
 
-    /// What has arrived, up to the ring's end.
+    /// Returns the words that have arrived, up to the ring's end.
     pub fn filled(&mut self, cursors: &Cursors) -> Result<Filled, InvalidCursor> {
         if self.written == self.read {
             self.look(cursors)?;
@@ -125,7 +125,7 @@ impl Reader {
         cursors.read.0.store(self.read, Ordering::Release);
     }
 
-    /// The writer's position may only grow, by whole lines, and not beyond what was given back.
+    /// Reads the writer's position, which may only grow, by whole lines, and not beyond the released words.
     fn look(&mut self, cursors: &Cursors) -> Result<(), InvalidCursor> {
         let written = cursors.written.0.load(Ordering::Acquire);
         let n = written.wrapping_sub(self.read);
@@ -137,20 +137,20 @@ impl Reader {
     }
 }
 
-/// Wakes one sleeping rank; any of its neighbours may ring. All zero is a doorbell at which nobody sleeps.
+/// Wakes one sleeping rank; any of its neighbours may ring. All zero is a doorbell without a sleeper.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Doorbell {
-    /// The futex word: changes with each ring that the sleeper waits for.
+    /// The futex word: changes with each ring for which the sleeper waits.
     pub rings: AtomicU32,
-    /// Nonzero while somebody sleeps or is about to.
+    /// Nonzero while a rank sleeps or is about to.
     pub sleeps: AtomicU32,
 }
 
 impl Doorbell {
     /// Called after publishing: wakes the sleeper, if there is one.
     pub fn ring(&self, wake: impl FnOnce(&AtomicU32)) {
-        // Orders publishing before the look for a sleeper; `arm` has the matching fence, so one of the two sees the
+        // Orders publishing before the check for a sleeper; `arm` has the matching fence, so one of the two sees the
         // other.
         fence(Ordering::SeqCst);
         if self.sleeps.load(Ordering::Relaxed) != 0 {
@@ -165,8 +165,8 @@ impl Doorbell {
         wake(&self.rings);
     }
 
-    /// Called before sleeping. The caller then checks once more whether there is something to do, and otherwise sleeps
-    /// while `rings` has the returned value.
+    /// Called before sleeping. The caller then checks once more whether there is work, and otherwise sleeps while
+    /// `rings` has the returned value.
     pub fn arm(&self) -> u32 {
         let seen = self.rings.load(Ordering::Acquire);
         self.sleeps.store(1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Which rank has which planes of a sum over leaves. All carriers use this. Knows nothing of devices or links.
+//! The owner of each plane in a sum over leaves, for all carriers. Has no knowledge of devices or links.
 
 use std::ops::Range;
 use types::Shares;
@@ -8,7 +8,7 @@ use types::leaves::{Fold, aligned_runs};
 #[derive(Clone, Debug)]
 pub struct Plane {
     pub run: Range<u32>,
-    /// The rank that has it, and its number among that rank's planes.
+    /// The owning rank, and the plane's number among that rank's planes.
     pub tp: usize,
     pub number: usize,
 }
@@ -36,24 +36,24 @@ impl SumPlan {
         self.runs_of(tp).count()
     }
 
-    /// The plane count of the rank that has most.
+    /// Returns the most planes that one rank has.
     pub fn n_planes_max(&self) -> usize {
         self.planes.iter().map(|plane| plane.number + 1).max().unwrap_or(0)
     }
 
-    /// How many planes come before those of rank `tp`.
+    /// Returns how many planes come before those of rank `tp`.
     pub fn first_of(&self, tp: usize) -> usize {
         self.planes.iter().filter(|plane| plane.tp < tp).count()
     }
 
-    /// How often the tree merges after each plane.
+    /// Returns how often the tree merges after each plane.
     pub fn merges(&self) -> impl Iterator<Item = u32> {
         let mut tree = Fold::default();
         self.planes.iter().map(move |plane| tree.push(&plane.run))
     }
 }
 
-/// The plans asked for so far: a model has few.
+/// The plans used so far: a model has few.
 #[derive(Debug, Default)]
 pub struct SumPlans(Vec<SumPlan>);
 
@@ -68,7 +68,7 @@ impl SumPlans {
     }
 }
 
-/// A row-parallel product to be finished: each plane is `[n_rows, n_cols]`.
+/// A row-parallel product to finish: each plane is `[n_rows, n_cols]`.
 #[derive(Clone, Copy)]
 pub struct Sum<'a> {
     pub plan: &'a SumPlan,
@@ -77,7 +77,7 @@ pub struct Sum<'a> {
 }
 
 impl Sum<'_> {
-    /// Numbers in one plane.
+    /// Returns the numbers in one plane.
     pub fn size(self) -> usize {
         self.n_rows * self.n_cols
     }

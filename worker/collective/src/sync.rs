@@ -1,3 +1,3 @@
-//! The atomics that rings are made of. The test under loom puts loom's in their place.
+//! The atomics of rings. The loom test replaces them with loom's.
 
 pub use std::sync::atomic::{AtomicU32, Ordering, fence};

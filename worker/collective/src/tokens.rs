@@ -6,7 +6,7 @@ use crate::mesh::Mesh;
 use crate::transfer::{Direction, NO_OWNERS, Payload, Transfer};
 use types::{StepId, Token};
 
-/// Marks a row that drew nothing.
+/// Marks a row without a drawn token.
 const NOTHING: u32 = u32::MAX;
 /// The most rows of a step whose tokens fit one frame.
 const TOKENS_MAX: usize = FRAME_WORDS_MAX - 1;
@@ -52,7 +52,7 @@ impl Mesh {
     }
 }
 
-/// One row of words, sent.
+/// One row of words to send.
 struct Words<'a>(&'a [u32]);
 
 impl Payload for Words<'_> {

@@ -1,11 +1,11 @@
-//! One operation's transfer to or from a peer, and its progress. Knows nothing of links or clocks.
+//! One operation's transfer to or from a peer, and its progress. Has no knowledge of links or clocks.
 
 use crate::frame::FRAME_WORDS_MAX;
 use std::ops::Range;
 
 /// The part of this rank's memory that an operation reads from and writes to.
 pub trait Payload {
-    /// Reads words of one row, to be sent.
+    /// Reads words of one row, to send them.
     fn read(&mut self, row: usize, col: usize, out: &mut [u32]);
     /// Writes words of one row that `peer` has sent.
     fn write(&mut self, peer: usize, row: usize, col: usize, words: &[u32]);
@@ -20,9 +20,9 @@ pub const NO_OWNERS: OwnerOf<'static> = &|_| 0;
 pub enum Direction {
     Out,
     In,
-    /// Receives, and leaves the frame where it arrived: the operation reads it there.
+    /// Receives, and leaves the frame in its place, where the operation reads it.
     Hold,
-    /// As `Hold`, for a frame of any length.
+    /// Like `Hold`, for a frame of any length.
     HoldAny,
 }
 
@@ -35,7 +35,7 @@ pub struct Transfer {
     pub words: usize,
     /// Whether everything sent has left the process.
     pub is_flushed: bool,
-    /// Only rows of this owner are moved.
+    /// Only this owner's rows are moved.
     owner: Option<u32>,
     row: usize,
     col: usize,
@@ -48,7 +48,7 @@ impl Transfer {
         Transfer { peer, direction, words, is_flushed: false, owner: None, row: 0, col, cols }
     }
 
-    /// The `n_owned` rows of `owner`.
+    /// Moves the `n_owned` rows of `owner`.
     pub fn owned(peer: usize, direction: Direction, owner: u32, n_owned: usize, n_cols: usize) -> Transfer {
         Transfer { owner: Some(owner), ..Transfer::block(peer, direction, n_owned, 0..n_cols) }
     }
@@ -57,7 +57,7 @@ impl Transfer {
         self.words == 0 && (self.direction != Direction::Out || self.is_flushed)
     }
 
-    /// Words of the next frame.
+    /// Returns the words of the next frame.
     pub fn frame_words(&self) -> usize {
         self.words.min(FRAME_WORDS_MAX)
     }

@@ -1,4 +1,4 @@
-//! How a rank waits: it spins for a while, if it may, and then sleeps in slices, checking in between that its peers are
+//! How a rank waits: it may spin for a while, and then sleeps in slices. Between them it checks that its peers are
 //! still there.
 
 use crate::futex;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub struct WaitPolicy {
     /// The deadline of one operation, from its call on.
     pub deadline: Duration,
-    /// Whether to spin before sleeping. Only where there are not more threads than cores.
+    /// Whether to spin before sleeping. Use it only if there are at most as many threads as cores.
     pub spin: bool,
 }
 
@@ -23,13 +23,13 @@ impl Default for WaitPolicy {
     }
 }
 
-/// Spinning time: several times what a wake-up takes.
+/// Spinning time: several times the duration of a wake-up.
 const SPIN: Duration = Duration::from_micros(200);
-/// One sleep: a neighbour that dies silently is noticed after it.
+/// One sleep: the death of a silent neighbour is detected after it.
 const SLICE: Duration = Duration::from_millis(2);
-/// One sleep of a rank that waits for memory and sockets at once, as it can only sleep on one of them.
+/// One sleep of a rank that waits for memory and sockets at once, because it can only sleep on one of them.
 const SLICE_MIXED: Duration = Duration::from_micros(100);
-/// Connections polled during a sleep; the rest are read one slice later.
+/// The most connections polled during a sleep; the rest are read one slice later.
 const POLLED_MAX: usize = 16;
 
 /// The state of one operation's waiting.
@@ -61,7 +61,7 @@ impl Idle {
         }
     }
 
-    /// There was progress: waiting begins anew.
+    /// Called after progress: waiting begins anew.
     pub fn moved(&mut self, doorbell: &Region) {
         if self.armed.take().is_some() {
             doorbell.doorbell().disarm();
@@ -72,7 +72,7 @@ impl Idle {
         }
     }
 
-    /// Spins for a moment; false when it is time to sleep.
+    /// Spins for a moment. Returns false when it is time to sleep.
     pub fn spin(&mut self) -> bool {
         const LOOKS: u32 = 64;
         let since = *self.since.get_or_insert_with(Instant::now);
@@ -92,17 +92,17 @@ impl Idle {
         Instant::now() >= self.deadline
     }
 
-    /// Whether a whole slice has passed, so that a system call costs little.
+    /// Returns whether a whole slice has passed, so that a system call costs little.
     pub fn has_slept(&self) -> bool {
         self.has_slept
     }
 
-    /// True the first time after progress.
+    /// Returns true the first time after progress.
     pub fn doubt(&mut self) -> bool {
         !std::mem::replace(&mut self.is_in_doubt, true)
     }
 
-    /// The first call arms the doorbell, so that the caller looks once more; the next ones sleep.
+    /// The first call arms the doorbell, so that the caller checks once more; the next calls sleep.
     pub fn sleep<'a>(&mut self, doorbell: &Region, pending: impl Iterator<Item = (&'a PeerLink, Direction)>) {
         let Some(seen) = self.armed.take() else {
             self.armed = Some(doorbell.doorbell().arm());
@@ -136,6 +136,6 @@ fn listen(polled: [Option<PollFd<'_>>; POLLED_MAX], n: usize, slice: Duration) {
     let Some(first) = polled[0].clone() else { return };
     let mut listening = polled.map(|fd| fd.unwrap_or_else(|| first.clone()));
     let slice = rustix::event::Timespec { tv_sec: 0, tv_nsec: slice.subsec_nanos().into() };
-    // Woken, timed out or interrupted: the caller looks again in any case.
+    // Woken, timed out or interrupted: the caller checks again in any case.
     let _ = poll(&mut listening[..n], Some(&slice));
 }

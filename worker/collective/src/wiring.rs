@@ -1,4 +1,4 @@
-//! Which ranks talk to each other, and the links between threads of one process.
+//! Which ranks communicate, and the links between threads of one process.
 
 use crate::error::{Error, Result};
 use crate::link::{LinkSide, PeerLink, ShmLink};
@@ -9,13 +9,13 @@ use crate::wait::WaitPolicy;
 use std::sync::Arc;
 use types::{Epoch, Grid, Layout, Rank};
 
-/// Ring size between the ranks of a stage: it stays in the cache.
+/// The ring size between the ranks of a stage: it stays in the cache.
 const STAGE_WORDS: u32 = 1 << 17;
-/// Ring size between stages: a rank should not wait until the next stage takes its rows.
+/// The ring size between stages: a rank should not wait until the next stage takes its rows.
 const HOP_WORDS: u32 = 1 << 20;
 
-/// Whether two ranks ever talk: peers of a stage, the same rank of neighbouring stages, the sampler and the first
-/// stage.
+/// Returns whether two ranks ever communicate: ranks of a stage, the same rank of neighbouring stages, the sampler and
+/// the first stage.
 pub fn are_peers(grid: Grid, a: Rank, b: Rank) -> bool {
     let (a_place, b_place) = (grid.place(a), grid.place(b));
     let is_hop = a_place.stage.abs_diff(b_place.stage) == 1 && a_place.tp == b_place.tp;
@@ -28,18 +28,18 @@ pub fn ring_words(grid: Grid, a: Rank, b: Rank) -> u32 {
 }
 
 impl Mesh {
-    /// The only rank of a model of `n_layers` layers.
+    /// Returns the only rank of a model of `n_layers` layers.
     pub fn solo(n_layers: u32) -> Mesh {
         Mesh::alone(&Layout::solo(n_layers))
     }
 
-    /// The only rank of this layout.
+    /// Returns the only rank of this layout.
     pub(crate) fn alone(layout: &Layout) -> Mesh {
         // Panics without memory, as a Vec would.
         in_process(layout, WaitPolicy::default()).expect("a page of memory").remove(0)
     }
 
-    /// All ranks, in order, for threads of one process. They sleep while they wait.
+    /// Returns all ranks, in order, for threads of one process. They sleep while they wait.
     pub fn in_process(layout: &Layout) -> Vec<Mesh> {
         // Panics without memory, as a Vec would.
         Mesh::in_process_with(layout, WaitPolicy::default()).expect("memory for the rings of one process")
@@ -50,7 +50,7 @@ impl Mesh {
     }
 }
 
-/// All ranks, over memory of this process.
+/// Returns all ranks, over memory of this process.
 fn in_process(layout: &Layout, policy: WaitPolicy) -> Result<Vec<Mesh>> {
     let memory = |source| Error::Io { what: "memory between ranks", source };
     let grid = layout.grid();
@@ -67,7 +67,7 @@ fn in_process(layout: &Layout, policy: WaitPolicy) -> Result<Vec<Mesh>> {
             links[usize::from(from.0)][usize::from(to.0)] = Some(PeerLink::Shm(ShmLink::new(side, words, None)));
         }
     }
-    // Memory of one process has nobody to be hidden from.
+    // Memory of one process needs no encryption.
     let (epoch, encryption) = (Epoch::default(), LinkEncryption::Off);
     let wire = |((rank, links), doorbell)| Wiring { rank, epoch, encryption, policy, doorbell, links };
     ranks().zip(links).zip(doorbells).map(wire).map(|wiring| Mesh::new(layout, wiring)).collect()

@@ -23,7 +23,7 @@ use sync::{AtomicU32, Ordering};
 struct Shared {
     cursors: Cursors,
     lines: [UnsafeCell<u32>; 2],
-    /// The reader's doorbell, and the futex that it sleeps on.
+    /// The reader's doorbell, and the futex on which it sleeps.
     doorbell: Doorbell,
     futex: Futex,
 }
@@ -68,8 +68,8 @@ impl Shared {
 
 const CAPACITY: u32 = 2 * LINE_WORDS;
 
-/// Three messages through a ring of two: what is read is what was written, in order, and nobody reads what is being
-/// written (loom fails on the first access of two threads to one cell that nothing orders).
+/// Three messages through a ring of two: the reader gets the written words in order, and never reads a word that is
+/// being written (loom fails on the first unordered access of two threads to one cell).
 #[test]
 fn words_arrive_whole_and_in_order() {
     loom::model(|| {
@@ -106,14 +106,14 @@ fn words_arrive_whole_and_in_order() {
     });
 }
 
-/// Interleavings with at most three preemptions: all of them would take hours.
+/// Runs interleavings with at most three preemptions: all of them would take hours.
 fn bounded(run: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(run);
 }
 
-/// Nobody sleeps for ever: loom fails when all threads wait.
+/// No thread sleeps forever: loom fails when all threads wait.
 #[test]
 fn a_sleeper_is_woken() {
     bounded(|| {
@@ -138,7 +138,7 @@ fn a_sleeper_is_woken() {
     });
 }
 
-/// Waits as `Idle` does: look, arm, look again, sleep.
+/// Waits like `Idle`: check, arm, check again, sleep.
 fn wait_for_word(shared: &Shared, reader: &mut Reader) {
     let has_word = |reader: &mut Reader| reader.filled(&shared.cursors).unwrap().n > 0;
     while !has_word(reader) {

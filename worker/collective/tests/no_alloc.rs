@@ -1,4 +1,4 @@
-//! A steady step allocates nothing, however it waits.
+//! Checks that a steady step allocates nothing, however it waits.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../../../tests/common/allocations.rs"]

@@ -1,5 +1,5 @@
-//! Ranks as processes of one host, over shared memory and sockets: the bits of threads, and one that is killed or
-//! stopped is named. This program is its own child: `rank N ..` makes it one.
+//! Ranks as processes of one host, over shared memory and sockets: they give the bits of threads, and a killed or
+//! stopped rank is named. This program is its own child: `rank N ..` makes it one.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/mod.rs"]
@@ -37,7 +37,7 @@ fn layout() -> Layout {
     Layout::even(Grid { pp: 1, tp: N_RANKS, ep: 1 }, 1).unwrap()
 }
 
-/// Small and large sums, folded into one number.
+/// Runs small and large sums, and folds them into one number.
 fn sums(rank: &mut Ranks<Cpu>, cpu: &Cpu) -> Result<u64, collective::Error> {
     let mut digest = 0u64;
     for (n_leaves, n_rows, n_cols) in [(9, 1, 576), (16, 200, 1024), (5, 2, 4096)] {
@@ -139,7 +139,7 @@ fn who_is_stopped_is_named(wire: usize) {
     processes[2].signal(Signal::STOP);
     processes[0].say("sum");
     processes[1].say("sum");
-    // One rank sees it first, and the other may hear of it.
+    // One rank detects it first, and the other may receive that rank's report.
     for rank in [0, 1] {
         let error = processes[rank].hear();
         assert!(["Deadline { rank: Rank(2) }", "PeerLost { rank: Rank(2) }"].contains(&error.as_str()), "{error}");

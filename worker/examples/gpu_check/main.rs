@@ -4,9 +4,9 @@
 //! `gpu_check [--part kernels|cluster|bench|PART/GROUP] [--models tests/reference] [--out FILE] [--cache DIR]
 //! [--seconds N] [--tiny 1]`
 //!
-//! Groups of checks run in processes that this program starts from itself. A device whose kernel has failed, or never
-//! ends, fails everything after it in its process, so the rest goes on in another one. Each part has its own time
-//! (`parts::SECONDS`); what does not fit is reported as not run.
+//! Groups of checks run in child processes. A device with a failed or endless kernel fails everything after it in its
+//! process, so the remaining groups run in another process. Each part has its own time (`parts::SECONDS`); groups that
+//! do not fit are reported as not run.
 #![allow(clippy::unwrap_used, reason = "a check may panic: it is a check that failed")]
 
 #[path = "../../backend/tests/common/mod.rs"]
@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-/// Limit for all parts: a command on a lent machine may last ten minutes, and the page must be written by then.
+/// Limit for all parts: a command on a lent machine may take ten minutes, and the page must be written by then.
 const SECONDS: u64 = 570;
 
 struct Arguments {
@@ -35,7 +35,7 @@ struct Arguments {
     /// Limit for everything together.
     seconds: u64,
     options: Options,
-    /// Only these groups: given by the process that started this one.
+    /// Only these groups; the parent process sets them.
     groups: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ fn arguments() -> Result<Arguments, String> {
     Ok(arguments)
 }
 
-/// The command that runs this program again for some groups.
+/// Returns the command that runs this program again for some groups.
 fn again(options: &Options, groups: &[String]) -> Result<Command, String> {
     let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
     command.arg("--models").arg(&options.models).arg("--cache").arg(&options.cache);

@@ -1,5 +1,5 @@
-//! What a step of one row costs at a context, by type of KV cache: time on the processor, not on the clock, in turns.
-//! The cache is filled by short sequences side by side, as a long one would take minutes.
+//! Measures what a step of one row costs at a context, by type of KV cache: processor time, not wall time, in turns.
+//! Many short sequences fill the cache, as one long sequence would take minutes.
 //!
 //!     cargo run -p model --example decode -- MODEL CONTEXT KV_DTYPE.. [plain|avx2|avx512|avx512bf16]
 
@@ -90,7 +90,7 @@ fn on_processor() -> Result<f64> {
     Ok(nanos as f64 * 1e-9)
 }
 
-/// Positions of one sequence, of which the last one's logits are wanted.
+/// Returns positions of one sequence, with the logits of the last one requested.
 fn rows(positions: Range<u32>, blocks: &[BlockId], n_groups: usize) -> Batch {
     let (blocks, n_rows) = (blocks[..blocks_for(positions.end) as usize].to_vec(), positions.len() as u32);
     let bounds = vec![0, blocks.len() as u32];

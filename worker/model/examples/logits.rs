@@ -81,7 +81,7 @@ fn write_logits(arguments: &Arguments) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// The next tokens of the only sequence, whose logits are all wanted.
+/// Returns the next tokens of the only sequence, with all their logits requested.
 fn batch_of(tokens: &[Token], start: usize, n_groups: usize) -> Result<Batch> {
     let (start, n_rows) = (u32::try_from(start)?, u32::try_from(tokens.len())?);
     let blocks: Vec<_> = (0..blocks_for(start + n_rows)).map(BlockId).collect();

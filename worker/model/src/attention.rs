@@ -1,5 +1,5 @@
-//! Attention as most families have it: grouped queries over paged K and V, and the variants of families. The layer's
-//! spec says which of these it has.
+//! Attention of most families: grouped queries over paged K and V, and the variants of families. The layer's spec
+//! selects among these.
 
 use crate::ctx::Ctx;
 use crate::error::Result;
@@ -15,9 +15,9 @@ use types::{DeviceClass, Part};
 pub struct SelfAttention<M: Memory> {
     qkv: ColumnParallel<M>, // q_proj, k_proj, v_proj [(n_heads + 2 * n_kv_heads) * head_dim, hidden]
     norms: QueryKeyNorm<M>,
-    /// A score of each of this rank's query heads. [n_heads]
+    /// A score for each of this rank's query heads. [n_heads]
     sinks: Option<M::Vector>,
-    /// What comes out is multiplied by its sigmoid.
+    /// The output is multiplied by its sigmoid.
     gate: Option<ColumnParallel<M>>, // g_proj [n_heads * head_dim, hidden]
     output: RowParallel<M>, // o_proj [hidden, n_heads * head_dim]
     heads: Heads,
@@ -39,7 +39,7 @@ struct NormPair<M: Memory> {
     eps: f32,
 }
 
-/// Norms over all heads together, which are spread over the ranks: each has the weights of its own heads.
+/// Norms over all heads together, which are spread over the ranks: each rank has the weights of its own heads.
 struct WideNorm<M: Memory> {
     own: NormPair<M>,
     /// The columns of Q and of K that each rank of the stage has.
@@ -61,7 +61,7 @@ struct WideScratch<M: Memory> {
     k: M::Buffer, // [rows_max, n_kv_heads * head_dim of the model]
 }
 
-/// The heads of a whole layer without a window.
+/// Returns the heads of a whole layer without a window.
 pub fn heads(spec: &ModelSpec) -> Heads {
     let head_dim = spec.head_dim as usize;
     let whole = Heads::whole(spec.n_heads as usize, spec.n_kv_heads as usize, head_dim, spec.attention.scale);
@@ -100,18 +100,18 @@ impl<M: Memory> SelfAttention<M> {
         self.output.n_planes()
     }
 
-    /// Whether ranks show each other rows in here, besides sums.
+    /// Whether ranks exchange rows here, besides sums.
     pub fn shares_rows(&self) -> bool {
         matches!(&self.norms, QueryKeyNorm::Projection(norm) if norm.ranks.len() > 1)
     }
 }
 
-/// The heads of these rows.
+/// Returns the heads of these rows.
 fn of_heads(rows: &Range<usize>, head_dim: usize) -> Range<usize> {
     rows.start / head_dim..rows.end / head_dim
 }
 
-/// The columns of Q and of K that each rank of the stage has.
+/// Returns the columns of Q and of K that each rank of the stage has.
 fn of_ranks(class: DeviceClass, part: &Part, whole: Heads) -> Vec<[Range<usize>; 2]> {
     let of_rank = |its: Part| {
         let OwnedHeads { query, kv, .. } = OwnedHeads::of(class, &its, whole);

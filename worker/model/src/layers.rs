@@ -1,5 +1,5 @@
-//! The layers of all families, cut over the ranks of a grid. Each loads only what this rank owns and does its own
-//! communication, so that a family's file reads like its paper and knows neither ranks nor stages.
+//! The layers of all families, cut over the ranks of a grid. Each layer loads only the weights that this rank owns and
+//! does its own communication. So a family's file reads like its paper and contains neither ranks nor stages.
 //!
 //! ```text
 //! layer           loads                                            communicates
@@ -14,12 +14,13 @@
 //!
 //! - `load` needs no more than a `Memory`: `Weights` carries the device and the rank's `Part`. It makes the layers
 //!   `part.layers`, and numbers them from 0 for the KV cache.
-//! - `OwnedHeads::of` says which rows of Q, K and V are this rank's and which `Heads` its attention has;
-//!   `owned_inner` which columns of an MLP. Both may be empty: then a buffer has no columns, and operations do nothing.
+//! - `OwnedHeads::of` returns which rows of Q, K and V are this rank's and which `Heads` its attention has;
+//! `owned_inner` returns the columns of an MLP. Both may be empty: then a buffer has no columns, and operations do
+//! nothing.
 //! - `Residual` is the stream between sublayers. A sublayer writes to `residual.due(..)`; the next `Norm::forward` adds
 //!   that and normalizes in one pass over the row. A norm of a sublayer's own output is `Norm::plain`.
 //! - A bias is added where the checkpoint has one: `q_proj.bias` beside `q_proj.weight`.
-//! - Whatever a sublayer gives to `due` is the same on all ranks of the stage: a `RowParallel` has summed it.
+//! - A sublayer's output in `due` is the same on all ranks of the stage: a `RowParallel` has summed it.
 
 use crate::ctx::Ctx;
 use crate::error::Result;
@@ -40,7 +41,7 @@ pub struct Residual<M: Memory> {
 }
 
 impl<M: Memory> Residual<M> {
-    /// A stream with room for the planes of the sublayers' row-parallel products.
+    /// Makes a stream with room for the planes of the sublayers' row-parallel products.
     pub fn new(device: &M, limits: PassLimits, hidden: usize, n_planes: usize) -> Result<Residual<M>> {
         let PassLimits { rows_max, .. } = limits;
         let due = device.buffer(rows_max * n_planes.max(1), hidden)?;
@@ -60,8 +61,8 @@ impl<M: Memory> Residual<M> {
     }
 }
 
-/// Runs the layers of a pass, which is all that `run` does, or replays the device's record of a pass of the same shape.
-/// Where ranks sum or share rows through the host nothing can be replayed.
+/// Runs the layers of a pass, which are the only operations in `run`, or replays the device's record of a pass of the
+/// same shape. Nothing is replayed where ranks sum or share rows through the host.
 pub fn repeat<D: Device>(
     ctx: &mut Ctx<'_, D>,
     residual: &mut Residual<D>,
@@ -91,7 +92,7 @@ pub fn repeat<D: Device>(
 }
 
 impl<D: Device> Residual<D> {
-    /// The whole sum, with the same bits as the next norm would see. [n_rows, hidden]
+    /// Returns the whole sum, with the same bits as in the next norm. [n_rows, hidden]
     pub fn settled(&mut self, device: &D, n_rows: usize) -> &mut D::Buffer {
         if std::mem::take(&mut self.is_due) {
             device.add(&self.due, &mut self.sum, n_rows);
@@ -129,7 +130,7 @@ impl<M: Memory> Norm<M> {
 }
 
 impl<D: Device> Norm<D> {
-    /// The norm of the stream, after the due output has been added to it. out: [n_rows, hidden]
+    /// Returns the norm of the stream, after the due output has been added to it. out: [n_rows, hidden]
     pub fn forward(&self, device: &D, residual: &mut Residual<D>, n_rows: usize, out: &mut D::Buffer) {
         if self.bias.is_none() && std::mem::take(&mut residual.is_due) {
             device.add_rms_norm(&residual.due, &mut residual.sum, &self.weight, self.eps, n_rows, out);
@@ -179,7 +180,7 @@ impl OwnedHeads {
     }
 }
 
-/// A rank's columns of an MLP, and the leaves of the sum of `down_proj` over all columns.
+/// Returns a rank's columns of an MLP, and the leaves of the sum of `down_proj` over all columns.
 pub fn owned_inner(class: DeviceClass, part: &Part, inner: usize) -> (Range<usize>, Leaves) {
     let leaves = Leaves::down_proj(class, inner as u32);
     (elements(&leaves, part), leaves)
@@ -228,7 +229,7 @@ fn stacked_bias<M: Memory>(at: &Weights<'_, M>, parts: &[MatrixRows<'_>]) -> Res
 }
 
 /// A matrix whose input is spread over the ranks of a stage: `o_proj` and `down_proj`. Each rank has the columns of its
-/// leaves; the sum over all ranks is finished in here, by the leaves' own tree.
+/// leaves; the sum over all ranks is completed here, by the leaves' own tree.
 pub struct RowParallel<M: Memory> {
     weight: M::Matrix,       // [n_out, k of the owned leaves]
     bias: Option<M::Vector>, // [n_out]
@@ -413,8 +414,8 @@ impl<M: Memory> LmHead<M> {
 }
 
 impl<M: Memory> LmHead<M> {
-    /// The last pass's rows after the final norm: [n_rows, hidden]. Only on the last stage, and only if the pass had
-    /// outputs or wanted hidden states.
+    /// Returns the last pass's rows after the final norm: [n_rows, hidden]. Only on the last stage, and only if the
+    /// pass requested outputs or hidden states.
     pub fn hidden(&self) -> Option<&M::Buffer> {
         self.last.as_ref().map(|last| &last.x)
     }

@@ -1,5 +1,5 @@
-//! Models: layers, the decoder built of them, and a file per architecture family that says which decoder it is. Knows
-//! shapes, weights' names and the order of operations; nothing of kernels, requests or the number of ranks.
+//! Models: layers, the decoder made of them, and a file per architecture family that selects its decoder. Knows shapes,
+//! weights' names and the order of operations; nothing of kernels, requests or the number of ranks.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod attention;
@@ -47,12 +47,12 @@ pub struct Model<M: Memory> {
 }
 
 impl<M: Memory> Model<M> {
-    /// Reads what `part` holds, and nothing else of the checkpoint.
+    /// Reads only the weights that `part` holds.
     pub fn load(checkpoint: &Checkpoint, device: &M, part: &Part, limits: PassLimits) -> Result<Model<M>> {
         Model::load_until(checkpoint, device, part, limits, &CancelFlag::default())
     }
 
-    /// As `load`, broken off before the next tensor when it is cancelled.
+    /// Like `load`, but stops before the next tensor when it is cancelled.
     pub fn load_until(
         checkpoint: &Checkpoint,
         device: &M,
@@ -82,7 +82,7 @@ impl<M: Memory> Model<M> {
         self.weight_bytes
     }
 
-    /// The weights as they are kept, where they are in this process's memory: matrices, vectors, tables of positions.
+    /// The weights as stored in this process's memory: matrices, vectors, tables of positions.
     pub fn packed(&self) -> &[PackedWeight] {
         &self.packed
     }
@@ -181,7 +181,7 @@ pub fn leaf_counts(spec: &ModelSpec, class: DeviceClass) -> Vec<u32> {
     counts
 }
 
-/// The policy: everything that can change a bit of the model's answers, apart from which bytes were read.
+/// Returns the policy: everything that can change a bit of the model's answers, apart from which bytes were read.
 pub fn policy(
     checkpoint: &Checkpoint,
     device: &impl Memory,

@@ -5,7 +5,7 @@
 pub struct PassLimits {
     /// Rows of one pass.
     pub rows_max: usize,
-    /// The most rows of one pass whose logits are wanted.
+    /// The most rows of one pass whose logits are requested.
     pub outputs_max: usize,
     /// Positions of one sequence.
     pub context: u32,

@@ -1,5 +1,5 @@
-//! A draft model's weights, all of them, on the rank that samples. They are kept from one assignment to the next with
-//! that rank's part of the model that is served. Knows no request.
+//! A draft model's complete weights, on the sampling rank. They stay from one assignment to the next, with that rank's
+//! part of the served model. Has no knowledge of requests.
 
 use crate::assignment::{Assignment, LoadError};
 use backend::Device;
@@ -9,18 +9,18 @@ use model::{Model, PassLimits};
 use std::path::PathBuf;
 use types::{Layout, Rank, Unsupported};
 
-/// The most rows of one pass: a longer log is caught up with in several steps.
+/// The most rows of one pass: a longer log needs several steps to catch up.
 const ROWS_MAX: u32 = 512;
 
 pub(crate) struct DraftWeights<D: Device> {
-    /// Its own, so that its passes and the target's share no buffer.
+    /// A device of its own, so that its passes and the target's share no buffer.
     pub device: D,
     pub model: Model<D>,
     pub spec: ModelSpec,
     of: WantedDraft,
 }
 
-/// What an assignment asks for: equal ones have the same weights, with as much scratch memory.
+/// What an assignment requires: equal values have the same weights and as much scratch memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WantedDraft {
     path: PathBuf,
@@ -31,7 +31,7 @@ pub(crate) struct WantedDraft {
 }
 
 impl WantedDraft {
-    /// None for a rank that does not sample, and where no model guesses.
+    /// Returns None for a rank that does not sample, and where no draft model guesses.
     pub fn of(assignment: &Assignment) -> Option<WantedDraft> {
         let Assignment { reading, context, batch_tokens_max, running_max, .. } = *assignment;
         let draft = assignment.guesses.draft_model.as_ref()?;
@@ -63,12 +63,12 @@ impl<D: Device> DraftWeights<D> {
         Ok(DraftWeights { device, model, spec, of })
     }
 
-    /// The rows of one pass, and how many of them draw.
+    /// Returns the rows of one pass, and how many of them draw.
     pub fn rows_max(&self) -> (usize, usize) {
         (self.of.rows_max as usize, self.of.n_outputs_max())
     }
 
-    /// The longest log that it guesses behind.
+    /// Returns the longest log that the draft model guesses behind.
     pub fn context(&self) -> u32 {
         self.of.context.min(self.spec.context)
     }

@@ -1,9 +1,9 @@
-//! Fetches the parts of a model that a rank needs from the coordinator into a cache on this machine. Knows files,
-//! chunks and layers; does not know what they contain or who else fetches.
+//! Fetches the parts of a model that a rank needs from the coordinator into a cache on this machine. Works with files,
+//! chunks and layers; has no knowledge of their contents or of other fetching ranks.
 //!
 //! A file in the cache is as long as the original and has holes where nothing was needed. A journal beside the files
-//! names the chunks that are there and were checked, so that an interrupted fetch continues. Chunks damaged since are
-//! fetched again:
+//! names the chunks that are there and were checked, so that an interrupted fetch continues. Chunks that were damaged
+//! later are fetched again:
 //!
 //! ```text
 //! file     [header][layer 0 ....][layer 1 ....][layer 2 ....]
@@ -41,29 +41,29 @@ pub use error::FetchError;
 use error::SILENCE_MAX;
 use room::{has_room, write_failed};
 
-/// In the cache, the folder of all models that were fetched; and in a model's folder, what is there of it.
+/// In the cache, the folder of all fetched models; in a model's folder, the chunks that are there.
 const FETCHED: &str = "fetched";
 const JOURNAL: &str = "journal";
 /// The unit that is fetched, checked and recorded.
 const CHUNK_BYTES: u64 = 256 << 10;
-/// The largest range asked for in one read.
+/// The largest range of one read request.
 const READ_BYTES_MAX: u64 = 64 << 20;
 /// Bytes written between two entries of the journal.
 const SYNC_BYTES: u64 = 32 << 20;
-/// Read at the beginning and end of every tensor, whichever rank holds it: the model's fingerprint covers them.
+/// Bytes read at the beginning and end of every tensor on each rank, because the model's fingerprint covers them.
 const SAMPLE_BYTES: u64 = 4096;
 const FILES_MAX: usize = 8192;
 const MODEL_BYTES_MAX: u64 = 1 << 45;
 
-/// Limit for listing the files: the coordinator opens the model when it is first asked for it.
+/// Limit for listing the files: the coordinator opens the model at the first request for it.
 const LIST_MAX: Duration = Duration::from_secs(60);
-/// The most attempts in a row that bring nothing.
+/// The most attempts in a row that bring no chunk.
 const FUTILE_MAX: u32 = 6;
 const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 const SAY_EVERY: Duration = Duration::from_secs(2);
 const LOCK_POLL: Duration = Duration::from_millis(100);
-/// Interval between checks whether the assignment has ended.
+/// Interval between checks of whether the assignment has ended.
 const END_POLL: Duration = Duration::from_millis(50);
 /// Limit for the cache's lock: as long as a coordinator by default waits for a rank to load.
 const LOCK_MAX: Duration = Duration::from_secs(600);
@@ -79,14 +79,15 @@ pub struct Fetch {
 }
 
 impl Fetch {
-    /// The model on this machine, with everything in it that this rank needs. For a thread of its own.
+    /// Returns the path of the model on this machine, with everything that this rank needs. Blocks: call it on a thread
+    /// of its own.
     pub(crate) fn model(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<PathBuf, LoadError> {
         let part = assignment.layout.part(assignment.rank);
         let fetched = self.runtime.block_on(async {
             tokio::select! {
                 biased;
                 fetched = self.bring(&assignment.model_path, &part, cancel) => fetched,
-                // Chunks that are in the journal by then are not fetched again.
+                // Chunks that the journal names by then are not fetched again.
                 () = until_cancelled(cancel) => Err(FetchError::BrokenOff),
             }
         });
@@ -106,7 +107,7 @@ impl Fetch {
         let place = ModelFolder::open(&self.cache, files)?;
         let paths: Vec<PathBuf> = place.files.files.iter().map(|file| place.file(file)).collect();
         let wanted: Vec<BTreeSet<u64>> = place.files.files.iter().map(|file| needed(file, part)).collect();
-        // Held until the digest has been looked at.
+        // Held until the digest has been checked.
         let _lock = match place.found_whole(&self.checked, &paths, &wanted, cancel).await? {
             Found::Whole(lock) => lock,
             Found::Incomplete(lock) => {
@@ -124,8 +125,8 @@ impl Fetch {
         }
     }
 
-    /// The coordinator has refused the bytes of the model at this path. If they were fetched, they are fetched anew:
-    /// its file may have been repaired since.
+    /// Drops the model at this path, because the coordinator rejected its bytes. If they were fetched, they are fetched
+    /// anew: the coordinator's file may have been repaired since.
     pub(crate) fn forget(&self, model: &Path) {
         let fetched = self.cache.join(FETCHED);
         let Some(folder) = model.ancestors().find(|folder| folder.parent() == Some(&fetched)) else { return };
@@ -151,7 +152,7 @@ fn is_the_model(path: &Path, files: &ModelFiles) -> bool {
     path.exists() && digest().is_ok_and(|digest: [u8; 32]| digest[..] == files.digest[..])
 }
 
-/// File names become paths here, so they are checked.
+/// Rejects names that are not plain file names, because names become paths here.
 fn check(files: &ModelFiles) -> Result<(), FetchError> {
     let plain = |name: &str| {
         !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']) && name.len() < 256
@@ -176,7 +177,7 @@ fn check(files: &ModelFiles) -> Result<(), FetchError> {
     }
 }
 
-/// The chunks of a file that a part needs, in ascending order.
+/// Returns the chunks of a file that a part needs, in ascending order.
 fn needed(file: &ModelFile, part: &Part) -> BTreeSet<u64> {
     let mut chunks = BTreeSet::new();
     let mut want = |bytes: Range<u64>| {
@@ -203,7 +204,7 @@ fn needed(file: &ModelFile, part: &Part) -> BTreeSet<u64> {
     chunks
 }
 
-/// Ranges of neighbouring chunks, each asked for in one read.
+/// Returns ranges of neighbouring chunks, one read request each.
 fn runs(chunks: &BTreeSet<u64>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for &chunk in chunks {
@@ -215,21 +216,21 @@ fn runs(chunks: &BTreeSet<u64>) -> Vec<Range<u64>> {
     runs
 }
 
-/// The model's folder in the cache. Ranks of one machine read there side by side, and one at a time writes.
+/// The model's folder in the cache. Several ranks of one machine may read there at a time, and one may write.
 struct ModelFolder {
     folder: PathBuf,
     files: ModelFiles,
 }
 
-/// Whether all that is wanted is there, under the lock that says so for as long as it is held.
+/// Whether all required chunks are there. The answer holds while its lock is held.
 enum Found {
-    /// Nobody writes.
+    /// No rank writes.
     Whole(Lock),
-    /// Nobody else reads or writes.
+    /// No other rank reads or writes.
     Incomplete(Lock),
 }
 
-/// The chunks of a running fetch. However it ends, even by being dropped, they are not hashed again.
+/// The chunks of a running fetch. However the fetch ends, even by a drop, they are not hashed again.
 struct FetchedChunks<'a> {
     checked: &'a Checked,
     paths: &'a [PathBuf],
@@ -257,8 +258,8 @@ impl ModelFolder {
         Ok(ModelFolder { folder, files })
     }
 
-    /// Looks again whenever another worker of this machine has written: most of what is ours may be there by then. With
-    /// nobody writing it does not: ranks that hash what is damaged again and again would share the lock for ever.
+    /// Checks again after each write of another worker on this machine: most chunks may be there by then. It does not
+    /// check again without a write: ranks that hash damaged chunks repeatedly would share the lock forever.
     async fn found_whole(
         &self,
         checked: &Checked,
@@ -286,7 +287,7 @@ impl ModelFolder {
         Err(FetchError::Locked)
     }
 
-    /// Whether all that is wanted is there as it came. Writes nothing.
+    /// Returns whether all required chunks are there and unchanged. Writes nothing.
     fn is_whole(
         &self,
         checked: &Checked,
@@ -305,7 +306,7 @@ impl ModelFolder {
         Ok((0..).zip(wanted).all(is_there) && paths.iter().zip(&self.files.files).all(is_long))
     }
 
-    /// The path for `Checkpoint::open`.
+    /// Returns the path for `Checkpoint::open`.
     fn model(&self) -> PathBuf {
         let folder = self.folder.join(&self.files.name);
         if self.files.is_folder { folder } else { folder.join(&self.files.name) }
@@ -321,13 +322,13 @@ impl ModelFolder {
 
     fn forget(&self) -> Result<(), FetchError> {
         match std::fs::remove_file(self.journal()) {
-            // Another rank was first.
+            // Another rank removed it first.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             forgotten => forgotten.map_err(io_at(&self.journal())),
         }
     }
 
-    /// Checks the wanted chunks that are here: damaged ones leave the journal.
+    /// Checks the required chunks that are here, and removes damaged ones from the journal.
     fn checked<'a>(
         &self,
         checked: &'a Checked,
@@ -344,7 +345,7 @@ impl ModelFolder {
         Ok(FetchedChunks { checked, paths, wanted, journal })
     }
 
-    /// Fetches the wanted chunks that are missing, repeatedly while that brings any.
+    /// Fetches the required chunks that are missing, and repeats as long as an attempt brings any.
     async fn fill(
         &self,
         client: &mut CoordinatorClient<Channel>,
@@ -389,7 +390,7 @@ impl ModelFolder {
         }
         for (index, (file, chunks)) in self.files.files.iter().zip(&missing).enumerate() {
             let path = self.file(file);
-            // Neighbours know by its time whether it has been written to.
+            // Other ranks of this machine detect a write by the file's time, so a complete file is not touched.
             if chunks.is_empty() && std::fs::metadata(&path).is_ok_and(|found| found.len() == file.n_bytes) {
                 continue;
             }

@@ -1,15 +1,15 @@
-//! Grammars that were compiled for one vocabulary, each at the start of an answer: the next request with the same one
-//! begins with a copy. Knows no request and no thread.
+//! Compiled grammars of one vocabulary, each at the start of an answer: the next request with the same grammar begins
+//! with a copy. Has no knowledge of requests or threads.
 
 use grammar::Matcher;
 use std::collections::HashMap;
 use types::Grammar;
 
-/// How much is kept beside the requests that run.
+/// How much is kept in addition to the running requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KeptLimits {
     pub grammars_max: usize,
-    /// Of texts and compiled grammars together, as far as the engine says.
+    /// Bytes of texts and compiled grammars together, as far as the engine reports them.
     pub bytes_max: usize,
 }
 
@@ -36,7 +36,7 @@ struct Kept {
 }
 
 impl KeptMatchers {
-    /// A matcher at the start of an answer. None if this grammar is not kept.
+    /// Returns a matcher at the start of an answer, or None if this grammar is not kept.
     pub fn copy_of(&mut self, grammar: &Grammar) -> Option<Matcher> {
         self.n_uses += 1;
         let kept = self.kept.get_mut(grammar)?;
@@ -44,13 +44,13 @@ impl KeptMatchers {
         kept.matcher.copy()
     }
 
-    /// Keeps a matcher at the start of an answer, and drops those that were used longest ago where there is no room.
+    /// Keeps a matcher at the start of an answer. If there is no room, it drops the least recently used ones.
     pub fn keep(&mut self, grammar: &Grammar, matcher: Matcher) {
         self.n_uses += 1;
         let n_bytes = matcher.n_bytes() + grammar.n_bytes();
         let kept = Kept { matcher, n_bytes, used: self.n_uses };
         self.n_bytes += n_bytes;
-        // Two requests that came together have compiled the same.
+        // Two requests that came together have compiled the same grammar.
         if let Some(same) = self.kept.insert(grammar.clone(), kept) {
             self.n_bytes -= same.n_bytes;
         }
@@ -97,7 +97,7 @@ mod tests {
         kept.keep(&c, of_c);
         assert_eq!([&a, &b, &c].map(|grammar| kept.kept.contains_key(grammar)), [true, false, true]);
         assert_eq!(kept.n_bytes, of_two);
-        // The limit in bytes holds too, also for one that is larger alone.
+        // The limit in bytes also rejects a single larger grammar.
         kept.limits.bytes_max = a.n_bytes();
         kept.keep(&c, copy);
         assert_eq!((kept.kept.len(), kept.n_bytes), (0, 0));

@@ -1,5 +1,5 @@
 //! The sources of a rank's part of the model: files on this machine, a fetch from the coordinator, or the weights that
-//! the last rank has kept.
+//! the last rank kept.
 
 pub(crate) mod draft_weights;
 pub mod fetch;

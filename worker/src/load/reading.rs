@@ -1,41 +1,41 @@
-//! In which reading of the model a rank has read what it holds, and whether another place asks it to read again. Knows
-//! files by their stamps; nothing of what is in them.
+//! The reading of the model under which a rank read its weights, and whether an assignment requires another reading.
+//! Compares files by their stamps; has no knowledge of their contents.
 
 use crate::assignment::Assignment;
 use checkpoint::{Checkpoint, Stamp};
 
-/// What the model's files are now, or why they cannot be opened.
+/// The stamps of the model's present files, or why they cannot be opened.
 pub(crate) type FilesNow = Result<Vec<Stamp>, String>;
 
-/// Of what a rank holds.
+/// The reading of the weights that a rank holds.
 #[derive(Debug)]
 pub(crate) struct Reading {
     of: ReadingNumber,
-    /// As the files were that it was read from.
+    /// The files' stamps when they were read.
     files: Vec<Stamp>,
     refused: Option<RefusedFiles>,
 }
 
-/// A number counts within one life of the coordinator: the next one begins with zero, and has asked for nothing.
+/// A number counts within one life of the coordinator. The next life begins with zero, without a request to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ReadingNumber {
     incarnation: u64,
     n: u32,
 }
 
-/// Files that were looked at for a reading, and are not what is held.
+/// Files that were opened for a reading and differ from the held weights.
 #[derive(Debug)]
 struct RefusedFiles {
     files: FilesNow,
     why: String,
 }
 
-/// What a place asks of who holds its part.
+/// What an assignment requires of the rank that holds its part.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
-    /// It keeps what it has, and says why it did not read again, if it was to and could not.
+    /// The rank keeps its weights. `unread` has the reason if a reading was due and failed.
     Keep { unread: Option<String> },
-    /// To read again what is there now.
+    /// The rank reads the present files again.
     Read(FilesNow),
 }
 
@@ -46,12 +46,13 @@ impl ReadingNumber {
 }
 
 impl Reading {
-    /// What was read from this checkpoint.
+    /// Returns the reading of this checkpoint.
     pub fn new(assignment: &Assignment, checkpoint: &Checkpoint) -> Reading {
         Reading { of: ReadingNumber::of(assignment), files: checkpoint.stamps(), refused: None }
     }
 
-    /// Files that have not changed are not read for a number alone; but for an operator's word they are.
+    /// Decides whether to read again. A new number alone does not cause it while the files are unchanged; an operator's
+    /// request does.
     pub fn asks(&mut self, assignment: &Assignment) -> Ask {
         let now = ReadingNumber::of(assignment);
         let (is_same, is_of_other_life) = (now == self.of, now.incarnation != self.of.incarnation);
@@ -68,7 +69,7 @@ impl Reading {
         }
     }
 
-    /// Whether no file needs to be looked at to know that this is what the assignment asks for.
+    /// Returns whether the rank already holds what the assignment requires, without opening a file.
     pub fn is_kept_for(&self, assignment: &Assignment) -> bool {
         let now = ReadingNumber::of(assignment);
         now == self.of && self.refused.is_none() || now.incarnation != self.of.incarnation && now.n == 0
@@ -79,7 +80,8 @@ impl Reading {
         Ask::Keep { unread: None }
     }
 
-    /// What is there is not what is held: it is not looked at again while it stays so.
+    /// Records that the present files differ from the held weights: they are not opened again while they stay as they
+    /// are.
     pub fn refuse(&mut self, assignment: &Assignment, files: FilesNow, why: String) {
         (self.of, self.refused) = (ReadingNumber::of(assignment), Some(RefusedFiles { files, why }));
     }

@@ -1,5 +1,5 @@
-//! Whether weights in memory are still what was loaded: their bytes are hashed once they are packed, and again,
-//! piece by piece, for as long as they are held. Knows bytes and the weights' names, and no file.
+//! Checks whether weights in memory still are what was loaded: hashes their bytes once they are packed, and again,
+//! piece by piece, while they are held. Works with bytes and the weights' names; has no knowledge of files.
 
 use backend::Memory;
 use model::PackedWeight;
@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use types::Rank;
 
-/// What is hashed at a time: some hundred microseconds.
+/// The bytes hashed at a time: this takes some hundred microseconds.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// A rank's weights, as they are kept, and their hashes.
+/// A rank's weights in their packed form, and their hashes.
 pub(crate) struct HashedPart {
     pieces: Vec<HashedPiece>,
-    /// The piece that is hashed next.
+    /// The piece to hash next.
     next: AtomicUsize,
     spoilt: OnceLock<SpoiltWeight>,
 }
@@ -25,17 +25,17 @@ struct HashedPiece {
     hash: [u8; 32],
 }
 
-/// A weight that is not what was loaded.
+/// A weight that differs from what was loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpoiltWeight {
     pub weight: String,
-    /// Counted in pieces of 256 KiB of the weight as it is kept.
+    /// Counted in pieces of 256 KiB of the packed weight.
     pub piece: usize,
     pub rank: Rank,
 }
 
 impl HashedPart {
-    /// Hashes what has just been packed, on the threads that packed it.
+    /// Hashes freshly packed weights, on the threads that packed them.
     pub fn of(packed: &[PackedWeight], device: &impl Memory) -> HashedPart {
         let pieces = packed.iter().flat_map(|weight| {
             let n_bytes = weight.bytes.bytes().len();
@@ -62,7 +62,7 @@ impl HashedPart {
         self.spoilt.get().is_some()
     }
 
-    /// Hashes the next piece; the number of its bytes, or what is spoilt.
+    /// Hashes the next piece. Returns the number of its bytes, or the spoilt weight.
     fn look(&self, rank: Rank) -> Result<usize, SpoiltWeight> {
         let n_pieces = self.pieces.len().max(1);
         let at = self.next.fetch_add(1, Relaxed) % n_pieces;
@@ -79,7 +79,7 @@ fn hash(weight: &PackedWeight, range: &Range<usize>) -> [u8; 32] {
     *blake3::hash(&weight.bytes.bytes()[range.clone()]).as_bytes()
 }
 
-/// Looks through the weights that a worker holds at present; clones share them.
+/// Checks the weights that a worker holds at present; clones share them.
 #[derive(Clone)]
 pub struct Scrubber(Arc<ScrubState>);
 
@@ -90,7 +90,7 @@ struct ScrubState {
     n_bytes: AtomicU64,
 }
 
-/// What one look has found.
+/// The result of one check.
 pub(crate) enum Scrubbed {
     /// Nothing is held.
     Nothing,
@@ -99,7 +99,7 @@ pub(crate) enum Scrubbed {
 }
 
 impl Scrubber {
-    /// `share` of one core's time is spent on it, at most 1.
+    /// The check takes `share` of one core's time, at most 1.
     pub fn new(share: f64) -> Scrubber {
         let now = Mutex::new((Weak::new(), Rank(0)));
         Scrubber(Arc::new(ScrubState { share, now, n_bytes: AtomicU64::new(0) }))
@@ -109,7 +109,7 @@ impl Scrubber {
         self.0.share
     }
 
-    /// From now on these are looked through, for as long as somebody holds them.
+    /// Checks these weights from now on, for as long as any owner holds them.
     pub(crate) fn watch(&self, part: &Arc<HashedPart>, rank: Rank) {
         *self.0.now.lock().unwrap_or_else(PoisonError::into_inner) = (Arc::downgrade(part), rank);
     }
@@ -126,12 +126,12 @@ impl Scrubber {
         }
     }
 
-    /// What is wrong with the weights that are held at present.
+    /// Returns the spoilt weight among those held at present.
     pub(crate) fn spoilt(&self) -> Option<SpoiltWeight> {
         self.now().0.and_then(|part| part.spoilt.get().cloned())
     }
 
-    /// Bytes hashed again so far, since the last call.
+    /// Returns the bytes hashed again since the last call.
     pub(crate) fn take_bytes(&self) -> u64 {
         self.0.n_bytes.swap(0, Relaxed)
     }

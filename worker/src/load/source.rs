@@ -1,4 +1,4 @@
-//! The path on this machine of the model to be loaded. Knows paths and no formats.
+//! The path on this machine of the model to load. Has no knowledge of formats.
 
 use crate::CancelFlag;
 use crate::assignment::{Assignment, Load, LoadError, Loaded, Ready};
@@ -17,7 +17,7 @@ pub enum Source {
     Fetched(Fetch),
 }
 
-/// A loader that first finds the model on this machine.
+/// Returns a loader that first finds the model on this machine.
 pub fn load_from(source: Source, loader: Box<dyn Load>) -> Box<dyn Load> {
     Box::new(Located { source, loader, model_path: None })
 }
@@ -25,7 +25,7 @@ pub fn load_from(source: Source, loader: Box<dyn Load>) -> Box<dyn Load> {
 struct Located {
     source: Source,
     loader: Box<dyn Load>,
-    /// Where it was found last.
+    /// Where the model was found last.
     model_path: Option<PathBuf>,
 }
 
@@ -40,7 +40,8 @@ impl Source {
         }
     }
 
-    /// A draft model is fetched from nobody: it is where the coordinator says, or in the folder.
+    /// Sets the draft model's path: the one that the coordinator names, or the one in the folder. A draft model is
+    /// never fetched.
     fn with_draft(&self, assignment: &Assignment) -> Assignment {
         let mut assignment = assignment.clone();
         if let (Source::Folder(folder), Some(draft)) = (self, &mut assignment.guesses.draft_model) {
@@ -53,7 +54,8 @@ impl Source {
 impl Load for Located {
     fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
         let model_path = match (&self.source, &self.model_path) {
-            // Another rank of this machine may have been refused its bytes: then all of them would come anew.
+            // The coordinator may have rejected the bytes of another rank on this machine; `path` would then fetch all
+            // of them again.
             (Source::Fetched(_), Some(path)) if self.loader.holds(assignment) => path.clone(),
             _ => self.source.path(assignment, cancel)?,
         };

@@ -1,5 +1,5 @@
-//! The bytes of a model's tokens, read when the first request with a grammar comes, and the grammars that were compiled
-//! for them. Knows no request.
+//! The bytes of a model's tokens, read at the first request with a grammar, and the grammars compiled for them. Has no
+//! knowledge of requests.
 
 use crate::load::kept_matchers::KeptMatchers;
 use checkpoint::Checkpoint;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use types::{Grammar, Token};
 
-/// A model's vocabulary, which is made once it is wanted. It stays with the weights from one epoch to the next.
+/// A model's vocabulary, made at its first use. It stays with the weights from one epoch to the next.
 pub struct LazyVocabulary {
     model: PathBuf,
     n_vocab: usize,
@@ -27,14 +27,14 @@ impl LazyVocabulary {
         self.matchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A matcher at the start of an answer: a copy of one that was made before, or a new one.
+    /// Returns a matcher at the start of an answer: a copy of an earlier one, or a new one.
     pub fn matcher(&self, grammar: &Grammar) -> Result<Matcher, Stuck> {
         if let Some(copy) = self.matchers().copy_of(grammar) {
             return Ok(copy);
         }
         let vocabulary = self.get().map_err(Stuck::Grammar)?;
         let mut matcher = Matcher::new(&vocabulary, grammar, &GrammarLimits::default())?;
-        // The first mask is the same for all. All matchers make it, so that what is kept changes no limit's count.
+        // The first mask is the same for all. Every matcher makes it, so that keeping copies changes no limit's count.
         matcher.mask(&mut Mask::default())?;
         if let Some(copy) = matcher.copy() {
             self.matchers().keep(grammar, copy);
@@ -42,7 +42,7 @@ impl LazyVocabulary {
         Ok(matcher)
     }
 
-    /// What cannot be read is tried again for the next request.
+    /// Returns the vocabulary. A failed read is tried again for the next request.
     pub fn get(&self) -> Result<Vocabulary, String> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(vocabulary) = &*made {

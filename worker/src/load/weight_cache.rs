@@ -1,8 +1,8 @@
-//! What a rank keeps of a model between two assignments: packed weights and the device that they are on. Knows no files
-//! and no other ranks.
+//! What a rank keeps of a model between two assignments: packed weights and their device. Has no knowledge of files or
+//! other ranks.
 //!
-//! A runner borrows them. When it is dropped they are back in the cache, where the next assignment finds them if it is
-//! for the same part of the same model. Any look at the cache empties it, so it never holds anything else.
+//! A runner borrows the weights, and its drop returns them to the cache. The next assignment finds them there if it is
+//! for the same part of the same model. Any `take` empties the cache, so it never holds anything else.
 
 use crate::assignment::Assignment;
 use crate::load::draft_weights::{DraftWeights, WantedDraft};
@@ -44,8 +44,7 @@ impl<D: Device + 'static> AnyPart for LoadedPart<D> {
     }
 }
 
-/// The key under which loaded weights are found again: equal keys have the same weights, cut alike, with as much
-/// scratch memory.
+/// The key of loaded weights: equal keys have the same weights, cut alike, with as much scratch memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartKey {
     policy: PolicyDigest,
@@ -63,9 +62,9 @@ pub(crate) struct LoadedPart<D: Device> {
     pub policy: PolicyDigest,
     pub reading: Reading,
     pub vocabulary: Arc<LazyVocabulary>,
-    /// On the rank that samples, where a draft model guesses.
+    /// Present on the sampling rank, where a draft model guesses.
     pub draft: Option<DraftWeights<D>>,
-    /// Present if they are looked through.
+    /// Present if the weights are checked in memory.
     pub hashed: Option<Arc<HashedPart>>,
 }
 
@@ -92,15 +91,15 @@ impl PartKey {
 }
 
 impl WeightCache {
-    /// Empties the cache, and returns what was there if it has this key.
+    /// Empties the cache, and returns its contents if they have this key.
     pub(crate) fn take<D: Device + 'static>(&self, of: Option<&PartKey>) -> Option<LoadedPart<D>> {
         let kept = self.place().take()?;
         let held = kept.held.into_any().downcast::<LoadedPart<D>>().ok().filter(|_| Some(&kept.of) == of)?;
-        // A failure of the device while nobody looked has spoilt it for good.
+        // A device that failed while unused has spoilt the part for good.
         (held.device.settle().is_ok() && !held.is_spoilt()).then_some(*held)
     }
 
-    /// Whether this is there, and is what the assignment asks for without a look at any file.
+    /// Returns whether the cache holds what the assignment requires, without opening a file.
     pub(crate) fn holds(&self, of: &PartKey, assignment: &Assignment) -> bool {
         self.place().as_ref().is_some_and(|kept| kept.of == *of && kept.held.is_kept_for(assignment))
     }
@@ -135,7 +134,7 @@ impl<D: Device + 'static> PartInUse<D> {
         self.held.as_mut().expect("it is there until this is dropped")
     }
 
-    /// Whatever ends the runner between `begin` and `end` discards the weights, and keeps none for the next runner.
+    /// Any end of the runner between `begin` and `end` discards the weights, and keeps none for the next runner.
     pub fn begin(&mut self) {
         self.is_sound = false;
     }

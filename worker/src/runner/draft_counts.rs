@@ -1,5 +1,5 @@
-//! How many drafts were verified and accepted at each place behind the log, by who guessed them. Counted in every step,
-//! and told in steps that start or end a sequence: telling allocates. Knows no tokens.
+//! Counts verified and accepted drafts at each place behind the log, by guesser. It counts in every step, and reports
+//! in steps that start or end a sequence, because reports allocate. Has no knowledge of tokens.
 
 use crate::runner::guesses::{GuessConfig, Guesser};
 use telemetry::metrics;

@@ -1,8 +1,8 @@
-//! A smaller model that guesses what logs go on with, on the rank that samples: its KV cache, which nobody else sees,
-//! and its passes, each over all sequences that still want a token. Knows no block of the model that is served.
+//! A smaller model that guesses the next tokens of logs, on the sampling rank: its own KV cache, and its passes over
+//! all sequences that still need a token. Has no knowledge of the served model's blocks.
 //!
-//! It draws as that one does, by the noise of the same position: so they agree as often as they can. A log is caught up
-//! with when a guess behind it is wanted; what was guessed and not drawn is overwritten.
+//! It draws with the same noise per position as the served model, so both agree as often as they can. It catches up
+//! with a log when a guess behind that log is needed, and overwrites guesses that were not drawn.
 
 mod drafted;
 
@@ -17,13 +17,13 @@ use std::collections::HashMap;
 use types::cache::blocks_for;
 use types::{BLOCKS_MAX, DRAFT_ROWS_MAX, Goal, KvDtype, Layout, Rank, RequestId, Step, Token, TokenOut, Want};
 
-/// What it can hold.
+/// The limits of what it can hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DraftLimits {
     pub kv_bytes: u64,
     pub kv_dtype: KvDtype,
     pub running_max: usize,
-    /// Freed blocks are cleared.
+    /// Whether freed blocks are cleared.
     pub zero_kv: bool,
 }
 
@@ -40,24 +40,24 @@ pub(super) struct DraftModel<D: Device + 'static> {
     turns: Vec<Turn>,
     /// The turns whose rows draw in the present pass.
     drawing: Vec<usize>,
-    // A pass's buffers, reused.
+    // The buffers of a pass, reused.
     batch: Batch,
     draws: Vec<Draw<'static>>,
     drawn: Vec<Result<TokenOut, Undrawn>>,
 }
 
-/// A sequence that wants guesses.
+/// A sequence that needs guesses.
 struct Turn {
     id: RequestId,
     n_max: usize,
-    /// The length of the log that it guesses behind.
+    /// The length of the log that the guesses follow.
     n_log: usize,
     /// Its rows in the present pass.
     n_rows: usize,
     is_over: bool,
 }
 
-/// A sequence that lacks no more than this goes before those that lack more.
+/// A sequence that lacks at most this many tokens goes before those that lack more.
 const LACKING_MAX: usize = DRAFT_ROWS_MAX as usize + 1;
 
 impl<D: Device + 'static> DraftModel<D> {
@@ -152,13 +152,15 @@ impl<D: Device + 'static> DraftModel<D> {
         Ok(())
     }
 
-    /// What was guessed for each sequence; nothing where a log is not caught up with, or there is no memory for it.
+    /// Returns the guesses for each sequence. They are empty if the cache has not caught up with the log, or if there
+    /// is no memory for it.
     pub fn guessed(&self) -> impl Iterator<Item = (RequestId, &[Token])> {
         let of = |turn: &Turn| Some((turn.id, &self.held.get(&turn.id)?.tokens[turn.n_log..]));
         self.turns.iter().filter_map(of)
     }
 
-    /// The rows of the next pass: of each sequence what its cache lacks, as far as there is room. False without any.
+    /// Lays out the next pass: for each sequence the rows that its cache lacks, as far as there is room. Returns false
+    /// without any row.
     fn lay_out(&mut self) -> bool {
         self.batch.clear();
         self.drawing.clear();
@@ -211,14 +213,14 @@ impl<D: Device + 'static> DraftModel<D> {
             };
             drafted.tokens.push(token);
             let n_guessed = drafted.tokens.len() - turn.n_log;
-            // Nothing is drawn behind the end of an answer.
+            // No token is drawn behind the end of an answer.
             let is_end = drafted.sampling.stop.contains(&token);
             turn.is_over = is_end || n_guessed == turn.n_max || drafted.tokens.len() >= self.context;
         }
     }
 }
 
-/// Lays out one sequence's rows. Its turn is over where they do not reach the log's end.
+/// Lays out one sequence's rows. Its turn is over if they do not reach the log's end.
 fn lay_out(
     turn: &mut Turn,
     i: usize,

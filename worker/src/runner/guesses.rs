@@ -1,5 +1,5 @@
-//! Guesses of the tokens behind a sequence's log, on the rank that samples. A guess may be wrong: it costs time, and
-//! changes no token. Knows logs; nothing of models, blocks or steps.
+//! Guesses of the tokens behind a sequence's log, on the sampling rank. A wrong guess costs time, and changes no token.
+//! Works on logs; has no knowledge of models, blocks or steps.
 
 mod expected;
 mod ngrams;
@@ -14,52 +14,52 @@ use std::sync::Arc;
 use types::{DRAFT_ROWS_MAX, NgramLimits, Request, RequestId, Token};
 use worth::{Acceptance, Pauses};
 
-/// The most tokens that are guessed in one step: more than it can verify, so that many sequences have some.
+/// The most tokens guessed in one step: more than a step can verify, so that many sequences get some.
 const GUESSES_PER_STEP_MAX: usize = 8 * DRAFT_ROWS_MAX as usize;
 
 /// How tokens are guessed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuessConfig {
     pub source: GuessSource,
-    /// The most tokens that are guessed at a time.
+    /// The most tokens guessed at a time.
     pub n_max: u16,
-    /// A smaller model that guesses where the source does not, or less well.
+    /// A smaller model that guesses where the source has no guess, or a worse one.
     pub draft_model: Option<DraftModelConfig>,
 }
 
-/// A smaller model of the same vocabulary, which the rank that samples holds whole.
+/// A smaller model of the same vocabulary, held whole by the sampling rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DraftModelConfig {
     pub path: PathBuf,
     /// Memory for its KV cache.
     pub kv_bytes: u64,
-    /// Where the number of guesses is to follow from what they earn. None: always as many as may be.
+    /// The costs from which the number of guesses follows. None: always as many guesses as allowed.
     pub cost: Option<DraftCost>,
 }
 
-/// Who has guessed a log's next tokens.
+/// The origin of the guesses behind a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Guesser {
     #[default]
     Source,
-    /// A grammar leaves nothing else.
+    /// A grammar that allows only one continuation.
     Grammar,
     DraftModel,
 }
 
-/// What guesses are taken from.
+/// The source of guesses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum GuessSource {
-    /// Nothing is guessed.
+    /// No guesses.
     #[default]
     Off,
-    /// What followed the last tokens when they stood in the log before, or in what the client expects.
+    /// The tokens that followed an earlier occurrence of the last tokens, in the log or in what the client expects.
     Ngrams(NgramLimits),
     /// Known answers, for tests.
     Recalled(Arc<Recalled>),
 }
 
-/// Whole logs that will be drawn, guessed with mistakes.
+/// Complete logs that will be drawn; some guesses from them are wrong on purpose.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Recalled {
     pub logs: Vec<Vec<Token>>,
@@ -68,7 +68,7 @@ pub struct Recalled {
 }
 
 impl GuessSource {
-    /// Its label in metrics.
+    /// Returns the source's label in metrics.
     pub(super) fn name(&self) -> &'static str {
         match self {
             GuessSource::Off => "off",
@@ -79,14 +79,14 @@ impl GuessSource {
 }
 
 impl GuessConfig {
-    /// The most tokens that are guessed for one of `n_draws` logs that a step draws behind: what a step can verify is
-    /// limited, and so is a message of what was guessed.
+    /// Returns the most tokens to guess for one of `n_draws` logs that a step draws behind: both the rows that a step
+    /// can verify and the message of guesses are limited.
     pub(super) fn n_max_among(&self, n_draws: usize) -> usize {
         let n_max = if self.is_off() { 0 } else { usize::from(self.n_max) };
         n_max.min(DRAFT_ROWS_MAX as usize).min(GUESSES_PER_STEP_MAX / n_draws.max(1))
     }
 
-    /// The most tokens that are guessed in one step.
+    /// Returns the most tokens to guess in one step.
     pub(super) fn n_max_in_step(&self) -> usize {
         if self.is_off() { 0 } else { GUESSES_PER_STEP_MAX }
     }
@@ -95,7 +95,7 @@ impl GuessConfig {
         self.source == GuessSource::Off && self.draft_model.is_none()
     }
 
-    /// The label in metrics of who guesses.
+    /// Returns the guesser's label in metrics.
     pub(super) fn name_of(&self, guesser: Guesser) -> &'static str {
         match guesser {
             Guesser::Source => self.source.name(),
@@ -109,22 +109,23 @@ impl GuessConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuessWish {
     pub id: RequestId,
-    /// The most tokens.
+    /// The most tokens to guess.
     pub n_max: usize,
 }
 
-/// One sequence's guesses. Its memory is allocated when a sequence begins.
+/// One sequence's guesses. Their memory is allocated when the sequence begins.
 #[derive(Debug, Default)]
 pub(super) struct Guesses {
     source: GuessSource,
     ngrams: NgramIndex,
     expected: Expected,
-    /// The tokens that are guessed behind the log.
+    /// The tokens guessed behind the log.
     pub tokens: Vec<Token>,
     pub guesser: Guesser,
-    /// Those that must follow it, as far as that is known; or those that the draft model was preferred to.
+    /// The tokens that must follow the log, as far as they are known; or the guesses that lost against the draft
+    /// model's.
     others: Vec<Token>,
-    /// Whether the source's guesses are the others.
+    /// Whether `others` are the source's guesses.
     is_outdone: bool,
     of_source: Acceptance,
     of_model: Acceptance,
@@ -133,7 +134,7 @@ pub(super) struct Guesses {
 }
 
 impl Guesses {
-    /// For a log that may have `n_tokens_max` tokens. None are guessed where `may_guess` is false.
+    /// Restarts for a log of up to `n_tokens_max` tokens. Guesses nothing if `may_guess` is false.
     pub fn restart(&mut self, config: &GuessConfig, may_guess: bool, request: &Request, n_tokens_max: usize) {
         let n_max = usize::from(config.n_max).min(DRAFT_ROWS_MAX as usize);
         for tokens in [&mut self.tokens, &mut self.others] {
@@ -149,7 +150,7 @@ impl Guesses {
         }
     }
 
-    /// How many of the drawn tokens, the first ones, had been guessed. Notes it of who guessed them.
+    /// Returns how many of the first drawn tokens were guessed, and notes it for their guesser.
     pub fn n_hit(&mut self, drawn: impl Iterator<Item = Token> + Clone) -> u16 {
         let n_drawn = drawn.clone().count();
         let hits =
@@ -167,8 +168,8 @@ impl Guesses {
         n_hit as u16
     }
 
-    /// Guesses at most `n_max` tokens behind `log`, which has grown since the last call. `only_way` adds those that
-    /// must follow it, where that is known.
+    /// Guesses at most `n_max` tokens behind `log`, which has grown since the last call. `only_way` adds the tokens
+    /// that must follow the log, where they are known.
     pub fn guess(&mut self, log: &[Token], n_max: usize, only_way: impl FnOnce(&mut Vec<Token>)) {
         self.tokens.clear();
         (self.guesser, self.is_outdone) = (Guesser::Source, false);
@@ -196,8 +197,8 @@ impl Guesses {
         }
     }
 
-    /// How many tokens the draft model is to guess, of at most `n_max`, in a step that draws behind `n_draws` logs.
-    /// Nothing where others have guessed what holds more often.
+    /// Returns how many tokens the draft model should guess, at most `n_max`, in a step that draws behind `n_draws`
+    /// logs. Returns zero if the present guesses hold more often.
     pub fn n_of_model(&mut self, cost: Option<DraftCost>, n_max: usize, n_draws: usize) -> usize {
         let Some(pauses) = &mut self.pauses else { return 0 };
         let is_guessed = match self.guesser {
@@ -207,7 +208,7 @@ impl Guesses {
         if is_guessed { 0 } else { pauses.n_worth(cost, self.of_model, n_max, n_draws) }
     }
 
-    /// What the draft model has guessed.
+    /// Takes the draft model's guesses.
     pub fn take_model(&mut self, guessed: &[Token]) {
         if !guessed.is_empty() {
             std::mem::swap(&mut self.tokens, &mut self.others);
@@ -218,7 +219,7 @@ impl Guesses {
     }
 }
 
-/// A token that is in every vocabulary that has this one.
+/// Returns another token that is in every vocabulary that has this one.
 fn another(token: Token) -> Token {
     token.checked_sub(1).unwrap_or(1)
 }
@@ -228,7 +229,7 @@ impl Recalled {
         let whole = self.logs.iter().filter(|whole| whole.starts_with(log)).max_by_key(|whole| whole.len());
         let rest = whole.map_or(&[][..], |whole| &whole[log.len()..]);
         let positions = log.len() as u64..;
-        // Some are short, and a wrong token is any other.
+        // Some guesses are short, and a wrong token is any other token.
         let n = n_max.saturating_sub(log.len() % 3);
         let is_wrong = |position: u64| position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 0xffff < self.wrong * 655;
         let tokens = rest.iter().zip(positions);

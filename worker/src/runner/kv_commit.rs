@@ -1,29 +1,29 @@
-//! Commits the memory of a rank's KV cache piece by piece, up to what is wanted, so that a machine which lacks it says
-//! so instead of killing a process that serves. Knows no thread and no stream: the session calls it, and reports how
-//! far it is.
+//! Commits the memory of a rank's KV cache piece by piece, up to a target, so that a machine that lacks memory returns
+//! an error instead of killing a serving process. Has no knowledge of threads or streams: the session calls it, and
+//! reports the progress.
 
 use backend::{BlockMemory, KvSpec};
 use std::ops::Range;
 use types::{CacheGroup, KV_PARTS, blocks_committed, parts_for};
 
-/// The memory of one piece, of which a machine whose cores are all busy takes a tenth of a second to give it.
+/// The memory of one piece. A machine whose cores are all busy takes a tenth of a second to provide one piece.
 const PIECE_BYTES: u64 = 32 << 20;
-/// What is left to the rest of the machine.
+/// The memory left to the rest of the machine.
 const KEPT_FREE: u64 = 64 << 20;
-/// The positions that a cache which grows has memory for when it is ready.
+/// The positions for which a growing cache has memory when the rank is ready.
 const FIRST_POSITIONS: u32 = 2048;
 
 pub struct KvCommit {
     pools: Vec<CommittedPool>,
-    /// How much of each pool there is memory for.
+    /// The committed part of each pool.
     parts: u32,
-    /// How much there should be.
+    /// The part of each pool to commit.
     parts_wanted: u32,
-    /// The least that serves: one context. A machine that cannot give it is refused.
+    /// The smallest part that can serve: one context. A machine without memory for it is rejected.
     parts_min: u32,
-    /// How much a cache that grows begins with.
+    /// The part with which a growing cache begins.
     parts_first: u32,
-    /// Taken at each piece.
+    /// The size of one piece.
     parts_each: u32,
     context: u32,
 }
@@ -35,7 +35,7 @@ struct CommittedPool {
     memory: Option<BlockMemory>,
 }
 
-/// Why a machine does not give the memory that was planned.
+/// Why a machine does not provide the planned memory.
 #[derive(Debug, thiserror::Error)]
 pub enum KvShort {
     #[error(
@@ -47,14 +47,14 @@ pub enum KvShort {
     System(#[from] std::io::Error),
 }
 
-/// What came of a piece.
+/// The result of committing a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Committed {
-    /// It is there, and there is more to commit.
+    /// The piece is committed, and there is more to commit.
     Piece,
-    /// There is as much as is wanted.
+    /// As much is committed as was requested.
     Enough,
-    /// The machine has no memory for another piece at this moment. What is committed is enough to serve.
+    /// The machine has no memory for another piece at this moment. The committed part is enough to serve.
     Short,
 }
 
@@ -93,7 +93,7 @@ impl KvCommit {
         (n_bytes > 0 && !commit.pools.is_empty()).then_some(commit)
     }
 
-    /// How much of each pool there is memory for.
+    /// Returns the committed part of each pool.
     pub fn parts(&self) -> u32 {
         self.parts
     }
@@ -106,8 +106,8 @@ impl KvCommit {
         self.bytes_of(0..self.parts)
     }
 
-    /// Commits the beginning of a cache that grows, on a machine that could give one context. From now on a machine
-    /// without memory is `Short`, and never an error.
+    /// Commits the beginning of a growing cache, on a machine that could provide one context. From now on a lack of
+    /// memory is `Short`, and never an error.
     pub fn begin_to_grow(&mut self, left: impl Fn() -> Option<u64>) -> Result<(), KvShort> {
         let needed = self.bytes_of(0..self.parts_min);
         if let Some(left) = left().filter(|left| *left < needed + KEPT_FREE) {
@@ -118,7 +118,7 @@ impl KvCommit {
         self.go_on_to_the_end(left).map(|_| ())
     }
 
-    /// Sets how much there should be, and gives back what is above. No pass may use the blocks above meanwhile.
+    /// Sets how much to commit, and gives back what is above. No pass may use the blocks above meanwhile.
     pub fn want(&mut self, parts: u32) -> std::io::Result<()> {
         self.parts_wanted = parts.min(KV_PARTS);
         let above = self.parts_wanted..self.parts;
@@ -130,7 +130,7 @@ impl KvCommit {
         memories.into_iter().try_for_each(|(blocks, memory)| (memory.release)(blocks))
     }
 
-    /// Commits another piece, if the machine has so much `left` and something to spare. None: what it has is unknown.
+    /// Commits another piece if the machine has that much `left` and some to spare. None: the free memory is unknown.
     pub fn go_on(&mut self, left: Option<u64>) -> Result<Committed, KvShort> {
         let piece = self.parts..(self.parts + self.parts_each).min(self.parts_wanted);
         if piece.is_empty() {
@@ -149,7 +149,7 @@ impl KvCommit {
         Ok(if self.parts == self.parts_wanted { Committed::Enough } else { Committed::Piece })
     }
 
-    /// Commits all that is wanted, or as much as the machine gives.
+    /// Commits the whole target, or as much as the machine provides.
     pub fn go_on_to_the_end(&mut self, left: impl Fn() -> Option<u64>) -> Result<Committed, KvShort> {
         loop {
             match self.go_on(left())? {
@@ -178,7 +178,7 @@ impl CommittedPool {
         u64::from(self.n_blocks) * self.block_bytes
     }
 
-    /// `[0, parts.start) there already · [parts.start, parts.end) these · the rest`
+    /// `[0, parts.start) already committed · [parts.start, parts.end) these · the rest`
     fn blocks(&self, parts: &Range<u32>) -> Range<u32> {
         blocks_committed(self.n_blocks, parts.start)..blocks_committed(self.n_blocks, parts.end)
     }
@@ -191,7 +191,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use types::{KvDtype, KvLayout};
 
-    /// A block of 1 MiB.
+    /// Returns a spec with blocks of 1 MiB.
     fn spec(n_blocks: usize) -> KvSpec {
         KvSpec { n_layers: 1, n_blocks, layout: KvLayout::heads(256, 64), dtype: KvDtype::F16 }
     }
@@ -199,7 +199,7 @@ mod tests {
     /// The ranges that were committed, and those that were released.
     type Changes = Arc<Mutex<[Vec<Range<u32>>; 2]>>;
 
-    /// The commit of one pool, for a context of so many blocks, and what it changes.
+    /// Returns the commit of one pool, for a context of this many blocks, and the changes that it makes.
     fn commit(n_blocks: usize, context: u32) -> (KvCommit, Changes) {
         let changes = Changes::default();
         let [commit, release] = [0, 1].map(|which| {
@@ -225,7 +225,7 @@ mod tests {
         let (mut commit, changes) = commit(200, 10);
         assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), Committed::Enough);
         assert_eq!(n_blocks(&changes.lock().unwrap()[0]), 200);
-        // A machine that lacks some gives what it has, as long as that is enough for one context.
+        // A machine that lacks memory provides what it has, if that is enough for one context.
         let (mut commit, changes) = self::commit(200, 10);
         let left = || Some((120 - n_blocks(&changes.lock().unwrap()[0])) * MIB);
         assert_eq!(commit.go_on_to_the_end(left).unwrap(), Committed::Short);

@@ -1,14 +1,16 @@
-//! The masks of requests with a grammar, on the rank that samples: threads follow each grammar beside the passes, and a
-//! step's draws take what is ready. Knows requests and tokens; nothing of logits, blocks or other ranks.
+//! The masks of requests with a grammar, on the sampling rank: threads follow each grammar beside the passes, and a
+//! step's draws take the finished masks. Works on requests and tokens; has no knowledge of logits, blocks or other
+//! ranks.
 //!
 //! ```text
 //! step     start ─────────┐  draw 0 ── drawn ──┐  draw 1
 //! threads                 └ compile, mask 0     └ mask 1
 //! ```
 //!
-//! A mask for the next token is made as soon as this one is drawn, while the next pass runs. One that is not ready then
-//! is waited for a little, and else its slice draws nothing and runs again. A slice with drafts has a mask for each row
-//! that draws; where one behind a draft is not ready, or its draft is not allowed, the slice draws what is before it.
+//! As soon as a token is drawn, a thread makes the mask for the next one, while the next pass runs. A draw waits a
+//! short time for a late mask; after that its slice draws nothing and runs again. A slice with drafts has a mask for
+//! each row that draws. If the mask behind a draft is late, or the draft is not allowed, the slice draws only what is
+//! before it.
 
 mod follower;
 mod run;
@@ -26,16 +28,17 @@ use telemetry::metrics;
 use threads::Threads;
 use types::{Failure, Goal, GrammarFault, Request, RequestId, Step, Token};
 
-/// How masks are made and waited for.
+/// The threads and time limits of masks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaskConfig {
-    /// Threads that follow grammars. All but one may compile at a time, so that this holds up nobody else's masks.
+    /// Threads that follow grammars. All but one may compile at a time, so that a compilation delays no other request's
+    /// masks.
     pub threads: usize,
-    /// How long all draws of a step together wait for masks that are not ready.
+    /// How long all draws of a step together wait for late masks.
     pub wait_max: Duration,
-    /// A request whose mask is not ready by then ends: its grammar cannot be followed.
+    /// A request whose mask is later than this ends, because its grammar cannot be followed.
     pub late_max: Duration,
-    /// Added to the making of every mask, so that tests have late ones.
+    /// Delays every mask, so that tests have late ones.
     pub delay: Duration,
 }
 
@@ -49,26 +52,26 @@ impl Default for MaskConfig {
 pub struct Masks {
     config: MaskConfig,
     vocabulary: Arc<LazyVocabulary>,
-    /// None until the first grammar.
+    /// None until the first request with a grammar.
     threads: Option<Threads>,
     running_max: usize,
-    /// The most tokens that are guessed behind a log.
+    /// The most tokens guessed behind a log.
     n_guess_max: usize,
     live: HashMap<RequestId, Live>,
-    /// When the present step's draws cease to wait.
+    /// When the present step's draws stop waiting.
     wait_until: Option<Instant>,
 }
 
 /// A request with a grammar.
 struct Live {
     slot: Arc<Slot>,
-    /// The masks of a slice's draws. Their memory goes to and fro.
+    /// The masks of a slice's draws. Their memory moves between this and the slot.
     run: MaskRun,
-    /// Since when a draw waits for its mask.
+    /// The time since when a draw waits for its mask.
     late_since: Option<Instant>,
 }
 
-/// What a draw finds.
+/// The result of a search for a draw's mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     Ready,
@@ -117,7 +120,7 @@ impl Masks {
         }
     }
 
-    /// A step that has begun verifies these drafts behind a log whose next draw is `n_output`.
+    /// Has masks made for the drafts of a step that has begun, behind a log whose next draw is `n_output`.
     pub fn draft(&self, id: RequestId, n_output: u32, drafts: &[Token]) {
         if let (Some(live), Some(threads)) = (self.live.get(&id), &self.threads) {
             live.slot.draft(n_output, drafts);
@@ -125,13 +128,13 @@ impl Masks {
         }
     }
 
-    /// A step's draws are about to ask for their masks.
+    /// Called before a step's draws look for their masks.
     pub fn begin_draws(&mut self) {
         self.wait_until = None;
     }
 
-    /// Takes the masks for a request's next draws, the output having `n_output` tokens. `may_be_late` is false where
-    /// the slice cannot run again: then the wait is as long as any.
+    /// Takes the masks for a request's next draws, behind an output of `n_output` tokens. `may_be_late` is false if the
+    /// slice cannot run again: the wait may then last for `late_max`.
     pub fn find(&mut self, id: RequestId, n_output: u32, may_be_late: bool) -> Found {
         let MaskConfig { wait_max, late_max, .. } = self.config;
         let Some(live) = self.live.get_mut(&id) else {
@@ -166,13 +169,13 @@ impl Masks {
         }
     }
 
-    /// The mask that was found for this request's draw behind `n_drafts` drafts.
+    /// Returns the found mask of this request's draw behind `n_drafts` drafts.
     pub fn of(&self, id: RequestId, n_drafts: usize) -> DrawMask<'_> {
         let live = self.live.get(&id);
         live.and_then(|live| live.run.behind(n_drafts)).map_or(DrawMask::Late, DrawMask::Of)
     }
 
-    /// Tokens were drawn: the mask behind them can be made.
+    /// Adds drawn tokens, so that a thread can make the mask behind them.
     pub fn drawn(&self, id: RequestId, tokens: impl Iterator<Item = Token>) {
         if let (Some(live), Some(threads)) = (self.live.get(&id), &self.threads) {
             live.slot.push(tokens);
@@ -180,7 +183,7 @@ impl Masks {
         }
     }
 
-    /// Adds to `out` what is known to follow this output, because its grammar leaves one text.
+    /// Adds to `out` the tokens that must follow this output, because its grammar allows only one text.
     pub fn only_way(&self, id: RequestId, output: &[Token], out: &mut Vec<Token>) {
         if let Some(live) = self.live.get(&id) {
             live.slot.only_way(output, out);

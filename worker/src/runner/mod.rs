@@ -1,4 +1,4 @@
-//! What a rank does with a step. Knows nothing of streams or threads: the session calls it on one thread that it owns.
+//! Runs a rank's steps. Has no knowledge of streams or threads: the session calls it on one thread that it owns.
 
 mod draft_counts;
 mod draft_model;
@@ -19,45 +19,49 @@ use std::pin::Pin;
 use std::time::Duration;
 use types::{Rank, Step, StepDone, Unsupported};
 
-/// Executes steps of one epoch, in order. `sim::SimRunner` has no model; the model's runner has one.
+/// Runs the steps of one epoch, in order. `sim::SimRunner` has no model; the model's runner has one.
 pub trait Runner: Send {
-    /// Applies the step (ends, starts, slices, pass) and leaves one `SliceDone` per slice. `done` is handed in with its
-    /// id and epoch set and the slices of the step before it, to be overwritten, so that their memory is kept.
+    /// Applies the step (ends, starts, slices, pass) and leaves one `SliceDone` per slice. The caller sets the id and
+    /// epoch of `done`, which still has the slices of the step before; they are overwritten, so that their memory is
+    /// kept.
     ///
-    /// A rank that does not sample leaves `done` unused: nobody reads it.
     ///
-    /// An error means that this rank cannot go on in this epoch. A failure of one request alone is `SliceDone::failed`.
+    /// A rank that does not sample leaves `done` unused, because no caller reads it.
+    ///
+    ///
+    /// An error means that this rank cannot continue in this epoch. A failure of one request alone is
+    /// `SliceDone::failed`.
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError>;
 
-    /// `run` for a runner that may begin the next step while its device computes this one. A step begun this way is the
-    /// next one given to it, or the runner is dropped.
+    /// `run` for a runner that may begin the next step while its device computes this one. The next call of `run_with`
+    /// must be for that step, unless the runner is dropped.
     fn run_with(&mut self, step: &Step, _upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
         self.run(step, done)
     }
 
-    /// The remaining modelled time of a step that `run` has applied, which only a task can wait out. A runner with a
-    /// model has done all its waiting in `run`.
+    /// Returns the remaining modelled time of a step that `run` has applied; only a task can wait for it. A runner with
+    /// a model has done all its waiting in `run`.
     fn rest(&mut self) -> Option<Rest<'_>> {
         None
     }
 
-    /// The handle with which another thread ends a wait for other ranks in `run`. A runner that wraps another passes
-    /// this and the methods below on.
+    /// Returns the handle with which another thread ends a wait for other ranks in `run`. A runner that wraps another
+    /// one forwards this method and those below.
     fn abort_handle(&self) -> Option<AbortHandle> {
         None
     }
 
-    /// What commits its KV cache, once. None if all of its memory is there.
+    /// Returns the commit of its KV cache, once. None if all of its memory is committed.
     fn kv_commit(&mut self) -> Option<KvCommit> {
         None
     }
 
-    /// Counts of the device's passes: plain, recorded, replayed, refused.
+    /// Returns how many of the device's passes were plain, recorded, replayed or refused.
     fn repeats(&self) -> Repeats {
         Repeats::default()
     }
 
-    /// The time that all its steps together have waited for other ranks.
+    /// Returns the total time for which its steps waited for other ranks.
     fn waited(&self) -> Duration {
         Duration::ZERO
     }
@@ -101,7 +105,7 @@ pub trait Upcoming {
 
 pub type Rest<'a> = Pin<Box<dyn Future<Output = Result<(), RunError>> + Send + 'a>>;
 
-/// Why a step could not be run. It ends the rank's part in the epoch.
+/// Why a step could not run. It ends the rank's part in the epoch.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error(transparent)]
@@ -116,7 +120,7 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// The rank to blame, if it is another.
+    /// Returns the rank to blame, if it is another rank.
     pub fn guilty(&self) -> Option<Rank> {
         match self {
             RunError::Collective(error) => error.rank(),
@@ -125,7 +129,8 @@ impl RunError {
     }
 }
 
-/// An empty vector with the same memory for draws of another lifetime: collecting in place keeps the allocation.
+/// Returns an empty vector with the same memory for draws of another lifetime: collecting in place keeps the
+/// allocation.
 fn emptied<'a>(mut draws: Vec<Draw<'_>>) -> Vec<Draw<'a>> {
     draws.clear();
     draws.into_iter().map(|_| unreachable!("it is empty")).collect()

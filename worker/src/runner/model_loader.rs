@@ -1,5 +1,5 @@
-//! Makes the runner with a model: which device it computes on, and how its rank meets the others when all have loaded.
-//! Knows no step, and nothing of what is read of the model.
+//! Makes the runner with a model: its device, and how its rank meets the others once all have loaded. Has no knowledge
+//! of steps or of the model's contents.
 
 use crate::assignment::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready};
 use crate::load::scrub::Scrubber;
@@ -19,13 +19,13 @@ use std::sync::Arc;
 use types::{Activations, Mode, Part, Unsupported};
 use wire::refusals::Refusals;
 
-/// Which of a machine's devices a rank computes on.
+/// The machine's device on which a rank computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ComputeDevice {
     Cpu,
     Cuda {
         ordinal: u32,
-        /// The folder in which compiled kernels are kept between starts.
+        /// The folder that keeps compiled kernels between starts.
         cache: Option<PathBuf>,
     },
 }
@@ -37,32 +37,33 @@ pub struct ModelLoader {
     /// Computing threads, including the caller's.
     pub threads: usize,
     pub isa: Isa,
-    /// Whether a waiting thread spins. Only where all ranks together have no more threads than cores.
+    /// Whether a waiting thread spins. Use it only if all ranks together have at most as many threads as cores.
     pub spin: bool,
-    /// The listener for peers, if this worker is to have any.
+    /// The listener for peers, if this worker may have any.
     pub listener: Option<Arc<PeerListener>>,
-    /// The peers refused there, for the log.
+    /// The peers that the listener refused, for the log.
     pub refusals: Arc<Refusals>,
     pub wire: Wire,
     /// Whether connections between ranks are encrypted.
     pub encryption: LinkEncryption,
-    /// A key that all ranks of the cluster have, besides an epoch's secret; none where they have none.
+    /// A key that all ranks of the cluster share in addition to an epoch's secret, if they have one.
     pub link_key: Option<MeshSecret>,
-    /// The weights that its last rank held.
+    /// The weights that this worker's last rank held.
     pub weight_cache: WeightCache,
     /// The carrier between the ranks' devices; only for GPUs.
     pub carrier: CarrierChoice,
     /// Whether a GPU runs passes of the same shape as recorded graphs.
     pub graphs: bool,
     pub masks: MaskConfig,
-    /// Known answers to guess from in place of the assignment's source, so that tests decide what is accepted.
+    /// Known answers to guess from, instead of the assignment's source, so that tests decide which guesses are
+    /// accepted.
     pub recalled: Option<Arc<Recalled>>,
-    /// Who looks through the weights while they are held.
+    /// Checks the weights while they are held.
     pub scrubber: Option<Scrubber>,
 }
 
 impl ModelLoader {
-    /// A loader for the CPU, with the widest instructions of this machine and without peers.
+    /// Creates a loader for the CPU, with the widest instructions of this machine and without peers.
     pub fn new(threads: usize) -> ModelLoader {
         let (device, isa, wire, carrier) =
             (ComputeDevice::Cpu, Isa::detect(), Wire::default(), CarrierChoice::default());
@@ -85,7 +86,7 @@ impl ModelLoader {
         }
     }
 
-    /// The runner of a rank that has met the others through `mesh`, and its report.
+    /// Builds the runner of a rank that has met the others through `mesh`, and its report.
     pub fn build_with(&self, assignment: &Assignment, mesh: Mesh) -> Result<(Box<dyn Runner>, Ready), LoadError> {
         let cancel = CancelFlag::default();
         let (parts, ready) = self.prepare(assignment, mesh.part(), &cancel)?;
@@ -104,7 +105,7 @@ impl ModelLoader {
         Ok((Apart { parts, way, carrier: self.carrier, masks: self.masks }, ready))
     }
 
-    /// How the rank will meet the others, once all have loaded.
+    /// Returns how the rank will meet the others once all have loaded.
     fn way(&self, assignment: &Assignment) -> Result<Way, LoadError> {
         let Assignment { epoch, rank, layout, mesh_addresses, mesh_secret, timeouts, .. } = assignment;
         layout.grid().supported()?;
@@ -159,7 +160,7 @@ impl ModelLoader {
         if assignment.activations != Activations::Bf16 {
             return Err(Unsupported("activations other than bf16 on CUDA: give --activations bf16 to all roles").into());
         }
-        // This CPU packs weights and does the draws that need sorting; in between it waits for the device.
+        // This CPU packs weights and runs the draws that need sorting; in between it waits for the device.
         let host = CpuConfig { spin: false, ..self.cpu(Activations::F32) };
         let (cache, mode, graphs) = (cache.map(Path::to_owned), assignment.mode, self.graphs);
         let config = CudaConfig { ordinal, cache, mode, host, graphs };
@@ -184,7 +185,7 @@ fn boxed<D: Device + RankDevice + 'static>((part, ready): (ModelPart<D>, Ready))
     (Box::new(part), ready)
 }
 
-/// A part of a model that is loaded, on whichever device.
+/// A loaded part of a model, on any device.
 trait Prepared: Send {
     fn with(
         self: Box<Self>,
@@ -215,7 +216,7 @@ impl<D: Device + RankDevice + 'static> Prepared for ModelPart<D> {
     }
 }
 
-/// A rank that has loaded and has not met the others.
+/// A rank that has loaded but has not met the others.
 struct Apart {
     parts: Box<dyn Prepared>,
     way: Way,

@@ -1,5 +1,5 @@
-//! A rank's part of a model on its device, and the memory that its sequences need: read from the files, or kept from
-//! the place before. Knows no other rank and no step.
+//! A rank's part of a model on its device, and the memory for its sequences. The part is read from the files or kept
+//! from the assignment before. Has no knowledge of other ranks or steps.
 
 use crate::assignment::{Assignment, LoadError, Ready};
 use crate::load::draft_weights::{DraftWeights, WantedDraft};
@@ -67,7 +67,7 @@ pub(super) fn load_part<D: Device + 'static>(
     Ok((ModelPart { lent: weight_cache.hand_out(held, of), kv, kv_commit, draft_model, limits, direct }, ready))
 }
 
-/// The draft model that this rank is to have, kept or read.
+/// Returns the draft model for this rank, kept or read.
 fn draft_weights<D: Device>(
     kept: Option<DraftWeights<D>>,
     open: impl Fn() -> Result<D, LoadError>,
@@ -92,8 +92,8 @@ fn guessing<D: Device>(draft: &DraftWeights<D>, assignment: &Assignment) -> Resu
     DraftModel::new(draft, limits).map_err(load_failed(assignment))
 }
 
-/// Reads the model again, if the same model can still be read: where its file is gone or another model's, the rank
-/// keeps its old weights. These are dropped before reading: there may not be room for both.
+/// Reads the model again if the same model can still be read. If its file is gone or has another model, the rank keeps
+/// its old weights. Before the reading they are dropped, as there may not be room for both.
 fn again<D: Device>(
     mut kept: LoadedPart<D>,
     files: FilesNow,
@@ -103,7 +103,7 @@ fn again<D: Device>(
 ) -> Result<(LoadedPart<D>, Option<String>), LoadError> {
     let why = difference(&kept, assignment, cancel).unwrap_or_else(|error| Some(error.to_string()));
     if cancel.is_cancelled() {
-        // The epoch is over. The next one asks again.
+        // The epoch is over. The next one reads again.
         return Ok((kept, None));
     }
     if let Some(why) = why {
@@ -118,7 +118,7 @@ fn again<D: Device>(
     Ok((read(device, assignment, part, cancel)?, None))
 }
 
-/// Why the model on disk differs from the one held. Reads every byte of it.
+/// Returns why the model on disk differs from the held one. Reads every byte of it.
 fn difference<D: Device>(
     kept: &LoadedPart<D>,
     assignment: &Assignment,
@@ -159,7 +159,7 @@ fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device
     model::policy(checkpoint, device, assignment.activations, assignment.kv_dtype).map_err(load_failed(assignment))
 }
 
-/// A rank's limits, and the KV cache that they need.
+/// Returns a rank's limits, and the KV cache that they need.
 fn sizes(
     assignment: &Assignment,
     spec: &ModelSpec,
@@ -200,7 +200,7 @@ fn sizes(
     Ok((limits, specs))
 }
 
-/// The largest exchanges between devices.
+/// Returns the largest exchanges between devices.
 fn direct(limits: &SequenceLimits, spec: &ModelSpec, class: DeviceClass) -> ExchangeLimits {
     ExchangeLimits {
         rows_max: limits.rows_max,

@@ -1,12 +1,12 @@
-//! The runner with a model: a step goes through the sequences, one pass and the draws. Knows nothing of streams; of the
-//! model it only knows that it turns a batch into logits.
+//! The runner with a model: a step goes through the sequences, one pass and the draws. Has no knowledge of streams. To
+//! it a model is a function from a batch to logits.
 //!
 //! A step on a rank: apply ends and starts; on the first stage, receive the sampler's tokens of earlier steps if a row
 //! needs one; lay out the rows; run the pass, together with all ranks; on the sampler, take the masks of grammars,
 //! draw, and send the tokens to the first stage.
 //!
-//! A rank alone on a device that samples begins the next step, if it has arrived, before it waits for this one's
-//! tokens: those that the next step needs stay on the device.
+//! A rank alone on a device that samples begins the next step, if it has arrived, before it waits for this step's
+//! tokens. The tokens that the next step needs stay on the device.
 
 use crate::load::weight_cache::{LoadedPart, PartInUse};
 use crate::runner::draft_counts::DraftCounts;
@@ -27,13 +27,13 @@ pub struct ModelRunner<D: Device + 'static> {
     ranks: Ranks<D>,
     lent: PartInUse<D>,
     kv: KvCache<D>,
-    /// Until somebody has taken it.
+    /// None once it has been taken.
     kv_commit: Option<KvCommit>,
     sequences: Sequences,
     /// Only the sampler has any.
     masks: Masks,
     is_sampler: bool,
-    // A step's buffers, reused.
+    // The buffers of a step, reused.
     batch: Batch,
     draws: Vec<Draw<'static>>,
     drawn: Vec<Result<TokenOut, Undrawn>>,
@@ -41,16 +41,16 @@ pub struct ModelRunner<D: Device + 'static> {
     told: Vec<Option<Token>>,
     /// The hidden state of one row.
     state: Vec<f32>,
-    /// A step that was begun before its turn.
+    /// A step that began before its turn.
     ahead: Option<(StepId, Begun)>,
     /// The device's pass counts at the last report.
     counted: Repeats,
     draft_counts: DraftCounts,
-    /// Only the sampler has one, whose weights are lent with its part.
+    /// Only the sampler has one. Its weights are lent together with the sampler's part.
     draft_model: Option<DraftModel<D>>,
 }
 
-/// How far a step's draws are after its pass was begun.
+/// The progress of a step's draws after its pass has begun.
 enum Begun {
     /// The step has no rows.
     Empty,
@@ -131,7 +131,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         }
     }
 
-    /// Called when the assignment ends: frees and clears everything, so that the memory's next user finds nothing.
+    /// Called when the assignment ends: frees and clears everything, so that the memory's next user finds no data.
     fn let_all_go(&mut self) {
         self.sequences.forget_all();
         self.clear();
@@ -161,7 +161,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         Ok(begun)
     }
 
-    /// Runs all of the step that does not wait for its draws.
+    /// Runs everything of the step that does not wait for its draws.
     fn start(&mut self, step: &Step) -> Result<Begun, RunError> {
         step.supported()?;
         self.begin(step)?;
@@ -173,7 +173,8 @@ impl<D: Device + 'static> ModelRunner<D> {
         self.passed(passed)
     }
 
-    /// A pass that a lost peer has ended leaves the weights sound: the next pass uses nothing of it.
+    /// Checks a pass's result. A lost peer may have ended the pass; the weights are still sound, because the next pass
+    /// uses nothing of it.
     fn passed<T>(&mut self, passed: model::Result<T>) -> Result<T, RunError> {
         if matches!(passed, Err(model::Error::Collective(_))) {
             self.lent.end();
@@ -213,7 +214,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         are_alone
     }
 
-    /// Completes a step's draws, and checks that its pass can be trusted.
+    /// Completes a step's draws, and checks that its pass is valid.
     fn answer(&mut self, step: &Step, begun: Begun) -> Result<(), RunError> {
         let device = &self.lent.get().device;
         match begun {
@@ -226,7 +227,7 @@ impl<D: Device + 'static> ModelRunner<D> {
                 self.draws = emptied(draws);
             }
         }
-        // A pass released by a lost peer computes on any numbers: the loss is the cause to report.
+        // A pass that a lost peer released computes on arbitrary numbers: the loss is the cause to report.
         let settled = self.ranks.settle().map_err(model::Error::from);
         let settled = settled.and_then(|()| Ok(self.lent.get().device.settle()?));
         if settled.is_ok() && self.ahead.is_none() {
@@ -253,7 +254,7 @@ impl<D: Device + 'static> ModelRunner<D> {
                 self.start(step)?
             }
         };
-        // On a grid tokens go through hosts.
+        // On a grid, tokens go through hosts.
         let is_alone = self.ranks.is_alone();
         if let (Some(upcoming), true, Begun::Drawing(drawing)) = (upcoming, is_alone, &pass) {
             self.follow(step, drawing, upcoming)?;
@@ -279,7 +280,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         }
     }
 
-    /// Has the draft model guess what the source has not.
+    /// Lets the draft model guess where the source has no guesses.
     fn guess_by_model(&mut self, step: &Step, done: &StepDone) -> model::Result<()> {
         let ModelRunner { draft_model, sequences, lent, .. } = self;
         let (Some(draft_model), Some(weights)) = (draft_model, &mut lent.get_mut().draft) else { return Ok(()) };
@@ -291,7 +292,8 @@ impl<D: Device + 'static> ModelRunner<D> {
         Ok(())
     }
 
-    /// Appends the tokens to the logs. The first stage gets one message for each step with draws, and none for others.
+    /// Appends the tokens to the logs. The first stage receives one message for each step with draws, and none for
+    /// other steps.
     fn finish(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
         if !self.is_sampler {
             self.sequences.pass_by(step);
@@ -307,7 +309,7 @@ impl<D: Device + 'static> ModelRunner<D> {
 }
 
 impl<D: Device + 'static> Drop for ModelRunner<D> {
-    /// Clears the KV cache, and forgets recorded graphs before the communicators that they name are dropped.
+    /// Clears the KV cache, and drops recorded graphs before the communicators that they name.
     fn drop(&mut self) {
         self.let_all_go();
         self.lent.get().device.forget();

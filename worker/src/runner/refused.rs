@@ -1,12 +1,12 @@
-//! Logs peers that connected to this worker and were refused: one line per address, and then none for a while. Does not
-//! know why a peer is refused.
+//! Logs refused peers of this worker: one line per address, and then none for a while. Has no knowledge of why a peer
+//! is refused.
 
 use collective::RefusedPeer;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use wire::refusals::Refusals;
 
-/// Reasons named in one address's line.
+/// The most reasons in one address's line.
 const REASONS_MAX: usize = 4;
 
 pub fn log(refused: &[RefusedPeer], refusals: &Refusals) {

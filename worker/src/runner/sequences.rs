@@ -1,9 +1,9 @@
 //! A rank's state of each request, and how a step changes it: the token log, the block tables, the number of computed
-//! positions. Knows nothing of models or devices. A step that contradicts this state is refused, not applied.
+//! positions. Rejects a step that contradicts this state. Has no knowledge of models or devices.
 //!
-//! All ranks of a replica lay out the same rows for a step, though only some know the drawn tokens. A log therefore
-//! grows by position: a rank that does not know the token writes `UNKNOWN` there, and so do all ranks where nothing
-//! could be drawn.
+//! All ranks of a replica lay out the same rows for a step, though only some of them have the drawn tokens. A log
+//! therefore grows by position: a rank without the token writes `UNKNOWN` there, and so do all ranks if no token could
+//! be drawn.
 
 use crate::runner::guesses::{GuessSource, GuessWish, Guesser};
 use crate::runner::masks::{Found, Masks};
@@ -26,7 +26,7 @@ pub use untold::TokenSource;
 pub struct Sequences {
     limits: SequenceLimits,
     tokens: TokenSource,
-    /// The sampler's outstanding messages, in the order of steps.
+    /// The sampler's messages that are still due, in the order of steps.
     untold: Untold,
     held: HashMap<RequestId, Sequence>,
     /// Ended sequences, reused for their memory.
@@ -35,9 +35,9 @@ pub struct Sequences {
     written: Vec<Vec<u64>>,
     /// The number of steps begun, which stamps the present one.
     n_begun: u64,
-    /// The freed blocks, where blocks are cleared.
+    /// The freed blocks, if blocks are cleared.
     freed: Option<FreedBlocks>,
-    /// The second part of a message on draws, while a step is finished.
+    /// The second part of the message on draws, while a step is finished.
     told_rest: Vec<Option<Token>>,
     /// The slices that have drawn, while a step is finished.
     drew: Vec<usize>,
@@ -46,7 +46,7 @@ pub struct Sequences {
 impl Sequences {
     pub fn new(mut limits: SequenceLimits, tokens: TokenSource) -> Sequences {
         if tokens != TokenSource::Draws {
-            // Others are told what is guessed.
+            // Other ranks receive the guesses.
             limits.guesses.source = GuessSource::Off;
             limits.guesses.draft_model = None;
         }
@@ -77,7 +77,7 @@ impl Sequences {
         self.held.is_empty()
     }
 
-    /// A batch with room for any step, so that building one allocates nothing.
+    /// Creates a batch with room for any step, so that building one allocates nothing.
     pub fn new_batch(&self) -> Batch {
         let SequenceLimits { rows_max, running_max, context, .. } = self.limits;
         let mut batch = Batch::default();
@@ -102,7 +102,7 @@ impl Sequences {
         step.starts.iter().try_for_each(|request| self.start(request))
     }
 
-    /// The freed blocks of each group that must be cleared before the step that has begun stores anything. None where
+    /// Returns each group's freed blocks, which must be cleared before the step that has begun stores data. None if
     /// blocks are not cleared.
     pub fn uncleared(&mut self) -> Option<&mut [Vec<BlockId>]> {
         self.freed.as_mut().map(FreedBlocks::uncleared)
@@ -114,8 +114,8 @@ impl Sequences {
         ids.into_iter().for_each(|id| self.forget(id));
     }
 
-    /// The step whose tokens this rank must receive before it can lay out the rows of the begun step. None if it knows
-    /// enough; ask again after each `hear`.
+    /// Returns the step whose tokens this rank must receive before it can lay out the rows of the begun step. None if
+    /// it needs no message; call again after each `hear`.
     pub fn must_hear(&self, step: &Step) -> Option<StepId> {
         let TokenSource::IsTold { late_max } = self.tokens else { return None };
         let (oldest, _) = self.untold.steps.front()?;
@@ -124,7 +124,8 @@ impl Sequences {
         must.then_some(*oldest)
     }
 
-    /// Takes the tokens drawn in the step that `must_hear` named, in the order of its slices, and what is guessed.
+    /// Takes the tokens drawn in the step that `must_hear` named, in the order of its slices, and the guesses behind
+    /// them.
     pub fn hear(&mut self, words: &[Option<Token>]) -> Result<(), Violation> {
         let Some((step, n_draws)) = self.untold.steps.pop_front() else { return Ok(()) };
         let Some(told) = read_told(words, n_draws) else {
@@ -208,7 +209,7 @@ impl Sequences {
         if n > outputs_max { Err(Violation::TooManyOutputs { n, outputs_max }) } else { Ok(()) }
     }
 
-    /// On the sampler: has masks made for the draws behind the drafts of a step that is laid out.
+    /// On the sampler: starts the masks for the draws behind the drafts of a step that is laid out.
     pub fn tell_drafts(&self, step: &Step, masks: &Masks) {
         for slice in step.slices.iter().filter(|slice| slice.n_draft > 0) {
             if let Some(sequence) = self.held.get(&slice.id).filter(|sequence| sequence.has_grammar) {
@@ -218,7 +219,7 @@ impl Sequences {
         }
     }
 
-    /// Takes the masks of the step's draws that are ready, or become so while one may wait.
+    /// Takes the masks of the step's draws that are ready, or that become ready within the time to wait.
     pub fn take_masks(&mut self, step: &Step, masks: &mut Masks) {
         masks.begin_draws();
         let may_be_late = self.limits.may_run_again();
@@ -237,7 +238,7 @@ impl Sequences {
         }
     }
 
-    /// The draws of a step's outputs, in the order of `batch.outputs`.
+    /// Adds the draws of a step's outputs, in the order of `batch.outputs`.
     pub fn draws<'a>(&'a self, step: &Step, masks: &'a Masks, draws: &mut Vec<Draw<'a>>) {
         draws.clear();
         for slice in &step.slices {
@@ -253,7 +254,7 @@ impl Sequences {
                     true if sequence.is_masked => masks.of(slice.id, n_drafts as usize),
                     true => DrawMask::Late,
                 };
-                // A row behind drafts counts only if they hold, and then they are the log.
+                // A row behind drafts counts only if they hold, and then they are part of the log.
                 draws.extend((slice.first_drawn()..=slice.range.end).map(|position| {
                     let log = &sequence.tokens[..position as usize];
                     let (prompt, output) = log.split_at(sequence.n_prompt.min(log.len()));
@@ -264,9 +265,9 @@ impl Sequences {
         }
     }
 
-    /// Whether `next` may begin before the draws of `step` are known: it starts no sequence, ends none that `step`
-    /// computes, asks only for drawn tokens, draws none that needs a mask, and neither has drafts. If so, logs from now
-    /// on count the pending tokens.
+    /// Returns whether `next` may begin before the draws of `step` are known: it starts no sequence, ends none that
+    /// `step` computes, requests only drawn tokens, draws none that needs a mask, and neither step has drafts. If so,
+    /// logs count the pending tokens from now on.
     pub fn can_follow(&mut self, step: &Step, next: &Step) -> bool {
         let is_in_step = |id: &RequestId| step.slices.iter().any(|slice| slice.id == *id);
         let has_mask = |slice: &Slice| self.held.get(&slice.id).is_some_and(|sequence| sequence.has_grammar);
@@ -297,7 +298,7 @@ impl Sequences {
         next.slices.iter().all(is_in_log)
     }
 
-    /// Adds up the rows of the slices to be pooled; `read` copies a row into the given memory.
+    /// Adds up the rows of the slices to pool; `read` copies a row into the given memory.
     pub fn pool(&mut self, step: &Step, pass: &Pass<'_>, state: &mut [f32], mut read: impl FnMut(usize, &mut [f32])) {
         for (slice, laid) in step.slices.iter().zip(pass.slices).filter(|(slice, _)| slice.want == Want::Pool) {
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
@@ -309,7 +310,7 @@ impl Sequences {
     }
 
     /// On the sampler: appends the drawn tokens to the logs, answers each slice, guesses, and leaves in `told` the
-    /// first part of the message for the first stage, with no token where none was drawn.
+    /// first part of the message to the first stage, which has no token where none was drawn.
     pub fn settle(
         &mut self,
         step: &Step,
@@ -355,7 +356,7 @@ impl Sequences {
         }
     }
 
-    /// The sequences of a settled step for which a draft model is to guess.
+    /// Collects the sequences of a settled step for which a draft model should guess.
     pub fn wishes(&mut self, step: &Step, done: &[SliceDone], wishes: &mut Vec<GuessWish>) {
         wishes.clear();
         let n_draws = n_draws(step);
@@ -375,19 +376,19 @@ impl Sequences {
         self.held.get(&id).map(|sequence| sequence.tokens.as_slice())
     }
 
-    /// What a draft model has guessed for a sequence.
+    /// Takes a draft model's guesses for a sequence.
     pub fn take_model(&mut self, id: RequestId, guessed: &[Token]) {
         if let Some(sequence) = self.held.get_mut(&id) {
             sequence.guesses.take_model(guessed);
         }
     }
 
-    /// Who has guessed the drafts of a sequence's last slice that had any.
+    /// Returns the guesser of the newest drafts of a sequence.
     pub fn drafted_by(&self, id: RequestId) -> Guesser {
         self.held.get(&id).map_or(Guesser::Source, |sequence| sequence.drafted_by)
     }
 
-    /// On the sampler: says how much is guessed, and adds the second part of the message.
+    /// On the sampler: reports how much is guessed, and adds the second part of the message.
     pub fn tell(&mut self, step: &Step, told: &mut Vec<Option<Token>>, done: &mut [SliceDone]) {
         for i in &self.drew {
             let done = &mut done[*i];
@@ -402,7 +403,7 @@ impl Sequences {
         self.told_rest.clear();
     }
 
-    /// On ranks that do not draw: the logs grow by the positions drawn elsewhere.
+    /// On ranks that do not draw: the logs grow by the positions that other ranks draw.
     pub fn pass_by(&mut self, step: &Step) {
         let is_told = matches!(self.tokens, TokenSource::IsTold { .. });
         let n_before = self.untold.draws.len();

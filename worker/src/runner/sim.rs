@@ -1,5 +1,5 @@
-//! A runner without a model: tokens drawn from the request's hash, after a modelled time. It checks as strictly as
-//! possible: it tracks the contents of each page, and refuses a step that would read anything else.
+//! A runner without a model: it draws tokens from the request's hash, after a modelled time. Its checks are as strict
+//! as possible: it tracks the contents of each page, and rejects a step that would read anything else.
 
 use crate::CancelFlag;
 use crate::assignment::{Assignment, Load, LoadError, Loaded, Ready};
@@ -16,7 +16,7 @@ use types::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sim {
     pub vocab: u32,
-    /// Each group has a pool of pages, as large as an assignment says.
+    /// Each group has a pool of pages, as large as the assignment specifies.
     pub groups: Vec<CacheGroup>,
     pub weight_bytes: u64,
     /// A pass takes `step_micros + token_micros * n_tokens + slice_micros * n_slices`.
@@ -26,7 +26,7 @@ pub struct Sim {
 }
 
 impl Default for Sim {
-    /// A model in which no time passes and all layers keep everything.
+    /// Returns a model in which no time passes and all layers keep everything.
     fn default() -> Self {
         Sim {
             vocab: 512,
@@ -40,7 +40,7 @@ impl Default for Sim {
 }
 
 impl Sim {
-    /// The whole output of a request, which must be the same on any topology, batch and fault.
+    /// Returns the whole output of a request, which must be the same on any topology, batch and fault.
     pub fn reference(&self, request: &Request) -> Tokens {
         let prompt = hash_tokens(&request.prompt);
         let mut output = Tokens::new();
@@ -54,7 +54,7 @@ impl Sim {
         output
     }
 
-    /// Depends on the request and its number of generated tokens only.
+    /// Draws a token that depends only on the request and its number of generated tokens.
     fn draw(&self, sampling: &Sampling, prompt: u64, n_generated: u32) -> Token {
         let noise = mix(mix(mix(prompt, sampling.seed), sampling.choice.into()), n_generated.into());
         let first = (noise % u64::from(self.vocab)) as Token;
@@ -95,7 +95,7 @@ impl Sim {
         scored.map(|(_, token)| self.told(sequence, *token, &sampling)).collect()
     }
 
-    /// Four numbers of the prompt's hash.
+    /// Returns four numbers of the prompt's hash.
     fn pool(sequence: &Sequence) -> Vec<f32> {
         (0..4).map(|i| (mix(sequence.prompt, i) % 1024) as f32 / 512.0 - 1.0).collect()
     }
@@ -151,13 +151,13 @@ struct Sequence {
 }
 
 impl SimRunner {
-    /// `n_blocks` has the number of pages of each group.
+    /// Creates a runner; `n_blocks` has the number of pages of each group.
     pub fn new(sim: Sim, n_blocks: &[u32]) -> SimRunner {
         let pages = n_blocks.iter().map(|n_blocks| vec![Page::default(); *n_blocks as usize]).collect();
         SimRunner { sim, sequences: HashMap::new(), pages }
     }
 
-    /// The number of sequences held; zero once the coordinator has ended all of them.
+    /// Returns the number of sequences held; zero once the coordinator has ended all of them.
     pub fn n_sequences(&self) -> usize {
         self.sequences.len()
     }
@@ -196,7 +196,7 @@ impl SimRunner {
             return Ok(done);
         }
         if sequence.request.grammar.is_some() {
-            // The answer is a hash, and what a client wants of it needs the bytes of tokens.
+            // The answer is a hash, but a grammar needs the bytes of tokens.
             tracing::warn!(request = %slice.id, "the sim runner has no vocabulary: it serves no grammar");
             sequence.log.push(0);
             return Ok(SliceDone { failed: Some(Failure::Grammar(GrammarFault::Broken)), ..done });
@@ -254,7 +254,8 @@ impl Sequence {
         self.chain.len() as u32 - 1
     }
 
-    /// The first slice may begin behind a prefix of whole shared blocks; every other begins where the last one ended.
+    /// The first slice may begin behind a prefix of whole shared blocks; every other slice begins where the last one
+    /// ended.
     fn begin_or_continue(&mut self, slice: &Slice) -> Result<(), String> {
         let start = slice.range.start;
         let is_prefix_hit = !self.has_begun && start.is_multiple_of(BLOCK_TOKENS) && (start as usize) < self.log.len();
@@ -268,7 +269,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Attention reads every earlier position in the slice's window: each page must hold what this sequence's log says.
+    /// Attention reads every earlier position in the slice's window: each page must match this sequence's log.
     fn read(&self, group: CacheGroup, i: usize, pages: &[Page]) -> Result<(), String> {
         let n_computed = self.n_computed();
         for i_block in group.n_passed(n_computed)..blocks_for(n_computed) {
@@ -309,8 +310,8 @@ impl Sequence {
     }
 }
 
-/// There must be as many blocks as `range.end` needs and the table lacks. Behind the window there may be none, and of a
-/// recurrence in the slice's middle.
+/// Takes as many blocks as `range.end` needs and the table lacks. Blocks may be absent behind the window, and in the
+/// slice's middle for a recurrence.
 fn take_blocks(
     group: CacheGroup,
     table: &mut Vec<BlockId>,
@@ -335,7 +336,7 @@ fn hash_tokens(tokens: &[Token]) -> u64 {
     tokens.iter().fold(CHAIN_ROOT, |hash, token| mix(hash, (*token).into()))
 }
 
-/// One round of a 64-bit mixer over both words.
+/// Returns one round of a 64-bit mixer over both words.
 fn mix(hash: u64, word: u64) -> u64 {
     let mut x = (hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -451,7 +452,7 @@ mod tests {
         let window = CacheGroup::FULL.within(18);
         let sim = Sim { groups: vec![CacheGroup::FULL, window], ..Sim::default() };
         let mut runner = SimRunner::new(sim, &[4, 3]);
-        // Behind 48 positions the window shows the last 17: of the windowed pages the first is free.
+        // Behind 48 positions the window shows the last 17, so the first of the windowed pages is free.
         let first = step(vec![request(0..49)], vec![slice(0..48, Want::Nothing)], &[0, 1, 2, 0, 1, 2]);
         run(&mut runner, &first).unwrap();
         run(&mut runner, &step(vec![], vec![slice(48..49, Want::Last)], &[3, 0])).unwrap();

@@ -1,5 +1,5 @@
-//! The thread that commits a rank's KV cache while the rank serves. The first piece is there before the rank is ready;
-//! each heartbeat reports how much is.
+//! The thread that commits a rank's KV cache while the rank serves. The first piece is committed before the rank is
+//! ready; each heartbeat reports how much is committed.
 
 use crate::assignment::LoadError;
 use crate::config::KvMemory;
@@ -14,17 +14,17 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use types::Epoch;
 
-/// How long to wait for memory that the machine does not have.
+/// How long to wait before requesting memory again that the machine does not have.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// What a coordinator does with the report of how much there is memory for.
+/// What a coordinator does with reports of how much memory is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KvReporting {
-    /// It reads none, and uses all blocks of a rank that is ready.
+    /// It reads no report, and uses all blocks of a rank that is ready.
     Nothing,
     /// It uses the blocks that have memory.
     Parts,
-    /// It also sends how much it wants.
+    /// It also sends how much to commit.
     Wanted,
 }
 
@@ -38,29 +38,29 @@ impl KvReporting {
     }
 }
 
-/// How much of the pools is there when the rank is ready.
+/// How much of the pools is committed when the rank is ready.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KvBeginning {
-    /// Absent where all is, or the coordinator reads no parts.
+    /// None if all is committed, or the coordinator reads no parts.
     pub parts: Option<u32>,
-    /// Whether there will be as much as the coordinator wants, and no more.
+    /// Whether the rank will commit as much as the coordinator requests, and no more.
     pub grows: bool,
 }
 
-/// Commits until it is dropped, which waits for the piece at hand: a successor needs the memory.
+/// Commits memory until it is dropped. The drop waits for the present piece, because a successor needs the memory.
 pub(crate) struct Committing {
     counters: Arc<StepCounters>,
     target: Arc<Target>,
-    /// Wakes the thread. Closed for its end.
+    /// Wakes the thread. Dropping it ends the thread.
     wake: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// The newest target that the thread has not read yet. One that is replaced is skipped.
+/// The newest target that the thread has not read yet. A replaced target is skipped.
 #[derive(Default)]
 struct Target(Mutex<Option<KvWanted>>);
 
-/// What the thread needs of its rank.
+/// The thread's data of its rank.
 pub(crate) struct CommitsFor {
     pub epoch: Epoch,
     pub reports: Reports,
@@ -70,8 +70,8 @@ pub(crate) struct CommitsFor {
 }
 
 impl Committing {
-    /// Commits a first piece, and begins the thread for the rest. A coordinator that reads no parts uses all blocks at
-    /// once: then all are committed here, as far as there is memory.
+    /// Commits a first piece, and starts the thread for the rest. A coordinator that reads no parts uses all blocks at
+    /// once, so for it all are committed here, as far as there is memory.
     pub fn begin(mut commit: KvCommit, rank: CommitsFor) -> Result<(Committing, KvBeginning), LoadError> {
         let (counters, grows) = (rank.counters.clone(), rank.grows());
         let left = rank.memory.left;
@@ -91,10 +91,10 @@ impl Committing {
         Ok((Committing { counters, target, wake: Some(wake), thread }, KvBeginning { parts, grows }))
     }
 
-    /// Sets how much there should be. No later step uses blocks above it, until the rank has reported more.
+    /// Sets how much to commit. No later step uses blocks above it until the rank has reported more.
     pub fn want(&self, wanted: KvWanted) {
         self.target.set(wanted);
-        // A full queue wakes it all the same. A thread that has ended has committed all, or its rank is lost.
+        // A full queue wakes the thread as well. A thread that has ended has committed all, or its rank is lost.
         let _woken = self.wake.as_ref().map(|wake| wake.try_send(()));
     }
 }
@@ -112,7 +112,7 @@ fn begin_thread(
 impl Drop for Committing {
     fn drop(&mut self) {
         self.wake = None;
-        // A thread that panicked has nothing to hand over.
+        // A thread that panicked has no result.
         let _panicked = self.thread.take().map(JoinHandle::join);
         self.counters.set_kv(None);
     }
@@ -133,7 +133,7 @@ impl CommitsFor {
         self.memory.grows && self.reporting == KvReporting::Wanted
     }
 
-    /// Has heartbeats report these parts, in answer to the `KvWanted` with this number.
+    /// Makes heartbeats report these parts, in answer to the `KvWanted` with this number.
     fn report(&self, parts: u32, wanted: u32) {
         if self.reporting == KvReporting::Nothing {
             return;
@@ -142,7 +142,7 @@ impl CommitsFor {
         self.counters.set_kv(Some(KvCommitted { epoch_incarnation: incarnation, epoch_n: n, parts, wanted }));
     }
 
-    /// The next piece. To a cache that grows, a system that refuses is one that has no memory at this moment.
+    /// Commits the next piece. For a growing cache, a refusal by the system means that it has no memory at this moment.
     fn go_on(&self, commit: &mut KvCommit) -> Result<Committed, KvShort> {
         match commit.go_on((self.memory.left)()) {
             Err(KvShort::System(_)) if self.grows() => Ok(Committed::Short),
@@ -171,7 +171,7 @@ fn run(mut commit: KvCommit, rank: &CommitsFor, target: &Target, woken: &Receive
         }
         let piece = Instant::now();
         match rank.go_on(&mut commit) {
-            // Half of the time belongs to the computing threads, whose cores this thread borrows.
+            // Half of the time belongs to the computing threads, whose cores this thread shares.
             Ok(Committed::Piece) => pause = Some(piece.elapsed()),
             Ok(Committed::Enough) if rank.grows() => pause = None,
             Ok(Committed::Enough) => {

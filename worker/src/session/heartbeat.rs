@@ -1,5 +1,5 @@
 //! Reports ten times a second, from a thread of its own, that this rank is alive and how far it is, so that a long step
-//! is not taken for a death. Where time is modelled a task does it: no step takes any time there.
+//! does not look like a dead rank. On modelled time a task does it, because no step takes any time there.
 
 use crate::config::Footing;
 use crate::session::rank_thread::ThreadLeases;
@@ -21,9 +21,9 @@ pub struct StepCounters {
     idle_micros: AtomicU64,
     /// Whether the computing thread runs a step.
     in_step: AtomicBool,
-    /// Whether it does anything at all.
+    /// Whether the thread has any work at all.
     is_busy: AtomicBool,
-    /// How much of the KV cache there is memory for, while that is reported.
+    /// How much of the KV cache is committed, while that is reported.
     kv: Mutex<Option<KvCommitted>>,
 }
 
@@ -69,7 +69,7 @@ impl StepCounters {
     }
 }
 
-/// The heartbeat of one worker, and where it is sent.
+/// The heartbeat of one worker, and its destination.
 pub(crate) struct Pulse {
     pub progress: Arc<StepCounters>,
     pub leases: Arc<ThreadLeases>,
@@ -77,11 +77,11 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// False when nobody receives any more.
+    /// Sends a heartbeat. Returns false if the receiver is gone.
     fn beat(&self) -> bool {
         let frame = WorkerFrame { frame: Some(Frame::Heartbeat(self.progress.beat(&self.leases))) };
         let Some(up) = self.up.upgrade() else { return false };
-        // The frames of a full queue are themselves a sign of life.
+        // A full queue's frames are themselves a sign of life.
         !matches!(up.try_send(frame), Err(mpsc::error::TrySendError::Closed(_)))
     }
 }

@@ -1,5 +1,5 @@
-//! One stream to a coordinator, from hello to its end: an assignment, steps down and answers up. Knows nothing of what
-//! a step computes, and never blocks: the computing thread does.
+//! One stream to a coordinator, from the hello to its end: an assignment, steps down and answers up. Never blocks: the
+//! computing thread does. Has no knowledge of what a step computes.
 
 pub mod committing;
 pub mod heartbeat;
@@ -31,7 +31,7 @@ use tonic::{Code, Status, Streaming};
 use types::{Epoch, NgramLimits, Request, Step};
 use wire::Refused;
 
-/// How a session ended after which another may begin.
+/// The end of a session after which another may begin.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Ended {
     #[error("the coordinator is gone: {0}")]
@@ -60,7 +60,7 @@ pub(crate) struct Worker {
     pub shutdown: CancellationToken,
 }
 
-/// Ends the session's lease on drop: the step that it leaves behind must not wait for other ranks.
+/// Ends the session's lease on drop: a step left behind must not wait for other ranks.
 struct EndLease<'a>(&'a ThreadLeases);
 
 impl Drop for EndLease<'_> {
@@ -70,7 +70,7 @@ impl Drop for EndLease<'_> {
 }
 
 impl Worker {
-    /// Runs one session to its end. An `Err` would only repeat itself in another attempt.
+    /// Runs one session to its end. An `Err` would only recur in another attempt.
     pub async fn session(&self, channel: Channel) -> Result<Ended, Error> {
         let (up, frames) = mpsc::channel(self.config.frames_up_max);
         let hello = WorkerFrame { frame: Some(Frame::Hello(self.hello())) };
@@ -115,7 +115,7 @@ impl Worker {
     }
 }
 
-/// Where one side does not trust the other, another attempt is useless.
+/// Decides how a refusal ends the session. If one side does not trust the other, another attempt is useless.
 fn refused(status: &Status) -> Result<Ended, Error> {
     match Refused::cause_of(status) {
         Some(refused) if refused.is_final() => Err(Error::Refused(refused.to_string())),
@@ -157,7 +157,7 @@ impl Session<'_> {
                 Err(status) if status.code() == Code::FailedPrecondition => {
                     return Err(Error::Refused(status.message().into()));
                 }
-                // The same, for the bytes that it has loaded.
+                // The same applies to the bytes that it has loaded.
                 Err(status) if status.code() == Code::DataLoss => {
                     self.distrust().await;
                     return Err(Error::Refused(status.message().into()));
@@ -209,19 +209,19 @@ impl Session<'_> {
         self.hand_over(Work::Meet { epoch }).await
     }
 
-    /// Behind the steps that came before: they may use blocks that are to be given back.
+    /// Queued behind earlier steps, which may use blocks that are to be given back.
     async fn kv_wanted(&mut self, wanted: KvWanted) -> Option<Ended> {
         self.hand_over(Work::KvWanted(wanted)).await
     }
 
-    /// Ends whatever the thread does for the finished assignment.
+    /// Ends the thread's work for the finished assignment.
     async fn release(&mut self) -> Option<Ended> {
         self.epoch = None;
         self.worker.leases.next();
         self.hand_over(Work::Release).await
     }
 
-    /// This process ends soon: by then, what lies in its cache must not be believed by the next one.
+    /// This process ends soon. Before that, the next process must be kept from trusting the cached bytes.
     async fn distrust(&mut self) {
         let (done, is_done) = oneshot::channel();
         self.worker.leases.next();
@@ -255,7 +255,7 @@ impl Session<'_> {
         self.worker.config.speaks.knows(number)
     }
 
-    /// The queue is as long as a coordinator may plan ahead; a longer one waits here, and the stream's window fills.
+    /// The queue is as long as a coordinator may plan ahead. More work waits here, and the stream's window fills.
     async fn hand_over(&self, work: Work) -> Option<Ended> {
         let sent = self.worker.work.send(work).await;
         sent.err().map(|_| Ended::Failed("the computing thread is gone".into()))
@@ -270,7 +270,7 @@ impl Session<'_> {
             guilty_rank: None,
             spoilt_weight: String::new(),
         };
-        // If the queue stays full for so long, the stream is practically dead, and its end says enough.
+        // If the queue stays full for so long, the stream is practically dead, and its end reports enough.
         let frame = WorkerFrame { frame: Some(Frame::Failed(failed)) };
         let _late = timeout(self.worker.config.farewell_timeout, self.up.send(frame)).await;
         self.until_closed().await;
@@ -285,8 +285,8 @@ impl Session<'_> {
         Ended::Told
     }
 
-    /// The coordinator closes the stream once it has read that this rank failed. Leaving earlier could lose that
-    /// message.
+    /// Waits until the coordinator closes the stream, which it does once it has read that this rank failed. An earlier
+    /// end could lose that message.
     async fn until_closed(&mut self) {
         let until_closed = async { while let Ok(Some(_)) = self.down.message().await {} };
         let _late = timeout(self.worker.config.farewell_timeout, until_closed).await;

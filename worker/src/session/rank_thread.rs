@@ -1,6 +1,6 @@
 //! The computing thread, or a task where time is only modelled. It owns the loader and the runner, takes work from one
-//! bounded queue, and reports to the session that gave the work. Knows nothing of sockets. It waits for work, for room
-//! to report, and within a step for other ranks; the session ends that last wait when it no longer needs the step.
+//! bounded queue, and reports to the session that queued it. It waits for work, for room to report, and within a step
+//! for other ranks; the session ends that last wait when it does not need the step. Has no knowledge of sockets.
 
 use crate::assignment::{Assignment, Load, LoadError, Loaded as LoadedModel};
 use crate::config::KvMemory;
@@ -30,20 +30,20 @@ pub(crate) enum Work {
         assignment: Box<Assignment>,
         lease: ThreadLease,
         reports: Reports,
-        /// What the coordinator does with reports of the KV cache's memory.
+        /// How the coordinator uses reports of the KV cache's memory.
         reporting: KvReporting,
     },
     /// All ranks of the epoch have loaded.
     Meet { epoch: Epoch },
-    /// How much of the KV cache should have memory, behind the steps before it.
+    /// How much of the KV cache to commit, queued behind earlier steps.
     KvWanted(KvWanted),
-    /// A step with its span at the coordinator, which is empty where nobody records it.
+    /// A step with its span at the coordinator, which is empty if it is not recorded.
     Step { step: Step, traceparent: String },
-    /// The assignment has ended, and what it holds can be freed.
+    /// The assignment has ended, and its memory can be freed.
     Release,
-    /// The weights in memory are not what was loaded.
+    /// The weights in memory differ from what was loaded.
     Spoilt,
-    /// It is over because of the bytes that were loaded for it. Answered when no copy of them is believed any more.
+    /// The assignment is over because its loaded bytes were bad. Answered once no copy of them is trusted.
     Distrust { done: oneshot::Sender<()> },
 }
 
@@ -51,7 +51,7 @@ pub(crate) enum Work {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ThreadLease(CancelFlag);
 
-/// Lets a session free the thread from a finished assignment: its work and its waits end.
+/// Lets a session free the thread from a finished assignment, by ending its work and its waits.
 #[derive(Default)]
 pub(crate) struct ThreadLeases(Mutex<State>);
 
@@ -73,12 +73,12 @@ impl ThreadLeases {
         state.last.clone()
     }
 
-    /// The rank that the thread waits for at this moment, within a step.
+    /// Returns the rank for which the thread waits at this moment, within a step.
     pub fn waits_for(&self) -> Option<Rank> {
         self.state().running.as_ref()?.waits_for()
     }
 
-    /// False if the lease has ended: then no wait begins.
+    /// Returns false if the lease has ended: then no wait begins.
     fn hold(&self, lease: &ThreadLease, handle: Option<AbortHandle>) -> bool {
         let mut state = self.state();
         let is_on = !lease.is_over();
@@ -99,18 +99,18 @@ impl ThreadLease {
     }
 }
 
-/// The channels to one session. They are weak, so that a session's stream ends with the session, not with the step that
-/// it left behind; that step's work is then skipped.
+/// The channels to one session. They are weak, so that a session's stream ends with the session and not with a step
+/// left behind. That step's work is then skipped.
 #[derive(Clone)]
 pub(crate) struct Reports {
     /// Frames for the coordinator, in order.
     pub up: mpsc::WeakSender<WorkerFrame>,
-    /// Why this rank cannot go on. The coordinator is told right afterwards.
+    /// Why this rank cannot continue. The coordinator receives a message right afterwards.
     pub lost: mpsc::WeakSender<RankLost>,
 }
 
 pub(crate) enum RankLost {
-    /// Loading failed in a way that would only repeat itself.
+    /// Loading failed for a reason that would recur.
     Load(LoadError),
     Run(String),
 }
@@ -118,7 +118,7 @@ pub(crate) enum RankLost {
 impl RankLost {
     fn by(error: LoadError) -> RankLost {
         match error {
-            // Another attempt would find the disk as full as this one did.
+            // Another attempt would find the disk full again.
             error @ LoadError::Fetch { source: FetchError::NoRoom { .. }, .. } => RankLost::Load(error),
             // The next attempt may succeed.
             error @ (LoadError::Collective(_) | LoadError::Fetch { .. } | LoadError::Changed(_)) => {
@@ -129,8 +129,8 @@ impl RankLost {
     }
 }
 
-/// Polls a future on this thread to its end, and sleeps while there is nothing to do. It enters no runtime, so what is
-/// polled may block, and may enter a runtime of its own.
+/// Polls a future on this thread to its end, and sleeps while there is no work. It enters no runtime, so the future may
+/// block, and may enter a runtime of its own.
 pub(crate) fn drive<T>(future: impl Future<Output = T>) -> T {
     let thread_waker = Arc::new(ThreadWaker { sleeper: std::thread::current(), is_woken: AtomicBool::new(false) });
     let waker = thread_waker.clone().into();
@@ -139,7 +139,7 @@ pub(crate) fn drive<T>(future: impl Future<Output = T>) -> T {
         if let Poll::Ready(out) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return out;
         }
-        // Others park on this thread too, and may consume a wake-up meant for this.
+        // Other code parks on this thread too, and may consume a wake-up meant for this loop.
         while !thread_waker.is_woken.swap(false, Relaxed) {
             std::thread::park();
         }
@@ -158,7 +158,7 @@ impl Wake for ThreadWaker {
     }
 }
 
-/// The thread's work in order; the next item may be inspected before its turn.
+/// The thread's work in order; the next item can be inspected before its turn.
 struct Queue {
     work: mpsc::Receiver<Work>,
     seen: Option<Work>,
@@ -222,7 +222,7 @@ pub(crate) async fn run(
                 rank.want_kv(wanted);
                 RankState::Running(rank)
             }
-            // No step is computed with what is known to be wrong.
+            // No step runs with weights that are known to be wrong.
             (Work::Step { .. }, state @ RankState::Running(_)) if spoilt().is_some() => {
                 state.give_up(spoilt()).await;
                 RankState::Idle
@@ -238,7 +238,7 @@ pub(crate) async fn run(
             }
             (Work::Distrust { done }, _) => {
                 loader.distrust();
-                // Who asked may have waited for long enough.
+                // The session may have stopped waiting.
                 let _late = done.send(());
                 RankState::Idle
             }
@@ -250,7 +250,7 @@ pub(crate) async fn run(
     }
 }
 
-/// How far the thread's assignment is.
+/// The progress of the thread's assignment.
 enum RankState {
     Idle,
     Loaded(LoadedRank),
@@ -258,7 +258,7 @@ enum RankState {
 }
 
 impl RankState {
-    /// Reports that its weights are spoilt. They are not kept for the next assignment.
+    /// Reports that the weights are spoilt. They are not kept for the next assignment.
     async fn give_up(self, spoilt: Option<SpoiltWeight>) {
         let (epoch, reports) = match &self {
             RankState::Loaded(rank) => (rank.epoch, &rank.reports),
@@ -276,7 +276,7 @@ struct LoadedRank {
     epoch: Epoch,
     rank: Rank,
     lease: ThreadLease,
-    /// Whether it samples; other ranks report nothing of a step.
+    /// Whether the rank samples; other ranks report nothing of a step.
     answers: bool,
     reporting: KvReporting,
     loaded: Box<dyn LoadedModel>,
@@ -292,7 +292,7 @@ struct RunningRank {
     /// Dropped before the cache.
     committing: Option<Committing>,
     runner: Box<dyn Runner>,
-    /// The runner's waiting time already reported.
+    /// The part of the runner's waiting time that was already reported.
     waited: Duration,
     done: StepDone,
     reports: Reports,
@@ -305,7 +305,7 @@ impl LoadedRank {
         lease: ThreadLease,
         (reports, reporting): (Reports, KvReporting),
     ) -> Option<LoadedRank> {
-        // A long step may have outlived the session that gave this one.
+        // A long step may have outlived the session that gave this assignment.
         if lease.is_over() {
             return None;
         }
@@ -370,7 +370,7 @@ impl RunningRank {
         }
     }
 
-    /// Runs a step. The rank is given up when the step fails or nobody listens any more.
+    /// Runs a step. Gives the rank up if the step fails or the session is gone.
     async fn run(
         mut self,
         step: &Step,
@@ -407,7 +407,7 @@ impl RunningRank {
                 return self.reports.send(done).await.then_some(self);
             }
             Ok(Ok(())) => return Some(self),
-            // Whoever ended the lease knows why.
+            // The lease's end has its own reason, which is already known.
             _ if self.lease.is_over() => return None,
             Ok(Err(error)) => (error.to_string(), error.guilty()),
             Err(panicked) => (format!("step {} panicked: {panicked}", step.id.0), None),
@@ -416,7 +416,7 @@ impl RunningRank {
         None
     }
 
-    /// How long this step waited for other ranks.
+    /// Returns how long this step waited for other ranks.
     fn note(&mut self, took: Duration, progress: &StepCounters) -> Duration {
         let waited = self.runner.waited();
         let of_step = waited.saturating_sub(self.waited);
@@ -431,10 +431,11 @@ impl Reports {
         self.up.upgrade().is_none_or(|up| up.is_closed())
     }
 
-    /// The result of loading or meeting; None if that failed, which has been reported, or if the lease has ended.
+    /// Returns the result of loading or meeting. Returns None if it failed, which is then reported, or if the lease has
+    /// ended.
     async fn heed<T>(&self, epoch: Epoch, lease: &ThreadLease, result: Attempt<T>) -> Option<T> {
         if lease.is_over() {
-            // Whoever ended the lease knows why.
+            // The lease's end has its own reason, which is already known.
             return None;
         }
         match result {
@@ -450,14 +451,14 @@ impl Reports {
         None
     }
 
-    /// Waits for room: the session drains its queue or closes it.
+    /// Sends a frame, and waits for room: the session drains its queue or closes it.
     async fn send(&self, frame: Frame) -> bool {
         let Some(up) = self.up.upgrade() else { return false };
         up.send(WorkerFrame { frame: Some(frame) }).await.is_ok()
     }
 
-    /// Reports that this rank cannot go on, and names the rank to blame if that is another. This one is then sound, and
-    /// waits for the coordinator's decision.
+    /// Reports that this rank cannot continue, and names the rank to blame if that is another one. This rank is then
+    /// sound, and waits for the coordinator's decision.
     pub async fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: RankLost) {
         let guilty_rank = guilty.map(|rank| rank.0.into());
         let Epoch { incarnation: epoch_incarnation, n: epoch_n } = epoch;
@@ -473,10 +474,10 @@ impl Reports {
     }
 
     async fn failed(&self, failed: Failed, why: RankLost) {
-        // The session is told first: the coordinator closes the stream once it has read this, and that end gives no
-        // reason.
+        // The session receives the reason first: the coordinator closes the stream once it has read this frame, and
+        // that end has no reason.
         if let Some(lost) = self.lost.upgrade().filter(|_| failed.guilty_rank.is_none()) {
-            // A session that is gone needs no reason, and the first is enough.
+            // A session that is gone needs no reason, and the first reason is enough.
             let _known = lost.try_send(why);
         }
         self.send(Frame::Failed(failed)).await;

@@ -1,5 +1,5 @@
-//! Looks through the weights in memory while the rank has nothing to do, on a thread of its own. Knows the computing
-//! thread only by whether it is busy, and by the queue of its work.
+//! Checks the weights in memory while the rank is idle, on a thread of its own. Has no knowledge of the computing
+//! thread, except whether it is busy and the queue of its work.
 
 use crate::load::scrub::{Scrubbed, Scrubber};
 use crate::session::heartbeat::StepCounters;
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use telemetry::metrics;
 use tokio::sync::mpsc;
 
-/// How often it looks whether there is something to look through, or whether the rank is idle.
+/// How often the thread checks whether there are weights to check, and whether the rank is idle.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 const NOTHING_EVERY: Duration = Duration::from_millis(100);
-/// A rank that is busy for this long without a pause is looked through all the same: a piece takes some hundred
-/// microseconds of another core.
+/// A rank that is busy for this long without a pause is checked all the same: a piece takes some hundred microseconds
+/// of another core.
 const BUSY_MAX: Duration = Duration::from_secs(1);
 
 const PAUSE_MAX: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ pub(crate) fn start(scrubber: Scrubber, progress: Arc<StepCounters>, work: mpsc:
                     let (weight, piece, rank) = (&spoilt.weight, spoilt.piece, spoilt.rank.0);
                     tracing::error!(weight, piece, rank, "a weight in memory is not what was loaded");
                     if let Some(work) = work.upgrade() {
-                        // The computing thread is gone only when everything ends.
+                        // The computing thread is gone only when the whole process ends.
                         let _gone = work.blocking_send(Work::Spoilt);
                     }
                     NOTHING_EVERY
@@ -44,12 +44,12 @@ pub(crate) fn start(scrubber: Scrubber, progress: Arc<StepCounters>, work: mpsc:
     std::thread::Builder::new().name("scrub".into()).spawn(scrub).map(drop)
 }
 
-/// The pause after which work that took so long is `share` of the time.
+/// Returns the pause after which work that took this long is `share` of the time.
 fn pause_after(took: Duration, share: f64) -> Duration {
     Duration::try_from_secs_f64(took.as_secs_f64() * (1.0 / share - 1.0)).unwrap_or(PAUSE_MAX).min(PAUSE_MAX)
 }
 
-/// Waits so long, and then for an idle moment. False when the worker has ended.
+/// Waits for the pause, and then for an idle moment. Returns false when the worker has ended.
 fn is_awaited(pause: Duration, progress: &StepCounters, work: &mpsc::WeakSender<Work>) -> bool {
     let due = Instant::now() + pause;
     let is_over = || work.upgrade().is_none();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use types::{Layout, Rank, Shares, Stage, Step, StepDone};
 use worker::{Assignment, ModelLoader, Ready, RunError, Runner};
 
-/// Far beyond what a step of a tiny model takes.
+/// Far longer than a step of a tiny model takes.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Threads {
@@ -22,7 +22,7 @@ pub struct Threads {
 type Built = (Box<dyn Runner>, Ready);
 
 impl Threads {
-    /// Over memory of this process.
+    /// Starts ranks that exchange over this process's memory.
     pub fn start(loader: &ModelLoader, assignment: &Assignment, layout: &Layout) -> Threads {
         let builds = Mesh::in_process(layout).into_iter().map(|collective| {
             let loader = loader.clone();
@@ -31,7 +31,7 @@ impl Threads {
         Threads::of(builds, assignment, layout)
     }
 
-    /// The same, of which each rank has a loader of its own.
+    /// Like `start`, with a loader for each rank.
     pub fn start_each(loaders: Vec<ModelLoader>, assignment: &Assignment, layout: &Layout) -> Threads {
         let builds = Mesh::in_process(layout).into_iter().zip(loaders).map(|(collective, loader)| {
             move |assignment: &Assignment| loader.build_with(assignment, collective).unwrap()
@@ -39,7 +39,7 @@ impl Threads {
         Threads::of(builds, assignment, layout)
     }
 
-    /// Each rank comes through its loader's listener.
+    /// Starts ranks that meet through the listeners of their loaders.
     pub fn meet(loaders: impl Iterator<Item = ModelLoader>, assignment: &Assignment, layout: &Layout) -> Threads {
         let builds = loaders.map(|loader| move |assignment: &Assignment| loader.build(assignment).unwrap());
         Threads::of(builds, assignment, layout)
@@ -64,7 +64,7 @@ impl Threads {
                 run(runner, &queue, answers)
             }));
         }
-        // If a rank has failed nobody says more, and nobody waits for it.
+        // Dropped so that the test does not wait for a failed rank.
         drop(built);
         for _ in 0..grid.threads.len() {
             let ready = found.recv_timeout(PATIENCE).unwrap();
@@ -73,13 +73,13 @@ impl Threads {
         grid
     }
 
-    /// All ranks ended well.
+    /// Ends all ranks, and checks that each ended well.
     pub fn end(mut self) {
         self.steps.clear();
         self.threads.drain(..).for_each(|thread| thread.join().unwrap().unwrap());
     }
 
-    /// What the others say of a step when one has gone before it.
+    /// Returns the errors of the other ranks for a step that one rank has left.
     pub fn without(mut self, gone: usize, step: Step) -> Vec<RunError> {
         drop(self.steps.remove(gone));
         self.threads.remove(gone).join().unwrap().unwrap();
@@ -98,7 +98,7 @@ fn run(
         let mut done = StepDone { id: step.id, ..StepDone::default() };
         runner.run(&step, &mut done)?;
         if let Some(answers) = &answers {
-            // A test that has failed hears no more.
+            // A failed test receives no more answers.
             let _ = answers.send(done);
         }
     }
@@ -120,7 +120,7 @@ impl Ranks for Threads {
     }
 }
 
-/// Stages of so many layers each, with these shares on a scale of 16.
+/// Returns stages with these numbers of layers, and with these shares on a scale of 16.
 pub fn layout(layers: &[u32], sixteenths: &[&[u32]]) -> Layout {
     let mut next = 0;
     let stages = layers.iter().zip(sixteenths).map(|(n, bounds)| {

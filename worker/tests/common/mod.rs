@@ -1,4 +1,4 @@
-//! A coordinator small enough to see through: plays requests on ranks as a plan says.
+//! A small coordinator for tests: plays requests on ranks according to a plan.
 
 pub mod grid;
 
@@ -13,7 +13,7 @@ use types::{
 use worker::{Assignment, MeshSecret, MeshTimeouts, Recalled, Runner};
 
 pub const RUNNING_MAX: u32 = 16;
-/// For all that may run at once.
+/// Enough for all requests that may run at a time.
 pub const N_BLOCKS: u32 = 400;
 pub const CONTEXT: u32 = 400;
 pub const VOCAB: u32 = 288;
@@ -45,7 +45,7 @@ pub fn assignment(folder: &str) -> Assignment {
     }
 }
 
-/// Requests of all lengths and tempers.
+/// Returns requests of many lengths and samplings.
 pub fn requests(n: u64) -> Vec<Request> {
     let request = |i: u64| Request {
         id: RequestId(i),
@@ -66,16 +66,16 @@ pub fn requests(n: u64) -> Vec<Request> {
 
 #[derive(Clone, Copy)]
 pub struct Plan {
-    /// Tokens of a prompt per step.
+    /// The prompt tokens of one step.
     pub chunk: u32,
-    /// Requests that run at once.
+    /// The requests that run at a time.
     pub together: usize,
-    /// The oldest that has said something since it began is thrown out every so many steps, and begins again.
+    /// After every so many steps, the oldest request with new output is preempted, and begins again.
     pub preempt_every: Option<u64>,
-    /// The requests take turns in so many steps.
+    /// The number of steps over which the requests take turns.
     pub turns: u64,
-    /// Steps that are given before the answer to the first of them: with more than there are turns, a request's next
-    /// step is given before it is known what it says.
+    /// Steps that are given before the first of them is answered. If there are more than `turns`, a request's next step
+    /// is given before its token is known.
     pub in_flight: usize,
 }
 
@@ -84,14 +84,14 @@ impl Plan {
     pub const ALONE: Plan = Plan { chunk: 512, together: 1, preempt_every: None, turns: 1, in_flight: 1 };
 }
 
-/// Who runs steps.
+/// Runs steps.
 pub trait Ranks {
     fn give(&mut self, step: Step);
-    /// To the oldest step that has not been answered.
+    /// Returns the answer to the oldest step that has none yet.
     fn answer(&mut self) -> StepDone;
 }
 
-/// One rank runs them at once.
+/// One rank, which runs each step at once.
 pub struct Alone<'a> {
     runner: &'a mut dyn Runner,
     answers: VecDeque<StepDone>,
@@ -119,7 +119,7 @@ pub struct Played {
     pub outputs: Vec<Vec<TokenOut>>,
     pub n_preempted: u64,
     pub n_together: usize,
-    /// Draws that came back without a token, and were asked for again.
+    /// Draws that came back without a token, and were repeated.
     pub n_late: u64,
     /// Drafts that became tokens, and drafts that did not.
     pub n_accepted: usize,
@@ -129,20 +129,20 @@ pub struct Played {
 struct Live {
     request: Request,
     outputs: Vec<TokenOut>,
-    /// Outputs that steps were given for.
+    /// Outputs for which steps were given.
     n_asked: usize,
     n_computed: u32,
     blocks: Vec<BlockId>,
     has_begun: bool,
-    /// Its slices in flight that were planned behind a draw that was late.
+    /// Its slices in flight that were planned behind a late draw.
     n_void: usize,
-    /// What the ranks have guessed behind its last output.
+    /// How many tokens the ranks have guessed behind its last output.
     n_guess: u16,
 }
 
 pub struct Player<'a> {
     ranks: &'a mut dyn Ranks,
-    /// Every sequence keeps all of its blocks, the same in each group's pool.
+    /// Every sequence keeps all of its blocks, which are the same in each group's pool.
     n_groups: usize,
     free: Vec<BlockId>,
     live: Vec<Live>,
@@ -164,7 +164,7 @@ impl<'a> Player<'a> {
         Player { ranks, n_groups, free, live, step, in_flight, finished, n_late, drafts_max, n_drafts }
     }
 
-    /// Slices have as many drafts as are guessed, and at most so many.
+    /// Gives slices as many drafts as were guessed, up to this limit.
     pub fn with_drafts(self, drafts_max: u16) -> Player<'a> {
         Player { drafts_max, ..self }
     }
@@ -190,7 +190,7 @@ impl<'a> Player<'a> {
             if plan.preempt_every.is_some_and(|every| self.step.id.0 % every == every - 1) {
                 n_preempted += self.preempt();
             }
-            // Whoever's turn it is, and if that is nobody, the next.
+            // The requests of this turn, or if none can run, those of the next one.
             let turn = self.step.id.0;
             (turn..turn + plan.turns).any(|turn| self.plan(plan.chunk, turn % plan.turns, plan.turns));
             n_together = n_together.max(self.step.slices.len());
@@ -221,7 +221,7 @@ impl<'a> Player<'a> {
         while !self.in_flight.is_empty() {
             self.answer();
         }
-        // One that has said nothing since it began would never get on.
+        // A request without new output would never make progress.
         let has_spoken = |live: &&mut Live| live.has_begun && live.outputs.len() > live.request.output.len();
         let Some(live) = self.live.iter_mut().find(has_spoken) else { return 0 };
         self.free.append(&mut live.blocks);
@@ -232,7 +232,7 @@ impl<'a> Player<'a> {
         1
     }
 
-    /// Whether anybody of this turn has something to compute.
+    /// Returns whether a request of this turn has something to compute.
     fn plan(&mut self, chunk: u32, turn: u64, turns: u64) -> bool {
         for live in self.live.iter_mut().filter(|live| live.request.id.0 % turns == turn) {
             let request = &mut live.request;
@@ -244,7 +244,7 @@ impl<'a> Player<'a> {
                 self.step.starts.push(request.clone());
                 live.has_begun = true;
             }
-            // Who has drafts waits for its answers: what is guessed stands behind the last of them.
+            // A request with drafts waits for its answers: the guesses follow the last of them.
             if self.drafts_max > 0 && live.n_asked > live.outputs.len() {
                 continue;
             }
@@ -302,7 +302,7 @@ impl<'a> Player<'a> {
     }
 }
 
-/// What the requests will say, guessed with mistakes.
+/// Returns the outputs of the requests as guesses with mistakes.
 pub fn recalled(requests: &[Request], said: &Played) -> Recalled {
     let log = |(request, said): (&Request, &Vec<TokenOut>)| {
         request.prompt.iter().copied().chain(said.iter().map(|out| out.token)).collect()

@@ -1,6 +1,6 @@
-//! Steps that are begun before the one before them is answered, and passes that are begun again as graphs, on ranks
-//! over a driver that runs kernels on an emulator: the tokens are those of steps that wait for each other; the host
-//! waits once a step at most, and the device is told of the next before that.
+//! Steps that begin before the step before them is answered, and passes repeated as graphs, on ranks over a driver that
+//! runs kernels on an emulator. The tokens are those of steps that wait for each other. The host waits at most once per
+//! step, and the device receives the next step before that wait.
 
 use crate::common::grid::Threads;
 use crate::common::{Alone, Plan, Played, Player, Ranks, assignment, recalled, requests};
@@ -23,7 +23,7 @@ fn on_cuda(name: &str) -> Assignment {
     Assignment { activations: Activations::Bf16, kv_dtype: KvDtype::Bf16, ..assignment(name) }
 }
 
-/// Those that the device draws alone, and every third one that takes the host.
+/// Requests that the device draws alone, and every third one that needs the host.
 fn mixed(n: u64, tokens_max: u32) -> Vec<Request> {
     let change = |(i, mut request): (usize, Request)| {
         request.prompt.truncate(40);
@@ -42,7 +42,7 @@ fn plain(n: u64, tokens_max: u32) -> Vec<Request> {
     requests.take(n as usize).collect()
 }
 
-/// One rank that sees the step behind the one that it runs.
+/// One rank that sees the next step while it runs one.
 struct Ahead<'a> {
     runner: &'a mut dyn Runner,
     given: VecDeque<Step>,
@@ -80,7 +80,7 @@ fn ahead(assignment: &Assignment, requests: &[Request], plan: Plan) -> Played {
     Player::new(&mut ranks, assignment).play(requests, Plan { in_flight: 2, ..plan })
 }
 
-/// What the driver has been asked since this was asked last.
+/// The driver's calls since the last look.
 struct Trace {
     path: PathBuf,
     n_read: usize,
@@ -100,7 +100,7 @@ impl Trace {
     }
 }
 
-/// Of each test its own, gone when it ends.
+/// A test's own trace file, removed at the end.
 struct TraceFile(String);
 
 impl TraceFile {
@@ -112,7 +112,7 @@ impl TraceFile {
 
 impl Drop for TraceFile {
     fn drop(&mut self) {
-        // There is none where the test is the one that runs in a process of its own.
+        // The file is absent if the test runs in a process of its own.
         let _gone = std::fs::remove_file(&self.0);
     }
 }
@@ -137,7 +137,7 @@ fn steps_that_are_begun_ahead_give_the_tokens_of_one_after_another() {
     });
 }
 
-/// A request's step, in which it says its next token.
+/// Returns a step in which each request draws its next token.
 fn decode(id: u64, requests: &[Request]) -> Step {
     let slices = requests.iter().map(|request| {
         let at = request.prompt.len() as u32 + id as u32 - 1;
@@ -152,7 +152,7 @@ fn the_host_waits_once_a_step_and_has_told_the_next_by_then() {
     let screws = [("FAKE_CUDA_TRACE", &*file.0)];
     on_fake_cuda("the_host_waits_once_a_step_and_has_told_the_next_by_then", &screws, || {
         let assignment = on_cuda(MODEL);
-        // Within one block each, so that no step has blocks to give.
+        // Each request stays within one block, so that no step has blocks to give.
         let mut requests = plain(3, 12);
         requests.iter_mut().for_each(|request| request.prompt = vec![3, 1, request.id.0 as u32]);
         let mut first = decode(0, &requests);
@@ -169,15 +169,15 @@ fn the_host_waits_once_a_step_and_has_told_the_next_by_then() {
             assert!(done.slices.iter().all(|slice| slice.tokens.len() == 1), "{done:?}");
             let asked = trace.more();
             n_graphs += count(&asked, "graph");
-            // The first finds what loading has left to be done.
+            // The first step finishes the work of loading.
             assert!(count(&asked, "wait") <= 1 || step.id.0 == 0, "step {}: {asked:?}", step.id.0);
             if step.id.0 == 0 || given.is_empty() {
                 continue;
             }
-            // All of this step was begun while the one before it ran: what is asked now is of the next.
+            // All of this step began while the step before it ran, so these calls belong to the next step.
             let told = asked.iter().position(|line| line == "upload").unwrap();
             let waits = asked.iter().position(|line| line == "wait");
-            // Who makes a graph may find that what was begun has come to its end meanwhile.
+            // While a rank makes a graph, the begun pass may have ended.
             let has_recorded = count(&asked, "record") > 0;
             assert!(waits.map_or(has_recorded, |waits| told < waits), "step {}: {asked:?}", step.id.0);
             assert!(asked.iter().any(|line| line == "launch take_drawn"), "its tokens are the device's: {asked:?}");
@@ -189,8 +189,8 @@ fn the_host_waits_once_a_step_and_has_told_the_next_by_then() {
 #[test]
 fn ranks_of_one_device_take_and_give_back_no_memory_while_they_serve() {
     let file = TraceFile::new("memory");
-    // The driver waits for the whole context where a real one may, and a kernel of one rank waits for the other's: if
-    // memory changed hands in between, the ranks would tell of a deadline.
+    // The driver waits for the whole context where a real one may, and a kernel of one rank waits for the kernel of the
+    // other. If memory changed hands in between, the ranks would report a passed deadline.
     let screws = [("FAKE_CUDA_TRACE", &*file.0), ("FAKE_CUDA_GRAPHS_WAIT", "1")];
     on_fake_cuda("ranks_of_one_device_take_and_give_back_no_memory_while_they_serve", &screws, || {
         let (assignment, requests) = (on_cuda(DEEP), mixed(3, 6));
@@ -240,7 +240,7 @@ fn graphs_carry_sums_of_devices() {
     });
 }
 
-/// A device draws behind drafts as it draws everywhere, and a step with drafts is not begun before its turn.
+/// A device draws behind drafts as it draws everywhere, and a step with drafts does not begin before its turn.
 #[test]
 fn drafts_on_a_device_give_the_tokens_of_none() {
     on_fake_cuda("drafts_on_a_device_give_the_tokens_of_none", &[], || {

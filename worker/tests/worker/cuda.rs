@@ -26,7 +26,7 @@ fn on_cuda(name: &str) -> Assignment {
     Assignment { activations: Activations::Bf16, kv_dtype: KvDtype::Bf16, ..assignment(name) }
 }
 
-/// Short ones: the emulator takes a thousand times as long as a device.
+/// Returns short requests: the emulator takes a thousand times as long as a device.
 fn short_requests(n: u64) -> Vec<Request> {
     let cut = |mut request: Request| {
         request.prompt.truncate(40);
@@ -70,7 +70,7 @@ fn grids_give_the_tokens_of_one_rank() {
     });
 }
 
-/// Rows that ranks show each other for a norm, sinks, and experts with biases.
+/// Rows that ranks exchange for a norm, sinks, and experts with biases.
 #[test]
 fn families_on_grids_give_the_tokens_of_one_rank() {
     on_fake_cuda("families_on_grids_give_the_tokens_of_one_rank", &[], || {
@@ -106,7 +106,7 @@ fn nccl_carries_the_tokens_of_one_rank() {
     });
 }
 
-/// Says to a process of the test below which groups it runs, a line each.
+/// Names the groups that a process of the test below runs, a line each.
 const GROUPS: &str = "LOCKSTEP_TEST_GPU_CHECK_GROUPS";
 const PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -115,7 +115,8 @@ fn gpu_check_options() -> parts::Options {
     parts::Options { models, cache: std::env::temp_dir().join("lockstep-gpu-check-of-tests"), is_tiny: true }
 }
 
-/// All that `gpu_check` finds of these parts, as it writes it; its processes are of the test after this one.
+/// Returns all findings of `gpu_check` for these parts, as it writes them. Its processes are those of the test after
+/// this one.
 fn gpu_check(of: &[&str]) -> (bool, serde_json::Value) {
     gpu_check_within(PATIENCE, of)
 }
@@ -143,7 +144,7 @@ fn groups_of_gpu_check_are_a_process() {
     }
 }
 
-/// Those that a pass over the fake libraries never comes to: one where cuBLASLt has no way.
+/// The kernels that a pass over the fake libraries never reaches: a path without cuBLASLt.
 const NOT_LAUNCHED: [&str; 1] = ["linear_plain_r64"];
 
 #[test]
@@ -151,7 +152,7 @@ fn gpu_check_finds_all_good_and_launches_every_kernel() {
     let trace = std::env::temp_dir().join(format!("lockstep-gpu-check-trace-{}", std::process::id()));
     let screws = [("FAKE_CUDA_TRACE", trace.to_str().unwrap())];
     on_fake_cuda("gpu_check_finds_all_good_and_launches_every_kernel", &screws, || {
-        // There may be none, or others may be about to make it anew.
+        // The folder may be absent, or other tests may be about to create it anew.
         let _gone = std::fs::remove_dir_all(gpu_check_options().cache);
         let (is_good, page) = gpu_check(&parts::PARTS);
         assert!(is_good && page["good"] == true && page["whole"] == true, "{page:#}");
@@ -183,7 +184,7 @@ fn gpu_check_finds_all_good_and_launches_every_kernel() {
             assert!(findings.iter().any(is_there), "{name} is not in {page:#}");
         }
     });
-    // It was written by the process that ran over the fake driver, and is looked at by the one that started it.
+    // The process over the fake driver wrote it, and its parent process reads it.
     if !is_inside() {
         let told = std::fs::read_to_string(&trace).unwrap();
         let launched: BTreeSet<&str> = told.lines().filter_map(|line| line.strip_prefix("launch ")).collect();
@@ -209,7 +210,7 @@ fn gpu_check_tells_of_every_group_where_the_device_fails() {
         // Nothing is launched when a device is opened.
         let n_groups = parts::kernels::groups(&gpu_check_options()).len();
         assert_eq!(findings.iter().filter(is_told).count(), n_groups - 1, "{page:#}");
-        // The first fails behind one that is good. Each of the others has a device that nothing has failed on.
+        // The first group fails behind a good one. Each of the others has a device without an earlier failure.
         assert_eq!(page["parts"]["kernels"]["processes"], n_groups as u64 - 1, "{page:#}");
     });
 }
@@ -217,7 +218,7 @@ fn gpu_check_tells_of_every_group_where_the_device_fails() {
 #[test]
 fn gpu_check_writes_its_page_when_the_time_is_over() {
     let name = "gpu_check_writes_its_page_when_the_time_is_over";
-    // However fast the machine is, some kernel does not come to its end.
+    // On any machine, however fast, one kernel does not end.
     on_fake_cuda(name, &[("FAKE_CUDA_HANG_LAUNCH", "40")], || {
         let begun = Instant::now();
         let (is_good, page) = gpu_check_within(Duration::from_secs(8), &["kernels", "bench"]);
@@ -280,7 +281,7 @@ fn a_device_that_fails_is_an_error_of_its_step() {
     });
 }
 
-/// Under which a device of this architecture computes the model.
+/// Returns the policy under which a device of this architecture computes the model.
 fn digest(device: &str, mode: Mode) -> PolicyDigest {
     let assignment = on_cuda("llama-f32-tied");
     let weights = checkpoint::Checkpoint::open(&assignment.model_path).unwrap().fingerprint().unwrap();

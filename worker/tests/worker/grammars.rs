@@ -1,5 +1,5 @@
-//! Requests with grammars: whatever the grid, the batch and the steps look like, and however late the masks are, the
-//! tokens are those of the request alone; and the text is what its grammar says.
+//! Requests with grammars: on any grid, in any batch and steps, and however late the masks are, the tokens are those of
+//! the request alone, and the text follows its grammar.
 
 use crate::common::grid::Threads;
 use crate::common::{Alone, Plan, Played, Player, assignment, requests};
@@ -30,7 +30,7 @@ fn compiled(wanted: &WantedGrammar) -> Grammar {
     grammar::compile(wanted, &GrammarLimits::default()).unwrap()
 }
 
-/// Eight that differ, and none.
+/// Returns one of eight different grammars, or none.
 fn wanted(i: usize) -> Option<WantedGrammar> {
     let schema = |schema: Value| Some(WantedGrammar::JsonSchema(schema));
     let (text, number) = (json!({"type": "string", "maxLength": 8}), json!({"type": "integer"}));
@@ -52,7 +52,7 @@ fn wanted(i: usize) -> Option<WantedGrammar> {
     }
 }
 
-/// Requests of all lengths and tempers with grammars and what else edits logits.
+/// Returns requests of many lengths and samplings, with grammars and other edits of logits.
 fn with_grammars(n: u64) -> Vec<Request> {
     let mut requests = requests(n);
     for (i, request) in requests.iter_mut().enumerate() {
@@ -90,7 +90,7 @@ fn on_grid(masks: MaskConfig, assignment: &Assignment, layout: &Layout, requests
     played
 }
 
-/// The text up to the end token.
+/// Returns the text up to the end token.
 fn text(checkpoint: &Checkpoint, output: &[TokenOut]) -> (String, bool) {
     let ends = &checkpoint.spec().eos;
     let tokens: Vec<_> = output.iter().map(|out| out.token).collect();
@@ -161,8 +161,8 @@ fn even(tp: u16, pp: u16) -> Layout {
     Layout::even(Grid { tp, pp, ep: 1 }, N_LAYERS).unwrap()
 }
 
-/// As many steps in flight as a coordinator gives: one per stage, and one ahead, and more; so that slices are planned
-/// behind draws that are late.
+/// As many steps in flight as a coordinator gives: one per stage and one ahead, and more, so that slices are planned
+/// behind late draws.
 #[test]
 fn grids_give_the_tokens_of_one_rank_with_masks_in_time_and_late() {
     let (assignment, requests) = (assignment(DEEP), with_grammars(9));
@@ -179,16 +179,16 @@ fn grids_give_the_tokens_of_one_rank_with_masks_in_time_and_late() {
     }
 }
 
-/// What ends a thought, and is not drawn by chance.
+/// The end of a thought. It is not drawn by chance.
 const CLOSE: &str = "zjxk";
 
-/// Answers within a thought of at most so many tokens.
+/// Returns a budget for answers within a thought of at most this many tokens.
 fn budget(tokens_max: u32) -> ThinkingBudget {
     let (opens, closes) = (vec!["(".to_owned()], vec![CLOSE.to_owned()]);
     ThinkingBudget { tokens_max, is_open: true, repeats: false, opens, closes }
 }
 
-/// A thought, and `yes` or `no` behind it.
+/// Returns the grammar of a thought, with `yes` or `no` behind it.
 fn thought_and_choice() -> Grammar {
     let thought = json!({"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": CLOSE});
     let choice = json!({"type": "regex", "pattern": "(yes|no)"});
@@ -196,7 +196,7 @@ fn thought_and_choice() -> Grammar {
     compiled(&WantedGrammar::StructuralTag(json!({"type": "structural_tag", "format": format})))
 }
 
-/// The model's token of a letter: its vocabulary begins with what is printed.
+/// Returns the model's token of a letter: its vocabulary begins with the printable characters.
 fn letter(byte: u8) -> Token {
     (byte - b'!').into()
 }
@@ -209,7 +209,7 @@ fn thinking(n: u64) -> Vec<Request> {
         request.sampling.tokens_max = 24;
         request.sampling.stop.clear();
         request.sampling.bad_words.clear();
-        // Letters alone: a character of several bytes is ended before its thought is.
+        // Only letters: otherwise a character of several bytes would end before its thought.
         request.sampling.allowed = if i % 3 == 2 { Vec::new() } else { (b'a'..=b'z').map(letter).collect() };
         let budget = budget([0, 3, 7, 1000][i % 4]);
         request.grammar = Some(budget.before((i % 3 == 2).then_some(&behind)));
@@ -217,7 +217,7 @@ fn thinking(n: u64) -> Vec<Request> {
     requests
 }
 
-/// The end of a thought is a rule for drawing as any other: what is forced depends on the log alone.
+/// The end of a thought is a rule for draws like any other: the forced tokens depend on the log alone.
 #[test]
 fn thoughts_end_at_their_budgets_whatever_steps_and_grids_look_like() {
     let (assignment, requests) = (assignment(DEEP), thinking(12));
@@ -232,7 +232,7 @@ fn thoughts_end_at_their_budgets_whatever_steps_and_grids_look_like() {
         let (limited, free) = (tokens(limited), tokens(free));
         let n = [0, 3, 7, 1000][i % 4];
         match (i % 3 == 2, n) {
-            // It has not used its budget: nothing has changed.
+            // The budget is not used up, so nothing has changed.
             (false, 1000) => assert_eq!(limited, free, "request {i}"),
             (false, n) => {
                 let close: Vec<Token> = CLOSE.bytes().map(letter).collect();
@@ -241,7 +241,7 @@ fn thoughts_end_at_their_budgets_whatever_steps_and_grids_look_like() {
             }
             (true, 1000) => {}
             (true, _) => {
-                // A character that was begun is ended first.
+                // A character that has begun ends first.
                 assert!(
                     ["yes", "no"].iter().any(|end| said.ends_with(&format!("{CLOSE}{end}"))),
                     "request {i}: {said}"
@@ -273,7 +273,7 @@ fn begin(request: &Request, range: std::ops::Range<u32>, blocks: &[u32]) -> Step
     }
 }
 
-/// A mask is in time however long it takes, so that a step draws all.
+/// A mask is never late, however long it takes, so that a step draws all tokens.
 const PATIENT: MaskConfig = MaskConfig {
     threads: 1,
     wait_max: Duration::from_secs(60),
@@ -293,13 +293,13 @@ fn a_shared_prefix_and_a_replayed_log_give_the_same_token() {
     let mut run = |step: &Step| {
         let mut done = StepDone::default();
         runner.run(step, &mut done).unwrap();
-        // A step that only ends something has no slice.
+        // A step that only ends a request has no slice.
         done.slices.into_iter().next().unwrap_or_default()
     };
     let cold = run(&begin(&Request { id: RequestId(1), ..request.clone() }, 0..70, &[9, 2, 5, 7, 0]));
     let warm = run(&begin(&Request { id: RequestId(2), ..request.clone() }, 64..70, &[9, 2, 5, 7, 3]));
     assert_eq!((warm.tokens.len(), &warm), (1, &cold));
-    // The log of a request that has begun elsewhere.
+    // The log of a request that began elsewhere.
     let mut output = vec![cold.tokens[0].token];
     for position in 70..80 {
         let slices = vec![Slice::new(RequestId(1), position..position + 1, Want::Last)];
@@ -346,7 +346,7 @@ fn a_grammar_that_cannot_be_followed_ends_its_request_alone() {
     assert_eq!(failure_of(sampling(none.clone()), PATIENT), (None, 1));
     let allowed = Sampling { allowed: vec![b'x'.into()], ..none.clone() };
     assert_eq!(failure_of(sampling(allowed), PATIENT), no_token);
-    // What is no description, and an output that the grammar does not allow.
+    // An invalid description, and an output that the grammar does not allow.
     let garbage = Request { grammar: Some(Grammar::new("garbage")), ..sampling(none.clone()) };
     assert_eq!(failure_of(garbage, PATIENT), broken);
     let other = Request { prompt: vec![5], output: vec![b'q'.into()], ..sampling(none.clone()) };
@@ -360,7 +360,7 @@ fn a_grammar_that_cannot_be_followed_ends_its_request_alone() {
     assert_eq!(failure_of(sampling(none), hopeless), failed(GrammarFault::Late));
 }
 
-/// A complete answer ends, unless the request forbids that: then nothing is left, or only ends are drawn.
+/// A complete answer ends, unless the request forbids that: then nothing remains, or only ends are drawn.
 #[test]
 fn where_an_answer_is_complete_only_an_end_follows() {
     let assignment = assignment(MODEL);
@@ -372,7 +372,7 @@ fn where_an_answer_is_complete_only_an_end_follows() {
         ..Request::default()
     };
     let none = Sampling { tokens_max: 8, ..Sampling::default() };
-    // Whoever ignores ends has none among its stop tokens; a stop token that the grammar does not allow is not drawn.
+    // A request that ignores ends has none among its stop tokens. A stop token that the grammar forbids is not drawn.
     let ignored = Sampling { stop: vec![b'x'.into()], ..none.clone() };
     let played = play(PATIENT, &assignment, &[request(ignored)], Plan::ALONE);
     let tokens: Vec<_> = played.outputs[0].iter().map(|out| out.token).collect();

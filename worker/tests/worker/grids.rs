@@ -1,5 +1,5 @@
-//! One model cut over many ranks, as threads of this process: whatever the grid and whatever the steps look like,
-//! tokens and logprobs are those of one rank, bit for bit.
+//! One model cut over many ranks, as threads of this process: on any grid and with any steps, tokens and logprobs are
+//! those of one rank, bit for bit.
 
 use crate::common;
 use crate::common::grid::{Threads, layout};
@@ -59,7 +59,7 @@ fn uneven_shares_and_stages_give_the_tokens_of_one_rank() {
     let layouts = [
         layout(&[5], &[&[0, 3, 16]]),
         layout(&[1, 4], &[&[0, 11, 16], &[0, 5, 16]]),
-        // A rank that owns nothing at all, in the middle and at the end.
+        // A rank that owns no leaf at all, in the middle and at the end.
         layout(&[3, 2], &[&[0, 9, 9, 16], &[0, 4, 16, 16]]),
         layout(&[2, 1, 2], &[&[0, 0, 16], &[0, 16, 16], &[0, 8, 16]]),
     ];
@@ -88,7 +88,7 @@ fn a_tied_embedding_is_the_head_of_the_last_stage_too() {
 }
 
 /// Experts, windows, caps, sinks, gates, recurrences, norms of heads and of all heads, biases, positions, factors,
-/// shared experts, all ways of norms, and weights of few bits in groups that leaves cut; each cut evenly, unevenly,
+/// shared experts, all kinds of norms, and weights of few bits in groups that leaves cut. Each is cut evenly, unevenly,
 /// over stages, and over ranks of which one owns nothing.
 #[test]
 fn every_family_gives_the_tokens_of_one_rank() {
@@ -146,7 +146,7 @@ fn every_family_gives_the_tokens_of_one_rank() {
     }
 }
 
-/// Whose blocks begin anywhere in a step, and whose drafts are rewound over a block's boundary.
+/// Blocks begin anywhere in a step, and drafts are rewound over a block's boundary.
 #[test]
 fn recurrent_layers_give_the_tokens_of_one_rank_in_chunks_of_any_length() {
     for (name, n_layers) in [("qwen3-next", 4), ("granite4", 3), ("nemotron-h", 5)] {
@@ -237,7 +237,7 @@ fn each_rank_holds_its_own_part_of_the_weights() {
     let whole = Threads::start(&loader(), &assignment, &Layout::solo(N_LAYERS)).weight_bytes[0];
     for (tp, pp) in [(2, 1), (1, 3), (2, 2)] {
         let held = Threads::start(&loader(), &assignment, &even(tp, pp)).weight_bytes;
-        // KV heads that a cut halves are held twice, and tiles of sixteen rows are filled up.
+        // KV heads that a cut halves are held twice, and tiles of sixteen rows are padded.
         assert!(held.iter().sum::<u64>() < whole * 5 / 4, "tp {tp}, pp {pp}: {held:?} of {whole}");
         assert!(held.iter().all(|bytes| *bytes < whole * 3 / 4), "tp {tp}, pp {pp}: {held:?} of {whole}");
     }
@@ -265,7 +265,8 @@ fn ranks_that_meet_through_listeners_give_the_tokens_of_one_rank() {
     }
 }
 
-/// A peer leaves in the middle of a pass. Whoever is left keeps its weights, and the next pass has nothing of that one.
+/// A peer leaves in the middle of a pass. The remaining rank keeps its weights, and the next pass uses nothing of the
+/// lost pass.
 #[test]
 fn a_pass_that_is_broken_off_leaves_no_trace_in_what_is_kept() {
     let (alone_assignment, requests) = (assignment(DEEP), requests(6));
@@ -290,7 +291,7 @@ fn a_pass_that_is_broken_off_leaves_no_trace_in_what_is_kept() {
         let ranks: Vec<_> = (0..).map(Rank).zip(&loaders).map(rank).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).next_back().unwrap()
     });
-    // There is nothing to read any more.
+    // The file is gone.
     let epoch = Epoch { incarnation: 0, n: 1 };
     let kept = Assignment { epoch, policy: Some(policy), model_path: "/nowhere".into(), ..assignment };
     let mut grid = Threads::meet(loaders.into_iter(), &kept, &layout);

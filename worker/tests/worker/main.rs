@@ -1,4 +1,4 @@
-//! Ranks: sessions, runners, grids of them, and the same over the fake driver of CUDA.
+//! Tests of ranks: sessions, runners and grids, and the same over a fake CUDA driver.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../common/mod.rs"]

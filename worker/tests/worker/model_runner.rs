@@ -1,5 +1,5 @@
-//! A real model behind `Runner`: whatever the steps look like, a request's tokens and logprobs are the same, bit for
-//! bit; and what contradicts the protocol is refused.
+//! A real model behind `Runner`: with any steps, a request's tokens and logprobs are the same, bit for bit, and steps
+//! that contradict the protocol are rejected.
 
 use crate::common;
 use crate::common::{Alone, Plan, Played, Player, assignment, requests};
@@ -96,7 +96,7 @@ fn what_cannot_be_loaded_is_said() {
         change(&mut assignment);
         loader(1).load(&assignment, &CancelFlag::default()).err().unwrap()
     };
-    // Words of another type do not come so far: no assignment has them.
+    // No assignment has words of another type.
     assert!("q8".parse::<KvDtype>().is_err() && "f16".parse::<Activations>().is_err());
     assert!(matches!(refused(&|a| a.context = 1 << 20), LoadError::Unsupported(_)));
     assert!(matches!(refused(&|a| a.kv_bytes = 10), LoadError::Memory { .. }));
@@ -117,7 +117,7 @@ fn a_step_that_contradicts_is_refused() {
     assert!(matches!(refused, Err(RunError::Protocol { step: 0, .. })), "{refused:?}");
 }
 
-/// A folder's files under another name in the temporary folder.
+/// Copies a folder's files into the temporary folder, under another name.
 fn copied(assignment: &Assignment, name: &str) -> PathBuf {
     let copy = std::env::temp_dir().join(format!("lockstep-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&copy).unwrap();
@@ -143,7 +143,7 @@ fn a_part_that_stays_what_it_was_is_not_read_again_unless_that_is_asked() {
     let expected = played(&mut runner, &first);
     drop(runner);
 
-    // No file is needed, and a second time neither.
+    // No file is needed, neither now nor a second time.
     std::fs::rename(&model_path, &away).unwrap();
     let kept = Assignment { policy: Some(ready.policy), ..first };
     for _ in 0..2 {
@@ -152,7 +152,7 @@ fn a_part_that_stays_what_it_was_is_not_read_again_unless_that_is_asked() {
         assert_eq!(again, ready);
     }
 
-    // Read again where that can be; whoever cannot goes on, and says why.
+    // A rank reads again if that is possible. Otherwise it continues, and reports why.
     let anew = Assignment { reading: 1, ..kept.clone() };
     let (runner, again) = loader.build(&anew).unwrap();
     assert!(again.unread.as_ref().is_some_and(|why| why.contains("lockstep-kept")), "{again:?}");
@@ -168,10 +168,10 @@ fn a_part_that_stays_what_it_was_is_not_read_again_unless_that_is_asked() {
     assert_eq!(again, ready);
     drop(runner);
 
-    // Another policy, or another part, is another thing: it is read, and cannot be.
+    // Another policy or another part requires a reading, which fails here.
     std::fs::remove_dir_all(&model_path).unwrap();
     let other = Assignment { policy: Some(PolicyDigest([7; 32])), ..anew.clone() };
     assert!(matches!(loader.build(&other).err(), Some(LoadError::Model { .. })));
-    // And what was kept is not any more: there might not be room for both.
+    // The kept weights are gone as well, because there might not be room for both.
     assert!(matches!(loader.build(&anew).err(), Some(LoadError::Model { .. })));
 }

@@ -1,4 +1,4 @@
-//! A worker over TCP, driven by a coordinator that says just what the test wants.
+//! A worker over TCP, driven by a coordinator that sends exactly what the test requires.
 
 mod kv_parts;
 
@@ -25,7 +25,7 @@ use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, ModelLoader, Ready
 const PATIENCE: Duration = Duration::from_secs(30);
 const EPOCH: Epoch = Epoch { incarnation: 3, n: 2 };
 
-/// One worker's connection, as the test sees it.
+/// The coordinator's side of one worker's connection.
 struct Joined {
     down: mpsc::Sender<Result<RankFrame, Status>>,
     inbound: Streaming<WorkerFrame>,
@@ -83,7 +83,7 @@ impl Joined {
         self.say(rank_frame::Frame::Step(proto::encode_step(step))).await;
     }
 
-    /// The next frame that is no heartbeat.
+    /// Returns the next frame that is not a heartbeat.
     async fn hear(&mut self) -> worker_frame::Frame {
         loop {
             let frame = timeout(PATIENCE, self.inbound.message()).await.unwrap().unwrap().unwrap();
@@ -115,7 +115,7 @@ impl Joined {
         }
     }
 
-    /// Takes the worker as far as its first step.
+    /// Takes the worker to its first step.
     async fn seat(&mut self) {
         self.seat_as(assign()).await;
     }
@@ -317,7 +317,7 @@ async fn only_the_rank_that_samples_answers() {
     }
 }
 
-/// Loads rank 0 of two; the other rank is the test's, and silent.
+/// Loads rank 0 of two; the test holds the other rank, which sends nothing.
 struct Half {
     others: std::sync::mpsc::Sender<Mesh>,
 }
@@ -341,7 +341,7 @@ fn assign_half() -> Assign {
     Assign { stages: stages(&half(2)), ..assign() }
 }
 
-// The deadline of a collective is far beyond the test's patience: who gets on was freed.
+// The deadline of a collective is far beyond the test's patience: a rank that continues was freed.
 #[tokio::test]
 async fn a_rank_that_waits_for_another_is_freed_for_its_next_place() {
     let (others, silent) = std::sync::mpsc::channel();
@@ -350,11 +350,11 @@ async fn a_rank_that_waits_for_another_is_freed_for_its_next_place() {
     joined.seat_as(assign_half()).await;
     joined.step(&first_step(EPOCH)).await;
     let _first = silent.recv_timeout(PATIENCE).unwrap();
-    // Another place of the same session.
+    // Another assignment of the same session.
     joined.place(assign_half()).await;
     joined.step(&first_step(EPOCH)).await;
     let _second = silent.recv_timeout(PATIENCE).unwrap();
-    // The session ends, and the next has a place.
+    // The session ends, and the next one has an assignment.
     drop(joined);
     scene.joined().await.seat_as(assign_half()).await;
     scene.end().await;
@@ -376,7 +376,7 @@ async fn who_lost_another_names_it_and_stays() {
     scene.end().await;
 }
 
-/// Every other load lasts until nobody wants it any more.
+/// Every other load lasts until it is cancelled.
 struct Slow {
     begun: std::sync::mpsc::Sender<()>,
     n_loads: u32,
@@ -402,12 +402,12 @@ async fn a_load_is_broken_off_when_its_place_is_over() {
     joined.say(rank_frame::Frame::Assign(assign())).await;
     begun.recv_timeout(PATIENCE).unwrap();
     joined.say(rank_frame::Frame::Release(Release {})).await;
-    // Nothing is said of the load that was broken off, and the next place is taken at once.
+    // The cancelled load sends no report, and the next assignment begins at once.
     joined.place(assign()).await;
     joined.step(&first_step(EPOCH)).await;
     assert_eq!(joined.done().await.slices.len(), 1);
     begun.recv_timeout(PATIENCE).unwrap();
-    // With the session, too.
+    // The end of the session cancels a load too.
     joined.say(rank_frame::Frame::Assign(assign())).await;
     begun.recv_timeout(PATIENCE).unwrap();
     drop(joined);
@@ -421,7 +421,7 @@ async fn who_is_released_holds_nothing_and_heeds_no_late_word() {
     let mut joined = scene.joined().await;
     joined.seat().await;
     joined.say(rank_frame::Frame::Release(Release {})).await;
-    // Of the place that it had: nobody answers, and nobody is harmed.
+    // A step of the earlier assignment gets no answer and does no harm.
     joined.step(&first_step(EPOCH)).await;
     joined.say(rank_frame::Frame::Meet(Meet { epoch_incarnation: EPOCH.incarnation, epoch_n: EPOCH.n })).await;
     joined.place(assign()).await;
@@ -430,7 +430,7 @@ async fn who_is_released_holds_nothing_and_heeds_no_late_word() {
     scene.end().await;
 }
 
-/// Remembers that it was told.
+/// Records the call of `distrust`.
 struct Told {
     sim: Box<dyn Load>,
     distrusts: std::sync::mpsc::Sender<()>,

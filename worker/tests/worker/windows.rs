@@ -1,6 +1,5 @@
-//! Models with windows behind `Runner`, planned by the scheduler: blocks behind a window are given back while a
-//! sequence runs and others write them, and tokens and logprobs are those of a sequence that keeps everything, bit for
-//! bit.
+//! Models with windows behind `Runner`, planned by the scheduler: a running sequence gives back the blocks behind a
+//! window, and others write them. Tokens and logprobs are those of a sequence that keeps everything, bit for bit.
 
 use crate::common::grid::{Threads, layout};
 use crate::common::{Alone, CONTEXT, Plan, Player, Ranks, assignment, requests};
@@ -11,7 +10,7 @@ use types::cache::blocks_for;
 use types::{CacheGroup, Epoch, Layout, Micros, Request, RequestId, Sampling, Step, TokenOut};
 use worker::{Assignment, ModelLoader};
 
-/// How many tokens a step computes of a prompt.
+/// The most prompt tokens that a step computes.
 const SLICE_MAX: u32 = 40;
 
 fn loader() -> ModelLoader {
@@ -22,7 +21,7 @@ fn groups(assignment: &Assignment) -> Vec<CacheGroup> {
     Checkpoint::open(&assignment.model_path).unwrap().spec().cache_groups().groups().to_vec()
 }
 
-/// Of each group, what a whole context holds, and so many more.
+/// Returns for each group the blocks of a whole context, and this many more.
 fn pools(groups: &[CacheGroup], n_more: u32) -> Vec<u32> {
     groups.iter().map(|group| group.n_held_max(CONTEXT, SLICE_MAX) + n_more).collect()
 }
@@ -42,7 +41,7 @@ fn config(groups: Vec<CacheGroup>, n_blocks: Vec<u32>, n_stages: u32) -> Config 
     }
 }
 
-/// In pairs that begin alike, and say enough to outgrow what they were admitted with.
+/// Returns requests in pairs with equal beginnings, whose outputs outgrow the blocks of their admission.
 fn in_pairs(n: u64) -> Vec<Request> {
     let mut all = requests(n);
     all.iter_mut().zip(0..).for_each(|(request, i)| request.sampling.tokens_max = 40 + i * 13 % 40);
@@ -55,7 +54,7 @@ fn in_pairs(n: u64) -> Vec<Request> {
     all
 }
 
-/// Every request alone on one rank, and no block is ever given back.
+/// Plays every request alone on one rank, without ever giving a block back.
 fn keeping_everything(assignment: &Assignment, requests: &[Request]) -> Vec<Vec<TokenOut>> {
     let (mut runner, _) = loader().build(assignment).unwrap();
     Player::new(&mut Alone::new(&mut runner), assignment).play(requests, Plan::ALONE).outputs
@@ -64,7 +63,7 @@ fn keeping_everything(assignment: &Assignment, requests: &[Request]) -> Vec<Vec<
 struct Driven {
     outputs: Vec<Vec<TokenOut>>,
     counters: Counters,
-    /// With each step, where its last slice ends and how many blocks of all groups are held.
+    /// For each step, where its last slice ends and how many blocks of all groups are held.
     held: Vec<(u32, u32)>,
 }
 
@@ -186,7 +185,7 @@ fn grids_give_blocks_back_too() {
     }
 }
 
-/// Tokens drawn for a life that was ended meanwhile are on their way to the first stage when the next life begins.
+/// Tokens drawn for an ended life are on their way to the first stage when the next life begins.
 #[test]
 fn a_token_of_an_earlier_life_is_dropped_where_it_is_embedded() {
     let requests: Vec<Request> = in_pairs(12).into_iter().filter(|request| request.prompt.len() > 4).collect();
@@ -206,8 +205,8 @@ fn a_token_of_an_earlier_life_is_dropped_where_it_is_embedded() {
     assert!(n_redrawn > 0, "nobody was preempted while a token of it was on its way");
 }
 
-/// Blocks behind a window are cleared while their sequence runs, and those of whoever ends or is preempted in the step
-/// that tells of it: by then they may be others'.
+/// Blocks behind a window are cleared while their sequence runs. The blocks of an ended or preempted sequence are
+/// cleared in the step that reports it, because others may own them afterwards.
 #[test]
 fn what_is_cleared_is_nobodys() {
     let requests = in_pairs(12);

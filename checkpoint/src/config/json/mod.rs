@@ -93,7 +93,7 @@ fn has_output_gate(family: Family) -> bool {
     matches!(family, Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe)
 }
 
-/// Whether Q, K and V may have a bias, if the config says so.
+/// Whether Q, K and V may have a bias, if the config has one.
 fn has_attention_bias(keys: &JsonKeys<'_>, family: Family) -> Result<bool, Fault> {
     match family {
         Family::Qwen2 | Family::Gpt2 => Ok(true),
@@ -103,7 +103,7 @@ fn has_attention_bias(keys: &JsonKeys<'_>, family: Family) -> Result<bool, Fault
     }
 }
 
-/// Refuses what a config can ask for and nothing computes.
+/// Refuses config values that no code here implements.
 fn refuse_unserved(keys: &JsonKeys<'_>, table: &Table) -> Result<(), Fault> {
     const SWITCHES: [&str; 4] =
         ["mlp_bias", "use_bidirectional_attention", "scale_attn_by_inverse_layer_idx", "add_cross_attention"];
@@ -132,7 +132,7 @@ fn refuse_unserved(keys: &JsonKeys<'_>, table: &Table) -> Result<(), Fault> {
 fn inner(keys: &JsonKeys<'_>, table: &Table, hidden: u32) -> Result<u32, Fault> {
     match table.family {
         Family::Gpt2 => Ok(keys.optional(table.names.inner)?.unwrap_or(4 * hidden)),
-        // Without a dense layer nothing says how wide one would be.
+        // Without a dense layer, the config contains no width for one.
         Family::Qwen35Moe => keys.length("moe_intermediate_size"),
         Family::Lfm2 => recurrence::lfm2_inner(keys),
         _ => keys.length(table.names.inner),
@@ -337,7 +337,7 @@ fn window(keys: &JsonKeys<'_>, family: Family) -> Result<Option<u32>, Fault> {
     }
 }
 
-/// Whether a layer has a window, if no list says so.
+/// Whether a layer has a window, if no list decides it.
 fn is_local(keys: &JsonKeys<'_>, family: Family, layer: u32) -> Result<bool, Fault> {
     let every = |period: u32| Ok(period == 0 || !(layer + 1).is_multiple_of(period));
     match family {
@@ -401,7 +401,7 @@ fn config_eos(config: &Value, generation: &Value, tokenizer: &Value) -> Result<V
 impl Defaults {
     pub(crate) fn from_generation_config(generation: &Value) -> Defaults {
         let number = |key: &str| generation.get(key).and_then(Value::as_f64).map(|number| number as f32);
-        // Without `do_sample` the other fields are not in force.
+        // Without `do_sample` the other fields have no effect.
         if generation.get("do_sample").and_then(Value::as_bool) != Some(true) {
             return Defaults::default();
         }

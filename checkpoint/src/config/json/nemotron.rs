@@ -1,4 +1,4 @@
-//! Reads what a Nemotron-H's `config.json` says: each of its layers is one sublayer, in a list or as a letter.
+//! Reads a Nemotron-H's `config.json`: each of its layers is one sublayer, in a list or as a letter.
 
 use super::keys::JsonKeys;
 use super::recurrence::step_limits;
@@ -47,7 +47,7 @@ pub(super) fn n_layers(keys: &JsonKeys<'_>) -> Result<u32, Fault> {
     length("the number of layers", sublayers(keys)?.len() as u64)
 }
 
-/// No layer has positions.
+/// Returns the layers. None of them has positions.
 pub(super) fn layers(keys: &JsonKeys<'_>) -> Result<Vec<LayerSpec>, Fault> {
     let layer = |of: Sublayer| LayerSpec {
         mixer: match of {
@@ -92,7 +92,7 @@ pub(super) fn state_space(keys: &JsonKeys<'_>) -> Result<RecurrenceSpec, Fault> 
     })
 }
 
-/// `plain` makes what experts are in most families, of their number, their width and whether weights sum to one.
+/// `plain` makes the experts of most families from their number, their width and whether weights sum to one.
 pub(super) fn experts(
     keys: &JsonKeys<'_>,
     plain: impl Fn(u32, u32, bool) -> Result<ExpertsSpec, Fault>,

@@ -1,4 +1,4 @@
-//! Reads what a `config.json` says of recurrent layers.
+//! Reads the fields for recurrent layers in a `config.json`.
 
 use super::keys::JsonKeys;
 use crate::config::length;
@@ -6,7 +6,7 @@ use crate::config::{ConvolutionSpec, Family, MixerKind, RecurrenceRule, Recurren
 use crate::error::Fault;
 use serde_json::Value;
 
-/// The recurrent layers of a family that has some.
+/// Returns the recurrent layers of a family that has some.
 pub(super) fn recurrence(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> Result<Option<RecurrenceSpec>, Fault> {
     match family {
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => delta(keys).map(Some),
@@ -73,7 +73,7 @@ pub(super) fn step_limits(keys: &JsonKeys<'_>) -> Result<[f32; 2], Fault> {
     }
 }
 
-/// The short convolutions of a family that has some, of all channels of the stream.
+/// Returns the short convolutions of a family that has some, over all channels of the stream.
 pub(super) fn convolution(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> Result<Option<ConvolutionSpec>, Fault> {
     if !matches!(family, Family::Lfm2 | Family::Lfm2Moe) {
         return Ok(None);
@@ -88,7 +88,7 @@ pub(super) fn convolution(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> R
     Ok(Some(ConvolutionSpec { n: hidden / width.max(1), width, taps }))
 }
 
-/// The width of an LFM2's MLP, which its config may leave to be computed.
+/// Returns the width of an LFM2's MLP, which its config may only imply.
 pub(super) fn lfm2_inner(keys: &JsonKeys<'_>) -> Result<u32, Fault> {
     let given = keys.optional("block_ff_dim")?.map_or_else(|| keys.length("intermediate_size"), Ok)?;
     if keys.bool("block_auto_adjust_ff_dim")? == Some(false) {
@@ -100,7 +100,7 @@ pub(super) fn lfm2_inner(keys: &JsonKeys<'_>) -> Result<u32, Fault> {
     length("the MLP's width", u64::from(scaled.div_ceil(unit)) * u64::from(unit))
 }
 
-/// The mixer of a layer that is listed under this name, or of one that is not listed.
+/// Returns the mixer of a layer that is listed under this name, or of one that is not listed.
 pub(super) fn mixer(keys: &JsonKeys<'_>, family: Family, layer: u32, listed: Option<&str>) -> Result<MixerKind, Fault> {
     let is_delta = matches!(family, Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe);
     let is_hybrid = is_delta || matches!(family, Family::GraniteHybrid | Family::Bamba);

@@ -1,4 +1,4 @@
-//! What each family's `config.json` calls its values, and what absent ones mean.
+//! The names of values in each family's `config.json`, and the meaning of absent ones.
 
 use super::keys::JsonKeys;
 use crate::config::Family;
@@ -17,9 +17,9 @@ pub(super) struct Table {
     pub activations: &'static [&'static str],
     pub eps: f32,
     pub theta: f32,
-    /// The part of a head that is turned.
+    /// The part of a head that the rope turns.
     pub turned: f32,
-    /// Neighbours turn together.
+    /// Whether neighbours turn together.
     pub pairs: bool,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Names {
     pub inner: &'static str,
     pub eps: &'static str,
     pub activation: &'static str,
-    /// Of the rope's base and of the part of a head that it turns, where they stand outside any object.
+    /// The keys of the rope's base and of the turned part of a head, where they are outside any object.
     pub theta: &'static str,
     pub turned: &'static str,
 }
@@ -132,7 +132,7 @@ const TABLES: [Table; 30] = [
     },
 ];
 
-/// Architectures that see images too, whose model of text stands in an object of its own.
+/// Architectures that also take images, with the text model in an object of its own.
 const WITH_IMAGES: [&str; 4] = [
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
@@ -140,7 +140,7 @@ const WITH_IMAGES: [&str; 4] = [
     "Gemma3ForConditionalGeneration",
 ];
 
-/// What absent keys of Gemma 3's `text_config` mean: its makers leave out the defaults of transformers.
+/// The values of keys that Gemma 3's `text_config` omits: its makers leave out the defaults of transformers.
 const GEMMA3_DEFAULTS: [(&str, u32); 7] = [
     ("vocab_size", 262_208),
     ("num_attention_heads", 8),
@@ -151,7 +151,8 @@ const GEMMA3_DEFAULTS: [(&str, u32); 7] = [
     ("sliding_window", 4096),
 ];
 
-/// The config of the model of text: the whole, or the part of one that sees images, with what the whole says besides.
+/// Returns the text model's config: the whole, or the text part of a model for images, with the shared outer fields
+/// added.
 pub(super) fn text_of(config: &Value) -> Cow<'_, Value> {
     let architecture = config["architectures"][0].as_str().unwrap_or_default();
     let part = config.get("text_config").and_then(Value::as_object).filter(|_| WITH_IMAGES.contains(&architecture));

@@ -1,4 +1,4 @@
-//! Chat templates of models with pieces removed, doubled, swapped and inserted: each renders, or says why not.
+//! Chat templates of models with pieces removed, doubled, swapped and inserted: each renders, or fails with a reason.
 
 use super::reference;
 use crate::harness::{Random, Rounds, scramble};

@@ -15,7 +15,7 @@ fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {
     Request { id: RequestId(id), prompt, sampling, ..Request::default() }
 }
 
-/// Stages that take one beat per step, and a scheduler that is asked between two beats. A stage that must wait for a
+/// Stages that take one beat per step, and a scheduler that plans between two beats. A stage that must wait for a
 /// token, or has no step, is idle for the beat.
 struct Pipeline {
     scheduler: Scheduler,

@@ -221,7 +221,7 @@ fn a_request_apart_from_the_cache_leaves_nothing_there() {
     let step = plan(&mut scheduler).unwrap();
     assert_eq!(step.slices[0].range.start, 0, "it has filled the cache");
     apply(&mut scheduler, &step, 7);
-    // What others have filled stays as it was when it runs and ends.
+    // Blocks that others have filled stay unchanged when it runs and ends.
     scheduler.submit(apart, Micros(0)).unwrap();
     run_out(&mut scheduler);
     scheduler.submit(request(1, 40, 1), Micros(0)).unwrap();
@@ -311,7 +311,7 @@ fn a_request_that_does_not_fit_now_is_not_overtaken() {
 
 #[test]
 fn whoever_waits_long_enough_goes_first() {
-    // (aging in micros, who is started first of: low priority at 0, high priority at 1000)
+    // (aging in micros, the first to start of: low priority at 0, high priority at 1000)
     for (aging_micros, first) in [(10_000, 3), (100, 2)] {
         let mut scheduler = scheduler(Config { running_max: 1, aging_micros, ..config() });
         scheduler.submit(request(1, 5, 1), Micros(0)).unwrap();

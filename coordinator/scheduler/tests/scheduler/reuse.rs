@@ -1,4 +1,4 @@
-//! Why no more of a prompt was reused is said of each request, with the position.
+//! Each request reports once why no more of its prompt was reused, with the position.
 
 use super::by_hand::{plan, request};
 use scheduler::{Config, Output, Scheduler};
@@ -11,7 +11,7 @@ fn config(groups: &[CacheGroup], n_blocks: &[u32]) -> Config {
     Config { groups: groups.to_vec(), n_blocks: n_blocks.to_vec(), context_max, state_stride: 0, ..Config::default() }
 }
 
-/// Runs a request to its end, and returns what its outputs say, all the same.
+/// Runs a request to its end, and returns the reuse in its outputs, which must all agree.
 fn reuse(scheduler: &mut Scheduler, request: Request) -> (Option<ReuseEnd>, u32) {
     scheduler.submit(request, Micros(0)).unwrap();
     let mut out: Vec<Output> = Vec::new();

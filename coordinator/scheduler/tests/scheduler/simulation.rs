@@ -2,18 +2,18 @@
 //!
 //! A failing seed prints itself; `check_seed(N)` in a test of one line runs it again.
 //!
-//! What was planted to see whether this notices, each alone, and was caught by the worker, the clients or an assertion
-//! beside the change even with `check()` left out: a sequence's number of admission ignored; a block named before it is
-//! full; a hit of the whole prompt; a block shared without a reference; a revived block left in the LRU; an evicted
-//! block that keeps its name; hashes without tenant, or without what stands before; shared blocks not sent; names that
-//! survive a loss of workers; blocks of a preempted sequence not given back; draws in flight not forgotten by a
-//! preemption; a start without its output; a cancelled sequence that the ranks are never told to forget; an end sent in
-//! the step of the next start; the most urgent as victim; no blocks and yet a slice; a budget overrun; `tokens_min`
-//! ignored; one token too many; an answer out of order taken; an ended sequence that still speaks; a cache read by who
-//! must not; two suspects of a loss side by side; a loss that accuses nobody; a turn that goes to who gets no block; a
-//! window's block given back one position too early, or to a slice of the step that still reads it; a hit whose window
-//! is not all there; a block given back before it has its name; a state's page given back one block too early, or named
-//! as that of the block before; the end of a slice over which a state is carried one position short.
+//! Each of these faults was planted alone. The worker, the clients or an assertion beside the change caught it even
+//! with `check()` left out: a sequence's number of admission ignored; a block named before it is full; a hit of the
+//! whole prompt; a block shared without a reference; a revived block left in the LRU; an evicted block that keeps its
+//! name; hashes without tenant, or without what stands before; shared blocks not sent; names that survive a loss of
+//! workers; blocks of a preempted sequence not given back; draws in flight not forgotten by a preemption; a start
+//! without its output; a cancelled sequence without an end for the ranks; an end sent in the step of the next start;
+//! the most urgent as victim; no blocks and yet a slice; a budget overrun; `tokens_min` ignored; one token too many; an
+//! answer out of order taken; an output of an ended sequence; a cache read by a request that must not; two suspects of
+//! a loss side by side; a loss that accuses no request; a turn for a sequence that gets no block; a window's block
+//! given back one position too early, or to a slice of the step that still reads it; a hit whose window is not all
+//! there; a block given back before it has its name; a state's page given back one block too early, or named as that of
+//! the block before; the end of a slice over which a state is carried one position short.
 //!
 //! Only `check()` sees what ranks that run steps in order cannot: blocks of an ended sequence given back before its
 //! last slice has landed; a block named when it is planned and not when it is computed; a second slice planned ahead.

@@ -28,7 +28,7 @@ fn states(step: &Step) -> Vec<u32> {
     (0..).zip(of_states).filter(|(_, block)| **block != BlockId::NONE).map(|(i, _)| i).collect()
 }
 
-/// Where the first slice of a request begins, when it is the next to run. Runs it to its end.
+/// Returns where the first slice of a request begins, when it is the next to run. Runs it to its end.
 fn begins_at(scheduler: &mut Scheduler, request: Request) -> u32 {
     scheduler.submit(request, Micros(0)).unwrap();
     let first = loop {
@@ -42,7 +42,7 @@ fn begins_at(scheduler: &mut Scheduler, request: Request) -> u32 {
     first
 }
 
-/// What a conversation has come to: its prompt and the tokens drawn.
+/// Returns the log of a conversation: its prompt and the tokens drawn.
 fn log(prompt: &[Token], n_drawn: usize) -> Vec<Token> {
     prompt.iter().copied().chain(std::iter::repeat_n(7, n_drawn)).collect()
 }

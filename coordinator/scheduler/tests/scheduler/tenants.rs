@@ -1,4 +1,4 @@
-//! Shares of competing tenants, counted in tokens, steps and places: by weight, and who waits for whom.
+//! Shares of competing tenants, counted in tokens, steps and places: by weight, and which tenant waits for which.
 
 use scheduler::{Config, Rejected, Scheduler};
 use std::collections::BTreeMap;

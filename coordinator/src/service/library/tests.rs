@@ -1,4 +1,4 @@
-//! What is served of files that somebody changes meanwhile.
+//! How files are served while another program changes them.
 
 use super::*;
 use tokio_stream::StreamExt;
@@ -51,7 +51,7 @@ async fn a_file_that_has_changed_is_lent_to_nobody() {
     for expect in ["model.gguf has changed while it was read", "bytes, where it had"] {
         assert!(refused.message().contains(expect), "{refused}");
     }
-    // It is no valid model any more either, which a reload would ask for.
+    // It is no longer a valid model either, which a reload would require.
     let refused = copy.library.weights_now().await.unwrap_err();
     assert!(refused.message().contains("is it cut off?"), "{refused}");
     assert!(refused.message().contains("Nothing has changed"), "{refused}");

@@ -55,7 +55,7 @@ impl RawWorker {
         self.say(worker_frame::Frame::Done((&done).into())).await;
     }
 
-    /// Answers steps until this router has heard all that it asked for.
+    /// Answers steps until this router has received all of its answers.
     async fn answer_all(&mut self, router: &mut Router) {
         let ended = router.hear_all();
         tokio::pin!(ended);
@@ -71,7 +71,7 @@ impl RawWorker {
         }
     }
 
-    /// No step comes that starts something.
+    /// Checks that no step comes that starts a request.
     async fn starts_nothing(&mut self) {
         let until = tokio::time::Instant::now() + Duration::from_millis(300);
         while let Ok(frame) = tokio::time::timeout_at(until, self.next()).await {
@@ -120,7 +120,7 @@ async fn a_rank_that_cannot_grow_is_a_full_pool_and_no_lost_rank() {
         rank.beat_kv_after(wanted.n, epoch_n, KV_PARTS / 8).await;
         rank.starts_nothing().await;
     }
-    // What fits goes by as soon as the long one is gone.
+    // Requests that fit run as soon as the long one is gone.
     rank.beat_kv_after(wanted.n, epoch_n, wanted.parts).await;
     rank.answer_all(&mut router).await;
     drop(rank);

@@ -1,7 +1,6 @@
-//! Hashes that are the same at every router, so that routers choose alike without asking one another. Knows no
-//! replicas.
+//! Hashes that are the same at every router, so that routers choose alike without communication. Knows no replicas.
 
-/// FNV-1a. Good enough for short words: an attacker who aims at it gains only an uneven spread of his own work.
+/// FNV-1a. Good enough for short words: an attack on it achieves only an uneven spread of the attacker's own requests.
 pub fn fnv<'a>(bytes: impl IntoIterator<Item = &'a u8>) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, step)

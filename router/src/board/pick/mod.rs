@@ -17,7 +17,7 @@ mod row;
 pub use hash::{fnv, hashed, scatter};
 pub use row::{Candidate, Need, Open, PickPolicy, Row, Standing, VersionId, Wish, load};
 
-/// The row of the replica that gets the request. None if no replica is open to it.
+/// Returns the row of the replica that gets the request, or None if no replica is open to it.
 pub fn pick(policy: PickPolicy, open: &Open, wish: &Wish) -> Option<usize> {
     let at = match policy {
         PickPolicy::Prefix => prefix::pick(open, wish),
@@ -29,8 +29,9 @@ pub fn pick(policy: PickPolicy, open: &Open, wish: &Wish) -> Option<usize> {
     Some(open.rows[at?] as usize)
 }
 
-/// The row of a replica that can continue a request with the same tokens: its standing is at least `worst`, and among
-/// the best, those with room for the whole request first, it has the least work.
+/// Returns the row of a replica that can continue a request with the same tokens. Its standing is at least `worst`.
+/// Among the replicas of the best standing, those with room for the whole request come first, and then those with the
+/// least work.
 pub fn equal(table: &[Row], need: Need, worst: Standing) -> Option<usize> {
     let able = table.iter().enumerate().filter(|(_, row)| row.standing <= worst && row.meets(need));
     let is_narrow = |row: &Row| u64::from(row.room) < need.n_tokens;
@@ -146,7 +147,7 @@ pub(crate) mod tests {
         let table = [row(Ready, 9), other(Ready, 0), row(Ready, 8), other(Draining, 0)];
         assert_eq!(least_work(&table, 10), Some(2));
         assert_eq!(stranger(&table), Some(1));
-        // The replicas of the first policy digest are gone: those of the other serve.
+        // The replicas of the first policy digest are gone, so those of the other serve.
         let table = [row(Absent, 9), other(Ready, 0), row(Draining, 8)];
         assert_eq!((least_work(&table, 10), stranger(&table)), (Some(1), None));
     }
@@ -154,20 +155,21 @@ pub(crate) mod tests {
     #[test]
     fn of_two_digests_the_one_that_most_replicas_have_is_served() {
         let of = |digest, standing| Row { digest: PolicyDigest([digest; 32]), ..row(standing, 0) };
-        // The first is damaged.
+        // The first replica is damaged.
         let table = [of(1, Ready), of(2, Ready), of(2, Ready)];
         assert_eq!((least_work(&table, 10), stranger(&table)), (Some(1), Some(0)));
-        // One of the others recovers: nothing else is served for that.
+        // One of the two others recovers: no other digest is served because of that.
         let table = [of(1, Ready), of(2, Recovering), of(2, Ready)];
         assert_eq!((least_work(&table, 10), stranger(&table)), (Some(2), Some(0)));
-        // None of them is ready; some of them leave for good; of as many, the one that was known first.
+        // No replica of digest 2 is ready. Below, one of them is gone for good: of equal counts, the digest that was
+        // known first serves.
         let table = [of(1, Ready), of(2, Recovering), of(2, Recovering)];
         assert_eq!((least_work(&table, 10), stranger(&table)), (Some(0), None));
         for gone in [Draining, Absent] {
             let table = [of(1, Ready), of(2, gone), of(2, Ready)];
             assert_eq!((least_work(&table, 10), stranger(&table)), (Some(0), Some(2)), "{gone:?}");
         }
-        // More digests than are counted: somebody serves all the same.
+        // There are more digests than are counted, and still one replica serves.
         let table: Vec<Row> = (1..40).map(|digest| of(digest, if digest < 30 { Recovering } else { Ready })).collect();
         assert_eq!(least_work(&table, 10), Some(29));
     }
@@ -221,7 +223,7 @@ pub(crate) mod tests {
     fn a_long_prompt_goes_where_it_fits() {
         let large = |work| Row { context: 1000, ..row(Ready, work) };
         assert_eq!(least_work(&[row(Ready, 0), large(9), large(8)], 500), Some(2));
-        // It fits nowhere: some replica has to refuse it.
+        // The request fits nowhere, so one of the replicas has to refuse it.
         assert_eq!(least_work(&[row(Ready, 1), row(Ready, 0)], 500), Some(1));
     }
 }

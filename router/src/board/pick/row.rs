@@ -1,5 +1,5 @@
 //! The input of a choice: a row for each replica, columns of the replicas that are open to a request, and what the
-//! request wants. Plain data; knows no policy.
+//! request needs. Plain data; knows no policy.
 
 use types::PolicyDigest;
 
@@ -67,9 +67,9 @@ pub struct Wish {
     pub session: Option<u64>,
     /// How many requests this router has placed before.
     pub n_before: u64,
-    /// The version whose replicas may get it. None: all replicas that serve.
+    /// Only replicas of this version may get it. None: all replicas that serve.
     pub version: Option<VersionId>,
-    /// The protocol that came with what the request asks for.
+    /// The protocol version that introduced what the request uses.
     pub protocol: u32,
 }
 
@@ -81,14 +81,15 @@ pub struct Need {
     pub n_tokens: u64,
     /// The length of its log so far.
     pub n_known: u64,
-    /// The protocol that came with what the request asks for.
+    /// The protocol version that introduced what the request uses.
     pub protocol: u32,
 }
 
-/// The cost of each running sequence for one more, in prompt tokens, because every step takes longer with it. A step
-/// reads that sequence's cache, which is cheap beside computing a prompt token, and there are some hundred steps.
+/// The cost of each running sequence for one more request, in prompt tokens, because every step takes longer with it. A
+/// step reads that sequence's cache, which is cheap beside computing a prompt token, and there are some hundred steps.
 const CROWD: u64 = 32;
-/// Digests that are counted. Replicas of one name have more than two only while somebody changes them.
+/// The most digests that are counted. Replicas of one name have more than two digests only while an operator changes
+/// them.
 const DIGESTS_MAX: usize = 16;
 
 impl PickPolicy {
@@ -126,8 +127,8 @@ pub struct Candidate<D> {
 
 impl Open {
     /// Finds the open replicas: those of the best standing under the digest that is in force, which is the one that
-    /// most replicas have. If the prompt fits some of them, only these are open; if it fits none, one of them has to
-    /// say so. The result is the first replica that could serve as well and would answer otherwise.
+    /// most replicas have. If the prompt fits some of them, only these are open. If it fits none, all stay open, so
+    /// that one of them refuses it. Returns the first replica that could serve as well but would answer otherwise.
     pub fn find<D: Copy + PartialEq>(
         &mut self,
         all: impl Iterator<Item = Candidate<D>> + Clone,
@@ -166,14 +167,15 @@ impl Open {
         self.rows.is_empty()
     }
 
-    /// The first of those with the least key.
+    /// Returns the first row with the least key.
     pub fn least<K: Ord>(&self, key: impl Fn(usize) -> K) -> Option<usize> {
         (0..self.len()).min_by_key(|&at| key(at))
     }
 }
 
-/// The digest that most replicas have, of those that one with this standing has. Those that recover count too: what is
-/// served need not change for a loss. Of as many, the one that was known first.
+/// Returns the digest that most replicas have, among the digests of which at least one replica has this standing.
+/// Replicas that recover count too, so that a loss does not change what is served. Of equal counts, the digest that was
+/// known first wins.
 fn most_common<D: Copy + PartialEq>(all: impl Iterator<Item = Candidate<D>>, standing: Standing) -> Option<D> {
     let mut counts = [const { None::<DigestCount<D>> }; DIGESTS_MAX];
     for candidate in all.filter(|candidate| candidate.standing <= Standing::Unplaced) {
@@ -209,7 +211,7 @@ impl Wish {
 
 impl Row {
     /// Whether the replica can continue the request at present. If its ranks have less room than its context, a request
-    /// goes on as far as it fits. Older ranks may be replaced by newer ones, as fewer ranks by more.
+    /// runs as far as it fits. Older ranks may be replaced by newer ones, and fewer ranks by more.
     pub fn meets(&self, need: Need) -> bool {
         self.may_meet(need) && u64::from(self.room) > need.n_known && self.protocol >= need.protocol
     }

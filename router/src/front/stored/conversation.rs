@@ -1,10 +1,10 @@
-//! Conversations that clients go on with: items in their order, and what was said about them. They share the room, the
-//! time and the tenants of stored responses. Knows no JSON.
+//! Conversations that clients continue: items in their order, and the client's metadata. They share the room, the
+//! lifetime and the tenants of stored responses. Knows no JSON.
 
 use crate::front::stored::room::RoomPermit;
 use std::sync::{Arc, Weak};
 
-/// What an item costs beside its text, in bytes.
+/// The cost of an item beside its text, in bytes.
 pub(super) const ITEM_BYTES: usize = 128;
 
 pub struct StoredItem {
@@ -36,11 +36,11 @@ impl ReadConversation {
 pub(super) struct Conversation {
     pub read: ReadConversation,
     pub room: RoomPermit,
-    /// Held by the response that goes on with it.
+    /// Held by the response that continues the conversation.
     turn: Weak<()>,
 }
 
-/// Nobody else goes on with the conversation until it is dropped.
+/// The right to continue a conversation: no other response can until it is dropped.
 pub struct Turn {
     _held: Arc<()>,
 }
@@ -50,7 +50,7 @@ impl Conversation {
         Conversation { read, room, turn: Weak::new() }
     }
 
-    /// None while somebody else has it.
+    /// Returns None while another response has the turn.
     pub fn take_turn(&mut self) -> Option<Turn> {
         if self.turn.strong_count() > 0 {
             return None;
@@ -60,7 +60,7 @@ impl Conversation {
         Some(Turn { _held: turn })
     }
 
-    /// The item that is gone.
+    /// Removes an item and returns it.
     pub fn remove(&mut self, id: &str) -> Option<Arc<StoredItem>> {
         let at = self.read.items.iter().position(|item| item.id == id)?;
         Some(self.read.items.remove(at))

@@ -1,10 +1,10 @@
-//! Responses and conversations that were kept so that a later response can go on with them: in memory, within a room of
-//! a fixed size, for a time, and for the tenant that asked for them. Knows no JSON and no page. `room` counts bytes,
-//! `run` is a response that is not over, and `conversation` is one.
+//! Keeps responses and conversations so that a later response can continue them: in memory, within a room of a fixed
+//! size, for a time, and for the tenant that created them. Knows no JSON and no page. `room` counts bytes, `run` is a
+//! response that is not over, and `conversation` is one.
 //!
-//! Where the room is full, the tenant that has the most in it loses its oldest: nobody can take another's place by
-//! asking more. Room is reserved for what was asked before the answer comes, so that requests under way are
-//! bounded by it too: they count for their tenant like what is kept, and one tenant's have half of the room at most.
+//! When the room is full, the tenant with the most bytes in it loses its oldest entry: a tenant cannot displace others
+//! by sending more requests. Room is reserved for a request before its answer comes, so that the room limits requests
+//! under way too. They count for their tenant like kept entries, and those of one tenant have half of the room at most.
 
 mod conversation;
 mod room;
@@ -22,10 +22,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 use types::TenantId;
 
-/// What a response or a conversation costs beside its texts, in bytes.
+/// The cost of a response or a conversation beside its texts, in bytes.
 const ENTRY_BYTES: usize = 512;
 
-/// How much is kept, and for how long. With no responses nothing is.
+/// How much is kept, and for how long. With a limit of no responses, nothing is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreLimits {
     pub responses_max: usize,
@@ -39,7 +39,7 @@ impl Default for StoreLimits {
     }
 }
 
-/// A response as it was told, and what it answered.
+/// A response as its client received it, and the items that it answered.
 pub struct StoredResponse {
     /// The reply's JSON.
     pub reply: Arc<str>,
@@ -47,9 +47,9 @@ pub struct StoredResponse {
     pub items: Arc<str>,
     /// How many of them are its own.
     pub n_own: usize,
-    /// Of a response that runs without its client, or did.
+    /// Present for a response that runs, or ran, without its client.
     pub run: Option<Arc<BackgroundRun>>,
-    /// None while it runs: whoever tells it has its room.
+    /// None while it runs: the task that writes it has its room.
     room: Option<RoomPermit>,
 }
 
@@ -70,9 +70,9 @@ pub struct ResponseStore {
 struct Shelf {
     responses: HashMap<String, Arc<StoredResponse>>,
     conversations: HashMap<String, Conversation>,
-    /// Their ids, those that were used first at the front.
+    /// Their ids, the least recently used first.
     order: VecDeque<(Instant, String)>,
-    /// Responses that are not over. They make place for nobody.
+    /// Responses that are not over. They are never removed to make room.
     running: HashMap<String, Arc<StoredResponse>>,
     n_bytes: usize,
     /// Bytes reserved for what is not kept yet.
@@ -95,7 +95,7 @@ impl ResponseStore {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for a text of this tenant, made by forgetting older responses. None if there is none.
+    /// Reserves room for a text of this tenant, by forgetting older responses if needed. Returns None if there is none.
     pub fn reserve(&self, tenant: TenantId, n_text: usize) -> Option<RoomPermit> {
         let n = n_text.saturating_add(ENTRY_BYTES);
         let mut kept = self.kept();
@@ -113,17 +113,17 @@ impl ResponseStore {
             }
             fattest.forget_first();
         }
-        // Others only give bytes back meanwhile: whoever takes some holds the lock.
+        // Other tasks only give bytes back meanwhile: taking bytes requires the lock.
         let under_way = kept.entry(tenant).or_default().n_under_way.clone();
         Some(RoomPermit::take(n, self.n_bytes.clone(), under_way))
     }
 
-    /// More room for what is under way. False if there is none.
+    /// Adds room to what is under way. Returns false if there is none.
     pub fn widen(&self, tenant: TenantId, room: &mut RoomPermit, n_text: usize) -> bool {
         self.reserve(tenant, n_text).map(|more| room.join(more)).is_some()
     }
 
-    /// Keeps a response whose items have their room. It is not kept if there is none for its reply.
+    /// Keeps a response with room for its items. It is not kept if there is no room for its reply.
     pub fn keep(&self, tenant: TenantId, id: String, told: StoredResponse, mut room: RoomPermit) {
         if self.widen(tenant, &mut room, told.reply.len() + id.len()) {
             self.put(&mut self.kept(), tenant, id, told, room);
@@ -146,7 +146,8 @@ impl ResponseStore {
         self.tidy(kept, Instant::now());
     }
 
-    /// Shows a response that is not over. False if as many run as may be stored, or half of them for one tenant.
+    /// Shows a response that is not over. Returns false if as many run as may be stored, or half of them for one
+    /// tenant.
     pub fn begin(&self, tenant: TenantId, id: &str, told: StoredResponse) -> bool {
         let mut kept = self.kept();
         let n_all: usize = kept.values().map(|shelf| shelf.running.len()).sum();
@@ -184,7 +185,7 @@ impl ResponseStore {
         shelf.responses.get(id).or_else(|| shelf.running.get(id)).cloned()
     }
 
-    /// Keeps a new conversation. False if there is no room for it.
+    /// Keeps a new conversation. Returns false if there is no room for it.
     pub fn converse(&self, tenant: TenantId, id: String, read: ReadConversation) -> bool {
         let n_items: usize = read.items.iter().map(|item| item.n_bytes()).sum();
         let Some(mut room) = self.reserve(tenant, read.metadata.len() + id.len() + n_items) else { return false };
@@ -203,7 +204,7 @@ impl ResponseStore {
         kept.get(&tenant)?.conversations.get(id).map(|conversation| conversation.read.clone())
     }
 
-    /// The turn to go on with a conversation: `Some(None)` while somebody else has it.
+    /// Returns the turn to continue a conversation: `Some(None)` while another response has it.
     pub fn turn(&self, tenant: TenantId, id: &str) -> Option<Option<Turn>> {
         let mut kept = self.kept();
         kept.get_mut(&tenant)?.conversations.get_mut(id).map(Conversation::take_turn)
@@ -222,7 +223,7 @@ impl ResponseStore {
         self.shrink(tenant, id, |_| Some(n_before)).map(drop).ok_or(NotChanged::Unknown)
     }
 
-    /// Whether an item was there to be forgotten; None without such a conversation.
+    /// Returns whether an item was there to be forgotten, or None without such a conversation.
     pub fn forget_item(&self, tenant: TenantId, id: &str, item: &str) -> Option<bool> {
         self.shrink(tenant, id, |of| of.remove(item).map(|gone| gone.n_bytes()))
     }
@@ -234,7 +235,7 @@ impl ResponseStore {
         n_bytes: usize,
         change: impl FnOnce(&mut ReadConversation),
     ) -> Result<(), NotChanged> {
-        // It is the last to be forgotten for its own growth.
+        // The conversation itself is the last to be forgotten for its own growth.
         if !self.kept().get_mut(&tenant).is_some_and(|shelf| shelf.touch(id)) {
             return Err(NotChanged::Unknown);
         }
@@ -250,7 +251,7 @@ impl ResponseStore {
         Ok(())
     }
 
-    /// `change` says how many bytes are free again, if it changes anything.
+    /// `change` returns how many bytes become free, if it changes anything.
     fn shrink(
         &self,
         tenant: TenantId,
@@ -265,7 +266,7 @@ impl ResponseStore {
         Some(n_free.is_some())
     }
 
-    /// Whether there was one to forget.
+    /// Forgets a response or a conversation. Returns whether there was one.
     pub fn forget(&self, tenant: TenantId, id: &str) -> bool {
         let mut kept = self.kept();
         self.tidy(&mut kept, Instant::now());
@@ -274,7 +275,7 @@ impl ResponseStore {
         is_gone
     }
 
-    /// Forgets what is too old, and what is too much.
+    /// Forgets entries that are too old, and those beyond the limits.
     fn tidy(&self, kept: &mut HashMap<TenantId, Shelf>, now: Instant) {
         for shelf in kept.values_mut() {
             while shelf.order.front().is_some_and(|(at, _)| now.duration_since(*at) >= self.limits.age_max) {
@@ -296,7 +297,7 @@ impl Shelf {
         self.order.push_back((Instant::now(), id));
     }
 
-    /// Makes a conversation the newest. False if there is none.
+    /// Makes a conversation the newest. Returns false if there is none.
     fn touch(&mut self, id: &str) -> bool {
         let is_here = self.conversations.contains_key(id);
         if is_here {
@@ -306,7 +307,7 @@ impl Shelf {
         is_here
     }
 
-    /// What is forgotten while it runs ends.
+    /// Forgets an entry. A response that still runs ends.
     fn forget(&mut self, id: &str) -> bool {
         if let Some(run) = self.running.remove(id).and_then(|shown| shown.run.clone()) {
             run.cancel();
@@ -337,7 +338,7 @@ impl Shelf {
         self.n_under_way.load(Relaxed)
     }
 
-    /// All that the tenant has of the room.
+    /// Returns the bytes of the room that the tenant uses.
     fn weight(&self) -> usize {
         self.n_bytes + self.n_under_way()
     }
@@ -378,10 +379,10 @@ mod tests {
         }
         assert_eq!(has(&store, BOB, &["b"]), [true]);
         assert_eq!(has(&store, ALICE, &["a0", "a20", "a22", "a29"]), [false, false, true, true]);
-        // Nobody reads another's, and nobody forgets it.
+        // A tenant can neither read nor forget an entry of another.
         assert_eq!(has(&store, BOB, &["a29"]), [false]);
         assert!(!store.forget(BOB, "a29") && store.forget(ALICE, "a29") && !store.forget(ALICE, "a29"));
-        // What is larger than all room is not kept, and costs nobody anything.
+        // A response larger than all room is not kept, and displaces no other.
         assert!(!keep(&store, ALICE, "large", store.limits.bytes_max));
         assert_eq!(has(&store, ALICE, &["a28", "large"]), [true, false]);
     }
@@ -390,7 +391,8 @@ mod tests {
     fn what_is_under_way_counts_for_who_asked_it() {
         let store = store(100, 20 * ENTRY_BYTES);
         assert!(keep(&store, BOB, "b1", 0) && keep(&store, BOB, "b2", 0));
-        // Alice asks much at once, and none of it has ended: what Bob has stays, and half of the room is others'.
+        // Alice sends many requests at once, and none has ended: Bob's entries stay, and half of the room is left to
+        // others.
         let asked: Vec<_> = (0..100).filter_map(|_| store.reserve(ALICE, 0)).collect();
         assert_eq!((asked.len(), has(&store, BOB, &["b1", "b2"])), (10, vec![true, true]));
         assert!(keep(&store, BOB, "b3", 0) && keep(&store, BOB, "b4", 0));

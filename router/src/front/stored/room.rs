@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Bytes of the room. They are free again when it is dropped, which may be while somebody still reads.
+/// Bytes of the room. They are free again when it is dropped, which may be while a reader still uses the text.
 pub struct RoomPermit {
     n: usize,
     of: Arc<AtomicUsize>,
@@ -12,7 +12,7 @@ pub struct RoomPermit {
 }
 
 impl RoomPermit {
-    /// Takes them. Whoever calls it knows that they are free.
+    /// Takes `n` bytes. The caller has checked that they are free.
     pub(super) fn take(n: usize, of: Arc<AtomicUsize>, under_way: Arc<AtomicUsize>) -> RoomPermit {
         of.fetch_add(n, Relaxed);
         under_way.fetch_add(n, Relaxed);
@@ -23,20 +23,20 @@ impl RoomPermit {
         self.n
     }
 
-    /// What it is for is kept: from now on its shelf counts these bytes.
+    /// Marks the bytes as kept: from now on the tenant's shelf counts them.
     pub(super) fn arrive(&mut self) {
         if let Some(under_way) = self.under_way.take() {
             under_way.fetch_sub(self.n, Relaxed);
         }
     }
 
-    /// Both are under way, or both have arrived.
+    /// Joins two permits. Both are under way, or both have arrived.
     pub(super) fn join(&mut self, mut other: RoomPermit) {
         self.n += std::mem::take(&mut other.n);
         other.under_way = None;
     }
 
-    /// Gives some of the bytes back, of a thing that has arrived.
+    /// Gives back some bytes of an entry that has arrived.
     pub(super) fn give(&mut self, n: usize) -> usize {
         let n = n.min(self.n);
         self.n -= n;

@@ -1,4 +1,4 @@
-//! A response that runs without its client: its events so far, whether it is over, and the wish that it end. Knows no
+//! A response that runs without its client: its events so far, whether it is over, and the signal to end it. Knows no
 //! JSON: an event is a text.
 
 use tokio::sync::watch;
@@ -24,7 +24,7 @@ pub struct RunLog {
 }
 
 impl BackgroundRun {
-    /// Events are kept only for who has asked for a stream.
+    /// Events are kept only if the client requested a stream.
     pub fn new(is_streamed: bool) -> BackgroundRun {
         BackgroundRun { log: watch::Sender::default(), cancel: CancellationToken::new(), is_streamed }
     }
@@ -43,17 +43,17 @@ impl BackgroundRun {
         });
     }
 
-    /// It ended like this, and nothing more comes.
+    /// Marks the response as over, with this end. No event follows.
     pub fn over(&self, end: &'static str) {
         self.log.send_modify(|log| log.end = Some(end));
     }
 
-    /// How it ended, once it has.
+    /// Returns how it ended, once it has.
     pub fn end(&self) -> Option<&'static str> {
         self.log.borrow().end
     }
 
-    /// Asks it to end.
+    /// Signals the response to end.
     pub fn cancel(&self) {
         self.cancel.cancel();
     }
@@ -78,7 +78,7 @@ impl RunLog {
         self.end.is_some()
     }
 
-    /// Some events behind the first `n`, and how many there are up to their end.
+    /// Returns some events behind the first `n`, and how many there are up to their end.
     pub fn behind(&self, n: usize) -> (&str, usize) {
         let Some(begin) = n.checked_sub(1).map_or(Some(0), |last| self.ends.get(last).copied()) else { return ("", n) };
         let n_fit = self.ends.partition_point(|end| *end <= begin + BYTES_AT_ONCE_MAX);

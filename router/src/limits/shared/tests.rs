@@ -7,7 +7,7 @@ use std::sync::Arc;
 const SECOND: Duration = Duration::from_secs(1);
 const REQUESTS_A_MINUTE: u32 = 600;
 
-/// A router with one tenant, which may ask so many requests a minute of all routers together.
+/// A router with one tenant, which may send so many requests a minute to all routers together.
 struct Router {
     keys: ApiKeys,
     shared: SharedQuotas,
@@ -35,12 +35,12 @@ impl Router {
     }
 }
 
-/// What one router alone grants in so many seconds: a full bucket, and what comes back.
+/// Returns what one router alone grants in so many seconds: a full bucket, and its refill.
 fn alone(seconds: u32) -> f64 {
     f64::from(REQUESTS_A_MINUTE) * (1.0 + f64::from(seconds) / 60.0)
 }
 
-/// A second in which each router is asked for so many, in ten portions, and then looks.
+/// Passes a second: each router receives so many requests, in ten portions, and then looks.
 async fn second(routers: &mut [Router], asked: &[u32]) {
     for _ in 0..10 {
         for (router, n) in routers.iter_mut().zip(asked) {
@@ -69,7 +69,7 @@ fn granted(routers: &[Router]) -> u32 {
     routers.iter().map(|router| router.granted).sum()
 }
 
-/// Of `n` routers, over three minutes; `asked` says how many a second each is asked for in each second.
+/// Checks `n` routers over three minutes. `asked` returns how many requests each receives in each second.
 async fn check(n: usize, asked: impl Fn(usize, u32) -> u32) {
     let store = MemoryStore::starting_at(1);
     let mut routers: Vec<Router> = (0..n).map(|i| Router::start(&store, &format!("r{i}"))).collect();
@@ -106,7 +106,7 @@ async fn while_the_store_is_away_each_router_keeps_its_last_share() {
     far.is_away();
     routers.iter_mut().for_each(|router| router.granted = 0);
     for _ in 0..60 {
-        // The other clients have gone, and the router that is cut off does not know who takes its part.
+        // The other clients have gone, and the router that is cut off cannot see which router takes its part.
         second(&mut routers[1..], &[100]).await;
     }
     assert_eq!(routers[1].claim(), before[1]);
@@ -121,7 +121,7 @@ async fn a_lost_routers_share_comes_back_and_a_new_one_gets_its_own() {
     for _ in 0..30 {
         second(&mut routers, &[100, 100]).await;
     }
-    // Dropped, as when its lease has lapsed.
+    // The router is dropped, as when its lease has lapsed.
     let lost = routers.pop().unwrap().granted;
     for _ in 0..60 {
         second(&mut routers, &[100]).await;

@@ -13,22 +13,22 @@ pub(super) const TOOLS_MAX: usize = 512;
 /// The most bytes of a tool's name.
 const NAME_BYTES_MAX: usize = 256;
 
-/// Who may say a message. A template that meets another one writes it, or nothing, or fails.
+/// The roles of messages. A template that meets another role writes it, or nothing, or fails.
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 /// A chat that was read.
 pub(super) struct ReadChat {
     pub conversation: Conversation,
-    /// Empty where no calls are to be read.
+    /// Empty if no calls are to be read.
     pub tools: Tools,
     pub choice: ToolChoice,
     pub is_parallel: bool,
     pub includes_reasoning: bool,
     /// A template that the client sent.
     pub template: Option<String>,
-    /// How much the model is to think, if the client has said so.
+    /// How much the model is to think, if the client sets it.
     pub effort: Option<String>,
-    /// The most tokens of thought, if the client has said so.
+    /// The most tokens of thought, if the client limits them.
     pub thinking_token_budget: Option<u32>,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn read(chat: v1::Chat) -> Result<ReadChat, Refusal> {
     })
 }
 
-/// The tools as a template shows them, and as a dialect reads their calls.
+/// Returns the tools as a template shows them, and as a dialect reads their calls.
 fn tools(said: &[String]) -> Result<(Vec<Value>, Tools), Refusal> {
     if said.len() > TOOLS_MAX {
         return Err(Refusal::invalid("tools", format!("{} are more than {TOOLS_MAX}", said.len())));
@@ -116,8 +116,8 @@ fn choice(said: v1::ToolChoice, tools: &Tools) -> Result<ToolChoice, Refusal> {
     })
 }
 
-/// As transformers takes it: arguments are objects, and what is absent has no member, but for the content: templates
-/// read it without asking whether it is there.
+/// Returns a message in transformers' form: arguments are objects, and absent values have no member. The content always
+/// has one, because templates read it without a check.
 fn message(i: usize, said: v1::ChatMessage) -> Result<Value, Refusal> {
     let v1::ChatMessage { role, content, tool_calls, tool_call_id, name, reasoning } = said;
     if !ROLES.contains(&role.as_str()) {

@@ -43,8 +43,8 @@ impl Pattern {
         Pattern { model: model.into(), digest: String::new() }
     }
 
-    /// Among several matching versions, the ready one that most replicas have, and of equals the first: so one version
-    /// answers under a name, and one replica with a damaged file answers for nobody.
+    /// Returns, among several matching versions, the ready one that most replicas have, and of equals the first: so one
+    /// version answers under a name, and one replica with a damaged file never does.
     pub fn among<'a>(&self, versions: &'a [Version]) -> Option<&'a Version> {
         let meant = || versions.iter().filter(|version| self.means(version));
         most_common(meant()).or_else(|| meant().next())
@@ -55,7 +55,8 @@ impl Pattern {
         version.model() == self.model && (self.digest.is_empty() || is_of_it())
     }
 
-    /// The served version that somebody may have meant who wrote this one, which no replica serves.
+    /// Returns a served version that this one may mean, if no replica serves this one: the operator may have misspelt
+    /// it.
     pub fn like(&self, versions: &[Version]) -> Option<String> {
         let of_its_name = versions.iter().find(|version| version.model() == self.model);
         let other_digest = of_its_name.map(|version| format!("{}@{}", version.model(), version.digest()));
@@ -153,9 +154,9 @@ fn share_of(word: &str) -> Result<Share, String> {
     Ok(Share { of, weight })
 }
 
-/// The version that answers. The key falls on a scale that the weights divide, in their order: so a version whose
-/// weight grows keeps its keys. While no replica of a version is ready, its share goes to the others by their weights.
-/// If no version is ready at all, requests wait for the one of their key.
+/// Returns the version that answers. The key falls on a scale that the weights divide, in their order: so a version
+/// with a growing weight keeps its keys. While no replica of a version is ready, its share goes to the others by their
+/// weights. If no version is ready at all, requests wait for the one of their key.
 pub fn route<'a>(shares: &[Share], versions: &'a [Version], key: u64) -> Option<&'a Version> {
     let meant = || shares.iter().map(|share| (share.weight, share.of.among(versions)));
     let drawn = at(meant().map(|(weight, _)| weight), key.wrapping_mul(GOLDEN));
@@ -167,19 +168,19 @@ pub fn route<'a>(shares: &[Share], versions: &'a [Version], key: u64) -> Option<
         let is_ready = version.is_some_and(Version::is_ready);
         if is_ready { weight } else { 0 }
     };
-    // A different number than before: all keys that come here fell on the same part of the scale.
+    // The number differs from the one before: all keys that come here fell on the same part of the scale.
     let other = at(meant().map(weight_if_ready), scatter(key)).and_then(|idx| meant().nth(idx)?.1);
     other.or(drawn).or_else(|| meant().filter(|(weight, _)| *weight > 0).find_map(|(_, version)| version))
 }
 
-/// The version with the most requests: for questions about a name without a request.
+/// Returns the version with the most requests: for questions about a name without a request.
 pub fn heaviest<'a>(shares: &[Share], versions: &'a [Version]) -> Option<&'a Version> {
     let mut meant: Vec<_> = shares.iter().filter_map(|share| Some((share.weight, share.of.among(versions)?))).collect();
     meant.sort_by_key(|(weight, version)| (!version.is_ready(), std::cmp::Reverse(*weight)));
     meant.first().map(|(_, version)| *version)
 }
 
-/// The index of the part of the scale on which a number falls.
+/// Returns the index of the part of the scale on which a number falls.
 fn at(weights: impl Iterator<Item = u32> + Clone, number: u64) -> Option<usize> {
     let total: u128 = weights.clone().map(u128::from).sum();
     let mut left = (u128::from(number) * total) >> 64;

@@ -2,8 +2,8 @@
 //! and no streams.
 //!
 //! A router that was given one model serves it, whatever name its replicas have for it. A router with several models,
-//! or with routes, goes by names: a replica whose model has no name here gets no requests, because the router could not
-//! read its tokens.
+//! or with routes, goes by names: a replica with a model that has no name here gets no requests, because the router
+//! could not read its tokens.
 
 use crate::board::pick::VersionId;
 use crate::link::versions::Version;

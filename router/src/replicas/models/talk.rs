@@ -15,34 +15,34 @@ pub const PARAMETERS: &str = "function.parameters";
 #[derive(Clone)]
 pub struct Talk {
     pub dialect: Dialect,
-    /// Empty where no calls are read.
+    /// Empty if no calls are read.
     pub tools: Tools,
     pub choice: ToolChoice,
     pub is_parallel: bool,
     pub includes_reasoning: bool,
     pub opening: Opening,
-    /// Whether an answer that does not go on with a thought may begin with one.
+    /// Whether an answer that does not continue a thought may begin with one.
     pub may_open_thought: bool,
-    /// The most tokens of thought, if the client has said so.
+    /// The most tokens of thought, if the client limits them.
     pub thinking_token_budget: Option<u32>,
-    /// Special tokens that the dialect reads, whoever else may see them.
+    /// Special tokens that the dialect reads, even if they are not shown.
     pub markers: Arc<[Token]>,
 }
 
 impl Talk {
-    /// A reader for one answer. None where an answer is text and nothing else.
+    /// Returns a reader for one answer, or None if an answer is text and nothing else.
     pub fn speech(&self) -> Option<Speech> {
         let reads_calls = self.dialect.has_calls() && !self.tools.is_empty();
         let reads = reads_calls || self.dialect.has_thoughts();
         reads.then(|| self.dialect.speech(&self.tools, self.opening))
     }
 
-    /// Whether the answer may begin with a thought, or goes on with one.
+    /// Whether the answer may begin with a thought, or continues one.
     pub fn may_think(&self) -> bool {
         self.dialect.has_thoughts() && (self.opening == Opening::Thought || self.may_open_thought)
     }
 
-    /// The limit of the answer's thought. None where it has none, or can have no thought.
+    /// Returns the limit of the answer's thought, or None if it has no limit or can have no thought.
     pub fn thinking_budget(&self) -> Option<ThinkingBudget> {
         let tokens_max = self.thinking_token_budget.filter(|_| self.may_think())?;
         let ThoughtTexts { opens, closes, repeats } = self.dialect.thought_texts()?;
@@ -51,31 +51,31 @@ impl Talk {
         Some(ThinkingBudget { tokens_max, is_open, repeats, opens: owned(opens), closes: owned(closes) })
     }
 
-    /// The structural tag of an answer with these calls. None where every text will do.
+    /// Returns the structural tag of an answer with these calls, or None if every text is allowed.
     pub fn enforced(&self, choice: &ToolChoice) -> Option<Value> {
         self.dialect.enforced(&self.tools, choice, self.is_parallel, self.opening, self.may_open_thought)
     }
 
-    /// The format of one call at least, without a thought before it.
+    /// Returns the format of at least one call, without a thought before it.
     pub fn calls_format(&self) -> Option<Value> {
         let choice = ToolChoice::Required;
         let tag = self.dialect.enforced(&self.tools, &choice, self.is_parallel, Opening::Answer, false);
         tag.map(|mut tag| tag["format"].take())
     }
 
-    /// The structural tag of a format behind the thought that the answer has, or may have.
+    /// Returns the structural tag of a format behind the thought that the answer has, or may have.
     pub fn behind_thought(&self, format: Value) -> Value {
         let format = self.dialect.behind_thought(format, self.opening, self.may_open_thought);
         json!({ "type": "structural_tag", "format": format })
     }
 
-    /// What a client asked of the reading, for the request's fingerprint.
+    /// Returns the client's settings for the reading, for the request's fingerprint.
     pub fn said(&self) -> String {
         format!("{:?} {} {}", self.choice, self.is_parallel, self.includes_reasoning)
     }
 }
 
-/// The tokens of a dialect's markers.
+/// Returns the tokens of a dialect's markers.
 pub(super) fn markers(dialect: &Dialect, tokenizer: &Tokenizer) -> Arc<[Token]> {
     dialect.markers().into_iter().filter_map(|marker| tokenizer.added_token(marker)).collect()
 }

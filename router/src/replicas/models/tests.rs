@@ -22,7 +22,7 @@ fn shares(line: &str) -> Vec<Share> {
     table.values().next().unwrap().clone()
 }
 
-/// How many of the keys from 0 on each version gets.
+/// Returns how many of the keys from 0 on each version gets.
 fn counts(shares: &[Share], versions: &[Version], n_keys: u64) -> Vec<usize> {
     let mut counts = vec![0; versions.len()];
     for key in 0..n_keys {
@@ -109,7 +109,8 @@ fn the_share_of_a_version_without_a_ready_replica_goes_to_the_others_by_weight()
         let now = route(&shares, &less, key).unwrap();
         assert!(before.model() == "v1" || now.id == before.id, "who has its version keeps it");
     }
-    // No replica is ready: those of the intended version may come back. No replica is there: nothing can be said.
+    // No replica is ready: those of the intended version may come back. Without any replica, there is no version to
+    // choose.
     let none = versions(&[view("v1", 1, false), view("v2", 2, false), view("v3", 3, false)]);
     assert!((0..100).all(|key| route(&shares, &none, key).unwrap().id == route(&shares, &all, key).unwrap().id));
     assert!(route(&shares, &[], 7).is_none());
@@ -153,7 +154,7 @@ fn a_version_that_nobody_serves_is_told_of_once_when_it_stays_so() {
     ];
     assert_eq!(look(&routes, &served, 10), missed);
     assert_eq!(look(&routes, &served, 100), [], "it is told of once");
-    // The line is mended, and a replica of the other version comes.
+    // The line is corrected, and a replica of the other version comes.
     routes.replace("chat=smollm2:90\nsoon=v3\ndigest=smollm2@02").unwrap();
     let more = versions(&[view("smollm2", 1, false), view("v3", 3, true)]);
     assert_eq!(look(&routes, &more, 101), [change("chat", "smollm-2", true, None), change("soon", "v3", true, None)]);

@@ -16,9 +16,9 @@ use types::{Token, Tokens};
 
 /// The form of calls for templates that know no tools.
 const UNTOLD_CALLS: &str = "generic";
-/// The variables of templates that say whether the model thinks.
+/// The variables of templates that switch the model's thinking.
 pub const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
-/// A variable of templates, and the field that says it.
+/// A variable of templates, and the field that sets it.
 const EFFORT: &str = "reasoning_effort";
 const THINKING_BUDGET: &str = "thinking_token_budget";
 
@@ -36,7 +36,7 @@ pub struct ModelText {
     pub dialect: Dialect,
     /// Whether clients may send a chat template of their own.
     pub trusts_templates: bool,
-    /// What the operator tells the template, where a client says nothing of it.
+    /// The operator's values for the template's variables, unless a client sets them.
     pub variables: Map<String, Value>,
     /// A hash of the bytes of all tokens, made for the first request that has a grammar.
     pub tokens_hash: Arc<OnceLock<[u8; 32]>>,
@@ -44,7 +44,7 @@ pub struct ModelText {
     pub fallback: Arc<OnceLock<ChatTemplate>>,
 }
 
-/// An input as tokens. A chat says how its answer is read.
+/// An input as tokens. For a chat it also has how the answer is read.
 pub(crate) struct Encoded {
     pub ids: Tokens,
     pub talk: Option<Talk>,
@@ -73,20 +73,20 @@ impl ModelText {
         })
     }
 
-    /// The same model with another template, and the dialect that it shows.
+    /// Returns the same model with another template, and the dialect that it shows.
     pub fn with_template(self, template: ChatTemplate) -> ModelText {
         let dialect = dialect_of(&template);
         ModelText { template: Some(template), dialect, ..self }
     }
 
-    /// The same with calls and thoughts of these names, where they are given.
+    /// Returns the same model with calls and thoughts of these names, if they are given.
     pub fn with_dialect(self, calls: Option<&str>, thoughts: Option<&str>) -> Result<ModelText, UnknownDialect> {
         let dialect = calls.map_or(Ok(self.dialect), |name| self.dialect.tools_named(name))?;
         let dialect = thoughts.map_or(Ok(dialect), |name| dialect.thoughts_named(name))?;
         Ok(ModelText { dialect, ..self })
     }
 
-    /// The hash of the vocabulary that ranks make masks for.
+    /// Returns the hash of the vocabulary that ranks make masks for.
     pub(crate) fn hash_of_tokens(&self) -> [u8; 32] {
         let hash = || {
             let table = TokenTable::new(self.tokenizer.clone());
@@ -100,13 +100,13 @@ impl ModelText {
         self.tokens_hash.get().copied()
     }
 
-    /// `add_special` is for plain text; a template writes its special tokens itself. `now` is the time that it is told
-    /// when it asks, in Unix seconds.
+    /// Returns an input's tokens. `add_special` is for plain text; a template writes its special tokens itself. `now`
+    /// is the time for a template that reads it, in Unix seconds.
     pub(crate) fn encode(&self, input: Input, add_special: bool, now: u64) -> Result<Encoded, Refusal> {
         Ok(self.encoded_of(input, add_special, now)?.0)
     }
 
-    /// The same, and where each token stands in the text. Tokens that were sent stand in none.
+    /// Returns the same, and where each token stands in the text. Token ids that were sent stand in no text.
     pub(crate) fn encode_with_places(&self, input: Input, now: u64) -> Result<(Encoded, Option<Places>), Refusal> {
         let (encoded, text) = self.encoded_of(input, true, now)?;
         let places = text.map(|text| self.tokenizer.places(&text, &encoded.ids));
@@ -148,7 +148,7 @@ impl ModelText {
         }
     }
 
-    /// The prompt of a chat, and how its answer is read.
+    /// Returns the prompt of a chat, and how its answer is read.
     pub(crate) fn render(&self, chat: v1::Chat, now: u64) -> Result<(String, Talk), Refusal> {
         let mut read = conversation::read(chat)?;
         let sent = read.template.as_deref().map(|source| self.sent_template(source)).transpose()?;
@@ -162,7 +162,7 @@ impl ModelText {
         for (name, value) in &self.variables {
             read.conversation.variables.entry(name).or_insert_with(|| value.clone());
         }
-        // Not to think at all is what a model without thoughts does.
+        // A model without thoughts fulfils a budget of zero.
         if read.thinking_token_budget.is_some_and(|n| n > 0) && !self.dialect.has_thoughts() {
             let why = "cannot be kept: the form in which this model thinks is unknown (--reasoning-parser names it)";
             return Err(Refusal::invalid(THINKING_BUDGET, why));
@@ -184,7 +184,7 @@ impl ModelText {
         Ok((rendered, talk))
     }
 
-    /// The template of a model that brings none. Its first use is logged.
+    /// Returns the template of a model that brings none. Its first use is logged.
     fn fallback_template(&self) -> Result<&ChatTemplate, Refusal> {
         if let Some(template) = self.fallback.get() {
             return Ok(template);
@@ -223,14 +223,14 @@ fn dialect_of(template: &ChatTemplate) -> Dialect {
     dialect.tools_named(UNTOLD_CALLS).unwrap_or(dialect)
 }
 
-/// Tells a template how much the model is to think: one that has only a switch, whether. One that reads nothing of it
-/// would think as before.
+/// Sets how much the model is to think in the template's variables. A template that has only a switch gets it on or
+/// off. A template that reads no such variable would think as before.
 fn think(template: &ChatTemplate, dialect: Dialect, chat: &mut Conversation, effort: String) -> Result<(), Refusal> {
     let is_none = effort == "none";
     // A model that does not think has no degrees of it.
     let mut is_heeded = !dialect.has_thoughts();
     for switch in SWITCHES.into_iter().filter(|switch| template.reads(switch)) {
-        // Beside a thought that is wanted or not, a degree says nothing.
+        // A degree does not switch thoughts on if the client has switched them off.
         let said = chat.variables.entry(switch).or_insert(true.into());
         *said = (!is_none && *said != false).into();
         is_heeded = true;

@@ -1,5 +1,5 @@
-//! Which versions of the routes no replica serves, as after a slip in a name. Requests go elsewhere without a word, so
-//! somebody has to be told. Knows no requests.
+//! Which versions of the routes no replica serves, as after a slip in a name. Their requests go elsewhere without an
+//! error, so the operator needs a warning. Knows no requests.
 
 use crate::link::versions::Version;
 use crate::replicas::models::routes::RouteTable;
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A version is told of when it has been missed this long: replicas come and go, and a router that starts knows none.
+/// A version is reported when it has been missed this long: replicas come and go, and a router that starts knows none.
 const MISSED_MAX: Duration = Duration::from_secs(10);
 
 /// The versions that are missed now, by the route's name and the version as it is written there.
@@ -19,7 +19,7 @@ struct Missed {
     is_told: bool,
 }
 
-/// What has become of one version of a name, told once.
+/// A change of one version of a name, reported once.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RouteChange {
     pub name: String,

@@ -1,5 +1,5 @@
-//! Tools for templates that know none: they are told in a text of our own, and calls and their answers become plain
-//! messages. Knows JSON, and neither templates nor how an answer is read.
+//! Tools for templates without support for them: a text of our own describes the tools, and calls and their answers
+//! become plain messages. Knows JSON, and neither templates nor how an answer is read.
 
 use checkpoint::Conversation;
 use serde_json::{Value, json};
@@ -9,8 +9,8 @@ const BEHIND: &str = "To call a function, write a JSON object with its name and 
      {\"name\": \"the function's name\", \"arguments\": {\"an argument's name\": \"its value\"}}\n\
      You get the result in the next message. If no function is of use, answer in plain text.";
 
-/// The chat as a template without tools can show it. With `is_in_system` the tools are told in the system message, or
-/// else before the first message of all.
+/// Returns the chat as a template without tools can show it. With `is_in_system` the system message describes the
+/// tools, or else the first message of all begins with them.
 pub(super) fn plain(chat: &Conversation, is_in_system: bool) -> Conversation {
     let mut messages: Vec<Value> = chat.messages.iter().map(plain_message).collect();
     if let Some(text) = chat.tools.as_ref().and_then(Value::as_array).map(|tools| instructions(tools)) {

@@ -163,7 +163,8 @@ fn q5_k(block: &[u8], i: usize) -> Sub {
     }
 }
 
-/// The scale and minimum of a sub-block: the upper bits of the last four stand above those of the first four.
+/// Returns the scale and minimum of a sub-block. The upper bits of the last four are stored above those of the first
+/// four.
 #[inline(always)]
 fn six_bits(block: &[u8], i: usize) -> [u8; 2] {
     let byte = |i: usize| block[4 + i];
@@ -202,8 +203,8 @@ fn ternary(block: &[u8], d: usize, q: [u8; 32]) -> Sub {
     Sub { q, head: [at(block, d), [0; 2]], ..Sub::default() }
 }
 
-/// Digit `i` of 256, of which a byte has five, or the last four bytes four: a fraction of 256 whose first digit, to the
-/// base of three, is wanted.
+/// Returns digit `i` of 256. A byte has five digits, and each of the last four bytes has four. A byte is a fraction of
+/// 256, and the requested digit is its first one in base three.
 ///
 /// ```text
 /// bytes 0..32     digits 0..160, number n of each after n × 32      32..48   160..240, after n × 16
@@ -220,8 +221,8 @@ fn fifth(block: &[u8], i: usize) -> u8 {
     ((u16::from(fraction) * 3) >> 8) as u8
 }
 
-/// The bytes of a group's scale, and what its zero adds to digits whose middle was taken off: exact in an f16, as every
-/// zero is a whole number of at most 256.
+/// Returns the bytes of a group's scale, and the number that its zero adds to digits whose middle was subtracted. That
+/// number is exact in an f16, as every zero is a whole number of at most 256.
 pub(crate) fn group_head(grouped: Grouped, block: &[u8]) -> (&[u8], f16) {
     let (scale, rest) = block.split_at(grouped.scale.bytes());
     let middle = f32::from(grouped.digits.middle());
@@ -229,7 +230,7 @@ pub(crate) fn group_head(grouped: Grouped, block: &[u8]) -> (&[u8], f16) {
     (scale, f16::from_f32(middle - zero))
 }
 
-/// The scale of a group, and the digit that stands for nothing.
+/// Returns the scale of a group, and the digit that represents zero.
 pub(crate) fn group_scale(grouped: Grouped, block: &[u8]) -> (f32, f32) {
     let (scale, shift) = group_head(grouped, block);
     let scale = match grouped.scale {

@@ -4,7 +4,7 @@
 //! layer · block · KV head ·  K  [head_dim, 16 positions]     sixteen positions are sixteen lanes of a score
 //!                            V  [16 positions, head_dim]     and head_dim the lanes of a weighted sum
 //! ```
-//! A page of a head is thus one run of bytes, and a block of a layer is too. What it is in eight bits stands in `int8`.
+//! So a page of a head is one run of bytes, and so is a block of a layer. The layout in eight bits is in `int8`.
 
 pub(crate) mod int8;
 
@@ -28,9 +28,9 @@ pub struct Kv {
     head_dim: usize,
     /// Elements of one head's K (or V) in one block; bytes in int8, whose scales are among them.
     half_page: usize,
-    /// Shared with whoever commits them.
+    /// Shared with the thread that commits them.
     pages: Arc<Pages>,
-    /// What a thread works in where the pages are those of recurrent layers: one for each thread.
+    /// Working memory for each thread, where the pages are those of recurrent layers.
     spare: Vec<Mutex<Pages>>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum Half<'a> {
 }
 
 impl Kv {
-    /// `n_threads` are the most that work on it at a time.
+    /// At most `n_threads` work on it at the same time.
     pub fn new(spec: KvSpec, n_threads: usize) -> Result<Kv> {
         match spec.dtype {
             KvDtype::F16 | KvDtype::F32 | KvDtype::Int8 => {}
@@ -56,7 +56,7 @@ impl Kv {
         let (_, n_bytes) = sizes.ok_or_else(|| Error::Shape(format!("a cache of {spec:?}")))?;
         let spare = match spec.layout {
             KvLayout::State { n: 1.., state, row } => {
-                // Two pages, and what is made of the rows of a block.
+                // Two pages, and the values computed from the rows of a block.
                 let n_numbers = 2 * (state as usize + POSITIONS * row as usize) + 2 * POSITIONS * row as usize;
                 (0..n_threads)
                     .map(|_| Ok(Mutex::new(Pages::zeroed("scratch", n_numbers * 4)?)))
@@ -84,13 +84,13 @@ impl Kv {
         );
     }
 
-    /// Checks that what a recurrent layer keeps is what this cache was made for.
+    /// Checks that the state of a recurrent layer has the layout that this cache was made for.
     pub(crate) fn check_recurrent(&self, layout: KvLayout, layer: usize) {
         let fits = self.spec.layout == layout && layer < self.spec.n_layers;
         assert!(fits, "{layout:?} of layer {layer} in a cache of {:?}", self.spec);
     }
 
-    /// Memory for a thread that works on pages of recurrent layers.
+    /// Calls `work` with memory for a thread that works on pages of recurrent layers.
     pub(crate) fn with_spare(&self, work: impl FnOnce(&mut [f32])) {
         let mut free = self.spare.iter().find_map(|spare| match spare.try_lock() {
             Ok(spare) => Some(spare),
@@ -101,17 +101,17 @@ impl Kv {
         work(free.as_mut().expect("as many as there are threads").floats_mut());
     }
 
-    /// All numbers of a recurrent head's page.
+    /// Returns all numbers of a recurrent head's page.
     ///
     /// # Safety
-    /// As long as the page lives, nobody else writes it, and whoever writes it has it alone.
+    /// No other thread writes the page while it lives, and a writer has exclusive access.
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the caller promises that nobody else has this part")]
     pub(crate) unsafe fn recurrent_page(&self, layer: usize, block: BlockId, head: usize) -> &mut [f32] {
         let (bytes, n) = (self.block(layer, block), self.spec.layout.page_bytes(self.spec.dtype) as usize / 4);
         let n_numbers = n / self.n_kv_heads;
         debug_assert!(self.spec.layout.is_state() && head < self.n_kv_heads);
-        // SAFETY: inside the block, whose indices were checked; pages are aligned for f32. The caller promises more.
+        // SAFETY: inside the block, whose indices were checked; pages are aligned for f32. The rest is promised.
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.pages.start().cast::<f32>().add(bytes.start / 4 + head * n_numbers),
@@ -132,7 +132,7 @@ impl Kv {
         }
     }
 
-    /// The memory of its blocks. None if the system has given all.
+    /// Returns the memory of its blocks. None if the system has already provided all of it.
     pub(crate) fn block_memory(&self) -> Option<BlockMemory> {
         // SAFETY: `BlockMemory::release` is for blocks that no pass uses.
         let release = |pages: &Pages, bytes| unsafe { pages.release(bytes) };
@@ -162,7 +162,7 @@ impl Kv {
         self.pages.bytes()[self.block(layer, block)].to_vec()
     }
 
-    /// The bytes of all heads' pages of a block.
+    /// Returns the bytes of all heads' pages of a block.
     fn block(&self, layer: usize, block: BlockId) -> Range<usize> {
         let (KvSpec { n_layers, n_blocks, .. }, block) = (self.spec, block.0 as usize);
         assert!(layer < n_layers && block < n_blocks, "block {block} of {n_blocks}, layer {layer} of {n_layers}");
@@ -171,12 +171,12 @@ impl Kv {
         start..start + n_bytes
     }
 
-    /// How far V is behind K.
+    /// Returns the distance from K to V.
     pub(crate) fn half_page(&self) -> usize {
         self.half_page
     }
 
-    /// The element at which a head's page begins: K, then V.
+    /// Returns the element at which a head's page begins: K, then V.
     #[inline(always)]
     pub(crate) fn page(&self, layer: usize, block: u32, head: usize) -> usize {
         debug_assert!(layer < self.spec.n_layers && head < self.n_kv_heads);
@@ -184,7 +184,7 @@ impl Kv {
         ((layer * self.spec.n_blocks + block as usize) * self.n_kv_heads + head) * 2 * self.half_page()
     }
 
-    /// A half page as f32.
+    /// Converts a half page to f32.
     #[inline(always)]
     pub(crate) fn widen<L: Lanes>(&self, start: usize, to: &mut [f32]) {
         let n = to.len();
@@ -201,7 +201,7 @@ impl Kv {
         }
     }
 
-    /// `n` numbers of half a page, as they are kept.
+    /// Returns `n` stored numbers of half a page.
     #[inline(always)]
     pub(crate) fn half(&self, start: usize, n: usize) -> Half<'_> {
         match self.spec.dtype {
@@ -303,7 +303,7 @@ impl RopeStore<'_> {
         for head in 0..n_kv_heads {
             let heads = head * head_dim..(head + 1) * head_dim;
             let page = self.kv.page(self.call.layer, block, head);
-            // SAFETY: a (block, position) belongs to one row of a step, and nobody reads it before the op is over.
+            // SAFETY: a (block, position) belongs to one row of a step, and nothing reads it before the op is over.
             unsafe { self.kv.store::<L>(page, position % POSITIONS, &k[heads.clone()], &v[heads]) };
         }
     }

@@ -24,7 +24,7 @@ enum Source {
 
 // SAFETY: Pages owns its bytes, as a Vec does.
 unsafe impl Send for Pages {}
-// SAFETY: writing needs `&mut`, or a raw pointer whose user answers for it.
+// SAFETY: writing needs `&mut`, or a raw pointer whose user ensures exclusive access.
 unsafe impl Sync for Pages {}
 
 const LINE: usize = 64;
@@ -50,7 +50,7 @@ impl Pages {
         Pages::heap(n_bytes)
     }
 
-    /// On huge pages if the system gives them. A huge page is aligned to its size, hence the surplus.
+    /// Allocates on huge pages if the system provides them. A huge page is aligned to its size, hence the surplus.
     #[cfg(target_os = "linux")]
     fn large(n_bytes: usize) -> Option<Pages> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
@@ -70,8 +70,8 @@ impl Pages {
         Some(Pages { start: NonNull::new(start)?, n_bytes, source: Source::Map { base, len } })
     }
 
-    /// Has the system give these bytes now, not when a thread first touches them. Changes no contents, whoever reads or
-    /// writes them meanwhile. A system that does not know how gives them later.
+    /// Has the system allocate these bytes now, not when a thread first touches them. Contents stay as they are, even
+    /// under concurrent reads and writes. A system without this call allocates them later.
     pub fn commit(&self, bytes: Range<usize>) -> std::io::Result<()> {
         match self.source {
             Source::Heap(_) => Ok(()),
@@ -92,7 +92,7 @@ impl Pages {
         }
     }
 
-    /// Gives the whole pages among these bytes back to the system; they read as zeros from now on.
+    /// Returns the whole pages among these bytes to the system; they read as zeros from now on.
     ///
     /// # Safety
     /// Nothing reads or writes these bytes meanwhile.
@@ -102,7 +102,7 @@ impl Pages {
             #[cfg(target_os = "linux")]
             Source::Map { .. } => {
                 let (start, end) = (bytes.start.next_multiple_of(PAGE), bytes.end.min(self.n_bytes) / PAGE * PAGE);
-                // SAFETY: whole pages of this mapping, which the caller says nothing uses.
+                // SAFETY: whole pages of this mapping, which are unused by the caller's promise.
                 unsafe {
                     let at = self.start().add(start).cast();
                     let advice = rustix::mm::Advice::LinuxDontNeed;
@@ -112,7 +112,7 @@ impl Pages {
         }
     }
 
-    /// Whether the system gives these bytes only when they are touched.
+    /// Whether the system allocates these bytes only when they are touched.
     pub fn is_lazy(&self) -> bool {
         !matches!(self.source, Source::Heap(_))
     }
@@ -127,7 +127,7 @@ impl Pages {
     }
 
     pub fn floats_mut(&mut self) -> &mut [f32] {
-        // SAFETY: as above, and borrowed by nobody else.
+        // SAFETY: as above, and borrowed by no other code.
         unsafe { std::slice::from_raw_parts_mut(self.start().cast(), self.n_bytes / 4) }
     }
 
@@ -153,7 +153,7 @@ impl Drop for Pages {
             // SAFETY: allocated by `heap` with this layout.
             Source::Heap(layout) => unsafe { dealloc(self.start(), layout) },
             #[cfg(target_os = "linux")]
-            // SAFETY: mapped by `large`, and nobody holds a reference any more.
+            // SAFETY: mapped by `large`, and no reference to it is left.
             Source::Map { base, len } => unsafe {
                 let _ = rustix::mm::munmap(base.cast(), len);
             },
@@ -165,7 +165,7 @@ impl Drop for Pages {
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<T>(*mut T);
 
-// SAFETY: every user of the pointer says why the parts are disjoint.
+// SAFETY: every use of the pointer has a comment on why the parts are disjoint.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}

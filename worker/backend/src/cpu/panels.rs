@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! f32    per k:       one float of each row; a zero more where K is odd
-//! bf16   per two k:   two numbers of each row, as `pairs` says
+//! bf16   per two k:   two numbers of each row, as in `pairs`
 //! int8   per 32 k:    8 × (4 bytes of each row), then of each row: scale · sum of q · scale × sum,
 //!                     sums of the first and second 16 q · scale × these
 //! ```
@@ -21,7 +21,7 @@ pub(crate) const BLOCK_WORDS: usize = 15;
 /// Rows of a full panel.
 pub(crate) const PANEL_ROWS: usize = 12;
 
-/// What activations are where they meet weights.
+/// The form of activations when they are multiplied by weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operand {
     Floats,
@@ -118,7 +118,7 @@ fn copy_row(row: &[f32], width: usize, lane: usize, to: &mut [u32]) {
     for (x, cells) in row.iter().zip(to.chunks_exact_mut(width)) {
         cells[lane] = x.to_bits();
     }
-    // Weights that stand in pairs meet one more.
+    // Weights stored in pairs read one more element.
     if !row.len().is_multiple_of(PAIR) {
         to[row.len() * width + lane] = 0;
     }

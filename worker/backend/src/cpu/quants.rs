@@ -24,13 +24,13 @@ pub(crate) struct Packing {
     pub width: Width,
 }
 
-/// What stands before the steps of a block: a scale, and perhaps a second number.
+/// The header before the steps of a block: a scale, and perhaps a second number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeadForm {
     /// Elements that share a head; none where there is no head.
     every: usize,
     scale: ScaleType,
-    /// An f16: a minimum, or of groups the middle of the digits minus the zero.
+    /// An f16: a minimum, or for groups the middle of the digits minus the zero.
     has_second: bool,
 }
 
@@ -154,7 +154,7 @@ pub(crate) trait Quant {
     const OFFSET: u8;
 }
 
-/// Groups of each width, whose heads are as their type says.
+/// Groups of each width, with the heads of their types.
 const FOURS: Dtype = Dtype::Grouped(Grouped::ALL[0]);
 const EIGHTS: Dtype = Dtype::Grouped(Grouped::ALL[Grouped::N - 1]);
 
@@ -188,7 +188,7 @@ quants! {
     GroupedEights: EIGHTS, Eights, OfHead, DigitBits::Eight.middle();
 }
 
-/// What the steps up to the next head share: a scale, and perhaps a minimum or what is added to digits.
+/// The values that the steps up to the next head share: a scale, and perhaps a minimum or a term for digits.
 #[derive(Clone, Copy)]
 pub(crate) struct Head<L> {
     scale: L,
@@ -205,7 +205,7 @@ impl<L: Lanes> Head<L> {
     /// A head of this form is at `w`.
     #[inline(always)]
     pub unsafe fn read(form: HeadForm, w: *const u8) -> Head<L> {
-        // SAFETY: the caller's promise; scales are as wide as their type says, and the second stands behind them.
+        // SAFETY: the caller's promise; scales have the width of their type, and the second one follows them.
         unsafe {
             let scale = match form.scale {
                 ScaleType::F16 => column::<L>(w, 0),
@@ -236,7 +236,7 @@ pub(crate) trait ScaleLayout {
     /// The scales of a step are at `w`.
     unsafe fn read<L: Lanes>(head: &Head<L>, w: *const u8) -> [Scale<L>; 2];
 
-    /// A number from its digit, from which the offset is taken off already, rounded once at most.
+    /// Returns a number from its digit, from which the offset is already subtracted. Rounds at most once.
     #[inline(always)]
     fn number<L: Lanes>(_: &Head<L>, of: Scale<L>, digit: L) -> L {
         if Self::HAS_MINIMUM { of.scale.fma(digit, of.minimum) } else { of.scale.mul(digit) }
@@ -280,7 +280,7 @@ pub(crate) struct HeadTimesPair;
 pub(crate) struct HeadTimesTwoPairs;
 /// A signed scale for each half, times that of the head.
 pub(crate) struct HeadTimesTwo;
-/// The scale of the head, and what it adds to digits.
+/// The scale of the head, and the term that it adds to digits.
 pub(crate) struct OfHead;
 
 impl ScaleLayout for Half {

@@ -1,8 +1,8 @@
 //! A pool of threads that runs one job at a time.
 //!
-//! The caller opens a job; threads that are awake enter it and take ranges, as the caller does, who then closes it and
-//! waits for the threads inside. A thread that sleeps or was descheduled is not waited for, so a team with more threads
-//! than cores is slow in proportion and no worse.
+//! The caller opens a job. Threads that are awake enter it and take ranges, as the caller also does. The caller then
+//! closes the job and waits for the threads inside. It does not wait for a thread that sleeps or was descheduled, so a
+//! team with more threads than cores is only slower in proportion.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -131,8 +131,8 @@ impl Team {
 
     fn open(&self, job: &Job<'_>) {
         let generation = self.shared.word.load(Ordering::Relaxed) & !(GENERATION - 1);
-        // SAFETY: this thread holds the turn, and the last job was closed and left: nobody reads. The lifetime is
-        // forgotten only until `close`, which returns when nobody is inside.
+        // SAFETY: this thread holds the turn, and the last job was closed and left: nothing reads. The lifetime is
+        // erased only until `close`, which returns when no thread is inside.
         unsafe { *self.shared.job.get() = std::ptr::from_ref(job).cast() };
         self.shared.word.store(generation.wrapping_add(GENERATION) | OPEN, Ordering::SeqCst);
         self.wake();
@@ -210,7 +210,7 @@ impl Shared {
                 n_spins += 1;
                 std::hint::spin_loop();
             } else if self.asleep[i].swap(true, Ordering::SeqCst) {
-                // The flag is set, and the word was read again since: whoever opens a job from now on wakes this
+                // The flag is set, and the word was read again since: a caller that opens a job from now on wakes this
                 // thread.
                 thread::park();
             }
@@ -223,7 +223,7 @@ impl Drop for Team {
         self.shared.word.fetch_or(STOP, Ordering::SeqCst);
         self.threads.iter().for_each(|thread| thread.thread().unpark());
         for thread in self.threads.drain(..) {
-            // A panic in work is caught, so a thread's result tells nothing.
+            // A panic in work is caught, so a thread's result carries no information.
             let _ = thread.join();
         }
     }

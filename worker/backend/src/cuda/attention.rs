@@ -1,5 +1,5 @@
-//! Paged K and V on the device, and attention over them: a block of threads for some rows of a sequence and a KV head,
-//! or, where rows are few and far along, one for each tile of positions too. All of them give the same bits.
+//! Paged K and V on the device, and attention over them. A block of threads computes some rows of a sequence and a KV
+//! head or, where rows are few and late in the sequence, one tile of positions too. All ways give the same bits.
 
 use super::buffer::{Buffer, Vector};
 use super::device::Cuda;
@@ -53,7 +53,7 @@ impl Kv {
         Ok(Kv { spec, n_kv_heads, head_dim, bytes, layer_bytes })
     }
 
-    /// What an operation says of the layer must be what the cache was made for.
+    /// The operation's layer must match the layer that the cache was made for.
     fn layer(&self, heads: &Heads, layer: usize) -> u64 {
         let fits = self.n_kv_heads == heads.n_kv_heads && self.head_dim == heads.head_dim;
         let is_read = heads.n_heads > 0 && heads.per_kv > 0 && heads.kv_of(heads.n_heads - 1) < heads.n_kv_heads;
@@ -62,7 +62,7 @@ impl Kv {
         self.bytes.at(layer * self.layer_bytes)
     }
 
-    /// Zeros, in every layer: blocks that lie side by side are filled as one.
+    /// Zeroes the blocks in every layer. Adjacent blocks are filled at once.
     pub(super) fn clear(&self, stream: &Stream, blocks: &[BlockId]) -> Result<()> {
         for run in blocks.chunk_by(|block, next| block.0 + 1 == next.0) {
             let (at, n_bytes) = self.block(0, run[0]);
@@ -72,13 +72,13 @@ impl Kv {
         Ok(())
     }
 
-    /// Where a block of a layer lies, and how long it is.
+    /// Returns where a block of a layer is, and its length.
     pub(super) fn block(&self, layer: usize, block: BlockId) -> (usize, usize) {
         let n_bytes = self.layer_bytes / self.spec.n_blocks;
         (layer * self.layer_bytes + block.0 as usize * n_bytes, n_bytes)
     }
 
-    /// No block of the pass may lie outside.
+    /// Checks that all blocks of the pass are in the cache.
     fn check_blocks(&self, pass: &Pass<'_>, group: usize) {
         let n_blocks = self.spec.n_blocks;
         let is_inside = |block: &BlockId| *block == BlockId::NONE || (block.0 as usize) < n_blocks;
@@ -105,18 +105,18 @@ impl Rope {
     }
 }
 
-/// How a pass is attended.
+/// The way to compute attention for a pass.
 struct Plan {
     head_dim: usize,
     queries: u32,
     rows_per_item: u32,
-    /// Tiles that some row sees.
+    /// The first tile that some row sees.
     tile_first: u32,
     n_tiles: u32,
 }
 
 impl Plan {
-    /// The same for all passes of an outline.
+    /// Returns the plan, which is the same for all passes of an outline.
     fn of(pass: &Pass<'_>, heads: &Heads, outline: Option<Outline>) -> Plan {
         let head_dim = heads.head_dim.next_multiple_of(GROUP);
         let many = if head_dim <= 128 { 64 } else { 32 };
@@ -139,7 +139,7 @@ impl Plan {
         Shape { grid: [n_items, columns, depth], block: [128, 1, 1], shared_bytes }
     }
 
-    /// Of what tiles have made.
+    /// Returns the bytes of the partial results of tiles.
     fn partial_bytes(&self, heads: &Heads, n_rows: usize) -> usize {
         n_rows * heads.n_heads * self.n_tiles as usize * (self.head_dim + 2) * 4
     }
@@ -149,7 +149,7 @@ impl Plan {
     }
 }
 
-/// What both ways of attending read.
+/// The inputs of both ways to compute attention.
 struct Reads {
     qkv: u64,
     kv: u64,
@@ -165,7 +165,7 @@ impl Cuda {
     fn attend_whole(&self, plan: &Plan, heads: &Heads, reads: &Reads, out: u64) {
         let Reads { qkv, kv, items, blocks, .. } = *reads;
         let args = arguments![qkv, kv, reads.heads, items, blocks, out];
-        // SAFETY: items name rows of the pass, whose buffers and tables were seen to be large enough.
+        // SAFETY: items name rows of the pass, whose buffers and tables were checked to be large enough.
         unsafe { self.launch(plan.kernel(), plan.grid(heads, reads.n_items, 1), args) };
     }
 
@@ -174,7 +174,7 @@ impl Cuda {
         let partial = scratch.partial.at(0);
         let (tile_first, n_tiles) = (plan.tile_first, plan.n_tiles);
         let args = arguments![qkv, kv, reads.heads, items, blocks, tile_first, n_tiles, partial];
-        // SAFETY: as above, and `partial` was seen to have room for all rows, heads and tiles.
+        // SAFETY: as above, and `partial` was checked to have room for all rows, heads and tiles.
         unsafe { self.launch(Kernel::attend_split(plan.head_dim), plan.grid(heads, reads.n_items, n_tiles), args) };
         let shape = Shape { grid: [reads.n_rows, heads.n_heads as u32, 1], block: [32, 1, 1], shared_bytes: 0 };
         let args = arguments![partial, reads.heads, positions, tile_first, n_tiles, out];
@@ -206,7 +206,7 @@ impl Attention for Cuda {
         let shape = Shape { grid: [n_rows as u32, n_columns, 1], block: [32, 1, 1], shared_bytes: 0 };
         let (qkv, heads) = (qkv.at(), HeadShape::of(heads));
         let args = arguments![qkv, cos, sin, half_dim, style, heads, positions, slots, kv];
-        // SAFETY: qkv has the pass's rows, the rope its positions, and every slot is of a block of the cache.
+        // SAFETY: qkv has the pass's rows, the rope its positions, and every slot is in a block of the cache.
         unsafe { self.launch(Kernel::RopeStore, shape, args) };
     }
 
@@ -241,7 +241,7 @@ impl Attention for Cuda {
     }
 }
 
-/// Those of the pass that was begun; none if telling the device has failed.
+/// Returns the tables of the current pass; None if their upload has failed.
 fn tables(uploads: &uploads::Uploads, pass: &Pass<'_>, group: usize) -> Option<uploads::OfGroup> {
     let tables = uploads.batch.groups.get(group).copied();
     assert!(tables.is_none() || uploads.batch.n_rows == pass.n_rows(), "a pass that was not begun");

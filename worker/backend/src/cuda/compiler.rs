@@ -1,8 +1,8 @@
-//! Kernels from source to a cubin of one architecture, by NVRTC, and where cubins are kept between starts. Knows
+//! Compiles kernels from source to a cubin of one architecture with NVRTC, and caches cubins between starts. Knows
 //! nothing of devices but their architecture, and of kernels only their text.
 //!
-//! A driver loads what a compiler of its own major release made, or of an earlier one: code of CUDA 13 needs a driver
-//! of CUDA 13. Machines may have several compilers, so the newest that the driver takes is chosen.
+//! A driver loads code from compilers of its own major release or an earlier one: code of CUDA 13 needs a driver of
+//! CUDA 13. Machines may have several compilers, so the newest that the driver supports is chosen.
 
 use super::driver::Driver;
 use crate::library::{MissingFunction, RuntimeLibrary};
@@ -13,12 +13,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What code is made for.
+/// The architecture for which code is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arch(pub u32, pub u32);
 
 impl fmt::Display for Arch {
-    /// The form with instructions that only this architecture has, where there is one.
+    /// Writes the form with instructions that only this architecture has, where there is one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Arch(major, minor) = *self;
         let own = if (major, minor) == (9, 0) || major >= 10 { "a" } else { "" };
@@ -26,7 +26,7 @@ impl fmt::Display for Arch {
     }
 }
 
-/// A text under the name by which others include it.
+/// A text, and the name by which others include it.
 #[derive(Clone, Copy, Debug)]
 pub struct Text {
     pub name: &'static str,
@@ -41,11 +41,11 @@ pub struct Program {
     pub options: &'static [&'static str],
 }
 
-/// As packages install it: of CUDA 13 and 12, and as its developers' file is called.
+/// The names of packages for CUDA 13 and 12, and of the file for developers.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
 const SUCCESS: c_int = 0;
-/// A program, as the library hands it out.
+/// A program, as the library returns it.
 type Raw = *mut c_void;
 type Size = unsafe extern "C" fn(Raw, *mut usize) -> c_int;
 type Give = unsafe extern "C" fn(Raw, *mut c_char) -> c_int;
@@ -58,7 +58,7 @@ type Create = unsafe extern "C" fn(
     *const *const c_char,
 ) -> c_int;
 
-/// The functions that are called, of a library that stays open as long as they can be.
+/// The functions that are called. They keep their library open.
 #[derive(Debug)]
 struct Table {
     version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int,
@@ -104,12 +104,12 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// The newest.
+    /// Returns the newest compiler.
     pub fn find() -> Result<Compiler> {
         Compiler::newest(&NAMES, c_int::MAX).map_err(|_| missing())
     }
 
-    /// The newest whose code this driver loads.
+    /// Returns the newest compiler whose code this driver loads.
     pub fn find_for(driver: Driver) -> Result<Compiler> {
         let major = driver.major();
         Compiler::newest(&NAMES, major).map_err(|later| match later {
@@ -121,7 +121,7 @@ impl Compiler {
         })
     }
 
-    /// Of at most this major release. If there are only later ones, the error names the first.
+    /// Returns the newest of at most this major release. If there are only later ones, the error names the first.
     fn newest(names: &[&str], major_max: c_int) -> std::result::Result<Compiler, Option<String>> {
         let mut later = None;
         let take = |library| {
@@ -142,7 +142,7 @@ impl Compiler {
         Ok(Compiler { table, version })
     }
 
-    /// The cubin of `program`, out of `cache` if it is there and whole.
+    /// Returns the cubin of `program`, from `cache` if it is there and whole.
     pub fn cubin(&self, program: &Program, arch: Arch, cache: Option<&Path>) -> Result<Vec<u8>> {
         let Some(cache) = cache else { return self.compile(program, arch) };
         let kept = Kept { path: cache.join(format!("{}.cubin", self.key(program, arch))) };
@@ -150,12 +150,12 @@ impl Compiler {
             return Ok(cubin);
         }
         let cubin = self.compile(program, arch)?;
-        // Without a cache the next start takes a second longer, and no more.
+        // Without a cache the next start only takes a second longer.
         let _uncached = kept.write(&cubin);
         Ok(cubin)
     }
 
-    /// All that the code depends on.
+    /// Returns a text of everything that the code depends on.
     fn key(&self, program: &Program, arch: Arch) -> String {
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 compiled kernels");
         let version = format!("{}.{}", self.version.0, self.version.1);
@@ -208,7 +208,7 @@ fn missing() -> Error {
     Error::Compiler(format!("NVRTC is not on this machine, as {names} where libraries are looked for"))
 }
 
-/// What NVRTC holds of a program.
+/// NVRTC's handle of a program.
 struct Unit<'a> {
     table: &'a Table,
     raw: Raw,
@@ -239,7 +239,7 @@ impl<'a> Unit<'a> {
         Ok(Unit { table, raw })
     }
 
-    /// What the compiler had to say.
+    /// Returns the compiler's messages.
     fn log(&self) -> String {
         let mut n = 0;
         // SAFETY: writes one number.
@@ -247,7 +247,7 @@ impl<'a> Unit<'a> {
             return "no reason given".into();
         }
         let mut log = vec![0u8; n + 1];
-        // SAFETY: there is room for what it has said it will write.
+        // SAFETY: there is room for the size that it reported.
         let told = unsafe { (self.table.log)(self.raw, log.as_mut_ptr().cast()) };
         match (done("say it", told), CStr::from_bytes_until_nul(&log)) {
             (Ok(()), Ok(log)) => log.to_string_lossy().trim().to_owned(),
@@ -260,7 +260,7 @@ impl<'a> Unit<'a> {
         // SAFETY: writes one number.
         done("size the code", unsafe { (self.table.cubin_size)(self.raw, &mut n) })?;
         let mut cubin = vec![0u8; n];
-        // SAFETY: there is room for what it has said it will write.
+        // SAFETY: there is room for the size that it reported.
         done("give the code", unsafe { (self.table.cubin)(self.raw, cubin.as_mut_ptr().cast()) })?;
         match n {
             0 => Err(Error::Compiler("NVRTC made no code".into())),
@@ -276,7 +276,7 @@ impl Drop for Unit<'_> {
     }
 }
 
-/// A cubin on disk: its checksum, then itself. A file that was cut short or changed is not there.
+/// A cubin on disk: its checksum, then its bytes. A truncated or changed file counts as absent.
 struct Kept {
     path: PathBuf,
 }
@@ -290,7 +290,7 @@ impl Kept {
         (*blake3::hash(&cubin).as_bytes() == file[..]).then_some(cubin)
     }
 
-    /// Whole or not at all, whoever else writes the same.
+    /// Writes the file whole or not at all, even if another process writes the same one.
     fn write(&self, cubin: &[u8]) -> io::Result<()> {
         static WRITTEN: AtomicU64 = AtomicU64::new(0);
         if let Some(folder) = self.path.parent() {
@@ -301,7 +301,7 @@ impl Kept {
         let written = std::fs::write(&partial, [blake3::hash(cubin).as_bytes(), cubin].concat());
         let placed = written.and_then(|()| std::fs::rename(&partial, &self.path));
         if placed.is_err() {
-            // It may not even have been made.
+            // The file may not even exist.
             let _left = std::fs::remove_file(&partial);
         }
         placed
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_an_error() {
         assert_eq!(Compiler::newest(&["libnvrtc-of-nobody.so.13"], 13).err(), Some(None));
-        // A library that every process has, and that is none.
+        // A library that exists everywhere and is no compiler.
         let other = Table::of(RuntimeLibrary::first(&["libc.so.6"]).unwrap()).err().unwrap();
         assert!(other.to_string().contains("has no nvrtcVersion"), "{other}");
     }

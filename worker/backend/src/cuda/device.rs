@@ -1,4 +1,4 @@
-//! The device: what it is made of, how a kernel is begun on it, and how bytes get there and back.
+//! The device: its parts, how a kernel is launched on it, and how bytes are copied to and from it.
 
 use super::clock::Clock;
 use super::draws::DrawScratch;
@@ -22,18 +22,18 @@ use types::Mode;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaConfig {
-    /// Which of the driver's devices.
+    /// The driver's number of the device.
     pub ordinal: u32,
     /// Where compiled kernels are kept between starts.
     pub cache: Option<PathBuf>,
     pub mode: Mode,
-    /// The processor beside it packs weights, and draws what the device has no kernel for.
+    /// The CPU beside it packs weights, and draws where the device has no kernel.
     pub host: CpuConfig,
-    /// Whether passes that are like others are begun as one.
+    /// Whether similar passes are launched as one graph.
     pub graphs: bool,
 }
 
-/// Driven by one thread at a time.
+/// Used by one thread at a time.
 pub struct Cuda {
     pub(super) card: Card,
     pub(super) mode: Mode,
@@ -45,9 +45,9 @@ pub struct Cuda {
     pub(super) fault: Fault,
     pub(super) graphs: Mutex<Graphs>,
     pub(super) clock: Mutex<Clock>,
-    /// What other ranks were shown last.
+    /// The buffer that other ranks received last.
     pub(super) peer_buffer: Mutex<Option<Arc<PeerBuffer>>>,
-    /// Under `fast`.
+    /// Present under `fast`.
     pub(super) lt: Option<lt::Library>,
     pub(super) stream: Stream,
     pub(super) context: Arc<Context>,
@@ -81,18 +81,18 @@ impl Cuda {
         &self.card
     }
 
-    /// The processor beside it.
+    /// Returns the CPU device beside it.
     pub fn host(&self) -> &Cpu {
         &self.host
     }
 
-    /// What nobody has taken of the device's memory, and graphs are not to take either.
+    /// Returns the free bytes of the device's memory that graphs will not use either.
     pub fn free_bytes(&self) -> Result<u64> {
         let for_graphs = lock(&self.graphs).n_left() as u64;
         Ok(self.context.free_bytes()?.saturating_sub(for_graphs))
     }
 
-    /// Seconds that the device takes for what `work` begins.
+    /// Returns the seconds that the device takes for the operations that `work` launches.
     pub fn seconds(&self, work: impl FnOnce()) -> Result<f64> {
         let (begin, end) = (Event::timed(&self.context)?, Event::timed(&self.context)?);
         begin.record(&self.stream)?;
@@ -102,7 +102,7 @@ impl Cuda {
         Ok(f64::from(end.millis_since(&begin)?) / 1e3)
     }
 
-    /// Runs a kernel, unless something has failed before.
+    /// Runs a kernel, unless an earlier operation has failed.
     ///
     /// # Safety
     /// As for `Kernels::launch`.
@@ -131,25 +131,25 @@ impl Cuda {
         lock(&self.scratch)
     }
 
-    /// Words that the device is to have for the rest of the pass.
+    /// Uploads words for the rest of the pass.
     pub(super) fn upload(&self, words: &[u32]) -> u64 {
         let uploaded = lock(&self.uploads).put(&self.stream, words.len(), |to| to.copy_from_slice(words));
         self.note(uploaded).unwrap_or(0)
     }
 
-    /// Copies from the device, and has it when it returns.
+    /// Copies from the device, and returns when the copy is complete.
     ///
-    /// Whoever asks cannot go on without an answer and has no way to be told: a rank whose device has failed must not
-    /// send its peers what it does not have. The step fails as a whole.
+    /// Panics on a failure, as the caller cannot continue and receives no error: a rank whose device has failed must
+    /// not send its peers data that it does not have. The step fails as a whole.
     pub(super) fn fetch(&self, from: &Bytes, at: usize, to: &mut [u8]) {
-        // SAFETY: `to` is borrowed until the stream is through.
+        // SAFETY: `to` is borrowed until the stream has finished.
         let fetched = unsafe { self.stream.read(from, at, to) }.and_then(|()| self.stream.finish());
         self.note(fetched);
         self.fault.check();
     }
 
     pub(super) fn place(&self, to: &Bytes, at: usize, from: &[u8]) -> Result<()> {
-        // SAFETY: `from` is borrowed until the stream is through.
+        // SAFETY: `from` is borrowed until the stream has finished.
         unsafe { self.stream.write(to, at, from) }?;
         self.stream.finish()
     }
@@ -165,12 +165,12 @@ impl Cuda {
         Ok(bytes)
     }
 
-    /// Whether what is begun is recorded and not done.
+    /// Whether launches are recorded and not executed.
     pub(super) fn is_recording(&self) -> bool {
         lock(&self.graphs).is_recording
     }
 
-    /// Whatever lies elsewhere from now on: no record may name where it was.
+    /// Drops all graphs after a buffer has moved: no record may contain its old address.
     pub(super) fn forget_graphs(&self) {
         lock(&self.graphs).forget();
     }

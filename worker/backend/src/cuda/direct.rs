@@ -1,5 +1,5 @@
-//! The device as a library sees it that moves memory between devices: where numbers lie, streams in an order with each
-//! other, columns of rows, and the sum of planes. Knows nothing of other devices, nor of who moves what.
+//! The device in the view of a library that moves memory between devices: addresses of numbers, ordered streams,
+//! columns of rows, and the sum of planes. Knows nothing of other devices, or of the library.
 
 use super::buffer::Buffer;
 use super::device::Cuda;
@@ -12,7 +12,7 @@ use std::ops::Range;
 
 const FLOAT: usize = 4;
 
-/// Numbers of the device, from some place on.
+/// Numbers on the device, from an address on.
 #[derive(Clone, Copy)]
 pub struct Floats<'a> {
     bytes: &'a Bytes,
@@ -21,7 +21,7 @@ pub struct Floats<'a> {
 }
 
 impl<'a> Floats<'a> {
-    /// Some of these.
+    /// Returns a part of these.
     pub fn part(self, range: Range<usize>) -> Floats<'a> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} numbers", self.len);
         Floats { start: self.start + range.start, len: range.len(), ..self }
@@ -40,7 +40,7 @@ impl<'a> Floats<'a> {
     }
 }
 
-/// Rows of numbers, so many apart.
+/// Rows of numbers with a fixed distance.
 #[derive(Clone, Copy)]
 pub struct Columns<'a> {
     pub floats: Floats<'a>,
@@ -53,7 +53,7 @@ impl Columns<'_> {
     }
 }
 
-/// Memory for numbers on their way.
+/// Memory for numbers in transfer.
 pub struct TransferBuffer(Bytes);
 
 impl TransferBuffer {
@@ -65,7 +65,7 @@ impl TransferBuffer {
 /// Words that stay on the device.
 pub struct Words(Bytes);
 
-/// A point in a stream, which another thread may look at.
+/// A point in a stream, which another thread may query.
 #[derive(Debug)]
 pub struct Mark(Event);
 
@@ -74,7 +74,7 @@ impl Mark {
         self.0.is_passed()
     }
 
-    /// Its device becomes the calling thread's.
+    /// Makes its device the calling thread's.
     pub fn enter(&self) -> Result<()> {
         self.0.enter()
     }
@@ -83,7 +83,7 @@ impl Mark {
 /// A stream beside the one that computes.
 pub struct Side {
     stream: Stream,
-    /// What was computed that this stream reads or writes over.
+    /// The computations whose results this stream reads or overwrites.
     computed: Event,
 }
 
@@ -92,7 +92,7 @@ impl Side {
         self.stream.raw()
     }
 
-    /// What is begun here waits for what was computed at the last `Cuda::hands_over`.
+    /// Operations launched here wait for everything computed before the last `Cuda::hands_over`.
     pub fn follow(&self) -> Result<()> {
         self.stream.wait_for(&self.computed)
     }
@@ -103,12 +103,12 @@ impl Side {
 }
 
 impl Cuda {
-    /// The device becomes the calling thread's, as libraries want it.
+    /// Makes the device the calling thread's, as libraries require.
     pub fn enter(&self) -> Result<()> {
         self.context.enter()
     }
 
-    /// The stream that computes.
+    /// Returns the stream that computes.
     pub fn raw_stream(&self) -> *mut c_void {
         self.stream.raw()
     }
@@ -128,7 +128,8 @@ impl Cuda {
         Ok(Mark(Event::new(&self.context)?))
     }
 
-    /// Behind what was begun so far; while that is only recorded, nothing is: who has it done marks it then.
+    /// Marks the point behind everything launched so far. During a recording nothing is marked: the code that launches
+    /// the record marks it then.
     pub fn mark(&self, mark: &Mark) -> Result<()> {
         if self.is_recording() { Ok(()) } else { mark.0.record(&self.stream) }
     }
@@ -137,34 +138,34 @@ impl Cuda {
         Ok(Side { stream: Stream::new(&self.context)?, computed: Event::new(&self.context)? })
     }
 
-    /// What was computed so far is what the other stream may follow.
+    /// Lets the other stream follow everything computed so far.
     pub fn hands_over(&self, side: &Side) -> Result<()> {
         side.computed.record(&self.stream)
     }
 
-    /// What is computed from now on waits for that point.
+    /// Makes later computations wait for that point.
     pub fn waits_for(&self, mark: &Mark) -> Result<()> {
         self.stream.wait_for(&mark.0)
     }
 
-    /// The first rows of a buffer, as f32.
+    /// Returns the first rows of a buffer, as f32.
     pub fn floats_of<'a>(&self, buffer: &'a Buffer, n_rows: usize) -> Floats<'a> {
         buffer.check(n_rows, buffer.cols);
         self.to_f32(buffer, n_rows);
         Floats { bytes: &buffer.bytes, start: 0, len: n_rows * buffer.cols }
     }
 
-    /// Begins to copy so many columns of so many rows.
+    /// Begins to copy `n_cols` columns of `n_rows` rows.
     pub fn copy_columns(&self, to: Columns<'_>, from: Columns<'_>, n_cols: usize, n_rows: usize) -> Result<()> {
         self.stream.copy_columns(to.pitched(), from.pitched(), n_cols * FLOAT, n_rows)
     }
 
-    /// They become zero.
+    /// Zeroes the numbers.
     pub fn zero(&self, floats: Floats<'_>) -> Result<()> {
         self.stream.fill_part(floats.bytes, floats.start * FLOAT, floats.len * FLOAT, 0)
     }
 
-    /// out = the sum of planes by the tree that `merges` says: one byte for each plane.
+    /// out = the sum of planes by the tree in `merges`: one byte for each plane.
     pub fn fold_planes(&self, planes: Floats<'_>, n_planes: usize, merges: &Words, out: Floats<'_>) {
         assert!(planes.len >= n_planes * out.len && merges.0.len() >= n_planes, "planes of {} numbers", out.len);
         if out.is_empty() {

@@ -1,4 +1,4 @@
-//! What the draws of a pass work in.
+//! Working memory for the draws of a pass.
 
 use super::driver::{Bytes, Context, Event, Pinned};
 use crate::cpu::sample::{Unedited, unedited};
@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use std::sync::Arc;
 use types::TokenOut;
 
-/// What a row's draw depends on besides its logits; as in the header.
+/// The inputs of a row's draw besides its logits; as in the header.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct DrawRow {
@@ -18,7 +18,7 @@ pub(super) struct DrawRow {
     pub wants_logprob: u32,
 }
 
-/// Likewise, where tokens have to be ordered.
+/// The same, where tokens have to be ordered.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct FilterRow {
@@ -32,7 +32,7 @@ pub(super) struct FilterRow {
     pub unused: u32,
 }
 
-/// Likewise.
+/// The result of a draw; as in the header.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 pub(super) struct Drawn {
@@ -42,20 +42,20 @@ pub(super) struct Drawn {
     pub log_sum: f32,
 }
 
-/// What the draws of a pass work in.
+/// Working memory for the draws of a pass.
 pub(super) struct DrawScratch {
-    /// Of each row what either kernel has drawn. [2, n_max]
+    /// The results of both kernels for each row. [2, n_max]
     pub drawn: Bytes,
     n_max: usize,
-    // Kept for their memory.
+    // Kept to reuse their memory.
     pub plain: Vec<DrawRow>,
     pub filtered: Vec<FilterRow>,
-    /// Of the one kernel, then of the other; for two passes by turns.
+    /// The answers of the one kernel, then of the other; two passes alternate.
     pub answers: [Answers; 2],
     pub turn: usize,
-    /// Of the last logits.
+    /// The vocabulary of the last logits.
     pub n_vocab: usize,
-    /// Which of what is drawn is the answer to each draw of the last pass.
+    /// The index of the answer to each draw of the last pass.
     entries: Vec<u32>,
     pub logits: Vec<f32>,
     pub by_host: Vec<std::result::Result<TokenOut, Undrawn>>,
@@ -63,9 +63,9 @@ pub(super) struct DrawScratch {
 
 pub(super) struct Answers {
     pub pinned: Pinned,
-    /// Behind the copy.
+    /// Marks the point behind the copy.
     pub passed: Event,
-    /// Whose they are.
+    /// The pass of these answers.
     pub pass: u64,
 }
 
@@ -118,7 +118,7 @@ impl DrawScratch {
         self.drawn.at(0)
     }
 
-    /// What the kernels are asked of each row. Of one that is not theirs they find the largest logit and go on.
+    /// Writes the kernels' inputs for each row. For a row of another kernel they find the largest logit and go on.
     pub fn ask(&mut self, draws: &[Draw<'_>], n_vocab: usize) {
         self.plain.clear();
         self.filtered.clear();
@@ -137,7 +137,7 @@ impl DrawScratch {
     }
 }
 
-/// Who draws a row.
+/// Which code draws a row.
 pub(super) enum Way {
     Plain(DrawRow),
     Filtered(FilterRow),

@@ -1,5 +1,5 @@
-//! The CUDA driver, as far as a device needs it: looked for when it is asked for, and a typed error where it is not
-//! there. Contexts, streams, memory, modules and launches; knows nothing of tensors or kernels.
+//! The CUDA driver, as far as a device needs it: loaded on demand, with a typed error where it is missing. Contexts,
+//! streams, memory, modules and launches; knows nothing of tensors or kernels.
 //!
 //! cudarc resolves symbols at the first call and panics where the library is missing, so nothing here is called before
 //! `Driver::find` has seen it.
@@ -15,18 +15,18 @@ use std::fmt;
 use std::sync::Arc;
 use types::DeviceKind;
 
-/// The oldest driver that has all calls that are made here, as the driver counts: CUDA 12.8.
+/// The oldest driver that has all calls used here, in the driver's numbering: CUDA 12.8.
 const VERSION_MIN: i32 = 12_080;
 /// bf16 matrix instructions and asynchronous copies begin with Ampere.
 const CAPABILITY_MIN: (u32, u32) = (8, 0);
 
-/// A driver that answers.
+/// A driver that works.
 #[derive(Clone, Copy, Debug)]
 pub struct Driver {
     version: i32,
 }
 
-/// One of the devices, as it is without anything of ours on it.
+/// One of the devices, without any state of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
     pub ordinal: u32,
@@ -35,13 +35,13 @@ pub struct Card {
     pub capability: (u32, u32),
     pub memory_bytes: u64,
     pub multiprocessors: u32,
-    /// What a block may be given of shared memory if it asks.
+    /// The most shared memory that a block can get on request.
     pub shared_bytes_max: u32,
     /// Domain, bus and device: where it is in its machine.
     pub pci: [u32; 3],
 }
 
-/// What the driver said, with what was asked of it.
+/// Returns the driver's result; its error names the operation.
 pub(crate) fn said<T>(what: &'static str, answer: std::result::Result<T, result::DriverError>) -> Result<T> {
     answer.map_err(|error| {
         let (text, name) = (error.error_string().unwrap_or(c"no reason given"), error.error_name().unwrap_or(c"?"));
@@ -49,7 +49,8 @@ pub(crate) fn said<T>(what: &'static str, answer: std::result::Result<T, result:
     })
 }
 
-/// Too little memory is an error of its own. Whatever has failed before on the device is told by this call as well.
+/// The same for an allocation: too little memory is an error of its own. This call also reports an earlier failure on
+/// the device.
 fn allocated<T>(what: &'static str, n: usize, answer: std::result::Result<T, result::DriverError>) -> Result<T> {
     match answer {
         Err(error) if error.0 == sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY => Err(Error::OutOfMemory { what, n }),
@@ -58,7 +59,7 @@ fn allocated<T>(what: &'static str, n: usize, answer: std::result::Result<T, res
 }
 
 impl Driver {
-    /// The driver of this machine, if it has one that is new enough and starts.
+    /// Returns the driver of this machine, if it has one that is new enough and starts.
     pub fn find() -> Result<Driver> {
         // SAFETY: opens the library and closes it again; it is the system's own, under its own name.
         if !unsafe { sys::is_culib_present() } {
@@ -76,7 +77,7 @@ impl Driver {
         Ok(driver)
     }
 
-    /// The release that it is of: it loads what compilers of this one and of earlier ones make.
+    /// Returns its major release: it loads code from compilers of this release and earlier ones.
     pub(crate) fn major(self) -> i32 {
         self.version / 1000
     }
@@ -86,12 +87,12 @@ impl Driver {
         (0..n).map(|ordinal| self.card(ordinal as u32)).collect()
     }
 
-    /// What the device has left, as others see it who have not opened it yet.
+    /// Returns the free memory of a device that this process has not opened yet.
     pub fn free_bytes(self, card: &Card) -> Result<u64> {
         Context::open(self, card)?.free_bytes()
     }
 
-    /// The device of this number.
+    /// Returns the device with this number.
     pub fn card(&self, ordinal: u32) -> Result<Card> {
         let n = said("count the devices", result::device::get_count())?;
         if i64::from(ordinal) >= i64::from(n) {
@@ -132,12 +133,12 @@ impl fmt::Display for Driver {
 }
 
 impl Card {
-    /// Cards of one are alike in every bit that their kernels make.
+    /// Cards of one architecture agree in every bit that their kernels compute.
     pub fn architecture(&self) -> String {
         format!("sm_{}{}", self.capability.0, self.capability.1)
     }
 
-    /// What a worker says that it computes on.
+    /// Returns the device kind that a worker reports.
     pub fn told(&self) -> DeviceKind {
         DeviceKind::cuda(&self.architecture())
     }
@@ -155,31 +156,31 @@ impl Card {
     }
 }
 
-/// What this process has of a device. Everything made from it holds it, so it goes last.
+/// This process's context of a device. Everything made from it holds it, so it is dropped last.
 #[derive(Debug)]
 pub(crate) struct Context {
     device: sys::CUdevice,
     raw: sys::CUcontext,
 }
 
-// SAFETY: the driver's contexts may be used from any thread; whoever calls makes it current first.
+// SAFETY: the driver's contexts may be used from any thread; each caller makes it current first.
 unsafe impl Send for Context {}
-// SAFETY: as above; the driver locks what calls of several threads share.
+// SAFETY: as above; the driver locks the data that calls of several threads share.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// The primary context, which others of this process may share.
+    /// Opens the primary context, which other code of this process may share.
     pub fn open(_: Driver, card: &Card) -> Result<Arc<Context>> {
         let device = said("find a device", result::device::get(card.ordinal as i32))?;
-        // SAFETY: the device is one that the driver named; `drop` releases what this retains.
+        // SAFETY: the device is one that the driver named; `drop` releases this reference.
         let raw = said("open a device", unsafe { result::primary_ctx::retain(device) })?;
         let context = Arc::new(Context { device, raw });
         context.enter()?;
         Ok(context)
     }
 
-    /// Makes it the calling thread's. Before each call, not once: libraries that are called in between leave their own.
-    /// Where it is the thread's already, the driver is back after some nanoseconds.
+    /// Makes it the calling thread's. Called before each call, as libraries that are called in between leave their own.
+    /// If it is already current, this takes some nanoseconds.
     pub fn enter(&self) -> Result<()> {
         // SAFETY: it is retained for as long as self lives.
         said("enter a context", unsafe { result::ctx::set_current(self.raw) })
@@ -193,12 +194,12 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once by `open`. That the driver is going down already changes nothing.
+        // SAFETY: retained once by `open`. A driver that is already shutting down changes nothing.
         let _gone = unsafe { result::primary_ctx::release(self.device) };
     }
 }
 
-/// Work in order.
+/// A stream: operations in order.
 #[derive(Debug)]
 pub(crate) struct Stream {
     raw: sys::CUstream,
@@ -217,7 +218,7 @@ impl Stream {
         Ok(Stream { raw, context: context.clone() })
     }
 
-    /// Waits for all that was given to it.
+    /// Waits for all operations launched on it.
     pub fn finish(&self) -> Result<()> {
         self.context.enter()?;
         // SAFETY: the stream lives as long as self.
@@ -225,9 +226,9 @@ impl Stream {
     }
 
     /// # Safety
-    /// The function is of a module that outlives the launch, and each argument points to what its parameter is.
-    /// Addresses among them are of this context's memory, as large as the kernel reads and writes, until the stream is
-    /// through.
+    /// The function is of a module that outlives the launch, and each argument points to a value of its parameter's
+    /// type. Addresses among them are of this context's memory, as large as the kernel reads and writes, until the
+    /// stream has finished.
     pub unsafe fn launch(&self, function: Function, shape: Shape, args: &[*const c_void]) -> Result<()> {
         let mut pointers = [std::ptr::null_mut::<c_void>(); ARGS_MAX];
         assert!(args.len() <= ARGS_MAX, "a kernel of {} arguments", args.len());
@@ -249,7 +250,7 @@ impl Stream {
     }
 
     /// # Safety
-    /// `from` stays as it is until the stream is through: it is pinned memory that its owner does not touch before.
+    /// `from` is pinned memory that its owner does not change until the stream has finished.
     pub unsafe fn write(&self, to: &Bytes, at: usize, from: &[u8]) -> Result<()> {
         to.check(at, from.len());
         if from.is_empty() {
@@ -261,7 +262,7 @@ impl Stream {
     }
 
     /// # Safety
-    /// Nobody looks at `to` or frees it before the stream is through.
+    /// No code reads `to` or frees it before the stream has finished.
     pub unsafe fn read(&self, from: &Bytes, at: usize, to: &mut [u8]) -> Result<()> {
         from.check(at, to.len());
         if to.is_empty() {
@@ -285,12 +286,12 @@ impl Stream {
         said("copy within the device", asked)
     }
 
-    /// Columns of rows, within the device: so many bytes of each, which are so far apart.
+    /// Copies columns of rows within the device: `n_bytes` of each row.
     pub fn copy_columns(&self, to: Pitched<'_>, from: Pitched<'_>, n_bytes: usize, n_rows: usize) -> Result<()> {
         if n_bytes == 0 || n_rows == 0 {
             return Ok(());
         }
-        // Bytes in one piece go as they do everywhere: a copy of columns takes longer to begin.
+        // Contiguous bytes use a plain copy: a copy of columns takes longer to begin.
         if n_rows == 1 || (to.pitch == n_bytes && from.pitch == n_bytes) {
             return self.copy(to.bytes, to.at, from.bytes, from.at, n_bytes * n_rows);
         }
@@ -319,7 +320,7 @@ impl Stream {
         said("copy columns within the device", unsafe { sys::cuMemcpy2DAsync_v2(&asked, self.raw) }.result())
     }
 
-    /// What is begun here from now on waits until that point is passed. One that was never marked is.
+    /// Makes later operations wait until that point is passed. An event that was never marked counts as passed.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
         self.context.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -327,17 +328,17 @@ impl Stream {
         said("wait within the device", unsafe { result::stream::wait_event(self.raw, event.raw, flags) })
     }
 
-    /// For a library that begins work of its own there.
+    /// Returns the handle, for a library that launches operations of its own there.
     pub fn raw(&self) -> *mut c_void {
         self.raw.cast()
     }
 
-    /// Every byte becomes `value`.
+    /// Sets every byte to `value`.
     pub fn fill(&self, to: &Bytes, value: u8) -> Result<()> {
         self.fill_part(to, 0, to.len, value)
     }
 
-    /// So many of them do, from there on.
+    /// Sets `n` bytes from `at` on to `value`.
     pub fn fill_part(&self, to: &Bytes, at: usize, n: usize, value: u8) -> Result<()> {
         to.check(at, n);
         if n == 0 {
@@ -350,8 +351,8 @@ impl Stream {
 }
 
 impl Stream {
-    /// What this thread begins here from now on is recorded and not done, until `end_record`. Until then nothing may be
-    /// waited for, allocated or freed by this thread; others may.
+    /// Records this thread's later operations here instead of executing them, until `end_record`. Until then this
+    /// thread may not wait, allocate or free; other threads may.
     pub fn begin_record(&self) -> Result<()> {
         self.context.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -359,7 +360,7 @@ impl Stream {
         said("begin to record", unsafe { result::stream::begin_capture(self.raw, mode) })
     }
 
-    /// Everything since `begin_record`; an error if any of it could not be recorded.
+    /// Returns everything since `begin_record`; an error if any of it could not be recorded.
     pub fn end_record(&self) -> Result<Record> {
         self.context.enter()?;
         // SAFETY: as above; a recording was begun by this thread.
@@ -370,17 +371,17 @@ impl Stream {
         Ok(Record { raw, context: self.context.clone() })
     }
 
-    /// Begins all of a record.
+    /// Launches all of a record.
     pub fn replay(&self, graph: &Graph) -> Result<()> {
         self.context.enter()?;
-        // SAFETY: both live as long as their owners; what the record reads and writes lives as long as the graph does,
-        // by its maker's promise.
+        // SAFETY: both live as long as their owners; by its maker's promise, the memory that the record reads and
+        // writes lives as long as the graph.
         said("begin a graph", unsafe { result::graph::launch(graph.raw, self.raw) })
     }
 
-    /// Zeros in columns of rows: so many bytes of each, which are so far apart.
+    /// Zeroes columns of rows: `n_bytes` of each row.
     pub fn clear_columns(&self, to: Pitched<'_>, n_bytes: usize, n_rows: usize) -> Result<()> {
-        /// Devices take no rows that are farther apart.
+        /// Devices accept no larger distance between rows.
         const PITCH_MAX: usize = i32::MAX as usize;
         if n_bytes == 0 || n_rows == 0 {
             return Ok(());
@@ -407,7 +408,7 @@ impl Drop for Stream {
     }
 }
 
-/// What was begun on a stream, in its order.
+/// The operations launched on a stream, in their order.
 #[derive(Debug)]
 pub(crate) struct Record {
     raw: sys::CUgraph,
@@ -415,7 +416,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// Operations in it.
+    /// Returns the number of operations in it.
     pub fn n_nodes(&self) -> Result<usize> {
         self.context.enter()?;
         let mut n = 0;
@@ -424,10 +425,10 @@ impl Record {
         said("count what was recorded", asked.result()).map(|()| n)
     }
 
-    /// Made ready to be begun, with all the memory of the device that this takes.
+    /// Instantiates the graph, with all the device memory that it needs.
     pub fn ready(&self, stream: &Stream) -> Result<Graph> {
         self.context.enter()?;
-        // SAFETY: the record lives; no flag asks for anything of the caller.
+        // SAFETY: the record lives; no flag puts a requirement on the caller.
         let raw = unsafe { result::graph::instantiate(self.raw, sys::CUgraphInstantiate_flags(0)) };
         let graph = Graph { raw: said("make a graph", raw)?, context: self.context.clone() };
         // SAFETY: both live.
@@ -438,29 +439,29 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        // SAFETY: handed over by `end_record`, and destroyed once; graphs made of it do not need it.
+        // SAFETY: returned by `end_record`, and destroyed once; graphs made of it do not need it.
         let _gone = unsafe { self.context.enter().map(|()| result::graph::destroy(self.raw)) };
     }
 }
 
-/// A record that can be begun as one.
+/// A record that can be launched as one.
 #[derive(Debug)]
 pub(crate) struct Graph {
     raw: sys::CUgraphExec,
     context: Arc<Context>,
 }
 
-// SAFETY: a handle that the driver lets any thread use, one at a time: it stands behind a mutex.
+// SAFETY: a handle that the driver lets any thread use, one at a time: it is behind a mutex.
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made by `ready`, and destroyed once; the driver lets what is under way come to its end.
+        // SAFETY: made by `ready`, and destroyed once; the driver lets running operations finish.
         let _gone = unsafe { self.context.enter().map(|()| result::graph::exec_destroy(self.raw)) };
     }
 }
 
-/// Rows that lie so many bytes apart.
+/// Rows with a fixed distance in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Pitched<'a> {
     pub bytes: &'a Bytes,
@@ -468,15 +469,15 @@ pub(crate) struct Pitched<'a> {
     pub pitch: usize,
 }
 
-/// No kernel here takes more.
+/// No kernel here has more.
 const ARGS_MAX: usize = 32;
 
-/// How a kernel is spread.
+/// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
-    /// Asked for at the launch.
+    /// Requested at the launch.
     pub shared_bytes: u32,
 }
 
@@ -493,12 +494,12 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// For an order alone. Without the time a device passes it faster.
+    /// An event for ordering only. Without the time a device passes it faster.
     pub fn new(context: &Arc<Context>) -> Result<Event> {
         Event::with(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// With the time, for measuring.
+    /// An event with the time, for measuring.
     pub fn timed(context: &Arc<Context>) -> Result<Event> {
         Event::with(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
     }
@@ -548,7 +549,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made by `new`; the driver keeps what is still waited for.
+        // SAFETY: made by `new`; the driver keeps an event while an operation waits for it.
         let _gone = unsafe { self.context.enter().map(|()| result::event::destroy(self.raw)) };
     }
 }
@@ -562,12 +563,12 @@ pub(crate) struct Bytes {
 }
 
 impl Bytes {
-    /// What is in it is not said. Of no length, it is nowhere.
+    /// Allocates uninitialized memory. With length 0 it has no address.
     pub fn new(context: &Arc<Context>, what: &'static str, len: usize) -> Result<Bytes> {
         let mut bytes = Bytes { start: 0, len: 0, context: context.clone() };
         if len > 0 {
             context.enter()?;
-            // SAFETY: `drop` frees it; nobody reads what was not written.
+            // SAFETY: `drop` frees it; nothing reads a byte that was not written.
             let start = unsafe { result::malloc_sync(len) };
             bytes.start = allocated(what, len, start)?;
             bytes.len = len;
@@ -579,7 +580,7 @@ impl Bytes {
         self.len
     }
 
-    /// For a kernel's argument.
+    /// Returns an address for a kernel's argument.
     pub fn at(&self, byte: usize) -> u64 {
         self.start + byte as u64
     }
@@ -599,7 +600,7 @@ impl Drop for Bytes {
     }
 }
 
-/// Memory of the host that the device can reach while the processor does something else.
+/// Host memory that the device can access while the processor does something else.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     start: *mut u8,
@@ -609,7 +610,7 @@ pub(crate) struct Pinned {
 
 // SAFETY: plain memory with one owner.
 unsafe impl Send for Pinned {}
-// SAFETY: shared, nothing of it is reached.
+// SAFETY: a shared reference gives no access to the contents.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
@@ -618,18 +619,18 @@ impl Pinned {
         // SAFETY: at least a byte; `drop` frees it.
         let start = unsafe { result::malloc_host(len.max(1), 0) };
         let start = allocated(what, len, start)?.cast::<u8>();
-        // SAFETY: just allocated, so long and nobody else's.
+        // SAFETY: just allocated, of this length, and not shared.
         unsafe { start.write_bytes(0, len) };
         Ok(Pinned { start, len, context: context.clone() })
     }
 
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: so many bytes, written by `zeroed`, while self lives.
+        // SAFETY: this many bytes, written by `zeroed`, while self lives.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: so many bytes, written by `zeroed`, while self lives and is borrowed alone.
+        // SAFETY: this many bytes, written by `zeroed`, while self lives and is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
     }
 }
@@ -653,7 +654,7 @@ unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 
-/// One kernel of a module; of use while that lives.
+/// One kernel of a module; usable while the module lives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Function(sys::CUfunction);
 
@@ -665,14 +666,14 @@ unsafe impl Sync for Function {}
 impl Module {
     pub fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Module> {
         context.enter()?;
-        // SAFETY: the image is whole: the compiler made it, or a checksum says that it did.
+        // SAFETY: the image is whole: it comes from the compiler, or its checksum was verified.
         let raw = said("load the kernels", unsafe { result::module::load_data(cubin.as_ptr().cast()) })?;
         Ok(Module { raw, context: context.clone() })
     }
 
-    /// A kernel that may be launched with so much dynamic shared memory.
+    /// Returns a kernel that may be launched with this much dynamic shared memory.
     pub fn function(&self, name: &CStr, shared_bytes: u32) -> Result<Function> {
-        /// What a block may have without having asked.
+        /// The shared memory of a block without a request.
         const SHARED_UNASKED: u32 = 48 << 10;
         self.context.enter()?;
         // SAFETY: the module is loaded.
@@ -683,8 +684,8 @@ impl Module {
             let asked = unsafe { result::function::set_function_attribute(raw, attribute, shared_bytes as i32) };
             said("give a kernel shared memory", asked)?;
         }
-        // Here and not at its first launch: loading may wait for the whole context, and a kernel of a peer's there for
-        // the launch.
+        // Loaded here and not at its first launch: loading may wait for the whole context, where a peer's kernel may
+        // wait for the launch.
         // SAFETY: the function was just found.
         said("load a kernel", unsafe { sys::cuFuncLoad(raw) }.result())?;
         Ok(Function(raw))

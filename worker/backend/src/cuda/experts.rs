@@ -1,5 +1,5 @@
-//! Mixtures of experts: who is chosen is decided on the device and never told to the host, so one launch is for all
-//! experts of a rank, each of which finds its rows.
+//! Mixtures of experts: the device decides which experts are chosen and the host never learns it. So one launch covers
+//! all experts of a rank, and each expert finds its rows.
 
 use super::buffer::{Buffer, Vector};
 use super::device::Cuda;
@@ -14,10 +14,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Mutex;
 
-/// What the kernels take.
+/// The kernels' limit.
 const EXPERTS_MAX: usize = 1024;
 const USED_MAX: usize = 32;
-/// Layers whose experts share the room of one `Routes`.
+/// The limit of layers whose experts share the memory of one `Routes`.
 const LAYERS_MAX: usize = 512;
 /// For the bounds of runs of experts: each rank has a few, the same in all layers.
 const RUNS_BYTES: usize = 4 << 10;
@@ -42,13 +42,13 @@ pub struct Routes {
     addresses: Mutex<Addresses>,
 }
 
-/// Where the weights of each layer's experts are, as kernels want to be told.
+/// The addresses of the weights of each layer's experts, in the kernels' form.
 struct Addresses {
     bytes: Bytes,
     end: usize,
-    /// By where the digits of a layer's first matrix are.
+    /// By the address of the digits of a layer's first matrix.
     known: BTreeMap<u64, (u64, u64)>,
-    /// Bounds of runs, and where they are.
+    /// Bounds of runs, and their addresses.
     runs: Vec<(Vec<u32>, u64)>,
 }
 
@@ -62,7 +62,7 @@ impl Routes {
             return Err(too_big());
         }
         let words = |n: usize| Bytes::new(&cuda.context, "choices of experts", n * WORD);
-        // Two matrices of each expert, and of each its digits and its scales; a stacked one may have two parts.
+        // Two matrices of each expert, each with digits and scales; a stacked one may have two parts.
         let addresses =
             Bytes::new(&cuda.context, "where experts are", LAYERS_MAX * 6 * n_experts * ADDRESS + RUNS_BYTES)?;
         Ok(Routes {
@@ -83,7 +83,8 @@ impl Routes {
 }
 
 impl Addresses {
-    /// Digits and scales of one part of each matrix. They do not move, so the device is told once.
+    /// Returns the addresses of the digits and scales of one part of each matrix. They do not move, so they are
+    /// uploaded once.
     fn of(&mut self, cuda: &Cuda, matrices: &[&Matrix], part: usize) -> Result<(u64, u64)> {
         let parts = || matrices.iter().filter_map(|matrix| matrix.parts.get(part));
         let key = parts().next().map_or(0, |part| part.digits.at(0));
@@ -104,7 +105,7 @@ impl Addresses {
         Ok(told)
     }
 
-    /// The bounds of these runs, told once likewise.
+    /// Returns the address of the bounds of these runs, which are also uploaded once.
     fn bounds(&mut self, cuda: &Cuda, runs: &[Range<u32>]) -> Result<u64> {
         let bounds = || runs.iter().flat_map(|run| [run.start, run.end]);
         if let Some((_, at)) = self.runs.iter().find(|(known, _)| known.iter().copied().eq(bounds())) {
@@ -116,7 +117,7 @@ impl Addresses {
         Ok(at)
     }
 
-    /// Bytes in eights.
+    /// Uploads bytes in units of eight.
     fn put(&mut self, cuda: &Cuda, told: &[u8]) -> Result<u64> {
         let (at, n_bytes) = (self.end, told.len());
         if at + n_bytes > self.bytes.len() {
@@ -135,7 +136,7 @@ struct Matrices<'a> {
 }
 
 impl Cuda {
-    /// Each expert's product with the rows that chose it: those that `order` names, or the choices themselves.
+    /// Computes each expert's product with the rows that chose it: those in `order`, or the choices themselves.
     fn grouped(&self, of: &Matrices<'_>, x: u64, order: u64, n_used: usize, routes: &Routes, out: &Buffer) {
         let Some(model) = of.all.first() else { return };
         out.becomes_bf16(false);
@@ -149,13 +150,13 @@ impl Cuda {
             let (ld_out, n_out, n_used) = (model.n_out as u32, part.rows as u32, n_used as u32);
             let (starts, first, pieces) = (routes.starts.at(0), of.first, model.pieces);
             let args = arguments![digits, scales, x, to, ld_out, n_out, starts, first, order, n_used, pieces];
-            // SAFETY: the experts are laid out alike, `starts` and `order` are those of `group`, and out has a row for
+            // SAFETY: the experts have one layout, `starts` and `order` are those of `group`, and out has a row for
             // each choice.
             unsafe { self.launch(Kernel::grouped(part.kind), shape, args) };
         }
     }
 
-    /// The choices by expert, behind `route`.
+    /// Groups the choices by expert, after `route`.
     fn group(&self, routes: &Routes) {
         let (chosen, n_choices) = (routes.chosen.at(0), (routes.n_rows * routes.routing.n_used) as u32);
         let (starts, order, place) = (routes.starts.at(0), routes.order.at(0), routes.place.at(0));
@@ -184,7 +185,7 @@ impl Cuda {
         let (cols, to) = (out.cols as u32, out.at());
         let grid = [cols.div_ceil(256), routes.n_rows as u32, runs.len() as u32];
         let args = arguments![y, place, chosen, weights, n_used, runs_at, cols, to];
-        // SAFETY: y has a row for each choice, and out was seen to hold all planes.
+        // SAFETY: y has a row for each choice, and out was checked to hold all planes.
         unsafe { self.launch(Kernel::FoldExperts, Shape { grid, ..by_row(0) }, args) };
     }
 }
@@ -206,7 +207,7 @@ impl Experts for Cuda {
         match scoring {
             Scoring::Softmax => {
                 let args = arguments![scores, n_experts, n_used, normalized, chosen, weights];
-                // SAFETY: scores has so many rows, and there is room for their choices.
+                // SAFETY: scores has this many rows, and there is room for their choices.
                 unsafe { self.launch(Kernel::Route, shape, args) };
             }
             Scoring::Sigmoid { n_groups, n_used: of_groups, factor } => {

@@ -1,5 +1,5 @@
-//! The first failure of what the device was asked. Nothing is begun after it, until somebody has been told. Whether
-//! there is one is looked at before every launch, so that takes no lock.
+//! The first failure of the device's operations. After it nothing is launched until the failure has been reported. It
+//! is checked before every launch, so the check takes no lock.
 
 use super::lock::lock;
 use crate::Error;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(Default)]
 pub(super) struct Fault {
-    /// Only a hint to other threads: what failed is read under the lock.
+    /// Only a hint to other threads: the error is read under the lock.
     is_there: AtomicBool,
     first: Mutex<Option<Error>>,
 }
@@ -18,7 +18,7 @@ impl Fault {
         self.is_there.load(Ordering::Acquire)
     }
 
-    /// The first that fails is the cause of what comes after it.
+    /// Keeps the first error, which is the cause of the later ones.
     pub fn keep(&self, error: Error) {
         let mut first = lock(&self.first);
         first.get_or_insert(error);
@@ -31,7 +31,7 @@ impl Fault {
         first.take()
     }
 
-    /// Whoever calls it cannot go on if there is one.
+    /// Panics if there is an error, for callers that cannot continue with one.
     pub fn check(&self) {
         let first = lock(&self.first);
         assert!(first.is_none(), "the device failed: {}", first.as_ref().map_or_else(String::new, Error::to_string));

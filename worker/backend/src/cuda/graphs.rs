@@ -1,46 +1,46 @@
-//! Passes of which one is like another: their launches are recorded and begun again as one, so that the device does not
-//! wait for the host between kernels. Only where every slice is a row: those passes are short, and there are many.
+//! Records the launches of a pass and replays them as one graph for similar passes, so that the device does not wait
+//! for the host between kernels. Only where every slice is one row: those passes are short, and there are many.
 //!
-//! What differs between two passes of one outline lies in the arena of `uploads`, never in an argument: positions,
-//! slots, items, tables, tokens. An outline is recorded when it comes the second time: what is allocated or told to the
-//! device once has been by then. Rows are filled up to a few numbers, and tiles of attention to powers of four.
+//! All differences between two passes of one outline are in the arena of `uploads`, never in an argument: positions,
+//! slots, items, tables, tokens. An outline is recorded at its second pass, when all one-time allocations and uploads
+//! are done. Rows are padded to a few numbers, and tiles of attention to powers of four.
 //!
-//! Graphs take memory of the device when they are made ready, up to a limit that is counted here and that `free_bytes`
-//! leaves out. It is not held until then: giving it back piece by piece would free memory between passes.
+//! Instantiated graphs take memory of the device, up to a limit that is counted here and that `free_bytes` leaves out.
+//! The memory is not reserved before: a reservation would have to be freed piece by piece, between passes.
 
 use super::driver::{Card, Context, Graph, Record, Stream};
 use super::outline::Outline;
 use crate::{BatchLimits, Pass, Repeats, Result};
 use std::collections::BTreeMap;
 
-/// Of the device's memory, what graphs may take; and at most so much.
+/// The share of the device's memory for graphs, as a divisor; and their absolute limit.
 const SHARE: u64 = 64;
 const BYTES_MAX: u64 = 512 << 20;
-/// Of a graph, as far as is known before it is made; then it is measured.
+/// The estimated size of a graph's node; the real size is measured once the graph exists.
 const NODE_BYTES: usize = 8 << 10;
 const PIECE: usize = 2 << 20;
 
 pub(super) struct Graphs {
     is_on: bool,
-    /// Of the buffers that passes work in.
+    /// The rows of the buffers that passes use.
     rows_max: usize,
     known: BTreeMap<Outline, Known>,
-    /// In bytes: what graphs may take, and what they have taken.
+    /// In bytes: the limit of graphs, and their current use.
     n_max: usize,
     n_used: usize,
     pub counts: Repeats,
-    /// A record is being made.
+    /// Whether a record is being made.
     pub is_recording: bool,
 }
 
 enum Known {
-    /// It has been there once.
+    /// It occurred once.
     Seen,
     Kept(Graph),
     Refused,
 }
 
-/// What is done with a pass.
+/// How a pass is run.
 pub(super) enum Turn {
     Plain,
     Record(Outline),
@@ -50,13 +50,13 @@ pub(super) enum Turn {
 impl Graphs {
     pub fn new(card: &Card, is_on: bool) -> Graphs {
         let n_max = if is_on { (card.memory_bytes / SHARE).min(BYTES_MAX) as usize } else { 0 };
-        // A driver takes memory for them in whole pieces.
+        // A driver allocates memory for them in whole pieces.
         let n_max = n_max - n_max % PIECE;
         let (known, counts) = (BTreeMap::new(), Repeats::default());
         Graphs { is_on, rows_max: 0, known, n_max, n_used: 0, counts, is_recording: false }
     }
 
-    /// Bytes that graphs may still take.
+    /// Returns the bytes that graphs may still take.
     pub fn n_left(&self) -> usize {
         self.n_max.saturating_sub(self.n_used)
     }
@@ -92,7 +92,7 @@ impl Graphs {
         }
     }
 
-    /// A graph of what was recorded, if there is room for it.
+    /// Instantiates a graph of the record, if there is room for it.
     pub fn keep(&mut self, outline: Outline, record: &Record, context: &Context, stream: &Stream) {
         match self.make(record, context, stream) {
             Ok(Some(graph)) => {
@@ -110,7 +110,7 @@ impl Graphs {
         }
         let graph = record.ready(stream)?;
         let taken = before.saturating_sub(context.free_bytes()?) as usize;
-        // One that has taken more than graphs may takes from what others were promised.
+        // A graph beyond the limit uses memory that is promised to others.
         if taken > self.n_left() {
             return Ok(None);
         }
@@ -118,7 +118,7 @@ impl Graphs {
         Ok(Some(graph))
     }
 
-    /// What a graph has taken the driver may keep, for others of the same size.
+    /// Drops all graphs. The driver may keep their memory for others of the same size.
     pub fn forget(&mut self) {
         self.known.clear();
         self.n_used = 0;

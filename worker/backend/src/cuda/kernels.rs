@@ -1,5 +1,5 @@
-//! The kernels as the host sees them: the structs that they take by value, how they are loaded and how they are
-//! launched. `kernels/kernels.cuh` says what each computes.
+//! The kernels in the host's view: the structs that they take by value, their loading and their launch.
+//! `kernels/kernels.cuh` describes each kernel's result.
 
 use super::compiler::{Arch, Compiler};
 use super::driver::{Card, Context, Driver, Function, Module, Shape, Stream};
@@ -32,7 +32,7 @@ impl Pieces {
     }
 }
 
-/// Likewise.
+/// As in the header, field by field.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HeadShape {
@@ -44,7 +44,7 @@ pub(super) struct HeadShape {
     window: u32,
     scale: f32,
     cap: f32,
-    /// Where the sinks are, or null.
+    /// The address of the sinks, or null.
     sinks: u64,
 }
 
@@ -68,10 +68,10 @@ impl HeadShape {
     }
 }
 
-/// What a kernel may be given.
+/// A valid argument of a kernel.
 ///
 /// # Safety
-/// The type lies in memory as the kernel's parameter does.
+/// The type has the memory layout of the kernel's parameter.
 pub(super) unsafe trait Argument {}
 
 // SAFETY: numbers are numbers, a pointer of the device is a number of 64 bits, and the structs are `repr(C)` with the
@@ -100,7 +100,7 @@ pub(super) use arguments;
 pub(super) struct Kernels {
     /// By the kernel's number, in the order of the table.
     functions: Vec<Function>,
-    /// They live as long as these.
+    /// Kept alive for the functions.
     _modules: Vec<Module>,
 }
 
@@ -123,25 +123,25 @@ impl Kernels {
     }
 
     /// # Safety
-    /// The arguments are the kernel's, in order; what they point to is as large as it reads and writes in this shape,
-    /// and lives until the stream is through.
+    /// The arguments are the kernel's, in order; their memory is as large as it reads and writes in this shape, and
+    /// lives until the stream has finished.
     pub unsafe fn launch(&self, stream: &Stream, kernel: Kernel, shape: Shape, args: &[*const c_void]) -> Result<()> {
         // SAFETY: the module lives as long as self; the rest is the caller's promise.
         unsafe { stream.launch(self.functions[kernel as usize], shape, args) }
     }
 }
 
-/// All kernels that there are.
+/// Returns the names of all kernels.
 pub fn kernel_names() -> impl Iterator<Item = &'static str> {
     UNITS.iter().flat_map(|unit| unit.kernels).map(|kernel| kernel.name())
 }
 
-/// The code of all kernels for an architecture, unit by unit, by the newest compiler of this machine.
+/// Compiles the code of all kernels for an architecture, unit by unit, with the newest compiler of this machine.
 pub fn compile(arch: Arch, cache: Option<&Path>) -> Result<Vec<Vec<u8>>> {
     compiled(&Compiler::find()?, arch, cache)
 }
 
-/// Units do not know each other, so each is compiled by a thread of its own.
+/// Units are independent, so a thread of its own compiles each one.
 fn compiled(compiler: &Compiler, arch: Arch, cache: Option<&Path>) -> Result<Vec<Vec<u8>>> {
     std::thread::scope(|scope| {
         let compile = |unit: &'static Unit| scope.spawn(move || compiler.cubin(&unit.program(), arch, cache));
@@ -151,7 +151,7 @@ fn compiled(compiler: &Compiler, arch: Arch, cache: Option<&Path>) -> Result<Vec
     })
 }
 
-/// What a block of this kernel may ask for.
+/// Returns the shared memory that a block of this kernel may request.
 fn shared_bytes_max(kernel: Kernel, card: &Card) -> u32 {
     match kernel {
         Kernel::RmsNorm | Kernel::AddRmsNorm | Kernel::LayerNorm => norm_bytes_max(card),
@@ -159,7 +159,7 @@ fn shared_bytes_max(kernel: Kernel, card: &Card) -> u32 {
     }
 }
 
-/// A row of any length that fits, beside the little that the norms' kernels have without asking.
+/// Returns the bytes for the longest row that fits, beside the small static memory of the norms' kernels.
 pub(super) fn norm_bytes_max(card: &Card) -> u32 {
     card.shared_bytes_max.saturating_sub(1 << 10)
 }
@@ -176,7 +176,7 @@ pub(super) const fn attend_shared_bytes(head_dim: u32, queries: u32) -> u32 {
     queries * (head_dim * 2 + 64) + queries * 264 * 4 + queries * 9 * 4
 }
 
-/// A block of 256 for each row.
+/// Returns a shape with a block of 256 threads for each row.
 pub(super) fn by_row(n_rows: usize) -> Shape {
     Shape { grid: [n_rows as u32, 1, 1], block: [256, 1, 1], shared_bytes: 0 }
 }
@@ -186,7 +186,7 @@ mod tests {
     use super::super::table::HEADERS;
     use super::*;
 
-    /// Names that the header declares, written out or made by its macros.
+    /// Returns the names that the header declares, written out or made by its macros.
     fn declared() -> Vec<String> {
         let header = HEADERS[0].text;
         let code = header.lines().filter(|line| !line.trim_start().starts_with("//"));

@@ -1,5 +1,5 @@
-//! Products: the kernel for the kind of weight and the number of rows. All of them give the same bits. Under `fast`,
-//! products of many rows with plain weights are cuBLASLt's, whose bits are its own; `f8.rs` has those of eight bits.
+//! Products: a kernel for each kind of weight and number of rows. All of them give the same bits. Under `fast`,
+//! cuBLASLt computes products of many rows with plain weights, with bits of its own; `f8.rs` has those of eight bits.
 
 use super::buffer::Buffer;
 use super::device::Cuda;
@@ -13,12 +13,12 @@ use std::ops::Range;
 
 pub(super) const FLOAT: u64 = 4;
 
-/// Tiles that a block of the kernels for few rows computes.
+/// Returns how many tiles a block of the kernels for few rows computes.
 pub(super) fn tiles_per_block(n_pieces: u32) -> usize {
     8 / n_pieces.next_power_of_two() as usize
 }
 
-/// From so many rows on a library is asked: below, reading the weights is what takes the time.
+/// The number of rows from which the library is used: with fewer, the time goes into reading the weights.
 const MANY_ROWS: usize = 33;
 
 fn kernel(part: &Part, n_pieces: u32, n_rows: usize) -> (Kernel, Shape) {
@@ -50,13 +50,14 @@ impl Cuda {
             let to = out.at() + part.first_out as u64 * FLOAT;
             let (ld_out, n_out, n_rows) = (w.n_out as u32, part.rows as u32, n_rows as u32);
             let args = arguments![digits, scales, x, to, ld_out, n_out, n_rows, w.pieces];
-            // SAFETY: the packer laid the part out for its kind, x has so many rows of k, and out was seen to hold all
-            // planes.
+            // SAFETY: the packer laid the part out for its kind, x has this many rows of k, and out was checked to hold
+            // all planes.
             unsafe { self.launch(kernel, shape, args) };
         }
     }
 
-    /// False: the library is not asked for such a one, or has no way, and the kernels are to compute it.
+    /// Returns false if the library does not take such a product, or has no algorithm for it: then the kernels compute
+    /// it.
     fn product_by_library(&self, x: u64, w: &Matrix, part: &Part, n_rows: usize, out: &Buffer) -> bool {
         match part.kind {
             Kind::Plain => self.products_of_runs(&Operands::plain(x, w, part, n_rows, out), w),
@@ -65,15 +66,15 @@ impl Cuda {
         }
     }
 
-    /// A product for each run of pieces, over its part of k. False: the library has no way.
+    /// Computes a product for each run of pieces, over its part of k. Returns false if the library has no algorithm.
     pub(super) fn products_of_runs(&self, operands: &Operands, w: &Matrix) -> bool {
         let Some(library) = self.lt.as_ref().filter(|_| self.is_well()) else { return false };
         for (plane, run) in w.pieces.runs().enumerate() {
-            // SAFETY: the packer laid the rows out so far apart and padded them with zeros, as those of x are; out was
-            // seen to hold all planes, and all of it lives until the stream is through.
+            // SAFETY: the packer gave the rows this distance and padded them with zeros, as are those of x; out was
+            // checked to hold all planes, and all of it lives until the stream has finished.
             let begun = unsafe { library.multiply(&self.stream, &operands.product(plane, run)) };
             match self.note(begun) {
-                // Planes that were begun are written again by the kernel, in the order of the stream.
+                // The kernel overwrites planes that were begun, in the order of the stream.
                 Some(false) => return false,
                 Some(true) => {}
                 None => return true,
@@ -83,7 +84,7 @@ impl Cuda {
     }
 }
 
-/// What a library multiplies: rows of x with rows of weights, into columns of out.
+/// The operands of a library product: rows of x with rows of weights, into columns of out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operands {
     pub number: Number,
@@ -91,7 +92,7 @@ pub(super) struct Operands {
     pub n_rows: usize,
     pub w: u64,
     pub n_out: usize,
-    /// The column of the first row of weights, and after how many the next plane follows.
+    /// The column of the first row of weights, and the distance to the next plane.
     pub out: u64,
     pub plane: usize,
     pub ld: usize,
@@ -113,7 +114,7 @@ impl Operands {
         }
     }
 
-    /// Over the pieces of one run.
+    /// Returns the product over the pieces of one run.
     pub fn product(&self, plane: usize, run: Range<u32>) -> Product {
         let size = match self.number {
             Number::Bf16 => 2,

@@ -1,5 +1,5 @@
-//! cuBLASLt, as far as this machine has it: products of many rows, under `fast` alone. How a product is computed is
-//! asked once for each shape, and all memory is made when it is opened. Knows nothing of models.
+//! cuBLASLt, if this machine has it: products of many rows, under `fast` only. The algorithm is chosen once for each
+//! shape, and all memory is allocated when the library is opened. Knows nothing of models.
 
 use super::driver::{Bytes, Context, Stream};
 use super::lock::lock;
@@ -10,11 +10,11 @@ use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// As packages install it: of CUDA 13 and 12.
+/// The names of packages for CUDA 13 and 12, and of the file for developers.
 const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
-/// What the library may work in; as much as it recommends for Hopper.
+/// The library's workspace; as much as it recommends for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
-/// Shapes of products whose way is known; beyond, all are forgotten.
+/// The limit of shapes with a known algorithm; beyond it, all are dropped.
 const PLANS_MAX: usize = 4096;
 
 // Numbers of the library's headers.
@@ -30,11 +30,11 @@ const DESC_TRANSA: c_int = 3;
 const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
 const PREF_MIN_ALIGNMENT_BYTES: [c_int; 4] = [5, 6, 7, 8];
 
-/// The alignment that the library assumes, where nobody says less.
+/// The alignment that the library assumes by default.
 const ALIGNMENT_MAX: u32 = 256;
 
 type Answer = c_int;
-/// A handle or a description, as the library hands it out.
+/// A handle or a description, as the library returns it.
 type Raw = *mut c_void;
 type Make = unsafe extern "C" fn(*mut Raw) -> Answer;
 type End = unsafe extern "C" fn(Raw) -> Answer;
@@ -76,7 +76,7 @@ struct Found {
     reserved: [c_int; 4],
 }
 
-/// A version, as the library counts: 13.1.0 is 130100.
+/// A version in the library's numbering: 13.1.0 is 130100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LtVersion(usize);
 
@@ -86,7 +86,7 @@ impl fmt::Display for LtVersion {
     }
 }
 
-/// The functions that are called, of a library that stays open as long as they can be.
+/// The functions that are called. They keep their library open.
 struct Table {
     version: unsafe extern "C" fn() -> usize,
     create: Make,
@@ -138,7 +138,7 @@ impl Table {
         }
     }
 
-    /// Something that the library makes, and how it is ended.
+    /// Returns an object that the library makes, with the function that destroys it.
     fn made(&self, what: &'static str, end: End, make: impl FnOnce(*mut Raw) -> Answer) -> Result<Made> {
         let mut raw = std::ptr::null_mut();
         said(what, make(&mut raw))?;
@@ -160,28 +160,28 @@ fn said(what: &'static str, answer: Answer) -> Result<()> {
     }
 }
 
-/// Ended with its owner, which the table outlives.
+/// Destroyed with its owner, which the table outlives.
 struct Made {
     raw: Raw,
     end: End,
 }
 
-// SAFETY: descriptions are plain memory of the library's; whoever uses one holds it.
+// SAFETY: descriptions are plain memory of the library, which each user holds.
 unsafe impl Send for Made {}
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // SAFETY: made by the library, and ended once.
+        // SAFETY: made by the library, and destroyed once.
         let _gone = unsafe { (self.end)(self.raw) };
     }
 }
 
-/// What the numbers of w and x are.
+/// The type of the numbers of w and x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Number {
     Bf16,
-    /// Of eight bits. Not scaled: who asks multiplies what comes out. Scales that the library takes are one for a whole
-    /// matrix, or for rows on some devices alone.
+    /// Eight bits, unscaled: the caller multiplies the result. The library only takes scales for a whole matrix, or for
+    /// rows on some devices.
     F8,
 }
 
@@ -208,14 +208,14 @@ pub(super) struct Product {
     pub ld_out: usize,
 }
 
-/// What a way to compute depends on.
+/// The inputs that an algorithm depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     number: Number,
     shape: [usize; 3],
     ld: usize,
     ld_out: usize,
-    /// Of w, x and out.
+    /// The alignments of w, x and out.
     alignments: [u32; 3],
 }
 
@@ -226,7 +226,7 @@ impl Product {
         Key { number: self.number, shape: self.shape, ld: self.ld, ld_out: self.ld_out, alignments }
     }
 
-    /// What the library wants of numbers of eight bits: sixteen bytes, from each row's begin to the next's.
+    /// Whether eight-bit numbers meet the library's requirement: sixteen bytes, from each row's start to the next.
     fn is_aligned(&self) -> bool {
         const BYTES: usize = 16;
         let [n_out, _, k] = self.shape;
@@ -235,7 +235,7 @@ impl Product {
     }
 }
 
-/// How the products of a shape are computed.
+/// The algorithm for the products of a shape.
 struct Plan {
     desc: Made,
     w: Made,
@@ -244,9 +244,9 @@ struct Plan {
     algorithm: Algorithm,
 }
 
-/// The library, at work for one device.
+/// The library, opened for one device.
 pub(super) struct Library {
-    /// None: it has no way for these.
+    /// None: it has no algorithm for these.
     plans: Mutex<HashMap<Key, Option<Plan>>>,
     workspace: Bytes,
     handle: Made,
@@ -267,7 +267,7 @@ impl Library {
         Ok(Library { plans: Mutex::default(), workspace, handle, table, context: context.clone() })
     }
 
-    /// Whether there is a way for such a product.
+    /// Whether there is an algorithm for such a product.
     pub fn has_way(&self, product: &Product) -> Result<bool> {
         if product.number == Number::F8 && !product.is_aligned() {
             return Ok(false);
@@ -282,7 +282,7 @@ impl Library {
             if plans.len() >= PLANS_MAX {
                 plans.clear();
             }
-            // Libraries that do not know these numbers say so in many ways.
+            // Libraries without these types report it with various errors.
             let plan = match self.plan(key) {
                 Err(_) if key.number == Number::F8 => None,
                 plan => plan?,
@@ -292,10 +292,10 @@ impl Library {
         Ok(())
     }
 
-    /// Begins a product in the stream. False: there is no way for such a one.
+    /// Launches a product in the stream. Returns false if there is no algorithm for it.
     ///
     /// # Safety
-    /// All that the product names is memory of this context, so large, until the stream is through.
+    /// All operands of the product are in this context's memory, with its sizes, until the stream has finished.
     pub unsafe fn multiply(&self, stream: &Stream, product: &Product) -> Result<bool> {
         let key = product.key();
         let mut plans = lock(&self.plans);
@@ -326,7 +326,7 @@ impl Library {
                 stream.raw(),
             )
         };
-        // Of types that it has no kernel for the library may only say so here.
+        // A library without a kernel for a type may report it only here.
         if product.number == Number::F8 && matches!(answer, NOT_SUPPORTED | INVALID_VALUE) {
             plans.insert(key, None);
             return Ok(false);
@@ -334,8 +334,8 @@ impl Library {
         said("begin a product", answer).map(|()| true)
     }
 
-    /// The library counts by columns: rows of w that follow each other are columns, so w comes turned and x as it is,
-    /// and out's rows are its columns.
+    /// The library is column-major: consecutive rows of w are its columns. So w is transposed, x is not, and out's rows
+    /// are its columns.
     fn plan(&self, key: &Key) -> Result<Option<Plan>> {
         let (table, [n_out, n_rows, k]) = (&self.table, key.shape);
         // SAFETY: writes one description.
@@ -356,7 +356,7 @@ impl Library {
         Ok(found.map(|algorithm| Plan { desc, w, x, out, algorithm }))
     }
 
-    /// What the library takes to be the fastest way, in the workspace that there is.
+    /// Returns the algorithm that the library expects to be fastest in this workspace.
     fn search(&self, key: &Key, [desc, w, x, out]: [&Made; 4]) -> Result<Option<Algorithm>> {
         let table = &self.table;
         // SAFETY: writes one description.
@@ -409,7 +409,7 @@ mod tests {
             missing.to_string(),
             "cuBLASLt: it is not on this machine, as libcublasLt.so.13 or libcublasLt.so.12"
         );
-        // A library that every process has, and that is none.
+        // A library that exists everywhere and is not cuBLASLt.
         let other = Table::load(&["libc.so.6"]).err().unwrap();
         assert!(other.to_string().contains("has no cublasLtGetVersion"), "{other}");
         assert_eq!(LtVersion(130_100).to_string(), "13.1.0");

@@ -1,33 +1,33 @@
-//! A GPU of NVIDIA as a device. Built into every binary; the driver and its compiler are looked for when a device is
-//! opened, and where they are missing that is an error like any other.
+//! An NVIDIA GPU as a device. Built into every binary; the driver and its compiler are loaded when a device is opened,
+//! and a missing one is an ordinary error.
 //!
 //! ```text
-//! driver       what the driver offers: contexts, streams, memory, launches
+//! driver       the driver's contexts, streams, memory, launches
 //! compiler     sources -> a cubin, kept on disk
-//! table        which kernels there are: kernels/*.cu, which implement the contract kernels/kernels.cuh
+//! table        the list of kernels: kernels/*.cu, which implement the contract kernels/kernels.cuh
 //! kernels      their arguments, loading and launching
 //! lt           cuBLASLt, for large products under `fast`
-//! fault        what failed first
+//! fault        the first failure
 //! clock        when passes began and ended
-//! outline      what passes have in common that may be begun from one record
+//! outline      the common shape of passes that may be replayed from one record
 //! graphs       those records, and the memory that they take
-//! uploads      what a pass tells the device: positions, tables, tokens
-//! scratch      what operations need besides their arguments; draws: what draws do
+//! uploads      the data that a pass sends to the device: positions, tables, tokens
+//! scratch      memory for operations besides their arguments; draws: memory for draws
 //! peer_buffer  memory that other ranks' devices see
 //! device       all of that as one: `Cuda`
 //!
 //! buffer       rows of numbers; weights: stored matrices -> tiles of digits and scales
-//! memory       what the device keeps, and how numbers get there and back
-//! repeat       how a pass is begun: plainly, while it is recorded, or from its record
+//! memory       the device's memory, and copies to and from it
+//! repeat       how a pass is launched: plainly, while it is recorded, or from its record
 //! f8           large products with weights of eight bits
-//! one_shot     sums of ranks whose devices reach each other's memory
-//! direct       the device as a library sees it that moves memory between devices
+//! one_shot     sums of ranks whose devices access each other's memory
+//! direct       the device in the view of a library that moves memory between devices
 //! the rest     the operations, each a launch or two
 //! ```
-//! Operations are begun in order on one stream and return at once; who reads waits. What fails is remembered and said
-//! by `settle`, and nothing more is begun until then. All memory is made at load, and none is given back before the
-//! rank ends: a driver may wait for all that its context has begun when memory is allocated or freed, and where ranks
-//! share a device, or add over each other's memory, a peer's kernel may be waiting there for this rank's next one.
+//! Operations are launched in order on one stream and return at once; a reader waits. `settle` reports a failure, and
+//! nothing more is launched before that. All memory is allocated at load, and none is freed before the rank ends: a
+//! driver may wait for everything in its context when memory is allocated or freed. Where ranks share a device, or sum
+//! over each other's memory, a peer's kernel there may be waiting for this rank's next one.
 //!
 //! Knows nothing of models or requests, nor of other ranks.
 

@@ -1,5 +1,5 @@
-//! Sums of ranks whose devices reach each other's memory: each copies its planes to a buffer of its own, which all
-//! others see, and a kernel of each adds what lies in all buffers. Knows nothing of how ranks meet, nor of models.
+//! Sums of ranks whose devices access each other's memory: each rank copies its planes to a buffer that all others see,
+//! and a kernel of each rank adds the contents of all buffers. Knows nothing of how ranks meet, nor of models.
 
 use super::device::Cuda;
 use super::direct::Floats;
@@ -14,19 +14,19 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// As in the header, where the layout of a buffer is.
+/// As in the header, which defines the layout of a buffer.
 const RANKS_MAX: usize = 8;
 const PLANES_MAX: usize = 128;
 const BLOCKS_MAX: usize = 64;
 const REGION: usize = 2048;
 const DEPTH_MAX: u32 = 8;
 const BUFFER_BYTES: usize = 2 << 20;
-/// Numbers that a block has at least, where there are as many: two for each of its threads.
+/// The fewest numbers of a block, where there are that many: two for each of its threads.
 const BLOCK_MIN: usize = 512;
-/// Parts of planes begin on whole lines of the cache.
+/// Parts of planes begin on whole cache lines.
 const LINE: usize = 32;
 
-/// One plane of a sum: whose it is, its number among that rank's, and how often to merge behind it.
+/// One plane of a sum: its rank, its number among that rank's planes, and how many merges follow it.
 #[derive(Clone, Copy, Debug)]
 pub struct Term {
     pub rank: usize,
@@ -51,17 +51,17 @@ struct Ranks {
 // SAFETY: `repr(C)` with the header's fields.
 unsafe impl Argument for Ranks {}
 
-/// A sum over so many planes of so many ranks, of any number of numbers.
+/// A sum over the planes of several ranks, of any number of numbers.
 #[derive(Clone, Debug)]
 pub struct OneShot {
     ranks: Ranks,
-    /// Of one rank.
+    /// The largest number of planes of one rank.
     n_planes_max: usize,
     n_own: usize,
 }
 
 impl OneShot {
-    /// None where no kernel has room for it. The terms come in the order of their leaves.
+    /// Returns None where no kernel has room for it. The terms come in the order of their leaves.
     pub fn new(buffers: &[MappedBuffer], me: usize, terms: &[Term]) -> Option<OneShot> {
         if !OneShot::fits(buffers.len(), terms) {
             return None;
@@ -85,7 +85,7 @@ impl OneShot {
         Some(OneShot { ranks, n_planes_max, n_own: n_of(me) })
     }
 
-    /// Whether a kernel has room for such a sum of so many ranks.
+    /// Whether a kernel has room for such a sum of `n_ranks` ranks.
     pub fn fits(n_ranks: usize, terms: &[Term]) -> bool {
         let n_of = |rank: usize| terms.iter().filter(|term| term.rank == rank).count();
         let mut depth = 0;
@@ -98,7 +98,8 @@ impl OneShot {
         is_some && fits_buffer && fits_stack
     }
 
-    /// Numbers of each plane that one launch adds: a rank's planes of them take half of its buffer, 512 KiB.
+    /// Returns how many numbers of each plane one launch adds: those of a rank's planes take half of its buffer, 512
+    /// KiB.
     pub fn n_max(&self) -> usize {
         BLOCKS_MAX * self.per_block_max()
     }
@@ -107,7 +108,7 @@ impl OneShot {
         REGION / self.n_planes_max / LINE * LINE
     }
 
-    /// All ranks come to the same.
+    /// All ranks compute the same number.
     fn per_block(&self, n: usize) -> usize {
         let even = n.div_ceil(BLOCKS_MAX).next_multiple_of(LINE);
         even.max(BLOCK_MIN.min(self.per_block_max()))
@@ -115,8 +116,8 @@ impl OneShot {
 }
 
 impl Cuda {
-    /// A buffer of zeros, for others to be shown. The one before goes when nobody of this process looks at it
-    /// any more: whoever meets again has turned away from it.
+    /// Returns a buffer of zeros to share with others. The previous one is freed once no rank of this process uses it:
+    /// ranks that meet again have dropped it.
     pub fn peer_buffer(&self) -> Result<Arc<PeerBuffer>> {
         self.forget_graphs();
         let bytes = Bytes::new(&self.context, "a buffer for sums", BUFFER_BYTES)?;
@@ -127,14 +128,14 @@ impl Cuda {
         let mut buffers = lock(&PEER_BUFFERS);
         buffers.retain(|_, buffer| buffer.strong_count() > 0);
         buffers.insert(buffer.address(), Arc::downgrade(&buffer));
-        // Freed, if it is, when nobody is kept from looking for others.
+        // An old buffer is freed only after the lock on the others is released.
         drop(buffers);
         drop(before);
         Ok(buffer)
     }
 
-    /// Whether this device can be let at the memory of the one that is there in this machine. One that this process
-    /// does not see it does not reach.
+    /// Whether this device can access the memory of the one at this address of the machine. False for a device that
+    /// this process does not see.
     pub fn can_reach(&self, pci: [u32; 3]) -> Result<bool> {
         match Driver::find()?.cards()?.iter().find(|card| card.pci == pci) {
             Some(card) => self.context.can_reach(card),
@@ -142,7 +143,7 @@ impl Cuda {
         }
     }
 
-    /// The buffer of another thread's device.
+    /// Returns the buffer of another thread's device.
     pub fn local_peer_buffer(&self, address: u64) -> Result<MappedBuffer> {
         let buffer = lock(&PEER_BUFFERS).get(&address).and_then(Weak::upgrade);
         let buffer = buffer.ok_or_else(|| Error::Shape("a buffer that is nobody's in this process".into()))?;
@@ -150,7 +151,7 @@ impl Cuda {
         Ok(MappedBuffer::Local(buffer))
     }
 
-    /// The buffer of another process's device.
+    /// Returns the buffer of another process's device.
     pub fn open_peer_buffer(&self, handle: &Handle) -> Result<MappedBuffer> {
         Ok(MappedBuffer::Opened(OpenedBuffer(Opened::new(&self.context, handle)?)))
     }
@@ -159,8 +160,8 @@ impl Cuda {
         Ok(SumControl(Pinned::zeroed(&self.context, "words for sums", 2 * size_of::<AtomicU32>())?))
     }
 
-    /// Begins to add these numbers of all ranks' planes; they lie `stride` apart. Without any of its own a rank has
-    /// room for the sum there. No sum has more than `n_max` numbers.
+    /// Begins to add these numbers of all ranks' planes; planes are `stride` apart. A rank without planes has room for
+    /// the sum there. No sum has more than `n_max` numbers.
     pub fn sum_one_shot(
         &self,
         sum: &OneShot,
@@ -179,8 +180,8 @@ impl Cuda {
         let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         let shape = Shape { grid: [n.div_ceil(per_block) as u32, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
         let (at, told) = (planes.part(numbers.start..planes.len()).address(), told.0.at());
-        // SAFETY: this rank's planes are as long as was seen, a buffer has room for what a block may copy there, and
-        // who holds the buffers and the words lets them go when the stream is through.
+        // SAFETY: this rank's planes have the checked length, a buffer has room for everything that a block may copy
+        // there, and the holder of the buffers and the words drops them when the stream has finished.
         unsafe {
             self.launch(Kernel::SumOneShot, shape, arguments![at, stride as u64, n as u32, ranks, told, patience]);
         }

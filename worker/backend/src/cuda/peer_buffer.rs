@@ -1,4 +1,4 @@
-//! Memory of a rank that other ranks' devices see, and the words by which host and device speak while a sum waits.
+//! Memory of a rank that other ranks' devices see, and the words that host and device exchange while a sum waits.
 
 use super::driver::{Bytes, Opened, Pinned};
 use crate::Result;
@@ -6,33 +6,33 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Where a rank copies its planes for the others. It stays as long as somebody of this process may look.
+/// The buffer to which a rank copies its planes for the others. It stays as long as a rank of this process may read it.
 #[derive(Debug)]
 pub struct PeerBuffer(pub(super) Bytes);
 
 impl PeerBuffer {
-    /// By which another thread of this process finds it.
+    /// Returns the address by which another thread of this process finds it.
     pub fn address(&self) -> u64 {
         self.0.at(0)
     }
 
-    /// By which another process does.
+    /// Returns the handle by which another process opens it.
     pub fn handle(&self) -> Result<[u8; 64]> {
         self.0.handle()
     }
 }
 
-/// Those of this process.
+/// The buffers of this process.
 pub(super) static PEER_BUFFERS: Mutex<BTreeMap<u64, Weak<PeerBuffer>>> = Mutex::new(BTreeMap::new());
 
-/// A rank's buffer, as another's device sees it.
+/// A rank's buffer in another device's view.
 #[derive(Debug)]
 pub enum MappedBuffer {
     Local(Arc<PeerBuffer>),
     Opened(OpenedBuffer),
 }
 
-/// Of another process.
+/// A buffer of another process.
 #[derive(Debug)]
 pub struct OpenedBuffer(pub(super) Opened);
 
@@ -45,7 +45,7 @@ impl MappedBuffer {
     }
 }
 
-/// What host and device tell each other while a sum waits.
+/// The words that host and device exchange while a sum waits.
 #[derive(Debug)]
 pub struct SumControl(pub(super) Pinned);
 
@@ -54,12 +54,12 @@ impl SumControl {
         &self.0.atomics()[idx]
     }
 
-    /// No sum waits any longer.
+    /// Ends the wait of all sums.
     pub fn stop(&self) {
         self.word(0).store(1, Ordering::Release);
     }
 
-    /// The rank that a sum has waited for in vain.
+    /// Returns the rank that a sum has waited for in vain.
     pub fn missing(&self) -> Option<usize> {
         (self.word(1).load(Ordering::Acquire) as usize).checked_sub(1)
     }

@@ -1,5 +1,5 @@
-//! Draws: on the device where a draw sees its row as it is and orders nothing; by the processor, from the same bits,
-//! where tokens are sorted, counted or told beside the drawn one.
+//! Draws: on the device where a draw uses its row unedited and orders nothing. The processor draws, from the same bits,
+//! where tokens are sorted, counted or returned beside the drawn one.
 
 use super::buffer::Buffer;
 use super::device::Cuda;
@@ -12,10 +12,10 @@ use crate::{Draw, DrawMask, Drawing, Sample, Undrawn};
 use types::TokenOut;
 
 const NONE: u32 = u32::MAX;
-/// A filter keeps more than the device has room to order.
+/// A filter keeps more tokens than the device has room to order.
 const BY_HOST: u32 = u32::MAX - 1;
 const THREADS: u32 = 512;
-/// As in the header: tokens that a filter keeps on the device.
+/// As in the header: the most tokens that a filter keeps on the device.
 const SURVIVORS_MAX: usize = 1024;
 
 impl Drawn {
@@ -27,7 +27,8 @@ impl Drawn {
 }
 
 impl Cuda {
-    /// All rows, whoever draws them in the end; and where the answers will be: of the one kernel, then of the other.
+    /// Launches the draws of all rows, even of those that the host draws in the end. The answers are first those of one
+    /// kernel, then of the other.
     fn draw_on_device(&self, logits: &Buffer, draws: &[Draw<'_>], room: &mut DrawScratch) -> crate::Result<usize> {
         room.reserve(&self.context, draws.len())?;
         room.ask(draws, logits.cols);
@@ -36,7 +37,7 @@ impl Cuda {
         let (from, n_vocab) = (logits.at(), logits.cols as u32);
         let shape = Shape { grid: [draws.len() as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
         let (rows, drawn) = (self.upload(bytemuck::cast_slice(&room.plain)), room.drawn.at(0));
-        // SAFETY: there are logits, questions and room for answers for so many rows.
+        // SAFETY: there are logits, inputs and room for answers for this many rows.
         unsafe { self.launch(Kernel::Draw, shape, arguments![from, n_vocab, rows, drawn]) };
         if is_filtered {
             let rows = self.upload(bytemuck::cast_slice(&room.filtered));
@@ -47,14 +48,14 @@ impl Cuda {
         let n_bytes = if is_filtered { 2 } else { 1 } * draws.len() * size_of::<Drawn>();
         room.turn = 1 - room.turn;
         let Answers { pinned, passed, pass } = &mut room.answers[room.turn];
-        // SAFETY: nobody looks at these answers before `passed` is, and the pass before the last has been answered.
+        // SAFETY: these answers are not read before `passed` is, and the pass before the last has been answered.
         unsafe { self.stream.read(&room.drawn, 0, &mut pinned.bytes_mut()[..n_bytes]) }?;
         *pass = lock(&self.clock).end(&self.stream)?;
         passed.record(&self.stream)?;
         Ok(room.turn)
     }
 
-    /// The answers, once they are there; of rows that are the host's, its own.
+    /// Returns the answers, once they are there; for rows of the host, its own.
     fn collect(
         &self,
         logits: Option<&Buffer>,
@@ -69,10 +70,10 @@ impl Cuda {
             known => known.map(|_| ()),
         };
         if waited.is_ok() {
-            // What could not be measured is no fault of the pass.
+            // A failed measurement is no failure of the pass.
             let _unmeasured = lock(&self.clock).is_through(room.answers[of].pass);
         }
-        // What fails is told by `settle`; until then nothing is drawn.
+        // `settle` reports a failure; until then nothing is drawn.
         let is_drawn = self.note(waited).is_some() && self.is_well();
         for (row, draw) in draws.iter().enumerate() {
             let answer = match Way::of(draw, n_vocab) {
@@ -93,7 +94,7 @@ impl Cuda {
         }
     }
 
-    /// One row, by the processor.
+    /// Draws one row on the processor.
     fn draw_by_host(
         &self,
         logits: &Buffer,
@@ -102,7 +103,7 @@ impl Cuda {
         room: &mut DrawScratch,
     ) -> crate::Result<Result<TokenOut, Undrawn>> {
         room.logits.resize(logits.cols, 0.0);
-        // SAFETY: `logits` is borrowed until the stream is through.
+        // SAFETY: `logits` is borrowed until the stream has finished.
         unsafe { self.stream.read(&logits.bytes, row * logits.cols * 4, bytemuck::cast_slice_mut(&mut room.logits)) }?;
         self.stream.finish()?;
         self.host.draw_rows(&room.logits, logits.cols, std::slice::from_ref(draw), &mut room.by_host);
@@ -129,7 +130,7 @@ impl Sample for Cuda {
     fn draws_alone(&self, draw: &Draw<'_>, n_vocab: usize) -> bool {
         match Way::of(draw, n_vocab) {
             Way::Plain(_) => true,
-            // No more can be kept than it orders.
+            // The filter cannot keep more tokens than the device can order.
             Way::Filtered(FilterRow { top_k, .. }) => {
                 n_vocab <= SURVIVORS_MAX || (1..=SURVIVORS_MAX).contains(&(top_k as usize))
             }

@@ -1,5 +1,5 @@
-//! The table of all kernels: of which unit each is, and by which name a compiled module knows it. Whatever runs one
-//! says which by its number here; names are met when modules are loaded, and never again.
+//! The table of all kernels: the unit of each, and its name in a compiled module. Code that runs a kernel uses its
+//! number here; names matter only when modules are loaded.
 
 use super::compiler::{Program, Text};
 use super::weights::Kind;
@@ -13,7 +13,7 @@ macro_rules! text {
 pub(super) const HEADERS: &[Text] =
     &[text!("kernels.cuh"), text!("device.cuh"), text!("math.cuh"), text!("rows.cuh"), text!("weights.cuh")];
 
-/// No multiply and add is fused that the source does not fuse: the bits are those of the emulator.
+/// Only fusions in the source are made: the bits are those of the emulator.
 const OPTIONS: &[&str] = &["-std=c++17", "-fmad=false", "-default-device"];
 
 /// A unit, and its kernels.
@@ -37,7 +37,7 @@ macro_rules! kernels {
         }
 
         impl Kernel {
-            /// As the source calls it.
+            /// Returns its name in the source.
             pub const fn name(self) -> &'static str {
                 match self {
                     $($(Kernel::$kernel => $name,)*)*
@@ -174,7 +174,7 @@ kernels! {
 }
 
 impl Kernel {
-    /// Products, for at most 8, 16 and 32 rows, and for more.
+    /// Returns the products, for at most 8, 16 and 32 rows, and for more.
     pub const fn linear(kind: Kind) -> [Kernel; 4] {
         match kind {
             Kind::Bf16 => [Kernel::LinearBf16R8, Kernel::LinearBf16R16, Kernel::LinearBf16R32, Kernel::LinearBf16R64],
@@ -192,7 +192,7 @@ impl Kernel {
         }
     }
 
-    /// Products of experts, each with the rows that chose it.
+    /// Returns the products of experts, each with the rows that chose it.
     pub const fn grouped(kind: Kind) -> Kernel {
         match kind {
             Kind::Bf16 => Kernel::LinearGroupedBf16,
@@ -220,7 +220,7 @@ impl Kernel {
         }
     }
 
-    /// Attention with heads of so many, for few queries of a block or for many.
+    /// Returns attention with heads of this dimension, for a block with few queries or with many.
     pub const fn attend(head_dim: usize, is_few: bool) -> Kernel {
         let [few, many] = match head_dim {
             32 => [Kernel::AttendD32Q16, Kernel::AttendD32Q64],

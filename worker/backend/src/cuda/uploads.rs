@@ -1,9 +1,9 @@
-//! What a pass tells the device: tokens, positions, where their KV lies, tables. Written to pinned memory and copied in
-//! the stream, so that the host does not wait; two halves take turns, so that the next pass is told while this one runs
-//! and nobody writes what is still read.
+//! The data that a pass sends to the device: tokens, positions, the places of their KV, tables. It is written to pinned
+//! memory and copied in the stream, so that the host does not wait. Two halves alternate, so that the next pass can be
+//! written while this one runs, without changing data that is still read.
 //!
-//! All that is known when a pass begins goes in one copy. On the device it lies from the same address on, and for
-//! passes of one outline each part of it at the same place: kernels that were recorded find it where it was.
+//! All data that is known when a pass begins goes in one copy. On the device it always begins at the same address, and
+//! for passes of one outline each part has the same place: recorded kernels find it where it was.
 //!
 //! ```text
 //! tokens · positions · per group: slots · per group: items, where each slice is a row · per group: tables · the rest
@@ -17,23 +17,23 @@ use std::sync::Arc;
 use types::cache::blocks_for;
 use types::{BLOCK_TOKENS, BlockId};
 
-/// Where no limits were told: for an operation by itself.
+/// The size without given limits: for an operation by itself.
 pub(super) const BYTES_MIN: usize = 256 << 10;
 const WORD: usize = 4;
-/// Kernels are given addresses that are multiples of this.
+/// Kernels get addresses that are multiples of this.
 const ALIGNMENT: usize = 16;
-/// Beside what is for each row or block: lists of runs, and what ends on the alignment.
+/// Space beside the data of each row or block: lists of runs, and padding for the alignment.
 const SPARE: usize = 16 << 10;
-/// Of a row that is nobody's: nothing is stored. As in the header.
+/// The slot of a row without a sequence: nothing is stored. As in the header.
 const NO_SLOT: u32 = u32::MAX;
 
 /// Rows of one sequence that threads attend together; as in the header.
 pub(super) const ITEM_WORDS: usize = 4;
 
-/// What the largest batch takes.
+/// Returns the bytes of the largest batch.
 pub(super) fn bytes_for(limits: BatchLimits) -> Option<usize> {
     let BatchLimits { rows_max, context, n_groups } = limits;
-    // A row has a token, perhaps from elsewhere, a position, perhaps an output and two draws; in a group a slot,
+    // A row has a token, perhaps from elsewhere, a position, perhaps an output and two draws. In a group it has a slot,
     // perhaps a table of its own, and two items.
     let of_group = (1 + 2 * ITEM_WORDS).checked_add(blocks_for(context) as usize)?;
     let of_row = n_groups.checked_mul(of_group)?.checked_add(28)?;
@@ -45,40 +45,40 @@ pub(super) struct Uploads {
     turn: usize,
     /// On the device; written in the order of the stream, so one is enough.
     device: Bytes,
-    /// Where the next goes, in bytes.
+    /// The place of the next data, in bytes.
     end: usize,
     pub batch: OnDevice,
 }
 
 struct Half {
     pinned: Pinned,
-    /// Behind the pass that it was written for.
+    /// Marks the point behind the pass that it was written for.
     passed: Event,
 }
 
-/// The pass, as the device was told it.
+/// The pass, as uploaded to the device.
 #[derive(Default)]
 pub(super) struct OnDevice {
     pub n_rows: usize,
-    /// What it has in common with others; none where it is like no other.
+    /// Its shared shape; None where no other pass is like it.
     pub outline: Option<Outline>,
     pub tokens: u64,
     pub positions: u64,
-    /// Pairs of a row and an entry of what was drawn: where, and how many.
+    /// Pairs of a row and an entry of the drawn tokens: the address, and how many.
     pub taken: (u64, u32),
     pub groups: Vec<OfGroup>,
-    /// Of each group and number of rows at most: where they are, and how many.
+    /// For each group and largest number of rows: the address of the items, and how many.
     items: Vec<((usize, u32), (u64, u32))>,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct OfGroup {
     pub slots: u64,
-    /// From where on items count.
+    /// The address from which items count.
     pub blocks: u64,
-    /// From there to the group's tables.
+    /// The offset from there to the group's tables.
     first: u32,
-    /// Where every slice is a row, each of them; and of padding, some that have no rows.
+    /// The address of one item per row, where every slice is a row. Padding items have no rows.
     single: Option<u64>,
 }
 
@@ -92,13 +92,13 @@ impl Uploads {
         Ok(Uploads { halves: [half()?, half()?], turn: 0, device, end: 0, batch: OnDevice::default() })
     }
 
-    /// Starts over with another pass. `entries` says where each draw of the pass before lies.
+    /// Starts over with another pass. `entries` has the place of each draw of the previous pass.
     pub fn begin(&mut self, stream: &Stream, pass: &Pass<'_>, entries: &[u32]) -> Result<()> {
         assert!(pass.is_tiled(), "each row belongs to one slice, or to none behind them");
         self.halves[self.turn].passed.record(stream)?;
         self.turn = 1 - self.turn;
         let passed = &self.halves[self.turn].passed;
-        // It is, unless two passes were begun since and neither was waited for.
+        // It is passed, unless two passes were begun since and the host waited for neither.
         if !passed.is_passed()? {
             passed.wait()?;
         }
@@ -124,7 +124,7 @@ impl Uploads {
             self.batch.groups.push(OfGroup { slots, blocks, first: 0, single: None });
         }
         let n_items = if self.batch.outline.is_some() { n_rows } else { 0 };
-        // The groups' tables lie behind all that has one place in an outline.
+        // The groups' tables follow all data that has a fixed place in an outline.
         let (mut first, is_single) = (self.end / WORD, n_items > 0);
         first += n_groups * (n_items * ITEM_WORDS);
         for group in 0..n_groups {
@@ -136,7 +136,7 @@ impl Uploads {
         for group in 0..n_groups {
             let of_group = &pass.tables.group(group).blocks;
             let at = self.lay(of_group.len(), |to| {
-                // What no query sees may be anywhere, but it must be somewhere.
+                // A block that no query sees may be anywhere, but it must exist.
                 let number = |block: &BlockId| if *block == BlockId::NONE { 0 } else { block.0 };
                 to.iter_mut().zip(of_group).for_each(|(to, block)| *to = number(block));
             })?;
@@ -145,7 +145,7 @@ impl Uploads {
         Ok(())
     }
 
-    /// Room for words that `fill` writes, and where they will be on the device once they are sent.
+    /// Reserves words that `fill` writes, and returns their address on the device once they are sent.
     fn lay(&mut self, n_words: usize, fill: impl FnOnce(&mut [u32])) -> Result<u64> {
         let (start, n_bytes) = (self.end, n_words * WORD);
         let half = &mut self.halves[self.turn];
@@ -159,11 +159,12 @@ impl Uploads {
 
     fn send(&self, stream: &Stream, range: Range<usize>) -> Result<()> {
         let from = &self.halves[self.turn].pinned.bytes()[range.clone()];
-        // SAFETY: this half is not written again before the stream has passed `passed`, until then only behind this.
+        // SAFETY: this half is not written again before the stream has passed `passed`; until then only behind this
+        // data.
         unsafe { stream.write(&self.device, range.start, from) }
     }
 
-    /// Words that were not known when the pass began, and where they will be on the device.
+    /// Uploads words that were not known when the pass began, and returns their address on the device.
     pub fn put(&mut self, stream: &Stream, n_words: usize, fill: impl FnOnce(&mut [u32])) -> Result<u64> {
         let start = self.end;
         let at = self.lay(n_words, fill)?;
@@ -171,7 +172,7 @@ impl Uploads {
         Ok(at)
     }
 
-    /// The rows of the pass in items of at most `rows_max`, and how many items there are.
+    /// Returns the rows of the pass in items of at most `rows_max`, and how many items there are.
     pub fn items(&mut self, stream: &Stream, pass: &Pass<'_>, group: usize, rows_max: u32) -> Result<(u64, u32)> {
         let OfGroup { single, first, .. } = self.batch.groups[group];
         if let Some(single) = single {
@@ -188,7 +189,7 @@ impl Uploads {
     }
 }
 
-/// Items of at most so many rows, in tables that begin at `first`; what is left of `to` has no rows.
+/// Writes items of at most `rows_max` rows, in tables that begin at `first`; the rest of `to` gets no rows.
 fn items(pass: &Pass<'_>, group: usize, (rows_max, first): (u32, u32), to: &mut [u32]) {
     let cut = pass.slices.iter().zip(&pass.tables.group(group).bounds).flat_map(|(slice, table)| {
         slice.rows.clone().step_by(rows_max as usize).map(move |row| {
@@ -200,7 +201,7 @@ fn items(pass: &Pass<'_>, group: usize, (rows_max, first): (u32, u32), to: &mut 
     to.as_chunks_mut::<ITEM_WORDS>().0.iter_mut().zip(cut.chain(rest)).for_each(|(to, item)| *to = item);
 }
 
-/// Where each row's K and V go.
+/// Writes the slots where each row's K and V go.
 fn slots(pass: &Pass<'_>, group: usize, to: &mut [u32]) {
     to.fill(NO_SLOT);
     for (i, slice) in pass.slices.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! Weights as the kernels want them: tiles of sixteen outputs, groups of thirty-two along k, digits of 4, 8 or 16 bits
+//! Weights in the kernels' layout: tiles of sixteen outputs, groups of thirty-two along k, digits of 4, 8 or 16 bits
 //! with a scale and a minimum for each thirty-two or sixteen. `kernels/kernels.cuh` draws the layout.
 //!
-//! Every stored type becomes one of a few kinds. Types of 5 and 6 bits grow to 8, those of 2 and 3 to 4; MXFP4, whose
-//! powers of two an f16 does not hold, groups, whose minima it would round, and what is not quantized become bf16.
-//! Numbers of eight bits stay what they are, with an f32 for each thirty-two.
+//! Every stored type becomes one of a few kinds. Types of 5 and 6 bits grow to 8, those of 2 and 3 to 4. MXFP4, whose
+//! powers of two an f16 does not hold, groups, whose minima it would round, and unquantized weights become bf16.
+//! Numbers of eight bits stay unchanged, with an f32 for each thirty-two.
 
 use super::driver::{Bytes, Context};
 use super::kernels::{PIECES_MAX, Pieces};
@@ -19,15 +19,15 @@ use types::{Dtype, Leaves, Mode};
 
 pub(super) const TILE: usize = 16;
 pub(super) const GROUP: usize = 32;
-/// Bytes that are packed before they are copied to the device.
+/// The bytes that are packed before each copy to the device.
 const STRETCH_BYTES: usize = 16 << 20;
-/// Products that are not cut otherwise have so many strands.
+/// The number of strands of products without other cuts.
 const STRANDS: u32 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Bf16,
-    /// Rows one after another, which a library reads too.
+    /// Consecutive rows, which a library can read too.
     Plain,
     W8,
     W8h,
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// Of a tile's group.
+    /// The digits of a tile's group.
     const fn digit_bytes(self) -> usize {
         match self {
             Kind::Bf16 | Kind::Plain => 1024,
@@ -92,7 +92,7 @@ pub(super) struct Part {
     pub first_out: usize,
     pub digits: Bytes,
     pub scales: Bytes,
-    /// Of F8: each row has one scale, and may have it behind the product.
+    /// For F8: each row has one scale, which may be applied after the product.
     pub is_scaled_by_row: bool,
 }
 
@@ -102,10 +102,10 @@ impl Part {
     }
 }
 
-/// Copies bytes to a place on the device, and is done when it returns.
+/// Copies bytes to a place on the device, and returns when the copy is complete.
 type Write<'a> = dyn Fn(&Bytes, usize, &[u8]) -> Result<()> + 'a;
 
-/// What weights are made with.
+/// The context for packing weights.
 pub(super) struct Packer<'a> {
     pub context: &'a Arc<Context>,
     pub team: &'a Team,
@@ -114,7 +114,7 @@ pub(super) struct Packer<'a> {
 }
 
 impl Packer<'_> {
-    /// Rows below each other, which meet the same input.
+    /// Stacks rows with the same input.
     pub fn stack(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
         let k = parts.first().map_or(0, |part| part.k);
         self.pack(parts, k, strands(k))
@@ -132,7 +132,7 @@ impl Packer<'_> {
         stored.iter().try_for_each(|stored| check(stored, k))?;
         let mut parts: Vec<Part> = Vec::new();
         let (mut first_out, mut n_bytes) = (0, 0);
-        // Neighbours of one kind are one part: one launch computes them.
+        // Adjacent rows of one kind are one part: one launch computes them.
         let kind = |stored: &Stored<'_>| Kind::of(stored.dtype, self.mode);
         for run in stored.chunk_by(|a, b| kind(a) == kind(b)) {
             let part = self.part(run, k, first_out)?;
@@ -162,7 +162,7 @@ impl Packer<'_> {
         Ok(part)
     }
 
-    /// Stretch after stretch, so that the host never holds a whole matrix twice.
+    /// Works in stretches, so that the host never holds a whole matrix twice.
     fn fill(&self, part: &Part, rows: &StoredRows<'_>) -> Result<()> {
         let (digit_bytes, scale_bytes) =
             (rows.n_groups * part.kind.digit_bytes(), rows.n_groups * part.kind.scale_bytes());
@@ -203,7 +203,7 @@ fn check(stored: &Stored<'_>, k: usize) -> Result<()> {
     if stored.rows > 0 && k > 0 { stored.check() } else { Ok(()) }
 }
 
-/// How a sum is cut that no rank shares.
+/// Returns the cut of a sum that no rank shares.
 fn strands(k: usize) -> (Pieces, usize) {
     let n_groups = k.div_ceil(GROUP) as u32;
     let n = STRANDS.min(n_groups);
@@ -211,14 +211,14 @@ fn strands(k: usize) -> (Pieces, usize) {
     for i in 0..n {
         let strand = i as usize;
         pieces.end[strand] = ((u64::from(i) + 1) * u64::from(n_groups) / u64::from(n)) as u32;
-        // Each is added to those before it, and the last ends the only run.
+        // Each is added to the previous ones, and the last ends the only run.
         (pieces.merges[strand], pieces.ends_run[strand]) = (u8::from(i > 0), u8::from(i + 1 == n));
     }
-    // A product of nothing is one plane all the same.
+    // A product of nothing is one plane too.
     (pieces, 1)
 }
 
-/// The leaves `owned`, and how many runs of them there are.
+/// Returns the pieces of the leaves `owned`, and the number of runs.
 fn pieces_of(leaves: &Leaves, owned: Range<u32>) -> Result<(Pieces, usize)> {
     let elements = leaves.elements(&owned);
     let mut pieces =
@@ -273,7 +273,7 @@ impl StoredRows<'_> {
         None
     }
 
-    /// Over zeros.
+    /// Packs a tile into zeroed memory.
     fn pack_tile(&self, kind: Kind, n_rows: usize, tile: usize, digits: &mut [u8], scales: &mut [u8]) {
         for r in 0..TILE.min(n_rows - tile * TILE) {
             let Some((stored, row)) = self.find(tile * TILE + r) else { return };
@@ -296,7 +296,7 @@ impl StoredRows<'_> {
         }
     }
 
-    /// Thirty-two numbers of eight bits, and their scale, of row `r` of a tile.
+    /// Writes thirty-two numbers of eight bits, and their scale, for row `r` of a tile.
     fn put_floats(
         &self,
         kind: Kind,
@@ -318,7 +318,7 @@ impl StoredRows<'_> {
     }
 }
 
-/// Some numbers of a row, each rounded once to the nearest bf16.
+/// Returns some numbers of a row, each rounded once to the nearest bf16.
 fn elements(stored: &Stored<'_>, row: &[u8], at: usize, n: usize) -> [bf16; GROUP] {
     let mut out = [bf16::ZERO; GROUP];
     let two = |i: usize| [row[2 * (at + i)], row[2 * (at + i) + 1]];
@@ -344,7 +344,8 @@ fn elements(stored: &Stored<'_>, row: &[u8], at: usize, n: usize) -> [bf16; GROU
     out
 }
 
-/// Each of four lanes finds what it takes of both steps of sixteen side by side; as `by_lane` of the kernels.
+/// Orders elements so that each of four lanes finds its elements of both steps of sixteen side by side; as `by_lane` of
+/// the kernels.
 fn by_lane<T: Copy + Default>(elements: &[T; GROUP]) -> [T; GROUP] {
     let mut out = [T::default(); GROUP];
     for (e, element) in elements.iter().enumerate() {
@@ -363,7 +364,7 @@ struct Group {
     scales: [(f32, f32); 2],
 }
 
-/// The block of thirty-two numbers, and what it says of them.
+/// Returns the block with these thirty-two numbers, and its unpacked description of them.
 fn block_of<'a>(stored: &Stored<'_>, row: &'a [u8], group: usize) -> (&'a [u8], Sub) {
     let (block, block_bytes) = (stored.dtype.block(), stored.dtype.block_bytes());
     let at = stored.first + group * GROUP;
@@ -376,7 +377,7 @@ fn group_of(stored: &Stored<'_>, row: &[u8], group: usize) -> Group {
     Group { digits: sub.q, scales: [scales(stored.dtype, &sub, 0), scales(stored.dtype, &sub, 1)] }
 }
 
-/// Of one half: the scale, and what is added to its multiples.
+/// Returns the scale of one half, and the term added to its multiples.
 fn scales(dtype: Dtype, sub: &Sub, half: usize) -> (f32, f32) {
     let number = |bytes: [u8; 2]| f16::from_le_bytes(bytes).to_f32();
     let offset = |scale: f32, offset: f32| (scale, -offset * scale);
@@ -402,7 +403,7 @@ fn scales(dtype: Dtype, sub: &Sub, half: usize) -> (f32, f32) {
     }
 }
 
-/// As it is stored, so that its multiples are exact.
+/// Rounds to the stored form, so that its multiples are exact.
 fn rounded(x: f32) -> f32 {
     f16::from_f32(x).to_f32()
 }

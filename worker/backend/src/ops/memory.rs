@@ -19,16 +19,15 @@ pub struct BatchLimits {
 /// Changes the memory behind a range of a cache's blocks, in every layer.
 pub type ChangeBlocks = Box<dyn Fn(Range<u32>) -> std::io::Result<()> + Send>;
 
-/// The memory of a cache's blocks, which the system gives and takes back.
+/// The memory of a cache's blocks, which the system allocates and takes back.
 pub struct BlockMemory {
-    /// Has the system give it, on any thread, whatever is computed meanwhile.
+    /// Has the system allocate it, from any thread, even during computations.
     pub commit: ChangeBlocks,
-    /// Gives it back: the blocks are zero when they are next read. No pass may use them meanwhile.
+    /// Returns it to the system: the blocks are zero when they are next read. No pass may use them at the same time.
     pub release: ChangeBlocks,
 }
 
-/// The bytes of a weight in this process's memory, as kernels read them. Nobody writes them any more.
-/// Clones share them.
+/// The bytes of a weight in this process's memory, as kernels read them. They do not change. Clones share them.
 #[derive(Clone)]
 pub struct PackedBytes {
     all: Arc<dyn AsRef<[u8]> + Send + Sync>,
@@ -75,7 +74,7 @@ pub trait Memory {
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Self::Buffer>;
     fn vector(&self, values: &[f32]) -> Result<Self::Vector>;
     /// Calls `work` with ranges that together are `0..n_items`, each item once, on the threads that pack weights;
-    /// returns when all are done. `work` must not ask this device for anything.
+    /// returns when all are done. `work` must not call this device.
     fn share(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync));
     /// Matrices that meet the same input are stacked by rows, so that it is quantized once. Their types may differ.
     fn matrix(&self, parts: &[Stored<'_>]) -> Result<Self::Matrix>;
@@ -89,7 +88,7 @@ pub trait Memory {
     fn convolution(&self, channels: &ConvolvedChannels) -> Result<()>;
     /// Zeroes these blocks in every layer, so that a later sequence finds nothing of an earlier one.
     fn clear(&self, kv: &mut Self::Kv, blocks: &[BlockId]);
-    /// The memory of the cache's blocks. None if it is there when the cache is made.
+    /// The memory of the cache's blocks. None if it is allocated when the cache is made.
     fn block_memory(&self, _kv: &Self::Kv) -> Option<BlockMemory> {
         None
     }
@@ -114,11 +113,11 @@ pub trait Memory {
     fn packed(&self, _matrix: &Self::Matrix) -> Option<PackedBytes> {
         None
     }
-    /// The same of a vector.
+    /// The same for a vector.
     fn vector_bytes(&self, _vector: &Self::Vector) -> Option<PackedBytes> {
         None
     }
-    /// The same of the cosines and the sines.
+    /// The same for the cosines and the sines.
     fn rope_bytes(&self, _rope: &Self::Rope) -> Option<[PackedBytes; 2]> {
         None
     }

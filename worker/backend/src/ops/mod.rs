@@ -1,4 +1,4 @@
-//! The operations that a model asks of a device, one file per kind, implemented in `cpu/` and `cuda/`. A `Pass`
+//! The operations that a model needs from a device, one file per kind, implemented in `cpu/` and `cuda/`. A `Pass`
 //! describes the step to a device.
 
 mod attention;
@@ -21,7 +21,7 @@ pub use sample::{Draw, DrawMask, Drawing, Sample, Score, Undrawn};
 
 use crate::{Pass, Result};
 
-/// A device with all operations that a model needs. An operation may only be enqueued when it returns; whoever reads a
+/// A device with all operations that a model needs. An operation may only be enqueued when it returns; a reader of a
 /// result waits for it.
 pub trait Device: Linear + Attention + Recurrence + Pointwise + Experts + Sample + Send + Sync {
     /// Returns the failures of enqueued work since the last call. A pass is good if the call after it succeeds.

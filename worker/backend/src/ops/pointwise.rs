@@ -30,7 +30,7 @@ pub trait Pointwise: Memory {
     fn add_bias(&self, x: &mut Self::Buffer, bias: &Self::Vector, n_rows: usize);
     /// out = silu(gate) * up. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
     fn silu_mul(&self, gate_up: &Self::Buffer, n_rows: usize, out: &mut Self::Buffer);
-    /// out[i] = x[rows[i]]: the rows whose logits are wanted.
+    /// out[i] = x[rows[i]]: the rows whose logits are requested.
     fn gather(&self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer);
     /// Norms each head of Q and each of K. qkv: [n_rows, qkv_cols], q and k: [head_dim]
     fn norm_heads(
@@ -82,8 +82,8 @@ pub trait Pointwise: Memory {
         eps: f32,
         n_rows: usize,
     );
-    /// x *= sigmoid(gate), where one number of the gate is for as many columns of x as there are more of them.
-    /// gate: [n_rows, n], x: [n_rows, a multiple of n]
+    /// x *= sigmoid(gate). If x has several times as many columns as the gate, each gate number covers that many
+    /// columns. gate: [n_rows, n], x: [n_rows, a multiple of n]
     fn sigmoid_mul(&self, gate: &Self::Buffer, n_rows: usize, x: &mut Self::Buffer);
     /// x *= factor
     fn scale(&self, x: &mut Self::Buffer, factor: f32, n_rows: usize);

@@ -10,12 +10,12 @@ pub struct Draw<'a> {
     /// The log up to the token to be drawn: prompt, then output.
     pub prompt: &'a [Token],
     pub output: &'a [Token],
-    /// Set where nothing is drawn: the row's token is known, and its logprob is asked for.
+    /// Set where nothing is drawn: the row's token is known, and its logprob is requested.
     pub score: Option<Score>,
     pub mask: DrawMask<'a>,
 }
 
-/// Which tokens a grammar lets a draw take.
+/// The tokens that a grammar allows for a draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrawMask<'a> {
     /// There is no grammar.
@@ -41,7 +41,7 @@ impl DrawMask<'_> {
 pub enum Undrawn {
     /// It holds a NaN or +infinity, or no number at all.
     NotNumbers,
-    /// DrawMask and bans leave nothing of it.
+    /// The mask and bans leave no token.
     NothingLeft,
     /// Its mask is not known yet.
     Late,

@@ -73,7 +73,7 @@ fn every_path_gives_the_bits_of_the_plain_one() {
     }
 }
 
-/// Numbers that a product of bf16 meets: each tells its rules from others that look like them.
+/// Numbers for a product of bf16: each kind distinguishes its rules from similar ones.
 #[derive(Clone, Copy, Debug)]
 enum Numbers {
     Ordinary,
@@ -101,14 +101,14 @@ impl Numbers {
     }
 }
 
-/// One product by the letter: of each pair the odd element first, each product added with one rounding.
+/// Computes one product by the rules: the odd element of each pair first, each product added with one rounding.
 fn of_pairs(w: &[f32], x: &[f32]) -> f32 {
     let at = |of: &[f32], k: usize| of.get(k).map_or(0.0, |x| to_bf16(*x));
     let add = |sum: f32, k: usize| at(w, k).mul_add(at(x, k), sum);
     (0..w.len()).step_by(2).fold(0.0, |sum, k| add(add(sum, k + 1), k))
 }
 
-/// And in f32: one element after the other, the activations as they are.
+/// The same in f32: one element after another, with unchanged activations.
 fn in_order(w: &[f32], x: &[f32]) -> f32 {
     let at = |of: &[f32], k: usize| of.get(k).copied().unwrap_or(0.0);
     (0..w.len().next_multiple_of(2)).fold(0.0, |sum, k| to_bf16(at(w, k)).mul_add(at(x, k), sum))
@@ -131,7 +131,7 @@ fn products_of_bf16_follow_the_letter() {
             for (path, cpu) in cpus(activations) {
                 let got = product(&cpu, &[&file], &x, n_rows);
                 let name = format!("case {case}: {numbers:?}, {n_out} x {k}, {n_rows} rows, {activations:?}, {path}");
-                // Which NaN it is nobody reads.
+                // Any NaN counts as the same.
                 let as_one = |y: &[f32]| y.iter().map(|y| if y.is_nan() { f32::NAN } else { *y }).collect::<Vec<f32>>();
                 assert_bits(&name, &as_one(&got), &as_one(&expected));
                 let is_kept = |y: &&f32| y.is_nan() || **y == 0.0 || y.abs() >= 2f32.powi(-124);

@@ -5,7 +5,7 @@ use backend::cpu::{Buffer, Cpu, Isa, Vector};
 use backend::{Batch, Clamp, Heads, Memory, Pointwise};
 use types::{Activations, Dtype};
 
-/// Runs `op` on all paths: equal bits, and close to what `expected` says.
+/// Runs `op` on all paths: equal bits, and close to `expected`.
 fn check(name: &str, expected: &[f64], tolerance: f64, op: impl Fn(&Cpu) -> Vec<f32>) {
     let cpus = cpus(Activations::Int8);
     let plain = op(&cpus[0].1);

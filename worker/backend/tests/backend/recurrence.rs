@@ -1,5 +1,5 @@
-//! Recurrent layers: outputs are those of the recurrence taken one position at a time in f64, and every way of cutting
-//! positions into steps, of leaving out pages in a step's middle and of dividing heads gives the same bits.
+//! Recurrent layers: outputs match the recurrence computed one position at a time in f64. Every cut of positions into
+//! steps, every omission of pages within a step and every division of heads gives the same bits.
 
 use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Kv, Vector};
@@ -30,7 +30,7 @@ struct Case {
 #[derive(Clone, Copy, PartialEq)]
 enum Pages {
     All,
-    /// Those of the position before the slice and of its last.
+    /// The pages of the position before the slice and of its last position.
     Needed,
 }
 
@@ -87,7 +87,7 @@ impl Case {
         all(cpu, &out, n_rows)
     }
 
-    /// One sequence alone, cut where `cuts` says.
+    /// Computes one sequence alone, cut as `cuts` returns.
     fn alone(&self, cpu: &Cpu, sequence: usize, cuts: impl Fn(usize) -> usize, pages: Pages) -> Vec<f32> {
         let (mut kv, mut at, mut out) = (self.kv(cpu), 0, Vec::new());
         while at < self.length(sequence) {
@@ -102,7 +102,7 @@ impl Case {
         self.alone(&cpu(Isa::Plain, 1, Activations::F32), sequence, |_| usize::MAX / 2, Pages::All)
     }
 
-    /// The case of some of the heads, as a rank has them.
+    /// Returns the case of some of the heads, as a rank owns them.
     fn share(&self, owned: Range<usize>) -> Case {
         let RecurrentHeads { per_key, key_dim, value_dim, taps, n_heads, n_key_heads, .. } = self.heads;
         let keys = owned.start / per_key..(owned.end - 1) / per_key + 1;
@@ -298,7 +298,7 @@ fn company_gives_the_same_bits() {
     }
 }
 
-/// Rows that turn out not to hold are computed again, in the block before as well.
+/// Rejected rows are computed again, also in the previous block.
 #[test]
 fn rewound_rows_leave_nothing() {
     let mut rng = Rng(54);

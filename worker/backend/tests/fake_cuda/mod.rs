@@ -1,5 +1,5 @@
 //! A fake CUDA driver and compiler for machines without a GPU, built for a test, which finds them like the real ones:
-//! host code cannot tell the difference. Kernels run on the emulator.
+//! they behave the same for host code. Kernels run on the emulator.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::fs::{self, File};
@@ -33,7 +33,7 @@ pub fn on_fake_cuda<Body: FnOnce()>(test: &str, screws: &[(&str, &str)], body: B
     assert!(told[0].contains("1 passed"), "no test is called {test}:\n{}", told[0]);
 }
 
-/// The test's name as the harness knows it: with the module of its body's closure, without the crate.
+/// Returns the test's name in the harness: with the module of its body's closure, without the crate.
 fn in_its_module<Body>(test: &str) -> String {
     let body = std::any::type_name::<Body>();
     let function = body.split(['<', '{']).next().unwrap_or(body).trim_end_matches(':');
@@ -53,7 +53,7 @@ pub fn folder() -> &'static Path {
 }
 
 fn backend() -> PathBuf {
-    // Whichever crate this test belongs to, all crates are in one repository.
+    // The test may be in any crate, as all crates are in one repository.
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = own.ancestors().find(|folder| folder.join("worker/backend/tests/fake_cuda").exists());
     root.expect("tests run from their repository").join("worker/backend")
@@ -66,7 +66,7 @@ fn build() -> PathBuf {
     sources.sort();
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_cuda");
     fs::create_dir_all(&target).unwrap();
-    // Several tests may want it at once; the first one builds it. The lock is released with the file.
+    // Several tests may need it at the same time; the first one builds it. The lock is released with the file.
     let lock = File::create(target.join("lock")).unwrap();
     lock.lock().unwrap();
     let made = target.join(digest(&sources));

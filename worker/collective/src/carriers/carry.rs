@@ -1,4 +1,4 @@
-//! The trait of carriers, and what they are told when they are chosen. Knows none of them.
+//! The trait of carriers, and the values from which they are chosen. Has no knowledge of any carrier.
 
 use crate::error::Result;
 use crate::mesh::Mesh;
@@ -7,11 +7,11 @@ use crate::transfer::OwnerOf;
 use backend::Memory;
 use std::fmt;
 
-/// Carries numbers between the memory of a rank's device and that of its peers. A carrier owns the one below it and
-/// leaves to it what it does not carry itself; the lowest is the host's, which carries everything. `Ranks` documents
-/// the operations. An operation may only be enqueued when it returns: `settle` is called before results are used.
+/// Carries numbers between the memory of a rank's device and that of its peers. A carrier owns the one below it, which
+/// does what the carrier itself cannot. The lowest is the host's, which carries everything. `Ranks` documents the
+/// operations. An operation may be only enqueued when it returns: call `settle` before results are used.
 pub trait Carry<D: Memory>: fmt::Debug + Send {
-    /// Only called with several ranks; this rank's planes are those of the plan.
+    /// Called only with several ranks; this rank's planes are those of the plan.
     fn all_reduce(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: Sum<'_>) -> Result<()>;
 
     fn share_rows(
@@ -33,10 +33,10 @@ pub trait Carry<D: Memory>: fmt::Debug + Send {
         n_rows: usize,
     ) -> Result<()>;
 
-    /// Only called where there is a next stage.
+    /// Called only if there is a next stage.
     fn send_rows(&mut self, mesh: &mut Mesh, device: &D, buffer: &D::Buffer, n_rows: usize) -> Result<()>;
 
-    /// Only called where there is a previous stage.
+    /// Called only if there is a previous stage.
     fn recv_rows(&mut self, mesh: &mut Mesh, device: &D, buffer: &mut D::Buffer, n_rows: usize) -> Result<()>;
 
     fn settle(&mut self, _mesh: &mut Mesh) -> Result<()> {
@@ -51,19 +51,20 @@ pub trait Carry<D: Memory>: fmt::Debug + Send {
         Ok(())
     }
 
-    /// Whether this carrier, or one below it, is of this kind.
+    /// Returns whether this carrier, or one below it, is of this kind.
     fn has(&self, choice: CarrierChoice) -> bool;
 
-    /// Called before the peers hear that this rank leaves in good order: work in progress may end, if it does so soon.
+    /// Called before the peers are notified that this rank leaves in good order. Work in progress may end, if it does
+    /// so soon.
     fn finish(&mut self) {}
 
-    /// Called after the peers have heard. Without it, whatever still waits is broken off on drop.
+    /// Called after the peers are notified. Without it, the drop aborts everything that still waits.
     fn leave(&mut self) {}
 }
 
 /// Leaves the mesh and its carrier: in good order, unless this rank has already failed.
 pub fn leave<D: Memory>(mesh: &mut Mesh, carrier: &mut dyn Carry<D>) {
-    // In both cases the peers are told before communicators end, which may take long.
+    // In both cases the peers are notified before communicators end, which may take long.
     if mesh.is_ended() || std::thread::panicking() {
         return mesh.leave();
     }
@@ -72,18 +73,18 @@ pub fn leave<D: Memory>(mesh: &mut Mesh, carrier: &mut dyn Carry<D>) {
     carrier.leave();
 }
 
-/// Which carrier moves numbers between the ranks' devices.
+/// The carrier that moves numbers between the ranks' devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CarrierChoice {
-    /// NCCL where all ranks of the exchange have it, each with a device of its own; otherwise the host. Ranks whose
-    /// devices reach each other's memory sum over that: small sums only, or without NCCL all of them.
+    /// NCCL if all ranks of the exchange have it, each with its own device; otherwise the host. Ranks whose devices
+    /// reach each other's memory use that for sums: small sums only, or all of them without NCCL.
     #[default]
     Auto,
     /// The mesh, through the host.
     Host,
-    /// NCCL; an error where it cannot be used. From 2.30 on ranks may share a device.
+    /// NCCL, or an error if it cannot be used. From 2.30 on ranks may share a device.
     Nccl,
-    /// As `Auto`, but sums must go over the devices' memory; ranks may share a device for that.
+    /// Like `Auto`, but sums must use the devices' memory; ranks may share a device for that.
     Ipc,
 }
 
@@ -94,18 +95,19 @@ pub struct ExchangeLimits {
     pub rows_max: usize,
     /// Columns of a row.
     pub hidden: usize,
-    /// The most rows whose logits are wanted in one pass.
+    /// The most rows whose logits are needed in one pass.
     pub outputs_max: usize,
     pub n_vocab: usize,
-    /// The numbers of leaves that the model's sums have.
+    /// The leaf counts of the model's sums.
     pub n_leaves: Vec<u32>,
     pub chunks: ChunkLimits,
 }
 
-/// Where large exchanges are cut, in numbers of 32 bits. Changes no bit of any sum, but all ranks must cut alike.
+/// The sizes at which large exchanges are cut, in numbers of 32 bits. They change no bit of any sum, but must be the
+/// same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkLimits {
-    /// Up to this size a rank's planes are gathered whole and every rank folds them: one message's latency, not two.
+    /// Up to this size every rank gathers whole planes and folds them: the latency of one message instead of two.
     pub small_max: usize,
     /// Numbers in flight at a time when rows are sent; at least one row.
     pub chunk_max: usize,
@@ -118,7 +120,7 @@ impl Default for ChunkLimits {
 }
 
 impl ChunkLimits {
-    /// How many rows of `n_cols` columns are sent together.
+    /// Returns how many rows of `n_cols` columns are sent together.
     pub(crate) fn rows_at_once(self, n_cols: usize) -> usize {
         (self.chunk_max / n_cols.max(1)).max(1)
     }

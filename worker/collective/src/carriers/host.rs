@@ -1,6 +1,6 @@
-//! The host's carrier: numbers go from the device to the host, through the links of the mesh, and back. It carries
-//! everything for any device. Small sums gather all planes and every rank folds them; large ones go all to all by
-//! column, each rank folds its columns, and the finished columns are gathered.
+//! The host's carrier: numbers move from the device to the host, through the links of the mesh, and back. It carries
+//! everything for any device. For a small sum every rank gathers all planes and folds them. For a large one the ranks
+//! exchange columns all to all, each rank folds its columns, and the finished columns are gathered.
 
 use super::carry::{CarrierChoice, Carry};
 use crate::error::Result;
@@ -13,13 +13,13 @@ use backend::Memory;
 use std::ops::Range;
 use std::time::Instant;
 
-/// Up to this size a rank's planes travel whole and every rank folds them: one message's latency, not two.
+/// Up to this size a rank's planes are sent whole and every rank folds them: the latency of one message instead of two.
 const SMALL_WORDS: usize = FRAME_WORDS_MAX;
 
 /// Carries everything through the host. Its buffers are kept from step to step.
 #[derive(Debug)]
 pub struct HostCarrier {
-    /// This rank's planes, or the columns of all planes that it folds for everybody.
+    /// This rank's planes, or the columns of all planes that it folds for the stage.
     planes: Vec<f32>,
     /// The folded result.
     sum: Vec<f32>,
@@ -105,7 +105,7 @@ impl<D: Memory> Carry<D> for HostCarrier {
 }
 
 impl HostCarrier {
-    /// Every rank has all planes and folds them out of the memory in which they arrived.
+    /// Every rank receives all planes and folds them in the memory in which they arrived.
     fn sum_small<D: Memory>(
         &mut self,
         mesh: &mut Mesh,
@@ -147,7 +147,7 @@ impl HostCarrier {
         mesh.has_folded_since(begun);
     }
 
-    /// Each rank has its columns of all planes and folds those; then everybody has the finished columns of all.
+    /// Each rank receives its columns of all planes and folds them; then all ranks receive the finished columns.
     fn sum_large<D: Memory>(
         &mut self,
         mesh: &mut Mesh,
@@ -199,7 +199,7 @@ impl HostCarrier {
         let begun = Instant::now();
         let size = sum.n_rows * mesh.columns_of(mesh.tp(), sum.n_cols).len();
         grow(&mut self.sum, size);
-        // The planes of all ranks lie in the order of their leaves, as parts do.
+        // The planes of all ranks are in the order of their leaves, like parts.
         let parts = &self.planes;
         let source = |plane: &Plane| &parts[(sum.plan.first_of(plane.tp) + plane.number) * size..][..size];
         fold(&sum.plan.planes, source, &mut self.stack, &mut self.sum[..size]);
@@ -221,7 +221,7 @@ fn rows_of(floats: &[f32], n_rows: usize, n_cols: usize) -> impl Iterator<Item =
     (0..n_rows).map(move |row| &floats[row * n_cols..][..n_cols])
 }
 
-/// A buffer that is sent from and received into.
+/// A buffer to send from and receive into.
 struct Whole<'a, M: Memory> {
     device: &'a M,
     buffer: &'a mut M::Buffer,
@@ -237,7 +237,7 @@ impl<M: Memory> Payload for Whole<'_, M> {
     }
 }
 
-/// A buffer that is only sent from.
+/// A buffer only to send from.
 struct Mine<'a, M: Memory> {
     device: &'a M,
     buffer: &'a M::Buffer,
@@ -269,7 +269,7 @@ impl Payload for Read<'_> {
     }
 }
 
-/// Columns of planes: sent from the device, received beside each other.
+/// Columns of planes: sent from the device, received side by side.
 struct Parts<'a, M: Memory, F> {
     device: &'a M,
     planes: &'a M::Buffer,

@@ -1,5 +1,5 @@
-//! Ranks on GPUs exchange without the host where all of them have NCCL: rows, planes and logits go from device to
-//! device in stream order. The mesh still carries rendezvous, tokens and blame.
+//! Ranks on GPUs exchange without the host if all of them have NCCL: rows, planes and logits move from device to device
+//! in stream order. The mesh still carries rendezvous, tokens and blame.
 //!
 //! ```text
 //! api       the functions of the library

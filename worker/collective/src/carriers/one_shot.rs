@@ -1,5 +1,5 @@
-//! Sums between ranks of a stage on one host whose devices reach each other's memory, without any library: each rank
-//! copies its planes to a buffer that the others see, and one kernel per rank adds them by the leaves' tree
+//! Sums between ranks of a stage on one host whose devices reach each other's memory, without any library. Each rank
+//! copies its planes to a buffer that the others can read, and one kernel per rank adds them by the leaves' tree
 //! (`backend::cuda`). The mesh still carries rendezvous and blame.
 //!
 //! ```text

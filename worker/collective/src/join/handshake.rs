@@ -1,4 +1,4 @@
-//! The handshake: each side proves that it knows the epoch's secret, without saying it, and both settle on a wire.
+//! The handshake: each side proves that it has the epoch's secret, without sending it, and both agree on a wire.
 //!
 //! ```text
 //! dialer                                        acceptor
@@ -11,9 +11,9 @@
 //!                                          ◀──  Answer    whether they could be opened; its doorbell
 //! verdict whether that could be opened     ──▶
 //! ```
-//! The session's key is a MAC of Hello and Greeting under the secret: nonces of both sides, so nothing can be replayed.
-//! What follows the proofs carries a MAC too, and the keys of a connection's frames are made of the session's, one for
-//! each direction: no two connections and no two epochs have a key in common.
+//! The session's key is a MAC of Hello and Greeting under the secret. Both contain nonces, so nothing can be replayed.
+//! The messages after the proofs carry a MAC too. The keys of a connection's frames are derived from the session's key,
+//! one for each direction: no two connections and no two epochs share a key.
 
 use super::stream::{HandshakeResult, HandshakeStream};
 use crate::arrivals::{EPOCH, HELLO, MAGIC};
@@ -26,14 +26,14 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use types::{Epoch, Rank};
 
-/// Version 1 had neither a word on encryption nor seals. A Hello keeps its length, so that both versions can read it.
+/// Version 1 has neither an encryption field nor seals. A Hello keeps its length, so that both versions can read it.
 const VERSION: u16 = 2;
 
 const GREETING: usize = 4 + EPOCH + 32;
 const MAC: usize = 32;
 /// The dialer's offer: host, pid, the pair's number and nonce, the doorbell's number and nonce; zero if it offers none.
 const OFFER: usize = 4 + 32 + 4 + 2 * (4 + 32);
-/// The acceptor's answer: whether it could be opened, pid, the doorbell's number and nonce.
+/// The acceptor's answer: whether it could open the offer, pid, the doorbell's number and nonce.
 const ANSWER: usize = 4 + 4 + 4 + 32;
 
 /// What each side of a connection needs for the handshake.
@@ -43,14 +43,14 @@ pub struct Meeting<'a> {
     pub stream: HandshakeStream<'a>,
 }
 
-/// A peer that has proved its identity, and the link agreed upon.
+/// A peer that has proved its identity, and the chosen link.
 pub struct Met {
     stream: TcpStream,
     memory: Option<(Arc<Region>, usize, Arc<Region>)>,
     seals: LinkSeals,
 }
 
-/// Who of the two sides of a connection this one is.
+/// The two sides of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Dialer,
@@ -71,7 +71,7 @@ impl Met {
     }
 }
 
-/// Random bytes never used before.
+/// Returns random bytes that were never used before.
 pub fn fresh() -> Result<Nonce> {
     let mut nonce = [0; 32];
     let flags = rustix::rand::GetRandomFlags::empty();
@@ -90,7 +90,7 @@ impl Session {
         Session(*blake3::keyed_hash(secret, &[hello.as_slice(), greeting].concat()).as_bytes())
     }
 
-    /// The seals of the connection's frames, as `side` has them.
+    /// Returns the seals of the connection's frames for `side`.
     fn seals(&self, side: Side, encryption: LinkEncryption) -> LinkSeals {
         let seal = |from: &str| Seal::new(self.mac("frames of the", from.as_bytes()).as_bytes(), encryption);
         let (dialer, acceptor) = (seal("dialer"), seal("acceptor"));
@@ -104,7 +104,7 @@ impl Session {
         blake3::keyed_hash(&self.0, &[what.as_bytes(), body].concat())
     }
 
-    /// blake3's hashes compare in constant time.
+    /// Checks a MAC. blake3's hashes compare in constant time.
     fn is_meant(&self, what: &str, body: &[u8], mac: [u8; MAC]) -> bool {
         self.mac(what, body) == blake3::Hash::from_bytes(mac)
     }
@@ -137,7 +137,7 @@ impl Fields<'_> {
     }
 }
 
-/// Puts fields into a message of a fixed length.
+/// Joins fields into a message of a fixed length.
 fn message<const N: usize>(fields: &[&[u8]]) -> [u8; N] {
     fields.concat().try_into().expect("lengths are constants, and add up")
 }
@@ -146,7 +146,7 @@ fn epoch_bytes(epoch: Epoch) -> [u8; EPOCH] {
     message(&[&epoch.incarnation.to_le_bytes(), &epoch.n.to_le_bytes()])
 }
 
-/// The code that tells the dialer the verdict; 0 lets it in.
+/// Returns the code that sends the verdict to the dialer; 0 accepts it.
 fn verdict(refusal: Option<JoinRefusal>) -> u32 {
     match refusal {
         None => 0,
@@ -161,7 +161,7 @@ fn verdict(refusal: Option<JoinRefusal>) -> u32 {
     }
 }
 
-/// Reads the verdict as the dialer: to it, its own epoch is `ours`.
+/// Reads the verdict as the dialer, whose own epoch is `ours`.
 fn refusal(verdict: u32, plan: &MeshPlan, theirs: Epoch) -> HandshakeResult<()> {
     let (ours, encryption) = (plan.epoch, plan.encryption);
     Err(match verdict {
@@ -178,7 +178,8 @@ fn refusal(verdict: u32, plan: &MeshPlan, theirs: Epoch) -> HandshakeResult<()> 
 }
 
 impl Meeting<'_> {
-    /// Identifies the peer that said Hello; `take` gives it its slot. A refusal names the slot that it leaves empty.
+    /// Identifies the peer that sent the Hello; `take` gives it its slot. A refusal names the slot that it leaves
+    /// empty.
     pub fn welcome(
         &mut self,
         hello: &[u8; HELLO],
@@ -216,7 +217,7 @@ impl Meeting<'_> {
         result.map(|()| (rank, session))
     }
 
-    /// The rank that says hello, if it is one of those expected.
+    /// Returns the rank that sent the Hello, if it is an expected one.
     fn judge(&self, hello: &[u8; HELLO]) -> HandshakeResult<Rank> {
         let mut fields = Fields(hello);
         let ours = self.plan.epoch;
@@ -241,7 +242,7 @@ impl Meeting<'_> {
         if is_expected { Ok(from) } else { Err(JoinRefusal::Unexpected) }
     }
 
-    /// Proves to `rank` who this is, and settles the wire.
+    /// Proves this rank's identity to `rank`, and agrees on the wire.
     pub fn dial(&mut self, rank: Rank) -> HandshakeResult<Met> {
         let plan = self.plan;
         let (from, to) = (plan.rank.0.to_le_bytes(), rank.0.to_le_bytes());
@@ -266,7 +267,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// The dialer makes the pair's region; it is side 0.
+    /// Makes the pair's region as the dialer, which is side 0.
     fn offer_wire(&mut self, rank: Rank, session: &Session) -> HandshakeResult<Met> {
         let pair = self.make_pair(rank);
         let (host, pid) = (host(), std::process::id().to_le_bytes());
@@ -312,7 +313,7 @@ impl Meeting<'_> {
         self.met(memory, session.seals(Side::Acceptor, self.plan.encryption))
     }
 
-    /// Opens the pair's region and the peer's doorbell, if the peer is on this host and both are what it says.
+    /// Opens the pair's region and the peer's doorbell, if the peer is on this host and both match the offer.
     fn open(&self, rank: Rank, offer: &[u8; OFFER]) -> Option<(Region, Region)> {
         self.offer?;
         let mut fields = Fields(offer);
@@ -343,7 +344,7 @@ impl Meeting<'_> {
     }
 }
 
-/// Identifies the machine's current boot, hashed: others need not know more.
+/// Returns a hash that identifies the machine's current boot, and reveals no more than that.
 fn host() -> [u8; 32] {
     *blake3::hash(&boot_id()).as_bytes()
 }

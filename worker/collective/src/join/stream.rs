@@ -58,7 +58,7 @@ impl<'a> HandshakeStream<'a> {
         Ok(bytes)
     }
 
-    /// The connection, in the mode that links expect.
+    /// Returns the connection, in the mode that links expect.
     pub fn stream(&self) -> std::io::Result<TcpStream> {
         self.stream.set_nonblocking(true)?;
         self.stream.try_clone()

@@ -1,5 +1,5 @@
-//! The seals of one connection: a frame that leaves gets a tag, and a frame that comes is believed only by its tag.
-//! Knows keys and numbers, no sockets.
+//! The seals of one connection: an outgoing frame gets a tag, and an incoming frame is accepted only by its tag. Works
+//! with keys and numbers; has no knowledge of sockets.
 //!
 //! ```text
 //! words  0..10   the head: in the clear, authenticated
@@ -7,17 +7,17 @@
 //!       14..16   a checksum without a key over both: a fault of the wire shows before the frame is whole
 //!       16..     the payload, with zeros up to a whole line: authenticated, and encrypted if links are
 //! ```
-//! Each direction of each connection has a key of its own, so a frame's number in its direction is a nonce that no
-//! other frame has. A frame that was left out, repeated or moved stands at another number, and its tag is wrong there.
+//! Each direction of each connection has its own key, so a frame's number in its direction is a nonce that no other
+//! frame has. A frame that was dropped, repeated or moved has another number, and its tag is wrong there.
 
 use crate::frame::{FrameHead, HEAD_WORDS, TAG_WORDS, Tag};
 use crate::plan::LinkEncryption;
 use ring::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
-/// The words of a head that its tag is made over: those before the tag.
+/// The words of a head that its tag covers: those before the tag.
 const SEALED_WORDS: usize = HEAD_WORDS - TAG_WORDS - 2;
 
-/// What leaves one side of a connection, and what arrives there.
+/// The seals of a connection's outgoing and incoming frames.
 #[derive(Debug)]
 pub struct LinkSeals {
     pub outgoing: Seal,
@@ -29,19 +29,19 @@ pub struct LinkSeals {
 pub struct Seal {
     key: LessSafeKey,
     encryption: LinkEncryption,
-    /// It does not wrap: 2^64 frames take longer than any machine lasts.
+    /// Never wraps: 2^64 frames take longer than any machine lasts.
     n_frames: u64,
 }
 
-/// The frame is not what the peer has sent next.
+/// The frame is not the next one that the peer sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forged;
 
 impl Seal {
-    /// `secret` must be known to the two sides alone, and serve no other connection or direction.
+    /// Only the two sides may have `secret`, and it must serve no other connection or direction.
     pub fn new(secret: &[u8; 32], encryption: LinkEncryption) -> Seal {
         let algorithm = match encryption {
-            // Poly1305 alone is the quicker MAC, and GCM the quicker cipher: see DESIGN.md.
+            // Poly1305 alone is the faster MAC, and GCM the faster cipher: see DESIGN.md.
             LinkEncryption::Off => &CHACHA20_POLY1305,
             LinkEncryption::On => &AES_256_GCM,
         };
@@ -49,7 +49,7 @@ impl Seal {
         Seal { key: LessSafeKey::new(key), encryption, n_frames: 0 }
     }
 
-    /// Writes the head in front of a frame's payload, and seals both. `frame` is all of it, in whole lines.
+    /// Writes the head in front of a frame's payload, and seals both. `frame` is the whole frame, in whole lines.
     pub fn seal(&mut self, head: &FrameHead, frame: &mut [u32]) {
         frame[..SEALED_WORDS].copy_from_slice(&head.encode([0; TAG_WORDS])[..SEALED_WORDS]);
         frame[SEALED_WORDS..HEAD_WORDS].fill(0);
@@ -63,14 +63,14 @@ impl Seal {
         self.n_frames += 1;
     }
 
-    /// Opens the next frame where it lies.
+    /// Opens the next frame in place.
     pub fn open(&mut self, tag: Tag, frame: &mut [u32]) -> Result<(), Forged> {
         self.open_at(self.n_frames, tag, frame)?;
         self.n_frames += 1;
         Ok(())
     }
 
-    /// Whether a head without a payload is the next frame, which is not taken yet.
+    /// Returns whether this head without a payload is the next frame, and leaves that frame in place.
     pub fn is_next(&self, tag: Tag, head: &[u32; HEAD_WORDS]) -> bool {
         self.open_at(self.n_frames, tag, &mut head.clone()).is_ok()
     }
@@ -85,7 +85,7 @@ impl Seal {
 }
 
 impl LinkEncryption {
-    /// What of a frame stays as it is, and what is encrypted.
+    /// Returns the plain part of a frame, and the encrypted part.
     fn parts(self, frame: &mut [u32]) -> (&[u8], &mut [u8]) {
         let n_plain = match self {
             LinkEncryption::Off => frame.len(),
@@ -158,7 +158,7 @@ mod tests {
                 changed[bit / 32] ^= 1 << (bit % 32);
                 let mut theirs = Seal::new(&[3; 32], mode);
                 assert_eq!(opened(&mut theirs, &changed), None, "{mode:?}, bit {bit}");
-                // Whoever changes a frame on purpose makes the checksum right, as it has no key.
+                // An attacker makes the checksum of a changed frame right, as it has no key.
                 let words: &[u32; HEAD_WORDS] = changed.first_chunk().unwrap();
                 let meant = FrameHead::checked(words);
                 changed[..HEAD_WORDS].copy_from_slice(&meant);

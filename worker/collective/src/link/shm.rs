@@ -1,4 +1,4 @@
-//! Two rings in a region: to a thread of this process, or to another process that may write there what it likes.
+//! Two rings in a region, shared with a thread of this process or with another process, which may write anything there.
 
 use super::{LinkFault, Result};
 use crate::frame::{FrameHead, FrameStart, HEAD_WORDS, TAG_WORDS, frame_words};
@@ -11,12 +11,12 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use types::Rank;
 
-/// Exit of a side that broke off, beside the rank to blame.
+/// The exit of a side that broke off, combined with the rank to blame.
 const BROKEN: u32 = 1 << 16;
-/// Exit of a side that left in good order.
+/// The exit of a side that left in good order.
 const LEFT: u32 = 1 << 17;
 
-/// One side of the region, and the neighbour's doorbell: all that ending a link takes.
+/// One side of the region, and the neighbour's doorbell: enough to end a link.
 #[derive(Clone, Debug)]
 pub struct LinkSide {
     region: Arc<Region>,
@@ -30,24 +30,24 @@ impl LinkSide {
         LinkSide { region, side, doorbell }
     }
 
-    /// Says that this side has broken off, and who is to blame.
+    /// Records that this side has broken off, and the rank to blame.
     pub fn break_off(&self, culprit: Rank) {
         self.end(BROKEN | u32::from(culprit.0));
     }
 
-    /// Says that this side has done all that it had to do.
+    /// Records that this side has done all of its work.
     pub fn leave(&self) {
         self.end(LEFT);
     }
 
-    /// The first exit stands.
+    /// Records an exit; the first one counts.
     fn end(&self, exit: u32) {
         let ours = &self.region.pair().exits[self.side].0;
         let _ = ours.compare_exchange(0, exit, Ordering::Release, Ordering::Relaxed);
         self.doorbell.doorbell().always(futex::wake);
     }
 
-    /// Whether the neighbour has ended, in either way.
+    /// Returns whether the neighbour has ended, in either way.
     pub fn is_left(&self) -> bool {
         self.region.pair().exits[1 - self.side].0.load(Ordering::Acquire) != 0
     }
@@ -73,7 +73,7 @@ pub struct ShmLink {
     /// The reservation for the frame being written, and the words that it occupies.
     open: Option<(Reservation, u32)>,
     reader: Reader,
-    /// The frame that was peeked at, and its position.
+    /// The frame that `peek` returned, and its position.
     front: Option<(FrameHead, u32)>,
     /// The handshake's connection: it closes when the other process dies.
     control: Option<TcpStream>,
@@ -99,7 +99,7 @@ impl ShmLink {
         let n = frame_words(n_words) as u32;
         let Some(room) = self.writer.reserve(self.side.outgoing(), n)? else { return Ok(None) };
         self.open = Some((room, n));
-        // SAFETY: `room` lies in the ring, whole, and its words are this side's until they are published. A neighbour
+        // SAFETY: `room` is whole within the ring, and its words are this side's until they are published. A neighbour
         // that writes there nonetheless changes numbers, any of which are valid.
         Ok(Some(unsafe { std::slice::from_raw_parts_mut(self.out_at(room.at).add(HEAD_WORDS), n_words) }))
     }
@@ -134,7 +134,7 @@ impl ShmLink {
         }
     }
 
-    /// What begins at the read position; a skip is skipped.
+    /// Returns what begins at the read position, after a skip.
     fn look(&mut self) -> Result<Option<FrameStart>> {
         let filled = self.reader.filled(self.side.incoming())?;
         if filled.n == 0 {
@@ -172,15 +172,15 @@ impl ShmLink {
         self.side.ring_doorbell();
     }
 
-    /// The connection that shows the death of the neighbour's process, if it is another process.
+    /// Returns the connection that closes at the death of the neighbour's process, if that is another process.
     pub fn control(&self) -> Option<&TcpStream> {
         self.control.as_ref()
     }
 
     pub fn has_ended(&mut self, thorough: bool) -> Option<LinkFault> {
         let hung_up = thorough && self.control.as_ref().is_some_and(hung_up);
-        // Read after the connection: a leaving neighbour sets its exit before it hangs up. Acquire: whoever sees the
-        // exit also sees what was sent before it.
+        // Read after the connection: a leaving neighbour sets its exit before it hangs up. Acquire: a reader that sees
+        // the exit also sees what was sent before it.
         let exit = self.side.region.pair().exits[1 - self.side.side].0.load(Ordering::Acquire);
         match exit {
             0 => hung_up.then_some(LinkFault::Lost(None)),
@@ -202,7 +202,7 @@ impl ShmLink {
     }
 }
 
-/// Nothing is ever sent on a control connection; it only closes.
+/// Returns whether a control connection has closed. No data is ever sent on it.
 pub fn hung_up(control: &TcpStream) -> bool {
     match control.peek(&mut [0]) {
         Ok(_) => true,

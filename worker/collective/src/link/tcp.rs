@@ -15,10 +15,10 @@ const ROOM_WORDS: usize = HEAD_WORDS + FRAME_WORDS_MAX;
 pub struct TcpLink {
     stream: TcpStream,
     seals: Box<LinkSeals>,
-    /// The frame being sent; `leaving` are its bytes that the system has not taken yet.
+    /// The frame to send; `leaving` are the bytes that the system has not accepted yet.
     staged: Box<[u32]>,
     leaving: Range<usize>,
-    /// Received bytes; `arrived` are those not read yet. Frames begin on cache lines of it.
+    /// Received bytes; `arrived` are those not read yet. Frames begin on cache lines of this buffer.
     incoming: Box<[u32]>,
     arrived: Range<usize>,
     front: Option<FrameHead>,
@@ -60,7 +60,7 @@ impl TcpLink {
                 Ok(n) => self.leaving.start += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // The neighbour may have said before why it ended.
+                // The neighbour may have sent its reason before it ended.
                 Err(_) => return Err(self.why_ended()),
             }
         }
@@ -78,13 +78,13 @@ impl TcpLink {
         }
     }
 
-    /// Whether the neighbour has ended, by its own word or by hanging up, behind what was not read yet.
+    /// Returns how the neighbour has ended, by its last frame or by hanging up, behind the bytes not read yet.
     pub fn has_ended(&mut self) -> Option<LinkFault> {
         let held = match self.front {
             Some(head) if last_word(&head).is_none() => head,
             _ => return self.peek().err(),
         };
-        // The front frame is still in use: look behind it, as far as there is room.
+        // The front frame is still in use: check the bytes behind it, as far as there is room.
         let is_full = self.arrived.end == 4 * self.incoming.len();
         let received = if is_full { Ok(()) } else { self.receive() };
         let behind = self.arrived.start / 4 + frame_words(held.n_words as usize);
@@ -97,7 +97,7 @@ impl TcpLink {
         }
     }
 
-    /// The next frame's header, once the frame is whole and its tag is right.
+    /// Returns the next frame's header, once the frame is whole and its tag is right.
     fn whole(&mut self) -> Result<Option<FrameHead>> {
         let words = &mut self.incoming[self.arrived.start / 4..self.arrived.end / 4];
         let Some(head_words) = words.first_chunk() else { return Ok(None) };
@@ -152,7 +152,7 @@ impl TcpLink {
         }
     }
 
-    /// Sends the last frame, as far as the system takes it at once, and nothing after it.
+    /// Sends the last frame, as far as the system accepts it at once, and nothing after it.
     pub fn leave(&mut self, head: &FrameHead) {
         if matches!(self.flush(), Ok(true)) {
             let _ = self.send(head);
@@ -160,7 +160,7 @@ impl TcpLink {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// Why writing fails: the rank to blame, if the neighbour named one behind what was not read yet.
+    /// Returns why writing fails, with the rank to blame if the neighbour named one behind the bytes not read yet.
     fn why_ended(&mut self) -> LinkFault {
         loop {
             let n = self.arrived.len();
@@ -174,7 +174,7 @@ impl TcpLink {
     }
 }
 
-/// What a frame says of its sender's end.
+/// Returns the end of the sender that a frame announces, if it does.
 fn last_word(head: &FrameHead) -> Option<LinkFault> {
     match head.kind {
         FrameKind::Break => Some(LinkFault::Lost(Some(Rank(head.tag as u16)))),

@@ -1,4 +1,4 @@
-//! Ranks that die, hang, abort or lose their way: the others get an error that names who it was, and never hang.
+//! Ranks that die, hang, abort or get out of step: the others receive an error that names the rank, and never hang.
 
 use crate::common;
 use crate::common::{cpu, each, plans};
@@ -27,7 +27,7 @@ fn whoever_is_done_may_leave() {
             match rank.part().place.stage {
                 0 => {
                     rank.send_rows(cpu, &buffer, 1)?;
-                    // Waits for longer than rank 1 is there.
+                    // Waits longer than rank 1 exists.
                     rank.recv_tokens(StepId(0), &mut Vec::new())
                 }
                 1 => {
@@ -63,7 +63,7 @@ fn whoever_is_gone_is_named_by_all() {
 
 #[test]
 fn a_chain_names_the_one_who_broke_it() {
-    // Rank 0 never talks to rank 2; its peer passes the name on.
+    // Rank 0 has no link to rank 2; its peer passes the number on.
     for (wire, mut ranks) in common::wires(&layout(1, 4)) {
         drop(ranks.remove(2));
         let errors = each(ranks, |rank, cpu| {
@@ -74,7 +74,7 @@ fn a_chain_names_the_one_who_broke_it() {
                 _ => rank.recv_rows(cpu, buffer, 1),
             };
             if stage == 0 {
-                // Rank 1 hears nothing from this rank and must finally hear of rank 2; then this rank hears of rank 3.
+                // Rank 1 receives nothing from this rank and must finally report rank 2; then this rank reports rank 3.
                 return wait(rank, &mut buffer).unwrap_err();
             }
             if stage == 1 {
@@ -100,7 +100,7 @@ fn whoever_is_silent_is_named_at_the_deadline() {
         for n_cols in [10, LARGE] {
             let error = share(&mut ranks[0], &cpu(), n_cols).unwrap_err();
             let is_first = n_cols == 10;
-            // After a failure there is no way back into step.
+            // A failed rank cannot get back into step.
             let is_named = matches!(error, Error::Deadline { rank: Rank(1) });
             assert!(if is_first { is_named } else { matches!(error, Error::Aborted) }, "{error:?} over {wire:?}");
         }
@@ -149,7 +149,7 @@ fn ranks_out_of_step_never_get_wrong_numbers() {
                 rank.all_reduce(cpu, &mut planes, &[owned], 4, 1).unwrap_err()
             }
         });
-        // Whichever rank sees it first; the other hears that its peer gave up.
+        // Either rank may detect it first; the other one receives that its peer gave up.
         let sees = |error: &Error| matches!(error, Error::OutOfStep { .. });
         assert!(errors.iter().any(sees), "{errors:?} over {wire}");
         assert!(errors.iter().all(|error| error.rank().is_some()), "{errors:?} over {wire}");

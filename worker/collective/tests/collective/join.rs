@@ -1,4 +1,4 @@
-//! Meeting at the listener: whoever cannot be meant is sent away by name, and harms nobody.
+//! Ranks meet at the listener: a stranger is rejected with a reason, and does no harm.
 
 use crate::common;
 use crate::common::{EPOCH, join_all, plans};
@@ -16,7 +16,7 @@ fn shortly(plans: &mut [(PeerListener, MeshPlan)]) {
     plans.iter_mut().for_each(|(_, plan)| plan.timeouts.join = Duration::from_millis(400));
 }
 
-/// The pair works: tokens go from one to the other.
+/// Checks that the pair works: tokens move from one to the other.
 fn talk(ranks: Vec<Mesh>) {
     let mut ranks = common::over_host(ranks);
     let mut tokens = Vec::new();
@@ -98,7 +98,7 @@ fn an_epoch_that_has_not_begun_is_awaited() {
     let later = Epoch { n: EPOCH.n + 1, ..EPOCH };
     let ranks = std::thread::scope(|scope| {
         let there = scope.spawn(move || Mesh::join(&their_door, MeshPlan { epoch: later, ..theirs }));
-        // No further rank of this epoch comes, and whoever connects is told to wait.
+        // No further rank of this epoch comes, and every peer that connects receives that it must wait.
         first.timeouts.join = Duration::from_millis(200);
         let here = Mesh::join(&door, first.clone());
         assert!(matches!(here, Err(Error::Deadline { rank: Rank(1) })));
@@ -154,7 +154,7 @@ fn strangers_at_the_door_harm_nobody() {
         stranger.write_all(bytes).unwrap();
         stranger
     };
-    // They connect before anybody joins: one sends garbage, one stops halfway, one is silent, one hangs up.
+    // They connect before any rank joins: one sends garbage, one stops halfway, one is silent, one hangs up.
     let mut garbage = knock(&[b'x'; 4096]);
     let strangers = [knock(b"LOCKSTEP\x01\0"), knock(b"")];
     drop(knock(b"LOCK"));
@@ -171,14 +171,14 @@ fn strangers_at_the_door_harm_nobody() {
         vec![here.join().unwrap(), there]
     });
     talk(ranks);
-    // The stranger was told nothing.
+    // The stranger received nothing.
     let mut said = Vec::new();
     let _ = garbage.read_to_end(&mut said);
     assert!(said.is_empty());
     drop(strangers);
 }
 
-/// More than any queue of the system holds, each of another kind, before a meeting and while it lasts.
+/// More strangers than any queue of the system holds, of several kinds, before a meeting and during it.
 #[test]
 fn strangers_are_let_go_while_nobody_meets_and_keep_nobody_from_meeting() {
     let mut plans = plans(&layout(2), Wire::Any);
@@ -190,7 +190,7 @@ fn strangers_are_let_go_while_nobody_meets_and_keep_nobody_from_meeting() {
         stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stranger
     };
-    // Who has gone is Ok(0), or an error where it left something unread.
+    // A closed connection returns Ok(0), or an error if it left bytes unread.
     let is_let_go = |mut stranger: TcpStream| match stranger.read(&mut [0]) {
         Ok(n) => n == 0,
         Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
@@ -201,7 +201,7 @@ fn strangers_are_let_go_while_nobody_meets_and_keep_nobody_from_meeting() {
     }
     for said in [b"".as_slice(), b"LOCK", &hello] {
         let strangers: Vec<_> = (0..400).map(|_| knock(said)).collect();
-        // All but the last 128, or 256 where the last ones were heard late.
+        // All but the last 128, or 256 if the last ones were read late.
         assert!(strangers.into_iter().take(140).all(is_let_go));
     }
     let (silent, early) = (knock(b""), knock(&hello));
@@ -213,13 +213,13 @@ fn strangers_are_let_go_while_nobody_meets_and_keep_nobody_from_meeting() {
     });
     talk(ranks);
     assert!(is_let_go(silent), "its time is over");
-    // Read while the others stand: who leaves is a refusal too, and a door keeps the last few alone.
+    // Read while the others are connected: a hang-up is a refusal too, and a listener keeps only the last few.
     let refusals = door.refusals();
     drop((early, crowd));
     assert!(refusals.iter().any(|refused| refused.why == JoinRefusal::Silence));
 }
 
-/// Version 1 had no seals: a peer of before is told so at once, whoever dials.
+/// Version 1 has no seals: such a peer is rejected with that reason at once, whichever side dials.
 #[test]
 fn another_version_is_refused() {
     for version in [1, 9] {
@@ -238,7 +238,7 @@ fn another_version_is_refused() {
     }
 }
 
-/// As version 1 answered: it read as many bytes, and its verdict on another version was the same.
+/// Answers like version 1: it read as many bytes, and its verdict on another version was the same.
 #[test]
 fn a_listener_of_another_version_is_named() {
     let mut plans = plans(&layout(2), Wire::Any);

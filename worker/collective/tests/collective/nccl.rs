@@ -1,5 +1,5 @@
-//! Ranks that exchange from device to device, over a driver and an NCCL that are faked: the bits are those of one rank,
-//! however sums are cut; and who is gone, silent or failed is an error that comes, though communicators wait for ever.
+//! Ranks that exchange from device to device, over a fake driver and a fake NCCL. The bits are those of one rank,
+//! however sums are cut. A rank that is gone, silent or failed causes an error, though communicators wait forever.
 
 use crate::common::Rng;
 use crate::device_sums::{HIDDEN, bits, expected_sum, filled, sum};
@@ -23,7 +23,7 @@ const N_LEAVES: [u32; 3] = [8, 5, 3];
 /// A deadline that a busy machine meets, where nothing should fail.
 const PATIENT: Duration = Duration::from_secs(120);
 const IMPATIENT: Duration = Duration::from_secs(4);
-/// A deadline that nobody reaches.
+/// A deadline that no test reaches.
 const FOREVER: Duration = Duration::from_secs(24 * 3600);
 
 /// One device for each rank: these tests allocate between exchanges, and on a shared device an allocation may wait for
@@ -46,7 +46,8 @@ fn ranks(layout: &Layout, deadline: Duration) -> Vec<Mesh> {
     Mesh::in_process_with(layout, WaitPolicy { deadline, spin: false }).unwrap()
 }
 
-/// Runs each rank on a thread with its own device, opened before any rank waits for another; the answers in rank order.
+/// Runs each rank on a thread with its own device, opened before any rank waits for another. Returns the answers in
+/// rank order.
 fn each<T: Send>(ranks: Vec<Mesh>, run: impl Fn(Mesh, &Cuda) -> T + Sync) -> Vec<T> {
     each_at(Mode::Lockstep, ranks, run)
 }
@@ -67,12 +68,12 @@ fn each_at<T: Send>(mode: Mode, ranks: Vec<Mesh>, run: impl Fn(Mesh, &Cuda) -> T
     })
 }
 
-/// The carriers of a rank, with default chunk limits.
+/// Returns ranks over this carrier, with default chunk limits.
 fn take(mesh: Mesh, cuda: &Cuda, choice: CarrierChoice) -> Result<Ranks<Cuda>, Error> {
     Ranks::on(cuda, mesh, choice, &limits(ChunkLimits::default()), &CancelFlag::default())
 }
 
-/// All operations, within a stage and between stages, several times over, so that leftovers of one meet the next.
+/// Runs all operations, within a stage and between stages, several times over, so that leftovers of one meet the next.
 fn all_operations(rank: &mut Ranks<Cuda>, cuda: &Cuda) {
     for (n_leaves, n_rows) in N_LEAVES.into_iter().flat_map(|n| [1, N_ROWS].map(|rows| (n, rows))) {
         assert_eq!(sum(rank, cuda, n_leaves, n_rows).unwrap(), expected_sum(n_leaves, n_rows));
@@ -155,7 +156,8 @@ fn under_fast_sums_are_nccls() {
     });
 }
 
-/// The error of the first of two ranks when the second does `instead` in place of its second sum, and then stays.
+/// Returns the error of the first of two ranks when the second does `instead` in place of its second sum, and then
+/// stays.
 fn first_beside(deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync) -> Error {
     let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
     let (end, wait) = channel::<()>();
@@ -191,7 +193,7 @@ fn who_breaks_off_is_named_long_before_the_deadline() {
     });
 }
 
-/// The first of two ranks begins what the second never does, while NCCL connects them for it.
+/// The first of two ranks begins a sum that the second never begins, while NCCL connects the ranks for it.
 fn lost_while_nccl_connects() {
     let error = first_beside(FOREVER, |rank| rank.abort_handle().abort());
     assert!(matches!(error, Error::PeerLost { rank: Rank(1) }), "{error}");
@@ -212,7 +214,7 @@ fn a_call_of_nccls_that_waits_for_a_peer_comes_back() {
     on_fake_cuda("a_call_of_nccls_that_waits_for_a_peer_comes_back", &screws, lost_while_nccl_connects);
 }
 
-/// A file of this test's own, removed afterwards.
+/// A file of this test alone, removed afterwards.
 struct Beside(String);
 
 impl Beside {
@@ -221,7 +223,7 @@ impl Beside {
         Beside(path.to_str().unwrap().into())
     }
 
-    /// The file that a setting names.
+    /// Returns the file that a setting names.
     fn of(screw: &str) -> PathBuf {
         std::env::var_os(screw).unwrap().into()
     }
@@ -229,12 +231,12 @@ impl Beside {
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        // It may never have been written.
+        // The file may never have been written.
         let _gone = fs::remove_file(&self.0);
     }
 }
 
-/// How many lines of the trace say `what`.
+/// Returns how many lines of the trace are `what`.
 fn times(trace: &Path, what: &str) -> usize {
     fs::read_to_string(trace).unwrap().lines().filter(|line| *line == what).count()
 }
@@ -253,11 +255,11 @@ fn nothing_is_left_of_those_who_join_again() {
                 assert!(rank.has(CarrierChoice::Nccl));
                 assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected_sum(8, 2));
                 let handle = rank.abort_handle();
-                // No rank breaks off before the others have what they need from it.
+                // No rank breaks off before the others have its data.
                 have_exchanged.wait();
                 if round % 2 == 1 {
                     handle.abort();
-                    // NCCL may have told of a peer's abort before this rank's own.
+                    // NCCL may have reported a peer's abort before this rank's own.
                     let said = sum(rank, cuda, 8, 2).map(drop);
                     let is_ended = matches!(said, Err(Error::Aborted | Error::PeerLost { .. } | Error::Nccl(_)));
                     assert!(is_ended, "{said:?}");
@@ -269,7 +271,7 @@ fn nothing_is_left_of_those_who_join_again() {
         let trace = Beside::of("FAKE_CUDA_TRACE");
         // Two communicators per rank: its stage's, and one with the other stage.
         assert_eq!((times(&trace, "communicator"), times(&trace, "communicator ended")), (32, 32));
-        // Whatever holds a mark holds its device.
+        // Every owner of a mark holds its device.
         assert_eq!((times(&trace, "retain"), times(&trace, "release")), (16, 16), "{} may abort", handles.len());
         let maps = fs::read_to_string("/proc/self/maps").unwrap();
         assert!(maps.contains("libnccl.so.2"), "its threads may still run");
@@ -367,7 +369,7 @@ fn who_never_comes_to_the_communicator_ends_the_wait() {
         let said = each(ranks(&layout, IMPATIENT), |mesh, cuda| take(mesh, cuda, CarrierChoice::Nccl).err().unwrap());
         let is_named = |error: &Error| matches!(error, Error::Deadline { .. } | Error::PeerLost { .. });
         assert!(said.iter().all(is_named), "{said:?}");
-        // A cancelled rank waits for nobody.
+        // A cancelled rank waits for no peer.
         let cancel = CancelFlag::default();
         cancel.cancel();
         let said = each(ranks(&layout, PATIENT), |mesh, cuda| {

@@ -1,6 +1,6 @@
-//! Ranks that sum over memory which their devices share, over a fake driver, in threads and in processes: the bits are
-//! those of one rank; a rank that is gone, silent or stopped is named, though kernels wait; and where memory cannot be
-//! shared, all take another way.
+//! Ranks that sum over memory that their devices share, over a fake driver, in threads and in processes. The bits are
+//! those of one rank. A rank that is gone, silent or stopped is named, though kernels wait. If memory cannot be shared,
+//! all ranks use another carrier.
 
 use crate::common::Rng;
 use crate::device_sums::{HIDDEN, expected_sum, sum, sum_in};
@@ -49,12 +49,13 @@ fn take(mesh: Mesh, cuda: &Cuda, choice: CarrierChoice) -> Result<Ranks<Cuda>, E
     Ranks::on(cuda, mesh, choice, &limits(), &CancelFlag::default())
 }
 
-/// Whether the rank exchanges through NCCL, and whether it sums over memory.
+/// Returns whether the rank exchanges through NCCL, and whether it sums over memory.
 fn ways(rank: &Ranks<Cuda>) -> (bool, bool) {
     (rank.has(CarrierChoice::Nccl), rank.has(CarrierChoice::Ipc))
 }
 
-/// Runs each rank on a thread with its own device, opened before any rank waits for another; the answers in rank order.
+/// Runs each rank on a thread with its own device, opened before any rank waits for another. Returns the answers in
+/// rank order.
 fn each<T: Send>(
     (layout, deadline, mode): (&Layout, Duration, Mode),
     ordinal: impl Fn(u32) -> u32 + Sync,
@@ -76,12 +77,12 @@ fn each<T: Send>(
     })
 }
 
-/// Small sums of several shapes, repeated, with a large one in between.
+/// Runs small sums of several shapes, repeated, with a large one in between.
 fn all_sums(rank: &mut Ranks<Cuda>, cuda: &Cuda) {
     all_sums_in(&mut room(cuda), rank, cuda);
 }
 
-/// A buffer for the planes of the largest sum.
+/// Returns a buffer for the planes of the largest sum.
 fn room(cuda: &Cuda) -> Buffer {
     device_sums::filled(cuda, 8 * ROWS[ROWS.len() - 1], HIDDEN, &[])
 }
@@ -213,7 +214,7 @@ fn who_does_not_reach_the_others_leaves_it_to_the_host() {
     });
 }
 
-/// The errors of the first ranks when the last does `instead` in place of its second sum, and then stays.
+/// Returns the errors of the first ranks when the last does `instead` in place of its second sum, and then stays.
 fn beside(tp: u16, deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync) -> Vec<Error> {
     let have_said = Barrier::new(tp.into());
     let said = each(
@@ -239,7 +240,7 @@ fn who_is_silent_is_named_among_several() {
     on_fake_cuda("who_is_silent_is_named_among_several", &ALONE, || {
         for tp in [2, 3] {
             let errors = beside(tp, IMPATIENT, |_| {});
-            // One rank sees it first, and the other may hear of it.
+            // One rank detects it first, and the other may receive that rank's report.
             let last = Rank(tp - 1);
             let is_named = |error: &Error| matches!(error, Error::Deadline { .. } | Error::PeerLost { .. });
             assert!(errors.iter().all(|error| is_named(error) && error.rank() == Some(last)), "{errors:?}");
@@ -295,7 +296,7 @@ fn a_wait_of_a_kernel_is_ended_from_outside() {
 const RANK: &str = "LOCKSTEP_TEST_RANK";
 const FOLDER: &str = "LOCKSTEP_TEST_FOLDER";
 
-/// Messages between processes: files that are there whole or not at all.
+/// Messages between processes: files that are either there whole or absent.
 struct Board(PathBuf);
 
 impl Board {
@@ -346,7 +347,7 @@ fn processes(test: &str, tp: u16, deadline: Duration, screws: &[(&str, &str)]) -
     Processes { children: (0..tp).map(start).collect(), board: Board(folder.clone()) }
 }
 
-/// What such a process does: a sum of each kind, then one more when told to, whose result it reports.
+/// Runs such a process: a sum of each kind, then one more on request, whose result it reports.
 fn be_a_rank(told: &str) {
     let [rank, tp, seconds] = told.split(' ').map(|n| n.parse::<u16>().unwrap()).collect::<Vec<_>>()[..] else {
         panic!("three numbers")
@@ -394,7 +395,7 @@ fn processes_add_over_memory() {
     });
 }
 
-/// Two ranks wait for a third, which receives `signal`.
+/// Lets two ranks wait for a third, which receives `signal`. Returns their results.
 fn what_is_said_of(test: &str, deadline: Duration, signal: Signal) -> Vec<String> {
     let all = processes(test, 3, deadline, &[]);
     (0..3).for_each(|rank| assert_eq!(all.board.hear(&format!("summed{rank}")), "true"));

@@ -26,13 +26,13 @@ impl Leaves {
         self.n_rows * self.n_cols
     }
 
-    /// One plane: an aligned run is summed by the tree with its own first leaf as zero.
+    /// Returns one plane: the tree sums an aligned run with the run's first leaf as zero.
     fn plane(&self, run: &Range<u32>) -> Vec<f32> {
         let leaf = |i: u32, at: usize| (i - run.start..i - run.start + 1, self.values[i as usize * self.size() + at]);
         (0..self.size()).map(|at| sum_runs(&run.clone().map(|i| leaf(i, at)).collect::<Vec<_>>())).collect()
     }
 
-    /// Sums a rank's share; the bits of the result.
+    /// Sums a rank's share, and returns the bits of the result.
     fn sum(&self, rank: &mut Ranks<Cpu>, cpu: &Cpu) -> Vec<u32> {
         let runs = aligned_runs(rank.owned(self.n_leaves), self.n_leaves);
         let mut planes = cpu.buffer(runs.len().max(1) * self.n_rows, self.n_cols).unwrap();
@@ -61,7 +61,7 @@ fn filled(cpu: &Cpu, n_rows: usize, n_cols: usize, value: impl Fn(usize, usize) 
     buffer
 }
 
-/// A number that tells its place.
+/// Returns a number that identifies its place.
 fn mark(row: usize, col: usize) -> f32 {
     (row * 100_003 + col) as f32 + 0.5
 }
@@ -131,7 +131,7 @@ fn columns_gather_on_the_first_rank() {
     }
 }
 
-/// A pipeline whose tokens go round: rows come from the same rank of the previous stage, in order.
+/// A pipeline whose tokens circulate: rows come from the same rank of the previous stage, in order.
 #[test]
 fn stages_hand_on_rows_and_tokens() {
     const N_STEPS: u64 = 5;

@@ -23,7 +23,7 @@ pub fn bits(cuda: &Cuda, buffer: &Buffer, n_rows: usize, n_cols: usize) -> Vec<u
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// Random leaves of [n_rows * n_cols] numbers each.
+/// Returns random leaves of [n_rows * n_cols] numbers each.
 pub fn leaves(n_leaves: u32, n_rows: usize) -> Vec<Vec<f32>> {
     let mut rng = Rng(u64::from(n_leaves) * 100 + n_rows as u64);
     (0..n_leaves).map(|_| rng.floats(n_rows * HIDDEN)).collect()
@@ -39,7 +39,8 @@ pub fn sum(rank: &mut Ranks<Cuda>, cuda: &Cuda, n_leaves: u32, n_rows: usize) ->
     sum_in(&mut filled(cuda, n_runs.max(1) * n_rows, HIDDEN, &[]), rank, cuda, n_leaves, n_rows)
 }
 
-/// Sums in a buffer with room for the planes. Ranks that share a device allocate theirs beforehand and keep it.
+/// Sums in a buffer with room for the planes. Ranks that share a device allocate their buffers beforehand and keep
+/// them.
 pub fn sum_in(
     buffer: &mut Buffer,
     rank: &mut Ranks<Cuda>,

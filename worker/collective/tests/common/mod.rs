@@ -32,7 +32,7 @@ impl Rng {
         (0..n).map(|_| self.float()).collect()
     }
 
-    /// Uneven shares, some of them empty.
+    /// Returns uneven shares, some of them empty.
     pub fn shares(&mut self, n_ranks: usize) -> Shares {
         let mut bounds: Vec<u32> = (1..n_ranks).map(|_| self.below(Shares::WHOLE as usize) as u32).collect();
         if n_ranks > 2 && self.below(3) == 0 {
@@ -52,7 +52,7 @@ pub fn cpu() -> Cpu {
     Cpu::new(CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false }).unwrap()
 }
 
-/// Runs each rank on its own thread; the answers in rank order.
+/// Runs each rank on its own thread. Returns the answers in rank order.
 pub fn each<T: Send>(ranks: Vec<Ranks<Cpu>>, run: impl Fn(&mut Ranks<Cpu>, &Cpu) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let run = &run;
@@ -62,7 +62,7 @@ pub fn each<T: Send>(ranks: Vec<Ranks<Cpu>>, run: impl Fn(&mut Ranks<Cpu>, &Cpu)
     })
 }
 
-/// The same ranks over every wire.
+/// Returns the same ranks over every wire.
 pub fn wires(layout: &Layout) -> Vec<(&'static str, Vec<Ranks<Cpu>>)> {
     let spinning = WaitPolicy { spin: true, ..WaitPolicy::default() };
     vec![
@@ -89,7 +89,7 @@ fn joined_by(mut plans: Vec<(PeerListener, MeshPlan)>, encryption: LinkEncryptio
     over_host(join_all(plans).into_iter().map(Result::unwrap).collect())
 }
 
-/// A listener and a plan for each rank.
+/// Returns a listener and a plan for each rank.
 pub fn plans(layout: &Layout, wire: Wire) -> Vec<(PeerListener, MeshPlan)> {
     let listeners: Vec<_> = (0..layout.grid().n_ranks()).map(|_| PeerListener::bind("127.0.0.1:0").unwrap()).collect();
     let peers: Vec<_> = listeners.iter().map(|listener| listener.address().to_string()).collect();

@@ -1,5 +1,6 @@
-//! Whole tiny models: close to the CPU's numbers, and the same bits in chunks, in batches, preempted, and on grids
-//! whose ranks exchange through the host, NCCL and each other's memory; and the error when a rank is lost.
+//! Whole tiny models: their numbers are close to the CPU's, and have the same bits in chunks, in batches, after
+//! preemption, and on grids whose ranks exchange through the host, NCCL and each other's memory. Also the error when a
+//! rank is lost.
 
 use super::{Done, Finding, Group, Options, Tell};
 use crate::common::grid::Threads;
@@ -21,7 +22,7 @@ const GRIDS: [(u16, u16); 3] = [(2, 1), (1, 2), (2, 2)];
 const CARRIERS: [(CarrierChoice, &str); 3] =
     [(CarrierChoice::Ipc, "each other's memory"), (CarrierChoice::Host, "the host"), (CarrierChoice::Nccl, "NCCL")];
 
-/// The amount of tests.
+/// The sizes of the tests.
 #[derive(Clone, Copy)]
 struct Size {
     names: &'static [&'static str],
@@ -32,8 +33,8 @@ struct Size {
 }
 
 const FULL: Size = Size { names: &NAMES, n_tokens: 60, n_requests: 12, tokens_max: None };
-/// For an emulator, which takes a thousand times as long as a device. Between them they launch what the kernels' own
-/// part does not.
+/// For an emulator, which takes a thousand times as long as a device. Together these models launch the kernels that the
+/// part `kernels` does not.
 const TINY: Size = Size {
     names: &["llama-bf16-odd", "olmo2", "ministral3", "gpt-neox", "glm4-moe", "gpt-oss"],
     n_tokens: 20,
@@ -89,7 +90,7 @@ fn model(options: &Options, name: &str, tell: Tell<'_>) -> Done {
     Ok(())
 }
 
-/// The model that grids cut.
+/// Returns the model that grids cut.
 fn deep(options: &Options) -> Result<Assignment, String> {
     let path = options.models.join(DEEP);
     if path.exists() {
@@ -98,7 +99,7 @@ fn deep(options: &Options) -> Result<Assignment, String> {
     Err(format!("{} has no {DEEP}: give --models, the checkout's tests/reference", options.models.display()))
 }
 
-/// Passes replayed as graphs.
+/// Checks passes that are replayed as graphs.
 fn graphs(models: &Path, of: &str, cache: &Path) -> Finding {
     let (same_bits, repeats) = graphs_keep_bits(models, of, Mode::Lockstep, Some(cache));
     let told = json!({ "same_bits": same_bits, "recorded": repeats.recorded, "replayed": repeats.replayed });
@@ -135,7 +136,7 @@ fn n_cards() -> usize {
     Driver::find().and_then(|driver| driver.cards()).map_or(1, |cards| cards.len())
 }
 
-/// Why ranks cannot use this carrier on this machine.
+/// Returns why ranks cannot use this carrier on this machine.
 fn lacking(carrier: CarrierChoice, n_ranks: usize) -> Option<String> {
     if carrier != CarrierChoice::Nccl {
         return None;
@@ -153,7 +154,7 @@ fn lacking(carrier: CarrierChoice, n_ranks: usize) -> Option<String> {
         .then(|| format!("{n_cards} devices for {n_ranks} ranks, which NCCL {version} lets share none: {least} does"))
 }
 
-/// A loader for each rank: on a device of its own where there are as many, otherwise all on the first.
+/// Returns a loader for each rank: on separate devices if there are enough, otherwise all on the first one.
 fn loaders(n_ranks: usize, cache: &Path, carrier: CarrierChoice) -> Vec<ModelLoader> {
     let n_cards = n_cards();
     let loader = |rank: usize| ModelLoader {
@@ -202,7 +203,7 @@ fn grids(options: &Options, carrier: CarrierChoice, way: &str, tell: Tell<'_>) -
     Ok(())
 }
 
-/// One of two ranks is lost while the other is in a collective with it: the other one reports it.
+/// Loses one of two ranks while the other is in a collective with it: the other rank reports the loss.
 fn lost(assignment: &Assignment, cache: &Path, carrier: CarrierChoice, way: &str) -> Finding {
     let name = format!("a rank is gone, through {way}");
     if let Some(why) = lacking(carrier, 2) {

@@ -1,5 +1,5 @@
-//! The part `kernels`: every kernel compared with the CPU, in small shapes and in those of models, and the same bits in
-//! every batch.
+//! The part `kernels`: compares every kernel with the CPU, in small shapes and in the shapes of models, and checks that
+//! every batch gives the same bits.
 
 use super::{Done, Finding, Group, Options, Tell, cuda};
 use crate::on_device::shapes::{self, REAL, SMALL, Sizes};
@@ -9,14 +9,14 @@ use serde_json::json;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use types::{Dtype, KvDtype, Mode};
 
-/// Row counts for pairs of products: they cover every kernel, and more rows than a block has.
+/// Row counts for pairs of products: they cover every kernel, and exceed the rows of a block.
 const ROWS: [usize; 6] = [1, 7, 13, 30, 64, 200];
 
 pub fn sizes(options: &Options) -> &'static Sizes {
     if options.is_tiny { &SMALL } else { &REAL }
 }
 
-/// A new seed each time, printed so that a run can be repeated.
+/// Returns a new seed each time. It is printed so that a run can be repeated.
 fn seed() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_nanos() as u64)
 }
@@ -45,7 +45,7 @@ where
     })
 }
 
-/// Small checks of all kernels come first; then the large shapes, which keep the CPU busiest.
+/// Returns the groups: small checks of all kernels first, and then the large shapes, which keep the CPU busiest.
 pub fn groups(options: &Options) -> Vec<Group> {
     let mut groups = vec![Group::opened("kernels"), group("small shapes", Mode::Lockstep, small)];
     for dtype in every::TYPES {

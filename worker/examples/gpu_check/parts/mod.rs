@@ -1,5 +1,5 @@
-//! Checks and measurements: parts, each of several groups, of which neighbours share a process as long as all succeed.
-//! Knows how groups are run, what they find and where that is written; nothing of what they do.
+//! Checks and measurements: parts of several groups. Neighbouring groups share a process as long as all succeed.
+//! Defines how groups run, what they find and where that is written; has no knowledge of what they check.
 
 pub mod bench;
 pub mod cluster;
@@ -19,7 +19,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use types::{Activations, Mode};
 
-/// Part of errors on devices with too little memory.
+/// A part of the error on devices with too little memory.
 const NO_ROOM: &str = "do not fit in memory";
 
 pub const PARTS: [&str; 3] = ["kernels", "cluster", "bench"];
@@ -27,8 +27,8 @@ pub const PARTS: [&str; 3] = ["kernels", "cluster", "bench"];
 /// Seconds that each part may take on a device; groups that have not ended by then are not run. Estimated for an H100
 /// with 16 cores, not yet measured; the page has each part's time and number of processes.
 ///
-/// A process takes some 3 s until its first kernel: the driver, a context, 100 kernels out of the cache. When each
-/// group was one there were 58, which is 170 s, and the device was opened anew some 80 times within them.
+/// A process takes some 3 s until its first kernel: the driver, a context, 100 kernels from the cache. With one process
+/// for each of the 58 groups that would be 170 s, and the device would be opened anew some 80 times within them.
 ///
 /// ```text
 /// kernels  3 processes 9 s · compiling, once 30 s · 16 groups of few numbers 1 s each · 2 under fast 5 s each ·
@@ -39,7 +39,7 @@ pub const PARTS: [&str; 3] = ["kernels", "cluster", "bench"];
 ///          to load · copies and decoding 35 s · throughput 40 s for each pace · operations 25 s each way    264 s
 /// ```
 const SECONDS: [u64; 3] = [150, 180, 280];
-/// On an emulator, where time means nothing.
+/// On an emulator, on which times are not comparable.
 const SECONDS_TINY: u64 = 3600;
 
 /// The seconds of one part.
@@ -65,7 +65,7 @@ pub enum Outcome {
     /// A measurement below its aim.
     Below,
     Wrong,
-    /// This machine lacks something for it, or no time was left.
+    /// This machine lacks a requirement of the check, or no time was left.
     NotRun,
 }
 
@@ -110,17 +110,17 @@ impl Finding {
     }
 }
 
-/// Takes findings as they come, so that none is lost by a later failure.
+/// Takes findings as they come, so that a later failure loses none.
 type Tell<'a> = &'a mut dyn FnMut(Finding);
 type Done = Result<(), String>;
 type Work = Box<dyn Fn(&Options, Tell<'_>) -> Done>;
 
-/// Checks that run together, and fail together if they never end.
+/// Checks that run together, and fail together if one never ends.
 pub struct Group {
     pub part: &'static str,
     pub name: String,
     pub limit: Duration,
-    /// Neighbours with the same name here share a process.
+    /// Neighbouring groups with the same name here share a process.
     process: &'static str,
     work: Work,
 }
@@ -133,7 +133,7 @@ impl Group {
         Group { part, name: name.into(), limit: Duration::from_secs(90), process: "", work: Box::new(work) }
     }
 
-    /// The first group of each part compiles the kernels for the others.
+    /// Returns the first group of a part, which compiles the kernels for the others.
     fn opened(part: &'static str) -> Group {
         Group::new(part, "opened", opened).within(140)
     }
@@ -165,8 +165,8 @@ fn opened(options: &Options, tell: Tell<'_>) -> Done {
     Ok(())
 }
 
-/// Runs groups in this process, and reports their findings to the one that started it. After a failed group the rest is
-/// left to another process.
+/// Runs groups in this process, and reports their findings to the parent process. After a failed group, another process
+/// runs the rest.
 pub fn run_here(ids: &[&str], options: &Options) -> Result<(), String> {
     let groups = groups(options);
     let mut kept_open = None;
@@ -180,14 +180,14 @@ pub fn run_here(ids: &[&str], options: &Options) -> Result<(), String> {
             return Ok(());
         }
         // Keeps the device's context for all groups, because creating it is slow. A group that cannot open the device
-        // reports that itself.
+        // reports that error itself.
         kept_open = kept_open.or_else(|| cuda(options, Mode::Lockstep).ok());
     }
     Ok(())
 }
 
 impl Group {
-    /// Runs the group; whether nothing failed.
+    /// Runs the group. Returns whether nothing failed.
     fn run_here(&self, options: &Options) -> bool {
         let mut is_good = true;
         let mut tell = |finding: Finding| {
@@ -211,7 +211,7 @@ fn said(panic: &(dyn std::any::Any + Send)) -> String {
 }
 
 /// Runs all groups of these parts, or only the named ones, one after another, in processes by the command that `start`
-/// makes for some of them. Whether all succeeded.
+/// makes for some of them. Returns whether all succeeded.
 pub fn run(
     parts: &[String],
     options: &Options,
@@ -261,7 +261,7 @@ fn run_part(
     page.ran(part, begun.elapsed(), n_processes)
 }
 
-/// The first device and its settings.
+/// Returns the first device and its settings.
 fn device() -> DeviceResult<Value> {
     let driver = Driver::find()?;
     let card = driver.card(0)?;
@@ -283,7 +283,7 @@ fn device() -> DeviceResult<Value> {
     }))
 }
 
-/// Clocks and power, from the driver's own program.
+/// Returns clocks and power, from the driver's own program.
 fn settings(card: &Card) -> Value {
     const ASKED: [&str; 9] = [
         "driver_version",
@@ -318,7 +318,7 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The modes that this machine supports, and why not the other one.
+/// Returns the modes that this machine supports, and why it lacks the other one.
 pub fn modes() -> (Vec<Mode>, Option<String>) {
     match worker::lt_version() {
         Ok(_) => (vec![Mode::Lockstep, Mode::Fast], None),

@@ -1,4 +1,4 @@
-//! The page of all findings: rewritten whenever there are more, so that it exists whatever happens, and printed as a
+//! The page of all findings. It is rewritten for each new finding, so that it exists whatever happens, and printed as a
 //! table at the end.
 
 use super::{Finding, Outcome};
@@ -60,7 +60,7 @@ impl Page {
         std::fs::rename(partial, &self.out)
     }
 
-    /// Prints the table. Whether everything ran and succeeded.
+    /// Prints the table. Returns whether everything ran and succeeded.
     pub fn finish(self, is_whole: bool) -> Result<bool, String> {
         self.write(is_whole).map_err(|error| format!("{}: {error}", self.out.display()))?;
         println!("device: {}", self.device);

@@ -1,5 +1,5 @@
-//! Runs groups in processes: findings come line by line, and a process that does not end is killed. After a group that
-//! failed or did not end, the rest goes on in a new process, because the failure could cause others.
+//! Runs groups in processes: findings come line by line, and a process that does not end is killed. After a failed or
+//! endless group the rest runs in a new process, because the failure could cause others.
 
 use super::{Finding, Outcome};
 use serde_json::{Value, json};
@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Prefix of lines for the process that started this one; libraries print other lines.
+/// Prefix of lines for the parent process; libraries print other lines.
 const MARK: &str = "gpu-check tells ";
 const LINES_MAX: usize = 256;
-/// Time for a finished or killed process to release what it holds.
+/// Time for a finished or killed process to release its resources.
 const FAREWELL: Duration = Duration::from_secs(10);
 
 /// What a process reports of its groups, one after another.
@@ -19,7 +19,7 @@ const FAREWELL: Duration = Duration::from_secs(10);
 pub enum Word {
     Begun,
     Ended,
-    /// It leaves the groups that it has not begun to another process.
+    /// The process leaves the groups that it has not begun to another process.
     Leaves,
 }
 
@@ -31,7 +31,7 @@ impl Word {
     }
 }
 
-/// Reports a finding to the process that started this one.
+/// Reports a finding to the parent process.
 pub fn tell(found: &Finding) {
     let Finding { name, outcome, told } = found;
     println!("{MARK}{}", json!({ "name": name, "outcome": outcome.name(), "told": told }));
@@ -60,7 +60,7 @@ fn told(line: &str) -> Option<Told> {
     }
 }
 
-/// A group that a process is asked to run.
+/// A group that a process must run.
 pub struct Asked<'a> {
     pub name: &'a str,
     pub limit: Duration,
@@ -70,7 +70,7 @@ pub struct Asked<'a> {
 pub type Take<'a> = &'a mut dyn FnMut(usize, Vec<Finding>) -> Result<(), String>;
 
 /// Runs groups one after another, in as few processes as their outcomes allow; `start` makes the command for those from
-/// a number on. What has not ended by `until` is not run. Says how many processes were started.
+/// a number on. Groups that have not ended by `until` are not run. Returns how many processes were started.
 pub fn run(
     asked: &[Asked<'_>],
     until: Instant,
@@ -116,7 +116,7 @@ impl Process {
         Ok(Process { child, lines, first, group: first, since, found: vec![], has_begun: false, leaves: false })
     }
 
-    /// Follows the process until it ends or must be killed; returns the number of the next group.
+    /// Follows the process until it ends or must be killed. Returns the number of the next group.
     fn follow(mut self, asked: &[Asked<'_>], until: Instant, take: Take<'_>) -> Result<usize, String> {
         loop {
             let limit = asked.get(self.group).map_or(FAREWELL, |group| group.limit);
@@ -159,7 +159,7 @@ impl Process {
         let why = ended(&mut self.child, false);
         let Some(Asked { name, .. }) = asked.get(self.group).filter(|_| !self.leaves) else { return Ok(self.group) };
         if !self.has_begun && self.group > self.first {
-            // The group before it may be the cause.
+            // The group before this one may be the cause.
             let last = self.group - 1;
             take(last, vec![Finding::wrong(asked[last].name, &format!("when it was done: {why}"))])?;
             return Ok(self.group);
@@ -170,7 +170,7 @@ impl Process {
     }
 }
 
-/// The process is gone when this returns, unless a driver keeps a killed one.
+/// Ends the process. It is gone when this returns, unless a driver keeps a killed one.
 fn ended(child: &mut Child, is_late: bool) -> String {
     if is_late {
         // It may have ended meanwhile.
@@ -201,7 +201,7 @@ fn lines(child: &mut Child) -> Receiver<String> {
     lines
 }
 
-/// The output of a program that ends soon.
+/// Returns the output of a program that ends soon.
 pub fn answer(mut command: Command, limit: Duration) -> Result<String, String> {
     let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = spawned.map_err(|error| error.to_string())?;
@@ -210,7 +210,7 @@ pub fn answer(mut command: Command, limit: Duration) -> Result<String, String> {
         std::thread::spawn(move || {
             let mut text = String::new();
             let read = stdout.read_to_string(&mut text).map(|_| text);
-            // A late answer is not waited for.
+            // The receiver may have given up on a late answer.
             let _late = say.send(read);
         });
     }
@@ -243,7 +243,7 @@ mod tests {
         [said(Word::Begun), told(name), "echo noise".into(), said(Word::Ended)].join("; ")
     }
 
-    /// The findings of groups whose processes behave as these scripts, and the number of processes.
+    /// Returns the findings of groups whose processes behave like these scripts, and the number of processes.
     fn outcomes(scripts: &[String], limit: Duration, until: Duration) -> (usize, Vec<Vec<Finding>>) {
         let asked: Vec<Asked<'_>> = scripts.iter().map(|_| Asked { name: "it", limit }).collect();
         let mut all = vec![Vec::new(); scripts.len()];
@@ -286,8 +286,8 @@ mod tests {
         let all_well = [whole("a"), whole("b"), whole("c")].join("; ");
         let (n_started, found) = outcomes(&[all_well, String::new(), String::new()], PATIENCE, PATIENCE);
         assert!(n_started == 1 && found.iter().all(|found| found.len() == 1 && found[0].outcome == Outcome::Good));
-        // The second hangs; the third dies; the fourth leaves the rest, of which the first is not begun before its
-        // process dies.
+        // The second group hangs, and the third dies. The fourth leaves the rest, whose first group's process dies
+        // before it begins the group.
         let hangs = format!("{}; {}; exec sleep 600", whole("a"), said(Word::Begun));
         let dies = format!("{}; {}; kill -9 $$", said(Word::Begun), told("c"));
         let leaves = format!("{}; {}", whole("d"), said(Word::Leaves));

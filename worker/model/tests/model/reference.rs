@@ -25,7 +25,7 @@ const FEW_BITS: [&str; 11] = [
     "nf4",
     "fp4",
 ];
-/// `tests/reference/README.md` says what each covers that the others do not.
+/// `tests/reference/README.md` lists what only each of them covers.
 const FAMILIES: [&str; 38] = [
     "mixtral",
     "qwen3-moe",
@@ -150,7 +150,7 @@ fn logits_and_greedy_tokens_are_those_of_transformers() {
     }
 }
 
-/// GGUFs with the numbers of the folders that they lie in: `tests/reference/make_converted.py`.
+/// GGUFs with the same numbers as the folders that contain them: `tests/reference/make_converted.py`.
 const CONVERTED: [&str; 10] =
     ["olmo2", "olmo3", "granite", "granite-moe", "glm4", "glm4-moe", "ministral3", "cohere2", "gpt-neox", "gpt-oss"];
 
@@ -277,7 +277,7 @@ fn what_a_family_is_known_for_matters() {
     check("nemotron-h-moe", r#"{"norm_topk_prob": false}"#);
 }
 
-/// As folders have it whose model sees images too: the model of text is a part, in the config and in the names.
+/// Folders of models that also take images: the text model is a part, in the config and in the names.
 #[test]
 fn a_model_of_text_is_found_within_one_that_sees_images() {
     const NEWER: [(&str, &str); 1] = [("\"model.", "\"model.language_model.")];

@@ -1,7 +1,8 @@
-//! Checks that fetched chunks are still what came. Knows files and chunks; nothing of where they come from.
+//! Checks that fetched chunks are unchanged since they arrived. Works with files and chunks; has no knowledge of their
+//! source.
 //!
-//! A file in a cache may be damaged long after it was fetched. What a journal names is hashed again before a worker
-//! builds on it, and is not asked for again while the files stay as they are.
+//! A cached file may be damaged long after it was fetched. Before a worker uses the chunks that a journal names, it
+//! hashes them again. It fetches none of the intact ones while the files stay as they are.
 
 use crate::fetch::CHUNK_BYTES;
 use crate::fetch::journal::{ChunkRun, Chunks};
@@ -18,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Bytes read and hashed at a time.
 const READ_BYTES: usize = 1 << 20;
 
-/// The chunks that this process has found intact.
+/// The chunks that this process found intact.
 #[derive(Clone, Debug, Default)]
 pub struct Checked(Arc<Mutex<CheckedChunks>>);
 
@@ -31,7 +32,7 @@ struct CheckedChunks {
 }
 
 impl Checked {
-    /// Removes damaged chunks from the journal, so that they are fetched again. Returns how many those are; None if the
+    /// Removes damaged chunks from the journal, so that they are fetched again. Returns how many there are; None if the
     /// check was cancelled.
     pub(super) fn check(
         &self,
@@ -41,7 +42,7 @@ impl Checked {
         cancel: &CancelFlag,
     ) -> Option<usize> {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // As they are before they are hashed: whatever happens meanwhile shows the next time.
+        // The stamps are taken before the hashes, so a change in between is found at the next check.
         let now = stamps(files);
         if found.files != files || found.stamps != now {
             *found = CheckedChunks { files: files.to_vec(), stamps: now, chunks: BTreeSet::new() };
@@ -70,7 +71,7 @@ impl Checked {
         Some(n_before - journal.len())
     }
 
-    /// Records that the wanted chunks of the journal are here and were checked, when they came or since.
+    /// Records that the journal's required chunks are here, and were checked on arrival or later.
     pub(super) fn fetched(&self, files: &[PathBuf], wanted: &[BTreeSet<u64>], journal: &Chunks) {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         found.stamps = stamps(files);
@@ -85,18 +86,18 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
     files.iter().map(|file| SourceFile::open(file).ok().map(|file| file.stamp())).collect()
 }
 
-/// Whether each of these records still matches its file.
+/// Returns whether each of these records still matches its file.
 fn whole(records: &[ChunkRun], files: &[PathBuf], cancel: &CancelFlag) -> Vec<bool> {
     let is_whole = |record: &ChunkRun| {
         let hash = File::open(&files[record.file as usize]).and_then(|file| hash(&file, &record.chunks));
-        // What cannot be read is not there.
+        // A chunk that cannot be read counts as missing.
         hash.is_ok_and(|hash| hash == record.hash)
     };
     let answers = in_threads(records, &|| cancel.is_cancelled(), is_whole);
     answers.into_iter().map(|is_whole| is_whole == Some(true)).collect()
 }
 
-/// Hash of these chunks' bytes; the file's end may cut the last chunk.
+/// Returns the hash of these chunks' bytes; the file's end may cut the last chunk.
 pub(super) fn hash(file: &File, chunks: &Range<u64>) -> io::Result<[u8; 32]> {
     let (mut at, end) = (chunks.start * CHUNK_BYTES, file.metadata()?.len().min(chunks.end * CHUNK_BYTES));
     let (mut hasher, mut bytes) = (blake3::Hasher::new(), vec![0; READ_BYTES]);

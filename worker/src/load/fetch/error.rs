@@ -1,4 +1,4 @@
-//! Reasons for which a fetch fails. Knows no stream and no file.
+//! Reasons why a fetch fails. Has no knowledge of streams or files.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Limit for the next message of a read.
 pub(super) const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Why the model could not be brought here.
+/// Why the model could not be fetched to this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     #[error("the coordinator does not give the model: {0}")]

@@ -1,5 +1,5 @@
-//! The journal of a model's cached files: which chunks are here, and their hashes as they came. An entry is written
-//! after its chunks, so it never claims too much.
+//! The journal of a model's cached files: which chunks are here, and their hashes on arrival. An entry is written after
+//! its chunks, so the journal never names a missing chunk.
 
 use proto::cluster::ModelFiles;
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::path::Path;
 
 const HEAD_BYTES: usize = 32;
-/// File, first chunk, end, the chunks' hash, and a checksum of the four: a half-written record is no record.
+/// File, first chunk, end, the chunks' hash, and a checksum of the four: a half-written record is ignored.
 const RECORD_BYTES: usize = 4 + 8 + 8 + 32 + 4;
 
 pub(super) struct Journal {
@@ -17,7 +17,7 @@ pub(super) struct Journal {
     there: Chunks,
 }
 
-/// What a journal says.
+/// The contents of a journal.
 #[derive(Default)]
 pub(super) struct Chunks {
     records: Vec<ChunkRun>,
@@ -33,7 +33,7 @@ pub(super) struct ChunkRun {
     pub hash: [u8; 32],
 }
 
-/// What the journal of these files says; None where there is none. For who does not write.
+/// Reads the journal of these files, without writing; returns None if there is none.
 pub(super) fn read(path: &Path, files: &ModelFiles) -> io::Result<Option<Chunks>> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Chunks::of(&bytes, files).map(|(there, _)| there)),
@@ -43,7 +43,7 @@ pub(super) fn read(path: &Path, files: &ModelFiles) -> io::Result<Option<Chunks>
 }
 
 impl Journal {
-    /// Opens the journal, or begins a new one where there is none or where it is for other files.
+    /// Opens the journal, or begins a new one if there is none or it belongs to other files.
     pub fn open(path: &Path, files: &ModelFiles) -> io::Result<Journal> {
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         let mut bytes = Vec::new();
@@ -80,7 +80,7 @@ impl DerefMut for Journal {
 }
 
 impl Chunks {
-    /// From a journal's bytes, and how many of them are good; None where it is of other files.
+    /// Parses a journal's bytes, and counts the valid ones; returns None if they belong to other files.
     fn of(bytes: &[u8], files: &ModelFiles) -> Option<(Chunks, usize)> {
         let records = bytes.strip_prefix(&head(files))?;
         let (mut there, mut n_good) = (Chunks::default(), HEAD_BYTES);
@@ -104,7 +104,7 @@ impl Chunks {
         &self.records
     }
 
-    /// Drops a record. On disk it stays: it is right again once the same chunks have come again.
+    /// Drops a record. It stays on disk: it is right again once the same chunks are fetched again.
     pub fn forget(&mut self, record: &ChunkRun) {
         self.chunks.retain(|(file, chunk)| *file != record.file || !record.chunks.contains(chunk));
     }
@@ -120,7 +120,7 @@ impl Chunks {
     }
 }
 
-/// A digest of where the files are, their names and sizes: another list gets another journal.
+/// Returns a digest of the files' place, names and sizes: another list gets another journal.
 fn head(files: &ModelFiles) -> [u8; HEAD_BYTES] {
     let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 journal of a fetched model, with hashes");
     hasher.update(&files.digest);

@@ -1,26 +1,26 @@
-//! The lock of a fetched model's folder: ranks of one machine share it to read, and one alone has it to write.
+//! The lock of a fetched model's folder: ranks of one machine share it to read, and one holds it alone to write.
 
 use super::error::FetchError;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::path::Path;
 
-/// Given back when it is dropped.
+/// Released on drop.
 pub(super) struct Lock {
     _file: File,
 }
 
 impl Lock {
-    /// None while somebody writes.
+    /// Returns None while another process writes.
     pub fn shared(folder: &Path) -> Result<Option<Lock>, FetchError> {
         Lock::attempt(folder, File::try_lock_shared)
     }
 
-    /// None while anybody else reads or writes.
+    /// Returns None while another process reads or writes.
     pub fn exclusive(folder: &Path) -> Result<Option<Lock>, FetchError> {
         Lock::attempt(folder, File::try_lock)
     }
 
-    /// Opens the file anew each time: what becomes of the first lock when a file asks for a second depends on the
+    /// Opens the file anew each time: if one open file locks twice, the effect on its first lock depends on the
     /// platform.
     fn attempt(folder: &Path, lock: impl Fn(&File) -> Result<(), TryLockError>) -> Result<Option<Lock>, FetchError> {
         let path = folder.join("lock");

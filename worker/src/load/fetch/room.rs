@@ -1,11 +1,11 @@
-//! Whether the disk has room for what is fetched. Knows no chunk.
+//! Whether the disk has room for a fetch. Has no knowledge of chunks.
 
 use crate::load::fetch::error::FetchError;
 use checkpoint::catalogue::free_bytes;
 use std::io;
 use std::path::Path;
 
-/// Refuses a fetch that the disk has no room for, before it is begun.
+/// Rejects a fetch for which the disk has no room, before it begins.
 pub(super) fn has_room(folder: &Path, needed: u64) -> Result<(), FetchError> {
     let free = free_bytes(folder).map_err(|source| FetchError::Io { path: folder.to_owned(), source })?;
     match needed <= free {
@@ -14,7 +14,8 @@ pub(super) fn has_room(folder: &Path, needed: u64) -> Result<(), FetchError> {
     }
 }
 
-/// A write's error. Others write to this disk too, so it may be full in the end; `missing` bytes were still to come.
+/// Maps a write's error. Other processes write to this disk too, so it may become full; `missing` bytes were still to
+/// come.
 pub(super) fn write_failed(path: &Path, missing: u64) -> impl FnOnce(io::Error) -> FetchError + '_ {
     move |source| match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

@@ -1,4 +1,4 @@
-//! What a worker fetches: the runs of a file that its part needs.
+//! Tests which runs of a file a worker fetches for its part.
 
 use super::*;
 use proto::cluster::LayerBytes;
@@ -106,7 +106,7 @@ fn what_has_been_damaged_is_forgotten_and_nothing_else() {
     );
     assert_eq!(Checked::default().check(&mut journal, &files, &wanted, &never), Some(2));
     assert!(journal.has(0, 1) && !journal.has(0, 2));
-    // A newer record counts, whatever is said of an older one.
+    // A newer record counts, whatever an older one contains.
     let hash = of(&(2..4));
     journal.add(0, 2..4, hash).unwrap();
     assert_eq!(Checked::default().check(&mut journal, &files, &wanted, &never), Some(0));
@@ -127,12 +127,12 @@ async fn ranks_look_side_by_side_at_what_is_there_and_one_at_a_time_writes() {
     out.set_len(place.files.files[0].n_bytes).unwrap();
     fetched.journal.add(0, 0..2, checks::hash(&out, &(0..2)).unwrap()).unwrap();
     drop((fetched, ours));
-    // Another rank looks at it meanwhile.
+    // Another rank reads it meanwhile.
     let other = Lock::shared(&place.folder).unwrap().unwrap();
     let Ok(Found::Whole(shared)) = found().await else { panic!("all of it is there") };
     assert!(Lock::exclusive(&place.folder).unwrap().is_none());
     drop(shared);
-    // What is not there is written when nobody looks any more.
+    // A missing chunk is written once no rank reads any more.
     let more = [BTreeSet::from([0, 1, 2])];
     let waits = place.found_whole(&checked, &paths, &more, &never);
     assert!(timeout(Duration::from_millis(300), waits).await.is_err(), "somebody looks");

@@ -1,4 +1,4 @@
-//! When a rank that holds its part looks at the files again.
+//! Tests when a rank that holds its part opens the files again.
 
 use super::*;
 use std::fs::File;
@@ -14,7 +14,7 @@ fn copy(to: &Path) {
     }
 }
 
-/// The file is another to whoever looks at its time.
+/// Changes the file's time, so that it counts as another file.
 fn touch(model: &Path) {
     let shards = std::fs::read_dir(model).unwrap().map(|entry| entry.unwrap().path());
     for shard in shards.filter(|path| path.extension().is_some_and(|of| of == "safetensors")) {
@@ -58,7 +58,7 @@ fn files_are_looked_at_for_an_operators_word_and_not_for_a_number() {
     let mut held = Reading::new(&of(1, 1, 0), &Checkpoint::open(&model).unwrap());
     let is_read = |held: &mut Reading, assignment: &Assignment| matches!(held.asks(assignment), Ask::Read(Ok(_)));
     assert_eq!(held.asks(&of(1, 9, 0)), KEEP);
-    // An operator asks for it, and what is there is refused: in later epochs it is not looked at again.
+    // An operator requests a reading, and the present files are rejected: later epochs do not open them again.
     assert!(is_read(&mut held, &of(1, 10, 1)));
     assert!(is_read(&mut held, &of(1, 11, 1)), "the reading was broken off");
     touch(&model);
@@ -67,10 +67,10 @@ fn files_are_looked_at_for_an_operators_word_and_not_for_a_number() {
     for n in 13..16 {
         assert_eq!(held.asks(&of(1, n, 1)), Ask::Keep { unread: Some("other bytes".into()) });
     }
-    // Something else is there by now.
+    // The files have changed by now.
     touch(&model);
     assert!(is_read(&mut held, &of(1, 17, 1)));
-    // The coordinator begins anew: its numbers are others, and it has asked for nothing.
+    // A new life of the coordinator has new numbers, and has requested no reading.
     assert_eq!(held.asks(&of(2, 1, 0)), KEEP);
     assert_eq!(held.asks(&of(2, 2, 0)), KEEP);
     std::fs::remove_dir_all(&model).unwrap();
@@ -86,7 +86,7 @@ fn files_that_have_not_changed_are_not_read_again_for_another_coordinators_word(
     assert_eq!(held.asks(&of(2, 1)), KEEP);
     touch(&model);
     assert!(matches!(held.asks(&of(3, 1)), Ask::Read(Ok(_))));
-    // Gone is no reason to look again and again either.
+    // A missing file is not opened again and again either.
     std::fs::remove_dir_all(&model).unwrap();
     let Ask::Read(files) = held.asks(&of(3, 1)) else { panic!("it is to be read") };
     assert!(files.is_err());

@@ -1,4 +1,4 @@
-//! One sequence in a draft model's cache, and the blocks that nobody has. Knows no pass.
+//! One sequence in a draft model's cache, and the cache's free blocks. Has no knowledge of passes.
 
 use types::cache::blocks_for;
 use types::{BlockId, DRAFT_ROWS_MAX, Request, Sampling, Token};
@@ -6,11 +6,11 @@ use types::{BlockId, DRAFT_ROWS_MAX, Request, Sampling, Token};
 /// `[0, n_computed) in the cache · [n_computed, tokens.len()) to be computed`
 #[derive(Debug, Default)]
 pub(super) struct Drafted {
-    /// The log, and what is guessed behind it.
+    /// The log, and the guesses behind it.
     pub tokens: Vec<Token>,
     pub n_computed: usize,
     n_prompt: usize,
-    /// As the target draws, without what is only told.
+    /// The target's sampling, without the fields that change no token.
     pub sampling: Sampling,
     /// The blocks of its positions, the same in each cache group.
     pub table: Vec<BlockId>,
@@ -28,8 +28,8 @@ impl Drafted {
         self.table.reserve(blocks_for(n_max.min(context) as u32 + DRAFT_ROWS_MAX) as usize);
     }
 
-    /// Goes on behind this log: what the cache has of other tokens is computed again, and so is the last one, whose row
-    /// draws.
+    /// Continues behind this log. Computes again the last token, whose row draws, and every cached position that has
+    /// another token.
     pub fn follow(&mut self, log: &[Token]) {
         let computed = self.tokens[..self.n_computed].iter();
         let n_same = computed.zip(log).take_while(|(one, other)| one == other).count();
@@ -42,27 +42,27 @@ impl Drafted {
         self.tokens.len() - self.n_computed
     }
 
-    /// Prompt and output.
+    /// Returns prompt and output.
     pub fn log(&self) -> (&[Token], &[Token]) {
         self.tokens.split_at(self.n_prompt.min(self.tokens.len()))
     }
 }
 
-/// The blocks of a draft model's cache that no sequence has.
+/// The free blocks of a draft model's cache.
 pub(super) struct FreeDraftBlocks {
     free: Vec<BlockId>,
-    /// For each cache group those that were freed and are to be cleared. None where blocks are not cleared.
+    /// For each cache group the freed blocks that are still to be cleared. None where blocks are not cleared.
     uncleared: Option<Vec<Vec<BlockId>>>,
 }
 
 impl FreeDraftBlocks {
-    /// `cleared` is the number of groups, if freed blocks are cleared.
+    /// `cleared` is the number of groups if freed blocks are cleared.
     pub fn new(n_blocks: u32, cleared: Option<usize>) -> FreeDraftBlocks {
         let uncleared = cleared.map(|n_groups| vec![Vec::with_capacity(n_blocks as usize); n_groups]);
         FreeDraftBlocks { free: (0..n_blocks).rev().map(BlockId).collect(), uncleared }
     }
 
-    /// Has the table hold so many positions. False if there are not enough blocks, and then it is as it was.
+    /// Extends the table to this many positions. Returns false, and changes nothing, if there are not enough blocks.
     pub fn fill(&mut self, table: &mut Vec<BlockId>, n_positions: usize) -> bool {
         let n_new = (blocks_for(n_positions as u32) as usize).saturating_sub(table.len());
         let Some(n_left) = self.free.len().checked_sub(n_new) else { return false };
@@ -106,10 +106,10 @@ mod tests {
             drafted.follow(log);
             assert_eq!((drafted.tokens.as_slice(), drafted.n_computed), (log, n_computed), "{log:?}");
         };
-        // All of it, and one token more than that.
+        // All tokens hold, and one more follows.
         check(&[1, 2, 3, 7, 8, 9], 5);
         check(&[1, 2, 3, 7, 8, 9, 4], 5);
-        // The second and the first do not hold.
+        // The second guess fails, and then the first.
         check(&[1, 2, 3, 7, 5], 4);
         check(&[1, 2, 3, 6], 3);
         // The log went back.

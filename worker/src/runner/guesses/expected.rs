@@ -1,17 +1,17 @@
-//! What a client expects to be answered, in front of the log: so that places in it are found as those of the log are.
+//! The answer that a client expects, placed in front of the log, so that one search finds places in both.
 
 use types::{Request, Token};
 
 #[derive(Debug, Default)]
 pub(super) struct Expected {
-    /// `expected · log`. Empty where nothing is expected.
+    /// `expected · log`. Empty if the client expects nothing.
     tokens: Vec<Token>,
     n_expected: usize,
     n_prompt: usize,
 }
 
 impl Expected {
-    /// For a log that may have `n_tokens_max` tokens. Returns how many there may be in all.
+    /// Restarts for a log of up to `n_tokens_max` tokens. Returns the most tokens of both together.
     pub fn restart(&mut self, request: &Request, n_tokens_max: usize) -> usize {
         self.tokens.clear();
         (self.n_expected, self.n_prompt) = (request.predicted.len(), request.prompt.len());
@@ -23,7 +23,7 @@ impl Expected {
         self.n_expected + n_tokens_max
     }
 
-    /// What is expected, and then the log.
+    /// Returns the expected answer followed by the log.
     pub fn before<'a>(&'a mut self, log: &'a [Token]) -> &'a [Token] {
         if self.n_expected == 0 {
             return log;
@@ -33,7 +33,7 @@ impl Expected {
         &self.tokens
     }
 
-    /// What is expected behind the log, as long as the answer is as it was expected to be.
+    /// Returns the expected tokens behind the log, while the answer matches the expected one.
     pub fn next(&self, log: &[Token]) -> &[Token] {
         let (expected, answer) = (&self.tokens[..self.n_expected], log.get(self.n_prompt..).unwrap_or_default());
         expected.strip_prefix(answer).unwrap_or_default()
@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(expected.next(&[9, 8, 1]), [2, 3]);
         assert_eq!(expected.next(&[9, 8, 1, 2, 3]), [] as [Token; 0]);
         assert_eq!(expected.next(&[9, 8, 2]), [] as [Token; 0]);
-        // The next sequence expects nothing, and its log is all there is.
+        // The next sequence expects nothing, so the log is all there is.
         assert_eq!(expected.restart(&Request { predicted: Vec::new(), ..request }, 10), 10);
         assert_eq!(expected.before(&[9]), [9]);
         assert_eq!(expected.next(&[9]), [] as [Token; 0]);

@@ -1,13 +1,13 @@
-//! Where the last tokens of a log stood before: chains of positions behind the same few tokens, the newest first, as
-//! compressors have them. Memory is in proportion to the log; a look is bounded, however often tokens repeat.
+//! Finds earlier occurrences of a log's last tokens: chains of positions behind the same few tokens, newest first, as
+//! in compressors. Memory is proportional to the log. The cost of a search is bounded, however often tokens repeat.
 
 use types::{NgramLimits, Token};
 
 /// No position.
 const NONE: u32 = u32::MAX;
-/// The earlier places that are compared.
+/// The most earlier places that one search compares.
 const LOOKS_MAX: usize = 32;
-/// The chains of a long log; more would only take memory.
+/// The most chains of a long log; more would only take memory.
 const CHAINS_MAX: usize = 1 << 16;
 
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ impl NgramIndex {
         self.before.reserve(n_tokens_max);
     }
 
-    /// Takes the tokens of a log that it has not seen.
+    /// Adds the tokens of a log that the index lacks.
     pub fn extend(&mut self, log: &[Token]) {
         for end in self.before.len() + 1..=log.len() {
             let newest = end.checked_sub(self.least).map(|start| self.chain_of(&log[start..end]));
@@ -48,8 +48,8 @@ impl NgramIndex {
         (hash >> 7) as usize & (self.newest.len() - 1)
     }
 
-    /// What stood behind the longest of the earlier places, of equally long ones the newest. Where that reaches the
-    /// log's end it goes on with itself: a log that repeats itself is guessed to go on so.
+    /// Guesses the tokens behind the earlier place with the longest match; the newest one if several are equally long.
+    /// At the log's end the guess continues with itself, because a repetition is likely to go on.
     pub fn guess(&self, log: &[Token], n_max: usize, out: &mut Vec<Token>) {
         let Some(from) = self.longest(log) else { return };
         for at in from..from + n_max {
@@ -58,7 +58,7 @@ impl NgramIndex {
         }
     }
 
-    /// The position behind the longest earlier place that ends as the log does.
+    /// Returns the position behind the earlier place that matches the log's end for longest.
     fn longest(&self, log: &[Token]) -> Option<usize> {
         let last = log.len().checked_sub(1)?;
         let (mut best, mut n_best) = (None, self.least - 1);

@@ -1,25 +1,26 @@
-//! How often a source's guesses hold, and how many of a draft model's are worth their passes. Knows no token.
+//! How often a source's guesses hold, and how many guesses of a draft model are worth their passes. Has no knowledge of
+//! tokens.
 
 /// A probability of one.
 const SURE: u32 = 1 << 16;
-/// The weight of what came last: one in so many.
+/// The weight of the newest observation is one in this many.
 const MEMORY: u32 = 8;
-/// A guess must give so many eighths of what it costs.
+/// A guess must return this many eighths of its cost.
 const GAIN_MIN: u64 = 9;
-/// The draws without a guess before a source that did not pay is tried again; doubles from the first to the second.
+/// The draws without a guess before a source that did not pay is tried again. It doubles from the first to the second.
 const PAUSE_MIN: u16 = 16;
 const PAUSE_MAX: u16 = 256;
 
-/// What a guess of a draft model costs, in thousandths of a step of one row.
+/// The cost of a draft model's guess, in thousandths of a step of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftCost {
-    /// A further row of the step that verifies.
+    /// Another row of the step that verifies.
     pub row_permille: u32,
     /// A pass of the draft model.
     pub pass_permille: u32,
 }
 
-/// The probability that a guess holds, those before it having held.
+/// The probability that a guess holds if those before it held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Acceptance(u32);
 
@@ -28,17 +29,17 @@ impl Acceptance {
         Acceptance(SURE / 100 * percent)
     }
 
-    /// Before anything is known of what a log repeats.
+    /// The start value for a source, before any observation.
     pub const fn of_source() -> Acceptance {
         Acceptance::percent(50)
     }
 
-    /// Before anything is known of a draft model.
+    /// The start value for a draft model, before any observation.
     pub const fn of_model() -> Acceptance {
         Acceptance::percent(75)
     }
 
-    /// Of `n_tried` guesses the first `n_hit` held, and then one did not.
+    /// Notes that the first `n_hit` of `n_tried` guesses held, and the next one did not.
     pub fn note(&mut self, n_tried: usize, n_hit: usize) {
         (0..n_hit).for_each(|_| self.0 += (SURE - self.0) / MEMORY);
         if n_hit < n_tried {
@@ -50,13 +51,14 @@ impl Acceptance {
 /// When a draft model guesses for a sequence, and how many tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pauses {
-    /// Draws until it is tried again, and how many there were the last time.
+    /// Draws until the next attempt, and the length of the last pause.
     left: u16,
     last: u16,
 }
 
 impl Pauses {
-    /// How many guesses pay among `n_rows` rows. Where none does one is made now and then, because texts change.
+    /// Returns how many guesses pay among `n_rows` rows. If none does, it still tries one now and then, because texts
+    /// change.
     pub fn n_worth(&mut self, cost: Option<DraftCost>, holds: Acceptance, n_max: usize, n_rows: usize) -> usize {
         let Some(cost) = cost else { return n_max };
         let n = cost.n_paying(holds, n_max, n_rows.max(1) as u64);
@@ -78,7 +80,7 @@ impl DraftCost {
     /// Each of `n_rows` sequences shares the draft model's passes, and has a row of its own in the step that verifies.
     fn n_paying(&self, Acceptance(acceptance): Acceptance, n_max: usize, n_rows: u64) -> usize {
         let (row, pass) = (u64::from(self.row_permille), u64::from(self.pass_permille));
-        // Without guesses a step of this time gives a token for each row.
+        // Without guesses a step of this time gives one token per row.
         let step = 1000 + row * (n_rows - 1);
         let costs = row * n_rows + pass * step / 1000;
         let mut holds = u64::from(SURE);

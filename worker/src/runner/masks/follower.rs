@@ -1,11 +1,12 @@
-//! A grammar, and how far one output is in it. Of who takes its masks it knows whether more are wanted.
+//! A grammar, and the position of one output in it. Has no knowledge of the draws that take its masks, except whether
+//! they need more.
 //!
 //! ```text
 //! [.. log ..] mask · token · mask · token · mask     and back to the log
 //! ```
 //!
-//! Behind the log it looks ahead: along drafts that a step verifies, or where the grammar leaves one text. What it took
-//! there it takes back, so that the next token of the log finds it where the log ends.
+//! It looks ahead behind the log: along the drafts that a step verifies, or where the grammar allows only one text.
+//! Then it rolls those tokens back, so that the log's next token finds it at the log's end.
 
 use crate::load::vocabulary::LazyVocabulary;
 use grammar::{Mask, Matcher, Stuck};
@@ -15,16 +16,16 @@ use types::{Grammar, Token};
 pub(super) struct Follower {
     grammar: Grammar,
     matcher: Option<Matcher>,
-    /// The tokens of the log that it has taken.
+    /// The tokens of the log that the grammar has accepted.
     seen: Vec<Token>,
     mask: Mask,
-    /// The tokens of the log that it has not taken.
+    /// The tokens of the log that the grammar has not accepted yet.
     pub unseen: VecDeque<Token>,
-    /// The drafts that it looks along.
+    /// The drafts along which it looks ahead.
     pub drafts: Vec<Token>,
 }
 
-/// Tokens that may be drawn while one mask is made, without an allocation.
+/// Room for the tokens drawn while one mask is made, so that nothing is allocated.
 pub(super) const UNSEEN_ROOM: usize = 2 * types::DRAFT_ROWS_MAX as usize;
 
 impl Follower {
@@ -39,17 +40,18 @@ impl Follower {
         }
     }
 
-    /// The number of the draw behind the log.
+    /// Returns the number of the draw behind the log.
     pub fn n_seen(&self) -> u32 {
         self.seen.len() as u32
     }
 
-    /// Whether it has no mask for the draw behind the log: there is more of the log, or it has not begun.
+    /// Returns whether the mask for the draw behind the log is missing: the log has grown, or no mask has been made
+    /// yet.
     pub fn is_behind(&self) -> bool {
         self.matcher.is_none() || !self.unseen.is_empty()
     }
 
-    /// Takes what it has not seen of the log, and makes the mask for the draw behind it.
+    /// Accepts the new tokens of the log, and makes the mask for the draw behind them.
     pub fn catch_up(&mut self, vocabulary: &LazyVocabulary) -> Result<(), Stuck> {
         let matcher = match &mut self.matcher {
             Some(matcher) => matcher,
@@ -57,7 +59,7 @@ impl Follower {
         };
         while let Some(token) = self.unseen.pop_front() {
             self.seen.push(token);
-            // Behind its end an answer goes on with end tokens, where the request does not stop at them.
+            // Behind its end an answer continues with end tokens, if the request does not stop at them.
             if !(matcher.is_ended() && matcher.ends().contains(&token)) {
                 matcher.accept(token)?;
             }
@@ -69,20 +71,20 @@ impl Follower {
         matcher.mask(&mut self.mask)
     }
 
-    /// The mask that was made last.
+    /// Returns the newest mask.
     pub fn words(&self) -> &[u32] {
         self.mask.words()
     }
 
-    /// Makes a mask behind each draft, as far as the grammar allows them. `takes` is given each, and whether it wants
-    /// more.
+    /// Makes a mask behind each draft, as far as the grammar allows them. `takes` receives each mask, and returns
+    /// whether it needs more.
     pub fn follow_drafts(&mut self, takes: impl FnMut(Token, &[u32]) -> bool) {
         let drafts = std::mem::take(&mut self.drafts);
         self.look_ahead(|_, _, n| drafts.get(n).copied(), takes);
         self.drafts = drafts;
     }
 
-    /// The same behind each token of the one text that can follow, at most `n_max`. It follows on `catch_up`.
+    /// Makes a mask behind each token of the only text that can follow, at most `n_max`. Call it after `catch_up`.
     pub fn follow_only_way(&mut self, n_max: usize, takes: impl FnMut(Token, &[u32]) -> bool) {
         self.look_ahead(|matcher, mask, n| if n < n_max { matcher.only_way(mask) } else { None }, takes);
     }
@@ -94,7 +96,7 @@ impl Follower {
     ) {
         let Some(matcher) = self.matcher.as_mut().filter(|matcher| matcher.goes_back()) else { return };
         let (mut n_taken, mut is_sound) = (0, true);
-        // An end is the last token of an answer: nothing is drawn behind one that was not drawn itself.
+        // An end is an answer's last token: no draw follows an end that was not drawn itself.
         while let Some(token) = next(matcher, &self.mask, n_taken).filter(|token| !matcher.ends().contains(token)) {
             if let Err(stuck) = matcher.accept(token) {
                 is_sound = matches!(stuck, Stuck::Token(_));
@@ -111,7 +113,7 @@ impl Follower {
         }
     }
 
-    /// What fails behind the log does not concern the log: it is read again.
+    /// An error behind the log does not affect the log: the grammar reads it again.
     fn begin_again(&mut self) {
         self.matcher = None;
         self.unseen.extend(self.seen.drain(..));

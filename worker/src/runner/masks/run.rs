@@ -1,4 +1,4 @@
-//! Masks of draws that follow each other, and the tokens between them. Knows no grammar.
+//! Masks of consecutive draws, and the tokens between them. Has no knowledge of grammars.
 
 use types::Token;
 
@@ -7,7 +7,7 @@ use types::Token;
 /// Each mask is for the draw behind the log and the tokens before it.
 #[derive(Debug, Default)]
 pub(super) struct MaskRun {
-    /// The number of the first draw, that of the output's first token being 0. None where there is no mask.
+    /// The number of the first draw; the output's first token has number 0. None without a mask.
     of: Option<u32>,
     tokens: Vec<Token>,
     words: Vec<u32>,
@@ -15,7 +15,7 @@ pub(super) struct MaskRun {
 }
 
 impl MaskRun {
-    /// With room for so many tokens.
+    /// Creates a run with room for this many tokens.
     pub fn with_room(n_tokens: usize) -> MaskRun {
         MaskRun { tokens: Vec::with_capacity(n_tokens), ..MaskRun::default() }
     }
@@ -47,12 +47,12 @@ impl MaskRun {
         self.of == Some(draw)
     }
 
-    /// How many of these tokens, the first ones, stand between its masks.
+    /// Returns how many of these tokens match the tokens between the masks, from the first one.
     pub fn n_among(&self, tokens: &[Token]) -> usize {
         self.tokens.iter().zip(tokens).take_while(|(one, other)| one == other).count()
     }
 
-    /// The mask behind the first `n_tokens`.
+    /// Returns the mask behind the first `n_tokens`.
     pub fn behind(&self, n_tokens: usize) -> Option<&[u32]> {
         self.of.filter(|_| n_tokens <= self.tokens.len())?;
         self.words.chunks_exact(self.words_each.max(1)).nth(n_tokens)

@@ -1,5 +1,5 @@
-//! What the runner and the threads share of one request: the drawn tokens that its grammar has not seen, the drafts
-//! that a step verifies, and the masks for the draws behind both. Knows no queue.
+//! The state of one request that the runner and the threads share: the drawn tokens that the grammar lacks, the drafts
+//! that a step verifies, and the masks behind both. Has no knowledge of queues.
 
 use crate::load::vocabulary::LazyVocabulary;
 use crate::runner::masks::follower::{Follower, UNSEEN_ROOM};
@@ -12,48 +12,48 @@ use types::{Failure, Grammar, GrammarFault, Token};
 
 pub(super) struct Slot {
     state: Mutex<State>,
-    /// The state has changed.
+    /// Notified when the state has changed.
     made: Condvar,
-    /// The most tokens that are guessed behind a log.
+    /// The most tokens guessed behind a log.
     n_guess_max: usize,
 }
 
 struct State {
-    /// Drawn, and not seen by the grammar.
+    /// Drawn tokens that the grammar has not accepted yet.
     unseen: VecDeque<Token>,
     /// Absent while a thread works with it.
     follower: Option<Follower>,
-    /// The masks that nobody has taken.
+    /// The masks that no draw has taken.
     run: MaskRun,
-    /// There was a mask before.
+    /// Whether a mask was made before.
     has_begun: bool,
     drafts: Drafts,
     way: Way,
     failed: Option<Failure>,
-    /// It stands in the threads' queue, or one of them works on it.
+    /// Whether the slot is in the threads' queue, or a thread works on it.
     is_seen_to: bool,
-    /// Nobody wants its masks any more.
+    /// Whether its request has ended.
     is_over: bool,
 }
 
-/// The drafts that a step verifies, whose masks are wanted.
+/// The drafts that a step verifies, and for which masks are needed.
 #[derive(Default)]
 struct Drafts {
-    /// The number of the draw that the first of them stands for.
+    /// The number of the draw that the first draft stands for.
     of: u32,
     tokens: Vec<Token>,
-    /// Their masks are still to be made.
+    /// Whether their masks are still to be made.
     are_wanted: bool,
 }
 
-/// Tokens of the one text that can follow, and the number of the draw that the first of them stands for.
+/// The tokens of the only text that can follow, and the number of the draw that the first of them stands for.
 #[derive(Default)]
 struct Way {
     of: u32,
     tokens: Vec<Token>,
 }
 
-/// What `take` found.
+/// The result of `take`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Made {
     Mask,
@@ -61,10 +61,10 @@ pub(super) enum Made {
     Failed(Failure),
 }
 
-/// What a thread is wanted for.
+/// The work for a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// An answer begins whose grammar is to be compiled, or whose log to be read.
+    /// A new answer: compile its grammar, or read its log.
     Begins,
     /// Masks of an answer that has begun.
     GoesOn,
@@ -81,7 +81,8 @@ impl State {
 }
 
 impl Slot {
-    /// For a request that begins with this output, and behind whose log at most `n_guess_max` tokens are guessed.
+    /// Creates the slot of a request that begins with this output. At most `n_guess_max` tokens are guessed behind its
+    /// log.
     pub fn new(grammar: Grammar, output: &[Token], n_guess_max: usize) -> Slot {
         let mut unseen = VecDeque::with_capacity(output.len().max(UNSEEN_ROOM));
         unseen.extend(output);
@@ -110,7 +111,7 @@ impl Slot {
         state.drafts.are_wanted = false;
     }
 
-    /// A step verifies these behind the log, whose next draw is `n_output`.
+    /// Adds the drafts that a step verifies behind the log, whose next draw is `n_output`.
     pub fn draft(&self, n_output: u32, tokens: &[Token]) {
         let mut state = self.state();
         let are_made = state.run.is_of(n_output) && state.run.n_among(tokens) == tokens.len();
@@ -120,7 +121,7 @@ impl Slot {
         (drafts.of, drafts.are_wanted) = (n_output, !are_made);
     }
 
-    /// What can follow this output, as far as it is known, if only one text can.
+    /// Adds the tokens that must follow this output, as far as they are known.
     pub fn only_way(&self, output: &[Token], out: &mut Vec<Token>) {
         let state = self.state();
         let since = output.get(state.way.of as usize..).unwrap_or_default();
@@ -132,7 +133,7 @@ impl Slot {
     pub fn end(&self) {
         let mut state = self.state();
         state.is_over = true;
-        // What a thread works with it drops itself.
+        // A thread that works with the follower drops it itself.
         state.follower = None;
     }
 
@@ -141,7 +142,7 @@ impl Slot {
         self.made.notify_all();
     }
 
-    /// What a thread has to do here that none does; if there is something, one is to come.
+    /// Returns the work that no thread does yet; the caller must then send a thread.
     pub fn wants_a_thread(&self) -> Option<Work> {
         let mut state = self.state();
         if !state.has_work() || !state.is_wanted() || state.is_seen_to {
@@ -151,13 +152,13 @@ impl Slot {
         Some(if state.has_begun { Work::GoesOn } else { Work::Begins })
     }
 
-    /// No thread comes after all.
+    /// Called if no thread comes after all.
     pub fn is_left(&self) {
         self.state().is_seen_to = false;
     }
 
-    /// Swaps the mask for the draw `n_output` into `taken`, if it is there by `until`, and those behind the drafts that
-    /// are there by then.
+    /// Swaps the mask for the draw `n_output` into `taken` if it is ready by `until`, with the masks behind drafts that
+    /// are ready by then.
     pub fn take(&self, n_output: u32, until: Instant, taken: &mut MaskRun) -> Made {
         let mut state = self.state();
         loop {
@@ -186,8 +187,8 @@ impl Slot {
         }
     }
 
-    /// On a thread: brings the grammar up to the last drawn token, and makes the mask for the next, and those behind it
-    /// that are wanted. Whether there is more to do.
+    /// Called on a thread: brings the grammar up to the last drawn token, makes the next mask, and the required ones
+    /// behind it. Returns whether there is more to do.
     pub fn follow(&self, vocabulary: &LazyVocabulary) -> bool {
         let mut state = self.state();
         let Some(mut follower) = state.follower.take().filter(|_| !state.is_over) else { return false };
@@ -214,7 +215,8 @@ impl Slot {
         goes_on
     }
 
-    /// Publishes the mask behind the log, if it `is_new`, and makes those behind drafts; or finds out what can follow.
+    /// Publishes the mask behind the log if it `is_new`. Then makes the masks behind drafts, or finds the tokens that
+    /// must follow.
     fn look_ahead(&self, follower: &mut Follower, is_new: bool) {
         let of = follower.n_seen();
         let mut state = self.state();
@@ -230,7 +232,7 @@ impl Slot {
             follower.drafts.extend_from_slice(&state.drafts.tokens);
             state.run.cut(0);
         } else {
-            // They may be behind tokens that it has not seen.
+            // The drafts may be behind tokens that the grammar has not accepted yet.
             state.drafts.are_wanted &= !state.unseen.is_empty();
         }
         drop(state);
@@ -244,7 +246,7 @@ impl Slot {
         }
     }
 
-    /// Adds a mask behind the draw `of`. Whether another is wanted.
+    /// Adds a mask behind the draw `of`. Returns whether another one is needed.
     fn adds(&self, of: u32, token: Token, words: &[u32], is_way: bool) -> bool {
         let mut state = self.state();
         if is_way {

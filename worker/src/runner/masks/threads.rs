@@ -1,8 +1,8 @@
-//! The threads that follow grammars, and their queue. Knows no request: only slots that have something to do.
+//! The threads that follow grammars, and their queue. Has no knowledge of requests: only of slots with work.
 //!
-//! A slot whose answer goes on waits for one mask, which a running pass needs soon; one that begins has a grammar to
-//! compile, or a log to read, which takes a hundred times as long. So the first kind comes first, and one thread is
-//! never lent to the second.
+//! A slot whose answer has begun waits for one mask, which a running pass needs soon. A slot whose answer begins has to
+//! compile a grammar or read a log, which takes a hundred times as long. So slots of the first kind come first, and one
+//! thread never takes the second kind.
 
 use crate::load::vocabulary::LazyVocabulary;
 use crate::runner::masks::MaskConfig;
@@ -14,29 +14,29 @@ use std::time::Instant;
 use telemetry::metrics;
 use types::GrammarFault;
 
-/// They end when this is dropped, after what they are at.
+/// The threads end when this is dropped, after their present work.
 pub(super) struct Threads(Arc<Queue>);
 
 struct Queue {
     waiting: Mutex<Waiting>,
-    /// There is work, or the end.
+    /// Notified when there is work, or at the end.
     came: Condvar,
     /// The most slots that wait.
     slots_max: usize,
-    /// The most threads that begin answers at once.
+    /// The most threads that begin answers at a time.
     beginning_max: usize,
 }
 
 struct Waiting {
     going_on: VecDeque<Arc<Slot>>,
     beginning: VecDeque<Arc<Slot>>,
-    /// Threads that begin an answer.
+    /// The threads that begin an answer.
     n_beginning: usize,
     is_over: bool,
 }
 
 impl Waiting {
-    /// Whoever draws allocates nothing here.
+    /// Allocates all room now, because draws must not allocate.
     fn with_room(slots_max: usize) -> Waiting {
         let room = || VecDeque::with_capacity(slots_max);
         Waiting { going_on: room(), beginning: room(), n_beginning: 0, is_over: false }
@@ -44,12 +44,12 @@ impl Waiting {
 }
 
 impl Threads {
-    /// At most `queued_max` slots wait for a thread.
+    /// Starts the threads. At most `queued_max` slots wait for them.
     pub fn start(config: MaskConfig, vocabulary: Arc<LazyVocabulary>, queued_max: usize) -> std::io::Result<Threads> {
         let beginning_max = config.threads.saturating_sub(1).max(1);
         let (waiting, came) = (Mutex::new(Waiting::with_room(queued_max)), Condvar::new());
         let queue = Arc::new(Queue { waiting, came, slots_max: queued_max, beginning_max });
-        // Whoever cannot start all of them ends those that have started.
+        // If a thread cannot start, the drop ends those that have started.
         let threads = Threads(queue.clone());
         for i in 0..config.threads {
             let (queue, vocabulary) = (queue.clone(), vocabulary.clone());
@@ -59,8 +59,8 @@ impl Threads {
         Ok(threads)
     }
 
-    /// Has a thread come to this slot, unless none is needed or one is on its way. Where too many wait, nobody comes: a
-    /// draw that misses its mask asks again.
+    /// Sends a thread to this slot, unless it needs none or one is on its way. If too many slots wait, it sends none: a
+    /// draw that misses its mask requests it again.
     pub fn see_to(&self, slot: &Arc<Slot>) {
         let Some(work) = slot.wants_a_thread() else { return };
         if !self.0.push(slot, work) {
@@ -81,7 +81,7 @@ impl Queue {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there was room.
+    /// Returns whether there was room.
     fn push(&self, slot: &Arc<Slot>, work: Work) -> bool {
         let mut waiting = self.waiting();
         let has_room = waiting.going_on.len() + waiting.beginning.len() < self.slots_max;
@@ -97,7 +97,7 @@ impl Queue {
         has_room
     }
 
-    /// Waits for work. None at the end.
+    /// Waits for work. Returns None at the end.
     fn next(&self) -> Option<(Arc<Slot>, Work)> {
         let mut waiting = self.waiting();
         loop {
@@ -160,7 +160,7 @@ mod tests {
         assert!(push(0, Work::Begins) && push(1, Work::Begins) && push(2, Work::GoesOn));
         next(2, Work::GoesOn);
         next(0, Work::Begins);
-        // Another may begin when that one has begun; what goes on comes now.
+        // Another answer may begin once this one has begun; work on a running answer comes now.
         assert!(push(3, Work::GoesOn));
         next(3, Work::GoesOn);
         queue.has_begun();

@@ -1,4 +1,4 @@
-//! The contents of freed pages.
+//! Tests the contents of freed pages.
 
 use super::*;
 use crate::assignment::Assignment;
@@ -46,7 +46,7 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
     ModelRunner::new(lent, Ranks::solo(n_layers), (kv, None), None, limits, MaskConfig::default())
 }
 
-/// The contents of each block, over all layers.
+/// Returns the contents of each block, over all layers.
 fn pages(runner: &ModelRunner<Cpu>) -> Vec<Vec<u8>> {
     let (held, kv) = (runner.lent.get(), &runner.kv.groups()[0]);
     let block =
@@ -54,7 +54,7 @@ fn pages(runner: &ModelRunner<Cpu>) -> Vec<Vec<u8>> {
     (0..N_BLOCKS).map(|i| block(BlockId(i)).collect()).collect()
 }
 
-/// The blocks that are not zero.
+/// Returns the blocks that are not zero.
 fn written(runner: &ModelRunner<Cpu>) -> Vec<usize> {
     let pages = pages(runner);
     (0..pages.len()).filter(|block| pages[*block].iter().any(|byte| *byte != 0)).collect()
@@ -87,7 +87,7 @@ fn two_at_work(zero_kv: bool) -> ModelRunner<Cpu> {
 fn who_ends_or_is_cancelled_leaves_zeros_and_neighbours_keep_theirs() {
     let mut runner = two_at_work(true);
     let before = pages(&runner);
-    // A step in which nothing is computed.
+    // A step that computes nothing.
     run(&mut runner, &[], &[], &[], &[1]);
     assert_eq!(written(&runner), [0, 1]);
     assert!(pages(&runner)[..2] == before[..2]);
@@ -98,13 +98,13 @@ fn who_ends_or_is_cancelled_leaves_zeros_and_neighbours_keep_theirs() {
 #[test]
 fn who_is_preempted_leaves_zeros_to_whoever_has_its_blocks() {
     let mut runner = two_at_work(true);
-    // One of the first sequence's blocks goes to the third in the same step that reports the preemption.
+    // One of the first sequence's blocks goes to the third sequence, in the step that reports the preemption.
     run(&mut runner, &[request(3, 6)], &[(3, 5)], &[2], &[1]);
     assert_eq!(written(&runner), [0, 1, 2]);
     let mut fresh = self::runner(true);
     run(&mut fresh, &[request(3, 6)], &[(3, 5)], &[2], &[]);
     assert!(pages(&runner)[2] == pages(&fresh)[2], "nothing of who was there before");
-    // The second restarts in the step that would have ended it, in other blocks and from its first position.
+    // The second sequence restarts in the step that would have ended it, in other blocks and from its first position.
     run(&mut runner, &[request(2, 21)], &[(2, 10)], &[6], &[]);
     assert_eq!(written(&runner), [2, 6]);
 }

@@ -1,12 +1,12 @@
-//! The blocks that sequences have freed and that must be cleared. Knows nothing of devices.
+//! The blocks that sequences have freed and that must be cleared. Has no knowledge of devices.
 //!
-//! Where blocks are cleared they are never shared, so each has one holder. What a sequence holds of a group when its
-//! next position is `p`:
+//! Blocks that are cleared are never shared, so each has one holder. A sequence whose next position is `p` holds these
+//! blocks of a group:
 //!
-//! `[0, n_passed(p)) freed before, perhaps another's by now · [n_passed(p), table.len()) its own`
+//! `[0, n_passed(p)) freed before, perhaps of another sequence by now · [n_passed(p), table.len()) its own`
 //!
-//! A coordinator gives a block to another sequence at the earliest in the step after the last slice that reads it, and
-//! a rank runs steps in order. So it is soon enough to clear when a step begins.
+//! A coordinator gives a block to another sequence in a later step than the last slice that reads it, and a rank runs
+//! steps in order. So it is early enough to clear blocks when a step begins.
 
 use crate::runner::sequences::limits::SequenceLimits;
 use std::ops::Range;
@@ -19,13 +19,13 @@ pub(crate) struct FreedBlocks {
 }
 
 impl FreedBlocks {
-    /// A block has one holder and so is listed once: no step needs more room.
+    /// A block has one holder and so is in the list once: no step needs more room.
     pub fn new(limits: &SequenceLimits) -> FreedBlocks {
         let room = |n_blocks: &u32| Vec::with_capacity(*n_blocks as usize);
         FreedBlocks { groups: limits.groups.clone(), blocks: limits.n_blocks.iter().map(room).collect() }
     }
 
-    /// Sorted, so that neighbouring blocks are adjacent, as devices prefer.
+    /// Returns the blocks in ascending order, so that neighbouring blocks are adjacent, which devices prefer.
     pub fn uncleared(&mut self) -> &mut [Vec<BlockId>] {
         self.blocks.iter_mut().for_each(|blocks| blocks.sort_unstable());
         &mut self.blocks

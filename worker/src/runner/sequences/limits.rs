@@ -1,4 +1,5 @@
-//! What a rank can hold and run at once, and how a step contradicts that or what the rank holds. Knows no sequence.
+//! What a rank can hold and run at once, and how a step violates it or contradicts the rank's state. Has no knowledge
+//! of sequences.
 
 use crate::runner::guesses::GuessConfig;
 use types::{CacheGroup, DRAFT_ROWS_MAX, RequestId, SCORED_ROWS_MAX, Token};
@@ -16,33 +17,33 @@ pub struct SequenceLimits {
     pub rows_max: usize,
     /// The most sequences held, and so the most slices of one step.
     pub running_max: usize,
-    /// Freed blocks are cleared, and therefore never shared.
+    /// Whether freed blocks are cleared, and therefore never shared.
     pub zero_kv: bool,
-    /// How the rank that samples guesses.
+    /// How the sampling rank guesses.
     pub guesses: GuessConfig,
 }
 
 impl SequenceLimits {
-    /// Rows of one step whose logits are wanted: one per slice, as no slice is empty, and those that are scored or that
-    /// draw behind a draft.
+    /// Returns the most rows of one step whose logits are needed: one per slice, as no slice is empty, and the rows
+    /// that are scored or that draw behind a draft.
     pub fn outputs_max(&self) -> usize {
         self.rows_max.min(self.running_max + SCORED_ROWS_MAX as usize)
     }
 
-    /// Words of a message on all draws of a step, at most.
+    /// Returns the most words of a message on all draws of a step.
     pub fn told_max(&self) -> usize {
-        // Of each slice a token and two ends; the rest is drafts that held, and guesses.
+        // Each slice has a token and two ends; the rest is drafts that held, and guesses.
         3 * self.running_max + DRAFT_ROWS_MAX as usize + self.guesses.n_max_in_step()
     }
 
-    /// Whether positions can be computed again, because a draw was late or a draft did not hold: not where blocks
-    /// behind windows are cleared at once, as they may still be read.
+    /// Returns whether positions can be computed again after a late draw or a rejected draft. They cannot if blocks
+    /// behind windows are cleared at once, because a repeated pass may still read those.
     pub fn may_run_again(&self) -> bool {
         !self.zero_kv || self.groups.iter().all(CacheGroup::keeps_all)
     }
 }
 
-/// How a step contradicts what this rank holds.
+/// How a step contradicts this rank's state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     #[error("request {0} is not held here")]

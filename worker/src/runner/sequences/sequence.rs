@@ -1,5 +1,5 @@
-//! One request on this rank: its token log, its block tables, how far it is computed, and the rows of a slice. Knows
-//! nothing of other requests, nor who tells what was drawn.
+//! One request on this rank: its token log, its block tables, its computed positions, and the rows of a slice. Has no
+//! knowledge of other requests or of the source of drawn tokens.
 
 use crate::runner::guesses::{Guesser, Guesses};
 use crate::runner::sequences::limits::{SequenceLimits, Violation};
@@ -17,32 +17,34 @@ pub(super) struct Sequence {
     pub n_prompt: usize,
     pub sampling: Sampling,
     pub n_computed: u32,
-    /// The step of its last slice; 0 if none has run, and then the first slice may begin behind a shared prefix.
+    /// The step of its last slice. It is 0 if none has run; the first slice may then begin behind a shared prefix.
     pub last_slice: u64,
-    /// The step that started it: tokens drawn before a restart are not for this run.
+    /// The step that started it: this run drops tokens that were drawn before a restart.
     pub life: u64,
-    /// The last token has been drawn but not received.
+    /// Whether the last token was drawn but not received.
     pub is_untold: bool,
-    /// What is guessed behind the log; on ranks that embed, as the sampler has told it.
+    /// The guesses behind the log; on ranks that embed, as the sampler sent them.
     pub guesses: Guesses,
-    /// Who has guessed the drafts of the last slice that had any.
+    /// The guesser of the newest drafts.
     pub drafted_by: Guesser,
-    /// On ranks that never know: the drafts of the last slice, of which the next one tells by its start how many held.
+    /// On ranks that never receive tokens: the drafts of the last slice. The start of the next slice shows how many
+    /// held.
     n_unsettled: u32,
     /// The sum of the hidden states so far, for pooling.
     pooled: Vec<f32>,
-    /// The position of a token that the device has drawn and the host does not know yet, and its number among the
+    /// The position of a token that the device has drawn and the host has not received yet, and its number among the
     /// draws.
     pub promised: Option<(u32, u32)>,
-    /// Why nothing could be drawn. Slices planned ahead still run, on any tokens, and their results are discarded.
+    /// Why nothing could be drawn. Slices planned ahead still run, on arbitrary tokens, and their results are
+    /// discarded.
     pub failed: Option<Failure>,
-    /// Its draws have masks, and may be late.
+    /// Whether its draws have masks, and may be late.
     pub has_grammar: bool,
     /// The length of the log at its start.
     n_started: u32,
-    /// On the sampler: the position whose draw was late. Slices that were planned behind it are void.
+    /// On the sampler: the position whose draw was late. Slices planned behind it are void.
     pub late: Option<u32>,
-    /// On the sampler: there is a mask for the draw of this step.
+    /// On the sampler: whether this step's draw has a mask.
     pub is_masked: bool,
     /// Per cache group, the blocks of its positions.
     pub tables: Vec<Vec<BlockId>>,
@@ -106,7 +108,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Whether the slice begins among the drafts of the one before, and so tells how many of them held.
+    /// Returns whether the slice begins among the drafts of the slice before, and so shows how many of them held.
     fn is_settled_by(&self, slice: &Slice) -> bool {
         let drafts = self.n_computed.saturating_sub(self.n_unsettled)..=self.n_computed;
         self.n_unsettled > 0 && drafts.contains(&slice.range.start)
@@ -120,8 +122,8 @@ impl Sequence {
         }
     }
 
-    /// Appends the slice's drafts to the log, where they stay as far as they hold. `are_known` is false on ranks that
-    /// compute what others embed.
+    /// Appends the slice's drafts to the log, where the ones that hold stay. `are_known` is false on ranks that compute
+    /// what others embed.
     pub fn take_drafts(&mut self, slice: &Slice, are_known: bool) -> Result<(), Violation> {
         let (n_draft, n_guess) = (usize::from(slice.n_draft), self.guesses.tokens.len());
         if are_known && n_draft > n_guess {
@@ -139,8 +141,8 @@ impl Sequence {
         Ok(())
     }
 
-    /// Takes what was drawn behind the log and behind its drafts, as long as a draft is what was drawn: `out` gets
-    /// these tokens, and the log. A draw that fails behind a draft is not told: it comes again, alone.
+    /// Takes the tokens drawn behind the log and behind its drafts, as long as each draft equals its drawn token. Adds
+    /// them to `out` and to the log. A failed draw behind a draft is not reported: it is repeated alone.
     pub fn verify(
         &mut self,
         slice: &Slice,
@@ -167,8 +169,8 @@ impl Sequence {
         self.n_computed = self.tokens.len() as u32 - 1;
     }
 
-    /// Whether the slice computes the log's last position again, because the token behind it was drawn late. Only the
-    /// sampler knows at which position that was.
+    /// Returns whether the slice computes the log's last position again, because the token behind it was drawn late.
+    /// Only the sampler has the position of that draw.
     pub fn runs_again(&self, slice: &Slice) -> bool {
         let (start, end) = (slice.range.start, slice.range.end);
         let is_one = start + 1 == end && slice.want == Want::Last;
@@ -176,7 +178,7 @@ impl Sequence {
         self.has_grammar && is_one && is_behind
     }
 
-    /// `[0, start) computed · [start, start + 1) again`. What was drawn behind it before is not for this run.
+    /// `[0, start) computed · [start, start + 1) again`. Tokens drawn behind it before do not belong to this run.
     pub fn go_back(&mut self, start: u32, life: u64) {
         self.tokens.truncate(start as usize + 1);
         self.n_computed = start;
@@ -191,7 +193,7 @@ impl Sequence {
         }
     }
 
-    /// What comes of the slice's draw. A mask that was late is noted: the draw comes again.
+    /// Returns the result of the slice's draw. It notes a late mask, and the draw is repeated.
     pub fn outcome(&mut self, slice: &Slice, drawn: Option<Result<TokenOut, Undrawn>>) -> Option<TokenOut> {
         if self.failed.is_some() || self.is_void(slice) {
             return None;
@@ -205,7 +207,7 @@ impl Sequence {
         None
     }
 
-    /// Whether the slice was planned behind a token that was drawn late.
+    /// Returns whether the slice was planned behind a token that was drawn late.
     pub fn is_void(&self, slice: &Slice) -> bool {
         self.late.is_some_and(|late| slice.range.end > late)
     }
@@ -222,7 +224,7 @@ impl Sequence {
             let Some((new, rest)) = blocks.split_at_checked(needed) else {
                 return Err(Violation::TooFewBlocks { id, needed, n_left: blocks.len() });
             };
-            // What is behind the window of everything still to come needs no block, nor does a recurrence's middle.
+            // Positions behind every later window need no block, nor does a recurrence's middle.
             let may_lack = |i: u32| group.may_lack(i, &slice.range, slice.n_draft.into());
             let is_missing =
                 |(i, block): &(u32, &BlockId)| block.0 >= n_blocks && !(**block == BlockId::NONE && may_lack(*i));
@@ -235,7 +237,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Many threads store rows at once, so no two slices may store into one block.
+    /// Marks the slice's blocks as written. Many threads store rows at once, so no two slices may store into one block.
     pub fn mark_written(&self, slice: &Slice, written: &mut [Vec<u64>], stamp: u64) -> Result<(), Violation> {
         let touched = slice.range.start / BLOCK_TOKENS..blocks_for(slice.range.end);
         for (table, written) in self.tables.iter().zip(written) {
@@ -251,7 +253,8 @@ impl Sequence {
         Ok(())
     }
 
-    /// Appends a drawn token at its position, unless the log already holds that position. Whether it was appended.
+    /// Appends a drawn token at its position, unless the log already has that position. Returns whether it was
+    /// appended.
     pub fn grow(&mut self, position: u32, token: Token) -> bool {
         let is_new = self.tokens.len() == position as usize;
         if is_new {
@@ -260,7 +263,7 @@ impl Sequence {
         is_new
     }
 
-    /// Sets a drawn token, whether or not the log has already counted it.
+    /// Sets a drawn token, whether or not the log has counted it already.
     pub fn learn(&mut self, position: u32, token: Token) {
         match self.promised.take_if(|(promised, _)| *promised == position) {
             Some(_) => self.tokens[position as usize] = token,
@@ -268,7 +271,7 @@ impl Sequence {
         }
     }
 
-    /// Whether the slice has a row for the token not yet received.
+    /// Returns whether the slice has a row for the token that is not received yet.
     pub fn needs_untold(&self, slice: &Slice) -> bool {
         self.is_untold && slice.range.end as usize >= self.tokens.len()
     }
@@ -289,8 +292,8 @@ impl Sequence {
         }
     }
 
-    /// On ranks that do not draw: the log grows by a token that is drawn elsewhere. Whether it did. `are_told` is
-    /// whether this one will hear of it: then also how many of the drafts held.
+    /// On ranks that do not draw: the log grows by a token that another rank draws. Returns whether it did. `are_told`
+    /// means that this rank will receive the token, and how many of the drafts held.
     pub fn draw_elsewhere(&mut self, slice: &Slice, are_told: bool) -> bool {
         if slice.n_draft > 0 && are_told {
             self.tokens.truncate(slice.first_drawn() as usize);
@@ -299,13 +302,13 @@ impl Sequence {
         self.grow(slice.range.end, UNKNOWN)
     }
 
-    /// The tokens of its output before those that the slice draws.
+    /// Returns the number of output tokens before those that the slice draws.
     pub fn n_output_before(&self, slice: &Slice) -> u32 {
         slice.first_drawn().saturating_sub(self.n_prompt as u32)
     }
 
-    /// Guesses at most `n_max` tokens behind the log. `only_way` adds those that must follow an output, where that is
-    /// known.
+    /// Guesses at most `n_max` tokens behind the log. `only_way` adds the tokens that must follow an output, where they
+    /// are known.
     pub fn guess(&mut self, n_max: usize, only_way: impl FnOnce(&[Token], &mut Vec<Token>)) {
         let output = self.tokens.get(self.n_prompt..).unwrap_or_default();
         self.guesses.guess(&self.tokens, n_max, |way| {
@@ -315,7 +318,7 @@ impl Sequence {
         });
     }
 
-    /// Whether the slice draws the token after its range. Asked before the log grows.
+    /// Returns whether the slice draws the token after its range. Call it before the log grows.
     pub fn draws(&self, slice: &Slice) -> bool {
         match slice.want {
             Want::Last => true,
@@ -324,7 +327,7 @@ impl Sequence {
         }
     }
 
-    /// Positions whose rows are scored: those followed by another token of the prompt.
+    /// Returns the positions whose rows are scored: those with another prompt token behind them.
     pub fn scored(&self, slice: &Slice) -> Range<u32> {
         match slice.want {
             Want::All { .. } => {
@@ -334,7 +337,7 @@ impl Sequence {
         }
     }
 
-    /// The token that each scored row is asked for, and how many likely ones beside it.
+    /// Returns the token to score in each scored row, and how many likely tokens to report beside it.
     pub fn scores(&self, slice: &Slice) -> Vec<(Token, u8)> {
         let top_n = if let Want::All { top_n } = slice.want { top_n } else { 0 };
         self.scored(slice).map(|position| (self.tokens[position as usize + 1], top_n)).collect()
@@ -346,7 +349,7 @@ impl Sequence {
         self.pooled.iter_mut().zip(state).for_each(|(sum, value)| *sum += value);
     }
 
-    /// The mean over the prompt, if it consists of numbers.
+    /// Returns the mean over the prompt, if it consists of numbers.
     pub fn give_pooled(&mut self, to: &mut Vec<f32>) {
         let n = self.n_prompt as f32;
         to.extend(self.pooled.iter().map(|sum| sum / n));

@@ -1,4 +1,4 @@
-//! What steps do to sequences, and which steps are refused.
+//! Tests how steps change sequences, and which steps are rejected.
 
 use super::*;
 use crate::load::vocabulary::LazyVocabulary;
@@ -36,7 +36,7 @@ fn request(id: RequestId, n_prompt: u32) -> Request {
     Request { id, prompt: (0..n_prompt).collect(), ..Request::default() }
 }
 
-/// Of no grammar.
+/// Returns masks for requests without a grammar.
 fn no_masks() -> Masks {
     Masks::new(MaskConfig::default(), Arc::new(LazyVocabulary::new(Path::new("no/such/model"), 100, &[])), 2, 0)
 }
@@ -136,16 +136,17 @@ fn a_request_that_draws_nothing_fails_alone() {
     let mut sequences = sequences();
     let (_, done) = run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]), None).unwrap();
     assert!(done[0].failed == Some(Failure::Computation) && done[0].tokens.is_empty());
-    // What was planned ahead has its rows, as on ranks that know nothing of it, and is worth nothing.
+    // A slice planned ahead has its rows, because other ranks do not know of the failure; its result is discarded.
     let planned = step(&[], &[slice(3..4, Want::Last)], &[]);
     let (batch, done) = run(&mut sequences, &planned, Some(1)).unwrap();
     assert!(batch.tokens == [UNKNOWN] && done[0].failed.is_some() && done[0].tokens.is_empty());
-    // Begun again, it is as good as new.
+    // After a restart the failure is gone.
     let (_, done) = run(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[4]), Some(8)).unwrap();
     assert!(done[0].failed.is_none() && done[0].tokens.len() == 1);
 }
 
-/// What a rank lays out that is told `token` of each draw; and of how many steps it was told.
+/// Returns the rows that a rank lays out if it receives `token` for each draw, and how many steps' messages it
+/// received.
 fn run_told(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> (Vec<Token>, usize) {
     let (mut batch, mut n_told) = (sequences.new_batch(), 0);
     sequences.begin(step).unwrap();
@@ -168,11 +169,11 @@ fn who_is_told_waits_only_for_what_it_needs() {
     assert_eq!(told(&step(&[], &[other(0..3)], &[1]), None), (vec![0, 1, 2], 0));
     assert_eq!(told(&step(&[], &[slice(3..4, Want::Last)], &[]), Some(42)), (vec![42], 1));
     assert_eq!(told(&step(&[], &[other(3..4)], &[]), Some(43)), (vec![43], 1));
-    // Begun again from its prompt: what was drawn in its old life is not for this one.
+    // After a restart from the prompt, a token drawn before it is dropped.
     let again = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[2]);
     assert_eq!(told(&again, None), (vec![0, 1, 2], 0));
     assert_eq!(told(&step(&[], &[slice(3..4, Want::Last)], &[]), Some(44)), (vec![44], 3));
-    // More than may be late.
+    // More draws than may be late.
     for at in 3..6 {
         told(&step(&[request(ID, at)], &[slice(0..at, Want::Last)], &[3]), Some(9));
     }
@@ -206,7 +207,7 @@ fn what_a_sampler_cannot_have_drawn_is_refused() {
     check(&[Some(100)], Violation::NoSuchToken { id: ID, token: 100, n_vocab: 100 });
 }
 
-/// All of them in flight: nothing is heard before it must be.
+/// All draws are in flight: no message is received before it must be.
 #[test]
 fn what_was_drawn_for_an_earlier_life_is_dropped() {
     let mut sequences = sequences_that(TokenSource::IsTold { late_max: 8 });
@@ -215,8 +216,8 @@ fn what_was_drawn_for_an_earlier_life_is_dropped() {
         sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
         sequences.pass_by(step);
     };
-    // Preempted with a draw on its way, it begins again from the same log and draws at the same position; then it
-    // ends, and another takes its id.
+    // Preempted with a draw on its way, it restarts from the same log and draws at the same position. Then it ends, and
+    // another request takes its id.
     let first = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]);
     let again = Step { ends: vec![ID], ..first.clone() };
     let other = Request { prompt: vec![9, 8, 7], ..request(ID, 3) };
@@ -238,7 +239,7 @@ fn what_was_drawn_for_an_earlier_life_is_dropped() {
 fn a_draw_of_a_log_that_has_gone_on_is_dropped() {
     let mut sequences = sequences_that(TokenSource::IsTold { late_max: 8 });
     let first = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]);
-    // What the draw gave has come home: the log that begins again has it, and is drawn one further on.
+    // The draw's token has arrived: the restarted log has it, and draws at the next position.
     let longer = Request { output: vec![50], ..request(ID, 3) };
     let again = Step { ends: vec![ID], ..step(&[longer], &[slice(0..4, Want::Last)], &[0]) };
     for step in [&first, &again] {
@@ -270,17 +271,17 @@ fn what_is_let_go_is_told_once_and_before_others_may_have_it() {
     let other = RequestId(2);
     let first = step(&[request(ID, 60)], &[slice(0..33, Want::Nothing)], &[1, 2, 3, 4, 5, 6]);
     assert_eq!(after(&first), none);
-    // Of the window's, what the next position does not read any more is not there for the next step.
+    // The windowed blocks that the next position does not read are gone for the next step.
     assert_eq!(after(&step(&[], &[slice(33..40, Want::Nothing)], &[])), none);
     let beside = Slice::new(other, 0..5, Want::Nothing);
     let crowd = step(&[request(other, 9)], &[slice(40..60, Want::Nothing), beside.clone()], &[7, 0, 0, 4]);
     assert_eq!(after(&crowd), [vec![], vec![4]]);
-    // One ends, and the other begins again in the step that would have ended it.
+    // One ends, and the other restarts in the step that would have ended it.
     let again = Step { ends: vec![ID], ..step(&[request(other, 9)], &[beside], &[2, 2]) };
     assert_eq!(after(&again), [vec![0, 1, 2, 3, 7], vec![0, 4, 5, 6]]);
     assert_eq!(after(&Step { ends: vec![other, ID], ..Step::default() }), [vec![2], vec![2]]);
     assert_eq!(after(&Step::default()), none);
-    // Nobody has a block beside another there, and so nobody begins behind what others have computed.
+    // No block is shared there, so no sequence begins behind a computed prefix.
     let hit = step(&[request(ID, 50)], &[slice(16..50, Want::Last)], &[0, 1, 2, 3, 0, 1, 2, 3]);
     sequences.begin(&hit).unwrap();
     let refused = sequences.lay_out(&hit, &mut sequences.new_batch()).unwrap_err();
@@ -295,7 +296,7 @@ fn a_window_needs_no_block_behind_it_and_each_group_has_its_own_pool() {
         Sequences::new(limits, TokenSource::Draws)
     };
     let none = BlockId::NONE.0;
-    // Behind 48 positions, 29 to 47 are read: of its three blocks the first is not.
+    // Behind 48 positions, 29 to 47 are read, so the first of the three blocks is not.
     let hit =
         |blocks: &[u32]| run(&mut windowed(), &step(&[request(ID, 50)], &[slice(48..50, Want::Last)], blocks), Some(1));
     let (batch, _) = hit(&[4, 5, 6, 7, none, 1, 2, 3]).unwrap();
@@ -328,12 +329,12 @@ fn a_recurrence_needs_the_page_that_it_goes_on_from_and_those_of_its_end() {
     let next = |blocks: &[u32]| step(&[], &[slice(40..60, Want::Last)], blocks);
     let (batch, _) = run(&mut sequences, &next(&[3]), Some(1)).unwrap();
     assert_eq!(batch.tables[0].of(0), [none, none, 2, 3].map(BlockId));
-    // What was never given is not let go either.
+    // A block that was never given is not freed either.
     let (mut sequences, _) = first(&[none, 0, 1], true).unwrap();
     run(&mut sequences, &next(&[3]), Some(1)).unwrap();
     sequences.begin(&Step { ends: vec![ID], ..Step::default() }).unwrap();
     assert_eq!(sequences.uncleared().unwrap(), [[0, 1, 3].map(BlockId).to_vec()]);
-    // Behind what others have computed, the last of it is read.
+    // Behind a shared prefix, the last block of it is read.
     let hit = |blocks: &[u32]| {
         let limits = SequenceLimits { groups: vec![CacheGroup::STATE], n_blocks: vec![4], ..limits() };
         let hit = step(&[request(ID, 50)], &[slice(32..50, Want::Last)], blocks);
@@ -400,7 +401,7 @@ fn with_grammar(n_prompt: u32) -> Request {
     Request { grammar: Some(Grammar::new("any")), ..request(ID, n_prompt) }
 }
 
-/// A prompt of three; its first draw, whatever is planned behind that, and the draw again, with what follows it.
+/// A prompt of three tokens; its first draw, the slices planned behind that, the draw again, and the next one.
 fn late_steps() -> [Step; 5] {
     let last = |range| step(&[], &[slice(range, Want::Last)], &[]);
     [step(&[with_grammar(3)], &[slice(0..3, Want::Last)], &[0]), last(3..4), last(4..5), last(2..3), last(3..4)]
@@ -416,7 +417,7 @@ fn a_late_draw_comes_again_and_what_was_planned_behind_it_is_void() {
         (batch.tokens, batch.positions, tokens, done[0].failed)
     };
     assert_eq!(run(&first, Err(Undrawn::Late)), (vec![0, 1, 2], vec![0, 1, 2], vec![], None));
-    // Whatever a device draws from nothing, or fails at.
+    // The device may draw any token from an empty mask, or fail.
     assert_eq!(run(&behind, Ok(77)), (vec![UNKNOWN], vec![3], vec![], None));
     assert_eq!(run(&behind_that, Err(Undrawn::NotNumbers)), (vec![UNKNOWN], vec![4], vec![], None));
     for _ in 0..2 {
@@ -474,14 +475,14 @@ fn what_was_not_late_is_not_drawn_again() {
     assert_eq!(refused, Err(Violation::Gap { id: ID, start: 1, n_computed: 3 }));
 }
 
-/// A log that is guessed as it will be drawn: behind four tokens of it, three more.
+/// Returns sequences whose guesses are the log to be drawn: three more tokens behind the first four.
 fn guessing(tokens: TokenSource) -> Sequences {
     let recalled = Recalled { logs: vec![vec![0, 1, 2, 50, 51, 52, 53, 54, 55, 56, 57, 58]], wrong: 0 };
     let guesses = GuessConfig { source: GuessSource::Recalled(Arc::new(recalled)), n_max: 4, ..GuessConfig::default() };
     Sequences::new(SequenceLimits { guesses, ..limits() }, tokens)
 }
 
-/// Runs a step on the rank that samples, whose rows draw these tokens. Its rows, its answer and its message.
+/// Runs a step on the sampling rank, whose rows draw these tokens. Returns its rows, its answer and its message.
 fn verify(sequences: &mut Sequences, step: &Step, drawn: &[Option<Token>]) -> (Batch, SliceDone, Vec<Option<Token>>) {
     let (masks, mut batch, mut draws) = (no_masks(), sequences.new_batch(), Vec::new());
     sequences.begin(step).unwrap();
@@ -505,14 +506,15 @@ fn tokens_of(done: &SliceDone) -> Vec<Token> {
     done.tokens.iter().map(|out| out.token).collect()
 }
 
-/// A prompt of three, whose first draw is guessed on; drafts of which two hold; a plain draw; and drafts that all hold.
+/// A prompt of three, with guesses behind its first draw; drafts of which two hold; a plain draw; and drafts that all
+/// hold.
 fn steps_with_drafts() -> [(Step, Vec<Option<Token>>); 5] {
     let first = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]);
     [
         (first, vec![Some(50)]),
         (with_drafts(3..7, 3), vec![Some(51), Some(52), Some(99), Some(77)]),
         (step(&[], &[slice(6..7, Want::Last)], &[]), vec![Some(54)]),
-        // Begun again with what it has said, as far as that is in the log that is recalled.
+        // Restarts with its output so far, as far as the recalled log has it.
         (
             Step {
                 ends: vec![ID],

@@ -1,17 +1,17 @@
-//! How a rank comes to know what is drawn, and the draws that it still has to be told of. Knows no sequence.
+//! How a rank receives drawn tokens, and the draws whose tokens it still lacks. Has no knowledge of sequences.
 
 use std::collections::VecDeque;
 use types::{Part, RequestId, StepId, Token};
 
-/// How a rank learns the drawn tokens.
+/// The source of a rank's drawn tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenSource {
-    /// It draws them.
+    /// The rank draws them.
     Draws,
-    /// It embeds, and the sampler sends it the tokens: one message for each step with draws, in the order of steps. A
-    /// message is received when a row needs one of its tokens, or when more than `late_max` are on their way.
+    /// The rank embeds, and the sampler sends it the tokens: one message for each step with draws, in the order of
+    /// steps. It receives a message when a row needs one of its tokens, or when more than `late_max` are on their way.
     IsTold { late_max: usize },
-    /// It neither embeds nor draws.
+    /// The rank neither embeds nor draws.
     NeverKnows,
 }
 
@@ -22,13 +22,13 @@ impl TokenSource {
             _ if !part.is_first() => TokenSource::NeverKnows,
             // The message is the first thing that the sampler sends to its own stage.
             1 => TokenSource::IsTold { late_max: 0 },
-            // As many steps as are in flight: the oldest has been drawn by then, and nobody waits for it.
+            // As many steps as are in flight: the oldest has been drawn by then, so no rank waits for it.
             n_stages => TokenSource::IsTold { late_max: usize::from(n_stages) + 1 },
         }
     }
 }
 
-/// Stands in a log for a token that this rank does not know. Any token would do.
+/// Stands in a log for a token that this rank does not have. Any token would do.
 pub(super) const UNKNOWN: Token = 0;
 
 /// Draws whose tokens this rank has not received.
@@ -49,21 +49,23 @@ pub(super) struct UntoldDraw {
     pub n_draft: u16,
 }
 
-/// What one draw has given, as its rank tells it.
+/// The result of one draw, as the sampler sends it.
 pub(super) struct Told<'a> {
-    /// None where nothing was drawn.
+    /// None if no token was drawn.
     pub first: Option<Token>,
-    /// The tokens behind it that drafts have given.
+    /// The further tokens from drafts that held.
     pub more: &'a [Option<Token>],
-    /// The tokens that are guessed behind those.
+    /// The tokens guessed behind those.
     pub guess: &'a [Option<Token>],
 }
 
-/// Adds to a message, behind the first token of each draw, what else a draw has given.
+/// Adds the further results of a draw to a message, behind the first token of each draw.
+///
 ///
 /// `first token of each draw, or none · for each draw: more tokens, none, guessed tokens, none`
 ///
-/// The second part is left out where it would be empty for all.
+///
+/// The second part is absent if it would be empty for all draws.
 pub(super) fn tell_rest(told: &mut Vec<Option<Token>>, more: impl Iterator<Item = Token>, guess: &[Token]) {
     told.extend(more.map(Some));
     told.push(None);
@@ -71,7 +73,7 @@ pub(super) fn tell_rest(told: &mut Vec<Option<Token>>, more: impl Iterator<Item 
     told.push(None);
 }
 
-/// The draws of a message on `n_draws` of them; None if it is no such message.
+/// Returns the draws of a message on `n_draws` of them; None if the message is malformed.
 pub(super) fn read_told(words: &[Option<Token>], n_draws: usize) -> Option<impl Iterator<Item = Told<'_>>> {
     let (first, rest) = words.split_at_checked(n_draws)?;
     let n_ends = rest.iter().filter(|word| word.is_none()).count();

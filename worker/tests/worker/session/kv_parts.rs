@@ -1,5 +1,5 @@
-//! How much of a KV cache there is memory for is told to a coordinator that heeds it, and to no other: for that one all
-//! of it is there before the rank is ready.
+//! A worker reports how much of a KV cache is committed only to a coordinator that reads it. For any other one it
+//! commits all before the rank is ready.
 
 use super::{Joined, PATIENCE, Scene, assign};
 use crate::common;
@@ -25,7 +25,7 @@ impl Load for Roomy {
 }
 
 impl Joined {
-    /// What the next heartbeat tells.
+    /// Returns the report in the next heartbeat.
     async fn told(&mut self) -> Option<KvCommitted> {
         loop {
             let frame = timeout(PATIENCE, self.inbound.message()).await.unwrap().unwrap().unwrap();
@@ -36,7 +36,7 @@ impl Joined {
     }
 }
 
-/// The parts that a rank is ready with.
+/// Returns the parts that a rank has committed when it is ready.
 async fn ready(joined: &mut Joined, protocol: u32) -> Option<u32> {
     ready_as(joined, Assign { protocol, ..assign() }).await.kv_parts
 }
@@ -74,7 +74,7 @@ async fn a_coordinator_of_the_protocol_before_hears_nothing_of_parts() {
     scene.end().await;
 }
 
-/// A worker that commits what it is sent, on a machine that has enough.
+/// Returns a worker that commits the targets it receives, on a machine with enough memory.
 fn growing() -> Config {
     Config { kv_memory: KvMemory { left: || None, grows: true }, ..Config::default() }
 }
@@ -97,7 +97,7 @@ async fn a_cache_that_grows_has_what_is_wanted_and_no_more() {
         let is_there = |kv: &KvCommitted| kv.wanted == n && kv.parts == parts;
         while !is_there(&joined.told().await.unwrap()) {}
     }
-    // A target of another epoch is none.
+    // A target of another epoch is ignored.
     joined.say(rank_frame::Frame::KvWanted(KvWanted { epoch_incarnation, epoch_n: epoch_n + 1, parts: 9, n: 9 })).await;
     for _ in 0..3 {
         assert_eq!(joined.told().await.unwrap().parts, first);

@@ -1,12 +1,12 @@
-//! How much of the pools has memory, in a world whose ranks commit it as it is wanted, refuse to for a while, and give
-//! back what is not wanted.
+//! How much of the pools has memory. Ranks commit it as the targets require, refuse to for a while, and give back the
+//! rest.
 
 use super::facts::Facts;
 use super::rng::{Rng, mix};
 use scheduler::{Config, Scheduler};
 use types::{KV_PARTS, blocks_committed};
 
-/// Positions that are to be there before they are needed.
+/// Positions with memory ahead of need.
 const AHEAD: u32 = 24;
 
 pub struct CommittedMemory {
@@ -14,7 +14,7 @@ pub struct CommittedMemory {
     /// False: the ranks have all of it from the start.
     grows: bool,
     parts: u32,
-    /// Whether the machine has none to give at this moment.
+    /// Whether the machine has no free memory at this moment.
     refuses: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Conversations that branch, return and extend, on ranks that check every page that they read. Of what could be reused
-//! nine tenths are, as long as there is room for it; and every answer is the cold one.
+//! Conversations that branch, return and extend, on ranks that check every page that they read. Nine tenths of what
+//! could be reused are, as long as there is room; and every answer equals the cold one.
 
 use super::Seed;
 use super::pipeline::Pipeline;
@@ -64,8 +64,8 @@ impl Tree {
         (0..n).map(|_| self.rng.below(1000) as Token).collect()
     }
 
-    /// The next turn: mostly of the newest conversation, or of one before, or a new one; now and then a turn is said
-    /// anew in the middle.
+    /// The next turn: mostly of the newest conversation, or of one before, or a new one; now and then a turn is
+    /// replaced in the middle.
     fn next_prompt(&mut self, system: &[Token]) -> Vec<Token> {
         let n_turns = self.turns.len() as u64;
         let mut prompt = match self.rng.below(20) {

@@ -32,7 +32,7 @@ pub enum Rows {
     Failed,
 }
 
-/// A token that nobody may take.
+/// A token that no client may receive.
 const VOID: TokenOut = TokenOut { token: 1 << 20, logprob: None, top: Vec::new() };
 
 struct Held {
@@ -49,7 +49,7 @@ struct Held {
     /// Whether its slice in the present step is void.
     is_void: bool,
     failed: bool,
-    /// What the last stage has guessed behind the log, and has told the first.
+    /// The guess of the last stage behind the log, which it has sent to the first.
     guess: Vec<Token>,
     /// The drafts of the last slice, whose outcome this stage does not know.
     n_unsettled: u32,
@@ -186,8 +186,8 @@ impl Worker {
         StepDone { id: step.id, epoch: step.epoch, slices: step.slices.iter().map(draw).collect(), micros: 1 }
     }
 
-    /// Passes the last stage's tokens to the first, and which draws are late. What is void, or for a sequence that has
-    /// ended here, is ignored.
+    /// Passes the last stage's tokens to the first, and which draws are late. Ignores void tokens, and those of a
+    /// sequence that has ended here.
     pub fn learn(&mut self, step: &Step, last: &Hidden, done: &StepDone) {
         let drawn = step.slices.iter().zip(&done.slices).zip(last).filter(|(_, rows)| !matches!(rows, Rows::Void));
         for ((slice, done), _) in drawn {
@@ -222,7 +222,7 @@ impl Worker {
     }
 
     /// A slice begins where the one before has ended. Only behind a draw that did not come is a position computed
-    /// again: the first and the last stage know which, those between are told what is void.
+    /// again: the first and the last stage see which, those between receive the void slices.
     fn go_on(&mut self, slice: &Slice, input: Option<&Rows>) {
         let may_be_late = self.limits.late > 0 && slice.want == Want::Last && slice.range.len() == 1;
         let held = self.held.get_mut(&slice.id).expect("a slice of a sequence that started");
@@ -404,7 +404,7 @@ impl Held {
 
     fn draw(&mut self, slice: &Slice, is_late: bool) -> SliceDone {
         if self.is_void {
-            // Whatever a device draws from nothing, or fails at.
+            // A token from nothing, or a failure: a device may return either.
             return match slice.range.end % 3 {
                 0 => SliceDone { failed: Some(Failure::Computation), ..SliceDone::default() },
                 1 => SliceDone { tokens: vec![VOID], ..SliceDone::default() },

@@ -203,7 +203,7 @@ impl World {
             priority: Priority(rng.below(3) as i8 - 1),
             deadline: rng.chance(self.weather.deadlines).then(|| self.now.plus(rng.below(4000).saturating_sub(100))),
             cache_bypass: rng.chance(10),
-            // Only those may be late for who asks ranks that have masks to wait for.
+            // Only these may be late for a caller whose ranks have masks to wait for.
             grammar: self.n_submitted.is_multiple_of(2).then(|| Grammar::new("any")),
             ..Request::default()
         }

@@ -1,9 +1,9 @@
 //! Recurrent layers over paged states, block by block.
 //!
-//! A page keeps the state at its block's start and the block's rows. An output follows from its page up to its row, the
-//! next page's state from the whole page, each in one order: so bits do not depend on how rows were cut into steps, and
-//! a step in mid-block reads the state once and writes none. An item is a value head of a slice. Vector lanes are
-//! columns of V, which no sum runs along, or the sixteen of a product of two keys.
+//! A page keeps the state at its block's start and the block's rows. An output depends on its page up to its row, and
+//! the next page's state on the whole page, each in one order. So bits do not depend on how rows were cut into steps,
+//! and a step in mid-block reads the state once and writes none. An item is a value head of a slice. Vector lanes are
+//! columns of V, which no sum crosses, or the sixteen of a product of two keys.
 
 mod convolution;
 mod page;
@@ -81,7 +81,7 @@ struct Recur<'a> {
 impl Recur<'_> {
     /// Computes some items; `items` is a part of all heads of all slices.
     fn run(&self, isa: Isa, items: Range<usize>) {
-        // Two pages for blocks that have none, and what `rows` works in.
+        // Two pages for blocks that have none, and the working memory of `rows`.
         self.kv.with_spare(|spare| {
             let (pages, work) = spare.split_at_mut(2 * self.shape.n_numbers());
             dispatch(isa, Items { recur: self, items, pages, work });
@@ -110,7 +110,7 @@ impl Kernel for Items<'_> {
 }
 
 impl Recur<'_> {
-    /// Walks one head of one slice.
+    /// Computes one head of one slice.
     #[inline(always)]
     fn item<L: Lanes>(
         &self,
@@ -137,7 +137,7 @@ impl Recur<'_> {
         }
     }
 
-    /// A head's page of a block.
+    /// Returns a head's page of a block.
     #[inline(always)]
     fn page<'s>(&'s self, blocks: &[BlockId], block: usize, head: usize, spare: &'s Shared<f32>) -> StatePage<'s> {
         let n = self.shape.n_numbers();
@@ -145,8 +145,8 @@ impl Recur<'_> {
     }
 }
 
-/// The numbers of a head's page of a block: its own, or spare memory where the table has none. The spare ones of
-/// neighbours differ.
+/// Returns the numbers of a head's page of a block: its own, or spare memory where the table has none. Neighbouring
+/// blocks get different spare memory.
 #[inline(always)]
 #[expect(clippy::mut_from_ref, reason = "who asks has the page of this head alone, or reads a full one")]
 fn numbers_of<'s>(
@@ -158,9 +158,10 @@ fn numbers_of<'s>(
     n: usize,
 ) -> &'s mut [f32] {
     match blocks[block] {
-        // SAFETY: this thread's own memory; it has two pages, and no two that live at a time are of equal parity.
+        // SAFETY: this thread's own memory; it has two pages, and no two pages in use at the same time have equal
+        // parity.
         BlockId::NONE => unsafe { spare.part(block % 2 * n, n) },
-        // SAFETY: who writes a page has it alone; a page that is shared is full, and is only read.
+        // SAFETY: a writer has the page to itself; a shared page is full, and only read.
         id => unsafe { kv.recurrent_page(layer, id, head) },
     }
 }

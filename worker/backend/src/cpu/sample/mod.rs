@@ -1,6 +1,6 @@
 //! Draws a token from a row of logits. Knows rows and their sampling parameters; nothing of sequences.
 //!
-//! In this order, which is vLLM's for what vLLM has; the rest stands where llama.cpp has it:
+//! The order is vLLM's for all steps that vLLM has; the other steps are placed as in llama.cpp:
 //! ```text
 //! logits -> logprobs are of these
 //!        -> the grammar's mask; a token that it leaves alone is taken without a draw
@@ -10,9 +10,9 @@
 //!        -> temperature -> top_n_sigma -> min_p -> top_k -> typical_p -> top_p -> XTC                (filters.rs)
 //!        -> the survivor with the largest (logit - largest) / temperature + noise(seed, choice, position, token)
 //! ```
-//! Where a filter cuts among equals, the lower id stays. Each filter sees the probabilities that those before it left;
-//! only top_p, typical_p and XTC need sums of them. Nothing here depends on the order of work, so rows may be drawn by
-//! any thread and candidates visited in any order. From one token to the next only the log is kept.
+//! Where a filter cuts among equals, the lower id stays. Each filter sees the probabilities left by the previous ones;
+//! only top_p, typical_p and XTC need sums of them. No result depends on the order of work, so any thread may draw rows
+//! and candidates may be visited in any order. Only the log is kept from one token to the next.
 
 mod edits;
 mod filters;
@@ -59,7 +59,7 @@ impl Cpu {
     }
 }
 
-/// Scratch memory for every thread that may draw at once, allocated beforehand.
+/// Scratch memory for every thread that may draw at the same time, allocated beforehand.
 #[derive(Default)]
 pub(super) struct Samplers(Mutex<Vec<Scratch>>);
 
@@ -118,10 +118,10 @@ pub(crate) struct Unedited {
     pub top_k: u32,
 }
 
-/// None where logits are edited, more tokens than the drawn one are returned, or other filters are asked for.
+/// None where logits are edited, more tokens than the drawn one are returned, or other filters are set.
 pub(crate) fn unedited(draw: &Draw<'_>) -> Option<Unedited> {
     let sampling = draw.sampling;
-    // All fields are listed, so that a new one is considered: the device's sampler only does what it is told below.
+    // All fields are listed, so that a new one is considered: the device's sampler only applies the values set below.
     // `is_greedy` and `scale` read the temperature, `is_plain` the edits, and the others change no draw.
     let Sampling {
         temperature: _,
@@ -185,7 +185,7 @@ fn draw_row(row: &[f32], draw: &Draw<'_>, scratch: &mut Scratch) -> Result<Token
     Ok(told(row, largest, token, Wished { logprobs: *logprobs, of: wanted }, isa, &mut scratch.keys))
 }
 
-/// The only token of a mask: whatever is edited and filtered, it is this one or none.
+/// Takes the only token of a mask: no edit or filter can choose another one.
 fn forced(row: &[f32], only: Token, draw: &Draw<'_>) -> Result<Token, Undrawn> {
     let is_there = row.get(only as usize).is_some_and(|logit| logit.is_finite());
     if is_there && !edits::bans(draw, only) { Ok(only) } else { Err(Undrawn::NothingLeft) }
@@ -257,13 +257,13 @@ impl Best {
     }
 }
 
-/// What is told beside a token: logprobs of itself and of these tokens, or else of so many of the most likely ones.
+/// The logprobs that are returned beside a token: its own and those of these tokens, or of this many most likely ones.
 struct Wished<'a> {
     logprobs: Option<u8>,
     of: &'a [Token],
 }
 
-/// The token, with the logprobs that are asked for.
+/// Returns the token with the requested logprobs.
 fn told(row: &[f32], largest: f32, token: Token, wished: Wished<'_>, isa: Isa, keys: &mut Vec<Key>) -> TokenOut {
     let mut out = TokenOut { token, logprob: None, top: Vec::new() };
     if let Some(n_top) = wished.logprobs {

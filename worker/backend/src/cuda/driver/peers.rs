@@ -1,16 +1,16 @@
-//! What the driver offers to devices that reach each other's memory: whether they do, and memory that other processes
-//! open. Words in memory of the host that a kernel looks at while it runs.
+//! The driver's calls for devices that access each other's memory: whether they can, and memory that other processes
+//! open. Also words in host memory that a kernel reads while it runs.
 
 use super::{Bytes, Card, Context, Pinned, result, said, sys};
 use crate::Result;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-/// By which another process of this machine opens memory.
+/// A handle by which another process of this machine opens memory.
 pub type Handle = [u8; 64];
 
 impl Context {
-    /// Whether kernels of this device may be let at the memory of that one.
+    /// Whether kernels of this device can access the memory of that one.
     pub fn can_reach(&self, card: &Card) -> Result<bool> {
         let there = said("find a device", result::device::get(card.ordinal as i32))?;
         let mut can = 0;
@@ -20,7 +20,7 @@ impl Context {
         Ok(can != 0 || there == self.device)
     }
 
-    /// From now on its kernels reach what `other` has.
+    /// Gives its kernels access to the memory of `other`.
     pub fn reach(&self, other: &Context) -> Result<()> {
         if self.raw == other.raw {
             return Ok(());
@@ -36,7 +36,8 @@ impl Context {
 }
 
 impl Bytes {
-    /// For another process. The driver shows it whole pieces of two MiB: memory of that size is nobody else's too.
+    /// Returns a handle for another process. The driver shares whole pieces of two MiB, so memory of that size shares
+    /// no other data.
     pub fn handle(&self) -> Result<Handle> {
         self.context.enter()?;
         let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
@@ -63,7 +64,7 @@ impl Opened {
         let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte.cast_signed()) };
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut start = 0;
-        // SAFETY: writes one address; the driver knows a handle that is none. `drop` closes it.
+        // SAFETY: writes one address; the driver rejects an invalid handle. `drop` closes it.
         said("open another's memory", unsafe { sys::cuIpcOpenMemHandle_v2(&mut start, handle, flags) }.result())?;
         Ok(Opened { start, context: context.clone() })
     }
@@ -75,21 +76,21 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // SAFETY: opened by `new`, and closed once; who used it has waited for its kernels.
+        // SAFETY: opened by `new`, and closed once; its users have waited for their kernels.
         let _gone = unsafe { self.context.enter().map(|()| sys::cuIpcCloseMemHandle(self.start)) };
     }
 }
 
 impl Pinned {
-    /// For a kernel's argument: the device knows the host's addresses.
+    /// Returns the address for a kernel's argument: the device can use host addresses.
     pub fn at(&self) -> u64 {
         self.start as u64
     }
 
-    /// Its words, which the device may write meanwhile.
+    /// Returns its words, which the device may write at the same time.
     pub fn atomics(&self) -> &[AtomicU32] {
-        // SAFETY: so many whole words, written by `zeroed`, aligned as all that the driver gives, while self lives;
-        // and as long as that nobody has them as plain bytes.
+        // SAFETY: whole words, written by `zeroed`, aligned as all of the driver's allocations, while self lives, and
+        // as long as no code holds them as plain bytes.
         unsafe { std::slice::from_raw_parts(self.start.cast(), self.len / size_of::<AtomicU32>()) }
     }
 }

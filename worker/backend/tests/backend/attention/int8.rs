@@ -1,4 +1,4 @@
-//! K and V of eight bits: each row of a head has a scale of its own, whoever its neighbours are, and keys are turned.
+//! K and V of eight bits: each row of a head has its own scale, independent of its neighbours, and keys are turned.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn turned(row: &[f64]) -> Vec<f64> {
     row.chunks(n).flat_map(|run| (0..n).map(move |i| product(run, i))).collect()
 }
 
-/// A key as it is read back: it is rounded where it is turned, and turned back.
+/// Returns a key as it is read back: it is rounded in turned form, and turned back.
 pub(super) fn stored_key(row: &[f64]) -> Vec<f64> {
     let n = f64::from(1u32 << row.len().trailing_zeros());
     turned(&stored(&turned(row))).iter().map(|x| x / n).collect()
@@ -63,7 +63,7 @@ fn every_path_gives_the_bits_of_the_plain_one() {
     }
 }
 
-/// Keys of real models have columns that are always large: what stands beside them must not drown.
+/// Keys of real models have columns that are always large: their neighbours must keep their precision.
 #[test]
 fn a_large_column_of_every_key_takes_little_from_the_others() {
     let mut rng = Rng(28);
@@ -130,7 +130,7 @@ fn chunks_and_neighbours_change_nothing() {
     }
 }
 
-/// The bytes of a block are those of its rows, whatever was stored there before and in which steps.
+/// The bytes of a block depend only on its rows, not on earlier contents or on how rows were cut into steps.
 #[test]
 fn a_row_is_stored_by_itself() {
     let mut rng = Rng(24);
@@ -169,7 +169,7 @@ fn what_is_no_number_is_seen_by_those_who_read_it_and_nobody_else() {
     let clean = case(&mut rng, (2, 1, 32), &[40]);
     for (path, cpu) in cpus(Activations::F32) {
         let expected = clean.whole(&cpu, 0);
-        // Of position 20 a number of K, then one of V.
+        // A number of K at position 20, then one of V.
         for column in [2 * 32 + 5, 3 * 32 + 5] {
             for none in [f32::NAN, f32::INFINITY] {
                 let sequences =

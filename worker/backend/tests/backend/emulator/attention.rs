@@ -1,5 +1,5 @@
-//! Attention, and the storing of K and V before it: the contract's bits, however positions were cut into steps, and
-//! whatever other sequences and other blocks hold.
+//! Attention, and the storing of K and V before it: the contract's bits, for every cut of positions into steps and any
+//! contents of other sequences and blocks.
 
 use super::device::{Launch, Memory, ORDERS, bf16_rows, rounded};
 use super::functions::{STEP, dot, exp, soft_cap};
@@ -16,7 +16,7 @@ const POSITIONS: usize = 16;
 const TILE: usize = 256;
 const CHUNK_TILES: usize = 16;
 const CHUNK: usize = CHUNK_TILES * TILE;
-/// A NaN, for memory that nobody has written.
+/// A NaN, for memory that was never written.
 const GARBAGE: u16 = 0x7fc1;
 
 /// As `AttendItem`.
@@ -41,13 +41,13 @@ type Step = [(usize, Range<usize>)];
 
 struct Case {
     heads: Heads,
-    /// One of each query head.
+    /// One for each query head.
     sinks: Option<Vec<f32>>,
     sequences: Vec<Sequence>,
     n_blocks: usize,
 }
 
-/// What some positions have come to: the largest score, the sum of weights, and the weighted values.
+/// The result for some positions: the largest score, the sum of weights, and the weighted values.
 struct Part {
     largest: f32,
     sum: f32,
@@ -59,7 +59,7 @@ impl Part {
         Part { largest: f32::NEG_INFINITY, sum: 0.0, acc: vec![0.0; head_dim] }
     }
 
-    /// Followed by another part, which is seen.
+    /// Merges in the part that follows this one.
     fn then(self, next: &Part) -> Part {
         let largest = if self.largest > next.largest { self.largest } else { next.largest };
         let is_first = self.largest == f32::NEG_INFINITY;
@@ -73,7 +73,7 @@ impl Part {
 impl Case {
     fn new(seed: u64, heads: Heads, lengths: &[usize]) -> Case {
         let rng = &mut Rng(seed);
-        // Some blocks are nobody's.
+        // Some blocks belong to no sequence.
         let n_blocks = lengths.iter().map(|n| n.div_ceil(POSITIONS)).sum::<usize>() + 8;
         let mut free: Vec<u32> = (0..n_blocks as u32).collect();
         let sequence = |n: &usize| Sequence {
@@ -83,8 +83,8 @@ impl Case {
         Case { heads, sinks: None, sequences: lengths.iter().map(sequence).collect(), n_blocks }
     }
 
-    /// A sequence of two chunks and a little more, of which the first half of a head comes to nothing: the second chunk
-    /// has the keys of the first with the opposite values. Tiles merged in any other way leave what they rounded.
+    /// A sequence of two chunks and a little more, in which the first half of a head sums to nothing: the second chunk
+    /// has the keys of the first with the opposite values. Tiles merged in any other way leave rounding errors.
     fn cancelling(seed: u64, heads: Heads) -> Case {
         let mut case = Case::new(seed, heads, &[2 * CHUNK + 20]);
         let (cols, dim) = (heads.qkv_cols(), heads.head_dim);
@@ -175,7 +175,7 @@ impl Case {
         items
     }
 
-    /// As kernels want to be told, and what it points to.
+    /// Returns the kernels' form of the shape, and the memory that it points to.
     fn shape(&self) -> (HeadShape, Option<Memory<f32>>) {
         let sinks = self.sinks.as_ref().map(|sinks| Memory::of(sinks));
         let at = sinks.as_ref().map_or(0, |sinks| sinks.start() as u64);
@@ -334,7 +334,7 @@ fn every_head_width_gives_the_contract() {
 #[test]
 fn scores_add_sixteen_elements_at_once() {
     let mut case = Case::new(19, heads(1, 1, 32), &[40]);
-    // Of what a score adds between two numbers that cancel, rounding leaves little; the rest of the second step counts.
+    // The terms of a score between two numbers that cancel are mostly rounded away; the rest of the second step counts.
     for row in case.sequences[0].qkv.chunks_mut(96) {
         row[..32].fill(1.0);
         (row[32], row[32 + 16]) = (2f32.powi(24), -2f32.powi(24));

@@ -32,7 +32,7 @@ fn emulator() -> &'static Emulator {
     EMULATOR.get_or_init(|| {
         const RTLD_NOW: c_int = 2;
         let file = CString::new(build().into_os_string().into_encoded_bytes()).unwrap();
-        // SAFETY: the library is what `build` has just made; its functions have the types that `emulator.cpp` says.
+        // SAFETY: `build` has just made the library; its functions have the types in `emulator.cpp`.
         unsafe {
             let library = dlopen(file.as_ptr(), RTLD_NOW);
             assert!(!library.is_null(), "{:?}", CStr::from_ptr(dlerror()));
@@ -50,7 +50,7 @@ fn emulator() -> &'static Emulator {
     })
 }
 
-/// Compiles after the sources have changed: the file name has their digest.
+/// Compiles after the sources have changed: the file name contains their digest.
 fn build() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut hasher = DefaultHasher::new();
@@ -72,7 +72,7 @@ fn build() -> PathBuf {
     out
 }
 
-/// The names of all kernels that the emulator knows.
+/// Returns the names of all kernels in the emulator.
 pub fn kernels() -> Vec<String> {
     let name = |i| {
         // SAFETY: a name that lives as long as the library, or null.
@@ -101,7 +101,7 @@ impl Launch {
     pub fn run(self, name: &str, arguments: &mut [*mut c_void]) -> Result<(), String> {
         let (grid, block) = (self.grid.map(|n| n as u32), [self.block as u32, 1, 1]);
         let kernel = CString::new(name).unwrap();
-        // SAFETY: a test gives each kernel the arguments that `kernels.cuh` names, over memory that it holds.
+        // SAFETY: a test passes each kernel the arguments that `kernels.cuh` names, over memory that it holds.
         let failed = unsafe {
             let launch = emulator().launch;
             launch(
@@ -148,14 +148,14 @@ impl<T: bytemuck::Pod> Memory<T> {
         let n_bytes = size_of_val(values);
         let n_pages = n_bytes.div_ceil(PAGE).max(1);
         let none = std::ptr::null_mut();
-        // SAFETY: fresh pages of nobody; the inner ones may be touched.
+        // SAFETY: fresh pages without another user; the inner ones may be accessed.
         let pages = unsafe {
             let pages = mmap_anonymous(none, (n_pages + 2) * PAGE, ProtFlags::empty(), MapFlags::PRIVATE).unwrap();
             mprotect(pages.byte_add(PAGE), n_pages * PAGE, MprotectFlags::READ | MprotectFlags::WRITE).unwrap();
             pages.cast::<u8>()
         };
         let memory: Memory<T> = Memory { pages, n_pages, n: values.len(), of: std::marker::PhantomData };
-        // SAFETY: all inside the inner pages, which are as long as the values at least.
+        // SAFETY: all inside the inner pages, which are at least as long as the values.
         unsafe {
             pages.add(PAGE).write_bytes(FENCE, n_pages * PAGE);
             memory.start().cast::<u8>().copy_from_nonoverlapping(values.as_ptr().cast(), n_bytes);
@@ -186,7 +186,7 @@ impl<T: bytemuck::Pod> Memory<T> {
 
 impl<T> Drop for Memory<T> {
     fn drop(&mut self) {
-        // SAFETY: what `of` mapped, and nobody has pointers to any more.
+        // SAFETY: mapped by `of`, and no pointer to it is left.
         unsafe { munmap(self.pages.cast(), (self.n_pages + 2) * PAGE) }.unwrap();
     }
 }

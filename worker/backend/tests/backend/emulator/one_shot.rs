@@ -3,7 +3,7 @@
 //!
 //! Bugs planted in copies of the kernel, and caught: either barrier left out, a buffer of one side, a wait for the
 //! previous sum, numbers taken from a rank that did not come, a flag raised by a rank that gave up. Not caught: the
-//! warp's synchronization between telling and waiting, without which lanes may tell late but no bit changes.
+//! warp's synchronization between signal and wait, without which lanes may signal late but no bit changes.
 
 use super::device::{Launch, Memory, ORDERS, UNWRITTEN};
 use crate::arguments;
@@ -208,7 +208,7 @@ fn who_waits_in_vain_ends_and_stays_silent() {
     let found = each(&[0, 1], |rank| sum(&stage, rank, of(2, short)));
     assert_eq!(found, [own(0, 2), own(1, 2)], "no sum is written");
     assert_eq!([0, 1].map(|rank: usize| stage.told[rank].read()), [[0, 3]; 2], "it is told who was missing");
-    // The next sum ends at once, however patient, and no rank uses what one that gave up might show.
+    // The next sum ends at once, whatever its patience, and no rank uses data of one that gave up.
     let late = sum(&stage, 0, of(3, PATIENT));
     assert_eq!((late, stage.told[0].read()[1]), (own(0, 3), 3));
     let found = each(&[1, 2], |rank| sum(&stage, rank, of(if rank == 2 { 2 } else { 3 }, short)));

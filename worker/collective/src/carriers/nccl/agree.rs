@@ -1,5 +1,5 @@
-//! What ranks of a mesh tell each other of NCCL: version, device and wish; and, once all agree, the ids under which
-//! communicators meet. Creates no communicator.
+//! What ranks of a mesh send each other about NCCL: version, device and configured carrier, and, once all agree, the
+//! ids under which communicators meet. Creates no communicator.
 
 use super::api::{NcclApi, NcclVersion, UniqueId};
 use crate::carriers::carry::CarrierChoice;
@@ -11,12 +11,12 @@ use backend::cuda::Cuda;
 const SUPPORT_WORDS: usize = 8;
 const ID_WORDS: usize = 32;
 
-/// What a rank tells its neighbours.
+/// What a rank sends to its neighbours.
 #[derive(Clone, Copy)]
 pub(super) struct NcclSupport {
-    /// The carrier that it was configured with.
+    /// The carrier that the rank was configured with.
     wish: u32,
-    /// The library's version; zero where there is none.
+    /// The library's version; zero without the library.
     version: i32,
     /// Names a device of a host.
     device: [u32; 4],
@@ -47,9 +47,9 @@ impl NcclSupport {
 /// The neighbours with which a rank exchanges without the host.
 #[derive(Clone, Copy)]
 pub(super) struct Partners {
-    /// The other ranks of its stage.
+    /// Whether these include the other ranks of its stage.
     pub stage: bool,
-    /// The same rank of the next stage, and of the previous one.
+    /// Whether these include the same rank of the next stage, and of the previous one.
     pub next: bool,
     pub before: bool,
 }
@@ -60,14 +60,14 @@ impl Partners {
     }
 }
 
-/// The id under which each communicator meets. Where there is to be no communicator, the id is meaningless.
+/// The id under which each communicator meets. Without a communicator its id is meaningless.
 pub(super) struct Names {
     pub stage: UniqueId,
     pub next: UniqueId,
     pub before: UniqueId,
 }
 
-/// Whether these ranks exchange through NCCL. All of them reach the same answer.
+/// Returns whether these ranks exchange through NCCL. All of them get the same result.
 fn agree(all: &[NcclSupport], encryption: LinkEncryption) -> Result<bool> {
     let wish = |choice: CarrierChoice| all.iter().any(|one| one.wish == choice as u32);
     if wish(CarrierChoice::Nccl) && wish(CarrierChoice::Host) {
@@ -76,7 +76,7 @@ fn agree(all: &[NcclSupport], encryption: LinkEncryption) -> Result<bool> {
     let version = all[0].version;
     let is_there = version >= NcclVersion::MIN.0 && all.iter().all(|one| one.version == version);
     let is_shared = (1..all.len()).any(|i| all[..i].iter().any(|one| one.device == all[i].device));
-    // NCCL's own connections are in the clear.
+    // NCCL's own connections are not encrypted.
     let is_overheard = encryption == LinkEncryption::On && all.iter().any(|one| one.host != all[0].host);
     if wish(CarrierChoice::Nccl) && is_overheard {
         return Err(Error::Plan("NCCL between hosts, which encrypts nothing, though links are to be encrypted"));
@@ -88,12 +88,12 @@ fn agree(all: &[NcclSupport], encryption: LinkEncryption) -> Result<bool> {
             false => "NCCL (libnccl.so.2, 2.19 or later) for ranks that do not all have the same",
         }));
     }
-    // Sharing a device must be allowed in NCCL's own environment, so it happens only where it was asked for.
+    // NCCL's own environment must allow a shared device, so devices are shared only if the configuration requires NCCL.
     let is_asked = all.iter().all(|one| one.wish == CarrierChoice::Nccl as u32);
     Ok(!wish(CarrierChoice::Host) && is_able && (!is_shared || is_asked))
 }
 
-/// Exchanges support with the neighbours and returns those to exchange with over NCCL. They reach the same answer.
+/// Exchanges support with the neighbours and returns those that use NCCL. They get the same result.
 pub(super) fn partners(mesh: &mut Mesh, mine: &NcclSupport) -> Result<Partners> {
     let (me, tp_size) = (usize::from(mesh.rank().0), mesh.tp_size());
     let stage: Vec<usize> = (0..tp_size).map(|tp| mesh.in_stage(tp)).collect();
@@ -110,8 +110,8 @@ pub(super) fn partners(mesh: &mut Mesh, mine: &NcclSupport) -> Result<Partners> 
     Ok(Partners { stage: has_agreed(groups[0])?, next: has_agreed(groups[1])?, before: has_agreed(groups[2])? })
 }
 
-/// The lowest rank of a stage, or of a pair of stages, makes the id and sends it. Not before all have agreed: NCCL
-/// begins to listen for each id that it makes.
+/// Lets the lowest rank of a stage, or of a pair of stages, make the id and send it. It does so only once all have
+/// agreed, because NCCL begins to listen for each id that it makes.
 pub(super) fn names(mesh: &mut Mesh, api: &NcclApi, partners: Partners) -> Result<Names> {
     const WORDS: usize = 2 * ID_WORDS;
     let make = |is_mine: bool| if is_mine { api.unique_id() } else { Ok(UniqueId([0; ID_WORDS])) };
@@ -131,7 +131,7 @@ pub(super) fn names(mesh: &mut Mesh, api: &NcclApi, partners: Partners) -> Resul
     Ok(Names { stage: id(first, 0), next: mine[1], before })
 }
 
-/// The device's name, equal in all processes that can reach it.
+/// Returns the device's name, equal in all processes that can reach it.
 fn device_name(cuda: &Cuda) -> [u32; 4] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&boot());
@@ -141,12 +141,12 @@ fn device_name(cuda: &Cuda) -> [u32; 4] {
     words_of(hasher.finalize())
 }
 
-/// The machine's name, for as long as it runs.
+/// Returns the machine's name, which lasts until it boots again.
 fn host_name() -> [u32; 2] {
     words_of(blake3::hash(&boot()))
 }
 
-/// Where the boot id cannot be read, hosts look the same and devices look shared: the host carries.
+/// If the boot id cannot be read, hosts look the same and devices look shared, so the host carries.
 fn boot() -> Vec<u8> {
     std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

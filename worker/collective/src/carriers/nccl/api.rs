@@ -1,4 +1,4 @@
-//! NCCL's functions, as far as this machine's library has them. Knows nothing of ranks.
+//! NCCL's functions, as far as this machine's library has them. Has no knowledge of ranks.
 
 use backend::library::{MissingFunction, RuntimeLibrary};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -24,8 +24,8 @@ pub enum NcclError {
 pub struct NcclVersion(pub(crate) i32);
 
 impl NcclVersion {
-    /// From here on a non-blocking communicator makes progress by itself. Before, a thread could begin one at a time,
-    /// and only that thread could end it.
+    /// From here on a non-blocking communicator makes progress by itself. In older versions a thread can begin only one
+    /// at a time, and only that thread can end it.
     pub const MIN: NcclVersion = NcclVersion(21_900);
     /// From here on several ranks may share a device.
     pub const SHARING: NcclVersion = NcclVersion(23_000);
@@ -37,7 +37,7 @@ impl fmt::Display for NcclVersion {
     }
 }
 
-/// A communicator, as NCCL hands it out.
+/// A communicator, as NCCL returns it.
 pub type RawComm = *mut c_void;
 type Answer = c_int;
 
@@ -52,8 +52,8 @@ const SUM: c_int = 0;
 #[derive(Clone, Copy)]
 pub struct UniqueId(pub [u32; 32]);
 
-/// `ncclConfig_t` of 2.27. Older libraries read its beginning, newer ones fill in the rest by its version. Fields in
-/// between are set too: 2.26 also reads fields that are newer than the version it is told.
+/// `ncclConfig_t` of 2.27. Older libraries read its beginning; newer ones fill in the rest by its version. Fields in
+/// between are set too: 2.26 also reads fields that are newer than the version it is given.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -85,7 +85,7 @@ impl Config {
             blocking: 0,
             cga_cluster_size: Config::UNSAID,
             ctas_min: Config::UNSAID,
-            // Only a maximum is given: a minimum above the default maximum would be refused.
+            // Only a maximum is set: NCCL would reject a minimum above the default maximum.
             ctas_max: comm.blocks_max.map_or(Config::UNSAID, c_int::from),
             net_name: std::ptr::null(),
             split_share: Config::UNSAID,
@@ -107,7 +107,8 @@ pub struct Comm {
     pub rank: usize,
     /// Its name in NCCL's own log. NCCL keeps the pointer, not a copy.
     pub name: &'static CStr,
-    /// The most blocks that a kernel takes of the device. Without it NCCL chooses; its environment variable wins.
+    /// The most blocks of the device that a kernel takes. Without it NCCL chooses; its environment variable takes
+    /// precedence.
     pub blocks_max: Option<u16>,
 }
 
@@ -116,7 +117,7 @@ type OfComm = unsafe extern "C" fn(RawComm) -> Answer;
 type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Answer;
 type AllGather = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> Answer;
 
-/// The library's functions that are called here.
+/// The functions of the library that this crate calls.
 pub struct NcclApi {
     get_version: unsafe extern "C" fn(*mut c_int) -> Answer,
     get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> Answer,
@@ -137,7 +138,7 @@ pub struct NcclApi {
 }
 
 impl NcclApi {
-    /// Opened once and never closed: the library's own threads may run on after the last call.
+    /// Opens the library once and never closes it: its own threads may run on after the last call.
     pub fn find() -> Result<&'static NcclApi, NcclError> {
         static FOUND: Mutex<Option<&'static NcclApi>> = Mutex::new(None);
         let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
@@ -188,12 +189,12 @@ impl NcclApi {
         self.said(unsafe { (self.get_unique_id)(&mut id) }).map(|()| id)
     }
 
-    /// Begins a communicator on the calling thread's device; `state` says when it is ready. One that failed at once may
-    /// exist all the same, and must be aborted.
+    /// Begins a communicator on the calling thread's device; `state` reports when it is ready. A communicator that
+    /// failed at once may exist all the same, and must be aborted.
     pub fn init(&self, of: Comm) -> (Option<RawComm>, Result<(), NcclError>) {
         let (mut made, mut config) = (std::ptr::null_mut(), Config::of(of));
         let Comm { n_ranks, id, rank, .. } = of;
-        // SAFETY: writes one pointer; the configuration says how long it is, and is read before this returns.
+        // SAFETY: writes one pointer; the configuration has its own length, and is read before this returns.
         let begun = self.said(unsafe { (self.init)(&mut made, n_ranks as c_int, id, rank as c_int, &mut config) });
         match begun {
             Ok(()) if made.is_null() => (None, Err(self.failed(INTERNAL_ERROR))),
@@ -201,10 +202,10 @@ impl NcclApi {
         }
     }
 
-    /// Whether all calls so far have been taken up; an error if something has failed since.
+    /// Returns whether NCCL has accepted all calls so far, or an error if something has failed since.
     ///
     /// # Safety
-    /// As for all below: the communicator is one of `init`, and was neither destroyed nor aborted.
+    /// As for all below: the communicator comes from `init`, and was neither destroyed nor aborted.
     pub unsafe fn state(&self, comm: RawComm) -> Result<bool, NcclError> {
         let mut state = SUCCESS;
         // SAFETY: writes one number; the rest is the caller's promise.
@@ -226,7 +227,7 @@ impl NcclApi {
         self.said(unsafe { (self.destroy)(comm) })
     }
 
-    /// Ends the communicator and whatever it still does.
+    /// Ends the communicator and everything that it still does.
     ///
     /// # Safety
     /// As above; it is not used again.
@@ -235,7 +236,7 @@ impl NcclApi {
         self.said(unsafe { (self.abort)(comm) })
     }
 
-    /// Calls begun in `calls` form one group and progress together.
+    /// Runs `calls` as one group whose calls progress together.
     pub fn group(&self, calls: impl FnOnce() -> Result<(), NcclError>) -> Result<(), NcclError> {
         // SAFETY: no arguments; every start has its end.
         self.said(unsafe { (self.group_start)() })?;
@@ -270,7 +271,7 @@ impl NcclApi {
 }
 
 impl NcclApi {
-    /// Replaces each rank's numbers by the sum over all ranks. NCCL adds in an order of its own, the same for all
+    /// Replaces each rank's numbers by the sum over all ranks. NCCL adds in its own order, which is the same for all
     /// ranks.
     ///
     /// # Safety
@@ -282,7 +283,7 @@ impl NcclApi {
 }
 
 impl NcclApi {
-    /// "In progress" is not a failure.
+    /// Turns a result into an error. "In progress" is not a failure.
     fn said(&self, answer: c_int) -> Result<(), NcclError> {
         match answer {
             SUCCESS | IN_PROGRESS => Ok(()),
@@ -308,7 +309,7 @@ impl fmt::Debug for NcclApi {
     }
 }
 
-/// The version of the library that a process here would load.
+/// Returns the version of the library that a process here would load.
 pub fn nccl_version() -> Result<NcclVersion, NcclError> {
     NcclApi::find()?.version()
 }

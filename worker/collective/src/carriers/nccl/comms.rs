@@ -1,4 +1,4 @@
-//! The communicators of a rank with the memory that they work in, and the thread that looks after them.
+//! The communicators of a rank with the memory that they use, and the thread that watches them.
 
 use super::api::NcclApi;
 use super::watchdog::{CommFault, CommWatchdog};
@@ -22,7 +22,7 @@ pub(super) struct StageComm {
     pub parts: TransferBuffer,
     pub sum: TransferBuffer,
     pub all: TransferBuffer,
-    /// Merges after each of this rank's own planes, where those are added one after the other.
+    /// Merges after each of this rank's own planes, for planes that are added one after the other.
     pub in_a_row: Words,
     /// By number of leaves: merges after each plane.
     pub merges: Vec<(u32, Words)>,
@@ -37,7 +37,7 @@ pub(super) struct HopComm {
     pub room: TransferBuffer,
 }
 
-/// The reasons for which an operation was not begun.
+/// Why an operation did not begin.
 pub(super) enum Stopped {
     Fault(CommFault),
     Device(backend::Error),
@@ -58,7 +58,7 @@ impl From<backend::Error> for Stopped {
 }
 
 impl CommFault {
-    /// The error that names the rank to blame, as far as the links know.
+    /// Returns the error that names the rank to blame, as far as the links show it.
     pub(super) fn blame(&self, mesh: &mut Mesh) -> Error {
         match self {
             CommFault::Wait(fault) => mesh.blame(*fault),
@@ -67,7 +67,7 @@ impl CommFault {
     }
 }
 
-/// The communicators with the thread that watches them. Dropped before the memory that they work in.
+/// The communicators with the thread that watches them. Dropped before the memory that they use.
 #[derive(Debug)]
 pub(super) struct WatchedComms {
     pub watchdog: Arc<CommWatchdog>,
@@ -87,9 +87,9 @@ impl WatchedComms {
         Ok(WatchedComms { watchdog, thread: Some(thread) })
     }
 
-    /// Begins an operation; what stops it ends this rank's part in the mesh.
+    /// Begins an operation. An error ends this rank's part in the mesh.
     pub fn begin(&self, mesh: &mut Mesh, operation: impl FnOnce(&Mesh, &CommWatchdog) -> Begun) -> Result<()> {
-        // The watchdog hears of an abort a moment later; until then it would begin unwanted work.
+        // The watchdog detects an abort a moment later; until then it would begin unneeded work.
         if mesh.is_ended() && self.watchdog.fault().is_none() {
             return Err(Error::Aborted);
         }
@@ -100,7 +100,7 @@ impl WatchedComms {
         }
     }
 
-    /// Tells the peers first, because communicators may end slowly.
+    /// Notifies the peers first, because communicators may end slowly.
     pub fn ended_by(&self, mesh: &mut Mesh, fault: CommFault) -> Error {
         let blamed = fault.blame(mesh);
         let error = mesh.fail(blamed);
@@ -111,7 +111,7 @@ impl WatchedComms {
 
 impl Drop for WatchedComms {
     fn drop(&mut self) {
-        // Without an earlier fault this breaks off what is in progress.
+        // Without an earlier fault this aborts the work in progress.
         self.watchdog.abort();
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has already been reported.

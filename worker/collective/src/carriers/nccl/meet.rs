@@ -1,5 +1,5 @@
-//! Sets up NCCL for ranks that have met as a mesh: buffers on the device, and communicators, which each exchange once
-//! before they are used.
+//! Sets up NCCL for ranks that have met as a mesh: buffers on the device, and communicators. Each communicator
+//! exchanges once before it is used.
 
 use super::agree::{Names, NcclSupport, Partners, names, partners};
 use super::api::{Comm, NcclApi, UniqueId};
@@ -22,10 +22,10 @@ use types::Mode;
 /// Blocks that a kernel between stages may take. It waits beside the computing kernels and holds its blocks all the
 /// time, so a stage's kernels must fit beside those of both hops.
 const HOP_BLOCKS: u16 = 4;
-/// Factor between the sizes tried out: NCCL's algorithms change at sizes at least this far apart.
+/// Factor between the tested sizes: NCCL's algorithms change at sizes at least this far apart.
 const TRIED_EVERY: usize = 4;
 
-/// Settles whether this rank exchanges with some of its neighbours through NCCL. All ranks do this at about the same
+/// Decides whether this rank exchanges with some of its neighbours through NCCL. All ranks do this at about the same
 /// time, after the join.
 pub fn meet(
     mesh: &mut Mesh,
@@ -42,7 +42,7 @@ pub fn meet(
     let mut nccl = NcclCarrier { watched, stage: None, next: None, before: None, chunks: limits.chunks, host };
     match connect(&mut nccl, mesh, cuda, (partners, names), limits, cancel) {
         Ok(()) => Ok(Some(nccl)),
-        // The peers are told before the communicators end, which may take long.
+        // The peers are notified before the communicators end, which may take long.
         Err(error) => Err(mesh.fail(error)),
     }
 }
@@ -126,8 +126,8 @@ fn stage_comm(mesh: &Mesh, cuda: &Cuda, comm: usize, limits: &ExchangeLimits) ->
     Ok(stage)
 }
 
-/// Runs each communicator once as it will be used. NCCL connects ranks and allocates at the first exchange of each
-/// kind. That may wait for whole devices, so it must not happen while a device waits for a peer.
+/// Runs each communicator once as it will be used. NCCL connects ranks and allocates memory at the first exchange of
+/// each kind. That may wait for whole devices, so it must not happen while a device waits for a peer.
 fn try_out(nccl: &NcclCarrier, mesh: &mut Mesh, cuda: &Cuda, limits: &ExchangeLimits) -> Result<()> {
     try_each(nccl, mesh, cuda, limits).map_err(|stopped| match stopped {
         Stopped::Fault(fault) => fault.blame(mesh),
@@ -141,7 +141,7 @@ fn try_each(nccl: &NcclCarrier, mesh: &Mesh, cuda: &Cuda, limits: &ExchangeLimit
         try_stage(StageExchange { mesh, cuda, watchdog, stage }, limits)?;
         cuda.mark(watchdog.mark(STAGE))?;
     }
-    // As rows travel: a stage in the middle receives before it sends.
+    // In the order of rows: a stage in the middle receives before it sends.
     if let Some(hop) = &nccl.before {
         let at = hop.room.floats().part(0..1).address();
         // SAFETY: the buffer lives as long as the hop, which is dropped after its stream has passed.

@@ -1,5 +1,6 @@
 //! NCCL's carrier. Operations enqueue work in stream order and return. Sums equal the host's bit for bit, because the
-//! same tree is folded; under `fast` they are NCCL's own all-reduce. Ranks without a communicator go through the host.
+//! same tree is folded; under `fast` they are NCCL's own all-reduce. Ranks without a communicator exchange through the
+//! host.
 
 use super::comms::{BEFORE, HopComm, NEXT, STAGE, StageComm, WatchedComms};
 use super::stage::StageExchange;
@@ -16,9 +17,9 @@ use std::fmt;
 use std::ops::Range;
 use types::Mode;
 
-/// Exchanges without the host with at least some of the neighbours.
+/// Exchanges with at least some of the neighbours without the host.
 pub struct NcclCarrier {
-    // Communicators are dropped first: they work in the memory of the other fields.
+    // Communicators are dropped first, because they use the memory of the other fields.
     pub(super) watched: WatchedComms,
     pub(super) stage: Option<StageComm>,
     /// The hop to the next stage, and the one from the previous stage.
@@ -101,7 +102,7 @@ impl Carry<Cuda> for NcclCarrier {
         })
     }
 
-    /// Copies the rows aside and sends them from there while the next pass computes.
+    /// Copies the rows to a side buffer and sends them from there while the next pass computes.
     fn send_rows(&mut self, mesh: &mut Mesh, cuda: &Cuda, buffer: &Buffer, n_rows: usize) -> Result<()> {
         let Some(hop) = &self.next else { return self.host.send_rows(mesh, cuda, buffer, n_rows) };
         let (at, n_cols) = (cuda.floats_of(buffer, n_rows), cuda.cols(buffer));
@@ -128,7 +129,7 @@ impl Carry<Cuda> for NcclCarrier {
         self.watched.begin(mesh, |_, watchdog| {
             in_chunks(self.chunks, n_rows, n_cols).try_for_each(|rows| {
                 let (to, aside) = of_hop(at, hop, rows.start * n_cols..rows.end * n_cols);
-                // The rows received there before have been copied out.
+                // The rows that were received there before are copied out by now.
                 hop.side.follow()?;
                 // SAFETY: as above.
                 let recv = |lane: Lane<'_>| unsafe { lane.recv(aside.address(), aside.len(), hop.peer) };
@@ -152,7 +153,7 @@ impl Carry<Cuda> for NcclCarrier {
         self.stage.is_some()
     }
 
-    /// A recorded graph runs again: the watchdog watches it like newly begun work.
+    /// Called when a recorded graph runs again: the watchdog watches it like newly begun work.
     fn has_repeated(&mut self, mesh: &mut Mesh, cuda: &Cuda) -> Result<()> {
         if self.stage.is_none() {
             return Ok(());
@@ -176,14 +177,14 @@ impl Carry<Cuda> for NcclCarrier {
     }
 }
 
-/// Ranges of rows that are sent together.
+/// Returns ranges of rows that are sent together.
 fn in_chunks(chunks: ChunkLimits, n_rows: usize, n_cols: usize) -> impl Iterator<Item = Range<usize>> {
     let step = chunks.rows_at_once(n_cols);
     let n_rows = if n_cols > 0 { n_rows } else { 0 };
     (0..n_rows).step_by(step).map(move |start| start..(start + step).min(n_rows))
 }
 
-/// These numbers of a buffer, and their place in the hop's buffer.
+/// Returns these numbers of a buffer, and their place in the hop's buffer.
 fn of_hop<'a>(at: Floats<'a>, hop: &'a HopComm, floats: Range<usize>) -> (Floats<'a>, Floats<'a>) {
     let n = floats.len();
     (at.part(floats), hop.room.floats().part(0..n))

@@ -10,7 +10,7 @@ use backend::cuda::{Columns, Cuda, Floats, Words};
 use std::ops::Range;
 
 impl StageComm {
-    /// How often to merge after each plane, in device memory.
+    /// Returns how often to merge after each plane, in device memory.
     pub fn merges(&mut self, cuda: &Cuda, plan: &SumPlan) -> backend::Result<usize> {
         if let Some(at) = self.merges.iter().position(|(n, _)| *n == plan.n_leaves) {
             return Ok(at);
@@ -21,7 +21,7 @@ impl StageComm {
     }
 }
 
-/// What an exchange of the stage works with.
+/// The parts that an exchange of the stage uses.
 #[derive(Clone, Copy)]
 pub(super) struct StageExchange<'a> {
     pub mesh: &'a Mesh,
@@ -31,7 +31,7 @@ pub(super) struct StageExchange<'a> {
 }
 
 impl StageExchange<'_> {
-    /// Adds this rank's planes, then has NCCL add over all ranks.
+    /// Adds this rank's planes, and then lets NCCL add over all ranks.
     pub fn reduce(self, at: Floats<'_>, sum: Sum<'_>) -> Begun {
         let (size, n_own) = (sum.size(), sum.plan.n_planes(self.mesh.tp()));
         let total = at.part(0..size);
@@ -47,7 +47,7 @@ impl StageExchange<'_> {
         Ok(())
     }
 
-    /// Every rank gets all planes, in the order of their leaves, and folds them.
+    /// Every rank receives all planes, in the order of their leaves, and folds them.
     pub fn gather_and_fold(self, at: Floats<'_>, sum: Sum<'_>, merges: &Words) -> Begun {
         let (size, me) = (sum.size(), self.mesh.tp());
         let n_of = |tp: usize| sum.plan.n_planes(tp) * size;
@@ -70,7 +70,7 @@ impl StageExchange<'_> {
         Ok(())
     }
 
-    /// Each rank has its columns of all planes and folds those; then everybody has the finished columns of all.
+    /// Each rank receives its columns of all planes and folds them; then all ranks receive the finished columns.
     pub fn fold_by_column(self, at: Floats<'_>, sum: Sum<'_>, merges: &Words, rows: Range<usize>) -> Begun {
         let (me, n_rows, n_cols) = (self.mesh.tp(), rows.len(), sum.n_cols);
         let cols = |tp: usize| self.mesh.columns_of(tp, n_cols);
@@ -106,7 +106,7 @@ impl StageExchange<'_> {
         Ok(())
     }
 
-    /// Sends this rank's rows together; the rows of all ranks arrive by owner and are put into their places.
+    /// Sends this rank's rows together. The rows of all ranks arrive by owner and are put into their places.
     pub fn share_some(self, at: Floats<'_>, owners: &[usize], n_cols: usize) -> Begun {
         let rows_of = |tp: usize| (0..owners.len()).filter(move |row| owners[*row] == tp);
         let first_of = |tp: usize| (0..tp).map(|tp| rows_of(tp).count()).sum::<usize>() * n_cols;
@@ -122,8 +122,8 @@ impl StageExchange<'_> {
         Ok(())
     }
 
-    /// Rank 0, which has the `whole`, receives the columns of all ranks for these rows and puts them into their places;
-    /// the other ranks send theirs.
+    /// Rank 0, which has the `whole`, receives the columns of all ranks for these rows and puts them into their places.
+    /// The other ranks send theirs.
     pub fn gather_some(self, mine: Floats<'_>, whole: Option<Floats<'_>>, n_units: u32, n_rows: usize) -> Begun {
         let Some(whole) = whole else {
             // SAFETY: the buffer outlives the stream's work.

@@ -1,7 +1,7 @@
-//! The communicators of a rank, and a thread that watches them. A device that waits for a peer waits for ever, and so
+//! The communicators of a rank, and a thread that watches them. A device that waits for a peer waits forever, and so
 //! does a host thread that waits for the device. The thread therefore ends the communicators when a peer is gone, when
 //! NCCL reports a failure, at the deadline, or on request. The device then continues with wrong numbers, and the host
-//! asks here before it uses any of them.
+//! checks for a fault here before it uses any of them.
 
 use super::api::{Comm, NcclApi, NcclError, RawComm};
 use crate::abort::{AbortState, DeviceWait};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Interval between the thread's checks.
 const LOOK: Duration = Duration::from_millis(5);
-/// NCCL mostly takes up a call within this time: until then its state is polled without sleeping.
+/// NCCL mostly accepts a call within this time: until then its state is polled without a sleep.
 const AT_ONCE: Duration = Duration::from_micros(200);
 /// Interval between polls after that.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
@@ -24,10 +24,10 @@ const LOOK_AGAIN: Duration = Duration::from_micros(50);
 const GRACE: Duration = Duration::from_millis(300);
 /// A library call returns within this time, unless it waits for a peer.
 const CALL: Duration = Duration::from_millis(200);
-/// How long a communicator may take to end in good order, and how long others wait for that.
+/// How long a communicator may take to end in good order, and how long other code waits for that.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Why no exchange is possible any more.
+/// Why no exchange is possible.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommFault {
     Wait(WaitFault),
@@ -48,7 +48,7 @@ impl From<NcclError> for CommFault {
 
 struct Live(RawComm);
 
-// SAFETY: communicators may be used from any thread, one at a time: they stand behind a mutex.
+// SAFETY: communicators may be used from any thread, one at a time: a mutex guards them.
 unsafe impl Send for Live {}
 
 pub struct CommWatchdog {
@@ -59,9 +59,9 @@ pub struct CommWatchdog {
     /// communicators.
     marks: Arc<[Mark]>,
     begun: Mutex<Instant>,
-    /// A call was begun that NCCL has not taken up: while NCCL connects peers, no mark covers it.
+    /// Whether NCCL has not accepted a call that was begun: while NCCL connects peers, no mark covers it.
     is_beginning: AtomicBool,
-    /// A call on a communicator is in progress, and may wait for peers. Set while `comms` is locked.
+    /// Whether a call on a communicator is in progress, and may wait for peers. Set while `comms` is locked.
     is_calling: Arc<AtomicBool>,
     fault: OnceLock<CommFault>,
     is_over: AtomicBool,
@@ -103,7 +103,7 @@ impl std::fmt::Debug for CommWatchdog {
     }
 }
 
-/// One of the watchdog's communicators with its stream, on which calls are made.
+/// One of the watchdog's communicators with the stream of its calls.
 #[derive(Clone, Copy)]
 pub struct Lane<'a> {
     api: &'a NcclApi,
@@ -147,7 +147,7 @@ impl CommWatchdog {
         Ok(comms.len() - 1)
     }
 
-    /// Waits until the communicator has taken up its calls.
+    /// Waits until the communicator has accepted its calls.
     pub fn taken_up(&self, comm: usize, until: Instant, is_wanted: impl Fn() -> bool) -> Result<(), CommFault> {
         let begun = Instant::now();
         loop {
@@ -176,7 +176,7 @@ impl CommWatchdog {
         }
     }
 
-    /// Begins `calls` as one group and waits until NCCL has taken them up, not until they are done.
+    /// Begins `calls` as one group and waits until NCCL has accepted them, not until they are done.
     pub fn begin(
         &self,
         comm: usize,
@@ -201,7 +201,7 @@ impl CommWatchdog {
         self.taken_up(comm, Instant::now() + self.policy.deadline, || true)
     }
 
-    /// Waits until everything begun is done.
+    /// Waits until all begun work is done.
     pub fn passed(&self) -> Result<(), CommFault> {
         while self.fault().is_none() && self.is_busy() {
             std::thread::sleep(LOOK_AGAIN);
@@ -222,7 +222,7 @@ impl CommWatchdog {
         }
     }
 
-    /// The thread's loop.
+    /// Runs the thread's loop.
     pub fn keep(&self) {
         let _first = self.thread.set(std::thread::current());
         let mut gone_since = None;
@@ -259,15 +259,15 @@ impl CommWatchdog {
         (lock(&self.begun).elapsed() > self.policy.deadline).then(|| WaitFault::Late.into())
     }
 
-    /// Whether something that was begun is not yet done.
+    /// Returns whether begun work is not done yet.
     fn is_busy(&self) -> bool {
-        // A device that cannot answer has failed; whoever waits for it gets that error.
+        // A device that returns an error has failed; the thread that waits for it receives that error.
         let is_pending = |mark: &Mark| matches!(mark.is_passed(), Ok(false));
         self.is_beginning.load(Ordering::Acquire) || self.marks.iter().any(is_pending)
     }
 
-    /// The first fault stands. NCCL returns from an abort only when no graph names the communicator any more, and the
-    /// owner of the graphs may be the caller, or may still wait for another communicator.
+    /// Records the first fault and ends the communicators. NCCL returns from an abort only when no graph names the
+    /// communicator. The owner of the graphs may be the caller, or may still wait for another communicator.
     pub fn end(&self, fault: CommFault) {
         let comms = {
             let mut comms = lock(&self.comms);
@@ -277,26 +277,25 @@ impl CommWatchdog {
         self.end_each(comms, abort);
     }
 
-    /// Ends all of them at once, each on a thread of its own.
+    /// Ends all of them at once, each on its own thread.
     fn end_each(&self, comms: Vec<Live>, how: fn(&NcclApi, RawComm, &AtomicBool)) {
         for comm in comms {
             let (api, marks, is_calling) = (self.api, self.marks.clone(), self.is_calling.clone());
             let end = move || {
                 let Live(comm) = { comm };
-                // NCCL restores its caller's current device, and would open the first device for a thread that has
-                // none.
+                // NCCL restores its caller's current device, and would open the first device for a thread without one.
                 let _entered = marks.first().map(Mark::enter);
                 how(api, comm, &is_calling);
             };
-            // If no thread can be had, the communicator stays: the process is about to end.
+            // If no thread can start, the communicator stays: the process is about to end.
             if let Ok(thread) = std::thread::Builder::new().name("nccl-end".into()).spawn(end) {
                 lock(&self.ending).push(thread);
             }
         }
     }
 
-    /// Waits for the communicators that are being ended; no graph names them by now. The wait is limited: NCCL waits
-    /// for everything it has connected on a host, and a neighbour may be stuck. Such a communicator ends later, when
+    /// Waits for the communicators that are ending; no graph names them by now. The wait is limited: NCCL waits for
+    /// everything that it has connected on a host, and a neighbour may be stuck. Such a communicator ends later, when
     /// the neighbour does.
     pub fn has_ended(&self) {
         let until = Instant::now() + FAREWELL;
@@ -311,7 +310,7 @@ impl CommWatchdog {
         }
     }
 
-    /// Everything has been begun, and may now come to its end.
+    /// Called when all work has begun; the work may now finish.
     pub fn finish(&self) {
         let until = Instant::now() + FAREWELL;
         while self.is_busy() && self.fault().is_none() && Instant::now() < until {
@@ -319,7 +318,7 @@ impl CommWatchdog {
         }
     }
 
-    /// Ends the communicators in good order, if everything is done.
+    /// Ends the communicators in good order, if all work is done.
     pub fn leave(&self) {
         self.is_over.store(true, Ordering::Release);
         self.wake();
@@ -337,8 +336,8 @@ impl CommWatchdog {
     }
 }
 
-/// Ends the communicator and whatever it still does. No call may be in progress on what ends, except one that waits for
-/// a peer: the abort itself makes that return.
+/// Ends the communicator and everything that it still does. No call may be in progress on it, except one that waits for
+/// a peer: the abort makes that call return.
 fn abort(api: &NcclApi, comm: RawComm, is_calling: &AtomicBool) {
     let until = Instant::now() + CALL;
     while is_calling.load(Ordering::Acquire) && Instant::now() < until {
@@ -348,7 +347,7 @@ fn abort(api: &NcclApi, comm: RawComm, is_calling: &AtomicBool) {
     let _aborted = unsafe { api.abort(comm) };
 }
 
-/// Finalises first, so that work in which the host takes part completes.
+/// Finalises first, so that work that needs the host completes.
 fn part(api: &NcclApi, comm: RawComm, _: &AtomicBool) {
     let until = Instant::now() + FAREWELL;
     // SAFETY: it is live until it is destroyed or aborted here, and in no list any more.
@@ -358,7 +357,7 @@ fn part(api: &NcclApi, comm: RawComm, _: &AtomicBool) {
             std::thread::sleep(LOOK_AGAIN);
             state = api.state(comm);
         }
-        // The result of either call changes nothing any more.
+        // The result of either call changes nothing.
         let _gone = if state == Ok(true) { api.destroy(comm) } else { api.abort(comm) };
     }
 }

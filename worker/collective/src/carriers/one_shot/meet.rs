@@ -1,5 +1,5 @@
-//! How the ranks of a stage come to map each other's buffers: each tells where it runs, then, if it reaches all others,
-//! where its buffer is, and then whether it has mapped theirs. Either all of them can, or none sums this way.
+//! Maps the buffers of a stage's ranks into each other. Each rank sends where it runs; then, if it reaches all others,
+//! where its buffer is; and then whether it has mapped theirs. Either all ranks can sum this way, or none does.
 
 use super::ops::PeerBuffers;
 use super::watchdog::SumWatchdog;
@@ -11,11 +11,11 @@ use crate::sum::{Plane, SumPlan};
 use backend::cuda::{Cuda, MappedBuffer, OneShot, PeerBuffer, Term};
 use std::sync::{Arc, OnceLock};
 
-/// Where a rank runs, and the carrier that it was configured with.
+/// The host and device of a rank, and the carrier that it was configured with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hello {
     wish: u32,
-    /// A machine's current boot. Zero where that cannot be told.
+    /// A machine's current boot; zero if it cannot be determined.
     host: [u32; 4],
     /// The PCI address of its device.
     pci: [u32; 3],
@@ -40,7 +40,7 @@ impl Hello {
     }
 }
 
-/// Whether ranks placed like this may sum over memory. All of them reach the same answer.
+/// Returns whether ranks at these places may sum over memory. All of them get the same result.
 fn agree(hellos: &[Hello]) -> Result<bool> {
     let wish = |choice: CarrierChoice| hellos.iter().any(|hello| hello.wish == choice as u32);
     if wish(CarrierChoice::Host) || wish(CarrierChoice::Nccl) {
@@ -49,12 +49,13 @@ fn agree(hellos: &[Hello]) -> Result<bool> {
     }
     let is_one_host = hellos.iter().all(|hello| hello.host == hellos[0].host && hello.host != [0; 4]);
     let is_shared = (1..hellos.len()).any(|i| hellos[..i].iter().any(|hello| hello.pci == hellos[i].pci));
-    // A kernel that waits blocks others on its device, so devices are shared only where that was asked for.
+    // A kernel that waits blocks others on its device, so devices are shared only if the configuration requires this
+    // carrier.
     let is_asked = hellos.iter().all(|hello| hello.wish == CarrierChoice::Ipc as u32);
     Ok(is_one_host && (!is_shared || is_asked))
 }
 
-/// A rank's buffer: its address within the process, and its handle for others.
+/// A rank's buffer: its address within the process, and its handle for other processes.
 struct Offer {
     is_able: bool,
     address: u64,
@@ -78,8 +79,8 @@ impl Offer {
     }
 }
 
-/// Settles whether the ranks of the stage add over each other's memory. All ranks do this at about the same time,
-/// behind the join.
+/// Decides whether the ranks of the stage add over each other's memory. All ranks do this at about the same time, after
+/// the join.
 pub fn meet(
     mesh: &mut Mesh,
     cuda: &Cuda,
@@ -101,7 +102,7 @@ pub fn meet(
     }
 }
 
-/// The buffers of all ranks, if every rank could map all of them.
+/// Returns the buffers of all ranks, if every rank could map all of them.
 fn show_buffers(
     mesh: &mut Mesh,
     cuda: &Cuda,
@@ -110,7 +111,7 @@ fn show_buffers(
 ) -> Result<Option<PeerBuffers>> {
     let fits = limits.n_leaves.iter().all(|n_leaves| OneShot::fits(mesh.tp_size(), &terms(mesh, *n_leaves)));
     let reaches = || hellos.iter().all(|hello| matches!(cuda.can_reach(hello.pci), Ok(true)));
-    // A failure here only means that another carrier is taken.
+    // A failure here only means that another carrier is used.
     let own = if fits && reaches() { cuda.peer_buffer().ok() } else { None };
     let offer = own.as_ref().and_then(|own| offer(own, hellos)).unwrap_or(Offer {
         is_able: false,
@@ -126,8 +127,8 @@ fn show_buffers(
         false => cuda.open_peer_buffer(&offer.handle),
     };
     let shown: backend::Result<Vec<MappedBuffer>> = hellos.iter().zip(&offers).enumerate().map(show).collect();
-    // Everything that sums need is allocated before the last exchange: a peer that has it may begin a sum at once, and
-    // where ranks share a device the driver might then wait for that sum.
+    // All memory for sums is allocated before the last exchange. A peer may begin a sum at once after it, and if ranks
+    // share a device, the driver's allocation might then wait for that sum.
     let ready = shown.and_then(|shown| Ok((shown, cuda.sum_control()?, cuda.new_mark()?)));
     let are_ready = swap_notes(mesh, 2, [u32::from(ready.is_ok())])?;
     let ready = ready.ok().filter(|_| are_ready.iter().all(|[is_ready]| *is_ready == 1));
@@ -161,20 +162,20 @@ fn watched(
     Ok(PeerBuffers { watchdog, thread: Some(thread), shown, sums })
 }
 
-/// The notes of all ranks of the stage.
+/// Returns the notes of all ranks of the stage.
 fn swap_notes<const N: usize>(mesh: &mut Mesh, round: u64, mine: [u32; N]) -> Result<Vec<[u32; N]>> {
-    // The tag's high bit sets this apart from the notes on NCCL, whose tag is their few words' count.
+    // The tag's high bit separates these from the notes on NCCL, whose tag is their small word count.
     mesh.swap_in_stage(1 << 32 | round, mine)
 }
 
-/// Handles are for other processes: the driver opens none in the process that made it.
+/// Makes this rank's offer. Handles are for other processes: the driver opens none in the process that made it.
 fn offer(own: &PeerBuffer, hellos: &[Hello]) -> Option<Offer> {
     let is_for_others = hellos.iter().any(|hello| hello.process != hellos[0].process);
     let handle = if is_for_others { own.handle().ok()? } else { [0; 64] };
     Some(Offer { is_able: true, address: own.address(), handle })
 }
 
-/// The machine's current boot, the same for all of its processes.
+/// Returns the machine's current boot, which is the same for all of its processes.
 fn host() -> [u32; 4] {
     match region::boot_id() {
         id if id.is_empty() => [0; 4],
@@ -186,7 +187,7 @@ fn host() -> [u32; 4] {
     }
 }
 
-/// A name that no other process has. Process ids are not enough where processes live in several namespaces.
+/// Returns a name that no other process has. Process ids are not enough if processes are in several namespaces.
 fn process() -> Result<[u32; 4]> {
     static PROCESS: OnceLock<[u32; 4]> = OnceLock::new();
     let mut bytes = [0; 16];

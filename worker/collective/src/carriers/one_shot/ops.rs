@@ -1,5 +1,5 @@
-//! The carrier of sums over peers' buffers. Sums are enqueued in stream order and return at once. Everything else is
-//! left to the carrier below.
+//! The carrier of sums over peers' buffers. Sums are enqueued in stream order and return at once. The carrier below
+//! does everything else.
 
 use super::watchdog::SumWatchdog;
 use crate::carriers::carry::{CarrierChoice, Carry};
@@ -11,7 +11,7 @@ use backend::cuda::{Buffer, Cuda, MappedBuffer, OneShot};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Sums of a stage, over buffers that all of its ranks see.
+/// Sums of a stage, over buffers that all of its ranks can read.
 #[derive(Debug)]
 pub struct OneShotCarrier {
     // Communicators are dropped first: a sum may wait behind their work.
@@ -19,7 +19,7 @@ pub struct OneShotCarrier {
     pub buffers: PeerBuffers,
 }
 
-/// The buffers of a stage, and the watchdog over those who add there.
+/// The buffers of a stage, and the watchdog over their sums.
 #[derive(Debug)]
 pub struct PeerBuffers {
     pub(super) watchdog: Arc<SumWatchdog>,
@@ -33,7 +33,7 @@ pub struct PeerBuffers {
 impl Carry<Cuda> for OneShotCarrier {
     fn all_reduce(&mut self, mesh: &mut Mesh, cuda: &Cuda, planes: &mut Buffer, sum: Sum<'_>) -> Result<()> {
         let found = self.buffers.sums.iter().find(|(n_leaves, _)| *n_leaves == sum.plan.n_leaves);
-        // A sum that needs several launches is left to the carrier below, if that adds on the device.
+        // The carrier below takes a sum that needs several launches, if it adds on the device.
         let taken = found.filter(|(_, one)| sum.size() <= one.n_max() || !self.below.adds_on_device());
         match taken {
             Some((_, one_shot)) => self.buffers.add(mesh, cuda, planes, one_shot, sum),
@@ -85,7 +85,7 @@ impl Carry<Cuda> for OneShotCarrier {
         true
     }
 
-    /// A recorded graph runs again: the watchdog watches it like newly begun work.
+    /// Called when a recorded graph runs again: the watchdog watches it like newly begun work.
     fn has_repeated(&mut self, mesh: &mut Mesh, cuda: &Cuda) -> Result<()> {
         let watchdog = &self.buffers.watchdog;
         watchdog.begins();
@@ -130,15 +130,15 @@ impl PeerBuffers {
         }
     }
 
-    /// Called before results of sums go to ranks that do not add with this one: the result of an abandoned sum must not
-    /// leave this rank, and the receiver could not notice. Ranks that add together need no such check.
+    /// Called before results of sums go to ranks outside the stage. An abandoned sum's result must not leave this rank,
+    /// because the receiver could not detect it. Ranks that add together need no such check.
     fn believe(&self, mesh: &mut Mesh) -> Result<()> {
         self.watchdog.wait();
         self.settle(mesh)
     }
 }
 
-/// Blames the rank that the links know to be at fault, otherwise the one that the kernel waited for.
+/// Blames the rank that the links show to be at fault, otherwise the rank that the kernel waited for.
 fn failed(mesh: &mut Mesh, fault: WaitFault, missing: Option<usize>) -> Error {
     let silent = missing.filter(|_| fault == WaitFault::Late).map(|tp| types::Rank(mesh.in_stage(tp) as u16));
     let error = match silent {
@@ -150,7 +150,7 @@ fn failed(mesh: &mut Mesh, fault: WaitFault, missing: Option<usize>) -> Error {
 
 impl Drop for PeerBuffers {
     fn drop(&mut self) {
-        // Without an earlier fault this breaks off what is in progress.
+        // Without an earlier fault this aborts the work in progress.
         self.watchdog.end(WaitFault::Aborted);
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has already been reported.

@@ -1,7 +1,7 @@
-//! A thread beside the computing one. A kernel that waits for a peer keeps its device, and whoever waits for that. The
-//! thread therefore tells it to stop when a peer is gone, at the deadline, or on request. The kernel decides: if what
-//! it waited for came before the stop, nothing is wrong. It also has a clock of its own, in case this process is
-//! stopped.
+//! A thread beside the computing one. A kernel that waits for a peer holds its device, and blocks every thread that
+//! waits for the device. The watchdog therefore stops the kernel when a peer is gone, at the deadline, or on request.
+//! The kernel decides: if its data came before the stop, the sum is valid. The kernel also has its own clock, in case
+//! this process is stopped.
 
 use crate::abort::{AbortState, DeviceWait};
 use crate::mesh::WaitFault;
@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(5);
 /// Interval between polls of a stream that is about to finish.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
-/// How long a waiter spins first: a pass is mostly nearly done when somebody waits for it.
+/// How long a waiter spins first: a pass is mostly almost done when a thread begins to wait for it.
 const SPIN: Duration = Duration::from_micros(200);
 /// How long data that a peer sent before it left may still be on its way.
 const GRACE: Duration = Duration::from_millis(300);
-/// How long work in progress may take to end.
+/// How long work in progress may take to finish.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -48,18 +48,18 @@ impl SumWatchdog {
         SumWatchdog { told, mark, deadline, begun, fault, is_over, thread: OnceLock::new(), abort }
     }
 
-    /// Why no further sum is begun.
+    /// Returns why no further sum may begin.
     pub fn fault(&self) -> Option<WaitFault> {
         self.fault.get().copied()
     }
 
-    /// Why a sum that was begun cannot be trusted, and the rank of the stage that did not come to it.
+    /// Returns why a begun sum is invalid, and the rank of the stage that did not take part.
     pub fn verdict(&self) -> Option<(WaitFault, usize)> {
         let missing = self.told.missing()?;
         Some((self.fault().unwrap_or(WaitFault::Late), missing))
     }
 
-    /// Waits until the last sum that was begun is done or has given up, which a kernel's own clock sees to.
+    /// Waits until the last sum is done or has given up; the kernel's own clock limits the wait.
     pub fn wait(&self) {
         let begun = Instant::now();
         while self.is_busy() {
@@ -79,7 +79,7 @@ impl SumWatchdog {
         self.wake();
     }
 
-    /// The thread's loop.
+    /// Runs the thread's loop.
     pub fn keep(&self) {
         let _first = self.thread.set(std::thread::current());
         let mut gone_since = None;
@@ -104,13 +104,13 @@ impl SumWatchdog {
         (begun.elapsed() > self.deadline).then_some(WaitFault::Late)
     }
 
-    /// Whether something that was begun is not yet done.
+    /// Returns whether begun work is not done yet.
     fn is_busy(&self) -> bool {
-        // A device that cannot answer has failed; whoever waits for it gets that error.
+        // A device that returns an error has failed; the thread that waits for it receives that error.
         matches!(self.mark.is_passed(), Ok(false))
     }
 
-    /// Everything has been begun, and may now come to its end.
+    /// Called when all work has begun; the work may now finish.
     pub fn leave(&self) {
         let until = Instant::now() + FAREWELL;
         while self.is_busy() && self.fault.get().is_none() && Instant::now() < until {
@@ -120,7 +120,7 @@ impl SumWatchdog {
         self.wake();
     }
 
-    /// Waits until no kernel can read a buffer any more; false if one still may.
+    /// Waits until no kernel can read a buffer; returns false if one still may.
     pub fn is_through(&self) -> bool {
         let until = Instant::now() + FAREWELL;
         while self.is_busy() {

@@ -15,7 +15,7 @@ const TIMES: usize = 10;
 /// Rows stored in one pass.
 const STORED_ROWS: usize = 1024;
 
-/// Sequences of equal length, of which the last rows are attended.
+/// Sequences of equal length; the last rows attend.
 struct Attended<'a> {
     cuda: &'a Cuda,
     heads: Heads,
@@ -80,7 +80,7 @@ impl Attended<'_> {
         Ok(attended)
     }
 
-    /// Seconds of one attention.
+    /// Returns the seconds of one attention.
     fn seconds(&mut self) -> Result<f64, String> {
         let Attended { cuda, heads, kv, qkv, out, batch } = self;
         cuda.begin(&batch.pass());
@@ -98,7 +98,7 @@ pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
     let (shape, cuda) = (Shape::of(options), cuda(options, Mode::Lockstep)?);
     let [n_prompt, n_sequences, length] = shape.attended;
     let mut prompt = Attended::new(&cuda, shape, 1, n_prompt, n_prompt)?;
-    // Scores and values of all pairs of a row and a position that it attends to.
+    // Scores and values of all pairs of a row and a position to which it attends.
     let pairs = n_prompt as f64 * (n_prompt as f64 + 1.0) / 2.0;
     let operations = 4.0 * pairs * (shape.n_heads * shape.head_dim) as f64;
     let speeds = (0..ROUNDS).map(|_| Ok(operations / prompt.seconds()?)).collect::<Result<_, String>>()?;

@@ -1,5 +1,5 @@
 //! Steps for a rank alone, as a coordinator would plan them: sequences join one after another and decode together; when
-//! one ends another takes its place.
+//! one ends, another one takes its place.
 
 use super::super::{Options, cores};
 use super::Shape;
@@ -40,8 +40,8 @@ impl Model {
         Ok(Model { runner: Box::new(runner), weight_bytes: ready.weight_bytes, seconds, done: StepDone::default() })
     }
 
-    /// Runs the steps and returns the seconds of each. Each step is available before its turn; nothing follows the
-    /// last.
+    /// Runs the steps and returns the seconds of each. Each step is available before its turn; no step follows the last
+    /// one.
     pub fn drive(&mut self, steps: Vec<Step>) -> Result<Vec<f64>, String> {
         let mut given = VecDeque::from(steps);
         let mut times = Vec::with_capacity(given.len());
@@ -102,7 +102,7 @@ struct Seat {
 /// Sequences, each with blocks of its own.
 pub struct Course {
     places: Vec<Seat>,
-    /// The prompt length of a sequence that takes another's place.
+    /// The prompt length of a sequence that takes the place of another one.
     n_prompt: u32,
     /// The number of positions at which a sequence ends.
     end: u32,
@@ -113,7 +113,7 @@ pub struct Course {
 }
 
 impl Course {
-    /// Each of the first sequences has a prompt length of its own.
+    /// Creates a course in which each of the first sequences has its own prompt length.
     pub fn new(shape: &Shape, prompts: &[u32], n_prompt: u32, end: u32, room: Room) -> Course {
         let place = |(i, n_prompt): (u64, &u32)| Seat { id: RequestId(i), n_prompt: *n_prompt, at: 0 };
         let places: Vec<Seat> = (0..).zip(prompts).map(place).collect();
@@ -125,7 +125,7 @@ impl Course {
         Step { id: StepId(self.id), ..Step::default() }
     }
 
-    /// Steps for the prompts, one after another.
+    /// Returns steps for the prompts, one after another.
     pub fn join(&mut self) -> Vec<Step> {
         let mut steps = Vec::new();
         for i in 0..self.places.len() {
@@ -138,7 +138,7 @@ impl Course {
         steps
     }
 
-    /// All sequences decode one token, except those still in prefill, which get as much as there is room for.
+    /// Returns a step in which all sequences decode one token, except those in prefill, which get the remaining room.
     pub fn next(&mut self) -> Step {
         let mut step = self.step();
         for place in &mut self.places {
@@ -153,7 +153,7 @@ impl Course {
         step
     }
 
-    /// The step that ends all sequences.
+    /// Returns the step that ends all sequences.
     pub fn ends(&mut self) -> Step {
         Step { ends: self.places.iter().map(|place| place.id).collect(), ..self.step() }
     }

@@ -8,7 +8,7 @@ use super::{Copies, ROUNDS, Shape, Spread, shares};
 use serde_json::{Value, json};
 use types::Mode;
 
-/// Steps that are not counted, in which graphs are recorded.
+/// Steps that are not counted, because they record graphs.
 const WARM: usize = 4;
 /// Aim for decoding one sequence, as a fraction of the bandwidth of copies.
 const AIM_OF_COPY: f64 = 0.75;
@@ -101,7 +101,7 @@ fn together(shape: &Shape, n: u32, room: Room, all: &mut [Runs], copies: &mut Co
     Ok(())
 }
 
-/// The first step is not counted: the device was idle while others had their turn.
+/// Runs one round. The first step is not counted: the device was idle during the turns of other models.
 fn round(shape: &Shape, model: &mut Model, course: &mut Course, figures: &mut Figures) -> Done {
     let first = vec![course.next()];
     model.drive(first)?;
@@ -137,7 +137,7 @@ fn told(runs: &Runs, n: u32, figures: &Figures, copied: &[f64]) -> [Finding; 2] 
 
 fn beside(n: u32, lockstep: &Figures, fast: &Figures) -> Finding {
     let (decode, prefill) = (shares(&fast.steps, &lockstep.steps), shares(&lockstep.prefills, &fast.prefills));
-    // Reported for the one that is farther from its aim.
+    // Reported for the figure that is farther from its aim.
     let figure = (decode.median() / AIM_OF_DECODE).min(prefill.median() / AIM_OF_PREFILL);
     let of = |share: &Spread, aim: f64| -> Value { json!({ "share": share.told(), "aim": aim }) };
     let told = json!({ "decode": of(&decode, AIM_OF_DECODE), "prefill": of(&prefill, AIM_OF_PREFILL) });

@@ -1,5 +1,5 @@
-//! A model of random weights as a GGUF. All layers share the same bytes of the file, so it is made in a second or two;
-//! on the device each has its own.
+//! A model of random weights as a GGUF file. All layers share the same bytes of the file, so that writing takes a
+//! second or two; on the device each layer has its own bytes.
 
 use super::Shape;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ pub enum Digits {
 }
 
 impl Digits {
-    /// The format's number, elements of a block, and its bytes.
+    /// Returns the format's number, the elements of a block, and its bytes.
     fn stored(self) -> (u32, usize, usize) {
         match self {
             Digits::F32 => (0, 1, 4),
@@ -25,7 +25,7 @@ impl Digits {
         }
     }
 
-    /// Bytes that `n` weights take on the device.
+    /// Returns the bytes that `n` weights take on the device.
     pub fn device_bytes(self, n: usize) -> f64 {
         match self {
             Digits::F32 => n as f64 * 4.0,
@@ -155,7 +155,7 @@ fn header(shape: &Shape, context: u32, tensors: &[Tensor], place: impl Fn(&Tenso
     out
 }
 
-/// Fills the file on all cores, which take pieces in turn.
+/// Fills the file on all cores; each takes one piece after another.
 fn fill(file: &File, start: usize, n_bytes: usize, digits: Digits) -> io::Result<()> {
     let n_threads = super::super::cores().min(n_bytes.div_ceil(PIECE));
     std::thread::scope(|scope| {

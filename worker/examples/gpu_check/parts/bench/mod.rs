@@ -63,7 +63,7 @@ const LLAMA: Shape = Shape {
     attended: [8192, 64, 4096],
     load: [128, 1000, 1000],
 };
-/// For a test of the measurements themselves, where time means nothing.
+/// For a test of the measurements themselves, in which times are not comparable.
 const TINY: Shape = Shape {
     n_layers: 1,
     hidden: 64,
@@ -92,7 +92,7 @@ impl Shape {
     }
 }
 
-/// Whole models come first.
+/// Returns the groups; whole models come first.
 pub fn groups(_: &Options) -> Vec<Group> {
     let group = |name: &str, work: fn(&Options, Tell<'_>) -> Done| Group::new("bench", name, work);
     let throughput = |mode: Mode| {
@@ -160,7 +160,7 @@ impl Copies {
         Ok(Copies { cuda, from, to, n_rows })
     }
 
-    /// Bytes read and written each second.
+    /// Returns the bytes read and written per second.
     fn round(&mut self) -> Result<f64, String> {
         const TIMES: usize = 8;
         let Copies { cuda, from, to, n_rows } = self;

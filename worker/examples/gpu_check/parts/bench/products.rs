@@ -10,7 +10,7 @@ use backend::{Device, Linear, Memory, Pointwise};
 use serde_json::json;
 use types::{Dtype, Mode};
 
-/// Products in a row, so that the start of one does not count.
+/// Products in a row, so that the start of a product does not count.
 const TIMES: usize = 10;
 /// Aim under `fast`, as a fraction of the largest product's speed.
 const AIM: f64 = 0.8;
@@ -31,7 +31,7 @@ impl Product<'_> {
         let (mut raw, mut x) = (cuda.buffer(n_rows, k).map_err(text)?, cuda.buffer(n_rows, k).map_err(text)?);
         cuda.write(&mut raw, 0, &rng.floats(n_rows * k));
         let weight = cuda.vector(&vec![1.0; k]).map_err(text)?;
-        // Normed, so that the inputs are rounded as a model's are.
+        // Normalised, so that the inputs are rounded as in a model.
         cuda.rms_norm(&raw, &weight, 1e-5, n_rows, &mut x);
         let mut product = Product { cuda, w, x, out: cuda.buffer(n_rows, n_out).map_err(text)?, n_rows };
         // The first call chooses an algorithm.
@@ -39,7 +39,7 @@ impl Product<'_> {
         Ok(product)
     }
 
-    /// Seconds of one product.
+    /// Returns the seconds of one product.
     fn seconds(&mut self) -> Result<f64, String> {
         let Product { cuda, w, x, out, n_rows } = self;
         let seconds = cuda.seconds(|| (0..TIMES).for_each(|_| cuda.linear(x, w, *n_rows, out)));
@@ -65,7 +65,7 @@ pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
     lockstep.map_or(Ok(()), |cuda| of_one_row(options, cuda, &shape, tell))
 }
 
-/// One of the products in each mode, and the largest, in turns.
+/// Measures one of the products in each mode and the largest product, in turns.
 fn prefill(devices: &[(Mode, Cuda)], shape: &Shape, name: &str, of: [usize; 3], tell: Tell<'_>) -> Done {
     let operations = |[n_out, k, n_rows]: [usize; 3]| 2.0 * n_out as f64 * k as f64 * n_rows as f64;
     let largest = [shape.peak; 3];
@@ -98,7 +98,7 @@ fn prefill(devices: &[(Mode, Cuda)], shape: &Shape, name: &str, of: [usize; 3], 
     Ok(())
 }
 
-/// As large as the vocabulary's matrix, so that no cache holds it.
+/// Measures a product as large as the vocabulary's matrix, so that no cache holds it.
 fn of_one_row(options: &Options, cuda: &Cuda, shape: &Shape, tell: Tell<'_>) -> Done {
     let mut copies = Copies::new(options)?;
     for dtype in [Dtype::BF16, Dtype::Q8_0, Dtype::Q4_0] {

@@ -1,5 +1,6 @@
-//! As many sequences as there is room for, at positions spread over their length: one that ends makes room for another,
-//! whose prompt is computed beside the decoding ones. So all stretches of steps are alike, and each round is one.
+//! As many sequences as there is room for, at positions spread over their length. A sequence that ends makes room for
+//! another one, whose prompt is computed beside the decoding ones. So all stretches of steps are alike, and each round
+//! is one stretch.
 
 use super::super::{Done, Finding, Options, Tell};
 use super::course::{Course, Model, Room};

@@ -1,4 +1,4 @@
-//! A slot without threads, looked through by hand, against matchers that have read the same tokens and nothing else.
+//! Tests a slot step by step, without threads, against matchers that have accepted the same tokens and nothing else.
 
 use super::*;
 use grammar::{GrammarLimits, Mask, ThinkingBudget, WantedGrammar, compile};
@@ -26,7 +26,7 @@ fn vocabulary() -> LazyVocabulary {
     LazyVocabulary::new(&model, N_VOCAB, &[2])
 }
 
-/// The vocabulary begins with what is printed.
+/// The vocabulary begins with the printable characters.
 fn letters(text: &str) -> Vec<Token> {
     text.bytes().map(|byte| Token::from(byte - b'!')).collect()
 }
@@ -35,7 +35,7 @@ fn regex(pattern: &str) -> Grammar {
     compile(&WantedGrammar::Regex(pattern.to_owned()), &GrammarLimits::default()).unwrap()
 }
 
-/// What a matcher that has seen nothing else says behind these tokens; none where they are not allowed.
+/// Returns the mask of a fresh matcher behind these tokens; None if the grammar does not allow them.
 fn fresh(vocabulary: &LazyVocabulary, grammar: &Grammar, tokens: &[Token]) -> Option<Vec<u32>> {
     let (mut matcher, mut mask) = (vocabulary.matcher(grammar).unwrap(), Mask::default());
     tokens.iter().try_for_each(|token| matcher.accept(*token)).ok()?;
@@ -104,8 +104,8 @@ fn grammars() -> Vec<Grammar> {
     ]
 }
 
-/// Logs that are drawn at random, with drafts of which some hold, some are forbidden, and some are late: each mask is
-/// that of a matcher that has read the same tokens and nothing else.
+/// Draws logs at random, with drafts that hold, are forbidden, or are late. Each mask must equal that of a matcher that
+/// has accepted the same tokens and nothing else.
 #[test]
 fn masks_depend_on_nothing_that_was_looked_at_and_taken_back() {
     let vocabulary = vocabulary();
@@ -143,7 +143,7 @@ fn masks_depend_on_nothing_that_was_looked_at_and_taken_back() {
                 let ends = drafts[..n].contains(&2);
                 assert!(ends || run.behind(n) == expected.as_deref(), "grammar {i}: {log:?} and {:?}", &drafts[..n]);
             }
-            // As many as hold, and one that is drawn.
+            // All drafts that hold, and one drawn token.
             let words = |log: &[Token]| fresh(&vocabulary, grammar, log);
             let n_held = below(drafts.len() + 1);
             let held: Vec<Token> = drafts[..n_held].iter().copied().take_while(|token| *token != 2).collect();
