@@ -26,8 +26,8 @@ struct Cli {
     command: Command,
 }
 
-/// Reads the command line: the command, and the matches that tell flags from defaults. An invalid line ends the
-/// process, and so does a variable of ours that nothing is meant by.
+/// Reads the command line: the command, and the matches that distinguish flags from defaults. An invalid line ends the
+/// process, and so does a `LOCKSTEP_*` variable that no command has.
 pub fn parse() -> (Command, ArgMatches) {
     let text = |word: OsString| word.to_string_lossy().into_owned();
     let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
@@ -53,7 +53,7 @@ fn parsed(
     Ok((cli.command, said.unwrap_or_default()))
 }
 
-/// vLLM and llama.cpp write a few long names with one dash, as `-tp 2`; to us that would be `-t` and `-p`.
+/// vLLM and llama.cpp write a few long names with one dash, as `-tp 2`, which clap would read as `-t` and `-p`.
 fn lengthened(word: OsString) -> OsString {
     const NAMES: [(&str, &str); 4] =
         [("-tp", "--tp"), ("-pp", "--pp"), ("-dp", "--replicas"), ("-md", "--draft-model")];
@@ -66,7 +66,7 @@ fn lengthened(word: OsString) -> OsString {
     }
 }
 
-/// The columns that a list of names may take.
+/// The width of a printed list of names, in columns.
 const LIST_COLUMNS: usize = 108;
 
 fn serve_help() -> String {
@@ -105,7 +105,7 @@ Examples: lockstep run smollm2 \"Why is the sky blue?\"
           git diff | lockstep run smollm2 - --system \"Say what this changes.\"
           lockstep run hf.co/Qwen/Qwen3-0.6B-GGUF:Q8_0";
 
-/// What the help of `run` lists of all that is taken there.
+/// The flags that the help of `run` lists. `run` accepts more.
 const OF_RUN: [&str; 18] = [
     "prompt",
     "model",

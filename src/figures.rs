@@ -1,16 +1,17 @@
-//! What follows from a model's figures, without its files: its spec, and its shape for placement. Knows no names.
+//! Derives from a model's figures, without its files, its spec and its shape for placement. Has no knowledge of model
+//! names.
 
 use checkpoint::catalogue::{CatalogueEntry, Figures};
 use checkpoint::{ModelSpec, Sizes};
 use coordinator::ModelShape;
 use serde_json::{Value, json};
 
-/// Parsed like the real file, so that a missing figure has the family's default.
+/// Parses the figures like a real `config.json`, so that a missing figure gets the family's default.
 pub fn spec(figures: &Figures, name: &str) -> anyhow::Result<ModelSpec> {
     Ok(ModelSpec::of_config(&config(figures), name)?)
 }
 
-/// The shape of a model of the catalogue: all of its weights weigh what its file does.
+/// Returns the shape of a model of the catalogue. The bytes of all its weights together are those of its file.
 pub fn shape(entry: &CatalogueEntry) -> anyhow::Result<ModelShape> {
     let spec = spec(&entry.figures, entry.name)?;
     let n_numbers = Sizes::measured(&spec, |tensor| (tensor.shape[0] * tensor.shape[1]) as u64).total().max(1);
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
     use checkpoint::catalogue::CATALOGUE;
 
-    /// Billions of parameters, as published: of gemma3 those of its text.
+    /// The published parameters in billions; of gemma3 only those of its text model.
     #[test]
     fn models_of_the_catalogue_have_as_many_parameters_as_their_makers_say() {
         let published = [
@@ -86,11 +87,11 @@ mod tests {
             let numbers = Sizes::measured(&spec, |tensor| (tensor.shape[0] * tensor.shape[1]) as u64);
             let got = numbers.total() as f64 / 1e9;
             assert!((got / billions - 1.0).abs() < 0.012, "{name}: {got} of {billions}");
-            // From Q4 to Q8.
+            // Between the bits of Q4 and of Q8.
             let bits = 8.0 * entry.bytes as f64 / 1e9 / got;
             assert!((4.0..9.0).contains(&bits), "{name}: {bits} bits a number");
             let shape = shape(entry).unwrap();
-            // Each tensor is a whole number of bytes.
+            // Each tensor is rounded to whole bytes.
             assert!(shape.sizes.total().abs_diff(entry.bytes) < 1 << 16, "{name}: {}", shape.sizes.total());
         }
     }

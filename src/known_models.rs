@@ -11,7 +11,7 @@ use coordinator::ModelShape;
 use std::path::Path;
 use types::Dtype;
 
-/// What matrices of layers are stored in. Embedding and head stay bf16, as checkpoints of these formats have them.
+/// The storage format of the matrices in layers. Embedding and head stay bf16, as in checkpoints of these formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WeightFormat {
     /// Two bytes per weight
@@ -27,7 +27,7 @@ impl WeightFormat {
         match self {
             WeightFormat::Bf16 => 16,
             WeightFormat::Fp8 => 8,
-            // Four, and half a bit of scales.
+            // Four bits, and half a bit for the scales.
             WeightFormat::Int4 => 4,
         }
     }
@@ -60,7 +60,7 @@ impl SimulatedModel {
         SimulatedModel { name: name.to_owned(), shape, weights: told, is_fp8: weights == WeightFormat::Fp8 }
     }
 
-    /// A model whose figures are known by its name or by a `config.json`, without weights.
+    /// Returns a model whose figures are known by its name or by a `config.json`, without its weights.
     pub fn of_figures(name: &str, weights: Option<WeightFormat>) -> anyhow::Result<Option<SimulatedModel>> {
         let weights = weights.unwrap_or(WeightFormat::Bf16);
         if let Some((name, figures)) = ROWS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
@@ -74,8 +74,8 @@ impl SimulatedModel {
         Ok(Some(SimulatedModel::sized(&spec.name, &spec, weights)))
     }
 
-    /// Finds a model by name, by a `config.json`, or by files that are here; nothing is fetched. Without `weights`,
-    /// files have their real size and all others are bf16.
+    /// Finds a model by name, by a `config.json`, or by local files. Fetches nothing. Without `weights`, files have
+    /// their real size and all others are bf16.
     pub fn find(name: &str, weights: Option<WeightFormat>, hub: &Hub) -> anyhow::Result<SimulatedModel> {
         if let Some(model) = SimulatedModel::of_figures(name, weights)? {
             return Ok(model);
@@ -98,7 +98,7 @@ pub fn known() -> String {
     ROWS.map(|(name, _)| name).join(", ")
 }
 
-/// Models by the names that their makers use.
+/// Models under the names of their makers.
 const ROWS: [(&str, Figures); 19] = [
     ("llama-3.2-1b", figures::LLAMA3_2_1B),
     ("llama-3.2-3b", figures::LLAMA3_2_3B),
@@ -125,7 +125,7 @@ const ROWS: [(&str, Figures); 19] = [
 mod tests {
     use super::*;
 
-    /// Billions of parameters, as published.
+    /// The published parameters in billions.
     #[test]
     fn names_weigh_what_their_makers_say() {
         let cases = [

@@ -1,13 +1,13 @@
-//! What a command line is told that cannot be read: which role a flag is for, what another server's flag is here, and
-//! plain words where a parser has its own. Changes no line that can be read.
+//! The error messages of an invalid command line: the role that a flag belongs to, the equivalent of another server's
+//! flag, and plain words in place of a parser's. Does not change how valid lines are parsed.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::ffi::OsString;
 
-/// The roles of a cluster. A flag given to the wrong one is attributed to the first of these that has it.
+/// The roles of a cluster. A flag given to the wrong role is attributed to the first of these that has it.
 const ROLES: [&str; 4] = ["router", "coordinator", "worker", "serve"];
 
-/// Flags of other servers that people try, and what there is instead. Those that mean the same here are aliases.
+/// Flags of other servers that users try, with the alternative here. Flags with the same meaning are aliases instead.
 const ELSEWHERE: [(&str, &str); 5] = [
     ("dtype", "weights stay what their file has; --activations and --kv-dtype choose the rest"),
     ("quantization", "weights stay what their file has: give a model that is quantized, such as org/name:Q4_K_M"),
@@ -16,7 +16,7 @@ const ELSEWHERE: [(&str, &str); 5] = [
     ("enforce-eager", "there is one way to compute, with the same tokens however steps are launched"),
 ];
 
-/// What parsers of values say, and what a person is told instead.
+/// Messages of value parsers, and their replacements for users.
 const PLAIN: [(&str, &str); 6] = [
     ("invalid digit found in string", "is no whole number"),
     ("number too large to fit in target type", "is too large"),
@@ -26,7 +26,7 @@ const PLAIN: [(&str, &str); 6] = [
     ("invalid socket address syntax", "is no address: it looks like 127.0.0.1:8000"),
 ];
 
-/// The same error, in words that say what to do.
+/// Returns the same error with a message that helps the user to correct the line.
 pub fn explained(error: clap::Error, lockstep: &mut clap::Command, words: &[OsString]) -> clap::Error {
     let Some(ContextValue::String(said)) = error.get(ContextKind::InvalidArg) else { return error };
     let told = match error.kind() {
@@ -47,7 +47,7 @@ fn unknown(said: &str, lockstep: &clap::Command, words: &[OsString]) -> Option<S
     Some(format!("there is no --{flag} here: {instead}"))
 }
 
-/// A role only takes flags that it uses.
+/// Returns a message if another role has the flag: each role accepts only the flags that it uses.
 fn of_another_role(flag: &str, lockstep: &clap::Command, words: &[OsString]) -> Option<String> {
     let role = words.get(1).and_then(|word| word.to_str()).filter(|role| ROLES.contains(role))?;
     let heeds = |other: &&str| {

@@ -1,9 +1,9 @@
-//! What a command prints on standard output. Knows no command.
+//! The output of a command on standard output. Has no knowledge of the commands.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 
-/// Who read standard output has closed it, as `head` does: there is nobody to tell the rest, and nothing is wrong.
+/// The reader of standard output has closed it, as `head` does. The command ends without an error.
 #[derive(Debug)]
 pub struct ReaderGone;
 
@@ -29,12 +29,12 @@ pub fn line(text: &str) -> anyhow::Result<()> {
     print(&format!("{text}\n"))
 }
 
-/// Prints a line whose command says by its exit status what the line says, also where nobody reads it.
+/// Prints a line of a command whose exit status has the same meaning, so a closed output is no error.
 pub fn last(text: &str) {
     let _unread = line(text);
 }
 
-/// An error with its causes, without the numbers that the system has for them, and with nothing said twice.
+/// Formats an error with its causes, without the system's error numbers and without repetitions.
 pub fn for_people(error: &anyhow::Error) -> String {
     let mut told = String::new();
     for cause in error.chain().map(ToString::to_string) {

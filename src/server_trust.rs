@@ -1,4 +1,4 @@
-//! Whose certificates a command trusts that asks a server over HTTPS, as its users do.
+//! The certificates that a command accepts from a server over HTTPS.
 
 use crate::settings::certificates;
 use clap::Args;

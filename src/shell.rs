@@ -1,4 +1,4 @@
-//! What shells and manual readers know of this program, made from the declarations of its commands.
+//! Completions for shells and manual pages, made from the declarations of the commands.
 
 use crate::out;
 use anyhow::Context;

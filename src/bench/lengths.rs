@@ -48,7 +48,7 @@ pub enum Lengths {
         mean: f64,
         deviation: f64,
     },
-    /// Most are short and few are long, like people's.
+    /// Most lengths are short and few are long, as in real traffic.
     Lognormal {
         mean: f64,
         deviation: f64,
@@ -56,7 +56,7 @@ pub enum Lengths {
 }
 
 impl Lengths {
-    /// The longest length: a typing mistake must not ask for a terabyte of prompt.
+    /// The longest length, so that a typing mistake does not make a terabyte of prompt.
     const MAX: usize = 1 << 20;
 
     pub fn draw(&self, random: &mut Random) -> usize {

@@ -31,7 +31,7 @@ pub struct Timed {
     pub output_tokens: u64,
 }
 
-/// No event of an honest server is longer.
+/// The limit of an event's size. No correct server sends longer ones.
 const EVENT_BYTES_MAX: u64 = 1 << 20;
 const ERROR_BYTES_MAX: u64 = 4096;
 
@@ -122,7 +122,7 @@ impl Timed {
         if self.pieces.is_empty() {
             bail!("the answer holds no text");
         }
-        // For a server without counts, one token per event.
+        // Without counts from the server, each event counts as one token.
         if self.output_tokens == 0 {
             self.output_tokens = self.pieces.len() as u64;
         }

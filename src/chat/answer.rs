@@ -1,4 +1,4 @@
-//! One answer: asked for, streamed to standard output, and its figures. Knows no commands of a chat.
+//! One answer: its request, its stream to standard output, and its figures. Has no knowledge of a chat's commands.
 
 use super::ask::{ASSISTANT, Dialogue, USER, message};
 use super::progress::ProgressLine;
@@ -21,7 +21,7 @@ pub struct AnswerFigures {
     n_tokens: u32,
     first_token: Duration,
     rest: Duration,
-    /// Its end is that of the model's context, and not its own.
+    /// Whether the answer ended because the model's context is full.
     pub fills_context: bool,
 }
 
@@ -59,13 +59,13 @@ pub async fn answer(
             Event::Delta(delta) => {
                 progress.clear();
                 first_token.get_or_insert_with(|| asked.elapsed());
-                // The answer alone can be piped on.
+                // Thoughts go to stderr, so that a pipe on stdout receives the answer alone.
                 match std::io::stderr().is_terminal() {
                     true => eprint!("{}", terminal.push(&delta.reasoning, columns().unwrap_or(usize::MAX))),
                     false => eprint!("{}", delta.reasoning),
                 }
                 show(&mut terminal, &delta.text)?;
-                // The text is kept at once, because the answer may be stopped.
+                // The text is stored at once, because the answer may be stopped.
                 if let Some(said) = ask.messages.last_mut() {
                     said.content.push_str(&delta.text);
                 }
@@ -88,7 +88,7 @@ fn refused(status: Status) -> anyhow::Error {
     anyhow!("{}", status.message())
 }
 
-/// In a pipe the answer is as it was written.
+/// Prints a part of the answer; in a pipe without any change.
 fn show(terminal: &mut Wrapped, text: &str) -> anyhow::Result<()> {
     match columns() {
         Some(columns) => out::print(&terminal.push(text, columns)),

@@ -1,5 +1,5 @@
-//! What stays the same from one question to the next: the conversation and the sampling, and the commands that change
-//! them. Knows neither terminal nor server.
+//! The conversation and the sampling, which stay the same from one question to the next, and the commands that change
+//! them. Has no knowledge of terminal or server.
 
 use super::RunCommand;
 use super::said::Typed;
@@ -16,7 +16,7 @@ pub const ASSISTANT: &str = "assistant";
 pub struct Dialogue {
     pub sampling: v1::Sampling,
     pub messages: Vec<v1::ChatMessage>,
-    /// The prompt is completed as it is.
+    /// Whether the prompt is completed as it is, without a chat template.
     pub raw: bool,
 }
 

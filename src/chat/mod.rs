@@ -66,9 +66,10 @@ pub struct RunCommand {
 }
 
 impl RunCommand {
-    /// Starts the roles on ports of their own, asks, and stops them; for another model again.
+    /// Starts the roles on ports of their own, runs the client, and stops the roles. Starts again if the chat changes
+    /// its model.
     pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
-        // A chat's model may have to be fetched first.
+        // The model of a chat may have to be fetched first.
         let quiet = if self.prompt.is_empty() { Quiet::begin() } else { None };
         let watch = quiet.as_ref().map(Quiet::watch).transpose()?;
         let Some(mut server) = PrivateServer::prepare(self.settings.clone(), &self.source, said)? else {
@@ -79,7 +80,7 @@ impl RunCommand {
             return server
                 .serve_while(async |at| once(wire::tcp(&at.grpc.to_string())?, &self, &server, &prompt).await);
         }
-        // Without a home nothing is remembered, and chats are saved where this runs.
+        // Without a home folder there is no history, and chats are saved in the working folder.
         let kept = hub::cache(&self.source.hub).ok();
         let mut chat = Chat::open(&self, kept, (quiet, watch))?;
         loop {
@@ -94,7 +95,7 @@ impl RunCommand {
     }
 }
 
-/// The prompt with what standard input has of it: all of it for `-`, and else what is piped in behind it.
+/// Returns the prompt with the text of standard input: only that text for `-`, otherwise it follows the prompt.
 fn whole(prompt: &str) -> anyhow::Result<String> {
     let is_all = prompt == "-";
     let mut text = String::new();
@@ -114,12 +115,12 @@ fn is_piped() -> anyhow::Result<bool> {
     Ok(matches!(kind, FileType::Fifo | FileType::RegularFile))
 }
 
-/// How often the roles are asked whether they have loaded, and how many times: a large model takes minutes.
+/// The interval and the number of checks whether the roles have loaded: a large model takes minutes.
 const READY_POLL: Duration = Duration::from_millis(20);
 const READY_POLLS_MAX: u32 = 30_000;
 const TICK: Duration = Duration::from_millis(100);
 
-/// Waits until the model is listed: from then on it can be asked. On a terminal it is seen that it loads.
+/// Waits until the model is listed, so that it can be used. On a terminal a bar shows that it loads.
 async fn until_ready(client: &mut InferenceClient<Channel>, server: &PrivateServer) -> anyhow::Result<()> {
     let bar = ProgressBar::new_spinner();
     let (model, n_bytes) = server.model();
@@ -153,7 +154,7 @@ enum Left {
     ForModel(Box<PrivateServer>),
 }
 
-/// A chat: it outlives the model that it is held with.
+/// A chat, which may outlive the model that it began with.
 struct Chat {
     ask: Dialogue,
     /// None while a line is read.
@@ -162,9 +163,9 @@ struct Chat {
     is_terminal: bool,
     verbose: bool,
     client: Option<InferenceClient<Channel>>,
-    /// What is typed while no line is read is shown once, by the editor.
+    /// Suppresses the echo between two reads. The editor then shows the typed text once, when it reads it.
     quiet: Option<Quiet>,
-    /// Until the chat hears signals itself.
+    /// Catches signals until the chat catches them itself.
     watch: Option<SignalWatch>,
 }
 
@@ -198,8 +199,8 @@ impl Chat {
         Ok(self)
     }
 
-    /// Asks for messages until the input ends. The whole conversation is sent each time: its beginning is in the prefix
-    /// cache.
+    /// Reads messages and answers them until the input ends. Each request has the whole conversation, whose beginning
+    /// is in the prefix cache.
     async fn hold(&mut self, server: &PrivateServer, source: &ConfigSource) -> anyhow::Result<Left> {
         let mut signals = Signals::open()?;
         loop {
@@ -227,13 +228,14 @@ impl Chat {
         }
     }
 
-    /// A server for another model. Its files may have to be fetched first, which blocks, and a signal ends.
+    /// Prepares a server for another model. Its files may have to be fetched first, which blocks until a signal ends
+    /// it.
     fn another(&self, name: &str, server: &PrivateServer, source: &ConfigSource) -> anyhow::Result<PrivateServer> {
         let _watch = self.quiet.as_ref().map(Quiet::watch).transpose()?;
         tokio::task::block_in_place(|| server.another(name, source))
     }
 
-    /// A blocking read. Its thread is abandoned when the process ends.
+    /// Reads a message on a blocking thread, which is abandoned when the process ends.
     async fn next(&mut self) -> anyhow::Result<Option<String>> {
         let mut lines = self.lines.take().context("standard input is read already")?;
         let read = move || next_message(&mut lines).map(|message| (message, lines));
@@ -242,7 +244,7 @@ impl Chat {
         Ok(message)
     }
 
-    /// An answer, and what is to be said of it. An answer that fails does not end the chat.
+    /// Prints an answer with its figures or its error. A failed answer does not end the chat.
     async fn answer(&mut self, question: &str) -> anyhow::Result<()> {
         let client = self.client.as_mut().context("no model is loaded")?;
         match interruptible(client, &mut self.ask, question, self.is_terminal).await {
@@ -267,7 +269,7 @@ impl Chat {
     }
 }
 
-/// What a chat says itself, whose words are whole as well.
+/// Prints a message of the chat itself, with whole words on each line.
 fn tell(text: &str) {
     match columns() {
         Some(columns) => eprint!("{}", wrap::Wrapped::default().push(text, columns)),

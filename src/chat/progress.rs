@@ -1,14 +1,15 @@
-//! How far a prompt is: one line of the terminal, which is gone when the answer begins. Knows no conversation.
+//! The progress of a prompt as one line of the terminal, which disappears when the answer begins. Has no knowledge of
+//! the conversation.
 
 use proto::v1::PromptProgress;
 use std::io::IsTerminal;
 
-/// A shorter prompt is computed before a line could be read.
+/// A shorter prompt is computed before a user could read the line.
 const TOKENS_MIN: u32 = 256;
-/// Back to the line's start, and all of it away.
+/// Moves to the start of the line and erases it.
 const CLEAR: &str = "\r\x1b[K";
 
-/// The line on standard error. Nothing is shown where that is no terminal.
+/// The line on standard error. Shows nothing where that is no terminal.
 #[derive(Default)]
 pub struct ProgressLine {
     is_shown: bool,

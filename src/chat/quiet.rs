@@ -1,27 +1,27 @@
-//! The terminal while nobody reads it: what is typed meanwhile is not echoed, since the editor shows it when it reads
-//! it. Knows no chat.
+//! The terminal while no line is read: typed text is not echoed, because the editor shows it when it reads it. Has no
+//! knowledge of the chat.
 
 use super::signals::SignalWatch;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
-/// Without an echo until it is dropped.
+/// Disables the terminal's echo until it is dropped.
 pub struct Quiet {
     before: Termios,
 }
 
 impl Quiet {
-    /// None where standard input is no terminal.
+    /// Returns None where standard input is no terminal.
     pub fn begin() -> Option<Quiet> {
         let before = tcgetattr(std::io::stdin()).ok()?;
         let mut quiet = before.clone();
         quiet.local_modes.remove(LocalModes::ECHO);
-        // Ctrl-C stops an answer, and is no reason to forget the line that was begun meanwhile.
+        // Ctrl-C stops an answer and must not discard the line that is typed meanwhile.
         quiet.local_modes.insert(LocalModes::NOFLSH);
         tcsetattr(std::io::stdin(), OptionalActions::Now, &quiet).ok()?;
         Some(Quiet { before })
     }
 
-    /// Where nobody else hears signals, which would end the process without an echo.
+    /// Catches signals while no other code does: a signal would end the process with the echo still off.
     pub fn watch(&self) -> anyhow::Result<SignalWatch> {
         let before = self.before.clone();
         SignalWatch::begin(move || restore(&before))
@@ -29,7 +29,7 @@ impl Quiet {
 }
 
 fn restore(before: &Termios) {
-    // A terminal that has gone needs no echo.
+    // A closed terminal needs no echo.
     let _restored = tcsetattr(std::io::stdin(), OptionalActions::Now, before);
 }
 
@@ -39,9 +39,9 @@ impl Drop for Quiet {
     }
 }
 
-/// The columns of the terminal that standard output is; None if it is none.
+/// Returns the columns of the terminal on standard output, or None if it is no terminal.
 pub fn columns() -> Option<usize> {
     let size = tcgetwinsize(std::io::stdout()).ok()?;
-    // A terminal that does not know its size says zero.
+    // A terminal without a known size reports zero.
     Some(if size.ws_col == 0 { 80 } else { size.ws_col.into() })
 }

@@ -1,12 +1,12 @@
-//! Parses what is typed in a chat: a message of one or several lines, or a command to the chat itself. Knows neither
-//! terminal nor model. Commands have Ollama's names.
+//! Parses what is typed in a chat: a message of one or several lines, or a command to the chat itself. Commands have
+//! Ollama's names. Has no knowledge of terminal or model.
 
 use proto::v1::Sampling;
 
 /// The quotes around a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
-/// In lines that a terminal of sixty columns holds.
+/// Its lines fit into a terminal of sixty columns.
 pub const HELP: &str = "\
 /help, /?           this page
 /bye, /exit, Ctrl-D leave
@@ -118,7 +118,7 @@ pub fn read(text: &str) -> Typed {
 }
 
 fn set(rest: &str) -> Typed {
-    // Ollama's syntax has one word more.
+    // Ollama's syntax has an additional word here.
     let rest = rest.strip_prefix("parameter").map_or(rest, str::trim_start);
     let (name, value) = split(rest);
     match (name, value) {
@@ -154,7 +154,7 @@ fn narrow(n: u64) -> u32 {
 
 fn number(to: fn(&mut Sampling, Option<f32>), value: &str, (least, most): (f32, f32)) -> Result<Setting, String> {
     let Some(number) = parsed::<f32>(value) else { return Err(format!("{value} is no number")) };
-    // Of what has to be above zero the least is no number that a person would write.
+    // The bound of a value that must be above zero is no number that a user would write.
     let from = if least == f32::MIN_POSITIVE { "above 0".to_owned() } else { least.to_string() };
     match number.is_none_or(|number| (least..=most).contains(&number)) {
         true => Ok(Setting::Number(to, number)),

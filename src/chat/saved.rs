@@ -9,13 +9,13 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// No conversation that fits into a context is larger.
+/// The largest file. No conversation that fits into a context is larger.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Saved {
-    /// The model that it was held with. For people: any model may go on.
+    /// The model of the conversation, for people: any model may continue it.
     pub model: String,
     pub messages: Vec<Message>,
     pub temperature: Option<f32>,
@@ -75,7 +75,7 @@ impl Saved {
         (self.messages.into_iter().map(message).collect(), sampling)
     }
 
-    /// Readable by its owner only. A conversation of this name is replaced whole.
+    /// Writes a file that only its owner may read. It replaces a conversation of the same name.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         let what = || format!("{} cannot be written", path.display());
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -103,7 +103,7 @@ impl Saved {
     }
 }
 
-/// The file of a name: in `folder` unless the name is a path.
+/// Returns the file of a name: in `folder` unless the name is a path.
 pub fn place(name: &str, folder: &Path) -> PathBuf {
     match name.contains('/') {
         true => PathBuf::from(name),

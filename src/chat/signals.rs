@@ -1,4 +1,4 @@
-//! The signals that a chat hears, which would otherwise leave the terminal without its echo.
+//! The signals that a chat catches. Without that, a signal would leave the terminal without its echo.
 
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -17,7 +17,7 @@ impl Signals {
         Ok(Signals { interrupt: interrupt?, terminate: terminate?, hangup: hangup? })
     }
 
-    /// The number of the one that has come.
+    /// Returns the number of the signal that arrived.
     pub async fn any(&mut self) -> i32 {
         let kind = tokio::select! {
             _ = self.interrupt.recv() => SignalKind::interrupt(),
@@ -35,7 +35,7 @@ impl Signals {
     }
 }
 
-/// While this is held, a signal ends the process, whatever blocks it, and before that `restore` is called.
+/// While this is held, a signal calls `restore` and then ends the process, even if other code blocks.
 pub struct SignalWatch {
     _until: oneshot::Sender<()>,
 }
@@ -52,7 +52,7 @@ impl SignalWatch {
             tokio::select! {
                 number = signals.any() => {
                     restore();
-                    // As a shell tells who was ended by a signal.
+                    // As shells report a process that a signal ended.
                     std::process::exit(128 + number);
                 }
                 _ = is_over => {}

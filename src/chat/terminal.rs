@@ -1,4 +1,4 @@
-//! The lines of a chat, from a terminal with editing and a history, or from a pipe. Does not know what they mean.
+//! The lines of a chat, from a terminal with editing and a history, or from a pipe. Has no knowledge of their meaning.
 
 use anyhow::Context;
 use rustyline::Editor;
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, IsTerminal, Stdin, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Messages kept, and the count at which the file's older half is dropped.
+/// The number of messages to keep, and the count at which the file's older half is dropped.
 const HISTORY_MAX: usize = 1000;
 const HISTORY_FILE_LINES_MAX: usize = 2 * HISTORY_MAX;
 /// Longer messages are not kept.
@@ -62,7 +62,7 @@ impl Lines {
             Lines::Pipe(input) => {
                 let mut line = Vec::new();
                 let n = input.read_until(b'\n', &mut line).context("standard input cannot be read")?;
-                // Invalid UTF-8 is no reason to end.
+                // Invalid UTF-8 does not end the chat.
                 Ok(if n == 0 { InputLine::End } else { InputLine::Text(String::from_utf8_lossy(&line).into_owned()) })
             }
         }
@@ -79,13 +79,13 @@ impl Lines {
     }
 }
 
-/// Each message is a line of JSON, because it may contain newlines. Other lines are skipped.
+/// Each message is a line of JSON, because it may contain newlines. Lines that do not parse are skipped.
 fn read_history(path: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let mut lines: Vec<&str> = text.lines().collect();
     if lines.len() > HISTORY_FILE_LINES_MAX {
         lines.drain(..lines.len() - HISTORY_MAX);
-        // Two chats at once may lose each other's last messages; the history is only a convenience.
+        // Two chats at the same time may overwrite each other's last messages. The history is only a convenience.
         let _kept_longer = open(path, true).and_then(|mut file| writeln!(file, "{}", lines.join("\n")));
     }
     let first = lines.len().saturating_sub(HISTORY_MAX);

@@ -1,27 +1,27 @@
-//! Text for a terminal as it streams in: words that do not fit go to the next line whole, and signs that a terminal
-//! would obey are shown instead. Knows no model.
+//! Text for a terminal as it streams in: words that do not fit go to the next line whole, and control characters are
+//! replaced by visible ones. Has no knowledge of the model.
 
 use std::borrow::Cow;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 const FENCE: &str = "```";
 
-/// Breaks a stream of text into lines of a terminal. What is within a code fence is left to the terminal, so that it
-/// can be copied as it was written.
+/// Breaks a stream of text into lines of a terminal. Text within a code fence is not broken, so that it can be copied
+/// unchanged.
 #[derive(Default)]
 pub struct Wrapped {
     column: usize,
-    /// What has been shown of the present word.
+    /// The part of the current word that is on the screen.
     word: String,
-    /// The present line's beginning, as far as a fence could be there.
+    /// The beginning of the current line, as long as a fence.
     begin: String,
     is_fenced: bool,
 }
 
 impl Wrapped {
-    /// What to write for this text on a terminal of so many columns.
+    /// Returns what to write for this text on a terminal with so many columns.
     pub fn push(&mut self, text: &str, columns: usize) -> String {
-        // In its last column a terminal's cursor may stand in either of two ways.
+        // Terminals disagree on the position of the cursor behind the last column, so that column is not used.
         let width = columns.saturating_sub(1).max(1);
         let mut out = String::with_capacity(text.len());
         for c in text.chars() {
@@ -61,7 +61,7 @@ impl Wrapped {
         }
         let (n, of_word) = (c.width().unwrap_or(0), self.word.width());
         if self.column + n > width && !self.is_fenced {
-            // A word that is longer than a line is broken where the line ends.
+            // A word that is longer than a line is broken at the end of the line.
             if of_word < self.column && of_word + n <= width {
                 out.push_str(&back_over(of_word));
                 out.push('\n');
@@ -75,7 +75,7 @@ impl Wrapped {
         }
         out.push(c);
         self.column += n;
-        // Scripts of wide signs have no blanks: a line may end before each.
+        // Wide characters belong to scripts without spaces, so a line may end before each.
         if n > 1 {
             self.word.clear();
         } else {
@@ -84,18 +84,18 @@ impl Wrapped {
     }
 }
 
-/// Takes back what was shown of a word.
+/// Erases the part of a word that is on the screen.
 fn back_over(n_columns: usize) -> String {
     if n_columns == 0 { String::new() } else { format!("\x1b[{n_columns}D\x1b[K") }
 }
 
-/// A sign that a terminal would obey, or that turns text around, is shown as what it is not.
+/// Replaces a control character, or one that changes the direction of text, by a visible one.
 fn seen(c: char) -> char {
     let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if c.is_control() || turns { '\u{fffd}' } else { c }
 }
 
-/// Lines cut off at the terminal's width.
+/// Cuts lines off at the terminal's width.
 pub fn clipped(text: &str, columns: usize) -> String {
     text.lines().map(|line| clipped_line(line, columns.max(2)) + "\n").collect()
 }
@@ -116,7 +116,7 @@ fn clipped_line(line: &str, columns: usize) -> Cow<'_, str> {
 mod tests {
     use super::*;
 
-    /// What a terminal shows of it, and nothing else that a terminal would obey.
+    /// Returns the visible text, and checks that it has no control characters that a terminal would obey.
     fn shown(parts: &[&str], columns: u16) -> String {
         let mut wrapped = Wrapped::default();
         let mut screen = vt100::Parser::new(40, columns, 0);

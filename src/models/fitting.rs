@@ -1,4 +1,4 @@
-//! Which models of the catalogue this machine has room for. Whether one has is for those to say who place it.
+//! The models of the catalogue that fit on this machine. The caller's placement decides whether one fits.
 
 use checkpoint::catalogue::{CATALOGUE, CatalogueEntry};
 use coordinator::{Blueprint, Unplaceable, Why};
@@ -6,16 +6,16 @@ use indicatif::HumanBytes;
 use serde_json::{Value, json};
 use std::fmt;
 
-/// Places a model of the catalogue on this machine, for this context.
+/// Places a model of the catalogue on this machine, with this context.
 pub type Fits<'a> = &'a dyn Fn(&CatalogueEntry, u32) -> anyhow::Result<Result<Blueprint, Unplaceable>>;
 
-/// Whether one model fits, with a context.
+/// Whether one model fits, with this context.
 pub struct Fitting {
     context: u32,
     placed: Result<Blueprint, Unplaceable>,
 }
 
-/// All models of the catalogue, in its order.
+/// Returns the result for each model of the catalogue, in its order.
 pub fn of_catalogue(context: u32, fits: Fits<'_>) -> anyhow::Result<Vec<Fitting>> {
     let fitting = |entry: &CatalogueEntry| {
         let context = context.min(entry.figures.context);

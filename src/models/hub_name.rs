@@ -1,11 +1,12 @@
-//! A model's name as people copy it: an address of the hub's page, or what Ollama's users write for a hub's model.
+//! A model's name as users copy it: the address of its page at the hub, or Ollama's notation for a model of the hub.
 
 use std::borrow::Cow;
 
 /// The hosts of the public hub.
 const HOSTS: [&str; 3] = ["hf.co/", "huggingface.co/", "www.huggingface.co/"];
 
-/// `org/name`, with `@REVISION` and `:VARIANT` where the address has them, out of an address; anything else as it is.
+/// Returns `org/name` for an address, with `@REVISION` and `:VARIANT` if the address has them. Other names stay
+/// unchanged.
 pub fn named(model: &str) -> Cow<'_, str> {
     let bare = ["https://", "http://"].iter().find_map(|scheme| model.strip_prefix(scheme)).unwrap_or(model);
     let Some(id) = HOSTS.iter().find_map(|host| bare.strip_prefix(host)) else { return model.into() };
@@ -13,8 +14,8 @@ pub fn named(model: &str) -> Cow<'_, str> {
     page_of(id).map_or(id.into(), Cow::Owned)
 }
 
-/// The name of the model on a page within a repository: `org/name/tree/REVISION`, or `/blob/` or `/resolve/` and the
-/// path of a file there.
+/// Returns the model of a page within a repository: `org/name/tree/REVISION`, or `/blob/` or `/resolve/` and the path
+/// of a file there.
 fn page_of(id: &str) -> Option<String> {
     let mut parts = id.splitn(5, '/');
     let (org, name, kind, revision) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
@@ -22,7 +23,7 @@ fn page_of(id: &str) -> Option<String> {
     match (kind, parts.next()) {
         ("tree", None) => Some(format!("{org}/{name}{revision}")),
         ("blob" | "resolve", Some(file)) if file.ends_with(".gguf") => Some(format!("{org}/{name}{revision}:{file}")),
-        // Any other file of a model stands for the model.
+        // Any other file of a repository means its model.
         ("blob" | "resolve", Some(file)) if !file.contains('/') => Some(format!("{org}/{name}{revision}")),
         _ => None,
     }
@@ -51,7 +52,7 @@ mod tests {
             ("https://huggingface.co/org/name/blob/v2/a.gguf", "org/name@v2:a.gguf"),
             ("https://huggingface.co/org/name/blob/main/model.safetensors", "org/name"),
             ("hf.co/org/name/tree/v2", "org/name@v2"),
-            // A folder is no model.
+            // A folder within a repository is no model.
             ("hf.co/org/name/tree/main/q4", "org/name/tree/main/q4"),
         ] {
             assert_eq!(named(said), expect, "{said}");

@@ -53,7 +53,7 @@ pub struct ModelsCommand {
     pub hub: Hub,
 }
 
-/// The model's files, fetched first if need be.
+/// Returns the model's files, and fetches them first if they are not here.
 pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<Located> {
     let name = &*hub_name::named(model);
     ensure!(
@@ -67,7 +67,7 @@ pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<Located> {
         "{name} is no model but a folder without a config.json: give a model's folder, or a .gguf file"
     );
     if path.exists() {
-        // No folder for models is needed, nor a home that it would be in.
+        // A path needs no folder for models, and so no home folder.
         return Ok(catalogue::at_path(path)?);
     }
     let mut shown = ShownProgress::new();
@@ -79,7 +79,7 @@ pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<Located> {
 pub fn pull(pull: &PullCommand) -> anyhow::Result<()> {
     let located = ready(&pull.model, &pull.hub)?;
     catalogue::verify_recorded(&located.path)?;
-    // What stood at a path, or came from a hub, is a model only if it opens.
+    // A local or fetched file is a model only if it can be opened.
     Checkpoint::open(&located.path).with_context(|| {
         let path = located.path.display();
         format!("{path} is here and is no model that can be served: give a .gguf file, or a folder with config.json")
@@ -94,7 +94,7 @@ pub fn pull(pull: &PullCommand) -> anyhow::Result<()> {
 struct Row {
     listed: Listed,
     n_bytes: u64,
-    /// Family and quantization, or why it cannot be served.
+    /// Family and quantization, or the reason why the model cannot be served.
     opened: Result<(String, String), String>,
 }
 
@@ -142,7 +142,7 @@ fn origin_name(origin: Origin) -> &'static str {
     }
 }
 
-/// Lists the models that are here, and those of the catalogue.
+/// Prints the models on this machine and those of the catalogue.
 pub fn list(models: &ModelsCommand, fits: Fits<'_>) -> anyhow::Result<()> {
     let here = catalogue::list(&sources(&models.hub)?).into_iter();
     let rows: Vec<Row> = here.map(|listed| Row::of(listed, models.verify)).collect();
@@ -195,7 +195,7 @@ fn catalogue_table(rows: &[Row], fitting: Option<&[Fitting]>) -> String {
     format!("To fetch with `lockstep pull NAME`:\n{}", padded(&lines, 3))
 }
 
-/// Columns as wide as their widest cell, the last as it is; `right` is aligned to its end.
+/// Pads each column to its widest cell, except the last; column `right` is aligned to the right.
 fn padded(lines: &[Vec<String>], right: usize) -> String {
     let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
     let cell = |(column, cell): (usize, &String), last: usize| match column {
@@ -207,12 +207,12 @@ fn padded(lines: &[Vec<String>], right: usize) -> String {
     lines.iter().map(|cells| line(cells) + "\n").collect()
 }
 
-/// The progress of a fetch: a bar on a terminal, and elsewhere a line now and then.
+/// Shows the progress of a fetch: as a bar on a terminal, otherwise as a line every few seconds.
 struct ShownProgress {
     bar: ProgressBar,
-    /// When the next line is due, where there is no terminal.
+    /// The time of the next line, where there is no terminal.
     next_line: Instant,
-    /// What the last line was about.
+    /// The subject of the last line.
     last: String,
 }
 
@@ -258,7 +258,7 @@ fn progress_line(progress: Progress<'_>) -> String {
 }
 
 fn draw(bar: &ProgressBar, progress: Progress<'_>) {
-    // A template that does not parse is a bug that the first fetch shows; plain progress serves until then.
+    // An invalid template is a bug that the first fetch shows; the bar then falls back to a plain one.
     if bar.length() != progress.total {
         let template = match progress.total {
             Some(_) => "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
@@ -297,7 +297,7 @@ mod tests {
         format!("{:#}", pull(&line.pull).unwrap_err())
     }
 
-    /// The name is known, so the hub is asked for the file of the catalogue.
+    /// The name is known, so the file of the catalogue is requested from the hub.
     #[test]
     fn names_of_the_catalogue_are_pulled_from_their_repositories() {
         for name in ["qwen3:4b", "qwen3", "llama3.2:1b"] {
@@ -320,7 +320,7 @@ mod tests {
         std::fs::remove_dir_all(&folder).unwrap();
         let slip = pulled("qwen3:5b");
         assert!(slip.contains("near it are qwen3:4b, ") && slip.contains("`lockstep models` lists all"), "{slip}");
-        // None of these exists, wherever the test runs.
+        // None of these exists on any machine.
         for name in ["org/..", "org/a--b", "no-such-model"] {
             let refused = pulled(name);
             assert!(refused.contains(&format!("there is no model {name}: no path")), "{refused}");

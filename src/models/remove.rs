@@ -1,4 +1,4 @@
-//! `rm`: removes models that this program has fetched. What other programs keep is left to them.
+//! `rm`: removes models that this program has fetched. Does not touch the files of other programs.
 
 use super::hub_name::named;
 use crate::out;
@@ -35,7 +35,7 @@ pub fn remove(asked: &RemoveCommand) -> anyhow::Result<()> {
 fn find<'a>(model: &str, here: &'a [Listed]) -> anyhow::Result<&'a Listed> {
     let ours = |listed: &&Listed| listed.origin == Origin::Pulled;
     let same = |listed: &&Listed| listed.model == model;
-    // What is here twice is removed where it is ours.
+    // Of two models with this name, the one that this program fetched is removed.
     let found = here.iter().filter(ours).find(same).or_else(|| here.iter().find(same));
     found.ok_or_else(|| {
         if Path::new(model).exists() {
@@ -49,7 +49,7 @@ fn find<'a>(model: &str, here: &'a [Listed]) -> anyhow::Result<&'a Listed> {
     })
 }
 
-/// The folder in which this program keeps the model alone.
+/// Returns the folder that holds only this model, if this program keeps it.
 fn folder_of(found: &Listed, ours: &Path) -> anyhow::Result<PathBuf> {
     let inside = found.path.strip_prefix(ours).ok().and_then(|inside| inside.components().next());
     match inside {

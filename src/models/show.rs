@@ -1,4 +1,4 @@
-//! `show`: what a model on this machine is, from its header. Reads no weight.
+//! `show`: prints a model's properties from its header. Reads no weights.
 
 use super::hub_name::named;
 use crate::out;
@@ -60,7 +60,7 @@ fn rows(checkpoint: &Checkpoint) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// What `run` samples with where nothing else is said.
+/// Returns the sampling of `run` without flags.
 fn sampling(model: &str, checkpoint: &Checkpoint) -> String {
     if let Some(card) = card_sampling(model) {
         let top_k = card.top_k.map_or_else(String::new, |top_k| format!(", top_k {top_k}"));

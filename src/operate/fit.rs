@@ -1,4 +1,4 @@
-//! Whether a model of the catalogue has room on this machine, as `serve` would place it with its default settings.
+//! Whether a model of the catalogue fits on this machine, as `serve` would place it with its default settings.
 
 use crate::figures;
 use crate::serve::plan::placed;
@@ -7,7 +7,7 @@ use checkpoint::catalogue::CatalogueEntry;
 use clap::Parser;
 use coordinator::{Blueprint, Unplaceable};
 
-/// The settings of `serve` that are said by nobody but the environment.
+/// The settings of `serve` without flags: defaults, and the environment.
 #[derive(Parser)]
 struct Unsaid {
     #[command(flatten)]

@@ -1,4 +1,5 @@
-//! `logs`: what befell one request, from its arrival on. Reads its timeline; no text of it is known there.
+//! `logs`: the events of one request, from its arrival on. Reads the request's timeline, which has no text of the
+//! request.
 
 use super::server::{Look, RunningServer};
 use super::top::timeline;

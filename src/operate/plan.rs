@@ -1,5 +1,5 @@
-//! `plan`: how a model would be placed on this machine, or what this machine has to compute on. A model is named as
-//! for `serve`, or as for `simulate`, by figures alone.
+//! `plan`: how a model would be placed on this machine, or the devices of this machine. A model is named as for
+//! `serve`, or as for `simulate`, by figures alone.
 
 use crate::known_models::SimulatedModel;
 use crate::out;
@@ -28,7 +28,7 @@ impl PlanCommand {
             return out::print(&list());
         }
         let Some(settings) = resolved(self.settings, &self.source, said)? else { return Ok(()) };
-        // Without its weights nothing is fetched, and they are taken for bf16.
+        // A model known by figures is not fetched; its weights count as bf16.
         if let Some(model) = SimulatedModel::of_figures(&settings.model.model, None)? {
             return out::print(&table_of(&settings, &model.name, &model.shape)?);
         }

@@ -1,4 +1,4 @@
-//! `ps`: the models that a server has loaded, a line for each replica. Reads `/cluster`.
+//! `ps`: the models that a server has loaded, one line for each replica. Reads `/cluster`.
 
 use super::server::{Look, RunningServer};
 use crate::out;

@@ -1,5 +1,5 @@
-//! `scale` and `reload`: ask a coordinator for another grid, or to have its model read again, and print the result.
-//! They decide nothing.
+//! `scale` and `reload`: request another grid from a coordinator, or a new read of its model's files, and print the
+//! result. They decide nothing.
 
 use crate::out;
 use crate::settings::{TrustSettings, at_least_one};
@@ -16,10 +16,10 @@ use tonic::transport::Channel;
 use tonic::{Response, Status};
 use wire::Refused;
 
-/// Longer than a coordinator by default gives its workers to load.
+/// Longer than the default time that a coordinator gives its workers to load.
 const ANSWER_MAX: Duration = Duration::from_secs(3600);
 
-/// Which coordinator is asked, and how it is trusted.
+/// The coordinator that receives the request, and the trust between it and this command.
 #[derive(Args)]
 pub struct CoordinatorAddress {
     /// Address of the replica's coordinator

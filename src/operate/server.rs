@@ -1,4 +1,4 @@
-//! A running server, as those ask it who look at it: JSON over HTTP, with a key. Knows no page.
+//! A running server, for commands that inspect it: JSON over HTTP, with a key. Has no knowledge of the pages' contents.
 
 use crate::server_trust::ServerTrust;
 use anyhow::{Context, anyhow, bail, ensure};
@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::Value;
 use std::time::Duration;
 
-/// Which router is asked.
+/// The router that receives the requests.
 #[derive(Args, Clone)]
 pub struct Look {
     /// HTTP address of a router
@@ -19,9 +19,9 @@ pub struct Look {
     pub trust: ServerTrust,
 }
 
-/// No cluster's page is longer.
+/// The limit of a page's size. No cluster's page is longer.
 const PAGE_BYTES_MAX: u64 = 16 << 20;
-/// The pages of a larger cluster are cut off here.
+/// The limit of the number of pages. The pages of a larger cluster are cut off here.
 const PAGES_MAX: usize = 1000;
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
@@ -46,7 +46,7 @@ impl RunningServer {
         self.look.url.trim_end_matches('/')
     }
 
-    /// The present state of the cluster, all pages together.
+    /// Returns the current state of the cluster, all pages together.
     pub fn cluster(&self) -> anyhow::Result<Value> {
         let page = |from: u64| self.get(&format!("/cluster?from={from}"));
         let mut all = page(0)?;
@@ -63,7 +63,7 @@ impl RunningServer {
         Ok(all)
     }
 
-    /// What is at a path, as JSON.
+    /// Returns the JSON at a path.
     pub fn get(&self, path: &str) -> anyhow::Result<Value> {
         let url = format!("{}{path}", self.url());
         let mut request = self.agent.get(&url);

@@ -1,4 +1,5 @@
-//! `status`: prints the live cluster once. Reads `/cluster` of a router and formats it; does not know how it was made.
+//! `status`: prints the state of the cluster once. Reads `/cluster` of a router and formats it; has no knowledge of how
+//! that page is made.
 
 use super::server::{Look, RunningServer};
 use crate::out;
@@ -28,7 +29,7 @@ const COLUMNS: [&str; 17] = [
     "wait", "idle", "bubble", "step",
 ];
 
-/// The page of all replicas.
+/// Formats the page of all replicas.
 pub fn render(page: &Value) -> String {
     let store = if page["store"].is_null() { String::new() } else { store(&page["store"]) };
     let replicas = page["replicas"].as_array().map_or(&[][..], Vec::as_slice);
@@ -38,7 +39,7 @@ pub fn render(page: &Value) -> String {
     store + &models(&page["models"]) + &replicas.iter().map(replica).collect::<Vec<_>>().join("\n")
 }
 
-/// The source of the list of replicas.
+/// Formats the source of the list of replicas.
 pub fn store(store: &Value) -> String {
     let kind = store["kind"].as_str().unwrap_or("-");
     let since = UNIX_EPOCH + Duration::from_secs(store["since"].as_u64().unwrap_or(0));
@@ -49,7 +50,7 @@ pub fn store(store: &Value) -> String {
     }
 }
 
-/// Model names and the versions behind them; empty if there is just one of each.
+/// Formats model names and the versions behind them. Returns an empty string if there is just one of each.
 pub fn models(models: &Value) -> String {
     let list = |of: &Value| of.as_array().cloned().unwrap_or_default();
     let models = list(models);
@@ -73,7 +74,7 @@ pub fn models(models: &Value) -> String {
     models.iter().map(line).collect()
 }
 
-/// How many blocks have memory, while not all have.
+/// Returns how many blocks have memory, while not all have.
 fn growing(blocks: &Value) -> String {
     let committed = blocks["committed"].as_u64().filter(|n| Some(*n) < blocks["total"].as_u64());
     committed.map_or_else(String::new, |n| format!(" ({n} have memory)"))
@@ -120,7 +121,7 @@ fn replica(replica: &Value) -> String {
     out
 }
 
-/// What is not as it should be in a replica, each with its reason.
+/// Returns the problems of a replica, each with its reason.
 pub fn notes(replica: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
@@ -156,7 +157,7 @@ pub fn wanted(wanted: &Value) -> String {
     }
 }
 
-/// A rank that was lost lately, and what it cost.
+/// Formats the last loss of a rank, and its cost.
 fn lost(lost: &Value) -> String {
     let text = |name: &str| lost[name].as_str().unwrap_or("-");
     let ago = lost["seconds_ago"].as_f64().unwrap_or(0.0);
@@ -309,7 +310,7 @@ mod tests {
         assert!(
             render(&json!({ "store": { "kind": "static", "since": 7 } })).starts_with("store: static · there for ")
         );
-        // A page of something else is shown as far as it goes.
+        // A page of another kind is shown as far as possible.
         assert!(render(&json!({ "replicas": [{}] })).contains("predicted -"));
     }
 }

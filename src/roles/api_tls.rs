@@ -8,14 +8,14 @@ use std::io;
 use telemetry::metrics;
 use wire::OfferedTls;
 
-/// What clients are offered at first; none without TLS.
+/// Returns the TLS settings that clients get at first, or None without TLS.
 pub fn read(settings: &RouterSettings) -> anyhow::Result<Option<OfferedTls>> {
     let files = OfferedFiles::of(settings)?;
     files.map(|files| Ok(OfferedTls::new(files.read()?))).transpose()
 }
 
-/// Reads the files again for as long as this is polled. Those that cannot be used are logged once, and what was offered
-/// before stays.
+/// Reads the files again for as long as this is polled. Unusable files are logged once, and the earlier settings stay
+/// in force.
 pub fn follow(settings: &RouterSettings, offered: Option<&OfferedTls>) -> impl Future<Output = ()> + use<> {
     let files = OfferedFiles::of(settings).ok().flatten().zip(offered.cloned());
     async move {
@@ -41,7 +41,8 @@ async fn each_change(files: &OfferedFiles, offered: &OfferedTls) {
     }
 }
 
-/// What the files hold, or why one cannot be read. A mounted secret changes by links, so times say nothing.
+/// Returns the contents of the files, or why one cannot be read. A mounted secret changes by links, so modification
+/// times do not show a change.
 fn contents(files: &OfferedFiles) -> Vec<Result<Vec<u8>, io::ErrorKind>> {
     files.paths().map(|path| std::fs::read(path).map_err(|error| error.kind())).collect()
 }

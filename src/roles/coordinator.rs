@@ -42,7 +42,7 @@ impl CoordinatorCommand {
         drafts::find(&mut role.coordinator.speculation, &source.hub)?;
         let steps = role.coordinator.otlp_steps;
         let collector = role.watch.collector()?.map(|collector| Collector { steps, ..collector });
-        // Installed with or without a metrics page, so that the same counters are kept as in `serve`.
+        // Installed with or without a metrics page, so that the counters are the same as in `serve`.
         let metrics = watch(&role.watch, collector.as_ref(), role.model.served_name())?;
         let checkpoint = Checkpoint::open(&located.path)?;
         Runtime::new()?.block_on(listen(&role, &checkpoint, metrics))
@@ -66,7 +66,7 @@ async fn listen(role: &CoordinatorRole, checkpoint: &Checkpoint, metrics: router
     let store = role.store.open().await?.unwrap_or_else(memory_store);
     let registration = registration(role.parts(), checkpoint, advertised(role, address)?);
     let claiming = shutdown.run_until_cancelled(store.claim(&replica, registration));
-    // A signal came before the store answered: there is nothing to drain.
+    // A signal arrived before the store replied, so there is nothing to drain.
     let Some(claim) = claiming.await else { return Ok(()) };
     let claim = claim?;
     let (incarnation, tls, token) = (claim.incarnation(), trust.tls.is_some(), trust.token.is_some());
@@ -76,7 +76,7 @@ async fn listen(role: &CoordinatorRole, checkpoint: &Checkpoint, metrics: router
     coordinate(role.parts(), checkpoint, replica, connections, shutdown)?.await
 }
 
-/// The address that others are given.
+/// Returns the address that the store gives to other roles.
 fn advertised(role: &CoordinatorRole, listens: SocketAddr) -> anyhow::Result<String> {
     match &role.listen.advertise {
         Some(address) => {
@@ -88,12 +88,14 @@ fn advertised(role: &CoordinatorRole, listens: SocketAddr) -> anyhow::Result<Str
     }
 }
 
-/// The store of a coordinator that is not looked up. Its claims are later than those of an earlier process.
+/// Returns the store of a coordinator that no other role looks up. Its claims are later than those of an earlier
+/// process.
 fn memory_store() -> Store {
     Store::Memory(MemoryStore::starting_at(micros_since_1970()))
 }
 
-/// A coordinator's registration before its workers have come. Without a policy: that depends on the bytes they read.
+/// Returns a coordinator's registration before its workers join. It has no policy digest, which depends on the bytes
+/// that they read.
 fn registration(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, address: String) -> Registration {
     let model = model_name(parts, checkpoint);
     let (tp, pp) = (parts.coordinator.tp, parts.coordinator.pp);
@@ -163,7 +165,7 @@ fn digest_of(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Re
     Ok(DigestOf { weights: checkpoint.fingerprint()?, mode: parts.coordinator.numerics })
 }
 
-/// The operator's wishes for a replica.
+/// Returns the operator's placement policy for a replica.
 pub fn policy(parts: CoordinatorParts<'_>) -> Policy {
     let CoordinatorParts { queue, coordinator: settings, device, .. } = parts;
     Policy {

@@ -1,5 +1,5 @@
-//! How a worker finds its coordinator: at a given address, or where a cluster store says that its replica's is. Does
-//! not know what a worker computes.
+//! How a worker finds its coordinator: at a given address, or at the address of its replica in the cluster store. Has
+//! no knowledge of what a worker computes.
 
 use crate::settings::{StoreSettings, TrustSettings};
 use anyhow::{Context, ensure};
@@ -14,7 +14,7 @@ pub struct FoundCoordinator {
     pub channel: Channel,
 }
 
-/// The choice made by flags.
+/// The source that the flags choose.
 pub enum CoordinatorSource<'a> {
     At(&'a str),
     InStore { store: &'a StoreSettings, replica: &'a str },
@@ -41,7 +41,7 @@ impl<'a> CoordinatorSource<'a> {
         }
     }
 
-    /// Waits until the address is known. `handed` is a token that did not come from a file.
+    /// Waits until the address is known. `handed` is a token from standard input in place of a file.
     pub async fn find(self, trust: TrustSettings, handed: Option<JoinToken>) -> anyhow::Result<FoundCoordinator> {
         match self {
             CoordinatorSource::At(address) => {
@@ -56,7 +56,7 @@ impl<'a> CoordinatorSource<'a> {
                 tracing::info!(replica, store = store.kind(), "looking for the coordinator of this replica");
                 let told = last_claim(store.watch(), replica.to_owned()).await;
                 let address = told.borrow().address.clone();
-                // A wrong setting is reported now, not at the first dial.
+                // An invalid setting is reported now, and not at the first dial.
                 trust.resolve("worker", &address, handed.clone())?;
                 let now = move || {
                     let LastClaim { address, superseded: until, .. } = told.borrow().clone();

@@ -1,4 +1,4 @@
-//! The draft model of a replica: where it is, whether it can guess for the model that is served, and what it takes.
+//! The draft model of a replica: its location, whether it fits the served model, and the memory that it needs.
 
 use super::coordinator::policy;
 use crate::models;
@@ -17,7 +17,7 @@ pub fn find(settings: &mut SpeculationSettings, hub: &Hub) -> anyhow::Result<()>
     Ok(())
 }
 
-/// The shape that is placed, with the memory of its draft model, and what ranks are told of that.
+/// Returns the shape to place, including the memory of the draft model, and the description of that model for ranks.
 pub fn shape(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Result<(ModelShape, Option<DraftModel>)> {
     let shape = ModelShape::of(checkpoint);
     let speculation = &parts.coordinator.speculation;
@@ -37,7 +37,7 @@ pub fn shape(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Re
     Ok((ModelShape { draft: needs.bytes(), ..shape }, Some(draft)))
 }
 
-/// A token id must mean the same to both.
+/// Fails unless each token id means the same to both models.
 fn same_vocabulary(draft: &Checkpoint, target: &Checkpoint) -> anyhow::Result<()> {
     let (of_draft, of_target) = (draft.spec().vocab, target.spec().vocab);
     ensure!(of_draft == of_target, "its vocabulary has {of_draft} tokens, and the model's has {of_target}");

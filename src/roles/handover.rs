@@ -1,5 +1,5 @@
-//! What a process tells a worker process that it starts: all settings and the join token, as one line on its standard
-//! input. So no secret is in an argument, and a new setting needs no code here.
+//! The line that a process writes to the standard input of a worker process that it starts: all settings and the join
+//! token. So no argument has a secret, and a new setting needs no code here.
 
 use crate::settings::{WorkerRole, told};
 use anyhow::Context;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wire::JoinToken;
 
-/// Time for a child to end once its parent is gone.
+/// How long a child may take to end after its parent has ended.
 const ORPHAN_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Deserialize)]
@@ -22,23 +22,23 @@ pub struct HandedSettings {
 #[derive(Serialize)]
 struct HandedLine<'a> {
     token: &'a str,
-    /// Settings without a value are left out.
+    /// Without the settings that have no value.
     settings: toml::Table,
 }
 
-/// The parent's side: makes the line.
+/// Makes the line, on the parent's side.
 pub fn line(token: &JoinToken, settings: &WorkerRole) -> anyhow::Result<String> {
     Ok(serde_json::to_string(&HandedLine { token: token.expose(), settings: told(settings)? })?)
 }
 
-/// The child's side: reads the line, and ends when the parent does.
+/// Reads the line, on the child's side, and ends the child when the parent ends.
 pub fn take(shutdown: CancellationToken) -> anyhow::Result<HandedSettings> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("the parent's end cannot be watched")?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).context("what the parent says cannot be read")?;
     let handed = serde_json::from_str(&line).context("what the parent says is no worker's settings")?;
     std::thread::Builder::new().name("parent".into()).spawn(move || {
-        // Nothing more is sent: this returns when the parent ends or closes the pipe.
+        // The parent sends nothing more: this returns when the parent ends or closes the pipe.
         let _ended = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
         shutdown.cancel();
         std::thread::sleep(ORPHAN_MAX);

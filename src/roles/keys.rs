@@ -1,4 +1,4 @@
-//! The file of API keys: read at the start, and again whenever it has changed. Knows neither tenants nor limits.
+//! The file of API keys: read at the start, and again whenever it changes. Has no knowledge of tenants or limits.
 
 use crate::settings::{RouterSettings, secret};
 use anyhow::{Context, ensure};
@@ -11,7 +11,7 @@ use telemetry::metrics;
 /// Interval between looks at the file. A mounted secret changes by links, which no watch reports.
 pub const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// The keys of the file and of the flag. A file without keys is refused: it would let in everybody.
+/// Returns the keys of the file and of the flag. A file without keys is an error, because it would admit every client.
 pub fn read(settings: &RouterSettings) -> anyhow::Result<ApiKeys> {
     let mut lines = settings.api_keys.as_deref().map(keys_of).transpose()?.unwrap_or_default();
     if let Some(key) = &settings.api_key {
@@ -28,13 +28,13 @@ fn keys_of(path: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The keys of operators; without a file they are asked for none.
+/// Returns the keys of operators. Without a file operators need none.
 pub fn read_operators(settings: &RouterSettings) -> anyhow::Result<ApiKeys> {
     let lines = settings.admin_keys.as_deref().map(keys_of).transpose()?.unwrap_or_default();
     Ok(ApiKeys::parse(&lines)?)
 }
 
-/// The flag's key as a line of the file, named `api-key`: so the key itself may contain a colon.
+/// Returns the flag's key as a line of the file, named `api-key`, so that the key itself may contain a colon.
 fn flag(settings: &RouterSettings) -> String {
     settings.api_key.as_ref().map(|key| format!("\napi-key:{key}")).unwrap_or_default()
 }
@@ -45,7 +45,7 @@ pub fn follow(settings: &RouterSettings, keys: &ApiKeys) -> impl Future<Output =
     follow_file(settings.api_keys.clone(), KeyFile::new("api_keys", flag(settings), keys.clone(), grace))
 }
 
-/// The same for operators' keys.
+/// Does the same for operators' keys.
 pub fn follow_operators(settings: &RouterSettings, keys: Option<&ApiKeys>) -> impl Future<Output = ()> + use<> {
     let (keys, grace) = (keys.cloned().unwrap_or_default(), settings.api_keys_grace.map(Duration::from_secs));
     follow_file(settings.admin_keys.clone(), KeyFile::new("admin_keys", String::new(), keys, grace))
@@ -62,21 +62,21 @@ async fn follow_file(path: Option<PathBuf>, mut file: KeyFile) {
     }
 }
 
-/// What is known of a file of keys, and the keys that are in force.
+/// The last state of a file of keys, and the keys that are in force.
 struct KeyFile {
     name: &'static str,
-    /// Lines besides those of the file.
+    /// The lines that do not come from the file.
     flag: String,
     keys: ApiKeys,
-    /// How long the keys of a file that cannot be read stay in force; for ever without it.
+    /// How long the keys of an unreadable file stay in force; None means for ever.
     grace: Option<Duration>,
     last: Option<Result<String, String>>,
-    /// Looks in a row that found no key.
+    /// The number of successive looks that found no key.
     n_empty: u32,
     unreadable_since: Option<Instant>,
 }
 
-/// A file that is being written may be empty for a moment. One that is empty for so many looks has lost its keys.
+/// A file may be empty for a moment while it is written. After this many empty looks in a row its keys are revoked.
 const EMPTY_LOOKS_MAX: u32 = 3;
 
 impl KeyFile {
@@ -84,7 +84,7 @@ impl KeyFile {
         KeyFile { name, flag, keys, grace, last: None, n_empty: 0, unreadable_since: None }
     }
 
-    /// The first look finds what was read at the start, or a newer version.
+    /// Handles the result of a look. The first look finds the text that was read at the start, or a newer one.
     fn look(&mut self, text: Result<String, String>, now: Instant) {
         let (is_same, is_first) = (self.last.as_ref() == Some(&text), self.last.is_none());
         match &text {
@@ -131,7 +131,7 @@ impl KeyFile {
         }
         let since = *self.unreadable_since.get_or_insert(now);
         let is_over = self.grace.is_some_and(|grace| now.duration_since(since) >= grace);
-        // Once: from then on only the flag's key is left.
+        // Only once: afterwards only the flag's key is left.
         if is_over && self.keys.n_keys() > ApiKeys::count(&self.flag) {
             self.revoke("", "the file could not be read within --api-keys-grace");
         }
@@ -143,9 +143,9 @@ impl KeyFile {
     }
 }
 
-/// Calls `take` with a file's contents, and again when they have changed. Never ends.
+/// Calls `take` with a file's contents, and again whenever they have changed. Never ends.
 pub async fn each_change(path: PathBuf, mut take: impl FnMut(&Result<String, String>, bool)) {
-    // The first look reads what was read at the start, or a newer version.
+    // The first look finds the text that was read at the start, or a newer one.
     let mut last = None;
     loop {
         let now = text(&path).await;
@@ -172,7 +172,7 @@ mod tests {
         KeyFile::new("api_keys", "\napi-key:k3".into(), keys, grace.map(Duration::from_secs))
     }
 
-    /// Which of three keys are in force.
+    /// Returns which of three keys are in force.
     fn known(file: &KeyFile) -> [bool; 3] {
         ["k1", "k2", "k3"].map(|key| file.keys.tenant(key).is_some())
     }
@@ -196,7 +196,7 @@ mod tests {
             file.look(ok("bob:k2"), now);
             assert_eq!(known(&file), [false, true, true], "{empty:?}");
         }
-        // Between two writes it was empty for a moment.
+        // The file was empty for a moment between two writes.
         let mut file = file(None);
         for text in ["", "", "alice:k1", "", ""] {
             file.look(ok(text), Instant::now());

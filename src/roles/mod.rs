@@ -1,5 +1,5 @@
-//! The roles: how each is built from settings, and how each runs in a process of its own. However they are started,
-//! they send each other the same frames.
+//! The roles: how each is built from settings, and how each runs in a process of its own. They exchange the same frames
+//! however they are started.
 
 mod api_tls;
 pub mod coordinator;

@@ -1,5 +1,5 @@
-//! The health page of a role without clients: whether it is alive, whether it can serve, and its metrics; over HTTP,
-//! and by gRPC's health service on the same port. Knows nothing of the role itself. Needs no trust: it only answers.
+//! The health page of a role without clients: liveness, readiness and metrics, over HTTP and by gRPC's health service
+//! on the same port. Has no knowledge of the role. Needs no trust, because it only answers.
 
 use anyhow::Context;
 use axum::Router;
@@ -18,12 +18,12 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 /// Prometheus's text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4";
-/// How soon watchers are told of a change.
+/// How soon watchers receive a change.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// The value in gRPC's health protocol.
 const SERVICE_UNKNOWN: i32 = 3;
 
-/// Answers for as long as the process lives, even while it drains, so that observers see its end.
+/// Answers for as long as the process lives, also while it drains, so that observers see the drain.
 pub async fn open(
     address: SocketAddr,
     metrics: router::Render,
@@ -48,7 +48,7 @@ pub async fn open(
     Ok(address)
 }
 
-/// gRPC's health service: the empty name is serving when the role is ready, `live` as long as anything answers.
+/// gRPC's health service: the empty name is serving when the role is ready, `live` as long as the process answers.
 #[derive(Clone)]
 struct Pulse<F> {
     is_ready: F,
@@ -75,7 +75,7 @@ impl<F: Fn() -> bool + Clone + Send + Sync + 'static> Health for Pulse<F> {
         Ok(Response::new(HealthCheckResponse { status: status as i32 }))
     }
 
-    /// An unknown service gets a status too, as gRPC asks for: it could appear later.
+    /// Sends a status for an unknown service too, as gRPC requires: the service could appear later.
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (pulse, service) = (self.clone(), request.into_inner().service);
         let mut told = None;
@@ -87,7 +87,7 @@ impl<F: Fn() -> bool + Clone + Send + Sync + 'static> Health for Pulse<F> {
     }
 }
 
-/// Whether a coordinator's metrics say that ranks take steps.
+/// Returns whether a coordinator's metrics show ranks that take steps.
 pub fn has_ready_ranks(metrics: &str) -> bool {
     let counts = metrics.lines().filter(|line| line.starts_with("lockstep:ranks_ready{"));
     counts.filter_map(|line| line.rsplit(' ').next()).any(|count| count.parse().is_ok_and(|n: f64| n > 0.0))

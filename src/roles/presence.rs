@@ -1,5 +1,5 @@
-//! Whether this process's rank has met the others of its replica and its assignment has not ended. Does not know what a
-//! rank computes.
+//! Whether this process's rank has met the other ranks of its replica and its assignment has not ended. Has no
+//! knowledge of what a rank computes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use worker::{
     Upcoming,
 };
 
-/// The flag of the present assignment, which shows its end at once, whatever the computing thread does.
+/// The flag of the current assignment. It shows the assignment's end immediately, even if the computing thread is busy.
 #[derive(Clone, Default)]
 pub struct Presence(Arc<Mutex<Option<CancelFlag>>>);
 

@@ -1,4 +1,4 @@
-//! The common parts of every process: logs and metrics, ending on a signal, and secrets shared with its cluster.
+//! The common parts of all processes: logs and metrics, the end on a signal, and secrets shared with the cluster.
 
 use crate::settings::{LogFormat, WatchSettings};
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 use types::BlockHash;
 use wire::JoinToken;
 
-/// Logs, spans and metrics of this process; the answer renders the page of the metrics. `model` is the label
-/// `model_name` of its metrics, by which dashboards made for vLLM choose.
+/// Starts logs, spans and metrics of this process; returns the function that renders the metrics page. `model` is the
+/// label `model_name` of its metrics, by which dashboards made for vLLM select.
 pub fn watch(
     settings: &WatchSettings,
     collector: Option<&Collector>,
@@ -27,7 +27,7 @@ pub fn watch(
     Ok(Arc::new(move || exporter.render()))
 }
 
-/// The first signal drains; a second one ends the process at once.
+/// Drains on the first signal; a second one ends the process immediately.
 pub async fn stop_on_signals(shutdown: CancellationToken) {
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
@@ -48,8 +48,8 @@ pub async fn stop_on_signals(shutdown: CancellationToken) {
     }
 }
 
-/// The salt of block hashes. It is derived from the cluster's token, so that all its replicas give the same tokens the
-/// same hash. Without a token each process has its own: a cache does not outlive it.
+/// Returns the salt of block hashes. It is derived from the cluster's token, so that all replicas give the same tokens
+/// the same hash. Without a token each process has its own, because a cache does not outlive its process.
 pub fn salt(token: Option<&JoinToken>) -> anyhow::Result<[u8; 16]> {
     Ok(match token {
         Some(token) => BlockHash::salt(token.expose().as_bytes()),
@@ -57,13 +57,13 @@ pub fn salt(token: Option<&JoinToken>) -> anyhow::Result<[u8; 16]> {
     })
 }
 
-/// The key for resume handles. It is derived from the cluster's token, so that every router can read every handle.
-/// Routers without a token are on one machine and trust every client.
+/// Returns the key for resume handles. It is derived from the cluster's token, so that every router can read every
+/// handle. Routers without a token are on one machine and trust every client.
 pub fn resume_key(token: Option<&JoinToken>) -> router::ResumeKey {
     router::ResumeKey::of(token.map_or(&[], |token| token.expose().as_bytes()))
 }
 
-/// The first epoch of a lone process, so that its epochs are later than those of the process before it.
+/// Returns the first epoch of a single process, so that its epochs are later than those of an earlier process.
 pub fn micros_since_1970() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)

@@ -21,7 +21,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-/// The number of replicas for which a router's queues are sized where a store announces them.
+/// The number of replicas for which a router's queues are sized if it finds replicas in a store.
 const REPLICAS_EXPECTED: usize = 16;
 
 #[derive(Args)]
@@ -66,7 +66,7 @@ impl RouterCommand {
     }
 }
 
-/// The given coordinators, or those that a store announces.
+/// Follows the given coordinators, or those that are registered in a store.
 async fn follow(role: &RouterRole, given: Option<Addresses>) -> anyhow::Result<Membership> {
     let store = match (given, role.store.open().await?) {
         (Some(given), _) => Store::fixed(given, 0),
@@ -87,7 +87,7 @@ pub struct Listeners {
     pub http: TcpListener,
     pub grpc: TcpListener,
     pub admin: Option<TcpListener>,
-    /// Whether a request would be served that came now.
+    /// Whether a request that arrives now would be served.
     pub readiness: tokio::sync::watch::Sender<bool>,
 }
 
@@ -97,7 +97,7 @@ impl Listeners {
         Listeners::open_with(parts, grpc).await
     }
 
-    /// As `open`, beside other servers of this machine: the usual gRPC port, which nobody asked for, may be taken.
+    /// Like `open`, for a machine with other servers: if the default gRPC port is in use, a free one is taken.
     pub async fn open_beside(parts: RouterParts<'_>) -> anyhow::Result<Listeners> {
         let usual = parts.router.grpc();
         let grpc = match TcpListener::bind(usual).await {
@@ -121,7 +121,7 @@ impl Listeners {
         Ok(Listeners { http, grpc, admin, readiness: Default::default() })
     }
 
-    /// Prints where it listens, and how to send a request once that is answered.
+    /// Prints the addresses, and how to send a request once the model is ready.
     pub fn greet(&self, parts: RouterParts<'_>) -> anyhow::Result<()> {
         let (http, grpc) = (self.http.local_addr()?, self.grpc.local_addr()?);
         let model = parts.model.served_name().unwrap_or(&parts.model.model);
@@ -139,7 +139,7 @@ impl Listeners {
         );
         let mut readiness = self.readiness.subscribe();
         tokio::spawn(async move {
-            // An error: it ends before it was ready.
+            // An error means that the process ends before it was ready.
             if readiness.wait_for(|is_ready| *is_ready).await.is_ok() {
                 ready.lines().for_each(logs::say);
             }
@@ -164,7 +164,7 @@ fn taken(what: &str, flag: &str, address: SocketAddr, error: std::io::Error) -> 
     }
 }
 
-/// Reads what clients are known by, and how their chats are written, before anything is begun for them.
+/// Reads keys, certificates and chat template before anything starts, so that errors are reported immediately.
 pub fn check_clients(parts: RouterParts<'_>) -> anyhow::Result<()> {
     keys::read(parts.router)?;
     if parts.router.admin.is_some() {
@@ -174,7 +174,7 @@ pub fn check_clients(parts: RouterParts<'_>) -> anyhow::Result<()> {
     text::check_template(parts.router)
 }
 
-/// The replicas that a router serves, and what it knows of models besides its first.
+/// The replicas that a router serves, and the models besides its first one.
 pub struct ServedReplicas {
     pub membership: Membership,
     pub resume_key: router::ResumeKey,
@@ -184,7 +184,7 @@ pub struct ServedReplicas {
 impl ServedReplicas {
     /// The replicas of this machine, all with one model.
     pub fn these(coordinators: Vec<router::CoordinatorChannel>) -> anyhow::Result<ServedReplicas> {
-        // No other process has to read its handles, so no other one can make any.
+        // No other process has to read these handles, so no other process can make any.
         let resume_key = router::ResumeKey::of(&wire::random::<32>()?);
         Ok(ServedReplicas { membership: coordinators.into(), resume_key, others: OtherModels::default() })
     }
@@ -206,7 +206,7 @@ pub fn route(
         Membership::Followed { .. } => REPLICAS_EXPECTED,
     };
     let path = checkpoint.path().to_owned();
-    // Opened again on demand, so that nothing is kept in memory until then.
+    // The files are opened on demand, so that they use no memory until then.
     let text_files: router::ReadTextFiles = Arc::new(move || Checkpoint::open(&path)?.text_bundle());
     let text_files = Some(text_files);
     let routes = others.routes.clone();
@@ -235,7 +235,7 @@ pub fn route(
     })
 }
 
-/// Divides the limits of tenants among the routers that follow one store. Where there is no such store nothing happens.
+/// Divides the limits of tenants among the routers that use one store. Does nothing without a store.
 fn shared_quotas(membership: &Membership, keys: &router::ApiKeys) -> anyhow::Result<impl Future<Output = ()> + use<>> {
     let post = match membership {
         Membership::Given(_) => None,
@@ -250,7 +250,8 @@ fn shared_quotas(membership: &Membership, keys: &router::ApiKeys) -> anyhow::Res
     })
 }
 
-/// A name that no other router has, nor this one's predecessor, whose share may not have lapsed yet.
+/// Returns a name that no other router has, nor an earlier process of this router, whose share may not have expired
+/// yet.
 fn new_name() -> anyhow::Result<String> {
     Ok(wire::random::<8>()?.iter().map(|byte| format!("{byte:02x}")).collect())
 }
@@ -267,7 +268,7 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
         seed: settings.seed,
         request_metrics: settings.enable_per_request_metrics,
         limits: router::RouterLimits {
-            // Requests without a first token: those that wait, and those in prefill.
+            // Requests without a first token: those in the queue, and those in prefill.
             requests_waiting_max: requests_max,
             waiting_tokens_max: coordinator::Limits::default().waiting_tokens_max as usize * n_replicas,
             requests_max,

@@ -1,5 +1,5 @@
-//! The models of a router besides its first: how their replicas' texts are read, and the versions behind each name. The
-//! file of routes is read again whenever it has changed.
+//! The models of a router besides its first: how to read the texts of their replicas, and the versions behind each
+//! name. The file of routes is read again whenever it changes.
 
 use super::keys;
 use crate::models;
@@ -12,7 +12,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use telemetry::metrics;
 
-/// The other models and routes; a plain router has none.
+/// The models besides the first, and the routes. A router without them has none.
 #[derive(Default)]
 pub struct OtherModels {
     /// Checkpoints by the name that their replicas serve.
@@ -22,7 +22,7 @@ pub struct OtherModels {
 }
 
 impl OtherModels {
-    /// `first` is the name of the router's own model.
+    /// Opens the other models and reads the routes. `first` is the name of the router's own model.
     pub fn of(own: &RouteSettings, first: &str, hub: &Hub) -> anyhow::Result<OtherModels> {
         let mut models: Vec<(String, Checkpoint)> = Vec::new();
         for word in own.text.iter().flatten() {
@@ -66,7 +66,7 @@ fn routes(own: &RouteSettings) -> anyhow::Result<ModelRoutes> {
     ModelRoutes::parse(&text).with_context(what)
 }
 
-/// A flag has the syntax of one line of the file.
+/// Checks a flag, which has the syntax of one line of the file.
 fn one(line: &str) -> anyhow::Result<&str> {
     let routes = ModelRoutes::parse(line).map_err(|bad| anyhow::anyhow!("--route {line}: {}", bad.problem))?;
     ensure!(routes.table().len() == 1, "--route {line:?} is no route");

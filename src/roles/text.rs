@@ -1,5 +1,5 @@
-//! How a router reads the text of its models, as its settings say: the chat template, and the forms of calls and
-//! thoughts. Knows no request.
+//! The text handling of a router's models by its settings: the chat template, and the formats of tool calls and
+//! thoughts. Has no knowledge of requests.
 
 use crate::settings::RouterSettings;
 use anyhow::{Context as _, bail};
@@ -8,7 +8,7 @@ use checkpoint::{ChatTemplate, Checkpoint, Defaults};
 use router::ModelText;
 use std::path::Path;
 
-/// The text of the router's first model, of which its settings speak. `model` is its name there.
+/// Returns the text of the router's first model, to which the settings refer. `model` is its name there.
 pub fn first(checkpoint: &Checkpoint, model: &str, settings: &RouterSettings) -> anyhow::Result<ModelText> {
     let mut text = ModelText::of(checkpoint)?;
     text.card = catalogue::card_sampling(model).map_or_else(Defaults::default, recommended);
@@ -30,13 +30,13 @@ fn recommended(card: CardSampling) -> Defaults {
     Defaults { temperature: Some(temperature), top_p: Some(top_p), top_k, ..Defaults::default() }
 }
 
-/// Whether the template that is given can be read, before anything is begun for it.
+/// Checks that the given template can be read, before anything starts.
 pub fn check_template(settings: &RouterSettings) -> anyhow::Result<()> {
     let Some(said) = &settings.chat_template else { return Ok(()) };
     ChatTemplate::new(&template(said)?, None, None).map(drop).context("--chat-template")
 }
 
-/// The text of another model.
+/// Returns the text of another model.
 pub fn other(checkpoint: &Checkpoint) -> anyhow::Result<ModelText> {
     Ok(ModelText::of(checkpoint)?)
 }
@@ -45,7 +45,7 @@ fn variables(said: &str) -> anyhow::Result<serde_json::Map<String, serde_json::V
     serde_json::from_str(said).context("--default-chat-template-kwargs must be a JSON object")
 }
 
-/// A file's text, or a template that is given itself, as vLLM's flag takes both.
+/// Returns the text of a template file, or the template itself: like vLLM's flag, ours accepts both.
 fn template(said: &str) -> anyhow::Result<String> {
     match std::fs::read_to_string(Path::new(said)) {
         Ok(source) => Ok(source),

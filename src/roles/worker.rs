@@ -29,7 +29,7 @@ use worker::{
     Scrubber,
 };
 
-/// A worker's runtime carries one stream; the cores are for computing.
+/// A worker's runtime carries one stream; the other cores are for computing.
 const RUNTIME_THREADS: usize = 1;
 
 #[derive(Args)]
@@ -65,7 +65,7 @@ impl WorkerCommand {
     }
 }
 
-/// Runs a worker until `shutdown`, or until it is refused for good.
+/// Runs a worker until `shutdown`, or until the coordinator rejects it for good.
 fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: CancellationToken) -> anyhow::Result<()> {
     let coordinator_source =
         CoordinatorSource::of(role.join.join.as_deref(), role.join.replica.as_deref(), &role.store)?;
@@ -78,7 +78,7 @@ fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: Can
     runtime.block_on(async {
         tokio::spawn(stop_on_signals(shutdown.clone()));
         let finding = shutdown.run_until_cancelled(coordinator_source.find(role.trust.clone(), token));
-        // A signal came before the coordinator was found.
+        // A signal arrived before the coordinator was found.
         let Some(found) = finding.await else { return Ok(()) };
         let FoundCoordinator { address, channel } = found?;
         let Rank { loader, config } = rank(role, &address, model_source(&role.join, channel.clone(), hub)?, link_key)?;
@@ -92,7 +92,7 @@ fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: Can
     })
 }
 
-/// A worker's device and the description of itself.
+/// A worker's device, and the worker's description of itself.
 struct Rank {
     loader: Box<dyn Load>,
     config: worker::Config,
@@ -115,13 +115,13 @@ fn rank(
         None => said.memory_bytes_of_one(n_local, machine::memory_bytes())?,
     };
     let config = config(device, role.worker.threads(n_local), memory, mesh_address)?;
-    // A worker by itself is its machine's reason: what it may use is there before it is needed.
+    // The machine of a separate worker is there for that worker, so its KV memory is committed from the start.
     let kv_memory = kv_memory(role.worker.kv_commit.unwrap_or(KvCommitChoice::All));
     let config = worker::Config { scrubber, kv_memory, speaks: role.spoken.speaks(), ..config };
     Ok(Rank { loader: source::load_from(source, loader), config })
 }
 
-/// The listener for other workers, and the address that they are given.
+/// Returns the listener for other workers, and the address that they receive.
 fn mesh(join: &JoinSettings, coordinator: &str) -> anyhow::Result<(Arc<PeerListener>, String)> {
     let listen = match join.mesh_listen {
         Some(listen) => listen,
@@ -147,7 +147,7 @@ fn model_source(join: &JoinSettings, coordinator: Channel, hub: &Hub) -> anyhow:
     })
 }
 
-/// This machine's address as the coordinator sees it, unless something translates addresses. No packet is sent.
+/// Returns this machine's address as the coordinator sees it, unless something translates addresses. Sends no packet.
 fn own_address(coordinator: &str) -> anyhow::Result<IpAddr> {
     let unknown = || format!("no own address towards {coordinator}: give --mesh-listen ADDR");
     let there = coordinator.to_socket_addrs().with_context(unknown)?.next().with_context(unknown)?;
@@ -157,20 +157,20 @@ fn own_address(coordinator: &str) -> anyhow::Result<IpAddr> {
     Ok(socket.local_addr().with_context(unknown)?.ip())
 }
 
-/// A listener for the other ranks.
+/// Opens a listener for the other ranks.
 pub fn listener(address: SocketAddr) -> anyhow::Result<Arc<PeerListener>> {
     let opened = PeerListener::bind(&address.to_string());
     Ok(Arc::new(opened.with_context(|| format!("cannot listen for other workers on {address}"))?))
 }
 
-/// How a rank is reached by the others, and what it shares with them: nothing where their cluster is one process.
+/// How other ranks reach a rank, and the key that it shares with them; nothing where all ranks are in one process.
 #[derive(Default)]
 pub struct RankPeers {
     pub listener: Option<Arc<PeerListener>>,
     pub link_key: Option<MeshSecret>,
 }
 
-/// Who looks through a worker's weights while they are held, if that is wanted.
+/// Returns the scrubber, which hashes a worker's weights again while they are in memory, if it is enabled.
 pub fn scrubber(device: DeviceChoice, settings: &WorkerSettings) -> anyhow::Result<Option<Scrubber>> {
     if settings.scrub == 0.0 {
         return Ok(None);
@@ -180,7 +180,7 @@ pub fn scrubber(device: DeviceChoice, settings: &WorkerSettings) -> anyhow::Resu
     Ok(Some(Scrubber::new(settings.scrub)))
 }
 
-/// Warns where ranks that compute on cores may wait for one another, because other programs use the cores.
+/// Warns if ranks that compute on cores may wait for one another because other programs use the cores.
 pub fn warn_if_crowded(device: DeviceChoice, n_ranks: u16) {
     let is_cpu = matches!(device.compute_device(None), Ok(Some(ComputeDevice::Cpu)));
     if let Some(free_cores) = machine::free_cores()
@@ -193,8 +193,8 @@ pub fn warn_if_crowded(device: DeviceChoice, n_ranks: u16) {
     }
 }
 
-/// The loader of a rank on this machine, which has `n_local` of them. Waiting threads spin only where there are as many
-/// cores as threads.
+/// Returns the loader of a rank on this machine, which has `n_local` ranks. Waiting threads spin only if there are as
+/// many cores as threads.
 pub fn loader(
     device: DeviceChoice,
     settings: &WorkerSettings,
@@ -222,7 +222,7 @@ pub fn loader(
     })
 }
 
-/// A loader for the sim device, which needs a few facts of the real model.
+/// The loader for the sim device, which needs a few facts about the real model.
 struct SimLoader;
 
 impl Load for SimLoader {

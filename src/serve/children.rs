@@ -1,9 +1,9 @@
 //! Worker processes of this machine: starts them from the same executable, relays their logs, restarts those that die,
-//! and ends them. Does not know what they compute.
+//! and ends them. Has no knowledge of what they compute.
 //!
-//! No child outlives this process, however it ends. A child's standard input is a pipe that brings what it is told and
-//! then nothing: its end is this process's end, and the child ends too. Besides, the kernel kills the child when the
-//! thread that started it is gone; so each child has a thread of its own, which lives as long as the child.
+//! No child outlives this process, however it ends. A child's standard input is a pipe that carries its settings and
+//! stays open until this process ends; the child then ends too. Besides, the kernel kills a child when the thread that
+//! started it ends; so each child has a thread of its own, which lives as long as the child.
 
 use super::relay;
 use anyhow::{Context, bail};
@@ -19,26 +19,25 @@ use tokio_util::sync::CancellationToken;
 
 /// Interval between checks whether a child has died.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Pause before a child is restarted. It doubles from the first to the second while the child dies quickly.
+/// Pause before a child is restarted. It doubles from the first to the second value while the child dies quickly.
 const RESTART_MIN: Duration = Duration::from_millis(100);
 const RESTART_MAX: Duration = Duration::from_secs(5);
-/// A child that lived this long did not die of how it was started.
+/// A child that lived this long did not die from its start.
 const STEADY: Duration = Duration::from_secs(30);
-/// A child that dies sooner this many times in a row is given up.
+/// A child that dies sooner this many times in a row is not restarted again.
 const QUICK_DEATHS_MAX: u32 = 5;
-/// Time for a child to end after its input has ended; then it is killed.
+/// How long a child may take to end after its input has closed; then it is killed.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
-/// The number of a GPU's hardware queues that a process uses, unless set. A rank computes, sends and receives in
-/// streams of its own, and NCCL has more: with the default of 8 two of them share a queue, and a wait for a peer blocks
-/// computing.
+/// The number of a GPU's hardware queues for a process, unless set. A rank computes, sends and receives in streams of
+/// its own, and NCCL has more. With the default of 8 two streams share a queue, and a wait for a peer blocks computing.
 const DEVICE_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// The worker processes to start.
 pub struct Order {
     /// The number of the first worker in the logs. Workers of other orders may have lower numbers.
     pub first: u16,
-    /// The line that each worker reads, with all of its settings. It goes through a pipe, because everybody sees
-    /// arguments.
+    /// The line that each worker reads, with all of its settings. A pipe carries it, because every user of the machine
+    /// can read arguments.
     pub told: Vec<String>,
 }
 
@@ -53,7 +52,7 @@ pub async fn run(order: Order, end: CancellationToken) -> anyhow::Result<()> {
         () = end.cancelled() => Ok(()),
         Some(lost) = losses.recv() => Err(lost),
     };
-    // All are told to end before any is waited for.
+    // Every child receives its end signal before this waits for any of them.
     let threads: Vec<_> = keepers.into_iter().map(|Keeper { _end: _, thread }| thread).collect();
     let ended = tokio::task::spawn_blocking(move || {
         for thread in threads {
@@ -79,7 +78,7 @@ impl Keeper {
         let (end, ended) = sync_channel(0);
         let thread = std::thread::spawn(move || {
             if let Err(why) = keep(worker, &told, &ended) {
-                // The receiver is gone only when everything ends.
+                // The receiver is gone only when this process ends.
                 let _ending = lost.blocking_send(why);
             }
         });
@@ -87,7 +86,7 @@ impl Keeper {
     }
 }
 
-/// Waits for at most `wait`; true if it is time to end.
+/// Waits for at most `wait`; returns true if it is time to end.
 fn is_over(end: &Receiver<()>, wait: Duration) -> bool {
     end.recv_timeout(wait) != Err(RecvTimeoutError::Timeout)
 }
@@ -130,24 +129,24 @@ struct Life {
 
 impl Life {
     fn begin(worker: u16, told: &str) -> std::io::Result<Life> {
-        // This is the running file itself, whatever has been put in its place since.
+        // This is the running file itself, even if the path has another file by now.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("lockstep").args(["worker", "--supervised"]);
-        // The parent's variables are its own: a worker's settings are all in its line.
+        // The parent's variables are for the parent: the line has all settings of a worker.
         let ours = |name: &OsString| name.to_string_lossy().starts_with("LOCKSTEP_");
         for name in std::env::vars_os().map(|(name, _)| name).filter(ours) {
             command.env_remove(name);
         }
-        // Set before the child starts, because the driver reads it then.
+        // Set before the child starts, because the driver reads it at that time.
         if std::env::var_os(DEVICE_QUEUES.0).is_none() {
             command.env(DEVICE_QUEUES.0, DEVICE_QUEUES.1);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // In a process group of its own: Ctrl-C is for the parent, which drains and then ends its children.
+        // In a process group of its own: Ctrl-C reaches only the parent, which drains and then ends its children.
         let mut child = command.process_group(0).spawn()?;
         let mut input = child.stdin.take();
         if let Some(input) = &mut input {
-            // A write fails if the child is dead already, which `watch` will find.
+            // A write fails if the child is dead already, which `watch` detects.
             let _dead = writeln!(input, "{told}");
         }
         let mut relays = Vec::new();
@@ -157,7 +156,7 @@ impl Life {
         Ok(Life { child, input, relays })
     }
 
-    /// The status with which it died; None if it is to end.
+    /// Returns the status with which the child died, or None if it is to end.
     fn watch(&mut self, end: &Receiver<()>) -> Option<ExitStatus> {
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
@@ -177,14 +176,14 @@ impl Life {
         }
         if matches!(self.child.try_wait(), Ok(None)) {
             tracing::warn!(pid = self.child.id(), "a worker process does not end, and is killed");
-            // It may have ended in between.
+            // The child may have ended in the meantime.
             let _ended = self.child.kill();
         }
         let _reaped = self.child.wait();
         self.last_words();
     }
 
-    /// The last line that was not a log entry: it says why the child failed.
+    /// Returns the last line that was not a log entry: the reason why the child failed.
     fn last_words(&mut self) -> String {
         let mut words = self.relays.drain(..).filter_map(|relay| relay.join().ok().flatten());
         words.next_back().unwrap_or_else(|| "it said nothing".into())

@@ -1,5 +1,5 @@
-//! The socket through which an operator reaches a coordinator of `serve`: it passes on changes to a running replica,
-//! and accepts neither workers nor routers. Decides nothing.
+//! The socket through which an operator reaches a coordinator of `serve`. It forwards changes to a running replica, and
+//! accepts neither workers nor routers. Decides nothing.
 
 use anyhow::{Context, ensure};
 use proto::cluster::coordinator_client::CoordinatorClient;
@@ -16,10 +16,11 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 use wire::Trust;
 
-/// The address at which `scale` and `reload` look by default.
+/// The default address of `scale` and `reload`.
 const DEFAULT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 50100);
 
-/// One listener per replica, on consecutive ports. None if no address was asked for and the default one is taken.
+/// Opens one listener per replica, on consecutive ports. Opens none if no address was given and the default one is in
+/// use.
 pub async fn open(asked: Option<SocketAddr>, n_replicas: u16) -> anyhow::Result<Vec<TcpListener>> {
     let first = asked.unwrap_or(DEFAULT);
     ensure!(
@@ -28,7 +29,7 @@ pub async fn open(asked: Option<SocketAddr>, n_replicas: u16) -> anyhow::Result<
     );
     let mut listeners = Vec::new();
     for n in 0..n_replicas {
-        // Port 0 means any port, for each of them.
+        // Port 0 means any free port, for each listener.
         let port = if first.port() == 0 { Some(0) } else { first.port().checked_add(n) };
         let port = port.with_context(|| format!("--control {first}: {n_replicas} replicas need as many ports"))?;
         let address = SocketAddr::new(first.ip(), port);

@@ -64,7 +64,7 @@ impl ServeCommand {
     }
 }
 
-/// Resolves the settings and finds the model, or prints the settings if that was asked for.
+/// Resolves the settings and finds the model, or prints the settings if a flag requests that.
 pub fn prepared(
     settings: ServeSettings,
     source: &ConfigSource,
@@ -74,7 +74,7 @@ pub fn prepared(
     settings.map(|settings| with_model(settings, source)).transpose()
 }
 
-/// The settings with everything filled in that does not depend on the model. None if they were printed instead.
+/// Fills in all settings that do not depend on the model. Returns None if they were printed instead.
 pub fn resolved(
     settings: ServeSettings,
     source: &ConfigSource,
@@ -108,7 +108,7 @@ pub fn begun(settings: &ServeSettings, located: &Located) -> anyhow::Result<(rou
     Ok((metrics, checkpoint))
 }
 
-/// The model, if it can be placed.
+/// Returns the model, if it can be placed.
 pub fn checked(settings: &ServeSettings, located: &Located) -> anyhow::Result<Checkpoint> {
     let checkpoint = Checkpoint::open(&located.path)?;
     plan::blueprint(settings, &checkpoint)?;
@@ -116,8 +116,8 @@ pub fn checked(settings: &ServeSettings, located: &Located) -> anyhow::Result<Ch
 }
 
 /// Runs router, coordinators and workers until `shutdown`, and then until they have ended. They end in the order in
-/// which requests pass them, so that open requests lose nothing that they need. `controls` are listeners for operators,
-/// one per replica, or none.
+/// which requests pass them, so that open requests can finish. `controls` are listeners for operators, one per replica,
+/// or none.
 pub async fn serve(
     settings: &ServeSettings,
     checkpoint: &Checkpoint,
@@ -150,7 +150,7 @@ pub async fn serve(
 /// A replica: its coordinator and its workers.
 struct Group {
     name: String,
-    /// Ends its coordinator; the workers end with that.
+    /// Ends the coordinator; the workers then end with it.
     end: CancellationToken,
     parts: Vec<RoleTask>,
 }
@@ -194,7 +194,7 @@ impl Group {
     }
 }
 
-/// Runs replicas until `end`, or until none is left: a failed one is logged, and the others go on.
+/// Runs replicas until `end`, or until none is left. A failed replica is logged, and the others continue.
 async fn run_groups(groups: Vec<Group>, end: CancellationToken) -> anyhow::Result<()> {
     let ends: Vec<CancellationToken> = groups.iter().map(|group| group.end.clone()).collect();
     let mut running = JoinSet::new();

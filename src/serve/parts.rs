@@ -1,4 +1,4 @@
-//! Tasks that run side by side and end in order. Does not know what they do.
+//! Tasks that run side by side and end in order. Has no knowledge of what they do.
 
 use anyhow::Context;
 use std::future::{Future, poll_fn};
@@ -33,7 +33,7 @@ impl RoleTask {
     }
 }
 
-/// Runs tasks until the first of them ends, and then ends the others one after the other.
+/// Runs tasks until the first of them ends, and then ends the others one after another.
 pub async fn run_all(mut parts: Vec<RoleTask>) -> anyhow::Result<()> {
     let first = poll_fn(|cx| {
         let ended = parts.iter_mut().find_map(|part| match pin!(part.ended()).poll(cx) {
@@ -45,7 +45,7 @@ pub async fn run_all(mut parts: Vec<RoleTask>) -> anyhow::Result<()> {
     let mut outcome = first.await;
     for mut part in parts {
         part.end.cancel();
-        // The first failure is the cause; the rest must end all the same.
+        // The first failure is the cause; the other tasks must end in any case.
         let ended = part.ended().await;
         outcome = outcome.and(ended);
     }

@@ -6,13 +6,13 @@ use crate::settings::{ServeSettings, machine};
 use checkpoint::Checkpoint;
 use coordinator::{Blueprint, Machine, ModelShape, Unplaceable, WorkerId};
 
-/// The placement of this model on this machine, with the expected speed, as a table.
+/// Returns the placement of this model on this machine, with the expected speed, as a table.
 pub fn table(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Result<String> {
     let (shape, _) = drafts::shape(settings.coordinator(), checkpoint)?;
     table_of(settings, &checkpoint.spec().name, &shape)
 }
 
-/// The same for a model of this shape.
+/// Returns the same table for a model of this shape.
 pub fn table_of(settings: &ServeSettings, model: &str, shape: &ModelShape) -> anyhow::Result<String> {
     let (blueprint, policy) = (placed(settings, shape)??, policy(settings.coordinator()));
     let prediction = coordinator::predict(&machines(settings)?, shape, &policy, &blueprint)?;
@@ -21,18 +21,18 @@ pub fn table_of(settings: &ServeSettings, model: &str, shape: &ModelShape) -> an
     Ok(format!("{model} · {each}{blueprint}\npredicted: {prediction} (a table's figures for machines of this class)\n"))
 }
 
-/// The placement on this machine, or why there is none: checked before anything is started.
+/// Returns the placement on this machine, or why there is none. Checked before anything starts.
 pub fn blueprint(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Result<Blueprint> {
     let (shape, _) = drafts::shape(settings.coordinator(), checkpoint)?;
     Ok(placed(settings, &shape)??)
 }
 
-/// The placement of a model of this shape on this machine, or why there is none.
+/// Returns the placement of a model of this shape on this machine, or why there is none.
 pub fn placed(settings: &ServeSettings, shape: &ModelShape) -> anyhow::Result<Result<Blueprint, Unplaceable>> {
     Ok(coordinator::plan(&machines(settings)?, shape, &policy(settings.coordinator()), None))
 }
 
-/// The workers that `serve` would start for one replica.
+/// Returns the workers that `serve` would start for one replica.
 fn machines(settings: &ServeSettings) -> anyhow::Result<Vec<Machine>> {
     let memory_bytes = settings.worker_memory()?;
     let machine = |i: u16| -> anyhow::Result<Machine> {

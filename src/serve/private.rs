@@ -1,4 +1,4 @@
-//! A server for one client within this process: on ports that nobody else is told, so it asks for no key.
+//! A server for one client within this process. No other process receives its ports, so it requires no key.
 
 use super::{begun, checked, prepared, serve};
 use crate::models;
@@ -17,7 +17,7 @@ pub struct PrivateServer {
     settings: ServeSettings,
     checkpoint: Checkpoint,
     metrics: router::Render,
-    /// What the model is called, and its bytes on disk.
+    /// The model's name, and its bytes on disk.
     name: String,
     n_bytes: u64,
 }
@@ -29,7 +29,7 @@ pub struct PrivateAddresses {
 }
 
 impl PrivateServer {
-    /// Resolves the settings and finds the model, or prints the settings if that was asked for.
+    /// Resolves the settings and finds the model, or prints the settings if a flag requests that.
     pub fn prepare(
         settings: ServeSettings,
         source: &ConfigSource,
@@ -49,7 +49,7 @@ impl PrivateServer {
         Ok(Some(PrivateServer { settings, checkpoint, metrics, name: located.name, n_bytes }))
     }
 
-    /// The same server for another model, which is fetched and checked first.
+    /// Returns the same server for another model, which is fetched and checked first.
     pub fn another(&self, model: &str, source: &ConfigSource) -> anyhow::Result<PrivateServer> {
         let mut settings = self.settings.clone();
         let located = models::ready(model, &source.hub)?;
@@ -82,7 +82,7 @@ impl PrivateServer {
             let served = served.await.context("the roles did not end well");
             asked.and_then(|asked| served.map(|()| asked))
         });
-        // A read of the terminal cannot be cancelled, and nobody waits for its line any more.
+        // A read of the terminal cannot be cancelled, and its line is of no use at this point.
         runtime.shutdown_background();
         done
     }

@@ -1,4 +1,4 @@
-//! Relays a child process's output to this process's log, with the child's name. Knows the shape of a log line and not
+//! Relays a child process's output to this process's log, with the child's name. Parses the form of a log line, and not
 //! its contents.
 
 use serde_json::{Map, Value};
@@ -9,8 +9,8 @@ use tracing::Level;
 /// A longer line is logged in parts.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 
-/// Runs until the child has closed its output. Returns the last line that was not a log entry: why it failed, if it
-/// did.
+/// Runs until the child has closed its output. Returns the last line that was not a log entry: the reason of a failure,
+/// if there was one.
 pub fn start(worker: u16, pid: u32, out: impl Read + Send + 'static) -> JoinHandle<Option<String>> {
     std::thread::spawn(move || {
         let mut out = BufReader::new(out);
@@ -27,7 +27,7 @@ pub fn start(worker: u16, pid: u32, out: impl Read + Send + 'static) -> JoinHand
 struct Voice {
     worker: u16,
     pid: u32,
-    /// The rank that it reported when it took a place.
+    /// The rank that the child logged when it received an assignment.
     rank: Option<u64>,
     last_words: Option<String>,
 }
@@ -63,7 +63,7 @@ fn level(event: &Map<String, Value>) -> Level {
     event.get("level").and_then(Value::as_str).and_then(|level| level.parse().ok()).unwrap_or(Level::WARN)
 }
 
-/// The message, followed by its fields as in the text format.
+/// Returns the message followed by its fields, as in the text format.
 fn text(event: &mut Map<String, Value>) -> String {
     let mut text = event.remove("message").map_or_else(String::new, |message| plain(&message));
     for (name, value) in event.iter().filter(|(name, _)| !["timestamp", "level", "target"].contains(&name.as_str())) {

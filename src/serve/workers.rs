@@ -1,4 +1,4 @@
-//! The workers of one replica on this machine: threads of this process, or processes of their own.
+//! The workers of one replica on this machine: threads of this process, or separate processes.
 
 use super::children::{self, Order};
 use super::parts::RoleTask;
@@ -15,8 +15,8 @@ use wire::{Dialer, JoinToken};
 
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// A worker for each rank within this process, each with a computing thread of its own; `first` is the first one's
-/// number.
+/// Starts a worker for each rank within this process, each with a computing thread of its own; `first` is the first
+/// worker's number.
 pub fn threads(settings: &ServeSettings, dialer: &Dialer, first: u16) -> anyhow::Result<Vec<RoleTask>> {
     let (n_ranks, n_workers) = (settings.coordinator.n_ranks(), settings.n_workers());
     let memory_bytes = settings.worker_memory()?;
@@ -37,7 +37,7 @@ pub fn threads(settings: &ServeSettings, dialer: &Dialer, first: u16) -> anyhow:
     (0..n_ranks).map(start).collect()
 }
 
-/// A process for each rank, which join over loopback; `first` is the first one's number.
+/// Starts a process for each rank. The processes join over loopback; `first` is the first worker's number.
 pub fn processes(
     settings: &ServeSettings,
     coordinator: SocketAddr,
@@ -51,7 +51,7 @@ pub fn processes(
     Ok(RoleTask::start("the workers", end.clone(), children::run(Order { first, told }, end)))
 }
 
-/// The settings of the worker with this number.
+/// Returns the settings of the worker with this number.
 fn role(settings: &ServeSettings, coordinator: SocketAddr, number: u16) -> anyhow::Result<WorkerRole> {
     Ok(WorkerRole {
         join: JoinSettings {

@@ -1,4 +1,4 @@
-//! What becomes of answers that are over: which are kept, and which are run again.
+//! The settings for finished answers: which are recorded, and which are run again.
 
 use super::ByteSize;
 use anyhow::ensure;
@@ -6,7 +6,7 @@ use clap::{ArgAction, Args};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// A smaller file would have room for no long answer.
+/// The least bytes of a file: a smaller one would have no room for a long answer.
 const FILE_BYTES_MIN: u64 = 64 << 10;
 
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -64,7 +64,7 @@ impl AnswerSettings {
         self.record.as_ref().map(of)
     }
 
-    /// For a server whose answers are nobody's.
+    /// Turns both off, for a server without answers to record.
     pub fn none(&mut self) {
         (self.record, self.record_prompts, self.audit) = (None, false, 0.0);
     }

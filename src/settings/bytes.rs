@@ -1,4 +1,4 @@
-//! Sizes in bytes, written as people write them.
+//! Sizes in bytes, in the notation that people use.
 
 use serde::{Deserialize, Serialize};
 
@@ -40,7 +40,7 @@ impl From<ByteSize> for String {
 }
 
 impl std::fmt::Display for ByteSize {
-    /// In the largest unit that is exact, so that the printed value can be read back.
+    /// Prints in the largest unit that is exact, so that the value can be parsed again.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
         let exact = units.iter().find(|(bits, _)| self.0 != 0 && self.0.is_multiple_of(1 << bits));

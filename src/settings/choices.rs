@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// The CPU instructions to be used.
+/// The CPU instructions to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Instructions {
@@ -66,7 +66,7 @@ pub enum KvCommitChoice {
     All,
 }
 
-/// What workers exchange numbers over, on the host.
+/// How workers exchange numbers on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HostWire {
@@ -107,7 +107,7 @@ impl From<LinkPrivacy> for worker::LinkEncryption {
     }
 }
 
-/// What carries numbers between GPUs.
+/// The transport of numbers between GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GpuCarrier {
@@ -149,11 +149,11 @@ pub enum LogFormat {
     Json,
 }
 
-/// Named as `OTEL_EXPORTER_OTLP_PROTOCOL` names them.
+/// The names are those of `OTEL_EXPORTER_OTLP_PROTOCOL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OtlpProtocol {
-    // An empty variable counts as unset, as the standard asks.
+    // An empty variable counts as unset, as the standard requires.
     #[value(alias = "")]
     Grpc,
     /// Protobuf over HTTP

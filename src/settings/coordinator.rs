@@ -1,4 +1,4 @@
-//! A coordinator's settings, in `serve` and by itself.
+//! A coordinator's settings, in `serve` and in a process of its own.
 
 use super::bytes::ByteSize;
 use super::check::at_least_one;
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use types::{Activations, DeviceClass, Grid, KvDtype, Mode};
 
-/// The most ranks on one machine. With more, sums would wait for more peers than they have leaves.
+/// The most ranks on one machine. With more ranks sums would wait for more peers than they have leaves.
 pub const RANKS_MAX: u32 = 1024;
 
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -126,7 +126,7 @@ impl CoordinatorSettings {
         Grid { pp: self.pp, tp: self.tp, ep: 1 }
     }
 
-    /// The number of ranks of one replica. `resolved` has checked that there are at most a thousand.
+    /// Returns the number of ranks of one replica. `resolved` has checked that there are at most a thousand.
     pub fn n_ranks(&self) -> u16 {
         self.tp * self.pp
     }
@@ -191,7 +191,7 @@ impl CoordinatorSettings {
     }
 }
 
-/// Where a coordinator by itself is reached.
+/// The addresses and the name of a coordinator in a process of its own.
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ListenSettings {
@@ -208,7 +208,7 @@ pub struct ListenSettings {
 
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 50100);
 
-/// What `lockstep coordinator` heeds.
+/// The settings of `lockstep coordinator`.
 #[derive(Args, Clone, Debug, Serialize, Deserialize)]
 pub struct CoordinatorRole {
     #[command(flatten)]

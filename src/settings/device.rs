@@ -1,4 +1,5 @@
-//! `--device`: its syntax, its meaning on this machine, and the choices. Knows what drivers answer; nothing of kernels.
+//! `--device`: its syntax, its meaning on this machine, and the choices. Reads the drivers' replies; has no knowledge
+//! of kernels.
 
 use super::machine;
 use anyhow::{Context, bail};
@@ -36,8 +37,8 @@ pub enum DeviceChoice {
     Sim,
 }
 
-/// The percentage of a device's free memory that weights, KV cache and scratch memory may take. The driver keeps some
-/// for itself as kernels are loaded, and others may use the device too.
+/// The percentage of a device's free memory that weights, KV cache and scratch memory may take. The driver needs some
+/// for loaded kernels, and other programs may use the device too.
 const USABLE_PERCENT: u64 = 88;
 
 impl FromStr for DeviceChoice {
@@ -82,7 +83,7 @@ impl From<DeviceChoice> for String {
 }
 
 impl DeviceChoice {
-    /// Replaces `auto` by what this machine has.
+    /// Replaces `auto` by the device that this machine has.
     pub fn resolved(self) -> DeviceChoice {
         match self {
             DeviceChoice::Auto if usable().is_ok() => DeviceChoice::Cuda(None),
@@ -99,7 +100,7 @@ impl DeviceChoice {
         }
     }
 
-    /// The device of the worker with this number, among all that this machine has.
+    /// Returns the device of the worker with this number, among all devices of this machine.
     pub fn of_worker(self, number: u16) -> anyhow::Result<DeviceChoice> {
         Ok(match self.resolved() {
             DeviceChoice::Cuda(None) => {
@@ -110,7 +111,7 @@ impl DeviceChoice {
         })
     }
 
-    /// The kind of device that a worker reports: all ranks of one replica must report the same.
+    /// Returns the kind of device that a worker reports: all ranks of one replica must report the same.
     pub fn told(self) -> anyhow::Result<DeviceKind> {
         Ok(match self.of_worker(0)? {
             DeviceChoice::Cuda(ordinal) => Driver::find()?.card(ordinal.unwrap_or(0))?.told(),
@@ -118,7 +119,7 @@ impl DeviceChoice {
         })
     }
 
-    /// Memory that a worker on this device may use, where `n_workers` of this machine share its devices.
+    /// Returns the memory that a worker on this device may use, if `n_workers` of this machine share its devices.
     pub fn memory_bytes(self, n_workers: u16, of_machine: u64) -> anyhow::Result<u64> {
         let DeviceChoice::Cuda(ordinal) = self.resolved() else { return Ok(of_machine / u64::from(n_workers.max(1))) };
         let (n_sharing, ordinal) = match ordinal {
@@ -133,8 +134,9 @@ impl DeviceChoice {
         Ok(free / 100 * USABLE_PERCENT / (n_sharing.max(1) as u64))
     }
 
-    /// Memory that a worker process of its own may use, where `n_workers` of this machine share its devices: all of
-    /// them the first, or those that they are given in turn. The others may already be there, or still to come.
+    /// Returns the memory that a separate worker process may use, if `n_workers` of this machine share its devices:
+    /// either all workers have the same device, or they take devices in turn. The other workers may already run, or
+    /// start later.
     pub fn memory_bytes_of_one(self, n_workers: u16, of_machine: u64) -> anyhow::Result<u64> {
         let ordinal = match self.resolved() {
             DeviceChoice::Cuda(ordinal) => ordinal,
@@ -148,7 +150,7 @@ impl DeviceChoice {
         Ok(share.min(driver.free_bytes(&card)?) / 100 * USABLE_PERCENT)
     }
 
-    /// The device for a model's loader; `cache` is the folder for compiled kernels.
+    /// Returns the device for a model's loader; `cache` is the folder for compiled kernels.
     pub fn compute_device(self, cache: Option<PathBuf>) -> anyhow::Result<Option<ComputeDevice>> {
         Ok(match self.of_worker(0)? {
             DeviceChoice::Cuda(ordinal) => {
@@ -162,7 +164,7 @@ impl DeviceChoice {
     }
 }
 
-/// The GPUs that can run kernels; at least one.
+/// Returns the GPUs that can run kernels; at least one.
 fn usable() -> anyhow::Result<Vec<u32>> {
     let cards = Driver::find()?.cards()?;
     let ordinals: Vec<u32> = cards.iter().filter(|card| card.check().is_ok()).map(|card| card.ordinal).collect();
@@ -173,7 +175,7 @@ fn usable() -> anyhow::Result<Vec<u32>> {
     }
 }
 
-/// This machine's devices, as lines.
+/// Lists this machine's devices, as lines.
 pub fn list() -> String {
     let mut out = format!("cpu     {} cores, {}\n", machine::cores(), worker::Isa::detect().name());
     let driver = Driver::find();
@@ -212,7 +214,7 @@ fn line(driver: Driver, card: &Card) -> String {
     )
 }
 
-/// The driver's release number, if its kernel module reports one.
+/// Returns the driver's release number, if its kernel module reports one.
 fn release() -> String {
     let told = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     release_in(&told).map_or_else(String::new, |release| format!(" ({release})"))

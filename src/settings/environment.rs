@@ -1,11 +1,11 @@
-//! Refuses variables that begin as ours do and that no command knows: a slip in one would be passed over, as one in a
-//! flag is not. Knows no command by name.
+//! Rejects variables with our prefix that no command has. Without that a misspelt variable would have no effect, while
+//! a misspelt flag is an error. Has no knowledge of single commands.
 
 use clap::Command;
 use std::collections::BTreeSet;
 
 const OURS: &str = "LOCKSTEP_";
-/// What tests and scripts are told by, and whoever starts them: their processes may have it too.
+/// Variables of tests and scripts. The processes that these start may inherit them.
 const OF_TESTS: [&str; 13] = [
     "BINARY",
     "CHAOS",
@@ -23,7 +23,7 @@ const OF_TESTS: [&str; 13] = [
 ];
 const TESTS_OWN: &str = "TEST_";
 
-/// An error for the first of these variables that is meant for this program and is none of its commands' settings.
+/// Returns an error for the first variable that has our prefix and is no setting of any command.
 pub fn check(program: &Command, variables: impl IntoIterator<Item = (String, String)>) -> Result<(), String> {
     let of_commands = program.get_subcommands().flat_map(Command::get_arguments);
     let known: BTreeSet<&str> = of_commands.filter_map(|argument| argument.get_env()?.to_str()).collect();
@@ -39,8 +39,8 @@ pub fn check(program: &Command, variables: impl IntoIterator<Item = (String, Str
     Err(format!("the environment has {name}, which no command knows: {like}"))
 }
 
-/// Whether Kubernetes has set it, as for a Service `lockstep-etcd`: `LOCKSTEP_ETCD_SERVICE_HOST` and
-/// `LOCKSTEP_ETCD_PORT_2379_TCP`.
+/// Whether Kubernetes has set it, for example `LOCKSTEP_ETCD_SERVICE_HOST` or `LOCKSTEP_ETCD_PORT_2379_TCP` for a
+/// Service `lockstep-etcd`.
 fn is_service(name: &str, value: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let is_of_port = |after: &str| after.split_once('_').is_some_and(|(port, _)| is_number(port));

@@ -1,4 +1,4 @@
-//! When a certificate ends. Reads as much of X.509 as that takes.
+//! The end of a certificate's validity. Parses only the parts of X.509 that this needs.
 
 use time::{Date, Month, OffsetDateTime, Time};
 
@@ -9,14 +9,14 @@ const SEQUENCE: u8 = 0x30;
 /// The field `version`, which the oldest certificates lack.
 const VERSION: u8 = 0xa0;
 
-/// The time from which on the certificate is no longer valid; None if it cannot be read.
+/// Returns the time at which the certificate expires, or None if it cannot be read.
 pub fn not_after(certificate: &[u8]) -> Option<OffsetDateTime> {
     let mut signed = Der(Der(certificate).expect(SEQUENCE)?);
     let mut fields = Der(signed.expect(SEQUENCE)?);
     if fields.0.first() == Some(&VERSION) {
         fields.expect(VERSION)?;
     }
-    // The serial number, the signature's algorithm, the issuer.
+    // The serial number, the signature's algorithm, and the issuer.
     for tag in [INTEGER, SEQUENCE, SEQUENCE] {
         fields.expect(tag)?;
     }
@@ -26,7 +26,7 @@ pub fn not_after(certificate: &[u8]) -> Option<OffsetDateTime> {
     time_of(tag, std::str::from_utf8(text).ok()?)
 }
 
-/// `YYMMDDhhmmssZ`, whose years are from 1950 to 2049, or `YYYYMMDDhhmmssZ`.
+/// Parses `YYMMDDhhmmssZ`, with years from 1950 to 2049, or `YYYYMMDDhhmmssZ`.
 fn time_of(tag: u8, text: &str) -> Option<OffsetDateTime> {
     let (year, rest) = match tag {
         UTC_TIME => {
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_certificate_s_end_is_read() {
-        // Years from 2050 on are written in another form.
+        // Years from 2050 on have another format.
         for seconds in [1_700_000_000, 2_524_607_999, 2_524_608_000, 4_000_000_000] {
             let ends = OffsetDateTime::from_unix_timestamp(seconds).unwrap();
             assert_eq!(not_after(&made(ends)), Some(ends));
@@ -96,7 +96,7 @@ mod tests {
         for flipped in 0..120 {
             let mut bytes = whole.clone();
             bytes[flipped] ^= 0xff;
-            // Whatever it reads, it ends.
+            // Every input must end without a panic.
             let _any = not_after(&bytes);
         }
     }

@@ -1,4 +1,4 @@
-//! Merges flags and a file into one struct, and prints it or hands it on. Knows no setting by name.
+//! Merges flags and a file into one struct, and prints it or hands it on. Has no knowledge of single settings.
 
 use super::hub::Hub;
 use anyhow::{Context, bail};
@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 
-/// Where the settings come from, besides the flags.
+/// The sources of settings besides the flags.
 #[derive(Args)]
 pub struct ConfigSource {
     /// TOML file of settings, named as the flags; flags and LOCKSTEP_* variables win over it
@@ -22,7 +22,7 @@ pub struct ConfigSource {
 }
 
 impl ConfigSource {
-    /// These flags, with missing values taken from the file. `said` tells flags from defaults.
+    /// Returns these flags, with missing values taken from the file. `said` distinguishes flags from defaults.
     pub fn under<T>(&self, flags: T, said: &ArgMatches) -> anyhow::Result<T>
     where
         T: Args + Serialize + DeserializeOwned,
@@ -30,7 +30,7 @@ impl ConfigSource {
         self.shared::<T, T>(flags, said)
     }
 
-    /// As `under`, with a file that several roles share: keys that only `Other` has are skipped.
+    /// Does the same as `under`, for a file that several roles share: keys that only `Other` has are skipped.
     pub fn shared<T, Other>(&self, flags: T, said: &ArgMatches) -> anyhow::Result<T>
     where
         T: Args + Serialize + DeserializeOwned,
@@ -61,7 +61,7 @@ where
         };
         let mut with = merged.clone();
         with.insert(name.clone(), value);
-        // A value is parsed even where a flag wins, so that a wrong one is reported.
+        // A value is parsed even if a flag overrides it, so that an invalid one is reported.
         with.clone().try_into::<T>().with_context(|| name.clone())?;
         let source = said.value_source(argument.get_id().as_str());
         if !matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable)) {
@@ -71,12 +71,12 @@ where
     Ok(merged.try_into()?)
 }
 
-/// The arguments that declare these settings.
+/// Returns the arguments that declare these settings.
 fn arguments<T: Args>() -> Command {
     T::augment_args(Command::new("settings"))
 }
 
-/// An argument's name in a file.
+/// Returns an argument's name in a file.
 fn name_of(argument: &Arg) -> String {
     argument.get_id().as_str().replace('_', "-")
 }
@@ -85,12 +85,12 @@ fn read(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// All settings as a table, including secrets.
+/// Returns all settings as a table, including secrets.
 pub fn told(settings: &impl Serialize) -> anyhow::Result<toml::Table> {
     Ok(toml::Table::try_from(settings)?)
 }
 
-/// The output of `--print-config`: a file with these settings, without values that the help hides too.
+/// Returns the output of `--print-config`: a file with these settings, without the values that the help hides too.
 pub fn printed<T: Args + Serialize>(settings: &T) -> anyhow::Result<String> {
     let mut table = told(settings)?;
     for secret in arguments::<T>().get_arguments().filter(|argument| argument.is_hide_env_values_set()) {

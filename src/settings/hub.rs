@@ -31,7 +31,7 @@ pub struct Hub {
     pub home: Option<PathBuf>,
 }
 
-/// The sources of models, as configured on the user's machine.
+/// Returns the sources of models, as configured on the user's machine.
 pub fn sources(hub: &Hub) -> anyhow::Result<Sources> {
     let mut sources = Sources::new(cache(hub)?);
     sources.hub_token = hub.hf_token.clone();
@@ -45,13 +45,13 @@ pub fn sources(hub: &Hub) -> anyhow::Result<Sources> {
     Ok(sources)
 }
 
-/// The folder for what this program fetches and keeps.
+/// Returns the folder for files that this program fetches and keeps.
 pub fn cache(hub: &Hub) -> anyhow::Result<PathBuf> {
     let cache = hub.cache.clone().or_else(|| user_cache(hub).map(|cache| cache.join("lockstep")));
     cache.context("there is no home folder to keep models in: give --cache DIR")
 }
 
-/// The folder for compiled kernels, if there is one.
+/// Returns the folder for compiled kernels, if there is one.
 pub fn kernels(hub: &Hub) -> Option<PathBuf> {
     cache(hub).ok().map(|cache| cache.join("kernels"))
 }
@@ -60,7 +60,7 @@ fn user_cache(hub: &Hub) -> Option<PathBuf> {
     hub.xdg_cache_home.clone().or_else(|| hub.home.as_ref().map(|home| home.join(".cache")))
 }
 
-/// The folder in which Hugging Face's own tools keep what they fetched.
+/// Returns the folder in which Hugging Face's own tools keep their files.
 fn hub_cache(hub: &Hub) -> Option<PathBuf> {
     let hf_home = || hub.hf_home.clone().or_else(|| hub.home.as_ref().map(|home| home.join(".cache/huggingface")));
     hub.hf_hub_cache.clone().or_else(|| hf_home().map(|home| home.join("hub")))

@@ -1,9 +1,9 @@
 //! A process's identity in its cluster: a certificate signed by the authority of the join token, or files that an
-//! operator made. Knows no address and opens no connection.
+//! operator made. Has no knowledge of addresses and opens no connection.
 //!
-//! Every machine that has the token derives the same authority from it and signs its own certificate with it, so there
-//! is nothing to hand out but one file. A certificate is valid for a month and is made anew, within the process, long
-//! before that.
+//! Every machine that has the token derives the same authority from it and signs its own certificate with it, so
+//! operators distribute only one file. A certificate is valid for a month, and the process renews it long before it
+//! expires.
 
 use super::expiry::not_after;
 use super::secret;
@@ -26,7 +26,7 @@ use time::OffsetDateTime;
 use wire::{JoinToken, SERVER_NAME, Tls};
 
 const VALID: Duration = Duration::from_secs(30 * 24 * 3600);
-/// A third of a certificate's life: a machine that sleeps for a while does not wake up with an expired one.
+/// A third of a certificate's validity: a machine that sleeps for a while does not wake up with an expired certificate.
 const RENEWED_AFTER: Duration = Duration::from_secs(10 * 24 * 3600);
 /// The most by which the clocks of a cluster may differ.
 const CLOCKS_APART_MAX: Duration = Duration::from_secs(300);
@@ -36,7 +36,7 @@ const AUTHORITY_NAME: &str = "lockstep cluster";
 const PKCS8_ED25519: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
-/// Certificates on both sides, signed by the authority derived from the token.
+/// Returns certificates for both sides, signed by the authority derived from the token.
 pub fn of_token(token: &JoinToken, role: &str) -> anyhow::Result<Tls> {
     let leaves = Arc::new(Leaves {
         authority: Authority::of(token)?,
@@ -53,13 +53,14 @@ pub fn of_token(token: &JoinToken, role: &str) -> anyhow::Result<Tls> {
     Ok(Tls { server: Arc::new(server), client: Arc::new(client) })
 }
 
-/// The time at which the first certificate of a file ends, in seconds since 1970; None if that cannot be read.
+/// Returns the time at which the first certificate of a file expires, in seconds since 1970, or None if it cannot be
+/// read.
 pub fn ends_at(certificate: &Path) -> Option<i64> {
     let chain = certificates(certificate).ok()?;
     chain.iter().filter_map(|certificate| not_after(certificate)).map(OffsetDateTime::unix_timestamp).min()
 }
 
-/// Certificates on both sides, from files of PEM. They must be made out to `lockstep.cluster`.
+/// Returns certificates for both sides, from PEM files. They must be issued to `lockstep.cluster`.
 pub fn of_files(certificate: &Path, key: &Path, authority: &Path) -> anyhow::Result<Tls> {
     let chain = certificates(certificate)?;
     let secret = private_key(key)?;
@@ -86,7 +87,7 @@ pub fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>>
 type ServerBuilder = rustls::ConfigBuilder<ServerConfig, rustls::server::WantsServerCert>;
 type ClientBuilder = rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>;
 
-/// TLS 1.3 only: a cluster has one version, and no older peers.
+/// Accepts TLS 1.3 only: a cluster has one version, and no older peers.
 fn builders(
     authorities: impl IntoIterator<Item = CertificateDer<'static>>,
 ) -> anyhow::Result<(ServerBuilder, ClientBuilder)> {
@@ -102,7 +103,7 @@ fn builders(
     Ok((server.with_client_cert_verifier(verifier), client.with_root_certificates(roots)))
 }
 
-/// Signs for every holder of the token.
+/// The authority that every holder of the token can derive.
 struct Authority {
     key: KeyPair,
 }

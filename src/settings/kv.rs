@@ -1,14 +1,14 @@
-//! The type of the KV cache, or that it is for the device to say.
+//! The type of the KV cache, or that the device determines it.
 
 use std::fmt;
 use std::str::FromStr;
 use types::{DeviceClass, KvDtype, UnknownWord};
 
-/// What `--kv-dtype` says.
+/// The value of `--kv-dtype`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvChoice {
-    /// By the class of the device alone. What a machine has room for would be another policy on each machine, and
-    /// streams could not move between them.
+    /// Determined by the class of the device alone. A choice by free memory would make another policy on each machine,
+    /// and streams could not move between them.
     #[default]
     Auto,
     Of(KvDtype),

@@ -6,8 +6,8 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// How many of the cores that this process may use no other program used in the last minute. None where the system does
-/// not report its load.
+/// Returns the number of cores that this process may use and that no other program used in the last minute. Returns
+/// None where the system does not report its load.
 pub fn free_cores() -> Option<usize> {
     let read = |file: &str| std::fs::read_to_string(file).ok();
     Some(free_of(&read("/proc/loadavg")?, &read("/proc/stat")?)?.min(cores()))
@@ -27,7 +27,8 @@ pub fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// How much memory this machine, or the container that limits it, has to give. None where nobody tells.
+/// Returns the free memory of this machine, or of the container that limits it. Returns None where the system does not
+/// report it.
 pub fn memory_left() -> Option<u64> {
     let machine = meminfo_available(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
     let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -40,13 +41,14 @@ fn meminfo_available(text: &str) -> Option<u64> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
-/// The folder of this process's own group, where it sees the tree of groups from above.
+/// Returns the folder of this process's own cgroup, where the process sees the tree of groups from above.
 fn own_cgroup(text: &str) -> Option<PathBuf> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
     (!path.is_empty()).then(|| Path::new("/sys/fs/cgroup").join(path))
 }
 
-/// What a group's limit leaves; pages of files that nobody uses count as free, because the system drops them first.
+/// Returns the free memory within a group's limit. Inactive pages of files count as free, because the system drops them
+/// first.
 fn cgroup_left(folder: &Path) -> Option<u64> {
     let read = |file: &str| std::fs::read_to_string(folder.join(file)).ok();
     let limit: u64 = read("memory.max")?.trim().parse().ok()?;
@@ -56,7 +58,7 @@ fn cgroup_left(folder: &Path) -> Option<u64> {
     Some(limit.saturating_sub(used.saturating_sub(droppable.unwrap_or(0))))
 }
 
-/// This machine's memory, or the container's limit if that is less.
+/// Returns this machine's memory, or the container's limit if that is less.
 pub fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
     let total = info.totalram * u64::from(info.mem_unit);

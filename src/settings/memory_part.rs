@@ -1,4 +1,4 @@
-//! A part of a memory, as vLLM's `--gpu-memory-utilization` takes it: above 0, and at most 1.
+//! A part of a memory, with the range of vLLM's `--gpu-memory-utilization`: above 0, and at most 1.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,5 @@
 //! Settings from flags, then `LOCKSTEP_*`, then a file. Each is a field of one struct, with its flag, its variable and
-//! its default, and the commands are made of these structs. Nothing else reads the environment.
+//! its default, and the commands consist of these structs. No other code reads the environment.
 
 mod answers;
 mod bytes;

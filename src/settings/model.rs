@@ -1,10 +1,10 @@
-//! The model to serve, and the name by which clients call it.
+//! The model to serve, and its name for clients.
 
 use super::store::one_or_many;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-/// Any name.
+/// Stands for any name.
 const ANY: &str = "*";
 
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,12 +21,12 @@ pub struct ModelSettings {
 }
 
 impl ModelSettings {
-    /// The name that replies carry, if it was given.
+    /// Returns the name in replies, if it was given.
     pub fn served_name(&self) -> Option<&str> {
         self.served_model_name.as_ref()?.iter().find(|name| *name != ANY).map(String::as_str)
     }
 
-    /// The name that replies carry: the model's own, unless it was given.
+    /// Returns the name in replies: the model's own, unless one was given.
     pub fn named(&mut self, own: String) -> String {
         let names = self.served_model_name.get_or_insert_default();
         match names.iter().find(|name| *name != ANY) {

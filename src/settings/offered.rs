@@ -1,4 +1,4 @@
-//! The certificate that clients of the APIs see, from files that may change while it is used. `wire` offers it.
+//! The certificate for clients of the APIs, from files that may change while it is in use. `wire` presents it.
 
 use super::RouterSettings;
 use super::identity::{self, certificates, private_key};
@@ -18,7 +18,7 @@ pub struct OfferedFiles {
 }
 
 impl OfferedFiles {
-    /// None where clients are served without TLS.
+    /// Returns None if clients are served without TLS.
     pub fn of(settings: &RouterSettings) -> anyhow::Result<Option<OfferedFiles>> {
         match (&settings.api_tls_cert, &settings.api_tls_key, &settings.api_client_ca) {
             (Some(certificate), Some(key), authority) => Ok(Some(OfferedFiles {
@@ -36,12 +36,12 @@ impl OfferedFiles {
         all.into_iter().flatten().map(PathBuf::as_path)
     }
 
-    /// The time at which the certificate ends, in seconds since 1970.
+    /// Returns the time at which the certificate expires, in seconds since 1970.
     pub fn ends_at(&self) -> Option<i64> {
         identity::ends_at(&self.certificate)
     }
 
-    /// What the files say now.
+    /// Reads the current contents of the files.
     pub fn read(&self) -> anyhow::Result<ServerConfig> {
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions()?;

@@ -1,4 +1,5 @@
-//! The limits of a replica's load and of its drain: its coordinator plans by them, and its routers refuse by them.
+//! The limits of a replica's load and of its drain. Its coordinator plans by them, and its routers reject requests by
+//! them.
 
 use super::check::at_least_one;
 use anyhow::ensure;

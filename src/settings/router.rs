@@ -1,4 +1,4 @@
-//! A router's settings, in `serve` and by itself.
+//! A router's settings, in `serve` and in a process of its own.
 
 use super::answers::AnswerSettings;
 use super::bytes::ByteSize;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-/// Where the gRPC API is unless another place is given.
+/// The default port of the gRPC API.
 pub const GRPC_PORT: u16 = 50051;
 
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -206,7 +206,7 @@ impl RouterSettings {
     }
 }
 
-/// Whom a router of a cluster routes to.
+/// The replicas and the models of a cluster's router.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RouteSettings {
@@ -234,7 +234,7 @@ pub struct RouteSettings {
 }
 
 impl RouteSettings {
-    /// The given coordinators, or None where a store announces them.
+    /// Returns the given coordinators, or None if the router finds them in a store.
     pub fn given(&self, has_store: bool) -> anyhow::Result<Option<Addresses>> {
         let addresses = self.coordinator.clone().unwrap_or_default();
         ensure!(
@@ -251,7 +251,7 @@ impl RouteSettings {
     }
 }
 
-/// What `lockstep router` heeds.
+/// The settings of `lockstep router`.
 #[derive(Args, Clone, Debug, Serialize, Deserialize)]
 pub struct RouterRole {
     #[command(flatten)]

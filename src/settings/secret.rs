@@ -1,5 +1,5 @@
-//! Files that hold secrets: read as they are, with a warning where everybody on the machine may read them too. Knows no
-//! secret's form.
+//! Files that hold secrets: read unchanged, with a warning if every user of the machine may read them too. Has no
+//! knowledge of the secrets' formats.
 
 use anyhow::Context;
 use std::fs::File;
@@ -7,15 +7,16 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// Whoever is neither the owner nor of the group. A group is common, as of mounted secrets that a pod may read.
+/// The permission of users other than the owner and the group. Permission for a group is common, as in secrets mounted
+/// for a pod.
 const OTHERS_READ: u32 = 0o004;
 
-/// The text of a file with a secret.
+/// Returns the text of a file with a secret.
 pub fn read_text(path: &Path) -> anyhow::Result<String> {
     let unreadable = || format!("cannot read {}", path.display());
     let mut file = File::open(path).with_context(unreadable)?;
     if is_for_all(&file) {
-        // To refuse it would be too much: how a secret is mounted is not always up to whoever starts this.
+        // Only a warning: the user that starts this process cannot always change how a secret is mounted.
         let file = path.display().to_string();
         tracing::warn!(file, "everybody on this machine can read a secret: `chmod o-rwx` the file");
     }
@@ -24,7 +25,7 @@ pub fn read_text(path: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Whether a file may be read by all. A pipe, as of `<(command)`, is nobody else's to open.
+/// Returns whether every user may read the file. No other user can open a pipe such as `<(command)`.
 fn is_for_all(file: &File) -> bool {
     file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & OTHERS_READ != 0)
 }

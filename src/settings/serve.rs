@@ -16,7 +16,7 @@ use clap::{ArgAction, Args};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
-/// What can only be said where all roles run on one machine.
+/// The settings that exist only where all roles run on one machine.
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct LocalSettings {
@@ -92,7 +92,7 @@ impl ServeSettings {
         self.worker.threads(self.n_workers())
     }
 
-    /// One machine has other uses for memory.
+    /// Returns how KV memory is committed. The default is to grow, because a user's machine has other uses for memory.
     pub fn kv_commit(&self) -> KvCommitChoice {
         self.worker.kv_commit.unwrap_or(KvCommitChoice::Grow)
     }

@@ -1,4 +1,4 @@
-//! How answers are guessed ahead, in our words and in vLLM's.
+//! The settings of speculative decoding, as our flags and in vLLM's format.
 
 use super::bytes::ByteSize;
 use anyhow::{bail, ensure};
@@ -9,9 +9,9 @@ use std::fmt;
 use std::str::FromStr;
 use types::NgramLimits;
 
-/// The most tokens that one step guesses for one request, unless a number is given.
+/// The default of the most tokens that one step guesses for one request.
 const TOKENS: u16 = 10;
-/// What one more row adds to a step on the CPU, in thousandths: see the table in `docs/speculation.md`.
+/// The cost of one more row in a step on the CPU, in thousandths: see the table in `docs/speculation.md`.
 const ROW_PERMILLE: u32 = 270;
 
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ pub struct SpeculationSettings {
     pub draft_kv_memory: Option<ByteSize>,
 }
 
-/// How many tokens are guessed.
+/// The number of tokens to guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum SpeculationChoice {
@@ -60,19 +60,19 @@ impl SpeculationSettings {
         self.speculative_config.as_ref().map_or(Ok(()), SpeculativeConfig::check)
     }
 
-    /// The model that guesses.
+    /// Returns the draft model.
     pub fn draft(&self) -> Option<&str> {
         let of_config = || self.speculative_config.as_ref()?.model.as_deref();
         self.draft_model.as_deref().or_else(of_config)
     }
 
-    /// Where that model was found.
+    /// Sets the path at which the draft model was found.
     pub fn found_draft(&mut self, path: String) {
         let of_config = self.speculative_config.as_mut().map(|config| &mut config.model);
         *of_config.unwrap_or(&mut self.draft_model) = Some(path);
     }
 
-    /// Whether only that model guesses.
+    /// Returns whether only the draft model guesses.
     pub fn is_draft_alone(&self) -> bool {
         self.speculative_config.is_some()
     }
@@ -133,19 +133,19 @@ impl From<SpeculationChoice> for String {
     }
 }
 
-/// What vLLM's `--speculative-config` may say here. Any other field would ask for what is not served.
+/// The accepted fields of vLLM's `--speculative-config`. Any other field would request an unsupported feature.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpeculativeConfig {
     method: Option<Method>,
     model: Option<String>,
-    /// Without it, as many as make it faster.
+    /// Without it, as many as make the request faster.
     num_speculative_tokens: Option<u16>,
     prompt_lookup_max: Option<u16>,
     prompt_lookup_min: Option<u16>,
 }
 
-/// Where guesses come from.
+/// The source of guesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Method {
@@ -182,7 +182,7 @@ impl SpeculativeConfig {
         Ok(())
     }
 
-    /// One of the two alone stands for both, and none for five, as in vLLM.
+    /// Returns the limits of n-grams. As in vLLM, one bound alone stands for both, and five is the default.
     fn ngrams(&self) -> NgramLimits {
         let least = self.prompt_lookup_min.or(self.prompt_lookup_max).unwrap_or(5);
         NgramLimits { least, most: self.prompt_lookup_max.unwrap_or(least) }

@@ -1,4 +1,4 @@
-//! Which protocol a role speaks with the others. Knows no frame.
+//! The protocol that a role uses with other roles. Has no knowledge of frames.
 
 use clap::Args;
 use proto::{NEWEST, OLDEST, Speaks};

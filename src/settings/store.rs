@@ -45,7 +45,7 @@ impl StoreSettings {
         self.etcd_endpoints.is_some()
     }
 
-    /// Refuses settings that have no effect without etcd.
+    /// Rejects settings that have no effect without etcd.
     pub fn check(&self) -> anyhow::Result<()> {
         let given = [
             ("prefix", self.etcd_prefix.is_some()),
@@ -62,7 +62,7 @@ impl StoreSettings {
         Ok(())
     }
 
-    /// The store for etcd, if it is configured. Needs a runtime; connects to nothing yet.
+    /// Returns the store for etcd, if it is configured. Needs a runtime; does not connect yet.
     pub async fn open(&self) -> anyhow::Result<Option<Store>> {
         self.check()?;
         let Some(endpoints) = self.etcd_endpoints.clone() else { return Ok(None) };
@@ -123,7 +123,7 @@ fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// A file may give one address in place of a list of one.
+/// Parses a list. A file may give one value in place of a list of one.
 pub fn one_or_many<'a, D: Deserializer<'a>>(value: D) -> Result<Option<Vec<String>>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

@@ -12,12 +12,12 @@ fn parsed<T: Args>(words: &str) -> (T, ArgMatches) {
     (T::from_arg_matches(&said).unwrap(), said)
 }
 
-/// The settings of this command line.
+/// Parses the settings of this command line.
 pub fn said<T: Args>(words: &str) -> T {
     parsed(words).0
 }
 
-/// The settings of this command line over a file.
+/// Parses the settings of this command line over a file.
 pub fn from_file<T: Args + Serialize + DeserializeOwned>(words: &str, file: &str) -> anyhow::Result<T> {
     let (flags, said) = parsed::<T>(words);
     over::<T, T>(flags, &said, file)

@@ -1,5 +1,5 @@
-//! How the roles of this cluster trust each other: by a join token, TLS, or, on loopback, not at all. Resolved here
-//! from flags; `wire` carries it out, and `identity` provides certificates.
+//! How the roles of this cluster trust each other: by a join token, by TLS, or, on loopback, without either. Resolved
+//! here from flags; `wire` applies it, and `identity` provides certificates.
 
 use super::{identity, secret};
 use anyhow::{Context, bail, ensure};
@@ -44,7 +44,8 @@ pub enum TlsMode {
 }
 
 impl TrustSettings {
-    /// The trust of a role that listens on or dials `address`; `handed` is a token that did not come from a file.
+    /// Returns the trust of a role that listens on or dials `address`; `handed` is a token that did not come from a
+    /// file.
     pub fn resolve(&self, role: &str, address: &str, handed: Option<JoinToken>) -> anyhow::Result<Trust> {
         let token = self.token()?.or(handed);
         let is_local = is_loopback(address);
@@ -68,8 +69,8 @@ impl TrustSettings {
         Ok(Trust { token, tls })
     }
 
-    /// The same for a role that listens: where certificates are files, whatever these hold by now. A file that cannot
-    /// be used is logged once, and what was there before stays.
+    /// Does the same for a role that listens, with the current contents of certificate files. An unusable file is
+    /// logged once, and the earlier certificates stay in use.
     pub fn follow(&self, role: &'static str, address: String) -> anyhow::Result<watch::Receiver<Trust>> {
         let first = self.resolve(role, &address, None)?;
         let (tell, trust) = watch::channel(first.clone());
@@ -80,7 +81,7 @@ impl TrustSettings {
         Ok(trust)
     }
 
-    /// The same for a role that dials, at each dial.
+    /// Does the same for a role that dials, at each dial.
     pub fn at_each_dial(
         &self,
         role: &'static str,
@@ -109,13 +110,13 @@ impl TrustSettings {
         metrics::certificate_ends("tls_cert", self.tls_cert.as_deref().and_then(identity::ends_at));
     }
 
-    /// The files' bytes, which say whether anything has changed.
+    /// Returns the files' bytes, which show whether anything has changed.
     fn contents(&self) -> Vec<Option<Vec<u8>>> {
         let files = [&self.tls_cert, &self.tls_key, &self.tls_ca];
         files.map(|file| file.as_ref().and_then(|file| std::fs::read(file).ok())).into()
     }
 
-    /// The join token, where one is given.
+    /// Returns the join token, if one is given.
     pub fn token(&self) -> anyhow::Result<Option<JoinToken>> {
         self.token_file.as_deref().map(read_token).transpose()
     }
@@ -154,7 +155,7 @@ async fn renew(
                 settings.report_end();
                 tracing::info!(role, "the certificates were read again");
             }
-            // They are three files: between two writes they need not fit together.
+            // The certificates are three files, which may not match between two writes.
             Err(error) => tracing::warn!(role, error = format!("{error:#}"), "the certificates stay what they were"),
         }
         last = now;
@@ -166,7 +167,7 @@ fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
     JoinToken::new(&text).with_context(|| format!("in {}", path.display()))
 }
 
-/// Whether an address is on this machine only. A name that does not resolve now may be any machine later.
+/// Whether an address is on this machine only. A name that does not resolve now may later be any machine.
 fn is_loopback(address: &str) -> bool {
     let resolved = address.to_socket_addrs().map(|addresses| addresses.map(|a| a.ip()).collect::<Vec<IpAddr>>());
     resolved.is_ok_and(|ips| !ips.is_empty() && ips.iter().all(IpAddr::is_loopback))

@@ -1,4 +1,4 @@
-//! A process's log, and what it sends to a collector. The same for every role.
+//! A process's log, and the data that it sends to a collector. The same for every role.
 
 use super::choices::{LogFormat, OtlpProtocol};
 use anyhow::{Context, bail, ensure};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use telemetry::{Collector, Headers};
 
-/// The default log filter. The tokenizer's crate logs its tables as it builds them, which is of no use to an operator.
+/// The default log filter. The tokenizer's crate logs its tables as it builds them, which does not help an operator.
 pub const LOG: &str = "info,tk_encode=warn";
 
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,7 +40,8 @@ pub struct WatchSettings {
 }
 
 impl WatchSettings {
-    /// Empty values count as unset, as the standard of these variables asks: Compose sets variables that nobody gave.
+    /// Treats empty values as unset, as the standard of these variables requires: Compose sets variables that have no
+    /// value.
     pub fn resolved(mut self) -> anyhow::Result<WatchSettings> {
         let is_said = |text: &String| !text.is_empty();
         self.otlp_endpoint = self.otlp_endpoint.filter(is_said);

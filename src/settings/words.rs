@@ -1,11 +1,11 @@
-//! Settings with a closed set of words that another crate defines: parsing them from flags and files.
+//! Settings with a closed set of words that another crate defines: how to parse them from flags and files.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::{Deserialize, Deserializer, Serializer, de};
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// A parser that takes these words and no others.
+/// Returns a parser that accepts these words and no others.
 pub fn parser<T>(all: &'static [T], name: fn(T) -> &'static str) -> impl TypedValueParser<Value = T>
 where
     T: Copy + Send + Sync,
@@ -13,7 +13,7 @@ where
     explained(all, name, |_| "")
 }
 
-/// As `parser`, with a help text for each word.
+/// Does the same as `parser`, with a help text for each word.
 pub fn explained<T>(
     all: &'static [T],
     name: fn(T) -> &'static str,

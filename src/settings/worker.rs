@@ -1,4 +1,4 @@
-//! A worker's settings, in `serve` and by itself.
+//! A worker's settings, in `serve` and in a process of its own.
 
 use super::bytes::ByteSize;
 use super::choices::{CudaGraphs, GpuCarrier, HostWire, Instructions, KvCommitChoice, LinkPrivacy};
@@ -53,7 +53,7 @@ pub struct WorkerSettings {
 }
 
 impl WorkerSettings {
-    /// Threads of each worker, where `n_workers` share this machine.
+    /// Returns the threads of each worker, if `n_workers` share this machine.
     pub fn threads(&self, n_workers: u16) -> usize {
         self.threads.unwrap_or_else(|| (machine::cores() / usize::from(n_workers.max(1))).max(1))
     }
@@ -68,8 +68,8 @@ impl WorkerSettings {
     }
 }
 
-/// Which place a worker by itself has, and what it has there. It needs to know nothing of the model: the coordinator
-/// says what it is to hold.
+/// The place and the resources of a worker in a process of its own. The worker needs no settings of the model: it
+/// receives its assignment from the coordinator.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct JoinSettings {
@@ -102,7 +102,7 @@ pub struct JoinSettings {
     pub memory: Option<ByteSize>,
 }
 
-/// What `lockstep worker` heeds.
+/// The settings of `lockstep worker`.
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkerRole {
     #[command(flatten)]

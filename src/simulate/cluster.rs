@@ -1,5 +1,5 @@
-//! A cluster on virtual time: the planner and the router's pick as they ship, and a roofline in place of workers. One
-//! queue of events, ordered by time and then number; no clock, no thread, no randomness.
+//! A cluster on virtual time: the real planner and the router's real choice of replicas, with a roofline in place of
+//! workers. One queue of events, ordered by time and then number; no clock, no thread, no randomness.
 
 use super::front::SimulatedRouter;
 use super::measure::{CountedTime, Level, Looks, TimeCounts};
@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use types::{CacheGroup, Epoch, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, TokenOut, Want};
 
-/// Time from a client to a coordinator, through the router, and the same back.
+/// Time from a client through the router to a coordinator, and the same back.
 const ROUTER_NANOS: Nanos = 150_000;
 /// Time from a coordinator to its ranks, and the same back.
 const RANKS_NANOS: Nanos = 50_000;
@@ -53,7 +53,7 @@ enum Event {
 struct Ticket {
     arrival: Arrival,
     n_delivered: u32,
-    /// Of these, those that were delivered within the window.
+    /// The part of them that was delivered within the window.
     n_in_window: u32,
     first_at: Nanos,
     last_at: Nanos,
@@ -71,9 +71,9 @@ impl Ticket {
 
 struct Replica {
     planner: Scheduler,
-    /// When each stage has finished all its steps.
+    /// The time at which each stage has finished all its steps.
     free_at: Vec<Nanos>,
-    /// Answers on their way.
+    /// Answers in flight.
     answers: VecDeque<StepDone>,
 }
 
@@ -86,7 +86,7 @@ pub struct Tally {
     /// Requests that arrived within the window.
     pub n_counted: u64,
     pub n_good: u64,
-    /// Of the output tokens, those of requests within both limits.
+    /// The part of the output tokens that belongs to requests within both limits.
     pub good_tokens: u64,
     pub counted_tokens: u64,
     pub ttft: TimeCounts,
@@ -160,7 +160,7 @@ impl Datacenter {
         })
     }
 
-    /// Runs until the last request has ended. `progress` gets the virtual time now and then.
+    /// Runs until the last request has ended. Calls `progress` with the virtual time at intervals.
     pub fn run(mut self, mut progress: impl FnMut(Nanos)) -> Tally {
         self.await_arrival();
         let CountedTime { from, until } = self.setup.window;
@@ -232,7 +232,7 @@ impl Datacenter {
         self.plan(now, replica);
     }
 
-    /// Plans as many steps as may be in flight; when each will be answered is known at once.
+    /// Plans as many steps as may be in flight. The time of each answer is known immediately.
     fn plan(&mut self, now: Nanos, replica: usize) {
         while self.replicas[replica].planner.next_step(micros(now), &mut self.step) {
             let done_at = self.run_step(now, replica);
@@ -243,8 +243,8 @@ impl Datacenter {
         }
     }
 
-    /// Passes the step through all stages, each as soon as it is free, but not before the tokens that it computes are
-    /// drawn.
+    /// Passes the step through all stages, each as soon as it is free, but not before the tokens that the step computes
+    /// are drawn.
     fn run_step(&mut self, now: Nanos, replica: usize) -> Nanos {
         self.work.clear();
         let mut ready = now + RANKS_NANOS;
@@ -270,7 +270,7 @@ impl Datacenter {
         ready
     }
 
-    /// Each slice that draws gets a token that no other request has there.
+    /// Gives each slice that draws a token that no other request has at this position.
     fn draw(&mut self, done: &mut StepDone, done_at: Nanos) {
         (done.id, done.epoch) = (self.step.id, self.step.epoch);
         done.slices.resize_with(self.step.slices.len(), SliceDone::default);
@@ -332,19 +332,19 @@ impl Datacenter {
         }
     }
 
-    /// Ends a request, which was refused or got all it asked for. Each request ends once.
+    /// Ends a request that was rejected or has all its tokens. Each request ends once.
     fn end(&mut self, at: Nanos, request: u32) {
         let (window, outcome) = (&self.setup.window, &mut self.outcome);
         let ticket = &mut self.tickets[request as usize];
         assert!(ticket.work.take().is_some(), "request {request} ends twice");
         let has_begun = ticket.n_delivered > 0;
         outcome.n_ended += 1;
-        // At the coordinator's time: the client's, `at`, is one hop later and not in the order of events.
+        // The coordinator's time: the client's time `at` is one hop later, and not in the order of events.
         outcome.open.change(-1, at - ROUTER_NANOS, window);
         let itl = (ticket.last_at - ticket.first_at) / u64::from(ticket.n_delivered.saturating_sub(1)).max(1);
         let slo = &self.setup.slo;
         let is_good = has_begun && ticket.first_at - ticket.arrival.at <= slo.ttft && itl <= slo.itl;
-        // A part of the window's output tokens, which requests from before the window have too.
+        // A part of the window's output tokens. Requests from before the window have such tokens too.
         outcome.good_tokens += if is_good { u64::from(ticket.n_in_window) } else { 0 };
         if !has_begun || !window.has(ticket.arrival.at) {
             return;
@@ -354,7 +354,7 @@ impl Datacenter {
         outcome.n_good += u64::from(is_good);
     }
 
-    /// The event's time is the report's arrival. There are reports for as long as requests come.
+    /// Handles a report at the time of its arrival. Reports continue as long as requests arrive.
     fn beat(&mut self, now: Nanos, replica: u32) {
         self.front.hear(replica as usize, &mut self.replicas[replica as usize].planner);
         if self.next.is_some() {

@@ -1,5 +1,5 @@
-//! The router's decisions: its own board, ledgers and policies, with loads and caches as coordinators report them.
-//! Knows no time.
+//! The router's decisions: its own replica table, ledgers and policies, with loads and caches as coordinators report
+//! them. Has no knowledge of time.
 
 use proto::cluster::{Cached, Load};
 use router::PickPolicy;
@@ -21,7 +21,7 @@ pub struct SimulatedRouter {
 
 struct Seat {
     ledger: Arc<Ledger>,
-    /// The number of the last report on its cache.
+    /// The number of the last report of its cache.
     sequence: u64,
 }
 
@@ -41,7 +41,7 @@ impl SimulatedRouter {
         SimulatedRouter { policy, board, seats, scratch: ChoiceBuffers::default(), n_picked: 0, changes: Vec::new() }
     }
 
-    /// Picks the replica for a prompt; the item is the router's count of that work, until it is dropped.
+    /// Picks the replica for a prompt. The item counts as work at the router until it is dropped.
     pub fn give(&mut self, prompt: &[Token], session: Option<u64>) -> Option<(usize, Item)> {
         let (n_prompt, protocol) = (prompt.len() as u32, proto::OLDEST);
         let wish = Wish { n_prompt, session, n_before: self.n_picked, version: None, protocol };
@@ -51,7 +51,7 @@ impl SimulatedRouter {
         Some((chosen.place, self.seats[chosen.place].ledger.enter(prompt.len() as u64)))
     }
 
-    /// A coordinator's report, several times a second: its load, and the changes of names in its cache.
+    /// Applies a coordinator's report, several times a second: its load, and the changes of names in its cache.
     pub fn hear(&mut self, replica: usize, planner: &mut Scheduler) {
         let stats = planner.stats();
         self.seats[replica].ledger.load(&Load {
@@ -62,7 +62,7 @@ impl SimulatedRouter {
             blocks_used: stats.blocks_used,
             blocks_total: stats.blocks_total,
         });
-        // A policy that reads caches at all does so for requests without a session.
+        // A policy that reads caches does so at least for requests without a session.
         if self.policy.reads_caches(&Wish::default()) {
             self.hear_names(replica, planner);
         }
@@ -81,12 +81,12 @@ impl SimulatedRouter {
         } else {
             planner.names(0..u32::MAX, &mut told.added);
         }
-        // No report is lost on the way.
+        // The simulation loses no report.
         self.board.hear(replica, &told).expect("every word follows the one before");
     }
 }
 
-/// Of a name that came and went, only the last change counts.
+/// Adds only the last change of each name, because a name may be added and removed in between.
 fn tell_changes(changes: &mut [NameChange], told: &mut Cached) {
     changes.sort_by_key(|change| change.name);
     for of_name in changes.chunk_by(|a, b| a.name == b.name) {

@@ -1,4 +1,5 @@
-//! GPUs by name, from their makers' data sheets, and the part of those figures that a server reaches. Knows no models.
+//! GPUs by name, from their makers' data sheets, and the part of those figures that a server reaches. Has no knowledge
+//! of models.
 
 use coordinator::{Link, Links, Speed};
 
@@ -28,10 +29,10 @@ const PCIE_SUM_MICROS: f64 = 25.0;
 /// Bandwidth of PCIe 4.0 x16.
 const PCIE4: f64 = 32e9;
 
-/// Memory, bandwidth and FLOP/s: NVIDIA's data sheets (A10, A100 80GB, L4, L40S, H100 SXM, H200 SXM, H20) and, of
-/// B200, a DGX B200's divided by eight; figures "with sparsity" are halved. Network: what a DGX of that kind has for
-/// each GPU, and 100 Gbit/s where there is no DGX. Prices: a guess at what specialised clouds asked for a GPU on demand
-/// in 2025, rounded; the large clouds ask two to three times as much. `--price-per-gpu-hour` knows better.
+/// Memory, bandwidth and FLOP/s: NVIDIA's data sheets (A10, A100 80GB, L4, L40S, H100 SXM, H200 SXM, H20) and, of B200,
+/// a DGX B200's divided by eight; figures "with sparsity" are halved. Network: the bandwidth per GPU of a DGX of that
+/// kind, and 100 Gbit/s where there is no DGX. Prices: an estimate of on-demand prices per GPU at specialised clouds in
+/// 2025, rounded; the large clouds cost two to three times as much. `--price-per-gpu-hour` replaces it.
 pub const GPUS: [Gpu; 9] = [
     Gpu {
         name: "l4",
@@ -139,7 +140,7 @@ pub struct Efficiency {
 }
 
 impl Gpu {
-    /// `is_fp8`: both operands of products with weights are fp8.
+    /// Returns the speed. `is_fp8` means that both operands of products with weights are fp8.
     pub fn speed(&self, efficiency: Efficiency, is_fp8: bool) -> Speed {
         let flops = self.fp8_flops.filter(|_| is_fp8).unwrap_or(self.bf16_flops);
         Speed {
@@ -149,7 +150,7 @@ impl Gpu {
         }
     }
 
-    /// The links of each of `n_stages` stages of `tp` ranks, which fill one node after the other.
+    /// Returns the links of each of `n_stages` stages of `tp` ranks, which fill one node after another.
     pub fn links(&self, tp: u16, n_stages: u16) -> Vec<Links> {
         let node = |rank: u16| rank / GPUS_PER_NODE;
         let link = |is_near: bool, near: f64, far: f64| Link {

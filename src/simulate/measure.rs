@@ -1,4 +1,4 @@
-//! The statistics of a run. Knows no cluster.
+//! The statistics of a run. Has no knowledge of the cluster.
 
 use super::traffic::Nanos;
 use serde::Serialize;
@@ -15,7 +15,7 @@ impl CountedTime {
         (self.from..self.until).contains(&at)
     }
 
-    /// The part of a period that lies within the window.
+    /// Returns the part of a period that lies within the window.
     pub fn overlap(&self, from: Nanos, until: Nanos) -> Nanos {
         until.min(self.until).saturating_sub(from.max(self.from))
     }
@@ -33,7 +33,8 @@ pub struct Percentiles {
     pub p99: f64,
 }
 
-/// A histogram of times. Classes are a hundred and twenty-eighth apart, so it is as small for a billion as for one.
+/// A histogram of times. Classes are a hundred and twenty-eighth apart, so its size does not depend on the number of
+/// times.
 #[derive(Default)]
 pub struct TimeCounts {
     counts: Vec<u64>,
@@ -56,7 +57,7 @@ impl TimeCounts {
         self.sum += u128::from(nanos);
     }
 
-    /// The smallest class that `percent` of a hundred do not exceed.
+    /// Returns the smallest class that `percent` of a hundred do not exceed.
     fn percentile(&self, percent: u64) -> Nanos {
         let rank = (u128::from(self.n) * u128::from(percent)).div_ceil(100).max(1);
         let mut seen = 0u128;
@@ -69,7 +70,7 @@ impl TimeCounts {
         0
     }
 
-    /// The percentiles, in milliseconds.
+    /// Returns the percentiles, in milliseconds.
     pub fn spread(&self) -> Percentiles {
         let millis = |nanos: Nanos| nanos as f64 / 1e6;
         let at = |percent| millis(self.percentile(percent));

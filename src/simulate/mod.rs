@@ -125,7 +125,7 @@ pub struct Options {
 /// KV types that can be simulated.
 const KV_DTYPES: &[KvDtype] = &[KvDtype::Bf16, KvDtype::Fp8];
 
-/// More have not been tried, and would not fit this machine's memory.
+/// More replicas are untested, and would not fit this machine's memory.
 const REPLICAS_MAX: usize = 4096;
 
 pub fn run(options: &Options) -> anyhow::Result<()> {
@@ -193,7 +193,7 @@ impl LaidOut {
         let gpu = &options.gpu;
         let machines = machines(options);
         let lay_out = |policy: &Policy| coordinator::plan(&machines, &model.shape, policy, None);
-        // First with hardly any KV cache, to see what the weights leave.
+        // First with hardly any KV cache, to compute how much memory the weights leave.
         let mut policy = policy(options, KV_LEAST);
         let lean = lay_out(&Policy { context: None, ..policy.clone() })?;
         let weights = lean.shards.iter().map(|shard| shard.weight_bytes).max().unwrap_or(0);
@@ -233,10 +233,10 @@ impl LaidOut {
     }
 }
 
-/// With less memory a cache is useless.
+/// The least KV memory. With less a cache is useless.
 const KV_LEAST: u64 = 256 << 20;
 
-/// The GPUs of one replica, on nodes of eight.
+/// Returns the GPUs of one replica, on nodes of eight.
 fn machines(options: &Options) -> Vec<Machine> {
     let machine = |rank: u32| Machine {
         worker: WorkerId(rank.into()),
@@ -263,7 +263,7 @@ fn policy(options: &Options, kv_memory: u64) -> Policy {
     }
 }
 
-/// The configuration of a coordinator of such a replica.
+/// Returns the configuration of such a replica's coordinator.
 fn config(options: &Options, model: &SimulatedModel, policy: Policy) -> coordinator::Config {
     coordinator::Config {
         replica: String::new(),

@@ -1,4 +1,4 @@
-//! The report of a simulated run: a page for people, JSON for programs. Does not know how the run went.
+//! The report of a simulated run: a page for people, JSON for programs. Has no knowledge of the simulation itself.
 
 use super::cluster::Tally;
 use super::measure::{CountedTime, Percentiles};
@@ -11,7 +11,7 @@ use std::fmt;
 
 #[derive(Serialize)]
 pub struct SimulationReport {
-    /// What the run takes for granted of the GPU.
+    /// The assumptions of the run about the GPU.
     pub assumes: String,
     pub model: String,
     pub weights: String,
@@ -25,7 +25,7 @@ pub struct SimulationReport {
     pub policy: PickChoice,
     pub seed: u64,
     pub seconds: f64,
-    /// Weights on the GPU that has most.
+    /// The bytes of weights on the GPU that has most of them.
     pub weight_bytes: u64,
     /// Tokens of the largest pool, per replica; and the context that it serves.
     pub kv_tokens: u64,
@@ -58,7 +58,7 @@ pub struct Requests {
 pub struct Throughput {
     pub output_tokens: f64,
     pub prompt_tokens: f64,
-    /// The part of prompt tokens that caches had.
+    /// The part of prompt tokens that were in caches.
     pub cached: f64,
 }
 
@@ -66,7 +66,7 @@ pub struct Throughput {
 pub struct Goodput {
     pub slo_ttft_ms: f64,
     pub slo_itl_ms: f64,
-    /// The part of requests that arrived in the window and were within both limits; refused ones are not.
+    /// The part of requests that arrived in the window and met both limits; rejected ones do not count as met.
     pub share: f64,
     /// Such requests per second.
     pub requests: f64,
@@ -145,7 +145,7 @@ impl SimulationReport {
     }
 }
 
-/// The figures of a data sheet, and the parts of them that are said to be reached.
+/// Returns the figures of the data sheet, and the parts of them that the run assumes to be reached.
 fn assumes(options: &Options) -> String {
     let Options { gpu, bandwidth_efficiency, compute_efficiency, .. } = options;
     format!(

@@ -1,4 +1,4 @@
-//! Invariants of a simulated cluster, whatever its parts.
+//! Invariants of a simulated cluster, for any of its parts.
 
 use super::*;
 use clap::Parser;
@@ -42,7 +42,7 @@ fn every_request_ends_once_and_tokens_add_up() {
     for line in [
         SMALL.to_owned(),
         format!("{SMALL} --pp 2 --prefix-share 0.7 --prefixes 3"),
-        // Far beyond capacity, with little memory: some requests wait, some are preempted, some are refused.
+        // Far beyond capacity, with little memory: some requests wait, some are preempted, some are rejected.
         "--gpu l4 --weights int4 --context 2048 --memory-utilization 0.27 --rate 60 --duration 8 --warm-up 0 \
          --prompt uniform:100..900 --output 200 --max-waiting 100"
             .to_owned(),
@@ -51,7 +51,7 @@ fn every_request_ends_once_and_tokens_add_up() {
         let (outcome, _) = outcome(&options);
         assert!(outcome.n_arrived > 100 && outcome.n_arrived == outcome.n_ended, "{line}");
         assert_eq!((outcome.open.now, outcome.tokens_said), (0, outcome.tokens_drawn), "{line}");
-        // Each request was refused, or got all the tokens that it asked for.
+        // Each request was rejected, or received all its tokens.
         let (traffic, _) = traffic(&options).unwrap();
         let asked: u64 = traffic.map(|arrival| u64::from(arrival.n_output)).sum();
         match outcome.n_refused {
@@ -119,7 +119,7 @@ fn beyond_its_capacity_the_queue_grows_and_goodput_falls() {
     assert!(much.throughput.output_tokens > easy.throughput.output_tokens);
 }
 
-/// Requests that begin before the window, or end after it, count with what they get within it.
+/// Requests that begin before the window, or end after it, count with their tokens within it.
 #[test]
 fn goodput_is_a_part_of_throughput_and_its_tokens_are_no_cheaper() {
     for line in ["--rate 0.2 --duration 30", "--rate 4 --duration 10 --warm-up 5", "--rate 20 --duration 20"] {

@@ -1,4 +1,5 @@
-//! The arrivals of requests and their lengths: drawn from a seed, or read from a trace. Knows no cluster.
+//! The arrivals of requests and their lengths: drawn from a seed, or read from a trace. Has no knowledge of the
+//! cluster.
 
 use crate::bench::lengths::{Lengths, Random};
 use anyhow::{Context, ensure};
@@ -74,7 +75,7 @@ struct Line {
     prefix_tokens: u32,
 }
 
-/// A longer trace is a typing mistake.
+/// The longest trace. A longer one is a typing mistake.
 const TRACE_SECONDS_MAX: f64 = 7.0 * 86_400.0;
 
 fn arrival(line: &str) -> anyhow::Result<Arrival> {
@@ -108,14 +109,14 @@ impl Iterator for Traffic {
 }
 
 impl Arrival {
-    /// Nobody else has the tokens after the prefix.
+    /// Returns the prompt. No other request has the tokens after its prefix.
     pub fn prompt(&self, own: u64) -> Tokens {
         let shared = (0..self.n_prefix).map(|i| token(self.prefix, i));
         shared.chain((self.n_prefix..self.n_prompt).map(|i| token(own ^ (1 << 63), i))).collect()
     }
 }
 
-/// Any token: only which requests have the same one matters.
+/// Returns any token: only equality between requests matters.
 pub fn token(text: u64, position: u32) -> u32 {
     let x = (text ^ (u64::from(position) << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) as u32

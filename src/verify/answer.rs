@@ -1,4 +1,4 @@
-//! What a response says of its answers, whichever page it came from, whole or as the events of a stream. Knows no
+//! The answers of a response, from any endpoint, as a whole body or as the events of a stream. Has no knowledge of the
 //! server.
 
 use anyhow::{Context, bail, ensure};
@@ -8,9 +8,9 @@ use types::{Hex, Token, TokensHash};
 /// The answers of one response.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answers {
-    /// Each seed that the response says, once. Two of them contradict each other.
+    /// Each seed of the response, once. Two different seeds are a contradiction.
     pub seeds: Vec<u64>,
-    /// Each policy digest that it says, in hexadecimal digits: all of them, or the first ones.
+    /// Each policy digest of the response, in hexadecimal digits: all of them, or the first ones.
     pub digests: Vec<String>,
     pub choices: Vec<AnsweredChoice>,
 }
@@ -21,16 +21,16 @@ pub struct AnsweredChoice {
     pub token_ids: Option<Vec<Token>>,
     pub prompt_ids: Option<Vec<Token>>,
     pub finish_reason: Option<String>,
-    /// As it came: an object, or null.
+    /// Unchanged from the response: an object, or null.
     pub certificate: Value,
 }
 
-/// A seed as a client or a server writes it, with or without a sign.
+/// Parses a seed as a client or a server writes it, with or without a sign.
 pub fn seed(value: &Value) -> Option<u64> {
     value.as_u64().or(value.as_i64().map(i64::cast_unsigned))
 }
 
-/// No response has more choices.
+/// The limit of the number of choices. No response has more.
 const CHOICES_MAX: usize = 4096;
 
 impl Answers {
@@ -155,14 +155,14 @@ impl AnsweredChoice {
         }
     }
 
-    /// The hash of the prompt's ids, as far as the response says it.
+    /// Returns the hash of the prompt's ids, if the response has it or the ids.
     pub fn prompt_hash(&self) -> Option<String> {
         let certified = self.certificate["prompt_hash"].as_str().map(str::to_owned);
         certified.or_else(|| self.prompt_ids.as_ref().map(|ids| Hex(&TokensHash::of(ids).0).to_string()))
     }
 }
 
-/// Adds what is new to a list.
+/// Adds an item to a list if it is new.
 pub fn add<T: PartialEq>(to: &mut Vec<T>, said: Option<T>) {
     if let Some(said) = said.filter(|said| !to.contains(said)) {
         to.push(said);

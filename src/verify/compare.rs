@@ -1,4 +1,4 @@
-//! Compares a past answer with the one that a server gives now, and names the first difference.
+//! Compares a past answer with the current one of a server, and names the first difference.
 
 use super::answer::{AnsweredChoice, Answers};
 use super::past::PastAnswer;
@@ -15,19 +15,19 @@ pub enum Verdict {
 
 /// The first difference between the answer on record and the present one.
 pub enum Difference {
-    /// The record says several seeds.
+    /// The record has several seeds.
     Seeds(u64, u64),
     Digest {
         recorded: String,
         present: Vec<String>,
     },
-    /// A choice's prompt became other token ids.
+    /// The prompt of a choice has other token ids now.
     Prompt {
         choice_idx: usize,
     },
     /// Boxed, because the others are small.
     Token(Box<TokenDifference>),
-    /// The texts part behind as many characters.
+    /// The texts differ after this many characters.
     Text {
         choice_idx: usize,
         n_chars: usize,
@@ -43,7 +43,7 @@ pub enum Difference {
     },
 }
 
-/// Where two answers' tokens part.
+/// The first position at which the tokens of two answers differ.
 pub struct TokenDifference {
     choice_idx: usize,
     position: usize,
@@ -51,10 +51,10 @@ pub struct TokenDifference {
     present: ShownToken,
 }
 
-/// A token at the position of a difference. None where the answer is over.
+/// A token at the position of a difference. None if the answer has ended before.
 type ShownToken = Option<(Token, Option<TokenScore>)>;
 
-/// Asks the request again and compares. An error means that there is nothing to compare.
+/// Sends the request again and compares. An error means that there is nothing to compare.
 pub fn compared(past: &PastAnswer, server: &AnsweringServer) -> anyhow::Result<Verdict> {
     if let [first, second, ..] = past.seeds[..] {
         return Ok(Verdict::Different(Difference::Seeds(first, second)));
@@ -84,7 +84,7 @@ pub fn compared(past: &PastAnswer, server: &AnsweringServer) -> anyhow::Result<V
     Ok(Verdict::Equal { n_tokens: present.n_tokens(), digest: digest.to_owned() })
 }
 
-/// Whether two digests are one, as far as both are written.
+/// Whether two digests agree in the digits that both have.
 fn agree(a: &str, b: &str) -> bool {
     !a.is_empty() && (a.starts_with(b) || b.starts_with(a))
 }
@@ -104,7 +104,7 @@ fn tokens_part(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) ->
 fn texts_part(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) -> Option<Difference> {
     const SHOWN_CHARS: usize = 20;
     if old.text.is_empty() && old.token_ids.is_some() {
-        // A router's record has no text: the tokens say all.
+        // A router's record has no text, and its tokens are enough.
         return None;
     }
     let n_chars = first_difference(old.text.chars(), new.text.chars())?;
@@ -112,7 +112,7 @@ fn texts_part(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) -> 
     Some(Difference::Text { choice_idx, n_chars, recorded: shown(&old.text), present: shown(&new.text) })
 }
 
-/// Where two sequences part. None if they are equal.
+/// Returns the position at which two sequences differ, or None if they are equal.
 fn first_difference<T: PartialEq>(a: impl Iterator<Item = T>, b: impl Iterator<Item = T>) -> Option<usize> {
     let (mut a, mut b) = (a.fuse(), b.fuse());
     for at in 0.. {
@@ -125,8 +125,7 @@ fn first_difference<T: PartialEq>(a: impl Iterator<Item = T>, b: impl Iterator<I
     None
 }
 
-/// Compares how the choices ended and what their certificates say; the recorded ids have to be those that its
-/// certificate hashes.
+/// Compares how the choices ended, and their certificates. The recorded ids must match the hash in their certificate.
 fn fields_part(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) -> Option<Difference> {
     const FIELDS: [&str; 8] =
         ["version", "policy_digest", "choice", "prompt_hash", "grammar_hash", "answer_hash", "tokens", "finish_reason"];
@@ -149,7 +148,7 @@ fn fields_part(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) ->
 }
 
 impl TokenDifference {
-    /// Scores both tokens behind what the two answers have in common. A token that cannot be scored stays without.
+    /// Scores both tokens at the first difference. A token that cannot be scored has no score.
     fn score(&mut self, past: &PastAnswer, new: &AnsweredChoice, server: &AnsweringServer) {
         let (Some(prompt), Some(ids)) = (&new.prompt_ids, &new.token_ids) else { return };
         let common: Vec<Token> = prompt.iter().chain(&ids[..self.position]).copied().collect();

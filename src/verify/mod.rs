@@ -1,5 +1,5 @@
-//! `verify` and `replay`: run an answer, or a record of them, again, on a running server or on one of their own, and
-//! compare. Know the HTTP API, and no role.
+//! `verify` and `replay`: run an answer, or all answers of a record, again on a running server or on a private one, and
+//! compare. They use only the HTTP API.
 
 mod answer;
 mod compare;
@@ -39,7 +39,7 @@ pub struct VerifyCommand {
     pub source: ConfigSource,
 }
 
-/// How the process ends. Whatever keeps two answers from being compared is `INCOMPARABLE`.
+/// The exit codes. `INCOMPARABLE` stands for everything that prevents a comparison.
 const EQUAL: u8 = 0;
 const DIFFERENT: u8 = 1;
 const INCOMPARABLE: u8 = 2;
@@ -60,7 +60,7 @@ impl VerifyCommand {
         code.into()
     }
 
-    /// None if only the settings were to be printed.
+    /// Returns None if only the settings were to be printed.
     fn verdict(self, said: &ArgMatches) -> anyhow::Result<Option<Verdict>> {
         let names_model = said.value_source("model") == Some(ValueSource::CommandLine);
         if names_model && said.value_source("url") == Some(ValueSource::CommandLine) {
@@ -86,7 +86,7 @@ impl VerifyCommand {
         verdict.map(Some)
     }
 
-    /// The answer on record: a file's, one of a folder of records, or one that the server has recorded.
+    /// Returns the recorded answer: from a file, from a folder of records, or from the server's record.
     fn past(&self, server: Option<&AnsweringServer>) -> anyhow::Result<PastAnswer> {
         let (id, file) = (&self.answer, Path::new(&self.answer));
         if file.exists() {

@@ -1,4 +1,4 @@
-//! A past answer as a file holds it: the request as it was sent, and its response. Knows no server.
+//! A past answer from a file: the request as it was sent, and its response. Has no knowledge of the server.
 
 use super::answer::{Answers, add, seed};
 use anyhow::{Context, bail, ensure};
@@ -10,19 +10,19 @@ const COMPLETIONS: &str = "/v1/completions";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-/// No honest request and response are larger together.
+/// The size limit. No real request and response are larger together.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// Fields of a request that say how an answer is sent or how soon, and not what it is.
+/// Fields of a request that change how or how soon an answer is sent, and not the answer.
 const OF_SENDING: [&str; 4] = ["stream", "stream_options", "deadline_ms", "priority"];
 
 #[derive(Clone, Debug)]
 pub struct PastAnswer {
-    /// The page that was asked.
+    /// The path of the request.
     pub path: String,
     request: Map<String, Value>,
     pub answers: Answers,
-    /// Each seed that request and response say, once. Two of them contradict each other.
+    /// Each seed of request and response, once. Two different seeds are a contradiction.
     pub seeds: Vec<u64>,
 }
 
@@ -48,7 +48,7 @@ impl PastAnswer {
             !is_record || request.contains_key("prompt"),
             "its router kept hashes alone (--record-prompts keeps all)"
         );
-        // A record of `lockstep.v1` alone can say it, and no page asks for it.
+        // Only a record of `lockstep.v1` can have it, and no HTTP endpoint accepts it.
         ensure!(!request.contains_key("first_choice"), "it is a later choice that was asked for alone, over gRPC");
         let answers = Answers::read(response)?;
         let path = match whole["path"].as_str() {
@@ -63,7 +63,7 @@ impl PastAnswer {
         Ok(PastAnswer { path: path.to_owned(), request, answers, seeds })
     }
 
-    /// The same for a server whose one model may have another name.
+    /// Returns the same for a server whose only model may have another name.
     pub fn of_any_name(mut self) -> PastAnswer {
         self.request.remove("model");
         self
@@ -73,7 +73,7 @@ impl PastAnswer {
         self.request.get("model")
     }
 
-    /// The request that has the same answer, whole and with its certificate.
+    /// Returns the request that gives the same answer, whole and with its certificate.
     pub fn again(&self) -> Value {
         let mut request = self.request.clone();
         request.retain(|name, _| !OF_SENDING.contains(&&**name));
@@ -88,7 +88,7 @@ impl PastAnswer {
     }
 }
 
-/// The page that a response without one comes from, by what is there alone.
+/// Returns the path for a response without one, derived from its fields.
 fn page_of(request: &Map<String, Value>, response: &Value) -> anyhow::Result<&'static str> {
     let has = |name: &str| request.contains_key(name);
     let is_anthropic = match response {

@@ -54,13 +54,13 @@ pub enum ReplayOrder {
     Shuffled,
 }
 
-/// A line of a record, and when its request came.
+/// A line of a record, and the time of its request.
 struct RecordedLine {
     began_ms: u64,
     text: String,
 }
 
-/// What came of all answers.
+/// The counts of all outcomes.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ReplayCounts {
     n_equal: u64,
@@ -85,7 +85,7 @@ impl ReplayCommand {
         }
     }
 
-    /// None if only the settings were to be printed.
+    /// Returns None if only the settings were to be printed.
     fn counts(self, said: &ArgMatches) -> anyhow::Result<Option<ReplayCounts>> {
         ensure!(self.concurrency > 0, "--concurrency must be at least 1");
         let is_factor = |speed: &f64| *speed > 0.0 && speed.is_finite();
@@ -132,7 +132,7 @@ fn read(dir: &Path) -> anyhow::Result<Vec<RecordedLine>> {
         lines.push(RecordedLine { began_ms: value["began_ms"].as_u64().unwrap_or(0), text });
     }
     ensure!(!lines.is_empty(), "{} has no recorded answer", named());
-    // They stand there in the order of their ends.
+    // The file has them in the order of their ends.
     lines.sort_by_key(|line| line.began_ms);
     Ok(lines)
 }
@@ -152,7 +152,7 @@ fn in_order(mut lines: Vec<RecordedLine>, order: ReplayOrder) -> Vec<RecordedLin
     lines
 }
 
-/// When each request is sent.
+/// The time at which each request is sent.
 #[derive(Clone, Copy)]
 struct Pace {
     speed: Option<f64>,
@@ -169,7 +169,7 @@ impl Pace {
     }
 }
 
-/// Asks so many at once, and tells what is not equal as it comes.
+/// Keeps so many requests in flight, and prints each difference when it is found.
 fn replayed(
     lines: Vec<RecordedLine>,
     concurrency: usize,

@@ -1,4 +1,4 @@
-//! The server that answers again: asked over HTTP, as any client asks. Knows no answer.
+//! The server that answers again: a plain client of its HTTP API. Has no knowledge of answers.
 
 use crate::server_trust::ServerTrust;
 use anyhow::{Context, bail, ensure};
@@ -14,11 +14,11 @@ pub struct AnsweringServer {
     key: Option<String>,
 }
 
-/// An answer of any length, on any machine.
+/// Enough for an answer of any length, on any machine.
 const ANSWER_MAX: Duration = Duration::from_secs(3600);
-/// No honest reply is longer.
+/// The size limit of a reply. No real reply is longer.
 const REPLY_BYTES_MAX: u64 = 256 << 20;
-/// How often a server is asked whether it is ready, and how many times: a large model takes minutes.
+/// The interval and the number of checks whether the server is ready: a large model takes minutes.
 const READY_POLL: Duration = Duration::from_millis(20);
 const READY_POLLS_MAX: u32 = 30_000;
 
@@ -38,7 +38,7 @@ impl AnsweringServer {
         AnsweringServer { agent: agent_config().build().into(), url, key }
     }
 
-    /// The same server, whose certificate is of an authority that is named.
+    /// Returns the same server, whose certificate must be signed by the given authority.
     pub fn trusting(self, trust: &ServerTrust) -> anyhow::Result<AnsweringServer> {
         Ok(AnsweringServer { agent: trust.agent(agent_config())?, ..self })
     }
@@ -54,7 +54,7 @@ impl AnsweringServer {
         bail!("the model was not ready in time")
     }
 
-    /// The policy digests that are served, as the first of their hexadecimal digits.
+    /// Returns the digests of the served policies, each as its first hexadecimal digits.
     pub fn digests(&self) -> anyhow::Result<Vec<String>> {
         let cluster = self.get("/cluster")?;
         let versions = cluster["models"].as_array().into_iter().flatten().map(|model| &model["versions"]);
@@ -62,7 +62,7 @@ impl AnsweringServer {
         Ok(all.filter_map(|version| version["policy_digest"].as_str().map(str::to_owned)).collect())
     }
 
-    /// What the server has recorded of an answer.
+    /// Returns the server's record of an answer.
     pub fn record(&self, id: &str) -> anyhow::Result<Value> {
         let is_id = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
         ensure!(is_id, "{id} is no id of an answer either");
@@ -87,7 +87,7 @@ impl AnsweringServer {
         self.answered(asked.send(request.to_string()), &url)
     }
 
-    /// Scores the last of these tokens behind the others.
+    /// Scores the last of these tokens after the others.
     pub fn score(&self, model: Option<&Value>, tokens: &[Token]) -> anyhow::Result<TokenScore> {
         let mut request = json!({ "prompt": tokens, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0 });
         if let Some(model) = model {

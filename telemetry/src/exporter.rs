@@ -1,5 +1,5 @@
-//! The page of the metrics: what makes a process's metrics count, and renders them for Prometheus and for a collector.
-//! Knows no metric.
+//! The page of the metrics: starts counting, and renders the metrics for Prometheus and for a collector. Has no
+//! knowledge of single metrics.
 
 use crate::{Error, metrics, otlp};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -25,14 +25,14 @@ fn rendered(handle: &PrometheusHandle) -> String {
     ordered(&page).into_iter().filter(|line| !metrics::is_past(line)).flat_map(|line| [line, "\n"]).collect()
 }
 
-/// The lines of a page whose families stand by their names and whose counters and gauges by their labels: two pages
+/// Returns the lines of a page with families sorted by name, and counters and gauges by labels, so that two pages
 /// differ only where something was counted.
 fn ordered(page: &str) -> Vec<&str> {
     let mut families: Vec<Vec<&str>> = page.split("\n\n").map(|family| family.lines().collect()).collect();
     for family in &mut families {
         let is_comment = |line: &&str| line.starts_with('#');
         let n_comments = family.iter().take_while(|line| is_comment(line)).count();
-        // The buckets of a histogram stand in their own order.
+        // The buckets of a histogram keep their own order.
         if !family.iter().take(n_comments).any(|line| line.ends_with(" histogram")) {
             family[n_comments..].sort_unstable();
         }
@@ -42,7 +42,7 @@ fn ordered(page: &str) -> Vec<&str> {
     families.into_iter().flat_map(|family| family.into_iter().chain([""])).collect()
 }
 
-/// Starts counting this process's metrics. Before it, and in processes that never call it, they cost nearly nothing.
+/// Starts counting this process's metrics. Before that, and in processes that never call it, they cost nearly nothing.
 pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
     let mut builder = PrometheusBuilder::new();
     for (name, buckets) in metrics::buckets() {

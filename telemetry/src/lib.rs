@@ -1,5 +1,5 @@
-//! What operators watch: logs, and the name of every metric and span in one place. Knows nothing of who measures or
-//! why.
+//! Telemetry for operators: logs, and the name of every metric and span in one place. Has no knowledge of the code that
+//! measures.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 pub mod exporter;

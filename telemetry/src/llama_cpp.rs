@@ -1,6 +1,6 @@
-//! The names that dashboards made for llama.cpp's server use. There they have no labels, so each is a sum over what our
-//! own series say, and is made of the page when that is asked for. Knows no role: a name whose series a process has not
-//! is left out.
+//! The metric names of dashboards made for llama.cpp's server. They have no labels there, so each is a sum over our own
+//! series, computed from the page on request. Has no knowledge of roles: a name is left out if the process has no
+//! series for it.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -21,11 +21,11 @@ const fn gauge(name: &'static str, help: &'static str, value: fn(&Page<'_>) -> O
     Row { name, kind: "gauge", help, value }
 }
 
-/// What our own page says, read once, and how many requests are under way at this moment.
+/// The values of our own page, read once, and the number of requests in flight at this moment.
 struct Page<'a> {
-    /// Of each name the sum of all its series.
+    /// The sum of all series of each name.
     sums: HashMap<&'a str, f64>,
-    /// How often the token right behind the last known one was guessed.
+    /// How many tokens were guessed directly after the last known one.
     first_guesses: Option<f64>,
     n_under_way: usize,
 }
@@ -78,7 +78,7 @@ const ROWS: [Row; 15] = [
     }),
 ];
 
-/// How often a token was guessed, by how far behind the last known one; and the label of the one right behind it.
+/// The series that counts guessed tokens by their distance from the last known one, and the label of the nearest.
 const GUESSES: &str = "lockstep:drafts_by_position_total";
 const FIRST_GUESS: &str = "position=\"0\"";
 
@@ -98,7 +98,7 @@ impl<'a> Page<'a> {
         page
     }
 
-    /// None if there is no series of this name.
+    /// Returns None if there is no series of this name.
     fn sum(&self, name: &str) -> Option<f64> {
         self.sums.get(name).copied()
     }
@@ -109,12 +109,12 @@ impl<'a> Page<'a> {
     }
 }
 
-/// Nothing in no time is told as 0.
+/// Returns the rate, and 0 if no time has passed.
 fn over(n: f64, of: f64) -> f64 {
     if of > 0.0 { n / of } else { 0.0 }
 }
 
-/// What follows our own page, while so many requests are under way.
+/// Returns the lines to append to our own page, for this number of requests in flight.
 pub fn page(own: &str, n_under_way: usize) -> String {
     let (page, mut out) = (Page::read(own, n_under_way), String::new());
     for Row { name, kind, help, value } in &ROWS {

@@ -1,5 +1,5 @@
-//! Logs on stderr, because stdout belongs to answers; and to a collector, if one is named, which gets spans too. Code
-//! that logs waits for neither: lines go into a queue with a limit, and a thread of their own writes them.
+//! Logs on stderr, because stdout is for answers; and logs and spans to a collector, if one is configured. Code that
+//! logs waits for neither: lines go into a bounded queue, and a separate thread writes them.
 
 mod queue;
 mod stderr;
@@ -25,7 +25,7 @@ pub enum Format {
     Json,
 }
 
-/// What a process logs and sends, besides its metrics.
+/// The outputs of a process besides its metrics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogOptions<'a> {
     pub format: Format,
@@ -35,8 +35,8 @@ pub struct LogOptions<'a> {
     pub collector: Option<&'a Collector>,
 }
 
-/// Sets up the process's log, and its spans if there is a collector for them. Call once per process; panics are logged
-/// the same way from then on.
+/// Sets up the process's log, and its spans if there is a collector for them. Call it once per process; it also logs
+/// later panics.
 pub fn init(telling: LogOptions<'_>) -> Result<(), Error> {
     let queue = Arc::new(LogQueue::default());
     let mut layers = vec![log(telling, queue.clone())?];
@@ -56,9 +56,9 @@ where
     S: tracing::Subscriber + for<'span> LookupSpan<'span>,
 {
     let log = tracing_subscriber::fmt::layer().with_writer(queue).with_ansi(std::io::stderr().is_terminal());
-    // It would write to stderr itself, and wait for its reader.
+    // The layer would write them to stderr itself, and wait for its reader.
     let log = log.log_internal_errors(false);
-    // If nothing wants spans, none are made.
+    // Without a layer that records spans, none are made.
     let filter = filter(telling.filter, &[NO_SPANS])?;
     Ok(match telling.format {
         Format::Text => log.with_filter(filter).boxed(),
@@ -66,8 +66,8 @@ where
     })
 }
 
-/// The filter for what is sent: all of the log but what sending itself logs, which would never end; and the wanted
-/// spans.
+/// Returns the filter for the collector: the log without the messages of sending itself, which would never end, and the
+/// configured spans.
 fn sent(wanted: &str, spans: Level) -> Result<EnvFilter, Error> {
     let within = format!("{}={spans}", spans::TARGET);
     filter(

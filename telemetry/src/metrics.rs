@@ -398,7 +398,7 @@ const SECONDS: [f64; 17] =
 const MASK_SECONDS_BUCKETS: [f64; 11] =
     [0.00001, 0.000025, 0.0001, 0.00025, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0];
 
-/// Powers of four, as the conventions ask for.
+/// Powers of four, as the conventions require.
 const TOKENS: [f64; 14] = [
     1.0,
     4.0,
@@ -415,7 +415,7 @@ const TOKENS: [f64; 14] = [
     16_777_216.0,
     67_108_864.0,
 ];
-/// As vLLM has them.
+/// The buckets of vLLM.
 const PREEMPTION_COUNTS: [f64; 7] = [1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0];
 const CHOICES: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 const AI_REQUEST_SECONDS: [f64; 14] =
@@ -434,7 +434,7 @@ const LABELS: [(&str, &str); 6] = [
     ("error_type", "error.type"),
 ];
 
-/// OpenTelemetry's name of a metric or label of the page, and a metric's unit: most names are the same.
+/// Returns OpenTelemetry's name of a metric or label of the page, and a metric's unit. Most names are the same.
 pub(crate) fn convention(name: &str) -> (&str, &'static str) {
     let metric = HISTOGRAMS.iter().find(|(metric, _)| metric.ours == name);
     if let Some(told) = metric.and_then(|(metric, _)| metric.conventional) {
@@ -457,7 +457,7 @@ impl Metric {
         self.names().for_each(|name| counter!(name, labels.iter()).increment(n));
     }
 
-    /// Sets a counter that is counted elsewhere and only grows.
+    /// Sets a counter that another component counts and that only grows.
     fn total(&self, total: u64, labels: &[Label]) {
         self.names().for_each(|name| counter!(name, labels.iter()).absolute(total));
     }
@@ -489,8 +489,8 @@ pub(crate) fn buckets() -> impl Iterator<Item = (&'static str, &'static [f64])> 
     HISTOGRAMS.iter().flat_map(|(metric, buckets)| metric.names().map(|name| (name, *buckets)))
 }
 
-/// Whether a line of the page is of a layout of a cache that is no more. The registry forgets none, and whoever reads
-/// `cache_config_info` takes what it finds for what is.
+/// Whether a line of the page belongs to an earlier layout of a cache. The registry removes no series, and readers of
+/// `cache_config_info` take every series for a current one.
 pub(crate) fn is_past(line: &str) -> bool {
     line.ends_with(" 0") && CACHE.names().any(|name| line.starts_with(name))
 }
@@ -509,7 +509,7 @@ pub(crate) fn describe() {
 
 // -- the coordinator's
 
-/// The replica that a metric belongs to: a process may have several.
+/// The replica of a metric: a process may have several.
 #[derive(Clone, Debug)]
 pub struct ReplicaLabel(Arc<str>);
 
@@ -533,7 +533,7 @@ pub fn load(of: &ReplicaLabel, n_running: u32, n_waiting: u32, blocks_used: u32,
     KV_USAGE.set(f64::from(blocks_used) / f64::from(blocks_total.max(1)), &labels);
 }
 
-/// How a replica's KV cache is laid out, in the words of vLLM's labels.
+/// The layout of a replica's KV cache, under the names of vLLM's labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache {
     pub block_size: u32,
@@ -585,7 +585,7 @@ pub fn planned(of: &ReplicaLabel, planned: PlannerCounts) {
     STEPS_EARLY.total(planned.steps_early, &labels);
 }
 
-/// A request was accepted; `looks_up` says that it may read the prefix cache.
+/// A request was accepted; `looks_up` means that it may read the prefix cache.
 pub fn taken(of: &ReplicaLabel, n_prompt: usize, looks_up: bool) {
     let labels = [of.label()];
     PROMPT_TOKENS.add(n_prompt as u64, &labels);
@@ -598,14 +598,14 @@ pub fn refused(of: &ReplicaLabel, reason: &'static str) {
     REFUSED.add(1, &[of.label(), Label::from_static_parts("reason", reason)]);
 }
 
-/// What a queue was full of when it refused a request.
+/// The limit that a queue had reached when it rejected a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueLimit {
     Requests,
     Tokens,
 }
 
-/// A full queue refused a request: a replica's, or else the router's own.
+/// A full queue rejected a request: a replica's queue, or else the router's own.
 pub fn admission_rejected(of: Option<&ReplicaLabel>, limit: QueueLimit) {
     let reason = match limit {
         QueueLimit::Requests => "max_num_queued_reqs",
@@ -664,7 +664,7 @@ fn of_rank(of: &ReplicaLabel, rank: u16) -> [Label; 2] {
     [of.label(), Label::new("rank", rank.to_string())]
 }
 
-/// What a request took at a replica, from its acceptance to its end.
+/// The times of a request at a replica, from its acceptance to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestDurations {
     pub queue: Duration,
@@ -687,7 +687,7 @@ pub fn step_planned(of: &ReplicaLabel, n_requests: usize, n_tokens: u64) {
     STEP_TOKENS.record(n_tokens as f64, &[of.label()]);
 }
 
-/// A step was answered, and brought so many tokens.
+/// A step was answered, with this many tokens.
 pub fn step_answered(of: &ReplicaLabel, n_tokens: u64) {
     ITERATION_TOKENS.record(n_tokens as f64, &[of.label()]);
 }
@@ -710,7 +710,7 @@ pub fn drafts_at(source: &'static str, position: usize, proposed: u64, accepted:
     DRAFTS_ACCEPTED_AT.add(accepted, &labels);
 }
 
-/// A mask of a grammar was made.
+/// A grammar's mask was made.
 pub fn mask_made(took: Duration) {
     MASK_SECONDS.observe(took, &[]);
 }
@@ -735,34 +735,35 @@ pub fn scrubbed(n_bytes: u64) {
 
 // -- the router's
 
-/// What came of running an answer again.
+/// The outcome of running an answer again.
 pub fn audit(outcome: &'static str) {
     AUDITS.add(1, &[Label::from_static_parts("outcome", outcome)]);
 }
 
-/// Shows that nothing has differed yet: an alert reads an increase, which a series that begins with one has not.
+/// Exports the counter at zero: an alert needs an increase, and a series that begins with one shows none.
 pub fn audits_begin() {
     AUDITS.add(0, &[Label::from_static_parts("outcome", "different")]);
 }
 
-/// What became of answers that were to be recorded.
+/// The outcome of answers that were to be recorded.
 pub fn records(outcome: &'static str, n: u64) {
     RECORDS.add(n, &[Label::from_static_parts("outcome", outcome)]);
 }
 
-/// Shows that no answer has been lost yet: an alert reads an increase, which a series that begins with one has not.
+/// Exports the counters at zero: an alert needs an increase, and a series that begins with one shows none.
 pub fn records_begin() {
     ["failed", "dropped", "removed"].into_iter().for_each(|outcome| records(outcome, 0));
 }
 
-/// When the certificate of a file ends, in seconds since 1970. One whose end cannot be read has no series.
+/// Sets when the certificate of a file expires, in seconds since 1970. A certificate without a readable end has no
+/// series.
 pub fn certificate_ends(file: &'static str, at: Option<i64>) {
     if let Some(at) = at {
         CERTIFICATE_ENDS.set(at as f64, &[Label::from_static_parts("file", file)]);
     }
 }
 
-/// Whether a file that is read again was usable when it was read last.
+/// Sets whether a file that is read repeatedly was usable at its last read.
 pub fn config_reload(file: &'static str, is_ok: bool) {
     CONFIG_RELOAD_OK.set(f64::from(u8::from(is_ok)), &[Label::from_static_parts("file", file)]);
 }
@@ -790,7 +791,7 @@ fn tenant(label: &Arc<str>) -> Label {
     Label::new("tenant", label.clone())
 }
 
-/// The label is the name of the tenant's key; the router sees to it that there are few.
+/// The label is the name of the tenant's key; the router limits their number.
 pub fn tenant_request(label: &Arc<str>) {
     TENANT_REQUESTS.add(1, &[tenant(label)]);
 }
@@ -808,7 +809,7 @@ pub fn tenant_waited(label: &Arc<str>, took: Duration) {
     TENANT_WAIT.observe(took, &[tenant(label)]);
 }
 
-/// Overrides the page's own label where a router serves several models; the router sees to it that there are few.
+/// Overrides the page's own label if a router serves several models; the router limits their number.
 fn model_name(label: Option<&Arc<str>>) -> impl Iterator<Item = Label> {
     label.map(|label| Label::new("model_name", label.clone())).into_iter()
 }
@@ -839,7 +840,7 @@ pub fn request(model: Option<&Arc<str>>, face: &'static str, outcome: &'static s
     REQUEST_SECONDS.observe(took, &model_name(model).collect::<Vec<_>>());
 }
 
-/// What a request asks for that was read. Without a word on its length, that is what is left of the context.
+/// Records the parameters of a request that has been read. Without a given length it is the rest of the context.
 pub fn asked(tokens_max: Option<u32>, n_choices: u32) {
     if let Some(tokens_max) = tokens_max {
         ASKED_TOKENS.record(tokens_max.into(), &[]);
@@ -910,7 +911,7 @@ pub fn answered(answer: &Answer<'_>) {
     }
 }
 
-// -- of whoever sends to a collector
+// -- of the connection to a collector
 
 pub(crate) fn sent(signal: &'static str, n: u64) {
     SENT.add(n, &[Label::from_static_parts("signal", signal)]);
@@ -1028,7 +1029,7 @@ mod tests {
         }
     }
 
-    /// A row whose series nobody writes would be left out without a word.
+    /// A row without a series would be left out silently.
     #[test]
     fn llama_cpps_names_are_made_of_series_that_there_are() {
         let told = GAUGES.iter().chain(&COUNTERS).chain(HISTOGRAMS.iter().map(|(metric, _)| metric));

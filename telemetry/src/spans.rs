@@ -1,8 +1,8 @@
-//! Every span: its name, its fields, and the typed functions that set them. Knows nothing of who records them.
+//! Every span: its name, its fields, and the typed functions that set them. Has no knowledge of the recorder.
 //!
-//! A request's spans (`request`, `prepare`, `sequence`) are made if a collector is named; those of steps (`step` at the
-//! coordinator, `pass` at each rank), of which there are hundreds a second, only if they are asked for too. Otherwise a
-//! span costs one look at a flag.
+//! A request's spans (`request`, `prepare`, `sequence`) are made if a collector is configured. The spans of steps
+//! (`step` at the coordinator, `pass` at each rank) are hundreds a second, so they are made only if they are enabled
+//! too. Otherwise a span costs one check of a flag.
 
 use crate::otlp::{self, TraceHeaders, context};
 use crate::usage::{PROVIDER, TokenUsage};
@@ -10,9 +10,9 @@ use std::time::Duration;
 use tracing::field::Empty;
 use tracing::{Level, Span};
 
-/// The target of all roles' spans, so that one filter names them.
+/// The target of all roles' spans, by which one filter selects them.
 pub(crate) const TARGET: &str = "span";
-/// The level of spans that exist whenever a collector does, and below it that of steps.
+/// The level of spans that exist with every collector, and below it that of steps.
 pub(crate) const REQUESTS: Level = Level::INFO;
 pub(crate) const STEPS: Level = Level::DEBUG;
 
@@ -28,22 +28,22 @@ impl Default for Traced {
 }
 
 impl Traced {
-    /// Whether it is recorded.
+    /// Returns whether it is recorded.
     pub fn is_recorded(&self) -> bool {
         !self.0.is_disabled()
     }
 
-    /// The span's W3C Trace Context, for the other side of a wire; empty if it is not recorded.
+    /// Returns the span's W3C Trace Context for the other side of a wire; empty if the span is not recorded.
     pub fn carried(&self) -> TraceHeaders {
         if self.is_recorded() { context::carried(&self.0) } else { TraceHeaders::default() }
     }
 
-    /// Logs within this span.
+    /// Runs a closure that logs within this span.
     pub fn tell(&self, say: impl FnOnce()) {
         self.0.in_scope(say);
     }
 
-    /// Whether it is to contain prompts and answers: only if an operator has asked for that.
+    /// Whether it has to contain prompts and answers: only if an operator has enabled that.
     pub fn wants_content(&self) -> bool {
         self.is_recorded() && otlp::wants_content()
     }
@@ -68,17 +68,17 @@ impl Traced {
     }
 }
 
-/// OTLP has only signed numbers; others would arrive as text.
+/// OTLP has only signed numbers; unsigned ones would arrive as text.
 fn whole(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// What a request asks for, in the words of OpenTelemetry's conventions. None if the request does not say.
+/// The parameters of a request, under the names of OpenTelemetry's conventions. None if the request does not have them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestAttributes {
     /// `chat`, `text_completion` or `embeddings`.
     pub operation: &'static str,
-    /// The client's name for it; may be empty.
+    /// The client's name for the model; may be empty.
     pub model: String,
     pub n_choices: u64,
     pub max_tokens: Option<u64>,
@@ -91,8 +91,8 @@ pub struct RequestAttributes {
     pub stops: Vec<String>,
 }
 
-/// The router's span: from a request's arrival to its end, named by operation and model once they are known. Part of
-/// the caller's trace, if it has sent one.
+/// Starts the router's span from a request's arrival to its end, named by operation and model once they are known. It
+/// is part of the caller's trace, if the caller has sent one.
 pub fn request(face: &'static str, traceparent: &str, tracestate: &str) -> Traced {
     let span = tracing::span!(
         target: TARGET,
@@ -126,7 +126,7 @@ pub fn request(face: &'static str, traceparent: &str, tracestate: &str) -> Trace
 }
 
 impl Traced {
-    /// What a request asks for, once it has been read.
+    /// Sets the parameters of a request, once it has been read.
     pub fn asked(&self, asked: &RequestAttributes) {
         if !self.is_recorded() {
             return;
@@ -166,7 +166,7 @@ impl Traced {
         self.0.record("gen_ai.response.time_to_first_chunk", after.as_secs_f64());
     }
 
-    /// Sets prompts and answers, in the conventions' form of messages. Only for spans that `wants_content`.
+    /// Sets prompts and answers in the conventions' message format. Only for spans that `wants_content`.
     pub fn content(&self, input: &str, output: &str) {
         for (name, text) in [("gen_ai.input.messages", input), ("gen_ai.output.messages", output)] {
             if !text.is_empty() {
@@ -188,18 +188,18 @@ impl Traced {
         }
     }
 
-    /// The router's span over template and tokenizer.
+    /// Starts the router's span over template and tokenizer.
     pub fn prepare(&self) -> Traced {
         Traced(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "prepare", otel.kind = "internal"))
     }
 
-    /// The router's span from tokens until the request is on its way to a replica.
+    /// Starts the router's span from the tokens until the request is on its way to a replica.
     pub fn place(&self) -> Traced {
         Traced(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "place", otel.kind = "internal"))
     }
 }
 
-/// The coordinator's span of one choice of a request, from its submission to its end.
+/// Starts the coordinator's span of one choice of a request, from its submission to its end.
 pub fn sequence(traceparent: &str, tracestate: &str, id: u64, n_prompt: u64, n_output: u64) -> Traced {
     let span = tracing::span!(
         target: TARGET,
@@ -223,7 +223,7 @@ pub fn sequence(traceparent: &str, tracestate: &str, id: u64, n_prompt: u64, n_o
 }
 
 impl Traced {
-    /// The coordinator's span from a sequence's submission until its first slice in a step.
+    /// Starts the coordinator's span from a sequence's submission until its first slice in a step.
     pub fn queue(&self) -> Traced {
         Traced(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "queue", otel.kind = "internal"))
     }
@@ -233,7 +233,7 @@ impl Traced {
         self.0.record("lockstep.cached_tokens", whole(n_cached));
     }
 
-    /// Why no more of its prompt came from the prefix cache, and where.
+    /// Sets why and where the prefix cache stopped to match the prompt.
     pub fn reuse_ended(&self, why: &'static str, position: u64) {
         self.0.record("lockstep.reuse_ended", why);
         self.0.record("lockstep.reuse_position", whole(position));
@@ -248,7 +248,7 @@ impl Traced {
     }
 }
 
-/// The coordinator's span from the sending of a step to its answer.
+/// Starts the coordinator's span from the sending of a step to its answer.
 pub fn step(id: u64, epoch: u32, n_slices: u64, n_positions: u64) -> Traced {
     Traced(tracing::span!(
         target: TARGET,
@@ -263,7 +263,7 @@ pub fn step(id: u64, epoch: u32, n_slices: u64, n_positions: u64) -> Traced {
     ))
 }
 
-/// The coordinator's span from the end of an epoch until the replica serves again.
+/// Starts the coordinator's span from the end of an epoch until the replica serves again.
 pub fn recovery(epoch: u32) -> Traced {
     Traced(tracing::span!(
         target: TARGET,
@@ -282,7 +282,7 @@ pub fn recovery(epoch: u32) -> Traced {
 }
 
 impl Traced {
-    /// For a recovery: why the epoch ended, and which rank was lost, if any.
+    /// Sets, for a recovery, why the epoch ended, and which rank was lost, if any.
     pub fn recovered_from(&self, cause: &'static str, lost: Option<(u16, &str)>) {
         self.0.record("lockstep.cause", cause);
         if let Some((rank, host)) = lost {
@@ -291,7 +291,7 @@ impl Traced {
         }
     }
 
-    /// For a recovery: the grid that serves now, and how many tokens it computes again.
+    /// Sets, for a recovery, the new grid, and how many tokens it computes again.
     pub fn recovered_on(&self, tp: u16, pp: u16, n_tokens_replayed: u64) {
         self.0.record("lockstep.tp", i64::from(tp));
         self.0.record("lockstep.pp", i64::from(pp));
@@ -299,7 +299,7 @@ impl Traced {
     }
 }
 
-/// A rank's span over its pass of a step.
+/// Starts a rank's span over its pass of a step.
 pub fn pass(traceparent: &str, step: u64, rank: u16) -> Traced {
     let span = tracing::span!(
         target: TARGET,
@@ -315,7 +315,7 @@ pub fn pass(traceparent: &str, step: u64, rank: u16) -> Traced {
 }
 
 impl Traced {
-    /// For a pass: how long it waited for other ranks.
+    /// Sets, for a pass, how long it waited for other ranks.
     pub fn waited(&self, waited: Duration) {
         if self.is_recorded() {
             self.0.record("lockstep.wait_micros", i64::try_from(waited.as_micros()).unwrap_or(i64::MAX));

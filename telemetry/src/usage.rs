@@ -1,9 +1,9 @@
-//! What spans and metrics say alike of a request: how much it read and wrote, and who answered it.
+//! The values that spans and metrics have in common: a request's input and output tokens, and the system's name.
 
 /// The system's name in OpenTelemetry's conventions.
 pub(crate) const PROVIDER: &str = "lockstep";
 
-/// How many tokens a request read and wrote.
+/// The number of tokens that a request read and wrote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenUsage {
     pub n_prompt: u64,

@@ -1,5 +1,5 @@
-//! A collector over HTTP that is busy at first, refuses a part, lies, and at last says nothing: code that makes spans
-//! does not wait for it, and what it does not receive is counted.
+//! A collector over HTTP that is busy at first, then rejects a part, sends a wrong answer, and finally sends none. Code
+//! that makes spans does not wait for it, and items that it does not receive are counted.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -68,7 +68,7 @@ fn whatever_a_collector_does_is_counted_and_waited_for_by_nobody() {
     }
     spans(1, "fourth");
     until(sent, 1);
-    // Nobody takes any more, and nobody waits: what has no room is dropped.
+    // The collector accepts no more and no code waits for it: items without room are dropped.
     spans(20_000, "fifth");
     until("lockstep:otlp_dropped_total{signal=\"traces\",reason=\"full\"}", 1);
     let began = Instant::now();
@@ -78,7 +78,7 @@ fn whatever_a_collector_does_is_counted_and_waited_for_by_nobody() {
     assert_eq!((value(&page, sent), value(&page, refused)), (1, 3));
     let heard = collector.spans();
     let first: Vec<_> = heard.iter().filter(|span| span.name == "chat first").collect();
-    // Sent twice: first refused as busy, then taken.
+    // Sent twice: first rejected as busy, then accepted.
     assert_eq!(first.len(), 2);
     let content = common::attribute(first[0], "gen_ai.input.messages");
     assert_eq!(content, common::text("[\"question\"]"));

@@ -1,5 +1,5 @@
-//! A collector of a few lines hears the spans of a request over OTLP/gRPC, as a tree, within the caller's trace; and
-//! metrics and logs beside them.
+//! A small collector receives the spans of a request over OTLP/gRPC, as a tree, within the caller's trace; and metrics
+//! and logs beside them.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -19,7 +19,7 @@ const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 /// The header of a caller that records nothing.
 const UNSAMPLED: &str = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
 
-/// What router, coordinator and rank do with one request.
+/// Makes the spans of router, coordinator and rank for one request.
 fn one_request() {
     let request = spans::request("http", CALLER, "vendor=1");
     assert!(request.is_recorded());
@@ -54,7 +54,7 @@ fn one_request() {
     request.ended("ok", TokenUsage { n_prompt: 5, n_cached: 4, n_output: 6 }, &["stop", "length"]);
 }
 
-/// A request whose caller is not sampled leaves no spans on either side of the wire.
+/// Makes a request whose caller is not sampled, which leaves no spans on either side of the wire.
 fn one_unsampled() {
     let request = spans::request("http", UNSAMPLED, "");
     request.begun("chatcmpl-2", "chat", "toy-1");
@@ -87,7 +87,7 @@ fn check_tree(collector: &Collector) {
         ("gen_ai.request.seed", Some(Value::IntValue(7))),
         ("gen_ai.request.choice.count", Some(Value::IntValue(2))),
         ("gen_ai.request.max_tokens", None),
-        // Content was not asked for.
+        // Content was not enabled.
         ("gen_ai.request.stop_sequences", None),
         ("gen_ai.usage.output_tokens", Some(Value::IntValue(6))),
         ("gen_ai.response.time_to_first_chunk", Some(Value::DoubleValue(0.003))),
@@ -113,7 +113,7 @@ fn check_tree(collector: &Collector) {
     assert_eq!(["sequence", "step", "pass"].map(n_of), [1, 1, 1]);
 }
 
-/// A log line within a request has its trace and span; what sending itself logs is not sent.
+/// Checks that a log line within a request has its trace and span, and that messages of sending itself are not sent.
 fn check_logs(collector: &Collector) {
     let request = collector.spans().into_iter().find(|span| span.name == "chat toy-1").unwrap();
     let records = collector.records();
@@ -127,7 +127,7 @@ fn check_logs(collector: &Collector) {
     assert!(find_by("too quiet").is_none() && find_by("of sending itself").is_none());
 }
 
-/// What is sent equals the page.
+/// Checks that the sent metrics equal the page.
 fn check_metrics(collector: &Collector, page: &str) {
     let metrics = collector.last_metrics();
     let named = |name: &str| metrics.iter().find(|metric| metric.name == name).unwrap_or_else(|| panic!("no {name}"));

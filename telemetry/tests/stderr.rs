@@ -1,5 +1,5 @@
-//! What a process says on stderr, in a process of its own: a panic is read before the process ends, and if nobody
-//! reads, neither logging nor panicking nor the end waits for long.
+//! A process's output on stderr, in a process of its own: a panic is written before the process ends. Without a reader,
+//! logging, panicking and the end of the process do not wait for long.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -9,12 +9,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 use telemetry::logs::{self, LogOptions};
 
-/// Tells the process that it is the child, and what to do.
+/// Marks the process as the child, and names its task.
 const CHILD: &str = "TEST_OF_STDERR";
 /// More than a pipe and the queue hold.
 const N_LINES: usize = 20_000;
 const N_PANICS: usize = 50;
-/// The limit for what would otherwise take for ever, and takes about a second.
+/// The limit for waits that would otherwise not end; they take about a second.
 const SOON: Duration = Duration::from_secs(10);
 
 fn child(what: &str) -> Command {
@@ -38,7 +38,7 @@ fn in_a_process_of_its_own() {
         "panic" => {
             tracing::info!("before");
             panic_once();
-            // As when the main thread panics: nothing is flushed any more.
+            // As when the main thread panics: nothing is flushed after that.
             std::process::exit(0);
         }
         "end" => {

@@ -1,4 +1,4 @@
-//! Numbers as characters: bars, curves and short figures. Knows no page.
+//! Numbers as characters: bars, curves and short figures. Has no knowledge of the pages.
 
 use ratatui::style::{Color, Style};
 use ratatui::text::Span;
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 const EIGHTHS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// What somebody else wrote, without signs that a terminal would obey or that turn text around.
+/// Replaces characters in foreign text that control a terminal or change the direction of text.
 pub fn plain(text: &str) -> String {
     let is_unseen = |c: char| {
         c.is_control()
@@ -23,7 +23,7 @@ pub fn text(value: &Value) -> String {
     }
 }
 
-/// A part of a whole as so many cells, the rest of them empty.
+/// Returns a bar of `n_cells` cells, filled up to this part.
 pub fn bar(part: f64, n_cells: usize) -> String {
     let full = filled(part, n_cells);
     "█".repeat(full) + &"░".repeat(n_cells - full)
@@ -31,11 +31,11 @@ pub fn bar(part: f64, n_cells: usize) -> String {
 
 fn filled(part: f64, n_cells: usize) -> usize {
     let cells = part.clamp(0.0, 1.0) * n_cells as f64;
-    // What is there at all is seen.
+    // A part above zero fills at least one cell.
     if part > 0.0 { (cells.round() as usize).max(1) } else { 0 }
 }
 
-/// Parts of one whole side by side, each in its colour.
+/// Returns parts of one whole side by side, each in its colour.
 pub fn parts(parts: &[(f64, char, Color)], n_cells: usize) -> Vec<Span<'static>> {
     let mut left = n_cells;
     let mut spans = Vec::new();
@@ -48,7 +48,8 @@ pub fn parts(parts: &[(f64, char, Color)], n_cells: usize) -> Vec<Span<'static>>
     spans
 }
 
-/// One character for each value, against the largest. A value that nobody measured is a gap, and not a zero.
+/// Returns one character for each value, relative to the largest. A value that was not measured is a gap, and not a
+/// zero.
 pub fn curve(values: &[Option<f64>]) -> String {
     let most = values.iter().flatten().copied().fold(0.0, f64::max);
     let sign = |value: &Option<f64>| match value {
@@ -59,7 +60,7 @@ pub fn curve(values: &[Option<f64>]) -> String {
     values.iter().map(sign).collect()
 }
 
-/// A count in at most five characters.
+/// Formats a count in at most five characters.
 pub fn count(n: f64) -> String {
     match n {
         n if n >= 1e10 => format!("{:.0}G", n / 1e9),
@@ -70,7 +71,7 @@ pub fn count(n: f64) -> String {
     }
 }
 
-/// A time in the unit that a person would take.
+/// Formats a time in the unit that people would use.
 pub fn time(seconds: f64) -> String {
     match seconds {
         s if s >= 90.0 => format!("{:.0} min", s / 60.0),
@@ -82,7 +83,7 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-/// Memory in the unit that a person would take.
+/// Formats an amount of memory in the unit that people would use.
 pub fn memory(bytes: f64) -> String {
     match bytes {
         b if b >= 1024.0 * 1024.0 * 1024.0 * 10.0 => format!("{:.0}G", b / (1u64 << 30) as f64),

@@ -1,4 +1,4 @@
-//! The view of the cluster: a line for each rank of each replica, and above them what is not as it should be.
+//! The view of the cluster: a line for each rank of each replica, and above them the problems.
 
 use super::bars::{bar, memory, parts, plain, text, time};
 use crate::operate::status::{models, notes, speed, store, wanted};
@@ -6,7 +6,7 @@ use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span};
 use serde_json::Value;
 
-/// Narrower terminals lose columns, the least wanted first.
+/// Narrower terminals show fewer columns; the least important ones disappear first.
 const WIDE: u16 = 90;
 const MIDDLE: u16 = 72;
 /// Cells of a bar of time.
@@ -77,7 +77,7 @@ fn legend(width: u16) -> Line<'static> {
     Line::from(spans).dim()
 }
 
-/// Of a rank's time: computing, waiting for its peers, without a step.
+/// The parts of a rank's time: computing, waiting for other ranks, without a step.
 const COLOURS: [(char, Color); 3] = [('█', Color::Green), ('▓', Color::Yellow), ('░', Color::DarkGray)];
 
 fn rank(rank: &Value, width: u16) -> Line<'static> {

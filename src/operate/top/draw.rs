@@ -1,5 +1,5 @@
-//! Draws the screen: a line of views, the one that is looked at, and a line of keys. What is too wide is cut off, and
-//! what is too long is scrolled.
+//! Draws the screen: a line of views, the selected view, and a line of keys. Long lines are cut off; long lists are
+//! scrolled.
 
 use super::bars::plain;
 use super::screen::{Screen, TopView};
@@ -11,7 +11,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 use std::time::{Duration, Instant};
 
-/// What is older is said to be old.
+/// The age from which on the screen shows how old an answer is.
 const FRESH_MAX: Duration = Duration::from_secs(5);
 
 const KEYS: &str = "q quit · Tab 1 2 3 views · ↑ ↓ move · Enter open · Esc back · ? help";
@@ -56,7 +56,7 @@ fn title(screen: &Screen) -> Line<'static> {
     Line::from(spans)
 }
 
-/// Why there is nothing to see, or how old it is.
+/// Returns why there is nothing to show, or how old it is.
 fn notice(screen: &Screen, now: Instant) -> Line<'static> {
     let shown = screen.shown();
     let age = shown.heard.map(|heard| now.saturating_duration_since(heard));
@@ -81,7 +81,7 @@ fn page(frame: &mut Frame<'_>, screen: &mut Screen, area: Rect) {
     frame.render_widget(Paragraph::new(lines).scroll((first, 0)), area);
 }
 
-/// The list of requests: its head stays, and the chosen one is in view. Only what is seen is made.
+/// Draws the list of requests, whose head stays and whose selected row is visible. Formats only the visible rows.
 fn list(frame: &mut Frame<'_>, screen: &mut Screen, area: Rect) {
     let Some(page) = &screen.shown().page else { return };
     let rows = requests::rows(page);

@@ -1,5 +1,5 @@
-//! The screen on a terminal: keys, answers and sizes as they come. The server is asked on a thread of its own, so that
-//! keys are heard while it is silent.
+//! The screen on a terminal: keys, answers and sizes as they arrive. A thread of its own fetches from the server, so
+//! that keys work while the server is silent.
 
 use super::draw::draw;
 use super::screen::{Screen, TopQuestion, TopView};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How long keys are waited for before answers are looked at.
+/// How long a wait for keys lasts before the next check for answers.
 const KEYS_WAIT: Duration = Duration::from_millis(40);
 /// How long the loop has to end by itself.
 const LEAVE_WAIT: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ pub fn run(server: &RunningServer, every: Duration, looks: Option<u64>) -> anyho
     shown
 }
 
-/// A terminal that is left by a signal is put in order all the same.
+/// Sets a flag on a signal, so that the terminal is restored before the process ends.
 fn ended_by_signal() -> anyhow::Result<(Runtime, Arc<AtomicBool>)> {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let is_over = Arc::new(AtomicBool::new(false));
@@ -56,18 +56,18 @@ fn ended_by_signal() -> anyhow::Result<(Runtime, Arc<AtomicBool>)> {
     Ok((runtime, is_over))
 }
 
-/// Ends the process when its terminal is gone. The loop may not be able to: whoever waits for keys reads the end of
-/// the terminal again and again, and does not return.
+/// Ends the process when its terminal is closed. The loop may be unable to: a wait for keys then reads the end of the
+/// terminal again and again, and does not return.
 fn end_without_a_terminal(is_over: Arc<AtomicBool>) {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
         return;
     }
     std::thread::spawn(move || {
-        // Asked for nothing, a poll waits for the end alone.
+        // A poll without events waits for the end of the terminal alone.
         let mut watched = [PollFd::new(&stdin, PollFlags::empty())];
         while watched[0].revents().is_empty() {
-            // A signal interrupts it.
+            // A signal interrupts the poll.
             let _ = poll(&mut watched, None);
         }
         is_over.store(true, Relaxed);
@@ -76,7 +76,7 @@ fn end_without_a_terminal(is_over: Arc<AtomicBool>) {
     });
 }
 
-/// Answers what was asked last, at once and then every so often.
+/// Fetches the page that was requested last: immediately, and then at intervals.
 fn fetch(server: &RunningServer, asked: &Receiver<TopQuestion>, answer: &SyncSender<Answer>, every: Duration) {
     let mut wanted = TopQuestion::Page(TopView::Cluster);
     loop {
@@ -109,7 +109,8 @@ impl Live {
         let mut n_looks = 0;
         while !is_over.load(Relaxed) {
             self.terminal.draw(|frame| draw(frame, &mut self.screen, Instant::now()))?;
-            // While it fetches for another view the question waits, and is asked at the next turn.
+            // During a fetch for another view the new request does not fit into the channel; it is sent at the next
+            // turn.
             if self.screen.wanted() != self.asked && self.ask.try_send(self.screen.wanted()).is_ok() {
                 self.asked = self.screen.wanted();
             }
@@ -131,7 +132,7 @@ impl Live {
     fn react(&mut self, event: &Event) -> bool {
         match event {
             Event::Key(key) => self.screen.press(*key),
-            // The next drawing asks for the size.
+            // The next drawing reads the new size.
             _ => true,
         }
     }

@@ -53,7 +53,7 @@ pub fn lines(page: &Value, width: u16) -> Vec<Line<'static>> {
         let first = (now + 1).saturating_sub(n_columns as u64);
         let values: Vec<Option<f64>> =
             (first..=now).map(|number| bins.get(&number).and_then(|bin| (figure.of)(bin, seconds))).collect();
-        // The newest bin is not over yet, so that its rate says too little.
+        // The newest bin is not complete, so its rate is too low.
         let last = values.iter().rev().skip(1).take(1).chain(values.last()).flatten().next();
         let last = last.map_or_else(|| "-".to_owned(), |value| (figure.shown)(*value));
         lines.push(Line::from(vec![
@@ -65,7 +65,7 @@ pub fn lines(page: &Value, width: u16) -> Vec<Line<'static>> {
     lines
 }
 
-/// Each tenant's share of the hour's tokens.
+/// Formats each tenant's share of the hour's tokens.
 fn tenants(bins: &BTreeMap<u64, &Value>) -> Vec<Line<'static>> {
     let mut tokens: BTreeMap<String, f64> = BTreeMap::new();
     for (name, n) in bins.values().filter_map(|bin| bin["tenants"].as_object()).flatten() {

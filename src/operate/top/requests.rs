@@ -1,4 +1,4 @@
-//! The view of requests: those under way and those that ended last, and one's timeline. Knows no text of any.
+//! The view of requests: running, waiting and recently ended ones, and the timeline of one. Has no text of any request.
 
 use super::bars::{count, curve, text, time};
 use ratatui::style::{Color, Style, Stylize};
@@ -13,7 +13,7 @@ pub fn rows(page: &Value) -> &[Value] {
     page["requests"].as_array().map_or(&[][..], Vec::as_slice)
 }
 
-/// How many wait and run, for those who may know, and the columns' names.
+/// Returns the numbers of waiting and running requests, if this key may read them, and the columns' names.
 pub fn head(page: &Value, width: u16) -> Vec<Line<'static>> {
     let under_way = match (page["waiting"].as_u64(), page["running"].as_u64()) {
         (Some(waiting), Some(running)) => format!("{running} run, {waiting} wait"),
@@ -59,7 +59,7 @@ pub fn row(request: &Value, width: u16) -> Line<'static> {
     Line::from(spans)
 }
 
-/// What it is at; while a long prompt is computed, how much of it is.
+/// Returns the request's state; while a long prompt is computed, also its progress.
 fn state(request: &Value) -> String {
     match (request["computed"].as_u64(), request["prompt"].as_u64()) {
         (Some(computed), Some(prompt)) if prompt > 0 => format!("prompt {}%", computed * 100 / prompt),
@@ -71,7 +71,7 @@ fn short(text: &str, n: usize) -> String {
     text.chars().take(n).collect()
 }
 
-/// One request, from its arrival on.
+/// Formats one request's timeline, from its arrival on.
 pub fn timeline(request: &Value) -> Vec<String> {
     let tokens = |name: &str| request[name].as_f64().map_or_else(|| "-".to_owned(), count);
     let mut lines = vec![

@@ -1,4 +1,4 @@
-//! What a person looks at, as keys and answers change it. Knows neither terminal nor server.
+//! The state of the screen, as keys and answers change it. Has no knowledge of terminal or server.
 
 use super::requests::rows;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -28,14 +28,14 @@ impl TopView {
     }
 }
 
-/// What is to be fetched for the screen.
+/// What to fetch for the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopQuestion {
     Page(TopView),
     Timeline(u64),
 }
 
-/// The last answer of one kind, and since when there has been none.
+/// The last answer of one kind, and the time since when there has been none.
 #[derive(Default)]
 pub struct Shown {
     pub page: Option<Value>,
@@ -56,11 +56,11 @@ pub struct Screen {
     pub url: String,
     pub view: TopView,
     pub pages: [Shown; 3],
-    /// A request whose timeline is looked at.
+    /// The request whose timeline is shown.
     pub opened: Option<(u64, Shown)>,
-    /// The place in the list of requests.
+    /// The selected row in the list of requests.
     pub selected: usize,
-    /// The first line of what does not fit.
+    /// The first visible line of a long text.
     pub scroll: usize,
     pub is_help: bool,
 }
@@ -96,7 +96,7 @@ impl Screen {
         match (wanted, &mut self.opened) {
             (TopQuestion::Page(view), _) => self.pages[view as usize].hear(answer, now),
             (TopQuestion::Timeline(number), Some((opened, shown))) if number == *opened => shown.hear(answer, now),
-            // It was closed meanwhile.
+            // The timeline was closed in the meantime.
             (TopQuestion::Timeline(_), _) => {}
         }
         self.selected = self.selected.min(self.n_requests().saturating_sub(1));
@@ -110,7 +110,7 @@ impl Screen {
         self.view == TopView::Requests && self.opened.is_none()
     }
 
-    /// Whether the screen stays.
+    /// Handles a key; returns whether the screen stays open.
     pub fn press(&mut self, key: KeyEvent) -> bool {
         if key.kind == KeyEventKind::Release {
             return true;
@@ -162,7 +162,7 @@ impl Screen {
         let last = self.n_requests().saturating_sub(1);
         let (place, last) = match self.lists() {
             true => (&mut self.selected, last),
-            // Where the text ends only the drawing knows.
+            // Only the drawing has the length of the text.
             false => (&mut self.scroll, usize::MAX),
         };
         *place = if is_down { place.saturating_add(by).min(last) } else { place.saturating_sub(by) };

@@ -1,15 +1,15 @@
-//! The queue between those who log and the thread that writes: it takes what fits, and counts what does not. Putting a
-//! line waits for nobody. Knows no stderr, and nothing of what a line says.
+//! The queue between code that logs and the thread that writes: it stores the lines that fit, and counts the others.
+//! Adding a line never waits. Has no knowledge of stderr or of the lines' contents.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The most lines that wait or are being written: seconds of a busy server at `debug`.
+/// The most lines that wait or are being written: some seconds of a busy server at `debug`.
 pub const LINES_MAX: usize = 4096;
 pub const BYTES_MAX: usize = 1 << 20;
-/// The most bytes written at once, except that the last line may go beyond.
+/// The most bytes written at once, except that the last line may exceed it.
 const BATCH_BYTES: usize = 64 << 10;
 
 #[derive(Debug)]
@@ -27,15 +27,15 @@ struct Queued {
     /// Includes the lines that are being written.
     n_lines: usize,
     n_bytes: usize,
-    /// Dropped since the queue became full. While there are any, nothing is taken: so one line reports them, in their
-    /// place.
+    /// The lines dropped since the queue became full. While there are any, the queue accepts no line, so that one entry
+    /// reports them at their place.
     n_dropped: u64,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum LogEntry {
     Line(Vec<u8>),
-    /// This many lines would have stood here.
+    /// Stands in the place of this many lines.
     Dropped(u64),
 }
 
@@ -60,7 +60,7 @@ impl LogQueue {
         LogQueue { lines_max, bytes_max, queued: Mutex::default(), filled, emptied }
     }
 
-    /// False if there was no room; the line is then counted as dropped.
+    /// Returns false if there is no room; the line then counts as dropped.
     #[must_use]
     pub fn put(&self, line: &[u8]) -> bool {
         let mut queued = self.queued();
@@ -104,14 +104,14 @@ impl LogQueue {
         self.emptied.notify_all();
     }
 
-    /// Waits until all is written, at most for `wait_max`. False if not all is.
+    /// Waits until all lines are written, at most for `wait_max`. Returns false if some are not.
     pub fn until_written(&self, wait_max: Duration) -> bool {
         let is_busy = |queued: &mut Queued| queued.n_lines > 0 || queued.n_dropped > 0;
         let waited = self.emptied.wait_timeout_while(self.queued(), wait_max, is_busy);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// True while the writing thread is so far behind that lines are lost.
+    /// Returns true while the writing thread is so late that lines are lost.
     pub fn is_dropping(&self) -> bool {
         self.queued().n_dropped > 0
     }
@@ -154,7 +154,7 @@ mod tests {
         LogEntry::Line(n.to_string().into_bytes())
     }
 
-    /// Whether each line was taken.
+    /// Returns whether each line was stored.
     fn put(queue: &LogQueue, numbers: impl IntoIterator<Item = usize>) -> Vec<bool> {
         numbers.into_iter().map(|n| queue.put(n.to_string().as_bytes())).collect()
     }
@@ -165,10 +165,10 @@ mod tests {
         assert_eq!(put(&queue, 0..6), [true, true, true, true, false, false]);
         let batch = queue.take();
         assert_eq!(batch, [line(0), line(1), line(2), line(3)]);
-        // The lines are being written: there is no more room than before.
+        // The lines are still being written, so there is no more room than before.
         assert_eq!(put(&queue, 6..7), [false]);
         queue.written(&batch);
-        // No line is taken before the missing ones are reported.
+        // The queue accepts no line before the missing ones are reported.
         assert_eq!(put(&queue, 7..8), [false]);
         assert!(queue.is_dropping());
         let batch = queue.take();
@@ -225,7 +225,8 @@ mod tests {
         writing.join().unwrap();
     }
 
-    /// Many threads put, one takes: each line is written once or counted once, and each thread's lines are in order.
+    /// Many threads add lines and one takes them: each line is written once or counted once, and each thread's lines
+    /// are in order.
     #[test]
     fn each_line_is_written_or_counted() {
         const PUTTERS: usize = 4;

@@ -1,5 +1,5 @@
-//! The thread that writes to stderr what a serving process says: its log, its greeting, its panics. Only this thread
-//! waits for a slow reader. Knows no event and no filter.
+//! The thread that writes a serving process's output to stderr: its log, its greeting, its panics. Only this thread
+//! waits for a slow reader. Has no knowledge of events and filters.
 
 use super::Format;
 use super::queue::{LogEntry, LogQueue};
@@ -14,18 +14,18 @@ use std::time::Duration;
 use tracing_subscriber::fmt::format;
 use tracing_subscriber::fmt::time::{FormatTime, time};
 
-/// How long the end of a process waits for its last lines to be written.
+/// The longest wait for the last lines at the end of a process.
 const LAST_MAX: Duration = Duration::from_secs(1);
-/// How long a panicking thread waits for its message to be written: the process may end with it.
+/// The longest wait of a panicking thread for its message to be written, because the process may end with it.
 const PANIC_MAX: Duration = Duration::from_millis(200);
-/// The pause before the next write to a stderr that somebody has made non-blocking, and that is full.
+/// The pause before the next write to a full stderr that another program has made non-blocking.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
 static QUEUE: OnceLock<Arc<LogQueue>> = OnceLock::new();
 
-/// Starts the thread that writes the queue. Panics go into the queue from then on.
+/// Starts the thread that writes the queue. Later panics go into the queue too.
 pub fn start(queue: Arc<LogQueue>, format: Format) -> io::Result<()> {
-    // Not `io::stderr()`: its lock would be held for as long as nobody reads, and others would wait for it.
+    // Not `io::stderr()`: its lock would be held until a reader makes room, and other threads would wait for it.
     let out = File::from(io::stderr().as_fd().try_clone_to_owned()?);
     let mut writer = LogWriter { queue: queue.clone(), out, format, n_lost: 0 };
     // The thread ends with the process.
@@ -41,7 +41,7 @@ pub fn start(queue: Arc<LogQueue>, format: Format) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a line for the process's starter, not in the log's format. Does not wait once logs are set up.
+/// Writes a line for the user that started the process, not in the log's format. Does not wait once logs are set up.
 pub fn say(text: &str) {
     match QUEUE.get() {
         Some(queue) => put(queue, &format!("{text}\n")),
@@ -49,7 +49,7 @@ pub fn say(text: &str) {
     }
 }
 
-/// Waits until all that was said is written, within a limit. For the end of the process.
+/// Waits until all output is written, within a limit. For the end of the process.
 pub fn flush() {
     if let Some(queue) = QUEUE.get() {
         queue.until_written(LAST_MAX);
@@ -57,7 +57,7 @@ pub fn flush() {
 }
 
 fn put(mut queue: &LogQueue, text: &str) {
-    // A line that finds no room is counted; that is no failure.
+    // A line without room is counted, which is no failure.
     let _never = queue.write_all(text.as_bytes());
 }
 
@@ -79,7 +79,7 @@ struct LogWriter<W> {
     queue: Arc<LogQueue>,
     out: W,
     format: Format,
-    /// Lines that could not be written, and were not reported yet.
+    /// Lines that could not be written and are not reported yet.
     n_lost: u64,
 }
 
@@ -104,7 +104,7 @@ impl<W: Write> LogWriter<W> {
         }
         match write_all(&mut self.out, &bytes) {
             Ok(()) => self.n_lost = 0,
-            // The disk is full, say, or the reader is gone: later lines may have room.
+            // The disk may be full, or the reader gone: later lines may have room.
             Err(_) => {
                 metrics::log_dropped(n_lines);
                 self.n_lost += n_lines + n_told;
@@ -127,7 +127,8 @@ fn write_all(out: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The line that reports dropped lines. It looks like an event but is none: no filter may hide it, and it needs room.
+/// Returns the line that reports dropped lines. It looks like an event but is none: no filter may hide it, and it needs
+/// room.
 fn dropped(format: Format, n: u64) -> String {
     let mut now = String::new();
     // A line without a time is still a line.
@@ -135,7 +136,7 @@ fn dropped(format: Format, n: u64) -> String {
     let message = format!("{n} log lines were dropped: nobody read them in time");
     match format {
         Format::Text => format!("{now}  WARN telemetry: {message}\n"),
-        // Nothing in it has to be escaped.
+        // No character in it needs an escape.
         Format::Json => format!(
             "{{\"timestamp\":\"{now}\",\"level\":\"WARN\",\"message\":\"{message}\",\"dropped\":{n},\
              \"target\":\"telemetry\"}}\n"
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    /// A stderr that answers each call as it is told, and then takes all.
+    /// A stderr that answers each call with the next scripted result, and then accepts everything.
     #[derive(Default)]
     struct Moody {
         moods: VecDeque<Result<usize, ErrorKind>>,

@@ -1,4 +1,4 @@
-//! What an operator says of a collector. Reaches nobody.
+//! An operator's settings for a collector. Opens no connection.
 
 use super::reach::Headers;
 use std::time::Duration;
@@ -11,7 +11,7 @@ pub enum Protocol {
     Http,
 }
 
-/// Where a process sends its spans, metrics and logs, and how much of them.
+/// The destination of a process's spans, metrics and logs, and how much of them it gets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Collector {
     /// `http://host:4317` or `https://host:4317`.
@@ -19,9 +19,9 @@ pub struct Collector {
     pub protocol: Protocol,
     /// Headers that go with each batch, such as a key.
     pub headers: Headers,
-    /// The authority of its certificate, as PEM. None: the web's authorities.
+    /// The authority of its certificate, as PEM. None means the web's authorities.
     pub authority: Option<Vec<u8>>,
-    /// The fraction of the traces begun here that is recorded; for a caller's trace its sampling flag decides.
+    /// The fraction of the traces begun here that is recorded; for a caller's trace the caller's sampling flag decides.
     pub sample: f64,
     /// Whether every step gets spans, not only every request.
     pub steps: bool,

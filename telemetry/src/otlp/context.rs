@@ -1,4 +1,4 @@
-//! W3C Trace Context: a span's place in a trace, read from text and written as text. Knows no wire.
+//! W3C Trace Context: a span's place in a trace, read from text and written as text. Has no knowledge of the wire.
 
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry::trace::TraceContextExt;
@@ -7,7 +7,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// The two headers of W3C Trace Context, for the other side of a wire. Empty if the span is not recorded.
+/// The two headers of W3C Trace Context for the other side of a wire. Empty if the span is not recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TraceHeaders {
     pub parent: String,
@@ -37,7 +37,7 @@ fn read(parent: &str, state: &str) -> opentelemetry::Context {
     TraceContextPropagator::new().extract_with_context(&opentelemetry::Context::new(), &Headers { parent, state })
 }
 
-/// Makes `span` a part of the caller's trace. Headers that cannot be read count as absent, as the standard has it.
+/// Makes `span` a part of the caller's trace. Unreadable headers count as absent, as the standard requires.
 pub(crate) fn join(span: &Span, parent: &str, state: &str) {
     let caller = read(parent, state);
     if caller.span().span_context().is_valid() {
@@ -46,12 +46,12 @@ pub(crate) fn join(span: &Span, parent: &str, state: &str) {
     }
 }
 
-/// Links `span` to another that it also served, which has its own trace.
+/// Links `span` to another that it also served and that has its own trace.
 pub(crate) fn link(span: &Span, to: &Span) {
     span.add_link(to.context().span().span_context().clone());
 }
 
-/// The headers that make the other side's spans children of this one. The flag says whether it is sampled.
+/// Returns the headers that make the other side's spans children of this one. Their flag is set if the span is sampled.
 pub(crate) fn carried(span: &Span) -> TraceHeaders {
     let context = span.context();
     let of = context.span().span_context().clone();
@@ -64,7 +64,7 @@ pub(crate) fn carried(span: &Span) -> TraceHeaders {
     }
 }
 
-/// Renames a span once its work is known: `tracing` can do that only before the first child.
+/// Renames a span once its work is known. `tracing` can rename only before the first child.
 pub(crate) fn name(span: &Span, name: &str) {
     span.context().span().update_name(name.to_owned());
 }
@@ -75,7 +75,7 @@ pub(crate) fn list<'a>(span: &Span, name: &'static str, of: impl Iterator<Item =
     span.set_attribute(name, Value::Array(Array::String(of)));
 }
 
-/// Sets an attribute that only some spans have, if the operator wants it.
+/// Sets an attribute that only some spans have, if the operator has enabled it.
 pub(crate) fn text(span: &Span, name: &'static str, text: &str) {
     span.set_attribute(name, text.to_owned());
 }

@@ -1,5 +1,5 @@
-//! Log events as OTLP records, each with the trace and span in which it was logged, if there is one. Knows no
-//! collector.
+//! Log events as OTLP records, each with the trace and span in which it was logged, if there is one. Has no knowledge
+//! of the collector.
 
 use super::queue::{ExportQueue, unix_nanos};
 use super::wire::ScopedRecord;
@@ -15,7 +15,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-/// Longer values are cut, because a queue has to hold them.
+/// Longer values are cut, because they have to fit into a queue.
 const VALUE_BYTES_MAX: usize = 4096;
 
 pub struct Logs {
@@ -27,7 +27,7 @@ impl Logs {
         Logs { queue }
     }
 
-    /// The trace id, span id and flags.
+    /// Returns the trace id, span id and flags.
     fn place<S>(event: &Event<'_>, context: &Context<'_, S>) -> Option<(Vec<u8>, Vec<u8>, u32)>
     where
         S: Subscriber + for<'span> LookupSpan<'span>,

@@ -1,8 +1,8 @@
-//! Spans, metrics and logs to a collector, over OTLP. The only folder that knows OpenTelemetry: others make spans with
-//! `spans`, count with `metrics`, log with `tracing`, and pass a `traceparent` on as text.
+//! Spans, metrics and logs to a collector, over OTLP. The only folder that uses OpenTelemetry: other code makes spans
+//! with `spans`, counts with `metrics`, logs with `tracing`, and forwards a `traceparent` as text.
 //!
-//! Whatever is made goes into a queue with a limit and leaves from a thread of its own, in batches. A full queue drops,
-//! and counts what it drops: a collector that is slow, gone or lies holds up no request.
+//! Everything goes into a bounded queue, and a separate thread sends it in batches. A full queue drops items and counts
+//! them: a collector that is slow, gone or faulty delays no request.
 
 mod collector;
 pub(crate) mod context;
@@ -36,7 +36,7 @@ use tracing_opentelemetry::OpenTelemetryLayer;
 use tracing_subscriber::registry::LookupSpan;
 use wire::{CollectorClient, ExportBatch};
 
-/// How long the end of a process waits for the last batches to be sent.
+/// The longest wait for the last batches at the end of a process.
 const LAST_MAX: Duration = Duration::from_secs(2);
 
 static SENDING: OnceLock<Sending> = OnceLock::new();
@@ -48,7 +48,7 @@ struct Sending {
     content: bool,
     ending: watch::Sender<bool>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
-    /// The connection's runtime; it outlives every other runtime of the process.
+    /// The connection's runtime, which outlives every other runtime of the process.
     runtime: Runtime,
 }
 
@@ -58,7 +58,7 @@ impl Sending {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(task);
     }
 
-    /// Makes a queue, and the task that sends what is pushed into it.
+    /// Makes a queue, and the task that sends the items in it.
     fn queue<T: Send + 'static>(&self, signal: &'static str, pack: Pack<T>) -> ExportQueue<T> {
         let (pile, mut leaving) = queue::open(signal, pack, self.wire.clone(), self.ending.subscribe());
         self.start(async move { leaving.run().await });
@@ -66,7 +66,7 @@ impl Sending {
     }
 }
 
-/// Layers that send this process's spans and logs to the collector. Nothing is dialled before the first batch.
+/// Returns layers that send this process's spans and logs to the collector. They dial at the first batch.
 pub(crate) fn layers<S>(
     collector: &Collector,
 ) -> Result<(impl tracing_subscriber::Layer<S> + use<S>, impl tracing_subscriber::Layer<S> + use<S>), Error>
@@ -102,7 +102,7 @@ where
     if SENDING.set(sending).is_err() {
         return Err(Error::LogsTwice);
     }
-    // The source file and the thread belong into logs.
+    // The source file and the thread belong in logs.
     let layer = OpenTelemetryLayer::new(tracer).with_location(false).with_threads(false).with_target(false);
     Ok((layer.with_tracked_inactivity(false).with_context_activation(false), log::Logs::new(logs)))
 }
@@ -121,12 +121,12 @@ pub(crate) fn measure(page: impl Fn() -> String + Send + 'static) {
     sending.start(queue::repeat(every, batch, wire, ending));
 }
 
-/// Whether spans are to contain prompts and answers.
+/// Whether spans have to contain prompts and answers.
 pub(crate) fn wants_content() -> bool {
     SENDING.get().is_some_and(|sending| sending.content)
 }
 
-/// The resource of `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, with defaults for the rest.
+/// Returns the resource of `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, with defaults for the rest.
 fn resource() -> Resource {
     let own = [
         KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
@@ -138,14 +138,14 @@ fn resource() -> Resource {
     if !told.get(&Key::from_static_str("service.name")).is_some_and(is_named) {
         resource = resource.with_service_name("lockstep");
     }
-    // Tells apart two processes that count the same.
+    // Distinguishes two processes that count the same metrics.
     if told.get(&Key::from_static_str("service.instance.id")).is_none() {
         resource = resource.with_attribute(KeyValue::new("service.instance.id", life()));
     }
     resource.build()
 }
 
-/// A UUID of this run of the process.
+/// Returns a UUID of this run of the process.
 fn life() -> String {
     let draw = || RandomState::new().build_hasher().finish();
     let (high, low) = (draw() & !0xf000 | 0x4000, draw() & !(0b11 << 62) | 1 << 63);
@@ -153,14 +153,14 @@ fn life() -> String {
     format!("{:08x}-{:04x}-{:04x}-{low_head:04x}-{low_tail:012x}", high >> 32, high >> 16 & 0xffff, high & 0xffff)
 }
 
-/// Sends what is still queued, within a limit. Called at the end of the process.
+/// Sends the queued items, within a limit. Called at the end of the process.
 pub fn flush() {
     let Some(sending) = SENDING.get() else { return };
     sending.ending.send_replace(true);
     let tasks = std::mem::take(&mut *sending.tasks.lock().unwrap_or_else(PoisonError::into_inner));
     let all = async {
         for task in tasks {
-            // Each task logs by itself what it could not send.
+            // Each task itself logs the items that it could not send.
             let _ended = task.await;
         }
     };

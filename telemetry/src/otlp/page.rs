@@ -1,5 +1,5 @@
-//! Converts the page of the metrics to OTLP: what is sent is what the page says, so that there is one way to count.
-//! Knows how a page is written, and which names OpenTelemetry writes differently.
+//! Converts the page of the metrics to OTLP. The page is the only source, so that there is one way to count. Has no
+//! knowledge of single metrics, except for names that OpenTelemetry writes differently.
 
 use crate::metrics::convention;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -19,7 +19,7 @@ struct Span {
     now: u64,
 }
 
-/// Every metric of a page.
+/// Returns every metric of a page.
 pub fn read(page: &str, since: u64, now: u64) -> Vec<Metric> {
     let mut metrics: Vec<Metric> = Vec::new();
     let (mut name, mut help) = ("", "");
@@ -133,7 +133,7 @@ fn number(sample: Sample<'_>, span: Span) -> NumberDataPoint {
 /// Adds a line of a histogram to its series: cumulative buckets, sum and count follow each other.
 fn observe(points: &mut Vec<HistogramDataPoint>, name: &str, mut sample: Sample<'_>, span: Span) {
     let bound = sample.labels.iter().position(|(label, _)| *label == "le").map(|i| sample.labels.swap_remove(i).1);
-    // A bucket's label may stand anywhere among the others.
+    // A bucket's label may stand at any place among the others.
     sample.labels.sort_unstable();
     let (end, value) = (sample.name.strip_prefix(name).unwrap_or_default(), sample.value);
     let attributes = attributes(sample.labels);
@@ -158,7 +158,7 @@ fn observe(points: &mut Vec<HistogramDataPoint>, name: &str, mut sample: Sample<
     }
 }
 
-/// Labels as attributes, under OpenTelemetry's names.
+/// Returns labels as attributes, under OpenTelemetry's names.
 fn attributes(labels: Vec<(&str, String)>) -> Vec<KeyValue> {
     let of = |(name, value): (&str, String)| KeyValue {
         key: convention(name).0.into(),

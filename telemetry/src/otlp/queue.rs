@@ -1,5 +1,5 @@
-//! Queues, with a limit, of what waits to be sent, and the tasks that empty them in batches. Knows no collector, and
-//! nothing of what is in a batch.
+//! Bounded queues of items to send, and the tasks that empty them in batches. Has no knowledge of the collector or of
+//! the contents of a batch.
 
 use super::wire::{CollectorClient, ExportBatch};
 use crate::metrics;
@@ -10,20 +10,20 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// The most items of one signal that wait: some megabytes, and seconds of a busy server.
+/// The most items of one signal that wait: some megabytes, or some seconds of a busy server.
 const QUEUED_MAX: usize = 4096;
 const BATCH_MAX: usize = 512;
 /// How long the first item of a batch waits for others.
 const GATHER_MAX: Duration = Duration::from_secs(1);
-/// How often a batch is tried; between tries the sender waits twice as long each time.
+/// How often a batch is tried; the pause doubles after each try.
 const TRIES_MAX: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(500);
-/// At most one complaint a minute about a collector.
+/// At most one warning per minute about a collector.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(60);
 
 pub type Pack<T> = Box<dyn Fn(Vec<T>) -> ExportBatch + Send>;
 
-/// The queue's sending half. Putting waits for nobody.
+/// The sending half of the queue. Adding an item never waits.
 #[derive(Debug)]
 pub struct ExportQueue<T> {
     signal: &'static str,
@@ -38,7 +38,7 @@ impl<T> ExportQueue<T> {
     }
 }
 
-/// The queue's receiving half, which sends batches.
+/// The receiving half of the queue, which sends batches.
 pub struct ExportTask<T> {
     queue: mpsc::Receiver<T>,
     pack: Pack<T>,
@@ -57,7 +57,7 @@ pub fn open<T>(
 }
 
 impl<T> ExportTask<T> {
-    /// Ends with the process, once everything that waited was tried.
+    /// Ends with the process, after it has tried to send everything in the queue.
     pub async fn run(&mut self) {
         loop {
             let batch = self.gather().await;
@@ -70,7 +70,7 @@ impl<T> ExportTask<T> {
         }
     }
 
-    /// Returns an empty batch at the end.
+    /// Returns the next batch, which is empty at the end.
     async fn gather(&mut self) -> Vec<T> {
         let mut batch = Vec::new();
         let mut ending = self.sender.ending.clone();
@@ -102,7 +102,7 @@ impl<T> ExportTask<T> {
     }
 }
 
-/// Sends what `batch` makes at intervals, and once more at the end.
+/// Sends the result of `batch` at intervals, and once more at the end.
 pub async fn repeat(
     every: Duration,
     batch: impl Fn() -> (ExportBatch, u64),
@@ -123,7 +123,7 @@ pub async fn repeat(
     }
 }
 
-/// Sends batches one after the other, and counts the outcomes.
+/// Sends batches one after another, and counts the outcomes.
 struct Sender {
     signal: &'static str,
     wire: CollectorClient,
@@ -160,7 +160,7 @@ impl Sender {
         self.complain(&failed.why);
     }
 
-    /// Logs to stderr only: a line for the collector would be one more thing to send.
+    /// Logs to stderr only: a line for the collector would be one more item to send.
     fn complain(&mut self, why: &str) {
         let now = Instant::now();
         if self.complained.is_none_or(|last| now - last >= COMPLAIN_EVERY) {
@@ -183,7 +183,7 @@ impl SpanProcessor for Spans {
         }
     }
 
-    /// The queue's task sends what waits, and the end of the process waits for that task.
+    /// The queue's task sends the waiting items, and the end of the process waits for that task.
     fn force_flush(&self) -> OTelSdkResult {
         Ok(())
     }

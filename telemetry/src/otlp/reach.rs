@@ -1,4 +1,4 @@
-//! How a collector is reached: in plain text or over TLS, and with what headers. Knows no batches.
+//! The connection to a collector: plain text or TLS, and the headers. Has no knowledge of batches.
 
 use crate::Error;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
@@ -14,18 +14,18 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 
-/// Headers of every batch: mostly a key of the collector's operator, so Debug does not show them.
+/// Headers of every batch. Most are keys, so Debug does not show them.
 #[derive(Clone, Default, PartialEq)]
 pub struct Headers(HeaderMap);
 
 impl Headers {
-    /// Parses `name=value,name=value`, with special characters in values as %41: the form of
-    /// `OTEL_EXPORTER_OTLP_HEADERS`.
+    /// Parses `name=value,name=value`, the format of `OTEL_EXPORTER_OTLP_HEADERS`, with special characters in values as
+    /// %41.
     pub fn parse(said: &str) -> Result<Headers, Error> {
         let pairs = said.split(',').map(str::trim).filter(|pair| !pair.is_empty());
         let mut headers = HeaderMap::new();
         for (at, pair) in pairs.enumerate() {
-            // A value may be a secret, even if it is wrong, so the error names only its position.
+            // A value may be a secret, even if it is invalid, so the error names only its position.
             let wrong = || Error::Headers { nth: at + 1 };
             let (name, value) = pair.split_once('=').ok_or_else(wrong)?;
             let name = HeaderName::from_bytes(name.trim().as_bytes()).map_err(|_| wrong())?;
@@ -51,14 +51,14 @@ impl fmt::Debug for Headers {
     }
 }
 
-/// True for headers that the request sets itself or that are not text.
+/// Returns true for headers that the request sets itself or that are not text.
 fn is_taken(name: &HeaderName) -> bool {
     const TAKEN: [HeaderName; 5] =
         [header::CONTENT_TYPE, header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::HOST, header::TE];
     TAKEN.contains(name) || name.as_str().starts_with("grpc-") || name.as_str().ends_with("-bin")
 }
 
-/// None if a % is not followed by two digits.
+/// Decodes `%` sequences. Returns None if a % is not followed by two digits.
 fn unescaped(text: &str) -> Option<Vec<u8>> {
     let mut bytes = text.bytes();
     let mut plain = Vec::with_capacity(text.len());
@@ -75,7 +75,7 @@ fn digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).map(|digit| digit as u8)
 }
 
-/// The collector's address. Without a scheme it is in plain text, where an authority is refused.
+/// Returns the collector's address. Without a scheme it is in plain text, and then an authority is an error.
 pub fn address(endpoint: &str, authority: Option<&[u8]>) -> Result<(String, Uri), Error> {
     let endpoint = if endpoint.contains("://") { endpoint.to_owned() } else { format!("http://{endpoint}") };
     let wrong = |why: String| Error::Collector { endpoint: endpoint.clone(), why };
@@ -89,7 +89,7 @@ pub fn address(endpoint: &str, authority: Option<&[u8]>) -> Result<(String, Uri)
     Ok((endpoint, uri))
 }
 
-/// A channel that dials when it is first used. `authority` is PEM and replaces the web's authorities.
+/// Returns a channel that dials when it is first used. `authority` is PEM and replaces the web's authorities.
 pub fn channel(endpoint: &str, authority: Option<&[u8]>, answer_max: Duration) -> Result<Channel, Error> {
     let (endpoint, uri) = address(endpoint, authority)?;
     let wrong = |error: tonic::transport::Error| Error::Collector { endpoint: endpoint.clone(), why: chain(&error) };
@@ -97,7 +97,7 @@ pub fn channel(endpoint: &str, authority: Option<&[u8]>, answer_max: Duration) -
     if uri.scheme_str() == Some("https") {
         let tls = match authority {
             Some(pem) => {
-                // Checked here: tonic would skip what is no certificate.
+                // Checked here, because tonic skips invalid certificates.
                 roots(&endpoint, Some(pem))?;
                 ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem))
             }
@@ -108,7 +108,7 @@ pub fn channel(endpoint: &str, authority: Option<&[u8]>, answer_max: Duration) -
     Ok(dial.connect_timeout(CONNECT_MAX).timeout(answer_max).connect_lazy())
 }
 
-/// The same for HTTP/1.1.
+/// Returns the same for HTTP/1.1.
 pub fn connector(endpoint: &str, authority: Option<&[u8]>) -> Result<HttpsConnector<HttpConnector>, Error> {
     let (endpoint, _) = address(endpoint, authority)?;
     let wrong = |error: rustls::Error| Error::Collector { endpoint: endpoint.clone(), why: error.to_string() };
@@ -138,7 +138,7 @@ fn roots(endpoint: &str, authority: Option<&[u8]>) -> Result<RootCertStore, Erro
     Ok(roots)
 }
 
-/// An error and what caused it: the outermost alone says "connection error".
+/// Formats an error with its causes, because the outermost error is just "connection error".
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut said = error.to_string();
     let mut cause = error.source();

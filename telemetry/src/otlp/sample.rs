@@ -1,5 +1,5 @@
-//! Which traces are recorded: a caller's trace as the caller says; a fraction of those that begin here; and the trace
-//! of a step, which is its own, if it serves a request that is recorded.
+//! Which traces are recorded: a caller's trace by the caller's flag; a fraction of the traces that begin here; and the
+//! trace of a step, which is separate, if the step serves a recorded request.
 
 use opentelemetry::trace::{Link, SpanKind, TraceContextExt, TraceId, TraceState};
 use opentelemetry::{Context, KeyValue};

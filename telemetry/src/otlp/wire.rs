@@ -1,5 +1,5 @@
 //! Sends a batch to a collector and reads its answer, over gRPC or as protobuf over HTTP. Does not trust the answer:
-//! waiting and reading have limits. Knows no queues.
+//! waiting and reading have limits. Has no knowledge of queues.
 
 use super::collector::{Collector, Protocol};
 use super::reach::{self, Headers, chain};
@@ -35,10 +35,10 @@ use tonic::transport::Channel;
 
 /// The limit from a batch's sending to the last byte of its answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// An answer says how much was refused and why, and nothing else.
+/// An answer has only the number of rejected items and the reason.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// Of the log, with the module that said it.
+/// A log record with the module that logged it.
 pub struct ScopedRecord {
     pub target: &'static str,
     pub log: LogRecord,
@@ -97,7 +97,7 @@ impl ExportBatch {
         .into()
     }
 
-    /// How many items an answer refuses, and why.
+    /// Returns how many items an answer rejects, and why.
     fn refused(&self, answer: &[u8]) -> Result<PartialSuccess, prost::DecodeError> {
         Ok(match self {
             ExportBatch::Spans(_) => of_spans(ExportTraceServiceResponse::decode(answer)?),
@@ -111,7 +111,7 @@ fn scope(name: String) -> InstrumentationScope {
     InstrumentationScope { name, version: env!("CARGO_PKG_VERSION").into(), ..InstrumentationScope::default() }
 }
 
-/// How much of an accepted batch was refused, and the collector's message.
+/// The number of rejected items of an accepted batch, and the collector's message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PartialSuccess {
     pub n: u64,
@@ -142,7 +142,7 @@ fn of_logs(answer: ExportLogsServiceResponse) -> PartialSuccess {
         .map_or_else(PartialSuccess::default, |of| PartialSuccess::new(of.rejected_log_records, of.error_message))
 }
 
-/// Why a batch was not taken.
+/// Why a collector did not accept a batch.
 #[derive(Debug)]
 pub struct ExportFailure {
     pub why: String,
@@ -171,7 +171,7 @@ enum Way {
 type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 impl CollectorClient {
-    /// Call within a runtime; dials nobody.
+    /// Makes the client. Requires a runtime, and dials nothing yet.
     pub fn to(collector: &Collector) -> Result<CollectorClient, Error> {
         let Collector { endpoint, authority, .. } = collector;
         let authority = authority.as_deref();
@@ -217,7 +217,7 @@ async fn by_grpc(channel: Channel, batch: ExportBatch, headers: &HeaderMap) -> R
             LogsServiceClient::new(channel).export(asked).await.map(|answer| of_logs(answer.into_inner()))
         }
     };
-    // The division into passing and final failures follows OTLP's specification.
+    // The division into temporary and final failures follows OTLP's specification.
     answer.map_err(|status| ExportFailure {
         why: format!("{:?}: {}", status.code(), status.source().map_or(status.message().into(), chain)),
         is_passing: matches!(

@@ -1,4 +1,4 @@
-//! A collector of a few lines: hears OTLP over gRPC or HTTP, and answers as it is told to.
+//! A small collector: receives OTLP over gRPC or HTTP, and sends scripted answers.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use opentelemetry_proto::tonic::collector::logs::v1::logs_service_server::{LogsService, LogsServiceServer};
@@ -76,7 +76,7 @@ impl Collector {
         address
     }
 
-    /// Listens over HTTP. `answer` gets the path and how many requests came to it before.
+    /// Listens over HTTP. `answer` gets the path and the number of earlier requests to it.
     pub fn http(&self, answer: fn(&str, usize) -> Answer) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -123,7 +123,7 @@ impl Collector {
         scopes.flat_map(|scope| scope.spans.clone()).collect()
     }
 
-    /// Log records with their scopes.
+    /// Returns the log records with their scopes.
     pub fn records(&self) -> Vec<(String, LogRecord)> {
         let heard = self.logs.lock().unwrap();
         let scopes = heard.iter().flat_map(|request| &request.resource_logs).flat_map(|of| &of.scope_logs);
@@ -132,7 +132,7 @@ impl Collector {
         named.collect()
     }
 
-    /// The metrics of the last page that was sent.
+    /// Returns the metrics of the last page that was sent.
     pub fn last_metrics(&self) -> Vec<Metric> {
         let heard = self.metrics.lock().unwrap();
         let last = heard.last().unwrap().resource_metrics.iter().flat_map(|of| &of.scope_metrics);

@@ -1,4 +1,4 @@
-//! Collectors behind TLS with a certificate of the test's own authority, which ask for a key.
+//! Collectors behind TLS with a certificate of the test's own authority, which require a key.
 
 use super::*;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
